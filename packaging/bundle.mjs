@@ -17,7 +17,7 @@ await build({ ...options, target: "es2017", entryPoints: first });
 
 const others = {
   survey: join(REPORT, "survey.js"),
-  explanation: join(SOURCES, "explanation", "page", "front", "main.js"),
+  explanation: join(SOURCES, "explanation", "front", "main.js"),
 };
 await build({ ...options, entryPoints: others });
 
@@ -33,7 +33,7 @@ const styles = {
   report: [REPORT, "page", "heads", "text", "map", "compare", "lines", "pair", "tools"],
   survey: [REPORT, "page", "heads", "survey"],
   outside: [REPORT, "outside"],
-  explanation: [join(SOURCES, "explanation", "page", "front"), "page"],
+  explanation: [join(SOURCES, "explanation", "front"), "page"],
 };
 for (const [name, [resolveDir, ...files]] of Object.entries(styles)) {
   const contents = files.map((file) => `@import "./${file}.css";`).join("\n");

@@ -11,7 +11,6 @@ watched inside or around the edit; its output beside its weights and value; redu
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import os
 import sys
@@ -27,6 +26,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from fuzz_edits import Draw
+from fuzzing import numbered
 from torch import Tensor, nn
 
 import clearhead as ch
@@ -468,23 +468,11 @@ def _weights(case: Case, seen: Any, hand: Hand) -> Iterator[str]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
-    parser.add_argument("count", type=int, nargs="?", default=1000)
-    parser.add_argument("--from", type=int, default=0, dest="first")
-    parser.add_argument("--only", type=int)
-    given = parser.parse_args()
     warnings.simplefilter("ignore")
     import transformers
 
     transformers.logging.set_verbosity_error()
-    numbers = [given.only] if given.only is not None else range(given.first, given.first + given.count)
-    failed = 0
-    for number in numbers:
-        for failure in failures_of(number):
-            failed += 1
-            print(failure, flush=True)
-    print(f"{len(numbers)} edited models, {failed} failures")
-    return 1 if failed else 0
+    return numbered.main(failures_of, "edited models", __doc__)
 
 
 if __name__ == "__main__":

@@ -11,7 +11,6 @@ ClearheadError and changes nothing.
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import os
 import sys
@@ -23,6 +22,7 @@ from typing import Any
 import numpy as np
 import torch
 import torch.nn.functional as F
+from fuzzing import numbered
 from torch import Tensor, nn
 
 import clearhead as ch
@@ -407,20 +407,8 @@ def failures_of(number: int) -> Iterator[str]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
-    parser.add_argument("count", type=int, nargs="?", default=1000)
-    parser.add_argument("--from", type=int, default=0, dest="first")
-    parser.add_argument("--only", type=int)
-    given = parser.parse_args()
     warnings.simplefilter("ignore")
-    numbers = [given.only] if given.only is not None else range(given.first, given.first + given.count)
-    failed = 0
-    for number in numbers:
-        for failure in failures_of(number):
-            failed += 1
-            print(failure, flush=True)
-    print(f"{len(numbers)} edited models, {failed} failures")
-    return 1 if failed else 0
+    return numbered.main(failures_of, "edited models", __doc__)
 
 
 if __name__ == "__main__":

@@ -21,6 +21,7 @@ import numpy as np
 import oracle
 import other_kernels
 import torch
+from fuzzing import numbered
 
 import clearhead as ch
 from clearhead.base.errors import ClearheadError
@@ -504,25 +505,17 @@ def _tried(number: int, what: str, problem: Problem, engine: Engine, strict: boo
 
 def main() -> int:
     warnings.simplefilter("ignore")
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
-    parser.add_argument("count", type=int, nargs="?", default=1000)
-    parser.add_argument("--from", type=int, default=0, dest="first")
-    parser.add_argument("--only", type=int)
+    parser = argparse.ArgumentParser()
     parser.add_argument("--kernels", help="a folder with another build of them")
-    given = parser.parse_args()
+    return numbered.main(failures_of, "problems", __doc__, parser, begin)
+
+
+def begin(given: argparse.Namespace) -> None:
     if given.kernels:
         other_kernels.use(given.kernels)
         bindings._known.clear()
-    numbers = [given.only] if given.only is not None else range(given.first, given.first + given.count)
-    failed = 0
-    for number in numbers:
-        if given.only is not None:
-            print(drawn(number)[1], flush=True)
-        for failure in failures_of(number):
-            failed += 1
-            print(failure, flush=True)
-    print(f"{len(numbers)} problems, {failed} failures")
-    return 1 if failed else 0
+    if given.only is not None:
+        print(drawn(given.only)[1], flush=True)
 
 
 if __name__ == "__main__":

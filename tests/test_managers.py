@@ -295,7 +295,7 @@ def test_a_with_statement_of_run_on_clearhead_is_an_error_and_changes_nothing():
     assert model.config._attn_implementation == "sdpa"
 
 
-@pytest.mark.parametrize("name", ["watch", "edit", "lazy_attentions"])
+@pytest.mark.parametrize("name", ["watch", "edit", "models.statistics", "models.lazy_attentions"])
 def test_what_is_asked_of_it_outside_of_its_with_says_where_it_is(name):
     made = MAKERS[name][0]()[1]
     with pytest.raises(AttributeError, match=rf"with ch.{name}\(...\) as seen:"):

@@ -1,7 +1,7 @@
 """Attention you can see into, at the speed and memory of the kernels that hide it.
 
     attention, plan, weights           compute it; say what would run; look into it at any length
-    partial                            attention over some of the keys, which merges with that over others
+    partial                            attention over some of the keys; two such results merge
     Dot Bilinear Additive Cosine Gaussian                                           how a query meets a key
     Lengths Padding Causal SlidingWindow Documents PrefixLM DenseMask MaskFunction  who may see whom: & | ~
     ALiBi RelativeBias DenseBias BiasFunction                                       what is added to the scores: +
@@ -13,12 +13,12 @@
     ClearheadError ShapeError UnsupportedError
 
     nn                                 modules: MultiHeadAttention, AdditiveAttention, positions, …
-    reductions                         what weights(…).reduce takes: Entropy, TopK, Received, …
-    edits                              what edit takes: Knockout, ScaleHeads, ForceMask, AddBias
+    reductions                         statistics for weights(…).reduce: Entropy, TopK, Received, …
+    edits                              changes for edit: Knockout, ScaleHeads, ForceMask, AddBias
     models                             more about real models: survey, monitor, statistics, compare_backends, …
     distributed                        a sequence that is shared out over processes
-    extend, testing                    parts of your own, and what checks them
-    explanation, results               the classes of what explain, diagnose, plan, partial and weights give
+    extend, testing                    base classes for parts of your own, and their checks
+    explanation, results               the classes of the results of explain, diagnose, plan, partial and weights
 
 `help(clearhead.attention)` is where to begin.
 """
@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING
 from clearhead.base.ended import handle_signals as _handle_signals
 from clearhead.base.ended import is_command as _is_command
 
-if _is_command():  # before what follows, which takes seconds
+if _is_command():  # before the imports below, which take seconds
     _handle_signals()
 
 from clearhead import extend as extend
@@ -121,10 +121,10 @@ __all__ = [
 ]
 
 
-if not TYPE_CHECKING:  # which would take any name to be there
+if not TYPE_CHECKING:  # with it, a type checker would accept any name
 
     def __getattr__(name: str) -> object:
-        """What explains and what watches models is imported where it is first asked for: more than half of it all."""
+        """Import the modules that explain and watch at the first use: they take more than half of the import's time."""
         from importlib import import_module
 
         if name in ("distributed", "edits", "explanation", "models", "testing"):

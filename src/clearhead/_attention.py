@@ -22,8 +22,7 @@ from clearhead.engines.tiled.tiles import softmax
 from clearhead.masks.base import Mask
 from clearhead.masks.dense import DenseMask
 from clearhead.masks.lengths import Lengths
-from clearhead.problem.given import with_given
-from clearhead.problem.problem import Problem, make_problem
+from clearhead.problem.problem import Problem, make_problem, with_given
 from clearhead.scores.base import Score
 
 ScoreLike = Score | Callable[[Tensor, Tensor], Tensor] | None
@@ -43,7 +42,7 @@ def attention(
     dropout_p: float = 0.0,
     engine: str | Engine | None = None,
 ) -> Any:
-    """Attention, for any score and any mask, by the fastest engine that can.
+    """Attention, for any score and any mask, by the fastest engine that can compute it.
 
     >>> import torch, clearhead as ch
     >>> query, key, value = torch.rand(2, 8, 10, 64), torch.rand(2, 8, 20, 64), torch.rand(2, 8, 20, 32)
@@ -61,21 +60,21 @@ def attention(
     `score`: a `Score`, a function f(query_tile, key_tile), or None for `Dot()`.
     `mask`: a `Mask`, a bool tensor (True: may attend), a float tensor (added to the scores), or None.
     `bias`: a `Bias`, such as `ALiBi(num_heads)`, or a float tensor, added to the scores; or None.
-    `scale`: a number that multiplies the scores; None is the score's own: 1/√E for `Dot()`, 1 for others. Beside a
-    score that was built with one it is an error.
+    `scale`: a number that multiplies the scores; None is the score's own: 1/√E for `Dot()`, 1 for others. It is an
+    error beside a score that was built with a scale.
     `sinks`: (H,), one logit a head, or None: one term more in the softmax's denominator, w_ij = exp(s_ij) /
     (exp(sink_h) + Σ_j exp(s_ij)), so that a query's weights sum to less than 1.
     `align`: where query 0 stands among the keys, for masks and biases that depend on positions; needed where Lq ≠ Lk:
     "upper_left" (at key 0), "lower_right" (the last query at the last key), a number, or a (B,) integer tensor.
-    `dropout_p`: each weight is set to 0 with this probability, the others divided by 1 − dropout_p; its seed is drawn
-    from torch's generator, so that `torch.manual_seed` makes it repeat, the same on every engine.
-    `engine`: "native", "sdpa", "tiled", "reference", an `Engine` of your own, or None for the first that can: see
-    `plan`.
+    `dropout_p`: the probability with which a weight is set to 0; the other weights are divided by 1 − dropout_p. The
+    seed is drawn from torch's generator, so `torch.manual_seed` makes the same dropout again, on every engine.
+    `engine`: "native", "sdpa", "tiled", "reference", an `Engine` of your own, or None for the first engine that takes
+    the call: see `plan`.
     Returns (..., Lq, Ev) of the value's dtype; NumPy arrays give a NumPy array. Differentiable in all inputs.
-    Raises `ClearheadError`, `ShapeError` or `UnsupportedError`; nothing that was passed is changed.
-    Cost: the allowed pairs' work; memory O(Lq + Lk) but on the engine "reference".
+    Raises `ClearheadError`, `ShapeError` or `UnsupportedError`; no argument is changed.
+    Cost: the work of the allowed pairs; memory O(Lq + Lk), except on the engine "reference".
     Sources: Bahdanau et al. 2015; Vaswani et al. 2017, "Attention Is All You Need"; sinks: Xiao et al. 2024, "Efficient
-    Streaming Language Models with Attention Sinks"; learnt ones: OpenAI 2025, gpt-oss.
+    Streaming Language Models with Attention Sinks"; learnt sinks: OpenAI 2025, gpt-oss.
     """
     return attend(Arguments(query, key, value, score, mask, bias, scale, sinks, align, dropout_p, engine))[0]
 
@@ -96,7 +95,7 @@ class Arguments(NamedTuple):
     engine: str | Engine | None = None
 
     def problem(self, among: tuple[int, int] | None = None, by_tile: bool = False) -> Problem:
-        """`among`, `by_tile`: see `make_problem`. By the tile, for an explanation, its bias knows what it is of."""
+        """The problem. `among`, `by_tile`: see `make_problem`; with `by_tile` it keeps the bias that was given."""
         query, key, value, score, mask, bias, scale, sinks, align, dropout_p, engine = self
         problem = make_problem(
             query,
@@ -117,17 +116,17 @@ class Arguments(NamedTuple):
 
 
 class Ran(Protocol):
-    """What an edit has made of a call: its weights are not those of the problem."""
+    """The result of an edit of a call: the weights that ran are not those of the problem."""
 
     def later(self, numpy: bool) -> Callable[[], Any]:
-        """What makes the weights that ran, a `Weights`; it holds no graph. `numpy`: whether they give arrays."""
+        """A function that makes the weights that ran, without a graph. `numpy`: whether they give arrays."""
 
     def returned(self, weights: Tensor) -> Tensor:
         """A matrix of the problem's weights, (B, H, Lq, Lk) or its mean over heads, as they ran."""
 
 
 class Attended(NamedTuple):
-    """An output, the problem that was solved, and what an edit made of it, if one did."""
+    """An output, the problem that was solved, and the result of an edit, or None."""
 
     output: Any
     problem: Problem
@@ -150,10 +149,10 @@ def attend(call: Arguments) -> Attended:
 
 @dataclass(frozen=True, eq=False)
 class Plan:
-    """What `attention` would do: print it.
+    """The plan of a call of `attention`, made to be printed.
 
     `engine`: its name; `declined`: for each other engine, why it does not run; `notes`: remarks on this call.
-    `pairs`: B · H · Lq · Lk; `computed`: those the engine computes, counted in its tiles; `operations` and
+    `pairs`: B · H · Lq · Lk; `computed`: the pairs that the engine computes, counted in its tiles; `operations` and
     `extra_bytes`: estimates of its work, and of its memory beyond inputs and output. `skipped`: the share of the pairs
     that it does not compute.
     """
@@ -212,9 +211,9 @@ def plan(
       extra memory  8.0... MiB
       skipped       92.8% of 134,217,728 pairs
 
-    Arguments as for `attention`. Returns a `Plan`, whose attributes hold the same. Only projections are computed.
-    Operations count the score and the weighted sum of the pairs the engine computes; extra memory is an estimate of
-    what is needed at once beyond inputs and output in the forward pass.
+    Arguments as for `attention`. Returns a `Plan`, whose attributes hold these lines. Only projections are computed.
+    Operations count the score and the weighted sum of the pairs the engine computes; extra memory is an estimate of the
+    largest need of the forward pass beyond inputs and output.
     """
     is_numpy(query=query, key=key, value=value)
     problem = Arguments(query, key, value, score, mask, bias, scale, sinks, align, dropout_p, engine).problem()

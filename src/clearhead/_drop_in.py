@@ -30,12 +30,12 @@ def scaled_dot_product_attention(
     >>> torch.allclose(mine, torch.nn.functional.scaled_dot_product_attention(x, x, x, is_causal=True), atol=1e-6)
     True
 
-    Formula: softmax(query · keyᵀ · scale + attn_mask) · value; the rest as `attention`.
+    Formula: softmax(query · keyᵀ · scale + attn_mask) · value; the rest is as in `attention`.
     query (..., Lq, E), key (..., Lk, E), value (..., Lk, Ev). `attn_mask`: bool (True: may attend) or float (added),
     broadcast from the right as torch does: of three dimensions beside inputs of four, the first is the heads.
-    `is_causal`: query 0 stands at key 0, whatever the lengths. `scale`: None is 1/√E. `enable_gqa`: key heads may be
-    fewer than query heads, and divide them.
-    Unlike torch's, its dropout is the same on every engine, and what a mask leaves out is skipped.
+    `is_causal`: query 0 stands at key 0, whatever the lengths. `scale`: None is 1/√E. `enable_gqa`: whether there may
+    be fewer key heads than query heads, in a number that divides theirs.
+    Unlike torch's, its dropout is the same on every engine, and pairs that a mask leaves out are skipped.
     Returns (..., Lq, Ev) of the value's dtype. Raises a `ClearheadError` for attn_mask together with is_causal, and for
     key heads that differ without enable_gqa. Cost: as `attention`. Source: as `Dot`.
     """

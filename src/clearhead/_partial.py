@@ -22,7 +22,7 @@ from clearhead.problem.problem import as_sinks
 
 
 class PartialAttention:
-    """Attention over some of the keys, which merges with that over others. `clearhead.partial` makes it.
+    """Attention over some of the keys; two of them merge into one over the keys of both. `clearhead.partial` makes it.
 
     >>> import torch, clearhead as ch
     >>> query, key, value = torch.rand(5, 8), torch.rand(9, 8), torch.rand(9, 4)
@@ -31,8 +31,8 @@ class PartialAttention:
     >>> torch.allclose(whole.finish(), ch.attention(query, key, value), atol=1e-6)
     True
 
-    `output` (..., Lq, Ev) and `logsumexp` (..., Lq), in float32 at least; −∞ where a query sees none of the keys, and
-    its output is 0. Both are differentiable, and so are `merge` and `finish`. NumPy where the inputs were NumPy.
+    `output` (..., Lq, Ev) and `logsumexp` (..., Lq), in float32 at least; where a query sees none of the keys they are
+    0 and −∞. Both are differentiable, and so are `merge` and `finish`. They are NumPy arrays where the inputs were.
     """
 
     def __init__(self, found: Partial, dtype: torch.dtype, numpy: bool) -> None:
@@ -51,14 +51,14 @@ class PartialAttention:
         return self._out(log_sum_exp(found.maximum.detach(), found.log_sum))
 
     def merge(self, other: PartialAttention) -> PartialAttention:
-        """Attention over the keys of both, which must be different ones. The order does not matter.
+        """Attention over the keys of both, which must have no key in common. The order does not matter.
 
         Formula: L = log(exp L₁ + exp L₂), output = exp(L₁ − L) output₁ + exp(L₂ − L) output₂. Raises a `ShapeError`
-        where they are of other queries. Cost: a few numbers for each of the output.
+        where the queries differ. Cost: a few operations for each number of the output.
         Source: Rabe and Staats 2021, "Self-attention Does Not Need O(n²) Memory".
         """
         if not isinstance(other, PartialAttention):
-            raise ClearheadError(f"merge takes what partial() gives, not {type(other).__name__}.")
+            raise ClearheadError(f"merge takes the result of another partial(), not a {type(other).__name__}.")
         mine, theirs = self._found.output, other._found.output
         if mine.shape != theirs.shape or mine.device != theirs.device:
             raise ShapeError(
@@ -71,7 +71,7 @@ class PartialAttention:
         return PartialAttention(self._found.merge(other._found), dtype, self._numpy)
 
     def transpose(self, dim0: int, dim1: int) -> PartialAttention:
-        """The same with two of the dimensions of `logsumexp` exchanged, as `torch.transpose` does.
+        """The same partial with two dimensions of `logsumexp` exchanged, as `torch.transpose` does.
 
         The queries of many continuations are rows of one call over the prefix that they share, (1, H, N), and
         sequences of their own, (N, H, 1), over the rest: `shared.transpose(0, 2).merge(own)`.
@@ -92,7 +92,7 @@ class PartialAttention:
     def finish(self, sinks: Any = None) -> Any:
         """The attention output, (..., Lq, Ev), of the value's dtype.
 
-        `sinks`: (H,), one logit a head, as for `attention`; they enter here, once. A query that has seen no
+        `sinks`: (H,), one logit a head, as for `attention`; they enter the softmax here, once. A query that has seen no
         key gives 0.
         """
         found, output = self._found, self._found.output
@@ -105,7 +105,7 @@ class PartialAttention:
         return f"PartialAttention(output {tuple(self._found.output.shape)}, {self._dtype})"
 
     def _out(self, tensor: Tensor) -> Any:
-        return tensor.detach().numpy().copy() if self._numpy else tensor  # not this partial's own memory
+        return tensor.detach().numpy().copy() if self._numpy else tensor  # a copy: the partial keeps its own memory
 
 
 def partial(
@@ -121,7 +121,7 @@ def partial(
     engine: str | Engine | None = None,
     keys: tuple[int, int] | None = None,
 ) -> PartialAttention:
-    """Attention over some of the keys, as a value that merges with that over others: exactly the whole.
+    """Attention over some of the keys, as a value that merges with others into attention over all keys.
 
     >>> import torch, clearhead as ch
     >>> query, key, value = torch.rand(1, 2, 4, 8), torch.rand(1, 2, 10, 8), torch.rand(1, 2, 10, 8)
@@ -131,11 +131,12 @@ def partial(
     >>> torch.allclose(parts[0].merge(parts[1]).finish(), whole, atol=1e-6)
     True
 
-    For keys that arrive in chunks or lie on other machines, and for a prefix that many continuations share: its part
-    is computed once. `examples/` has both.
+    It serves keys that arrive in chunks or lie on other machines, and a prefix that many continuations share: the
+    prefix's part is computed once. `examples/` has both.
 
-    `keys`: (first, total): these are the keys first … first + Lk − 1 of `total`, of which mask, bias and `align` are;
-    None: these are all. The other arguments are those of `attention`, without dropout; sinks go to `finish`.
+    `keys`: (first, total), where the given keys are the keys first … first + Lk − 1 of `total` keys, and mask, bias and
+    `align` are those of all `total`; None: the given keys are all keys. The other arguments are those of `attention`,
+    without dropout; sinks go to `finish`.
     Returns a `PartialAttention`. Raises `ClearheadError`, `ShapeError` or `UnsupportedError` (PyTorch's kernel, the
     engine "sdpa", gives no log-sum-exp). Cost: that of `attention` over these keys.
     Sources: Rabe and Staats 2021, "Self-attention Does Not Need O(n²) Memory"; Liu et al. 2023, "Ring Attention".

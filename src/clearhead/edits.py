@@ -8,7 +8,7 @@
 >>> with ch.edit(block, ch.edits.Knockout(heads=1, keys=0), ch.edits.ScaleHeads(heads=[2, 3], factor=0.5)):
 ...     output = block(x)
 
-One of your own is a subclass of `Edit`.
+An edit of your own is a subclass of `Edit`.
 """
 
 from clearhead.models.use.edits.add_bias import AddBias as AddBias

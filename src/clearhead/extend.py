@@ -10,11 +10,11 @@ torch.Size([2, 2])
     Score      `tile(query, key)`; `lower(query, key)` gives a `Pairwise`
     Mask       `lower(sizes)` gives `Spans`
     Bias       `lower(sizes)` gives an `Added`
-    Reduction  `summary(problem)` gives a `Summary`, and `found` reads the `Found` of it
+    Reduction  `summary(problem)` gives a `Summary`, and `found` reads its `Found`
     Engine     `forward(problem)` gives a `Partial`; `cost(problem)` gives a `Cost`
 
-`Sizes` are those of a call, (B, H, Lq, Lk); `Problem` is a call that is checked and lowered. `clearhead.testing` checks
-a part against its definition. An edit of your own is a subclass of `clearhead.edits.Edit`.
+`Sizes` are the sizes of a call, (B, H, Lq, Lk); `Problem` is a call that is checked and lowered. `clearhead.testing`
+checks a part against its definition. An edit of your own is a subclass of `clearhead.edits.Edit`.
 """
 
 from clearhead.base.positions import query_offset as query_offset

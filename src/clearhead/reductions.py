@@ -6,7 +6,7 @@
 >>> keys.flatten()
 tensor([0, 1, 2])
 
-Any number of them are found in one pass over the weights. One of your own is a subclass of
+One pass over the weights finds any number of them. A reduction of your own is a subclass of
 `clearhead.extend.Reduction`.
 """
 

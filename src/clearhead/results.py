@@ -1,10 +1,10 @@
-"""The classes of what `plan`, `partial` and `weights` give, for annotations and `isinstance`.
+"""The classes of the results of `plan`, `partial` and `weights`, for annotations and `isinstance`.
 
 >>> import torch, clearhead as ch
 >>> isinstance(ch.weights(torch.eye(2), torch.eye(2)), ch.results.Weights)
 True
 
-Those of other results stand beside the functions that make them: `clearhead.models.Recording`,
+The classes of other results stand beside the functions that make them: `clearhead.models.Recording`,
 `clearhead.explanation.Explanation`.
 """
 

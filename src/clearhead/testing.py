@@ -1,4 +1,4 @@
-"""The contract that every score, mask, bias and engine keeps. Public: check your own with it.
+"""The contract that every score, mask, bias and engine keeps, as checks for parts of your own.
 
 >>> import clearhead as ch
 >>> from clearhead.testing import check_mask, check_score
@@ -11,9 +11,9 @@
     check_score(MyScore), check_mask(MyMask), check_bias(MyBias)      classes, with an example() to try
     check_engine("tiled"), check_engine(MyEngine())                   a name, or an engine of your own
 
-A package outside clearhead can do this in its own tests: `examples/own_parts` is one, whole. Each check raises an
-`AssertionError` that says what disagreed. What is compared against is the reference engine in float64, which computes
-the formula as it stands.
+A package outside clearhead can do this in its own tests: `examples/own_parts` is such a package. Each check raises an
+`AssertionError` that says what disagreed. The standard is the reference engine in float64, which computes the formula
+as it stands.
 """
 
 from __future__ import annotations
@@ -44,11 +44,11 @@ from clearhead.scores.additive import Additive
 from clearhead.scores.base import Score, capped
 from clearhead.scores.dot import Dot
 
-ALIGN: Align = "lower_right"  # of every comparison
+ALIGN: Align = "lower_right"  # the alignment of every comparison
 LENGTHS = ((1, 1), (63, 63), (7, 63), (1000, 1000))
 EXACT = 1e-9  # float64 against float64: thousands of terms, each rounded at 1e-16 of numbers near 10
 ROUNDED = 2e-6  # the same in float32: a few roundings
-DRAWS = 32  # how many inputs' errors are added up where those of one are beyond the budget
+DRAWS = 32  # the inputs whose errors are added up, where the errors of one exceed the budget
 
 
 def scores() -> list[type[Score]]:
@@ -79,7 +79,7 @@ def _subclasses(base: type[Any]) -> Iterator[type[Any]]:
 
 
 def draw(*shape: int, generator: torch.Generator) -> Tensor:
-    """Normal numbers in float64, the same on every device; on the default one."""
+    """Normal numbers in float64 on the default device, the same for every device."""
     numbers = torch.randn(shape, generator=generator, dtype=torch.float64, device="cpu")
     return numbers.to(torch.get_default_device())
 
@@ -124,9 +124,9 @@ def outputs_and_gradients(
     dropout_p: float = 0.0,
     sinks: Tensor | None = None,
 ) -> dict[str, Tensor]:
-    """The output, and the gradients of a fixed random loss to the inputs, the sinks, and what score and bias learn."""
+    """The output, and the gradients of a fixed random loss to inputs, sinks, and the parameters of score and bias."""
     query, key, value = (t.detach().clone().requires_grad_() for t in inputs.all())
-    torch.manual_seed(0)  # the dropout's
+    torch.manual_seed(0)  # the seed of the dropout
     given: dict[str, Any] = {"score": score, "mask": mask, "bias": bias, "align": ALIGN, "dropout_p": dropout_p}
     if sinks is not None:
         given["sinks"] = sinks = sinks.detach().to(query.dtype).requires_grad_()
@@ -156,10 +156,10 @@ def compare(
     dropout_p: float = 0.0,
     sinks: Tensor | None = None,
 ) -> None:
-    """An engine, or each of several, against the reference in float64: output and all gradients. Engines that object
-    are left out.
+    """Compare an engine, or each of several, with the reference in float64. Engines that object are left out.
 
-    An engine that takes no float64 computes in float32, and may err twice as far as the reference does in float32.
+    The output and all gradients are compared. An engine that takes no float64 computes in float32, and may err twice as
+    far as the reference does in float32.
     """
     known, waiting = [candidate.name for candidate in ENGINES], engine if isinstance(engine, list) else [engine]
     for one in waiting:
@@ -177,7 +177,7 @@ def compare(
         errors = _errors(taking, inputs, module, mask, beside, about) if taking else []
         for one, totals in zip(taking, errors, strict=True):
             if dtype == torch.float32 and not all(total.within(dtype) for total in totals.values()):
-                # the rounding error of one number differs by chance, and between processors: many are compared
+                # the rounding error of one number differs by chance and between processors, so many are compared
                 for seed in range(1, DRAWS):
                     more = Inputs.draw(score, lengths, dtype, seed)
                     for name, error in _errors([one], more, module, mask, beside, about)[0].items():
@@ -197,7 +197,7 @@ def _takes(engine: str | Engine, problem: Problem) -> bool:
 
 
 class Error(NamedTuple):
-    """How far an engine, and the reference in the same dtype, are from the reference in float64; and of what size."""
+    """The errors of an engine and of the reference in the same dtype, against float64, and the size of the numbers."""
 
     got: float
     near: float
@@ -242,7 +242,7 @@ def _largest(tensor: Tensor) -> float:
 
 
 def check_score(cls: type[Score]) -> None:
-    """Shapes, broadcasting, grouped heads, layouts, the lowering, gradients and every engine, for a score class."""
+    """Check a score class: shapes, broadcasting, grouped heads, layouts, the lowering, gradients, on every engine."""
     assert inspect.isclass(cls) and issubclass(cls, Score), f"check_score takes a class of Score; got {cls!r}"
     assert not inspect.isabstract(cls), f"{cls.__name__} has no tile(query, key): write one that gives (..., Lq, Lk)"
     try:
@@ -264,8 +264,6 @@ def check_score(cls: type[Score]) -> None:
     strided = query.transpose(1, 2).contiguous().transpose(1, 2)
     _close(module(strided, key), full, EXACT, f"{module}: a transposed query")
     _close(module(query[:, :, 2:5], key[:, :, 1:4]), full[:, :, 2:5, 1:4], EXACT, f"{module}: a part of the matrix")
-    if "tile" not in vars(cls) and not any("tile" in vars(base) for base in cls.__mro__[1:-1]):
-        raise AssertionError(f"{cls.__name__} has no tile()")
     for shift in (0.0, 1000.0):
         check_lowering(score, shift)
     for lengths in LENGTHS[:3]:
@@ -273,7 +271,7 @@ def check_score(cls: type[Score]) -> None:
 
 
 def check_lowering(score: tuple[Score, int, int], shift: float) -> None:
-    """The normal form gives the scores themselves, in float32 as well as the formula does, on shifted inputs too."""
+    """Check that the normal form gives the scores as exactly as the formula does in float32, on shifted inputs too."""
     module = score[0].double()
     inputs = Inputs.draw(score, (20, 30), seed=2)
     query, key = (inputs.query + shift).float(), (inputs.key + shift).float()
@@ -291,7 +289,7 @@ def check_lowering(score: tuple[Score, int, int], shift: float) -> None:
 
 
 def check_mask(cls: type[Mask]) -> None:
-    """The spans and their residual, part by part against the whole, and every engine, for a mask class."""
+    """Check a mask class: its spans and their residual, part by part against the whole, on every engine."""
     assert inspect.isclass(cls) and issubclass(cls, Mask), f"check_mask takes a class of Mask; got {cls!r}"
     for lengths, align in (*((lengths, ALIGN) for lengths in LENGTHS[:3]), ((63, 7), "upper_left")):
         sizes = Sizes(3, 2, *lengths, torch.get_default_device(), align=align)
@@ -316,7 +314,7 @@ def check_mask(cls: type[Mask]) -> None:
 
 
 def check_bias(cls: type[Bias]) -> None:
-    """The normal form, part by part against the whole, and every engine, for a bias class."""
+    """Check a bias class: its normal form, part by part against the whole, on every engine."""
     assert inspect.isclass(cls) and issubclass(cls, Bias), f"check_bias takes a class of Bias; got {cls!r}"
     for lengths in LENGTHS[:3]:
         sizes = Sizes(3, 2, *lengths, torch.get_default_device(), align=ALIGN)
@@ -338,7 +336,7 @@ def check_bias(cls: type[Bias]) -> None:
 
 
 def check_engine(engine: str | Engine) -> None:
-    """Every score, mask and bias, dropout and sinks on one engine, by name or itself, against the reference."""
+    """Check an engine, or the engine of this name: every score, mask and bias, dropout and sinks."""
     for lengths in LENGTHS[:3]:
         sizes = Inputs.draw(_dot(), lengths).sizes
         for score in scores():
@@ -353,11 +351,11 @@ def check_engine(engine: str | Engine) -> None:
 
 
 def check_precision(engine: str, score: tuple[Score, int, int], mask: Mask | None, dtype: torch.dtype) -> None:
-    """An engine in one precision: its error against float64 at most twice that of plain eager code, and rounding.
+    """Check an engine in one precision: its error is at most twice the error of plain eager code, and rounding.
 
-    The budget comes from the data: eager code of the same dtype is computed beside it, with every sum in an order of
-    its own. So errors are compared as root mean squares, which hardly depend on that order. The largest error does
-    depend on it, and on the processor: its budget, eight times eager code's, is for an element that is wrong by itself.
+    The budget comes from the data: eager code of the same dtype is computed too, with its sums in another order. So
+    errors are compared as root mean squares, which hardly depend on that order. The largest error does depend on it,
+    and on the processor: its budget, eight times that of eager code, finds a single element that is wrong.
     """
     inputs = Inputs.draw(score, (63, 63), dtype, seed=3)
     wide = Inputs(*(t.double() for t in inputs.all()))
@@ -385,7 +383,7 @@ def _rms(errors: Tensor) -> float:
 
 
 def check_weights(score: tuple[Score, int, int], mask: Mask | None, lengths: tuple[int, int]) -> None:
-    """The lazy weights: rows, dense and reductions, on the engines that show them, against the reference."""
+    """Check the lazy weights: rows, dense and reductions, on the engines that show them."""
     for engine, dtype in (("tiled", torch.float64), ("native", torch.float32)):
         inputs = Inputs.draw(score, lengths, dtype)
         module = score[0].to(dtype).requires_grad_(False)
@@ -442,7 +440,7 @@ def _peaks(weights: Tensor, size: int) -> Tensor:
 
 
 def _close(got: Tensor, want: Tensor, tolerance: float, what: str, near: Tensor | None = None) -> None:
-    """Within the tolerance, relative to the largest; plus twice the error of `near`, where that is given."""
+    """Assert a difference within the tolerance, relative to the largest, plus twice the error of `near`, if given."""
     assert got.shape == want.shape, f"{what}: shape {tuple(got.shape)}, expected {tuple(want.shape)}"
     if not want.numel():
         return

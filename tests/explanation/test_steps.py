@@ -160,7 +160,7 @@ def test_what_is_left_out_is_said():
     text = " ".join(str(ch.explain(query, query, query)).split())
     assert "Of 12 sequences and heads: the first is shown." in text
     assert "Of 40 queries: the first 8 are shown." in text
-    assert "Of 40 keys 5 are shown: that of the written-out lines, and those with the largest weights." in text
+    assert "Of 40 keys 5 are shown: the key of the written-out lines, and the keys with the largest weights." in text
     assert "Shown: sequence 0, head 0." in text
 
 

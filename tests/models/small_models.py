@@ -6,19 +6,16 @@ import transformers
 IDS = torch.randint(3, 100, (2, 9), generator=torch.Generator().manual_seed(0))
 RIGHT = torch.tensor([[1] * 9, [1] * 5 + [0] * 4])
 PADDINGS = {"no padding": None, "right padding": RIGHT, "left padding": RIGHT.flip(1)}
-SMALL = {
+SIZES = {
     "vocab_size": 100,
     "hidden_size": 32,
     "intermediate_size": 64,
     "num_hidden_layers": 2,
     "num_attention_heads": 4,
-    "pad_token_id": 0,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
 }
+SMALL = {**SIZES, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
 GROUPED = {"num_key_value_heads": 2, "head_dim": 8}
-SEQ2SEQ = {
-    "vocab_size": 100,
+SEQ2SEQ_SIZES = {
     "d_model": 32,
     "encoder_layers": 2,
     "decoder_layers": 2,
@@ -26,11 +23,9 @@ SEQ2SEQ = {
     "decoder_attention_heads": 4,
     "encoder_ffn_dim": 64,
     "decoder_ffn_dim": 64,
-    "pad_token_id": 0,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-    "decoder_start_token_id": 2,
 }
+SEQ2SEQ = {**SEQ2SEQ_SIZES, "vocab_size": 100, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
+SEQ2SEQ |= {"decoder_start_token_id": 2}
 WINDOW = {"sliding_window": 4}
 MODELS = {
     "Bert": SMALL,

@@ -9,28 +9,9 @@ import clearhead as ch
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 transformers = pytest.importorskip("transformers", reason="the extra [models] is not installed")
+from small_models import GROUPED, IDS, PADDINGS, SEQ2SEQ_SIZES, SIZES  # noqa: E402
 
-GENERATOR = torch.Generator().manual_seed(0)
-IDS = torch.randint(3, 100, (2, 9), generator=GENERATOR)
-RIGHT = torch.tensor([[1] * 9, [1] * 5 + [0] * 4])
-PADDINGS = {"no padding": None, "right padding": RIGHT, "left padding": RIGHT.flip(1)}
-SMALL = {
-    "vocab_size": 100,
-    "hidden_size": 32,
-    "intermediate_size": 64,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-}
-GROUPED = {"num_key_value_heads": 2, "head_dim": 8}
-SEQ2SEQ = {
-    "d_model": 32,
-    "encoder_layers": 2,
-    "decoder_layers": 2,
-    "encoder_attention_heads": 4,
-    "decoder_attention_heads": 4,
-    "encoder_ffn_dim": 64,
-    "decoder_ffn_dim": 64,
-}
+GENERATOR = torch.Generator().manual_seed(1)
 
 # class, options, the backend it runs on by default
 TEXT = {
@@ -60,7 +41,7 @@ TEXT = {
         | {"moe_intermediate_size": 16, "first_k_dense_replace": 1},
         "sdpa",
     ),
-    "Bart": (SEQ2SEQ, "sdpa"),
+    "Bart": (SEQ2SEQ_SIZES, "sdpa"),
 }
 
 
@@ -115,7 +96,7 @@ def check(fast, slow, inputs, padding=None):
 @pytest.mark.parametrize("name", TEXT)
 def test_text_models(name, padding):
     options, backend = TEXT[name]
-    fast, slow = pair(name, {**SMALL, **options})
+    fast, slow = pair(name, {**SIZES, **options})
     inputs, mask = {"input_ids": IDS}, PADDINGS[padding]
     if mask is not None:
         inputs["attention_mask"] = mask
@@ -136,7 +117,7 @@ def test_text_models(name, padding):
 
 
 def test_sliding_layers_alternate_with_full_ones():
-    fast, _ = pair("Gemma3Text", {**SMALL, **TEXT["Gemma3Text"][0]})
+    fast, _ = pair("Gemma3Text", {**SIZES, **TEXT["Gemma3Text"][0]})
     with torch.no_grad(), ch.watch(fast) as seen:
         fast(input_ids=IDS)
     sliding, full = (call.weights[0, 0, 8] for call in seen.calls)
@@ -144,14 +125,20 @@ def test_sliding_layers_alternate_with_full_ones():
 
 
 def test_vit():
-    options = {"image_size": 16, "patch_size": 4, **SMALL}
+    options = {"image_size": 16, "patch_size": 4, **SIZES}
     del options["vocab_size"]
     calls = check(*pair("ViT", options), {"pixel_values": torch.randn(2, 3, 16, 16, generator=GENERATOR)})
     assert calls[0].query.shape == (2, 4, 17, 8) and calls[0].mask is None
 
 
 def test_whisper():
-    options = {**SEQ2SEQ, "vocab_size": 100, "num_mel_bins": 8, "max_source_positions": 6, "max_target_positions": 10}
+    options = {
+        **SEQ2SEQ_SIZES,
+        "vocab_size": 100,
+        "num_mel_bins": 8,
+        "max_source_positions": 6,
+        "max_target_positions": 10,
+    }
     options |= {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "decoder_start_token_id": 1}
     inputs = {"input_features": torch.randn(2, 8, 12, generator=GENERATOR), "decoder_input_ids": IDS[:, :5]}
     calls = check(*pair("Whisper", options), inputs)
@@ -161,7 +148,7 @@ def test_whisper():
 
 def test_falcon_calls_sdpa_itself():
     # with alibi=True its two backends disagree: on eager the bias is added twice
-    fast, slow = pair("Falcon", {**SMALL, "attn_implementation": "sdpa"})
+    fast, slow = pair("Falcon", {**SIZES, "attn_implementation": "sdpa"})
     with torch.no_grad(), ch.watch(fast) as seen:
         fast(input_ids=IDS)
     own = slow(input_ids=IDS, output_attentions=True).attentions
@@ -171,8 +158,8 @@ def test_falcon_calls_sdpa_itself():
 
 
 OWN_CODE = {
-    "Deberta": SMALL,
-    "DebertaV2": SMALL,
+    "Deberta": SIZES,
+    "DebertaV2": SIZES,
     "Bloom": {"vocab_size": 100, "hidden_size": 32, "n_layer": 2, "n_head": 4},
     "GPTJ": {"vocab_size": 100, "n_embd": 32, "n_layer": 2, "n_head": 4, "rotary_dim": 4},
 }

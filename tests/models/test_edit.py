@@ -540,21 +540,21 @@ def test_bad_input():
         (lambda: ch.edits.Knockout(keys=slice(0, 5, 0)), "Knockout: keys is slice"),
         (lambda: ch.edits.Knockout(layers=True), "Knockout: layers is"),
         (lambda: ch.edits.Knockout(keys=1, after=2), "Knockout: after is 2"),
-        (lambda: ch.edits.ScaleHeads(heads="1"), "Scale: heads is"),
-        (lambda: ch.edits.ScaleHeads(factor=float("nan")), "Scale: factor is nan"),
-        (lambda: ch.edits.ForceMask("causal"), "Force: mask is 'causal'"),
-        (lambda: ch.edits.ForceMask(torch.ones(6, 6)), "Force: mask has dtype torch.float32"),
+        (lambda: ch.edits.ScaleHeads(heads="1"), "ScaleHeads: heads is"),
+        (lambda: ch.edits.ScaleHeads(factor=float("nan")), "ScaleHeads: factor is nan"),
+        (lambda: ch.edits.ForceMask("causal"), "ForceMask: mask is 'causal'"),
+        (lambda: ch.edits.ForceMask(torch.ones(6, 6)), "ForceMask: mask has dtype torch.float32"),
         (lambda: ch.edits.AddBias(None), "AddBias: bias is None"),
         (lambda: ch.edits.AddBias(torch.ones(6, 6, dtype=torch.int64)), "AddBias: bias has dtype torch.int64"),
     ):
         with pytest.raises(ch.ClearheadError, match=message):
             call()
     for edit, message in (
-        (ch.edits.ScaleHeads(heads=2), "Scale: heads is 2, and Direct has 2 heads"),
+        (ch.edits.ScaleHeads(heads=2), "ScaleHeads: heads is 2, and Direct has 2 heads"),
         (ch.edits.ScaleHeads(layers="other.*"), "changed nothing"),
         (ch.edits.Knockout(keys=6), "changed nothing"),
         (ch.edits.ScaleHeads(queries=np.int64(9)), "with queries at positions 0 … 5"),
-        (ch.edits.ForceMask(torch.ones(4, 4, dtype=torch.bool)), "Force: mask has shape"),
+        (ch.edits.ForceMask(torch.ones(4, 4, dtype=torch.bool)), "ForceMask: mask has shape"),
         (ch.edits.AddBias(torch.ones(3, 6, 6)), "AddBias: bias"),
     ):
         with pytest.raises(ch.ClearheadError, match=message), ch.edit(block, edit):

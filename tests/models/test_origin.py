@@ -233,7 +233,7 @@ def test_one_position_that_is_changed():
 
     explanation = recorded(Made(between=elsewhere), torch.randn(2, 40, WIDTH))[0].explain((0, 1, 3))
     assert traced(explanation) == SIDES - {"query"}
-    assert "The query: to_query makes it at some positions, and not at all of them." in words(explanation)
+    assert "The query: to_query makes it at some positions, and not at others." in words(explanation)
 
 
 @pytest.mark.parametrize("changed", ["weight", "input"])

@@ -6,6 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.nn.attention.flex_attention import flex_attention
 
 import clearhead as ch
 
@@ -25,6 +26,7 @@ FUSED = {
     "flash": lambda x: aten._scaled_dot_product_flash_attention_for_cpu(x, x, x)[0],
     "math": lambda x: aten._scaled_dot_product_attention_math.default(x, x, x)[0],
 }
+FLEX = pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
 X = torch.randn(1, 2, 6, 16, generator=torch.Generator().manual_seed(0))
 
 
@@ -116,6 +118,26 @@ def test_whoever_looks_says_so_once(missing):
             look(Model(a=OwnAttention(SOFTMAX["F.softmax"]), b=Seen()))
         assert [f"is not {missing}: " in str(one.message) for one in told] == [True], told
         assert told[0].filename == __file__
+
+
+@FLEX
+def test_flex_attention_that_a_module_calls_itself():
+    model = Model(a=Fused(lambda x: flex_attention(x, x, x)), b=Seen())
+    wanted = model(X)
+    for missing, looks in LOOKS.items():
+        for look in looks:
+            with pytest.warns(UserWarning, match=rf"'parts.a' \(Fused\) is not {missing}: .* by flex_attention"):
+                look(model)
+    with pytest.warns(UserWarning, match="'parts.a'"), ch.watch(model) as seen:
+        assert torch.equal(model(X), wanted)
+    assert seen.names == ["parts.b"]
+
+
+@FLEX
+def test_flex_attention_alone_is_an_error():
+    model = Model(a=Fused(lambda x: flex_attention(x, x, x)))
+    with pytest.raises(ch.ClearheadError, match="no attention call"), ch.watch(model):
+        model(X)
 
 
 def test_named_layers_leave_nothing_out():

@@ -8,9 +8,9 @@ import torch
 import torch.nn.functional as F
 
 import clearhead as ch
+from clearhead.cli.summary import summarise
 from clearhead.models.loading import bundled
 from clearhead.report.from_call import THUMBNAIL
-from clearhead.report.summary import summarise
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 transformers = pytest.importorskip("transformers", reason="the extra [models] is not installed")

@@ -12,30 +12,13 @@ from clearhead.models.use import run_on_clearhead as use
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 transformers = pytest.importorskip("transformers", reason="the extra [models] is not installed")
+from small_models import IDS, RIGHT, SEQ2SEQ_SIZES, SIZES  # noqa: E402
 
-IDS = torch.randint(3, 100, (2, 9), generator=torch.Generator().manual_seed(0))
-RIGHT = torch.tensor([[1] * 9, [1] * 5 + [0] * 4])
-SMALL = {
-    "vocab_size": 100,
-    "hidden_size": 32,
-    "intermediate_size": 64,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-}
-GROUPED = {**SMALL, "num_key_value_heads": 2, "head_dim": 8, "pad_token_id": 0}
+GROUPED = {**SIZES, "num_key_value_heads": 2, "head_dim": 8, "pad_token_id": 0}
 T5 = {"vocab_size": 100, "d_model": 32, "d_kv": 8, "d_ff": 64, "num_layers": 2, "num_heads": 4}
-BART = {
-    "vocab_size": 100,
-    "d_model": 32,
-    "encoder_layers": 2,
-    "decoder_layers": 2,
-    "encoder_attention_heads": 4,
-    "decoder_attention_heads": 4,
-    "encoder_ffn_dim": 64,
-    "decoder_ffn_dim": 64,
-}
+BART = {"vocab_size": 100, **SEQ2SEQ_SIZES}
 MODELS = {
-    "bert": lambda: transformers.BertModel(transformers.BertConfig(**SMALL)),
+    "bert": lambda: transformers.BertModel(transformers.BertConfig(**SIZES)),
     "llama": lambda: transformers.LlamaModel(transformers.LlamaConfig(**GROUPED)),
     "mistral": lambda: transformers.MistralModel(transformers.MistralConfig(**GROUPED, sliding_window=4)),
     "gemma2": lambda: transformers.Gemma2Model(
@@ -51,7 +34,7 @@ MODELS = {
     "bart": lambda: transformers.BartModel(transformers.BartConfig(**BART)),
     "deepseek": lambda: transformers.DeepseekV3Model(
         transformers.DeepseekV3Config(
-            **SMALL,
+            **SIZES,
             num_key_value_heads=4,
             q_lora_rank=16,
             kv_lora_rank=16,
@@ -146,7 +129,7 @@ def test_a_compiled_model(name):
 def test_what_it_cannot_take_is_a_clear_error():
     with pytest.raises(ch.ClearheadError, match="takes a model of transformers; got a Linear"):
         ch.models.run_on_clearhead(torch.nn.Linear(2, 2))
-    config = transformers.DebertaV2Config(**SMALL)
+    config = transformers.DebertaV2Config(**SIZES)
     with pytest.raises(ch.ClearheadError, match="own code"):
         ch.models.run_on_clearhead(transformers.DebertaV2Model(config))
 

@@ -18,7 +18,7 @@ import torch
 from browser import Opened, Windows
 
 import clearhead as ch
-from clearhead.report.widget import module
+from clearhead.report.page import widget_module
 
 pytest.importorskip("anywidget", reason="the widget is shown by anywidget, which is not installed")
 
@@ -203,7 +203,7 @@ def alone(seen, browser: Windows, tmp_path: Path):
     page = seen.view().page
     blocks = [base64.b64encode(page.block(number)).decode() for number in range(page.blocks)]
     given = json.dumps({"meta": json.dumps(page.meta()), "blocks": blocks}).replace("<", "\\u003c")
-    text = base64.b64encode(module().encode()).decode()
+    text = base64.b64encode(widget_module().encode()).decode()
     (tmp_path / "alone.html").write_text(ALONE.format(given=given, module=text), encoding="utf-8")
     every: list[Opened] = []
 

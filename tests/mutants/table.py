@@ -684,7 +684,7 @@ PAGES = [
         "explanation/test_page.py",
     ),
     Mutant(
-        "explanation/page/front/steps.js",
+        "explanation/front/steps.js",
         "change.inputs.delete(step.name);",
         ";",
         "a number that is set back still counts as changed",
@@ -715,7 +715,7 @@ EXPLANATIONS = [
         "explanation/test_gradients.py",
     ),
     Mutant(
-        "explanation/output_part.py",
+        "explanation/of_problem.py",
         "row[j] >= 0.005",
         "row[j] >= 0.5",
         "what an output is made of leaves out weights below a half",

@@ -290,9 +290,28 @@ def across(x, y):
     ),
     case(
         "many().plot('*', 0)",
-        ("the number of one", "drawn(many().plot(1, 0)) # @", DRAWN),
+        ("'L0, run 1'", "drawn(many().plot(@, 0))", DRAWN),
         setup=PLOT
         + "def many():\n    model = Block()\n    with ch.watch(model) as seen:\n        model(q), model(q)\n    return seen\n",
+    ),
+    case(
+        "watched().check({})",
+        ("a mask for one at least", "torch.tensor(watched().check({0: Causal()})[0].most) # @", "torch.tensor(0.0)"),
+    ),
+    case(
+        "watched().explain(0, 0, query='pump')",
+        (
+            "pass tokens=",
+            "watched().explain(0, 0, query='pump', tokens=['a', 'b', 'c', 'pump', 'd'])['weights'].sum() # @",
+            "torch.tensor(1.0)",
+        ),
+    ),
+    case(
+        "edited(ch.edits.ScaleHeads(layers=-1, factor=0.0))",
+        ("numbers from 0 on", "edited(ch.edits.ScaleHeads(layers=0, factor=0.0)) # @", "torch.zeros(2, 2, 5, 8)"),
+        setup="class Two(torch.nn.Module):\n    def __init__(self):\n        super().__init__()\n        self.one = Block()\n"
+        "    def forward(self, x):\n        return self.one(x)\n"
+        "def edited(edit):\n    model = Two()\n    with ch.edit(model, edit):\n        return model(q)",
     ),
     case(
         "recorded(rows, rows).layers(sequence=1)",

@@ -1028,7 +1028,7 @@ class Later(ch.extend.Bias):
     ),
     case(
         "reduced()[0].weights",
-        ("Name all that you need in reductions", "reduced()[0].results[0].nan_to_num(0) # @", "entropy"),
+        ("Name all statistics that you need in reductions", "reduced()[0].results[0].nan_to_num(0) # @", "entropy"),
     ),
     case(
         "watched(heads=0)",

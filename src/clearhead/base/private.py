@@ -22,7 +22,7 @@ class Part(NamedTuple):
 
 
 def look(name: str) -> Any:
-    """What has this name, with dots, or `ABSENT`; a module is imported for it. "X()" is a new instance of X."""
+    """The object of this dotted name, or `ABSENT`. Modules are imported for it. "X()" is a new instance of X."""
     first, *steps = name.split(".")
     found: Any = importlib.import_module(first)
     for step in steps:

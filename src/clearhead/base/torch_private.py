@@ -1,9 +1,9 @@
-"""Every private name of PyTorch's that clearhead uses: one table of what each serves, and of what happens without it.
+"""Every private name of PyTorch's that clearhead uses: one table of its purposes, and of what happens without it.
 
 A private name begins with `_`, or is reached through one that does; another version of PyTorch may not have it.
-Each is looked up here once, when clearhead is imported, or when it is first needed where it would import the compiler.
+Each is looked up here once: when clearhead is imported, or, where that would import the compiler, when it is needed.
 Where one is missing, a slower way stands in for it, or a function that raises an `UnsupportedError` where it is used.
-The compiler follows some of these functions: they are plain, and the names of C's functions stay those functions.
+The compiler follows some of these functions. So they are plain functions, and C functions are used without a wrapper.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ PARTS: dict[str, Part] = {}
 
 
 def _refusing(name: str) -> Callable[..., Any]:
-    """A function in the place of what is missing, which raises."""
+    """A function that stands in for a missing name, and raises."""
 
     def refused(*args: Any, **given: Any) -> Any:
         raise missing(name, PARTS[name].serves, "PyTorch")
@@ -35,7 +35,7 @@ def _refusing(name: str) -> Callable[..., Any]:
 
 
 def _part(name: str, serves: str, without: str = RAISES, instead: Any = ABSENT) -> Any:
-    """What has this name; where it is missing `instead`, or a function that raises."""
+    """The object of this name; where it is missing, `instead`, or a function that raises."""
     PARTS[name] = Part(serves, without)
     found = look(name)
     if found is not ABSENT:
@@ -57,7 +57,7 @@ def _first_missing(serves: str, without: str, *names: str) -> str:
 
 
 def _later(name: str, serves: str, without: str) -> Callable[[], Any]:
-    """A function that gives what has this name, or None: its module is imported when it is asked for."""
+    """A function that gives the object of this name, or None. The object's module is imported when it is asked for."""
     PARTS[name] = Part(serves, without)
 
     def found() -> Any:
@@ -168,7 +168,7 @@ dual_level: Callable[[], int] = (
 _node = _part(
     "torch._C._current_autograd_node",
     "to see whether a backward pass runs, where the number of its task is missing",
-    "nothing happens where there is the number of the task; else an UnsupportedError",
+    "nothing where the number of the task is there; else an UnsupportedError",
     None,
 )
 
@@ -202,7 +202,7 @@ def _traced_state() -> Any:
 any_autocast: Callable[[], bool] = _part(
     "torch._C._is_any_autocast_enabled",
     "to see whether torch.autocast is at work",
-    "it is asked for each kind of device that PyTorch itself names",
+    "each kind of device that PyTorch itself names is asked",
     _autocast_of_any,
 )
 jit_state: Callable[[], Any] = _part(
@@ -245,7 +245,7 @@ FakeTensor: Any = _part(
 _modes = _part(
     "torch.utils._python_dispatch._get_current_dispatch_mode_stack",
     "to count the modes that follow operations, where their number is missing",
-    "nothing happens where there is the number; else an UnsupportedError",
+    "nothing where the number is there; else an UnsupportedError",
 )
 
 
@@ -271,21 +271,21 @@ def fake_mode() -> Any:
 
 
 def tracing_modes() -> Iterator[Any]:
-    """The modes that follow each operation, None for one that is not at work; asked for as `fake_mode` is."""
+    """The modes that follow each operation, None for a mode that is not at work. To be asked as `fake_mode` is."""
     return (_mode_of(key) for key in _tracers)
 
 
 function_modes: Callable[[], int] = _part(
     "torch._C._len_torch_function_stack",
     "to see whether a function mode may change what a function computes",
-    "one is taken to be at work, so that what a mask function gives is not kept",
+    "one is taken to be at work, so that results of mask functions are not kept",
     lambda: 1,
 )
 
 # -------------------------------------------------------------------------------------------------------- the compiler
 
-# what compiles the frames that this thread runs next; None in eager code. A function of C's, which the compiler cannot
-# enter
+# the callback that compiles the frames that this thread runs next; None in eager code. It is a C function, which the
+# compiler cannot enter
 compiler_here: Callable[[], Any] = _part(
     "torch._C._dynamo.eval_frame.get_eval_frame_callback", "to see whether a monitored model runs in compiled code"
 )
@@ -330,7 +330,7 @@ def mark_eager(function: Any, why: str) -> None:
 
 
 def run_eagerly(function: Callable[..., Any], args: tuple[Any, ...], given: dict[str, Any]) -> Any:
-    """The result of a function, while nothing of what it calls is compiled."""
+    """The result of a function, with nothing compiled that it calls."""
     if _compile_with is None:
         apart = torch.compiler.disable(function) if "torch._dynamo" in sys.modules else function  # type: ignore[no-untyped-call]
         return apart(*args, **given)
@@ -351,7 +351,7 @@ def skip_code(code: Any) -> None:
 
 
 def wraps_compiled(module: nn.Module) -> bool:
-    """Whether the module is what `torch.compile(model)` gives."""
+    """Whether the module is the result of `torch.compile(model)`."""
     return "_orig_mod" in parts_of(module)[2]
 
 
@@ -407,20 +407,20 @@ pop_function_mode: Callable[[], Any] = _part(
 OWN_SDPA = _part(
     "torch._C._nn.scaled_dot_product_attention",
     "to know PyTorch's own attention, where its public name has been replaced",
-    "what has the public name when clearhead is imported",
+    "the function of the public name when clearhead is imported",
     F.scaled_dot_product_attention,
 )
-_OWN_CODE, _UNTOLD = "to tell of attention that a module computes in its own code", "such a call goes unnoticed"
+_OWN_CODE, _UNTOLD = "to tell of attention that a module computes in its own code", "this attention goes unnoticed"
 
 
 def _those_there(*names: str) -> list[Any]:
-    """What has these names, without those that are missing."""
+    """The objects of these names, without those that are missing."""
     return [one for name in names if (one := _part(name, _OWN_CODE, _UNTOLD, None)) is not None]
 
 
 PRIVATE_SOFTMAX = _those_there("torch._softmax", "torch._safe_softmax")
 SOFTMAX_OPERATIONS = _those_there("torch.ops.aten._softmax", "torch.ops.aten._safe_softmax")
-# what F.scaled_dot_product_attention calls inside
+# the operations that F.scaled_dot_product_attention calls inside
 _KERNELS = ("flash_attention_for_cpu", "flash_attention", "efficient_attention", "cudnn_attention", "attention_math")
 FUSED_OPERATIONS = _those_there(*(f"torch.ops.aten._scaled_dot_product_{name}" for name in _KERNELS))
 _TWICE = "to differentiate PyTorch's fused kernel on a CPU twice"
@@ -487,7 +487,7 @@ uncounted: Callable[[Tensor], bool] = (
     if _there(
         "torch.Tensor._version",
         "to see whether a tensor has been written to",
-        "all tensors are taken for those of inference mode: what was read is not kept, or copied",
+        "all tensors are taken for tensors of inference mode: they are copied, or their results are not kept",
     )
     else _always
 )
@@ -570,7 +570,7 @@ def may_have_hooks(layer: Any) -> bool:
 
 
 def has_hooks(layer: Any) -> bool:
-    """The same, for a layer that must not be called where it has some."""
+    """The same, for a layer that must not be called where it has hooks."""
     if _hooks:
         _refusing(_hooks)()
     return may_have_hooks(layer)

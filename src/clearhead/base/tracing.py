@@ -42,7 +42,7 @@ from clearhead.base.torch_private import (
 # No module of PyTorch's is named in the functions below that ask `compiling()`: the compiler would compile such a
 # function by itself, where code around it could not be, as one that is always being compiled
 _NOTHING = nullcontext()
-some_compiling = is_compiling  # whether any thread compiles: a look before the closer one, which is a function more
+some_compiling = is_compiling  # whether any thread compiles: cheaper than `compiling()`, to be asked before it
 
 
 def compiling() -> bool:
@@ -117,8 +117,8 @@ def looked_into() -> bool:
 
 
 def differentiated_twice(*tensors: Tensor | None) -> bool:
-    """Whether a gradient that `torch.func` finds with these tensors will be differentiated again, as far as is known:
-    by another of its transforms, or since autograd follows them outside of it."""
+    """Whether a gradient that `torch.func` computes from these tensors is known to be differentiated again: by another
+    transform, or by autograd, which follows the tensors outside of `torch.func`."""
     count = transforms().count(GRAD) if transformed() else 0
     return count > 1 or (count == 1 and any(t is not None and unwrapped(t).requires_grad for t in tensors))
 
@@ -173,7 +173,7 @@ def readable(tensor: Tensor) -> bool:
 
 
 def on_the_host(tensor: Tensor) -> bool:
-    """Whether the tensor is in the host's memory, where a look at its values waits for no other device."""
+    """Whether the tensor is in the host's memory, so that its values are read without waiting for another device."""
     return tensor.is_cpu
 
 
@@ -224,13 +224,13 @@ def refuse_jit() -> None:
 
 
 def as_followed(tensor: Tensor) -> Tensor:
-    """A tensor made outside; under PyTorch's fake tensors, as one of them."""
+    """The tensor; where PyTorch's fake tensors are at work, a fake tensor like it."""
     mode = torch_private.fake_mode() if traced() else None
     return tensor if mode is None or isinstance(tensor, FakeTensor) else mode.from_tensor(tensor)
 
 
 def with_memory(tensor: Tensor) -> Tensor:
-    """The tensor; PyTorch's zeros without memory, which its own kernels read as if they had some, as real zeros."""
+    """The tensor; real zeros for PyTorch's zeros without memory, which its own kernels read as if they had memory."""
     if not is_zero_tensor(tensor):
         return tensor
     return tensor + torch.zeros(tensor.shape, dtype=tensor.dtype, device=tensor.device)

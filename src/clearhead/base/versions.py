@@ -1,4 +1,4 @@
-"""Whether the tensors that were read are still as they were."""
+"""Whether tensors have been written to since they were read."""
 
 from __future__ import annotations
 
@@ -81,16 +81,17 @@ def bits(tensor: Tensor) -> Tensor:
 
 
 def digest(tensor: Tensor) -> int:
-    """Of the bits of its numbers and of where they stand: a write that is not counted, as through `.data`, changes it.
+    """A number made of the tensor's bits and their places. A write that is not counted, as through `.data`, changes it.
 
-    A sum alone would be the same where rows, heads or positions have only changed places. So each row's sum and each
-    column's has a factor of its own. What a stride of 0 repeats counts once. O(numbers), and a wait for the device.
+    A plain sum would stay the same where rows, heads or positions only change places, so the sum of each row and of
+    each column has a factor of its own. Numbers that a stride of 0 repeats count once. It takes O(numbers), and waits
+    for the device.
     """
     once = tensor.detach()[tuple(slice(0, 1) if stride == 0 else slice(None) for stride in tensor.stride())]
     if not once.numel():
         return 0
     numbers, found = _wide(once.view(1, 1) if once.ndim == 0 else once.unsqueeze(0)), 0
-    # a sign is the highest bit, of which a product has no more than whether it is odd: so the upper halves once more
+    # of the highest bit, the sign, a product keeps only whether the factor is odd: so the upper halves are added too
     for half in (numbers, numbers >> 32) if numbers.dtype == torch.int64 else (numbers,):
         for part, first in ((half.sum(-1).flatten(), 1), (half.sum(tuple(range(half.ndim - 1))), 2**40)):
             found = 31 * found + int((part * _factors(first, len(part), part.device)).sum())
@@ -98,16 +99,16 @@ def digest(tensor: Tensor) -> int:
 
 
 def _wide(tensor: Tensor) -> Tensor:
-    """Its bits, eight bytes at a time where they fit: fewer numbers to be added."""
+    """The tensor's bits, as numbers of eight bytes where they fit, so that fewer numbers are added."""
     bytes_of_row, at = tensor.shape[-1] * tensor.element_size(), tensor.storage_offset() * tensor.element_size()
     fits = tensor.is_contiguous() and bytes_of_row % 8 == 0 and at % 8 == 0
     return tensor.view(-1, tensor.shape[-1]).view(torch.int64) if fits else bits(tensor)
 
 
 def _factors(first: int, count: int, device: torch.device) -> Tensor:
-    """Odd numbers that follow no rule that keys could follow too: Steele et al. 2014, "SplitMix".
+    """Odd pseudorandom numbers, so that no regular change of keys cancels: Steele et al. 2014, "SplitMix".
 
-    `first`: where they begin, so that those of rows and of columns are others.
+    `first`: the start of the sequence, so that the factors of rows differ from those of columns.
     """
     number = torch.arange(first, first + count, device=device) * -7046029254386353131
     for shift, factor in ((30, -4658895280553007687), (27, -7723592293110705685)):

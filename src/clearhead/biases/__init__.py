@@ -1,4 +1,4 @@
-"""Biases: what is added to the scores, one idea a file."""
+"""Biases, which are added to the scores, one idea in each file."""
 
 from clearhead.biases.alibi import ALiBi as ALiBi
 from clearhead.biases.base import Added as Added

@@ -25,7 +25,8 @@ class ALiBi(Bias):
     torch.Size([2, 8, 10, 16])
 
     Formula: b_hij = −m_h · |i + p − j|, where p is the position of query 0 and m_h = 2^(−8h/H) for h = 1 … H.
-    Where H is no power of two, the slopes are those of the next lower one, then every second one of the next higher.
+    Where H is no power of two, the slopes are those for the next lower power, then every second slope for the next
+    higher.
 
     `num_heads`: H. Where Lq ≠ Lk, `align=` of the call says p. `slopes`, (H,), is a buffer outside the state dict;
     `alibi.slopes.requires_grad_()` makes it receive gradients. Raises a `ShapeError` for another number of heads.
@@ -58,13 +59,13 @@ class ALiBi(Bias):
         return [rows, columns, far, *slopes, made(name, why, -slopes[-1] * far, PAIRS)]
 
     def _slope_steps(self, heads: slice, name: str, sizes: Sizes) -> list[Step]:
-        """The slopes of some heads: by their formula, or, where they are others, as they are."""
+        """The slopes of some heads: by their formula, or, where they were set or learnt, as numbers."""
         slopes = wide(placed(self.slopes, sizes.device, "ALiBi"))[heads][None, :, None, None]
         axes, power = (*PAIRS[:2], "1", "1"), _power(len(self.slopes))
         numbers = slopes.new_tensor(_places(len(self.slopes)))[heads][None, :, None, None]
         why = "The number of each head, counted from 1."
         if power < len(self.slopes):
-            why += f" Those after head {power}, the last power of two, stand half way between the others: 0.5, 1.5, …"
+            why += f" Heads after head {power}, the last power of two, stand half way between the others: 0.5, 1.5, …"
         places = Step(f"{name}_places", why, numbers, axes)
         by_place = 2 ** (-8 * places / power)
         if slopes.requires_grad or not torch.allclose(by_place.value, slopes, rtol=1e-6, atol=0.0):
@@ -91,12 +92,12 @@ def _slopes(heads: int) -> list[float]:
 
 
 def _power(heads: int) -> int:
-    """The largest power of two that is no larger."""
+    """The largest power of two that is at most `heads`."""
     power: int = 2 ** math.floor(math.log2(heads))
     return power
 
 
 def _places(heads: int) -> list[float]:
-    """Where each head stands among 1 … `_power(heads)`: those beyond it half way between two others."""
+    """The place of each head among 1 … `_power(heads)`; heads beyond it stand half way between two others."""
     power = _power(heads)
     return [*range(1, power + 1), *(place - 0.5 for place in range(1, heads - power + 1))]

@@ -1,4 +1,4 @@
-"""What a bias is, its normal form, and the sum of two."""
+"""The base class of biases, their normal form, and the sum of two."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Part = Callable[[slice, slice, slice, slice], Tensor]
 
 
 class Added(NamedTuple):
-    """The normal form of a bias: what is added to the score of query i and key j, after the softcap.
+    """The normal form of a bias: the numbers that are added to the scores of pairs, after the softcap.
 
     >>> import torch, clearhead as ch
     >>> class Later(ch.extend.Bias):
@@ -33,10 +33,11 @@ class Added(NamedTuple):
     tensor([[0., 1., 2.]])
 
     `dense`: (B or 1, H or 1, Lq or 1, Lk or 1), one number a pair. `relative`: (B or 1, H or 1, Lq + Lk − 1), one
-    number a distance: its entry j − i + Lq − 1 is added to the pair (i, j). That is O(L) memory for what depends on
-    the distance alone. `function(batch, heads, queries, keys)`, four slices, gives that part of the bias, a
-    floating-point tensor of four dimensions that broadcasts to it; `reads` are the caller's tensors that it reads.
-    Where several are given, all are added. `given`: the bias that it is of, where an explanation may ask for its steps.
+    number a distance: its entry j − i + Lq − 1 is added to the pair (i, j). It takes O(L) memory, and serves a bias
+    that depends on the distance alone. `function(batch, heads, queries, keys)`, four slices, gives that part of the
+    bias, a floating-point tensor of four dimensions that broadcasts to it; `reads` are the caller's tensors that it
+    reads. Where several are given, all are added. `given`: the bias that has this normal form, where an explanation may
+    ask for its steps.
     """
 
     dense: Tensor | None = None
@@ -84,7 +85,7 @@ class Added(NamedTuple):
 def check_added(added: Any, sizes: Sizes, who: str) -> Added:
     """The normal form that `who` gave, such as a bias's `lower`, its sizes checked, since engines rely on them.
 
-    What its function gives is checked each time that it is asked.
+    Its function's results are checked at each call.
     """
     if not isinstance(added, Added) or not (added.tensors or added.function is not None):
         raise ClearheadError(
@@ -126,7 +127,7 @@ def check_added(added: Any, sizes: Sizes, who: str) -> Added:
 
 
 def _checked_part(function: Part, sizes: Sizes, who: str, *sides: slice) -> Tensor:
-    """What a bias's function gives for a part: floating-point numbers that broadcast to it, of four dimensions."""
+    """A part of a bias's function, checked: floating-point numbers of four dimensions that broadcast to it."""
     found = function(*sides)
     if not is_dense(found) or not found.is_floating_point() or found.device != sizes.device:
         raise ClearheadError(
@@ -137,7 +138,7 @@ def _checked_part(function: Part, sizes: Sizes, who: str, *sides: slice) -> Tens
 
 
 class Bias(nn.Module, ABC):
-    """What is added to the scores, after scale and softcap. Biases combine with `+`.
+    """A bias is added to the scores, after scale and softcap. Biases combine with `+`.
 
     >>> import torch, clearhead as ch
     >>> x = torch.rand(1, 8, 10, 16)
@@ -156,15 +157,15 @@ class Bias(nn.Module, ABC):
         """The normal form for a (B, H, Lq, Lk) matrix. Raises a `ClearheadError` where the bias does not fit it."""
 
     def steps(self, sizes: Sizes, at: Sides, name: str = "bias") -> list[Step]:
-        """How this bias comes to its numbers, for `clearhead.explain`; the last step is what is added.
+        """How this bias comes to its numbers, for `clearhead.explain`; the last step is the bias.
 
         `at`: four slices of (B, H, Lq, Lk), the part that is asked for; an axis along which the bias repeats has size
-        1. `name`: what the last step is called. A bias that has no steps of its own is shown as it is.
+        1. `name`: the name of the last step. A bias that has no steps of its own is shown as it is.
         """
         return numbers_alone(name, wide(self.part(sizes, at)))
 
     def explained(self, sizes: Sizes, at: Sides, name: str = "bias") -> list[Step]:
-        """Its `steps`; where they end in others, as those that a changed subclass inherits, its numbers alone."""
+        """Its `steps`, or its numbers alone where they end in other numbers, as steps of a parent class may."""
         steps, numbers = self.steps(sizes, at, name), self.part(sizes, at)
         return steps if ends_in(steps, numbers) else numbers_alone(name, wide(numbers))
 
@@ -192,6 +193,13 @@ class Bias(nn.Module, ABC):
         tile = _lowered(self, sizes).tile(every, every, every, every, sizes)
         return sizes.restore(tile.expand(sizes.shape))
 
+    def _keep(self, name: str, given: Tensor) -> None:
+        """Keep a given tensor as it is: a parameter as the module's own, any other outside of the state dict."""
+        if isinstance(given, nn.Parameter):
+            setattr(self, name, given)
+        else:
+            self.register_buffer(name, given, persistent=False)
+
     def __repr__(self) -> str:
         return said(self, super().__repr__)
 
@@ -199,7 +207,7 @@ class Bias(nn.Module, ABC):
         return Sum(self, _check_bias(other, "right"))
 
     def __radd__(self, other: Any) -> Bias:
-        if isinstance(other, int) and other == 0:  # where sum() begins
+        if isinstance(other, int) and other == 0:  # sum() begins with 0
             return self
         return Sum(_check_bias(other, "left"), self)
 
@@ -240,7 +248,7 @@ class Sum(Bias):
 
 
 class _Far(Bias):
-    """The index of the diagonal, times a learnable number: for the example of `Sum`."""
+    """The index of the diagonal, times a learnable number. It serves the example of `Sum`."""
 
     def __init__(self, slope: float) -> None:
         super().__init__()
@@ -279,7 +287,7 @@ def numbers_alone(name: str, numbers: Tensor) -> list[Step]:
 
 
 def looked_up(name: str, table: Step, places: Step) -> Step:
-    """The step that takes, for each pair, the entry of a row of numbers, (B or 1, H or 1, 1, n), that it names."""
+    """The step that takes, for each pair, the entry of `table`, (B or 1, H or 1, 1, n), at the pair's place."""
     why = "Each pair gets the number of its place in the table."
     return made(name, why, table.take_along_dim(places, -1), PAIRS)
 
@@ -289,5 +297,5 @@ def _sum(one: Tensor | None, other: Tensor | None) -> Tensor | None:
 
 
 def wide(learnt: Tensor) -> Tensor:
-    """In float32 at least: a sum, or a gradient summed over many distances, is rounded once."""
+    """The numbers in float32 at least, so that a sum, or a gradient over many distances, is rounded once."""
     return learnt if learnt.dtype == torch.float64 else learnt.float()

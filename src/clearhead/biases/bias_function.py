@@ -14,7 +14,7 @@ from clearhead.biases.base import Added, Bias
 
 
 class BiasFunction(Bias):
-    """Any rule: a function of the indices that gives what is added to the score of each pair.
+    """Any rule: a function of the indices that gives the number to add to the score of each pair.
 
     >>> import torch, clearhead as ch
     >>> decay = ch.BiasFunction(lambda batch, head, query_index, key_index: -(query_index - key_index).abs() / 2)
@@ -32,7 +32,7 @@ class BiasFunction(Bias):
     `reads`: the tensors that fn reads; most are found without it, as for `MaskFunction`.
     Raises a `ClearheadError` where fn gives anything else. Cost: the rule, for every pair that the mask allows; memory
     O(Lq + Lk). It runs on "tiled" and "reference", and without gradients on "sdpa"; in compiled code the whole matrix
-    may be made. What depends on the distance alone is faster as a `clearhead.biases.DistanceBias`.
+    may be made. A bias that depends on the distance alone is faster as a `clearhead.biases.DistanceBias`.
     Source: the form is that of Dong et al. 2024, "Flex Attention".
     """
 
@@ -71,7 +71,7 @@ class BiasFunction(Bias):
 
 
 class _Waves(nn.Module):
-    """A rule of all four indices with a learnable height: for the example."""
+    """A rule of all four indices with a learnable height, for the example."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -14,14 +14,15 @@ from clearhead.biases.base import Added, Bias
 
 
 class DenseBias(Bias):
-    """Any numbers, given as a matrix; a float tensor passed as `bias=` or as `mask=` is this.
+    """Any numbers, given as a matrix; a float tensor passed as `bias=` or as `mask=` becomes a DenseBias.
 
     >>> import torch, clearhead as ch
     >>> x = torch.rand(2, 10, 16)
     >>> ch.attention(x, x, x, bias=ch.DenseBias(torch.rand(10, 10))).shape
     torch.Size([2, 10, 16])
 
-    Formula: b_ij = tensor[..., i, j]; −∞ is a pair not allowed; +∞ makes the row of a query that may see it NaN.
+    Formula: b_ij = tensor[..., i, j]; −∞ means that the pair is not allowed; +∞ makes the row of a query that may see
+    the pair NaN.
     `tensor`: float, (Lq, Lk) or broadcasting to the scores: (B, Lq, Lk) without heads, (B, H, Lq, Lk) with heads. It is
     kept as it is (a NumPy array is copied): gradients reach it, and an nn.Parameter is registered as this module's.
     Raises a `ClearheadError` for other dtypes and shapes. Cost: its own memory.
@@ -39,10 +40,7 @@ class DenseBias(Bias):
                 f"DenseBias: tensor has dtype {tensor.dtype}, shape {tuple(tensor.shape)}; expected floating-point "
                 "numbers to add to the scores. For a bool matrix that says who may attend pass mask=DenseMask(keep)."
             )
-        if isinstance(tensor, torch.nn.Parameter):
-            self.tensor = tensor
-        else:
-            self.register_buffer("tensor", tensor, persistent=False)
+        self._keep("tensor", tensor)
 
     @classmethod
     def example(cls, sizes: Sizes) -> Bias:

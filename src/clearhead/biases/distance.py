@@ -43,10 +43,7 @@ class DistanceBias(Bias):
                 f"DistanceBias: table has dtype {table.dtype}, shape {tuple(table.shape)}; expected floating-point "
                 "numbers (Lq + Lk − 1,), (H, Lq + Lk − 1) or (B, H, Lq + Lk − 1)."
             )
-        if isinstance(table, torch.nn.Parameter):
-            self.table = table
-        else:
-            self.register_buffer("table", table, persistent=False)
+        self._keep("table", table)
 
     @classmethod
     def example(cls, sizes: Sizes) -> Bias:
@@ -56,9 +53,9 @@ class DistanceBias(Bias):
         rows, columns = positions(sizes._replace(align=0), at, name, "DistanceBias")  # the table counts from 0 for both
         after = columns.value - rows.value
         first, last = int(after.min()), int(after.max())
-        rows = replace(rows, within=(int(rows.value.min()), int(rows.value.max())))  # so that each has its place
+        rows = replace(rows, within=(int(rows.value.min()), int(rows.value.max())))  # each place is in the table
         along = wide(part(self._table(sizes), *at[:2]))[:, :, None, sizes.queries - 1 + first : sizes.queries + last]
-        given = "The numbers that were given, one a distance: those of the distances here."
+        given = "The numbers that were given, one a distance, for the distances here."
         table = Step(f"{name}_table", given, along, (*PAIRS[:2], "1", "distance"))
         why = (
             f"How far the key is after the query; where it is before it, below 0. {-first} more is its place in the "

@@ -27,8 +27,10 @@ class RelativeBias(Bias):
     torch.Size([2, 8, 10, 16])
 
     Formula: b_hij = weight[bucket(j − i − p), h], where p is the position of query 0. Small distances have a bucket
-    each, larger ones share buckets that widen logarithmically up to `max_distance`; beyond it, all share the last.
-    `bidirectional`: half of the buckets are for the keys after the query; else these share the query's own bucket.
+    each, larger distances share buckets that widen logarithmically up to `max_distance`; beyond it, all share the last
+    bucket.
+    `bidirectional`: half of the buckets are for the keys after the query; otherwise these keys share the query's own
+    bucket.
 
     `weight`: (num_buckets, num_heads), as T5's `relative_attention_bias.weight`. Where Lq ≠ Lk, `align=` of the call
     says p.
@@ -122,8 +124,10 @@ class RelativeBias(Bias):
         return (apart > 0) * half + torch.where(far < exact, far, wide)
 
     def _sides(self) -> tuple[int, int, int]:
-        """Of one side: at which bucket the keys after the query begin (0: they have none of their own), how many
-        distances have a bucket each, and how many buckets there are."""
+        """The first bucket of the keys after the query, the distances with a bucket each, and the buckets of one side.
+
+        The first is 0 where the keys after the query have no buckets of their own.
+        """
         buckets = self.num_buckets // 2 if self.bidirectional else self.num_buckets
         return buckets * self.bidirectional, buckets // 2, buckets
 

@@ -19,13 +19,14 @@ from clearhead.base.text import printable
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; returns the exit status.
 
-    0 where all went well; 1 where who reads its output has gone; 2 for a bad input or an output that cannot be written,
-    said on standard error in one message without a traceback; 130 where it was interrupted. The process of the command
-    itself ends by the signal (`base/ended.py`). An output that is closed is not missed.
+    The status is 0 for success; 1 where the reader of its output has closed it; 2 for a bad input, or an output that
+    cannot be written, with one message on standard error and no traceback; 130 where it was interrupted. The process of
+    the command itself ends by the signal (`base/ended.py`). A standard stream that was closed before the start is no
+    error.
     """
     sys.stdout, sys.stderr = _opened(sys.stdout), _opened(sys.stderr)
     for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):  # a terminal that knows fewer characters shows the others as \u…
+        if isinstance(stream, io.TextIOWrapper):  # a terminal with fewer characters shows the others as \u…
             stream.reconfigure(errors="backslashreplace")
     status, message = _run(arguments)
     lost = _lost(sys.stdout, 1)
@@ -41,11 +42,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _run(arguments: Sequence[str] | None) -> tuple[int, str]:
-    """The exit status, and what is said of it."""
+    """Run the command. Returns the exit status, and the message of an error."""
     try:
         options = parser().parse_args(arguments)
         import_module(f"clearhead.cli.{options.command}").run(options)
-    except SystemExit as ended:  # argparse, which has said why; rich, where who reads has gone
+    except SystemExit as ended:  # argparse has printed the reason; rich exits where the reader has closed the output
         return ended.code if isinstance(ended.code, int) else 0, ""
     except ClearheadError as error:
         return 2, str(error)
@@ -59,15 +60,15 @@ def _run(arguments: Sequence[str] | None) -> tuple[int, str]:
 
 
 def _opened(stream: TextIO | None) -> TextIO:
-    """The stream, or, of one that was closed before the start, one that drops what it is given.
+    """The stream, or where it was closed before the start, a stream that drops all text.
 
-    It takes the number of the closed one, which the next file that is opened would get.
+    The new stream takes the number of the closed one, which the next opened file would otherwise get.
     """
     return open(os.devnull, "w", encoding="utf-8") if stream is None else stream
 
 
 def _lost(stream: TextIO, number: int) -> OSError | None:
-    """Why what was printed cannot be written, if it cannot: then nothing is tried again when Python ends."""
+    """The error where printed text cannot be written, or None. After an error Python does not try again at its end."""
     try:
         stream.flush()
     except OSError as error:
@@ -79,7 +80,7 @@ def _lost(stream: TextIO, number: int) -> OSError | None:
 
 
 def parser() -> argparse.ArgumentParser:
-    """All options. What runs them is imported when one is run, so that --help does not wait for it."""
+    """The parser of all options. A command's code is imported when the command runs, so --help does not wait for it."""
     whole = argparse.ArgumentParser(prog="clearhead", description="Look into attention, and into that of a model.")
     whole.add_argument("--version", action="version", version=f"clearhead {clearhead.__version__}")
     commands = whole.add_subparsers(dest="command", required=True)

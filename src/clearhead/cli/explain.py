@@ -10,9 +10,8 @@ from clearhead.base.text import printable
 from clearhead.base.written import ending_of
 from clearhead.cli.outputs import check_outputs
 from clearhead.cli.texts import checked, model_of, quoted, watched
-from clearhead.explanation.as_file import ENDINGS, WHAT
 from clearhead.explanation.examples import EXAMPLES, example
-from clearhead.explanation.explanation import Explanation
+from clearhead.explanation.explanation import ENDINGS, WHAT, Explanation
 from clearhead.models.calls import one_call
 from clearhead.models.read.tokens import place_among
 
@@ -59,7 +58,7 @@ def _of_text(options: argparse.Namespace) -> Explanation:
 
 
 def place(word: str, tokens: list[str], name: str) -> int:
-    """The place of a word among the tokens, the first one; or the number itself."""
+    """The first place of a word among the tokens, or the given number itself."""
     found = place_among(word, tokens)
     if found is not None:
         return found

@@ -1,4 +1,4 @@
-"""What a model reads beside the text: its own answer, or a target."""
+"""Texts that a model reads beside the given text: its own answer, or a target."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from torch import Tensor
 from clearhead.base.errors import ClearheadError, require
 from clearhead.models.loading import check_length, most_tokens
 
-USUAL = 50  # tokens that a decoder generates at most, without --generate
+USUAL = 50  # the most tokens that a decoder generates without --generate
 
 
 def generated(model: Any, inputs: dict[str, Tensor], most: int) -> Tensor:
-    """The ids (1, L) of a greedy generation: each token the likeliest, by the folder's own generation_config.json."""
+    """The ids (1, L) of a greedy generation, with the other settings of the folder's generation_config.json."""
     given = {name: inputs[name] for name in ("input_ids", "attention_mask") if name in inputs}
     with torch.inference_mode():
         ids: Tensor = model.generate(**given, max_new_tokens=most, do_sample=False, num_beams=1, num_return_sequences=1)
@@ -22,7 +22,7 @@ def generated(model: Any, inputs: dict[str, Tensor], most: int) -> Tensor:
 
 
 def check_causal(model: Any) -> None:
-    """Raise for a model whose tokens see those after them, such as BERT: it would generate nothing sensible."""
+    """Raise an error for a model whose tokens see later tokens, such as BERT: it cannot generate sensible text."""
     transformers = require("transformers", "models", "--generate")
     config = model.config
     if type(config) in transformers.MODEL_FOR_MASKED_LM_MAPPING and not getattr(config, "is_decoder", False):
@@ -37,7 +37,7 @@ def decoder_words(
 ) -> tuple[Tensor, str | None]:
     """The ids (1, L) that an encoder-decoder's decoder reads, its start token first; and the answer, if it generated.
 
-    The token that ends the text is left out: no decoder reads it.
+    The token that ends the text is left out, since no decoder reads it.
     """
     config, options = model.config, model.generation_config if model.can_generate() else None
     body, answer = model.base_model, None
@@ -67,6 +67,6 @@ def decoder_words(
 
 
 def _first(options: Any, config: Any, name: str) -> Any:
-    """A setting of generation, where there is one, else of the model."""
+    """A setting of the model's generation, or where it has none, of the model's configuration."""
     found = getattr(options, name, None)
     return getattr(config, name, None) if found is None else found

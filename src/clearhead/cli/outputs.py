@@ -1,4 +1,4 @@
-"""The files that a command writes, looked at before it begins."""
+"""A check of the files that a command writes, before the command begins."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from clearhead.base.written import check_writable
 
 
 def check_outputs(options: argparse.Namespace, outputs: Mapping[str, str | None], text: str | None = None) -> None:
-    """Raise for an output that cannot be written, or that is a file which the command reads, or writes too.
+    """Raise an error for an output that cannot be written, or that is another file which the command reads or writes.
 
-    `outputs`: by the names of their options, None where one is not given. `text`: the file of the text.
+    `outputs`: the outputs by the names of their options, None where one is not given. `text`: the file of the text.
     """
     others: dict[Path, str] = {}
     for name, given in outputs.items():
@@ -33,5 +33,5 @@ def _read(options: argparse.Namespace, text: str | None) -> dict[Path, str]:
         files = {"--file": [] if text in (None, "-") else [Path(str(text))]}
         files["--model"] = [] if options.model is None else list(Path(options.model).glob("*"))
         return {path.resolve(): name for name, paths in files.items() for path in paths if path.is_file()}
-    except (OSError, ValueError, RuntimeError):  # what cannot be read is told of where it is read
+    except (OSError, ValueError, RuntimeError):  # a file that cannot be read is an error when it is read
         return {}

@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 import argparse
+import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from clearhead.base.errors import ClearheadError, human_bytes, require
+from clearhead.base.selected import numbers_of
 from clearhead.base.text import printable
-from clearhead.cli.choice import calls_of, chosen_heads
 from clearhead.cli.outputs import check_outputs
-from clearhead.cli.summary import Row, print_summary
+from clearhead.cli.summary import Row, print_summary, summarise
 from clearhead.cli.texts import Read, checked, model_of, quoted, text_of, watched
+from clearhead.models.attention_call import AttentionCall
+from clearhead.models.calls import chosen_calls
 from clearhead.models.show.beside import Beside
 from clearhead.models.show.paged import Paged
-from clearhead.report.layer import Layer, LeftOut
-from clearhead.report.of_heads import of_heads
-from clearhead.report.summary import summarise
+from clearhead.report.layer import Layer, LeftOut, of_heads
+
+RANGE = re.compile(r"(-?[0-9]{1,9})(?:-([0-9]{1,9}))?", re.ASCII)
+COMMA = re.compile(r",(?! *(?:cross|run|step)\b)")  # separates items; the name of a layer may contain a comma
 
 
 def run(options: argparse.Namespace) -> None:
@@ -30,8 +34,8 @@ def run(options: argparse.Namespace) -> None:
     model, tokenizer, folder = model_of(options, _needs_head(options))
     read = watched(model, tokenizer, text, options.generate, target)
     calls = read.recording.calls
-    chosen = calls_of(calls, options.layers)
-    heads = [chosen_heads(options.heads, calls[i].query.shape[1], calls[i].name) for i in chosen]
+    chosen = _calls_of(calls, options.layers)
+    heads = [_chosen_heads(options.heads, calls[i].query.shape[1], calls[i].name) for i in chosen]
     both = [read]
     if options.beside is not None:
         both.append(watched(model, tokenizer, checked(options.beside, "--beside"), options.generate, target))
@@ -62,7 +66,7 @@ def _check_generate(options: argparse.Namespace) -> None:
 
 
 def _needs_head(options: argparse.Namespace) -> bool | None:
-    """Whether the model has to generate: None where only an encoder-decoder has to."""
+    """Whether the model has to generate; None where only an encoder-decoder has to."""
     return False if options.target is not None else None if options.generate is None else True
 
 
@@ -93,3 +97,45 @@ def _layers(
             layer = layer if some is None else of_heads(layer, some)
             rows.append(Row(layer.label, paged.calls[number].name, summarise(layer), some))
         yield layer
+
+
+def _calls_of(calls: Sequence[AttentionCall], layers: str | None) -> list[int]:
+    """The numbers of the calls that `layers` names, in its order: a list of numbers, ranges, names and patterns."""
+    if layers is None:
+        return list(range(len(calls)))
+    found: list[int] = []
+    for item in map(str.strip, COMMA.split(layers)):
+        numbers = _range("--layers", item)
+        try:
+            some = chosen_calls(calls, item if numbers is None else numbers, "--layers")
+        except ClearheadError as error:
+            raise ClearheadError(
+                f"{error} Expected are numbers and ranges, such as 0,2,5-7, or names and patterns, such as "
+                f"{calls[0].name!r}."
+            ) from None
+        found += some
+    return list(dict.fromkeys(found))
+
+
+def _chosen_heads(heads: str | None, count: int, name: str) -> list[int] | None:
+    """The numbers of the heads that a list of numbers and ranges names, sorted; None for all heads."""
+    if heads is None:
+        return None
+    found: list[int] = []
+    for item in map(str.strip, heads.split(",")):
+        numbers = _range("--heads", item)
+        if numbers is None:
+            raise ClearheadError(f"--heads is {heads!r:.80}; expected numbers and ranges, such as 0-3,7.")
+        found += numbers_of(numbers, count, "--heads", f"{name} has {count} heads")
+    return sorted(set(found))
+
+
+def _range(option: str, item: str) -> list[int] | None:
+    """The numbers of an item such as `3`, `-1` or `5-7`; None for any other text."""
+    match = RANGE.fullmatch(item)
+    if match is None:
+        return None
+    low, high = int(match[1]), int(match[2] or match[1])
+    if high < low:
+        raise ClearheadError(f"{option}: the range {item!r} is empty; pass it as {high}-{low}.")
+    return list(range(low, high + 1))

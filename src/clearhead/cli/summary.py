@@ -1,17 +1,51 @@
-"""The report's summary in a terminal."""
+"""The summary of a report in a terminal: a few figures for each layer."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
+
+import numpy as np
 
 from clearhead.base.errors import require
 from clearhead.base.text import printable
-from clearhead.report.summary import LayerSummary
+from clearhead.report.layer import Layer
+
+
+@dataclass(frozen=True)
+class LayerSummary:
+    """The figures of one call: means over the queries that see something."""
+
+    name: str
+    kind: str
+    focused: tuple[int, float]  # the head of the least mean entropy, and this entropy in nats
+    diffuse: tuple[int, float]  # the head of the largest mean entropy
+    sink: tuple[str, int, float]  # the key that receives the most weight over all heads: its word, place and share
+    distance: float | None  # mean distance in positions, over all heads; None for cross attention
+
+
+def summarise(layer: Layer) -> LayerSummary:
+    """The most focused and the most diffuse head, the sink and the mean distance of a call."""
+    sees = np.isfinite(layer.logsumexp)  # (H, Lq)
+    count = np.maximum(sees.sum(1), 1)
+    entropy = (layer.entropy * sees).sum(1) / count
+    low, high = int(entropy.argmin()), int(entropy.argmax())
+    received = layer.received.sum(0)
+    key = int(received.argmax())
+    distance = None if layer.distance is None else float((layer.distance * sees).sum() / max(sees.sum(), 1))
+    return LayerSummary(
+        name=layer.name,
+        kind=layer.kind,
+        focused=(low, float(entropy[low])),
+        diffuse=(high, float(entropy[high])),
+        sink=(layer.key_tokens[key], key, float(received[key] / max(sees.sum(), 1))),
+        distance=distance,
+    )
 
 
 class Row(NamedTuple):
-    """A layer in figures; what it is called, its module's name; and the numbers of its heads, None where it has all."""
+    """A layer: its label, its module's name, its figures, and the numbers of its heads, None where it has all."""
 
     label: str
     name: str
@@ -20,7 +54,7 @@ class Row(NamedTuple):
 
 
 def print_summary(console: Any, title: str, rows: Sequence[Row], size: str) -> None:
-    """A table of the layers."""
+    """Print a table of the layers."""
     table_module = require("rich.table", "terminal", "the report's summary")
     escape = require("rich.markup", "terminal", "the report's summary").escape
     simple = require("rich.box", "terminal", "the report's summary").SIMPLE
@@ -48,6 +82,6 @@ def print_summary(console: Any, title: str, rows: Sequence[Row], size: str) -> N
 
 
 def _short(word: str) -> str:
-    """A token in one line."""
+    """A token as at most 12 printable characters."""
     shown = printable(word)
     return shown if len(shown) <= 12 else shown[:11] + "…"

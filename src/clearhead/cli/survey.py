@@ -50,7 +50,7 @@ def run(options: argparse.Namespace) -> None:
 
 
 def texts_of(file: str, field: str) -> Iterator[str]:
-    """The texts of a file, one a line, or one an object a line; lines with nothing on them are no texts."""
+    """The texts of a file: one text, or one JSON object, on each line. Empty lines are skipped."""
     objects = file.endswith((".jsonl", ".ndjson"))
     try:
         with Path(file).open(encoding="utf-8-sig") as lines:

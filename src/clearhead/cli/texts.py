@@ -1,4 +1,4 @@
-"""The text that a command is given, and the model that reads it."""
+"""The text that is given to a command, and the model that reads it."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from clearhead.models.watch import watch
 
 
 class Read(NamedTuple):
-    """What a model made of a text.
+    """The calls of a model that has read a text, with the words of the text.
 
-    `words`: those of the decoder, or of the only text there is; `source`: those of the encoder, none where the model
-    has one text; `encoder`: what the names of the encoder's modules begin with. `said`: where words that were not in
-    the text come from, in words; "" where all were. `answer`: the text that the model generated; `begins`: the place of
-    its first token, where it goes on with the text. `spelled`: tokens of the text that the tokenizer does not know.
+    `words`: the words of the decoder, or of the only text. `source`: the words of the encoder, none where the model has
+    one text. `encoder`: the beginning of the names of the encoder's modules. `said`: a note on the origin of words that
+    were not in the text; "" where there are none. `answer`: the text that the model generated. `begins`: the place of
+    its first token, where it continues the text. `spelled`: the spelling of tokens that the tokenizer does not know.
     """
 
     recording: Recording
@@ -38,13 +38,13 @@ class Read(NamedTuple):
     spelled: dict[int, str]
 
     def of(self, call: AttentionCall) -> tuple[list[str], list[str] | None]:
-        """The words of a call's own text, and of the one that it looks at if it is another."""
+        """The words of a call's queries, and those of its keys where they are another text."""
         if self.source and call.name.startswith(self.encoder):
             return self.source, None
         return self.words, self.source if call.kind == "cross" else None
 
     def paged(self) -> Paged:
-        """The calls, as the page shows them."""
+        """The calls as layers of a page."""
         return Paged(self.recording.calls, self.words, self.source or None, answer=self.begins)
 
 
@@ -55,7 +55,7 @@ def model_of(options: argparse.Namespace, head: bool | None = None) -> tuple[Any
 
 
 def text_of(options: argparse.Namespace) -> str:
-    """The text: an argument, a file's, or that of standard input."""
+    """The text of the argument, of a file, or of standard input."""
     if options.file is None and options.text is None:
         raise ClearheadError("no text: pass it as TEXT, in a file with --file F, or - for standard input.")
     if options.file is None and options.text != "-":
@@ -76,7 +76,7 @@ def text_of(options: argparse.Namespace) -> str:
 
 
 def checked(text: str, name: str = "the text") -> str:
-    """A text that a model can be given."""
+    """The text, after a check that it can be given to a model."""
     if any("\ud800" <= c <= "\udfff" for c in text):  # bytes of the command line that are no character
         raise ClearheadError(f"{name} is not UTF-8: pass it in a file, and convert that (iconv -t UTF-8).")
     if not text.strip():
@@ -87,10 +87,10 @@ def checked(text: str, name: str = "the text") -> str:
 def watched(
     model: Any, tokenizer: Any, text: str, generate: int | None = None, target: str | None = None, **watching: Any
 ) -> Read:
-    """What the model makes of the text; `watching`: as for `watch`.
+    """The calls of the model that reads the text. `watching`: arguments of `watch`.
 
-    `generate`: let it go on for so many tokens at most. `target`: what the decoder of an encoder-decoder reads; without
-    one, what the model generates.
+    `generate`: the model continues the text for at most so many tokens. `target`: the text for the decoder of an
+    encoder-decoder; without a target, it reads the text that the model generates.
     """
     try:
         with quiet():
@@ -142,7 +142,7 @@ def _read(
 
 
 def _spelled(tokenizer: Any, text: str) -> dict[int, str]:
-    """The spelling of each token of a text that the tokenizer does not know, by its place, where that can be told."""
+    """The spelling of tokens that the tokenizer does not know, by their places, where it can be found."""
     if not getattr(tokenizer, "is_fast", False) or tokenizer.unk_token_id is None:
         return {}
     read = tokenizer(text, return_offsets_mapping=True, verbose=False)
@@ -161,6 +161,6 @@ def _words(tokenizer: Any, ids: torch.Tensor) -> list[str]:
 
 
 def quoted(text: str, most: int = 300) -> str:
-    """A text in one line, perhaps cut."""
+    """A text on one line, with line breaks escaped, cut where it is long."""
     shown = printable(text)
     return repr(shown)[1:-1] if len(shown) <= most else shown[: most - 1] + "…"

@@ -1,4 +1,4 @@
-"""attention() of a sequence that is shared out over ranks."""
+"""attention() over a sequence that is shared out over ranks."""
 
 from __future__ import annotations
 
@@ -11,13 +11,12 @@ from clearhead.base.dropout import check_dropout, draw_seed
 from clearhead.base.errors import ClearheadError
 from clearhead.base.tracing import compiling, eagerly, without_autocast
 from clearhead.distributed import exchange, fetch, operation
-from clearhead.distributed._shard import sharded, shared_seed
 from clearhead.distributed.agreement import agree
 from clearhead.distributed.channel import Channel
 from clearhead.distributed.layout import Layout, check_layout
 from clearhead.distributed.needs import Needs
 from clearhead.distributed.once import refuse_transforms
-from clearhead.distributed.pieces import Shard
+from clearhead.distributed.pieces import Shard, sharded, shared_seed
 from clearhead.problem.problem import Problem
 
 METHODS = ("exchange", "gather")
@@ -37,7 +36,7 @@ def attention(
     dropout_p: float = 0.0,
     method: str = "exchange",
 ) -> Tensor:
-    """Attention of a sequence whose positions are shared out over the ranks of a group: each gives its own part.
+    """Attention over a sequence whose positions are shared out over the ranks of a group.
 
     Every rank of the group calls it together, with its part of query, key and value (`layout.shard`), and with masks,
     biases and sinks of the whole sequence:
@@ -46,19 +45,21 @@ def attention(
         query, key, value = (layout.shard(t, dim=2) for t in (query, key, value))
         output = ch.distributed.attention(query, key, value, layout=layout, mask=ch.Causal())
 
-    Formula: that of `attention` over the whole sequence, and the same numbers; dropout too has each pair's fate.
+    Formula: that of `attention` over the whole sequence, with the same numbers; dropout drops the same pairs.
 
-    query (B, H, l, Eq), key (B, Hk, l, Ek), value (B, Hk, l, Ev), the l positions that this rank holds, or the same
-    with other leading dimensions, as for `attention`. `layout`: see `Layout`. `score`, `mask`, `bias`, `scale`,
-    `sinks`, `dropout_p`: as for `attention`, global values, the same on every rank.
-    `method`: "exchange": keys and values that some query here sees come from one rank after another, the next while
-    the last are computed with, and again in the backward pass, which sends their gradients, in float32 at least, to
-    their owners. "gather": all that are needed come at once, and are held until the backward pass; a score with
-    `tile()` alone, and a bias by a function, are computed so in any case, since only autograd knows what they learn.
-    Returns (B, H, l, Ev), this rank's part of the output. Differentiable, once, in all inputs; gradients of what all
-    ranks share (scores, biases, sinks) are this rank's part of a sum over the group. Call backward on every rank.
-    Raises a `ClearheadError` where ranks call with different arguments, which it names, or where one has ended; and as
-    `attention` does. Cost: the pairs, the messages and the bytes that `plan` shows; memory of two ranks' keys.
+    query (B, H, l, Eq), key (B, Hk, l, Ek), value (B, Hk, l, Ev): the l positions that this rank holds, or tensors with
+    other leading dimensions, as for `attention`. `layout`: see `Layout`. `score`, `mask`, `bias`, `scale`, `sinks`,
+    `dropout_p`: as for `attention`, for the whole sequence, and the same on every rank.
+    `method`: "exchange" receives the keys and values that this rank's queries see from one rank after another; the next
+    ones arrive while the last ones are used. The backward pass receives them again, and sends their gradients, in
+    float32 at least, to the ranks that hold them. "gather" receives all of them at once, and holds them until the
+    backward pass. A score with only `tile()`, and a bias by a function, always use "gather", since only autograd knows
+    which tensors they learn.
+    Returns (B, H, l, Ev), this rank's part of the output. It is differentiable once, in all inputs. Gradients of inputs
+    that all ranks share (scores, biases, sinks) are this rank's part of a sum over the group. Call backward on every
+    rank. Raises a `ClearheadError` where ranks call with different arguments, which it names, or where a rank has
+    ended; otherwise it raises as `attention` does. Cost: the pairs, messages and bytes that `plan` shows; memory for
+    the keys of two ranks.
     Sources: Liu et al. 2023, "Ring Attention with Blockwise Transformers"; Llama Team 2024, "The Llama 3 Herd of
     Models" (gathered keys).
     """
@@ -96,7 +97,7 @@ def _with_dropout(local: Problem, p: float) -> Problem:
 
 
 def _by_autograd(local: Problem) -> bool:
-    """Whether autograd alone knows what is learnt."""
+    """Whether only autograd knows which tensors are learnt."""
     return local.lowered is None or local.by_function
 
 

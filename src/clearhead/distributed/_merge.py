@@ -19,8 +19,9 @@ from clearhead.distributed.layout import Group, members
 from clearhead.distributed.once import refuse_transforms
 from clearhead.problem.partial import Partial
 
-MOST = 64  # dimensions of a tensor
-_compared: WeakKeyDictionary[Any, set[tuple[Any, ...]]] = WeakKeyDictionary()  # by group, what all ranks have had alike
+MOST = 64  # the largest number of dimensions of a tensor
+# For each group, the shapes and dtypes that were found to be the same on all ranks.
+_compared: WeakKeyDictionary[Any, set[tuple[Any, ...]]] = WeakKeyDictionary()
 
 
 @eagerly
@@ -32,15 +33,15 @@ def merge(partial: PartialAttention, group: Group = None) -> PartialAttention:
         own = ch.partial(query, keys, values, mask=mask, keys=(first, total))
         output = ch.distributed.merge(own, group).finish(sinks)
 
-    Formula: that of `PartialAttention.merge`, in the order of the ranks: so the result is the same on all, to the bit.
+    Formula: that of `PartialAttention.merge`, in the order of the ranks, so the result is the same on all to the bit.
     `group`: a process group, a `DeviceMesh` of one dimension, or None for all processes.
-    Returns a `PartialAttention`, without gradients (`attention` over ranks has them). Raises a `ClearheadError` where a
-    rank has ended; a `ShapeError` where outputs differ in shape or dtype, which is compared when a group first merges
-    such a one. Cost: one gather of an output and two numbers for each of its queries.
+    Returns a `PartialAttention` without gradients (`attention` over ranks has gradients). Raises a `ClearheadError`
+    where a rank has ended, and a `ShapeError` where outputs differ in shape or dtype; these are compared when a group
+    first merges an output of a shape and dtype. Cost: one gather of an output and two numbers for each of its queries.
     Source: Rabe and Staats 2021, "Self-attention Does Not Need O(n²) Memory"; Dao et al. 2023, "Flash-Decoding".
     """
     if not isinstance(partial, PartialAttention):
-        raise ClearheadError(f"merge takes what partial() gives, not {type(partial).__name__}.")
+        raise ClearheadError(f"merge takes the result of partial(), not {type(partial).__name__}.")
     if isinstance(group, int):
         raise ClearheadError(f"group is {group}; merge takes a process group, or None for all processes.")
     group = members(group)[0]
@@ -61,9 +62,10 @@ def merge(partial: PartialAttention, group: Group = None) -> PartialAttention:
 
 
 def _compare(output: Tensor, dtype: torch.dtype, channel: Channel) -> None:
-    """Raise where the outputs differ in shape or dtype: a gather of unequal ones would end the processes.
+    """Raise an error where the outputs differ in shape or dtype: a gather of unequal tensors would end the processes.
 
-    `dtype`: that in which it is finished. Once for each shape, since to compare costs a message, and on a GPU a wait.
+    `dtype`: the dtype of the finished output. Each shape is compared once, since a comparison costs a message, and on a
+    GPU a wait.
     """
     mine = (*output.shape, output.dtype, dtype)
     seen = _compared.setdefault(channel.group or dist.group.WORLD, set())

@@ -1,4 +1,4 @@
-"""What attention over ranks would send and compute: arithmetic, without a message."""
+"""The plan of attention over ranks: how much each rank would compute and send. Nothing is sent."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from torch import Tensor
 from clearhead._attention import ScoreLike
 from clearhead.base.arrays import accumulated
 from clearhead.base.errors import human_bytes
-from clearhead.distributed._shard import sharded
 from clearhead.distributed.layout import Layout
 from clearhead.distributed.needs import Needs
+from clearhead.distributed.pieces import sharded
 
 SHOWN = 16  # ranks that a printed plan lists
 
 
 @dataclass(frozen=True)
 class Share:
-    """What one rank holds, computes and sends.
+    """One rank's share: how much it holds, computes and sends.
 
-    `pairs`: those that the mask's intervals allow, in all sequences and heads. `peers`: the ranks whose keys it
-    receives. `sent`, `received`: bytes in the forward pass; `sent_backward`: in the backward pass, by the method
-    "exchange", which sends the keys once more, and gradients in float32 at least.
+    `pairs`: the number of pairs that the mask's intervals allow, in all sequences and heads. `peers`: the ranks whose
+    keys it receives. `sent`, `received`: bytes in the forward pass. `sent_backward`: bytes in the backward pass by the
+    method "exchange", which sends the keys once more, and gradients in float32 at least.
     """
 
     rank: int
@@ -37,19 +37,19 @@ class Share:
 
 @dataclass(frozen=True)
 class RankPlan:
-    """What `attention` over ranks would do: print it. `shares`: one a rank."""
+    """What `attention` over ranks would do: print it. `shares`: one for each rank."""
 
     shares: tuple[Share, ...]
     layout: Layout
 
     @property
     def pairs(self) -> int:
-        """Those of all ranks."""
+        """The pairs of all ranks together."""
         return sum(share.pairs for share in self.shares)
 
     @property
     def imbalance(self) -> float:
-        """The most pairs of a rank over their mean: 1 where all have as many."""
+        """The largest number of pairs of a rank over the mean: 1 where all ranks have equally many."""
         return max(share.pairs for share in self.shares) * len(self.shares) / self.pairs if self.pairs else 1.0
 
     def __repr__(self) -> str:
@@ -91,9 +91,10 @@ def plan(
          3      2,048     67,117,056      3     24 MiB     12 MiB     36 MiB
       imbalance 1.000: the most pairs of a rank over their mean
 
-    Arguments as for `attention`, with the part of this rank; for a layout of a number of ranks, that of the first.
+    The arguments are those of `attention`, with this rank's part of query, key and value; with a layout that was made
+    of a number of ranks, the first rank's part.
     Bytes follow from the runs of keys that some query of a rank may see by the mask's intervals; pairs that a residual
-    hides (`MaskFunction`, `DenseMask`) are counted and sent. No process needs to be there, and nothing is sent.
+    hides (`MaskFunction`, `DenseMask`) are counted. No other process is needed, and no message is sent.
     Returns a `RankPlan`. Raises as `attention` does. Cost: a pass over the mask's intervals for each pair of chunks.
     """
     local = sharded(query, key, value, layout, score=score, mask=mask, bias=bias, scale=scale, sinks=sinks)
@@ -105,7 +106,7 @@ def plan(
 
 
 def _share(rank: int, needs: Needs, layout: Layout, forward: int, backward: int) -> Share:
-    """`forward`, `backward`: the bytes of a key with its value, and of their gradients."""
+    """One rank's share. `forward`, `backward`: the bytes of a key with its value, and of their gradients."""
     others = [other for other in range(layout.ranks) if other != rank]
     given = sum(needs.rows[other][rank] for other in others)
     taken = sum(needs.rows[rank][other] for other in others)

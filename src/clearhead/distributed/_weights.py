@@ -10,7 +10,6 @@ from torch import Tensor
 from clearhead._attention import ScoreLike
 from clearhead.base.errors import ClearheadError, UnsupportedError
 from clearhead.base.tracing import eagerly, without_autocast
-from clearhead.distributed._shard import sharded
 from clearhead.distributed.agreement import agree
 from clearhead.distributed.by_key import OverQueries, over_queries
 from clearhead.distributed.by_query import by_query
@@ -18,18 +17,18 @@ from clearhead.distributed.channel import Channel
 from clearhead.distributed.layout import Layout, check_layout
 from clearhead.distributed.needs import Needs
 from clearhead.distributed.once import refuse_transforms
-from clearhead.distributed.pieces import Shard
+from clearhead.distributed.pieces import Shard, sharded
 from clearhead.inspection.reductions.base import Reduction
 from clearhead.inspection.reductions.output import Output
 from clearhead.problem.problem import ABSENT, Problem
 from clearhead.problem.summary import Summary
 
-# no sums and maxima over queries: these need the rows of the whole softmax
+# without sums and maxima over queries, which need the rows of the whole softmax
 OVER_QUERIES: dict[str, Any] = {"received": False, "mean": None, "peak": None, "factors": None}
 
 
 class ShardedWeights:
-    """The weights of a sequence that is shared out over ranks, of which `reduce` gives statistics."""
+    """The weights of a sequence that is shared out over ranks; `reduce` gives statistics of them."""
 
     def __init__(self, query: Tensor, key: Tensor, layout: Layout, given: dict[str, Any]) -> None:
         self._operands, self._layout, self._given = (query, key), layout, given
@@ -40,22 +39,23 @@ class ShardedWeights:
     @eagerly
     @torch.no_grad()
     def reduce(self, *reductions: Reduction) -> tuple[Any, ...]:
-        """Reductions of the weights, as `Weights.reduce` gives them: a tuple of their results, in their order.
+        """Reductions of the weights, as in `Weights.reduce`: a tuple of the results, in the order of the reductions.
 
             found = ch.distributed.weights(query, key, layout=layout, mask=ch.Causal())
             wanted = ch.reductions.Entropy(), ch.reductions.TopK(5), ch.reductions.Pool(128)
             entropy, (values, indices), image = found.reduce(*wanted)
 
-        Each is what it is in one process. What is of queries (`Entropy`, `LogSumExp`, `MaxScore`, `TopK`, whose keys
-        are positions in the whole sequence, `Mass`, `MeanDistance`, `SinkShare`, `Output`) or of keys (`Received`) is
-        that of this rank's positions, and a map (`Pool`) is of the whole sequence, the same to the bit on every rank.
-        Groups of `Mass`, and factors of `queries=`, are of the whole sequence, the same on every rank; the value of
-        `Output` is this rank's part. Results have no gradients.
-        Every rank calls it together, with the same reductions. Raises a `ClearheadError` where they differ, an
-        `UnsupportedError` for reductions that look at blocks of whole rows, for slices of queries with a step, and for
-        reductions of your own whose `of` gives another mask, bias or score, or numbers for some queries alone.
-        Cost: a pass over the allowed pairs and the messages of keys that `plan` shows; `Received` and maps take
-        another of both, and send a number for each key and head back. A map is gathered from all ranks.
+        Each result equals that of one process. Statistics of queries (`Entropy`, `LogSumExp`, `MaxScore`, `TopK`,
+        `Mass`, `MeanDistance`, `SinkShare`, `Output`) and of keys (`Received`) are given for this rank's positions; the
+        keys of `TopK` are positions in the whole sequence. A map (`Pool`) is of the whole sequence, the same to the bit
+        on every rank. Groups of `Mass`, and factors of `queries=`, are of the whole sequence, the same on every rank;
+        the value of `Output` is this rank's part. Results have no gradients.
+        Every rank calls it together, with the same reductions. Raises a `ClearheadError` where the ranks' reductions
+        differ, and an `UnsupportedError` for reductions that look at blocks of whole rows, for slices of queries with a
+        step, and for reductions of your own whose `of` gives another mask, bias or score, or numbers for only some
+        queries. Cost: a pass over the allowed pairs, and the messages of keys that `plan` shows. `Received` and maps
+        need a second pass with its messages, and send a number for each key and head back. A map is gathered from all
+        ranks.
         """
         wrong = [r for r in reductions if not isinstance(r, Reduction)]
         if wrong:
@@ -82,7 +82,7 @@ class ShardedWeights:
 
 
 class _Asked(NamedTuple):
-    """A reduction, the problem (of the whole sequence) whose weights it means, and the statistics that make it."""
+    """A reduction, the problem of the whole sequence that it is of, and the statistics from which it is made."""
 
     reduction: Reduction
     meant: Problem
@@ -111,18 +111,18 @@ def _asked(reduction: Reduction, whole: Problem) -> _Asked:
         )
     asked = _Asked(reduction, meant, summary)
     if asked.queries.step != 1:
-        raise UnsupportedError(f"{reduction!r:.80}: over ranks a slice of queries has no step.")
+        raise UnsupportedError(f"{reduction!r:.80}: over ranks a slice of queries cannot have a step.")
     if len(asked.queries) < whole.sizes.queries and asked.of_queries:
         raise UnsupportedError(
-            f"{reduction!r:.80} is of some queries, and over ranks a number for each query is one for each query of "
-            "this rank: some of them can be chosen for what keys receive, and for maps."
+            f"{reduction!r:.80} is of some queries, and over ranks statistics of queries are given for all queries of "
+            "this rank: queries can be chosen only for Received and for maps."
         )
     if meant.origin is None and any(
         mine is not of_all for mine, of_all in zip(_read(meant), _read(whole), strict=True)
     ):
         raise UnsupportedError(
-            f"{reduction!r:.80} is of another score, mask or bias; over ranks its of() may leave out queries and sinks "
-            "alone."
+            f"{reduction!r:.80} is of another score, mask or bias; over ranks its of() may leave out only queries "
+            "and sinks."
         )
     return asked
 
@@ -132,13 +132,16 @@ def _read(problem: Problem) -> tuple[Any, ...]:
 
 
 def _in_words(one: _Asked) -> tuple[Any, ...]:
-    """What a reduction asks for, without the tensors that it reads."""
+    """The description of a reduction, without the tensors that it reads."""
     numbers = tuple(value for value in one.summary if not isinstance(value, Tensor))
     return type(one.reduction).__name__, one.meant.sinks is None, str(one.queries), str(numbers)
 
 
 def _results(asked: list[_Asked], shard: Shard) -> list[Any]:
-    """In one pass what is of queries; with what that knows of each row, in another what is of keys, and maps."""
+    """The results: statistics of queries in a first pass; statistics of keys, and maps, in a second pass.
+
+    The second pass uses the maximum and the log-sum of each row, which the first pass finds.
+    """
     summaries, places = _together([one.summary._replace(**OVER_QUERIES) for one in asked])
     merged = [found.found for found in by_query(shard, summaries)]
     found = [merged[at](one.meant.sinks) for one, at in zip(asked, places, strict=True)]
@@ -154,7 +157,7 @@ def _results(asked: list[_Asked], shard: Shard) -> list[Any]:
 
 
 def _together(summaries: list[Summary]) -> tuple[list[Summary], list[int]]:
-    """As few summaries that hold these, and for each the place of the one that does."""
+    """The summaries joined into as few as possible, and for each given summary the place of the joined one."""
     few: list[Summary] = []
     places = []
     for summary in summaries:
@@ -181,14 +184,14 @@ def weights(
     scale: float | None = None,
     sinks: Any = None,
 ) -> ShardedWeights:
-    """The weights of a sequence that is shared out over ranks, of which `reduce` gives statistics.
+    """The weights of a sequence that is shared out over ranks; `reduce` gives statistics of them.
 
         found = ch.distributed.weights(query, key, layout=layout, mask=ch.Causal())
         wanted = ch.reductions.Entropy(), ch.reductions.TopK(5), ch.reductions.Received()
         entropy, (values, indices), received = found.reduce(*wanted)
 
-    Arguments as for `attention` over ranks: this rank's part of query and key, and what is of the whole sequence.
-    Returns `ShardedWeights`; nothing is sent before `reduce`. Raises as `attention` does, when it is reduced.
+    The arguments are those of `attention` over ranks: this rank's part of query and key; mask, bias and sinks of the
+    whole sequence. Returns `ShardedWeights`; nothing is sent before `reduce`, which raises as `attention` does.
     """
     given = {"score": score, "mask": mask, "bias": bias, "scale": scale, "sinks": sinks}
     return ShardedWeights(query, key, layout, given)

@@ -1,4 +1,4 @@
-"""Whether all ranks call with the same: compared first, since ranks that differ would wait for each other forever."""
+"""Compare the arguments of all ranks before a call: ranks with different ones would wait for each other forever."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from clearhead.distributed.pieces import Shard
 from clearhead.problem.visible import intervals_of
 from clearhead.scores.base import Pairwise
 
-ALL = 2**16  # bytes of a tensor that are compared as they are; of more, a sum that knows each number's place
+ALL = 2**16  # a tensor of at most so many bytes is compared byte by byte; of a larger one, a weighted sum is compared
 GOLDEN = -7046029254386353131  # 2⁶⁴ / golden ratio, odd, as a number with a sign
 PART = 2**22  # numbers that are summed at a time
 WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 def agree(shard: Shard, call: tuple[Any, ...], reads: tuple[Tensor, ...] = ()) -> None:
-    """Raise a `ClearheadError` that names what differs, and on which rank, where the ranks do not call alike.
+    """Raise a `ClearheadError` where the ranks' calls differ; it names the argument and the ranks.
 
-    `call`: what is asked for, in words and numbers; `reads`: tensors that it reads, of the whole sequence.
+    `call`: the call in words and numbers; `reads`: further tensors of the whole sequence that the call reads.
     """
     advice = (
         "Masks, biases, lengths and scores are those of the whole sequence, the same on every rank, and so are dtypes "
@@ -36,7 +36,7 @@ def agree(shard: Shard, call: tuple[Any, ...], reads: tuple[Tensor, ...] = ()) -
 
 
 def compare(said: dict[str, Any], channel: Channel, device: torch.device, advice: str) -> None:
-    """Raise where the ranks do not say the same of each name, by digests on `device`."""
+    """Raise an error where the ranks give different values for a name of `said`. Digests on `device` are compared."""
     digests = [_digest(value) for value in said.values()]
     every = channel.gather(torch.tensor(digests, dtype=torch.int64, device=device)).cpu()
     for at, name in enumerate(said):
@@ -49,7 +49,7 @@ def compare(said: dict[str, Any], channel: Channel, device: torch.device, advice
 
 
 def _which(alike: list[list[int]]) -> str:
-    """The ranks that are not like most; or, where none are most, which are alike."""
+    """The ranks that differ from the majority; where there is no majority, the groups of equal ranks."""
     most, *others = sorted(alike, key=len, reverse=True)
     if len(most) > sum(map(len, others)):
         return f"on rank {', '.join(str(rank) for ranks in others for rank in ranks)}"
@@ -57,7 +57,7 @@ def _which(alike: list[list[int]]) -> str:
 
 
 def _short(value: Any) -> bool:
-    """Whether a reader sees what differs."""
+    """Whether a value can be printed in the message: it is text or numbers."""
     return all(map(_short, value)) if isinstance(value, tuple) else isinstance(value, str | int | float)
 
 
@@ -101,7 +101,7 @@ def _of_tensor(tensor: Tensor | None) -> Any:
     if tensor is None:
         return None
     flat = tensor.detach().resolve_neg().reshape(-1).contiguous()
-    if flat.numel() < 2:  # these count as contiguous at any stride
+    if flat.numel() < 2:  # a tensor of one element counts as contiguous at any stride
         flat = flat.clone(memory_format=torch.contiguous_format)
     if flat.nbytes <= ALL:
         return tuple(tensor.shape), flat.view(torch.uint8).cpu().numpy().tobytes()
@@ -111,7 +111,7 @@ def _of_tensor(tensor: Tensor | None) -> Any:
 
 
 def _sum(words: Tensor, first: int) -> int:
-    """Each word by an odd number of its place, modulo 2⁶⁴: exact, so the order in which they are added is the same."""
+    """The sum of each word times an odd number that follows from its place, modulo 2⁶⁴: exact in any order."""
     place = torch.arange(first, first + words.numel(), dtype=torch.int64, device=words.device) * GOLDEN
     return int((words.long() * ((place ^ (place >> 29)) | 1)).sum())
 

@@ -16,17 +16,18 @@ from clearhead.distributed.channel import Channel
 from clearhead.distributed.layout import Layout
 from clearhead.problem.problem import refuse_distributed
 
-IGNORED = -100  # a label that counts nowhere, as transformers has it
+IGNORED = -100  # the label of a position without a target, as in transformers
 BY_POSITION = ("input_ids", "inputs_embeds", "attention_mask", "position_ids", "token_type_ids")
 
 
 @dataclass(frozen=True, eq=False)
 class ShardedBatch:
-    """One rank's part of a batch: what `shard_batch` gives.
+    """One rank's part of a batch, as `shard_batch` returns it.
 
-    `inputs`: for the call `model(**batch.inputs)`: this rank's part of what was given, and `position_ids`, which count
-    through the whole sequence. `targets` (B, l), int64: the label that each logit here is compared to, −100 for none;
-    None without labels. `tokens`: how many labels the whole batch has, on all ranks.
+    `inputs`: the arguments of the call `model(**batch.inputs)`: this rank's part of each tensor of the batch, and
+    `position_ids`, which count through the whole sequence. `targets` (B, l), int64: the label for each logit of this
+    rank, −100 where there is none; None without labels. `tokens`: the number of labels of the whole batch, on all
+    ranks.
     """
 
     inputs: dict[str, Tensor]
@@ -36,8 +37,9 @@ class ShardedBatch:
     def loss(self, logits: Tensor) -> Tensor:
         """This rank's term of the mean loss: the sum over the ranks is the mean over all labels of the batch.
 
-        `logits` (B, l, vocabulary), those of this rank. Formula: Σ cross-entropy(logits, targets) / tokens, in float32
-        at least; 0 where the batch has no label. Its gradients are terms of a sum too: see `shard_batch`.
+        `logits` (B, l, vocabulary): the logits of this rank. Formula: Σ cross-entropy(logits, targets) / tokens, in
+        float32 at least; 0 where the batch has no label. Its gradients are terms of a sum over the ranks, too: see
+        `shard_batch`.
         """
         if self.targets is None:
             raise ClearheadError("the batch has no labels: give shard_batch a batch with labels for a loss.")
@@ -74,17 +76,17 @@ def shard_batch(batch: Mapping[str, Any], layout: Layout, *, shift: bool = True)
         loss = part.loss(model(**part.inputs).logits)
         loss.backward()
 
-    `batch`: `input_ids` (B, L) or `inputs_embeds` (B, L, E); and where there are some: `labels` (B, L), as transformers
-    takes them, not shifted, −100 for none; `attention_mask` (B, L), 0 for padding, on the right, on the left, or
-    anywhere; `position_ids` (B or 1, L), by default 0 … L − 1, where packed documents begin again; `token_type_ids`.
-    `layout`: see `Layout`. `shift`: whether a position's logits are for the next token, as causal models have it:
-    labels are shifted before they are shared out, so that a part's last logit has its target too. False for masked
-    tokens.
+    `batch`: `input_ids` (B, L) or `inputs_embeds` (B, L, E). It may also have: `labels` (B, L), as transformers takes
+    them, not shifted, −100 where there is none; `attention_mask` (B, L), 0 for padding, on the right, on the left, or
+    anywhere; `position_ids` (B or 1, L), by default 0 … L − 1, which begin again from 0 at each packed document;
+    `token_type_ids`. `layout`: see `Layout`. `shift`: whether a position's logits predict the next token, as in causal
+    models. Labels are then shifted before they are shared out, so that the last logit of a part has its target too.
+    Pass False for models of masked tokens.
     Returns a `ShardedBatch`: `inputs`, `targets`, `tokens`, and `loss(logits)`.
 
     The sum of `loss` over the ranks is the mean over all labels, and a gradient of a parameter is the sum of the ranks'
-    gradients: add them up (`all_reduce`), or, where DDP or FSDP averages over these ranks, alone or among others, give
-    `loss * layout.ranks` to `backward`.
+    gradients: add them up (`all_reduce`). Where DDP or FSDP averages over these ranks, alone or among others, call
+    `backward` on `loss * layout.ranks` instead.
     Raises a `ClearheadError` for other keys, shapes and layouts, and where the ranks have different batches.
     """
     if not isinstance(layout, Layout):
@@ -111,7 +113,7 @@ def shard_batch(batch: Mapping[str, Any], layout: Layout, *, shift: bool = True)
 
 
 def _checked(batch: Any, layout: Layout) -> dict[str, Tensor]:
-    """The tensors of a batch, by name; raises for what cannot be shared out."""
+    """The tensors of a batch, by name. Raises an error for an entry that cannot be shared out."""
     if not isinstance(batch, Mapping):
         raise ClearheadError(
             f"batch is a {type(batch).__name__}; pass a mapping with input_ids, such as a tokenizer's."
@@ -126,7 +128,7 @@ def _checked(batch: Any, layout: Layout) -> dict[str, Tensor]:
         if name not in (*BY_POSITION, "labels"):
             raise ClearheadError(
                 f"batch has {name!r}, which is not shared out; it takes {', '.join(BY_POSITION)} and labels. Packed "
-                "documents are told by position_ids that begin again from 0."
+                "documents are marked by position_ids that begin again from 0."
             )
         if not isinstance(value, Tensor):
             raise ClearheadError(

@@ -1,4 +1,4 @@
-"""Sums and maxima over queries, of weights whose softmax is known: what keys receive, and maps."""
+"""Sums and maxima over queries, of weights whose softmax is known: received weights of keys, and maps."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from clearhead.problem.summary import Found, Sent, Summary
 
 
 class OverQueries(NamedTuple):
-    """A summary of the weights of some queries, `queries`, with the rows of this rank's."""
+    """A summary of the weights of the queries `queries`, with the maxima and log-sums of this rank's queries."""
 
     summary: Summary
     queries: range
@@ -28,7 +28,7 @@ class OverQueries(NamedTuple):
     log_sum: Tensor
 
     def part(self, problem: Problem, job: Job, here: slice) -> tuple[Problem, Job, Rows] | None:
-        """A job's problem, guarded, of these queries alone; and their rows. None where it has none of them."""
+        """The guarded problem of a job cut to these queries, with their rows; None where the job has none of them."""
         queries = both(job.queries, self.queries)
         if not queries:
             return None
@@ -39,13 +39,16 @@ class OverQueries(NamedTuple):
         return problem, job._replace(queries=queries), Rows(maximum, log_sum, torch.zeros_like(log_sum))
 
     def factors(self, queries: range) -> Tensor | None:
-        """What each of these queries counts."""
+        """The factor of each of these queries; None where all factors are 1."""
         every = self.summary.factors
         return None if every is None else every[..., queries.start - self.queries.start :][..., : len(queries)]
 
 
 def over_queries(shard: Shard, wanted: list[OverQueries]) -> list[Found]:
-    """What these find: `received` of this rank's keys; `mean`, `peak` of the whole, alike to the bit on every rank."""
+    """The statistics of each summary: `received` for this rank's keys; `mean` and `peak` for the whole sequence.
+
+    `mean` and `peak` are the same to the bit on every rank.
+    """
     if not wanted:
         return []
     local, sizes = shard.local, shard.needs.sizes
@@ -76,7 +79,7 @@ def over_queries(shard: Shard, wanted: list[OverQueries]) -> list[Found]:
 
 
 def _received(one: OverQueries, problem: Problem, job: Job, rows: Rows) -> Tensor:
-    """Σ_i factor_i w_ij of a part."""
+    """Σ_i factor_i w_ij over the queries i of a part."""
     sizes = problem.sizes
     ones = rows.log_sum.new_ones(sizes.batch, sizes.heads, sizes.keys)
     sent = Sent(received=ones, factors=one.factors(job.queries))
@@ -86,7 +89,7 @@ def _received(one: OverQueries, problem: Problem, job: Job, rows: Rows) -> Tenso
 
 
 def _map(cell: tuple[int, int] | None, one: OverQueries, shard: Shard, dtype: torch.dtype) -> Tensor | None:
-    """Room for a map of the whole; None where there is none."""
+    """Room for a map of the whole sequence; None where no map is wanted."""
     if cell is None:
         return None
     sizes = shard.needs.sizes
@@ -104,7 +107,7 @@ def _add_to_maps(
         at = region.sides[:3]
         tile = engine.scores(cut(problem, region))
         weights = (tile - rows.maximum[at].unsqueeze(-1)).sub_(rows.log_sum[at].unsqueeze(-1)).exp_()
-        weights.masked_fill_(tile == -torch.inf, 0.0)  # also in a row of NaN
+        weights.masked_fill_(tile == -torch.inf, 0.0)  # this also holds in a row of NaN
         first = (
             job.queries.start - one.queries.start + (region.queries.start or 0),
             job.keys.start + (region.keys.start or 0),
@@ -123,7 +126,7 @@ def _add_to_maps(
 def _place(
     into: Tensor, weights: Tensor, at: tuple[slice, ...], first: tuple[int, int], cell: tuple[int, int], reduce: Any
 ) -> tuple[Tensor, Tensor]:
-    """The cells of some weights, whose first query and key are `first`, and their place in a map."""
+    """The cells of `weights`, whose first query and key are `first`, and the place of these cells in the map `into`."""
     part = pooled(weights, first, cell, reduce)
     sides = (slice(a // n, a // n + size) for a, n, size in zip(first, cell, part.shape[2:], strict=True))
     return part, into[(*at[:2], *sides)]

@@ -1,4 +1,4 @@
-"""Statistics of each query's softmax, merged over parts of the keys: one pass over the keys, as `Partial` merges."""
+"""Statistics of each query's softmax, merged over parts of the keys in one pass, as `Partial` merges outputs."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from clearhead.problem.summary import Found, Summary
 
 
 class ByQuery:
-    """What a summary finds of this rank's queries, over the parts of the keys that were added so far.
+    """The statistics of a summary for this rank's queries, over the parts of the keys that were added so far.
 
-    Averages by weight (output, groups, distance) are merged as outputs are. The entropy of both parts is
-    Σ_p a_p (H_p − log a_p), a_p the share of part p in the softmax. The largest weights are put in order by their
-    scores, and of equal ones the first key is taken. Equal keys of parts of different sizes may have scores that differ
+    Averages by weight (output, groups, distance) are merged as outputs are. The entropy of two parts together is
+    Σ_p a_p (H_p − log a_p), where a_p is the share of part p in the softmax. The largest weights are ordered by their
+    scores; of equal scores the first key is taken. Equal keys in parts of different sizes may have scores that differ
     in the last bit.
     """
 
@@ -40,7 +40,7 @@ class ByQuery:
         self._indices = self._scores.long().fill_(-1)
 
     def of_part(self, job: Job) -> Summary:
-        """The summary of a part."""
+        """The summary to compute for the part of a job."""
         own = self.summary
         queries, keys = (slice(side.start, side.stop) for side in job)
         return own._replace(
@@ -50,7 +50,7 @@ class ByQuery:
         )
 
     def add(self, found: Found, here: slice, first: int) -> None:
-        """What a part has found of the queries `here`, whose keys begin at `first`."""
+        """Add the statistics of a part: its queries are `here`, and its keys begin at `first`."""
         at = (EVERY, EVERY, here)
         mine = self._rows.at(here)
         assert found.maximum is not None
@@ -71,7 +71,7 @@ class ByQuery:
             self._take(at, found.scores, found.indices + first)
 
     def _take(self, at: tuple[slice, ...], scores: Tensor, indices: Tensor) -> None:
-        """The largest of both, equal ones in the order of the keys."""
+        """Keep the largest of the old and the new scores; equal scores stay in the order of their keys."""
         every, keys = torch.cat([self._scores[at], scores], -1), torch.cat([self._indices[at], indices], -1)
         keys, order = keys.sort(-1)
         every, by_score = every.gather(-1, order).sort(dim=-1, descending=True, stable=True)
@@ -79,7 +79,7 @@ class ByQuery:
         self._scores[at], self._indices[at] = every[..., :k], keys.gather(-1, by_score)[..., :k]
 
     def found(self, sinks: Tensor | None) -> Found:
-        """The statistics; with sinks, what is of the weights is less by their share."""
+        """The statistics. With sinks, statistics of the weights are reduced by the share of the sinks."""
         rows = self._rows if sinks is None else self._rows.with_sinks(sinks.to(self._entropy.dtype)[:, None])
         output, groups, distance = torch.split(rows.output, self._widths, -1)
         assert rows.maximum is not None and rows.log_sum is not None
@@ -99,19 +99,19 @@ class ByQuery:
         )
 
     def _filled(self) -> Tensor:
-        """The keys of the largest weights; where a query sees fewer than k, other keys."""
+        """The keys of the largest weights, filled up with other keys where a query sees fewer than k."""
         none, k = self._scores == -torch.inf, self.summary.top
         if not none.any():
             return self._indices
-        some = min(k, self._keys)  # of the first k keys at least as many are free as are wanted
+        some = min(k, self._keys)  # enough of the first k keys are free
         taken = none.new_zeros((*none.shape[:-1], some + 1), dtype=torch.int8)
         taken.scatter_(-1, self._indices.masked_fill(none, some).clamp(max=some), 1)
-        free = taken[..., :some].sort(dim=-1, stable=True).indices  # those that are not taken, first
+        free = taken[..., :some].sort(dim=-1, stable=True).indices  # the free keys come first
         return torch.where(none, free.gather(-1, (none.cumsum(-1) - 1).clamp(min=0)), self._indices)
 
 
 def by_query(shard: Shard, summaries: list[Summary]) -> list[ByQuery]:
-    """What these find of this rank's queries. Every rank calls it with as many."""
+    """The statistics of each summary for this rank's queries. Every rank calls this with equally many summaries."""
     every = [ByQuery(shard.local, summary) for summary in summaries]
     for _, piece in pieces(shard):
         for job, here, _, problem in parts(shard, piece) if piece else ():

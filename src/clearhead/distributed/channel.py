@@ -1,4 +1,4 @@
-"""Messages between the ranks of a group. Both peers post in the same order, which is what NCCL matches them by."""
+"""Messages between the ranks of a group. Both peers post in the same order, because NCCL matches messages by order."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from clearhead.base.errors import ClearheadError
 
 
 class Channel:
-    """`sent` counts the bytes that this rank has sent."""
+    """The connection of this rank to the others of a group. `sent` counts the bytes that this rank has sent."""
 
     def __init__(self, group: Any) -> None:
         self.group = group
@@ -23,13 +23,13 @@ class Channel:
 
     @property
     def on_cuda(self) -> bool:
-        """Whether the group sends tensors of a CUDA device alone."""
+        """Whether the group sends only tensors of a CUDA device."""
         return bool(dist.get_backend(self.group) == "nccl")
 
     def post(self, to: int, tensor: Tensor | None, source: int, room: Tensor | None) -> Posted:
-        """Send a tensor to one rank and receive one from another; None where there is nothing. Returns at once.
+        """Send `tensor` to one rank, and receive a tensor from another rank into `room`. Returns at once.
 
-        A tensor without numbers isn't sent: its room is as it was, and both peers know.
+        Each is None where there is no message. A tensor without elements is not sent, which both peers know.
         """
         moves = []
         if tensor is not None and tensor.numel():
@@ -41,7 +41,7 @@ class Channel:
             return Posted(dist.batch_isend_irecv(moves) if moves else [], room, tensor)
 
     def gather(self, row: Tensor) -> Tensor:
-        """The same small tensor of all ranks, (ranks, …)."""
+        """The rows of all ranks, (ranks, …). `row` has the same shape and dtype on every rank."""
         rows = [torch.empty_like(row) for _ in range(self.ranks)]
         with _told(
             f"rank {self.rank} of {self.ranks} has waited for the others in vain: one has ended, or has not made this "
@@ -62,7 +62,7 @@ class Posted:
         self._works, self._room, self._sent = works, room, sent  # tensors stay until the messages are through
 
     def wait(self) -> Tensor | None:
-        """What was received."""
+        """The received tensor, once the messages are through; None where nothing was to be received."""
         with _told("a rank of the group has ended, or does not answer"):
             for work in self._works:
                 work.wait()
@@ -71,7 +71,7 @@ class Posted:
 
 @contextmanager
 def _told(what: str) -> Iterator[None]:
-    """A backend's own error, in words that say what it means."""
+    """Raise a `ClearheadError` that begins with `what` in place of a backend's own error."""
     try:
         yield
     except RuntimeError as error:

@@ -1,7 +1,7 @@
-"""Attention of a sharded sequence: keys travel to the queries that need them, their gradients back (`pieces`).
+"""Attention of a sharded sequence: keys are sent to the queries that need them, and gradients back (`pieces`).
 
-The parts are merged (`Partial`), and a part's gradients need no more than the rows of the whole (`Rows`): so the
-backward pass fetches keys again, and sends dK and dV to their owners.
+The outputs of the parts are merged (`Partial`). The gradients of a part need only the rows of the whole softmax
+(`Rows`), so the backward pass fetches the keys again, and sends dK and dV to the ranks that hold the keys.
 Sources: Liu et al. 2023, "Ring Attention"; Dao et al. 2022, "FlashAttention", appendix B.
 """
 
@@ -67,7 +67,7 @@ def forward(shard: Shard) -> Partial:
 
 
 def backward(shard: Shard, kept: Partial, grad: Tensor, wanted: tuple[bool, ...]) -> Operands:
-    """The gradients of this rank's operands; of what all ranks share (weight, bias, sinks) this rank's part."""
+    """The gradients of this rank's operands; for what all ranks share (weight, bias, sinks), this rank's part."""
     local = shard.local
     assert kept.maximum is not None and kept.log_sum is not None and local.value is not None
     rows = Rows(kept.maximum, kept.log_sum, (grad * kept.output).sum(-1))
@@ -94,7 +94,7 @@ def _zeros(like: Tensor | None, grad: Tensor) -> Tensor | None:
 
 
 def _learnt(sums: Operands, job: Job, needs: Needs) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-    """Of what is learnt for the whole matrix, φ's weight and the bias, the part that a job has."""
+    """The parts of the gradients of φ's weight and of the bias to which a job adds."""
     dense, relative = sums.dense, sums.relative
     if dense is not None:
         sides = (slice(None) if n == 1 else slice(s.start, s.stop) for n, s in zip(dense.shape[2:], job, strict=True))

@@ -1,4 +1,4 @@
-"""The keys that a rank needs, fetched at once: autograd follows what is computed with them, whatever the score."""
+"""Attention over keys that are fetched at once: autograd follows the computation with them, for every score."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from clearhead.engines.choose import choose
 
 
 class _Fetch(torch.autograd.Function):
-    """Key and value rows of all ranks that this one needs, in the order of the ranks; their gradients go back."""
+    """Fetches the rows of key and value that this rank needs, in the order of the ranks, and sends gradients back."""
 
     @staticmethod
     def forward(ctx: Any, needs: Needs, channel: Channel, key: Tensor, value: Tensor) -> tuple[Tensor, ...]:
@@ -49,7 +49,7 @@ class _Fetch(torch.autograd.Function):
 
 
 def _sent_back(needs: Needs, channel: Channel, own: Sequence[Tensor], grads: Sequence[Tensor]) -> Gradients:
-    """The gradients of this rank's keys and values: those of its own queries, and what comes from the other ranks."""
+    """The gradients of this rank's keys and values, from its own queries and from those of the other ranks."""
     me = channel.rank
     sums = [torch.zeros_like(t, dtype=accumulated(t.dtype)) for t in own]
     by_rank = [messages.count(runs) for runs in needs.runs[me]]
@@ -70,7 +70,7 @@ def _sent_back(needs: Needs, channel: Channel, own: Sequence[Tensor], grads: Seq
 
 
 def attend(shard: Shard) -> Tensor:
-    """The output (B, H, lq, Ev) of this rank's queries: one problem for each chunk of them, over all its keys."""
+    """The output (B, H, lq, Ev) of this rank's queries: one problem for each chunk of queries, over all its keys."""
     local, needs, me = shard.local, shard.needs, shard.channel.rank
     assert local.value is not None
     key, value = _Fetch.apply(needs, shard.channel, local.key, local.value)  # type: ignore[no-untyped-call]
@@ -89,13 +89,13 @@ def attend(shard: Shard) -> Tensor:
         problem = shard.part(Job(queries, hull), query, *own)._replace(sinks=local.sinks)
         outputs.append(operation.run(problem, choose(problem, None)))
     outputs.append(local.query.new_zeros(*local.query.shape[:2], 0, value.shape[-1]))
-    # in the backward pass other ranks wait for this one, though it may have needed nothing
+    # other ranks wait for this one in the backward pass, even where it has fetched nothing
     output: Tensor = torch.cat(outputs, 2) + value[:, :, :0].sum() + local.query[:, :, :0].sum()
     return output
 
 
 def _laid_out(fetched: Tensor, held: list[range], runs: list[range]) -> Tensor:
-    """The rows of these runs, and zeros between them, for keys that no query of theirs sees."""
+    """The rows of these runs, with zeros between the runs, for keys that no query of the chunk sees."""
     parts, end = [], runs[0].start
     for run in runs:
         if run.start > end:

@@ -20,13 +20,13 @@ from clearhead.base.tracing import eagerly, without_autocast
 from clearhead.masks.base import Mask
 from clearhead.problem.visible import intervals_of, resolve
 
-LAYOUTS = 1024  # that are remembered, the last
+LAYOUTS = 1024  # how many of the latest layouts are remembered
 Group = Any  # a ProcessGroup, a DeviceMesh of one dimension, a number of ranks, or None for all
 
 _count = itertools.count()
-_first: WeakValueDictionary[Any, Layout] = WeakValueDictionary()  # of those of one type, chunks and group
+_first: WeakValueDictionary[Any, Layout] = WeakValueDictionary()  # by type, chunks and group
 _numbered: WeakValueDictionary[int, Layout] = WeakValueDictionary()
-_last: deque[Layout] = deque(maxlen=LAYOUTS)  # a backward pass may come when nobody holds its layout any more
+_last: deque[Layout] = deque(maxlen=LAYOUTS)  # a backward pass may run when its layout is no longer held elsewhere
 
 
 class Layout:
@@ -41,10 +41,10 @@ class Layout:
     >>> layout.shard(torch.arange(8.0), dim=0, rank=0)
     tensor([0., 1., 6., 7.])
 
-    `chunks`: for each rank the ranges of its positions, ascending; together they are 0 … length − 1, each once. A rank
-    may hold none. `group`: a process group, a `DeviceMesh` of one dimension, None for all processes; or a number of
-    ranks, for arithmetic without processes (`plan`), where this process counts as the first.
-    Raises a `ClearheadError` for chunks that overlap, that leave out a position, or that are not one tuple a rank.
+    `chunks`: for each rank the ranges of its positions, ascending. All ranges together hold 0 … length − 1, each once.
+    A rank may hold no position. `group`: a process group, a `DeviceMesh` of one dimension, None for all processes; or a
+    number of ranks, for arithmetic without processes (`plan`), where this process counts as the first. Raises a
+    `ClearheadError` for chunks that overlap or leave out a position, and unless there is one tuple for each rank.
     """
 
     def __init__(self, chunks: Iterable[Iterable[range]], group: Group = None) -> None:
@@ -60,11 +60,11 @@ class Layout:
         if any(a.start > b.start for own in self.chunks for a, b in itertools.pairwise(own)):
             raise ClearheadError(f"the chunks of a rank must be ascending; they are {self.chunks!r:.120}.")
         self.length: int = ends[-1]
-        self.held = self.count()  # by this rank; compiled code reads this, and no ranges
+        self.held = self.count()  # by this rank; compiled code reads this number, and no ranges
         self.number, self._alike = _number(self)
 
     def own(self, rank: int | None = None) -> tuple[range, ...]:
-        """The chunks of a rank, this one by default."""
+        """The chunks of a rank, by default of this one."""
         return self.chunks[self.rank if rank is None else check_count(rank, 0, "rank", self.ranks - 1)]
 
     def count(self, rank: int | None = None) -> int:
@@ -96,7 +96,7 @@ class Layout:
 
 
 class Contiguous(Layout):
-    """Rank 0 holds the first positions, rank 1 the next: for windows, and for lengths of your own.
+    """Rank 0 holds the first positions, rank 1 the next ones: for windows, and for lengths that you choose.
 
     >>> import clearhead as ch
     >>> ch.distributed.Contiguous([3, 0, 5], 3).chunks
@@ -121,7 +121,7 @@ class ZigZag(Layout):
     >>> ch.distributed.ZigZag(12, 3).chunks
     ((range(0, 2), range(10, 12)), (range(2, 4), range(8, 10)), (range(4, 6), range(6, 8)))
 
-    Late queries see more keys than early ones: so all ranks have about the same number of pairs.
+    Late queries see more keys than early queries, so all ranks have about the same number of pairs.
     Source: Zhu 2024, "ring-flash-attention"; Llama Team 2024, "The Llama 3 Herd of Models", section 3.3.2.
     """
 
@@ -139,8 +139,8 @@ class Balanced(Layout):
     >>> ch.distributed.Balanced(documents & ch.Causal(), 8, 2).chunks
     ((range(0, 4),), (range(4, 8),))
 
-    `mask`: as for `attention`; pairs are those of its intervals. `batch`: the number of sequences that it is for. Ranks
-    may hold different numbers of positions.
+    `mask`: as for `attention`; the pairs of its intervals are counted. `batch`: the number of sequences of the mask.
+    Ranks may hold different numbers of positions.
     """
 
     def __init__(self, mask: Mask, length: int, group: Group = None, *, batch: int = 1) -> None:
@@ -150,14 +150,14 @@ class Balanced(Layout):
         length = check_count(length, 0, "length")
         start, stop = intervals_of(resolve(mask, Sizes(batch, 1, length, length), as_written=False))
         seen = np.maximum(stop - start, 0).sum(-1)  # (B or 1, H or 1, Lq or 1)
-        rows = np.broadcast_to(seen, (*seen.shape[:2], length)).sum((0, 1)) + 1  # a row costs something too
+        rows = np.broadcast_to(seen, (*seen.shape[:2], length)).sum((0, 1)) + 1  # a row has a cost of its own
         total = np.concatenate([[0], np.cumsum(rows)])
         ends = np.searchsorted(total, [int(total[-1]) * part // ranks for part in range(ranks + 1)])
         super().__init__([[range(int(a), int(b))] for a, b in itertools.pairwise(ends)], group)
 
 
 def check_layout(layout: Any) -> None:
-    """Raise where it is no layout of processes."""
+    """Raise an error unless `layout` is a layout of processes."""
     if not isinstance(layout, Layout):
         raise ClearheadError(f"layout is {layout!r:.60}; pass a Layout, such as ZigZag(length, group).")
     if not layout.members:
@@ -168,7 +168,7 @@ def check_layout(layout: Any) -> None:
 
 
 def by_number(number: int) -> Layout:
-    """A layout by its number: what compiled code holds of it."""
+    """The layout with this number. Compiled code holds the number of a layout."""
     found = _numbered.get(number)
     if found is None:
         raise ClearheadError(
@@ -178,9 +178,9 @@ def by_number(number: int) -> Layout:
     return found
 
 
-@eagerly  # compiled code must find it when it runs
+@eagerly  # compiled code must find the layout when it runs
 def _number(layout: Layout) -> tuple[int, Layout | None]:
-    """The same for equal layouts of one group; and the first of these, which stays while one of them does."""
+    """The number of equal layouts of one group, and the first of them, which is kept while one of them is in use."""
     value = type(layout), layout.chunks, layout.group, layout.members
     first = _first.setdefault(value, layout)
     _last.append(first)
@@ -192,7 +192,7 @@ def _number(layout: Layout) -> tuple[int, Layout | None]:
 
 
 def _ranges(chunks: Any) -> tuple[tuple[range, ...], ...]:
-    """The chunks of each rank, without those that hold nothing."""
+    """The chunks of each rank, without empty ones."""
     try:
         found = tuple(tuple(own) for own in chunks)
     except TypeError:

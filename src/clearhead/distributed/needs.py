@@ -1,4 +1,4 @@
-"""Which keys each rank needs of each other, and what it computes with them: arithmetic alone."""
+"""Which keys each rank needs from each other rank, and which parts of the matrix it computes with them."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from clearhead.base.shapes import Sizes
 from clearhead.distributed.layout import Layout
 from clearhead.problem.visible import Visible, intervals_of
 
-PIECE = 1024  # keys in one message of the exchange: fewer hold less memory, and each is a call of a kernel more
-NEAR = 64  # keys that no query sees, between some that are: fewer are sent with these, and more are left out
+PIECE = 1024  # keys in one message of the exchange: smaller messages need less memory, and more calls of a kernel
+NEAR = 64  # a gap of at most so many unseen keys between seen keys is sent with them; a longer gap is left out
 
 
 class Job(NamedTuple):
@@ -24,9 +24,9 @@ class Job(NamedTuple):
 
 
 class Needs:
-    """For all ranks: `runs[r][p]`, the keys of rank p that rank r needs, and `jobs[r][p]`, what it does with them.
+    """The plan of all ranks: `runs[r][p]`, the keys of rank p that rank r needs, and `jobs[r][p]`, its jobs with them.
 
-    The same on every rank, since it follows from the layout and the mask alone.
+    Every rank makes the same plan, since the plan follows from the layout and the mask alone.
     """
 
     def __init__(self, layout: Layout, visible: Visible | None, sizes: Sizes) -> None:
@@ -38,7 +38,7 @@ class Needs:
         self.runs = [[_joined([job.keys for job in self.jobs[r][p]], 0) for p in ranks] for r in ranks]
 
     def _seen(self, queries: range) -> list[range]:
-        """The keys that some of these queries may see, where no residual hides them, as few runs."""
+        """The keys that the intervals let some of these queries see, as few ascending runs. Residuals are not read."""
         if self.intervals is None:
             return [range(self.sizes.keys)] if self.sizes.keys else []
         start, stop = (
@@ -74,7 +74,7 @@ class Needs:
         return self.pairs(job) == self.sizes.batch * self.sizes.heads * len(job.queries) * len(job.keys)
 
     def pieces(self, rank: int, peer: int) -> list[tuple[range, list[Job]]]:
-        """The keys of a peer that a rank needs, in pieces, and what it computes with each. Its own do not travel."""
+        """The keys of a peer that a rank needs, in pieces, each with its jobs. A rank's own keys are not sent."""
         jobs, found = self.jobs[rank][peer], []
         for run in self.runs[rank][peer]:
             step = self._piece(rank, peer)
@@ -85,22 +85,22 @@ class Needs:
         return found
 
     def turns(self, step: int) -> int:
-        """The most pieces that a rank needs of the one `step` before it: the same on every rank."""
+        """The largest number of pieces that any rank needs from the rank `step` before it."""
         ranks = self.layout.ranks
         pairs = ((rank, (rank - step) % ranks) for rank in range(ranks))
         return max(self._count(rank, peer, self._piece(rank, peer)) for rank, peer in pairs)
 
     def _piece(self, rank: int, peer: int) -> int:
-        """The keys to a piece: in a step all ranks take about as many, so that none waits for another's larger ones."""
+        """The keys in a piece. In one step the pieces of all ranks are about equally large, so no rank waits long."""
         keys = self.rows[rank][peer]
         if rank == peer or not keys:
             return keys
         even = -(-keys // self._most[(rank - peer) % self.layout.ranks])
-        return max(even, PIECE // 4)  # a message and a call of a kernel should be worth their while
+        return max(even, PIECE // 4)  # a smaller piece is not worth a message and a call of a kernel
 
     @cached_property
     def _most(self) -> list[int]:
-        """By the step, the most pieces of at most `PIECE` keys that a rank needs of the one so many before it."""
+        """For each step, the largest number of pieces of at most `PIECE` keys that a rank needs in it."""
         every = range(self.layout.ranks)
         return [max(self._count(rank, rank - step, PIECE) for rank in every) for step in every]
 
@@ -108,7 +108,7 @@ class Needs:
         return sum(-(-len(run) // size) for run in self.runs[rank][peer])
 
     def _narrowed(self, job: Job) -> Job:
-        """The same without the queries at its ends that see none of its keys."""
+        """The job without the queries at its ends that see none of its keys."""
         if self._hulls is None or not len(job.keys):
             return job
         low, high = (edge[job.queries.start : job.queries.stop] for edge in self._hulls)
@@ -120,7 +120,7 @@ class Needs:
 
     @cached_property
     def _hulls(self) -> tuple[np.ndarray, np.ndarray] | None:
-        """Of each query the first key that it may see in some sequence or head, and the last with one more."""
+        """For each query the first key that it may see in some sequence or head, and one past the last such key."""
         if self.intervals is None or self.intervals[0].shape[2] == 1:  # all queries alike
             return None
         start, stop = self.intervals
@@ -147,7 +147,10 @@ def both(one: range, other: range) -> range:
 
 
 def _joined(runs: list[range], near: int) -> list[range]:
-    """Runs as few, ascending; those with at most `near` between them become one. With 0, what touches stays apart."""
+    """The runs in ascending order. Runs that overlap, or have at most `near` keys between them, become one.
+
+    With `near=0`, runs that only touch stay apart.
+    """
     found: list[range] = []
     for run in sorted(runs, key=lambda r: (r.start, r.stop)):
         if found and (run.start < found[-1].stop or (near and run.start <= found[-1].stop + near)):

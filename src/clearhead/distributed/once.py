@@ -13,7 +13,7 @@ from clearhead.base.tracing import forward_mode, traced, transformed, without_au
 
 
 def refuse_transforms() -> None:
-    """Raise inside `torch.func`, forward mode and tracers, before a message is sent."""
+    """Raise an error inside `torch.func`, forward mode and tracers, before a message is sent."""
     if transformed() or forward_mode() or traced():
         raise UnsupportedError(
             "attention over ranks has derivatives by .backward() and torch.autograd.grad alone: torch.func, forward "
@@ -22,7 +22,7 @@ def refuse_transforms() -> None:
 
 
 def gradients(compute: Compute, grads: tuple[Tensor, ...], read: tuple[Tensor | None, ...]) -> Gradients:
-    """`compute(*grads)`, which reads `read` too: it cannot be differentiated again, and says so."""
+    """The result of `compute(*grads)`, which also reads `read`. To differentiate it again is an error."""
     again = torch.is_grad_enabled()
     with torch.no_grad(), without_autocast(grads[0].device):  # backward may be called under autocast
         found = unbatched(compute, *grads)
@@ -30,7 +30,7 @@ def gradients(compute: Compute, grads: tuple[Tensor, ...], read: tuple[Tensor | 
 
 
 class _Once(torch.autograd.Function):
-    """Gradients, as they are; theirs, of what they were computed from, are refused, since they would be left out."""
+    """Passes gradients on unchanged, and refuses second derivatives, which would otherwise be silently left out."""
 
     @staticmethod
     def forward(ctx: Any, count: int, *tensors: Tensor | None) -> Gradients:

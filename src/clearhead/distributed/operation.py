@@ -1,9 +1,12 @@
-"""Attention over ranks in compiled code: one operation, as `engines/operation.py` has one for one process.
+"""Attention over ranks in compiled code: one operation, as in `engines/operation.py` for one process.
 
-It runs as eager code does: the ranks compare what they call with, and plan their messages, when it runs.
+It runs as eager code does: the ranks compare their arguments, and plan their messages, when it runs.
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -12,14 +15,13 @@ from clearhead.base.arrays import accumulated
 from clearhead.base.errors import UnsupportedError
 from clearhead.base.tracing import differentiated_forward, with_autograd, without_autocast
 from clearhead.distributed import exchange, fetch
-from clearhead.distributed._shard import shared_seed
 from clearhead.distributed.agreement import agree
 from clearhead.distributed.channel import Channel
 from clearhead.distributed.layout import Layout, by_number
 from clearhead.distributed.needs import Needs
-from clearhead.distributed.pieces import Shard
+from clearhead.distributed.pieces import Shard, shared_seed
 from clearhead.engines.operation import room_for_gradients
-from clearhead.problem.packing import Numbers, Tensors, in_dtypes, operands, packed, unpacked
+from clearhead.problem.packing import in_dtypes, operands, packed, unpacked
 from clearhead.problem.partial import Partial
 from clearhead.problem.problem import Problem
 
@@ -33,41 +35,31 @@ def run(local: Problem, layout: Layout, method: str) -> Tensor:
     return output
 
 
-@torch.library.custom_op("clearhead::attend_over_ranks", mutates_args=())
-def attend(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    weight: Tensor | None,
-    dense: Tensor | None,
-    relative: Tensor | None,
-    sinks: Tensor | None,
-    start: Tensor | None,
-    stop: Tensor | None,
-    gap_start: Tensor | None,
-    gap_stop: Tensor | None,
-    keep: Tensor | None,
-    seed: Tensor | None,
-    phi: str,
-    scale: float,
-    softcap: float | None,
-    dropout_p: float,
-    layout: int,
-    method: str,
-    expected: list[bool],
-) -> tuple[Tensor, Tensor, Tensor]:
+# A problem in normal form, as `packed` gives it; then the layout, the method, and which operands need a gradient.
+PROBLEM = (
+    "Tensor query, Tensor key, Tensor value, Tensor? weight, Tensor? dense, Tensor? relative, Tensor? sinks, "
+    "Tensor? start, Tensor? stop, Tensor? gap_start, Tensor? gap_stop, Tensor? keep, Tensor? seed, "
+    "str phi, float scale, float? softcap, float dropout_p, SymInt layout, str method, bool[] expected"
+)
+TENSORS = 13  # how many arguments of a problem are tensors: they stand first
+
+
+@torch.library.custom_op(
+    "clearhead::attend_over_ranks", mutates_args=(), schema=f"({PROBLEM}) -> (Tensor, Tensor, Tensor)"
+)
+def attend(*arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
     """This rank's part of a problem in normal form: output, maximum, log_sum (see `Partial`), in float32 at least."""
     if differentiated_forward():
         raise UnsupportedError("attention over ranks has no derivatives in forward mode.")
-    tensors = (query, key, value, weight, dense, relative, sinks, start, stop, gap_start, gap_stop, keep, seed)
-    shard = _shard(tensors, (phi, scale, softcap, dropout_p), layout, expected)
+    *problem, method, expected = arguments
+    query, shard = problem[0], _shard(problem, expected)
     with torch.set_grad_enabled(any(expected)):
         agree(shard, ("attention", method))
     with torch.no_grad(), without_autocast(query.device):
         shard = _seeded(shard)
         if method == "exchange":
             found = exchange.forward(shard)
-        else:  # what its backward pass needs is fetched again
+        else:  # the backward pass fetches the keys again
             rows = torch.zeros(query.shape[:3], dtype=accumulated(query.dtype), device=query.device)
             found = Partial(fetch.attend(shard), rows, rows.clone())
     assert found.maximum is not None and found.log_sum is not None
@@ -81,38 +73,16 @@ def _(query, key, value, *_):  # type: ignore[no-untyped-def]
     return (value.new_empty(*lead, value.shape[-1], dtype=dtype), *(value.new_empty(lead, dtype=dtype) for _ in "ml"))
 
 
-@torch.library.custom_op("clearhead::attend_over_ranks_backward", mutates_args=())
-def attend_backward(
-    grad: Tensor,
-    output: Tensor,
-    maximum: Tensor,
-    log_sum: Tensor,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    weight: Tensor | None,
-    dense: Tensor | None,
-    relative: Tensor | None,
-    sinks: Tensor | None,
-    start: Tensor | None,
-    stop: Tensor | None,
-    gap_start: Tensor | None,
-    gap_stop: Tensor | None,
-    keep: Tensor | None,
-    seed: Tensor | None,
-    phi: str,
-    scale: float,
-    softcap: float | None,
-    dropout_p: float,
-    layout: int,
-    method: str,
-    expected: list[bool],
-    wanted: list[bool],
-) -> list[Tensor]:
-    """The gradients to the operands, empty where not wanted."""
-    tensors = (query, key, value, weight, dense, relative, sinks, start, stop, gap_start, gap_stop, keep, seed)
-    shard = _shard(tensors, (phi, scale, softcap, dropout_p), layout, wanted)
-    with without_autocast(query.device):
+@torch.library.custom_op(
+    "clearhead::attend_over_ranks_backward",
+    mutates_args=(),
+    schema=f"(Tensor grad, Tensor output, Tensor maximum, Tensor log_sum, {PROBLEM}, bool[] wanted) -> Tensor[]",
+)
+def attend_backward(grad: Tensor, output: Tensor, maximum: Tensor, log_sum: Tensor, *arguments: Any) -> list[Tensor]:
+    """The gradients of the operands, each empty where it is not wanted."""
+    *problem, method, _, wanted = arguments
+    shard = _shard(problem, wanted)
+    with without_autocast(grad.device):
         shard = _seeded(shard)
         if method == "exchange":
             with torch.no_grad():
@@ -137,27 +107,30 @@ def _(grad, output, maximum, log_sum, *arguments):  # type: ignore[no-untyped-de
 
 
 def _setup(ctx, inputs, output):  # type: ignore[no-untyped-def]
-    ctx.save_for_backward(*output, *inputs[:13])
-    ctx.options = inputs[13:]
+    ctx.save_for_backward(*output, *inputs[:TENSORS])
+    ctx.options = inputs[TENSORS:]
 
 
 def _backward(ctx, grad, *_):  # type: ignore[no-untyped-def]
     wanted = [bool(need) for need in ctx.needs_input_grad[:7]]
     found = attend_backward(grad, *ctx.saved_tensors, *ctx.options, wanted)
-    return (*(g if want else None for g, want in zip(found, wanted, strict=True)), *(None,) * 13)
+    return (
+        *(g if want else None for g, want in zip(found, wanted, strict=True)),
+        *(None,) * (len(ctx.needs_input_grad) - 7),
+    )
 
 
 attend.register_autograd(_backward, setup_context=_setup)
 
 
-def _shard(tensors: Tensors, numbers: Numbers, number: int, needs_grad: list[bool]) -> Shard:
-    layout = by_number(number)
-    local = unpacked(tensors, numbers, needs_grad, length=layout.length)
+def _shard(problem: Sequence[Any], needs_grad: list[bool]) -> Shard:
+    layout, numbers = by_number(problem[-1]), (problem[-5], problem[-4], problem[-3], problem[-2])
+    local = unpacked(tuple(problem[:TENSORS]), numbers, needs_grad, length=layout.length)
     return Shard(local, Needs(layout, local.visible, local.sizes), Channel(layout.group))
 
 
 def _seeded(shard: Shard) -> Shard:
-    """With the first rank's seed of the dropout."""
+    """The shard with the dropout seed of the first rank."""
     seed = shard.local.seed
     if seed is None:
         return shard

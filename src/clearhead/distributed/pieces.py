@@ -1,31 +1,36 @@
-"""Keys that travel to the queries that need them, a rank at a time, and what is sent back to their owners.
+"""This rank's part of a problem, the exchange of keys between ranks, and the sums that are sent back to their owners.
 
-At step s each rank sends to rank + s what that one needs of its keys, and receives from rank − s, while it computes
-with what came before. Queries stay.
+At step s each rank sends to rank + s the keys that rank + s needs, and receives keys from rank − s, while it computes
+with the keys that it received before. Queries are not sent.
 """
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor
 
-from clearhead.base.tracing import on_the_host
+from clearhead.base.errors import ShapeError
+from clearhead.base.shapes import Sizes
+from clearhead.base.tracing import compiling, on_the_host
 from clearhead.distributed import rows as messages
 from clearhead.distributed.channel import Channel, Posted
+from clearhead.distributed.layout import Layout
 from clearhead.distributed.needs import Job, Needs
 from clearhead.engines.base import Engine
 from clearhead.engines.choose import choose
 from clearhead.problem import regions
-from clearhead.problem.problem import Problem
+from clearhead.problem.problem import ABSENT, Problem, as_sinks, inputs, make_problem, mask_and_bias, refuse_distributed
 from clearhead.problem.region import Region
-from clearhead.problem.unseen import finite
+from clearhead.problem.unseen import finite, group, seen, zero
+from clearhead.problem.visible import Visible
 
 
 class Shard(NamedTuple):
-    """This rank's part of a problem: `local` has its own queries and keys, and of the whole mask and bias."""
+    """This rank's part of a problem: `local` has the queries and keys of this rank, and mask and bias of the whole."""
 
     local: Problem
     needs: Needs
@@ -38,7 +43,7 @@ class Shard(NamedTuple):
 
     @property
     def whole(self) -> Problem:
-        """The whole problem in its sizes, mask and bias; its queries and keys are no numbers that mean anything."""
+        """The whole problem with its sizes, mask and bias. Its queries and keys are placeholders without meaning."""
         local, sizes = self.local, self.needs.sizes
         nothing = local.query.new_empty(()).expand
         scores = local.scores._replace(
@@ -48,24 +53,66 @@ class Shard(NamedTuple):
         return local._replace(scores=scores, value=None)
 
     def part(self, job: Job, query: Tensor, key: Tensor, value: Tensor | None) -> Problem:
-        """The problem of a job, over these operands, which are its own; without sinks, which enter once."""
+        """The problem of a job over the operands of the job; without sinks, which enter only once."""
         queries, keys = (slice(side.start, side.stop) for side in job)
         spans = self.local.spans
         masked = spans is not None and (spans.residual is not None or not self.needs.full(job))
-        if spans is not None and not masked:  # under a mask, who sees a number that is not finite gets NaN: see `guard`
+        if spans is not None and not masked:  # under a mask, NaN and ∞ in a key give NaN: see `guard`
             masked = any(on_the_host(t) and not finite(t) for t in (key, value) if t is not None)
         whole = self.whole._replace(sinks=None)
         cut = regions.cut(whole, Region(queries=queries, keys=keys, masked=masked))
         return cut._replace(scores=cut.scores._replace(query=query, key=key), value=value)
 
 
+def sharded(
+    query: Tensor, key: Tensor, value: Any, layout: Layout, *, mask: Any, bias: Any, sinks: Any, **of_score: Any
+) -> Problem:
+    """The problem of this rank's operands, with the sizes, the mask and the bias of the whole sequence."""
+    refuse_distributed({"query": query, "key": key, "value": value})
+    problem = make_problem(query, key, value, **of_score)
+    held, given = layout.held, (problem.sizes.queries, problem.sizes.keys)
+    if given != (held, held):
+        raise ShapeError(
+            f"query has {given[0]} positions and key {given[1]}, and rank {layout.rank} holds {held} of {layout}: pass "
+            "layout.shard(tensor, dim) of each."
+        )
+    sizes = problem.sizes._replace(queries=layout.length, keys=layout.length)
+    if sizes.device.type == "meta":  # only shapes were passed; masks are read on the CPU
+        sizes = sizes._replace(device=torch.device("cpu"))
+    visible, added = mask_and_bias(mask, bias, sizes, problem.query.dtype)
+    unseen = visible is not None and visible.unseen != "none" and not compiling()
+    if visible is not None and unseen and not (finite(problem.query) and finite(problem.key)):
+        problem = make_problem(*_without_unseen(query, key, value, visible, sizes, layout), **of_score)
+    sinks = None if sinks is None else as_sinks(sinks, sizes)
+    return problem._replace(sizes=sizes, visible=visible, bias=added, sinks=sinks)
+
+
+def _without_unseen(
+    query: Any, key: Any, value: Any, visible: Visible, sizes: Sizes, layout: Layout
+) -> tuple[Tensor, Tensor, Any]:
+    """The inputs with zeros in place of numbers that are not finite, in rows that are seen on no rank.
+
+    Otherwise the gradient of a projection would become NaN.
+    """
+    query, key, value, _ = inputs(query, key, value)
+    keys, queries = seen(visible.spans, sizes)
+    keys, queries = (t if t.shape[2] != layout.length else layout.shard(t, 2) for t in (keys, queries))
+    key = zero(key, group(keys, key.shape[1]), only_not_finite=True)
+    return zero(query, queries, only_not_finite=True), key, ABSENT if value is None else value
+
+
+def shared_seed(seed: Tensor, channel: Channel) -> Tensor:
+    """The dropout's seed that the first rank has drawn."""
+    return channel.gather(seed.reshape(1))[0].reshape(())
+
+
 def engine_of(problem: Problem) -> Engine:
-    """The engine of a part: one that gives the rows of its softmax."""
+    """The engine of a part, which gives the rows of its softmax."""
     return choose(problem._replace(value=None), None)
 
 
 class Piece(NamedTuple):
-    """Some keys of one rank, with their values where these are there, and what is computed with them."""
+    """Some keys of one rank, with their values where there are values, and the jobs that use them."""
 
     keys: range
     jobs: list[Job]
@@ -73,7 +120,10 @@ class Piece(NamedTuple):
 
 
 class Turn(NamedTuple):
-    """What this rank sends to one rank, and receives from another, at the same time; None where there is no more."""
+    """The keys that this rank sends to one rank and those that it receives from another, at the same time.
+
+    Each is None where nothing is left to send or to receive.
+    """
 
     to: int
     given: range | None
@@ -82,7 +132,11 @@ class Turn(NamedTuple):
 
 
 def pieces(shard: Shard) -> Iterator[tuple[Turn | None, Piece | None]]:
-    """Keys and values: those of this rank, then in each turn those that have come, while the next are under way."""
+    """All pieces of keys and values: first this rank's own, then in each turn the received piece.
+
+    The next message is under way while a piece is used. The turn is None for this rank's own keys; the piece is None
+    where nothing was received.
+    """
     local, channel = shard.local, shard.channel
     own = [t.contiguous() for t in (local.key, local.value) if t is not None]
     for keys, jobs in shard.needs.pieces(channel.rank, channel.rank):
@@ -107,9 +161,10 @@ def pieces(shard: Shard) -> Iterator[tuple[Turn | None, Piece | None]]:
 
 
 def sent_back(shard: Shard, sums: list[Tensor], add: Callable[[Piece, list[Tensor]], None]) -> None:
-    """Goes through all pieces: what `add` adds to rows of a piece's keys reaches the `sums` of the rank that has them.
+    """Call `add` for every piece, and send the sums for its keys to the rank that holds these keys.
 
-    `sums`: (B, any heads, l, any width), the rows of this rank's keys.
+    `add(piece, of_keys)` adds to `of_keys`, the rows of the piece's keys. `sums`: (B, any heads, l, any width), the
+    rows of this rank's keys, to which the results of all ranks are added.
     """
     back: list[tuple[range | None, Posted]] = []
 
@@ -122,21 +177,21 @@ def sent_back(shard: Shard, sums: list[Tensor], add: Callable[[Piece, list[Tenso
 
     for turn, piece in pieces(shard):
         message = None
-        if turn is None and piece is not None:  # this rank's own
+        if turn is None and piece is not None:  # keys of this rank
             add(piece, _rows(sums, shard, piece.keys))
         elif piece is not None:
             message = messages.room(sums, [piece.keys])
             assert message is not None
             add(piece, messages.unpack(message.zero_(), sums, [piece.keys]))
         if turn is not None:
-            taken_back()  # of the turn before
+            taken_back()  # the sums of the turn before
             room = None if turn.given is None else messages.room(sums, [turn.given])
             back.append((turn.given, shard.channel.post(turn.source, message, turn.to, room)))
     taken_back()
 
 
 def parts(shard: Shard, piece: Piece) -> Iterator[tuple[Job, slice, slice, Problem]]:
-    """The jobs of a piece: the place of their queries among this rank's, of their keys in it, and the problem."""
+    """The jobs of a piece, with the places of their queries on this rank and of their keys in it, and their problem."""
     if not shard.local.query.shape[0] or not shard.local.query.shape[1]:  # no sequence or no head: no pairs
         return
     for job in piece.jobs:
@@ -146,10 +201,10 @@ def parts(shard: Shard, piece: Piece) -> Iterator[tuple[Job, slice, slice, Probl
 
 
 def _turns(shard: Shard) -> list[Turn]:
-    """In the order in which every rank goes through them.
+    """All turns, in the order in which every rank takes them.
 
-    All ranks take as many turns in a step, whatever they have: messages between two of them are matched by their order,
-    and keys and gradients of different steps go between the same two.
+    In each step all ranks take equally many turns, even with nothing to send: messages between two ranks are matched by
+    their order, and keys and gradients of different steps are sent between the same two ranks.
     """
     needs, me, ranks = shard.needs, shard.channel.rank, shard.channel.ranks
     found = []
@@ -161,6 +216,6 @@ def _turns(shard: Shard) -> list[Turn]:
 
 
 def _rows(of: list[Tensor], shard: Shard, keys: range) -> list[Tensor]:
-    """The rows of these keys, of tensors that hold all of this rank's."""
+    """The rows of these keys in tensors that hold all keys of this rank."""
     at = messages.place_of(keys, shard.held)
     return [t[:, :, at] for t in of]

@@ -1,4 +1,4 @@
-"""Rows of keys and values in one message, and where each run of them stands in it."""
+"""Rows of keys and values in one message, and the place of each run of rows in the message."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def count(runs: Runs) -> int:
 
 
 def places(runs: Runs) -> list[slice]:
-    """Where each run stands when they are laid one after another."""
+    """The place of each run when the runs are laid one after another."""
     ends = [0]
     for run in runs:
         ends.append(ends[-1] + len(run))
@@ -24,7 +24,7 @@ def places(runs: Runs) -> list[slice]:
 
 
 def place_of(part: range, runs: Runs) -> slice:
-    """Where a part of one run stands among the rows of all runs."""
+    """The place of a part of one run among the rows of all runs."""
     for run, at in zip(runs, places(runs), strict=True):
         if run.start <= part.start and part.stop <= run.stop:
             return slice(at.start + part.start - run.start, at.start + part.stop - run.start)
@@ -32,13 +32,13 @@ def place_of(part: range, runs: Runs) -> slice:
 
 
 def pack(tensors: Sequence[Tensor], held: Runs, wanted: Runs) -> Tensor:
-    """The rows `wanted` of tensors (B, H, L, E) that hold the rows `held`, as one flat tensor."""
+    """The rows `wanted` as one flat tensor. `tensors` (B, H, L, E) hold the rows `held`."""
     at = [place_of(run, held) for run in wanted]
     return torch.cat([t[:, :, rows].reshape(-1) for t in tensors for rows in at])
 
 
 def unpack(flat: Tensor, like: Sequence[Tensor], wanted: Runs) -> list[Tensor]:
-    """The tensors (B, H, rows, E) of such a message, the runs one after another."""
+    """The tensors (B, H, rows, E) in a message that `pack` made, the runs one after another."""
     found, first = [], 0
     for tensor in like:
         batch, heads, _, width = tensor.shape
@@ -52,13 +52,13 @@ def unpack(flat: Tensor, like: Sequence[Tensor], wanted: Runs) -> list[Tensor]:
 
 
 def room(like: Sequence[Tensor], wanted: Runs, dtype: torch.dtype | None = None) -> Tensor | None:
-    """The room for a message of these rows; None where there are none."""
+    """The room for a message of these rows; None where there are no rows."""
     numbers = sum(t.shape[0] * t.shape[1] * t.shape[3] for t in like) * count(wanted)
     return like[0].new_empty(numbers, dtype=dtype or like[0].dtype) if wanted else None
 
 
 def add(sums: Sequence[Tensor], held: Runs, parts: Sequence[Tensor], runs: Runs) -> None:
-    """Add the rows of `runs`, laid one after another, to the sums, which hold the rows `held`."""
+    """Add `parts`, the rows of `runs` laid one after another, to `sums`, which hold the rows `held`."""
     for total, part in zip(sums, parts, strict=True):
         for run, at in zip(runs, places(runs), strict=True):
             total[:, :, place_of(run, held)] += part[:, :, at]

@@ -1,4 +1,4 @@
-"""A call of attention in words: how it comes to its output, step by step, and what is wrong with it."""
+"""A call of attention in words: its steps from the inputs to the output, and what is wrong with it."""
 
 from clearhead.explanation.diagnosis.diagnose import diagnose as diagnose
 from clearhead.explanation.diagnosis.diagnosis import Diagnosis as Diagnosis

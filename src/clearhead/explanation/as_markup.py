@@ -1,7 +1,7 @@
 """An explanation as Markdown, and as HTML without a script, which a notebook shows in a cell.
 
-The HTML is no frame with the whole page in it: notebooks keep what they show, and those who read them elsewhere (in a
-list of changes, on a site that renders them) get no scripts and no frames.
+The HTML does not embed the whole page: a notebook is stored with what it shows, and other viewers (a code review, a
+site that renders notebooks) remove scripts and frames.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ NAME = "text-align:left;font-weight:normal;opacity:.75;padding:1px 8px"
 
 
 def markdown(document: Document) -> str:
-    """A heading a part, a table a step."""
+    """The document with one heading per part and one table per step."""
     lines = [f"# {_marked(document.title)}", *(f"\n{_marked(note)}" for note in document.notes)]
     for section in document.sections:
         lines += ["", f"## {_marked(section.title)}", *([""] if section.drawn else [])]
@@ -47,14 +47,14 @@ def _markdown_table(table: Table) -> Iterator[str]:
 
 
 def _marked(text: str) -> str:
-    """Text that Markdown, and the HTML that it allows, show as it is, in one line."""
+    """The text in one line, escaped so that Markdown, and HTML inside it, show it as it is."""
     marked = re.sub(r"([\\`*_{}\[\]()#+!|~$^:@-])", r"\\\1", printable(text))
-    marked = re.sub(r"(www)\.", r"\1\\.", marked, flags=re.IGNORECASE)  # which GitHub makes a link
+    marked = re.sub(r"(www)\.", r"\1\\.", marked, flags=re.IGNORECASE)  # GitHub makes a link of www.
     return marked.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
 
 
 def html(document: Document) -> str:
-    """A heading a part, its steps folded under it, a table a step."""
+    """The document with one heading per part, the part's steps folded under it, and one table per step."""
     lines = [f"<div><h3>{escaped(document.title)}</h3>", *(f"<p>{escaped(note)}</p>" for note in document.notes)]
     for section in document.sections:
         lines.append(f"<details open><summary><b>{escaped(section.title)}</b></summary>")

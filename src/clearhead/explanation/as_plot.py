@@ -13,7 +13,7 @@ from clearhead.explanation.tables import tables
 
 
 def plot(step: Step, shown: Shown, ax: Any) -> Any:
-    """The axes: one, or an array of them where there are several pictures. `ax`: the axes to draw one picture on."""
+    """Draw a step. Returns the axes, or an array of axes for several pictures. `ax`: the axes for one picture."""
     pyplot = require("matplotlib.pyplot", "plot", "plot()")
     every = tables(step, shown)
     if ax is None:

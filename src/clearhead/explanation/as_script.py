@@ -11,7 +11,7 @@ from torch import Tensor
 from clearhead.base.errors import ClearheadError
 from clearhead.explanation.document import Document
 
-NUMBERS = 20_000  # that the inputs of a script may hold
+NUMBERS = 20_000  # the most numbers that the inputs of a script hold
 
 HEAD = """\
 import torch
@@ -27,8 +27,8 @@ def render(document: Document) -> str:
     count = sum(step.value.numel() for step in steps if not step.code)
     if count > NUMBERS:
         raise ClearheadError(
-            f"the inputs of this explanation hold {count:,} numbers, and a script would write out all of them: at most "
-            f"{NUMBERS:,}. Explain a smaller example; of a long one the softmax needs every key."
+            f"the inputs of this explanation hold {count:,} numbers, and a script writes out at most {NUMBERS:,}. "
+            "Explain a smaller example: a script cannot leave out keys, since the softmax needs all of them."
         )
     follows = any("torch.autograd.grad" in step.code for step in steps)
     lines = [HEAD]
@@ -44,12 +44,12 @@ def render(document: Document) -> str:
 
 
 def _comment(text: str) -> str:
-    """One line, whatever the text holds: nothing of it can become code."""
+    """The text in one line, so that no part of it can become code."""
     return "".join(c if c.isprintable() else " " for c in text)
 
 
 def _literal(value: Tensor) -> str:
-    """A tensor written out; each number as short as gives it back exactly."""
+    """A tensor as Python code. Each number has the fewest digits that give it back exactly."""
     value = value.detach().cpu()
     dtype = f", dtype={value.dtype}" if value.dtype not in (torch.int64, torch.bool) else ""
     return f"torch.tensor({_nested(value.numpy())}{dtype})"

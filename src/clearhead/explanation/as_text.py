@@ -1,4 +1,4 @@
-"""An explanation as plain text, at most 80 columns wide, whatever words it holds."""
+"""An explanation as plain text of at most 80 columns, whatever words it holds."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def render(document: Document) -> str:
 
 
 def lines(document: Document) -> Iterator[tuple[Kind, str]]:
-    """Each line with what it is, which says how a terminal shows it."""
+    """The lines, each with its kind, by which a terminal styles it."""
     shown, notes = document.shown, document.notes
     few = narrowed(shown, FIT)
     if FIT < len(shown.keys) == shown.sizes.keys:
@@ -48,7 +48,7 @@ def lines(document: Document) -> Iterator[tuple[Kind, str]]:
 
 
 def _entry(entry: Entry, few: Shown) -> Iterator[tuple[Kind, str]]:
-    shape = entry.shape.replace(" ", KEPT)  # which is not broken over two lines
+    shape = entry.shape.replace(" ", KEPT)  # so that the shape is not broken over two lines
     yield from (("formula", line) for line in wrapped(f"{entry.formula}{KEPT * 2} ({shape})", "   "))
     why = ("For comparison. " if entry.step.aside else "") + entry.step.why
     yield from (("text", line) for line in wrapped(why, "     "))
@@ -80,12 +80,12 @@ def _lines(table: Table) -> Iterator[str]:
 
 
 def width(text: str) -> int:
-    """How many columns it takes: a character of East Asia two, an accent that is put on another one none."""
+    """How many columns the text takes: a wide East Asian character takes two, a combining accent none."""
     return len(_filled(text)) - sum(unicodedata.category(c) in ("Mn", "Me") for c in text)
 
 
 def cut(word: str, most: int) -> str:
-    """A name, in so many columns at most."""
+    """The name, cut to at most this many columns."""
     shown = printable(word)
     if width(shown) <= most:
         return shown
@@ -94,17 +94,17 @@ def cut(word: str, most: int) -> str:
 
 
 def left(word: str, columns: int) -> str:
-    """The word, then spaces up to so many columns."""
+    """The word, then spaces up to this many columns."""
     return word + " " * (columns - width(word))
 
 
 def right(word: str, columns: int) -> str:
-    """The word after spaces, in so many columns."""
+    """The word after spaces, in this many columns."""
     return " " * (columns - width(word)) + word
 
 
 def wrapped(text: str, indent: str) -> list[str]:
-    """Lines of at most `COLUMNS`, the first indented so far, the others by two more."""
+    """The text in lines of at most `COLUMNS`. The first begins with `indent`, the others with two more spaces."""
     filled = _filled(printable(text))
     lines = textwrap.wrap(
         filled, COLUMNS - 1, initial_indent=indent, subsequent_indent=indent + "  ", break_on_hyphens=False

@@ -11,7 +11,7 @@ from clearhead.base.steps import Step
 from clearhead.explanation.shown import Shown
 from clearhead.explanation.tables import Table, kind_of, tables, text_of
 
-LONG = 300  # characters of a number that is written out
+LONG = 300  # the most characters of a number that is written out
 
 
 @dataclass(frozen=True, eq=False)
@@ -25,7 +25,7 @@ class Part:
 
 @dataclass(frozen=True)
 class Entry:
-    """A step, with the places of the call that are shown of it."""
+    """A step, and the part of the call that is shown."""
 
     step: Step
     shown: Shown
@@ -47,7 +47,10 @@ class Entry:
 
     @property
     def sentence(self) -> str:
-        """One number, from the numbers above: `scores[0, 1] = 1·2 + 3·4 = 14`; empty where there is none such."""
+        """How one number is made of the numbers above, as `scores[0, 1] = 1·2 + 3·4 = 14`.
+
+        Empty where the step's numbers are given, and where the sentence would be too long.
+        """
         step, shown = self.step, self.shown
         if step.cell is None:
             return ""
@@ -63,13 +66,13 @@ class Entry:
 
     @property
     def facts(self) -> dict[str, Any]:
-        """What the step is, without its numbers."""
+        """The step's name, formula, reason, code and shape, without its numbers."""
         names = ("name", "formula", "why", "given", "aside", "code")
         return {name: getattr(self.step, name) for name in names} | {"shape": self.shape}
 
     @property
     def record(self) -> dict[str, Any]:
-        """It as plain numbers and text."""
+        """The entry as plain numbers and text."""
         plain = [t._asdict() | {"cells": [list(map(_plain, row)) for row in t.cells]} for t in self.tables]
         return self.facts | {"written_out": self.sentence, "tables": plain}
 
@@ -84,7 +87,7 @@ class Section(NamedTuple):
 
 @dataclass(frozen=True)
 class Document:
-    """What every way to show an explanation prints."""
+    """The content of an explanation, which text, Markdown, HTML, script and page print."""
 
     title: str
     parts: tuple[Part, ...]
@@ -92,7 +95,7 @@ class Document:
 
     @property
     def notes(self) -> list[str]:
-        """What is shown, and of what it is a part."""
+        """Sentences that say which part of the call is shown, and what is left out."""
         chosen = [f"Shown: {self.shown.chosen}."] if self.shown.chosen else []
         return [*chosen, *(f"Of {left_out}." for left_out in self.shown.left_out)]
 
@@ -103,13 +106,13 @@ class Document:
 
     @property
     def record(self) -> dict[str, Any]:
-        """It as plain numbers and text."""
+        """The document as plain numbers and text."""
         parts = [{"title": s.title, "drawn": s.drawn, "steps": [e.record for e in s.entries]} for s in self.sections]
         return {"title": self.title, "left_out": list(self.shown.left_out), "parts": parts}
 
 
 def at_pair(step: Step, shown: Shown) -> tuple[int, ...]:
-    """The index of the number of a step that is written out: that of the pair, the first of any other axis."""
+    """The index of the step's number that is written out: the place of the pair, and 0 on any other axis."""
     places = dict(zip(("B", "H", "Lq", "Lk"), shown.pair, strict=True)) | {"L": shown.pair[2]}
     return tuple(places.get(axis, 0) if n > 1 else 0 for axis, n in zip(step.axes, step.value.shape, strict=True))
 

@@ -1,4 +1,4 @@
-"""The built-in examples: each on few and simple numbers. `clearhead explain NAME` prints one."""
+"""The built-in examples, each with few and simple numbers. `clearhead explain NAME` prints one."""
 
 from __future__ import annotations
 

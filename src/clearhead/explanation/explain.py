@@ -47,7 +47,7 @@ def explain(query: nn.Module, *inputs: Any, at: Any = None, gradients: Any = Fal
 
 
 def explain(*inputs: Any, at: Any = None, gradients: Any = False, **options: Any) -> Explanation:
-    """How attention comes to its output, step by step: formulas, shapes, numbers, and why.
+    """Explain how attention computes its output, step by step: formulas, shapes, numbers, and reasons.
 
     >>> import torch, clearhead as ch
     >>> query, key, value = torch.rand(2, 4), torch.rand(3, 4), torch.rand(3, 2)
@@ -61,18 +61,19 @@ def explain(*inputs: Any, at: Any = None, gradients: Any = False, **options: Any
     >>> torch.allclose(explanation["result"], attend(x, x, x, mask=ch.Causal())[:, 3:4])
     True
 
-    `explain(query, key, value, score=, mask=, bias=, scale=, sinks=, align=, dropout_p=)`: as for `attention`.
-    `explain(module, *inputs, **keywords)`: a module of `clearhead.nn`, or an `nn.MultiheadAttention`, and what it is
-    called with. The module is left as it is: no record, no cache is written.
-    `at`: which part, an index of the weights (..., Lq, Lk) such as `(0, 3, 17)`: sequence 0, head 3, query 17. None is
-    the whole where it is small, else the first of it; the explanation says what it left out.
-    `gradients`: True, or the gradient of the last step, of its shape: then a last part shows what flows back through
-    each step to the inputs, and that padding gets nothing.
+    `explain(query, key, value, score=, mask=, bias=, scale=, sinks=, align=, dropout_p=)`: the arguments of
+    `attention`.
+    `explain(module, *inputs, **keywords)`: a module of `clearhead.nn`, or an `nn.MultiheadAttention`, and the arguments
+    of its call. The module is not changed: neither its record nor a cache is written.
+    `at`: the part to explain, an index of the weights (..., Lq, Lk) such as `(0, 3, 17)` for sequence 0, head 3, query
+    17. None means the whole call where it is small, else the first part of it; the explanation says what it left out.
+    `gradients`: True for a gradient of ones, or the gradient of the last step, of its shape. Then one more part shows
+    the gradient of each step, back to the inputs; the gradient of padding is 0.
     Formula: output_i = Σ_j softmax_j(score(query_i, key_j)) value_j, one step at a time, by the functions that the
     engine `tiled` is made of.
-    Returns an `Explanation`; print it. Its numbers are float32, or float64 where the inputs are, without gradients.
+    Returns an `Explanation`; print it. Its numbers are detached, and float32, or float64 for inputs of float64.
     Raises `ClearheadError` or `ShapeError`, as `attention` and the module do, and for an index that names no pair.
-    Cost: the scores of the chosen queries with every key; of a module, its forward pass too.
+    Cost: the scores of the chosen queries with every key; for a module, its forward pass too.
     """
     if gradients is None or gradients is False:
         with torch.no_grad():
@@ -89,7 +90,7 @@ def _explained(inputs: tuple[Any, ...], options: dict[str, Any], at: Any) -> Exp
     try:
         given = signature(attention).bind(*inputs, **options).arguments
     except TypeError as error:
-        raise ClearheadError(f"explain() takes what attention() takes, or a module and its inputs: {error}.") from None
+        raise ClearheadError(f"explain() takes attention()'s arguments, or a module and its inputs: {error}.") from None
     if given.pop("engine", None) is not None:
         raise ClearheadError("explain() runs the steps of the engine 'tiled' itself: leave engine= out.")
     is_numpy(**{name: given[name] for name in ("query", "key", "value")})
@@ -101,8 +102,8 @@ def _of_arguments(call: Arguments, at: Any) -> Explanation:
     problem = call.problem(by_tile=True)
     if not readable(problem.query):
         raise UnsupportedError(
-            "explain() shows numbers, and here are none: the inputs have a shape alone (meta or fake tensors), or the "
-            "code is being compiled or vectorized. Call it outside of torch.compile and torch.func.vmap."
+            "explain() shows numbers, and the inputs have none here: they are meta or fake tensors, or the code is "
+            "being compiled or vectorized. Call it outside of torch.compile and torch.func.vmap."
         )
     shapes = {name: tuple(getattr(call, name).shape) for name in ("query", "key", "value")}
     title = f"Attention by {problem.scores.score}, step by step"  # type: ignore[union-attr]
@@ -120,5 +121,5 @@ def _of_module(module: nn.Module, inputs: tuple[Any, ...], keywords: dict[str, A
         return _of_arguments(captured(module, inputs, keywords).call, at)
     raise ClearheadError(
         f"explain() takes query, key and value, or a module of clearhead.nn or an nn.MultiheadAttention, and not a "
-        f"{type(module).__name__}. Of a model, explain one recorded call: ch.watch(model)."
+        f"{type(module).__name__}. For a model, explain one recorded call: ch.watch(model)."
     )

@@ -1,21 +1,26 @@
-"""What `explain` gives: the steps, and the ways to show them."""
+"""The result of `explain`: the steps, and the ways to show them."""
 
 from __future__ import annotations
 
+import json
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from torch import Tensor
 
 from clearhead.base.errors import ClearheadError, require
+from clearhead.base.pages import write_page
 from clearhead.base.renamed import refuse
 from clearhead.base.steps import Step
 from clearhead.base.text import said
-from clearhead.explanation import as_file, as_markup, as_plot, as_script, as_text
+from clearhead.base.written import check_writable, ending_of, replacing
+from clearhead.explanation import as_markup, as_plot, as_script, as_text
 from clearhead.explanation.document import Document, at_pair
 from clearhead.explanation.document import Part as Part
-from clearhead.explanation.page.render import render as render_page
+from clearhead.explanation.page import render as render_page
 from clearhead.explanation.shown import Shown
 
 
@@ -32,12 +37,11 @@ class Explanation:
     >>> [step.name for step in explanation.steps][:4]
     ['query', 'key', 'value', 'products']
 
-    It shares no memory with the inputs, and can be copied and pickled.
-    `title`; `parts`, each with its `title`, its `steps` and what is `drawn` before them; `shown`, the places of the
-    call that it is about. `print(explanation)` shows it within 80 columns; `.html()` is a page
-    that computes with other inputs, too; `.script()`, `.markdown()` and `.to_dict()` give the same steps as a program,
-    as text for a page, and as plain numbers; `.write(path)` makes a file of any of these. A notebook shows the steps as
-    tables.
+    It shares no memory with the inputs, and can be copied and pickled. Its fields are `title`; `parts`, each with a
+    `title`, its `steps` and the text that is `drawn` before them; and `shown`, the part of the call that is explained.
+    `print(explanation)` shows it within 80 columns; `.html()` is a page that also computes with other inputs;
+    `.script()`, `.markdown()` and `.to_dict()` give the same steps as a program, as Markdown, and as plain numbers;
+    `.write(path)` makes a file of any of these. A notebook shows the steps as tables.
     """
 
     title: str
@@ -51,7 +55,7 @@ class Explanation:
 
     @property
     def document(self) -> Document:
-        """What each way to show it prints."""
+        """The content that each way to show the explanation prints."""
         return Document(self.title, self.parts, self.shown)
 
     def __getitem__(self, name: str) -> Tensor:
@@ -71,14 +75,14 @@ class Explanation:
     __repr__ = __str__
 
     def __rich__(self) -> Any:
-        """For `rich`'s print and console: headings and formulas bold, numbers plain, reasons dim."""
+        """The text for `rich`'s print and console: headings and formulas are bold, numbers plain, reasons dim."""
         text = require("rich.text", "terminal", "a terminal's styles").Text
         styles = {"title": "bold", "formula": "bold", "text": "dim", "numbers": ""}
         every = as_text.lines(self.document)
         return text("\n").join(text(line, styles[kind]) for kind, line in every)
 
     def markdown(self) -> str:
-        """The same as Markdown: a heading a part, a table a step. Words of the inputs are escaped."""
+        """The explanation as Markdown: one heading per part, one table per step. Words of the inputs are escaped."""
         return as_markup.markdown(self.document)
 
     def html(self, path: None = None) -> str:
@@ -103,7 +107,17 @@ class Explanation:
         .json: the numbers, as `to_dict()`; .png, .svg and .pdf: the picture, as `plot()`, which needs matplotlib.
         Raises a `ClearheadError` for another ending, and where the file cannot be written.
         """
-        return as_file.write(self, path)
+        ending = ending_of(path, ENDINGS, WHAT)
+        check_writable(path, WHAT)
+        if ending in TEXTS:
+            return write_page(path, TEXTS[ending](self), WHAT)
+        figure = np.asarray(self.plot()).flat[0].figure
+        try:
+            with replacing(path, WHAT) as part:
+                figure.savefig(part, format=ending[1:], bbox_inches="tight")
+        finally:
+            require("matplotlib.pyplot", "plot", "a picture").close(figure)
+        return Path(path)
 
     def _repr_html_(self) -> str:
         return said(self, lambda: as_markup.html(self.document))
@@ -118,19 +132,31 @@ class Explanation:
     def plot(self, name: str = "weights", ax: Any = None) -> Any:
         """Draw a step with matplotlib: "scores", "weights", "output", … Returns the axes, an array of them for several.
 
-        `name`: a step with rows and columns; of several sequences or heads each has a picture. `ax`: the axes to draw
-        on, where there is one picture. What is not finite is left white. Raises a `ClearheadError` for an unknown name.
+        `name`: a step with rows and columns; each sequence and head has a picture of its own. `ax`: the axes to draw
+        on, where there is one picture. Numbers that are not finite are left white. Raises a `ClearheadError` for an
+        unknown name.
         """
         return as_plot.plot(self._step(name), self.shown, ax)
 
     def to_dict(self) -> dict[str, Any]:
-        """The same as numbers and text alone, which `json.dumps` takes; NaN and infinities as text."""
+        """The explanation as plain numbers and text, which `json.dumps` takes. NaN and infinities are text."""
         return self.document.record
+
+
+TEXTS: dict[str, Callable[[Explanation], str]] = {
+    ".html": Explanation.html,
+    ".md": Explanation.markdown,
+    ".txt": lambda explanation: f"{explanation}\n",
+    ".py": Explanation.script,
+    ".json": lambda explanation: json.dumps(explanation.to_dict(), ensure_ascii=False),
+}
+ENDINGS = (*TEXTS, ".png", ".svg", ".pdf")
+WHAT = "explanation"
 
 
 @dataclass(frozen=True)
 class Said:
-    """The right-hand side of the one number of a step that is written out."""
+    """How the number of a step that is written out is computed, as text that is known already."""
 
     text: str
 
@@ -139,7 +165,7 @@ class Said:
 
 
 def settled(explanation: Explanation) -> Explanation:
-    """The same for good: apart from the memory of the inputs, which may change later, and from any function."""
+    """A copy that holds no function, and shares no memory with the inputs, which may change later."""
 
     def one(step: Step) -> Step:
         value = step.value.detach() if step.code else step.value.detach().clone()

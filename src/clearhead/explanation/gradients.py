@@ -1,4 +1,4 @@
-"""What flows back through each step, for a gradient of the last one."""
+"""The gradients of the steps of an explanation, from a gradient of the last step."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from clearhead.explanation.explanation import Explanation, Part
 
 
 def leaves(arrays: Sequence[Any]) -> list[Any]:
-    """Copies that gradients reach; of an array that serves twice there is one."""
+    """Copies that require gradients. An array that is given twice has one copy."""
     made: dict[int, Any] = {}
     for array in arrays:
         tensor = array
@@ -33,21 +33,24 @@ def leaves(arrays: Sequence[Any]) -> list[Any]:
 
 
 def with_gradients(explanation: Explanation, given: Any) -> Explanation:
-    """The same with a part that goes back from the last step that is computed, whose gradient is given, or all 1."""
+    """The explanation with one more part: the gradients of its steps, from the last step backwards.
+
+    `given`: the gradient of the last step that is no aside, or True for ones.
+    """
     steps = explanation.steps
     last = next(step for step in reversed(steps) if not step.aside)
     grad = _given(given, last, explanation)
     found = [step for step in steps if step.value.requires_grad and not step.aside and step is not last]
     if not found:
-        raise ClearheadError("gradients: no input has any; pass query, key and value of a floating-point dtype.")
+        raise ClearheadError("gradients: no input has one; pass query, key and value of a floating-point dtype.")
     with without_autocast(last.value.device):
         grads = torch.autograd.grad(last.value, [step.value for step in found], grad, allow_unused=True)
     why = (
         f"Given: how much a loss grows when a number of {last.name} grows a little, divided by that little growth. "
-        "d_… of another step is the same for its numbers."
+        "d_… of another step is the same for the numbers of that step."
     )
     back = [Step(f"d_{last.name}", why, grad, last.axes)]
-    # a step that shows no code is written out in the script, which can't follow a gradient through it
+    # the script holds a step without code as numbers, so no gradient passes through such a step there
     opaque = [i for i, step in enumerate(found) if step.formula and not step.code]
     known = {last.name: back[0]}
     for i, (step, flown) in reversed(list(enumerate(zip(found, grads, strict=True)))):
@@ -75,7 +78,10 @@ def _given(given: Any, last: Step, explanation: Explanation) -> Tensor:
 
 
 def _backward(step: Step, known: Mapping[str, Step], last: str, steps: Sequence[Step], followed: bool) -> Step:
-    """`known`: by the name of each step that follows, and of this one, its gradient."""
+    """The gradient of a step, with its formula and its reason.
+
+    `known`: the gradients of this step and of the steps after it, by the names of the steps.
+    """
     grad = known[step.name]
     said = _said(step, known, steps)
     if said is None:
@@ -93,7 +99,8 @@ def _backward(step: Step, known: Mapping[str, Step], last: str, steps: Sequence[
 
 
 def _said(step: Step, known: Mapping[str, Step], steps: Sequence[Step]) -> tuple[str, str] | None:
-    """The formula of a step's gradient and why, from the trees of the steps that are made of it; None: none says it."""
+    """The formula of a step's gradient and the reason, from the trees of the steps that read it; None where a tree
+    cannot say them."""
     flown, why = [], ""
     try:
         for user in (each for each in steps if each.name in known):
@@ -110,7 +117,7 @@ def _said(step: Step, known: Mapping[str, Step], steps: Sequence[Step]) -> tuple
 
 
 def reason(user: Step, name: str) -> str:
-    """Why the gradient of the step of this name is what it is, by the operation of the step that is made of it."""
+    """The reason for the gradient of the step `name`, by the operation of the step `user`, which reads it."""
     by = user.by
     if isinstance(by, Expression) and by.name == "softmax":
         return (
@@ -123,4 +130,4 @@ def reason(user: Step, name: str) -> str:
         if name == left:
             return f"{made}: so this weight gets d_output times value j."
         return f"{made}, so value j gets d_output of each i, times that weight."
-    return "By the chain rule: the gradient of the step that is made of this one, times how that depends on it."
+    return f"By the chain rule: the gradient of {user.name}, times the derivative of {user.name} by this step."

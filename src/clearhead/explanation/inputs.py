@@ -1,4 +1,4 @@
-"""The inputs of a call, drawn: their axes by the legend, and what is repeated for what."""
+"""The inputs of a call as a table of their sizes, with a legend of the axes, and sentences on broadcasting."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ Row = dict[str, str]  # the size of each axis that an array has
 
 
 def drawn(shapes: Mapping[str, tuple[int, ...]], sizes: Sizes) -> str:
-    """The axes as columns, the arrays as rows; then in words what broadcasts, and which heads share keys.
+    """A table with axes as columns and arrays as rows, then sentences on broadcasting and on heads that share keys.
 
-    `shapes`: those of query, key and value as the caller gave them.
+    `shapes`: the shapes of query, key and value as the caller gave them.
     """
     same = shapes["query"][-1] == shapes["key"][-1]
     inner = {"query": ("Lq", "E" if same else "Eq"), "key": ("Lk", "E" if same else "Ek"), "value": ("Lk", "Ev")}
@@ -42,7 +42,7 @@ def drawn(shapes: Mapping[str, tuple[int, ...]], sizes: Sizes) -> str:
 
 
 def letters(lead: Collection[str]) -> str:
-    """How formulas and tables are read. `lead`: those of the axes "B" and "H" that the scores have."""
+    """Sentences on how to read formulas and tables. `lead`: the axes that the scores have, among "B" and "H"."""
     found = (
         "In a formula i counts queries, j keys, and d, e and n the numbers of a vector: query[i, d] is number d of "
         "query i, and Σ_d adds up over all d."
@@ -50,12 +50,12 @@ def letters(lead: Collection[str]) -> str:
     if lead:
         each = " and ".join({"B": "sequence", "H": "head"}[axis] for axis in lead)
         found += (
-            f" Each {each} is computed apart and alike, so formulas leave {' and '.join(lead)} out; the number written "
-            "out below a table names it first where there are several."
+            f" Each {each} is computed separately and in the same way, so formulas leave {' and '.join(lead)} out; the "
+            "number written out below a table names it first where there are several."
         )
     found += (
-        "\nOf a table the last axis is the columns, the one before it the rows. Where two shapes differ, an axis of "
-        "size 1 is repeated: broadcasting."
+        "\nIn a table the last axis is the columns, and the axis before it the rows. Where two shapes differ, an axis "
+        "of size 1 is repeated: broadcasting."
     )
     return found
 

@@ -9,10 +9,10 @@ from torch import Tensor
 
 from clearhead._attention import Arguments
 from clearhead.base.arrays import accumulated
-from clearhead.base.steps import Step
+from clearhead.base.dropout import factors
+from clearhead.base.steps import Step, made
 from clearhead.explanation.explanation import Explanation, Part
 from clearhead.explanation.inputs import letters
-from clearhead.explanation.output_part import output_part
 from clearhead.explanation.scores_part import bias_part, mask_part, scores_part
 from clearhead.explanation.shown import Shown, choose, settle
 from clearhead.explanation.softmax_part import masked_after, softmax_part, wrong_axis
@@ -24,9 +24,9 @@ from clearhead.scores.base import SCORES
 
 
 def explain_problem(problem: Problem, mask: Any, at: Any, *, drawn: str, title: str) -> Explanation:
-    """The steps of a problem whose score is by its tile, for the part that `at` names.
+    """The steps of a problem whose score computes tiles (`ByTile`), for the part that `at` names.
 
-    `mask`: the argument that the problem's mask came from. `drawn`: what stands above the inputs.
+    `mask`: the mask as the caller gave it. `drawn`: the text above the inputs.
     """
     shown = choose(at, problem.sizes)
     inputs = input_steps(problem, shown)
@@ -39,8 +39,8 @@ def attention_parts(
 ) -> tuple[list[Part], Tensor, Tensor | None]:
     """The parts from the scores to the output, the weights, and the mask (None: every query sees every key).
 
-    `given`: the mask as it was given. `before`: steps among which are "query", "key" and, where an output is wanted,
-    "value", a row of keys a head.
+    `given`: the mask as the caller gave it. `before`: the steps before; they include "query", "key" and, where an
+    output is wanted, "value", with the keys repeated for each query head.
     """
     rows = _rows(problem, shown)
     found = {step.name: step for step in before}
@@ -66,14 +66,14 @@ def attention_parts(
 
 
 def _rows(problem: Problem, shown: Shown) -> Problem:
-    """The chosen rows; where something is not finite, with a poison in its place: see `guard`."""
+    """The chosen rows. Where an input is not finite, `guard` puts 0 in its place, and a poison beside it."""
     rows = cut(problem, shown.region)
     tensors = (t for t in (rows.query, rows.key, rows.value) if t is not None)
     return rows if all(bool(t.isfinite().all()) for t in tensors) else guard(rows)
 
 
 def input_steps(problem: Problem, shown: Shown) -> list[Step]:
-    """Query, key and value of the chosen rows, in the dtype of the scores, a row of keys for each head."""
+    """Query, key and value of the chosen rows, in the dtype of the scores, with keys repeated for each query head."""
     rows = _rows(problem, shown)
     dtype, heads = accumulated(rows.query.dtype), rows.sizes.heads
     why = {
@@ -91,13 +91,44 @@ def input_steps(problem: Problem, shown: Shown) -> list[Step]:
         if given is None:
             continue
         group = heads // given.shape[1]
-        # a copy: what is written to the inputs later changes nothing here, and each of the three has its own gradient
+        # a copy: later writes to the inputs change nothing here, and each of the three has a gradient of its own
         tensor = given.to(dtype).clone() if group == 1 else given.to(dtype).repeat_interleave(group, 1)
         shared = "" if group == 1 else " Heads that share a key head have the same rows."
         copies = tuple(n if stride == 0 else 1 for n, stride in zip(given.shape[:2], given.stride()[:2], strict=True))
         axes = ("B", "H", length, width)
         steps.append(Step(name, why[name] + shared, tensor, axes, copies=(copies[0], copies[1] * group)))
     return steps
+
+
+def output_part(rows: Problem, weights: Step, value: Step, shown: Shown, mask: Step | None = None) -> list[Step]:
+    """From the step "weights" and the step "value" to the step "output"."""
+    steps = []
+    if rows.seed is not None:
+        p = rows.dropout_p
+        why = f"Dropout: each weight is multiplied by 0 with probability {p:g}, else by 1 / {1 - p:g}."
+        factor = factors(rows.seed, p, rows.sizes, rows.origin, weights.value.dtype)
+        kept = Step("kept", why, factor, SCORES)
+        why = "The weights after dropout. A row sums to 1 on average only."
+        weights = made("dropped", why, weights * kept)
+        steps += [kept, weights]
+    first = ", in the first table" * (weights.value.shape[0] * weights.value.shape[1] > 1)
+    why = f"Each output is the sum of the values, each times its weight{first}: {_shares(weights.value, shown)}."
+    steps.append(made("output", why, weights @ value))
+    unseen = None if mask is None else ~mask.any(-2).unsqueeze(-1)
+    if unseen is not None and bool(unseen.value.any()):
+        why = "A check: with 100 in place of the values of the keys that no query may see, the output is the same."
+        steps.append(made("other_padding", why, weights @ value.masked_fill(unseen, 100.0), aside=True))
+    return steps
+
+
+def _shares(weights: Tensor, shown: Shown) -> str:
+    """The largest weights of the first few rows, in words."""
+    found = []
+    for i, row in zip(shown.queries, weights.detach()[0, 0].nan_to_num()[:3], strict=False):
+        best = [j for j in row.topk(min(2, len(row))).indices.tolist() if row[j] >= 0.005]
+        shares = " and ".join(f"{float(row[j]):.0%} of the value of {shown.name('Lk', j)}" for j in best)
+        found.append(f"{shown.name('Lq', i)} takes {shares or 'nothing'}")
+    return "; ".join(found + ["…"] * (weights.shape[2] > len(found)))
 
 
 def explain_softmax(scores: Tensor, mask: Mask | None, at: Any = None) -> Explanation:

@@ -11,12 +11,15 @@ from clearhead.explanation.inputs import letters
 from clearhead.explanation.shown import Shown
 from clearhead.scores.base import SCORES
 
-ABOUT = "The keys are taken in two blocks, each by itself, and the two outputs are merged: no row is needed as a whole."
+ABOUT = (
+    "Attention is computed over two blocks of keys, each by itself, and the two outputs are merged. So no whole row of "
+    "scores is needed."
+)
 ROW = ("B", "H", "Lq", "1")
 
 
 def explain_online_softmax(scores: Tensor, value: Tensor, first: int) -> Explanation:
-    """Scores (Lq, Lk) and value (Lk, Ev), the first keys in one block, the rest in another, then merged.
+    """Attention of scores (Lq, Lk) over value (Lk, Ev): the first keys in one block, the rest in another, then merged.
 
     Formula: docs/maths/softmax.md. Source: Milakov and Gimelshein 2018, "Online normalizer calculation for softmax".
     """

@@ -29,7 +29,7 @@ def scores_part(rows: Problem, query: Step, key: Step, bias: list[Step]) -> list
     steps = with_parameters(scores.score, lambda p: p.to(query.value.dtype)).explained(query, key)
 
     def before(name: str) -> Step:
-        """The last step by another name than "scores": more is done before it is that."""
+        """The last step under this name, since it is not the finished scores yet."""
         steps[-1] = steps[-1].called(name)
         return steps[-1]
 
@@ -47,9 +47,9 @@ def scores_part(rows: Problem, query: Step, key: Step, bias: list[Step]) -> list
     if rows.poison is not None:
         of_query, of_key = rows.poison
         poison = of_query + of_key.repeat_interleave(rows.sizes.heads // of_key.shape[1], 1)
-        why = "Inputs hold NaN or ∞. They stand above as 0, and NaN is put here for each pair that they are a part of."
+        why = "Inputs hold NaN or ∞, which stand above as 0. NaN is put here for each pair of such a query or key."
         given = Step("not_finite", why, poison.to(query.value.dtype), SCORES)
-        why = "So what is not finite reaches the queries that may see it, and no others."
+        why = "So NaN reaches the queries that may see such an input, and no others."
         steps += [given, made("scores", why, before("of_finite") + given)]
     return steps
 
@@ -73,9 +73,9 @@ def _why_scaled(before: Tensor, scale: float, width: int, score: object) -> str:
 
 
 def bias_part(problem: Problem, rows: Problem, shown: Shown, dtype: torch.dtype) -> list[Step]:
-    """The bias's own steps, where they are known, else its numbers; the last step is called "bias". Empty without one.
+    """The bias's own steps, where they are known, else its numbers; the last step is called "bias".
 
-    `rows`: the chosen rows of the problem. `dtype`: that of the scores.
+    Empty where the problem has no bias. `rows`: the chosen rows of the problem. `dtype`: the dtype of the scores.
     """
     if problem.bias is None or rows.bias is None:
         return []
@@ -84,7 +84,7 @@ def bias_part(problem: Problem, rows: Problem, shown: Shown, dtype: torch.dtype)
     if given is not None:
         sides = (*shown.region.sides[:3], every)
         steps = given.explained(problem.sizes, sides)
-        # that of a recorded call may read a tensor that was written to since
+        # the bias of a recorded call may read a tensor that has been written to since
         if ends_in(steps, numbers.expand(rows.sizes.shape)):
             if torch.promote_types(steps[-1].value.dtype, dtype) == dtype:
                 return steps

@@ -15,29 +15,29 @@ from clearhead.base.steps import Step
 from clearhead.inspection.index import parse
 from clearhead.problem.region import Region
 
-BLOCKS = 8  # sequences times heads that are explained where nothing is chosen
-QUERIES = 8  # the same of queries
-KEYS = 64  # keys that any view of an explanation holds: those with the largest weights, where there are more
+BLOCKS = 8  # the most sequences times heads that are explained
+QUERIES = 8  # the most queries that are explained
+KEYS = 64  # the most keys that any view of an explanation holds; of more keys, those with the largest weights
 
 
 @dataclass(frozen=True)
 class Shown:
     """The places in the whole call that are explained, and the pair whose numbers are written out.
 
-    Each step holds these sequences, heads and queries, and all keys that take part; `keys` are those that are shown.
+    Each step holds these sequences, heads and queries, and all keys of the call; `keys` are the keys that are shown.
     """
 
     sizes: Sizes
     batches: tuple[int, ...]
     heads: tuple[int, ...]
     queries: tuple[int, ...]
-    keys: tuple[int, ...]  # in their order
-    pair: tuple[int, int, int, int]  # counted among the places above, its key among all keys
-    absent: tuple[str, ...] = ()  # those of the axes "B" and "H" that the caller's arrays do not have
+    keys: tuple[int, ...]  # ascending
+    pair: tuple[int, int, int, int]  # indices into `batches`, `heads` and `queries`, and the number of the key
+    absent: tuple[str, ...] = ()  # the axes, among "B" and "H", that the caller's arrays do not have
     left_out: tuple[str, ...] = ()
     strongest: tuple[int, ...] = ()  # the same keys, the largest weights first
-    query_words: tuple[str, ...] | None = None  # a word for each query of the call, for each key
-    key_words: tuple[str, ...] | None = None
+    query_words: tuple[str, ...] | None = None  # a word for each query of the call
+    key_words: tuple[str, ...] | None = None  # a word for each key of the call
 
     @property
     def region(self) -> Region:
@@ -45,12 +45,12 @@ class Shown:
         return Region(batch, heads, queries)
 
     def squeezed(self, step: Step) -> Tensor:
-        """A step's result without these axes."""
+        """A step's result without the axes in `absent`."""
         drop = tuple(i for i, axis in enumerate(step.axes[:2]) if axis in self.absent)
         return step.value.squeeze(drop) if drop else step.value
 
     def name(self, axis: str, place: int) -> str:
-        """What a row or a column is called: the place with its word, or its kind and place."""
+        """The name of a row or a column: its place and word, or its kind and place."""
         words = {"Lq": self.query_words, "Lk": self.key_words}.get(axis)
         kinds = {"Lq": "query", "Lk": "key", "L": "position", "B": "sequence", "H": "head"}
         if words is not None:
@@ -59,7 +59,7 @@ class Shown:
 
     @property
     def chosen(self) -> str:
-        """The one sequence, head or query that is shown, where the call has several; empty where it has none such."""
+        """The names of the sequence, head and query, each where it is the only one shown of several."""
         every = zip(("B", "H", "Lq"), (self.batches, self.heads, self.queries), self.sizes.shape, strict=False)
         word = "query " * (self.query_words is not None)
         names = {axis: self.name(axis, places[0]) for axis, places, size in every if len(places) == 1 < size}
@@ -77,9 +77,9 @@ def _slice(places: tuple[int, ...]) -> slice:
 
 
 def choose(at: Any, sizes: Sizes) -> Shown:
-    """What an index of the weights names; where it is None, the whole, or the first of what is large.
+    """The part that an index of the weights names. None names the whole call; of a large part, the first is taken.
 
-    The keys and the pair are settled by `settle`, when the weights are known.
+    `settle` chooses the keys and the pair, when the weights are known.
     """
     shape = torch.Size((*sizes.shown, sizes.queries, sizes.keys))
     if 0 in shape:
@@ -96,7 +96,7 @@ def choose(at: Any, sizes: Sizes) -> Shown:
         left_out.append(f"{len(queries)} queries: the first {QUERIES} are shown")
         queries = queries[:QUERIES]
     absent = ("B", "H")[min(len(sizes.shown), 2) :]
-    whole = len(keys) in (1, sizes.keys)  # beside one key those with the largest weights are shown
+    whole = len(keys) in (1, sizes.keys)  # beside one named key, the keys with the largest weights are shown
     pair = (0, 0, 0, -1 if len(keys) == sizes.keys else keys[0])
     return Shown(sizes, batches, heads, queries, () if whole else keys, pair, absent, tuple(left_out))
 
@@ -132,9 +132,9 @@ def settle(shown: Shown, weights: Tensor, keep: Tensor | None) -> Shown:
 
 def few_keys(keys: int, most: int) -> str:
     """Which of the keys are shown, in words."""
-    return f"{keys:,} keys {most} are shown: that of the written-out lines, and those with the largest weights"
+    return f"{keys:,} keys {most} are shown: the key of the written-out lines, and the keys with the largest weights"
 
 
 def narrowed(shown: Shown, keys: int) -> Shown:
-    """The same with at most so many keys: the pair's own, then those with the largest weights."""
+    """The same part with at most this many keys: the key of the pair, then the keys with the largest weights."""
     return replace(shown, keys=tuple(sorted(shown.strongest[:keys])))

@@ -16,14 +16,14 @@ def softmax_part(rows: Problem, scores: Step) -> list[Step]:
     """From finished scores to the step "weights"."""
     steps, sinks, tile = [], tiles.sinks(rows), scores.value
     empty = scores.eq(-torch.inf).all(-1, keepdim=True)
-    blind: Operand | None = empty if rows.visible is not None else None  # on a page another mask may leave nothing
+    blind: Operand | None = empty if rows.visible is not None else None  # on a page a changed mask may leave no key
     if bool(empty.value.any()):
         why = f"{int(empty.value.sum())} of {empty.value.numel()} queries may see no key at all: "
         blind = made("blind", f"{why}their weights and output are 0.", empty, ROW)
         steps.append(blind)
     largest, sink = scores.amax(-1, keepdim=True), None
     if sinks is not None:
-        why = "Learnt, one number a head: one more score in the sum below, with a weight and no value."
+        why = "Learnt, one number per head. It is one more score in the sum below, with a weight and no value."
         sink = Step("sink", why, sinks[None, :, :, None], ("B", "H", "1", "1"))
         steps.append(sink)
         largest = largest.maximum(sink)
@@ -43,7 +43,7 @@ def softmax_part(rows: Problem, scores: Step) -> list[Step]:
     total = made("total", why, sums if blind is None else sums.masked_fill(blind, 1.0), ROW)
     rest = "" if sink is None else ", together with the sink's,"
     why = f"Each weight is from 0 to 1, and those of a row{rest} sum to 1. These four steps are the softmax."
-    # so that the gradient of the step is that of the sinks
+    # from the value of the step "sink", so that the step gets the gradient of the sinks
     value = tiles.softmax(tile, tiles.may_be_empty(rows), None if sink is None else sink.value[0, :, :, 0])
     shares = numerator / total
     if bool(((tile == -torch.inf) & total.value.isnan()).any()):
@@ -52,19 +52,19 @@ def softmax_part(rows: Problem, scores: Step) -> list[Step]:
 
 
 def wrong_axis(scores: Step) -> list[Step]:
-    """What the softmax over the queries would give, where that is another one."""
+    """The softmax over the queries, as a mistake; no step where there is one query, or a key that no query sees."""
     if scores.value.shape[-2] < 2 or bool((scores.value == -torch.inf).all(-2).any()):
         return []
     wrong = scores.softmax(-2)
     why = (
         "A common mistake: a softmax over the queries makes each column sum to 1, and not each row. "
-        f"{_row_sums(wrong.value)}, so the outputs would be no averages of the values."
+        f"{_row_sums(wrong.value)}, so the outputs would not be averages of the values."
     )
     return [made("wrong_axis", why, wrong, aside=True)]
 
 
 def masked_after(scores: Step, mask: Step) -> list[Step]:
-    """What setting weights to 0 after the softmax would give, where the mask hides something of what is shown."""
+    """Weights set to 0 after the softmax, as a mistake; no step where the mask hides no pair that is shown."""
     if bool(mask.value.all()):
         return []
     late = scores.softmax(-1).masked_fill(~mask, 0.0)

@@ -11,7 +11,7 @@ from torch import Tensor
 from clearhead.base.steps import Step, number
 from clearhead.explanation.shown import Shown
 
-WIDTH = 64  # entries of a vector that any view holds
+WIDTH = 64  # the most entries of a vector that any view holds
 
 
 class Table(NamedTuple):
@@ -22,7 +22,7 @@ class Table(NamedTuple):
     columns: tuple[str, ...]
     cells: list[list[float]]
     kind: str  # "allowed": True and False, drawn as ■ and ·; "integer" or "number"
-    missing: str  # what of the columns and rows is not shown
+    missing: str  # how many rows and columns are not shown
 
 
 def tables(step: Step, shown: Shown) -> list[Table]:
@@ -36,7 +36,7 @@ def tables(step: Step, shown: Shown) -> list[Table]:
             if size > 1:
                 caption.append(shown.name(axis, shown.places(axis, size)[at]))
         inner, names = value[block] if lead else value, axes[lead:]
-        if inner.ndim > 2:  # one number a pair and more: the vector of the pair that is written out
+        if inner.ndim > 2:  # a vector for each pair: the vector of the pair that is written out
             i, j = (at if n > 1 else 0 for at, n in zip(shown.pair[2:], inner.shape, strict=False))
             pairs = f", one of {inner.shape[0] * inner.shape[1]:,} pairs"
             caption.append(f"{shown.name('Lq', shown.queries[i])}, {shown.name('Lk', j)}{pairs}")
@@ -71,14 +71,14 @@ def text_of(x: float, kind: str) -> str:
 
 
 def _side(axis: str, size: int, shown: Shown) -> tuple[tuple[int, ...], tuple[str, ...], int]:
-    """Which entries of an axis are shown, what they are called, and how many are not."""
+    """Which entries of an axis are shown, their names, and how many entries are not shown."""
     if size == 1 and axis not in ("Lq", "Lk"):
         return (0,), ("",), 0
     every = axis == "Lk" and size == shown.sizes.keys
     chosen = shown.keys if every else tuple(range(min(size, WIDTH)))
     places = shown.places(axis, size)
     count = {"Lq": len(shown.queries), "Lk": shown.sizes.keys}.get(axis, 1)
-    single = size == 1 and count > 1  # it stands for all of them
+    single = size == 1 and count > 1  # one row or column stands for all
     names = tuple(
         {"Lq": "every query", "Lk": "every key"}[axis] if single else shown.name(axis, places[n]) for n in chosen
     )

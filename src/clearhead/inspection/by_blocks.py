@@ -19,7 +19,7 @@ Place = tuple[slice, ...]
 
 
 def blocks(shape: Sequence[int], most: int = NUMBERS) -> Iterator[Place]:
-    """Where the blocks of a matrix (..., Lq, Lk) stand, in the order of its numbers.
+    """The places of the blocks of a matrix (..., Lq, Lk), in the order of its numbers.
 
     A block has whole rows: some rows of one head, or some whole heads, or some whole sequences.
     """
@@ -56,7 +56,7 @@ def extreme(matrix: LazyMatrix, dims: tuple[int, ...], sign: int) -> Tensor:
 def extreme_places(matrix: LazyMatrix, dim: int | None, sign: int) -> tuple[Tensor, Tensor]:
     """The largest or smallest numbers along a dimension, which is kept with size 1, and the first place of each.
 
-    None: of the whole matrix as one row of numbers; both results are (1,).
+    `dim` None takes the whole matrix as one row of numbers; both results are then (1,).
     """
     along = 0 if dim is None else dim
     if matrix._in_graph():
@@ -77,7 +77,7 @@ def extreme_places(matrix: LazyMatrix, dim: int | None, sign: int) -> tuple[Tens
 
 
 def _read(matrix: LazyMatrix) -> Iterator[tuple[Place, Tensor]]:
-    """Each block, and where it stands."""
+    """Each block, with its place."""
     for place in blocks(matrix.shape):
         with torch.no_grad():
             block = torch.as_tensor(matrix[place])
@@ -91,5 +91,5 @@ def _filled(matrix: LazyMatrix, dims: tuple[int, ...] | None, value: float, dtyp
 
 
 def _reduced(place: Place, dims: tuple[int, ...]) -> Place:
-    """Where the numbers of a block go when these dimensions are reduced."""
+    """The place of a block's result when these dimensions are reduced."""
     return tuple(slice(0, 1) if d in dims else side for d, side in enumerate(place))

@@ -1,4 +1,4 @@
-"""The lazy matrix of the difference of two."""
+"""The lazy matrix of the difference of two matrices of weights."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from clearhead.inspection.weights import Weights
 
 
 class Aligned:
-    """Some weights at the positions that are compared: all, or those in `places`, ascending, as rows and columns.
+    """Some weights at the positions that are compared, as rows and columns: all, or `places`, in ascending order.
 
-    Parts are read as a hull of the rows that are wanted, so that positions may be left out in between.
+    A part is read from the first to the last wanted row, and the rows between that are not wanted are left out.
     """
 
     def __init__(self, weights: Weights, places: Tensor | None) -> None:
@@ -61,7 +61,7 @@ class WeightDifference(LazyMatrix):
 
     `difference[index]`, a basic index, gives that part; `blocks(sequence, head)` goes through a head's rows a block at
     a time. Both are the models' own weights: with sinks, rows are not renormalised. Raises a `ClearheadError` for a
-    part above 256 MiB. Memory is that of what is asked for. Sums, extremes and operators are those of `Weights`.
+    part above 256 MiB. Memory is that of the part. Sums, extremes and operators are those of `Weights`.
     """
 
     _instead = "Index the part you need (d[..., -1, :]), go through blocks(sequence, head)"

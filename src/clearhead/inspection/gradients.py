@@ -37,10 +37,10 @@ class WeightGradients(LazyMatrix):
     torch.Size([2, 8, 50])
 
     Formula: ∂L/∂A_ij = Ȯ_i · V_j, with A the weights, Ȯ = ∂L/∂O the gradient of the output O = A·V. `by_query` and
-    `by_key` sum A ∘ ∂A, the weights times their gradients, without the matrix. None of it has gradients itself.
-    Indices, sums, extremes and operators are those of `Weights`; indices give pairs that are not allowed, too.
-    Memory is O(Lq + Lk) but for what is asked for. Source: Chefer, Gur and Wolf 2021, "Transformer Interpretability
-    Beyond Attention Visualization", who roll (A ∘ ∂A)⁺ out over the layers.
+    `by_key` sum A ∘ ∂A, the weights times their gradients, without the matrix. The results have no gradients. Indices,
+    sums, extremes and operators are those of `Weights`; indices give pairs that are not allowed, too.
+    Memory is O(Lq + Lk) and the result. Source: Chefer, Gur and Wolf 2021, "Transformer Interpretability Beyond
+    Attention Visualization", who roll (A ∘ ∂A)⁺ out over the layers.
     """
 
     _instead = "Index the part you need (g[..., -1, :]), use by_query() or by_key()"
@@ -97,7 +97,7 @@ class WeightGradients(LazyMatrix):
         return self._out(self._sizes.restore(found[0] if by[0] else found[1]))  # type: ignore[arg-type]
 
     def _check(self) -> None:
-        """Raise where something has been written to since, or inside of `torch.func.vmap`."""
+        """Raise where a tensor has been written to since, or inside of `torch.func.vmap`."""
         if vectorized():
             raise UnsupportedError(
                 "gradients of weights cannot be computed inside torch.func.vmap. Give the inputs a batch dimension."

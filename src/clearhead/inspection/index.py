@@ -23,7 +23,7 @@ DENSE_BYTES = 2**28
 
 
 def check_bytes(shape: Sequence[int], dtype: torch.dtype, what: str, most: int = DENSE_BYTES) -> None:
-    """Raise where a part of the matrix would take more memory than that."""
+    """Raise where a part of the matrix would take more than `most` bytes."""
     size = int(np.prod(shape, dtype=np.float64)) * dtype.itemsize
     if size > most:
         raise ClearheadError(
@@ -41,7 +41,7 @@ class Part:
     keys: slice
     whole_rows: bool
     whole: bool  # every pair
-    shape: tuple[int, ...]  # what the index gives
+    shape: tuple[int, ...]  # the shape that the index gives
 
     def restore(self, parts: list[Tensor]) -> Tensor:
         joined = parts[0] if len(parts) == 1 else torch.cat(parts, 0)
@@ -49,7 +49,7 @@ class Part:
 
 
 def parse(index: Any, shape: torch.Size, sizes: Sizes) -> Part:
-    """A basic index as slices of (B, H, Lq, Lk), and the shape it gives. Anything else is an error."""
+    """A basic index as slices of (B, H, Lq, Lk), and the shape it gives. Any other index is an error."""
     items = list(index) if isinstance(index, tuple) else [index]
     real = sum(item is not None and item is not Ellipsis for item in items)
     dots = [i for i, item in enumerate(items) if item is Ellipsis]

@@ -22,7 +22,7 @@ from clearhead.inspection.by_blocks import extreme, extreme_places, summed
 from clearhead.inspection.index import DENSE_BYTES, Part, parse
 
 SMALL = 8  # the most queries, and keys, of a matrix that is printed with its numbers
-HEADS = 4  # and the most of its heads
+HEADS = 4  # the most heads that are printed
 
 
 class NoSuchMethod(ClearheadError, AttributeError):
@@ -46,7 +46,7 @@ class LazyMatrix(ABC):
     """
 
     _sizes: Sizes
-    _instead = "Index the part you need (w[..., -1, :])"  # where the whole would be too large
+    _instead = "Index the part you need (w[..., -1, :])"  # the advice where the whole would be too large
 
     @property
     @abstractmethod
@@ -104,7 +104,7 @@ class LazyMatrix(ABC):
         return (self[i] for i in range(len(self)))
 
     def __getitem__(self, index: Any) -> Any:
-        """The exact numbers at any basic index: integers, slices, `...` and None. All of them: as `dense()`."""
+        """The exact numbers at any basic index: integers, slices, `...` and None. The whole is as `dense()`."""
         part = parse(index, self.shape, self._sizes)
         self._check_size(part, index)
         return self.dense().reshape(part.shape) if part.whole else self._out(self._part(part))
@@ -130,11 +130,11 @@ class LazyMatrix(ABC):
     # ---------------------------------------------------------------------------------------------- over dimensions
 
     def sum(self, dim: int | tuple[int, ...] | None = None, keepdim: bool = False) -> Any:
-        """The sum over a dimension, over several, or over all (None), as that of `w[:]` and in O(Lq + Lk) memory.
+        """The sum over a dimension, over several, or over all (None): the sum of `w[:]`, in O(Lq + Lk) memory.
 
         `dim`: such as -1 for the keys and -2 for the queries; `keepdim`: keep them with size 1. Raises a
         `ClearheadError` for a dimension that is not there. Cost: that of all rows. Where gradients are wanted, and in
-        transforms, the whole is made dense first; so for `mean`, `max` and the others.
+        transforms, the whole is made dense first. This holds for `mean`, `max` and the others too.
         """
         dims = self._dims(dim)
         return self._squeezed(summed(self, dims).to(self.dtype), dims, keepdim)
@@ -154,14 +154,14 @@ class LazyMatrix(ABC):
         return self._extreme(dim, keepdim, -1)
 
     def max(self, dim: int | None = None, keepdim: bool = False) -> Any:
-        """The largest number of all; with `dim` those along a dimension, and their places: (values, indices).
+        """The largest number of all; with `dim` the largest along a dimension, and their places: (values, indices).
 
         Of equal numbers the first is named. Matrices of NumPy arrays give the values alone, as NumPy does.
         """
         return self._extreme(None, keepdim, 1) if dim is None else self._pair(dim, keepdim, 1)
 
     def min(self, dim: int | None = None, keepdim: bool = False) -> Any:
-        """The smallest number of all; with `dim` those along a dimension, and their places. See `max`."""
+        """The smallest number of all; with `dim` the smallest along a dimension, and their places. See `max`."""
         return self._extreme(None, keepdim, -1) if dim is None else self._pair(dim, keepdim, -1)
 
     def argmax(self, dim: int | None = None, keepdim: bool = False) -> Any:
@@ -229,7 +229,7 @@ class LazyMatrix(ABC):
         if self.numel() != 1:
             raise ClearheadError(
                 f"one number is wanted, and this matrix is {tuple(self.shape)}: index it, such as w[..., 0, 0], or "
-                "reduce it, such as (w[:] > 0.5).any(). Whether there is one at all is asked by `w is not None`."
+                "reduce it, such as (w[:] > 0.5).any(). To ask whether there are weights write `w is not None`."
             )
         return float(self.dense().item())
 
@@ -248,7 +248,7 @@ class LazyMatrix(ABC):
         return array if dtype is None else array.astype(dtype)
 
     def __array_function__(self, function: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """NumPy's functions are given arrays: its own would call the methods here with arguments of its own."""
+        """NumPy's functions are given arrays: otherwise NumPy would call the methods here with other arguments."""
         args, kwargs = tree_map_only(LazyMatrix, np.asarray, (args, kwargs))
         return function(*args, **kwargs)
 
@@ -256,7 +256,7 @@ class LazyMatrix(ABC):
     def __torch_function__(
         cls, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        """PyTorch's functions are given `dense()`, but for those that have a method here."""
+        """PyTorch's functions are given `dense()`, except functions with a method here."""
         kwargs = kwargs or {}
         first, *others = args or (None,)
         named = METHODS.get(function)
@@ -276,7 +276,7 @@ class LazyMatrix(ABC):
 
         def __getattr__(self, name: str) -> Any:
             if hasattr(type(self), name):
-                return object.__getattribute__(self, name)  # a property that raised: its own error
+                return object.__getattribute__(self, name)  # a property raised: show its own error
             kind = type(self).__name__
             if name.startswith("_") or not (hasattr(Tensor, name) or hasattr(np.ndarray, name)):
                 raise AttributeError(f"{kind!r} object has no attribute {name!r}")
@@ -295,7 +295,7 @@ class LazyMatrix(ABC):
     def _printed(self) -> str:
         try:
             head = self._head()
-        except Exception as error:  # its tensors were written to, or a part of somebody's own raises
+        except Exception as error:  # its tensors were written to, or a part of the user raises
             reason = str(error).partition("\n")[0]
             return f"{type(self).__name__}({tuple(self.shape)}, {self.dtype}, not to be computed: {reason})"
         return with_first_rows(head, self.shape, self.__getitem__)
@@ -323,5 +323,5 @@ def with_first_rows(head: str, shape: tuple[int, ...], part: Callable[[Any], Any
     try:
         with torch.no_grad():
             return f"{head}{written}:\n{part(index)!r}"
-    except Exception:  # tensors without values, in transforms, and what a class of one's own raises
+    except Exception:  # tensors without values, transforms, and errors of a user's class
         return head

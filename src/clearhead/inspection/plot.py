@@ -20,20 +20,23 @@ from clearhead.inspection.index import parse
 from clearhead.masks._draw import cell_of, of, shares
 from clearhead.problem.problem import Problem
 
-CELLS = 512  # the most rows and columns of a picture; beyond that, cells of the largest weight
-IN_GRID = 256  # and of one of several
-IN_NOTEBOOK, HEADS, PAIRS = 32, 12, 2**25  # in a notebook: cells, pictures, and pairs that may be computed for them
+CELLS = 512  # the most rows and columns of a picture; a larger matrix has cells of the largest weight
+IN_GRID = 256  # the same for each of several pictures
+IN_NOTEBOOK, HEADS, PAIRS = 32, 12, 2**25  # in a notebook: the most cells, pictures, and pairs to compute
 
 Pick = tuple[int, ...]
 
 
 def picks(head: tuple[Any, ...], outer: tuple[int, ...]) -> list[Pick]:
-    """The heads that are meant, each by its numbers: those given, and all where one is left out."""
+    """The heads to draw, each by its numbers; a dimension without a given number means all of it."""
     if len(head) > len(outer):
         raise ClearheadError(
             f"plot() takes {len(outer)} numbers at most, one for each of the dimensions {outer}; got {head!r:.80}."
         )
-    chosen = [_numbers(head[i], size) if i < len(head) else list(range(size)) for i, size in enumerate(outer)]
+    chosen = [
+        list(numbers_of(head[i], size, "a head of plot()", f"there are {size}")) if i < len(head) else list(range(size))
+        for i, size in enumerate(outer)
+    ]
     if (count := math.prod(map(len, chosen))) > MOST or not count:
         raise ClearheadError(
             f"plot() draws 1 to {MOST} pictures, and these are {count}: choose some, such as plot(0, [3, 5])."
@@ -41,13 +44,8 @@ def picks(head: tuple[Any, ...], outer: tuple[int, ...]) -> list[Pick]:
     return list(itertools.product(*chosen))
 
 
-def _numbers(item: Any, size: int) -> list[int]:
-    """A number, a slice, or a list of these."""
-    return list(numbers_of(item, size, "a head of plot()", f"there are {size}"))
-
-
 def titles(chosen: Sequence[Pick]) -> list[str]:
-    """What each is called: by the numbers in which they differ."""
+    """The title of each head: the numbers in which the heads differ."""
     count = len(chosen[0])
     names = [f"dimension {i}" for i in range(count - 2)] + ["sequence", "head"][: min(count, 2)]
     differ = [len({pick[i] for pick in chosen}) > 1 for i in range(count)]
@@ -67,7 +65,8 @@ def panels(weights: Any, chosen: Sequence[Pick], most: int) -> list[Panel]:
 
 
 def hidden(problem: Problem, weights: Any, pick: Pick, cell: tuple[int, int]) -> Array | None:
-    """The cells of which no pair may attend, by the mask or by a bias of −∞; None where every pair may."""
+    """The cells of which no pair may attend, by the mask or by a bias of −∞; None where there is neither a mask nor a
+    bias."""
     if problem.spans is None and problem.bias is None:
         return None
     part = parse(pick, weights.shape, problem.sizes)

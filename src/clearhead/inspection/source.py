@@ -1,4 +1,4 @@
-"""Where weights get their problem: from the arguments of a call, or from its record."""
+"""The sources of a lazy matrix's problem: the arguments of a call, and its record."""
 
 from __future__ import annotations
 
@@ -37,27 +37,27 @@ class Source(ABC):
     def problem(self) -> Problem:
         """The normal form as it is now: the same object as long as nothing has changed. Raises where it is lost."""
 
-    def check(self) -> None:  # noqa: B027 - a source that is live has nothing to lose
-        """Raise where the problem is lost: something has been written to since the call."""
+    def check(self) -> None:  # noqa: B027 - a source of live arguments loses nothing
+        """Raise where the problem is lost: a tensor has been written to since the call."""
 
     @abstractmethod
     def with_value(self, value: Any) -> Problem:
-        """The same with a value, for the output."""
+        """The problem with a value, for the output."""
 
     @abstractmethod
     def said(self) -> dict[str, Any]:
-        """What `repr` shows of it, by the names of the arguments of `weights`."""
+        """The arguments that `repr` shows, by their names in `weights`."""
 
 
 class FromCall(Source):
-    """The arguments of a call, lowered at their first use, and again where that would give another problem.
+    """The arguments of a call, lowered at their first use, and again where the result would be another problem.
 
-    `lasting`: the call is over, and a write to its tensors since is an error.
+    `lasting`: the call is over, and a later write to its tensors is an error.
     """
 
     def __init__(self, call: Arguments, lasting: bool = False) -> None:
         self.numpy = isinstance(call.query, np.ndarray)
-        own: dict[str, Any] = {}  # copies of what counts no writes
+        own: dict[str, Any] = {}  # copies of arguments that count no writes
         for name, argument in call._asdict().items():
             if isinstance(argument, np.ndarray):
                 own[name] = argument.copy()
@@ -84,7 +84,7 @@ class FromCall(Source):
     def with_value(self, value: Any) -> Problem:
         return with_value(self.problem(), value) if self._lasting else self._call._replace(value=value).problem()
 
-    def __getstate__(self) -> dict[str, Any]:  # a problem may hold functions that cannot be pickled: it is made again
+    def __getstate__(self) -> dict[str, Any]:  # made again: it may hold functions that no pickle takes
         return self.__dict__ | {"_problem": None}
 
     def said(self) -> dict[str, Any]:
@@ -104,8 +104,8 @@ class FromCall(Source):
     def _may_be_used_again(self) -> bool:
         """Whether lowering again would give the same problem.
 
-        A graph serves one backward pass, and a problem made without one has no gradients: where these are needed, each
-        use lowers again; so it does inside a transform, whose tensors do not outlive it.
+        A graph serves one backward pass, and a problem made without one has no gradients: where gradients are needed,
+        each use lowers again. Each use inside a transform does too, since tensors do not outlive the transform.
         """
         if transformed() or (self._learnt and torch.is_grad_enabled()):
             return False
@@ -118,10 +118,10 @@ class FromCall(Source):
 
 
 def settings(score: Any) -> list[Any]:
-    """The numbers, words and flags that a score computes with, such as its softcap: they may be set anew."""
+    """The numbers, words and flags that a score computes with, such as its softcap, which may be set anew."""
     modules = score.modules() if isinstance(score, nn.Module) else ()
     return [
-        (name, repr(value))  # NaN is equal to itself so
+        (name, repr(value))  # as text, NaN equals itself
         for module in modules
         for name, value in vars(module).items()
         if isinstance(value, bool | int | float | str | None | np.generic) and name not in _OF_EVERY_MODULE
@@ -129,7 +129,7 @@ def settings(score: Any) -> list[Any]:
 
 
 class FromRecord(Source):
-    """The record of a call, and what `repr` shows of it: no tensors, which would keep their graph alive."""
+    """The record of a call, and its arguments as text for `repr`: tensors would keep their graph alive."""
 
     detached = True
 
@@ -154,7 +154,7 @@ class FromRecord(Source):
 
 
 def shown(value: Any) -> str:
-    """What an argument was, in a few words."""
+    """An argument in a few words."""
     if isinstance(value, Mask):
         return said(value, value.title)
     return f"<{value.dtype} {tuple(value.shape)}>" if hasattr(value, "shape") else str(value)

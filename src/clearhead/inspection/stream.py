@@ -19,7 +19,7 @@ from clearhead.problem.summary import Summary
 
 
 def stream(problem: Problem, engine: Engine, reductions: tuple[Reduction, ...]) -> tuple[Any, ...]:
-    """All the reductions: those whose statistics go together in one pass, those that look at blocks in another."""
+    """The results of all reductions. Statistics that go together share a pass, and so do looks at blocks."""
     if vectorized():
         raise UnsupportedError(
             "reductions of weights write to buffers, which torch.func.vmap cannot follow. Give query and key a batch "
@@ -39,7 +39,7 @@ def stream(problem: Problem, engine: Engine, reductions: tuple[Reduction, ...]) 
 
 
 def _meant(reduction: Reduction, problem: Problem) -> Problem:
-    """The problem whose weights a reduction means."""
+    """The problem whose weights a reduction reads."""
     found = reduction.of(problem)
     return found if found is problem or ours(reduction) else checked(found, f"{type(reduction).__name__}.of")
 
@@ -66,7 +66,7 @@ class _Pass:
             return None
         both = self.summary.with_also(summary)
         if both is None or engine.fuses(mine, summary) != self.fused:
-            return None  # what no fused pass computes would take the others along
+            return None  # else a statistic without a fused pass would keep the others from theirs
         return both if engine.fuses(mine, both) == self.fused else None
 
 

@@ -62,24 +62,26 @@ class Weights(LazyMatrix):
     such as `w * 2` or `torch.stack([w, w])`, is given `w[:]`; other methods of tensors are written `w[:].sort(-1)`.
 
     Weights are float32, or float64 for float64 inputs; NumPy where the inputs were NumPy. `w[index]`, `scores`,
-    `w @ value` and the reductions are differentiable (but for maxima of cells, and the keys of `topk`). Memory is
-    O(Lq + Lk) but for what is asked for; the time of a reduction is that of the allowed pairs, of an index that of its
-    rows.
+    `w @ value` and the reductions are differentiable (but for maxima of cells, and the keys of `topk`). It takes
+    O(Lq + Lk) memory beside the result. A reduction takes the time of the allowed pairs, an index the time of its rows.
     """
 
     _instead = "Index the part you need (w[..., -1, :]), use pool(), topk() or entropy()"
 
     def __init__(self, source: Source, engine: str | Engine | None = None) -> None:
         self._source, self._asked = source, engine
-        self._known: dict[str, Any] = {}  # what has been computed for the source's problem
-        problem = self._problem
+        self._known: dict[str, Any] = {}  # results that have been computed for the source's problem
+        problem = self.problem
         self._sizes, self._dtype = problem.sizes, accumulated(problem.query.dtype)
         if engine is not None:
-            choose(problem, engine)  # raises where it cannot; without a name there is always one that can
+            choose(problem, engine)  # raises where it refuses; without a name, one engine always can
 
     @property
-    def _problem(self) -> Problem:
-        """The source's problem as it is now; what was computed for another one is forgotten."""
+    def problem(self) -> Problem:
+        """The normal form: projected query and key, spans and bias, from which the weights are computed.
+
+        It is the source's problem as it is now; results for an earlier problem are forgotten.
+        """
         given = self._source.problem()
         if self._known.get("given") is not given:
             self._known = {"given": given, "problem": self._checked(given, "problem")}
@@ -91,25 +93,20 @@ class Weights(LazyMatrix):
         return self._checked(self._source.with_value(value), "with_value")
 
     def _checked(self, problem: Problem, method: str) -> Problem:
-        """What a source gave; one of somebody's own may give anything."""
+        """The problem that a source gave, checked where the source is a user's class."""
         source = self._source
         return problem if ours(source) else checked(problem, f"{type(source).__name__}.{method}")
 
     def _engine(self, problem: Problem) -> Engine:
-        """The engine for this use: inside a transform it may be another one."""
+        """The engine for this use, which may be another one inside a transform."""
         return choose(problem._replace(value=None), self._asked)
-
-    @property
-    def problem(self) -> Problem:
-        """The normal form: projected query and key, spans and bias, from which the weights are computed."""
-        return self._problem
 
     @property
     def dtype(self) -> torch.dtype:
         return self._dtype
 
     def _head(self) -> str:
-        problem, options = self._problem, self._source.said()
+        problem, options = self.problem, self._source.said()
         said = "".join(f", {name}={shown(value)}" for name, value in options.items() if value is not None)
         return f"Weights({tuple(self.shape)}, {self.dtype}, engine={self._engine(problem).name!r}{said})"
 
@@ -118,7 +115,7 @@ class Weights(LazyMatrix):
 
     @property
     def _guarded(self) -> Problem:
-        problem = self._problem
+        problem = self.problem
         if "guarded" not in self._known:
             self._known["guarded"] = guard(problem)
         guarded: Problem = self._known["guarded"]
@@ -130,9 +127,9 @@ class Weights(LazyMatrix):
             return part.restore([self._weights(problem, b, part) for b in part.batches])
 
     def scores(self, index: Any = ...) -> Any:
-        """The raw scores at an index, before mask and bias: what `score(query, key)[index]` would be."""
+        """The raw scores at an index, before mask and bias: `score(query, key)[index]`."""
         part = parse(index, self.shape, self._sizes)
-        whole, parts = self._problem, []
+        whole, parts = self.problem, []
         with without_autocast(whole.sizes.device):
             for batch in part.batches:
                 region = Region(batch, part.heads, part.queries, part.keys, masked=False)
@@ -147,7 +144,7 @@ class Weights(LazyMatrix):
             scores = engine.scores(rows)
             return (tiles.weights(rows, scores) if scores.shape[-1] else scores)[..., part.keys]
         tile = engine.scores(cut(rows, Region(keys=part.keys)))
-        if "rows" in self._known:  # all rows' have been computed before
+        if "rows" in self._known:  # computed before, for all rows
             maximum, log_sum = (t[batch, part.heads, part.queries] for t in self._known["rows"])
         else:
             maximum, log_sum = _rows(rows, engine)
@@ -156,7 +153,7 @@ class Weights(LazyMatrix):
 
     def logsumexp(self) -> Any:
         """log Σ_j exp(s_ij) over the allowed keys and the sink, if any, (..., Lq); −∞ where a query sees nothing."""
-        problem = self._problem
+        problem = self.problem
         known = self._known.get("rows")
         if known is None or problem.needs_grad:
             with without_autocast(problem.sizes.device):
@@ -166,8 +163,8 @@ class Weights(LazyMatrix):
         return self._out(problem.sizes.restore(log_sum_exp(*known)))
 
     def _by_parts(self) -> bool:
-        """Whether the whole is computed as a part is: where autograd or a transform follows the operations."""
-        return self._problem.needs_grad or looked_into()
+        """Whether the whole is computed as a part is, since autograd or a transform follows the operations."""
+        return self.problem.needs_grad or looked_into()
 
     def _in_graph(self) -> bool:
         return self._by_parts() or super()._in_graph()
@@ -175,7 +172,7 @@ class Weights(LazyMatrix):
     def _whole(self) -> Tensor:
         if self._by_parts():
             return super()._whole()
-        problem, sizes = self._problem, self._problem.sizes
+        problem, sizes = self.problem, self.problem.sizes
         dense = torch.zeros(sizes.shape, dtype=self.dtype, device=sizes.device)
         with torch.no_grad(), without_autocast(sizes.device):
             guarded, engine = self._guarded, self._engine(problem)
@@ -196,7 +193,7 @@ class Weights(LazyMatrix):
         wrong = [r for r in reductions if not isinstance(r, Reduction)]
         if wrong:
             raise ClearheadError(f"reduce takes reductions such as Entropy() or TopK(5), not {wrong[0]!r}.")
-        problem = self._problem
+        problem = self.problem
         outputs = [r for r in reductions if isinstance(r, Output)]
         if len(outputs) > 1:
             raise ClearheadError("reduce takes one Output(value); join the values along their last dimension.")
@@ -277,11 +274,11 @@ class Weights(LazyMatrix):
 
         `w.plot(0, 3)` is sequence 0, head 3 of (B, H, Lq, Lk); `w.plot(0)` all heads of sequence 0, `w.plot(0, [3, 5])`
         two of them, `w.plot(0, slice(4))` the first four: at most 64. `query_labels`, `key_labels`: a word for each
-        query, for each key. `cmap`: a colour map of matplotlib. `scale`: "linear" from 0 to the largest weight of all
-        that is drawn; "log" from 0.1 / Lk; a number, such as 1.0, is linear from 0 to it, so that pictures of several
-        calls have one scale. `ax`: the axes to draw one head on; None makes some. `bar`: with a bar of the colours.
-        Up to 512 queries and keys (256 in a grid) every weight is a cell; beyond, a cell is the largest weight of those
-        it stands for, found in O(Lq + Lk) memory. Returns the axes, an array of them where there are several.
+        query, for each key. `cmap`: a colour map of matplotlib. `scale`: "linear" from 0 to the largest weight that is
+        drawn; "log" from 0.1 / Lk; a number, such as 1.0, is linear from 0 to this number, so that pictures of several
+        calls have one scale. `ax`: the axes to draw one head on; None makes new axes. `bar`: whether to draw a bar of
+        the colours. Up to 512 queries and keys (256 in a grid) every weight is a cell; beyond, a cell is the largest of
+        several weights, found in O(Lq + Lk) memory. Returns the axes, an array of them where there are several.
         """
         chosen = plot.picks(head, tuple(self.shape[:-2]))
         style = Style(title, cmap, scale, ax, bar)
@@ -295,16 +292,16 @@ class Weights(LazyMatrix):
     def _map(self, pick: tuple[int, ...], most: int) -> Tensor:
         """The largest weights of one head, in a map of at most most × most cells; no other head is computed."""
         part = parse(pick, self.shape, self._sizes)
-        problem = cut(self._problem, Region(part.batches[0], part.heads))
+        problem = cut(self.problem, Region(part.batches[0], part.heads))
         found: Tensor = stream(problem, self._engine(problem), (Pool(most),))[0]
         return found[0, 0]
 
     def _repr_html_(self) -> str:
-        """What `repr` says, and for notebooks the first heads as small pictures, up to 2²⁵ pairs."""
+        """For notebooks: the text of `repr`, and small pictures of the first heads, up to 2²⁵ pairs."""
         return plot.html(self)
 
     def __matmul__(self, value: Any) -> Any:
-        """The attention output for these values, by the fastest engine that can; other weights are made dense."""
+        """The attention output for these values, by the fastest engine that can; a lazy value is made dense."""
         value = value.dense() if isinstance(value, LazyMatrix) else value
         self._check_kind(value=value)
         problem = self._with_value(value)
@@ -323,7 +320,7 @@ class Weights(LazyMatrix):
                 )
 
     def _out(self, tensor: Tensor, of_value: bool = False) -> Any:
-        """A result; `of_value`: a value that is not detached has its gradient."""
+        """A result; `of_value`: it depends on a value, whose gradient it keeps."""
         source = self._source
         tensor = tensor.detach() if source.numpy or (source.detached and not of_value) else tensor
         return tensor.numpy() if source.numpy else tensor
@@ -359,7 +356,7 @@ def weights(
 
     Formula: w_i = softmax over the allowed keys j of score(query_i, key_j); all 0 where nothing is allowed.
     Arguments as for `attention`. Returns a `Weights` of shape (..., Lq, Lk). Raises `ClearheadError`, `ShapeError` or
-    `UnsupportedError` (`engine="sdpa"` does not show its weights). Cost: that of what you look at; see `Weights`.
+    `UnsupportedError` (`engine="sdpa"` does not show its weights). Cost: that of the parts you look at; see `Weights`.
     """
     is_numpy(query=query, key=key)
     call = Arguments(query, key, None, score, mask, bias, scale, sinks, align, 0.0, engine)

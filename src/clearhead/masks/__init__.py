@@ -1,4 +1,4 @@
-"""Masks: one idea a file."""
+"""Masks, one idea in each file."""
 
 from clearhead.masks.base import Mask as Mask
 from clearhead.masks.base import Spans as Spans

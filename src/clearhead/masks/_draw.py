@@ -17,10 +17,10 @@ from clearhead.base.text import escaped, said
 from clearhead.base.thumbnails import picture, short
 from clearhead.masks._spans import Spans
 
-CELLS = 12  # the most rows and columns a picture has
-LARGEST = 1024  # beyond this many queries or keys, only the first are drawn
+CELLS = 12  # the most rows and columns of a picture in characters
+LARGEST = 1024  # the most queries or keys that are drawn; later ones are left out
 PLOTTED = 512  # the most rows and columns with matplotlib
-SMALL = 64  # and in a notebook
+SMALL = 64  # the most rows and columns in a notebook
 
 
 def sizes_drawn(mask: Any) -> Sizes:
@@ -31,10 +31,9 @@ def sizes_drawn(mask: Any) -> Sizes:
 
 
 def text(mask: Any) -> str:
-    """The picture of characters; "" for parts that fit no common size, need an alignment, have no values, or fail.
+    """The picture in characters; "" where the mask fits no common size, needs an alignment, has no values, or raises.
 
-    A mask of one's own may fit no other inputs than its own, and raise what it likes. No more than the part that is
-    drawn is computed.
+    A mask of the user may fit its own inputs alone, and may raise any error. Only the part that is drawn is computed.
     """
     try:
         sizes = sizes_drawn(mask)
@@ -47,7 +46,7 @@ def text(mask: Any) -> str:
 
 
 def draw(keep: Tensor, shape: tuple[int, int, int, int]) -> str:
-    """The first part of a mask of this shape: ■ may attend, · may not, ▪ some of the pairs it stands for may."""
+    """The first part of a mask of this shape: ■ may attend, · may not, ▪ some of the cell's pairs may."""
     pictures = []
     for b, h in [(b, h) for b in range(min(keep.shape[0], 3)) for h in range(min(keep.shape[1], 2))]:
         lines = _matrix(keep[b, h])
@@ -77,7 +76,8 @@ def _matrix(keep: Tensor) -> list[str]:
 def shares(allowed: Callable[[slice], Tensor], queries: int, keys: int, cell: tuple[int, int]) -> NDArray[Any]:
     """The share of each cell's pairs that may attend, (⌈Lq / height⌉, ⌈Lk / width⌉).
 
-    `allowed(queries)` gives the rows of a slice, bool (…, Lk): some at a time, so that no Lq × Lk array is made.
+    `allowed(queries)` gives the rows of a slice, bool (…, Lk). It is called on some rows at a time, so that no Lq × Lk
+    array is made.
     """
     height, width = cell
     columns, block = -(-keys // width), max(2**22 // max(height * keys, 1), 1) * height
@@ -93,7 +93,7 @@ def shares(allowed: Callable[[slice], Tensor], queries: int, keys: int, cell: tu
 
 
 def cell_of(queries: int, keys: int, most: int) -> tuple[int, int]:
-    """The queries and keys to a cell, for a map of at most `most` rows and columns; as `Pool` has them."""
+    """The numbers of queries and keys in a cell, for a map of at most `most` rows and columns, as in `Pool`."""
     return -(-queries // most) or 1, -(-keys // most) or 1
 
 
@@ -143,7 +143,7 @@ def html(mask: Any) -> str:
         return plain  # a part would not be the mask of a smaller size
     try:
         images = "".join(picture(panel, 0.1) for panel in panels(mask, sizes, SMALL))
-    except Exception:  # as in `text`
+    except Exception:  # a mask of the user may raise any error
         return plain
     sides = f"{queries} {'query' if queries == 1 else 'queries'} × {keys} key{'s' * (keys > 1)}"
     return f"<div>{title}{images}<p>{sides}; grey: may not attend</p></div>"

@@ -1,21 +1,24 @@
-"""What is derived from a mask's own tensors, which its owner may write to, or replace."""
+"""The integers that a mask is given, and the values that are derived from its own tensors."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable
 from typing import Any, NamedTuple, TypeVar
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from clearhead.base.tracing import compiling, readable, traced, transformed
+from clearhead.base.arrays import mask_forms, to_tensor
+from clearhead.base.errors import ClearheadError, ShapeError
+from clearhead.base.tracing import compiling, ensure, readable, traced, transformed
 from clearhead.base.versions import Versions
 
 T = TypeVar("T")
 
 
 def own(tensor: Tensor) -> Tensor:
-    """A copy that counts the writes to it, made in inference mode too."""
+    """A copy that counts the writes to it, even where it is made in inference mode."""
     if compiling():
         return tensor.detach().clone()
     with torch.inference_mode(False):
@@ -23,16 +26,16 @@ def own(tensor: Tensor) -> Tensor:
 
 
 def derived(mask: Any, tensor: Tensor, derive: Callable[[Tensor], T]) -> T:
-    """What a tensor of a mask gives: found once, and again when the tensor is another one or was written to.
+    """`derive(tensor)` of a mask's tensor: found once, and again when the tensor was replaced or written to.
 
-    In compiled code it is what was found before.
+    Compiled code gets the result that was found before.
     """
     before = getattr(mask, "_derived", None)
     if before is not None and (compiling() or _same(before[0], tensor)):
         found: T = before[1]
         return found
     found = derive(tensor)
-    if not transformed() and not traced():  # what is made there is not valid outside
+    if not transformed() and not traced():  # tensors that are made there are not valid outside
         mask._derived = None if compiling() else Versions([("the mask", tensor)]), found
     return found
 
@@ -42,9 +45,9 @@ def _same(versions: Versions | None, tensor: Tensor) -> bool:
 
 
 class Known(NamedTuple):
-    """What is read of lengths."""
+    """The values that are read of lengths, on the host."""
 
-    values: Hashable | None  # their shape and all of them, where they are few
+    values: Hashable | None  # their shape and numbers; None where they are many
     longest: int | None  # None where there are none, or they cannot be read
 
 
@@ -58,3 +61,36 @@ def few_values(numbers: Tensor) -> tuple[Any, ...] | None:
     if numbers.numel() > 64 or not readable(numbers):
         return None
     return (tuple(numbers.shape), *numbers.flatten().tolist())
+
+
+def as_tensor(numbers: Any, name: str) -> Tensor:
+    """Numbers, lists of them, arrays and tensors, as a tensor; an empty list as one of integers."""
+    if isinstance(numbers, int | np.integer | list | tuple | range):
+        try:
+            numbers = torch.tensor(numbers, device="cpu")
+        except (ValueError, TypeError) as ragged:
+            raise ClearheadError(f"{name} is no array of integers: {ragged}.") from None
+        numbers = numbers if numbers.numel() else numbers.long()
+    if not isinstance(numbers, Tensor | np.ndarray):
+        raise ClearheadError(f"{name} is {numbers!r:.40}; expected an integer, or integers: a list, array or tensor.")
+    return to_tensor(numbers, name.split()[-1])
+
+
+def check_lengths(lengths: Any, name: str) -> Tensor:
+    """A copy as int64; raise for anything but integers, 0 or more, in at most two dimensions."""
+    lens = as_tensor(lengths, name)
+    if lens.is_floating_point() or lens.is_complex() or lens.dtype == torch.bool:
+        raise ClearheadError(
+            f"{name} has dtype {lens.dtype}, shape {tuple(lens.shape)}; expected integers, "
+            f"for example {name.split()[-1]}.long(). Of a mask: {mask_forms('keep', lens)}"
+        )
+    if lens.ndim > 2:
+        raise ShapeError(f"{name} has shape {tuple(lens.shape)}; expected (B,) or (B, Lq).")
+    lens = own(lens.detach().long())
+    if lens.numel():
+        ensure(
+            lens >= 0,
+            lambda: ClearheadError(f"{name} holds {int(lens.min())}; a length is from 0 to the number of keys."),
+            f"{name}: a length is 0 or more",
+        )
+    return lens

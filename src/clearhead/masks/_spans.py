@@ -15,7 +15,7 @@ from clearhead.base.errors import ClearheadError, ShapeError
 from clearhead.base.shapes import Sizes, extent, part
 from clearhead.base.tracing import compiling, on_host, on_the_host, readable
 
-MOST = 4  # intervals of a query: a mask of more has its hull and a residual
+MOST = 4  # the most intervals of a query; a mask with more has their hull and a residual
 
 Residual = Callable[[slice, slice, slice, slice], Tensor]
 Edges = tuple[Tensor, Tensor]  # starts and stops, int64
@@ -28,7 +28,7 @@ class Titled(Protocol):
 
 
 class Spans(NamedTuple):
-    """The normal form of a mask: query i may see the keys start_i ≤ j < stop_i, but for gaps, if the residual agrees.
+    """The normal form of a mask: query i may see the keys start_i ≤ j < stop_i outside of gaps, if the residual agrees.
 
     >>> import torch, clearhead as ch
     >>> class FirstKeys(ch.extend.Mask):
@@ -39,10 +39,11 @@ class Spans(NamedTuple):
     tensor([[ True,  True, False, False]])
 
     `start`, `stop`: int64 (B or 1, H or 1, Lq or 1), within [0, Lk]; nothing is allowed where stop ≤ start.
-    `residual(batch, heads, queries, keys)`, four slices, gives that part as a bool tensor that broadcasts to it;
-    None where the spans say it all.
-    `gaps`: starts and stops of what is left out in between, int64 (B or 1, H or 1, Lq or 1, n), sorted and
-    disjoint, some perhaps empty; None where nothing is. `intervals` and `of_intervals` convert.
+    `residual(batch, heads, queries, keys)`, of four slices, gives this part as a bool tensor that broadcasts to it;
+    None where no residual is needed.
+    `gaps`: starts and stops of the intervals that are left out in between, int64 (B or 1, H or 1, Lq or 1, n), sorted
+    and disjoint; some may be empty; None where there are no gaps. `intervals` and
+    `of_intervals` convert to and from lists of intervals.
     """
 
     start: Tensor
@@ -68,7 +69,7 @@ class Spans(NamedTuple):
         return keep if self.residual is None else keep & self.rest(batch, heads, queries, keys)
 
     def rest(self, *sides: slice) -> Tensor:
-        """What the residual gives for this part, checked."""
+        """The residual of this part, checked."""
         assert self.residual is not None
         keep = self.residual(*sides)
         if not is_dense(keep) or keep.dtype != torch.bool or keep.ndim > 4:
@@ -89,7 +90,8 @@ class Spans(NamedTuple):
         return start, stop
 
     def intervals(self) -> Edges:
-        """What each query sees, as starts and stops (B or 1, H or 1, Lq or 1, n): start₁ ≤ stop₁ ≤ start₂ ≤ … ."""
+        """The intervals of each query, (B or 1, H or 1, Lq or 1, n), as starts and stops: start₁ ≤ stop₁ ≤ start₂ ≤
+        …."""
         start, stop = self.start.unsqueeze(-1), torch.maximum(self.start, self.stop).unsqueeze(-1)
         if self.gaps is None:
             return start, stop
@@ -104,7 +106,7 @@ class Spans(NamedTuple):
 
 
 def of_intervals(start: Tensor, stop: Tensor, keys: int) -> Spans | None:
-    """Spans of lists of intervals as `Spans.intervals` gives them; None where there are too many."""
+    """Spans of lists of intervals as `Spans.intervals` gives them; None where a query has more than `MOST`."""
     start, stop = _compact(start, stop, keys) if readable(start) and readable(stop) else (start, stop)
     count = start.shape[-1]
     if count > MOST:
@@ -118,14 +120,14 @@ def of_intervals(start: Tensor, stop: Tensor, keys: int) -> Spans | None:
 
 
 def _compact(start: Tensor, stop: Tensor, keys: int) -> Edges:
-    """The same intervals, those that touch joined, and as few columns as the query that has most needs."""
+    """The same intervals in as few columns as possible; intervals that touch are joined."""
     if start.shape[-1] == 1:
         return start, stop
     some = stop > start
     before = torch.where(some, stop, -1).cummax(-1).values.roll(1, -1)
     before[..., 0] = -1
     begins = some & (start > before)
-    place = begins.cumsum(-1)  # 0: nothing yet
+    place = begins.cumsum(-1)  # 0 before the first interval
     count = int(place[..., -1].max()) if place.numel() else 0
     shape = (*start.shape[:-1], count + 1)
     lows = start.new_full(shape, keys).scatter_reduce(-1, place, torch.where(some, start, keys), "amin")
@@ -141,30 +143,30 @@ def _same_rows(*edges: Tensor) -> list[Tensor]:
 
 
 def union(one: Edges, two: Edges) -> Edges:
-    """What either has: the sum of their numbers of intervals."""
+    """The union of two lists of n and m intervals: n + m intervals."""
     a, b, c, d = _same_rows(*one, *two)
     start, order = torch.cat([a, c], -1).sort(-1)
     stop = torch.cat([b, d], -1).gather(-1, order)
-    reach = stop.cummax(-1).values.roll(1, -1)  # where all before have ended
+    reach = stop.cummax(-1).values.roll(1, -1)  # the end of all intervals before
     reach = torch.where(torch.arange(reach.shape[-1], device=reach.device) == 0, 0, reach)
     start = torch.maximum(start, reach)
     return start, torch.maximum(start, stop)
 
 
 def intersection(one: Edges, two: Edges, keys: int) -> Edges:
-    """What both have: one interval less than the sum of their numbers."""
+    """The intersection of two lists of n and m intervals: n + m − 1 intervals."""
     a, b, c, d = _same_rows(*one, *two)
     count = a.shape[-1] + c.shape[-1] - 1
     start = torch.maximum(a.unsqueeze(-1), c.unsqueeze(-2)).flatten(-2)
     stop = torch.minimum(b.unsqueeze(-1), d.unsqueeze(-2)).flatten(-2)
     some = stop > start
-    start, order = torch.where(some, start, keys).sort(-1)  # those of nothing come last
+    start, order = torch.where(some, start, keys).sort(-1)  # empty intervals come last
     stop = torch.where(some, stop, keys).gather(-1, order)
     return start[..., :count], stop[..., :count]
 
 
 def complement(start: Tensor, stop: Tensor, keys: int) -> Edges:
-    """What the intervals leave out of [0, keys): one interval more."""
+    """The complement of n intervals in [0, keys): n + 1 intervals."""
     start, stop = _same_rows(start, stop)
     low, high = start.new_zeros(*start.shape[:-1], 1), start.new_full((*start.shape[:-1], 1), keys)
     return torch.cat([low, stop], -1), torch.cat([start, high], -1)
@@ -173,7 +175,7 @@ def complement(start: Tensor, stop: Tensor, keys: int) -> Edges:
 def check_spans(spans: Any, sizes: Sizes, mask: Titled | str) -> Spans:
     """The normal form that a mask's `lower` gave, its sizes checked, since engines rely on them.
 
-    What its residual gives is checked each time that it is asked. `mask`: it, or who else gave the spans.
+    The residual's results are checked at each call. `mask`: the mask, or the name of another source of the spans.
     """
     if not isinstance(spans, Spans):
         raise ClearheadError(f"{_who(mask)} gave a {type(spans).__name__}; expected Spans(start, stop).")
@@ -206,7 +208,7 @@ def _who(mask: Titled | str) -> str:
 
 
 def _checked_residual(residual: Residual, sizes: Sizes, *sides: slice) -> Tensor:
-    """What a residual gives for a part, which must broadcast to it."""
+    """The residual of a part, checked: it must broadcast to the part."""
     keep = residual(*sides)
     asked = tuple(len(range(size)[side]) for size, side in zip(sizes.shape, sides, strict=True))
     known = is_dense(keep) and keep.ndim <= 4  # `Spans.rest` refuses all else

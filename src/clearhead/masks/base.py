@@ -1,4 +1,4 @@
-"""What a mask is, its normal form, and how masks combine."""
+"""The base class of masks, their normal form, and how masks combine."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Mask(ABC):
     · · · · ■ ■
 
     A mask of your own is a subclass with `lower(sizes)`, which gives its `Spans`. In compiled code `&` and
-    `|` work; write `~` outside of it, since the compiler does not support that operator for classes.
+    `|` work; write `~` outside of compiled code, since the compiler does not support this operator for classes.
     """
 
     __array_ufunc__ = None  # so that NumPy's arrays leave operators to the mask
@@ -59,23 +59,25 @@ class Mask(ABC):
         return None
 
     def depends(self) -> tuple[Tensor, ...] | None:
-        """The tensors that decide what this mask allows, beside its attributes: its normal form is kept until one of
-        these is written to, or an attribute is another. None where they are not known."""
+        """The tensors that decide, with the attributes, which pairs this mask allows; None where they are not known.
+
+        The normal form is kept until one of them is written to, or an attribute changes.
+        """
         return None if self.signature() is None else ()
 
     def notes(self) -> list[str]:
-        """What `clearhead.plan` says of this mask."""
+        """The remarks on this mask that `clearhead.plan` shows."""
         return []
 
     def __getstate__(self) -> dict[str, Any]:  # copies and pickles keep no normal form
         return {name: value for name, value in vars(self).items() if not name.startswith("_kept")}
 
     def drawn(self) -> Sizes:
-        """The sizes at which `repr` draws this mask; 0 where any size will do; 1 where all are alike."""
+        """The sizes at which `repr` draws this mask; 0 where any size will do; 1 where the mask repeats."""
         return Sizes(1, 1, 0, 0)
 
     def least(self) -> int:
-        """The least number of keys at which a picture shows what this mask does."""
+        """The least number of keys at which a picture shows the pattern of this mask."""
         return 6
 
     @classmethod
@@ -84,7 +86,7 @@ class Mask(ABC):
         raise NotImplementedError(f"{cls.__name__} needs a classmethod example(sizes) -> Mask, to be checked with.")
 
     def resolve(self, sizes: Sizes) -> Spans:
-        """`lower`, checked: that positions have one meaning in the whole expression, and the sizes of the spans."""
+        """The spans of `lower`, after checks of their sizes and that positions have one meaning in the expression."""
         self.check_positions()
         return check_spans(self.lower(sizes), sizes, self)
 
@@ -101,13 +103,13 @@ class Mask(ABC):
         """How this mask says which pairs are allowed, for `clearhead.explain`; the last step is the mask, bool.
 
         `at`: four slices of (B, H, Lq, Lk), the part that is asked for; an axis along which the mask repeats has size
-        1. `name`: what the last step is called. A mask that has no steps of its own is shown as it is.
+        1. `name`: the name of the last step. A mask that has no steps of its own is shown as it is.
         """
         why = f"{said(self, self.title)}: True where the query may see the key."
         return [Step(name, why, self.part(sizes, at), PAIRS)]
 
     def explained(self, sizes: Sizes, at: Sides, name: str = "mask") -> list[Step]:
-        """Its `steps`; where they end in another mask, as those that a changed subclass inherits, the mask alone."""
+        """Its `steps`, or the mask alone where they end in another mask, as steps of a parent class may."""
         steps = self.steps(sizes, at, name)
         differ = (steps[-1].value ^ self.part(sizes, at)).any()
         return Mask.steps(self, sizes, at, name) if bool(differ) else steps
@@ -167,12 +169,13 @@ class Mask(ABC):
         title: str | None = None,
         ax: Any = None,
     ) -> Any:
-        """Draw the mask with matplotlib: what may not attend is hatched. Returns the axes, an array where several.
+        """Draw the mask with matplotlib; pairs that may not attend are hatched. Returns the axes, or an array of them.
 
-        `query`, `key`, `align`: as for `dense`; without them a size that shows what the mask does. `query_labels`,
-        `key_labels`: a word for each query, for each key. `ax`: the axes to draw one picture on; None makes some.
-        A picture for each sequence and head in which the mask differs. Above 512 queries or keys a cell is the share of
-        its pairs that may attend, found in O(Lq + Lk) memory.
+        `query`, `key`, `align`: as for `dense`; without them the mask is drawn at a size that shows its pattern.
+        `query_labels`, `key_labels`: a word for each query, for each key. `ax`: the axes to draw one picture on; None
+        makes new axes.
+        There is a picture for each sequence and head in which the mask differs. Above 512 queries or keys a cell is the
+        share of its pairs that may attend, found in O(Lq + Lk) memory.
         """
         if query is None and key is not None:
             raise ClearheadError("plot: key is given without query; pass both, tensors or lengths.")
@@ -191,9 +194,9 @@ class Mask(ABC):
 
 def positions_unknown(who: str) -> ClearheadError:
     return ClearheadError(
-        f"{who}: these documents have other lengths for queries and keys, so a query's position is another one in "
-        "each, and what depends on positions (Causal, windows, ALiBi, …) cannot tell it. Call attention once for each "
-        "document, with align, or pass a MaskFunction or a DenseMask that says who may see whom."
+        f"{who}: these documents have other lengths for queries than for keys, so no one position of query 0 holds for "
+        "all of them, and a part that depends on positions (Causal, windows, ALiBi, …) cannot be used. Call attention "
+        "once for each document, with align, or pass a MaskFunction or a DenseMask that says who may see whom."
     )
 
 
@@ -208,7 +211,7 @@ def check_mask(other: Any, operator: str, side: str = "right") -> Mask:
         raise ClearheadError(f"{operator} joins two masks; the {side} one is a {type(other).__name__}.")
     raise ClearheadError(
         f"{operator} joins two masks; the {side} one is a {type(other).__name__}, {other.dtype}, {tuple(other.shape)}. "
-        f"{mask_forms('tensor', other)} What is added to the scores is no mask: pass bias=tensor beside the mask."
+        f"{mask_forms('tensor', other)} A tensor that is added to the scores is no mask: pass it as bias=tensor."
     )
 
 
@@ -323,7 +326,7 @@ def _either(a: Spans, b: Spans, sizes: Sizes, join: Callable[[Tensor, Tensor], T
 
 
 class Not(Mask):
-    """Allowed where the other does not allow: what its intervals leave out, or a residual."""
+    """Allowed where the other mask does not allow: the complement of its intervals, or a residual."""
 
     def __init__(self, mask: Mask) -> None:
         self.mask = mask
@@ -375,7 +378,7 @@ class Not(Mask):
 
 
 class Between(Mask):
-    """Every query may see the keys start ≤ j < stop. For the examples of `And`, `Or` and `Not`."""
+    """Every query may see the keys start ≤ j < stop. It serves the examples of `And`, `Or` and `Not`."""
 
     def __init__(self, start: int, stop: int) -> None:
         self.start, self.stop = start, stop

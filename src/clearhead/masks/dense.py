@@ -16,7 +16,7 @@ from clearhead.masks.base import Mask, Spans
 
 
 class DenseMask(Mask):
-    """Any pattern, given as a bool matrix; a raw bool tensor passed as `mask=` is this.
+    """Any pattern, given as a bool matrix; a bool tensor passed as `mask=` becomes a DenseMask.
 
     >>> import torch, clearhead as ch
     >>> ch.DenseMask(torch.tensor([[True, False, True], [False, True, True]]))
@@ -24,8 +24,8 @@ class DenseMask(Mask):
     ■ · ■
     · ■ ■
 
-    Rule: query i sees the keys j with keep[..., i, j]. Blocks of 48 × 64 pairs of which none is
-    allowed are skipped. Cost: some passes over the matrix; used again, one that compares it with a copy.
+    Rule: query i sees the keys j with keep[..., i, j]. Blocks of 48 × 64 pairs of which none is allowed are
+    skipped. Cost: some passes over the matrix; a later use takes one pass, which compares the matrix with a copy.
     `keep`: bool, (Lq, Lk) or broadcasting to the scores: (B, Lq, Lk) without heads, (B, H, Lq, Lk) with heads.
     Raises a `ClearheadError` for other dtypes and shapes; three dimensions on inputs with heads are refused, because
     where B = H they would broadcast to the wrong place.
@@ -40,9 +40,9 @@ class DenseMask(Mask):
         return cls(((i * 7 + j * 3) % 5 < 2).to(sizes.device))
 
     def depends(self) -> tuple[Tensor, ...] | None:
-        """A copy of `keep`, made at the second use, and another one whenever the matrix holds something else by then.
+        """A copy of `keep`, made at the second use, and made again whenever `keep` has changed since.
 
-        Its memory may be shared with an array, writes to which are not counted.
+        `keep` may share its memory with an array, and writes to an array are not counted.
         """
         keep, known = self.keep, vars(self)
         if not on_the_host(keep) or not readable(keep):
@@ -79,7 +79,7 @@ class DenseMask(Mask):
 
 def intervals(keep: Tensor, keys: int) -> tuple[Tensor, Tensor, bool]:
     """The hull [start, stop) of each row, and whether every row is all of its hull."""
-    if keep.shape[-1] == 1:  # one column for every key
+    if keep.shape[-1] == 1:  # one column stands for every key
         stop = keep[..., 0] * keys
         return torch.zeros_like(stop), stop, True
     bytes_ = keep.view(torch.uint8)

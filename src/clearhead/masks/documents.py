@@ -13,8 +13,7 @@ from clearhead.base.positions import query_offset
 from clearhead.base.shapes import Sizes, heads_second, part, placed
 from clearhead.base.steps import Step, made
 from clearhead.base.tracing import empty_of_values, readable
-from clearhead.masks._lengths import as_tensor, check_lengths
-from clearhead.masks._read import derived, few_values, own
+from clearhead.masks._read import as_tensor, check_lengths, derived, few_values, own
 from clearhead.masks.base import PAIRS, Mask, Sides, Spans
 
 
@@ -30,12 +29,12 @@ class Documents(Mask):
     · · ■ ■ ·
     · · ■ ■ ■
 
-    Rule: query i sees the keys j with ids[j] = ids[i + p], where p is the position of query 0; none, where i + p is no
-    key's position.
-    `ids`: integers (Lk,) or (B, Lk), a list, array or tensor: each key's document. A document is an interval where its
-    keys stand together; ids that recur apart work too, at the cost of a comparison a pair.
-    `Documents.from_lengths` takes the documents' lengths, `Documents.from_cu_seqlens` where they begin and end, which
-    may differ for queries and keys.
+    Rule: query i sees the keys j with ids[j] = ids[i + p], where p is the position of query 0. It sees no key where
+    i + p is no key's position.
+    `ids`: integers (Lk,) or (B, Lk), a list, array or tensor: each key's document. Documents whose keys stand together
+    are intervals; ids that recur apart work too, at the cost of a comparison for each pair.
+    `Documents.from_lengths` takes the documents' lengths, `Documents.from_cu_seqlens` their edges, which may differ for
+    queries and keys.
     Raises a `ClearheadError` for other dtypes and shapes. Cost: O(Lk log Lk).
     """
 
@@ -50,19 +49,15 @@ class Documents(Mask):
                 "one for each key. For the documents' lengths use Documents.from_lengths(lengths)."
             )
         self.ids = own(ids.detach().long())
-        self._read()  # in eager code
+        self._read()  # now, in eager code, so that compiled code finds the result
 
     @classmethod
     def from_lengths(cls, lengths: Any) -> Documents:
         """Documents of these lengths, one after the other: whole numbers (n,), a list, array or tensor.
 
-        Its size depends on their values: make it outside of code that is compiled.
+        The mask's size depends on the values of `lengths`: make it outside of compiled code.
         """
-        lengths = check_lengths(lengths, "Documents: lengths")
-        if empty_of_values(lengths):
-            raise ClearheadError(
-                "Documents: lengths has a shape alone (meta or fake), and the size depends on its values."
-            )
+        lengths = _with_values(lengths, "lengths")
         if lengths.ndim != 1:
             raise ShapeError(
                 f"Documents: lengths has shape {tuple(lengths.shape)}; expected (n,). For a batch of different "
@@ -82,9 +77,9 @@ class Documents(Mask):
         · · ■ ■ ■
 
         Document d is the queries from cu_q[d] up to cu_q[d + 1], and the keys from cu_k[d] up to cu_k[d + 1]; cu_k None
-        means as the queries. Where the two differ, a query's position is counted inside its document, and no
-        `align` gives it: then `Causal`, windows and biases by distance are refused beside them. Make it outside of code
-        that is compiled.
+        means the same as cu_q. Where the two differ, a query's position is counted inside its document, and no
+        `align` gives it: then `Causal`, windows and biases by distance are refused beside them. Make it outside of
+        compiled code.
         """
         queries = _cu_seqlens(cu_q, "cu_q")
         keys = queries if cu_k is None else _cu_seqlens(cu_k, "cu_k")
@@ -161,7 +156,7 @@ class Documents(Mask):
         every = (self.ids, extents.first, extents.last)
         ids, first, last = (_rows(placed(t, sizes.device, "Documents: ids")) for t in every)
         read = self.ids
-        if extents.values is not None:  # a copy, since the normal form is remembered for all masks of these values
+        if extents.values is not None:  # a copy: all masks of these values share the remembered normal form
             read = ids = ids.clone()
         if not sizes.keys:
             return Spans(torch.zeros_like(own), torch.zeros_like(own))
@@ -183,10 +178,15 @@ class Documents(Mask):
         return torch.arange(sizes.queries, device=sizes.device).view(1, 1, -1) + query_offset(sizes, "Documents")
 
 
-def _cu_seqlens(given: Any, name: str) -> Tensor:
-    sums = check_lengths(given, f"Documents: {name}")
-    if empty_of_values(sums):
+def _with_values(given: Any, name: str) -> Tensor:
+    lengths = check_lengths(given, f"Documents: {name}")
+    if empty_of_values(lengths):
         raise ClearheadError(f"Documents: {name} has a shape alone (meta or fake), and the size depends on its values.")
+    return lengths
+
+
+def _cu_seqlens(given: Any, name: str) -> Tensor:
+    sums = _with_values(given, name)
     if sums.ndim != 1 or not len(sums) or int(sums[0]) or bool((sums.diff() < 0).any()):
         raise ClearheadError(
             f"Documents: {name} is {sums.tolist() if sums.numel() <= 8 else tuple(sums.shape)}; expected the sums of "

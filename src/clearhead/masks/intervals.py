@@ -1,4 +1,4 @@
-"""Spans given outright."""
+"""A mask given as one interval for each query."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ class Intervals(Mask):
 
     Rule: query i sees the keys start[..., i] ≤ j < stop[..., i].
     `start`, `stop`: integers of one shape, (Lq,) or (B, Lq) or (B, H, Lq), sizes of 1 broadcast.
-    Raises a `ClearheadError` for other dtypes and shapes. Cost: O(B·H·Lq). Recorded
-    masks whose rows are intervals become one.
+    Raises a `ClearheadError` for other dtypes and shapes. Cost: O(B·H·Lq). Recorded masks whose rows are intervals
+    become `Intervals`.
     """
 
     def __init__(self, start: Any, stop: Any) -> None:

@@ -13,8 +13,7 @@ from clearhead.base.places import key_positions
 from clearhead.base.shapes import Sizes, heads_second, part, placed
 from clearhead.base.steps import Step, made
 from clearhead.base.tracing import ensure, readable
-from clearhead.masks._lengths import check_lengths
-from clearhead.masks._read import Known, derived, known
+from clearhead.masks._read import Known, check_lengths, derived, known
 from clearhead.masks.base import PAIRS, Mask, Sides, Spans
 
 
@@ -36,7 +35,7 @@ class Lengths(Mask):
 
     def __init__(self, valid_lens: Any) -> None:
         self.valid_lens = check_lengths(valid_lens, "Lengths: valid_lens")
-        self._read()  # in eager code
+        self._read()  # now, in eager code, so that compiled code finds the result
 
     @classmethod
     def example(cls, sizes: Sizes) -> Mask:

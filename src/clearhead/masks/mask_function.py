@@ -34,14 +34,14 @@ class MaskFunction(Mask):
     It must give the same result on every call: the backward pass may call it again.
     Indices are counted from 0 for queries and keys alike: where Lq ≠ Lk, the rule places the queries itself.
     Joined to a mask that is an interval, `Causal() & MaskFunction(fn)`, the scores outside of it are not computed.
-    `reads`: the tensors that fn reads. Those in its closure, its defaults, its globals and `self.name` are found
-    without it. Where one is written to between the forward and the backward pass, that is an error; recorded and lazy
-    weights notice it too. What fn reads in another way (a NumPy array, a list of numbers) must stay as it is.
-    The mask keeps what the rule says, until something that it reads is another: where fn's code says all that it reads
-    (its arguments, numbers, tensors on the CPU, PyTorch's functions without effects, functions of these), or where
-    `reads` does, `()` for nothing. Else each call asks the rule again, which `clearhead.plan` says.
-    Raises a `ClearheadError` where fn gives anything else. Cost: the rule, for every pair, once a call or once in all;
-    then scores of the blocks of 48 × 64 pairs of which it allows some.
+    `reads`: the tensors that fn reads. Tensors in its closure, its defaults, its globals and `self.name` are found
+    without `reads`. A write to one of them between the forward and the backward pass is an error; recorded and lazy
+    weights notice it too. Other values that fn reads (a NumPy array, a list of numbers) must stay as they are.
+    The mask keeps the rule's results until a value that the rule reads changes. These values must be known: from fn's
+    code (its arguments, numbers, tensors on the CPU, PyTorch's functions without effects, functions of these), or from
+    `reads`, where `()` means none. Otherwise each call asks the rule again, and `clearhead.plan` says so.
+    Raises a `ClearheadError` where fn gives anything else. Cost: the rule for every pair, at each call or once; then
+    the scores of the blocks of 48 × 64 pairs in which it allows a pair.
     """
 
     def __init__(self, fn: Rule, reads: Sequence[Tensor] | None = None) -> None:
@@ -61,7 +61,7 @@ class MaskFunction(Mask):
             vars(self)["_kept_state"] = None
             return None
         known, read = vars(self).get("_kept_state"), list(now.tensors)
-        # a backward pass watches the tensors that were read: an equal one in another's place is another
+        # a backward pass watches the tensors that were read, so an equal tensor in the place of one is a change
         if known is None or [*map(id, known[2])] != [*map(id, read)] or not known[0].same(now):
             with torch.inference_mode(False):
                 token = torch.zeros((), dtype=torch.float32, device="cpu")
@@ -75,9 +75,9 @@ class MaskFunction(Mask):
             State(self.fn)
         except NotKnown as why:
             return [
-                f"the rule of {self.title()} is asked for every pair at each call, since it {why}: what else it reads "
-                "is not known. If it reads no more than some tensors, MaskFunction(fn, reads=[...]) (reads=() for "
-                "none) keeps what it says until one of them is written to"
+                f"the rule of {self.title()} is asked for every pair at each call, since it {why}: the other "
+                "values that it reads are not known. If it reads tensors alone, MaskFunction(fn, reads=[...]) "
+                "(reads=() for none) keeps its results until one of them is written to"
             ]
         return []
 
@@ -90,7 +90,7 @@ class MaskFunction(Mask):
         def residual(*sides: slice) -> Tensor:
             # code that is compiled or traced asks anew, and keeps nothing
             if known is not None and not (compiling() or traced()) and not holds(self.fn, known[0]):
-                known[1].add_(1)  # what is found from here on is not of the state that the mask keeps it for
+                known[1].add_(1)  # the rule's state is another now, so these results are not kept
             found, shape = ask(self.fn, sides, sizes, title, "join conditions with & and |, not with and, or.")
             if not isinstance(found, Tensor) or found.dtype != torch.bool:
                 got = found.dtype if isinstance(found, Tensor) else type(found).__name__

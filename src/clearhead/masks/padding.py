@@ -48,12 +48,12 @@ class Padding(Mask):
         if keep.dtype != torch.bool:
             ensure((keep == 0) | (keep == 1), wrong, "Padding: keep holds other values than 0 and 1")
         self.keep = own(keep.detach().bool())
-        self._read()  # in eager code
+        self._read()  # now, in eager code, so that compiled code finds the result
 
     @classmethod
     def example(cls, sizes: Sizes) -> Mask:
         keep = torch.arange(sizes.keys)[None] + torch.arange(sizes.batch)[:, None]
-        return cls((keep % 4 != 1).to(sizes.device))  # holes: the hardest case
+        return cls((keep % 4 != 1).to(sizes.device))  # with holes, the hardest case
 
     def title(self) -> str:
         return f"Padding(<{self.keep.shape[0]}×{self.keep.shape[1]}>)"
@@ -90,7 +90,7 @@ class Padding(Mask):
 
 
 class Hull(NamedTuple):
-    """From the first kept key to after the last one, (B,) each, and whether some are left out between them."""
+    """The first kept key and the place after the last, (B,) each, and whether keys between them are left out."""
 
     start: Tensor
     stop: Tensor

@@ -14,8 +14,7 @@ from clearhead.base.shapes import Sizes, part, placed
 from clearhead.base.steps import Step, made
 from clearhead.base.tracing import readable
 from clearhead.masks._draw import LARGEST
-from clearhead.masks._lengths import check_lengths
-from clearhead.masks._read import Known, derived, known
+from clearhead.masks._read import Known, check_lengths, derived, known
 from clearhead.masks.base import PAIRS, Mask, Sides, Spans
 
 
@@ -33,7 +32,8 @@ class PrefixLM(Mask):
     ■ ■ ■ ■ ■ ■
 
     Rule: query i sees the keys j < max(i + p + 1, lengths[b]), where p is the position of query 0: see `Causal`.
-    `lengths`: an integer, or integers (B,), the length of each sequence's prefix, 0 or more; one above Lk is as Lk.
+    `lengths`: an integer, or integers (B,), the length of each sequence's prefix, 0 or more; a length above Lk counts
+    as Lk.
     Raises a `ClearheadError` for other dtypes, shapes and values. Cost: O(B·Lq).
     Source: Liu et al. 2018, "Generating Wikipedia by Summarizing Long Sequences"; Raffel et al. 2020.
     """
@@ -42,7 +42,7 @@ class PrefixLM(Mask):
 
     def __init__(self, lengths: Any) -> None:
         self.lengths = check_lengths(lengths, "PrefixLM: lengths")
-        self._read()  # in eager code
+        self._read()  # now, in eager code, so that compiled code finds the result
         if self.lengths.ndim > 1:
             raise ShapeError(f"PrefixLM: lengths has shape {tuple(self.lengths.shape)}; expected (B,) or one integer.")
 

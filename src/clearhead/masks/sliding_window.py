@@ -31,7 +31,7 @@ class SlidingWindow(Mask):
 
     Rule: query i sees the keys i + p − before ≤ j ≤ i + p + after, where p is the position of query 0: see
     `Causal`.
-    `before`, `after`: numbers of positions, 0 or more; what others call a causal window of 256 is before=255.
+    `before`, `after`: numbers of positions, 0 or more; a causal window of 256 positions is before=255.
     Raises a `ClearheadError` for negative sizes. Cost: O(Lq).
     Source: Beltagy et al. 2020, "Longformer: The Long-Document Transformer".
     """

@@ -1,4 +1,4 @@
-"""Real models: loading them, recording and changing their attention, and what is found of it."""
+"""Tools for real models: to load them, to record and change their attention, and to read the records."""
 
 from typing import TYPE_CHECKING
 
@@ -16,10 +16,9 @@ from clearhead.models.read.comparison import Comparison as Comparison
 from clearhead.models.read.differences import CallDifference as CallDifference
 from clearhead.models.read.differences import Differences as Differences
 from clearhead.models.read.distinctive import Distinctive as Distinctive
-from clearhead.models.read.match_tokens import match_tokens as match_tokens
+from clearhead.models.read.tokens import match_tokens as match_tokens
 from clearhead.models.recording import Recording as Recording
 from clearhead.models.recording import load_recording as load_recording
-from clearhead.models.statistics import statistics as statistics
 from clearhead.models.survey import Survey as Survey
 from clearhead.models.survey import survey as survey
 from clearhead.models.table import Table as Table
@@ -32,6 +31,7 @@ from clearhead.models.use.monitor import monitor as monitor
 from clearhead.models.use.reduced import ReducedCall as ReducedCall
 from clearhead.models.use.reduced import Statistics as Statistics
 from clearhead.models.use.run_on_clearhead import run_on_clearhead as run_on_clearhead
+from clearhead.models.watch import statistics as statistics
 from clearhead.models.watch import watch as watch
 
 if not TYPE_CHECKING:

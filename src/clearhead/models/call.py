@@ -1,4 +1,4 @@
-"""What every attention call of a model has, and what is kept of one that is recorded."""
+"""The parts that every attention call of a model has, and the parts of a recorded call."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from clearhead.scores.base import Score
 
 
 class Call:
-    """What every call has, whatever is known of it beside.
+    """The parts that every call has.
 
-    `name`: of the module that made it. `kind`: "self", or "cross" where the keys come from another sequence than the
-    queries. `backend`: what computed it. `shape`: (B, H, Lq, Lk). `run`: which run of the model made it, from 0 on.
-    `layer`: the layer of the model, whose text is its name, such as "L3" or "decoder 3, cross".
+    `name`: of the module that made the call. `kind`: "self", or "cross" where the keys come from another sequence than
+    the queries. `backend`: the name of the function that computed it. `shape`: (B, H, Lq, Lk). `run`: which run of the
+    model made it, from 0 on. `layer`: the layer of the model; its text is its name, such as "L3" or "decoder 3, cross".
     """
 
     name: str
@@ -39,7 +39,7 @@ class Call:
 
     @property
     def row(self) -> dict[str, Any]:
-        """The columns with which each row of a table about it begins."""
+        """The columns with which each row of a table about the call begins."""
         _, _, queries, keys = self.shape
         same = {
             "layer": self.layer.column,
@@ -52,10 +52,11 @@ class Call:
 
 
 class Outcome:
-    """`output` (B, H, Lq, Ev): what was computed; None where a projection had mixed the heads before it could be read.
+    """The output of a call, and its gradient.
 
-    `grad`: its gradient, of the same shape, the sum over all backward passes since. `dropped`: whether the call had
-    dropout, so that the output is not the formula's.
+    `output` (B, H, Lq, Ev); None where a projection had mixed the heads before it could be read. `grad`: its gradient,
+    of the same shape, the sum over all backward passes since the call. `dropped`: whether the call had dropout, so that
+    the output is not the formula's.
     """
 
     def __init__(self, output: Tensor | None = None, grad: Tensor | None = None, dropped: bool = False) -> None:
@@ -63,7 +64,7 @@ class Outcome:
         self.followed = False  # whether a backward pass can reach the output
 
     def of(self, place: Place | None, gradients: bool) -> After:
-        """What is done with the result of the call's function: it stays as it is."""
+        """A function that reads the output in a result, and gives the result back as it is."""
 
         def read(result: Any) -> Any:
             if place is None:
@@ -86,7 +87,7 @@ class Outcome:
             self.grad = copied(found) if self.grad is None else self.grad + found
 
     def gradient(self, name: str) -> Tensor:
-        """The gradient of the output, or why there is none."""
+        """The gradient of the output. Raises a `ClearheadError` that says why there is none."""
         if self.grad is not None:
             return self.grad
         if self.followed:
@@ -94,15 +95,15 @@ class Outcome:
         else:
             reason = (
                 "its output has no gradient. Watch with gradients=True, and run the model without torch.no_grad(), "
-                "where its parameters or its inputs require gradients, and without checkpoints of the kind that does "
-                "so (use_reentrant=False records)"
+                "where its parameters or its inputs require gradients, and without reentrant checkpoints, which run it "
+                "without gradients (use_reentrant=False does not)"
             )
         raise ClearheadError(f"{name} has no gradients: {reason}.")
 
 
 @dataclass(frozen=True, eq=False)
 class CallRecord(Call):
-    """What is kept of a recorded call: see `AttentionCall`."""
+    """The parts of a recorded call: see `AttentionCall`."""
 
     name: str
     kind: Kind
@@ -111,7 +112,7 @@ class CallRecord(Call):
     score: Score
     mask: Mask | None
     backend: str
-    kept: Record  # but that its key is only of the right shape where `cached_key` has to be put together
+    kept: Record  # its key has the right shape alone where `cached_key` has to be put together
     uniform: Tensor | None = None
     padding: Words | None = None
     run: int = 0
@@ -137,7 +138,7 @@ class CallRecord(Call):
 
     @property
     def record(self) -> Record:
-        """The record of the call."""
+        """The record of the call, with its key."""
         return self.kept if self.cached_key.whole else self.kept._replace(problem=with_key(self.kept.problem, self.key))
 
     @property
@@ -159,5 +160,5 @@ def with_key(problem: Problem, key: Tensor) -> Problem:
 
 
 def no_key(cached: Cached) -> Tensor:
-    """A tensor of its shape that takes the memory of one number."""
+    """A tensor of the key's shape that takes the memory of one number."""
     return cached.link.new.new_zeros(()).expand(cached.shape)

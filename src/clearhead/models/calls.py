@@ -1,4 +1,4 @@
-"""What a watch gives: calls, by number, by module and by run."""
+"""Lists of calls: by number, by module and by run, with a name for each call."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from clearhead.models.tap.layers import LayerName, Site
 
 
 class AnyCall(Protocol):
-    """What all calls have: the module's name, the kind of attention, and which run of the model made them."""
+    """A call has its module's name, its kind of attention, and the number of the model's run that made it."""
 
     @property
     def name(self) -> str: ...
@@ -36,10 +36,10 @@ Call = TypeVar("Call", bound=AnyCall)
 class Calls(Generic[Call]):
     """The attention calls of a watched model.
 
-    `calls`, in order; `seen[3]`, the call of this number, which is no layer's: a layer makes a call in each run;
-    `seen["encoder.layer.3.attention.self"]`, those of one module, in order, or of all whose names fit a pattern,
-    `seen["*.layer.3.*"]`; iterating gives the calls. `names`: those of the modules. `runs`: the same apart for each run
-    of the model.
+    `calls`: a list, in order; iterating gives the calls too. `seen[3]`: call number 3, which need not be of layer 3,
+    because a layer makes a call in each run. `seen["encoder.layer.3.attention.self"]`: the calls of one module, in
+    order; `seen["*.layer.3.*"]`: the calls of all modules whose names fit a pattern. `names`: of the modules. `runs`:
+    the calls of each run of the model.
     """
 
     def __init__(self, calls: list[Call]) -> None:
@@ -82,7 +82,7 @@ class Calls(Generic[Call]):
 
     @property
     def runs(self) -> list[Self]:
-        """The calls of each run of the model, in order: of each time that it, or a module of it, was called."""
+        """The calls of each run of the model, in order. A run is one call of the model, or of a module of it."""
         found: dict[int, list[Call]] = {}
         for call in self.calls:
             found.setdefault(call.run, []).append(call)
@@ -90,10 +90,11 @@ class Calls(Generic[Call]):
 
 
 class Label(NamedTuple):
-    """What a call of a recording is called, no two of one recording alike: "L3", "decoder 3, cross, step 2".
+    """The name of a call in its recording, which no other call there has: "L3", "decoder 3, cross, step 2".
 
-    `layer`: such as "L3". What tells it from others of the layer: `part`, of the module's name, where several modules
-    attend in one layer; `run`, of the model; `step`, of a generation; `call`, its number, where nothing else does.
+    `layer`: such as "L3". Calls of one layer differ in the other fields: `part` of the module's name, where several
+    modules attend in one layer; `run` of the model; `step` of a generation; and `call`, its number, where they would be
+    equal without it.
     """
 
     layer: LayerName
@@ -119,8 +120,8 @@ class Label(NamedTuple):
 
 
 def labels(calls: Sequence[AttentionCall]) -> list[Label]:
-    """The layer of each call; where a layer made several calls, also the run of the model that made it, or, of a
-    generation, whose calls each continue the keys of the one before, the step: 0 is the prompt."""
+    """The name of each call. Where a layer made several calls, the name has the run of the model that made the call,
+    or, in a generation, whose calls each continue the keys of the call before, the step: 0 is the prompt."""
     apart = parts_apart([(call.layer, call.name) for call in calls])
     by_layer: dict[tuple[Any, ...], list[AttentionCall]] = {}
     for call, part in zip(calls, apart, strict=True):
@@ -134,20 +135,20 @@ def labels(calls: Sequence[AttentionCall]) -> list[Label]:
             start = first.get(chain)
             step = None
             if number or sum(other.cached_key.chain is chain for other in same) > 1:
-                # where every k-th run is recorded there are k steps from one to the next
+                # where every k-th run is recorded, one call is k steps after the other
                 step = number if start is None else max(call.run - start.run, number)
             when[id(call)] = call.run if len(began) > 1 else None, step
     found: list[Label] = []
     for number, (call, part) in enumerate(zip(calls, apart, strict=True)):
         label = Label(call.layer, part, *when[id(call)])
-        if label in found:  # of calls that were put together by hand
+        if label in found:  # the list of calls was put together by hand
             label = label._replace(call=number)
         found.append(label)
     return found
 
 
 def parts_apart(layers: Sequence[tuple[LayerName, str]]) -> list[str]:
-    """Where several modules attend in one layer, the part of each one's name by which they differ; else ""."""
+    """For each layer and module, the part of the module's name by which modules of one layer differ, or ""."""
     names: dict[LayerName, dict[str, None]] = {}
     for layer, name in layers:
         names.setdefault(layer, {})[name] = None
@@ -186,12 +187,12 @@ def chosen_calls(calls: Sequence[AttentionCall], layers: Any, who: str) -> list[
 
 
 def one_call(calls: Sequence[AttentionCall], layer: Any, step: int | None, who: str) -> int:
-    """The number of the one call that a layer and a step of a generation mean."""
+    """The number of the call that a layer, and a step of a generation, name; raises where they name several."""
     found, said = chosen_calls(calls, layer, who), labels(calls)
     if step is not None:
         turns = Counter[tuple[LayerName, str]]()
         steps = {}
-        for place in found:  # where nothing says which step a call is, which one of its layer
+        for place in found:  # where the step of a call is unknown, its number among the calls of its layer counts
             which = calls[place].layer, calls[place].name
             known = said[place].step
             steps[place] = turns[which] if known is None else known

@@ -1,4 +1,4 @@
-"""Tests of a model that run it: what its calls allow, and what two backends make of them."""
+"""Tests that run a model: of the pairs that its calls allow, and of the outputs of two backends."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from clearhead.models.watch import watch
 def assert_attends(
     model: nn.Module, inputs: Any, mask: Expected, *, padding: Any = None, tolerance: float = TOLERANCE
 ) -> None:
-    """Raise an AssertionError, unless every attention call of the model allows what the mask allows, and no more.
+    """Raise an AssertionError, unless every attention call of the model allows exactly the pairs of the mask.
 
     >>> import torch, torch.nn.functional as F, clearhead as ch
     >>> class Block(torch.nn.Module):
@@ -38,10 +38,10 @@ def assert_attends(
 
     `model` is run once on `inputs`, without gradients, in the mode that it is in: a dict of keywords, such as a
     tokenizer gives, a tuple of arguments, or one argument. `mask`: as for `Recording.check`. `padding`: as for `watch`.
-    `tolerance`: how much of a query's softmax may be leaked or hidden; 0 allows not one pair.
-    The message names the first call that differs, its worst head and query, where the mass went, and what may be the
+    `tolerance`: how much of a query's softmax may be leaked or hidden; 0 allows no pair to differ.
+    The message names the first call that differs, its worst head and query, the keys on which the mass is, and a likely
     cause. Raises a `ClearheadError` where no call is seen, or the mask does not fit one. Cost: a run of the model under
-    `watch`, and that of `check`.
+    `watch`, and the cost of `check`.
     """
     with watch(model, padding) as seen:
         run(model, inputs)
@@ -52,20 +52,20 @@ def assert_attends(
 
 @torch.no_grad()
 def run(model: nn.Module, inputs: Any) -> Any:
-    """The model's output on a mapping of keywords, a tuple of arguments, or one argument, which stay as they are."""
+    """The model's output on a mapping of keywords, a tuple of arguments, or one argument, which are not written to."""
     if isinstance(inputs, Mapping):
         return model(**{name: _own(value) for name, value in inputs.items()})
     return model(*map(_own, inputs)) if isinstance(inputs, tuple) else model(_own(inputs))
 
 
 def _own(value: Any) -> Any:
-    """A copy of what a model may write to, such as a key/value cache."""
+    """A copy of an argument that a model may write to, such as a key/value cache; a tensor is not copied."""
     return value if isinstance(value, Tensor) else deepcopy(value)
 
 
 @contextmanager
 def on_backend(model: Any, backend: str) -> Iterator[None]:
-    """Another backend for a model of transformers, and for all models inside it; after it those from before."""
+    """Set another backend for a model of transformers and all models inside it, and set the old ones back after."""
     before = [(config, backend_of(config)) for config in _configs(model) or [model.config]]
     try:
         try:
@@ -74,12 +74,12 @@ def on_backend(model: Any, backend: str) -> Iterator[None]:
             raise UnsupportedError(f"{type(model).__name__} cannot run on the backend {backend!r}: {error}") from error
         yield
     finally:
-        for config, implementation in before:  # one that is set is set for all inside it, which come after it
+        for config, implementation in before:  # a configuration sets the inner ones too, which come after it
             set_backend(config, implementation)
 
 
 def _configs(model: nn.Module) -> list[Any]:
-    """Every configuration, those inside others after them."""
+    """Every configuration of the model, inner ones after the outer ones."""
     found = [part.config for part in model.modules() if has_backend(getattr(part, "config", None))]
     every: dict[int, Any] = {}
     for config in found:
@@ -98,7 +98,7 @@ def _add(config: Any, every: dict[int, Any]) -> None:
 
 
 def compare_backends(model: Any, one: str, other: str, inputs: Any, *, tolerance: float | None = None) -> Comparison:
-    """Run a model of transformers on two backends, and find the first call whose output is not what its inputs say.
+    """Run a model of transformers on two backends, and find the first call whose output is not its formula's.
 
     >>> import torch, clearhead as ch
     >>> from transformers import LlamaConfig, LlamaModel
@@ -111,16 +111,16 @@ def compare_backends(model: Any, one: str, other: str, inputs: Any, *, tolerance
     [('layers.0.self_attn', 'sdpa'), ('layers.1.self_attn', 'sdpa'), ('layers.0.self_attn', 'eager')]
 
     Each call's output is compared with softmax(score + mask) · value on that call's own inputs, computed in float32 at
-    least: so an error in one layer is not found again in those after it, and a backend that leaves out a scale, a
-    softcap, a mask or sinks is named with the call. The two runs are not compared with each other: where rounding
-    alone differs, they part further and further.
-    `model`: a model of transformers in eval mode; its backend is set, and set back after it, or after an error.
-    `one`, `other`: names of backends, such as "sdpa", "eager", or one that was registered. `inputs`: as for
-    `assert_attends`. `tolerance`: the largest error, as a part of the largest value, that is rounding; None takes it
-    from the dtype and the largest score s: (1 + s / 4) times 4e-6 in float32, 1e-3 in float16, 8e-3 in bfloat16.
-    Queries that see nothing, and padding, are left out: backends differ in what they give there.
-    Gives a `Comparison`: `first`, `table()`, and `str()`. Raises a `ClearheadError` for another model or a backend that
-    is not there. Cost: two runs of the model under `watch(values=True)`, and each call's output again.
+    least: so an error in one layer is not found again in later layers, and a backend that leaves out a scale, a
+    softcap, a mask or sinks is named with the call. The two runs are not compared with each other, because a difference
+    of rounding grows from layer to layer.
+    `model`: a model of transformers in eval mode; its backend is set, and set back at the end or after an error.
+    `one`, `other`: names of backends, such as "sdpa", "eager", or a registered one. `inputs`: as for
+    `assert_attends`. `tolerance`: the largest error, as a part of the largest value, that counts as rounding; None
+    takes it from the dtype and the largest score s: (1 + s / 4) times 4e-6 in float32, 1e-3 in float16, 8e-3 in
+    bfloat16. Queries that see no key, and padding, are left out: backends differ there.
+    Gives a `Comparison`: `first`, `table()`, and `str()`. Raises a `ClearheadError` for another model or an unknown
+    backend. Cost: two runs of the model under `watch(values=True)`, and each call's output once more.
     """
     transformers = require("transformers", "models", "compare_backends")
     if not isinstance(model, transformers.PreTrainedModel):

@@ -1,4 +1,4 @@
-"""A recorded call as `explain` and as `diagnose` look at it."""
+"""A recorded call in the forms that `explain` and `diagnose` take."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from clearhead.base.steps import Step, number
 from clearhead.base.text import said
 from clearhead.base.tracing import without_autocast
 from clearhead.explanation.diagnosis.case import Case
-from clearhead.explanation.diagnosis.fills import taken_apart
+from clearhead.explanation.diagnosis.reading import taken_apart
 from clearhead.explanation.explanation import Explanation, Part, settled
 from clearhead.explanation.inputs import drawn
 from clearhead.explanation.modules.origin.part import FromInput, from_input, last_projection
@@ -53,7 +53,7 @@ def explain_call(
             times = low if low == high else f"{low} … {high}"
             said += (
                 f"An edit multiplied the weights of these queries after the softmax, by {times}. The steps do not show "
-                "that: weights and output below are those before it.\n\n"
+                "this: the weights and the output below are those before the edit.\n\n"
             )
         title = "Inputs, as the model gave them to attention"
         if len(made.steps) > len(inputs):
@@ -80,7 +80,7 @@ def _by_tile(call: CallRecord) -> Problem:
 
 
 def _mask(call: CallRecord, problem: Problem, shown: Shown) -> Any:
-    """The mask of the call; where a query got a uniform row in its place, what was computed instead."""
+    """The mask of the call; where a query got a uniform row, the mask that was computed in its place."""
     spans, mask = problem.spans, call.mask
     if spans is None:
         return None
@@ -94,7 +94,7 @@ def _mask(call: CallRecord, problem: Problem, shown: Shown) -> Any:
 
 
 def _made(call: CallRecord, inputs: list[Step], shown: Shown) -> FromInput:
-    """The steps that lead to query, key and value, where the layers that made them were kept."""
+    """The steps that lead to query, key and value, if the layers that made them were kept."""
     if call.origin is None:
         why = "What they were made of was not kept" + (": watch with values=True." if call.value is None else ".")
         return FromInput(inputs, [why])
@@ -103,7 +103,7 @@ def _made(call: CallRecord, inputs: list[Step], shown: Shown) -> FromInput:
 
 
 def _computed(call: CallRecord, shown: Shown, output: Step | None) -> Part:
-    """What the backend gave for the same queries, and how far the last step is from it; or why that is not known."""
+    """The backend's output for the same queries, and its difference from the last step; or why it is not known."""
     given = None if call.outcome is None else call.outcome.output
     title = "What the model computed"
     if output is None:
@@ -121,14 +121,14 @@ def _computed(call: CallRecord, shown: Shown, output: Step | None) -> Part:
 
 
 def _rounding(output: Tensor, dtype: torch.dtype) -> float:
-    """What two orders of the same sums may differ by, of numbers as large as these, in the dtype that they had."""
+    """The largest difference between two orders of the same sums, for numbers as large as these in their dtype."""
     return 64 * torch.finfo(dtype).eps * max(1.0, float(output.abs().nan_to_num().max()))
 
 
 def _words(
     call: CallRecord, tokens: Sequence[str] | None, source_tokens: Sequence[str] | None
 ) -> tuple[tuple[str, ...] | None, tuple[str, ...] | None]:
-    """The word of each query and of each key."""
+    """The word of each query and of each key; None where no words were given."""
     queries, keys = call.query.shape[2], call.key.shape[2]
     own, source = _listed("tokens", tokens), _listed("source_tokens", source_tokens)
     if source is None and call.kind == "self":
@@ -158,11 +158,11 @@ def _listed(name: str, words: Any) -> list[str] | None:
 
 @torch.no_grad()
 def case_of(call: CallRecord, label: str = "") -> Case:
-    """`label`: what the call is called in its recording."""
+    """The call as `diagnose` takes it. `label`: the call's name in its recording."""
     problem, value = call.problem, call.value
     inputs = {"query": call.query, "key": problem.key if call.cached_key.whole else call.key}
     added = {}
-    # what hides some pair was taken out of a model's mask: then it is not all 0 and 1
+    # entries that hide a pair were taken out of the model's mask: the rest is called a bias
     bias = call.backend.startswith("clearhead") or problem.visible is not None or call.uniform is not None
     name = "bias" if bias else "attn_mask"
     if problem.bias is not None:

@@ -1,4 +1,4 @@
-"""A model and its tokenizer from a folder: safetensors only, no remote code, no network."""
+"""A model and its tokenizer are loaded from a folder: safetensors only, no remote code, no network."""
 
 from __future__ import annotations
 
@@ -43,8 +43,8 @@ def load(folder: str | Path, head: bool | None = False) -> tuple[Any, Any]:
     >>> type(model).__name__, model.training
     ('BertModel', False)
 
-    `head`: whether with the layer that generates words; None where it is an encoder-decoder.
-    Raises a `ClearheadError` for a folder that cannot be loaded whole: what is missing would be random.
+    `head`: whether the model has the layer that generates words; None gives it to an encoder-decoder alone.
+    Raises a `ClearheadError` for a folder that cannot be loaded whole: missing weights would be random.
     """
     transformers, folder = require("transformers", "models", "loading a model"), Path(folder)
     try:
@@ -62,9 +62,11 @@ def load(folder: str | Path, head: bool | None = False) -> tuple[Any, Any]:
                 if both or head:
                     kind = transformers.AutoModelForSeq2SeqLM if both else transformers.AutoModelForCausalLM
             model, info = kind.from_pretrained(folder, **options, **safe)
-    except Exception as error:  # whatever a broken file makes of transformers, tokenizers and safetensors
+    except Exception as error:  # a broken file raises any error in transformers, tokenizers and safetensors
         raise ClearheadError(f"transformers cannot load {str(folder)!r}: {reason(error)}") from error
-    missing = sorted(name for name in info["missing_keys"] if "pooler" not in name)  # which comes after all attention
+    missing = sorted(
+        name for name in info["missing_keys"] if "pooler" not in name
+    )  # the pooler comes after all attention
     if missing:
         generates = kind is not transformers.AutoModel
         raise ClearheadError(
@@ -109,7 +111,7 @@ def _check_json(folder: Path) -> None:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Without what transformers writes to standard error: progress bars, reports, warnings. Those of clearhead stay."""
+    """Hide what transformers writes to standard error: progress bars, reports, warnings. Clearhead's warnings stay."""
     logging = require("transformers", "models", "running a model").utils.logging
     verbosity, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
     logging.disable_progress_bar()
@@ -134,12 +136,12 @@ def reason(error: Exception) -> str:
     return said if isinstance(error, OSError) else f"{type(error).__name__}: {said}"
 
 
-# How models of transformers call a table with a vector for each position. Others compute positions, at any length.
+# Names of a table with a vector for each position, in models of transformers. Models without one take any length.
 TABLES = ("position_embeddings", "position_embedding", "embed_positions", "positions_embed", "wpe")
 
 
 def most_tokens(body: Any, side: str = "") -> int | None:
-    """The most positions that a model, or its encoder or decoder (`side`), has vectors for; None for any number."""
+    """How many positions a model, or its encoder or decoder (`side`), has vectors for; None for any number."""
     found = []
     for name, module in body.named_modules():
         *path, last = name.split(".")
@@ -150,11 +152,11 @@ def most_tokens(body: Any, side: str = "") -> int | None:
 
 
 def check_length(body: Any, tokens: int, what: str, side: str = "", more: int = 0) -> None:
-    """Raise where these tokens, and so many more to come, are more than the model takes."""
+    """Raise where `tokens`, and `more` tokens to come, are more than the model takes. `what`: names the text."""
     most = most_tokens(body, side)
     if most is not None and tokens + more > most:
         asked = f" and --generate asks for {more} more" if more else ""
         raise ClearheadError(
             f"{what} has {tokens} tokens{asked}, and {type(body).__name__} takes at most {most}: it has no vectors for "
-            "positions beyond. Shorten it, or take a model of longer texts."
+            "later positions. Shorten the text, or take a model of longer texts."
         )

@@ -43,9 +43,9 @@ from clearhead.report.page import nothing_left
 
 
 class Recording(Calls[AttentionCall]):
-    """The attention calls of a watched model, with all that their weights are computed from. See `Calls`.
+    """The attention calls of a watched model, from which their weights are computed. See `Calls`.
 
-    Those of one module are a `Generation`: its steps, which `seen[name].joined()` makes one matrix.
+    The calls of one module are a `Generation`: its steps, which `seen[name].joined()` makes one matrix.
     """
 
     @overload
@@ -59,7 +59,7 @@ class Recording(Calls[AttentionCall]):
         return Generation(found) if isinstance(found, list) else found
 
     def table(self, *reductions: Reduction, tokens: Any = None, source_tokens: Any = None) -> Table:
-        """A row for each call and head: what the head does, beside what uniform attention would under the same mask.
+        """A row for each call and head: measures of the head, beside those of uniform attention under the same mask.
 
         >>> import torch, torch.nn.functional as F, clearhead as ch
         >>> class Block(torch.nn.Module):
@@ -73,19 +73,21 @@ class Recording(Calls[AttentionCall]):
         (1, 0.225, 0.225)
 
         The first columns: layer, its number in the model, or its name, such as "decoder 0, cross", where the model has
-        several stacks; run; of generations step, 0 for the prompt; module, kind, backend, queries, keys, head.
+        several stacks; run; in generations step, 0 for the prompt; module, kind, backend, queries, keys, head.
         Without `reductions`: the means over queries of the entropy, the largest weight, for self attention the mean
         distance, and with sinks their share; then each measure, and beside it "… uniform": previous, next, itself,
-        first, same word, induction, entropy (a part of the largest possible), sink, distance, value mass; those left
-        out that need tokens, positions or values that are not known (`watch(values=True)`). `about(column)` of the
-        result says what each is. Measures are of the keys' weights divided by their sum where there are sinks, but for
-        value mass; padding, and queries whose mask leaves them no key, are left out; NaN where no query counts.
-        `reductions`: these alone, means over queries. `tokens`: a word for each position, a list of such lists for
-        several sequences, or the ids (B, L) that the model was given; of the decoder, where there is one, and
-        `source_tokens` the encoder's. Gives a `Table`, a list of dicts, which has `to_pandas()`.
-        Raises a `ClearheadError` for tokens that fit no call. Cost: two passes over each call's pairs, and of tokens
-        over those with equal ones, or all where the mask is no few intervals a query or a bias is added; O(Lq + Lk)
-        memory a head.
+        first, same word, induction, entropy (a part of the largest possible), sink, distance, value mass. A measure is
+        left out if it needs tokens, positions or values that are not known (`watch(values=True)`). `about(column)` of
+        the result describes a measure. Where there are sinks, measures except value mass are of the keys' weights
+        divided by their sum. Padding, and queries whose mask leaves them no key, are left out; NaN where no query
+        counts.
+        `reductions`: a column for each of these, the mean over queries, in place of all others. `tokens`: a word for
+        each position, a list of such lists for several sequences, or the ids (B, L) that the model was given; in an
+        encoder-decoder the decoder's, and `source_tokens` the encoder's. Gives a `Table`, a list of dicts, which has
+        `to_pandas()`.
+        Raises a `ClearheadError` for tokens that fit no call. Cost: two passes over each call's pairs. With tokens, a
+        further pass over the pairs of equal tokens, or over all pairs where the mask is not a few intervals a query or
+        a bias is added. O(Lq + Lk) memory a head.
         """
         known = Tokens(tokens, source_tokens)
         known.check(self.calls)
@@ -110,18 +112,19 @@ class Recording(Calls[AttentionCall]):
         >>> print(seen.distinctive())
         L0H0 attends to the previous token: 98%, uniform would be 14% (a mean over 19 queries of Back).
 
-        Compared are the shares of weight: on the previous token, the next, itself, the first, the sink, and, with
-        `tokens`, as for `table`, the same word and induction; each less what uniform attention gives. They are means
-        over the queries that may see such a key, at least 8, or half of all. Where no share is 5% above uniform it is
-        the head of the least entropy; and where no entropy is below 98% of the largest possible, the sentence says
-        that all heads are near uniform. `L1H8` is head 8 of layer 1; of a generation `L1H8, step 2`; and where a model
-        has several stacks "decoder 1, cross, head 8". Gives a `Distinctive`, whose `str()` is the sentence. Raises a
-        `ClearheadError` where no query sees several keys. Cost: that of the measures of `table`.
+        Heads are compared by shares of weight: on the previous token, the next, itself, the first, the sink, and, with
+        `tokens`, as for `table`, the same word and induction; each less the share of uniform attention. The shares are
+        means over the queries that may see such a key, at least 8, or half of all. Where no share is 5% above uniform,
+        the head with the least entropy is named; and where no entropy is below 98% of the largest possible, the
+        sentence says that all heads are near uniform. `L1H8` is head 8 of layer 1; in a generation it is
+        `L1H8, step 2`, and where a model has several stacks "decoder 1, cross, head 8". Gives a `Distinctive`, whose
+        `str()` is the sentence. Raises a `ClearheadError` where no query sees several keys. Cost: the passes of
+        `table` for its measures.
         """
         return distinctive(self.calls, Tokens(tokens, source_tokens))
 
     def compare(self, other: Recording, matched: Any = None, **renamed: Never) -> Differences:
-        """The weights of another recording beside this one's: of a checkpoint, or of another text.
+        """Compare the weights of two recordings, such as those of two checkpoints or of two texts.
 
         >>> import torch, torch.nn.functional as F, clearhead as ch
         >>> class Block(torch.nn.Module):
@@ -139,11 +142,11 @@ class Recording(Calls[AttentionCall]):
         tensor([-0.2268, -0.2268,  0.4537])
 
         Calls are compared by their numbers: both recordings are of one run of one architecture. `matched`: where the
-        texts differ in length, the positions that correspond, ([of this], [of the other]), ascending, as
+        texts differ in length, the positions that correspond, ([of this text], [of the other]), ascending, as
         `clearhead.models.match_tokens` finds them; None: all.
-        Formula: of each query JS(p, q) = ½ Σ_j (p_j log p_j/m_j + q_j log q_j/m_j), m = (p + q) / 2, in nats; of a
-        head the mean over the queries that see a key and are no padding in both. What a row lacks to 1, the share of a
-        sink or of keys that are not matched, is one key more: nothing is renormalised.
+        Formula: JS(p, q) = ½ Σ_j (p_j log p_j/m_j + q_j log q_j/m_j), m = (p + q) / 2, of each query, in nats; of a
+        head the mean over the queries that see a key and are no padding in both recordings. The weight that a row lacks
+        to 1, of a sink or of keys that are not matched, counts as one more key: nothing is renormalised.
         Gives `Differences`, which has `table()`. Raises a `ClearheadError` where calls, heads, shapes or masks do not
         fit. Cost: a pass over both calls' pairs, a block at a time; O(Lq + Lk) memory a head.
         Source: Lin 1991, "Divergence Measures Based on the Shannon Entropy".
@@ -157,7 +160,7 @@ class Recording(Calls[AttentionCall]):
         return compare_calls(self.calls, other.calls, matched)
 
     def rollout(self, tokens: Positions = None, layers: Layers = None) -> Tensor:
-        """How much of each position's input has come to each token by the last layer, (B, T, L); rows sum to 1.
+        """The share of each position's input in each token after the last layer, (B, T, L); rows sum to 1.
 
         >>> import torch, torch.nn.functional as F, clearhead as ch
         >>> class Twice(torch.nn.Module):
@@ -175,15 +178,15 @@ class Recording(Calls[AttentionCall]):
         `layers`: which layers, as for `view`; None is all. Their calls must be the self-attention of one run, all of
         one length.
         Formula: R = Ã_N … Ã_1, Ã = (Ā + I) / 2, Ā the mean over the heads; a row of Ā that sums to s, as with sinks, is
-        divided by s + 1. By products with lazy matrices: no L × L array but the result.
-        Raises a `ClearheadError` where that would be above 256 MiB, and for calls of several lengths, or runs.
-        Cost: for 64 tokens and less, about a backward pass of attention a layer.
+        divided by s + 1. It is computed by products with lazy matrices: the result is the only L × L array.
+        Raises a `ClearheadError` for a result above 256 MiB, and for calls of several lengths, or of several runs.
+        Cost: for up to 64 tokens, about a backward pass of attention for each layer.
         Source: Abnar and Zuidema 2020, "Quantifying Attention Flow in Transformers".
         """
         return rollout(self.calls, tokens, layers)
 
     def check(self, expected: Expected) -> Audit:
-        """What each call really allowed, beside the mask that is expected: mass leaked and mass hidden.
+        """Compare the pairs that each call allowed with an expected mask: mass leaked and mass hidden.
 
         >>> import torch, torch.nn.functional as F, clearhead as ch
         >>> class Block(torch.nn.Module):
@@ -202,19 +205,18 @@ class Recording(Calls[AttentionCall]):
             to 2 keys of 0 … 1, most to key 0 (0.333)
             may be: packed documents that the model sees as one text. ...
 
-        Formula: leaked_i = Σ_j w_ij over the pairs that the call allowed and `expected` does not; hidden_i the same of
-        the weights under `expected`, over the pairs that the call did not allow; both from log-sum-exps, so that 1e-11
-        is found too.
+        Formula: leaked_i = Σ_j w_ij over the pairs that the call allowed and `expected` does not; hidden_i = Σ_j w_ij
+        of the weights under `expected`, over the pairs that the call did not allow. Both follow from log-sum-exps, so
+        that a share of 1e-11 is found too.
         `expected`: a `Mask`; a bool tensor, True for "may attend"; None for every key; a function that is given the
         `AttentionCall` and gives one of these; or a dict of them by layers, as for `view`, such as "*.layers.3.*" or
-        "decoder*", of which the first that fits counts: calls that none fits are left out. Positions are absolute: the
-        mask is that of the whole sequence of the Lk keys, and a call's queries are its last Lq; of a larger square
-        tensor the part up to the Lk-th key. In a static cache, whose last slots are empty, pass a function that gives
-        (Lq, Lk).
-        Padding (`call.padding`) is left out on both sides: its queries do not count, and it is expected of no call
-        that words see it.
-        Returns an `Audit`. Raises a `ClearheadError` for other masks, and those that do not fit a call.
-        Cost: nothing a pair where the masks agree; else the scores of the pairs of either mask, once, and O(Lq + Lk)
+        "decoder*", where the first entry that fits a call counts, and calls without an entry are left out. Positions
+        are absolute: the mask is of the whole sequence of the Lk keys, and a call's queries are the last Lq. Of a
+        larger square tensor the part up to the Lk-th key is taken. For a static cache, whose last slots are empty, pass
+        a function that gives (Lq, Lk).
+        Padding (`call.padding`) is left out of both masks: its queries do not count, and no word is expected to see it.
+        Returns an `Audit`. Raises a `ClearheadError` for other masks, and for a mask that does not fit a call.
+        Cost: no work for pairs where the masks agree; else the scores of the pairs of either mask, once, and O(Lq + Lk)
         memory.
         """
         return audit(self.calls, expected)
@@ -231,7 +233,7 @@ class Recording(Calls[AttentionCall]):
         tokens: Sequence[str] | None = None,
         source_tokens: Sequence[str] | None = None,
     ) -> Explanation:
-        """How one query of one head came to its weights, step by step: see `AttentionCall.explain`.
+        """Explain the weights of one query of one head, step by step: see `AttentionCall.explain`.
 
         >>> import torch, torch.nn.functional as F, clearhead as ch
         >>> class Block(torch.nn.Module):
@@ -244,10 +246,11 @@ class Recording(Calls[AttentionCall]):
         >>> explanation["weights"]
         tensor([[[[0.2151, 0.2151, 0.2151, 0.3547]]]])
 
-        `layer`: its number in the model, negative ones from the last; or its name, such as "decoder 0, cross", or that
-        of its module. `head`, `query`, `key`: numbers; query and key may be words of `tokens`, of which the first is
-        meant, and of cross attention the key one of `source_tokens`. With `key=None` the first key that the query may
-        see is written out. `step`: which one of a generation, 0 for the prompt. `sequence`: which one of the batch.
+        `layer`: its number in the model, negative ones from the last; its name, such as "decoder 0, cross"; or the name
+        of its module. `head`, `query`, `key`: numbers. Query and key may be words of `tokens`, where the first
+        occurrence is meant; in cross attention the key is a word of `source_tokens`. With `key=None` the first key that
+        the query may see is written out. `step`: of a generation, 0 for the prompt. `sequence`: its number in the
+        batch.
         """
         call = self.calls[one_call(self.calls, layer, step, "explain")]
         keys = source_tokens if call.kind == "cross" else tokens
@@ -257,8 +260,8 @@ class Recording(Calls[AttentionCall]):
         return call.explain(at, tokens=tokens, source_tokens=source_tokens)
 
     def diagnose(self) -> Diagnosis:
-        """What is wrong or risky in any of the calls: see `clearhead.diagnose`. Findings name the layer and the module,
-        and the run, or the step of a generation, where there are several.
+        """Faults and risks of the calls: see `clearhead.diagnose`. Findings name the layer and the module, and the run,
+        or the step of a generation, where there are several.
 
         >>> import torch, torch.nn.functional as F, clearhead as ch
         >>> class Block(torch.nn.Module):
@@ -270,7 +273,8 @@ class Recording(Calls[AttentionCall]):
         >>> print(seen.diagnose().warnings[0].evidence)
         The scores of a query have a standard deviation of ...; divided by √64 it would be ...
 
-        Of values, and of errors against float64, only with `watch(values=True)`. Cost: a pass over each call's pairs.
+        Values, and errors against float64, are checked with `watch(values=True)` alone. Cost: a pass over each call's
+        pairs.
         """
         said = labels(self.calls)
         return diagnosis_of(case_of(call, str(label)) for call, label in zip(self.calls, said, strict=True))
@@ -278,10 +282,11 @@ class Recording(Calls[AttentionCall]):
     def write(self, path: str | Path) -> Path:
         """Write the recording to one file, for `ch.models.load_recording`: to compare checkpoints, or to look later.
 
-        The file is of safetensors, what is no tensor is JSON in its header: loading it runs no code. Holds queries,
-        keys (in a generation each once), masks (each once), biases, sinks and padding; values, outputs and gradients,
-        if they were kept. Gives the path.
-        Raises an `UnsupportedError` for calls that are no dot products, a `ClearheadError` where it cannot be written.
+        The file is a safetensors file, with JSON in its header: loading it runs no code. It holds queries, keys (in a
+        generation each once), masks (each once), biases, sinks and padding; and values, outputs and gradients, if they
+        were kept. Gives the path.
+        Raises an `UnsupportedError` for calls whose score is no dot product, and a `ClearheadError` where the file
+        cannot be written.
         """
         return write(self.calls, path)
 
@@ -293,7 +298,7 @@ class Recording(Calls[AttentionCall]):
         sequence: int = 0,
         error: float = ERROR,
     ) -> list[Layer]:
-        """Each call with the statistics of its weights, as the report shows it. Arguments as for `view`."""
+        """Each call with the statistics of its weights, as the report shows them. The arguments are those of `view`."""
         parts = list(Paged(self.calls, tokens, source_tokens, sequence, error).layers())
         layers = [part for part in parts if isinstance(part, Layer)]
         if parts and not layers:
@@ -332,22 +337,22 @@ class Recording(Calls[AttentionCall]):
         "decoder 0, cross" or "L1, step 2"; the name of its module, or a pattern of these; a slice, or a list of these;
         None is all of them. `heads`: their numbers, a slice, or a list of these; None is all. `height`: of a notebook's
         frame, in pixels. The last line of a cell shows itself, and `.widget()` is an anywidget.
-        `tokens`: a word for each position, or for each that is no padding (of the decoder, where there is one;
-        `source_tokens` are the encoder's); None numbers the positions. `sequence`: which one of the batch. Padding is
-        left out, see `AttentionCall.padding`; a call whose score has `tile()` alone is too, above 1,024 queries or
-        keys, and the page says so. `error`: how far a weight may be from the call's, about; queries and keys
-        are rounded as far as that allows, and the page says what was measured. At 1e-4 they take half the bytes of
-        float32, which is what 0 writes.
-        `beside`: another recording, of a text or of a checkpoint, whose layers stand on the page too, as L0′, L1′, …;
-        `beside_tokens`: its words, None where it read the same ones. The page compares its heads with the first's: the
-        divergence of each is that of `compare` over the tokens that are no padding, with `match_tokens` of the words
-        where the two texts have not as many; it is not known where masks differ. `sequence`, and the source text, are
-        those of both.
-        Raises a `ClearheadError` for words that fit no call, and for a layer or heads that are not there; `.write` does
-        for a path that cannot be written, before anything is computed, and raises an `UnsupportedError` where no call
-        is left. Layers are made one at a time when the page is written or shown, and a file that was there is as it was
-        until all is written. Cost: a pass over each call's pairs, one more where it is long, and those of `table`; a
-        notebook holds the page, except as a widget.
+        `tokens`: a word for each position, or for each word that is not padding (in an encoder-decoder the decoder's,
+        and `source_tokens` the encoder's); None numbers the positions. `sequence`: its number in the batch. Padding is
+        left out, see `AttentionCall.padding`. A call whose score has `tile()` alone is left out above 1,024 queries or
+        keys, and the page says so. `error`: about the largest difference between a weight of the page and of the call.
+        Queries and keys are rounded as far as it allows, and the page says the measured difference. At 1e-4 they take
+        half the bytes of float32, which 0 writes.
+        `beside`: another recording, of a text or of a checkpoint, whose layers are on the page too, as L0′, L1′, …;
+        `beside_tokens`: its words, None where both read the same words. The page compares the heads of both: the
+        divergence of a head is that of `compare` over the tokens that are no padding, with `match_tokens` of the words
+        where the two texts differ in length; it is not known where masks differ. Both have the same `sequence` and the
+        same source text.
+        Raises a `ClearheadError` for words that fit no call, and for a layer or heads that are not there. `.write`
+        raises a `ClearheadError` for a path that cannot be written, before it computes, and an `UnsupportedError` where
+        no call is left. Layers are made one at a time when the page is written or shown, and an old file is replaced
+        when all is written. Cost: a pass over each call's pairs, one more where it is long, and the passes of `table`;
+        a notebook holds the page, except as a widget.
         """
         some = None if layer is None else chosen_calls(self.calls, layer, "view")
         paged = Paged(self.calls, tokens, source_tokens, sequence, error)
@@ -370,18 +375,18 @@ class Recording(Calls[AttentionCall]):
         """Draw the heads of a call with matplotlib, in a grid with one scale: see `Weights.plot`.
 
         `layer`, `step`: as for `explain`. `heads`: a number, a slice, or a list of these; None is all, at most 64.
-        `sequence`: which one of the batch; positions that are padding are left out.
-        `tokens`: a word for each position, or for each that is no padding; of cross attention those of the queries, and
-        `source_tokens` those of the keys. `title`, `cmap`, `scale`: of the picture.
+        `sequence`: its number in the batch; positions of padding are left out.
+        `tokens`: a word for each position, or for each word that is not padding; in cross attention for the queries,
+        and `source_tokens` for the keys. `title`, `cmap`, `scale`: of the picture.
         Returns the axes, an array of them where there are several. Raises a `ClearheadError` for heads that are not
-        there, and words that do not fit.
+        there, and for words that do not fit.
         """
         number = one_call(self.calls, layer, step, "plot")
         label = labels(self.calls)[number]
         return plotted(self.calls[number], label, heads, sequence, (tokens, source_tokens), Style(title, cmap, scale))
 
     def _repr_html_(self) -> str:
-        """The calls as a table, for notebooks: the first 40."""
+        """The first 40 calls as a table, for notebooks."""
         return listed(self)
 
     if not TYPE_CHECKING:
@@ -408,14 +413,14 @@ def load_recording(path: str | Path) -> Recording:
     True
 
     Gives a `Recording`, its tensors on the CPU; a mask is shown as it was, and holds its intervals or its matrix.
-    Raises a `ClearheadError` for a file that is none, or whose header holds what `write` does not write, before memory
-    is asked for. Cost: the file is read whole, and may then be written to or removed.
+    Raises a `ClearheadError` for a file that is no recording, or whose header has an entry that `write` does not write,
+    before it asks for memory. Cost: the file is read whole, and may then be written to or removed.
     """
     return Recording(read(path))
 
 
 def _usual(call: AttentionCall) -> tuple[Reduction, ...]:
-    """The means that a table begins with."""
+    """The reductions whose means a table begins with."""
     sizes = call.problem.sizes
     placed = sizes.align is not None or sizes.queries == sizes.keys
     far = (MeanDistance(),) if call.kind == "self" and placed else ()
@@ -423,7 +428,7 @@ def _usual(call: AttentionCall) -> tuple[Reduction, ...]:
 
 
 def _beside(rows: Table, found: Mapping[Measure, Found]) -> Table:
-    """A call's rows, one a head, with its measures, each beside that of uniform attention."""
+    """A call's rows, one for each head, with its measures, each beside the measure of uniform attention."""
     columns = {}
     for measure, values in found.items():
         columns[measure.name] = values.value.tolist()

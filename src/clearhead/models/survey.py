@@ -1,4 +1,4 @@
-"""survey(): statistics of every head of a model over many texts, as a table of heads and as a page."""
+"""survey(): statistics of every head of a model over many texts, as a table and as a page."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def survey(
     rank: tuple[int, int] | None = None,
     wait: float = 600.0,
 ) -> Survey:
-    """Statistics of every head of a model over many texts: on one process or many, and on from where it was stopped.
+    """Statistics of every head of a model over many texts, by one process or many; a stopped survey can go on.
 
     >>> import torch, torch.nn.functional as F, clearhead as ch
     >>> class Reader(torch.nn.Module):
@@ -51,28 +51,30 @@ def survey(
     >>> row["queries"], round(row["first"], 4), round(row["first uniform"], 4), round(row["Entropy"], 4)
     (18, 0.1115, 0.1111, 2.299)
 
-    `model`: called with `input_ids` and `attention_mask`, in eval mode; of transformers, without the layer that
-    makes words. `texts`: any iterable of strings, or of rows with a "text", as those of `datasets`; it is read once.
+    `model`: called with `input_ids` and `attention_mask`, in eval mode; a model of transformers without the layer that
+    makes words. `texts`: any iterable of strings, or of rows with a "text", such as those of `datasets`; it is read
+    once.
     `tokenizer`: of transformers, or a function of a list of texts that gives {"input_ids": a list of ids for each}.
     `keep`: measures of `seen.table()` by their names, each beside uniform attention, all but "value mass"; "word
-    classes", what special tokens, punctuation, numbers, words and the parts that go on with a word receive; and
+    classes", the weight that special tokens, punctuation, numbers, words and continuations of words receive; and
     reductions, as for `statistics`. None is entropy, first, sink, previous, distance, and the classes where the
     tokenizer has a vocabulary. Means are over all queries (or keys) that count: every word weighs the same, padding
     does not count.
-    `state`: a folder, with one file a batch that is written under another name first: killed at any point, the same
-    call goes on, with the same result. Processes share it, each with its part: `rank` (number, of how many), None as
-    torchrun sets them (RANK, WORLD_SIZE); every one reads all texts, computes its batches, waits for the others', and
-    returns the whole. `wait`: for so many seconds without a new file. `batch`: the most tokens of one pass of the
-    model, padding counted; texts are sorted by length among 1,024. `max_length`: longer texts are cut there; None is
-    what the model takes. Gives a `Survey`.
-    Formula: each mean is Σ over batches of a sum / Σ of counts, both float64, added in the order of the batches. These
-    do not depend on ranks, so one process and many give the same bits, where the model does (one kind of device, one
-    number of threads).
-    Raises a `ClearheadError` for texts that are no strings or empty, for the state of another survey, which is left as
-    it is, for a file of the state that is not what was written (by its SHA-256; delete it, and it is computed anew),
-    and for batches of other ranks that do not come. Several processes may make the same survey in one folder at a time.
-    Cost: a pass of the model, and per call one over its pairs for all measures, two over one key a query for "first"
-    and "previous"; memory O(batch). The model's weights are read once for their digest.
+    `state`: a folder with one file for each batch. A file is written under another name first, so that a call that was
+    killed at any point can be made again, goes on, and gives the same result. Several processes may share the folder.
+    `rank`: (number, of how many) of this process; None takes RANK and WORLD_SIZE, which torchrun sets. Each process
+    reads all texts, computes its batches, waits for those of the others, and returns the whole. `wait`: how many
+    seconds a process waits without a new file. `batch`: the largest number of tokens in one pass of the model, with
+    padding; texts are sorted by length among 1,024. `max_length`: longer texts are cut to it; None is the length that
+    the model takes. Gives a `Survey`.
+    Formula: each mean is Σ over batches of a sum / Σ of counts, both float64, added in the order of the batches. The
+    batches do not depend on ranks, so one process and many give the same bits, where the model does (one kind of
+    device, one number of threads).
+    Raises a `ClearheadError` for texts that are no strings or are empty; for the state of another survey, which is left
+    as it is; for a file of the state that was changed, by its SHA-256 (delete it, and it is computed anew); and for
+    batches of other ranks that do not come. Several processes may make the same survey in one folder at a time.
+    Cost: a pass of the model; for each call a pass over its pairs for all measures, and two passes over one key a query
+    for "first" and "previous"; memory O(batch). The model's weights are read once for their digest.
     """
     total, length, count = surveyed(model, texts, tokenizer, keep, state, batch, max_length, rank, wait)
     return _of(total, model, length, count)
@@ -92,9 +94,9 @@ class Survey:
     >>> ch.models.survey(Reader().eval(), ["a cab", "a longer text"], tokenizer, keep="previous")
     Survey(2 texts, 18 tokens, 1 heads: previous, previous uniform)
 
-    `means`: a `Means` of all texts, by module; entry i is `columns[i]`, of which the first is how many queries a text
-    has. `layers`: by module its layer, as in the table. `texts`, `tokens`, and `truncated`: how many texts were cut to
-    `max_length`. `model`: its class. `batches`.
+    `means`: a `Means` of all texts, by module; its entry i is of `columns[i]`, and column 0 is the number of queries of
+    a text. `layers`: the layer of each module, as in the table. `texts`, `tokens`, `batches`: how many there were.
+    `truncated`: how many texts were cut to `max_length`. `model`: the name of its class.
     """
 
     model: str
@@ -120,8 +122,8 @@ class Survey:
         """A row for each module and head, as `pandas.DataFrame` takes them.
 
         Its columns: layer (its number in the model, or its name, such as "decoder 0", where there are several stacks;
-        the first of those that share a module), module, head, queries (how many were added up), and each statistic
-        that is one number a head; NaN where nothing counts.
+        the first layer where several share a module), module, head, queries (how many were added up), and each
+        statistic that is one number a head; NaN where nothing counts.
         """
         rows = Table()
         for number, name in enumerate(self.means):
@@ -140,10 +142,10 @@ class Survey:
         """Write the table, or the page of all heads: the ending of the path says which, .csv or .html.
 
         The table is CSV, with every digit. The page shows all heads by any of the statistics: as squares, as a list,
-        and as points. Squares are coloured by how far a statistic is from that of uniform attention under the same
-        masks, where that is known, else by its own size. It needs no network. `title`: of the page.
-        A file that was there is as it was until all is written. Raises a `ClearheadError` for another ending, and where
-        the file cannot be written.
+        and as points. Squares are coloured by the difference of a statistic from that of uniform attention under the
+        same masks, where the latter is known, else by its size. The page needs no network. `title`: of the page.
+        An old file is replaced when all is written. Raises a `ClearheadError` for another ending, and where the file
+        cannot be written.
         """
         if ending_of(path, [".csv", ".html"], "survey") == ".csv":
             return self.table().write(path)
@@ -158,7 +160,7 @@ class Survey:
         )
 
     def _shown(self) -> list[Shown]:
-        """The statistics of the page, each with what it is."""
+        """The statistics of the page, each with its description."""
         found = []
         for column in self.columns[1:]:
             if column.endswith(" uniform"):
@@ -200,7 +202,7 @@ def _of(total: Total, model: nn.Module, max_length: int | None, batches: int) ->
 
 
 def _layers(model: nn.Module, modules: Iterable[str]) -> dict[str, int | str]:
-    """The layer of each module. Where several attend in one layer, its name has the part by which they differ."""
+    """The layer of each module, with the part of its name in which it differs from others in one layer."""
     known = Layers(Stack(model).classes)
     layers = [(known.site(name, False, 0).layer, name) for name in modules]
     return {

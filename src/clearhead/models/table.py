@@ -1,4 +1,4 @@
-"""Rows of heads, and what their columns are."""
+"""Tables of heads, and descriptions of their columns."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from clearhead.base.text import listed, printable, said
 from clearhead.base.written import ending_of
 from clearhead.inspection.measures import MEASURES
 
-ROWS, COLUMNS = 20, 100  # of a table as text: the most rows, and the most characters of a line
+ROWS, COLUMNS = 20, 100  # the largest number of rows, and of characters in a line, of a table as text
 
 
 class Table(list[dict[str, Any]]):
-    """A list of rows, one a head, each a dict by its columns. `Recording.table` gives it.
+    """A list of rows, one for each head; a row is a dict by columns. `Recording.table` gives it.
 
     >>> import torch, torch.nn.functional as F, clearhead as ch
     >>> class Block(torch.nn.Module):
@@ -38,18 +38,18 @@ class Table(list[dict[str, Any]]):
     >>> print(table.about("previous"))
     The weight on the token before the query's own, a mean over the queries that may see one. Formula: mean_i w_ij, ...
 
-    `about(column)` says what a measure is, with its formula, range and source; `to_pandas()` makes a
-    DataFrame, and `write(path)` a file of CSV.
+    `about(column)` describes a measure, with its formula, range and source; `to_pandas()` makes a DataFrame, and
+    `write(path)` a file of CSV.
     """
 
     @classmethod
     def of(cls, row: Mapping[str, Any], columns: Mapping[str, Iterable[Any]]) -> Self:
-        """A row for each entry of the columns, which are of one length; `row` is what all of them begin with."""
+        """A row for each entry of the columns, which are of one length; every row begins with `row`."""
         entries = zip(*columns.values(), strict=True)
         return cls({**row, **dict(zip(columns, each, strict=True))} for each in entries)
 
     def __str__(self) -> str:
-        """The first rows and columns, as many as fit a screen of 100 columns and 24 lines."""
+        """The first rows and columns that fit a screen of 100 columns and 24 lines."""
         return said(self, self._fitted)
 
     def _fitted(self) -> str:
@@ -69,7 +69,7 @@ class Table(list[dict[str, Any]]):
         return "\n".join([*lines, *more]) or "no rows"
 
     def about(self, column: str) -> str:
-        """What a measure is, its formula, range and source. Raises a `ClearheadError` for what is no measure."""
+        """A measure's description, formula, range and source. Raises a `ClearheadError` for another column."""
         for measure in MEASURES:
             if column in (measure.name, f"{measure.name} uniform"):
                 return measure.about()
@@ -79,7 +79,7 @@ class Table(list[dict[str, Any]]):
     def write(self, path: str | Path) -> Path:
         """Write the rows as CSV, every digit of them, to a path that ends in .csv.
 
-        A file that was there is as it was until all is written. Raises a `ClearheadError` where it cannot be written.
+        An old file is replaced when all is written. Raises a `ClearheadError` where the file cannot be written.
         """
         ending_of(path, [".csv"], "table")
         text = io.StringIO()

@@ -1,22 +1,28 @@
-"""watch(): record every attention call of a model, its own fast backend left in place."""
+"""watch() and statistics(): record or reduce every attention call of a model, which keeps its own fast backend."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from typing import Any, Never
+from typing import Any, Never, TypeVar
 
 from torch import nn
 
 from clearhead.base.errors import ClearheadError
 from clearhead.base.managers import Managed
 from clearhead.base.renamed import refuse
+from clearhead.inspection.reductions.base import Reduction
 from clearhead.models.recording import Recording
-from clearhead.models.tap.choice import Layers
+from clearhead.models.tap.choice import Heads, Layers
 from clearhead.models.tap.padding import checked
 from clearhead.models.tap.refused import refuse_compiled
-from clearhead.models.use.asked import asked
+from clearhead.models.use.asked import Asked, asked, asked_to_reduce
+from clearhead.models.use.means import Means
 from clearhead.models.use.recorded import recorded
 from clearhead.models.use.recorder import Recorder
+from clearhead.models.use.reduced import Statistics
+
+T = TypeVar("T")
 
 
 def watch(
@@ -43,41 +49,90 @@ def watch(
     >>> recording.calls[0].weights[0, 2, 7].shape
     torch.Size([10])
 
-    `model`: any nn.Module. Recognised are the models of transformers, on whatever backend they run;
-    `torch.nn.MultiheadAttention` and the Transformer layers of `torch.nn`, their fast path left in place; direct calls
-    of `torch.nn.functional.scaled_dot_product_attention`; and `clearhead.attention`, with any score; in every thread
-    that runs the model, or a module of it. Gives a `Recording`: `recording.calls`, and by module `recording[name]`.
-    Each `AttentionCall` keeps copies of query and key, and shares the mask with the calls that were given the same
-    one; its `weights` are those before dropout. `clearhead.models.statistics` keeps statistics alone, without copies.
+    `model`: any nn.Module. These calls are recognised, in every thread that runs the model or a module of it: those of
+    transformers' models, on every backend; of `torch.nn.MultiheadAttention` and the Transformer layers of `torch.nn`,
+    which keep their fast path; of `torch.nn.functional.scaled_dot_product_attention`; and of `clearhead.attention`,
+    with any score. Gives a `Recording`: `recording.calls`, and by module `recording[name]`. Each `AttentionCall` keeps
+    copies of query and key, and shares the mask with the calls that were given the same mask; its `weights` are the
+    weights before dropout. `clearhead.models.statistics` keeps statistics alone, without copies.
     `padding`: which positions are words and not padding, a tokenizer's attention mask (B, L), 1 for a word. None takes
     it from the `attention_mask` of that shape that the model is called with. Statistics and reports leave padding out,
-    and `call.padding` says what was left out.
-    `every`: of how many runs of the model one is recorded, the first of them; a run is a call from outside in which
-    attention is computed. `layers`: which layers, by their numbers in the model (-1 is the last), by name ("decoder 0,
-    cross"), or by a module's name or a pattern of it ("layers.3.*"): one of these, a slice of numbers, or a list. A
-    module that is called several times in a run is as many layers, numbered in the order of the calls.
+    and `call.padding` says which positions were left out.
+    `every`: 3 records the first of every three runs of the model; a run is a call from outside in which attention is
+    computed. `layers`: which layers, by their numbers in the model (-1 is the last), by name ("decoder 0, cross"), or
+    by a module's name or a pattern of it ("layers.3.*"): one of these, a slice of numbers, or a list. A module that is
+    called several times in a run is as many layers, numbered in the order of the calls.
     `values`: keep each call's value and output too, for `call.output`, `call.value_norms` and `call.weighted_norms`;
-    and hold on to the inputs of the layers around it, so that `call.explain` can begin at them.
-    `gradients`: also the gradients of the outputs that backward passes give, for `call.gradients`.
-    Compiled functions inside the model pause at each attention call, whose record is made in eager
-    code: operations that the compiler had fused across the call may change in their last digits.
-    Raises a `ClearheadError` at the end of the `with` if no call was recognised: the result is never empty; and where
-    `padding` fits no call. Raises an `UnsupportedError` for a compiled model: watch the one that was compiled; and for
-    a backend called with a keyword that may change the weights and cannot be read. Warns of calls of
-    `F.scaled_dot_product_attention` in threads that run no module, and, without `layers`, of modules with "attention",
-    "attn", "multihead" or "mha" in their name, or their class's, that computed a softmax in their own code: they are
-    not recorded.
-    Cost: a copy of query and key a call; O(Lq + Lk) memory each, and the mask's own tensor once where its rows are
-    no intervals. `torch.nn` projects queries and keys inside: a record projects them once more.
+    and hold on to the inputs of the layers around the call, so that `call.explain` can begin at them.
+    `gradients`: also keep the gradients that backward passes give the outputs, for `call.gradients`.
+    Compiled functions inside the model pause at each attention call, whose record is made in eager code: operations
+    that the compiler had fused across the call may change in their last digits.
+    Raises a `ClearheadError` at the end of the `with` if no call was recognised, and where `padding` fits no call.
+    Raises an `UnsupportedError` for a compiled model (watch the model that was compiled), and for a backend that is
+    called with a keyword that may change the weights and cannot be read. Warns of calls of
+    `F.scaled_dot_product_attention` in threads that run no module. Without `layers`, warns of modules whose attention
+    is not recorded: modules that call `flex_attention` or a kernel of PyTorch's themselves, and modules with
+    "attention", "attn", "multihead" or "mha" in their name or their class's name that compute a softmax in their own
+    code. Compiled code shows neither: a compiled `flex_attention` is missing from the record without a warning.
+    Cost: for each call a copy of query and key, in O(Lq + Lk) memory, and a copy of the mask's tensor, once, where its
+    rows are not intervals. `torch.nn` projects queries and keys inside: a record projects them once more.
     """
     refuse("watch", renamed)
-    if not isinstance(model, nn.Module):
-        raise ClearheadError(f"watch takes a torch.nn.Module; got a {type(model).__name__}.")
-    refuse_compiled(model)
+    _check(model, "watch")
     wanted = asked(every, layers, values, gradients)
+    return _recorded("watch", model, wanted, padding, lambda recorder: Recording(recorder.calls))
+
+
+def statistics(
+    model: nn.Module,
+    reductions: Sequence[Reduction] | Reduction,
+    padding: Any = None,
+    *,
+    every: int = 1,
+    layers: Layers = None,
+    heads: Heads = None,
+    merge: Means | None = None,
+    fuse: bool = False,
+) -> AbstractContextManager[Statistics]:
+    """Reduce every attention call that the model makes inside the `with`, its outputs bit-identical.
+
+    >>> import torch, torch.nn.functional as F, clearhead as ch
+    >>> class Block(torch.nn.Module):
+    ...     def forward(self, x):
+    ...         return F.scaled_dot_product_attention(x, x, x, is_causal=True)
+    >>> block = Block()
+    >>> with ch.models.statistics(block, [ch.reductions.Entropy(), ch.reductions.TopK(5)]) as seen:
+    ...     output = block(torch.rand(1, 4, 10, 8))
+    >>> entropy, (largest, keys) = seen.calls[0].results
+    >>> entropy.shape, largest.shape
+    (torch.Size([1, 4, 10]), torch.Size([1, 4, 10, 5]))
+
+    `reductions`: those of `clearhead.reductions`, or of your own. Each call is reduced when it happens, and query and
+    key are not kept: `calls[i].results` are in the order of `reductions`, in O(Lq + Lk) memory a call.
+    `model`, `padding`, `every`, `layers`: as for `clearhead.watch`, which keeps the calls themselves. `heads`: which
+    heads are reduced, a number, a slice or a list of numbers. `merge`: a `Means`, to which each call is added instead
+    of being listed.
+    `fuse`: take each call's output from the pass of its statistics and not from the backend. The output is within 1e-5
+    of the backend's, and the run is faster on long sequences. This is done for calls on "sdpa" and "clearhead" without
+    padding, dropout, gradients and autocast, where nothing else (an edit, a watch) looks at the model; the backend
+    computes all others.
+    Gives `Statistics`. Raises the errors of `watch`, and a `ClearheadError` for an argument that is no reduction.
+    Cost: a pass over each call's weights, for all of its reductions.
+    """
+    _check(model, "statistics")
+    wanted = asked_to_reduce(reductions, every, layers, heads, merge, fuse)
+    return _recorded("models.statistics", model, wanted, padding, lambda recorder: Statistics(recorder.reduced))
+
+
+def _check(model: nn.Module, who: str) -> None:
+    if not isinstance(model, nn.Module):
+        raise ClearheadError(f"{who} takes a torch.nn.Module; got a {type(model).__name__}.")
+    refuse_compiled(model)
+
+
+def _recorded(
+    what: str, model: nn.Module, wanted: Asked, padding: Any, given: Callable[[Recorder], T]
+) -> AbstractContextManager[T]:
+    """The context manager that gives `given(recorder)`. `what`: the function that was called."""
     words = None if padding is None else checked(padding)
-    return Managed("watch(...)", lambda: recorded(Recorder(model, wanted, words), _given))
-
-
-def _given(recorder: Recorder) -> Recording:
-    return Recording(recorder.calls)
+    return Managed(f"{what}(...)", lambda: recorded(Recorder(model, wanted, words), given))

@@ -1,4 +1,4 @@
-"""The weights of a call whose rows an edit has multiplied."""
+"""The weights of recorded calls that have padding, or whose rows an edit has multiplied."""
 
 from __future__ import annotations
 
@@ -46,10 +46,10 @@ class PaddedWeights(Weights):
     >>> recording.calls[0].weights[0, 0, 3]                     # the model's own numbers
     tensor([0.3333, 0.3333, 0.3333, 0.0000])
 
-    `w[index]`, `dense()`, `scores`, `logsumexp` and `w @ value` are the model's own. `reduce`, and so
+    `w[index]`, `dense()`, `scores`, `logsumexp` and `w @ value` are the model's own numbers. `reduce`, and so
     `entropy`, `received`, `topk` and `pool`, leave padding out: a padding query has NaN (the keys of its `topk` mean
-    nothing) and adds nothing to a sum or a map; a padding key has NaN in `received`. A word's row of weights is never
-    cut: where a model let it see padding, that padding stays in the row.
+    nothing) and adds nothing to a sum or a map; a padding key has NaN in `received`. A word's row of weights keeps all
+    its keys: where a model let the word see padding, the row has the padding too.
     """
 
     def __init__(self, source: FromRecord, padding: Words) -> None:
@@ -58,7 +58,7 @@ class PaddedWeights(Weights):
 
     @cached_property
     def _of_words(self) -> Weights:
-        """The same weights, but that a padding query sees nothing."""
+        """The same weights, except that a padding query sees no key."""
         problem = self._recorded.problem
         words = self._padding.queries
         if words is not None:
@@ -86,8 +86,9 @@ class PaddedWeights(Weights):
         return result.masked_fill(hole.reshape(*hole.shape, *(1,) * (result.ndim - 3)), torch.nan)
 
 
-OF_SCORES = LogSumExp | MaxScore | Entropy | MeanDistance  # of scores, or of weights divided by their sum
-LINEAR = Output | Mass | SinkShare
+# Reductions of scores, or of weights divided by their sum, which a factor does not change.
+OF_SCORES = LogSumExp | MaxScore | Entropy | MeanDistance
+LINEAR = Output | Mass | SinkShare  # a factor multiplies these
 
 
 def weights_of(source: FromRecord, padding: Words | None, factor: Tensor | None) -> Weights:
@@ -111,7 +112,7 @@ class MultipliedWeights(PaddedWeights):
     tensor([[0.5000, 0.5000],
             [0.2500, 0.2500]])
 
-    A row is `factor` · softmax. Weights, output, masses and what keys receive are of the product; entropy and mean
+    A row is `factor` · softmax. Weights, output, masses and received weights are of the product; entropy and mean
     distance are of weights divided by their sum, and `scores`, `logsumexp` and `MaxScore` of the scores alone.
     """
 
@@ -125,7 +126,7 @@ class MultipliedWeights(PaddedWeights):
     def _whole(self) -> Tensor:
         found = super()._whole()
         if self._by_parts():
-            return found  # parts have the factor
+            return found  # parts were multiplied by the factor
         return found * self._sizes.restore(self._factor).unsqueeze(-1)
 
     def reduce(self, *reductions: Reduction) -> tuple[Any, ...]:
@@ -148,7 +149,7 @@ class MultipliedWeights(PaddedWeights):
         return self._product(super().__matmul__(value), self._sizes.restore(self._factor).unsqueeze(-1))
 
     def _meant(self, reduction: Reduction) -> Reduction:
-        """The reduction of the softmax that gives this one of the product, but for `_times`."""
+        """The reduction of the softmax from which `_times` makes this reduction of the product."""
         if type(reduction) is Received:
             return Received(self._of_queries(reduction.queries))
         if type(reduction) is Pool and reduction.how == "mean":
@@ -170,13 +171,13 @@ class MultipliedWeights(PaddedWeights):
         return result
 
     def _product(self, result: Any, factor: Tensor) -> Any:
-        """A result, an array or a tensor, times a factor."""
+        """The product of a result and a factor, an array or a tensor as the weights give them."""
         found = torch.as_tensor(result)
         found = found * factor.to(found.dtype)
         return found.numpy() if self._source.numpy else found
 
     def _of_queries(self, queries: Queries) -> Tensor:
-        """A weight for each query, with the factor in it."""
+        """The weight of each query times its factor."""
         if queries is None:
             return self._factor
         if isinstance(queries, slice):

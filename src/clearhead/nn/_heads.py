@@ -1,4 +1,4 @@
-"""The heads that a module's layers make here, read from tensors: a rank, or a pruned layer, may have fewer."""
+"""The heads of a call, counted in the tensors that layers make: a rank, or a pruned layer, may have fewer."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ LINEAR = (nn.Linear, NonDynamicallyQuantizableLinear)  # torch's attention has t
 
 
 def plain_linear(layer: nn.Module) -> bool:
-    """Whether a layer computes x · weightᵀ + bias, and no hook or adapter sees or changes it."""
+    """Whether a layer computes x · weightᵀ + bias, and no hook or adapter reads or changes it."""
     return type(layer) in LINEAR and not may_have_hooks(layer)
 
 
 def check_linear(name: str, layer: nn.Module) -> Tensor | None:
-    """The weight of an nn.Linear, checked beside its bias; None for other layers, which check for themselves."""
+    """The weight of an nn.Linear, checked beside its bias; None for other layers, which check their own."""
     weight, bias = getattr(layer, "weight", None), getattr(layer, "bias", None)
     if type(layer) not in LINEAR or not isinstance(weight, Tensor):
         return None
@@ -32,7 +32,7 @@ def check_linear(name: str, layer: nn.Module) -> Tensor | None:
 
 
 def check_weight(name: str, weight: Tensor, bias_name: str, bias: Any) -> None:
-    """A matrix (out, in), and a bias (out,) beside it, or none."""
+    """Check a matrix (out, in), and a bias (out,) beside it, or none."""
     if weight.ndim != 2:
         raise ShapeError(f"{name} has shape {tuple(weight.shape)}; expected (out, in).")
     if not isinstance(bias, Tensor):
@@ -49,8 +49,18 @@ def check_weight(name: str, weight: Tensor, bias_name: str, bias: Any) -> None:
         )
 
 
+def check_dtype(name: str, tensor: Tensor, weight: Tensor, weight_name: str) -> None:
+    """Check that a tensor has the dtype and the device of the weight that projects it."""
+    other_dtype = tensor.dtype != weight.dtype and not autocasting(tensor.device)
+    if other_dtype or tensor.device != weight.device:
+        raise ClearheadError(
+            f"{name}, shape {tuple(tensor.shape)}, is {tensor.dtype} on {tensor.device}, and the module's weights are "
+            f"{weight.dtype} on {weight.device}.\nPass module.to({name}) once, or {name}.to(module.{weight_name})."
+        )
+
+
 def split_heads(projected: Any, name: str, head_dim: int) -> Tensor:
-    """(B, L, H·head_dim) as (B, H, L, head_dim), with as many heads as there are."""
+    """(B, L, H·head_dim) as (B, H, L, head_dim), with as many heads as fit the width."""
     if not isinstance(projected, Tensor) or projected.ndim != 3:
         what = tuple(projected.shape) if isinstance(projected, Tensor) else type(projected).__name__
         raise ShapeError(f"{name} gave {what}; expected a tensor (B, L, heads · {head_dim}).")
@@ -73,7 +83,7 @@ def split_heads(projected: Any, name: str, head_dim: int) -> Tensor:
 
 
 def check_groups(query: Tensor, key: Tensor, value: Tensor, num_heads: int, num_kv_heads: int) -> None:
-    """Each key head serves as many query heads as the module was built for."""
+    """Check that each key head serves as many query heads as the module was built for."""
     heads, key_heads, value_heads = query.shape[1], key.shape[1], value.shape[1]
     if key_heads == value_heads and heads * num_kv_heads == key_heads * num_heads:
         return
@@ -87,7 +97,7 @@ def check_groups(query: Tensor, key: Tensor, value: Tensor, num_heads: int, num_
 
 
 def check_output(name: str, layer: nn.Module, heads: int, value: Tensor) -> None:
-    """The last projection takes so many heads side by side, each of the width of the value (B, Hk, L, E)."""
+    """Check that the last projection takes these heads side by side, each of the width of the value (B, Hk, L, E)."""
     weight = check_linear(name, layer)
     if weight is None:
         return
@@ -122,7 +132,7 @@ def joined(name: str, layer: nn.Module, heads: Tensor) -> Tensor:
 
 
 def check_part(mask: Any, bias: Any, sizes: Sizes, num_heads: int) -> None:
-    """Where the heads are a part of the module's, refuse what differs from head to head: which part is not known."""
+    """Refuse a mask or a bias that differs between heads where an unknown part of the heads is computed."""
     every = sizes._replace(heads=num_heads)
     for name, given in (("mask", mask), ("bias", bias)):
         if isinstance(given, Mask | Bias) and _by_head(given, every):
@@ -134,11 +144,11 @@ def check_part(mask: Any, bias: Any, sizes: Sizes, num_heads: int) -> None:
 
 
 def _by_head(given: Mask | Bias, every: Sizes) -> bool:
-    """Whether a mask or a bias differs from head to head among all heads."""
+    """Whether a mask or a bias differs between heads, among all heads."""
     try:
         lowered: Any = given.lower(every)
     except ShapeError:
-        return False  # it is not one of all heads; where it is none of these heads either, attention() raises
+        return False  # it does not fit all heads; where it does not fit these heads either, attention() raises
     one = (slice(0, 1), slice(None), slice(0, 1), slice(0, 1))
     if isinstance(given, Mask):
         tensors, rule = lowered.edges(), lowered.residual

@@ -1,4 +1,4 @@
-"""What the multi-head modules check: their sizes, their inputs, and keywords that are torch's."""
+"""The checks of the multi-head modules: of their sizes, their inputs, and torch's keywords."""
 
 from __future__ import annotations
 
@@ -9,12 +9,11 @@ from torch import Tensor, nn
 from clearhead.base.arrays import check_float
 from clearhead.base.errors import ClearheadError, ShapeError, columns
 from clearhead.base.numbers import check_count
-from clearhead.nn._checks import check_dtype
-from clearhead.nn._heads import check_linear
+from clearhead.nn._heads import check_dtype, check_linear
 
 
 class Projection(NamedTuple):
-    """The projection of an input. `width`, `weight`: None where the layer is no nn.Linear, and checks for itself."""
+    """The projection of an input. `width`, `weight`: None for a layer that is no nn.Linear and checks its input."""
 
     name: str
     width: int | None
@@ -42,7 +41,7 @@ def check_sizes(embed_dim: Any, num_heads: Any, head_dim: Any) -> tuple[int, int
 
 
 def check_inputs(inputs: dict[str, Any], projections: tuple[Projection, ...], batch_first: bool = True) -> None:
-    """Vectors (B, L, E), or (L, B, E), or each without B; a value for each key; one batch, or 1."""
+    """Check inputs: vectors (B, L, E), or (L, B, E), or each without B; a value for each key; one batch size, or 1."""
     order = "B, L" if batch_first else "L, B"
     query_ndim = getattr(next(iter(inputs.values())), "ndim", 0)
     for (name, tensor), (weight_name, width, weight) in zip(inputs.items(), projections, strict=True):
@@ -62,7 +61,7 @@ def check_inputs(inputs: dict[str, Any], projections: tuple[Projection, ...], ba
 
 
 def _check_batch(rows: dict[str, tuple[int, ...]], batch_first: bool) -> None:
-    """One batch of queries and keys, or 1 for one of them."""
+    """Check that queries and keys have one batch size, or that one of them has 1."""
     at = -3 if batch_first else -2
     if one_batch(rows["query"][at], rows["key"][at]):
         return
@@ -76,7 +75,7 @@ def _check_batch(rows: dict[str, tuple[int, ...]], batch_first: bool) -> None:
 
 
 def one_batch(queries: int, keys: int) -> bool:
-    """Whether the sizes are the same, or one of them 1; not by a set, since compiled code has sizes that don't hash."""
+    """Whether the sizes are the same, or one of them 1; not by a set, since compiled code has sizes without a hash."""
     return queries == keys or queries == 1 or keys == 1
 
 
@@ -99,7 +98,7 @@ _OF_TORCH = {
 
 
 def refuse_keywords(given: dict[str, Any]) -> None:
-    """Raise with what to pass for torch's keywords; for any other, a TypeError as Python's."""
+    """Raise an error that says what to pass for torch's keywords; for other keywords, Python's TypeError."""
     for name in given:
         if name not in _OF_TORCH:
             raise TypeError(f"MultiHeadAttention.forward() got an unexpected keyword argument {name!r}")

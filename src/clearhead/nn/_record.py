@@ -1,4 +1,4 @@
-"""What a module keeps of its last call: enough to compute any of its weights later, and no more."""
+"""The record that a module keeps of its last call, from which any of its weights can be computed later."""
 
 from __future__ import annotations
 
@@ -42,10 +42,10 @@ class RecordingModule(nn.Module):
         They are detached: a loss on them trains nothing. With `record_gradients=True` the module keeps the graph of its
         last call until the next one, and `attention_weights[...]` has gradients.
 
-        After a call that `clearhead.edit` changed they are the edited ones, detached.
-        None too after a call under torch.compile or torch.func, whose tensors do not outlive it. Not part of
-        the state dict, of pickles and of copies of the module. Raises a `ClearheadError`, now or when they are looked
-        at, where a tensor they are computed from was modified in place since.
+        After a call that `clearhead.edit` changed they are the edited weights, detached. They are None after a call
+        under torch.compile or torch.func, whose tensors do not outlive the call. The state dict, pickles and copies of
+        the module leave them out. Raises a `ClearheadError`, now or when they are read, where a tensor that they are
+        computed from was modified in place since.
         """
         last, made = self._last, self._made  # read once: another thread may be calling the module
         if last is None:
@@ -64,7 +64,7 @@ class RecordingModule(nn.Module):
         return self._attended(query, key, value, fresh=fresh, **options).output
 
     def _attended(self, query: Any, key: Any, value: Any, *, fresh: bool = False, **options: Any) -> Attended:
-        """The same, with the problem, and with what an edit made of it."""
+        """The output of `attention`, recorded, with the problem and the result of an edit."""
         # writes to NumPy arrays are not counted
         options = {name: a.copy() if isinstance(a, np.ndarray) else a for name, a in options.items()}
         call = Arguments(query, key, value, **options)

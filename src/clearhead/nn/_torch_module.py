@@ -1,4 +1,4 @@
-"""torch.nn.MultiheadAttention, there and back."""
+"""The conversion from and to torch.nn.MultiheadAttention."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def from_torch(cls: type[MultiHeadAttention], module: nn.MultiheadAttention) -> 
     weights = _split(packed, 3) if packed is not None else [_split(weight, 1)[0] for weight in apart]
     weights += _split(module.out_proj.weight, 1)
     biases = _split(module.in_proj_bias, 3) + _split(module.out_proj.bias, 1) if has_bias else [None] * 4
-    with torch.device("meta"):  # no weights are made, and no random numbers drawn, only to be replaced
+    with torch.device("meta"):  # the weights are replaced: none are made, and no random numbers are drawn
         widths = {"kdim": module.kdim, "vdim": module.vdim}
         ours = cls(module.embed_dim, module.num_heads, module.dropout, has_bias, **widths)
     for layer, weight, bias in zip((ours.W_q, ours.W_k, ours.W_v, ours.W_o), weights, biases, strict=True):
@@ -32,7 +32,7 @@ def from_torch(cls: type[MultiHeadAttention], module: nn.MultiheadAttention) -> 
 
 
 def check_torch(module: Any, ours: str) -> None:
-    """Check for an nn.MultiheadAttention without keys of its own (add_bias_kv, add_zero_attn)."""
+    """Refuse all but an nn.MultiheadAttention without keys of its own (add_bias_kv, add_zero_attn)."""
     if not isinstance(module, nn.MultiheadAttention):
         raise ClearheadError(f"from_torch takes a torch.nn.MultiheadAttention; got a {type(module).__name__}.")
     refuse_keys(module.bias_k is not None or module.bias_v is not None, module.add_zero_attn, ours)
@@ -91,7 +91,7 @@ def _packed(tensors: list[Any]) -> nn.Parameter:
 
 
 def _objections(module: MultiHeadAttention) -> list[str]:
-    """Why torch's module can't do what this one does, in words."""
+    """The reasons why torch's module can't compute the same, in words."""
     found = []
     score, width = module.score, module.head_dim
     same = type(score) is Dot and math.isclose(score.factor(width), Dot().factor(width), rel_tol=1e-12)

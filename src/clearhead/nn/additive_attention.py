@@ -15,7 +15,7 @@ from clearhead.base.errors import ShapeError, UnsupportedError, columns
 from clearhead.base.numbers import check_count
 from clearhead.base.torch_private import has_hooks, parts_of, put_parts
 from clearhead.base.tracing import distributed
-from clearhead.nn._checks import check_dtype
+from clearhead.nn._heads import check_dtype
 from clearhead.nn._masks import with_lengths
 from clearhead.nn._record import RecordingModule
 from clearhead.nn.prepared_keys import PreparedKeys, check_value_given, taken
@@ -48,15 +48,16 @@ class AdditiveAttention(RecordingModule):
     `hidden_dim`: the width of the tanh network. The widths of query and key are taken from the first call, or from a
     state dict. An optimizer made before the first call holds the same parameters, as with torch's lazy modules; make
     the first call before torch.compile.
-    `dropout`: the probability with which a weight is dropped while training. What it is called with: see `forward`.
-    `attention_weights`: the weights of the last call, lazy; detached, unless `record_gradients` is True, which keeps
-    the last call's graph.
+    `dropout`: the probability with which a weight is dropped while training. `forward` describes the arguments of a
+    call.
+    `attention_weights`: the weights of the last call, lazy; detached, unless `record_gradients` is True, which
+    keeps the last call's graph.
     Cost: Lq·Lk·hidden_dim tanh over the allowed pairs; memory O(Lq + Lk).
     Source: Bahdanau et al. 2015, "Neural Machine Translation by Jointly Learning to Align and Translate"; the
     signature: Zhang et al., "Dive into Deep Learning".
     """
 
-    # for raw keys, and for prepared ones; in a tuple, so that the module does not register their parameters twice
+    # for raw and for prepared keys; in a tuple, so that the module does not register their parameters twice
     _scores: tuple[Additive, Additive] | None = None
 
     def __init__(self, hidden_dim: int, dropout: float = 0.0, *, record_gradients: bool = False) -> None:
@@ -73,7 +74,7 @@ class AdditiveAttention(RecordingModule):
     ) -> Any:
         """The output (..., Lq, Ev), of the value's dtype.
 
-        query (..., Lq, Eq), key (..., Lk, Ek), value (..., Lk, Ev); or, for key and value, what `prepare` gave.
+        query (..., Lq, Eq), key (..., Lk, Ek), value (..., Lk, Ev); or, in place of key and value, `PreparedKeys`.
         `valid_lens`: integers (B,) or (B, Lq), how many keys may be seen: a list, an array or a tensor.
         `mask`: a `Mask`, a bool tensor (True: may attend), a float tensor (added to the scores), or None. Where both
         are given, both hold. `align`: as for `clearhead.attention`. Raises a `ClearheadError` for other widths than
@@ -121,7 +122,7 @@ class AdditiveAttention(RecordingModule):
         return PreparedKeys(projected.detach().numpy() if numpy else projected, value, self)
 
     def _check_layers(self) -> None:
-        """W_q and W_k are matrices alone, and of w_v's width: the score reads their weights, and calls no layer."""
+        """Check that W_q and W_k are plain matrices of w_v's width: the score reads their weights, calls no layer."""
         for name, layer in (("W_q", self.W_q), ("W_k", self.W_k)):
             if isinstance(layer, LazyModuleMixin):  # its first call comes later
                 continue
@@ -146,13 +147,13 @@ class AdditiveAttention(RecordingModule):
                 )
 
     def _on_parameters(self, prepared: bool) -> Additive:
-        """The score that shares the parameters. It projects after attention() has replaced padding that is NaN."""
+        """The score over the module's parameters. It projects after attention() has replaced padding that is NaN."""
         tensors: dict[str, Any] = {"W_q": self.W_q.weight, "W_k": self.W_k.weight, "w_v": self.w_v}
         if self._scores is not None:
             held, _, _ = parts_of(self._scores[0])
             if all(held[name] is tensor for name, tensor in tensors.items()):
                 return self._scores[prepared]
-        # What torch.func and parametrizations put in place of a parameter is no nn.Parameter, and is used as it is.
+        # a tensor that torch.func or a parametrization puts in a parameter's place is no nn.Parameter
         if not all(isinstance(tensor, nn.Parameter) for tensor in tensors.values()):
             return _sharing(tensors | {"W_k": None} if prepared else tensors)
         # both at once, since compiled code can't make a module
@@ -164,7 +165,7 @@ class AdditiveAttention(RecordingModule):
 
 
 def _settle(layer: Any, array: Any) -> None:
-    """Give a lazy layer the width of this array, unless a state dict gave it one, by a call of no rows."""
+    """Give a lazy layer the width of this array, unless a state dict gave it one, by a call with no rows."""
     weight = layer.weight
     shape = tuple(getattr(array, "shape", ()))
     if is_lazy(weight) and not shape:
@@ -175,7 +176,7 @@ def _settle(layer: Any, array: Any) -> None:
 
 
 def _sharing(tensors: dict[str, Any]) -> Additive:
-    """A score over these very parameters; None for W_k: the keys are projected already."""
+    """A score over these parameters, not copies; W_k is None where the keys are projected already."""
     score = Additive.__new__(Additive)
     Score.__init__(score)
     put_parts(score, (tensors, {}, {}))

@@ -25,9 +25,10 @@ class DotProductAttention(RecordingModule):
 
     Formula: output_i = Σ_j w_ij value_j, with w_i = softmax over the allowed keys j of query_i · key_j / √E.
 
-    `dropout`: the probability with which a weight is dropped while training. What it is called with: see `forward`.
-    `attention_weights`: the weights of the last call, lazy; detached, unless `record_gradients` is True, which keeps
-    the last call's graph.
+    `dropout`: the probability with which a weight is dropped while training. `forward` describes the arguments of a
+    call.
+    `attention_weights`: the weights of the last call, lazy; detached, unless `record_gradients` is True, which
+    keeps the last call's graph.
     Cost: that of `clearhead.attention`.
     Source: Vaswani et al. 2017, "Attention Is All You Need"; the signature: Zhang et al., "Dive into Deep Learning".
     """

@@ -1,4 +1,4 @@
-"""The keys and values of what has been decoded."""
+"""The keys and values of the positions that have been decoded."""
 
 from __future__ import annotations
 
@@ -13,17 +13,18 @@ from clearhead.base.errors import ClearheadError, ShapeError, UnsupportedError, 
 from clearhead.base.numbers import check_count
 from clearhead.base.shapes import placed
 from clearhead.base.tracing import compiling, ensure, looked_into, traced
-from clearhead.masks._lengths import check_lengths
+from clearhead.masks._read import check_lengths
 
-LEAST = 16  # positions that the first room has
+LEAST = 16  # the positions of the first room
 
 
 class _Room:
-    """Keys and values (B, Hk, positions, E), of which a state holds the first ones.
+    """Keys and values (B, Hk, positions, E), of which a state holds the first positions.
 
     It is written to through `.data`, which has a version counter of its own. Positions that a sequence has in a view
-    given out are never written again, so the view's own counter tells only of writes by others. `turn`: how often it
-    was written to; −1 where it never is. `compiled`: whether compiled code writes to it, whose writes are counted.
+    given out are never written again, so the view's own counter tells only of writes by others. `turn`: the number of
+    writes; −1 for a room that is never written to. `compiled`: whether compiled code writes to it, whose writes are
+    counted.
     """
 
     def __init__(self, key: Tensor, value: Tensor, turn: int = -1) -> None:
@@ -31,7 +32,7 @@ class _Room:
 
     @classmethod
     def empty(cls, key: Tensor, value: Tensor, positions: int) -> _Room:
-        """Room for these and more."""
+        """An empty room of `positions`, for keys and values of these shapes."""
         # a tensor of inference mode could not be written to outside it, nor tell of writes
         with torch.inference_mode(False):
             both = [t.new_zeros(t.shape[0], t.shape[1], positions, t.shape[3]) for t in (key, value)]
@@ -47,7 +48,7 @@ class _State(NamedTuple):
     room: _Room
     length: int  # a number of its own, not a tensor's size, which compiled code would take for a constant
     lengths: Tensor | None = None  # (B,), on the host; None: every sequence has `length` positions
-    turn: int = -1  # that of the room when this was made: at another one the room is a branch's, or a failed call's
+    turn: int = -1  # the room's turn at the time; a branch or a failed call makes it another
 
     @property
     def key(self) -> Tensor:
@@ -58,13 +59,13 @@ class _State(NamedTuple):
         return self.room.value[:, :, : self.length]
 
     def starts(self) -> Tensor:
-        """(B,): where each sequence goes on."""
+        """The position at which each sequence goes on, (B,)."""
         if self.lengths is not None:
             return self.lengths
         return torch.full((self.room.key.shape[0],), self.length, dtype=torch.int64, device="cpu")
 
     def cut(self, lengths: Tensor) -> _State:
-        """The first positions of each sequence, so many."""
+        """The state with the first `lengths` positions of each sequence."""
         if lengths.numel() and torch.equal(lengths, self.starts()):
             return self
         return _State(self.room, *_longest(lengths))
@@ -84,16 +85,16 @@ class KeyValueCache:
     >>> cache
     KeyValueCache(length=5, batch=1, heads=2)
 
-    One cache for each module and each batch: the module that it holds keys of is remembered, and another one refused.
-    A module that is called several times in a model's forward (tied weights) needs a cache for each of these calls:
-    with one cache the second call sees the keys of the first. `len(cache)`: the positions of its longest sequence,
-    `cache.lengths` those of each: they may differ (`new_lens` of the module). `reorder`, `crop` and `reset` choose from
-    its batch and positions. Where gradients are off it doubles its room when that is full, so that a step costs what it
-    adds; where they are on, each step makes new tensors.
-    What a sequence holds in a tensor given out is never written again. `copy.copy(cache)` is a branch that
-    grows by itself and shares the past; `copy.deepcopy(cache)`, and one from a pickle, may go to a copy of the module.
-    In compiled code a step without `new_lens` is one graph, for any length. Raises a `ShapeError` where batch, heads
-    or widths change, a `ClearheadError` where dtype, device or the module do.
+    A cache serves one module and one batch: it remembers the module whose keys it holds, and refuses another. A module
+    that is called several times in a model's forward (tied weights) needs a cache for each of these calls: with one
+    cache the second call sees the keys of the first. `len(cache)` is the length of its longest sequence, and
+    `cache.lengths` the length of each, which may differ (`new_lens` of the module). `reorder`, `crop` and `reset`
+    choose from its batch and positions. Where gradients are off, a full room is doubled, so that the cost of a step
+    follows the positions that it adds; where they are on, each step makes new tensors. A position in a tensor that was
+    given out is never written again. `copy.copy(cache)` is a branch that grows by itself and shares the past;
+    `copy.deepcopy(cache)` and a cache from a pickle may go to a copy of the module. In compiled code a step without
+    `new_lens` is one graph, for any length. Raises a `ShapeError` where batch, heads or widths change, a
+    `ClearheadError` where dtype, device or the module do.
 
     A batch whose sequences come and go:
 
@@ -108,7 +109,7 @@ class KeyValueCache:
     >>> cache.crop([5, 0])                                              # the second is done: room for another
     """
 
-    _by: nn.Module | None = None  # the module whose keys these are
+    _by: nn.Module | None = None  # the module that made the keys
 
     def __init__(self) -> None:
         self._state: _State | None = None
@@ -118,14 +119,14 @@ class KeyValueCache:
 
     @property
     def lengths(self) -> tuple[int, ...] | None:
-        """How many positions each sequence holds; None where there are no keys yet."""
+        """The number of positions that each sequence holds; None where there are no keys yet."""
         return None if self._state is None else tuple(self._state.starts().tolist())
 
     def append(self, key: Tensor, value: Tensor, new_lens: Any = None) -> tuple[Tensor, Tensor]:
-        """Add keys (B, Hk, L, Ek) and values (B, Hk, L, Ev); returns all there are. Do not write to them.
+        """Add keys (B, Hk, L, Ek) and values (B, Hk, L, Ev); returns all keys and values. Do not write to them.
 
-        `new_lens`: integers (B,), how many of the new positions of each sequence are kept, the first ones; they follow
-        what that sequence holds. None keeps them all. A returned tensor is undefined beyond `lengths`.
+        `new_lens`: integers (B,), how many of the new positions each sequence keeps, from the first on; they follow the
+        positions that it holds. None keeps them all. A returned tensor is undefined beyond `lengths`.
         """
         for name, tensor in (("key", key), ("value", value)):
             if not isinstance(tensor, Tensor):
@@ -136,13 +137,13 @@ class KeyValueCache:
                     f"{name} has shape {tuple(tensor.shape)}; expected (B, Hk, L, E), keys and values of one length.\n"
                     + columns({"key": tuple(key.shape), "value": tuple(getattr(value, "shape", ()))})
                 )
-        if self._state is None and torch.is_grad_enabled():  # else the first keys would be the caller's own memory
+        if self._state is None and torch.is_grad_enabled():  # copies: the caller's memory stays apart
             key, value = key.clone(), value.clone()
         self._state = self._extended(key, value, new_lens)
         return self._state.key, self._state.value
 
     def reorder(self, indices: Tensor) -> None:
-        """Keep the batch entries `indices`, integers (N,), in that order; one may come several times, or not at all.
+        """Keep the batch entries `indices`, integers (N,), in this order; an entry may come several times or never.
 
         >>> import torch
         >>> from clearhead.nn import KeyValueCache
@@ -174,7 +175,8 @@ class KeyValueCache:
         >>> len(cache)
         3
 
-        Raises a `ClearheadError` for more than there are. Cost: none now; the next keys make a copy of what is kept.
+        Raises a `ClearheadError` for more than there are. Cost: none now; the next keys make a copy of the kept
+        positions.
         """
         one_each = isinstance(length, list | tuple | range) or (hasattr(length, "shape") and len(length.shape) > 0)
         held = self.lengths or ()
@@ -236,13 +238,13 @@ class KeyValueCache:
         return _State(room, end, lengths, room.turn)
 
     def _room(self, key: Tensor, value: Tensor, length: int, end: int) -> _Room:
-        """The room that the next keys are written to, with what there is: the same one, as long as they fit."""
+        """The room for the next keys, with the positions that are held: the same room, as long as they fit."""
         state = self._state
         if state is not None:
             room = state.room
             if room.turn == state.turn >= 0 and end < room.key.shape[2] and room.compiled == compiling():
                 return room
-        # one more than is ever held: a view of all would have other strides, and compiled code a graph of its own
+        # one position is never held: a view of all would have other strides, and need a graph of its own
         room = _Room.empty(key, value, max(LEAST, end + 1, 2 * length))
         if state is not None:
             room.write((slice(None), slice(None), slice(0, length)), state.key, state.value)
@@ -254,8 +256,8 @@ class KeyValueCache:
         return branch
 
     def __deepcopy__(self, memo: object) -> KeyValueCache:
-        copied = type(self)()  # as independent as a deep copy: nothing given out is written again
-        copied._state = self._state  # and the module's own copy may have it
+        copied = type(self)()  # both may share the room: no position that was given out is written again
+        copied._state = self._state  # and a copy of the module may take this cache
         return copied
 
     def __getstate__(self) -> dict[str, Any]:  # pickle calls it
@@ -272,13 +274,13 @@ class KeyValueCache:
 class _New(NamedTuple):
     """New positions of sequences that hold unequal numbers."""
 
-    starts: Tensor  # (B,), on the host, as all of these
-    counts: Tensor | None  # (B,), how many are kept of each; None: all
-    length: int  # of the longest sequence before
-    size: int  # how many there are of each
+    starts: Tensor  # (B,), the positions that each sequence holds; on the host, as the others
+    counts: Tensor | None  # (B,), how many new positions each sequence keeps; None: all
+    length: int  # the length of the longest sequence before
+    size: int  # the number of new positions of each
 
     def ends(self) -> tuple[int, Tensor | None]:
-        """The length of the longest sequence, and that of each."""
+        """The length of the longest sequence, and the length of each; None where all are equal."""
         with torch.inference_mode(False):  # compiled code takes no tensor of that mode
             if self.counts is None:  # compiled code reads no number of a tensor
                 return self.length + self.size, self.starts + self.size
@@ -298,7 +300,7 @@ class _New(NamedTuple):
         """The new positions (B, Hk, L, E) after the old ones, a tensor of their own."""
         end, _ = self.ends()
         whole = new.new_zeros(new.shape[0], new.shape[1], end, new.shape[3])
-        if looked_into():  # `vmap` over forward mode has no rule for what the derivative of `index_put` writes
+        if looked_into():  # `vmap` over forward mode has no rule for the writes of `index_put`'s derivative
             return self._gathered(old, new, whole)
         if old is not None:
             whole = torch.cat([old, whole[:, :, self.length :]], 2)
@@ -307,7 +309,7 @@ class _New(NamedTuple):
         return moved.transpose(1, 2)
 
     def _gathered(self, old: Tensor | None, new: Tensor, whole: Tensor) -> Tensor:
-        """The same from the old positions, the new ones and zeros, side by side."""
+        """The same, gathered from the old positions, the new positions and zeros, side by side."""
         parts = [whole[:, :, : self.length] if old is None else old, new, whole]
         every, starts = torch.arange(whole.shape[2], device="cpu"), self.starts[:, None]
         ends = starts + (self.size if self.counts is None else self.counts[:, None])
@@ -317,13 +319,13 @@ class _New(NamedTuple):
 
 
 def _longest(lengths: Tensor) -> tuple[int, Tensor | None]:
-    """The largest of them, and all, or None where they are the same."""
+    """The largest length, and the lengths, or None where all are equal."""
     longest = int(lengths.max()) if lengths.numel() else 0
     return longest, None if bool((lengths == longest).all()) else lengths
 
 
 def _counts(new_lens: Any, key: Tensor) -> Tensor:
-    """How many of the new positions each sequence keeps."""
+    """The number of new positions that each sequence keeps, checked."""
     batch, size = key.shape[0], key.shape[2]
     counts = _integers(new_lens, "new_lens", batch)
     if bool((counts > size).any()):
@@ -346,7 +348,7 @@ def _integers(given: Any, name: str, batch: int | None) -> Tensor:
     batch = numbers.numel() if batch is None else batch
     if tuple(numbers.shape) != (batch,):
         raise ShapeError(f"{name} has shape {tuple(numbers.shape)}; expected ({batch},), one for each sequence.")
-    return torch.tensor(numbers.tolist(), dtype=torch.int64, device="cpu")  # its own, whatever is done to those given
+    return torch.tensor(numbers.tolist(), dtype=torch.int64, device="cpu")  # a copy: the given tensor may be written to
 
 
 def _check_indices(indices: object, batch: int) -> Tensor:

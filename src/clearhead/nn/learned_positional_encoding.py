@@ -12,12 +12,11 @@ from clearhead.base.errors import ClearheadError, ShapeError, UnsupportedError
 from clearhead.base.numbers import check_count
 from clearhead.base.pictures import Style
 from clearhead.base.tracing import distributed
-from clearhead.nn._checks import check_embedded, check_offset
-from clearhead.nn._plot import check_length, plot
+from clearhead.nn._positions import check_embedded, check_length, check_offset, plot
 
 
 class LearnedPositionalEncoding(nn.Module):
-    """Adds to each vector a learnt one for its position.
+    """Adds to each vector a learnt vector for its position.
 
     >>> import torch
     >>> from clearhead.nn import LearnedPositionalEncoding
@@ -48,7 +47,7 @@ class LearnedPositionalEncoding(nn.Module):
         """x (..., L, E) with its positions added, from `offset` on: of x's shape."""
         if self.P.ndim != 2:
             raise ShapeError(f"LearnedPositionalEncoding: P has shape {tuple(self.P.shape)}; expected (max_len, E).")
-        max_len, width = self.P.shape  # of the table itself: it may have been put in another's place
+        max_len, width = self.P.shape  # read from the table, which may have been replaced
         check_embedded(x, width, "LearnedPositionalEncoding")
         start = check_offset(offset, "LearnedPositionalEncoding")
         stop = start + x.shape[-2]
@@ -70,8 +69,8 @@ class LearnedPositionalEncoding(nn.Module):
     def plot(self, length: int | None = None, *, title: str | None = None, cmap: Any = "RdBu_r", ax: Any = None) -> Any:
         """Draw what is added at each position, (length, E), with matplotlib. Returns the axes.
 
-        `length`: how many positions, from 0 on; None is all. `ax`: the axes to draw on; None makes some. Above 1,024
-        positions or entries a cell is the mean of those it stands for.
+        `length`: how many positions, from 0 on; None is all. `ax`: the axes to draw on; None makes new axes. Above
+        1,024 positions or entries a cell is the mean of several numbers.
         """
         count = len(self.P) if length is None else check_length(length, len(self.P))
         return plot({"": self.P[:count]}, Style(title, cmap, "signed", ax))

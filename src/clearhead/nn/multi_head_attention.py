@@ -13,9 +13,8 @@ from clearhead.base.numbers import check_count, check_flag
 from clearhead.base.positions import check_align
 from clearhead.base.shapes import Sizes
 from clearhead.nn import _torch_module
-from clearhead.nn._head_mask import head_mask
 from clearhead.nn._heads import check_groups, check_output, check_part, joined, plain_linear, split_heads
-from clearhead.nn._masks import with_lengths
+from clearhead.nn._masks import head_mask, with_lengths
 from clearhead.nn._multi_head_checks import Projection, check_inputs, check_sizes, one_batch, refuse_keywords
 from clearhead.nn._record import RecordingModule
 from clearhead.nn.key_value_cache import KeyValueCache
@@ -44,15 +43,16 @@ class MultiHeadAttention(RecordingModule):
     >>> MultiHeadAttention(64, 8, num_kv_heads=2, score=ch.Cosine())(x, x, x).shape
     torch.Size([2, 10, 64])
 
-    The batch comes first, a bool mask is True where a query may attend, and the output is no tuple. What it is called
-    with, and what it returns: see `forward`.
+    The batch comes first, a bool mask is True where a query may attend, and the output is no tuple. `forward` describes
+    the arguments and the result of a call.
 
     Formula: output = W_o [head_1; …; head_H], with head_h = attention(W_q^h query, W_k^h key, W_v^h value).
 
-    `embed_dim`: E, the width of the query and of the output. `num_heads`: H. The heads of a call are those that the
-    layers make, vectors of width head_dim, as many to a key head as the module was built with: so a rank of tensor
-    parallelism (`parallelize_module`: W_q, W_k, W_v by ColwiseParallel, W_o by RowwiseParallel, over ranks whose number
-    divides num_kv_heads) computes its own, and masks and biases that differ from head to head are those of its heads.
+    `embed_dim`: E, the width of the query and of the output. `num_heads`: H. A call has the heads that the layers make,
+    vectors of width head_dim; the number of query heads to a key head is the one that the module was built with. So a
+    rank of tensor parallelism (`parallelize_module`: W_q, W_k, W_v by ColwiseParallel, W_o by RowwiseParallel, over
+    ranks whose number divides num_kv_heads) computes its own heads, and takes masks and biases that differ between
+    heads for these heads alone.
     `dropout`: the probability with which a weight is dropped while training.
     `bias`: whether the four projections, `W_q`, `W_k`, `W_v` and `W_o`, have one.
     `head_dim`: the width of a head, any; None is embed_dim / num_heads.
@@ -61,12 +61,13 @@ class MultiHeadAttention(RecordingModule):
     `score`: a `Score` or a function on (B, H, L, head_dim); None is `Dot()`.
     `rotary`: a `RotaryEmbedding` that turns the projected queries and keys.
     `record_gradients`: whether `attention_weights` have gradients; the graph of the last call is kept for it.
-    `attention_weights`: the weights of the last call, (B, H, Lq, Lk), B = 1 where there was none; lazy and detached.
+    `attention_weights`: the weights of the last call, (B, H, Lq, Lk), B = 1 where the inputs had no batch; lazy and
+    detached.
     Cost: that of the four projections, 4·L·E² multiplications a sequence by default, and of `clearhead.attention`.
     Sources: Vaswani et al. 2017, "Attention Is All You Need"; grouped queries: Ainslie et al. 2023, "GQA".
     """
 
-    projects_inputs = True  # it is given what query, key and value are made of: see models/tap/modules.py
+    projects_inputs = True  # its inputs are projected to query, key and value inside: see models/tap/modules.py
 
     def __init__(
         self,
@@ -120,9 +121,9 @@ class MultiHeadAttention(RecordingModule):
         >>> torch.allclose(MultiHeadAttention.from_torch(theirs)(x, x, x), theirs(x, x, x)[0], atol=1e-6)
         True
 
-        Here the batch comes first, whatever `batch_first` was, and a bool mask is True where a query may attend, there
-        where it may not; `TorchMultiheadAttention` keeps to torch's call. Raises `UnsupportedError` for a module with
-        add_bias_kv or add_zero_attn.
+        Here the batch comes first, whatever `batch_first` was, and a bool mask is True where a query may attend, while
+        in torch it is True where a query may not; `TorchMultiheadAttention` keeps to torch's call. Raises
+        `UnsupportedError` for a module with add_bias_kv or add_zero_attn.
         """
         return _torch_module.from_torch(cls, module)
 
@@ -150,21 +151,20 @@ class MultiHeadAttention(RecordingModule):
     ) -> Tensor:
         """The output (B, Lq, E), or (Lq, E), of the projections' dtype.
 
-        query (B, Lq, E), key (B, Lk, kdim), value (B, Lk, vdim), or each without B; or, for key and value, what
-        `prepare` gave.
-        `mask`: a `Mask`; a bool tensor (True: may attend), or a float one (added to the scores), (Lq, Lk),
-        (B, Lq, Lk) or (B, H, Lq, Lk), where 1 stands for any size; or None. Padding (B, Lk) is
-        `Padding(keep)`.
+        query (B, Lq, E), key (B, Lk, kdim), value (B, Lk, vdim), or each without B; or, in place of key and
+        value, the `PreparedKeys` of `prepare`.
+        `mask`: a `Mask`; a bool tensor (True: may attend), or a float tensor (added to the scores), (Lq, Lk),
+        (B, Lq, Lk) or (B, H, Lq, Lk), where 1 stands for any size; or None. Padding (B, Lk) is `Padding(keep)`.
         `valid_lens`: integers (B,) or (B, Lq), how many keys may be seen. Where both are given, both hold.
-        `bias`: what `clearhead.attention` adds to the scores.
-        `cache`: a `KeyValueCache`; key and value are then the new ones alone, attended to together with those in the
-        cache, which masks and lengths count too; it keeps them. Queries then stand after its keys.
-        `new_lens`: integers (B,), how many of the new keys the cache keeps of each sequence, the first ones: prompts of
-        unequal lengths, sequences that rest (0). Each sequence's new keys follow its own. The outputs of queries that
-        belong to keys not kept are undefined.
+        `bias`: added to the scores, as for `clearhead.attention`.
+        `cache`: a `KeyValueCache`; key and value are then the new positions alone. The queries stand after the keys of
+        the cache and attend to these too; masks and lengths count them. The cache keeps the new keys.
+        `new_lens`: integers (B,), how many of each sequence's new keys the cache keeps, from the first on: for prompts
+        of unequal lengths, and sequences that rest (0). The new keys of a sequence follow its old keys. The outputs of
+        queries that belong to keys not kept are undefined.
         `align`: where query 0 stands, as for `clearhead.attention`; with a cache it is an error.
-        A query that may see nothing gives W_o's bias. Padding that is NaN reaches no output, but the gradients of W_k
-        and W_v, which project it too: fill it with 0 first.
+        A query that may see nothing gives W_o's bias. Padding that is NaN reaches no output, but it reaches the
+        gradients of W_k and W_v, which project it: fill it with 0 first.
         Raises a `ClearheadError`, or a `ShapeError`, also for torch's keywords (`of_torch`), with what to pass instead;
         a refused call leaves the cache as it was.
         """
@@ -190,7 +190,7 @@ class MultiHeadAttention(RecordingModule):
         if cache is not None:
             state = cache._extended(k, v, new_lens, self)
             k, v = state.key, state.value
-        heads = q.shape[1]  # of num_heads: a rank, or a layer that was cut, may have fewer
+        heads = q.shape[1]  # may be fewer than num_heads, on a rank or after pruning
         sizes = max(q.shape[0], k.shape[0]), heads, q.shape[2], k.shape[2]
         align = align if cache is None else past
         mask, bias = with_lengths(head_mask(mask, sizes, q.dtype), valid_lens, bias)

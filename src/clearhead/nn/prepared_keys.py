@@ -21,11 +21,11 @@ class PreparedKeys:
     >>> prepared
     PreparedKeys(key (2, 100, 8), value (2, 100, 16))
 
-    Pass it in the place of the key, and no value. Outputs, weights and gradients are those of the key and the value
-    themselves; the projection is in the graph once, so a loss on all the calls has one backward pass. It is
-    computed from the module's parameters at the time: after an optimizer's step, or another state dict, prepare again.
-    `len(prepared)`: how many keys there are. Raises a `ClearheadError` in another module than the one that made it, its
-    copies too.
+    Pass it in the place of the key, and no value. Outputs, weights and gradients are the same as with the key and the
+    value themselves; the projection is in the graph once, so a loss on all the calls has one backward pass. The
+    projection is computed from the module's parameters at the time: after an optimizer's step, or another state dict,
+    prepare again. `len(prepared)`: how many keys there are. Raises a `ClearheadError` in a module that did not make it,
+    a copy of its module included.
     """
 
     def __init__(self, key: Any, value: Any, by: nn.Module) -> None:
@@ -54,7 +54,8 @@ def taken(prepared: PreparedKeys, query: Any, value: Any, module: nn.Module) -> 
             "Each module prepares its own: prepared = attend.prepare(key, value), then attend(query, prepared)."
         )
     key = prepared._key
-    if isinstance(query, Tensor) and isinstance(key, Tensor) and query.dtype != key.dtype and not _autocast(query):
+    tensors = isinstance(query, Tensor) and isinstance(key, Tensor)
+    if tensors and query.dtype != key.dtype and not autocasting(query.device):
         raise ClearheadError(
             f"query, shape {tuple(query.shape)}, is {query.dtype}, and {prepared!r} is {key.dtype}.\nPrepare the keys "
             "as the queries are computed: both under torch.autocast or neither, and after the module was converted."
@@ -62,12 +63,8 @@ def taken(prepared: PreparedKeys, query: Any, value: Any, module: nn.Module) -> 
     return key, prepared._value
 
 
-def _autocast(tensor: Tensor) -> bool:
-    return autocasting(tensor.device)
-
-
 def check_value_given(value: Any) -> None:
-    """Raise where the value is missing."""
+    """Raise an error where the value is missing."""
     if value is None:
         raise ClearheadError(
             "the value is missing: attend(query, key, value), or, with both projected once, prepared = "

@@ -12,8 +12,7 @@ from clearhead.base.errors import ClearheadError, ShapeError
 from clearhead.base.numbers import check_count, check_flag, check_positive
 from clearhead.base.pictures import Style
 from clearhead.base.tracing import compiling
-from clearhead.nn._plot import check_length, plot
-from clearhead.nn._table import Tabled
+from clearhead.nn._positions import Tabled, check_length, plot
 
 
 class RotaryEmbedding(Tabled):
@@ -32,8 +31,9 @@ class RotaryEmbedding(Tabled):
     Formula: (x_a, x_b) ← (x_a cos θ − x_b sin θ, x_b cos θ + x_a sin θ), with θ = p · base^(−2i/dim) for the position p
     and the pair i. The product of a query at p and a key at p' then depends on p − p' alone.
 
-    `dim`: how many of the first entries turn, even; those after them stay as they are. `base`: above 0.
-    `interleaved`: False pairs the entry i with i + dim/2, as Llama does; True 2i with 2i + 1, as RoFormer and GPT-J do.
+    `dim`: how many of the first entries turn, even; the entries after them stay as they are. `base`: above 0.
+    `interleaved`: False pairs the entry i with i + dim/2, as Llama does; True pairs 2i with 2i + 1, as RoFormer and
+    GPT-J do.
     x (..., L, E) with E ≥ dim; `offset`: the position of the first vector, a whole number, or integers (B,), one for
     each sequence of x (B, ..., L, E). Returns x's shape and dtype; the turn is computed in float32 at least.
     Raises a `ShapeError` for narrower x or another batch. Cost: three operations an entry; a table of the longest
@@ -105,8 +105,8 @@ class RotaryEmbedding(Tabled):
     def plot(self, length: int = 64, *, title: str | None = None, cmap: Any = "RdBu_r") -> Any:
         """Draw the cosines and the sines of the angles at each position, (length, dim / 2), with matplotlib.
 
-        `length`: how many positions, from 0 on. Above 1,024 positions or pairs a cell is the mean of those it stands
-        for. Returns the two axes.
+        `length`: how many positions, from 0 on. Above 1,024 positions or pairs a cell is the mean of several numbers.
+        Returns the two axes.
         """
         rows = self._upto(check_length(length), torch.float32, torch.device("cpu"))[:length]
         cos, sin = rows.chunk(2, -1)

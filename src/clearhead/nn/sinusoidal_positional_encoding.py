@@ -10,9 +10,7 @@ from torch import Tensor, nn
 from clearhead.base.dropout import check_dropout
 from clearhead.base.numbers import check_count
 from clearhead.base.pictures import Style
-from clearhead.nn._checks import check_embedded, check_offset
-from clearhead.nn._plot import check_length, plot
-from clearhead.nn._table import Tabled
+from clearhead.nn._positions import Tabled, check_embedded, check_length, check_offset, plot
 
 
 class SinusoidalPositionalEncoding(Tabled):
@@ -59,8 +57,8 @@ class SinusoidalPositionalEncoding(Tabled):
     def plot(self, length: int = 64, *, title: str | None = None, cmap: Any = "RdBu_r", ax: Any = None) -> Any:
         """Draw what is added at each position, (length, E), with matplotlib. Returns the axes.
 
-        `length`: how many positions, from 0 on. `ax`: the axes to draw on; None makes some. Above 1,024 positions or
-        entries a cell is the mean of those it stands for.
+        `length`: how many positions, from 0 on. `ax`: the axes to draw on; None makes new axes. Above 1,024 positions
+        or entries a cell is the mean of several numbers.
         """
         rows = self._upto(check_length(length), torch.float32, torch.device("cpu"))[:length]
         return plot({"": rows}, Style(title, cmap, "signed", ax))

@@ -21,7 +21,7 @@ from clearhead.nn._torch_module import check_torch, refuse_keys
 
 
 class TorchMultiheadAttention(nn.MultiheadAttention, RecordingModule):
-    """`torch.nn.MultiheadAttention`, its parameters and its call, by clearhead's engines: for models built of torch's.
+    """`torch.nn.MultiheadAttention`, with its parameters and its call, computed by clearhead, in torch's layers too.
 
     >>> import torch
     >>> from clearhead.nn import TorchMultiheadAttention
@@ -38,14 +38,14 @@ class TorchMultiheadAttention(nn.MultiheadAttention, RecordingModule):
     torch.Size([2, 10, 10])
 
     Arguments, and the state dict, are those of `torch.nn.MultiheadAttention`; the call is described at `forward`. It
-    works in nn.TransformerEncoderLayer and DecoderLayer, in what is built of them, and in nn.Transformer, in training
-    and evaluation. Layers leave their fused path for it, which calls no module: so `attention_weights` are those of the
-    last call, lazy, (B, H, Lq, Lk), detached unless `record_gradients` is True.
+    works in nn.TransformerEncoderLayer and DecoderLayer, in modules built of them, and in nn.Transformer, in training
+    and evaluation. Layers do not take their fused path, which calls no module, so `attention_weights` are the weights
+    of the last call, lazy, (B, H, Lq, Lk), detached unless `record_gradients` is True.
     It differs from torch's in this: a query that may see nothing gives out_proj's bias and weights of 0, where torch's
-    gives NaN or the same, by the path it takes; weights are those before dropout. For a new model `MultiHeadAttention`
+    gives NaN or the same, depending on its path; weights are those before dropout. For a new model `MultiHeadAttention`
     has more, and its masks are True where a query may attend.
     Refused, by an `UnsupportedError`: add_bias_kv and add_zero_attn; by a `ClearheadError`: masks of integers, nested
-    tensors but those that torch's encoder makes, and what torch refuses too.
+    tensors that torch's encoder does not make, and calls that torch refuses.
     Cost: as `MultiHeadAttention`; `need_weights=True`, torch's default, makes the whole matrix of the weights.
     Source: Vaswani et al. 2017, "Attention Is All You Need".
     """
@@ -106,7 +106,7 @@ class TorchMultiheadAttention(nn.MultiheadAttention, RecordingModule):
             kdim=module.kdim,
             vdim=module.vdim,
             batch_first=module.batch_first,
-            device="meta",  # no weights are made, and no random numbers drawn, only to be replaced
+            device="meta",  # the weights are replaced: none are made, and no random numbers are drawn
             record_gradients=record_gradients,
         )
         for name, parameter in module.named_parameters():
@@ -180,7 +180,7 @@ class TorchMultiheadAttention(nn.MultiheadAttention, RecordingModule):
         return heads
 
     def _projections(self) -> list[tuple[str, Tensor, Tensor | None]]:
-        """Of query, key and value: the weight's name, the weight and the bias."""
+        """The weight's name, the weight and the bias, of query, key and value."""
         packed, bias = self.in_proj_weight, self.in_proj_bias
         if packed is not None:
             if packed.ndim != 2 or packed.shape[0] % 3:
@@ -225,4 +225,4 @@ class TorchMultiheadAttention(nn.MultiheadAttention, RecordingModule):
 
 
 def _is_called(module: nn.Module, inputs: Any) -> None:
-    """A hook that does nothing. Where a module inside has one, torch's layers do not run their fused path."""
+    """A hook that does nothing. Torch's layers do not run their fused path where a module inside has a hook."""

@@ -355,3 +355,16 @@ def only_zeros_and_ones(mask: Tensor) -> bool:
         if not bool(((part == 0) | (part == 1)).all()):
             return False
     return bool((flat == 1).any())
+
+
+def with_given(problem: Problem, bias: Any, mask: Any) -> Problem:
+    """The same problem, whose `Added` holds the bias as it was given: the argument `bias`, and a float `mask`.
+
+    The normal form holds numbers alone, and an explanation needs the bias itself for its steps.
+    """
+    if problem.bias is None:
+        return problem
+    given = [] if bias is None else [bias if isinstance(bias, Bias) else DenseBias(bias)]
+    if isinstance(mask, Tensor | np.ndarray) and to_tensor(mask, "mask").is_floating_point():
+        given.append(DenseBias(mask))
+    return problem._replace(bias=problem.bias._replace(given=sum(given[1:], start=given[0])))

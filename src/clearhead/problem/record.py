@@ -50,7 +50,7 @@ def _again(problem: Problem, reads: Versions, copied: bool) -> Record:
 
 
 def check_reads(reads: Versions, now: Iterable[tuple[str, Tensor]]) -> None:
-    """Raise where a tensor that a recorded call reads has been written to since the call, or is another object."""
+    """Raise where a tensor that a recorded call reads has been written to, or replaced, since the call."""
     found = reads.changed(now)
     if found is not None:
         name, tensor = found
@@ -130,7 +130,7 @@ def at_once(keep: Tensor) -> Residual:
 
 
 def _detached(tensor: Tensor) -> Tensor:
-    """Detached; a copy of what a later optimizer step, or an uncounted write, changes."""
+    """The tensor, detached; a copy where a later optimizer step, or a write that is not counted, may change it."""
     base = whole_of(tensor)
     trained = isinstance(base, nn.Parameter) or (base.is_leaf and base.requires_grad)
     return copied(tensor) if trained or uncounted(tensor) else tensor.detach()

@@ -1,4 +1,4 @@
-"""The report page: attention that was captured, as one HTML file that opens from disk."""
+"""The report: recorded attention as a page, one HTML file that opens from disk."""
 
 from clearhead.report.layer import Layer as Layer
 from clearhead.report.page import Page as Page

@@ -1,4 +1,4 @@
-"""Arrays as text inside an HTML page, each content once; compressed, and outside of memory, until they are written."""
+"""Arrays as text inside an HTML page. Equal blocks are kept once, compressed, and in a temporary file."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from numpy.typing import NDArray
 
 from clearhead.base.errors import ClearheadError
 
-# The higher levels are hardly smaller: what is left is noise.
+# Higher levels save hardly any room, since the arrays are mostly noise.
 LEVEL = 6
-PLACES = 8  # the most arrays of a block
+PLACES = 8  # the largest number of arrays in a block
 PART = 3 << 18  # bytes that become base64 at once, a multiple of 3
 # The kinds of arrays, by their number: those of NumPy, whole multiples of steps, and 16 bits in two planes.
 KINDS = ("uint8", "int32", "float32", "float64", "multiples", "planes")
@@ -30,11 +30,11 @@ def plain(array: NDArray[Any], dtype: str) -> bytes:
 
 
 def multiples(array: NDArray[Any], steps: NDArray[Any]) -> bytes:
-    """`array` (L, D), whole multiples of `steps` (D,), as those.
+    """The bytes of `array` (L, D), whose numbers are whole multiples of `steps` (D,), as these multiples.
 
-    Rows, columns and bytes a multiple as int32, and one that is 0; the steps as float64; then the first byte of all
-    multiples, the second, …: of one feature after another, the lowest first, signs at the end (0, −1, 1, −2, … are
-    0, 1, 2, 3, …).
+    First as int32 the rows, the columns, the bytes of a multiple, and 0; then the steps as float64; then the lowest
+    byte of all multiples, the second byte of all, …, each one feature after another. The sign is the lowest bit: the
+    multiples 0, −1, 1, −2, … are written as 0, 1, 2, 3, ….
     """
     whole = np.rint(array.astype(np.float64) / steps).astype(np.int64)
     unsigned = ((whole << 1) ^ (whole >> 63)).T
@@ -50,14 +50,14 @@ def planes(codes: NDArray[Any]) -> bytes:
 
 
 def _array(kind: str, values: bytes) -> bytes:
-    """Its kind and its number of bytes as int32, then these, filled up to a multiple of 8."""
+    """An array as bytes: its kind and its number of bytes as int32, then its bytes, filled up to a multiple of 8."""
     head = np.array([KINDS.index(kind), len(values)], dtype="<i4").tobytes()
     return head + values + b"\0" * (-len(values) % 8)
 
 
 @contextmanager
 def _told() -> Iterator[None]:
-    """Says where the file is that cannot be written."""
+    """Raise a `ClearheadError` that names the folder of the temporary file where it cannot be written."""
     try:
         yield
     except OSError as error:
@@ -83,7 +83,7 @@ class Blocks:
         self._early: set[int] = set()
 
     def add(self, *arrays: bytes, early: bool = False) -> list[int]:
-        """Where each of these arrays stands, as one block: 8 · block + place. `early`: before the program."""
+        """Add arrays as one block, and return their places, 8 · block + place. `early`: before the program."""
         assert 0 < len(arrays) <= PLACES
         values = b"".join(arrays)
         content = hashlib.sha256(values).digest()
@@ -98,20 +98,20 @@ class Blocks:
         return [PLACES * number + place for place in range(len(arrays))]
 
     def one(self, array: bytes) -> int:
-        """Where an array stands that is a block of its own."""
+        """Add an array as a block of its own, and return its place."""
         return self.add(array)[0]
 
     def __len__(self) -> int:
         return len(self._ends) - 1
 
     def __getitem__(self, number: int) -> bytes:
-        """What a block is in the file, deflated."""
+        """The bytes of a block in the file, deflated."""
         start, stop = self._ends[number : number + 2]
         self._file.seek(start)
         return self._file.read(stop - start)
 
     def html(self, early: bool, first: Iterable[int]) -> Iterator[str]:
-        """The elements of the blocks that stand before the program, or of those after it, `first` before the others."""
+        """The elements of the blocks before the program, or after it; the blocks `first` come before the others."""
         for number in dict.fromkeys([*first, *range(len(self))]):
             if (number in self._early) is not early:
                 continue

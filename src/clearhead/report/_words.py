@@ -1,4 +1,4 @@
-"""Which positions of a call the page shows: all of them but padding."""
+"""The positions of a call that the page shows: all positions but padding."""
 
 from __future__ import annotations
 
@@ -31,21 +31,21 @@ class Shown:
 
     @property
     def even(self) -> bool:
-        """Whether the shown positions follow each other."""
+        """Whether the shown positions are consecutive."""
         return int(self.places[-1] - self.places[0]) == len(self.places) - 1
 
     def of(self, array: Any, axis: int) -> Any:
-        """An array with what is not shown left out along `axis`."""
+        """The array without the positions of `axis` that are not shown."""
         return array if self.all else np.ascontiguousarray(np.take(array, self.places, axis))
 
     def before(self) -> Any:
-        """How many shown positions stand before each position, (length + 1,)."""
+        """The number of shown positions before each position, (length + 1,)."""
         shown = np.zeros(self.length, dtype=np.int64)
         shown[self.places] = 1
         return np.concatenate([[0], np.cumsum(shown)])
 
     def labels(self, tokens: Sequence[str]) -> list[str]:
-        """The tokens of shown positions, given for these or for all positions; else the positions' numbers."""
+        """The tokens of the shown positions, from tokens for these or for all; without tokens, their numbers."""
         if len(tokens) == self.length:
             return [tokens[int(i)] for i in self.places]
         return list(tokens) if len(tokens) == len(self.places) else [str(i) for i in self.places]
@@ -62,7 +62,8 @@ class Cells(Reduction):
         self.cells = [_cells(*side) for side in zip((queries, keys), sizes, strict=True)]
 
     def begin(self, problem: Problem) -> Tensor:
-        rows, columns = (int(cells.max()) + 1 for cells in self.cells)  # the last is thrown away
+        # the last row and column have hidden positions, and are dropped at the end
+        rows, columns = (int(cells.max()) + 1 for cells in self.cells)
         dtype = accumulated(problem.query.dtype)
         return torch.zeros(1, problem.sizes.heads, rows, columns, dtype=dtype, device=problem.sizes.device)
 
@@ -83,7 +84,7 @@ class Cells(Reduction):
 
 
 def _cells(side: Shown, size: int) -> Tensor:
-    """The cell of each position; that of what is not shown comes after the last."""
+    """The cell of each position. Positions that are not shown have a further cell after the last one."""
     step = -(-len(side.places) // size)
     cells = torch.full((side.length + 1,), -(-len(side.places) // step), dtype=torch.int64, device="cpu")
     cells[torch.from_numpy(side.places)] = torch.arange(len(side.places), device="cpu") // step

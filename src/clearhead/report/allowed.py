@@ -1,4 +1,4 @@
-"""What a problem's mask and bias say of each pair, in the forms that the page reads: never as a whole matrix."""
+"""The mask and the bias of a problem in the forms that the page reads, which are never a whole matrix."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Part = Callable[[slice, slice, slice], Tensor]  # heads, queries, keys
 
 
 def spans_of(problem: Problem, rows: Shown, columns: Shown) -> tuple[Array, Array]:
-    """Starts and stops among the shown keys, (H or 1, Lq) int32."""
+    """The starts and stops of the spans among the shown keys, (H or 1, Lq) int32."""
     queries, keys = problem.sizes.queries, problem.sizes.keys
     start, stop = (torch.full((1, queries), edge, dtype=torch.int64, device="cpu") for edge in (0, keys))
     spans, before = problem.spans, columns.before()
@@ -32,7 +32,7 @@ def spans_of(problem: Problem, rows: Shown, columns: Shown) -> tuple[Array, Arra
 
 
 def holes_of(problem: Problem, rows: Shown, columns: Shown) -> tuple[Tiles | None, ...]:
-    """The pairs inside of the spans' hulls that are not allowed; () where there is none."""
+    """The pairs inside the hulls of the spans that are not allowed; () where all are."""
     spans, keys = problem.spans, problem.sizes.keys
     if spans is None or spans.plain:
         return ()
@@ -48,7 +48,7 @@ def holes_of(problem: Problem, rows: Shown, columns: Shown) -> tuple[Tiles | Non
 
 
 def bias_of(problem: Problem, rows: Shown, columns: Shown) -> Bias | None:
-    """The bias: a distance each, where the shown positions follow each other; what broadcasts as it is; else tiles."""
+    """The bias: a number for each distance, where the shown positions are consecutive; a broadcast part; or tiles."""
     added, sizes = problem.bias, problem.sizes
     if added is None:
         return None
@@ -80,7 +80,7 @@ def bias_of(problem: Problem, rows: Shown, columns: Shown) -> Bias | None:
 
 
 def _tiles(part: Part, problem: Problem, rows: Shown, columns: Shown, heads: int) -> Iterator[Tiles | None]:
-    """The tiles of each head; a band of queries is asked for at a time."""
+    """The tiles of each head, computed one band of queries at a time."""
     keys = problem.sizes.keys
 
     for head in range(heads):
@@ -96,7 +96,7 @@ def _tiles(part: Part, problem: Problem, rows: Shown, columns: Shown, heads: int
 
 
 def _array(tensor: Tensor) -> Array:
-    """As float32, or bool, on the host."""
+    """The tensor as float32, or bool, on the host."""
     found = tensor.detach().cpu()
     array: Array = np.ascontiguousarray((found if found.dtype == torch.bool else found.float()).numpy())
     return array

@@ -7,15 +7,16 @@ import numpy as np
 from clearhead.report.layer import Array
 
 OCTAVES = 8  # a thumbnail reaches from uniform / 2^8 to uniform · 2^8
-FINE = 128  # codes to an octave of a map of a long head
-LEAST = -48  # its smallest weight, 2^-48
+FINE = 128  # codes for an octave in the map of a long head
+LEAST = -48  # the smallest weight of such a map is 2^-48
 NO_NUMBER = 65535
 
 
 def thumbnail_codes(times: Array) -> Array:
-    """How many times uniform, as bytes: 0 where no pair is allowed (below 0), 1 to 255 are 2^-8 to 2^8.
+    """Multiples of uniform attention as bytes: 0 where no pair is allowed (below 0), 1 to 255 for 2^-8 to 2^8.
 
-    times = 2^((code − 128) / 127 · 8). What is beyond is the nearest end, and what is no number the upper one.
+    times = 2^((code − 128) / 127 · 8). Multiples beyond an end have the code of this end; NaN has that of the upper
+    end.
     """
     with np.errstate(divide="ignore", invalid="ignore"):
         octaves = np.log2(np.nan_to_num(times.astype(np.float64), nan=np.inf))
@@ -26,7 +27,7 @@ def thumbnail_codes(times: Array) -> Array:
 def map_codes(weights: Array, allowed: Array) -> Array:
     """Weights as 16 bits: 0 where no pair is allowed, 1 for 0, then weight = 2^((code − 2) / 128 − 48).
 
-    What is below 2^-48 is 0, and what is no number is 65535.
+    Weights below 2^-48 have the code of 0, and NaN has the code 65535.
     """
     with np.errstate(divide="ignore", invalid="ignore"):
         fine = np.rint((np.log2(weights.astype(np.float64)) - LEAST) * FINE)

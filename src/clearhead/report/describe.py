@@ -1,4 +1,4 @@
-"""A layer as the part of the page's metadata that is about it; its arrays go to blocks."""
+"""The metadata of a layer in a page. The arrays of the layer are added to blocks."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from clearhead.report.layer import About, Array, Bias, Layer, Measures
 from clearhead.report.seen_keys import seen_keys
 from clearhead.report.tiles import Tiles
 
-CHUNK = 8192  # tokens of an operand to a block
-AT_ONCE = 2**24  # products of features in which a page computes log-sum-exps by itself, and does not read them
-COST = {"mul": 1, "sq_diff": 8, "tanh_add": 24}  # of a φ in JavaScript, beside a product
+CHUNK = 8192  # tokens of an operand in a block
+AT_ONCE = 2**24  # up to so many products of features, the page computes log-sum-exps itself
+COST = {"mul": 1, "sq_diff": 8, "tanh_add": 24}  # the cost of a φ in JavaScript, as a multiple of the cost of a product
 
 
 def described(layer: Layer, texts: tuple[int, int], steps: tuple[int, int], blocks: Blocks) -> dict[str, Any]:
-    """See `page.py`. `texts`, `steps`: the numbers of the layer's query and key text, and of its steps."""
+    """The metadata of a layer: see `page.py`. `texts`, `steps`: the numbers of its texts, and of its steps."""
     queries, keys = layer.shape
     thumbnail = blocks.add(plain(thumbnail_codes(layer.thumbnail), "uint8"), early=True)[0]
     counts, expected = seen_keys(layer)
@@ -27,7 +27,7 @@ def described(layer: Layer, texts: tuple[int, int], steps: tuple[int, int], bloc
     heads: list[dict[str, Any]] = [{"number": n} for n in layer.numbers or range(layer.heads)]
 
     def put(name: str, parts: Sequence[Any]) -> None:
-        """A value of each head, or one for all."""
+        """Store a value of each head, or one for all heads."""
         if len(parts) == 1:
             shared[name] = parts[0]
         for head, part in zip(heads, parts if len(parts) > 1 else (), strict=False):
@@ -76,7 +76,7 @@ def described(layer: Layer, texts: tuple[int, int], steps: tuple[int, int], bloc
 
 
 def _operands(layer: Layer, number: int, blocks: Blocks) -> dict[str, Any]:
-    """Query and key: of a short head in one block, if no other head has its key; else in blocks of 8,192 tokens."""
+    """Query and key: in one block for a short head with a key of its own, else in blocks of 8,192 tokens."""
     if layer.scores is not None:
         seen = layer.allowed(number, 0, layer.shape[0])  # at most 1,024 × 1,024
         return {"scores": blocks.one(plain(np.where(seen, layer.scores[number], 0.0), "float32"))}
@@ -95,7 +95,7 @@ def _packed(operand: Array, steps: Array | None) -> list[bytes]:
 
 
 def _rows(layer: Layer, number: int, blocks: Blocks) -> dict[str, int]:
-    """What is said of each query and key; nothing where the page computes it at once."""
+    """The numbers of each query and key; nothing where the page computes them at once."""
     queries, keys = layer.shape
     if layer.alone and queries * keys * max(layer.query.shape[2], 1) * COST[layer.phi] <= AT_ONCE:
         return {}
@@ -120,7 +120,7 @@ def _describe_bias(bias: Bias, put: Any, blocks: Blocks) -> None:
 
 
 def _tiles(tiles: Tiles | None, blocks: Blocks) -> dict[str, Any] | None:
-    """Where the numbers of tiles and the tiles stand: float32, or bits, the first of a byte the highest."""
+    """The places of the tiles' numbers and of the tiles, as float32, or as bits from the highest bit of a byte on."""
     if tiles is None:
         return None
     values, places = tiles.tiles, plain(tiles.places, "int32")
@@ -143,7 +143,7 @@ def _pyramid(layer: Layer, number: int, blocks: Blocks) -> dict[str, int]:
 
 
 def measured(measures: Measures, known: Sequence[About]) -> list[Any]:
-    """A head's in the order of those that are known: (value, of uniform attention, perhaps a key), or 0 for none."""
+    """A head's measures in the given order: (value, uniform attention's value, perhaps a key), or 0 for none."""
     found: list[Any] = []
     for measure in known:
         value, uniform, key = measures.get(measure, (None, None, None))
@@ -153,5 +153,5 @@ def measured(measures: Measures, known: Sequence[About]) -> list[Any]:
 
 
 def finite(value: Any) -> float | None:
-    """To five digits. JSON has no NaN and no infinity: None, which the page shows as unknown."""
+    """The number to five digits; None, which the page shows as unknown, for NaN and ±∞, which JSON does not have."""
     return float(f"{value:.5g}") if np.isfinite(value) else None

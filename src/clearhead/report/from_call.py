@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -13,12 +14,13 @@ from clearhead.inspection.weights import Weights
 from clearhead.problem.problem import Problem
 from clearhead.problem.regions import of_sequence
 from clearhead.report._words import Shown
-from clearhead.report.afar import pyramid_of, thumbnail_of
 from clearhead.report.allowed import bias_of, holes_of, spans_of
-from clearhead.report.layer import Layer, LeftOut
+from clearhead.report.codes import map_codes
+from clearhead.report.layer import Array, Layer, LeftOut, Pyramid, of_head
 from clearhead.report.operands import ERROR, rounded, steps_of
+from clearhead.report.seen_keys import ROWS, masked_heads, seen_keys
 from clearhead.report.statistics import THUMBNAIL as THUMBNAIL
-from clearhead.report.statistics import array, lazy, statistics
+from clearhead.report.statistics import array, cells_of, lazy, statistics
 from clearhead.report.why import with_steps
 from clearhead.scores.base import Pairwise
 
@@ -27,9 +29,9 @@ GIVEN = 1024  # the most queries, and keys, of scores that are written as they a
 
 
 class CallLike(Protocol):
-    """What the page reads of a recorded call.
+    """The parts of a recorded call that the page reads.
 
-    `padding`: which positions are words, (B, Lq) and (B, Lk), each None where all are; None where there is no padding.
+    `padding`: True for positions of words, (B, Lq) and (B, Lk), each None where all are words; None without padding.
     """
 
     @property
@@ -48,9 +50,9 @@ class CallLike(Protocol):
 def layer_from_call(
     call: CallLike, query_tokens: Sequence[str], key_tokens: Sequence[str], sequence: int = 0, error: float = ERROR
 ) -> Layer | LeftOut:
-    """One sequence of a call, padding left out, with the statistics of its weights: one pass over them, or two.
+    """One sequence of a call without padding, and with the statistics of its weights, in one or two passes.
 
-    `error`: how far a weight may be from the call's, about, by rounding query and key; the statistics are of these.
+    `error`: about how far rounding of query and key may move a weight. The statistics are those of the rounded tensors.
     """
     problem = of_sequence(call.weights.problem, sequence, None if call.padding is None else call.padding[0])
     queries, keys = problem.sizes.queries, problem.sizes.keys
@@ -90,11 +92,11 @@ def layer_from_call(
         alone=found.alone,
         seen=None if found.seen is None else rows.of(found.seen, 1),
     )
-    return with_steps(pyramid_of(thumbnail_of(layer, found.peaks), found.cells))
+    return with_steps(_pyramid_of(_thumbnail_of(layer, found.peaks), found.cells))
 
 
 def _scores(problem: Problem, rows: Shown, columns: Shown, error: float) -> tuple[Problem, dict[str, Any]]:
-    """The problem with the query and the key of the page, and how a layer says its scores."""
+    """The problem with the query and the key of the page, and the fields of `Layer` that describe its scores."""
     lowered = problem.lowered
     if lowered is None:
         made = np.stack([array(lazy(problem).scores((0, h)).float()) for h in range(problem.sizes.heads)])
@@ -128,7 +130,7 @@ def _of_page(scores: Pairwise, query: Tensor, key: Tensor) -> Pairwise:
 
 
 def _offset(problem: Problem) -> int | None:
-    """Where query 0 stands among the keys; None where that is not known."""
+    """The position of query 0 among the keys; None where it is not known."""
     sizes = problem.sizes
     if sizes.align is None and sizes.queries != sizes.keys:
         return None
@@ -137,14 +139,14 @@ def _offset(problem: Problem) -> int | None:
 
 
 def _among(columns: Shown, place: int) -> int:
-    """A place among all keys, among the shown ones: where these follow each other, distances stay as they are."""
+    """The place among the shown keys of a place among all keys. Where they are consecutive, distances stay the same."""
     if columns.even:
         return place - int(columns.places[0])
     return place if not 0 <= place <= columns.length else int(columns.before()[place])
 
 
 def _largest_error(problem: Problem, of_page: Problem, rows: Shown) -> float:
-    """How far the page's weights are from the call's, at most: of all queries, or of some where pairs are many."""
+    """The largest difference of the page's weights from the call's, over all queries, or over some of many."""
     theirs, mine, sizes = lazy(problem), lazy(of_page), problem.sizes
     some = slice(None, None, -(-sizes.heads * sizes.queries * sizes.keys // MEASURED))
     shown = np.isin(np.arange(problem.sizes.queries)[some], rows.places)
@@ -153,3 +155,53 @@ def _largest_error(problem: Problem, of_page: Problem, rows: Shown) -> float:
         difference = (theirs[0, head, some] - mine[0, head, some]).abs().nan_to_num()
         found = max(found, float(array(difference.amax(-1))[shown].max(initial=0.0)))
     return found
+
+
+def _thumbnail_of(layer: Layer, peaks: Array) -> Layer:
+    """The layer with its thumbnail: the largest w_ij · n_i of each cell, where n_i keys may be seen by query i.
+
+    `peaks`: (H, Lq, columns), the largest weight of each query in each column of cells.
+    """
+    per_row, per_column = (-(-length // THUMBNAIL) for length in layer.shape)
+    counts, _ = seen_keys(layer)
+    times = np.maximum.reduceat(peaks * counts[..., None], np.arange(0, layer.shape[0], per_row), 1)
+    seen = np.stack([_cells_seen(layer, head, per_row, per_column) for head in range(masked_heads(layer))])
+    return replace(layer, thumbnail=np.where(seen, times, -1.0).astype(np.float32))
+
+
+def _pyramid_of(layer: Layer, cells: tuple[Array, Array] | None) -> Layer:
+    """The layer with its pyramid: the largest and the mean weight of each cell, as codes, where `cells` has them."""
+    if cells is None:
+        return layer
+    per_row, per_column = cells_of(*layer.shape) or (1, 1)
+    masks = [_cells_seen(layer, head, per_row, per_column) for head in range(masked_heads(layer))]
+    seen = masks * layer.heads if len(masks) == 1 else masks
+    largest, mean = (np.stack([map_codes(m, s) for m, s in zip(each, seen, strict=True)]) for each in cells)
+    return replace(layer, pyramid=Pyramid(largest, mean, per_row, per_column))
+
+
+def _cells_seen(layer: Layer, head: int, per_row: int, per_column: int) -> Array:
+    """Whether some pair of each cell is allowed, bool (rows, columns)."""
+    queries, keys = layer.shape
+    if layer.bias is None and not layer.holes:
+        return _of_spans(layer, head, per_row, per_column)
+    band = per_row * max(1, ROWS // per_row)
+    columns = np.arange(0, keys, per_column)
+    found = []
+    for first in range(0, queries, band):
+        seen = np.logical_or.reduceat(layer.allowed(head, first, min(first + band, queries)), columns, 1)
+        found.append(np.logical_or.reduceat(seen, np.arange(0, len(seen), per_row), 0))
+    return np.concatenate(found)
+
+
+def _of_spans(layer: Layer, head: int, per_row: int, per_column: int) -> Array:
+    """The same for spans alone, in O(Lq + cells): a cell is seen where an interval has begun and has not ended."""
+    queries, keys = layer.shape
+    start, stop = (np.clip(of_head(edge, head), 0, keys) for edge in (layer.start, layer.stop))
+    some = stop > start
+    row = np.arange(queries)[some] // per_row
+    change = np.zeros((-(-queries // per_row), -(-keys // per_column) + 1), dtype=np.int64)
+    np.add.at(change, (row, start[some] // per_column), 1)
+    np.add.at(change, (row, -(-stop[some] // per_column)), -1)
+    seen: Array = change[:, :-1].cumsum(1) > 0
+    return seen

@@ -1,8 +1,8 @@
-"""A page of heads alone: the report's matrix, list and points of heads, of statistics that a table holds.
+"""A page of heads alone: the report's matrix, list and points of heads, for the statistics in a table.
 
 `meta`: title, said, measures [{name, says, formula, range, does, share}], layers [{name, label, kind, heads: [{number,
-measures: [[value, of uniform attention], …]}]}]; where nothing is known of uniform attention that is null. The page is
-`front/survey.js` on the panes of the report.
+measures: [[value, value of uniform attention or null], …]}]}]. The page is `front/survey.js` with the panes of the
+report.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from clearhead.report.page import heads_pane
 
 
 class About(NamedTuple):
-    """What a statistic is, in words."""
+    """The words about a statistic."""
 
     name: str
     says: str
@@ -27,8 +27,10 @@ class About(NamedTuple):
 
 
 class Shown(NamedTuple):
-    """A statistic: what it is, and the column of uniform attention. `share`: whether it is a share of weight, or of
-    the largest entropy; else it is shown as a number."""
+    """A statistic: its words, and the column of uniform attention's value.
+
+    `share`: whether it is a share of weight, or of the largest entropy; other statistics are shown as numbers.
+    """
 
     about: About
     uniform: str | None
@@ -36,7 +38,7 @@ class Shown(NamedTuple):
 
 
 def heads_page(title: str, said: str, statistics: Sequence[Shown], rows: Sequence[Mapping[str, Any]]) -> str:
-    """The page, of rows with the columns layer, module, head, and those of the statistics."""
+    """The page of the heads in `rows`, which have the columns layer, module, head, and those of the statistics."""
     inside, outside, guard, script = style("survey"), style("outside"), program("guard"), program("survey")
     parts = {
         "policy": policy((outside, inside), guard, script),

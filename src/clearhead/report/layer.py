@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -19,7 +19,7 @@ ROLES = (*STACKS, *(f"{stack}, beside" for stack in STACKS))
 
 
 class About(Protocol):
-    """What a measure is, as the page says it: see `Measure`."""
+    """The words of the page about a measure: see `Measure`."""
 
     @property
     def name(self) -> str: ...
@@ -42,12 +42,12 @@ Measures = Mapping[Any, tuple[float, float, int | None]]  # by About
 
 @dataclass(frozen=True, eq=False)
 class Bias:
-    """What is added to scores, float32, the sum of what there is; −∞ is a pair that is not allowed.
+    """The bias of scores, float32: the sum of the parts that are given. −∞ hides a pair.
 
     Attributes:
-        relative: (H or 1, Lq + Lk − 1), one number a distance: entry j − i + Lq − 1 is of the pair (i, j).
+        relative: (H or 1, Lq + Lk − 1), one number for each distance: entry j − i + Lq − 1 for the pair (i, j).
         dense: (H or 1, Lq or 1, Lk or 1), one of the last two being 1, or both.
-        tiles: of each head, or one for all, all else; a head's are None where they are zeros.
+        tiles: one for each head, or one for all, with any other bias; None for a head where they are zeros.
     """
 
     relative: Array | None = None
@@ -56,24 +56,24 @@ class Bias:
 
     @staticmethod
     def of_matrix(matrix: Array) -> Bias:
-        """That of one number a pair, (H or 1, Lq, Lk)."""
+        """The bias with one number for each pair, (H or 1, Lq, Lk)."""
         wide = matrix.astype(np.float32)
         return Bias(tiles=tuple(tiled(lambda a, b, m=m: m[a:b], *m.shape) for m in wide))  # type: ignore[misc]
 
     @property
     def numbers(self) -> list[Array]:
-        """All that it is made of."""
+        """All arrays of the bias."""
         tiles = [each.tiles for each in self.tiles if each is not None]
         return [array for array in (self.relative, self.dense, *tiles) if array is not None]
 
     @property
     def heads(self) -> int:
-        """Of how many heads it is: 1 where it is the same for all."""
+        """The number of heads: 1 where the bias is the same for all."""
         parts = [p for p in (self.relative, self.dense, self.tiles) if p is not None and len(p)]
         return max((len(part) for part in parts), default=1)
 
     def rows(self, head: int, first: int, last: int, shape: tuple[int, int]) -> Array:
-        """What is added to the rows from `first` up to `last` of a matrix of this shape, float32."""
+        """The bias of the rows from `first` up to `last` of a matrix of this shape, float32."""
         queries, keys = shape
         total = np.zeros((last - first, keys), dtype=np.float32)
         if self.relative is not None:
@@ -88,7 +88,7 @@ class Bias:
 
 @dataclass(frozen=True, eq=False)
 class Pyramid:
-    """A long head's weights from afar: codes of 16 bits (H, rows, columns), see `codes.py`.
+    """The weights of a long head in cells: codes of 16 bits (H, rows, columns), see `codes.py`.
 
     `max` and `mean`: the largest weight of each cell, and the mean over its pairs, allowed or not. `per_row`,
     `per_column`: the queries and keys of a cell.
@@ -102,7 +102,7 @@ class Pyramid:
 
 @dataclass(frozen=True, eq=False)
 class Layer:
-    """One attention call on one sequence, with all that its weights can be recomputed from.
+    """One attention call on one sequence, with all numbers that are needed to compute its weights again.
 
     The weights themselves are not kept: they grow with the square of the length, the queries and
     keys do not. The weight of query i on key j is, where `start[i] <= j < stop[i]` and there is no hole::
@@ -115,45 +115,45 @@ class Layer:
     Attributes:
         name: where the call was made, such as `"encoder.layer.0.attention.self"`.
         kind: `"self"` or `"cross"`.
-        query: (H, Lq, D) float32, as it meets the keys: rotated where the model rotates.
+        query: (H, Lq, D) float32, after the model's rotations.
         key: (Hk, Lk, D) float32. Hk divides H: head h uses key head `h // (H // Hk)`.
         scale: the factor on the sum.
         softcap: bounds the scaled score, or None.
         start: (H or 1, Lq) int32, the first key each query may see.
         stop: (H or 1, Lq) int32, one past the last key each query may see.
         bias: added after the softcap, or None.
-        logsumexp: (H, Lq), of keys and sink; -inf for a query that sees nothing, whose weights are all 0.
-        entropy: (H, Lq) in nats. This and the next two are of the weights divided by their sum.
-        received: (H, Lk), the sum of each key's weights over the queries.
-        distance: (H, Lq), the mean distance in positions looked across; None for cross attention.
-        thumbnail: (H, <=32, <=32), the largest in each cell of a coarse grid of a weight times the number of keys
-            that its query may see; -1 where no pair is allowed.
+        logsumexp: (H, Lq), over keys and sink; -inf for a query that sees nothing, whose weights are all 0.
+        entropy: (H, Lq) in nats. Entropy, `received` and `distance` are of the weights divided by their sum.
+        received: (H, Lk), the sum of the weights on each key over the queries.
+        distance: (H, Lq), the mean distance between query and key in positions; None for cross attention.
+        thumbnail: (H, <=32, <=32), for each cell of a coarse grid the largest product of a weight and the number of
+            keys that its query may see; -1 where no pair is allowed.
         query_tokens: Lq strings.
         key_tokens: Lk strings.
         sinks: (H,) the sink's score of each head, or None.
-        steps: name, formula and code of each step that leads to a weight, see `why.py`; the page
-            shows none where it is empty. `blind_steps`: those of a query that sees nothing.
+        steps: name, formula and tree of each step that leads to a weight, see `why.py`; the page
+            shows none where it is empty. `blind_steps`: the steps of a query that sees nothing.
 
-        operand_steps: (H, D) and (Hk, D), where query and key are whole multiples of these, see
-            `operands.py`: they are written as such. None writes float32.
-        error: how far the weights of these queries and keys are from the call's, at most: measured, of more than
-            2^22 pairs in evenly spaced queries; None if they are the call's own.
+        operand_steps: (H, D) and (Hk, D), of which query and key are whole multiples, see `operands.py`: these
+            multiples are written. None writes float32.
+        error: the largest measured difference of these weights from the call's; of more than 2^22 pairs, only
+            evenly spaced queries are measured. None if the weights are the call's own.
         phi, weight: φ and (D,) float64, or None for ones.
-        scores: (H, Lq, Lk) float32, in place of scale, softcap and the sum, of a score that has no φ; D is 0 then.
-        holes: of each head, or one for all, the pairs inside the spans that are not allowed, bool; None for none.
-        position: where query 0 stands among the keys, or None where that is not known.
-        alone: whether log-sum-exps, entropies and distances follow from what is shown: not where words see padding, or
-            padding stands between words.
-        seen: (H or 1, Lq) int32, how many keys each query may see, those of padding too, where `alone` is false.
-        label, role: such as `"L3"`, and `"encoder"`, `"decoder"`, `"cross"`, or `"self"` where there is one stack; of
+        scores: (H, Lq, Lk) float32, of a score that has no φ, in place of scale, softcap and the sum; D is 0 then.
+        holes: for each head, or once for all, the pairs inside the spans that are not allowed, bool; None for none.
+        position: the position of query 0 among the keys, or None where it is not known.
+        alone: whether log-sum-exps, entropies and distances follow from the shown positions. They do not where words
+            see padding, or padding stands between words.
+        seen: (H or 1, Lq) int32, where `alone` is false: how many keys each query may see, including padding.
+        label, role: such as `"L3"`, and `"encoder"`, `"decoder"`, `"cross"`, or `"self"` where there is one stack; in
             the second of two recordings such as `"self, beside"`.
         numbers: each head's own number, where some are left out; None for 0, 1, ….
-        measures: of each head, by measure, (value, that of uniform attention, the key that is meant or None).
-        pyramid: the weights from afar, where a side is long.
+        measures: for each head, by measure: value, uniform attention's value, and the key of the measure or None.
+        pyramid: the largest and mean weights of cells, where a side is long.
         values: (H, Lk), the length ‖v_j‖ of each key's value vector, where values were kept.
         answer: the first query that a model has generated, or None.
-        pairs: of features that rotary positions turn together: both, and in how many positions they turn once, or
-            None where that is not known.
+        pairs: two features that rotary positions turn together, and the number of positions of a full turn, or None
+            where it is not known.
 
     Raises:
         ValueError: if a shape does not fit the others. The message names the field.
@@ -249,14 +249,14 @@ class Layer:
 
     @staticmethod
     def _check(field: str, array: Array | None, heads: tuple[int, ...], *rest: int) -> None:
-        """Raise unless `array` is absent, or of one of the head counts followed by `rest`."""
+        """Raise an error unless `array` is None, or its shape is one of the head counts followed by `rest`."""
         if array is None or (array.shape[1:] == rest and len(array) in heads):
             return
         allowed = " or ".join(str((h, *rest)) for h in dict.fromkeys(heads))
         raise ValueError(f"Layer.{field} must be {allowed}; got {array.shape}.")
 
     def _check_tiles(self, field: str, every: tuple[Tiles | None, ...]) -> None:
-        """Raise unless there are tiles of no head, of one for all, or of each, that cover all pairs."""
+        """Raise an error unless there are no tiles, or tiles of one or of each head, that cover all pairs."""
         queries, keys = self.shape
         for tiles in every:
             covered = None if tiles is None else tuple(tiles.side * n for n in tiles.places.shape)
@@ -271,7 +271,7 @@ class Layer:
 
     @property
     def shape(self) -> tuple[int, int]:
-        """Queries and keys."""
+        """The numbers of queries and keys."""
         return int(self.query.shape[1]), int(self.key.shape[1])
 
     def key_head(self, head: int) -> int:
@@ -279,7 +279,7 @@ class Layer:
         return head // (self.heads // len(self.key))
 
     def allowed(self, head: int, first: int, last: int) -> Array:
-        """Which keys the queries from `first` up to `last` may see, bool (last − first, Lk)."""
+        """The keys that the queries from `first` up to `last` may see, bool (last − first, Lk)."""
         places = np.arange(self.shape[1])
         start, stop = (of_head(edge, head)[first:last, None] for edge in (self.start, self.stop))
         inside: Array = (start <= places) & (places < stop)
@@ -292,17 +292,55 @@ class Layer:
 
 
 class LeftOut(NamedTuple):
-    """A call that the page does not show, and why, in one sentence."""
+    """A call that the page does not show, and the reason in one sentence."""
 
     name: str
     reason: str
 
 
 def of_head(array: Array, head: int) -> Array:
-    """Row `head` of an array whose first dimension is all heads, or 1 for every head alike."""
+    """Row `head` of an array whose first dimension is all heads, or 1 where all heads are the same."""
     row: Array = array[head if len(array) > 1 else 0]
     return np.ascontiguousarray(row)
 
 
 def _tiles_of(every: tuple[Tiles | None, ...], head: int) -> Tiles | None:
     return every[head if len(every) > 1 else 0] if every else None
+
+
+def of_heads(layer: Layer, heads: Sequence[int]) -> Layer:
+    """The layer with these of its heads alone: they keep their numbers, and the name says which they are."""
+    chosen = list(heads)
+
+    def some(array: Array | None) -> Any:
+        """The chosen heads of an array of all heads; an array of one row for all stays the same."""
+        return array if array is None or len(array) == 1 != layer.heads else array[chosen]
+
+    def each(parts: tuple[Any, ...]) -> tuple[Any, ...]:
+        return parts if len(parts) <= 1 != layer.heads else tuple(parts[head] for head in chosen)
+
+    keys, steps, bias, pyramid = [layer.key_head(h) for h in chosen], layer.operand_steps, layer.bias, layer.pyramid
+    numbers = layer.numbers or tuple(range(layer.heads))
+    return replace(
+        layer,
+        name=f"{layer.name} (head{'s' * (len(chosen) > 1)} {', '.join(map(str, chosen))})",
+        query=some(layer.query),
+        key=layer.key[keys],
+        scores=some(layer.scores),
+        start=some(layer.start),
+        stop=some(layer.stop),
+        bias=None if bias is None else Bias(some(bias.relative), some(bias.dense), each(bias.tiles)),
+        holes=each(layer.holes),
+        logsumexp=some(layer.logsumexp),
+        entropy=some(layer.entropy),
+        received=some(layer.received),
+        distance=some(layer.distance),
+        thumbnail=some(layer.thumbnail),
+        sinks=some(layer.sinks),
+        values=some(layer.values),
+        seen=some(layer.seen),
+        operand_steps=None if steps is None else (some(steps[0]), steps[1][keys]),
+        numbers=tuple(numbers[head] for head in chosen),
+        measures=None if layer.measures is None else tuple(layer.measures[head] for head in chosen),
+        pyramid=None if pyramid is None else replace(pyramid, max=some(pyramid.max), mean=some(pyramid.mean)),
+    )

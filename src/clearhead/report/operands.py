@@ -7,7 +7,7 @@ whatever its size, and the standard deviation of the error is scale · c · √(
 
 φ = q·k has the derivatives k and q. Those of (q − k)² are ± 2 (q − k), whose mean square over all pairs is
 4 (mean (q − m)² − 2 mean (q − m) mean (k − m) + mean (k − m)²) for any m; and where the step is as long as q − k, its
-own square counts: w_t step² ≤ c too. That of tanh(q + k) is 1 − tanh² ≤ 1, and r_t = 1 serves every pair.
+own square counts: w_t step² ≤ c too. The derivative of tanh(q + k) is 1 − tanh² ≤ 1, so r_t = 1 serves every pair.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from clearhead.base.errors import ClearheadError
 from clearhead.scores.base import Pairwise
 
 ERROR = 1e-4  # ε
-MOST = 2**22  # the largest multiple: finer steps would be finer than float32 itself
+MOST = 2**22  # the largest multiple: with larger ones, steps would be finer than float32 itself
 
 
 def checked_error(error: Any) -> float:
@@ -33,10 +33,10 @@ def checked_error(error: Any) -> float:
 
 
 def steps_of(scores: Pairwise, error: float) -> tuple[Tensor, Tensor] | None:
-    """The steps of query (1, H, Lq, d) and key (1, Hk, Lk, d): (H, d) and (Hk, d), float64; None where none serves.
+    """The steps of query (1, H, Lq, d) and key (1, Hk, Lk, d): (H, d) and (Hk, d), float64; None where no step serves.
 
-    Key heads that several heads use have the finest step of these. They do not serve numbers that are not finite, nor
-    an error of 0.
+    A key head that several heads use has the finest of their steps. No step serves numbers that are not finite, or an
+    error of 0.
     """
     if error == 0:
         return None
@@ -47,8 +47,8 @@ def steps_of(scores: Pairwise, error: float) -> tuple[Tensor, Tensor] | None:
     steps = []
     for tensor, slope in zip((query, key), _slopes(scores.phi, query, key), strict=True):
         most, slope = tensor.abs().amax(1), slope * weight
-        step = torch.where(slope > 0, c / slope, most.clamp_min(1.0))  # what is multiplied by 0 may be anything
-        if scores.phi != "mul":  # whose second derivative is 0 in each
+        step = torch.where(slope > 0, c / slope, most.clamp_min(1.0))  # features with weight 0 may have any step
+        if scores.phi != "mul":  # the second derivatives of the product are 0 in each
             step = torch.minimum(step, torch.where(weight > 0, (c / weight).sqrt(), step))
         step = torch.maximum(step, most / MOST)
         if not bool(step.isfinite().all()):
@@ -58,7 +58,7 @@ def steps_of(scores: Pairwise, error: float) -> tuple[Tensor, Tensor] | None:
 
 
 def _slopes(phi: str, query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
-    """The roots of the mean squares of ∂φ/∂q, (H, d), and ∂φ/∂k, (Hk, d): of those of a group the largest."""
+    """The roots of the mean squares of ∂φ/∂q, (H, d), and of ∂φ/∂k, (Hk, d), the largest of each group of heads."""
     key_heads, group = key.shape[0], query.shape[0] // key.shape[0]
     if phi == "tanh_add":
         return torch.ones_like(query[:, 0]), torch.ones_like(key[:, 0])
@@ -74,11 +74,11 @@ def _slopes(phi: str, query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _largest(of_heads: Tensor, key_heads: int) -> Tensor:
-    """(H, d) as (Hk, d): the largest of each group."""
+    """The largest of each group of heads, (Hk, d), from (H, d)."""
     return of_heads.unflatten(0, (key_heads, -1)).amax(1)  # type: ignore[no-untyped-call,no-any-return]
 
 
 def rounded(tensor: Tensor, steps: Tensor) -> Tensor:
-    """(H, L, d) as the nearest multiples of steps (H, d), float32: what the page computes with."""
+    """The tensor (H, L, d) rounded to the nearest multiples of steps (H, d), float32, as the page uses it."""
     steps = steps.unsqueeze(1)
     return ((tensor.double() / steps).round() * steps).float()

@@ -1,40 +1,42 @@
 """Writes the report: one HTML file with its data, its style and its program inside.
 
-The page needs no network and runs nothing but its own scripts: a policy in its head names them by hash. What comes from
-the model (names, tokens) is data in a JSON block, and reaches the page as text. See `front/` for the program, one
+The page needs no network and runs only its own scripts: a policy in its head names them by hash. Names and tokens of
+the model are data in a JSON block, and reach the page as text. See `front/` for the program, one
 concern a file; `packaging/bundle.mjs` makes one script of them, which stands there deflated; `load.js` unpacks it.
 
-**The data** are `meta`, JSON, and blocks, see `_blocks.py`. Where an array stands is a number, 8 · block + place; a
-list of these is one array in several parts. `front/data.js` reads them: `new Run(source)`, of a page or of messages.
+**The data** are `meta`, JSON, and blocks, see `_blocks.py`. The place of an array is a number, 8 · block + place in the
+block; a list of such numbers is one array in several parts. `front/data.js` reads them: `new Run(source)`, of a page or
+of messages.
 
 `meta`:
   title; texts: lists of tokens; originals: {text: {token: spelling}} of words that the tokenizer does not know;
   steps: lists of {name, formula, tree}, as `base/front/language.js` says it, null where the step is given;
-  measures: [{name, says, formula, range, does}], those that some head has;
+  measures: [{name, says, formula, range, does}], the measures that some head has;
   distinctive: {layer, head, sentence, measure, nearUniform}, layer and head by their places in this page, or null;
   leftOut: [{name, reason}], calls that are not shown;
-  beside: [[layer, layer], …], of two recordings on one page the calls of the same number, by their places in this page;
+  beside: [[layer, layer], …], the calls with the same number in two recordings, by their places in this page;
   aligned: [{texts: [text, text], positions: [[…], […]]}, …], the positions of two texts that correspond, ascending;
-    texts of one length that are not named here correspond position by position;
+    other texts of one length correspond position by position;
   layers: [{name, label, kind, role, queryText, keyText, queries, keys, position, answer, phi, features, pairs, scale,
     softcap, error, why, whyBlind, thumbnail, shared, heads}].
-    position: where query 0 stands among the keys, or null. answer: the first query that the model generated, or null.
-    phi: null where scores are given. pairs: [feature, feature, positions of a turn or null], of rotary positions.
-    thumbnail: {block, rows, columns}: where the bytes of all heads stand, each rows × columns: see `codes.py`.
-    heads: [{number, query, key, scores, start, …, sink, measures, pyramid}], and shared: the same of all heads.
+    position: the position of query 0 among the keys, or null. answer: the first query that the model generated, or
+    null. phi: null where scores are given. pairs: [feature, feature, positions in a turn or null], for rotary
+    positions. thumbnail: {block, rows, columns}: the place of the bytes of all heads, each rows × columns: see
+    `codes.py`. heads: [{number, query, key, scores, start, …, sink, measures, pyramid}]; shared: the entries that all
+    heads share.
 
-A head, beside what is for `layers`:
+The entries of a head:
   query (queries, features), key (keys, features); weight (features), where φ's terms are weighted; or scores;
-  start, stop (queries): the keys that a query may see; counts (queries): how many they are; expected (keys): what each
-    would receive of uniform attention under the same mask;
-  relative (queries + keys − 1), dense {rows, columns, values}, tiles {side, places, values}: what is added to scores;
-  holes {side, places, values}: bits, 1 for what the spans do not hide, but the mask does;
+  start, stop (queries): the keys that a query may see; counts (queries): their number; expected (keys): the weight that
+    each key would receive from uniform attention under the same mask;
+  relative (queries + keys − 1), dense {rows, columns, values}, tiles {side, places, values}: the bias of the scores;
+  holes {side, places, values}: bits, 1 for pairs inside the spans that the mask hides;
   values (keys): the length of each value vector, where values were kept;
-  logsumexp, entropy, received, distance: not there where `rowsOf` in `weights.js` computes them at once;
+  logsumexp, entropy, received, distance: left out where `rowsOf` in `weights.js` computes them at once;
   sink: the score of the sink;
   measures: [[value, of uniform attention, key], …] in the order of meta.measures, 0 where there is none;
-  pyramid: {max, mean, rows, columns, perRow, perColumn}, of what is longer than 1,024: see `codes.py`.
-Entropy, received and distance are of the weights divided by their sum, where a sink has a share of all.
+  pyramid: {max, mean, rows, columns, perRow, perColumn}, of sides longer than 1,024: see `codes.py`.
+Where a sink has a share of the softmax, entropy, received and distance are of the weights divided by their sum.
 """
 
 from __future__ import annotations
@@ -53,16 +55,16 @@ from clearhead.report._blocks import PLACES, Blocks
 from clearhead.report.describe import described, measured
 from clearhead.report.layer import Layer, LeftOut, Measures
 
-# What is said of a head that is not where an array stands.
+# Entries of a head that are no places of arrays.
 NO_PLACES = ("number", "sink", "rows", "columns", "perRow", "perColumn", "side")
 
 Positions = tuple[Sequence[int], Sequence[int]]
 
-STRICT = '"use strict";'  # first in a program
+STRICT = '"use strict";'  # the scripts that stand first in a program
 
 
 class Page:
-    """A page that is made a layer at a time: what is added is compressed, in a file of its own, until it is written."""
+    """A page that is made a layer at a time. Added layers are kept compressed in a temporary file."""
 
     def __init__(self, title: str) -> None:
         self.title = title
@@ -76,7 +78,7 @@ class Page:
         self._left_out: list[LeftOut] = []
 
     def add(self, layer: Layer | LeftOut) -> None:
-        """One more layer, after the others; or the word that a call is left out."""
+        """Add a layer after the others, or note that a call is left out."""
         if isinstance(layer, LeftOut):
             self._left_out.append(layer)
             return
@@ -91,17 +93,17 @@ class Page:
         self._measures.append(layer.measures or [{}] * layer.heads)
 
     def spell(self, tokens: Sequence[str], originals: Mapping[int, str]) -> None:
-        """How the tokens of a text that the tokenizer does not know were spelled, by their places."""
+        """Add the spelling of tokens of a text that the tokenizer does not know, by their places."""
         self._originals[self._texts.add([str(token) for token in tokens])] = originals
 
     def align(self, tokens: Sequence[str], other_tokens: Sequence[str], positions: Positions) -> None:
-        """Which positions of two texts correspond."""
+        """Add the positions of two texts that correspond."""
         one, other = (self._texts.add([str(token) for token in side]) for side in (tokens, other_tokens))
         self._aligned[one, other] = positions
 
     @property
     def shown(self) -> list[tuple[str, list[int]]]:
-        """Of each layer its label, and the numbers of its heads."""
+        """The label of each layer, and the numbers of its heads."""
         return [(layer["label"], [head["number"] for head in layer["heads"]]) for layer in self._layers]
 
     def parts(self) -> Iterator[str]:
@@ -130,11 +132,11 @@ class Page:
         return sum(len(part.encode("utf-8", "replace")) for part in self.parts())
 
     def write(self, path: Any) -> Path:
-        """Write the file; one that is there stays as it was until all is written."""
+        """Write the file. An existing file stays unchanged until all is written."""
         return write_parts(path, self.parts())
 
     def _opening(self) -> list[int]:
-        """The blocks of the head that the page opens on, operands last: it is shown while others are being read."""
+        """The blocks of the head that the page opens on, operands last. It is shown while others are being read."""
         place = self.distinctive or {"layer": 0, "head": 0}
         layer = self._layers[place["layer"]]
         parts = layer["shared"] | layer["heads"][place["head"]]
@@ -143,7 +145,7 @@ class Page:
 
     @property
     def blocks(self) -> int:
-        """How many there are."""
+        """The number of blocks."""
         return len(self._blocks)
 
     def block(self, number: int) -> bytes:
@@ -151,7 +153,7 @@ class Page:
         return self._blocks[number]
 
     def meta(self) -> dict[str, Any]:
-        """What is described above."""
+        """The metadata that the module's text describes."""
         known = list(dict.fromkeys(measure for heads in self._measures for head in heads for measure in head))
         layers = []
         for layer, each in zip(self._layers, self._measures, strict=True):
@@ -179,7 +181,7 @@ def program_with_markup(name: str) -> str:
 
 
 def heads_pane() -> str:
-    """The content of the pane of heads, which the page of a survey has too."""
+    """The content of the pane of heads, which is also on the page of a survey."""
     return source(__package__, "heads_pane.html").rstrip("\n")
 
 
@@ -193,13 +195,13 @@ def _blocks_in(parts: Mapping[str, Any]) -> Iterator[int]:
 
 
 def nothing_left(left_out: Iterable[Any]) -> UnsupportedError:
-    """What a page raises whose every call is left out."""
+    """The error of a page whose every call is left out."""
     said = " ".join(f"{call.name}: {call.reason}" for call in left_out)
     return UnsupportedError(f"{said} Look at call.weights.")
 
 
 def page_of(layers: Iterable[Layer | LeftOut], title: str) -> Page:
-    """The page of these layers, which are taken one at a time."""
+    """The page of these layers, which are read one at a time."""
     page = Page(title)
     for layer in layers:
         page.add(layer)
@@ -214,7 +216,7 @@ def render(layers: Iterable[Layer | LeftOut], title: str) -> str:
     Args:
         layers: the attention calls to show, in the order they were made. They may differ in kind,
             length and number of heads.
-        title: what the page is called.
+        title: the title of the page.
 
     Raises:
         ValueError: if there is no layer to show.
@@ -224,12 +226,12 @@ def render(layers: Iterable[Layer | LeftOut], title: str) -> str:
 
 
 def write_report(path: Any, layers: Iterable[Layer | LeftOut], title: str) -> Path:
-    """Write the page of these layers, which are taken one at a time; no string of the whole page is made."""
+    """Write the page of these layers, which are read one at a time. No string of the whole page is made."""
     return page_of(layers, title).write(path)
 
 
 class _Once:
-    """Lists, each content once: most layers of a model read the same text, and compute alike."""
+    """Lists, of which equal ones are kept once: most layers of a model read the same text, and have the same steps."""
 
     def __init__(self) -> None:
         self.all: list[list[Any]] = []
@@ -240,3 +242,13 @@ class _Once:
         if number == len(self.all):
             self.all.append(content)
         return number
+
+
+def widget_module() -> str:
+    """An ES module as `anywidget` takes it. Its `render` shows the model's `meta`, and asks the model for blocks.
+
+    A request is `{"block": number}`. The answer is the same message with the bytes of `Page.block`, or with
+    `{"error": text}` added. The model's `address` holds the choices on the page, as a link to it does; both sides
+    change it. `height` is the height of the box in pixels.
+    """
+    return program_with_markup("widget")

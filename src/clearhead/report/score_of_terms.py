@@ -1,4 +1,4 @@
-"""The score of a page as explanations say it: terms of features, added up."""
+"""The score of a page as an explanation shows it: a sum of terms of features."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from clearhead.scores.base import Score
 
 
 class ScoreOfTerms(Score):
-    """A score as a page holds it: a sum over features of a φ of the query's and the key's, each times a weight."""
+    """A score as a page holds it: the sum over features of φ(query feature, key feature), each times a weight."""
 
     def __init__(self, phi: str, weighted: bool) -> None:
         super().__init__()

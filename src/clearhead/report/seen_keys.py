@@ -1,4 +1,4 @@
-"""How many keys each query of a layer may see, and what each key would receive of uniform attention."""
+"""The number of keys that each query of a layer may see, and the weight that each key would receive if uniform."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ ROWS = 128
 
 
 def masked_heads(layer: Layer) -> int:
-    """Of how many heads the mask is: 1 where it is the same for all."""
+    """The number of heads of the mask: 1 where it is the same for all."""
     holes, bias = len(layer.holes), 1 if layer.bias is None else layer.bias.heads
     return max(len(layer.start), len(layer.stop), holes, bias, 1 if layer.seen is None else len(layer.seen))
 
@@ -18,8 +18,8 @@ def masked_heads(layer: Layer) -> int:
 def seen_keys(layer: Layer) -> tuple[Array, Array]:
     """The number of keys that each query may see, (H or 1, Lq) int32, and Σ_i [j is seen by i] / that, (H or 1, Lk).
 
-    Formula: u_j = Σ_i [i may see j] / n_i. Keys that are not shown count in n_i, where some query sees such
-    (`Layer.seen`). Of spans alone in O(Lq + Lk); else a band of rows at a time.
+    Formula: u_j = Σ_i [i may see j] / n_i. Where some query sees keys that are not shown (`Layer.seen`), they are
+    counted in n_i. Spans alone take O(Lq + Lk); any other mask is read one band of rows at a time.
     """
     of = _of_spans if layer.bias is None and not layer.holes else _of_pairs
     counts, expected = zip(*(of(layer, head) for head in range(masked_heads(layer))), strict=True)
@@ -32,12 +32,12 @@ def _of_spans(layer: Layer, head: int) -> tuple[Array, Array]:
     shown = np.maximum(stop - start, 0).astype(np.int32)
     counts = shown if layer.seen is None else of_head(layer.seen, head)
     some = shown > 0
-    change = np.zeros((2, keys + 1))  # of what a key would receive, and of how many queries see it
+    change = np.zeros((2, keys + 1))  # of the weight that a key receives, and of its queries
     for edge, sign in ((start[some], 1), (stop[some], -1)):
         np.add.at(change[0], edge, sign / counts[some])
         np.add.at(change[1], edge, sign)
     expected, looking = change[:, :keys].cumsum(1)
-    return counts, np.where(looking > 0, expected, 0.0)  # a sum of fractions does not come back to 0
+    return counts, np.where(looking > 0, expected, 0.0)  # a sum of fractions does not return to exactly 0
 
 
 def _of_pairs(layer: Layer, head: int) -> tuple[Array, Array]:

@@ -1,4 +1,4 @@
-"""What the page says of the weights of one sequence of a call: of each query and key, and from afar."""
+"""Statistics of the weights of one sequence of a call: for each query and key, and for cells of the map."""
 
 from __future__ import annotations
 
@@ -24,35 +24,38 @@ from clearhead.report._words import Cells, Shown
 from clearhead.report.layer import Array
 
 THUMBNAIL = 32
-LONG = 1024  # a side beyond it has a map from afar
-NEAR, FAR, FARTHER = 512, 1024, 16384  # cells a side; of what is longer than the last the second
-LEAST = 8  # positions to a cell
+LONG = 1024  # a call with a longer side has a map of cells
+NEAR, FAR, FARTHER = 512, 1024, 16384  # cells of a side: NEAR, or FAR for sides longer than FARTHER
+LEAST = 8  # positions in a cell
 
 
 class Statistics(NamedTuple):
-    """Of all queries and keys, but `peaks`: over shown positions, (H, Lq, ≤ 32), the largest weight of each query in
-    each column of cells. `seen`: (H or 1, Lq), how many keys each query sees, where some of these are not shown."""
+    """Statistics over all queries and keys.
+
+    Only `peaks`, (H, Lq, ≤ 32), is over shown positions: the largest weight of each query in each column of cells.
+    `seen`: (H or 1, Lq), how many keys each query sees, where some of these keys are not shown.
+    """
 
     logsumexp: Array
     entropy: Array
     received: Array
     distance: Array | None
     peaks: Array
-    cells: tuple[Array, Array] | None  # of a long head, (H, rows, columns): the largest, and the mean
+    cells: tuple[Array, Array] | None  # for a long head the largest and the mean of each cell, (H, rows, columns)
     alone: bool  # see `Layer`
     seen: Array | None
 
 
 def lazy(problem: Problem) -> Weights:
-    """The weights of a problem that nothing writes to."""
+    """The weights of a problem to whose tensors nothing writes."""
     return Weights(FromRecord(now(problem), {}))
 
 
 def statistics(problem: Problem, rows: Shown, columns: Shown, placed: bool) -> Statistics:
-    """One pass over the weights of the keys, and one more of a long head, and where some positions are not shown.
+    """One pass over the weights, and a second one for a long head, or where some positions are not shown.
 
-    Entropy, received and distance are of these: with sinks, of the model's divided by their sum. Log-sum-exp and what
-    is seen from afar are of the model's own. `placed`: whether distances mean something.
+    Entropy, received and distance are of the weights of the keys: with sinks, the model's weights divided by their sum.
+    Log-sum-exp and cells are of the model's own weights. `placed`: whether distances have a meaning.
     """
     keys_alone = over_keys(problem)
     every = rows.all and columns.all
@@ -76,13 +79,13 @@ def statistics(problem: Problem, rows: Shown, columns: Shown, placed: bool) -> S
 
 
 def _seen(problem: Problem) -> Array:
-    """How many keys each query may see: the log-sum-exp of as many zeros."""
+    """The number of keys that each query may see, from the log-sum-exp of as many zeros."""
     (nats,) = lazy(uniform(among(problem, None))).reduce(LogSumExp())
     return np.rint(np.exp(array(nats[0]).astype(np.float64))).astype(np.int32)
 
 
 def cells_of(queries: int, keys: int) -> tuple[int, int] | None:
-    """The queries and keys of a cell of the map from afar; None for a short head."""
+    """The numbers of queries and keys in a cell of the map; None for a short head."""
     if max(queries, keys) <= LONG:
         return None
     most = NEAR if max(queries, keys) <= FARTHER else FAR
@@ -91,7 +94,7 @@ def cells_of(queries: int, keys: int) -> tuple[int, int] | None:
 
 
 def _shown(problem: Problem, rows: Shown, columns: Shown) -> Problem:
-    """The part of the positions that are shown, which follow each other: a problem of its own."""
+    """The problem of the shown positions alone, which are consecutive."""
     queries, keys = (slice(int(side.places[0]), int(side.places[-1]) + 1) for side in (rows, columns))
     return cut(problem, Region(queries=queries, keys=keys))
 
@@ -99,8 +102,8 @@ def _shown(problem: Problem, rows: Shown, columns: Shown) -> Problem:
 def _peaks(problem: Problem, rows: Shown, columns: Shown, logsumexp: Array) -> tuple[Array, bool]:
     """The largest weight of each shown query in each column of cells, where some positions are not shown.
 
-    And whether the shown part has the call's log-sum-exps, so that no word sees padding. The weights of a part are the
-    call's times exp(the call's log-sum-exp − its own).
+    The second result is whether the shown part has the call's log-sum-exps, so that no word sees padding. The weights
+    of a part are the call's times exp(the call's log-sum-exp − its own).
     """
     count = len(rows.places)
     if not (rows.even and columns.even):
@@ -112,7 +115,7 @@ def _peaks(problem: Problem, rows: Shown, columns: Shown, logsumexp: Array) -> t
 
 
 def _cells(problem: Problem, rows: Shown, columns: Shown) -> tuple[Array, Array] | None:
-    """The largest and the mean weight of each cell of a long head, where what is shown stands alone."""
+    """The largest and the mean weight of each cell of a long head, where no shown query sees hidden keys."""
     queries, keys = len(rows.places), len(columns.places)
     cell = cells_of(queries, keys)
     if cell is None:

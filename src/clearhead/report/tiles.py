@@ -1,4 +1,4 @@
-"""A matrix of pairs in square tiles: those of zeros alone are not kept, equal ones are kept once."""
+"""A matrix of pairs in square tiles: tiles of zeros are not kept, and equal tiles are kept once."""
 
 from __future__ import annotations
 
@@ -14,8 +14,11 @@ SIDE = 128
 
 
 class Tiles(NamedTuple):
-    """A matrix (Lq, Lk). `places`, (rows, columns) int32: of each tile of it the place of its numbers in `tiles`, (n,
-    side, side), bool or float32; −1 for a tile of zeros. The last tiles of a row and of a column are filled up."""
+    """A matrix (Lq, Lk) in tiles.
+
+    `places`, (rows, columns) int32: for each tile the place of its numbers in `tiles`, (n, side, side), bool or
+    float32; −1 for a tile of zeros. The last tiles of a row and of a column are filled up with zeros.
+    """
 
     places: Array
     tiles: Array
@@ -35,7 +38,7 @@ class Tiles(NamedTuple):
 
 
 def tiled(band: Callable[[int, int], Array], queries: int, keys: int) -> Tiles | None:
-    """The matrix (queries, keys) whose rows from one number up to another `band` gives; None where all are zeros."""
+    """The tiles of a matrix (queries, keys); None where all are zeros. `band(first, last)` gives rows of the matrix."""
     side = min(SIDE, max(16, 1 << (max(queries, keys) - 1).bit_length()))
     across = -(-keys // side)
     places, kept, numbers = list[Array](), list[Array](), dict[bytes, int]()

@@ -1,4 +1,4 @@
-"""The steps from a query and the keys to a weight: those of `explain`, for the page to fill with its numbers."""
+"""The steps of `explain` from a query and the keys to a weight, for which the page computes its own numbers."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from clearhead.scores.dot import Dot
 
 
 def with_steps(layer: Layer) -> Layer:
-    """The same with name, formula and tree of each step that leads to a weight, in order.
+    """The layer with name, formula and tree of each step that leads to a weight, in order.
 
-    One without a tree is given: "query", "key", "weight", "bias", "mask", "sink". The first with a tree is the sum of
-    the terms: the page has its numbers already. A query that sees nothing has its own steps.
+    A step without a tree is given: "query", "key", "weight", "bias", "mask", "sink". The first step with a tree is the
+    sum of the terms, whose numbers the page already has. A query that sees nothing has steps of its own.
     """
     if layer.scores is not None:
         return layer
@@ -32,7 +32,7 @@ def with_steps(layer: Layer) -> Layer:
 
 
 def _steps(layer: Layer, masked: bool, blind: bool) -> tuple[dict[str, Any], ...]:
-    """They are read from an explanation of two keys with the parts that the layer has: none depends on how many."""
+    """The steps of an explanation of two keys with the parts of the layer. No step depends on the number of keys."""
     keep = torch.tensor([[not blind, not masked]], device="cpu")
     mask = DenseMask(keep) if masked else None
     key = torch.zeros(1, 1, 2, layer.query.shape[-1], dtype=torch.float32, device="cpu")
@@ -56,7 +56,7 @@ def _steps(layer: Layer, masked: bool, blind: bool) -> tuple[dict[str, Any], ...
 
 
 def _has_bias(layer: Layer) -> bool:
-    """Whether anything but −∞, which hides a pair, is added to scores."""
+    """Whether the bias has numbers other than 0 and −∞, which hides a pair."""
     return layer.bias is not None and any((np.isfinite(a) & (a != 0)).any() for a in layer.bias.numbers)
 
 

@@ -1,4 +1,4 @@
-"""Scores: one formula a file."""
+"""Scores, one formula in each file."""
 
 from clearhead.scores.additive import Additive as Additive
 from clearhead.scores.base import Pairwise as Pairwise

@@ -40,9 +40,9 @@ class Additive(Score):
 
     @classmethod
     def from_weights(cls, W_q: Any, W_k: Any, w_v: Any, *, softcap: float | None = None) -> Additive:
-        """From given weights (H, Eq), (H, Ek), (H,): an nn.Parameter is shared, anything else copied.
+        """The score over given weights (H, Eq), (H, Ek), (H,): an nn.Parameter is shared, other arrays are copied.
 
-        None for W_q or W_k means that side is already projected, of width H.
+        None for W_q or W_k means that this side is already projected, to the width H.
         """
         score = cls.__new__(cls)
         Score.__init__(score, softcap=softcap)  # skips the random initialisation
@@ -69,7 +69,7 @@ class Additive(Score):
         key_dim: int | None = None,
         softcap: float | None = None,
     ) -> Additive:
-        """From the published form w_v · tanh(W [k; q]), W of shape (H, Ek + Eq) as nn.Linear has it.
+        """The score of the published form w_v · tanh(W [k; q]), with W of shape (H, Ek + Eq) as in nn.Linear.
 
         `order` says which comes first in the concatenation; `key_dim` is Ek, by default half of the width.
         """
@@ -139,7 +139,7 @@ class Additive(Score):
 
 
 def _projection_steps(side: Step, matrix: Tensor | None) -> list[Step]:
-    """A side's projection to the hidden width; none where it is projected already."""
+    """The steps that project a side to the hidden width; no steps where it is projected already."""
     if matrix is None:
         return []
     name = side.name

@@ -1,4 +1,4 @@
-"""What a score is, and the normal form the engines compute."""
+"""The base class of scores, and the normal form that engines compute."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Module = TypeVar("Module", bound=nn.Module)
 Change = Callable[[Tensor], Tensor]
 Phi = Literal["mul", "tanh_add", "sq_diff"]
 PHIS = get_args(Phi)
-NARROW = tuple(dtype for dtype in FLOATS if dtype != torch.float64)  # what float32 has room for
+NARROW = tuple(dtype for dtype in FLOATS if dtype != torch.float64)  # the dtypes whose numbers float32 can hold
 SCORES = ("B", "H", "Lq", "Lk")  # the axes of the scores, as a step names them
 
 
@@ -41,7 +41,7 @@ class Pairwise(NamedTuple):
     'native'
 
     φ(a, b) is a·b (`mul`), tanh(a + b) (`tanh_add`) or (a − b)² (`sq_diff`); softcap(s) is c·tanh(s/c). A score's
-    `lower` gives no softcap: that is put in with the call's scale.
+    `lower` gives no softcap: the call puts it in, with its scale.
     """
 
     phi: Phi
@@ -116,7 +116,7 @@ def check_pairwise(lowered: Pairwise, query: Tensor, key: Tensor, who: str) -> P
 
 
 class Score(nn.Module, ABC):
-    """The score of a query and a key. A score of your own is a subclass with `tile()`; that is enough for every use.
+    """The score of a query and a key. A score of your own is a subclass with `tile()`, which serves every use.
 
     >>> import torch, clearhead as ch
     >>> class Manhattan(ch.extend.Score):
@@ -127,9 +127,9 @@ class Score(nn.Module, ABC):
 
     The score of a pair may depend on that query and that key alone: the engines compute any part of the matrix.
     `lower()`, where a score has it, rewrites it in the normal form that the fused kernels take. It must preserve the
-    scores themselves, not only their softmax. Both are before the scale that a call gives and before the softcap:
-    s_ij = softcap(scale · tile_ij), softcap(s) = c · tanh(s / c), where a score has one: `super().__init__(softcap=c)`.
-    Source of the softcap: Gemma Team 2024, "Gemma 2".
+    scores themselves, not only their softmax. Both give scores before the call's scale and before the softcap: s_ij =
+    softcap(scale · tile_ij) with softcap(s) = c · tanh(s / c). A score sets its softcap by
+    `super().__init__(softcap=c)`. Source of the softcap: Gemma Team 2024, "Gemma 2".
     """
 
     softcap: float | None = None
@@ -147,7 +147,7 @@ class Score(nn.Module, ABC):
         return 1.0
 
     def own_scale(self) -> str | None:
-        """The argument that sets this score's own scale, beside which a call may give none; None if it has none."""
+        """The argument that set this score's own scale, beside which a call gives no scale; None if none did."""
         return None
 
     def lower(self, query: Tensor, key: Tensor) -> Pairwise | None:
@@ -157,15 +157,15 @@ class Score(nn.Module, ABC):
     def steps(self, query: Step, key: Step) -> list[Step]:
         """How `tile` comes to its scores, for `clearhead.explain`; the last step is the `scores`, (B, H, Lq, Lk).
 
-        The steps `query` (B, H, Lq, Eq) and `key` (B, H, Lk, Ek) are given; each further one is a line over those
-        before it, `made("scores", "Why.", query @ key.mT)`. A score that has none of its own is shown as one step.
+        The steps `query` (B, H, Lq, Eq) and `key` (B, H, Lk, Ek) are given; each further step is a line over earlier
+        steps, `made("scores", "Why.", query @ key.mT)`. A score without steps of its own is shown as one step.
         """
-        why = "One number for each query and key: what this score makes of the pair. It shows no steps of its own."
+        why = "One number for each query and key, computed by this score, which shows no steps of its own."
         tile = checked_tile(self, query.value, key.value)
         return [Step("scores", why, tile, SCORES, formula=f"scores = {type(self).__name__}(query, key)")]
 
     def explained(self, query: Step, key: Step) -> list[Step]:
-        """Its `steps`; where they end in other numbers than `tile`, as those that a changed subclass inherits, one."""
+        """Its `steps`, or one step where they end in other numbers than `tile`, as steps of a parent class may."""
         steps, tile = self.steps(query, key), checked_tile(self, query.value, key.value)
         found = steps[-1].value
         if found.shape == tile.shape and torch.allclose(found.to(tile), tile, rtol=1e-4, atol=1e-5, equal_nan=True):
@@ -197,7 +197,7 @@ class Score(nn.Module, ABC):
         return self.described()
 
     def described(self, *parts: str) -> str:
-        """What `repr` shows of this score, its softcap included."""
+        """The text of this score in `repr`, its softcap included."""
         return ", ".join(parts if self.softcap is None else (*parts, f"softcap={self.softcap}"))
 
     def forward(self, query: Any, key: Any) -> Any:
@@ -287,7 +287,7 @@ def check_equal_width(score: Score, query: Tensor, key: Tensor) -> None:
 
 
 def given_parameter(weight: Any, name: str, ndim: int) -> nn.Parameter:
-    """A parameter from given weights: a Parameter is shared, anything else is copied."""
+    """A parameter from given weights: a Parameter is shared, other arrays are copied."""
     if isinstance(weight, nn.Parameter):
         parameter = weight
     else:

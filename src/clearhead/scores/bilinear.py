@@ -19,8 +19,8 @@ class Bilinear(Score):
 
     Formula: s_ij = q_iᵀ W k_j, with W of shape (Eq, Ek). There is no further scale.
 
-    Takes query (..., Lq, Eq), key (..., Lk, Ek); gives (..., Lq, Lk). `Bilinear.from_weights(W)` takes a given W:
-    an nn.Parameter is shared, anything else copied. `softcap`: as for every `Score`.
+    Takes query (..., Lq, Eq), key (..., Lk, Ek); gives (..., Lq, Lk). `Bilinear.from_weights(W)` takes a given W.
+    `softcap`: as for every `Score`.
     Raises `ShapeError` for other widths. Cost: 2·Lq·Eq·Ek + 2·Lq·Lk·Ek operations.
     Source: Luong et al. 2015, "Effective Approaches to Attention-based Neural Machine Translation".
     """
@@ -31,7 +31,7 @@ class Bilinear(Score):
 
     @classmethod
     def from_weights(cls, W: Any, *, softcap: float | None = None) -> Bilinear:
-        """From a given W (Eq, Ek): an nn.Parameter is shared, anything else copied.
+        """The score over a given W (Eq, Ek): an nn.Parameter is shared, other arrays are copied.
 
         >>> import torch, clearhead as ch
         >>> ch.Bilinear.from_weights(torch.eye(3))(torch.ones(2, 3), torch.ones(1, 3)).tolist()

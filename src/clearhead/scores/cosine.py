@@ -54,7 +54,7 @@ class Cosine(Score):
 
 
 def _unit_steps(side: Step) -> list[Step]:
-    """The norms of queries or keys, and the vectors over them."""
+    """The norms of queries or keys, and the vectors divided by them."""
     name = side.name
     norms = side.vector_norm(dim=-1, keepdim=True)
     # in float64 no square of a float32 number overflows or becomes 0
@@ -62,13 +62,13 @@ def _unit_steps(side: Step) -> list[Step]:
     if not torch.allclose(norms.value, wide.value, equal_nan=True, atol=0.0):
         norms = wide
     length = made(f"{name}_norms", f"The length of each {name} as a vector: the root of the sum of its squares.", norms)
-    why = f"Each {name} divided by its length, so that only its direction counts; a vector of zeros stays one."
+    why = f"Each {name} divided by its length, so that only its direction counts; a vector of zeros stays zero."
     over = side / length.masked_fill(length.eq(0), 1.0)
     return [length, made(f"unit_{name}", why, over, value=unit(side.value))]
 
 
 def unit(vectors: Tensor) -> Tensor:
-    """Each vector over its length. The largest entry is taken out first, so that no square overflows."""
+    """Each vector divided by its length. It is divided by its largest entry first, so that no square overflows."""
     wide = vectors.float() if vectors.dtype in (torch.float16, torch.bfloat16) else vectors
     largest = wide.detach().abs().amax(-1, keepdim=True) if wide.shape[-1] else wide.new_ones(1)
     wide = wide / torch.where(largest > 0, largest, torch.ones_like(largest))

@@ -21,7 +21,7 @@ class Dot(Score):
 
     Formula: s_ij = scale · Σ_d q_id k_jd, then, with a softcap c, s_ij ← c · tanh(s_ij / c).
 
-    `scale`: a number; None is 1/√E, or what `attention` is given as scale. `softcap`: a number above 0, or None.
+    `scale`: a number; None is 1/√E, or the scale that `attention` is given. `softcap`: a number above 0, or None.
     Takes query (..., Lq, E), key (..., Lk, E); gives (..., Lq, Lk), float32 at least.
     Raises `ShapeError` where the widths differ. Cost: 2·Lq·Lk·E operations.
     Source: Vaswani et al. 2017, "Attention Is All You Need"; the softcap: Gemma Team 2024, "Gemma 2".
@@ -32,7 +32,7 @@ class Dot(Score):
         self.scale = None if scale is None else check_number(scale, "scale")
 
     def factor(self, width: int) -> float:
-        # 1 / √E to the last digit of SDPA's
+        # the same bits as the 1 / √E of SDPA
         return (1 / math.sqrt(width) if width else 1.0) if self.scale is None else self.scale
 
     def own_scale(self) -> str | None:

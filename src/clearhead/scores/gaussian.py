@@ -22,7 +22,7 @@ class Gaussian(Score):
     Formula: s_ij = −‖q_i − k_j‖² / (2 h²), with h the bandwidth. The differences are taken before they are squared:
     the expanded form ‖q‖² − 2q·k + ‖k‖² loses every digit where inputs share a large offset.
 
-    `bandwidth`: a number above 0, in the unit of the inputs, or an nn.Parameter of one, which is then learnt.
+    `bandwidth`: a number above 0, in the unit of the inputs, or an nn.Parameter of one number, which is then learnt.
     `softcap`: as for every `Score`.
     Takes query (..., Lq, E), key (..., Lk, E); gives (..., Lq, Lk).
     Raises `ShapeError` where the widths differ. Cost: 3·Lq·Lk·E operations.

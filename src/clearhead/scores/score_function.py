@@ -15,11 +15,11 @@ from clearhead.scores.base import Score
 
 
 def _check_takes_two(function: Callable[..., Any]) -> None:
-    if compiling():  # which cannot look at signatures
+    if compiling():  # compiled code cannot read signatures
         return
     try:
         signature = inspect.signature(function)
-    except (ValueError, TypeError):  # a callable that has none
+    except (ValueError, TypeError):  # a callable without a signature
         return
     try:
         signature.bind(None, None)
@@ -27,8 +27,8 @@ def _check_takes_two(function: Callable[..., Any]) -> None:
         name = getattr(function, "__name__", type(function).__name__)
         raise ClearheadError(
             f"score is a function {name}{signature}; it is called with two arguments, a tile of queries (..., Lq, Eq) "
-            "and one of keys (..., Lk, Ek), and gives their scores (..., Lq, Lk).\nWhat depends on positions is a "
-            "bias, bias=BiasFunction(fn), or, where it says who may attend, a mask, mask=MaskFunction(fn)."
+            "and one of keys (..., Lk, Ek), and gives their scores (..., Lq, Lk).\nPass a function of positions as "
+            "bias=BiasFunction(fn), or, where it says who may attend, as mask=MaskFunction(fn)."
         ) from None
 
 
@@ -42,8 +42,8 @@ class ScoreFunction(Score):
     torch.Size([3, 4])
 
     `function(query_tile, key_tile)` takes (..., Lq, Eq) and (..., Lk, Ek), any part of the inputs, and gives
-    (..., Lq, Lk). Parameters it closes over are trained through autograd, but are not listed by `parameters()`:
-    for those, write a `Score` with `tile()`.
+    (..., Lq, Lk). Parameters that it closes over are trained through autograd, but `parameters()` does not list them; a
+    `Score` with `tile()` lists its own.
     """
 
     def __init__(self, function: Callable[[Tensor, Tensor], Tensor], *, softcap: float | None = None) -> None:

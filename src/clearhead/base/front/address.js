@@ -1,4 +1,4 @@
-// ---- The address of a page: what is chosen stands behind its "#", so that a link and Back restore it.
+// ---- The address of a page: the choice stands behind its "#", so that a link and Back restore it.
 
 /**
  * The parts of an address, such as those of `#layer=2&head=9`.
@@ -30,10 +30,10 @@ export function numberIn(text, count) {
 }
 
 /**
- * Puts an address into that of the page.
+ * Makes this the part behind the "#" in the page's address.
  *
  * @param {string} address
- * @param {boolean} step whether Back comes back to what was before
+ * @param {boolean} step whether Back returns to the address before
  */
 export function writeAddress(address, step) {
   if (address === window.location.hash) return;

@@ -59,7 +59,7 @@ export const everyIn = (root, selector, kind) =>
   Array.from(root.querySelectorAll(selector)).flatMap((element) => (element instanceof kind ? [element] : []));
 
 /**
- * The first of them.
+ * The first element of this kind that a selector names.
  *
  * @template {Element} Kind
  * @param {ParentNode} root
@@ -73,7 +73,7 @@ export function firstIn(root, selector, kind) {
 }
 
 /**
- * What a canvas is drawn with.
+ * The context that draws on a canvas.
  *
  * @param {HTMLCanvasElement} canvas
  */

@@ -3,7 +3,7 @@
 // A tree is {kind: "name" | "value" | "call"}: a call has its `name`, its `inputs` (trees) and `options` by name. Every
 // operator and method is a call: `a @ b` is matmul(a, b), `a.sum(-1)` is sum(a, -1), `torch.exp(a)` is exp(a),
 // `[a, b]` and `(a, b)` are list(a, b), `a[..., 0:2]` is index(a, "...", {from: 0, to: 2}). A value is a number, the
-// name of a type, or a place of an index; what JSON has no number for is its name.
+// name of a type, or a place of an index; a number that JSON lacks is its name.
 
 /** @import { Constant, Tree, ValueTree } from "./types.d.ts" */
 
@@ -11,7 +11,7 @@
 const CONSTANTS = { inf: Infinity, "-inf": -Infinity, nan: NaN };
 
 /**
- * What a value is: Python's True is 1.
+ * The constant of a value: Python's True is 1.
  *
  * @param {ValueTree} tree
  * @returns {Constant}
@@ -34,7 +34,7 @@ function* allTrees(tree) {
 }
 
 /**
- * What a tree reads and what it calls: the names of such trees, each once, in order.
+ * The names that a tree reads, or the operations that it calls, each once, in order.
  *
  * @param {"name" | "call"} kind
  */

@@ -1,4 +1,4 @@
-// ---- What each call of the language computes, entry by entry: its axes, its numbers, and each number written out.
+// ---- The operations of the language, entry by entry: their axes, their numbers, and each number written out.
 //
 // A node is {axes, at(index), term(index)}: axes are [{n, more}], `more` being entries that this page does not hold.
 // Nothing between the steps is kept; only a step's own numbers are (see steps.js).
@@ -69,7 +69,7 @@ const unary = (compute, name) => entrywise(compute, ([a]) => called(name, a));
 const squared = (term) => ({ binds: BINDS.power, pieces: [...bracketed(term, BINDS.atom), "²"] });
 
 /**
- * The term, and the places that decided which it is, without their text.
+ * The term, and the places of the other term, which decided between two terms, without their text.
  *
  * @param {Term} term
  * @param {Term} other

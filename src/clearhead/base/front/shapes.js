@@ -8,7 +8,7 @@ import { leaf } from "./terms.js";
 /** @import { Computed, Constant, ConstantNode, Extent, Given, Range } from "./types.d.ts" */
 
 /**
- * What a constant of a tree is.
+ * The value of a constant in a tree.
  *
  * @param {ConstantNode} node
  */
@@ -90,7 +90,7 @@ function unsqueeze(node, where) {
 const swapLast = (node) => transpose(node, valueNode(-2), valueNode(-1));
 
 /**
- * How many entries an axis has; of an axis that this page holds in part, that is not known.
+ * How many entries an axis has. It raises an error for an axis that this page holds in part.
  *
  * @param {Extent} given
  */

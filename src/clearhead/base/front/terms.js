@@ -8,7 +8,7 @@ import { grouped } from "./numbers.js";
 /** @import { Computed, Piece, Source, Term } from "./types.d.ts" */
 
 export const BINDS = { compare: 0, sum: 1, product: 2, unary: 3, power: 4, atom: 5 };
-let mostTerms = 8; // of a sum that are written out: those with the largest size
+let mostTerms = 8; // the most terms of a sum that are written out: those with the largest size
 
 /** @param {number} n */
 export const setMostTerms = (n) => { mostTerms = n; };

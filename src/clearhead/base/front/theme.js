@@ -4,11 +4,11 @@ const COLOURS = /** @type {const} */ (["ink", "quiet", "line", "accent", "bar", 
 
 /** @typedef {Record<typeof COLOURS[number], string>} Colours the colours of a theme, for canvases, which know no CSS */
 
-/** What is chosen stands in `data-theme` of an element. */
+/** The chosen theme stands in `data-theme` of an element. */
 export class Theme {
   /**
    * @param {HTMLElement} host
-   * @param {() => void} changed called when there is another theme
+   * @param {() => void} changed called when the theme has changed
    */
   constructor(host, changed) {
     this.host = host;

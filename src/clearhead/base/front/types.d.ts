@@ -6,11 +6,11 @@ export interface NameTree { kind: "name"; name: string }
 export interface ValueTree { kind: "value"; value: Constant | boolean; text: string | null }
 export interface CallTree { kind: "call"; name: string; inputs: Tree[]; options: Record<string, Tree> }
 
-/** What a value of a tree is: a number, a type or "..." as text, what an index takes. */
+/** The content of a value in a tree: a number, a type or "..." as text, or an entry of an index. */
 export type Constant = number | string | number[] | Range;
 export interface Range { from?: number; to?: number; by?: number }
 
-/** An axis of `n` entries that the page holds; `more`, those that it does not. */
+/** An axis: `n` entries that the page holds, and `more` that it does not hold. */
 export interface Extent { n: number; more: number }
 
 /** A piece of a number that is written out: text, or a number of a step, where it stands. */
@@ -18,13 +18,13 @@ export type Piece = string | Source;
 export interface Source { text: string; step: string; index: number[] }
 export interface Term { binds: number; pieces: Piece[] }
 
-/** What an operation computes, entry by entry. */
+/** The result of an operation, entry by entry. */
 export interface Computed { axes: Extent[]; at(index: number[]): number; term(index: number[]): Term }
 
 /** A value of a tree, which is not always a number. */
 export interface ConstantNode { axes: Extent[]; at(index: number[]): Constant; term(index: number[]): Term }
 
-/** What an operation is given: numbers, a constant, or a list of them. */
+/** An input of an operation: numbers, a constant, or a list of these. */
 export type Given = Computed | ConstantNode | Given[];
 
 /** A step, of which others read the node. */

@@ -1,4 +1,4 @@
-"""What a check is."""
+"""The base class of checks."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from clearhead.explanation.diagnosis.finding import Finding, Severity
 
 
 class Check(ABC):
-    """One thing to look for in a call. A subclass says in its docstring by which number it judges, and why that one.
+    """A search for one kind of fault in a call. The docstring of a subclass says by which number it judges, and why.
 
-    `name`: of its findings. `looks_for`: the same in words, for who is told that nothing was found.
+    `name`: the name of its findings. `looks_for`: the fault in words, which are printed where nothing was found.
     """
 
     name: ClassVar[str]
@@ -21,7 +21,7 @@ class Check(ABC):
 
     @abstractmethod
     def find(self, case: Case) -> Iterator[Finding]:
-        """What there is of it in this call."""
+        """The findings in this call."""
 
     def finding(self, case: Case, severity: Severity, evidence: str, remedy: str, **where: Any) -> Finding:
         return Finding(self.name, severity, evidence, remedy, {**case.where, **where})

@@ -28,8 +28,8 @@ from clearhead.problem.regions import cut, width
 from clearhead.problem.unseen import group, seen
 from clearhead.problem.words import ALL_WORDS, Words
 
-PAIRS = 2**27  # beyond these, statistics are of evenly spaced queries: about a second of work
-ROWS, NUMBERS = 32, 2**22  # the most queries, and numbers at once, of which every score is looked at
+PAIRS = 2**27  # of more pairs, statistics are of evenly spaced queries: about a second of work
+ROWS, NUMBERS = 32, 2**22  # the most queries of which every score is computed, and the most numbers at once
 
 
 class Rows(NamedTuple):
@@ -41,12 +41,12 @@ class Rows(NamedTuple):
     largest_weight: Tensor
     largest_key: Tensor
     sink_share: Tensor
-    visible: Tensor  # how many keys each may see
-    counted: Tensor  # bool: those that see a key, are no padding, and are finite
+    visible: Tensor  # how many keys each query may see
+    counted: Tensor  # bool: queries that see a key, are not padding, and are finite
 
     @property
     def choosing(self) -> Tensor:
-        """Those of the counted that have two keys or more to choose from: with one the entropy is 0 by construction."""
+        """Counted queries that may see two keys or more: with one key the entropy is always 0."""
         return self.counted & (self.visible > 1)
 
 
@@ -55,11 +55,11 @@ class Case:
     """A call of attention, as checks look at it.
 
     `problem`: its normal form, detached, without a value. `inputs`: query, key, and the value where it is known, as
-    given, (B, H, L, E). `added`: float tensors that were added to the scores, by the names that the caller knows;
-    `as_mask`: which of these say who may attend. `mask`: what `problem.visible` came from. `blind`, bool (B or 1, H or
-    1, Lq or 1): queries to which a finite fill allows no key, so that their weights are those of no mask. `words`:
-    where padding is known. `output`: what was computed, where it was kept. `unaligned`: whether positions were
-    needed and no alignment was given. `where`: of the call, for its findings.
+    given, (B, H, L, E). `added`: float tensors that were added to the scores, by the caller's names; `as_mask`: the
+    names of those that were given as a mask. `mask`: the mask that `problem.visible` came from. `blind`, bool (B or 1,
+    H or 1, Lq or 1): queries that have a finite fill at every key, which has no effect on their weights. `words`: the
+    positions that are not padding, where they are known. `output`: the output, where it was kept. `unaligned`: whether
+    a mask or bias needs positions and no alignment was given. `where`: the place of the call, for its findings.
     """
 
     problem: Problem
@@ -84,7 +84,7 @@ class Case:
 
     @cached_property
     def real(self) -> Tensor:
-        """The queries that are no padding and that some mask does not leave blind, bool (B, H, Lq)."""
+        """The queries that are neither padding nor `blind`, bool (B, H, Lq)."""
         batch, heads, queries, _ = self.shape
         real = torch.ones(batch, heads, queries, dtype=torch.bool, device=self.problem.sizes.device)
         if self.words.queries is not None:
@@ -93,7 +93,7 @@ class Case:
 
     @cached_property
     def extent(self) -> Extent:
-        """What each query may see: see `visible_keys`."""
+        """The first key, the end, and the number of the keys that each query may see."""
         return extent(self.problem)
 
     @cached_property
@@ -117,10 +117,10 @@ class Case:
         return seen(spans._replace(stop=stop), self.problem.sizes)[0].expand(batch, heads, keys)
 
     def only_padding(self, queries: Tensor) -> bool:
-        """Whether the keys of these queries, bool (B, H, Lq), are seen by none of the others, as padding is.
+        """Whether these queries, bool (B, H, Lq), may be padding: no other query sees their keys.
 
-        Their keys are those of the same number, counted from the first key or from the last, as slots of a cache come
-        after them or before. A sequence of padding alone is none.
+        The key of a query has the same number, counted from the first key or from the last, since the slots of a cache
+        come after these keys or before them. False where all queries of a sequence would be padding.
         """
         _, _, length, keys = self.shape
         whole = queries.any(-1) & (queries | ~self.real).all(-1)
@@ -131,7 +131,7 @@ class Case:
 
     @cached_property
     def rows(self) -> Rows:
-        """What each query's softmax is like: of all queries, or, beyond `PAIRS` pairs, of evenly spaced ones."""
+        """Statistics of the softmax of every query, or, beyond `PAIRS` pairs, of evenly spaced queries."""
         queries = self.shape[2]
         step = max(1, math.ceil(math.prod(self.shape) / PAIRS))
         some = slice(0, queries, step)
@@ -148,7 +148,8 @@ class Case:
     def spread(self) -> Tensor:
         """The standard deviation of the scores of a query over the keys it may see, before any bias, (B, H, n).
 
-        Of some queries, evenly spaced; NaN for one that sees fewer than four keys, is padding, or is not finite.
+        For at most `ROWS` evenly spaced queries. NaN for a query that sees fewer than four keys, is padding, or is not
+        finite.
         """
         batch, heads, queries, keys = self.shape
         rows = max(1, min(ROWS, NUMBERS // (heads * keys * width(self.problem))))
@@ -168,7 +169,7 @@ class Case:
 
     @cached_property
     def typical_spread(self) -> float:
-        """The median of `spread` over all heads and queries that count; NaN where none does."""
+        """The median of `spread` over all heads and queries without NaN; NaN where all are NaN."""
         return float(self.spread.nanmedian())
 
 
@@ -184,7 +185,7 @@ def first_place(which: Tensor) -> dict[str, int]:
 
 
 def by_head(values: Tensor, counted: Tensor) -> Tensor:
-    """The mean of (B, H, L) over what counts, (H,), float64: NaN where nothing does."""
+    """The mean of values (B, H, L) over the counted places, (H,), float64: NaN where a head has none."""
     return values.double().masked_fill(~counted, 0.0).sum((0, 2)) / counted.sum((0, 2))
 
 

@@ -24,7 +24,7 @@ from clearhead.nn._record import RecordingModule
 
 @runtime_checkable
 class Diagnosable(Protocol):
-    """What knows its own calls: a recorded call, a recording, a monitor."""
+    """An object that can diagnose its own calls: a recorded call, a recording, a monitor."""
 
     def diagnose(self) -> Diagnosis: ...
 
@@ -42,7 +42,7 @@ def diagnose(
     align: Any = None,
     **keywords: Any,
 ) -> Diagnosis:
-    """What is wrong or risky in a call of attention, each with its evidence and what to do instead.
+    """Find what is wrong or risky in a call of attention. Each finding has its evidence, and says what to do instead.
 
     >>> import torch, clearhead as ch
     >>> x = torch.randn(1, 2, 6, 64, generator=torch.Generator().manual_seed(0))
@@ -64,24 +64,24 @@ def diagnose(
     >>> [finding.name for finding in ch.diagnose(attend, x[0], x[0], x[0], valid_lens=[0, 6])]
     ['queries that see nothing']
 
-    Of a call: the arguments of `attention`. A shape or a dtype that does not fit raises the error that `attention`
-    raises; a mask of 0 and 1, and positions without `align`, which `attention` refuses too, are findings.
-    Of a module: `diagnose(module, *inputs, **keywords)`, with what the module is called with: those of `clearhead.nn`
-    and `torch.nn.MultiheadAttention`. The module is not run to its end, and its `attention_weights` and caches stay.
-    Of a model: `with ch.watch(model, values=True) as seen: model(...)`, then `seen.diagnose()`, or
-    `diagnose(seen)`, and of one of its calls; without `values=True` nothing is said of values and precision. Of
-    training: `diagnose(monitor)`, the `Monitor` that `ch.models.monitor` gives.
+    For a call, pass the arguments of `attention`. A shape or a dtype that does not fit raises the error that
+    `attention` raises; a mask of 0 and 1, and positions without `align`, which `attention` refuses too, are findings.
+    For a module of `clearhead.nn`, or a `torch.nn.MultiheadAttention`, pass the module and the arguments of its call.
+    The module runs no further than to its attention, and its `attention_weights` and caches stay.
+    For a model, record it, `with ch.watch(model, values=True) as seen: model(...)`, and call `seen.diagnose()` or
+    `diagnose(seen)`, or diagnose one of its calls. Without `values=True`, values and precision are not checked.
+    For training, pass the `Monitor` that `ch.models.monitor` gives: `diagnose(monitor)`.
 
-    Looked for: what the mask does (queries that see nothing, the opposite polarity, padding attended, 0 and 1, all
-    true, positions of unequal lengths, finite fills), numbers (NaN and infinity and where they are, NaN that SDPA would
-    leak, the error against float64), and what the softmax does (a scale missing or applied twice, saturation, few
-    effective keys, uniform heads, heads that rest on one key, values of 0). Entropies are judged against a uniform
-    softmax under the same mask, a scale by the spread of the scores and never by its constant.
+    The checks look at the mask (queries that see nothing, the opposite polarity, padding attended, 0 and 1, all true,
+    positions of unequal lengths, finite fills), at numbers (NaN and infinity and their places, NaN that SDPA would
+    leak, the error against float64), and at the softmax (a scale missing or applied twice, saturation, few effective
+    keys, uniform heads, heads that rest on one key, values of 0). Entropies are compared to a uniform softmax under the
+    same mask; a scale is judged by the spread of the scores, not by its constant.
     Each threshold, and the reason for it, stands in the docstring of its check.
     Returns a `Diagnosis`, empty where nothing is found. Nothing that was passed is changed.
-    Raises a `ClearheadError` for anything else than the above.
-    Cost: one pass over the allowed pairs, up to 2²⁷ of them, of more that of evenly spaced queries; for a mask of no
-    intervals all its pairs. Memory O(Lq + Lk).
+    Raises a `ClearheadError` for any other argument.
+    Cost: one pass over the allowed pairs; beyond 2²⁷ pairs, over those of evenly spaced queries. Every pair of a mask
+    without intervals is looked at. Memory O(Lq + Lk).
     Sources: Zhai et al. 2023, "Stabilizing Transformer Training by Preventing Attention Entropy Collapse"; Xiao et al.
     2024, "Efficient Streaming Language Models with Attention Sinks".
     """
@@ -98,7 +98,7 @@ def diagnose(
         return query.diagnose()
     if keywords or inputs:
         raise ClearheadError(
-            f"diagnose takes query, key and value, and of attention's options {', '.join(options)}; got "
+            f"diagnose takes query, key, value and these options of attention: {', '.join(options)}; got "
             f"{', '.join(keywords) or f'{len(inputs)} more inputs'}."
         )
     if key is None or value is None:
@@ -111,7 +111,7 @@ def diagnose(
 
 @torch.no_grad()
 def diagnosis_of(cases: Iterable[Case]) -> Diagnosis:
-    """Every check of every case."""
+    """The findings of every check in every case."""
     findings = chain.from_iterable(_found(case) for case in cases)
     return Diagnosis(findings, [check.looks_for for check in CHECKS])
 
@@ -139,13 +139,13 @@ def _of_module(module: nn.Module, inputs: tuple[Any, ...], keywords: dict[str, A
     if not isinstance(module, RecordingModule):
         raise ClearheadError(
             f"diagnose knows the attention modules of clearhead.nn and torch.nn.MultiheadAttention; got a "
-            f"{type(module).__name__}. Of a model, record its calls: with ch.watch(model) as seen: model(...); then "
+            f"{type(module).__name__}. For a model, record its calls: with ch.watch(model) as seen: model(...); then "
             "seen.diagnose()."
         )
     try:
         given = signature(module.forward).bind(*inputs, **keywords)
     except TypeError as error:
-        raise ClearheadError(f"diagnose calls {type(module).__name__} with what is given beside it: {error}.") from None
+        raise ClearheadError(f"diagnose calls {type(module).__name__} with the other arguments: {error}.") from None
     try:
         with torch.no_grad(), torch.random.fork_rng(devices=[]):
             twin = twin_of(module, _reach)

@@ -1,4 +1,4 @@
-"""What was found, and how it is shown."""
+"""The findings of `diagnose`, and how they are shown."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from clearhead.explanation.diagnosis.finding import SEVERITIES, Finding
 
 
 class Diagnosis(Sequence[Finding]):
-    """What `diagnose` found: a sequence of `Finding`s, the gravest first.
+    """The result of `diagnose`: a sequence of `Finding`s, the gravest first.
 
     >>> import torch, clearhead as ch
     >>> x = torch.randn(1, 2, 8, 16, generator=torch.Generator().manual_seed(0))
@@ -25,9 +25,9 @@ class Diagnosis(Sequence[Finding]):
     >>> ch.diagnose(x, x, x).errors
     []
 
-    `errors`, `warnings`, `notes`: those of one severity. `looked_for`: what was looked for, in words. `print` keeps to
-    80 columns, and names equal findings of several layers once. `markdown()`, and a notebook's display, show names of
-    layers as text, whatever they hold. `to_dict()`: plain values.
+    `errors`, `warnings`, `notes`: the findings of one severity. `looked_for`: the faults that were looked for, in
+    words. `print` keeps to 80 columns, and prints equal findings of several layers once. `markdown()`, and a notebook's
+    display, show names of layers as text, whatever they hold. `to_dict()`: plain values.
     """
 
     def __init__(self, findings: Iterable[Finding], looked_for: Iterable[str]) -> None:
@@ -65,9 +65,9 @@ class Diagnosis(Sequence[Finding]):
         return shown.html(self._findings, self.looked_for)
 
     def markdown(self) -> str:
-        """As Markdown, a heading a finding."""
+        """The findings as Markdown, with a heading for each."""
         return shown.markdown(self._findings, self.looked_for)
 
     def to_dict(self) -> dict[str, Any]:
-        """As plain values, which JSON can hold: "findings" and "looked_for"."""
+        """The diagnosis as plain values, which JSON can hold: "findings" and "looked_for"."""
         return {"findings": [finding.to_dict() for finding in self], "looked_for": list(self.looked_for)}

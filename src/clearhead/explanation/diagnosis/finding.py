@@ -1,4 +1,4 @@
-"""One thing that is wrong, or that may be."""
+"""A fault of a call, or what may be one."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ class Finding:
     >>> found.evidence
     'All 3 queries of (1, 1, 3, 3) may see no key: their output is 0.'
 
-    `name`: what it is. `severity`: "error" (the result is not what anyone means), "warning" (it is likely not what you
-    mean, or it will fail elsewhere), "note" (worth knowing, and often right). `evidence`: a sentence with the numbers
-    and shapes that were found. `remedy`: what to do instead. `where`: the place, as far as there is one, by the keys
-    "layer", "run", "sequence", "head" (or "heads"), "query", "key", "input".
+    `name`: the kind of fault. `severity`: "error" (the result cannot be what was meant), "warning" (it is likely not
+    what was meant, or it will fail elsewhere), "note" (worth knowing, and often right). `evidence`: a sentence with the
+    numbers and shapes that were found. `remedy`: what to do instead. `where`: the place, with those of the keys
+    "layer", "run", "sequence", "head" (or "heads"), "query", "key", "input" that apply.
     """
 
     name: str
@@ -36,13 +36,13 @@ class Finding:
 
     @property
     def place(self) -> str:
-        """`where` in words; empty where there is nothing to say."""
+        """`where` in words."""
         return ", ".join(
             str(value) if name == "layer" else f"{name} {_value(value)}" for name, value in self.where.items()
         )
 
     def to_dict(self) -> dict[str, Any]:
-        """As plain values, which JSON can hold."""
+        """The finding as plain values, which JSON can hold."""
         same = {"name": self.name, "severity": self.severity, "evidence": self.evidence, "remedy": self.remedy}
         return same | {"where": dict(self.where)}
 

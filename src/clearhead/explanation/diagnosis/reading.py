@@ -16,20 +16,24 @@ from clearhead.base.tracing import compiling, readable, transformed
 from clearhead.biases.base import Bias
 from clearhead.biases.dense import DenseBias
 from clearhead.explanation.diagnosis.case import Case
-from clearhead.explanation.diagnosis.fills import taken_apart
+from clearhead.explanation.diagnosis.visible_keys import extent
 from clearhead.masks.base import Mask
+from clearhead.masks.dense import DenseMask
+from clearhead.problem._recorded import RecordedMask
 from clearhead.problem.problem import Problem, only_zeros_and_ones
+from clearhead.problem.visible import Visible, resolve
 
-LIKELY = {"keys": "lower_right", "queries": "upper_left"}  # the alignment, where none is given, by what is longer
+FILL = -9e3  # numbers up to this one hide a key: their exp is 0 in every dtype. BERT's −10000 is −9984 in bfloat16
+LIKELY = {"keys": "lower_right", "queries": "upper_left"}  # by the longer side: the alignment that is likely meant
 
 
 @torch.no_grad()
 def case_of(call: Arguments, bias_name: str = "bias") -> Case:
-    """The call as checks look at it. Raises what `attention` raises, but for faults that a check finds.
+    """The call as a case. Raises the errors of `attention`, except for faults that a check finds.
 
-    `bias_name`: what the caller calls the bias; another name than "bias" says that it was given as a mask.
+    `bias_name`: the caller's name for the bias; another name than "bias" says that it was given as a mask.
     """
-    call = Arguments(*map(_detached, call))._replace(dropout_p=0.0)  # which would draw a seed
+    call = Arguments(*map(_detached, call))._replace(dropout_p=0.0)  # dropout would draw a seed
     added = _floats(call, bias_name)
     as_mask = frozenset(name for name in added if name != "bias")
     refused = "mask" in added and only_zeros_and_ones(added["mask"])
@@ -76,7 +80,7 @@ def _floats(call: Arguments, bias_name: str) -> dict[str, Tensor]:
 
 
 def _unaligned(call: Arguments) -> str:
-    """Where something depends on positions, and nothing says where query 0 stands: which is longer; else empty."""
+    """The longer side, "keys" or "queries", where positions are needed and no alignment is given; else empty."""
     positional = [part.positional for part in (call.mask, call.bias) if isinstance(part, Mask | Bias)]
     inside = isinstance(call.mask, Mask) and call.mask.counts_inside
     shapes = [tuple(getattr(array, "shape", ())) for array in (call.query, call.key)]
@@ -93,3 +97,34 @@ def _inputs(call: Arguments, problem: Problem) -> dict[str, Tensor]:
     query, key, value_, _ = as_inputs(query, key, value)
     assert value_ is not None
     return {"query": query, "key": key, "value": value_}
+
+
+def taken_apart(problem: Problem) -> tuple[Problem, Tensor | None]:
+    """The same problem with the fills of a dense bias in its mask, and the queries that the fills leave blind.
+
+    A blind query, in a bool tensor (B or 1, H or 1, Lq or 1), has a finite fill at every key that it may see. The
+    softmax undoes the fill, so the query sees all of these keys. None where there is no fill.
+    """
+    bias = problem.bias
+    if bias is None or bias.dense is None or not bool((bias.dense <= FILL).any()):
+        return problem, None
+    dense = bias.dense
+    keep, possible = ~(dense <= FILL), dense != -torch.inf
+    left, at_first = (extent(_seeing(problem, which)).allowed for which in (keep, possible))
+    blind = (left == 0) & (at_first > 0)
+    rows = blind.unsqueeze(-1)
+    found = _seeing(problem, torch.where(rows, possible, keep))
+    rest = dense.masked_fill(dense <= FILL, 0.0)
+    if bool(blind.any()):
+        rest = rest.masked_fill(rows, 0.0)
+    left_over = bias._replace(dense=rest if bool(rest.any()) else None)
+    return found._replace(bias=left_over if left_over.tensors or left_over.function else None), blind
+
+
+def _seeing(problem: Problem, keep: Tensor) -> Problem:
+    """The problem under its mask and another one, bool (B or 1, H or 1, Lq or 1, Lk or 1)."""
+    mask: Mask = DenseMask(keep)
+    if problem.spans is not None:
+        mask = RecordedMask(problem.spans, problem.sizes) & mask
+    found: Visible = resolve(mask, problem.sizes._replace(leading=None), as_written=False)
+    return problem._replace(visible=found)

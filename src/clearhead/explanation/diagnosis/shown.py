@@ -15,7 +15,7 @@ COLOURS = {"error": "#c62828", "warning": "#b26a00", "note": "#546e7a"}
 
 
 class _Group(NamedTuple):
-    """Findings of one name and severity: the first is shown, of the others their places."""
+    """Findings of one name and severity. The first is shown whole, and the places of the others."""
 
     first: Finding
     places: list[str]
@@ -26,7 +26,7 @@ class _Group(NamedTuple):
 
     @property
     def also(self) -> str:
-        """Where else it was found."""
+        """A sentence with the places of the other findings."""
         others = [place for place in self.places[1:] if place]
         more = f"; and {len(others) - 4} more" if len(others) > 4 else ""
         return f"Also in {'; '.join(others[:4])}{more}." if others else ""
@@ -90,7 +90,7 @@ def _nothing(looked_for: Sequence[str]) -> str:
 
 
 def _printable(words: str) -> str:
-    """One line without what a terminal would take for a command."""
+    """The words in one line, without characters that a terminal would take for a command."""
     return "".join(letter if letter.isprintable() else "�" for letter in words)
 
 

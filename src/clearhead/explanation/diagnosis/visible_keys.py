@@ -1,4 +1,4 @@
-"""What a mask allows, looked at a few queries at a time."""
+"""The keys that a mask allows, computed a few queries at a time."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from torch import Tensor
 from clearhead.problem.problem import Problem
 
 EVERY = slice(None)
-PART = 2**21  # pairs at once
+PART = 2**21  # the most pairs at once
 WIDE = 64  # queries at once where a band around the diagonal is looked at
 
 
 class Extent(NamedTuple):
-    """Of each query, int64 (B or 1, H or 1, Lq or 1): its first key, one more than its last, and how many it may see.
+    """For each query its first key, one more than its last key, and how many keys it may see.
 
-    One that sees nothing has first = Lk, stop = 0.
+    Each is int64 (B or 1, H or 1, Lq or 1). A query that sees nothing has first = Lk, stop = 0.
     """
 
     first: Tensor
@@ -26,7 +26,7 @@ class Extent(NamedTuple):
 
 
 def extent(problem: Problem) -> Extent:
-    """What each query may see; of a mask of no intervals, by looking at every pair."""
+    """The extent of the keys that each query may see. A mask without intervals is read pair by pair."""
     spans, keys = problem.spans, problem.sizes.keys
     if spans is None:
         nothing = torch.zeros((1, 1, 1), device=problem.sizes.device, dtype=torch.int64)
@@ -52,7 +52,7 @@ def extent(problem: Problem) -> Extent:
 
 
 def _of_matrix(keep: Tensor, keys: int) -> tuple[Tensor, Tensor, Tensor]:
-    """First, stop and count of the rows of a bool matrix."""
+    """The first, stop and count of the rows of a bool matrix."""
     count, bits = keep.sum(-1), keep.contiguous().view(torch.uint8)
     first = torch.where(count > 0, bits.argmax(-1), keys)
     return first, torch.where(count > 0, keys - bits.flip(-1).argmax(-1), 0), count
@@ -61,7 +61,7 @@ def _of_matrix(keep: Tensor, keys: int) -> tuple[Tensor, Tensor, Tensor]:
 def sees_neighbours(problem: Problem, offset: int) -> tuple[Tensor, Tensor, Tensor]:
     """Whether query i may see the key before its own place, at it, and after it: three bool (B or 1, H or 1, Lq).
 
-    `offset`: the place of query 0 among the keys. A key that is not there is not seen.
+    `offset`: the place of query 0 among the keys. A place without a key is not seen.
     """
     spans, (_, _, queries, keys) = problem.spans, problem.sizes.shape
     assert spans is not None

@@ -22,7 +22,7 @@ from clearhead.problem.problem import Problem
 
 
 class Captured(NamedTuple):
-    """One call: its arguments, the problem by the score's tile, the heads' outputs, and what the module gave."""
+    """One call: its arguments, its problem with a score by tiles, the heads' outputs, and the module's output."""
 
     call: Arguments
     problem: Problem
@@ -31,10 +31,9 @@ class Captured(NamedTuple):
 
 
 def twin_of(module: RecordingModule, attend: Callable[..., Any]) -> RecordingModule:
-    """A copy over the same parameters that calls this function for attention, in place of `_attended`; the module's
-    record stays as it is.
+    """A copy of the module, over the same parameters, that calls `attend` in place of `_attended`.
 
-    Parameters that a first call makes are made in the copy alone.
+    The module's record stays as it is. Parameters that a first call makes are made in the copy alone.
     """
     twin = copy.deepcopy(module) if any(map(is_lazy, module.parameters())) else copy.copy(module)
     twin.__dict__["_attended"] = attend
@@ -42,7 +41,7 @@ def twin_of(module: RecordingModule, attend: Callable[..., Any]) -> RecordingMod
 
 
 def for_twin(given: Any, module: RecordingModule, twin: RecordingModule) -> Any:
-    """An input as the twin may have it: a copy of a cache, to which it writes, and keys that the module prepared."""
+    """An input for the twin, which writes to a copy of a cache, and takes keys that the module prepared as its own."""
     if isinstance(given, KeyValueCache):
         branch = copy.deepcopy(given)
         branch._by = twin if given._by is module else given._by
@@ -52,7 +51,7 @@ def for_twin(given: Any, module: RecordingModule, twin: RecordingModule) -> Any:
 
 
 def captured(module: RecordingModule, inputs: tuple[Any, ...], keywords: dict[str, Any]) -> Captured:
-    """Run a copy of the module that shares its parameters, and keep what it gives to `attention`."""
+    """Run a copy of the module that shares its parameters, and keep the arguments of its call of `attention`."""
     found: list[tuple[Arguments, Problem, Tensor]] = []
 
     def keep(query: Any, key: Any, value: Any, *, fresh: bool = False, **options: Any) -> Attended:
@@ -66,8 +65,8 @@ def captured(module: RecordingModule, inputs: tuple[Any, ...], keywords: dict[st
     twin = twin_of(module, keep)
     given = [for_twin(one, module, twin) for one in inputs]
     named = {name: for_twin(one, module, twin) for name, one in keywords.items()}
-    with torch.random.fork_rng(devices=[]):  # dropout is that of the module's next call
+    with torch.random.fork_rng(devices=[]):  # the module's next call draws the same dropout
         output = twin.forward(*given, **named)
-    if not found:  # nested tensors, which torch's layers make
+    if not found:  # for nested tensors, which torch's layers make
         raise UnsupportedError(f"{type(module).__name__} made no attention call that could be explained.")
     return Captured(*found[0], output)

@@ -1,4 +1,4 @@
-"""What multi-head attention is made of, whichever module holds it."""
+"""The layers of multi-head attention, in one form for every kind of module."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Layers(NamedTuple):
 
 
 def as_ours(module: nn.MultiheadAttention) -> TorchMultiheadAttention:
-    """A module of torch's with a record, and with torch's meanings, over a copy of its weights."""
+    """A module of torch's as one with a record: it has torch's meanings, and a copy of the weights."""
     if isinstance(module, TorchMultiheadAttention):
         return module
     _check_forward(module, nn.MultiheadAttention)
@@ -37,7 +37,7 @@ def as_ours(module: nn.MultiheadAttention) -> TorchMultiheadAttention:
 
 
 def layers_of(module: MultiHeadAttention | TorchMultiheadAttention) -> Layers:
-    """Those of a module of ours, or of torch's, whose three projections may be the parts of one matrix."""
+    """The layers of a module of clearhead's, or of torch's, whose three projections may be the parts of one matrix."""
     _check_forward(module, MultiHeadAttention, TorchMultiheadAttention)
     if isinstance(module, MultiHeadAttention):
         every = (module.W_q, module.W_k, module.W_v, module.W_o)
@@ -48,12 +48,12 @@ def layers_of(module: MultiHeadAttention | TorchMultiheadAttention) -> Layers:
         output = Linear(module.out_proj.weight, module.out_proj.bias)
         rotary, length_first = None, not module.batch_first
     width = module.head_dim
-    heads, kv_heads = query.weight.shape[0] // width, key.weight.shape[0] // width  # those that the layers make
+    heads, kv_heads = query.weight.shape[0] // width, key.weight.shape[0] // width  # as many as the layers make
     return Layers(query, key, value, output, heads, kv_heads, width, rotary, length_first)
 
 
 def _plain(layer: nn.Module) -> Linear:
-    """The weights of a layer that computes what they say."""
+    """The weights of a plain linear layer. Raises for a layer with a forward() or hooks of its own."""
     _check_forward(layer, nn.Linear)
     if has_hooks(layer):
         raise _changed(layer)
@@ -62,7 +62,7 @@ def _plain(layer: nn.Module) -> Linear:
 
 
 def _check_forward(module: nn.Module, *known: type[nn.Module]) -> None:
-    """Raise where a module does not compute what one of these kinds does."""
+    """Raise where a module's forward() is not that of one of these classes."""
     if "forward" in vars(module) or type(module).forward not in [kind.forward for kind in known]:
         raise _changed(module)
 

@@ -87,7 +87,7 @@ def _said(given: dict[str, Any], layers: Layers) -> str:
 
 
 def _sources(given: dict[str, Any], shown: Shown, dtype: torch.dtype) -> dict[str, Step]:
-    """The inputs that are projected, of the chosen sequences and queries: one step for an array that serves twice."""
+    """The inputs that are projected, of the chosen sequences and queries. An array that is given twice has one step."""
     found: dict[str, Step] = {}
     kind = accumulated(dtype)
     tensors = {
@@ -107,14 +107,14 @@ def _sources(given: dict[str, Any], shown: Shown, dtype: torch.dtype) -> dict[st
             found[name] = found["query"]
         else:
             label = "x" if alike else "x_key" if name == "key" and same else f"x_{name}"
-            why = "What the module is given: one vector for each position of each sequence."
+            why = "The module's input: one vector for each position of each sequence."
             x = x.to(kind).view_as(x)  # one tensor may serve twice, and each use has a gradient of its own
             found[name] = Step(label, why, x, ("B", "L" if alike else SIDES[name], "in"))
     return found
 
 
 def _projected(layers: Layers, sources: dict[str, Step], shown: Shown, found: Captured) -> list[Step]:
-    """The steps that end in query, key and value; keys from a cache, or prepared ones, are given."""
+    """The steps that end in query, key and value. Keys from a cache, and prepared keys, are given steps."""
     width, groups = layers.head_dim, layers.num_heads // layers.num_kv_heads
     every = len(shown.heads) == layers.num_heads
     steps: list[Step] = []
@@ -142,12 +142,12 @@ def _projected(layers: Layers, sources: dict[str, Step], shown: Shown, found: Ca
 def _given(name: str, found: Captured, shown: Shown) -> Step:
     """Keys or values that were projected before this call."""
     steps = {step.name: step for step in input_steps(found.problem, shown)}
-    why = "Made before, and kept in the cache or by prepare(); the new ones of this call stand last."
+    why = f"Computed before this call, and kept in the cache or by prepare(). Each new {name} of this call stands last."
     return replace(steps[name], why=why)
 
 
 def _positions(name: str, found: Captured, shown: Shown) -> Tensor:
-    """Where the chosen queries, or all keys, stand."""
+    """The positions of the chosen queries, or of all keys."""
     device = found.problem.query.device
     if name == "key":
         return torch.arange(found.problem.sizes.keys, device=device)

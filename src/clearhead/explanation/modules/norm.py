@@ -10,7 +10,7 @@ from clearhead.base.steps import Step, made
 
 
 class Norm(NamedTuple):
-    """A norm of each vector about its mean, or (`centred` False) of its squares alone. weight, bias: (width,)."""
+    """A layer norm of each vector, or an RMS norm where `centred` is False. weight, bias: (width,)."""
 
     weight: Tensor | None
     bias: Tensor | None
@@ -18,13 +18,14 @@ class Norm(NamedTuple):
     centred: bool
 
     def to(self, like: Tensor) -> Norm:
-        """The same in another dtype."""
+        """The norm with its parameters in the dtype of `like`."""
         weight, bias = (None if t is None else t.to(like) for t in (self.weight, self.bias))
         return self._replace(weight=weight, bias=bias)
 
 
 def norm_steps(norm: Norm, before: Step, name: str, result: str) -> list[Step]:
-    """`result`: each vector of `before`, its mean taken away where the norm is centred, over its size; then learnt."""
+    """The steps to `result`: each vector of `before`, without its mean where the norm is centred, divided by its size,
+    then times the weight and plus the bias."""
     x, steps, width = before, [], before.value.shape[-1]
     if norm.centred:
         mean = before.sum(-1, keepdim=True) / width
@@ -42,5 +43,5 @@ def norm_steps(norm: Norm, before: Step, name: str, result: str) -> list[Step]:
         bias = Step(f"shift_{name}", "Learnt: added to each number.", norm.bias, ("E",))
         steps.append(bias)
         value = value + bias
-    why = f"The norm of the module, of each {name} alone: so no vector is large because its input is."
+    why = f"The module's norm of each {name}: no vector is large because its input is."
     return [*steps, made(result, why, value, before.axes)]

@@ -1,4 +1,4 @@
-"""Encodings of positions: a vector added to each, or each turned by its place."""
+"""Encodings of positions: each vector gets another one added, or is rotated, by its position."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ AXES = ("B", "H", "L", "E")
 
 
 def explain_positions(module: Positional, inputs: tuple[Any, ...], keywords: dict[str, Any], at: Any) -> Explanation:
-    """How a module tells places apart, for the positions that `at` names, a number or a slice of them."""
+    """The steps of a module that encodes positions, for the positions that `at` names, a number or a slice of them."""
     given = inspect.signature(module.forward).bind(*inputs, **keywords).arguments
     x, offset = given["x"], given.get("offset", 0)
-    module(x, offset)  # its own errors
+    module(x, offset)  # raises the module's own errors
     every = range(x.shape[-2])
     places = every[:QUERIES] if at is None else _places(at, every)
     if 0 in x.shape[:-1]:
@@ -43,7 +43,7 @@ def explain_positions(module: Positional, inputs: tuple[Any, ...], keywords: dic
     absent = AXES[x.ndim - 2 : 2] if x.ndim < 3 else ("H",) if x.ndim == 3 else ()
     pair = (0, 0, min(1, len(places) - 1), 0)
     shown = Shown(sizes, tuple(range(batch)), tuple(range(heads)), tuple(places), (), pair, absent, left_out)
-    why = "One vector for each position p, which its numbers x[p, d] do not depend on."
+    why = "One vector for each position p. Its numbers x[p, d] do not depend on p."
     source = Step("x", why, four[:, :, list(places)].to(accumulated(x.dtype)), AXES)
     first = offset.reshape(-1, 1, 1) if isinstance(offset, Tensor) and offset.numel() > 1 else int(offset)
     positions = torch.tensor(list(places), device=x.device) + first

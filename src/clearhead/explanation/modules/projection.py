@@ -31,7 +31,7 @@ class Linear(NamedTuple):
         return self.rows(torch.tensor(kept, device="cpu"))
 
     def rows(self, rows: Tensor) -> Linear:
-        """The layer that makes these numbers of its result alone."""
+        """The layer that makes these numbers of its result, and no others."""
         return Linear(self.weight[rows], None if self.bias is None else self.bias[rows])
 
     def to(self, like: Tensor) -> Linear:
@@ -50,7 +50,7 @@ def projection_steps(layer: Linear, source: Step, name: str, result: str, why: s
 
 
 def split(source: Step, heads: int, places: list[int], result: str) -> Step:
-    """(B, L, heads · width) as (B, len(places), L, width): for each place, the head that stands there."""
+    """(B, L, heads · width) as (B, len(places), L, width): entry n is head `places[n]`."""
     width = source.value.shape[-1] // heads
     axis = source.axes[-2]
     why = f"Each vector of {source.value.shape[-1]} is cut into {heads} of {width}, one for each head h."
@@ -60,7 +60,7 @@ def split(source: Step, heads: int, places: list[int], result: str) -> Step:
     axes = ("B", "H", axis, "Ev" if result == "value" else "E")
     value = call("unflatten", source, -1, (heads, width), axes=("B", axis, "H", axes[-1])).transpose(-3, -2)
     if places != list(range(heads)):
-        why += " Query heads that share a key head get its rows each."
+        why += " Query heads that share a key head each get its rows."
         value = value[..., places, :, :]
     return made(result, why, value, axes)
 
@@ -77,7 +77,7 @@ def joined_steps(layer: Linear, output: Step, heads: Tensor, shown: Shown) -> li
 
 
 def _beside_others(output: Step, heads: Tensor, shown: Shown) -> list[Step]:
-    """The outputs of the heads that are explained, between those of the others, which are given."""
+    """The outputs of all heads side by side: computed for the explained heads, given for the others."""
     chosen = heads[list(shown.batches)][:, :, list(shown.queries)].detach().to(output.value.dtype)
     others = chosen.index_fill(1, torch.tensor(shown.heads, device=chosen.device), 0.0)
     flat, width = others.transpose(-3, -2).flatten(-2), heads.shape[-1]

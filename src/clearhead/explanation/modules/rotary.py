@@ -43,14 +43,14 @@ def speeds(base: float, width: int, device: torch.device) -> Operand:
 
 
 def padded(x: Operand, still: int) -> Operand:
-    """With entries that do not turn behind the others."""
+    """The vector with `still` zeros behind it, for the entries that do not turn."""
     return call("pad", x, (0, still)) if still else x
 
 
 def partner_step(name: str, before: Step, dim: int, interleaved: bool) -> Step:
-    """The other entry of each pair (a, b), −b or a, with the sign that it has in a rotation; the first `dim` entries.
+    """For each of the first `dim` entries the other entry of its pair (a, b), with its sign in a rotation: −b or a.
 
-    Pairs are neighbours where they are interleaved, else the halves.
+    Pairs are neighbours where they are interleaved, else an entry of the first half with one of the second.
     """
     if interleaved:
         value = side_by_side(-before[..., 1:dim:2], before[..., 0:dim:2])

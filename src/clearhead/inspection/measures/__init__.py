@@ -1,4 +1,4 @@
-"""Measures of a head: what it does, each beside what uniform attention under the same mask would give."""
+"""Measures of a head, each beside its value for uniform attention under the same mask."""
 
 from clearhead.inspection.measures.base import Found as Found
 from clearhead.inspection.measures.base import Measure as Measure
@@ -14,7 +14,7 @@ from clearhead.inspection.measures.sink import Sink
 from clearhead.inspection.measures.subject import Subject as Subject
 from clearhead.inspection.measures.value_mass import ValueMass
 
-# Of two that say the same of a head, as a sink that is the first token, the earlier one is named.
+# Where two measures mean the same, as for a sink that is the first token, the earlier one names the head.
 MEASURES: tuple[Measure, ...] = (
     Previous(),
     Next(),

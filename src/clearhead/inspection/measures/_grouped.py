@@ -1,4 +1,4 @@
-"""Pairs with equal tokens, brought side by side: sorted by their tokens they are intervals, which a mask can say."""
+"""Pairs with equal tokens, as intervals: a mask can express them when keys and queries are sorted by token."""
 
 from __future__ import annotations
 
@@ -7,21 +7,31 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from clearhead.inspection.measures._pairs import Pairs
-from clearhead.masks.base import intersection, of_intervals
+from clearhead.masks.base import Edges, intersection, of_intervals
 from clearhead.problem.problem import Problem
 from clearhead.problem.visible import Visible, visible
 
 
+class Pairs(NamedTuple):
+    """For each query the keys that have its token, int64 (B or 1, Lq) and (B or 1, Lk).
+
+    `within`: the intervals of places in which these keys count, (B or 1, 1, Lq, n) as of `Spans.intervals`; None: all.
+    """
+
+    asked: Tensor
+    held: Tensor
+    within: Edges | None = None
+
+
 class Grouped(NamedTuple):
-    """The order of queries and of keys by their tokens, int64 (B or 1, L), and who sees whom in it: the pairs alone."""
+    """The order of queries and of keys by token, int64 (B or 1, L), and the mask of the pairs in this order."""
 
     queries: Tensor
     keys: Tensor
     visible: Visible
 
     def of(self, problem: Problem) -> Problem:
-        """The problem in this order, of the pairs alone. Its score depends on query and key, and not on places."""
+        """The problem of the pairs alone, in this order. Its score must depend on query and key, not on places."""
         assert problem.bias is None and problem.poison is None and problem.seed is None
         scores = problem.scores._replace(query=_taken(problem.query, self.queries), key=_taken(problem.key, self.keys))
         return problem._replace(
@@ -29,14 +39,14 @@ class Grouped(NamedTuple):
         )
 
     def back(self, found: Tensor) -> Tensor:
-        """A result of that problem, (B, H, Lq), in the order that queries had."""
+        """A result of the sorted problem, (B, H, Lq), in the original order of the queries."""
         return torch.empty_like(found).scatter_(-1, self.queries.unsqueeze(1).expand_as(found), found)
 
 
 def grouped(problem: Problem, pairs: Pairs) -> Grouped | None:
-    """The pairs that the mask allows, side by side; None where they are no few intervals a query.
+    """The pairs that the mask allows, sorted; None where a query has too many intervals, or the mask a residual.
 
-    Among the keys of one token, in the order of their places, those of an interval of places are neighbours again.
+    Among the keys of one token, in the order of their places, the keys of an interval of places are neighbours again.
     """
     spans, length = problem.spans, problem.sizes.keys
     if spans is not None and spans.residual is not None:
@@ -59,7 +69,7 @@ def grouped(problem: Problem, pairs: Pairs) -> Grouped | None:
 
 
 def _found(edge: Tensor, asked: Tensor, order: Tensor, keys: Tensor) -> Tensor:
-    """Where the keys of each query's token that stand before a place end in the order of the keys."""
+    """The index after the last of the sorted keys that has a query's token and a place before the edge."""
     batch, heads, count = max(edge.shape[0], asked.shape[0]), edge.shape[1], edge.shape[-1]
     places = (asked[:, None, :, None] * (keys.shape[-1] + 1) + edge).expand(batch, heads, asked.shape[-1], count)
     places = places.gather(2, order[:, None, :, None].expand(places.shape))

@@ -1,4 +1,4 @@
-"""The weights that measures read: a head's own, or uniform ones."""
+"""The weights that measures read: the head's own weights, or uniform weights."""
 
 from __future__ import annotations
 
@@ -7,13 +7,14 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+from clearhead.base.arrays import accumulated
 from clearhead.base.positions import query_offset
 from clearhead.base.tracing import without_autocast
 from clearhead.engines.choose import choose
 from clearhead.engines.summarised import summarised
-from clearhead.inspection.measures._grouped import Grouped
-from clearhead.inspection.measures._pair_mass import PairMass
-from clearhead.inspection.measures._pairs import Pairs
+from clearhead.engines.tiled.look import Look
+from clearhead.inspection.measures._grouped import Grouped, Pairs
+from clearhead.inspection.reductions.base import Reduction, arange
 from clearhead.inspection.stream import stream
 from clearhead.problem.guard import zero_unseen
 from clearhead.problem.partial import log_sum_exp
@@ -24,10 +25,10 @@ from clearhead.problem.visible import Visible
 
 
 class Attention:
-    """The weights of a problem without sinks, (B, H, Lq, Lk), and what measures read of them; all found lazily.
+    """The weights of a problem without sinks, (B, H, Lq, Lk), and the statistics of them that measures read.
 
-    `placed`: whether it is known where queries stand among the keys. `norms`: how long the values are, (B, Hk, Lk), Hk
-    = H or a divisor of it. Queries that see nothing have 0 everywhere.
+    `placed`: whether the places of queries among the keys are known. `norms`: the lengths of the values, (B, Hk, Lk),
+    where Hk divides H. Queries that see nothing have 0 everywhere. Each statistic is found when it is first read.
     """
 
     def __init__(self, problem: Problem, placed: bool, norms: Tensor | None = None) -> None:
@@ -35,9 +36,9 @@ class Attention:
 
     @cached_property
     def _read(self) -> Problem:
-        """The problem as its passes read it: what nobody sees is zeroed once, and only where something is not finite.
+        """The problem as its passes read it: keys that no query sees are zeroed once, if an operand is not finite.
 
-        Scores of finite operands do no harm where they are masked, and there is no value that a weight of 0 multiplies.
+        Masked scores of finite operands do no harm, and there is no value that a weight of 0 would multiply.
         """
         problem = self.problem
         if problem.visible is not None and finite(problem.query) and finite(problem.key):
@@ -46,11 +47,11 @@ class Attention:
 
     @cached_property
     def _found(self) -> Found:
-        """All that needs whole rows, in one pass."""
+        """The statistics that need whole rows, found in one pass."""
         problem, norms = self._read, self.norms
         if norms is not None:
-            problem = self.problem  # values of keys that nobody sees may be anything too
-            alone = self.sizes.heads > 1  # else these weights are those of one head for all
+            problem = self.problem  # the values of keys that no query sees may be anything
+            alone = self.sizes.heads > 1  # otherwise one head's weights stand for all heads
             problem = with_value(problem, norms.unsqueeze(-1) if alone else norms.transpose(1, 2).unsqueeze(1))
         distance = positions(problem).unsqueeze(1) if self.placed else None
         summary = Summary(output=norms is not None, rows=True, entropy=True, distance=distance, received=True)
@@ -58,12 +59,12 @@ class Attention:
 
     @property
     def entropy(self) -> Tensor:
-        """In nats, (B, H, Lq)."""
+        """The entropy in nats, (B, H, Lq)."""
         return _known(self._found.entropy)
 
     @property
     def received(self) -> Tensor:
-        """What each key receives of all queries, (B, H, Lk)."""
+        """The weight that each key receives from all queries, (B, H, Lk)."""
         return _known(self._found.received)
 
     @property
@@ -73,17 +74,17 @@ class Attention:
 
     @property
     def moved(self) -> Tensor:
-        """Σ_j w_ij norms_j, (B, H, Lq); where the weights are of one head for all, of each head of the norms."""
+        """Σ_j w_ij norms_j, (B, H, Lq); where one head's weights stand for all, of each head of the norms."""
         output = _known(self._found.output)
         return output[..., 0] if self.sizes.heads > 1 else output[:, 0].transpose(1, 2)
 
     @cached_property
     def log_sum_exp(self) -> Tensor:
-        """Of the scores, (B, H, Lq); of uniform attention, whose scores are 0, the log of the number of keys."""
+        """The log-sum-exp of the scores, (B, H, Lq); of uniform attention the log of the number of keys."""
         return log_sum_exp(*_rows(self._found))
 
     def on(self, some: Visible) -> Tensor:
-        """The weight of each query on some of its keys, those of a narrower mask, (B, H, Lq)."""
+        """The weight of each query on the keys of a narrower mask, (B, H, Lq)."""
         problem = self._read
         if finite(problem.query) and finite(problem.key):
             some = some._replace(unseen="none")
@@ -92,7 +93,7 @@ class Attention:
     def on_pairs(self, pairs: Pairs, groups: Grouped | None) -> Tensor:
         """The weight of each query on the keys with its token, (B, H, Lq).
 
-        `groups`: these pairs side by side. Without, and with a bias, which depends on places, by a look at all pairs.
+        `groups`: these pairs, sorted. Where it is None, or a bias depends on places, all pairs are looked at.
         """
         if groups is None or self.problem.bias is not None:
             found: Tensor = stream(self.problem, choose(self.problem, None), (PairMass(pairs),))[0]
@@ -101,10 +102,10 @@ class Attention:
         return self._share(*(groups.back(row) for row in rows))
 
     def _share(self, maximum: Tensor, log_sum: Tensor) -> Tensor:
-        """Σ_j w_ij over some of the keys: exp(their log-sum-exp − that of all), each of these in two numbers."""
+        """Σ_j w_ij over some keys: exp(their log-sum-exp − the log-sum-exp of all keys), each given as two numbers."""
         of_all, log_sum_of_all = _rows(self._found)
         found = ((maximum - of_all) + (log_sum - log_sum_of_all)).exp_()
-        return found.masked_fill_(log_sum == torch.inf, 0.0)  # none of them: in a row of NaN too
+        return found.masked_fill_(log_sum == torch.inf, 0.0)  # a query sees none of these keys, even in a row of NaN
 
 
 def _summarised(problem: Problem, summary: Summary) -> Found:
@@ -127,3 +128,31 @@ def positions(problem: Problem) -> Tensor:
     offset = query_offset(sizes, "measures")
     own = torch.arange(sizes.queries, device=sizes.device)[None]
     return own + (offset.reshape(-1, 1) if isinstance(offset, Tensor) else offset)
+
+
+class PairMass(Reduction):
+    """Σ_j w_ij over the keys that are paired with query i, (B, H, Lq), by a look at each block of rows."""
+
+    along = "queries"
+
+    def __init__(self, pairs: Pairs) -> None:
+        self.pairs = pairs
+
+    def begin(self, problem: Problem) -> Tensor:
+        dtype = accumulated(problem.query.dtype)
+        return torch.zeros(problem.sizes.shape[:3], dtype=dtype, device=problem.sizes.device)
+
+    def look(self, buffers: Tensor, look: Look) -> None:
+        batch, _, queries, keys, _ = look.region
+        asked, held = (_of(tensor, batch) for tensor in self.pairs[:2])
+        places = arange(held.shape[-1], held.device)[keys]
+        meant = asked[:, queries, None] == held[:, None, keys]
+        if self.pairs.within is not None:
+            start, stop = (_of(edge[:, 0], batch)[:, queries, None] for edge in self.pairs.within)
+            meant = meant & ((places[:, None] >= start) & (places[:, None] < stop)).any(-1)
+        buffers[look.at] = look.weights.masked_fill(~meant.unsqueeze(1), 0.0).sum(-1)
+
+
+def _of(tensor: Tensor, batch: slice) -> Tensor:
+    """The part of a tensor (B or 1, …) for some sequences."""
+    return tensor if tensor.shape[0] == 1 else tensor[batch]

@@ -1,27 +1,25 @@
-"""What a measure of a head is."""
+"""The base class of the measures of a head, and the means that measures share."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import TYPE_CHECKING, ClassVar, NamedTuple
+from typing import ClassVar, Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
+from clearhead.inspection.measures._grouped import Pairs as Pairs
 from clearhead.inspection.measures._grouped import grouped
-from clearhead.inspection.measures._one_key import one_key
-from clearhead.inspection.measures._pairs import Pairs as Pairs
-
-if TYPE_CHECKING:
-    from clearhead.inspection.measures.subject import Subject
+from clearhead.inspection.measures.allowed import one_key
+from clearhead.inspection.measures.subject import Subject as Subject
 
 
 class Found(NamedTuple):
     """A measure of each head of a call, float64 (H,) on the CPU; NaN where no query counts.
 
-    `uniform`: what uniform attention under the same mask would give. `queries`: over how many these are means.
-    `key`: of a measure of one key, which one, int64 (B, H).
+    `uniform`: the measure of uniform attention under the same mask. `queries`: the number of queries in these means.
+    `key`: the key of a measure of one key, int64 (B, H).
     """
 
     value: Tensor
@@ -31,12 +29,13 @@ class Found(NamedTuple):
 
 
 class Measure(ABC):
-    """One number that says what a head does. A subclass is one file of this folder.
+    """A number that describes a head's behaviour. Each subclass is a file of this folder.
 
-    `name`: its column in `seen.table()`. `says`: what it is, in one sentence. `formula`: with w_ij the weights of the
-    keys, which sum to 1: with sinks, they are divided by their sum. `range`: from what to what. `source`: where it
-    comes from. `does`: what a head with much of it does, for shares of weight, which can be compared with one another;
-    None for what is no share.
+    `name`: its column in `seen.table()`. `says`: its meaning, in one sentence. `formula`: with w_ij the weights of the
+    keys, which sum to 1: with sinks, they are divided by their sum. `range`: its least and largest value. `source`: the
+    publication it comes from. `does`: the behaviour of a head with a high value, for shares of weight, which can be
+    compared with one another; None for a measure that is no share. `needs`: the parts of a call that it
+    reads and a call may lack: the places of queries among the keys, tokens, values.
     """
 
     name: ClassVar[str]
@@ -45,22 +44,24 @@ class Measure(ABC):
     range: ClassVar[str]
     source: ClassVar[str]
     does: ClassVar[str | None] = None
+    needs: ClassVar[tuple[Literal["placed", "tokens", "value"], ...]] = ()
 
     def applies(self, subject: Subject) -> bool:
-        """Whether this can be computed of the call: whether it has positions, tokens, values."""
-        return True
+        """Whether the measure can be computed of the call: whether the call has all that it needs."""
+        has = {"placed": subject.placed, "tokens": subject.tokens is not None, "value": subject.value is not None}
+        return all(has[name] for name in self.needs)
 
     @abstractmethod
     def of(self, subject: Subject) -> Found:
         """The measure of each head, and that of uniform attention under the same mask."""
 
     def about(self) -> str:
-        """What it is, in words, with its formula, range and source."""
+        """Its meaning in words, with formula, range and source."""
         return f"{self.says} Formula: {self.formula}. Range: {self.range}. Source: {self.source}."
 
 
 def averaged(value: Tensor, uniform: Tensor, counted: Tensor) -> Found:
-    """Means over the queries that count. `value` (B, H, Lq); the others broadcast to it."""
+    """Means over the queries that count. `value` (B, H, Lq); `uniform` and `counted` broadcast to it."""
     counted = counted.cpu().expand_as(value)
     count = counted.sum((0, 2)).double()
     own, other = (
@@ -71,9 +72,9 @@ def averaged(value: Tensor, uniform: Tensor, counted: Tensor) -> Found:
 
 
 def on_keys(subject: Subject, name: str, keys: Callable[[], Tensor]) -> Found:
-    """The mean weight on one key, `keys()` int64 (B or 1, Lq), −1 for none, over the queries that may see theirs.
+    """The mean weight on one key, `keys()` int64 (B or 1, Lq), −1 for none, over the queries that may see that key.
 
-    `name`: of the measure; calls of the same mask share what follows from that alone.
+    `name`: the measure's name; calls of the same mask share the results that depend on the mask alone.
     """
     if name not in subject.shared:
         some = one_key(subject.problem, keys())
@@ -83,7 +84,7 @@ def on_keys(subject: Subject, name: str, keys: Callable[[], Tensor]) -> Found:
 
 
 def on_pairs(subject: Subject, pairs: Pairs) -> Found:
-    """The mean weight on the keys that are meant for each query, over the queries that may see such a key."""
+    """The mean weight on the keys that are paired with each query, over the queries that may see such a key."""
     groups = grouped(subject.problem, pairs)
     uniform = subject.uniform.on_pairs(pairs, groups)
     return averaged(subject.own.on_pairs(pairs, groups), uniform, subject.counted & (uniform > 0))

@@ -1,13 +1,8 @@
-"""How far a head looks."""
+"""The mean distance to the keys."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-from clearhead.inspection.measures.base import Found, Measure, averaged
-
-if TYPE_CHECKING:
-    from clearhead.inspection.measures.subject import Subject
+from clearhead.inspection.measures.base import Found, Measure, Subject, averaged
 
 
 class Distance(Measure):
@@ -18,9 +13,7 @@ class Distance(Measure):
     formula = "mean_i Σ_j w_ij |i − j|"
     range = "0 to the length of the sequence"
     source = "Vig and Belinkov 2019, Analyzing the Structure of Attention in a Transformer Language Model"
-
-    def applies(self, subject: Subject) -> bool:
-        return subject.placed
+    needs = ("placed",)
 
     def of(self, subject: Subject) -> Found:
         return averaged(subject.own.distance, subject.uniform.distance, subject.counted)

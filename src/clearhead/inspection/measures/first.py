@@ -1,13 +1,8 @@
-"""How much goes to the first token."""
+"""The weight on the first token."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-from clearhead.inspection.measures.base import Found, Measure, on_keys
-
-if TYPE_CHECKING:
-    from clearhead.inspection.measures.subject import Subject
+from clearhead.inspection.measures.base import Found, Measure, Subject, on_keys
 
 
 class First(Measure):

@@ -1,13 +1,8 @@
-"""How much goes to what came after the query's token before."""
+"""The weight on tokens that followed the query's token before."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-from clearhead.inspection.measures.base import Found, Measure, Pairs, on_pairs
-
-if TYPE_CHECKING:
-    from clearhead.inspection.measures.subject import Subject
+from clearhead.inspection.measures.base import Found, Measure, Pairs, Subject, on_pairs
 
 
 class Induction(Measure):
@@ -22,9 +17,7 @@ class Induction(Measure):
     range = "0 to 1"
     source = "Olsson et al. 2022, In-context Learning and Induction Heads (prefix matching)"
     does = "attends to what followed the same word before (induction)"
-
-    def applies(self, subject: Subject) -> bool:
-        return subject.tokens is not None and subject.placed
+    needs = ("tokens", "placed")
 
     def of(self, subject: Subject) -> Found:
         assert subject.tokens is not None

@@ -1,13 +1,8 @@
-"""How much goes to the query's own token."""
+"""The weight on the query's own token, as a measure."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-from clearhead.inspection.measures.base import Found, Measure, on_keys
-
-if TYPE_CHECKING:
-    from clearhead.inspection.measures.subject import Subject
+from clearhead.inspection.measures.base import Found, Measure, Subject, on_keys
 
 
 class Itself(Measure):
@@ -19,9 +14,7 @@ class Itself(Measure):
     range = "0 to 1"
     source = "Clark et al. 2019, What Does BERT Look At?"
     does = "attends to the token itself"
-
-    def applies(self, subject: Subject) -> bool:
-        return subject.placed
+    needs = ("placed",)
 
     def of(self, subject: Subject) -> Found:
         places = subject.places

@@ -1,13 +1,8 @@
-"""How much goes to the next token."""
+"""The weight on the next token."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-from clearhead.inspection.measures.base import Found, Measure, on_keys
-
-if TYPE_CHECKING:
-    from clearhead.inspection.measures.subject import Subject
+from clearhead.inspection.measures.base import Found, Measure, Subject, on_keys
 
 
 class Next(Measure):
@@ -19,9 +14,7 @@ class Next(Measure):
     range = "0 to 1"
     source = "Clark et al. 2019, What Does BERT Look At?"
     does = "attends to the next token"
-
-    def applies(self, subject: Subject) -> bool:
-        return subject.placed
+    needs = ("placed",)
 
     def of(self, subject: Subject) -> Found:
         return on_keys(subject, self.name, lambda: subject.at(subject.after, subject.places + 1))

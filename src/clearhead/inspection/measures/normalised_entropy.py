@@ -1,15 +1,10 @@
-"""How spread a head's weights are."""
+"""The spread of a head's weights."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import torch
 
-from clearhead.inspection.measures.base import Found, Measure, averaged
-
-if TYPE_CHECKING:
-    from clearhead.inspection.measures.subject import Subject
+from clearhead.inspection.measures.base import Found, Measure, Subject, averaged
 
 
 class NormalisedEntropy(Measure):

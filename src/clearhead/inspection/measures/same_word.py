@@ -1,13 +1,8 @@
-"""How much goes to other places of the same token."""
+"""The weight on the same token elsewhere."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-from clearhead.inspection.measures.base import Found, Measure, Pairs, on_pairs
-
-if TYPE_CHECKING:
-    from clearhead.inspection.measures.subject import Subject
+from clearhead.inspection.measures.base import Found, Measure, Pairs, Subject, on_pairs
 
 
 class SameWord(Measure):
@@ -19,9 +14,7 @@ class SameWord(Measure):
     range = "0 to 1"
     source = "Wang et al. 2023, Interpretability in the Wild (duplicate token heads)"
     does = "attends to the same word elsewhere"
-
-    def applies(self, subject: Subject) -> bool:
-        return subject.tokens is not None
+    needs = ("tokens",)
 
     def of(self, subject: Subject) -> Found:
         assert subject.tokens is not None

@@ -1,15 +1,10 @@
-"""How much the most received key gets."""
+"""The weight on the key that receives most."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import torch
 
-from clearhead.inspection.measures.base import Found, Measure
-
-if TYPE_CHECKING:
-    from clearhead.inspection.measures.subject import Subject
+from clearhead.inspection.measures.base import Found, Measure, Subject
 
 
 class Sink(Measure):

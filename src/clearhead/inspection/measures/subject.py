@@ -1,4 +1,4 @@
-"""One call as measures look at it."""
+"""One call, as the measures of its heads read it."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from clearhead.problem.words import ALL_WORDS, Words
 
 
 class Subject:
-    """One call as measures look at it: its weights beside uniform ones, padding left out on both sides.
+    """One call as measures read it: its weights and uniform weights, without padding among queries and keys.
 
-    `problem`: the call's. `own_text`: whether queries and keys are of one text, so that positions mean something.
-    `words`: which positions are words and no padding. `skipped`,
-    bool (B or 1, H or 1, Lq): queries that do not count for another reason. `tokens`: numbers of the tokens, int64
-    (B or 1, Lq) and (B or 1, Lk), equal where the tokens are; the queries' None where they are the keys'. `value`:
-    (B, Hk, Lk, Ev). `like`: another call of the same mask, kind, `words` and `skipped`, without bias and value: what is
-    known of uniform attention there is known here. `factor` (B, H, Lq): by what the model multiplied its weights.
+    `problem`: the problem of the call. `own_text`: whether queries and keys are one text, so that positions compare.
+    `words`: which positions are words and no padding. `skipped`: queries that are left out for another reason, bool
+    (B or 1, H or 1, Lq). `tokens`: numbers of the tokens, int64 (B or 1, Lq) and (B or 1, Lk), equal for equal tokens;
+    None for the queries means the keys' tokens. `value`: (B, Hk, Lk, Ev). `like`: another call of the same mask, kind,
+    `words` and `skipped`, without bias and value, whose results for uniform attention are shared. `factor` (B, H, Lq):
+    the number by which the model multiplied each row of its weights.
 
-    Queries that are padding, or may see no key, do not count. Of a word's row nothing is left out: a key of padding
-    that the model let it see stays in it, but is nobody's previous, next, first or most received key.
+    Queries that are padding, or may see no key, do not count. A word's row is kept whole: a key of padding that the
+    model let the word see stays in the row, but is never a previous, next, first or most received key.
     """
 
     def __init__(
@@ -63,7 +63,7 @@ class Subject:
 
     @cached_property
     def tokens(self) -> tuple[Tensor, Tensor] | None:
-        """The tokens of queries and keys, where they are known."""
+        """The tokens of queries and keys; None where they are not known."""
         if self._tokens is None or (self._tokens[0] is None and not self.placed):
             return None
         asked, held = self._tokens
@@ -114,7 +114,8 @@ class Subject:
     def moved(self) -> Tensor:
         """Σ_j w_ij ‖v_j‖ of each query, by the weights as the model has them, (B, H, Lq).
 
-        With a sink they are those of the keys times 1 / (1 + exp(sink − log-sum-exp of the keys)).
+        With a sink, the model's weights are the weights of the keys times 1 / (1 + exp(sink − log-sum-exp of the
+        keys)).
         """
         sinks, moved = self.problem.sinks, self.own.moved
         if self._factor is not None:

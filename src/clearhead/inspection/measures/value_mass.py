@@ -1,13 +1,8 @@
-"""How much a head moves."""
+"""The length of the vectors that a head moves."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-from clearhead.inspection.measures.base import Found, Measure, averaged
-
-if TYPE_CHECKING:
-    from clearhead.inspection.measures.subject import Subject
+from clearhead.inspection.measures.base import Found, Measure, Subject, averaged
 
 
 class ValueMass(Measure):
@@ -21,9 +16,7 @@ class ValueMass(Measure):
     formula = "mean_i Σ_j w_ij ‖v_j‖"
     range = "0 to the length of the longest value"
     source = "Kobayashi et al. 2020, Attention is Not Only a Weight: Analyzing Transformers with Vector Norms"
-
-    def applies(self, subject: Subject) -> bool:
-        return subject.value is not None
+    needs = ("value",)
 
     def of(self, subject: Subject) -> Found:
         return averaged(subject.moved, subject.uniform.moved, subject.counted)

@@ -1,4 +1,4 @@
-"""What a reduction is."""
+"""The base class of reductions, and how they choose queries."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from clearhead.problem.region import Region
 from clearhead.problem.regions import cut
 from clearhead.problem.summary import Found, Summary
 
-Queries = slice | Any  # some queries, or a weight for each
+Queries = slice | Any  # a slice of the queries, or a weight for each query
 
 
 class Reduction:
@@ -33,9 +33,10 @@ class Reduction:
     >>> ch.weights(torch.zeros(2, 4), torch.zeros(5, 4)).reduce(Seen())
     (tensor([5., 5.]),)
 
-    `summary` names statistics that engines compute, and `found` makes the result of them: it is differentiable where
+    `summary` names statistics that engines compute, and `found` makes the result of them, which is differentiable where
     they are. Or `begin` makes buffers, `look` adds one block of rows to them, and `end` gives the result, without
-    gradients. Results are tensors that begin with (B, H). `along`: what dimension 2 of them counts; None for neither.
+    gradients. Results are tensors that begin with (B, H). `along`: whether dimension 2 of a result counts queries or
+    keys; None for neither.
     """
 
     along: ClassVar[Literal["queries", "keys"] | None] = None
@@ -44,15 +45,15 @@ class Reduction:
         """Raise where this cannot be computed for the weights of this problem."""
 
     def of(self, problem: Problem) -> Problem:
-        """The problem whose weights are meant: of the keys alone, or of some queries."""
+        """The problem whose weights are reduced, perhaps without sinks, or of some queries alone."""
         return problem
 
     def summary(self, problem: Problem) -> Summary | None:
-        """The statistics that this is made of; None where it looks at blocks itself."""
+        """The statistics that the result is made of; None where the reduction looks at blocks itself."""
         return None
 
     def found(self, found: Found, problem: Problem) -> Any:
-        """The result, from those statistics."""
+        """The result, from these statistics."""
         raise NotImplementedError
 
     def begin(self, problem: Problem) -> Any:
@@ -69,12 +70,12 @@ class Reduction:
 
 
 def over_keys(problem: Problem) -> Problem:
-    """The problem without sinks, whose weights are those of the keys, renormalised."""
+    """The problem without sinks, whose weights are the weights of the keys divided by their sum."""
     return problem if problem.sinks is None else problem._replace(sinks=None, value=None)
 
 
 def of_queries(problem: Problem, queries: Queries) -> Problem:
-    """The problem of some queries, where they are a slice."""
+    """The problem of some queries, where `queries` is a slice."""
     every = range(problem.sizes.queries)
     if not isinstance(queries, slice) or every[queries] == every:
         return problem
@@ -105,12 +106,12 @@ def factors(queries: Queries, sizes: Sizes, who: str) -> Tensor | None:
             f"{who}: queries has shape {tuple(given.shape)}; expected a slice, or a weight for each query, which "
             f"broadcasts to {shown}.\n" + columns({"queries": shown, "weights": tuple(given.shape)})
         )
-    given = placed(given.detach(), sizes.device, f"{who}: queries").clone()  # kept as it is until the backward pass
+    given = placed(given.detach(), sizes.device, f"{who}: queries").clone()  # for the backward pass
     if given.ndim == 1:
         return given.view(1, 1, -1)
     return given.expand(shown).reshape(*sizes.shape[:3])
 
 
 def arange(length: int, device: torch.device) -> Tensor:
-    """Whole numbers from 0 on, whatever the caller's default device is."""
+    """Whole numbers from 0 on, on this device, whatever the caller's default device is."""
     return torch.arange(length, device=device)

@@ -1,4 +1,4 @@
-"""How spread each query's weights are."""
+"""The entropy of each query's weights."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ class Entropy(Reduction):
     tensor([1.0986, 1.0986])
 
     Formula: H_i = −Σ_j w_ij log w_ij = log Σ_j exp(s_ij) − Σ_j w_ij s_ij. Gives (..., Lq); 0 where nothing is allowed.
-    With sinks, w are the weights of the keys divided by their sum: how spread they are does not depend on the sink,
-    whose share is `SinkShare`. Differentiable. Cost: one pass over the allowed pairs, O(Lq) memory.
+    With sinks, w are the weights of the keys divided by their sum, so the entropy does not depend on the sink, whose
+    share is `SinkShare`. Differentiable. Cost: one pass over the allowed pairs, O(Lq) memory.
     Source: Shannon 1948, "A Mathematical Theory of Communication".
     """
 

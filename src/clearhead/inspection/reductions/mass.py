@@ -1,4 +1,4 @@
-"""How much of each query's weight goes to each group of keys."""
+"""The weight of each query on each group of keys."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from clearhead.inspection.reductions.base import Reduction, arange
 from clearhead.problem.problem import Problem
 from clearhead.problem.summary import Found, Summary
 
-MOST = 2**28  # numbers of the memberships
+MOST = 2**28  # the most numbers of the memberships
 
 
 @dataclass(frozen=True, eq=False)
 class Mass(Reduction):
-    """How much of each query's weight goes to each group of keys: to the system prompt, to each document, to digits.
+    """The weight of each query on each group of keys, such as the system prompt, each document, or digits.
 
     >>> import torch, clearhead as ch
     >>> w = ch.weights(torch.zeros(2, 4), torch.zeros(4, 4))
@@ -34,7 +34,8 @@ class Mass(Reduction):
 
     Formula: m_ig = Σ_j w_ij [j in g]. `groups`: integers from 0 on, (Lk,) or (B or 1, Lk), the group of each key; or
     bool, (G, Lk). Gives (..., Lq, G), without sinks summing to 1 where groups cover the keys once. Differentiable.
-    Raises a `ShapeError` or `ClearheadError` for others. Cost: that of an output of width G; memory O((Lq + Lk) · G).
+    Raises a `ShapeError` or `ClearheadError` for other groups.
+    Cost: that of an output of width G; memory O((Lq + Lk) · G).
     """
 
     along = "queries"

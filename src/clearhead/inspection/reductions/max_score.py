@@ -20,8 +20,8 @@ class MaxScore(Reduction):
     (tensor([3.]),)
 
     Formula: m_i = max_j s_ij over the allowed keys; a sink does not count. Gives (..., Lq); −∞ where nothing is
-    allowed. Differentiable: the gradient goes to the score of the first key that has it. Training watches this
-    number, since logits that grow make a softmax of one key. Cost: one pass over the allowed pairs, O(Lq) memory.
+    allowed. Differentiable: the gradient goes to the score of the first key that has it. It is worth watching in
+    training: growing logits make a softmax that sees one key. Cost: one pass over the allowed pairs, O(Lq) memory.
     Source: Dehghani et al. 2023, "Scaling Vision Transformers to 22 Billion Parameters".
     """
 

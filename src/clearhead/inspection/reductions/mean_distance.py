@@ -1,4 +1,4 @@
-"""How far each query looks."""
+"""The mean distance from each query to its keys."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class MeanDistance(Reduction):
 
     Formula: d_i = Σ_j w_ij |i + p − j|, where p is the position of query 0. Gives (..., Lq); 0 where nothing is
     allowed. With sinks, w are the weights of the keys divided by their sum. Differentiable.
-    Where Lq ≠ Lk, `align=` of `weights` says p; it is an error where it does not.
+    Where Lq ≠ Lk, `align=` of `weights` says p, and it is an error where `align=` is missing.
     Cost: one pass over the allowed pairs, O(Lq) memory.
     Source: Vig and Belinkov 2019, "Analyzing the Structure of Attention in a Transformer Language Model".
     """

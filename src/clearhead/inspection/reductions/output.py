@@ -23,7 +23,7 @@ class Output(Reduction):
     True
 
     Formula: output_i = Σ_j w_ij value_j. `value`: (..., Lk, Ev), as for `attention`. Gives (..., Lq, Ev) of the
-    weights' dtype. Differentiable. At most one in a call of `reduce`. Cost: that of `attention`.
+    weights' dtype. Differentiable. A call of `reduce` takes at most one. Cost: that of `attention`.
     """
 
     along = "queries"

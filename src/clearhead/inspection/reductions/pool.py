@@ -18,16 +18,16 @@ from clearhead.problem.summary import Found, Summary
 
 @dataclass(frozen=True, eq=False)
 class Pool(Reduction):
-    """The weights as a map of at most size × size cells, each the maximum or the mean of the weights it stands for.
+    """The weights as a map of at most size × size cells, each the maximum or the mean of its weights.
 
     >>> import torch, clearhead as ch
     >>> ch.weights(torch.rand(1000, 4), torch.rand(1000, 4)).pool(10).shape
     torch.Size([10, 10])
 
-    A cell is ⌈Lq / rows⌉ × ⌈Lk / columns⌉ weights, the last row and column perhaps fewer. The maximum loses no peak;
+    A cell is ⌈Lq / rows⌉ × ⌈Lk / columns⌉ weights; the last row and column may have fewer. The maximum loses no peak;
     a mean over all of a cell's pairs, allowed or not, keeps the sums. `size`: a number, or (rows, columns).
-    `queries`: a slice, of which the map then is, or, for means, a weight for each query, a tensor that broadcasts to
-    (..., Lq), by which its weights are multiplied.
+    `queries`: a slice of the queries, which the map then shows, or, for means, a factor for the weights of each query,
+    a tensor that broadcasts to (..., Lq).
     Gives (..., rows, columns). Means are differentiable, maxima are not.
     Raises a `ClearheadError` for sizes below 1 or another `how`, a `ShapeError` for other `queries`.
     Cost: one pass over the allowed pairs; memory of the map. Gradients of means take one pass more.
@@ -38,7 +38,7 @@ class Pool(Reduction):
     queries: Queries = None
 
     def cell(self, problem: Problem) -> tuple[int, int]:
-        """The queries and keys to a cell."""
+        """The numbers of queries and keys in a cell."""
         rows, columns = self.size if isinstance(self.size, tuple) else (self.size, self.size)
         return -(-problem.sizes.queries // rows) or 1, -(-problem.sizes.keys // columns) or 1
 

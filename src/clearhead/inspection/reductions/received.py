@@ -1,4 +1,4 @@
-"""How much each key is looked at."""
+"""The attention that each key receives."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from clearhead.problem.summary import Found, Summary
 
 @dataclass(frozen=True, eq=False)
 class Received(Reduction):
-    """The attention each key receives: the sum of its weights over all queries, or some.
+    """The attention that each key receives: the sum of its weights over all queries, or over some.
 
     >>> import torch, clearhead as ch
     >>> w = ch.weights(torch.zeros(6, 4), torch.zeros(3, 4))
     >>> w.received()
     tensor([2., 2., 2.])
-    >>> w.reduce(ch.reductions.Received(queries=slice(-3, None)))  # by the last three: what a cache keeps keys by
+    >>> w.reduce(ch.reductions.Received(queries=slice(-3, None)))  # by the last three queries, as a cache chooses keys
     (tensor([1., 1., 1.]),)
 
     Formula: r_j = Σ_i u_i w_ij, u_i = 1 where `queries` is None. `queries`: a slice, or a weight u for each query, a

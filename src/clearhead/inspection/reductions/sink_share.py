@@ -1,4 +1,4 @@
-"""How much of each query's softmax goes to its sink."""
+"""The share of each query's softmax that goes to its sink."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from clearhead.problem.summary import Found, Summary
 
 @dataclass(frozen=True)
 class SinkShare(Reduction):
-    """The share of each query's softmax that goes to its head's sink: what the weights of the keys lack to 1.
+    """The share of each query's softmax that goes to its head's sink: 1 less the weights of the keys.
 
     >>> import torch, clearhead as ch
     >>> query, key = torch.zeros(1, 1, 2, 4), torch.zeros(1, 1, 3, 4)

@@ -1,4 +1,4 @@
-"""The keys each query looks at most."""
+"""The largest weights of each query."""
 
 from __future__ import annotations
 
@@ -22,10 +22,11 @@ class TopK(Reduction):
     >>> indices
     tensor([[1, 2]])
 
-    Gives values and indices (int64), both (..., Lq, k), descending; equal ones in the order of the keys. Where a
-    query may see fewer than k keys the rest have value 0, and the index of some other key. Values are differentiable.
-    Raises a `ClearheadError` where k is not from 1 to Lk. Cost: one pass over the allowed
-    pairs, O(Lq·k) memory; for k above 64, k steps a query more.
+    Gives values and indices (int64), both (..., Lq, k), descending; equal weights stand in the order of the keys.
+    Where a query may see fewer than k keys the rest have value 0, and the index of some other key. Values are
+    differentiable.
+    Raises a `ClearheadError` where k is not from 1 to Lk.
+    Cost: one pass over the allowed pairs, O(Lq·k) memory; for k above 64, k steps a query more.
     """
 
     along = "queries"

@@ -1,1 +1,1 @@
-"""The links of a generation, and what joins them."""
+"""Generations: the links of their calls, and their join."""

@@ -1,4 +1,4 @@
-"""Keys, or values, as the calls of a generation had them, each kept once."""
+"""The keys, or the values, of a generation's calls, each kept once."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from torch import Tensor
 
 
 class Link(NamedTuple):
-    """What one call had, (B, Hk, L, E): that of the call before it in its chain, but for what it says here.
+    """The keys of one call (B, Hk, L, E), as its difference from the call before it in its chain.
 
-    Places count from the chain's first key on; this call had `length` of them, from `base` on: a window moves. `new`
-    (B, Hk, n, E) stands at the places from `start` on; before and after it stands what the call before had, and zeros
-    where none had anything, as in a static cache. `rows`, bool (B, rows before): which rows of the call before each row
-    may continue, as beams do; None: its own. The layers of a run share it: keys of a window do not tell apart beams
-    that have the same tokens in it, those of another layer may. `filled`: the place after the last key that was in
-    use. `query`: the place of the call's first query; where the keys are of another sequence, by the self attention
-    before it; None: unknown.
+    Places count from the chain's first key on. This call had `length` keys, from the place `base` on, which grows where
+    a window moves. `new` (B, Hk, n, E) stands at the places from `start` on; before and after it stand the keys of the
+    call before, and zeros at places that had no key, as in a static cache. `rows`, bool (B, rows before): which rows of
+    the call before each row may continue, as beams do; None: its own. The layers of a run share `rows`: beams with the
+    same tokens in a window have the same keys there, and may differ in another layer. `filled`: the place after the
+    last key in use. `query`: the place of the call's first query; in cross attention, by the self attention before it;
+    None: unknown.
     """
 
     base: int
@@ -38,14 +38,14 @@ class Link(NamedTuple):
         return rows.int().argmax(1)
 
     def check(self, before: Link | None) -> None:
-        """Raise a ValueError where this cannot follow `before`: a file may hold anything."""
+        """Raise a ValueError where this link cannot follow `before`: a file may hold any numbers."""
         new, first = self.new, self if before is None else before
         stop = self.start + new.shape[2]
         fits = new.ndim == 4 and new.is_floating_point() and new.dtype == first.new.dtype
         fits = fits and (new.shape[1], new.shape[3]) == (first.new.shape[1], first.new.shape[3])
         last = self.base + self.length
         fits = fits and 0 <= self.base <= self.start <= stop <= last and self.base <= self.filled <= last
-        # each place up to `filled` stands here or before
+        # each place up to `filled` has a key in this link or before
         fits = fits and self.start <= (0 if before is None else before.filled)
         fits = fits and (stop == self.filled or (self.start == self.base and stop == last))
         if self.rows is None:
@@ -60,8 +60,11 @@ class Link(NamedTuple):
 
 @dataclass(eq=False)
 class Chain:
-    """Calls of which each continues the one before. `run`: that of the newest. `first`: the place in the whole sequence
-    of its first key, where a window had left keys before anything was recorded."""
+    """The links of calls of which each continues the one before.
+
+    `run`: the run of the newest call. `first`: the place of the chain's first key in the whole sequence, where a window
+    had dropped keys before the first recorded call.
+    """
 
     links: list[Link]
     run: int = 0
@@ -69,7 +72,7 @@ class Chain:
 
 
 class Cached(NamedTuple):
-    """What one call had: a link of a chain."""
+    """The keys, or the values, of one call: a link of a chain."""
 
     chain: Chain
     number: int
@@ -86,7 +89,7 @@ class Cached(NamedTuple):
 
     @property
     def whole(self) -> bool:
-        """Whether the tensor stands as it is, by itself."""
+        """Whether the link holds the whole tensor."""
         return self.number == 0 and self.link.new.shape[2] == self.link.length
 
     def tensor(self) -> Tensor:
@@ -94,7 +97,7 @@ class Cached(NamedTuple):
         return self.link.new if self.whole else self.between(self.link.base, self.link.base + self.link.length)
 
     def between(self, first: int, last: int) -> Tensor:
-        """What stood at these places, those too that a window had left before this call, (B, Hk, last − first, E)."""
+        """The keys at these places, (B, Hk, last − first, E), with those that a window had dropped before this call."""
         batch, heads, _, width = self.shape
         found = self.link.new.new_zeros(batch, heads, last - first, width)
         wanted = [(first, last)]
@@ -114,7 +117,8 @@ class Cached(NamedTuple):
         return found
 
     def before(self) -> list[tuple[Link, Tensor | None]]:
-        """This link and those that it continues, newest first, each with which of its rows each row here continues."""
+        """This link and the links that it continues, newest first, each with the number of its row that each row here
+        continues, int64 (B,); None: the same row."""
         found: list[tuple[Link, Tensor | None]] = []
         rows: Tensor | None = None
         for link in reversed(self.chain.links[: self.number + 1]):
@@ -126,6 +130,6 @@ class Cached(NamedTuple):
 
 
 def alone(tensor: Tensor, filled: int | None = None, query: int | None = None) -> Cached:
-    """A tensor that continues no other, as it is."""
+    """A chain of one tensor, which continues no other."""
     length = tensor.shape[2]
     return Cached(Chain([Link(0, length, 0, tensor, length if filled is None else filled, query=query)]), 0)

@@ -1,4 +1,4 @@
-"""What of a call's keys is new, found by comparing them with those of the call before."""
+"""The new keys of a call are found by comparing all its keys with those of the call before."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ MOST = 8  # how many places are tried for a window that has moved by an unknown 
 
 
 class Call(NamedTuple):
-    """What says how a call may continue another. `filled`: how many of its keys are in use.
+    """The facts by which a call may continue another. `filled`: how many of its keys are in use.
 
-    `joins`: whether it may; not where the record has what was projected from the key, and not the key. `tokens`: how
-    many the cache has counted, with those of this call; None: unknown.
+    `joins`: whether the call may continue another: False where the record has a projection of the key in place of the
+    key. `tokens`: how many tokens the cache has counted, with those of this call; None: unknown.
     """
 
     kind: Kind
@@ -35,15 +35,15 @@ class Call(NamedTuple):
     tokens: int | None = None
 
     def left(self, length: int) -> int | None:
-        """How many keys a window has left before the first of `length` keys; None: unknown."""
+        """How many keys a window has dropped before the first of `length` keys; None: unknown."""
         return None if self.tokens is None else max(self.tokens - length, 0)
 
 
 class Caches:
-    """The newest chain of each module, and its newest tensor in full, to compare the next one with."""
+    """The newest chain of each module, and its newest tensor in full, with which the next one is compared."""
 
     def __init__(self, every: int) -> None:
-        self._every = every  # how many runs of the model there are to one that is recorded
+        self._every = every  # of how many runs of the model one is recorded
         self._newest: dict[tuple[str, int, str], _Newest] = {}
         self._turns: dict[str, tuple[int, int]] = {}
         self._began = -1  # the newest run in which a sequence began
@@ -54,11 +54,14 @@ class Caches:
     def add(
         self, name: str, call: Call, key: Tensor, value: Tensor | None, fresh: bool = False
     ) -> tuple[Cached, Cached | None]:
-        """A call's key and value (B, Hk, Lk, E), copied as far as they are new.
+        """A call's key and value (B, Hk, Lk, E), of which the new entries are copied.
 
-        `fresh`: the key is a copy already.
+        `fresh`: whether the key is a copy already.
         """
-        with self._lock, torch.inference_mode(False):  # what is kept is written to, and used, outside of it too
+        with (
+            self._lock,
+            torch.inference_mode(False),
+        ):  # kept tensors are written to, and used, outside of inference mode too
             run, turn = self._turns.get(name, (-1, 0))
             turn = turn + 1 if run == call.run else 0  # a module may call attention several times
             self._turns[name] = call.run, turn
@@ -94,16 +97,16 @@ class Caches:
         return self._self[1] if call.kind == "cross" and self._self[0] == call.run else None
 
     def _among(self, call: Call) -> Tensor | None:
-        """Which rows may continue which, by the calls before in the same run; None: unknown."""
+        """Which rows may continue which, by the earlier calls of the same run; None: unknown."""
         return self._rows[1] if self._rows[0] == call.run else None
 
     def _together(self, call: Call, found: Tensor | None) -> Tensor | None:
-        """Which rows may continue which, by this call and by those before it in the run, which then know it too."""
+        """Which rows may continue which, by this call and the earlier ones of the run, whose links share the result."""
         if found is None or found.numel() == 1:
             return None
         known, own = self._among(call), is_own(found)
         if known is None or known.shape != found.shape or not bool((known & found).any(1).all()):
-            known = found  # of another cache
+            known = found  # the earlier ones have another cache
         else:
             known &= found  # in place: the other layers have the same tensor
         self._rows = call.run, known
@@ -113,8 +116,8 @@ class Caches:
         if not call.joins or not comparable(tensor) or not newest.alike(tensor):
             return False
         if call.kind == "self":
-            return call.filled > call.queries  # else its first query is at its first key: another sequence
-        # the same source may be read in another sequence's steps
+            return call.filled > call.queries  # else its first query is at its first key, and it begins a sequence
+        # the steps of another sequence may read the same source
         return self._began < call.run <= newest.chain.run + self._every
 
 
@@ -123,7 +126,7 @@ def comparable(tensor: Tensor) -> bool:
 
 
 def first(call: Call, tensor: Tensor, fresh: bool, query: int | None) -> Cached:
-    """The first of a chain; of the empty slots of a static cache nothing is kept."""
+    """The first link of a chain; the empty slots of a static cache are not kept."""
     cached = _first(call, tensor, fresh, query)
     cached.chain.first = (call.left(tensor.shape[2]) or 0) if call.kind == "self" else 0
     return cached
@@ -141,18 +144,18 @@ def _digest(tensor: Tensor) -> int:
 
 
 class _Newest:
-    """The newest link of a chain, and all that its call had.
+    """The newest link of a chain, and the whole tensor of its call.
 
-    That is the model's own tensor, which a cache that grows leaves as it was, and has just read; or, where it is
-    written to, as a static cache is, a copy.
+    The tensor is the model's own where the model does not write to it, as in a cache that grows; and a copy where the
+    model does, as in a static cache.
     """
 
     def __init__(self, cached: Cached, call: Call, tensor: Tensor) -> None:
         self.chain = cached.chain
         self.chain.run = call.run
         self._left = call.left(tensor.shape[2])
-        self._given: tuple[Tensor, int, int] | None = None  # the model's own, its writes that are counted, its digest
-        self._room: Tensor | None = None  # a copy, which has the newest from `_at` on, and room for more
+        self._given: tuple[Tensor, int, int] | None = None  # the model's own tensor, its count of writes, its digest
+        self._room: Tensor | None = None  # a copy: the newest tensor from `_at` on, and room for more
         self._at = 0
         self._hold(tensor)
 
@@ -161,7 +164,7 @@ class _Newest:
         return self.chain.links[-1]
 
     def alike(self, tensor: Tensor) -> bool:
-        """Whether the two have the same kind of entries: only rows and length may differ."""
+        """Whether a tensor differs from the newest in rows and length alone."""
         mine, other = self.last.new, tensor
         shapes = [(t.shape[1], t.shape[3], t.dtype, t.device) for t in (mine, other)]
         return type(mine) is Tensor and shapes[0] == shapes[1]
@@ -170,7 +173,7 @@ class _Newest:
         self._given = None if uncounted(tensor) else (tensor, version(tensor), _digest(tensor))
 
     def _mine(self, tensor: Tensor) -> Tensor:
-        """All that the newest call had. `tensor`: what the next one has, perhaps in the same memory."""
+        """The whole tensor of the newest call. `tensor`: that of the next call, perhaps in the same memory."""
         if self._room is None and self._given is not None:
             mine, before, total = self._given
             if (
@@ -184,13 +187,13 @@ class _Newest:
         return self._room[:, :, self._at : self._at + self.last.length]
 
     def link(self, call: Call, tensor: Tensor, among: Tensor | None) -> Link | None:
-        """What is new in a tensor that continues the newest; None where it does not. `among`: see `Caches._among`."""
+        """The link of a tensor that continues the newest one; None where it does not. `among`: see `Caches._among`."""
         last, length = self.last, tensor.shape[2]
         newest = self._mine(tensor)
         end = length if call.kind == "self" else 0
         for moved, filled in self._places(call, newest, tensor):
             mine, offset = newest, moved
-            if moved < 0:  # cropped: the window has moved back, over keys that the newest no longer had
+            if moved < 0:  # the cache was cropped: the window has moved back, over keys that the newest had dropped
                 if last.base + moved < 0:
                     continue
                 cached = Cached(self.chain, len(self.chain.links) - 1)
@@ -202,8 +205,8 @@ class _Newest:
             if filled < length:
                 pairs.append(((filled, length), 0))
             base = last.base + moved
-            # all keys before are there: the same ones are the same sequence. In a window they need not be; and beams
-            # read one source, whose keys do not tell them apart
+            # where all earlier keys are there, equal keys mean the same sequence. In a window they need not; nor in
+            # cross attention of beams, which read one source
             whole = base == 0 and (call.kind == "self" or among is None)
             rows = _continued(mine, tensor, pairs, None if call.kind == "self" else among, whole)
             if rows is not None:
@@ -212,32 +215,32 @@ class _Newest:
         return None
 
     def _places(self, call: Call, mine: Tensor, tensor: Tensor) -> Iterator[tuple[int, int]]:
-        """Where its first key may stand in the newest one, and how many of its slots would then be in use."""
+        """Places of the newest tensor where the first key of `tensor` may stand, and how many slots are in use then."""
         before, length = mine.shape[2], tensor.shape[2]
         if call.kind == "cross":
             if before == length:
                 yield 0, length
             return
         left = call.left(length)
-        if left is not None and self._left is not None:  # else only the keys can tell
+        if left is not None and self._left is not None:  # else the keys alone show the place
             yield left - self._left, min(call.tokens or length, length)
         if before == length and (call.filled < length or self.last.filled - self.last.base < length):
             yield 0, call.filled  # a static cache: a slot in the middle is filled, or the last ones
         old = length - call.queries
         tried = {max(before - old, 0), 0}
         for offset in sorted(tried, reverse=True):
-            yield offset, length  # it has grown, and a window has left the first ones; or the last ones were rejected
+            yield offset, length  # the cache grew, and a window dropped its first keys; or its last ones were rejected
         found = (bits(mine) == bits(tensor[:1, :, :1])).all(-1).all(1).any(0).nonzero().flatten()
         for offset in found[:MOST].tolist():
             if offset not in tried:
                 yield offset, length
 
     def follow(self, link: Link, call: Call, tensor: Tensor) -> None:
-        """Add a link, and keep all that its call had."""
+        """Add a link, and keep the whole tensor of its call."""
         last, self.chain.run, self._left = self.last, call.run, call.left(link.length)
         self.chain.links.append(link)
         if link.base < last.base:
-            self._room, self._at = None, 0  # it has nothing before the newest
+            self._room, self._at = None, 0  # the copy has no key before the newest ones
         if self._room is None:
             self._hold(tensor)
             return
@@ -259,10 +262,10 @@ class _Newest:
 def _continued(
     mine: Tensor, tensor: Tensor, pairs: list[tuple[tuple[int, int], int]], among: Tensor | None, whole: bool
 ) -> Tensor | None:
-    """Which rows of `mine` each row of a tensor may continue, bool (rows, rows of mine); None where one continues none.
+    """Which rows of `mine` each row of a tensor may continue, bool (rows, rows of mine); None where a row has none.
 
-    `pairs`: places of the tensor, and how much further on the same stand in `mine`. `among`: those that are asked of,
-    else all. `whole`: where each may continue its own, nothing else is asked.
+    `pairs`: places (low, high) of the tensor, and the offset of the same keys in `mine`. `among`: the pairs of rows to
+    compare; None: all. `whole`: where each row may continue its own, no other pair is compared.
     """
 
     def same(row: slice, of: slice) -> bool:
@@ -279,7 +282,7 @@ def _continued(
         return None
     (_, high), offset = pairs[0]
     last, of_mine = (bits(t)[:, :, place - 1] for t, place in ((tensor, high), (mine, high + offset)))
-    alike = (last[:, None] == of_mine[None]).all(-1).all(-1).cpu()  # most that differ do so there
+    alike = (last[:, None] == of_mine[None]).all(-1).all(-1).cpu()  # most rows that differ do so at the last key
     if among is not None and among.shape == alike.shape:
         alike &= among
     if is_own(alike) and same(every, every):
@@ -290,7 +293,7 @@ def _continued(
 
 
 def is_own(rows: Tensor) -> bool:
-    """Whether each row may continue its own alone."""
+    """Whether each row may continue its own row alone."""
     return torch.equal(rows, torch.eye(*rows.shape, dtype=torch.bool, device="cpu")) and rows.shape[0] == rows.shape[1]
 
 
@@ -303,7 +306,7 @@ def equal(one: Tensor, other: Tensor) -> bool:
         return torch.equal(one, other)
     mine, theirs = one.numpy(), other.numpy()  # three times as fast as torch.equal
     if len(mine) > 1 and not (mine[:, :, -1] == theirs[:, :, -1]).all():
-        return False  # soon found: beams that differ do so there
+        return False  # beams that differ do so at the last key, which is compared first
     if mine.shape[3] * mine.itemsize % 8 == 0 and mine.strides[3] == theirs.strides[3] == mine.itemsize:
         mine, theirs = mine.view(np.int64), theirs.view(np.int64)
     return bool((mine == theirs).all())

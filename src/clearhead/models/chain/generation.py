@@ -1,12 +1,33 @@
-"""The calls of one module, one of a generation's steps after the other."""
+"""The calls of one module, step by step of a generation, and their join into one matrix."""
 
 from __future__ import annotations
 
-from typing import Any, SupportsIndex, overload
+from collections.abc import Sequence
+from functools import partial
+from typing import Any, NamedTuple, NoReturn, SupportsIndex, overload
 
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from clearhead.base.errors import ClearheadError
+from clearhead.base.shapes import Sizes, extent, part
+from clearhead.base.versions import Versions
+from clearhead.biases.base import Added, Part
+from clearhead.inspection.source import FromRecord
 from clearhead.inspection.weights import Weights
+from clearhead.masks.base import Spans
 from clearhead.models.attention_call import AttentionCall
-from clearhead.models.chain.joined import joined, positions
+from clearhead.models.chain.cached import Cached, Link
+from clearhead.models.chain.caches import equal
+from clearhead.models.weights import weights_of
+from clearhead.problem._recorded import RecordedMask
+from clearhead.problem.problem import Problem
+from clearhead.problem.record import Record
+from clearhead.problem.visible import visible
+from clearhead.problem.words import ALL_WORDS, Words
+
+EVERY = slice(None)
 
 
 class Generation(list[AttentionCall]):
@@ -30,28 +51,29 @@ class Generation(list[AttentionCall]):
     def joined(self) -> Weights:
         """All steps of a generation as one lazy matrix, as a forward over the final sequence would give it.
 
-        Of the last generation among these calls: the last call, and those whose keys it continues. A call that
-        computes all keys again (`use_cache=False`) continues none, and is joined to nothing. Each step's queries are
-        rows; where beams were reordered, those that the last step's rows continue; of rejected tokens none, but for
-        the last step's, which nothing has rejected yet. Masks, biases and padding are those of each step, placed at
-        its keys; the empty slots of a static cache are left out. In cross attention all steps see the same keys.
-        Where a window had left keys before anything was recorded, these are no columns: `positions` says what is there.
-        Formula: row i is that of the step which had query i, its keys at the places where they stand in the sequence.
-        Gives `Weights` (B, H, Lq, Lk), Lk the keys that the cache ever held, Lq the queries of these calls.
-        Raises a `ClearheadError` for calls of several modules; where the keys of before were changed, as quantised
-        caches do; where steps between are missing; where beams cannot be told apart, since in each layer that was
-        watched a window has left all in which they differ; and where scales, softcaps or sinks differ.
+        The generation is the last one among these calls: the last call, and the calls whose keys it continues. A call
+        that computes all keys again (`use_cache=False`) continues none, and is joined to none. Each step's queries are
+        rows of the matrix. Where beams were reordered, the rows are those that the last step's rows continue. Rejected
+        tokens have no rows, except those of the last step, which no later step has rejected yet. Masks, biases and
+        padding are those of each step, placed at its keys; the empty slots of a static cache are left out. In cross
+        attention all steps see the same keys. Keys that a window had dropped before the first recorded call have no
+        columns: see `positions`.
+        Formula: row i is the row of the step that had query i, its keys at their places in the sequence.
+        Gives `Weights` (B, H, Lq, Lk): Lk counts all keys that the cache ever held, Lq the queries of these calls.
+        Raises a `ClearheadError` for calls of several modules; where earlier keys were changed, as quantised caches do;
+        where steps are missing; where beams cannot be told apart, because in each watched layer a window has dropped
+        all keys in which they differ; and where scales, softcaps or sinks differ.
         Cost: a copy of the queries and of the keys, once.
         """
-        return joined(self)
+        return _joined(self)
 
     @property
     def positions(self) -> tuple[range, range]:
         """Where the queries and the keys of `joined()` stand in the whole sequence, as the model's cache counts it.
 
-        Of a recording that is read from a file both are counted from the first key that it holds.
+        In a recording that was read from a file, both are counted from the first key that it holds.
         """
-        return positions(self)
+        return _places(_steps(self))
 
     @overload
     def __getitem__(self, which: SupportsIndex) -> AttentionCall: ...
@@ -62,3 +84,279 @@ class Generation(list[AttentionCall]):
     def __getitem__(self, which: Any) -> Any:
         found = super().__getitem__(which)
         return Generation(found) if isinstance(which, slice) else found
+
+
+class Step(NamedTuple):
+    """A call of a generation, and its part of the joined matrix.
+
+    `queries`: how many of its first queries are in the matrix; the others were rejected, and later ones have their
+    places. `end`: the place where the keys of its sequence end. `rows`: see `Cached.before`.
+    """
+
+    call: AttentionCall
+    link: Link
+    rows: Tensor | None
+    queries: int
+    end: int
+
+    @property
+    def problem(self) -> Problem:
+        return self.call.kept.problem
+
+    def of_rows(self, tensor: Tensor) -> Tensor:
+        """A tensor (B or 1, …) of this call for the rows that continue it."""
+        return tensor if self.rows is None or tensor.shape[0] == 1 else tensor[self.rows]
+
+    def of_queries(self, tensor: Tensor) -> Tensor:
+        """A tensor (B or 1, H or 1, Lq or 1, …) for its rows and queries that count."""
+        some = self.of_rows(tensor)[:, :, : self.queries]
+        return some.expand(-1, -1, self.queries, *some.shape[3:])
+
+
+class Placed(NamedTuple):
+    """Numbers of each pair, such as a bias, of several calls: placed at their queries and keys, `outside` elsewhere."""
+
+    steps: list[Step]
+    tiles: Sequence[Part | None]  # of each call, for its own batch
+    outside: float | bool
+    shape: tuple[int, int, int, int]
+
+    def part(self, batch: slice, heads: slice, queries: slice, keys: slice) -> Tensor:
+        """The part that these slices name."""
+        top, bottom, row_step = extent(queries, self.shape[2])
+        left, right, column_step = extent(keys, self.shape[3])
+        lead = [len(range(size)[side]) for size, side in zip(self.shape, (batch, heads), strict=False)]
+        columns, first, parts = max(right - left, 0), 0, []
+        of = self.steps[-1].call.query
+        nothing = of.new_full((), self.outside, dtype=torch.bool if self.outside is True else torch.float32)
+        for step, tile in zip(self.steps, self.tiles, strict=True):
+            low, high = max(top, first), min(bottom, first + step.queries)
+            if low < high:
+                found = nothing.repeat(*lead, high - low, columns)
+                start, stop = max(left, step.link.base), min(right, step.link.base + step.link.length)
+                if tile is not None and start < stop:
+                    places = slice(start - step.link.base, stop - step.link.base)
+                    some = step.of_rows(tile(EVERY, heads, slice(low - first, high - first), places))
+                    found[..., start - left : stop - left] = part(some, batch)
+                parts.append(found)
+            first += step.queries
+        whole = torch.cat(parts, 2) if parts else nothing.repeat(*lead, 0, columns)
+        return whole[:, :, ::row_step, ::column_step]
+
+
+def _joined(calls: Sequence[AttentionCall]) -> Weights:
+    """See `Generation.joined`."""
+    names = dict.fromkeys(call.name for call in calls)
+    if len(names) != 1:
+        raise ClearheadError(
+            f"joined: these are calls of {len(names)} modules, {', '.join(map(repr, list(names)[:4]))}; pass the name "
+            "of one, seen[name].joined()."
+        )
+    steps = _steps(calls)
+    last = steps[-1]
+    for step in steps[:-1]:
+        _check_alike(step, last)
+    cross = last.call.kind == "cross"
+    keys = last.link.length if cross else last.link.filled
+    queries = sum(step.queries for step in steps)
+    sizes = last.problem.sizes._replace(queries=queries, keys=keys)
+    scores = last.problem.scores._replace(
+        query=torch.cat([step.of_rows(step.problem.query)[:, :, : step.queries] for step in steps], 2),
+        key=last.call.cached_key.between(0, keys),
+    )
+    spans = _spans(steps, sizes)
+    bias = None
+    if any(step.problem.bias is not None for step in steps):
+        bias = Added(function=Placed(steps, [_bias_of(step) for step in steps], 0.0, sizes.shape).part)
+    problem = last.problem._replace(scores=scores, sizes=sizes, visible=visible(spans, sizes), bias=bias)
+    mask = RecordedMask(spans, sizes)
+    said: dict[str, Any] = {"score": last.call.score, "mask": mask}
+    if last.call.cached_key.chain.first:  # a window had dropped keys before the first recorded call
+        own, held = _places(steps)
+        said |= {"queries": f"{own.start} … {own.stop - 1}", "keys": f"{held.start} … {held.stop - 1}"}
+    source = FromRecord(Record(problem, Versions(()), copied=True), said)
+    padding = _padding(steps, keys)
+    return weights_of(source, padding, _factor(steps))
+
+
+def _places(steps: list[Step]) -> tuple[range, range]:
+    """Where the rows and the columns of the joined matrix stand in the whole sequence."""
+    last, first = steps[-1], steps[-1].call.cached_key.chain.first
+    keys = last.link.length if last.call.kind == "cross" else last.link.filled
+    start = first + (steps[0].link.query or 0)
+    return range(start, start + sum(step.queries for step in steps)), range(first, first + keys)
+
+
+def _factor(steps: list[Step]) -> Tensor | None:
+    """The factor by which an edit multiplied each row; None where no edit did."""
+    if all(step.call.factor is None for step in steps):
+        return None
+    factors = []
+    for step in steps:
+        factor, dtype = step.call.factor, step.call.weights.dtype
+        if factor is None:
+            factor = torch.ones(step.problem.sizes.shape[:3], dtype=dtype, device=step.call.query.device)
+        factors.append(step.of_rows(factor)[:, :, : step.queries])
+    return torch.cat(factors, 2)
+
+
+def _steps(calls: Sequence[AttentionCall]) -> list[Step]:
+    """The last call and the calls that it continues, in order."""
+    last = calls[-1]
+    newest, chain = last.cached_key, last.cached_key.chain
+    mine = {call.cached_key.number: call for call in calls if call.cached_key.chain is chain}
+    first = chain.links[0]
+    if last.kind == "self" and first.query and calls[0].cached_key.chain is not chain and 0 in mine:
+        _refuse(
+            last.name,
+            f"its keys of {first.query} positions before a step are not the keys that it had there at the step before",
+            "A quantised cache changes them; several generations at once, in threads, take turns. Generate with "
+            "another cache, one at a time; or, if the positions before were not watched, pass the calls from there on: "
+            "seen[name][n:].joined()",
+        )
+    steps: list[Step] = []
+    moved = any(link.parents is not None for link in chain.links[: newest.number + 1])
+    end = newest.link.length if last.kind == "cross" else newest.link.filled
+    for number, (link, rows) in zip(range(newest.number, -1, -1), newest.before(), strict=True):
+        call = mine.pop(number, None)
+        if call is None:
+            if mine and number > min(mine):
+                _refuse(last.name, f"step {number} is not among these calls", "Pass all of its calls: seen[name]")
+            break
+        count = call.query.shape[2]
+        if steps:
+            upto = steps[-1].link.query
+            if link.query is None or upto is None:
+                _refuse(
+                    last.name,
+                    "no self attention was recorded beside it, which shows the order of beams and the rejected tokens",
+                    "Watch the decoder's self attention too, without layers=",
+                )
+            if last.kind == "self" and link.query + count < upto:
+                _refuse(
+                    last.name,
+                    f"the queries of positions {link.query + count} … {upto - 1} are not in the recording",
+                    "Watch every run of the model, without every=",
+                )
+            count = max(min(count, upto - link.query), 0)
+            end = end if last.kind == "cross" else min(end, upto)
+        if count:
+            steps.append(Step(call, link, rows, count, end))
+        if moved and number and _unsure(call.cached_key, rows):
+            _refuse(
+                last.name,
+                f"at step {number} beams had the same keys in the window, and others before it, so that it is unknown "
+                "which of them was continued",
+                "Watch all layers, without layers=; else look at each step by itself: seen[name][i].weights",
+            )
+    return steps[::-1]
+
+
+def _unsure(cached: Cached, rows: Tensor | None) -> bool:
+    """Whether these rows may continue several rows of the step before that differ in keys a window has dropped."""
+    may = cached.link.rows
+    if may is None or not cached.link.base:
+        return False
+    may = may if rows is None else may[rows]
+    several = may[may.sum(1) > 1]
+    if not len(several):
+        return False
+    past = Cached(cached.chain, cached.number - 1).between(0, cached.link.base)
+    firsts = several.int().argmax(1).tolist()
+    return any(not equal(past[firsts[row]][None], past[of][None]) for row, of in several.nonzero().tolist())
+
+
+def _bias_of(step: Step) -> Part | None:
+    bias, sizes = step.problem.bias, step.problem.sizes
+    return None if bias is None else partial(bias.tile, sizes=sizes)
+
+
+def _refuse(name: str, reason: str, instead: str) -> NoReturn:
+    raise ClearheadError(f"joined: the calls of {name} do not form one generation: {reason}.\n{instead}.")
+
+
+def _check_alike(step: Step, last: Step) -> None:
+    """Raise where two steps would not be computed alike."""
+    one, other = step.problem, last.problem
+    pairs = [
+        ("heads", one.sizes.heads, other.sizes.heads),
+        *(
+            (name, getattr(one.lowered, name, None), getattr(other.lowered, name, None))
+            for name in ("phi", "scale", "softcap")
+        ),
+    ]
+    for name, mine, theirs in pairs:
+        if mine != theirs:
+            _refuse(step.call.name, f"one has {name} {mine}, a later one {theirs}", "Join those that have the same")
+    if one.lowered is None or one.lowered.weight is not None or other.lowered is None:
+        _refuse(step.call.name, f"{type(step.call.score).__name__} is no dot product", "Look at each step's weights")
+    sinks = one.sinks, other.sinks
+    if (sinks[0] is None) != (sinks[1] is None) or (sinks[0] is not None and not torch.equal(*sinks)):  # type: ignore[arg-type]
+        _refuse(step.call.name, "their sinks are not the same", "Join those that have the same")
+
+
+def _spans(steps: list[Step], sizes: Sizes) -> Spans:
+    """The mask of each query, by the places of the keys."""
+    starts, stops, lows, highs = (list(edges) for edges in zip(*map(_edges, steps), strict=True))
+    start, stop = _together(starts, stops)
+    gaps = None
+    most = max(edge.shape[-1] for edge in lows)
+    if most:  # steps with fewer gaps get empty ones, after all keys
+        low, high = ([F.pad(t, (0, most - t.shape[-1]), value=sizes.keys) for t in side] for side in (lows, highs))
+        gaps = _together(low, high)
+    residual = None
+    rests = [None if (spans := step.problem.spans) is None or spans.residual is None else spans.rest for step in steps]
+    if any(rest is not None for rest in rests):
+        residual = Placed(steps, rests, True, sizes.shape).part
+    return Spans(start, stop, residual, gaps=gaps)
+
+
+def _edges(step: Step) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """The start and the stop of the keys that a step's queries saw, (B or 1, H or 1, Lq), and the gaps in between."""
+    spans, base, uniform = step.problem.spans, step.link.base, step.call.uniform
+    if spans is None:
+        first = step.call.query.new_zeros(1, 1, 1, dtype=torch.int64)
+        spans = Spans(first, first + step.link.length)
+    start, stop = (step.of_queries(edge + base) for edge in (spans.start, spans.stop))
+    over = stop > step.end
+    if uniform is not None:  # these queries saw the empty slots of a static cache too
+        over = over & ~step.of_queries(uniform)[..., 0]
+    if bool(over.any()):
+        _refuse(
+            step.call.name,
+            "a query saw keys that a later step has replaced, or the empty slots of a cache",
+            "Look at each step by itself: seen[name][i].weights",
+        )
+    low, high = (start[..., None][..., :0],) * 2
+    if spans.gaps is not None:
+        low, high = (step.of_queries(edge + base) for edge in spans.gaps)
+    return start, stop.clamp(max=step.end), low, high
+
+
+def _together(one: list[Tensor], other: list[Tensor]) -> tuple[Tensor, Tensor]:
+    """Both lists' tensors (B or 1, H or 1, Lq, …), one after the other, with one number of batches and of heads."""
+    batch, heads = (max(tensor.shape[side] for tensor in (*one, *other)) for side in (0, 1))
+    first, second = (
+        torch.cat([tensor.expand(batch, heads, *tensor.shape[2:]) for tensor in side], 2) for side in (one, other)
+    )
+    return first, second
+
+
+def _padding(steps: list[Step], keys: int) -> Words | None:
+    """Which positions are words, by the padding of each step."""
+    if all(step.call.padding is None for step in steps):
+        return None
+    batch, device = steps[-1].call.query.shape[0], steps[-1].call.query.device
+    of_keys = torch.ones(batch, keys, dtype=torch.bool, device=device)
+    of_queries = []
+    for step in steps:
+        words = step.call.padding or ALL_WORDS
+        every = torch.ones(batch, step.queries, dtype=torch.bool, device=device)
+        of_queries.append(every if words.queries is None else step.of_rows(words.queries)[:, : step.queries])
+        if words.keys is not None:
+            base = step.link.base
+            known = step.of_rows(words.keys)[:, : step.end - base]
+            of_keys[:, base : base + known.shape[1]] = known
+    queries = torch.cat(of_queries, 1)
+    real = Words(*(None if bool(side.all()) else side for side in (queries, of_keys)))
+    return None if real == (None, None) else real

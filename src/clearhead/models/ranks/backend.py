@@ -23,17 +23,17 @@ SHARED = frozenset({"scaling", "softcap", "s_aux", "dropout", "is_causal", "slid
 
 @dataclass
 class Running:
-    """A call of a model under way: what its masks are made of, for the whole sequence."""
+    """A call of a model that is under way, with the masks of the whole sequence."""
 
     model: nn.Module
     layout: Layout
     padding: Mask | None
-    documents: Mask | None  # under causal masks alone: transformers looks for packed documents there
+    documents: Mask | None  # used only with causal masks, where transformers looks for packed documents
     attended: bool = False  # whether some layer has called `attend`
 
 
 class Shared(NamedTuple):
-    """What each layer's attention needs, beside its operands."""
+    """The layout and the mask that each layer's attention needs beside its operands."""
 
     layout: Layout
     mask: Mask | None
@@ -54,7 +54,7 @@ def make_mask(
 ) -> Tensor:
     """The function of the mask interface: a tensor without numbers of its own, with the whole mask as an attribute.
 
-    Layers are given it as it is, again where a checkpoint computes them again: so nothing else need be remembered.
+    Layers are given this tensor itself, also where a checkpoint computes them again, so nothing else is remembered.
     """
     call = running.get()
     if call is None:
@@ -106,7 +106,7 @@ def attend(
     if more := sorted(word for word, given in kwargs.items() if given is not None and word in READ - SHARED):
         raise UnsupportedError(
             f"{name} gives its attention {', '.join(more)}, of this rank's positions alone: position biases, chosen "
-            "keys and packed lengths are not shared out over ranks. Packed documents are told by position_ids."
+            "keys and packed lengths are not shared out over ranks. Packed documents are marked by position_ids."
         )
     out = attention(
         query,
@@ -129,9 +129,10 @@ HOME = "transformers.masking_utils."
 
 
 def rules(function: Callable[..., Any]) -> Iterator[Mask]:
-    """The masks that a `mask_function` of transformers is the intersection of; none, where all may be seen.
+    """The masks whose intersection a `mask_function` of transformers is; none, where every pair is allowed.
 
-    Its functions are of positions, and are given a rank's own; so they are read by their names, and by what they hold.
+    These functions take positions, and would be given positions within this rank's part. So they are not called, but
+    recognised by their names and by the variables that they close over.
     """
     full = f"{function.__module__}.{getattr(function, '__qualname__', type(function).__name__)}"
     name = full.removeprefix(HOME) if full.startswith(HOME) else ""

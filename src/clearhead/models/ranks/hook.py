@@ -1,15 +1,16 @@
 """Before and after each call of a model that shares its sequences out over ranks: what it is given, and what it means.
 
-Before a call the ranks tell each other whether theirs is right, so that one that is wrong raises on all; and then their
-position ids and attention masks, from which each makes the mask of the whole sequence.
+Before a call the ranks tell each other whether their arguments are right, so that a wrong call raises on all ranks.
+Then they exchange their position ids and attention masks, from which each makes the mask of the whole sequence.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from clearhead.base.errors import ClearheadError, UnsupportedError
@@ -17,11 +18,9 @@ from clearhead.base.torch_private import remove_hooks
 from clearhead.distributed.batch import BY_POSITION
 from clearhead.distributed.channel import Channel
 from clearhead.distributed.layout import Layout
-from clearhead.distributed.whole import whole
 from clearhead.masks.documents import Documents
 from clearhead.masks.padding import Padding
 from clearhead.models.ranks.backend import Running, running
-from clearhead.models.ranks.positions import check as check_positions
 from clearhead.models.tap.keywords import RANKS
 from clearhead.models.tap.padding import parameters
 from clearhead.models.tap.transformers_private import backend_of
@@ -31,7 +30,7 @@ ADVICE = "Pass model(**part.inputs), of part = clearhead.distributed.shard_batch
 
 
 class Hook:
-    """The hooks of one model and all models of transformers inside it, which may be called by themselves."""
+    """The hooks of a model, and of all models of transformers inside it, which may be called by themselves."""
 
     def __init__(self, layout: Layout) -> None:
         self.layout = layout
@@ -54,8 +53,8 @@ class Hook:
         running.set(self._call(module, named))
         if getattr(module.config, "use_cache", False):
             named["use_cache"] = False
-        # Of a part of a sequence transformers would take the position ids for those of several: a mask, which is not
-        # read again, keeps it from looking.
+        # Transformers would take the position ids of a part of a sequence for those of packed sequences, for which it
+        # does not look where a mask is given. The mask is not read again.
         ids = named["position_ids"]
         if named.get("attention_mask") is None:
             named["attention_mask"] = torch.ones(first(named).shape[:2], dtype=torch.bool, device=ids.device)
@@ -66,14 +65,14 @@ class Hook:
         if call is None or call.model is not module:
             return
         running.set(None)
-        if not call.attended and output is not None:  # None: an error is under way
+        if not call.attended and output is not None:  # None while an error is under way
             raise UnsupportedError(
                 f"{type(module).__name__} has computed no attention that transformers lets a backend compute, so each "
                 "rank's part was read by itself: run it with run_on_clearhead(model), whole sequences on each rank."
             )
 
     def _call(self, module: nn.Module, named: Mapping[str, Any]) -> Running:
-        """What the masks are made of; raises on every rank where one of them was called wrongly."""
+        """The call with its masks. Raises an error on every rank where one rank was called wrongly."""
         channel, error, said = Channel(self.layout.group), None, (0, 0, 0)
         try:
             ids, mask = check(type(module).__name__, named, self.layout, ADVICE)
@@ -85,9 +84,9 @@ class Hook:
         if error is not None:
             raise error
         _agree(every, type(module).__name__)
-        positions = whole(ids.long(), self.layout, channel)
-        words = None if mask is None else whole((mask != 0).to(torch.uint8), self.layout, channel).bool()
-        check_positions(positions, words, self.layout, module, ADVICE)
+        positions = _whole(ids.long(), self.layout, channel)
+        words = None if mask is None else _whole((mask != 0).to(torch.uint8), self.layout, channel).bool()
+        _check_positions(positions, words, self.layout, module, ADVICE)
         padding = None if words is None or bool(words.all()) else Padding(words)
         breaks = positions.diff(dim=1) != 1
         if words is not None or not bool(breaks.any()):
@@ -96,7 +95,7 @@ class Hook:
         return Running(module, self.layout, None, Documents(starts.cumsum(1)))
 
     def __deepcopy__(self, memo: Any) -> Hook:
-        return self  # a value: a copied model shares its sequences out as this one does
+        return self  # a copied model shares out its sequences in the same way
 
     def __reduce__(self) -> Any:
         raise ClearheadError(
@@ -106,7 +105,11 @@ class Hook:
 
 
 def _agree(every: list[list[int]], name: str) -> None:
-    """`every`: of each rank the rows of its position ids and of its attention mask, and 1 if its call was right."""
+    """Raise an error unless all ranks were called rightly, and alike.
+
+    `every`: for each rank the rows of its position ids, one more than the rows of its attention mask or 0, and 1 if its
+    call was right.
+    """
     if not all(right for _, _, right in every):
         which = ", ".join(str(rank) for rank, (_, _, right) in enumerate(every) if not right)
         raise ClearheadError(f"rank {which} of the group has called {name} wrongly, and its own error says how.")
@@ -131,7 +134,10 @@ WHY = {
 
 
 def check(model: str, named: Mapping[str, Any], layout: Layout, advice: str) -> tuple[Tensor, Tensor | None]:
-    """This rank's position ids (rows, l) and attention mask (B, l) or None; raises for what cannot be shared out."""
+    """This rank's position ids (rows, l), and its attention mask (B, l) or None.
+
+    Raises an error for arguments that cannot be shared out.
+    """
     given = {name: value for name, value in named.items() if value is not None}
     refuse_distributed({name: value for name, value in given.items() if isinstance(value, Tensor)})
     if given.get("use_cache"):
@@ -141,8 +147,8 @@ def check(model: str, named: Mapping[str, Any], layout: Layout, advice: str) -> 
         )
     for name, value in given.items():
         if name in WHY or (isinstance(value, Tensor) and name not in BY_POSITION):
-            packed = "; packed documents are told by position_ids that begin again" if "seq_len" in name else ""
-            why = WHY.get(name, f"that is not shared out over ranks{packed}")
+            packed = "; packed documents are marked by position_ids that begin again" if "seq_len" in name else ""
+            why = WHY.get(name, f"this argument is not shared out over ranks{packed}")
             raise ClearheadError(f"{model} was called with {name}, and runs on {layout}: {why}.")
     main = first(given)
     if not isinstance(main, Tensor):
@@ -168,6 +174,72 @@ def check(model: str, named: Mapping[str, Any], layout: Layout, advice: str) -> 
 
 
 def first(named: Mapping[str, Any]) -> Any:
-    """The token ids, or what stands in their place."""
+    """The token ids, or the embeddings that are given in their place."""
     ids = named.get("input_ids")
     return named.get("inputs_embeds") if ids is None else ids
+
+
+def _whole(part: Tensor, layout: Layout, channel: Channel) -> Tensor:
+    """The tensor (n, L) of the whole sequence, from the part (n, l) of each rank, of the same n and dtype.
+
+    Every rank of the group calls it together.
+    """
+    counts = [layout.count(rank) for rank in range(layout.ranks)]
+    every = channel.gather(F.pad(part, (0, max(counts) - part.shape[1])))
+    found = part.new_empty(part.shape[0], layout.length)
+    for rank, count in enumerate(counts):
+        found[:, layout.positions(part.device, rank)] = every[rank, :, :count]
+    return found
+
+
+def _check_positions(positions: Tensor, words: Tensor | None, layout: Layout, model: Any, advice: str) -> None:
+    """Raise an error unless `positions` (rows, L) are position ids of whole sequences, as the model counts them.
+
+    `words` (B, L): False for padding; None where there is none.
+    """
+    parts = [positions[:, layout.positions(positions.device, rank)] for rank in range(layout.ranks)]
+    several = [part for part in parts if part.shape[1] > 1]
+    alike = all(bool((p.diff(dim=1) == 1).all()) and torch.equal(p[:, 0], several[0][:, 0]) for p in several)
+    if len(several) > 1 and alike:
+        raise ClearheadError(
+            f"position_ids begin at {int(several[0][0, 0])} on every rank, as if each held a sequence of its own; they "
+            "are those of the whole sequence, layout.positions(), here such as "
+            f"{layout.positions()[:3].tolist()}… {advice}"
+        )
+    start = _counts_from(model)
+    if bool(((positions < start) & (True if words is None else words)).any()):
+        raise ClearheadError(
+            f"{type(model).__name__} counts positions from {start}, after its padding's, and position_ids has "
+            f"{int(positions.min())}: give shard_batch position_ids of the whole sequences, as the model's embeddings "
+            "make them (create_position_ids_from_input_ids)."
+        )
+    longest = [int(part.max()) + 1 for part in parts]
+    for kind, limit in _limits(model):
+        beyond = sum(length > limit for length in longest)
+        # longrope has two sets of frequencies, and dynamic frequencies follow the length
+        if beyond and (kind == "dynamic" or beyond < len(parts)):
+            raise ClearheadError(
+                f"the rotary frequencies of {type(model).__name__} ({kind}) depend on the longest position, "
+                f"in calls of more than {limit}, and the ranks have up to {[n - 1 for n in longest]!r:.80}: they would "
+                "compute with different ones. Give it shorter sequences, a layout in which all ranks reach as far "
+                "(ZigZag), or other rope_parameters."
+            )
+
+
+def _counts_from(model: Any) -> int:
+    """The first position id of a sequence: one past the padding's number in models that count so; 0 in others."""
+    for part in model.modules():
+        if hasattr(part, "create_position_ids_from_inputs_embeds") and getattr(part, "padding_idx", None) is not None:
+            return int(part.padding_idx) + 1
+    return 0
+
+
+def _limits(model: Any) -> Iterator[tuple[str, int]]:
+    """The kinds of rotary frequencies that depend on the longest position beyond some length, with this length."""
+    for part in model.modules():
+        kinds = getattr(part, "rope_type", None)
+        for layers, kind in kinds.items() if isinstance(kinds, dict) else [(None, kinds)]:
+            if kind in ("dynamic", "longrope"):
+                given = part.config.rope_parameters
+                given = given if layers is None else given[layers]
+                yield kind, given.get("original_max_position_embeddings") or part.config.max_position_embeddings

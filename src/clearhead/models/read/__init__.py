@@ -1,1 +1,1 @@
-"""What recorded calls say: values made of calls, which change nothing."""
+"""Values that are computed from recorded calls; no call is changed."""

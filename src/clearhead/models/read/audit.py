@@ -1,9 +1,10 @@
-"""The calls of a recording beside the masks that were expected of them."""
+"""The calls of a recording are compared with the masks that were expected of them."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -21,8 +22,6 @@ from clearhead.models.call import Call
 from clearhead.models.calls import Calls, chosen_calls
 from clearhead.models.read.pairs import KnownPairs, WorstRow, shares, worst_row
 from clearhead.models.table import Table
-from clearhead.models.tap.layers import LayerName
-from clearhead.models.tap.modules import Kind
 from clearhead.problem._recorded import RecordedMask
 
 One = Mask | Tensor | np.ndarray | Callable[[AttentionCall], Any] | None
@@ -30,7 +29,7 @@ Expected = One | Mapping[str, One] | Mapping[int | str, One]
 
 
 def expected_of(calls: Sequence[AttentionCall], expected: Any) -> list[tuple[AttentionCall, Mask]]:
-    """The calls of which something is expected, each with its mask: the same object where it is the same."""
+    """The calls that have an expected mask, each with its mask; equal expectations give one object."""
     if not calls:
         raise ClearheadError("check: there is no call to look at.")
     made: dict[Any, tuple[Any, Mask]] = {}
@@ -65,27 +64,26 @@ def _mask(expected: Any, call: AttentionCall, made: dict[Any, tuple[Any, Mask]])
             "by the modules' names."
         )
     key = (id(expected), sizes.queries, sizes.keys)
-    if key not in made:  # what it was made of is kept: another one could have its id
+    if key not in made:  # `expected` is kept, so that no other object can have its id
         made[key] = expected, DenseMask(_part(to_tensor(expected, "expected"), sizes.queries, sizes.keys))
     return made[key][1]
 
 
 def _part(keep: Tensor, queries: int, keys: int) -> Tensor:
-    """Of the matrix of a whole sequence, of which this call sees a part, the last rows up to its last key."""
+    """The part of a whole sequence's matrix that this call computes: the last rows up to the call's last key."""
     whole = keep.ndim > 1 and keep.shape[-1] == keep.shape[-2] and keep.shape[-1] >= keys >= queries
     return keep[..., keys - queries : keys, :keys] if whole else keep
 
 
 @dataclass(frozen=True, eq=False)
 class AuditedCall(Call):
-    """An attention call beside the mask that was expected of it.
+    """An attention call, compared with the mask that was expected of it.
 
-    `leaked` (B, H, Lq): of each query, the share of its softmax that goes to keys that `expected` does not allow.
-    `hidden` (B, H, Lq): the share, of its softmax under `expected`, of keys that the call did not allow. Both are
-    float32 at least, from 0 to 1, and 0 exactly where the masks agree. `queries`, bool (B, H, Lq): those that count,
-    which are no padding, and to which the call or `expected` allows a key. `call`: the record. `most_leaked`,
-    `most_hidden`: the query that has the largest share, and its keys; None where there is no such pair. `disjoint`:
-    whether no pair is allowed by both.
+    `leaked` (B, H, Lq): the share of each query's softmax on keys that `expected` does not allow. `hidden` (B, H, Lq):
+    the share of its softmax under `expected` on keys that the call did not allow. Both are float32 at least, from 0 to
+    1, and exactly 0 where the masks agree. `queries`, bool (B, H, Lq): the queries that count, which are no padding and
+    to which the call or `expected` allows a key. `call`: the record. `most_leaked`, `most_hidden`: the query with the
+    largest share, and its keys; None where no pair is leaked or hidden. `disjoint`: whether no pair is allowed by both.
     """
 
     call: AttentionCall
@@ -97,33 +95,17 @@ class AuditedCall(Call):
     most_hidden: WorstRow | None
     disjoint: bool
 
-    @property
-    def name(self) -> str:  # type: ignore[override]
-        return self.call.name
-
-    @property
-    def kind(self) -> Kind:  # type: ignore[override]
-        return self.call.kind
-
-    @property
-    def backend(self) -> str:  # type: ignore[override]
-        return self.call.backend
-
-    @property
-    def shape(self) -> tuple[int, int, int, int]:  # type: ignore[override]
-        return self.call.shape
-
-    @property
-    def run(self) -> int:  # type: ignore[override]
-        return self.call.run
-
-    @property
-    def layer(self) -> LayerName:  # type: ignore[override]
-        return self.call.layer
+    # the parts of a `Call` are those of the record
+    name = property(attrgetter("call.name"))
+    kind = property(attrgetter("call.kind"))
+    backend = property(attrgetter("call.backend"))
+    shape = property(attrgetter("call.shape"))
+    run = property(attrgetter("call.run"))
+    layer = property(attrgetter("call.layer"))
 
     @property
     def most(self) -> float:
-        """The largest share, leaked or hidden, of any query that counts; NaN where one is."""
+        """The largest share, leaked or hidden, of all queries that count; NaN where a share is NaN."""
         return float(torch.maximum(*(self._most(share) for share in (self.leaked, self.hidden))))
 
     def _most(self, share: Tensor) -> Tensor:
@@ -132,7 +114,7 @@ class AuditedCall(Call):
 
     @property
     def heads(self) -> Mapping[str, Tensor]:
-        """For each head, (H,), float64: the mean and the largest share over the queries that count."""
+        """By name, for each head, (H,), float64: the mean and the largest share over the queries that count."""
         count = self.queries.sum((0, 2))
         found = {}
         for name, share in (("leaked", self.leaked), ("hidden", self.hidden)):
@@ -143,7 +125,7 @@ class AuditedCall(Call):
         return found
 
     def table(self) -> Table:
-        """A row for each head: what every call has, head, and what `heads` has."""
+        """A row for each head: the columns of every call, head, and the columns of `heads`."""
         columns = {name: values.tolist() for name, values in self.heads.items()}
         return Table.of(self.row, {"head": range(self.shape[1]), **columns})
 
@@ -156,7 +138,7 @@ class AuditedCall(Call):
 
 
 def described(call: AuditedCall) -> str:
-    """Some lines for a person to read."""
+    """The call and its worst queries, in lines of text."""
     _, _, queries, keys = call.call.problem.sizes.shape
     mask = call.call.mask
     found = "no mask" if call.call.problem.visible is None else "a mask"
@@ -195,13 +177,13 @@ OPPOSITE = (
 )
 UPPER_LEFT = (
     "causal masks aligned at the upper left, where the last query should stand at the last key: is_causal=True of SDPA "
-    "puts query 0 at key 0. Or the empty slots of a static cache, beside which a mask is given by a function."
+    "puts query 0 at key 0. Or the empty slots of a static cache, for which a mask is given by a function."
 )
 OFF_BY_ONE = "a position counted off by one, such as the length of a key/value cache."
 PACKED = (
     "packed documents that the model sees as one text. transformers finds them by position_ids that begin again, where "
-    "it is given no attention_mask and no cache: pass use_cache=False. A text whose positions go on from where the one "
-    "before it ended is not told from it."
+    "it is given no attention_mask and no cache: pass use_cache=False. It cannot tell texts apart whose "
+    "positions go on from one text to the next."
 )
 WINDOW = "a sliding window that was lost: see config.sliding_window and config.layer_types."
 NOT_CAUSAL = "a causal mask that is missing: see is_causal."
@@ -211,7 +193,7 @@ MORE = "a mask that hides more than was expected, such as a sliding window, or p
 
 
 def _cause(call: AuditedCall, place: WorstRow, what: str) -> str | None:
-    """What may have led to this: the likeliest."""
+    """The likeliest cause of a difference, or None."""
     problem, expected = call.call.problem, said(call.expected, call.expected.title)
     sizes, keys = problem.sizes, place.keys.tolist()
     later = min(keys) > place.position
@@ -237,7 +219,7 @@ TOLERANCE = 1e-6
 
 
 class Audit(Calls[AuditedCall]):
-    """What each call of a recording really allowed, beside a mask. `Recording.check` gives it.
+    """The pairs that each call of a recording allowed, compared with a mask. `Recording.check` gives it.
 
     >>> import torch, torch.nn.functional as F, clearhead as ch
     >>> class Block(torch.nn.Module):
@@ -249,23 +231,23 @@ class Audit(Calls[AuditedCall]):
     >>> audit = seen.check(ch.Causal())
     >>> audit.ok()
     False
-    >>> audit.worst.leaked[0, 0]                        # of each query: what goes where it should not
+    >>> audit.worst.leaked[0, 0]                        # of each query: the share on keys that it should not see
     tensor([0.7500, 0.5000, 0.2500, 0.0000])
     >>> audit.table()[0]["hidden"]
     0.0
 
-    `calls`, or by number, module and run as in a `Recording`: each an `AuditedCall`, with `leaked` and `hidden`.
-    `worst`: the call with the largest share. `str(audit)` names the first call that is not as expected, the head and
-    the query where it is worst, where the mass went, and what may be the cause.
+    Calls are found as in a `Recording`, by number, module and run: each is an `AuditedCall`, with `leaked` and
+    `hidden`. `worst`: the call with the largest share. `str(audit)` names the first call that is not as expected, its
+    worst head and query, the keys on which the mass is, and a likely cause.
     """
 
     @property
     def worst(self) -> AuditedCall:
-        """The call with the largest share of a query, leaked or hidden; one with NaN before all others."""
+        """The call with the largest share of a query, leaked or hidden; a call with NaN comes before all others."""
         return max(self.calls, key=lambda call: (call.most != call.most, call.most))
 
     def ok(self, tolerance: float = TOLERANCE) -> bool:
-        """Whether no query of any call has more than `tolerance` of its softmax leaked or hidden; 0: not one pair."""
+        """Whether no query of any call has more than `tolerance` of its softmax leaked or hidden."""
         most = _checked(tolerance)
         return all(call.most <= most for call in self.calls)
 
@@ -273,7 +255,7 @@ class Audit(Calls[AuditedCall]):
         """A row for each call and head, as `pandas.DataFrame` takes them.
 
         Its columns: layer, run, module, kind, backend, queries, keys, head; leaked and hidden, means over the queries
-        that count; most leaked and most hidden, the largest of them.
+        that count; most leaked and most hidden, the largest shares of these queries.
         """
         return Table(row for call in self.calls for row in call.table())
 
@@ -281,7 +263,7 @@ class Audit(Calls[AuditedCall]):
         return said(self, self.told)
 
     def told(self, tolerance: float = TOLERANCE) -> str:
-        """The same as `str`, for another tolerance."""
+        """The text of `str(audit)`, for another tolerance."""
         most = _checked(tolerance)
         wrong = [call for call in self.calls if not call.most <= most]
         if not wrong:
@@ -297,7 +279,7 @@ def _checked(tolerance: float) -> float:
 
 
 def audit(calls: Sequence[AttentionCall], expected: Expected) -> Audit:
-    """Each call beside what is expected of it; of a mapping, those that a pattern of it fits."""
+    """Each call that has an expected mask, compared with it. See `Recording.check`."""
     known, masks = KnownPairs(), expected_of(calls, expected)
     found = []
     for call, mask in masks:

@@ -1,4 +1,4 @@
-"""What each backend computed, beside the formula on the same inputs."""
+"""The output of each backend, compared with the formula on the same inputs."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ from clearhead.models.calls import Calls
 from clearhead.models.table import Table
 from clearhead.models.tap.layers import FIRST, LayerName
 
-# What rounding does to an output, as a part of the largest value, where scores are about 0. Scores are rounded to the
-# inputs' dtype too, by as much as they are large; eager attention of float64 has a softmax in float32.
+# The error of an output by rounding, as a part of the largest value, where scores are about 0. Scores are rounded to
+# the inputs' dtype too, in proportion to their size; eager attention of float64 has a softmax in float32.
 ROUNDING = {torch.float64: 1e-6, torch.float32: 4e-6, torch.float16: 1e-3, torch.bfloat16: 8e-3}
 
 
 @dataclass(frozen=True)
 class ComparedCall:
-    """A backend's output of one call beside the formula on that call's own inputs.
+    """A backend's output of one call, compared with the formula on that call's own inputs.
 
-    `number`: which call of the run it is. `error`: the largest difference of any number of the output, as a part of the
-    largest of `value`, over the queries that see something and are no padding; `sequence`, `head`, `query`: where.
-    `departs`: whether it is above `tolerance`, or NaN.
+    `number`: which call of the run it is. `error`: the largest difference of a number of the output, as a part of the
+    largest number of `value`, over the queries that see a key and are no padding; `sequence`, `head`, `query`: its
+    place. `departs`: whether the error is above `tolerance`, or NaN.
     """
 
     name: str
@@ -53,7 +53,7 @@ class ComparedCall:
 
     @property
     def row(self) -> dict[str, Any]:
-        """Its line of `Comparison.table`."""
+        """The call's row of `Comparison.table`."""
         same = {
             "layer": self.layer.column,
             "call": self.number,
@@ -65,15 +65,15 @@ class ComparedCall:
 
 
 class Comparison(Calls[ComparedCall]):
-    """The calls of two backends beside their formula; `compare_backends` gives it.
+    """The calls of two backends, compared with their formula. `compare_backends` gives it.
 
-    `calls`: each call of the one and of the other, a `ComparedCall`; by number, module and run as in a `Recording`,
-    the runs being the backends'. `first`: the first that departs from its formula; None where none does.
+    `calls`: the calls of both backends, each a `ComparedCall`. They are found as in a `Recording`, by number, module
+    and run, where a run is a backend. `first`: the first call that departs from its formula; None where none does.
     """
 
     @property
     def first(self) -> ComparedCall | None:
-        """The earliest call that departs from its formula; of both backends' the one that departs further."""
+        """The earliest call that departs from its formula; where both backends do, the call with the larger error."""
         wrong = [call for call in self.calls if call.departs]
         return min(wrong, key=lambda call: (call.number, call.error == call.error, -call.error), default=None)
 
@@ -113,7 +113,7 @@ class Comparison(Calls[ComparedCall]):
 
 @torch.no_grad()
 def compared(call: AttentionCall, number: int, backend: str, run: int, tolerance: float | None) -> ComparedCall:
-    """A call that was watched with its values, beside its formula."""
+    """A call that was watched with its values, compared with its formula."""
     output, value = call.output, call.value
     assert value is not None and call.outcome is not None
     if call.outcome.output is None:
@@ -135,7 +135,7 @@ def compared(call: AttentionCall, number: int, backend: str, run: int, tolerance
 
 
 def _counted(call: AttentionCall, rows: Tensor) -> Tensor:
-    """The queries, bool (B, H, Lq), that see something, by their log-sum-exps, and are no padding."""
+    """The queries, bool (B, H, Lq), that see a key, by their log-sum-exps `rows`, and are no padding."""
     counted = rows != -torch.inf
     if call.uniform is not None:
         counted = counted & ~call.uniform[..., 0]
@@ -145,6 +145,6 @@ def _counted(call: AttentionCall, rows: Tensor) -> Tensor:
 
 
 def _largest(value: Tensor) -> float:
-    """The largest finite number, without its sign."""
+    """The largest absolute value of the finite numbers."""
     finite = value.abs().masked_fill(~value.isfinite(), 0.0)
     return float(finite.max()) if finite.numel() else 0.0

@@ -1,4 +1,4 @@
-"""Two recordings beside each other."""
+"""The differences between two recordings."""
 
 from __future__ import annotations
 
@@ -24,10 +24,11 @@ UNNAMED = Label(FIRST)
 
 @dataclass(frozen=True, eq=False)
 class CallDifference:
-    """A call of one recording beside that of the same number in another. `Recording.compare` gives it.
+    """The differences between the calls of one number in two recordings. `Recording.compare` gives it.
 
-    `weights`: the signed difference, the other's less this one's, a lazy matrix. `by_query`: the Jensen–Shannon
-    divergence of each query's weights in nats, float64 (B, H, Lq), 0 to log 2; NaN for queries that do not count.
+    `weights`: the signed difference, the other call's weights less this call's, a lazy matrix. `by_query`: the
+    Jensen–Shannon divergence of each query's weights in nats, float64 (B, H, Lq), 0 to log 2; NaN for queries that do
+    not count.
     `divergence`: its mean for each head, (H,); NaN where no query counts.
     """
 
@@ -59,15 +60,15 @@ class CallDifference:
 
 
 class Differences(Calls[CallDifference]):
-    """The calls of two recordings beside each other. `Recording.compare` gives it.
+    """The differences between the calls of two recordings. `Recording.compare` gives it.
 
-    `calls`, or by number, module and run as in a `Recording`: each a `CallDifference`. `most`: the number of the call
-    and the head that differ most. `str()` says it in a sentence.
+    Calls are found as in a `Recording`, by number, module and run: each is a `CallDifference`. `most`: the number of
+    the call and the head that differ most. `str()` names them in a sentence.
     """
 
     @property
     def most(self) -> tuple[int, int]:
-        """(call, head) of the largest divergence; NaN counts as none."""
+        """(call, head) of the largest divergence; NaN is left out."""
         largest = [call.divergence.nan_to_num(-1.0).max(0) for call in self.calls]
         call = max(range(len(largest)), key=lambda number: float(largest[number].values))
         return call, int(largest[call].indices)
@@ -112,7 +113,7 @@ def compare_calls(mine: list[AttentionCall], theirs: list[AttentionCall], matche
 def difference_of(
     number: int, mine: AttentionCall, theirs: AttentionCall, places: Places, label: Label
 ) -> CallDifference:
-    """The calls of one number, which `check_pair` let pass."""
+    """The differences of two calls, which `check_pair` has compared."""
     by_query = divergences(mine, theirs, places)
     before, after = (
         Aligned(_weights(call), at) for call, at in zip((mine, theirs), places or (None, None), strict=True)

@@ -19,9 +19,9 @@ from clearhead.problem.words import ALL_WORDS
 
 @torch.no_grad()
 def measured(call: AttentionCall, tokens: Tokens, sequence: int | None = None) -> dict[Measure, Found]:
-    """Each measure that can be computed of the call: positions, tokens or values may not be known.
+    """The measures of the call, without those for which positions, tokens or values are not known.
 
-    `sequence`: of this one alone.
+    `sequence`: of this sequence alone.
     """
     words = call.padding or ALL_WORDS
     problem, value, skipped = call.record.problem, call.value, call.uniform
@@ -36,7 +36,7 @@ def measured(call: AttentionCall, tokens: Tokens, sequence: int | None = None) -
         problem,
         own_text=call.kind == "self",
         words=words,
-        skipped=None if skipped is None else skipped[..., 0],  # the mask left them no key
+        skipped=None if skipped is None else skipped[..., 0],  # the mask leaves these queries no key
         tokens=tokens.of(call, sequence),
         value=value,
         factor=factor,
@@ -44,9 +44,9 @@ def measured(call: AttentionCall, tokens: Tokens, sequence: int | None = None) -
     return {measure: measure.of(subject) for measure in MEASURES if measure.applies(subject)}
 
 
-LEAST = 8  # queries that a share is a mean of, or half of those that count where they are fewer
-NAMED = 0.05  # a share of weight beyond uniform that is worth a name
-NEAR = 0.98  # of the largest entropy: nearer to uniform than that is near uniform
+LEAST = 8  # a share is a mean over so many queries at least, or over half of those that count
+NAMED = 0.05  # a share of weight that is above uniform by less is not named
+NEAR = 0.98  # a head with this part of the largest entropy, or more, is near uniform
 ENTROPY = "entropy"
 
 
@@ -55,9 +55,10 @@ class Distinctive:
     """The head of a recording that departs most from uniform attention under its mask. `seen.distinctive()` gives it.
 
     `layer`: its number in the model, or its name where the model has several stacks, as in `seen.explain(layer, head,
-    …)`; `call`: the number of its call, as in `seen[call]`; `name`: of the module; `head`; `measure`: by which it
-    departs, a column of `seen.table()`; `value`, and `uniform`, what uniform attention would give; `queries`: over how
-    many queries these are means. `near_uniform`: whether every head of the recording is near uniform. `str()` says it.
+    …)`. `call`: the number of the call, as in `seen[call]`. `name`: of the module. `head`: its number. `measure`: the
+    measure by which the head departs, a column of `seen.table()`. `value`: of the measure; `uniform`: its value for
+    uniform attention; `queries`: how many queries both are means over. `near_uniform`: whether every head of the
+    recording is near uniform. `str()` gives `sentence`.
     """
 
     layer: int | str
@@ -107,8 +108,8 @@ def distinctive(
     found: Mapping[int, Mapping[Measure, Found]] | None = None,
     heads: Mapping[int, Sequence[int]] | None = None,
 ) -> Distinctive:
-    """See `Recording.distinctive`. `found`: the measures of calls by their numbers, where they are known; `heads`: the
-    heads of these that count, None for all."""
+    """See `Recording.distinctive`. `found`: the measures of calls by the calls' numbers, if they were computed before.
+    `heads`: the heads of each call that count; None for all."""
     if found is None:
         tokens.check(calls)
         found = {number: measured(call, tokens) for number, call in enumerate(calls)}
@@ -122,7 +123,7 @@ def distinctive(
             "no head can be told apart: no call was recorded in which queries see several keys and all numbers are "
             "finite. Give the model a longer text."
         )
-    # of equal ones the first measure: one that differs by rounding is equal
+    # of equal shares the first measure is named; shares that differ by rounding are equal
     order = [type(measure) for measure in MEASURES]
     most = max(one.departs for one in shares)
     best = min((one for one in shares if one.departs > most - 1e-6), key=lambda one: order.index(type(one.measure)))
@@ -145,7 +146,7 @@ def distinctive(
 
 
 def _of_call(number: int, found: Mapping[Measure, Found]) -> Iterator[_One]:
-    """The measures of a call's heads that are known, over enough queries."""
+    """The measures of a call's heads that are finite and are means over enough queries."""
     sees = next(values.queries for measure, values in found.items() if measure.name == "sink")
     for measure, values in found.items():
         for head in range(len(values.value)):
@@ -176,7 +177,7 @@ def _said(best: _One, focused: _One, near: bool, calls: Sequence[AttentionCall],
 
 
 def _which(one: _One, call: AttentionCall, tokens: Tokens) -> str:
-    """Of a sink, which key it is, where it is the same in all sequences."""
+    """The key of a sink, in words, where it is the same in all sequences."""
     keys = one.found.key
     if keys is None:
         return ""
@@ -189,7 +190,7 @@ def _which(one: _One, call: AttentionCall, tokens: Tokens) -> str:
 
 
 def _percent(share: float) -> str:
-    """A share in words: two digits, and more where it is near nothing or near all."""
+    """A share in percent: two digits, and more near 0% and near 100%."""
     percent = 100 * share
     if 1 <= percent <= 99 or percent in (0, 100):
         return f"{percent:.0f}%"

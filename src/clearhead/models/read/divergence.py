@@ -1,4 +1,4 @@
-"""How far the weights of two calls are apart."""
+"""The Jensen–Shannon divergence of the weights of two calls."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Places = tuple[Tensor, Tensor] | None
 
 
 def checked_places(matched: Any) -> Places:
-    """The positions to compare, of the one text and of the other, ascending; None is all of them."""
+    """The positions to compare, of this text and of the other, ascending; None is all of them."""
     if matched is None:
         return None
     pair = list(matched) if isinstance(matched, Sequence) and not isinstance(matched, str) else []
@@ -55,7 +55,7 @@ def _positions(given: Any) -> Tensor:
 
 
 def check_calls(mine: Sequence[AttentionCall], theirs: Sequence[AttentionCall]) -> None:
-    """Raise where two recordings do not have as many calls."""
+    """Raise where two recordings have different numbers of calls, or none."""
     if len(mine) != len(theirs) or not mine:
         raise ClearheadError(
             f"compare: this recording has {len(mine)} calls and the other {len(theirs)}; record one run of one "
@@ -64,7 +64,7 @@ def check_calls(mine: Sequence[AttentionCall], theirs: Sequence[AttentionCall]) 
 
 
 def check_pair(number: int, mine: AttentionCall, theirs: AttentionCall, places: Places) -> None:
-    """Raise where the calls of one number can't be compared, pair by pair."""
+    """Raise where the two calls of a number can't be compared pair by pair."""
     one, other = mine.problem.sizes.shape, theirs.problem.sizes.shape
     who = f"compare: call {number} is {mine.name}, {mine.kind}, and {theirs.name}, {theirs.kind}, in the other"
     shapes = columns({"this": ("B", "H", "Lq", "Lk"), "": one, "the other": other})
@@ -91,7 +91,7 @@ def check_pair(number: int, mine: AttentionCall, theirs: AttentionCall, places: 
 
 
 EVERY = slice(None)
-CACHED = 2**15 - 1  # weights at once in float64, which stay in the cache
+CACHED = 2**15 - 1  # so many weights in float64 at once stay in the processor's cache
 
 
 class MasksDiffer(ClearheadError):
@@ -110,7 +110,7 @@ def divergences(mine: AttentionCall, theirs: AttentionCall, places: Places) -> T
     sides = [Aligned(Weights(FromRecord(now(p), {})), at) for p, at in zip(problems, of, strict=True)]
     rest = places is not None or any(problem.sinks is not None for problem in problems)
     for side in sides:
-        side.weights.logsumexp()  # which they remember: a part needs no row
+        side.weights.logsumexp()  # the weights keep it, and then compute parts of rows
     batch, heads, queries, _ = sides[0].sizes.shape
     equal = places is None and _equal(*problems)
     sees = _seeing(problems[0]) if equal else None
@@ -131,7 +131,7 @@ def divergences(mine: AttentionCall, theirs: AttentionCall, places: Places) -> T
 
 
 def _equal(one: Problem, other: Problem) -> bool:
-    """Whether both masks are the same intervals; others are compared pair by pair."""
+    """Whether both masks are the same intervals; other masks are compared pair by pair."""
     a, b = one.spans, other.spans
     if a is None or b is None:
         return a is b
@@ -153,7 +153,8 @@ def _seeing(problem: Problem) -> Tensor | None:
 def jensen_shannon(p: Tensor, q: Tensor, rest: bool) -> Tensor:
     """JS(p, q) = ½ Σ_j (p_j log p_j/m_j + q_j log q_j/m_j), m = (p + q) / 2; 0 to log 2, in float64.
 
-    `rest`: what p and q lack to 1, a sink's share or that of positions that are not compared, is one key more.
+    `rest`: whether the weight that p and q lack to 1, on a sink or on positions that are not compared, counts as one
+    more key.
     """
     rows = max(1, CACHED // max(p.shape[-1], 1))
     found = torch.zeros(p.shape[:-1], dtype=torch.float64, device=p.device)
@@ -174,14 +175,14 @@ def _of_rows(p: Tensor, q: Tensor, rest: bool) -> Tensor:
 def _terms(p: Tensor, q: Tensor) -> Tensor:
     """p log p/m + q log q/m, where p/m = 1 + d, d = (p − q) / (p + q): nearly equal weights keep their digits."""
     limits = torch.finfo(p.dtype)
-    # d = ±1, where one of the two is 0, is the number before it: its logarithm would be infinite
+    # where p or q is 0, d = ±1 is replaced by the float next to it, because the logarithm would be infinite
     apart = (p - q).div_((p + q).clamp_(min=limits.tiny)).clamp_(limits.eps / 2 - 1, 1 - limits.eps / 2)
     first = apart.log1p().mul_(p)
     return first.add_(apart.neg_().log1p_().mul_(q))
 
 
 def _both_look(calls: tuple[AttentionCall, ...], of: tuple[Tensor | None, ...]) -> list[Tensor | None]:
-    """The queries that are words in both calls, as each of them counts its positions."""
+    """For each call the queries that are words in both calls, at the call's own positions; None: all."""
     alone = []
     for call in calls:
         words = None if call.padding is None else call.padding.queries
@@ -207,7 +208,7 @@ def _both_look(calls: tuple[AttentionCall, ...], of: tuple[Tensor | None, ...]) 
 
 
 def _hull(problems: list[Problem], batch: slice, heads: slice, queries: slice) -> slice:
-    """The keys that these queries see in either problem: all others have no weight."""
+    """A slice of the keys that these queries see in either problem: all other keys have weight 0."""
     lows, highs = [], []
     for problem in problems:
         low, high = 0, problem.sizes.keys
@@ -221,7 +222,7 @@ def _hull(problems: list[Problem], batch: slice, heads: slice, queries: slice) -
 
 
 def _kept(problem: Problem, places: Tensor | None, batch: slice, heads: slice, queries: slice, keys: slice) -> Tensor:
-    """Which pairs the mask allows, of those that are compared: bool (1, H or 1, rows, keys)."""
+    """Which of the compared pairs the mask allows, bool (1, H or 1, rows, keys)."""
     sizes, rows = problem.sizes, queries
     if places is not None:
         rows = slice(int(places[queries][0]), int(places[queries][-1]) + 1)

@@ -1,4 +1,4 @@
-"""The pairs by which a call's mask differs from another one, and how much of the softmax is theirs."""
+"""The pairs by which a call's mask differs from another mask, and their share of the softmax."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from clearhead.problem.visible import Visible, resolve, seen_by
 
 
 class Pairs(NamedTuple):
-    """The pairs of a call and of an expected mask, in three parts that share none; None for a part without a pair.
+    """The pairs of a call and of an expected mask, in three disjoint parts; None for a part without a pair.
 
     `rows`, bool (B or 1, H or 1, Lq or 1): the queries that see a key in any part.
     """
@@ -45,10 +45,10 @@ class KnownPairs:
             return pairs_of(call, expected)
         sizes = problem.sizes
         which = expected.signature() or id(expected)
-        mask = None if problem.visible is None else id(problem.visible.memo)  # one for a mask, whatever copies it
+        mask = None if problem.visible is None else id(problem.visible.memo)  # copies of a mask have one memo
         key = (mask, which, sizes.shape, sizes.device, sizes.leading)
         known = self._known.setdefault(key, [])
-        for other, _, pairs in known:  # which keep alive what the key counts on
+        for other, _, pairs in known:  # the entries keep the objects alive whose ids are in the key
             if _same_padding(call, other):
                 return pairs
         known.append((call, expected, pairs_of(call, expected)))
@@ -56,7 +56,7 @@ class KnownPairs:
 
 
 def pairs_of(call: AttentionCall, expected: Mask) -> Pairs:
-    """Which pairs the call allowed, and which were expected. What is padding is left out of both."""
+    """The pairs that the call allowed and the expected ones. Padding is left out of both."""
     sizes, words = call.problem.sizes._replace(align="lower_right"), call.padding
     allowed = _allowed(call)
     if words is not None and words.keys is not None:
@@ -66,7 +66,7 @@ def pairs_of(call: AttentionCall, expected: Mask) -> Pairs:
     if words is not None and words.queries is not None:
         parts = [seen_by(words.queries, part, sizes) for part in parts]
     rows = [seen(part.spans, sizes)[1] for part in parts]
-    there = 0 not in sizes.shape  # of an empty batch a mask still has its pairs
+    there = 0 not in sizes.shape  # the mask of an empty batch has pairs too
     found = (part if there and bool(some.any()) else None for part, some in zip(parts, rows, strict=True))
     both, extra, missing = found
     return Pairs(both, extra, missing, rows[0] | rows[1] | rows[2])
@@ -99,10 +99,10 @@ def _same_padding(one: AttentionCall, other: AttentionCall) -> bool:
 
 @torch.no_grad()
 def shares(call: AttentionCall, pairs: Pairs) -> tuple[Tensor, Tensor]:
-    """Of each query, (B, H, Lq): the part of its softmax that is extra, and, of the expected one, what is missing.
+    """The share of each query's softmax on extra pairs, and of its expected softmax on missing pairs, (B, H, Lq) each.
 
-    exp(a) / (exp(a) + exp(b)) of the log-sum-exps a of these pairs and b of the others, which the sigmoid of a − b
-    gives to full relative precision: 1 less the rest has none left below 1e-7.
+    The share is exp(a) / (exp(a) + exp(b)), with the log-sum-exp a of these pairs and b of the others. The sigmoid of
+    a − b gives it to full relative precision; 1 − (the share of the others) has no digits left below 1e-7.
     """
     problem = call.problem
     nothing = torch.zeros((), dtype=call.weights.dtype, device=problem.sizes.device).expand(problem.sizes.shape[:3])
@@ -133,7 +133,7 @@ def weights_of(call: AttentionCall, part: Visible) -> Weights:
 
 
 def log_sum_exp(call: AttentionCall, part: Visible | None) -> Tensor:
-    """log Σ exp(score) over these pairs, (B, H, Lq); −∞ where there are none."""
+    """log Σ exp(score) over these pairs, (B, H, Lq); −∞ for a query without such a pair."""
     if part is None:
         sizes = call.problem.sizes
         return torch.full(sizes.shape[:3], -torch.inf, dtype=call.weights.dtype, device=sizes.device)
@@ -142,10 +142,10 @@ def log_sum_exp(call: AttentionCall, part: Visible | None) -> Tensor:
 
 
 class WorstRow(NamedTuple):
-    """The query of a call that has the largest share of some pairs.
+    """The query of a call with the largest share of its softmax on some pairs.
 
-    `position`: where it stands among the keys. `share`: of its softmax. `keys`: of these pairs, int64, ascending;
-    `most`: the one of them that has most, `of_most`.
+    `position`: its place among the keys. `share`: of its softmax on these pairs. `keys`: of these pairs, int64,
+    ascending. `most`: the key of them with the largest weight, `of_most`.
     """
 
     sequence: int
@@ -160,7 +160,7 @@ class WorstRow(NamedTuple):
 
 @torch.no_grad()
 def worst_row(call: AttentionCall, part: Visible | None, share: Tensor, queries: Tensor) -> WorstRow | None:
-    """Where the share, (B, H, Lq), is largest among these queries; None where no pair is."""
+    """The row where the share, (B, H, Lq), is largest among these queries; None where there is no pair."""
     if part is None:
         return None
     number = int(share.masked_fill(~queries, -1.0).flatten().argmax())

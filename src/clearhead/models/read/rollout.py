@@ -19,7 +19,7 @@ from clearhead.models.calls import chosen_calls
 from clearhead.models.tap.choice import Layers, Positions
 from clearhead.models.weights import weights_of
 
-COLUMNS = 64  # tokens at a time: memory is theirs for each head
+COLUMNS = 64  # tokens at a time: memory grows with their number, for each head
 
 
 def rollout(calls: Sequence[AttentionCall], tokens: Positions, layers: Layers) -> Tensor:
@@ -44,16 +44,15 @@ def rollout(calls: Sequence[AttentionCall], tokens: Positions, layers: Layers) -
 
 
 def _rolled(calls: Sequence[AttentionCall], flow: Tensor) -> Tensor:
-    """`flow` (B, T, L), how much of each token is at each position, taken from the last layer to the first."""
+    """The flow (B, T, L), the share of each token at each position, carried from the last layer to the first."""
     for call in reversed(calls):
         weights = _wide(call)
         heads = weights.shape[1]
         one = flow.new_ones(flow.shape[0], 1, flow.shape[-1], 1)
-        total = (
-            (weights @ one).mean(1)[..., 0].unsqueeze(1)
-        )  # of a row: 0 where it sees nothing, less than 1 with sinks
+        # the sum of each row: 0 where the query sees no key, and less than 1 with sinks
+        total = (weights @ one).mean(1)[..., 0].unsqueeze(1)
         flow = flow / (1 + total)
-        # the gradient of A V in V is Aᵀ of that of the output: no matrix is made
+        # the gradient of A V in V is Aᵀ times the gradient of the output, so that no matrix is made
         with torch.enable_grad():
             value = flow.new_zeros(flow.shape[0], 1, flow.shape[-1], flow.shape[1]).requires_grad_()
             grad = (flow.transpose(1, 2) / heads).unsqueeze(1).expand(-1, heads, -1, -1)
@@ -63,7 +62,7 @@ def _rolled(calls: Sequence[AttentionCall], flow: Tensor) -> Tensor:
 
 
 def _wide(call: AttentionCall) -> Weights:
-    """The weights of a call, of all positions; of one in low precision, for values of float32."""
+    """The weights of a call, of all positions; a query and a key in low precision are brought to float32."""
     scores, dtype = call.problem.scores, call.weights.dtype
     scores = scores._replace(query=scores.query.to(dtype), key=scores.key.to(dtype))
     record = call.record._replace(problem=call.problem._replace(scores=scores))
@@ -71,7 +70,7 @@ def _wide(call: AttentionCall) -> Weights:
 
 
 def _length(calls: Sequence[AttentionCall]) -> int:
-    """The one length of all calls, of which each takes up where the one before ended."""
+    """The length of all calls: raises where they are not self-attention of one length in one run."""
     sizes = {tuple(call.weights.shape[-2:]) for call in calls}
     runs = {call.run for call in calls}
     lengths = {size for pair in sizes for size in pair}

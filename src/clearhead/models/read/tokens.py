@@ -1,8 +1,9 @@
-"""The tokens of a text, as numbers that are equal where the tokens are."""
+"""The tokens of texts: as numbers, and which tokens of two texts correspond."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from difflib import SequenceMatcher
 from typing import Any
 
 import numpy as np
@@ -16,14 +17,14 @@ Pair = tuple[Tensor | None, Tensor]
 
 
 def place_of(word: Any, tokens: Sequence[str] | None, length: int, name: str) -> Any:
-    """The place of a word among the `length` queries or keys of a call; a number as it is.
+    """The place of a word among the `length` queries or keys of a call; a number is given back as it is.
 
-    A call that continues a text has the last of its words. `tokens`: the text's words, None where they are not known.
+    A call that continues a text has the text's last words. `tokens`: the text's words, None where they are not known.
     """
     if not isinstance(word, str):
         return word
     if tokens is None:
-        raise ClearheadError(f"{name} is the word {word!r:.60}, and the words of its text are not known: pass tokens=.")
+        raise ClearheadError(f"{name} is the word {word!r:.60}, and the words of the text are not known: pass tokens=.")
     place = place_among(word, tokens)
     before = max(len(tokens) - length, 0)
     if place is None or place < before:
@@ -33,7 +34,8 @@ def place_of(word: Any, tokens: Sequence[str] | None, length: int, name: str) ->
 
 
 def place_among(word: str, tokens: Sequence[str]) -> int | None:
-    """The first place of a word among tokens, as it is, else without the marks of pieces, else in small letters."""
+    """The first place of a word among tokens, or None. Tokens are compared as they are, then without the marks of
+    pieces, then in small letters too."""
     plain = [token.removeprefix("##").strip("Ġ▁ ") for token in tokens]
     for known in (list(tokens), plain, [token.lower() for token in plain]):
         for wanted in (word, word.lower()):
@@ -43,7 +45,7 @@ def place_among(word: str, tokens: Sequence[str]) -> int | None:
 
 
 class Tokens:
-    """The tokens of a model's text, and of the one that its encoder reads, where there are two."""
+    """The tokens of a model's text, and of its encoder's text where the model reads two."""
 
     def __init__(self, tokens: Any, source_tokens: Any) -> None:
         numbers: dict[str, int] = {}
@@ -54,7 +56,7 @@ class Tokens:
     def of(self, call: AttentionCall, sequence: int | None = None) -> Pair | None:
         """The tokens of a call's queries, (B or 1, Lq), and keys, (B or 1, Lk), int64; None where they do not fit.
 
-        In self attention the queries are some of the keys: None in their place. `sequence`: of this one alone.
+        In self attention the queries are some of the keys, and their entry is None. `sequence`: of this sequence alone.
         """
         batch, _, queries, keys = call.problem.sizes.shape
         queried, words = call.padding or (None, None)
@@ -67,30 +69,30 @@ class Tokens:
             asked = _placed(self.own, batch, queries, queried)
             return None if asked is None or held is None else (asked.to(device), held.to(device))
         own = _placed(self.own, batch, keys, words)
-        held = held if own is None else own  # an encoder's text is the source
+        held = held if own is None else own  # the text of an encoder is the source
         return None if held is None else (None, held.to(device))
 
     def word(self, call: AttentionCall, sequence: int, key: int) -> str | None:
-        """The word at a key, where words were given."""
+        """The word at a key; None where no words were given."""
         pair = self.of(call)
         held = None if pair is None else pair[1]
         return None if held is None else self.words.get(int(held[sequence % len(held), key]))
 
     def check(self, calls: Sequence[AttentionCall]) -> None:
-        """Raise where tokens were given that fit no call."""
+        """Raise where tokens were given and fit no call."""
         if (self.own is None and self.source is None) or not calls or any(self.of(call) for call in calls):
             return
         sizes = sorted({(call.problem.sizes.batch, call.problem.sizes.keys) for call in calls})
         given = {len(row) for rows in (self.own, self.source) if rows is not None for row in rows}
         raise ShapeError(
             f"tokens has {sorted(given)} tokens a sequence, and the calls have (sequences, keys) {sizes}; pass one "
-            "token for each position, or for each that is no padding: a list of words, one list for each sequence, or "
-            "the ids (B, L) that the model was given. Cross attention needs source_tokens too."
+            "token for each position, or for each word that is not padding: a list of words, one list for each "
+            "sequence, or the ids (B, L) that the model was given. Cross attention needs source_tokens too."
         )
 
 
 def _rows(name: str, tokens: Any, numbers: dict[str, int]) -> list[Tensor]:
-    """The numbers of each sequence's tokens: of ids as they are, of words by a dictionary."""
+    """The numbers of each sequence's tokens: ids as they are, words numbered by the dictionary `numbers`."""
     if isinstance(tokens, Tensor | np.ndarray):
         ids = torch.as_tensor(tokens).detach().cpu()
         if ids.is_floating_point() or ids.is_complex() or ids.dtype == torch.bool or ids.ndim not in (1, 2):
@@ -135,3 +137,52 @@ def _placed(rows: list[Tensor] | None, batch: int, length: int, words: Tensor | 
         else:
             return None
     return placed
+
+
+def match_tokens(tokens: Iterable[str], other_tokens: Iterable[str]) -> tuple[list[int], list[int]]:
+    """The positions of the tokens that two texts have in common, in the same order in both.
+
+    >>> import torch, torch.nn.functional as F, clearhead as ch
+    >>> class Block(torch.nn.Module):
+    ...     def forward(self, x):
+    ...         return F.scaled_dot_product_attention(x, x, x)
+    >>> block, short, long = Block(), "the cat sat".split(), "the old cat sat".split()
+    >>> with ch.watch(block) as before:
+    ...     output = block(torch.ones(1, 1, 3, 4))
+    >>> with ch.watch(block) as after:
+    ...     output = block(torch.ones(1, 1, 4, 4))
+    >>> ch.models.match_tokens(short, long)
+    ([0, 1, 2], [0, 2, 3])
+    >>> before.compare(after, matched=ch.models.match_tokens(short, long))[0].divergence
+    tensor([0.0956], dtype=torch.float64)
+
+    `tokens`, `other_tokens`: words, or numbers of tokens. The longest stretch that is equal in both texts is matched
+    first, then the longest stretches before and after it, and so on. Gives two ascending lists of equal length, of
+    positions in the first text and in the second. A token that was replaced by another is in neither list.
+    Raises a `ClearheadError` for an argument that is no list of tokens, and where the texts have no token in common.
+    Cost: O(L²) time for most texts, O(L) memory. Source: Ratcliff and Metzener 1988, "Pattern Matching: The Gestalt
+    Approach", as in Python's `difflib`.
+    """
+    one, other = _listed("tokens", tokens), _listed("other_tokens", other_tokens)
+    mine: list[int] = []
+    theirs: list[int] = []
+    for start, other_start, size in SequenceMatcher(None, one, other, autojunk=False).get_matching_blocks():
+        mine += range(start, start + size)
+        theirs += range(other_start, other_start + size)
+    if not mine:
+        raise ClearheadError(
+            f"match_tokens: {one[:4]!r:.80} and {other[:4]!r:.80} have no token in common, so that no positions "
+            "correspond. Pass the tokens of two versions of one text."
+        )
+    return mine, theirs
+
+
+def _listed(name: str, tokens: Any) -> list[Any]:
+    other = isinstance(tokens, str | bytes | set | frozenset | dict) or hasattr(tokens, "ndim")
+    found = list(tokens) if isinstance(tokens, Iterable) and not other else []
+    if not found or not all(isinstance(token, str | int) and not isinstance(token, bool) for token in found):
+        raise ClearheadError(
+            f"match_tokens: {name} is {tokens!r:.60}; pass a list of words, one for each position of the text, or "
+            "of the numbers of tokens, ids.tolist()."
+        )
+    return found

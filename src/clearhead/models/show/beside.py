@@ -13,25 +13,24 @@ from clearhead.models.attention_call import AttentionCall
 from clearhead.models.chain.cached import alone
 from clearhead.models.read.differences import CallDifference, Differences, difference_of
 from clearhead.models.read.divergence import MasksDiffer, Places, check_calls, check_pair
-from clearhead.models.read.match_tokens import match_tokens
+from clearhead.models.read.tokens import match_tokens
 from clearhead.models.show.paged import Paged
 from clearhead.problem.regions import of_sequence
 from clearhead.problem.words import ALL_WORDS
 from clearhead.report import Layer, Page
 from clearhead.report._words import Shown
-from clearhead.report.layer import LeftOut
-from clearhead.report.of_heads import of_heads
+from clearhead.report.layer import LeftOut, of_heads
 
 
 @dataclass(frozen=True)
 class _Divergence:
-    """What the page says of the divergence of a head from the same head of the other recording."""
+    """The words of the page about the divergence of a head from the same head of the other recording."""
 
     name: str = "divergence"
     says: str = (
         "How far the head's weights are from those of the same head in the other recording: the Jensen–Shannon "
-        "divergence of each query's weights in nats, a mean over the queries that both have. What goes to tokens that "
-        "only one text has is one key more. 0 is the same weights."
+        "divergence of each query's weights in nats, a mean over the queries that both have. The weight on tokens "
+        "that only one text has counts as one more key. Equal weights give 0."
     )
     formula: str = "mean_i ½ Σ_j (p_ij log(p_ij / m_ij) + q_ij log(q_ij / m_ij)), m = (p + q) / 2"
     range: str = "0 to log 2 = 0.693 nats"
@@ -44,9 +43,9 @@ DIVERGENCE = _Divergence()
 class Beside:
     """The layers of two recordings, as `Paged` gives those of one, and the divergences of the first's heads.
 
-    The positions of two calls correspond one to one where as many are shown, else by `match_tokens` of their words; by
-    that too where it finds more that are the same: a word was put in, and another left out. Raises what
-    `Recording.compare` raises where calls do not fit, and a `ClearheadError` where words are needed.
+    The positions of two calls correspond one to one where equally many are shown, else by `match_tokens` of their
+    words. `match_tokens` is used too where it finds more equal words, as where one word was put in and another left
+    out. Raises the errors of `Recording.compare` where calls do not fit, and a `ClearheadError` where words are needed.
     """
 
     def __init__(self, mine: Paged, theirs: Paged) -> None:
@@ -57,7 +56,7 @@ class Beside:
         self.found: list[CallDifference] = []
 
     def layer(self, number: int) -> Layer | LeftOut:
-        """A layer of the first recording, its heads measured beside the second's; not where their masks differ."""
+        """A layer of the first recording. Its heads are measured beside the second's, unless their masks differ."""
         layer = self.sides[0].layer(number)
         if isinstance(layer, LeftOut):
             return layer
@@ -75,18 +74,20 @@ class Beside:
         return self.sides[0].place(number)
 
     def layers(self, numbers: Iterable[int] | None = None) -> Iterator[Layer | LeftOut]:
-        """Those of the first recording, one at a time."""
+        """The layers of the first recording, one at a time."""
         return map(self.layer, range(len(self.calls)) if numbers is None else numbers)
 
     def page(self, layers: Iterable[Layer | LeftOut], title: str) -> Page:
-        """The page of these layers of the first recording, and the second's beside them. It opens on the head that
-        differs most."""
+        """The page of these layers of the first recording, with the second's beside them.
+
+        It opens on the head that differs most.
+        """
         page = self.sides[0].page((), title)
         for (text, other), positions in self.texts.items():
             if positions is not None:
                 page.align(text, other, positions)
         names = list(map(str, self.sides[0].labels))
-        numbers: dict[int, tuple[int, ...] | None] = {}  # of the calls that are shown, and of their heads
+        numbers: dict[int, tuple[int, ...] | None] = {}  # for each shown call the heads that are shown
         for layer in layers:
             page.add(layer)
             if isinstance(layer, Layer):
@@ -101,7 +102,7 @@ class Beside:
         return page
 
     def second(self, number: int, heads: Sequence[int] | None) -> Layer | LeftOut:
-        """A layer of the second recording, with these of its heads, or with all."""
+        """A layer of the second recording, with the given heads or with all."""
         layer = self.sides[1].layer(number)
         if isinstance(layer, LeftOut):
             return layer
@@ -112,7 +113,7 @@ class Beside:
         return layer if heads is None else of_heads(layer, heads)
 
     def distinctive(self, shown: Sequence[tuple[str, Sequence[int]]]) -> dict[str, Any] | None:
-        """The shown head that differs most, as the page is told it; None where none is known."""
+        """The page's data of the shown head that differs most; None where no divergence is known."""
         names = list(map(str, self.sides[0].labels))
         places = {names.index(label): place for place, (label, _) in enumerate(shown)}
         known = []
@@ -129,12 +130,12 @@ class Beside:
         return {**most, "measure": DIVERGENCE.name, "nearUniform": False}
 
     def _calls(self, number: int) -> tuple[AttentionCall, AttentionCall]:
-        """The calls of one number, of the sequence that is shown."""
+        """The two calls with one number, each with the shown sequence alone."""
         mine, theirs = (one_sequence(paged.calls[number], paged.place(number)) for paged in self.sides)
         return mine, theirs
 
     def _places(self, number: int) -> Places:
-        """The positions to compare, among all of each call; None is all of them."""
+        """The positions to compare, as positions of each call; None where all are compared."""
         calls = self._calls(number)
         places: Places = None
         if all(call.kind == "self" and call.problem.sizes.queries == call.problem.sizes.keys for call in calls):
@@ -149,7 +150,7 @@ class Beside:
         return places
 
     def _aligned(self, number: int, sides: Sequence[Shown]) -> tuple[list[int], list[int]] | None:
-        """The shown positions of a call's two texts that correspond; None: one to one."""
+        """The shown positions of a call's two texts that correspond; None where they correspond one to one."""
         given = [paged.texts(number)[1] for paged in self.sides]
         one, other = (len(side.places) for side in sides)
         if any(len(words) not in (side.length, len(side.places)) for side, words in zip(sides, given, strict=True)):
@@ -166,8 +167,11 @@ class Beside:
 
 
 def _correspondence(text: Sequence[str], other: Sequence[str]) -> tuple[list[int], list[int]] | None:
-    """The positions that correspond: one to one, None, unless the texts are of unequal length, or more of their words
-    are the same when one is moved along the other."""
+    """The positions that correspond, or None for one to one.
+
+    They are not one to one where the lengths differ, or where more words are equal when one text is moved along the
+    other.
+    """
     if len(text) != len(other):
         return match_tokens(text, other)
     in_place = sum(a == b for a, b in zip(text, other, strict=True))
@@ -178,7 +182,7 @@ def _correspondence(text: Sequence[str], other: Sequence[str]) -> tuple[list[int
 
 
 def beside_of(mine: Paged, other: Any, tokens: Iterable[str] | None) -> Beside:
-    """A recording beside that of a page. `tokens`: its words; None: those of the page."""
+    """The recording beside that of a page. `tokens`: its words; None where it has the words of the page."""
     calls = getattr(other, "calls", None)
     if not isinstance(calls, list) or not all(isinstance(call, AttentionCall) for call in calls):
         raise ClearheadError(
@@ -195,19 +199,19 @@ def _second(label: str) -> str:
 
 
 def _measured(layer: Layer, difference: CallDifference) -> Layer:
-    """The layer with the divergence of each of its heads, which is the same from either side."""
+    """The layer with the divergence of each of its heads, which is the same for both recordings."""
     each = zip(layer.measures or (), difference.divergence.tolist(), strict=True)
     return replace(layer, measures=tuple({**known, DIVERGENCE: (d, 0.0, None)} for known, d in each))
 
 
 def _shown(call: AttentionCall) -> Shown:
-    """The positions of a text that the page shows, of a call with one sequence."""
+    """The positions of a text that the page shows, for a call with one sequence."""
     words = None if call.padding is None else call.padding.keys
     return Shown(None if words is None else words[0], call.problem.sizes.keys, call.name)
 
 
 def one_sequence(call: AttentionCall, sequence: int) -> AttentionCall:
-    """The call with this sequence alone."""
+    """The call with only this sequence."""
     if call.query.shape[0] == 1:
         return call
     some = slice(sequence, sequence + 1)

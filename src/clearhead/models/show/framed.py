@@ -16,7 +16,7 @@ from clearhead.models.show.beside import Beside
 from clearhead.models.show.paged import Paged
 from clearhead.models.tap.choice import heads_of
 from clearhead.report import Layer, Page
-from clearhead.report.of_heads import of_heads
+from clearhead.report.layer import of_heads
 
 if TYPE_CHECKING:
     from clearhead.models.show.widget import HeadView
@@ -24,10 +24,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Framed:
-    """A page that is a file, a frame in a notebook, or a widget there. `Recording.view` gives it.
+    """A page as a file, as a frame in a notebook, or as a widget in a notebook. `Recording.view` returns it.
 
-    `write(path)` writes the file. A notebook shows the page in a frame, which runs the page's own scripts and no
-    others, has no access to the notebook, and is held by it whole.
+    `write(path)` writes the file. A notebook shows the page in a frame, which runs only the page's own scripts and has
+    no access to the notebook. The notebook's file holds the whole page.
     """
 
     paged: Paged | Beside = field(repr=False)
@@ -38,7 +38,7 @@ class Framed:
 
     @cached_property
     def page(self) -> Page:
-        """The page, whose layers are made one at a time where it is first asked for."""
+        """The page. Its layers are made one at a time when it is first read."""
         layers = self.paged.layers(self.numbers)
         if self.heads is not None:
             pairs = zip(layers, self.heads, strict=True)
@@ -46,16 +46,16 @@ class Framed:
         return self.paged.page(layers, self.title)
 
     def write(self, path: Any) -> Path:
-        """Write the page to a file. Raises a `ClearheadError` where it cannot be written, before it is made."""
+        """Write the page to a file. Raises a `ClearheadError`, before the page is made, where it cannot be written."""
         check_writable(path)
         return self.page.write(path)
 
     def widget(self) -> HeadView:
         """The page as an `anywidget`, which a notebook shows as the last line of a cell, or with others in a layout.
 
-        Heads are sent by the kernel as they are looked at: nothing of the page is written into the notebook, and it is
-        there as long as the kernel. Its `address` holds what is chosen, from both sides: see `HeadView`.
-        Raises a `ClearheadError` where anywidget is not installed.
+        The kernel sends heads when they are shown. Nothing of the page is written into the notebook, so the widget
+        works as long as the kernel runs. Its `address` holds the choices on the page: see `HeadView`. Raises a
+        `ClearheadError` where anywidget is not installed.
         """
         require("anywidget", "notebook", "widget()")
         from clearhead.models.show.widget import HeadView
@@ -71,7 +71,7 @@ class Framed:
 
 
 def framed(paged: Paged | Beside, calls: Sequence[int] | None, heads: Any, title: Any, height: int) -> Framed:
-    """See `Recording.view`. `calls`: the numbers of those to show; None is all of them."""
+    """The page of `Recording.view`. `calls`: the numbers of the calls to show; None shows all."""
     if calls is None and heads is not None:
         raise ClearheadError("heads are those of a layer: pass layer= too.")
     if not isinstance(title, str):

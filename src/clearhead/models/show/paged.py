@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from clearhead.base.errors import ClearheadError, ShapeError
-from clearhead.explanation.modules.origin.frequencies import Pair, frequencies
+from clearhead.explanation.modules.origin.find import Pair, frequencies
 from clearhead.inspection.measures import Found, Measure
 from clearhead.models.attention_call import AttentionCall
 from clearhead.models.calls import labels
@@ -23,11 +23,11 @@ from clearhead.report.operands import ERROR, checked_error
 
 
 class Paged:
-    """The calls of a recording as layers, made one at a time, and what is found of their heads on the way.
+    """The calls of a recording as layers, which are made one at a time, and the measures of their heads.
 
     `tokens`, `source_tokens`, `sequence`, `error`: as for `Recording.view`. `answer`: the first token that the model
-    has generated. `name`: what the caller calls the tokens. Of two calls with the same number of
-    positions, the encoder's has the source tokens.
+    has generated. `name`: the caller's name of the argument of tokens. Where an encoder and a decoder have the same
+    number of positions, the encoder has the source tokens.
     """
 
     def __init__(
@@ -50,7 +50,7 @@ class Paged:
         self.found: dict[int, Mapping[Measure, Found]] = {}
 
     def alike(self, calls: Sequence[AttentionCall], tokens: Iterable[str] | None) -> Paged:
-        """The calls of another recording, for the same page. `tokens`: its words; None: these here, where they fit."""
+        """The calls of another recording, for the same page. `tokens`: its words; None for the same words."""
         sizes = _sizes(calls, self.sequence)
         own = tokens if tokens is not None or len(self.words) not in sizes else self.words
         source = self.source if len(self.source) in sizes else None
@@ -103,7 +103,7 @@ class Paged:
         return map(self.layer, range(len(self.calls)) if numbers is None else numbers)
 
     def page(self, layers: Iterable[Layer | LeftOut], title: str) -> Page:
-        """A page of such layers, which is told the head that departs most from uniform attention."""
+        """The page of these layers. It opens on the head that departs most from uniform attention."""
         page = Page(title)
         for layer in layers:
             page.add(layer)
@@ -111,7 +111,7 @@ class Paged:
         return page
 
     def distinctive(self, shown: Sequence[tuple[str, Sequence[int]]]) -> dict[str, Any] | None:
-        """The most distinctive head of those that a page shows: labels of layers, and the numbers of their heads.
+        """The most distinctive of the heads that a page shows. `shown`: the labels of layers with their head numbers.
 
         None where queries see one key each, so that heads cannot be told apart.
         """
@@ -132,13 +132,15 @@ class Paged:
 
 
 def _sizes(calls: Sequence[AttentionCall], sequence: int) -> set[int]:
-    """How many words a text of these calls may have."""
+    """The numbers of words that a text of these calls may have."""
     return {n for call in calls for n in (*call.weights.shape[-2:], *words_of(call, sequence))}
 
 
 def roles(calls: Sequence[tuple[str, str]]) -> list[str]:
-    """What each call is, by name and kind: "cross", "decoder" what stands in one module with these, "encoder" what does
-    not; "self" where there is no cross attention."""
+    """The role of each call, from its name and kind. Without cross attention all are "self".
+
+    Otherwise cross attention is "cross", self attention in one module with it is "decoder", and any other "encoder".
+    """
     crossing = [name.split(".") for name, kind in calls if kind == "cross"]
     if not crossing:
         return ["self"] * len(calls)
@@ -155,7 +157,7 @@ def roles(calls: Sequence[tuple[str, str]]) -> list[str]:
 
 
 def _lengths(call: AttentionCall, sequence: int) -> Any:
-    """The length of each value vector, (H, Lk) of the keys that are no padding; None where values were not kept."""
+    """The length of each value vector, (H, Lk), of keys that are no padding; None where values were not kept."""
     if call.value is None:
         return None
     words = None if call.padding is None else call.padding.keys
@@ -173,7 +175,7 @@ def _turned(call: AttentionCall, layer: Layer, sequence: int) -> tuple[Pair, ...
 def _by_head(
     found: Mapping[Measure, Found], call: AttentionCall, sequence: int
 ) -> tuple[dict[Measure, tuple[float, float, int | None]], ...]:
-    """Each head's measures; keys by their place among those that are no padding."""
+    """The measures of each head. Keys are given by their place among those that are no padding."""
     words = None if call.padding is None else call.padding.keys
 
     def place(key: int) -> int:
@@ -196,7 +198,7 @@ def whole(sequence: Any) -> int:
 
 
 def words_of(call: AttentionCall, sequence: int) -> tuple[int, ...]:
-    """How many queries and keys are no padding, where some are: one number or two."""
+    """The numbers of queries and keys that are no padding: one number, or two that differ."""
     batch = call.query.shape[0]
     if call.padding is None or not -batch <= sequence < batch:
         return ()
@@ -205,7 +207,7 @@ def words_of(call: AttentionCall, sequence: int) -> tuple[int, ...]:
 
 
 def words(name: str, tokens: Any, sizes: set[int]) -> list[str]:
-    """The caller's words, from any ordered iterable; none for None."""
+    """The caller's words, from any ordered iterable; () for None."""
     if tokens is None:
         return []
     ordered = not isinstance(tokens, str | bytes | set | frozenset | dict) and hasattr(tokens, "__iter__")

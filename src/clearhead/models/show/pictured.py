@@ -27,7 +27,7 @@ Words = Sequence[str] | None
 def plotted(
     call: AttentionCall, label: Label, heads: Any, sequence: Any, words: tuple[Words, Words], style: Style
 ) -> Any:
-    """See `Recording.plot`. `label`: what the call is called."""
+    """The picture of `Recording.plot`. `label`: the name of the call."""
     check_style(style)
     batch, count, queries, keys = call.weights.shape
     try:
@@ -60,7 +60,7 @@ def plotted(
 
 
 def _of_words(call: AttentionCall, chosen: Sequence[tuple[int, ...]], rows: Shown, columns: Shown) -> list[Panel]:
-    """The heads without padding, on both sides."""
+    """The weights of the heads, without padding on either side."""
     most = CELLS if len(chosen) == 1 else IN_GRID
     sequence, problem = chosen[0][0], call.problem
     with torch.no_grad():
@@ -90,7 +90,7 @@ def _key_labels(words: tuple[Words, Words], call: AttentionCall, rows: Shown, co
 
 
 def _labels(tokens: Any, call: AttentionCall, side: Shown, keys: Shown, name: str) -> Words:
-    """A word for each shown position; of queries that continue a cached text, the last of its words."""
+    """A word for each shown position. Queries that continue a cached text have the last words of the text."""
     if tokens is None:
         return None
     if isinstance(tokens, str | bytes) or not hasattr(tokens, "__len__"):
@@ -104,7 +104,7 @@ def _labels(tokens: Any, call: AttentionCall, side: Shown, keys: Shown, name: st
 
 
 def listed(seen: Calls[AttentionCall]) -> str:
-    """See `Recording._repr_html_`."""
+    """The table of `Recording._repr_html_`."""
     rows = []
     for i, (call, label) in enumerate(zip(seen.calls, labels(seen.calls), strict=True)):
         shape = (*call.query.shape[:3], call.cached_key.shape[2])

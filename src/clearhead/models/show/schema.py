@@ -1,7 +1,7 @@
-"""What a recording's header may hold, declared once: a check reads one value, and raises for any other.
+"""Checks of a recording's header: each check reads one value, and raises an error for a value that is not allowed.
 
-A file may hold anything. Each check is called with the value, its name and what has been read of the file, and gives
-what the value means: of the name of a tensor the tensor, its dtype and its shape checked.
+A file may hold anything. A check is called with a value, its name, and the parts of the file that were read before. It
+returns the meaning of the value: for the name of a tensor, the tensor, after its dtype and its shape are checked.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from torch import Tensor
 from clearhead.base.arrays import FLOATS
 from clearhead.base.numbers import MOST
 
-EMPTY = 2**24  # of a tensor without numbers the product of its other sizes: the file's bytes do not limit these
+EMPTY = 2**24  # the largest product of the other sizes of an empty tensor, which the file's bytes do not limit
 
 
 class Damaged(ValueError):
@@ -29,7 +29,7 @@ class Damaged(ValueError):
 
 
 class Read:
-    """What has been read so far: the tensors by name, the chains of keys, and of one call the sizes by their names."""
+    """The parts read so far: the tensors by name, the chains of keys, and the named sizes of one call."""
 
     def __init__(self, tensors: Mapping[str, Tensor]) -> None:
         self.tensors = tensors
@@ -41,7 +41,7 @@ Check = Callable[[Any, str, Read], Any]
 
 
 def parsed(text: str) -> Any:
-    """JSON without what JSON has not: NaN, infinities, a key twice."""
+    """The value of strict JSON text: NaN, infinities and repeated keys are errors."""
 
     def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         found = dict(pairs)
@@ -74,7 +74,7 @@ def number(value: Any, name: str, read: Read) -> float:
 
 
 def positive(value: Any, name: str, read: Read) -> float:
-    """A number above 0 whose square is a float above 0 too, as a softcap is."""
+    """A softcap: a number above 0 whose square, as a float, is above 0 too."""
     found = number(value, name, read)
     if not found > 0 or not 0 < found * found < math.inf:
         raise Damaged(name, value, "a number above 0")
@@ -103,17 +103,17 @@ def one_of(*values: str) -> Check:
 
 
 def optional(inner: Check) -> Check:
-    """null, which is None, or what `inner` takes."""
+    """Either null, which means None, or a value that `inner` takes."""
     return lambda value, name, read: None if value is None else inner(value, name, read)
 
 
 def either(on: type, one: Check, other: Check) -> Check:
-    """`one` for what JSON has as this type, else `other`."""
+    """The check `one` for values of this type in JSON, and `other` for all others."""
     return lambda value, name, read: (one if isinstance(value, on) else other)(value, name, read)
 
 
 def each(inner: Check) -> Check:
-    """A list of any length."""
+    """A list of any length, each of whose values `inner` takes."""
 
     def check(value: Any, name: str, read: Read) -> list[Any]:
         if not isinstance(value, list):
@@ -124,7 +124,7 @@ def each(inner: Check) -> Check:
 
 
 def row(*inner: Check) -> Check:
-    """A list of so many."""
+    """A list with one value for each of these checks."""
 
     def check(value: Any, name: str, read: Read) -> list[Any]:
         if not isinstance(value, list) or len(value) != len(inner):
@@ -135,7 +135,7 @@ def row(*inner: Check) -> Check:
 
 
 def fields(**inner: Check) -> Check:
-    """An object with these keys and no other; they are read in this order."""
+    """An object with exactly these keys, which are read in this order."""
 
     def check(value: Any, name: str, read: Read) -> dict[str, Any]:
         if not isinstance(value, dict) or value.keys() != inner.keys():
@@ -148,8 +148,8 @@ def fields(**inner: Check) -> Check:
 def tensor(dtypes: Sequence[torch.dtype], shape: str) -> Check:
     """The name of a tensor of the file, of one of these dtypes.
 
-    `shape`: such as "B|1 H Lq 1". A name is a size: of the one that is read first it is taken, and of others it must be
-    the same; "B|1" is that or 1; "n" is any.
+    `shape`: such as "B|1 H Lq 1". A name stands for a size: the first tensor with the name sets it, and all later ones
+    must have the same. "B|1" stands for this size or 1, and "n" for any size.
     """
 
     def check(value: Any, name: str, read: Read) -> Tensor:

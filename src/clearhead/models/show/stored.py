@@ -1,4 +1,4 @@
-"""A recording in a file: tensors as safetensors, all else as JSON in their header, nothing that can run code."""
+"""A recording in a file: tensors as safetensors, all else as JSON in the header; no part of it can run code."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ HEADER = "clearhead recording"
 
 
 def write(calls: Sequence[AttentionCall], path: str | Path) -> Path:
-    """Write calls to a file; see `Recording.write`."""
+    """Write calls to a file: see `Recording.write`."""
     safetensors = require("safetensors.torch", "models", "saving a recording")
     tensors = _Tensors()
     chains = _Chains(tensors)
@@ -67,7 +67,7 @@ def write(calls: Sequence[AttentionCall], path: str | Path) -> Path:
                 beside.write_bytes(safetensors.save(tensors.named, {HEADER: header}))
             else:
                 safetensors.save_file(tensors.named, beside, {HEADER: header})
-        except Exception as error:  # an OSError, or the library's own, which is another in each of its versions
+        except Exception as error:  # an OSError, or an error of safetensors, whose class depends on its version
             raise OSError(str(error)) from error
     return Path(path)
 
@@ -78,9 +78,9 @@ def read(path: str | Path) -> list[AttentionCall]:
     try:
         with safetensors.safe_open(Path(path), "pt") as file:
             header = (file.metadata() or {}).get(HEADER)
-            # copies: the file is mapped, so that a later write to it would change them, and a cut end the process
+            # copies, since the file is mapped: a later write to it would change them, and a truncation end the process
             tensors = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118 - a file is no dict
-    except Exception as error:  # as above
+    except Exception as error:  # copied for the same reason
         raise ClearheadError(f"cannot read a recording from {str(path)!r}: {error}.") from error
     if header is None:
         raise ClearheadError(f"{str(path)!r} is no recording: pass a file that seen.write() has written.")
@@ -129,7 +129,7 @@ class _Chains:
         self._slots: dict[int, Tensor] = {}
 
     def put(self, cached: Cached | None) -> tuple[int, int] | None:
-        """Which chain, and which of its links."""
+        """The number of the chain, and of the link in the chain."""
         if cached is None:
             return None
         chain = cached.chain
@@ -139,7 +139,7 @@ class _Chains:
         return self._known[chain], cached.number
 
     def _link(self, link: Link) -> dict[str, Any]:
-        """`slots`: of a cache with empty slots, which are not kept, a byte for each slot: see `_length`."""
+        """The entry of a link. `slots`: a byte for each slot of a cache with empty slots: see `_length`."""
         put, slots = self._tensors.put, None
         if link.length > _stands(link):
             slots = self._slots.setdefault(link.length, torch.zeros(link.length, dtype=torch.uint8, device="cpu"))
@@ -147,12 +147,12 @@ class _Chains:
 
 
 def _stands(link: Link) -> int:
-    """How many of a call's places hold keys that the file has."""
+    """The number of a call's places whose keys are in the file."""
     return max(link.filled - link.base, link.new.shape[2])
 
 
 def _chain(value: Any, name: str, read: Read) -> None:
-    """Read a chain. A length that the file does not bear out is refused, since memory is asked for by it."""
+    """Read a chain. A length that no tensor of the file confirms is an error, since memory is allocated by it."""
     links: list[Link] = []
     for i, entry in enumerate(each(_LINK)(value, name, read)):
         slots = entry.pop("slots")
@@ -274,7 +274,7 @@ def _bias(bias: Added, tensors: _Tensors) -> list[str | None]:
 
 
 def _call(read: Mapping[str, Any]) -> AttentionCall:
-    """A call of what its entry means."""
+    """The call that an entry describes."""
     query, key, uniform, align = (read[name] for name in ("query", "key", "uniform", "align"))
     score, outcome = Dot(read["scale"], read["softcap"]), read["outcome"]
     problem = make_problem(

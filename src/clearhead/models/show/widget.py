@@ -9,17 +9,17 @@ from traitlets import Int, Unicode
 
 from clearhead.base.pages import embedded
 from clearhead.report import Page
-from clearhead.report.widget import module
+from clearhead.report.page import widget_module
 
 
 class HeadView(AnyWidget):
-    """A report that a notebook shows by the page's own scripts; the kernel sends a head when it is looked at.
+    """A report that a notebook shows by the page's own scripts. The kernel sends a head when the head is shown.
 
-    `address`: what is chosen, as a link to the page holds it ("#layer=1&head=8&token=4"), kept equal in Python and in
-    the notebook: read it, `observe` it, or set it. `height`: pixels.
+    `address`: the choices on the page, in the form of a link to it ("#layer=1&head=8&token=4"). It is the same in
+    Python and in the notebook: read it, `observe` it, or set it. `height`: pixels.
     """
 
-    _esm = module()
+    _esm = widget_module()
     meta = Unicode().tag(sync=True)
     address = Unicode("").tag(sync=True)
     height = Int(900).tag(sync=True)

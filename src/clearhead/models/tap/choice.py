@@ -1,4 +1,4 @@
-"""Which layers, which of their heads, and which positions."""
+"""Choices of layers, of heads and of positions: they are checked, and compared with the layers that made calls."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ Heads = int | slice | Sequence[int | slice] | None
 Positions = int | slice | Sequence[int | slice] | None
 
 Item = int | slice | str  # of a choice of layers
-PATTERNS = "A pattern is one of the whole name, such as '*.layers.3.*'."
+PATTERNS = "A pattern has to fit the whole name, such as '*.layers.3.*'."
 
 
 def checked_layers(layers: Any, who: str) -> tuple[Item, ...] | None:
-    """The parts of `layers=`, or of `layer=`."""
+    """The parts of the argument `layers`, or `layer`, of the function `who`; None for all layers."""
     if layers is None:
         return None
     found = items_of(layers)
@@ -34,7 +34,7 @@ def checked_layers(layers: Any, who: str) -> tuple[Item, ...] | None:
 
 
 def fits(item: Item, site: Site, who: str) -> bool:
-    """Whether a part of a choice of layers means this one."""
+    """Whether a part of a choice of layers means this layer."""
     if isinstance(item, str):
         said = str(site.layer)
         return item in (site.name, said) or fnmatchcase(site.name, item) or fnmatchcase(said, item)
@@ -55,7 +55,7 @@ def fits(item: Item, site: Site, who: str) -> bool:
 
 
 def chooses(layers: tuple[Item, ...] | None, site: Site, who: str) -> bool:
-    """Whether this layer is among the chosen ones; None is all."""
+    """Whether this layer is among the chosen ones; None chooses all."""
     return layers is None or any(fits(item, site, who) for item in layers)
 
 
@@ -84,12 +84,12 @@ def checked_heads(heads: Any, who: str) -> Heads:
 
 
 def heads_of(heads: Any, count: int, name: str, who: str) -> tuple[int, ...]:
-    """The numbers of the heads that are asked for."""
+    """The numbers of the heads that are asked for, of `count` heads of the module `name`."""
     return numbers_of(heads, count, f"{who}: heads", f"{name} has {count} heads")
 
 
 def runs_of(numbers: tuple[int, ...]) -> list[slice]:
-    """The same as slices, as few as there can be."""
+    """Ascending numbers as slices, as few as possible."""
     runs = [slice(numbers[0], numbers[0] + 1)] if numbers else [slice(0, 0)]
     for number in numbers[1:]:
         if number == runs[-1].stop:
@@ -104,9 +104,9 @@ def checked_positions(positions: Any, name: str) -> tuple[int | slice, ...] | No
 
 
 def chosen(positions: tuple[int | slice, ...] | None, places: range, filled: int) -> np.ndarray:
-    """Which of these places are among the positions, bool. `filled`: positions so far, from which negative ones count.
+    """Which of these places are among the positions, bool. Negative positions count back from `filled`.
 
-    Positions that are not among the places are others' to change.
+    Positions that are not among the places belong to other calls.
     """
     if positions is None:
         return np.ones(len(places), dtype=bool)

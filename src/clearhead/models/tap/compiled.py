@@ -1,7 +1,7 @@
 """The attention interface of transformers in compiled code: each call of a backend has an operation beside it.
 
-The operation records the call when the code runs, as eager code does; what it was given, values and all, is there.
-It writes nothing; it says that it writes to its module's mark, so that the compiler neither drops nor repeats it.
+The operation records the call when the code runs, as eager code does: its arguments then have their values. It writes
+nothing, but declares that it writes to its module's mark, so that the compiler neither drops nor repeats it.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from clearhead.models.tap.modules import Running
 from clearhead.models.tap.padding import Given as Told
 from clearhead.models.tap.receiver import Receiver
 
-# Read by no backend of transformers' own but FlashAttention's and those that choose keys.
+# Of transformers' own backends, only FlashAttention and those that choose keys read these keywords.
 UNREAD = ("indices", "block_indices", "cu_seq_lens_q", "cu_seq_lens_k")
 
 
 class Interface(Subscriber):
-    """The attention interface, wrapped from before a model is compiled.
+    """The attention interface, which is wrapped before a model is compiled.
 
-    A pass is recorded by the receiver that `recording` has put in its thread; where there is none, nothing is done.
+    A pass is recorded by the receiver that `recording` has given its thread; without a receiver nothing is done.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -41,7 +41,7 @@ class Interface(Subscriber):
 
     @contextmanager
     def recording(self, receiver: Receiver) -> Iterator[None]:
-        """While a pass runs in this thread."""
+        """A context in which a pass of the model runs in this thread and is recorded by the receiver."""
         number = self.marks.number
         _here.open[number] = self, receiver
         try:
@@ -96,10 +96,10 @@ def _observe(call: BackendCall, mark: Tensor) -> None:
 
 
 def _part(receiver: Receiver, module: nn.Module) -> Running:
-    """The attention module as running. Which modules run around it compiled code does not show.
+    """The attention module as a running module. Compiled code does not show which modules run around it.
 
-    So the side of an encoder–decoder is read from its name; attention of a decoder may be self or cross, and the
-    padding of its queries is the decoder's in both.
+    So whether a module belongs to the encoder or to the decoder is read from its name. Attention of a decoder may be
+    self or cross; the padding of its queries is the decoder's in both cases.
     """
     around = receiver.stack.innermost
     assert around is not None, "asked for while a pass runs"
@@ -129,19 +129,19 @@ def observe(
     own: str,
     mark: Tensor,
 ) -> None:
-    """Record this call, where the pass that makes it is recorded."""
+    """Record this call, if the pass that makes it is recorded."""
     if not _here.open:
         return
     interface, module = mark.tolist()
     if interface not in _here.open:
         return
     here, receiver = _here.open[interface]
-    if receiver.idle:  # a checkpoint runs it again in the backward pass
+    if receiver.idle:  # a checkpoint runs the call again in the backward pass
         return
     kwargs = {"position_bias": position_bias, "s_aux": sinks, "position_ids": position_ids, "scaling": scaling}
     kwargs |= {"softcap": softcap, "is_causal": is_causal, "sliding_window": sliding_window}
     running = here.marks.modules[module]
-    receiver.masks.counted = False  # compiled code writes one layer's mask over another one's
+    receiver.masks.counted = False  # compiled code may write the masks of two layers to one memory
     with receiver.stack.inside(_part(receiver, running)):
         read(receiver, BackendCall(running, query, key, None, mask, kwargs, backend, own, _not_run))
 

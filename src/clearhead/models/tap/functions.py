@@ -1,7 +1,8 @@
-"""The second and the third source: PyTorch's own attention functions, called by its modules or by any code."""
+"""PyTorch's own attention functions, called by its modules or by any code: the second source of calls."""
 
 from __future__ import annotations
 
+import importlib
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
@@ -25,7 +26,6 @@ from clearhead.base.torch_private import (
 )
 from clearhead.base.tracing import compiling
 from clearhead.masks.causal import Causal
-from clearhead.models.tap import functions as sdpa
 from clearhead.models.tap import multihead
 from clearhead.models.tap.masks import Recorded
 from clearhead.models.tap.patch import replaced
@@ -46,6 +46,7 @@ def read(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> Answer:
+    """Give a call of F.scaled_dot_product_attention to the receiver. The arguments are those of the function."""
     receiver.check(query, key)
     leading = query.shape[:-2]
     if not enable_gqa:
@@ -67,7 +68,8 @@ def read(
 def _four(
     query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, leading: torch.Size
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-    """(B, H, L, E): all but the last three dimensions, or without heads all but the last two, are the batch."""
+    """Query, key, value (B, H, L, E) and the mask. The batch is all dimensions but the last three, or, without heads,
+    but the last two."""
     batch, heads = (leading[:-1], leading[-1:]) if len(leading) > 2 else (leading, (1,))
     if mask is not None and mask.ndim > 2:
         mask = mask.expand(*leading, -1, -1).reshape(-1, *heads, *mask.shape[-2:])
@@ -78,49 +80,61 @@ def _four(
 
 
 READERS: dict[Any, Callable[..., Answer]] = {
-    OWN_SDPA: sdpa.read,
+    OWN_SDPA: read,
     F.multi_head_attention_forward: multihead.read,  # nn.MultiheadAttention
-    native_attention: multihead.read_native,  # its fast path
-    encoder_layer: multihead.read_layer,  # that of nn.TransformerEncoderLayer
+    native_attention: multihead.read_native,  # the fast path of nn.MultiheadAttention
+    encoder_layer: multihead.read_layer,  # the fast path of nn.TransformerEncoderLayer
 }
 
 
 def _with_overloads(operations: Iterable[Any]) -> set[Any]:
-    """PyTorch's operations as they are called: with and without their overload."""
-    return {form for one in operations for form in (one, *(getattr(one, name) for name in one.overloads()))}
+    """Each of PyTorch's operations, and its overloads: code calls either."""
+    return {form for op in operations for form in (op, *(getattr(op, name) for name in op.overloads()))}
 
 
-# The same by names that the compiler looks up in no table: code that it makes of these is not read.
+# The operation under scaled_dot_product_attention. It is read in eager code alone: the compiler follows no set of
+# operations.
 OPERATIONS = _with_overloads([torch.ops.aten.scaled_dot_product_attention])
 SOFTMAX = {F.softmax, torch.softmax, Tensor.softmax, torch.special.softmax, *PRIVATE_SOFTMAX}
 SOFTMAX |= _with_overloads([torch.ops.aten.softmax, *SOFTMAX_OPERATIONS])
-# What scaled_dot_product_attention calls inside. A module may call one itself; its arguments are not read.
+# The kernels that scaled_dot_product_attention calls. A module may call a kernel itself: its arguments are not read.
 FUSED = _with_overloads(FUSED_OPERATIONS)
+# flex_attention asks no function mode. It calls this function of its module in eager code, and not in compiled code.
+FLEX, FLEX_IN_EAGER_CODE = "torch.nn.attention.flex_attention", "setup_compilation_env"
 
 
 @contextmanager
 def source(receiver: Receiver, innermost: bool = False) -> Iterator[None]:
-    """Receive every call of these functions, under whatever name they were imported.
+    """Give every call of these functions to the receiver, under whatever name they were imported.
 
-    A function mode is one thread's: each thread enters it where it enters the model.
+    A function mode belongs to one thread: each thread enters it where it enters the model.
     """
 
     def counted(attend: Callable[..., Tensor]) -> Callable[..., Tensor]:
         def scaled_dot_product_attention(*args: Any, **kwargs: Any) -> Tensor:
             if receiver.stack.beside:
-                receiver.unattributed.append(None)  # a list: its append is safe in threads, a sum is not
+                receiver.unattributed.append(None)  # a list, because append is safe in threads and += is not
             return attend(*args, **kwargs)
 
         return scaled_dot_product_attention
 
+    def noted(prepare: Callable[..., Any]) -> Callable[..., Any]:
+        def setup_compilation_env(*args: Any, **kwargs: Any) -> Any:
+            receiver.softmax(attends=True)
+            return prepare(*args, **kwargs)
+
+        return setup_compilation_env
+
     prepare_compiler(_Mode.__torch_function__)
     receiver.stack.around = _Below(receiver) if innermost else _Mode(receiver)
     overlooking = replaced(torch.overrides, "has_torch_function", _overlooked)
+    flex = importlib.import_module(FLEX)
+    noting = replaced(flex, FLEX_IN_EAGER_CODE, noted) if hasattr(flex, FLEX_IN_EAGER_CODE) else nullcontext()
     try:
-        with overlooking, replaced(F, "scaled_dot_product_attention", counted):
+        with overlooking, noting, replaced(F, "scaled_dot_product_attention", counted):
             yield
     finally:
-        receiver.stack.around = nullcontext()  # breaks a reference cycle that would keep the records alive
+        receiver.stack.around = nullcontext()  # this breaks a reference cycle, which would keep the records alive
 
 
 class _Mode(TorchFunctionMode):
@@ -134,7 +148,7 @@ class _Mode(TorchFunctionMode):
     ) -> Any:
         if func in READERS:
             return self.see(self.receiver, func, args, kwargs or {})
-        if not compiling():  # asked first: the compiler could not look up every function in these
+        if not compiling():  # this is asked first: the compiler could not look up every function in these sets
             if func in OPERATIONS:
                 return self.see(self.receiver, func, args, kwargs or {})
             if func in SOFTMAX or func in FUSED:
@@ -143,7 +157,7 @@ class _Mode(TorchFunctionMode):
 
 
 class _Below(AbstractContextManager[None]):
-    """A mode that sees calls after all that are there, which are entered once more above it."""
+    """A mode below all active modes of receivers, which are entered once more above it and see calls first."""
 
     def __init__(self, receiver: Receiver) -> None:
         self._receiver, self._here = receiver, _Here()
@@ -161,7 +175,7 @@ class _Below(AbstractContextManager[None]):
 
 
 class _Here(threading.local):
-    """What this thread has entered."""
+    """The modes that this thread has entered."""
 
     def __init__(self) -> None:
         self.entered: list[ExitStack] = []
@@ -170,15 +184,16 @@ class _Here(threading.local):
 def _see(receiver: Receiver, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     if receiver.idle:
         return func(*args, **kwargs)
-    reader: Callable[..., Answer] = READERS.get(func, sdpa.read)
+    reader: Callable[..., Answer] = READERS.get(func, read)
     after = reader(receiver, *args, **kwargs)
     return receiver.compute(after, func, *args, **kwargs)
 
 
 def _overlooked(has_torch_function: Callable[..., bool]) -> Callable[..., bool]:
-    """Hide these modes from PyTorch's modules, which leave their fast path where a function mode is active.
+    """Hide the modes of receivers from PyTorch's modules, which leave their fast path where a function mode is active.
 
-    Their outputs would change, by much where a batch has padding. A receiver may want that: `keeps_fast_path`.
+    Without the fast path their outputs would change, by much where a batch has padding. A receiver whose
+    `keeps_fast_path` is False wants the change.
     """
 
     def asked(args: Any) -> bool:

@@ -1,4 +1,4 @@
-"""The attention interface of transformers: where the calls of its models are met."""
+"""The attention interface of transformers, where the calls of its models are met: the first source of calls."""
 
 from __future__ import annotations
 
@@ -21,28 +21,27 @@ from torch import Tensor, nn
 from clearhead.base.errors import UnsupportedError
 from clearhead.base.tracing import constant
 from clearhead.masks.causal import Causal
-from clearhead.models.tap import told as flash
+from clearhead.models.tap import told
 from clearhead.models.tap.keywords import MASKED, NAME, RANKS, check_keywords
 from clearhead.models.tap.masks import MaskStore, Recorded, compact
 from clearhead.models.tap.patch import replaced
 from clearhead.models.tap.place import Separate
 from clearhead.models.tap.receiver import Answer, DotCall, Receiver
 from clearhead.models.tap.refused import uncompiled
-from clearhead.models.tap.told import documents, selected
 
-# the interface gives (B, Lq, H, Ev), and weights or None
+# A function of the interface gives (B, Lq, H, Ev), and weights or None.
 BY_POSITION = Separate(lambda t: t.transpose(1, 2), lambda output: (output.transpose(1, 2).contiguous(), None))
 
-# transformers' own functions that drop a keyword for which they have no parameter, and their modules
+# Functions of transformers' own that drop a keyword for which they have no parameter, and their modules.
 HOMES = {"sdpa_attention_forward": "sdpa_attention", "flex_attention_forward": "flex_attention"}
 
 
 class BackendCall(NamedTuple):
     """A call of a backend's function by a model of transformers.
 
-    query (B, H, Lq, E), key and value (B, Hk, Lk, ·), the key heads before they are repeated. `mask`: what the model
-    gives as attention_mask. `keywords`: the rest, by name. `own`: the name of `function`, where it is one of
-    transformers' own, else "".
+    query (B, H, Lq, E), key and value (B, Hk, Lk, ·), the key heads before they are repeated. `mask`: the model's
+    attention_mask. `keywords`: all other arguments, by name. `own`: the name of `function` where it is one of
+    transformers' own functions, else "".
     """
 
     module: nn.Module
@@ -56,18 +55,18 @@ class BackendCall(NamedTuple):
     function: Callable[..., Any]
 
     def run(self, leave_out: str | None = None) -> Any:
-        """What the function gives: (B, Lq, H, Ev), and weights or None. `leave_out`: a keyword that it is not given."""
+        """The function's result: (B, Lq, H, Ev), and weights or None. `leave_out`: a keyword to drop."""
         keywords = self.keywords
         if leave_out is not None:
             keywords = {word: value for word, value in keywords.items() if word != leave_out}
         return self.function(self.module, self.query, self.key, self.value, self.mask, **keywords)
 
     def check(self, name: str) -> None:
-        """Raise for what would be read wrong. `name`: of the module."""
+        """Raise for a call that would be read wrong. `name`: of the module."""
         if self.backend == RANKS:
             raise UnsupportedError(
-                f"{name} attends over the ranks of a layout, and each has a part of its queries and keys: what is "
-                "recorded would be no attention of the whole. Set it back (run_on_clearhead(model)), and watch it "
+                f"{name} attends over the ranks of a layout, and each has a part of the queries and keys: a record "
+                "would not be of the whole attention. Set it back (run_on_clearhead(model)), and watch it "
                 "in one process."
             )
         check_keywords(name, self.backend, self.keywords)
@@ -88,23 +87,23 @@ class BackendCall(NamedTuple):
 
 
 class Subscriber(ABC):
-    """Is given the calls of each backend's function that transformers looks up, while it is `subscribed`."""
+    """While it is `subscribed`, it is given the calls of each backend's function that transformers looks up."""
 
     def meets(self, backend: str) -> bool:
-        """Whether it wants the calls of a function that is looked up now."""
+        """Whether the subscriber wants the calls of a function of this backend that is looked up now."""
         return True
 
     @abstractmethod
     def called(self, call: BackendCall) -> Any:
-        """The result of a call: that of `call.run()`, unless the subscriber gives another."""
+        """The result of a call: `call.run()`, unless the subscriber gives another result."""
 
 
 @contextmanager
 def subscribed(subscriber: Subscriber, innermost: bool = False) -> Iterator[None]:
-    """The subscriber is given calls inside the `with`; of several the last one first, or (`innermost`) after all.
+    """The subscriber is given calls inside the `with`: before the subscribers that were there, or (`innermost`) after.
 
-    Models of transformers call `AttentionInterface.get_interface` each time for the function of their backend. Where
-    transformers has not been imported, none of its models can exist, and nothing is done.
+    Models of transformers call `AttentionInterface.get_interface` for the function of their backend, at each call.
+    Where transformers has not been imported, none of its models can exist, and nothing is done.
     """
     modeling = sys.modules.get("transformers.modeling_utils")
     if modeling is None:
@@ -113,8 +112,8 @@ def subscribed(subscriber: Subscriber, innermost: bool = False) -> Iterator[None
     if not hasattr(modeling.AttentionInterface, "get_interface"):
         raise UnsupportedError(
             f"transformers {sys.modules['transformers'].__version__} has no function by which its models look up their "
-            "attention (AttentionInterface.get_interface), where clearhead sees their calls. transformers 5.1 has "
-            "it, and later ones:  pip install 'clearhead[models]'"
+            "attention (AttentionInterface.get_interface), where clearhead sees their calls. transformers has it "
+            "from 5.1 on:  pip install 'clearhead[models]'"
         )
 
     def wrap(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -141,12 +140,12 @@ def _met(subscriber: Subscriber, function: Callable[..., Any], backend: str) -> 
             kwargs = {**dict(list(bound.arguments.items())[5:]), **kwargs}
         return subscriber.called(BackendCall(module, query, key, value, attention_mask, kwargs, backend, own, function))
 
-    # another subscriber around this one asks whose function it is; a partial has no name of its own
+    # another subscriber around this one asks for the name of the function; a partial has no name
     return wraps(function)(attention) if isinstance(function, FunctionType) else attention
 
 
 class Given(Subscriber):
-    """Gives a receiver the calls of its model."""
+    """A subscriber that gives the calls of a model to the model's receiver."""
 
     def __init__(self, receiver: Receiver, inside_compiled_code: bool = True) -> None:
         self._receiver = receiver
@@ -154,7 +153,7 @@ class Given(Subscriber):
 
     def called(self, call: BackendCall) -> Any:
         receiver = self._receiver
-        if receiver.idle:  # not a call of this model, or part of one that is recorded
+        if receiver.idle:  # the call is none of this model, or a part of a received call
             return call.run()
         call.check(receiver.stack.names.get(id(call.module)) or type(call.module).__name__)
         return receiver.compute(self._read(receiver, call), call.run)
@@ -184,10 +183,11 @@ def read(receiver: Receiver, call: BackendCall) -> Answer:
 
 
 class Marks:
-    """A number of its own in every module of a model, by which compiled code, copies and replicas of it are known.
+    """A mark in every module of a model, by which compiled code, copies and replicas of the module are recognised.
 
-    `attribute`: where a module has its mark, a tensor of this number and that of the module. It is a tensor, since
-    layers share compiled code, and a number that is a constant of the code would make each layer compile anew.
+    `number`: of the model. `attribute`: the name under which a module has its mark, a tensor of the model's number and
+    the module's. The mark is a tensor because layers share compiled code: a number would be a constant of the code, and
+    each layer would be compiled anew.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -198,7 +198,7 @@ class Marks:
     @contextmanager
     def put(self) -> Iterator[None]:
         """The modules have their marks inside the `with`."""
-        with torch.inference_mode(False):  # what is made in it cannot be given to an operation that writes
+        with torch.inference_mode(False):  # an operation that writes takes no tensor that was made in inference mode
             for number, module in enumerate(self.modules):
                 module.__dict__[self.attribute] = torch.tensor([self.number, number], device="cpu")
         try:
@@ -208,22 +208,22 @@ class Marks:
                 module.__dict__.pop(self.attribute, None)
 
     def on(self, module: nn.Module) -> bool:
-        """Whether a module has the mark: one of the model's, or of a copy of it."""
+        """Whether a module has a mark: it belongs to the model, or to a copy of it."""
         return self.attribute in module.__dict__
 
 
-_numbers = itertools.count(secrets.randbits(48))  # marks are saved with a model: those of another process are others
+_numbers = itertools.count(secrets.randbits(48))  # marks are saved with a model, and differ between processes
 
 
 def applied(own: str, kwargs: dict[str, Any]) -> dict[str, Any]:
-    """The keywords without those that the backend drops. `own`: as in `read`."""
+    """The keywords without those that the backend drops. `own`: as in `BackendCall`."""
     dropped = _dropped(own) if own in HOMES else ()
     return {word: value for word, value in kwargs.items() if word not in dropped} if dropped else kwargs
 
 
 @constant
 def _dropped(own: str) -> tuple[str, ...]:
-    """What this function of the installed version has no parameter for, and so leaves out of the softmax."""
+    """The keywords for which this function of the installed version has no parameter, so that it ignores them."""
     return _without_parameter(own)
 
 
@@ -235,8 +235,8 @@ def _without_parameter(own: str) -> tuple[str, ...]:
 
 
 def own_name(function: Callable[..., Any]) -> str:
-    """The name of a backend's function that is one of transformers' own; "" for any other."""
-    if not isinstance(function, FunctionType):  # a partial has no name, and the compiler finds none to ask for
+    """The name of a backend's function that is one of transformers' own; "" for any other function."""
+    if not isinstance(function, FunctionType):  # a partial has no name, and the compiler cannot ask for it
         return ""
     return function.__name__ if str(function.__module__).startswith("transformers.integrations.") else ""
 
@@ -253,28 +253,28 @@ def _masks(
     """The mask and the keywords as this backend reads them. `shape`: (B, H, Lq, Lk)."""
     is_causal = kwargs.get("is_causal")
     is_causal = bool(getattr(module, "is_causal", True)) if is_causal is None else bool(is_causal)
-    # for these two the models put into the mask what other backends must read from keywords
+    # for "eager" and "sdpa" the models put packed sequences and chosen keys into the mask; others read keywords
     read = not own and backend not in ("eager", "sdpa")
     if own == "msa_attention_forward" and kwargs.get("block_indices") is not None:
         raise UnsupportedError(
-            f"the backend {backend!r} chooses blocks of keys in a kernel of its own, which leaves the model's mask "
-            "unread; watch() cannot record that. Load the model with attn_implementation='sdpa'."
+            f"the backend {backend!r} chooses blocks of keys in a kernel of its own, which does not read the model's "
+            "mask; watch() cannot record its calls. Load the model with attn_implementation='sdpa'."
         )
-    chosen = selected(module, kwargs, shape, masked=mask is not None) if read else None
+    chosen = told.selected(module, kwargs, shape, masked=mask is not None) if read else None
     if own == "flash_attention_forward" or "flash" in backend:
-        found = flash.masks(store, shape, mask, is_causal, kwargs)
+        found = told.masks(store, shape, mask, is_causal, kwargs)
     else:
-        if own == "flex_attention_forward" and mask is not None:  # it adds the mask, that of the first head for all
+        if own == "flex_attention_forward" and mask is not None:  # it adds the mask of the first head for all heads
             mask = mask[:, :1, :, : shape[3]].to(torch.float32 if mask.dtype == torch.bool else mask.dtype)
         bias = kwargs.get("position_bias")
-        if backend in (NAME, MASKED) and hasattr(mask, "clearhead"):  # the normal form that it runs on
+        if backend in (NAME, MASKED) and hasattr(mask, "clearhead"):  # the normal form, which the backend runs on
             found = Recorded(mask.clearhead).plus(store.convert(None, bias))  # type: ignore[union-attr]
         else:
             found = store.convert(mask, bias)
-        # without a mask, SDPA and most registered backends are causal by themselves; these are not
+        # without a mask, SDPA and most registered backends are causal by themselves; the ones named here are not
         alone = mask is None and backend not in ("eager", MASKED) and own != "flex_attention_forward"
         if alone and is_causal and shape[2] > 1 and kwargs.get("block_indices") is None:
             found = found.plus(Recorded(Causal(), align="upper_left"))
         if read:
-            found = found.plus(Recorded(documents(kwargs, shape[0], *shape[2:])))
+            found = found.plus(Recorded(told.documents(kwargs, shape[0], *shape[2:])))
     return found if chosen is None else found.plus(Recorded(compact(chosen)))

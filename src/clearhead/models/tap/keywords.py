@@ -1,7 +1,8 @@
-"""The keywords that transformers' models pass to an attention backend: the list of those that clearhead knows."""
+"""The keywords that transformers' models pass to an attention backend, as far as clearhead knows them."""
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from typing import Any
 
@@ -13,18 +14,14 @@ from clearhead.scores.dot import Dot
 # the mask to scores. So the mask is eager's, and a call without one is not causal. RANKS shares out sequences.
 NAME, MASKED, RANKS = "clearhead", "clearhead_masked", "clearhead_ranks"
 
-_dots: dict[tuple[float | None, float | None], Dot] = {}
 
-
+@functools.cache
 def dot(scale: float | None, softcap: float | None) -> Dot:
-    """Dot products, one object for each scale and softcap, since models ask for the same again and again."""
-    found = _dots.get((scale, softcap))
-    if found is None:
-        found = _dots[scale, softcap] = Dot(scale, softcap)
-    return found
+    """The score of dot products: one object for each scale and softcap, because each call of a model asks for it."""
+    return Dot(scale, softcap)
 
 
-# What clearhead reads.
+# The keywords that clearhead reads.
 READ = frozenset(
     {
         "scaling",
@@ -33,17 +30,17 @@ READ = frozenset(
         "position_bias",
         "dropout",
         "is_causal",
-        "sliding_window",  # by FlashAttention; for other backends the mask holds it
-        "indices",  # the keys that an indexer chose, see _selected.py
+        "sliding_window",  # FlashAttention reads it; for other backends the window is in the mask
+        "indices",  # the keys that an indexer chose, see `selected` in told.py
         "block_indices",
-        "cu_seq_lens_q",  # packed sequences, see _packed.py
+        "cu_seq_lens_q",  # packed sequences, see `documents` in told.py
         "cu_seq_lens_k",
         "position_ids",  # where FlashAttention finds packed sequences; queries and keys are rotated before the call
     }
 )
 
-# What changes no weight, and why.
-_MODEL = "for the model around the attention; it passes on what it was called with"
+# The keywords that change no weight, and why.
+_MODEL = "for the model around the attention, which passes on its own keywords"
 _DONE = "used before the backend is called: query and key hold it already"
 NOT_READ = {
     "max_length_q": "the longest of the packed sequences, which cu_seq_lens_q tells",
@@ -67,8 +64,8 @@ NOT_READ = {
     "logits_to_keep": _MODEL,
     "input_ids": _MODEL,
     "inputs_embeds": _MODEL,
-    "token_type_ids": "what a tokenizer makes, and a model without such embeddings leaves unread",
-    "special_tokens_mask": "what a tokenizer makes, and models leave unread",
+    "token_type_ids": "made by a tokenizer, and not read by a model without such embeddings",
+    "special_tokens_mask": "made by a tokenizer, and not read by models",
     "grid_thw": "the sizes of images, whose patches are embedded already",
     "decoder_input_ids": "the decoder's, passed on by an encoder alone",
     "decoder_inputs_embeds": "the decoder's, passed on by an encoder alone",
@@ -77,7 +74,7 @@ NOT_READ = {
     "encoder_outputs": "the decoder's, passed on by an encoder alone",
 }
 
-# What changes the weights, and cannot be read yet.
+# The keywords that change the weights, and cannot be read yet.
 REFUSED = {
     "cache": "the keys of continuous batching",
     "block_table": "the keys of continuous batching",
@@ -85,8 +82,6 @@ REFUSED = {
     "v_cache": "the keys of continuous batching",
     "sinks": "one logit a query in the softmax's denominator",
 }
-
-KNOWN = READ | NOT_READ.keys()
 
 
 def check_keywords(name: str, backend: str, keywords: Mapping[str, Any]) -> None:

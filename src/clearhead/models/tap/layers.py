@@ -1,4 +1,4 @@
-"""Which layer of its model a call of attention belongs to."""
+"""The layer of its model that a call of attention belongs to."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from clearhead.models.tap.modules import Kind
 class LayerName(NamedTuple):
     """A layer as a person calls it: "L3", or "encoder 3" and "decoder 3, cross" where a model has several stacks.
 
-    `number`: of the layer in its stack, from 0 on. `stack`: the name of the stack; "" where there is one alone.
-    `cross`: whether it is the layer's cross attention.
+    `number`: of the layer in its stack, from 0 on. `stack`: the name of the stack; "" where there is only one stack.
+    `cross`: whether the attention is the layer's cross attention.
     """
 
     number: int = 0
@@ -23,7 +23,7 @@ class LayerName(NamedTuple):
 
     @property
     def column(self) -> int | str:
-        """What stands in a table: the number, where there is one stack alone. `layers=` takes it as it is."""
+        """The entry of a table: the number where there is only one stack, else the name. `layers=` takes either."""
         return str(self) if self.stack else self.number
 
     def __str__(self) -> str:
@@ -34,7 +34,7 @@ FIRST = LayerName()
 
 
 class Site(NamedTuple):
-    """Where a call is made: the module's name, its layer, and how many layers the stack has; None: not known yet."""
+    """Where a call is made: the module's name, its layer, and how many layers the stack has, None while unknown."""
 
     name: str
     layer: LayerName
@@ -46,8 +46,11 @@ class Site(NamedTuple):
 
 
 class _Known(NamedTuple):
-    """What follows from the names of a model's modules alone: the number of a module's layer and how many layers there
-    are, and the path of the stack. `alike`: the name with * for each number."""
+    """A module's layer, as far as the names of the model's modules show it.
+
+    `number`: of the layer. `total`: how many layers there are. `stack`: the path of the stack. `alike`: the module's
+    name with * for each number.
+    """
 
     alike: str
     number: int | None
@@ -58,22 +61,23 @@ class _Known(NamedTuple):
 class Layers:
     """The layers of a model, by the names of its modules.
 
-    `classes`: the names of all modules with their classes. A layer's number stands in the name of its module: of
-    "decoder.block.3.layer.1.EncDecAttention" it is 3, since modules of this name have other numbers there and always 1
-    behind. Where two numbers differ ("stages.1.blocks.0.attn"), and where a name has none, layers are counted. A module
-    that is called again in the same run of the model is another layer with the same parameters, counted after the
-    others. A stack is what stands before the first number in the names of attention modules.
+    `classes`: the names of all modules with their classes. A layer's number stands in the name of its module: in
+    "decoder.block.3.layer.1.EncDecAttention" it is 3, because modules of this name differ in the first number and have
+    the same second one. Where two numbers differ ("stages.1.blocks.0.attn"), and where a name has no number, layers are
+    counted. A module that is called again in the same run of the model is another layer with the same parameters,
+    counted after the others. The name of a stack is the part before the first number in the names of attention
+    modules.
     """
 
     def __init__(self, classes: Mapping[str, str]) -> None:
         self._classes = classes
-        self._known: dict[str, tuple[_Known, str]] = {}  # by module; and the short name of its stack
+        self._known: dict[str, tuple[_Known, str]] = {}  # by module, with the short name of its stack
         self._numbers: dict[str, dict[tuple[str, int], int]] = {}
-        self._turns: dict[str, tuple[int, int]] = {}  # by module: the newest run that called it, and how often
+        self._turns: dict[str, tuple[int, int]] = {}  # by module: the newest run that called it, and its calls in it
         self._lock = threading.Lock()
 
     def site(self, name: str, cross: bool, run: int, *, made: bool = True) -> Site:
-        """Where the next call of this module is made in this run. `made`: the call is made now, and counted."""
+        """Where the next call of this module in this run is made. `made`: whether the call is made now, and counted."""
         if name not in self._known:
             found = self._read(name)
             self._known[name] = found, self._named(found.stack, self._classes.get(name, ""))
@@ -98,7 +102,7 @@ class Layers:
         return Site(name, LayerName(number, stack, cross), None if repeated else known.total)
 
     def repeats(self, name: str) -> bool:
-        """Whether this module was seen to be called several times in a run of the model."""
+        """Whether this module was called several times in a run of the model."""
         with self._lock:
             return any(called == name and turn > 0 for each in self._numbers.values() for called, turn in each)
 
@@ -125,7 +129,7 @@ class Layers:
         return _Known(alike, mine[differ[0]], 1 + max(each[differ[0]] for each in numbers), stack)
 
     def _named(self, stack: str, kind: str) -> str:
-        """A short name of a stack, by which it is told from the model's others; "" where there is no other."""
+        """A short name of a stack, which the model's other stacks do not have; "" where there is no other."""
         attend = [
             name for name, own in self._classes.items() if own == kind or "attention" in own.lower() or "Attn" in own
         ]

@@ -27,16 +27,16 @@ from clearhead.scores.dot import Dot
 class Recorded:
     """A model's mask tensors as a mask and a bias.
 
-    `mask`: who may see whom. `bias`: what is added to the scores. `uniform`, bool (B or 1, H or 1, Lq, 1): queries
-    to which a finite float mask allows no key, so that the backend gave the same weight to every key.
-    `align`: where query 0 stands, if the mask depends on it.
+    `mask`: which query may see which key. `bias`: numbers that are added to the scores. `uniform`, bool (B or 1,
+    H or 1, Lq, 1): queries to which a finite float mask allows no key, so that the backend gave the same weight to
+    every key. `align`: where query 0 stands, if the mask depends on it.
     """
 
     mask: Mask | None = None
     bias: Tensor | None = None
     uniform: Tensor | None = None
     align: Align = None
-    _lowered: dict[Sizes, Visible] = field(default_factory=dict)  # layers that share a mask share what it lowers to
+    _lowered: dict[Sizes, Visible] = field(default_factory=dict)  # layers that share a mask share its normal form
 
     def visible(self, sizes: Sizes) -> Visible | None:
         """The mask in its normal form."""
@@ -44,12 +44,12 @@ class Recorded:
             return None
         if sizes not in self._lowered:
             found = resolve(self.mask, sizes, as_written=False)
-            spans = found.spans._replace(reads=())  # it reads copies, which nobody else has
+            spans = found.spans._replace(reads=())  # it reads copies, and no other code writes to them
             self._lowered[sizes] = found._replace(spans=spans)
         return self._lowered[sizes]
 
     def plus(self, other: Recorded) -> Recorded:
-        """Both at once: the pairs that both allow, and the sum of their biases."""
+        """Both masks at once: the pairs that both allow, and the sum of their biases."""
         mask = self.mask if other.mask is None else other.mask if self.mask is None else self.mask & other.mask
         bias = self.bias if other.bias is None else other.bias if self.bias is None else self.bias + other.bias
         uniform = self.uniform if other.uniform is None else other.uniform
@@ -60,7 +60,7 @@ class Recorded:
         return Recorded(mask, bias, uniform, self.align if other.align is None else other.align)
 
     def with_sinks(self, keys: int) -> Recorded:
-        """With sinks a query without an allowed key gives all its weight to the sink, and none to a key."""
+        """The same for a call with sinks, where a query without an allowed key gives all its weight to the sink."""
         if self.uniform is None:
             return self
         stop = torch.where(self.uniform[..., 0], 0, keys)
@@ -71,7 +71,7 @@ class Recorded:
         )
 
     def with_gradient(self, added: Tensor) -> Recorded:
-        """The same, with the gradient of a tensor that is in the bias already: 0 is added, which has it."""
+        """The same with the gradient of `added`, whose values the bias has already: a 0 with this gradient is added."""
         zero = _four(added - added.detach()).float()
         zero = zero.masked_fill(zero.isnan(), 0.0)  # −∞ less −∞
         if self.uniform is not None:
@@ -81,7 +81,7 @@ class Recorded:
     def problem(
         self, query: Tensor, key: Tensor, score: Dot, sinks: Tensor | None, value: Tensor | None = None
     ) -> Problem:
-        """The normal form of a call with these masks. With sinks, they are those of `with_sinks`."""
+        """The normal form of a call with these masks. Where there are sinks, the masks are those of `with_sinks`."""
         with without_autocast(query.device):
             problem = make_problem(
                 query if self.uniform is None else query.masked_fill(self.uniform, 0.0),
@@ -90,42 +90,42 @@ class Recorded:
                 score=score,
                 bias=self.bias,
                 sinks=sinks,
-                # by default: with a key/value cache the last query stands at the last key
+                # the default: with a key/value cache the last query stands at the last key
                 align="lower_right" if self.align is None else self.align,
             )
         return problem._replace(value=None if value is None else problem.value, visible=self.visible(problem.sizes))
 
     def tensors(self) -> list[Tensor | None]:
-        """The tensors by which this is compared to another."""
+        """The tensors by which two of these are compared."""
         mask = self.mask
         edges = (mask.start, mask.stop, None) if isinstance(mask, Intervals) else (None, None)
         return [*edges, mask.keep if isinstance(mask, DenseMask) else None, self.bias, self.uniform]
 
 
 class MaskStore:
-    """Converts mask tensors, and caches the results: models give one mask to many layers.
+    """Mask tensors that were converted, each once: models give one mask to many layers.
 
     A bool tensor is a mask. A float tensor is added to the scores: entries at or below half of its dtype's least
-    value mean "not allowed", and if all the others are 0 no bias is left. The tensors themselves are not kept.
+    value mean "not allowed", and if all other entries are 0 there is no bias. The given tensors are not kept.
     """
 
     def __init__(self, differentiable: bool = False) -> None:
         self._differentiable = differentiable  # whether a bias keeps its gradient
-        self.counted = True  # whether writes to what is given are counted: else a tensor may be another one's memory
+        self.counted = True  # whether writes to given tensors are counted; else one memory may hold several masks
         self._lock = threading.Lock()  # a model may run in several threads
         self._known: dict[Any, tuple[list[StorageWeakRef], Recorded]] = {}
         self._distinct: dict[Any, list[Recorded]] = {}
 
     def convert(self, mask: Tensor | None, bias: Tensor | None = None, nonzero_blocks: bool = False) -> Recorded:
-        """`bias` is a position bias that the model passes beside its mask.
+        """The mask and the bias, converted. `bias`: a position bias that the model passes beside its mask.
 
-        `nonzero_blocks`: whatever is not 0 in the mask means "not allowed", as in PyTorch's own modules.
+        `nonzero_blocks`: every entry but 0 in the mask means "not allowed", as in PyTorch's own modules.
         """
         given = [tensor for tensor in (mask, bias) if tensor is not None]
         if not given:
             return Recorded()
         if self._differentiable and torch.is_grad_enabled() and any(t.requires_grad for t in given):
-            return converted(_allowed(mask) if nonzero_blocks else mask, bias)  # of one graph, which serves one call
+            return converted(_allowed(mask) if nonzero_blocks else mask, bias)  # its graph serves one call
         mask, bias = (None if t is None else t.detach() for t in (mask, bias))
         with self._lock, torch.no_grad():
             return self._remembered(mask, bias, nonzero_blocks, given)
@@ -139,23 +139,23 @@ class MaskStore:
             return known[1]
         found = self._shared(converted(_allowed(mask) if nonzero_blocks else mask, bias))
         if self.counted and not any(map(uncounted, given)):  # writes to these are not counted
-            # a long generation makes a mask a step, and each text of a corpus has its own
+            # entries of freed tensors go: a generation makes a mask at each step, and each text of a corpus has one
             self._known = {k: (s, r) for k, (s, r) in self._known.items() if not any(w.expired() for w in s)}  # type: ignore[no-untyped-call]
             storages = [StorageWeakRef(t.untyped_storage()) for t in given]  # type: ignore[no-untyped-call]
             self._known[key] = (storages, found)
         return found
 
     def _shared(self, new: Recorded) -> Recorded:
-        """An equal one from before, if there is one: some models make the same mask anew for every layer."""
+        """An equal mask from before, if there is one: some models make the same mask anew for every layer."""
         kind = tuple(None if t is None else (tuple(t.shape), t.dtype, t.device) for t in new.tensors())
         alike = self._distinct.pop(kind, [])
-        self._distinct[kind] = alike  # the last; of a corpus each text may have a shape of its own
+        self._distinct[kind] = alike  # it comes last; each text of a corpus may have another shape
         while len(self._distinct) > 8:
             del self._distinct[next(iter(self._distinct))]
         for old in alike:
             if all(a is None or torch.equal(a, b) for a, b in zip(old.tensors(), new.tensors(), strict=True)):  # type: ignore[arg-type]
                 return old
-        alike[:] = [*alike[-7:], new]  # the last few are enough to find it
+        alike[:] = [*alike[-7:], new]  # an equal mask is among the last few
         return new
 
 
@@ -163,13 +163,13 @@ def _identity(tensor: Tensor | None) -> Any:
     if tensor is None:
         return None
     written = 0 if uncounted(tensor) else version(tensor)
-    # on a CPU the memory may be NumPy's, or another process's: what these write is not counted
+    # on a CPU the memory may be NumPy's, or another process's, whose writes are not counted
     numbers = digest(tensor) if tensor.device.type == "cpu" and readable(tensor) else 0
     return tensor.data_ptr(), tuple(tensor.shape), tensor.stride(), tensor.dtype, written, numbers
 
 
 def _allowed(mask: Tensor | None) -> Tensor | None:
-    """Where the mask is 0; a dimension that repeats one row is computed once."""
+    """Where the mask is 0, bool; a dimension that repeats one row is computed once."""
     if mask is None:
         return None
     once = mask.detach()[tuple(slice(0, 1) if stride == 0 else slice(None) for stride in mask.stride())]
@@ -177,7 +177,7 @@ def _allowed(mask: Tensor | None) -> Tensor | None:
 
 
 def converted(mask: Tensor | None, bias: Tensor | None) -> Recorded:
-    """A mask tensor, and a position bias beside it, converted."""
+    """A mask tensor and a position bias beside it, converted without a cache: see `MaskStore`."""
     added = None if bias is None else wide(_four(bias))
     keep, uniform = None, None
     if mask is not None:
@@ -187,8 +187,8 @@ def converted(mask: Tensor | None, bias: Tensor | None) -> Recorded:
             rest = wide(mask).masked_fill(~keep, 0.0)
             added = rest if added is None else added + rest
         blind = ~keep.any(-1, keepdim=True)
-        # SDPA gives 0 where a bool mask, or one of minus infinities, allows nothing. A finite least value is added
-        # to every score alike, and with a position bias models turn a bool mask into that.
+        # SDPA gives 0 where a bool mask, or a mask of minus infinities, allows nothing. A finite least value is added
+        # to every score alike; models with a position bias turn a bool mask into such a mask.
         least_is_finite = bias is not None if mask.dtype == torch.bool else bool((mask > -torch.inf).all())
         if least_is_finite and bool(blind.any()):
             uniform, keep = blind, keep | blind
@@ -199,12 +199,12 @@ def converted(mask: Tensor | None, bias: Tensor | None) -> Recorded:
 
 
 def _four(mask: Tensor) -> Tensor:
-    """(B or 1, H or 1, Lq or 1, Lk): PyTorch broadcasts masks from the right."""
+    """The mask as (B or 1, H or 1, Lq or 1, Lk): PyTorch broadcasts masks from the right."""
     return mask.reshape((1,) * (4 - mask.ndim) + tuple(mask.shape)) if mask.ndim < 4 else mask
 
 
 def compact(keep: Tensor) -> Mask | None:
-    """None where all is allowed, spans where every row is an interval, else the mask itself."""
+    """None where every pair is allowed, `Intervals` where every row is an interval, else a `DenseMask`."""
     if bool(keep.all()):
         return None
     start, stop, exact = intervals(keep, keep.shape[-1])

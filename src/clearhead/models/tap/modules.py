@@ -1,4 +1,4 @@
-"""Which module of the model is running, and whether its keys come from elsewhere."""
+"""The modules of a model that are running, and whether their keys come from another sequence."""
 
 from __future__ import annotations
 
@@ -15,54 +15,57 @@ from clearhead.models.tap.patch import replaced
 
 Kind = Literal["self", "cross"]
 
-# The names of the arguments that the keys of cross attention come from.
+# The names of the arguments from which the keys of cross attention come.
 SOURCES = ("key_value_states", "encoder_hidden_states", "cross_attention_states", "context", "memory")
 
 
 class Notes(Protocol):
-    """What a receiver notes of the layers around an attention call; the objects that it makes are its own."""
+    """The notes that a receiver takes of the layers around an attention call; the noted objects are its own."""
 
     def begun(self, kwargs: dict[str, Any]) -> Any:
-        """A module has been called with these keywords: what is noted of the layers inside it."""
+        """A module has been called with these keywords. Gives the object that takes notes of the layers inside it."""
 
     def ended(
         self, around: Any, inside: Any, module: nn.Module, args: tuple[Any, ...], kwargs: Any, result: Any, name: str
     ) -> None:
-        """A module has run: add it to what is noted of the module around it, in which it has this name."""
+        """A module has run: add it to the notes of the module around it, in which it has this name."""
 
     def projected(self, inputs: Sequence[Tensor], weights: Sequence[Tensor], biases: Sequence[Tensor | None]) -> Any:
-        """The origin of a query, key and value that a function of torch has projected from these inputs."""
+        """The origin of a query, key and value that a function of PyTorch's has projected from these inputs."""
 
 
 class Running(NamedTuple):
-    """A module that runs; by its inputs the kind of attention, the padding, and the cache of keys before."""
+    """A module that runs. Its inputs say the kind of attention, the padding, and the cache of earlier keys."""
 
     module: nn.Module
     kind: Kind
     told: Given
     cache: Any = None
-    noted: Any = None  # what the receiver has noted of the layers in it
+    noted: Any = None  # the receiver's notes of the layers in it
 
     @property
     def tokens(self) -> int | None:
-        """How many tokens the cache of this layer holds or held, with those of this call; None: unknown."""
+        """How many tokens the cache of this layer has counted, with those of this call; None: unknown."""
         cache, layer = self.cache, getattr(self.module, "layer_idx", None)
         if cache is None or layer is None or not hasattr(cache, "get_seq_length"):
             return None
         try:
             total = cache.get_seq_length(layer)
-        except (ValueError, IndexError):  # a layer that has another one's keys: all that come before have counted this
+        except (
+            ValueError,
+            IndexError,
+        ):  # a layer that shares another layer's keys: the layers before it have counted these
             layers = (one for one in getattr(cache, "layers", ()) if hasattr(one, "get_seq_length"))
             total = max((int(one.get_seq_length()) for one in layers), default=0)
         return int(total) or None
 
 
 class Stack:
-    """The modules being run, outermost first, each thread its own.
+    """The modules of a model that run in each thread, outermost first.
 
-    They are seen through `nn.Module._call_impl`. Hooks would not do: PyTorch's Transformer layers leave their fast path
-    where a module inside has one, and their outputs move. Nor would `__call__`: while a thread traces, PyTorch
-    replaces it in all threads by a function of its own, which calls the one that was there when PyTorch was imported.
+    They are seen through `nn.Module._call_impl`. Hooks cannot serve: PyTorch's Transformer layers leave their fast path
+    where a module inside has a hook, and their outputs change. `__call__` cannot serve either: while a thread traces,
+    PyTorch replaces it in all threads by a function that calls the `__call__` of the time when PyTorch was imported.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -74,10 +77,10 @@ class Stack:
         self._threads = 0
         self._entries = 0
         self.around: AbstractContextManager[Any] = nullcontext()  # entered while a thread runs the model
-        self.notes: Notes | None = None  # what takes note of each module's layers
+        self.notes: Notes | None = None  # takes notes of each module's layers
 
     def entered(self) -> AbstractContextManager[None]:
-        # innermost: so that of two function modes (`around`) the later one is on top, and sees a call first
+        # innermost: of two function modes (`around`), the later one is then on top, and sees a call first
         return replaced(nn.Module, call_of_modules(), self._watched, innermost=True)
 
     def _watched(self, call: Callable[..., Any]) -> Callable[..., Any]:
@@ -93,8 +96,8 @@ class Stack:
             if not stack:
                 with self.running(module, args, kwargs):
                     return call(module, *args, **kwargs)
-            # as `running` does, at less cost: each module comes by
-            around = stack[-1]  # read before: `monitor` may close an interrupted pass inside
+            # the same as `running`, at less cost, because every module passes here
+            around = stack[-1]  # read before the call: `monitor` may close an interrupted pass inside
             stack.append(self._entered(module, args, kwargs, stack))
             try:
                 result = call(module, *args, **kwargs)
@@ -109,7 +112,7 @@ class Stack:
 
     @contextmanager
     def running(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[None]:
-        """While this module of the model runs in this thread, called with these arguments."""
+        """A context in which this module of the model runs in this thread, called with these arguments."""
         stack = self._running.stack
         with (
             nullcontext() if stack else self._outermost(module),
@@ -119,7 +122,7 @@ class Stack:
 
     @contextmanager
     def inside(self, running: Running) -> Iterator[None]:
-        """While this runs, in this thread, inside what runs already."""
+        """A context in which this module runs in this thread, inside the modules that run already."""
         stack = self._running.stack
         stack.append(running)
         try:
@@ -135,9 +138,9 @@ class Stack:
 
     @contextmanager
     def _outermost(self, module: nn.Module) -> Iterator[None]:
-        """The context of this thread's outermost call of the model, or of a module of it."""
+        """The context of this thread's outermost call of the model or of a module of it."""
         with self._lock:
-            if module is self.model or not self._threads:  # else a part of what another thread runs
+            if module is self.model or not self._threads:  # else it is a part of the run of another thread
                 self._entries += 1
             self._running.entry = self._entries
             self._threads += 1
@@ -150,12 +153,12 @@ class Stack:
 
     @property
     def beside(self) -> bool:
-        """This thread runs no module, while another one runs the model: it may be a worker thread of that one."""
+        """Whether this thread runs no module while another one runs the model: it may be a worker of the other."""
         return not self._running.stack and not self._running.others and self._threads > 0
 
     @property
     def entry(self) -> int:
-        """The number of this thread's outermost call; a module that another thread calls meanwhile is a part of it."""
+        """The number of this thread's outermost call. It is shared by a module that another thread calls meanwhile."""
         return self._running.entry
 
     @property
@@ -177,8 +180,8 @@ class _Running(threading.local):
 
 
 def _entered(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], stack: list[Running]) -> Running:
-    """The module with its kind, cross if it is called with a second sequence, and its padding."""
-    if len(args) <= 1 and not kwargs:  # nothing that is read below
+    """The module with its padding and its kind: cross if it is called with a second sequence."""
+    if len(args) <= 1 and not kwargs:  # no argument that is read below
         return Running(module, "self", stack[-1].told if stack else Given())
     named = dict(kwargs)
     if len(args) > 1:

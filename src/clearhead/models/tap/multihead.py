@@ -1,7 +1,8 @@
 """The calls inside torch.nn.MultiheadAttention and torch.nn.TransformerEncoderLayer.
 
-They project queries and keys inside, so a record projects them again, from the same inputs with the same weights.
-A query without an allowed key has weights 0 in the record; the modules give it NaN, or 0, by the path they take.
+These modules project queries and keys inside, so a record projects them again, from the same inputs with the same
+weights. A query without an allowed key has weights 0 in the record; the modules give it NaN on one path and 0 on the
+other.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ def read(
     average_attn_weights: bool = True,
     is_causal: bool = False,
 ) -> Answer:
-    """F.multi_head_attention_forward: all of nn.MultiheadAttention but its fast path."""
+    """Give a call of F.multi_head_attention_forward, which nn.MultiheadAttention makes off its fast path."""
     kind = _kind(query, key)
     if query.ndim == 2:
         query, key, value = query.unsqueeze(1), key.unsqueeze(1), value.unsqueeze(1)
@@ -65,7 +66,7 @@ def read(
     def projected(
         given: Tensor, weight: Tensor, bias: Tensor | None, learnt: Tensor | None, static: Tensor | None
     ) -> Tensor:
-        """The keys, or the values, of all heads; one more, where a learnt one or one of zeros is added."""
+        """The keys, or the values, (B, H, Lk, E), with a learnt one or one of zeros if the module adds it."""
         all_heads = F.linear(given.transpose(0, 1), weight, bias)  # (B, Lk, E)
         if learnt is not None:
             all_heads = torch.cat([all_heads, learnt.to(all_heads.dtype).expand(batch, 1, -1)], dim=1)
@@ -77,7 +78,7 @@ def read(
     keys = key.shape[0] if static_k is None else static_k.shape[1]
 
     def convert(mask: Tensor) -> Recorded:
-        mask = F.pad(mask, (0, k.shape[2] - keys)) if k.shape[2] > keys else mask  # one more key is seen by all
+        mask = F.pad(mask, (0, k.shape[2] - keys)) if k.shape[2] > keys else mask  # every query sees the added keys
         return receiver.masks.convert(mask, nonzero_blocks=mask.dtype == torch.bool)
 
     masks = Recorded()
@@ -116,11 +117,11 @@ def read_native(
     backend: str = "_native_multi_head_attention",
     of_layer: bool = False,
 ) -> Answer:
-    """The fast path of nn.MultiheadAttention. Whatever is not 0 in its mask means "not allowed", float masks too."""
+    """Give a call on the fast path of nn.MultiheadAttention. In its masks, bool or float, 0 means "allowed"."""
     kind = _kind(query, key)
     masks = Recorded()
     if mask is not None:
-        # of type 1 it is a padding mask, (B, Lk); else (Lq, Lk) or (B, H, Lq, Lk)
+        # a mask of type 1 is a padding mask, (B, Lk); others are (Lq, Lk) or (B, H, Lq, Lk)
         masks = receiver.masks.convert(mask[:, None, None] if mask_type == 1 else mask, nonzero_blocks=True)
     if query.is_nested:
         masks = Recorded(_lengths(query, key))
@@ -156,7 +157,7 @@ def read_layer(
     mask: Tensor | None = None,
     mask_type: int | None = None,
 ) -> Answer:
-    """The fast path of nn.TransformerEncoderLayer, which calls no module inside."""
+    """Give a call on the fast path of nn.TransformerEncoderLayer, which calls no module inside."""
     x = F.layer_norm(src, (embed_dim,), norm_weight_1, norm_bias_1, eps) if norm_first else src
     innermost = receiver.stack.innermost
     own = getattr(innermost.module, "self_attn", None) if innermost else None
@@ -179,18 +180,18 @@ def read_layer(
 def _origin(
     receiver: Receiver, inputs: Sequence[Tensor], weights: Sequence[Tensor], biases: Sequence[Tensor | None]
 ) -> Any:
-    """What query, key and value were made of: the three parts of the module's input projection."""
+    """The origin of query, key and value: the three parts of the module's input projection, on these inputs."""
     notes = receiver.stack.notes
     return None if notes is None else notes.projected(inputs, weights, biases)
 
 
 def _heads(projected: Tensor, heads: int) -> Tensor:
-    """(B, L, E) to (B, H, L, E / H)."""
+    """A tensor (B, L, E) as (B, H, L, E / H)."""
     return projected.view(*projected.shape[:2], heads, -1).transpose(1, 2)
 
 
 def _kind(query: Tensor, key: Tensor) -> Kind:
-    """Self, if both are one tensor, or the same view of one."""
+    """The kind is self if both are one tensor, or the same view of one, else cross."""
     if query is key:
         return "self"
     views = [None if t.is_nested else (t.data_ptr(), t.shape, t.stride()) for t in (query, key)]
@@ -198,7 +199,7 @@ def _kind(query: Tensor, key: Tensor) -> Kind:
 
 
 def _lengths(query: Tensor, key: Tensor) -> Lengths:
-    """In nested tensors only real tokens exist: a query beyond its sequence's length sees nothing."""
+    """The mask of nested tensors, which hold words alone: a query beyond its sequence's length sees no key."""
     queries, keys = (nested_sizes(t)[:, 0] for t in (query, key))
     place = torch.arange(int(queries.max()), device=queries.device)
     return Lengths(torch.where(place < queries[:, None], keys[:, None], 0))

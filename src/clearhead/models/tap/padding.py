@@ -1,4 +1,4 @@
-"""Which positions of a call are padding, by the attention mask that the model was given."""
+"""The positions of a call that are padding, by the attention mask that the model was given."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def parameters(forward: Callable[..., Any]) -> tuple[str, ...]:
     method = getattr(forward, "__func__", None)
     if method is not None and getattr(type(forward.__self__), "forward", None) is method:  # type: ignore[attr-defined]
         return _of_class(method)[1:]
-    return _names(forward)  # set on one module: what is remembered of it would keep the module alive
+    return _names(forward)  # it was set on one module, which a cache would keep alive
 
 
 def _names(function: Callable[..., Any]) -> tuple[str, ...]:
@@ -41,19 +41,19 @@ EVERY = (slice(None),) * 4
 
 
 class Given(NamedTuple):
-    """The words of a module's own sequence, and of the one that its cross attention reads: (B, L), bool."""
+    """The words of a module's own sequence, and of the sequence that its cross attention reads: (B, L), bool."""
 
     own: Tensor | None = None
     source: Tensor | None = None
-    mask: Tensor | None = None  # the tensor that `own` was read from: a model may pass it to every layer
+    mask: Tensor | None = None  # the tensor from which `own` was read: a model may pass it to every layer
 
 
 def given(forward: Callable[..., Any], named: Mapping[str, Any], outer: Given) -> Given:
-    """The padding in a module's inputs, found by their names; where there is none, that of the module around it."""
+    """The padding that a module's inputs show, by their names; else the padding of the module around it (`outer`)."""
     own, source, read = outer
     mask = named.get("attention_mask")
     if _is_mask(mask) and mask is not read:
-        if "decoder_input_ids" in parameters(forward):  # it is the encoder's
+        if "decoder_input_ids" in parameters(forward):  # then attention_mask is the encoder's
             source, own, read = _words(mask), None, None
             if _is_mask(decoders := named.get("decoder_attention_mask")):
                 own, read = _words(decoders), decoders
@@ -69,15 +69,15 @@ def _is_mask(mask: Any) -> TypeGuard[Tensor]:
 
 
 def _words(mask: Tensor) -> Tensor | None:
-    """True for a word, as tokenizers have it: 1 for a word, 0 for padding. None for no padding, and for other masks."""
+    """A tokenizer's mask, 1 for a word and 0 for padding, as bool. None without padding, and for other masks."""
     words = mask.detach() == 1
     if bool(words.all()) or not bool((words | (mask == 0)).all()):
         return None
-    return words if bool(words.any()) or not mask.is_floating_point() else None  # zeros alone: an additive mask
+    return words if bool(words.any()) or not mask.is_floating_point() else None  # a mask of zeros alone is additive
 
 
 def checked(padding: Any) -> Tensor:
-    """The argument `padding` of `watch`, as bool; raises for anything but a mask."""
+    """The argument `padding` of `watch`, as bool. Raises for an argument that is no mask."""
     mask = to_tensor(padding, "padding")
     readable = mask.layout == torch.strided and not empty_of_values(mask) and not mask.is_complex()
     if not readable or mask.ndim != 2 or not bool(((mask == 0) | (mask == 1)).all()):
@@ -89,10 +89,11 @@ def checked(padding: Any) -> Tensor:
 
 
 def of_call(told: Given, kind: str, problem: Problem, uniform: Tensor | None) -> Words | None:
-    """The padding of one call, where the mask given to the model fits its shape.
+    """The padding of one call, if the mask given to the model fits its shape; else None.
 
-    Self attention has some mask itself; cross attention without one sees the padding of its source. With a cache the
-    queries are the last words. Keys beyond the mask are the slots of a static cache. `uniform`: see `AttentionCall`.
+    Self attention of a padded text has a mask itself; cross attention without a mask sees the padding of its source.
+    With a cache the queries are the last words. Keys beyond the mask are slots of a static cache. `uniform`: see
+    `AttentionCall`.
     """
     bare = (problem.visible, problem.bias, uniform) == (None, None, None)
     if bare and kind == "self":
@@ -108,7 +109,9 @@ def of_call(told: Given, kind: str, problem: Problem, uniform: Tensor | None) ->
     own = told.own
     if own is None or own.shape[0] != batch or not queries <= own.shape[1] or own.shape[1] > keys == queries:
         return None
-    if bool((own != own[:1]).any()) and _alike(problem, uniform):  # a mask (L, L) for all, where B = L
+    if bool((own != own[:1]).any()) and _alike(
+        problem, uniform
+    ):  # `own` is one mask (L, L) for all sequences, where B = L
         return None
     length = own.shape[1]
     of_keys = own[:, length - keys :] if length >= keys else F.pad(own, (0, keys - length))
@@ -117,7 +120,7 @@ def of_call(told: Given, kind: str, problem: Problem, uniform: Tensor | None) ->
 
 
 def fits(padding: Tensor, kind: str, sizes: Sizes) -> bool:
-    """Whether the `padding` passed to `watch` can be that of this call's keys."""
+    """Whether the `padding` passed to `watch` fits this call's keys in shape."""
     batch, _, queries, keys = sizes.shape
     length = padding.shape[1]
     with_cache = kind == "self" and queries < keys
@@ -125,7 +128,7 @@ def fits(padding: Tensor, kind: str, sizes: Sizes) -> bool:
 
 
 def as_said(padding: Tensor, kind: str, problem: Problem) -> Words | None:
-    """The padding of one call, from that of `watch`. Keys after it, in a cache, are words up to the last one seen."""
+    """The padding of one call, by the argument of `watch`. Later keys of a cache are words up to the last seen one."""
     sizes = problem.sizes
     if kind == "cross":
         return _real(None, padding, sizes)
@@ -137,14 +140,14 @@ def as_said(padding: Tensor, kind: str, problem: Problem) -> Words | None:
 
 
 def _real(queries: Tensor | None, keys: Tensor | None, sizes: Sizes) -> Words | None:
-    """None where there is no padding."""
+    """The words as `Words`; None where there is no padding."""
     sides = (None if t is None or bool(t.all()) else t.to(sizes.device, copy=True) for t in (queries, keys))
     real = Words(*sides)
     return real if real != (None, None) else None
 
 
 def _alike(problem: Problem, uniform: Tensor | None) -> bool:
-    """Whether the call's mask is the same for every sequence: then it does not hold padding that differs."""
+    """Whether the call's mask is the same for every sequence: then it holds no padding that differs between them."""
     shown: tuple[Tensor | None, ...] = (*problem.added, uniform)
     if problem.spans is not None:
         spans = problem.spans
@@ -155,7 +158,7 @@ def _alike(problem: Problem, uniform: Tensor | None) -> bool:
 
 @torch.no_grad()
 def _hidden(real: Words, problem: Problem, uniform: Tensor | None) -> bool:
-    """Whether no word sees a key that is padding: if one does, the mask given to the model is of another sequence."""
+    """Whether no word sees a key of padding. If a word does, the mask given to the model is of another sequence."""
     spans, sizes = problem.spans, problem.sizes
     if spans is None or real.keys is None:
         return False

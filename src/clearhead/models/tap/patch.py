@@ -1,4 +1,4 @@
-"""Functions of other packages, replaced while a model is watched, then restored."""
+"""Functions of other packages are replaced while a model is watched, then restored."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _active: dict[tuple[int, str], tuple[Callable[..., Any], list[Wrap]]] = {}
 
 @contextmanager
 def replaced(owner: Any, name: str, wrap: Wrap, innermost: bool = False) -> Iterator[None]:
-    """`owner.name` is `wrap(owner.name)` inside the `with`, of several the last one outermost; or `innermost`.
+    """Inside the `with`, `owner.name` is `wrap(owner.name)`, around all wrappers that are there; or `innermost`.
 
     Two watches may end in another order than they began, in two threads: each end wraps the original anew, with the
     wrappers that remain.
@@ -36,12 +36,12 @@ def replaced(owner: Any, name: str, wrap: Wrap, innermost: bool = False) -> Iter
 
 
 def replacing() -> bool:
-    """Whether some thread is at work here now: what the garbage collector deletes then must not wait for it."""
+    """Whether some thread holds the lock now: code that the garbage collector runs must not wait for it."""
     return _lock.locked()
 
 
 def wrappers() -> int:
-    """The most wrappers that any function has now: more than one where several things look at models' calls."""
+    """The largest number of wrappers that a function has now: above 1 where several receivers look at calls."""
     with _lock:
         return max((len(wraps) for _, wraps in _active.values()), default=0)
 

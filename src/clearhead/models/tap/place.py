@@ -1,4 +1,4 @@
-"""Where the output of a call, head by head, stands in what its function returns."""
+"""The place of a call's output, head by head, in the result of its function."""
 
 from __future__ import annotations
 
@@ -13,9 +13,10 @@ from clearhead.problem.record import copied
 
 
 class Place(ABC):
-    """`tensor(result)` holds the output; `result` is what the function returned: a tensor, or one in a tuple."""
+    """The place of the output in a result: a tensor, or a tuple whose first entry is the tensor."""
 
     def tensor(self, result: Any) -> Tensor:
+        """The tensor of the result that holds the output."""
         found: Tensor = result[0] if isinstance(result, tuple) else result
         return found
 
@@ -25,27 +26,30 @@ class Place(ABC):
 
     @abstractmethod
     def by_head(self, tensor: Tensor) -> Tensor | None:
-        """The output (B, H, Lq, Ev), where it can be a view of it; None where a projection has mixed the heads."""
+        """The output (B, H, Lq, Ev), a view of the tensor; None where a projection has mixed the heads."""
 
     def made(self, output: Tensor) -> Any:
-        """A result that holds this output (B, H, Lq, Ev), or None where none can be made of it."""
+        """A result that holds this output (B, H, Lq, Ev), or None where none can be made."""
         return None
 
     def kept(self) -> Place:
-        """The same for a backward pass, before which a model's parameters may be freed or written to."""
+        """The same with copies of parameters: the model's may be freed or written to before a backward pass."""
         return self
 
     @abstractmethod
     def gradient(self, grad: Tensor) -> Tensor:
-        """The gradient of the tensor as that of the output, (B, H, Lq, Ev)."""
+        """The gradient of the output, (B, H, Lq, Ev), by the gradient of the tensor."""
 
     @abstractmethod
     def changed(self, tensor: Tensor, heads: slice, queries: Tensor, old: Callable[[], Tensor], new: Tensor) -> Tensor:
-        """A copy with `new` (B, h, q, Ev) in these heads and queries (q,); `old` gives what stood there, computed."""
+        """A copy of the tensor with the output `new` (B, h, q, Ev) in these heads and queries (q,).
+
+        `old` computes the output that stood there.
+        """
 
 
 class Separate(Place):
-    """Head by head: `view` gives (B, H, Lq, Ev), and takes gradients too; `made` gives a result of that."""
+    """Head by head. `view` makes a tensor, or a gradient, (B, H, Lq, Ev); `made` makes an output a result."""
 
     def __init__(self, view: Callable[[Tensor], Tensor], made: Callable[[Tensor], Any]) -> None:
         self._view, self._made = view, made
@@ -60,7 +64,7 @@ class Separate(Place):
         return self._view(grad)
 
     def changed(self, tensor: Tensor, heads: slice, queries: Tensor, old: Callable[[], Tensor], new: Tensor) -> Tensor:
-        tensor = tensor.clone(memory_format=torch.contiguous_format)  # so that the view is one
+        tensor = tensor.clone(memory_format=torch.contiguous_format)  # so that `view` gives a view
         self._view(tensor)[:, heads, queries] = new.to(tensor.dtype)
         return tensor
 
@@ -90,7 +94,7 @@ class Projected(Place):
         return tensor
 
     def _rows(self, tensor: Tensor) -> Tensor:
-        """(B, Lq, E), a view."""
+        """The tensor as (B, Lq, E), a view."""
         if tensor.ndim == 2:
             return tensor.unsqueeze(0)
         return tensor if self._batch_first else tensor.transpose(0, 1)

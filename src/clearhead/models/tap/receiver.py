@@ -1,4 +1,4 @@
-"""What the sources pass each attention call of a running model to."""
+"""A receiver is given each attention call of a running model by the sources."""
 
 from __future__ import annotations
 
@@ -22,24 +22,20 @@ from clearhead.models.tap.place import Place
 from clearhead.problem.problem import Problem
 from clearhead.scores.dot import Dot
 
-ATTENTION = (
-    "attention",
-    "attn",
-    "multihead",
-    "mha",
-)  # one of them stands in an attention module's name, or its class's
+# One of these words stands in the name of an attention module, or of its class.
+ATTENTION = ("attention", "attn", "multihead", "mha")
 
-After = Callable[[Any], Any]  # what is done with the result of the function that was called: gives the result
+After = Callable[[Any], Any]  # is given the result of the function that was called, and gives the result of the call
 
 
 class Instead(NamedTuple):
-    """A result, with which the function is not called at all."""
+    """A result in place of the function, which is not called."""
 
     result: Any
 
 
 class Changing(NamedTuple):
-    """What is done with a result that an edit changes, and what it made of the weights."""
+    """How an edit changes a result (`after`), and the problem that then was computed (`ran`)."""
 
     after: After
     ran: Ran
@@ -54,11 +50,11 @@ Answer = After | Changing | Instead | None  # None: the function's result stays 
 class DotCall(NamedTuple):
     """A call of dot products as its source reads it, before it is computed.
 
-    query (B, H, Lq, E), key (B, Hk, Lk, E), value (B, Hk, Lk, Ev), or None where the receiver reads none. `masks`:
-    the call's own, converted by the receiver's store, with the sinks regarded. `place`: where the output is in the
-    result, if it can be found. `origin`: what made query, key and value, as the receiver's
-    notes say it; None means the layers of the running module.
-    `name`, `kind`: None means those of the innermost running module.
+    query (B, H, Lq, E), key (B, Hk, Lk, E), value (B, Hk, Lk, Ev), or None where the receiver reads no values. `masks`:
+    the call's masks, converted by the receiver's store; where there are sinks, they are those of `with_sinks`. `place`:
+    where the output is in the result, if it can be found. `origin`: the layers that made query, key and value, as the
+    receiver's notes hold them; None means the layers of the running module. `name`, `kind`: None means the name and the
+    kind of the innermost running module.
     """
 
     query: Tensor
@@ -80,7 +76,7 @@ class DotCall(NamedTuple):
         return Dot(scale=self.scale, softcap=self.softcap)
 
     def one_dtype(self) -> DotCall:
-        """Query, key and value of one dtype: under autocast they may differ."""
+        """The same with query, key and value of one dtype: under autocast they may differ."""
         dtype = torch.promote_types(self.query.dtype, self.key.dtype)
         query, key = (tensor.to(dtype) for tensor in (self.query, self.key))
         return self._replace(query=query, key=key, value=None if self.value is None else self.value.to(dtype))
@@ -93,16 +89,16 @@ class DotCall(NamedTuple):
         return self._replace(query=query, key=key, value=None, sinks=sinks).one_dtype()
 
     def problem(self, score: Dot | None = None) -> Problem:
-        """The call in its normal form, with its value where there is one. `score`: its own, if it is made already."""
+        """The call in its normal form, with its value where there is one. `score`: the call's, if it is there."""
         return self.masks.problem(self.query, self.key, score or self.score, self.sinks, self.value)
 
 
 class Receiver(ABC):
-    """Is given each call. One seen by two sources is given once: see `inside`."""
+    """A receiver is given each call, once where two sources see it: see `inside`."""
 
-    values = False  # whether it reads the values of calls: a source may have to project them
-    differentiable = False  # whether gradients flow through what it computes of a call
-    keeps_fast_path = True  # of PyTorch's Transformer layers: else they leave it, and call their modules
+    values = False  # whether it reads the values of calls, which a source may have to project
+    differentiable = False  # whether gradients flow through its own computations on a call
+    keeps_fast_path = True  # whether PyTorch's Transformer layers keep their fast path, else they call their modules
 
     def __init__(self, model: nn.Module) -> None:
         self.stack = Stack(model)
@@ -110,7 +106,7 @@ class Receiver(ABC):
         self.sites: dict[Site, None] = {}  # where calls were made, in order
         self.layers = Layers(self.stack.classes)
         self.unattributed: list[None] = []  # one for each call in a thread that runs no module
-        self.own_code: dict[str, str] = {}  # modules, with their classes, that computed a softmax and are no call
+        self.own_code: dict[str, str] = {}  # modules that computed attention outside of any call, with their classes
         self._inside = _Inside()
         self._lock = threading.Lock()
 
@@ -132,7 +128,7 @@ class Receiver(ABC):
 
     @contextmanager
     def inside(self) -> Iterator[None]:
-        """While a received call runs: calls inside it are parts of it."""
+        """A context in which a received call runs: calls inside it are parts of it."""
         self._inside.depth += 1
         try:
             yield
@@ -141,16 +137,16 @@ class Receiver(ABC):
 
     @property
     def idle(self) -> bool:
-        """Nothing to receive: no module runs, or the call is a part of one that was received."""
+        """Whether no call is received now: no module runs, or the call is a part of a received call."""
         return self._apart()
 
     def _apart(self) -> bool:
         return self.stack.innermost is None or self._inside.depth > 0
 
     def softmax(self, attends: bool = False) -> None:
-        """A softmax outside of any call, which an attention module may have computed in its own code.
+        """Note a softmax outside of any call: an attention module may have computed its attention in its own code.
 
-        `attends`: it is one of attention, whatever the module's name.
+        `attends`: the computation is known to be attention, whatever the module's name.
         """
         if self.stack.innermost is None or self._inside.depth:
             return
@@ -163,7 +159,7 @@ class Receiver(ABC):
 
     @property
     def unread(self) -> dict[str, str]:
-        """Attention modules, with their classes, that made no call, and computed a softmax in their own code."""
+        """Attention modules, with their classes, that made no call and computed attention in their own code."""
         called = self.modules
         return {
             name: kind
@@ -177,28 +173,30 @@ class Receiver(ABC):
         return list(dict.fromkeys(site.name for site in [*self.sites]))
 
     def site(self, name: str | None, kind: Kind | None, queries: int, keys: int) -> Site:
-        """Where a call that is received now is made. `name`, `kind`: as given, else of the innermost running module."""
+        """Where the call that is received now is made. `name`, `kind`: None means the innermost running module's."""
         site = self.layers.site(self.name(name), self.kind(kind, queries, keys) == "cross", self.stack.entry)
         self.sites[site] = None
         return site
 
     def kind(self, given: Kind | None, queries: int, keys: int) -> Kind:
-        """The kind of a call: as given, else of the innermost running module."""
+        """The kind of a call: `given`, or that of the innermost running module."""
         if given is None and queries > keys:  # no cache leaves a sequence fewer keys than queries
             return "cross"
         return given or self.innermost.kind
 
     def told_of_unread(self, missing: str, instead: str) -> str:
-        """A warning of these modules. `missing`: what their attention is not, such as "in the record"."""
+        """A warning about the modules in `unread`. `missing`: completes "their attention is not", as
+        "in the record" does. `instead`: code that names layers."""
         unread = self.unread
         return (
-            f"the attention of {listed(unread)} ({', '.join(dict.fromkeys(unread.values()))}) is not {missing}: it was "
-            "computed by a softmax in these modules' own code, and not by a function that can be recorded. Name the "
-            f"layers that are wanted to have no such word: {instead}."
+            f"the attention of {listed(unread)} ({', '.join(dict.fromkeys(unread.values()))}) is not {missing}: these "
+            "modules computed it in their own code, by a softmax, by flex_attention or by a kernel of PyTorch's, whose "
+            "calls cannot be read. To leave these modules out without this warning, name the layers that are wanted: "
+            f"{instead}."
         )
 
     def name(self, given: str | None) -> str:
-        """The name of the module that calls: as given, else of the innermost running one."""
+        """The name of the module that calls: `given`, or that of the innermost running module."""
         return given or self.stack.names[id(self.innermost.module)]
 
     @property
@@ -208,11 +206,11 @@ class Receiver(ABC):
         return innermost
 
     def check(self, query: Tensor, key: Tensor, name: str | None = None) -> None:
-        """Refuse what cannot be read."""
+        """Raise for tensors that cannot be read: nested ones, and those of a transform of torch.func."""
         name = self.name(name)
         if query.is_nested or key.is_nested:
             raise UnsupportedError(
-                f"{name} called attention with nested tensors, which are read from torch.nn.TransformerEncoder alone. "
+                f"{name} called attention with nested tensors; they can be read in torch.nn.TransformerEncoder alone. "
                 "Run the model on a padded batch and a mask."
             )
         if transformed():

@@ -1,4 +1,4 @@
-"""Compiled models, which are refused; and compiled functions inside models, whose attention runs in eager code."""
+"""Compiled models are refused; in compiled functions inside models, attention runs in eager code."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from clearhead.base.tracing import compiled_code
 def refuse_compiled(model: nn.Module, purpose: str = "watch", what: str = "records") -> None:
     """Raise where torch.compile() has been put on the model or on a module inside it.
 
-    `purpose`: the function that was called. `what`: what it does with the model's attention calls.
+    `purpose`: the function that was called. `what`: its verb for the model's attention calls, such as "records".
     """
     for name, module in model.named_modules():
         if wraps_compiled(module):
@@ -45,10 +45,10 @@ def _compiled(module: nn.Module) -> bool:
 
 
 def refuse_compiled_code(model: nn.Module) -> None:
-    """Raise where code of the model's classes has been compiled: it would run again, for this model too, as it is."""
+    """Raise where code of the model's classes has been compiled before: it would run for this model too."""
     for name, module in model.named_modules():
         function: Any = type(module).forward
-        while function is not None:  # the compiler sees the outermost of what decorates it
+        while function is not None:  # the compiler sees the outermost decorator
             if compiled_code(function):
                 raise UnsupportedError(
                     f"{type(module).__name__}.forward{f' (of {name})' if name else ''} has been compiled already, for "
@@ -60,13 +60,15 @@ def refuse_compiled_code(model: nn.Module) -> None:
 
 
 def prepare_compiler(mode: Any) -> None:
-    """To be called before a watch replaces functions of PyTorch's. `mode`: the `__torch_function__` of its mode.
+    """Prepare the compiler before a watch replaces PyTorch's functions. `mode`: its mode's `__torch_function__`.
 
-    PyTorch and its compiler make tables of PyTorch's functions when they first need them, and keep them. Made during a
-    watch, they would hold its stand-in for scaled_dot_product_attention, and compiled code would show calls of the
-    real one to no function mode. And the compiler may inline `mode`, but not compile it by itself: its code would be
-    chosen by the addresses of the functions it is given, and the getters of a tensor's attributes are made anew each
-    time, at the same address: the code for `.shape` would run for `.device`.
+    PyTorch and its compiler make tables of PyTorch's functions when they first need them, and keep them. A table that
+    is made during a watch would hold the stand-in for scaled_dot_product_attention, and compiled code would show calls
+    of the real function to no function mode.
+
+    The compiler may inline `mode`, but must not compile it by itself. It would choose the code by the addresses of the
+    functions that `mode` is given; and getters of a tensor's attributes are made anew each time, at the same address:
+    the code for `.shape` would run for `.device`.
     """
     torch.overrides.get_overridable_functions()
     skip_code(mode.__code__)
@@ -76,6 +78,6 @@ WATCHED = "watch() records this attention call in eager code; compile with fullg
 
 
 def uncompiled(function: Callable[..., Any], reason: str = WATCHED) -> Callable[..., Any]:
-    """The function, always run in eager code: traced by the compiler, it would make its record while compiling."""
+    """The function, which always runs in eager code: if the compiler traced it, it would record while compiling."""
     apart: Callable[..., Any] = torch.compiler.disable(function, reason=reason)  # type: ignore[no-untyped-call]
     return apart

@@ -1,4 +1,4 @@
-"""Sequences packed into one, as FlashAttention's keywords describe them."""
+"""Masks that a backend's keywords describe: FlashAttention's, packed sequences, and keys that an indexer chose."""
 
 from __future__ import annotations
 
@@ -14,19 +14,22 @@ from clearhead.masks.documents import Documents
 from clearhead.masks.sliding_window import SlidingWindow
 from clearhead.models.tap.masks import MaskStore, Recorded
 
-VARLEN = ("cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k")  # all of them, or none is read
+VARLEN = ("cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k")  # they are read where all are given
 
 
 def masks(
     store: MaskStore, shape: tuple[int, int, int, int], mask: Tensor | None, is_causal: bool, kwargs: dict[str, Any]
 ) -> Recorded:
-    """`shape`: (B, H, Lq, Lk). `mask` (B, Lk): 1 where there is a token. The last query stands at the last key."""
+    """The masks of a FlashAttention backend, where the last query stands at the last key.
+
+    `shape`: (B, H, Lq, Lk). `mask` (B, Lk): 1 where there is a token.
+    """
     batch, _, queries, keys = shape
     found = Recorded()
-    if mask is not None:  # FlashAttention then ignores packed sequences
+    if mask is not None:  # then FlashAttention ignores packed sequences
         tokens = mask.bool()
         keep = tokens[:, None, None, :]
-        if queries > 1:  # the queries are the last tokens; where there is none, nothing is computed
+        if queries > 1:  # the queries are the last tokens; FlashAttention computes nothing for padding
             keep = keep & tokens[:, None, -queries:, None]
         found = store.convert(keep)
     elif all(kwargs.get(name) is not None for name in VARLEN):
@@ -45,7 +48,7 @@ def masks(
 def documents(keywords: Mapping[str, Any], batch: int, queries: int, keys: int) -> Documents | None:
     """The mask of `cu_seq_lens_q`, (documents + 1,): where each document begins, and where the last one ends.
 
-    They count through the whole batch. None where they are not given.
+    The places count through the whole batch. None where the keyword is not given.
     """
     starts, of_keys = keywords.get("cu_seq_lens_q"), keywords.get("cu_seq_lens_k")
     if starts is None:
@@ -68,7 +71,7 @@ def documents(keywords: Mapping[str, Any], batch: int, queries: int, keys: int) 
 
 
 def restarting(positions: Tensor, queries: int, keys: int) -> Documents | None:
-    """The documents of one sequence whose position ids begin again from 0; None where they count through."""
+    """The documents of one sequence whose position ids begin again from 0; None where the ids never do."""
     positions = positions.reshape(-1)
     if positions.numel() != queries or queries < 2 or bool((positions.diff() == 1).all()):
         return None
@@ -88,11 +91,11 @@ def _of(ids: Tensor, batch: int) -> Documents:
 def selected(
     module: nn.Module, keywords: Mapping[str, Any], shape: tuple[int, int, int, int], masked: bool
 ) -> Tensor | None:
-    """The chosen keys, bool (B, H or 1, Lq, Lk); None where every key was.
+    """The keys that an indexer chose, bool (B, H or 1, Lq, Lk); None where there is no choice.
 
-    `indices` (B, Lq, n): keys (DeepSeek 3.2, for one). `block_indices` (B, groups of heads, Lq, n): blocks of keys,
-    −1 for none (MiniMax M3). On "eager" and "sdpa" these models put them into the mask.
-    `shape`: (B, H, Lq, Lk). `masked`: there is a mask beside; without one, MiniMax is causal by its position ids.
+    The keyword `indices` (B, Lq, n) names keys, as in DeepSeek 3.2; `block_indices` (B, groups of heads, Lq, n) names
+    blocks of keys, −1 for none, as in MiniMax M3. On "eager" and "sdpa" these models put the choice into the mask.
+    `shape`: (B, H, Lq, Lk). `masked`: whether there is a mask too; without it, MiniMax is causal by its position ids.
     """
     _, heads, queries, keys = shape
     indices, blocks = keywords.get("indices"), keywords.get("block_indices")

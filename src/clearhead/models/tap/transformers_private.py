@@ -1,4 +1,4 @@
-"""Every private name of transformers' that clearhead uses: one table of what each serves, and what happens without it.
+"""The private names of transformers' that clearhead uses: a table of the use of each, and of the way without it.
 
 They are attributes of models and configurations. Each is looked up where it is used: transformers is not imported here.
 """
@@ -21,7 +21,7 @@ PARTS = {
         "to see whether a model was asked for its attentions", "lazy weights are made in each call, asked for or not"
     ),
     "PreTrainedConfig._name_or_path": Part(
-        "to leave out where a model came from, when states are added up", "nothing is left out"
+        "to leave out the path of a model, where the states of surveys are added up", "nothing is left out"
     ),
 }
 ORIGIN = "_name_or_path"
@@ -45,12 +45,12 @@ def backend_of(config: Any) -> Any:
 
 
 def named_backend(config: Any) -> Any:
-    """The same; None where it is not known, or where there is no configuration."""
+    """The name of that backend; None where it is not known, or where there is no configuration."""
     return getattr(config, "_attn_implementation", None)
 
 
 def set_backend(config: Any, name: Any) -> None:
-    """Have a configuration say that its model runs on this backend."""
+    """Write into a configuration that its model runs on this backend."""
     backend_of(config)
     config._attn_implementation = name
 

@@ -1,1 +1,1 @@
-"""What is done with the calls of a model while it runs."""
+"""Tools that work on the attention calls of a model while it runs."""

@@ -1,4 +1,4 @@
-"""What a watch was asked to keep, and of which calls."""
+"""The checked arguments of `watch` and `statistics`."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ if TYPE_CHECKING:
 
 
 class Asked(NamedTuple):
-    """The arguments of `watch` and `statistics`. `keep`: the reductions; None keeps query and key.
+    """The arguments of `watch` and `statistics`.
 
-    `layers`: None takes all.
-    `each`: what is done with each call when it happens, in place of keeping anything of it; of surveys.
+    `keep`: the reductions, or None to keep query and key. `layers`: None takes all layers. `each`: a function that a
+    survey calls with each call when it happens; then nothing of the call is kept.
     """
 
     keep: tuple[Reduction, ...] | None
@@ -36,7 +36,7 @@ class Asked(NamedTuple):
     each: Callable[[AttentionCall], None] | None = None
 
     def chooses(self, site: Site) -> bool:
-        """Whether the calls that are made there are recorded."""
+        """Whether the calls that a layer makes are recorded."""
         return chooses(self.layers, site, "watch")
 
 

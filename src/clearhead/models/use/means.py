@@ -1,4 +1,4 @@
-"""Running means of what `statistics` finds, over a corpus."""
+"""Running means of the results of `statistics` over a corpus."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from clearhead.models.use.reduced import ReducedCall
 
 
 class Means:
-    """Means for each head of what `clearhead.models.statistics` finds, over any number of calls, in constant memory.
+    """Means, for each head, of the results of `clearhead.models.statistics` over any number of calls.
 
     >>> import torch, torch.nn.functional as F, clearhead as ch
     >>> class Block(torch.nn.Module):
@@ -28,19 +28,20 @@ class Means:
     >>> means["Block"][0].shape, means.counts["Block"][0].tolist()
     (torch.Size([4]), [310.0, 310.0, 310.0, 310.0])
 
-    `means[name]`: for one module the means in the order of the reductions, each (H, …), float64. Every query that sees
-    a key and is no padding weighs the same, whichever text it is of; so does every key that is seen and is no padding
-    in `Received`, and every sequence in `Pool`. Of `TopK` the means of its values.
-    `state_dict()` gives sums and counts: those of two runs, added key by key, are those of both together.
-    A text during which the model fails has added the layers before.
-    Raises a `ClearheadError` where a module's reductions or heads are others than before, a `ShapeError` where a result
-    has another shape: a `Pool` has ⌈L / ⌈L / size⌉⌉ cells, which differs with the length.
+    `means[name]`: the means of one module in the order of the reductions, each (H, …), float64. Every query that sees a
+    key and is no padding weighs the same, whichever text it belongs to. In `Received` every key that is seen and is no
+    padding weighs the same, and in `Pool` every sequence. For `TopK` the means are those of its values. Memory does not
+    grow with the number of calls.
+    `state_dict()` gives sums and counts. The states of two runs, added key by key, are the state of both together.
+    If the model fails during a text, the layers before the failure have been added.
+    Raises a `ClearheadError` where a module's reductions or heads differ from those before, and a `ShapeError` where a
+    result has another shape: a `Pool` has ⌈L / ⌈L / size⌉⌉ cells, a number that depends on the length.
     """
 
     def __init__(self) -> None:
         self._sums: dict[str, list[Tensor]] = {}
         self._counts: dict[str, list[Tensor]] = {}
-        self._of: dict[str, Any] = {}  # by module, the reductions and heads that it has means of, where they are known
+        self._of: dict[str, Any] = {}  # by module, the reductions and heads of its means, where they are known
         self._lock = threading.Lock()
 
     def __getstate__(self) -> dict[str, Any]:  # a lock can't be copied
@@ -90,7 +91,7 @@ class Means:
 
     @property
     def counts(self) -> dict[str, tuple[Tensor, ...]]:
-        """By module, over how many queries, keys or sequences each mean is, for each head."""
+        """By module, the number of queries, keys or sequences in each mean, for each head."""
         return {name: tuple(c.reshape(len(c), -1)[:, 0] for c in counts) for name, counts in self._counts.items()}
 
     def state_dict(self) -> dict[str, Tensor]:
@@ -103,7 +104,7 @@ class Means:
         }
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Take these sums and counts in place of what is here. Raises a `ClearheadError` for what is no such state."""
+        """Replace all sums and counts by these. Raises a `ClearheadError` unless they are the state of a `Means`."""
         found: dict[str, dict[int, dict[str, Tensor]]] = {}
         for key, tensor in state.items() if isinstance(state, Mapping) else [(state, None)]:
             name, number, what = [*key.rsplit(":", 2), "", ""][:3] if isinstance(key, str) else ["", "", ""]

@@ -26,7 +26,7 @@ from clearhead.inspection.reductions.entropy import Entropy
 from clearhead.inspection.reductions.max_score import MaxScore
 from clearhead.inspection.reductions.sink_share import SinkShare
 from clearhead.models.table import Table
-from clearhead.models.tap import functions, own
+from clearhead.models.tap import functions
 from clearhead.models.tap.choice import Layers, check_layers
 from clearhead.models.tap.compiled import Interface
 from clearhead.models.tap.layers import LayerName, Site
@@ -38,6 +38,7 @@ from clearhead.models.tap.refused import (
     refuse_compiled_code,
     uncompiled,
 )
+from clearhead.models.tap.tap import own_source
 from clearhead.models.use.asked import Asked, asked_to_reduce
 from clearhead.models.use.recorder import Recorder
 from clearhead.models.use.reduced import ReducedCall
@@ -50,7 +51,8 @@ from clearhead.problem.unseen import seen
 class ToSinks(Reduction):
     """The share of each query's softmax that goes to its sequence's first key, and to its head's sink, if it has one.
 
-    Formula: p_i = w_if + 1 − Σ_j w_ij, f the first key that any query of the sequence may see. Gives (B, H, Lq).
+    Formula: p_i = w_if + 1 − Σ_j w_ij, where f is the first key that any query of the sequence may see. Result: (B, H,
+    Lq).
     """
 
     along = "queries"
@@ -65,7 +67,7 @@ class ToSinks(Reduction):
 
 
 def _first_key(problem: Problem) -> Tensor:
-    """(B or 1, Lk, 1): 1 for the first key that some query of the sequence may see."""
+    """A tensor (B or 1, Lk, 1) with 1 at the first key that some query of the sequence may see, and 0 elsewhere."""
     sizes = problem.sizes
     place = arange(sizes.keys, sizes.device)
     if problem.spans is None:
@@ -77,11 +79,11 @@ def _first_key(problem: Problem) -> Tensor:
 
 
 COLUMNS = ("entropy", "max_logit", "sink_share")
-KEEP = (Entropy(), MaxScore(), ToSinks())  # what a call is reduced by, in the order of the columns
+KEEP = (Entropy(), MaxScore(), ToSinks())  # the reductions of a call, in the order of the columns
 
 
 def of_heads(calls: list[ReducedCall]) -> dict[str, Tensor]:
-    """By module (H, 3), float64: over the queries that count, the mean, the largest and the mean."""
+    """The figures of each module, (H, 3), float64: mean entropy, largest logit and mean sink share of its queries."""
     totals: dict[str, Tensor] = {}
     for call in calls:
         total, before = _totals(call), totals.get(call.name)
@@ -90,14 +92,14 @@ def of_heads(calls: list[ReducedCall]) -> dict[str, Tensor]:
             total = before + total
             total[:, 1] = largest
         totals[call.name] = total
-    every = torch.cat(list(totals.values())).cpu()  # one wait for the device
+    every = torch.cat(list(totals.values())).cpu()  # the device is waited for once
     every[:, [0, 2]] /= every[:, 3:]
     parts = torch.split(every[:, :3], [len(total) for total in totals.values()])
     return {name: part.clone() for name, part in zip(totals, parts, strict=True)}
 
 
 def _totals(call: ReducedCall) -> Tensor:
-    """(H, 4): the sum of entropies, the largest logit, the sum of sink shares, and over how many queries."""
+    """A tensor (H, 4): the sum of entropies, the largest logit, the sum of sink shares, and the number of queries."""
     entropy, largest, share = (result.double() for result in call.results)
     uncounted = ~call.queries
     return torch.stack(
@@ -112,7 +114,7 @@ def _totals(call: ReducedCall) -> Tensor:
 
 
 def rows_of(step: int, found: dict[str, Tensor], layers: dict[str, LayerName]) -> Table:
-    """A row for each head: step, layer (the first, where several share the module), module, head, the three numbers."""
+    """A row for each head: step, layer (the first, where several share the module), module, head, and the figures."""
     each = (
         Table.of(
             {"step": step, "layer": layers[name].column, "module": name},
@@ -128,7 +130,7 @@ Callback = Callable[[int, Rows], Any]
 
 
 def monitor(model: nn.Module, every: int = 20, callback: Callback | Any = None, *, layers: Layers = None) -> Monitor:
-    """Watch the attention of a model that trains: of every head entropy, largest logit and sink share.
+    """Watch the attention of a model that trains: entropy, largest logit and sink share of every head.
 
     >>> import torch, torch.nn.functional as F, clearhead as ch
     >>> class Block(torch.nn.Module):
@@ -143,29 +145,31 @@ def monitor(model: nn.Module, every: int = 20, callback: Callback | Any = None, 
     0 Block 0 0.3466 0.75
     2 Block 0 0.3466 0.75
 
-    A step is a call of `model` in training mode (`model.train()`), the first is number 0; of `every` steps the first is
-    monitored. Calls in evaluation mode are neither counted nor monitored, nor is what a checkpoint computes again.
+    A step is a call of `model` in training mode (`model.train()`); the first step has the number 0. The first of every
+    `every` steps is monitored. Calls in evaluation mode, and layers that a checkpoint computes again, are neither
+    counted nor monitored.
     `model`: as for `watch`. `callback`: a function that is called after each monitored call of the model with the
-    step's number and its rows; or TensorBoard's `SummaryWriter`, or whatever has its `add_scalar`, which gets each
-    number as "entropy/layers.0.self_attn/3", the last being the head. `layers`: as for `watch`.
-    Gives a `Monitor`, which ends with the `with`, or by its `remove()`. With a callback it stays on the model until
-    then; one without a callback ends when it is let go, and warns if its table was never read.
+    step's number and its rows; or TensorBoard's `SummaryWriter`, or an object with the same `add_scalar`, which is
+    given each number under a tag such as "entropy/layers.0.self_attn/3", where 3 is the head. `layers`: as for `watch`.
+    Returns a `Monitor`, which ends with the `with`, or by its `remove()`. With a callback it stays on the model until
+    then. Without a callback it ends when it is no longer referenced, and warns if its table was never read.
 
-    Of each head, over the queries that see a key and are no padding, of all sequences of the batch:
+    The numbers of each head are over the queries of all sequences that see a key and are no padding:
     entropy: the mean of H_i = −Σ_j w_ij log w_ij, in nats (`Entropy`).
     max_logit: the largest score s_ij, as the softmax meets it (`MaxScore`).
-    sink_share: the mean of w_if + 1 − Σ_j w_ij: what goes to f, the sequence's first key, and to the head's own sink,
-    if it has one (`SinkShare`). A causal model's first query has no other key, and counts.
-    The weights are those before dropout. Outputs and gradients of training are bit-identical to those
-    without a monitor.
+    sink_share: the mean of w_if + 1 − Σ_j w_ij, the weight on f, the sequence's first key, and on the head's own sink,
+    if it has one (`SinkShare`). The first query of a causal model has no other key; it is included.
+    The weights are those before dropout. Outputs and gradients of training are the same to the bit as without a
+    monitor.
 
-    A model is compiled after its monitor is there: then the calls of transformers' attention interface are seen inside
-    compiled code, with fullgraph too. Other attention in it is not; a step in which none is seen is an error.
-    Warns once, without `layers`, of modules that computed a softmax in their own code: they are not monitored.
-    Raises a `ClearheadError` for a compiled model, for one whose classes the compiler has code for already, where a
-    step shows no attention, and at the end of a `with` in which no step was made, or no call by one of `layers`.
-    Cost: a monitored step has one pass more over the allowed pairs of each call, O(Lq + Lk) memory; any other step two
-    hooks, and with transformers one function a call. None after it is removed. 24 bytes a head and monitored step.
+    Compile the model after the monitor was made. Then calls of transformers' attention interface are seen inside
+    compiled code, with fullgraph too. Other attention in compiled code is not seen.
+    Without `layers`, it warns once of modules that computed a softmax in their own code, which are not monitored.
+    Raises a `ClearheadError` for a compiled model, for a model whose classes the compiler already has code for, for a
+    step in which no attention is seen, and at the end of a `with` without a step, or without a call by one of `layers`.
+    Cost: a monitored step has one more pass over the allowed pairs of each call, with O(Lq + Lk) memory, and 24 bytes
+    are kept for each head. Any other step runs two hooks, and with transformers one function for each call. After the
+    monitor is removed there is no cost.
     Sources: Zhai et al. 2023, "Stabilizing Transformer Training by Preventing Attention Entropy Collapse"; Dehghani et
     al. 2023, "Scaling Vision Transformers to 22 Billion Parameters" (logits); Gu et al. 2025, "When Attention Sink
     Emerges in Language Models" (first key).
@@ -196,10 +200,10 @@ def _as_function(callback: Any) -> Callback | None:
 
 
 class Monitor:
-    """What `clearhead.models.monitor` gives: what was seen so far, and the way to end it.
+    """The monitor that `clearhead.models.monitor` returns.
 
-    `table()`, the rows of all monitored steps; `diagnose()`, heads whose entropy collapses; `steps`, how many steps
-    were made; `remove()`, which ends it. Read it at any time; a `with` removes it at its end.
+    `table()`: the rows of all monitored steps. `diagnose()`: heads whose entropy collapses. `steps`: the number of
+    steps. `remove()`: end the monitor. It can be read at any time. A `with` removes it at its end.
     """
 
     def __init__(self, model: nn.Module, every: int, callback: Callback | None, asked: Asked) -> None:
@@ -207,11 +211,11 @@ class Monitor:
         self._callback, self._asked = callback, asked
         self._found: list[tuple[int, dict[str, Tensor]]] = []
         self._layers: dict[str, LayerName] = {}  # by module
-        self._sites: dict[Site, None] = {}  # where calls were made in any step
+        self._sites: dict[Site, None] = {}  # the layers that made calls in any step
         self._lock, self._here = threading.Lock(), _Here()
-        self._open, self._removed = 0, True  # monitored passes that run, in any thread; whether it sees no more
+        self._open, self._removed = 0, True  # monitored passes that run, in any thread; whether the monitor was removed
         self._line, self._used = caller(), callback is not None
-        self._told = False  # of modules that are not monitored
+        self._told = False  # whether it has warned of modules that are not monitored
         self._interface, self._installed = Interface(model), ExitStack()
         with ExitStack() as stack:
             stack.enter_context(self._interface.installed())
@@ -239,9 +243,9 @@ class Monitor:
         return Diagnosis(entropy_collapse.collapsed(self.table()), [entropy_collapse.LOOKS_FOR])
 
     def remove(self) -> None:
-        """End it; what was seen stays. Compiled code that it was a part of is compiled anew when it runs next.
+        """End the monitor; its rows stay. Compiled code that contains it is compiled anew when it next runs.
 
-        A monitored pass that runs in another thread is seen to its end.
+        A monitored pass that still runs in another thread is monitored to its end.
         """
         self._close()
         with self._lock:
@@ -259,7 +263,7 @@ class Monitor:
         return self
 
     def _stay(self) -> None:
-        """The model keeps it from here on, until it is removed."""
+        """Make the model keep this monitor until it is removed."""
         for hook, method in zip(self._hooks, (self._begin, self._end), strict=True):
             hook.calls(method)
 
@@ -276,7 +280,7 @@ class Monitor:
     def __del__(self) -> None:
         if getattr(self, "_removed", True) or sys.is_finalizing():
             return
-        if not replacing():  # else this runs inside of it, and the model's next call removes what was installed
+        if not replacing():  # else this runs inside a pass, and the model's next call removes the hooks
             self._installed.close()
         if self._used:
             return
@@ -290,7 +294,7 @@ class Monitor:
         return f"Monitor({self.steps} steps, {len(self._found)} of them monitored)"
 
     def _begin(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], compiled: bool) -> None:
-        self._close()  # of a pass that was interrupted
+        self._close()  # the record of a pass that was interrupted
         if self._removed or not module.training or in_backward():
             return
         with self._lock:
@@ -305,13 +309,13 @@ class Monitor:
                 "tensors have no values of their own to read. Remove the monitor, or train by backward()."
             )
         one = _Step(module, self._asked, here, step)
-        one.monitor = self  # which stays until the pass has ended
+        one.monitor = self  # the record stays until the pass has ended
         one.compiled = compiled or compiled_inside(module)
         with ExitStack() as stack:
-            if not one.compiled:  # compiled code would pause at what these put in place
+            if not one.compiled:  # compiled code would pause at a function mode
                 stack.enter_context(functions.source(one))
                 stack.enter_context(one.stack.entered())
-                stack.enter_context(own.source(one))
+                stack.enter_context(own_source(one))
             stack.enter_context(self._interface.recording(one))
             stack.enter_context(one.stack.running(module, args, kwargs))
             here.open = stack.pop_all()
@@ -322,7 +326,7 @@ class Monitor:
     def _end(self, module: nn.Module, args: Any, output: Any, compiled: bool) -> None:
         step = self._here.step
         self._close()
-        if step is None or output is None:  # not monitored, or it failed
+        if step is None or output is None:  # the pass was not monitored, or it failed
             return
         if not step.sites:
             raise ClearheadError(_nothing_seen(step))
@@ -330,7 +334,7 @@ class Monitor:
             self._told = True
             said = step.told_of_unread("monitored", "monitor(model, layers=…)")
             warnings.warn_explicit(said, UserWarning, *self._line)
-        if not step.reduced:  # none of the layers asked for: training may leave some out
+        if not step.reduced:  # none of the chosen layers: training may leave some out
             with self._lock:
                 self._sites |= step.sites
             return
@@ -357,7 +361,7 @@ class Monitor:
 
 
 def _weak(method: Callable[..., None], installed: ExitStack) -> Callable[..., None]:
-    """The method, without keeping its Monitor: after it is gone, the model's next call removes what was installed."""
+    """The method, without a reference to its Monitor. Once that is gone, the model's next call removes the hooks."""
     found = WeakMethod(method)
 
     def run(*args: Any, **kwargs: Any) -> None:
@@ -374,13 +378,13 @@ class _Here(threading.local):
     """The pass that runs in this thread."""
 
     def __init__(self) -> None:
-        self.passing = False  # one of the model's, monitored or not
+        self.passing = False  # a pass of the model, monitored or not
         self.step: _Step | None = None
-        self.open = ExitStack()  # what is in place for the step
+        self.open = ExitStack()  # closes the record of the step
 
 
 class _Step(Recorder):
-    """Records one pass; of other passes that run meanwhile in other threads it records nothing."""
+    """Records one pass, and nothing of other passes that run in other threads meanwhile."""
 
     compiled = False
     monitor: Monitor
@@ -396,10 +400,10 @@ class _Step(Recorder):
 
 
 class _Hook:
-    """A hook on the monitored model. A copy of the model, and what is saved of it, gets one that does nothing."""
+    """A hook on the monitored model. Copies of the model, and saved models, get a hook that does nothing."""
 
     def __init__(self, run: Callable[..., None] | None = None) -> None:
-        prepare_compiler(type(self).__call__)  # else it would compile this, and be asked for in its own code
+        prepare_compiler(type(self).__call__)  # else the compiler would compile this method too
         self.run: Callable[..., None] | None = None
         if run is not None:
             self.calls(run)

@@ -1,4 +1,4 @@
-"""A recorder at work inside a `with`, and what it says at the end of calls that it could not record."""
+"""A recorder at work inside a `with`, and its errors and warnings at the end for calls that it could not record."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Given = TypeVar("Given")
 
 
 def each_call(model: nn.Module, do: Callable[[AttentionCall], None], padding: Any) -> AbstractContextManager[Any]:
-    """Do this with each attention call when it happens, before anything can be written to; nothing is kept of it."""
+    """Call `each` with every attention call when it happens, before its tensors can be written to. Nothing is kept."""
     refuse_compiled(model)
     return recorded(Recorder(model, asked()._replace(each=do), checked(padding)), lambda recorder: None)
 

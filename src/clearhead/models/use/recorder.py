@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from copy import deepcopy
 from dataclasses import replace
 from types import NoneType
@@ -17,7 +18,9 @@ from clearhead.base.torch_private import any_autocast
 from clearhead.base.tracing import in_backward, unobserved
 from clearhead.base.versions import Versions
 from clearhead.biases.base import Bias
-from clearhead.explanation.modules.origin.ran import Origin
+from clearhead.explanation.modules.origin.layouts import SIDES
+from clearhead.explanation.modules.origin.ran import Layers, Origin, noted, ran
+from clearhead.explanation.modules.projection import Linear
 from clearhead.inspection.reductions.output import Output
 from clearhead.masks.base import Mask
 from clearhead.models.attention_call import AttentionCall
@@ -26,6 +29,7 @@ from clearhead.models.chain.cached import alone
 from clearhead.models.chain.caches import Caches, Call
 from clearhead.models.tap.keywords import NAME
 from clearhead.models.tap.layers import Site
+from clearhead.models.tap.modules import Notes, Running
 from clearhead.models.tap.padding import as_said, fits, of_call
 from clearhead.models.tap.patch import wrappers
 from clearhead.models.tap.place import BY_HEAD, Place, Separate
@@ -35,11 +39,9 @@ from clearhead.models.use.edits.changed import Change
 from clearhead.models.use.edits.edit import change_of, editing, unmasked
 from clearhead.models.use.edits.recorded import edited
 from clearhead.models.use.edits.spot import Unmasked
-from clearhead.models.use.origins import Origins, origin_of
 from clearhead.models.use.reduced import ReducedCall, reduced
 from clearhead.problem._recorded import RecordedMask
-from clearhead.problem.given import with_given
-from clearhead.problem.problem import Problem, as_score, make_problem
+from clearhead.problem.problem import Problem, as_score, make_problem, with_given
 from clearhead.problem.reads import tensors_in
 from clearhead.problem.record import Record, copied, frozen, now, record
 from clearhead.problem.words import Words
@@ -54,33 +56,33 @@ class Recorder(Receiver):
         self.reduced: list[ReducedCall] = []
         self.asked = asked
         self.seen = 0  # how many calls were recorded
-        self.padding = padding  # what was passed as watch(padding=)
-        self.fitted = False  # whether it fitted any call
+        self.padding = padding  # the argument of watch(padding=)
+        self.fitted = False  # whether the padding fitted any call
         self.sizes: set[tuple[int, int]] = set()  # (batch, keys) of the calls
-        self._runs: dict[int, int] = {}  # by the entry of the stack
+        self._runs: dict[int, int] = {}  # the number of each run, by the entry of the stack
         self._caches = Caches(asked.every)
         self._scores: dict[tuple[float | None, float | None], Dot] = {}
         self.stack.notes = Origins() if asked.values else None
 
     @property
     def values(self) -> bool:  # type: ignore[override]
-        return self._copies_values or self.asked.fuse or editing()  # an edit of the caller's own may read them
+        return self._copies_values or self.asked.fuse or editing()  # an edit of the caller's own may read values
 
     @property
     def idle(self) -> bool:
-        """Nothing to record: also where the call is of a run not asked for."""
-        # gradient checkpointing runs a module again in the backward pass: the same calls
+        """Whether nothing is to be recorded, such as in a run that was not asked for."""
+        # gradient checkpointing runs a module again in the backward pass, with the same calls
         return self._apart() or in_backward() or self.run % self.asked.every > 0
 
     @property
     def run(self) -> int:
-        """The number of this run of the model, among those that made a call."""
+        """The number of this run of the model, among the runs that made a call."""
         with self._lock:
             return self._runs.setdefault(self.stack.entry, len(self._runs))
 
     @property
     def copies(self) -> bool:
-        """Whether query and key are kept; else the call is reduced before they can be written to."""
+        """Whether query and key are kept. Otherwise the call is reduced before they can be written to."""
         return self.asked.keep is None and self.asked.each is None
 
     @property
@@ -119,7 +121,7 @@ class Recorder(Receiver):
         )
 
     def _score(self, call: DotCall) -> Dot:
-        """The score of a call; that of an earlier one, if it is the same: modules take time to make."""
+        """The score of a call: an earlier call's score if it is equal, since it takes time to make a module."""
         if not (type(call.scale) in (float, NoneType) and type(call.softcap) in (float, NoneType)):
             return call.score
         settings = call.scale, call.softcap
@@ -144,7 +146,7 @@ class Recorder(Receiver):
     def _change(
         self, problem: Problem, site: Site, value: Tensor | None, dropout_p: float, unmasked: Unmasked | None = None
     ) -> Change | None:
-        """What an edit changes of this call."""
+        """The change that an edit makes to this call; None where no edit changes it."""
         if not editing():
             return None
         module = next(
@@ -170,9 +172,9 @@ class Recorder(Receiver):
         origin: Origin | None = None,
         change: Change | None = None,
     ) -> Answer:
-        """Keep a call. `tensors`: query, key, and the value, if it is wanted. `score` and `mask`: what it came from.
+        """Keep a call. `tensors`: query, key, and the value, if it is wanted. `score`, `mask`: as the caller gave them.
 
-        `fresh`: the key is a copy already. `change`: what an edit changes of it, so that what ran is recorded.
+        `fresh`: the key is a copy already. `change`: the change that an edit makes; the edited call is recorded.
         """
         innermost, (query, key, value) = self.innermost, tensors
         problem = record.problem
@@ -242,17 +244,17 @@ class Recorder(Receiver):
             )
 
     def _decodes(self, name: str) -> bool:
-        """Whether a module is of the decoder of an encoder–decoder, whose own sequence is not the padded one."""
+        """Whether a module belongs to the decoder of an encoder–decoder: its own sequence is not the padded one."""
         config = getattr(self.stack.model, "config", None)
         return bool(getattr(config, "is_encoder_decoder", False)) and "decoder" in name.split(".")
 
 
 def _fused_value(call: DotCall, padding: Words | None) -> Tensor | None:
-    """The value of a call whose output can come from the pass of its statistics.
+    """The value of a call whose output can be computed in the same pass as its statistics; None for other calls.
 
-    Not where it has gradients, dropout, or a dtype that autocast chooses; nor with padding, which statistics leave out;
-    nor where a projection follows that is a part of the same function; nor on a backend that may give more, or other
-    outputs; nor where something else looks at the model's calls, which would not be made.
+    None is returned where the call has gradients, dropout, or a dtype that autocast chooses; with padding, which
+    statistics leave out; where the same function also computes a projection of the output; on a backend that may give
+    more, or other, outputs; and where another receiver looks at the model's calls, since the call would not be made.
     """
     query, key, value = call.query, call.key, call.value
     if value is None or call.dropout_p or padding is not None or any_autocast():
@@ -265,17 +267,17 @@ def _fused_value(call: DotCall, padding: Words | None) -> Tensor | None:
 
 
 def filled(problem: Problem, uniform: Tensor | None) -> int:
-    """How many keys are in use, by what is seen of them: a static cache has empty slots after them."""
+    """The number of keys in use, found from the keys that are seen. A static cache has empty slots after them."""
     if problem.edges is None or problem.sizes.queries >= problem.sizes.keys:
         return problem.sizes.keys
     stop = problem.edges[1]
-    if uniform is not None:  # these see the empty slots too
+    if uniform is not None:  # queries with uniform weights see the empty slots too
         stop = np.where(uniform[..., 0].cpu().numpy(), 0, stop)
     return int(stop.max(initial=0)) or problem.sizes.keys
 
 
 def read(problem: Problem, call: Arguments, copy: bool) -> tuple[Record, Tensor, Tensor, Score, Mask | None]:
-    """The record of a call, its query and key, and the score and the mask as given, over inputs not yet projected."""
+    """The record of a call; its query and key, before projections of the score; and its score and mask as given."""
     kept = record(problem._replace(sizes=problem.sizes._replace(leading=None)), copy=copy)
     scores, given = kept.problem.scores, as_score(call.score)
     if not copy:
@@ -293,7 +295,7 @@ def read(problem: Problem, call: Arguments, copy: bool) -> tuple[Record, Tensor,
 
 
 def _mask(given: Any, problem: Problem) -> Mask | None:
-    """A copy of the mask that a person gave; its spans, where it holds a matrix. None where it is a bias alone."""
+    """A copy of the given mask, or its spans where the mask holds a matrix; None where it is only a bias."""
     if problem.spans is None:
         return None
     few = 4 * (problem.sizes.queries + problem.sizes.keys) * problem.sizes.batch
@@ -303,8 +305,7 @@ def _mask(given: Any, problem: Problem) -> Mask | None:
 
 
 def _with_bias(problem: Problem, call: Arguments) -> Problem:
-    """The problem with a copy of the bias that a person gave: where it has steps to show, and is no larger than query
-    and key, of which there are copies too."""
+    """The problem with a copy of the given bias, if the bias has steps to show and is no larger than query and key."""
     added = with_given(problem, call.bias, call.mask).bias
     given = None if added is None else added.given
     if added is None or given is None or type(given).steps is Bias.steps or problem.by_function:
@@ -316,3 +317,34 @@ def _with_bias(problem: Problem, call: Arguments) -> Problem:
 
 def _numbers_in(given: Any) -> int:
     return sum(tensor.numel() for tensor in tensors_in(given))
+
+
+class Origins(Notes):
+    """Notes the layers that each module has run, with their inputs, so that `explain` can begin at them."""
+
+    def begun(self, kwargs: dict[str, Any]) -> Layers:
+        layers = Layers()
+        layers.turn(kwargs.get("position_embeddings"))
+        return layers
+
+    def ended(
+        self, around: Any, inside: Any, module: nn.Module, args: tuple[Any, ...], kwargs: Any, result: Any, name: str
+    ) -> None:
+        noted(around, module, args, kwargs, result, name)
+        around.add(name, inside)
+
+    def projected(self, inputs: Sequence[Tensor], weights: Sequence[Tensor], biases: Sequence[Tensor | None]) -> Origin:
+        layers = [
+            ran(f"in_proj, of {side},", Linear(weight.detach(), None if bias is None else bias.detach()), x)
+            for side, x, weight, bias in zip(SIDES, inputs, weights, biases, strict=True)
+        ]
+        return Origin(layers, len(layers))
+
+
+def origin_of(running: Running) -> Origin | None:
+    """The layers that may have made the inputs of the attention call that is made now."""
+    layers: Layers | None = running.noted
+    if layers is None:
+        return None
+    layers.attended = True
+    return Origin(layers, len(layers), layers.turns)

@@ -1,4 +1,4 @@
-"""What is kept of a call that is reduced when it happens."""
+"""The results that are kept of a call that is reduced when it happens."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ from clearhead.problem.words import ALL_WORDS, Words
 
 @dataclass(frozen=True, eq=False)
 class ReducedCall(Call):
-    """An attention call of a model, of which what reductions found is kept, and no query and no key.
+    """An attention call of a model: the results of reductions are kept, and no query and no key.
 
-    `results`: those of the reductions, in their order, each (B, H, …); `TopK` gives weight 0 and key −1 where there
-    are fewer keys than k. `shape`: (B, H, Lq, Lk), H the heads that were asked for; `heads`: their numbers. `name`,
-    `kind`, `backend`, `padding`, `run`: as in `AttentionCall`. `means` are over the queries that see a key and are no
-    padding, `queries`, bool (B, H, Lq), or the keys that are seen and are no padding, `keys`, bool (B, H, Lk), which is
-    there where a result counts keys.
+    `results`: the results in the order of the reductions, each (B, H, …); `TopK` gives weight 0 and key −1 where there
+    are fewer keys than k. `shape`: (B, H, Lq, Lk), where H is the number of chosen heads; `heads`: their numbers.
+    `name`, `kind`, `backend`, `padding`, `run`: as in `AttentionCall`. `queries`, bool (B, H, Lq): the queries that see
+    a key and are no padding. `keys`, bool (B, H, Lk): the keys that are seen and are no padding; None unless a result
+    has a number for each key. `means` are over these queries or keys.
     """
 
     name: str
@@ -58,19 +58,19 @@ class ReducedCall(Call):
     def weights(self) -> NoReturn:
         raise ClearheadError(
             f"{self.name} was reduced by statistics(…), so its query and key were not kept, and its weights cannot be "
-            "computed. Name all that you need in reductions, or use ch.watch(model)."
+            "computed. Name all statistics that you need in reductions, or use ch.watch(model)."
         )
 
     @property
     def means(self) -> tuple[Tensor, ...]:
-        """Each result's mean for a head, over the batch and the queries (or keys) that count: (H, …), float64.
+        """The mean of each result for each head, over the batch and the `queries` or `keys`: (H, …), float64.
 
-        Of a result of several tensors the mean of the first: of `TopK` that of its values. NaN where nothing counts.
+        A result of several tensors has the mean of the first: `TopK` that of its values. NaN where nothing is counted.
         """
         return tuple(total / count for total, count in self.sums())
 
     def sums(self) -> list[tuple[Tensor, Tensor]]:
-        """For each result its sum over all that counts, (H, …), and how many, (H, 1, …): float64, on the CPU."""
+        """For each result its sum over the `queries` or `keys`, (H, …), and their number, (H, 1, …), in float64."""
         return [self._sums(result, one) for result, one in zip(self.results, self.reductions, strict=True)]
 
     def _sums(self, result: Any, reduction: Reduction) -> tuple[Tensor, Tensor]:
@@ -84,7 +84,7 @@ class ReducedCall(Call):
         return values.masked_fill(~counted, 0.0).sum((0, 2)), counted.sum((0, 2)).double()
 
     def table(self) -> Table:
-        """A row for each head: what every call has, head, and each of `means` that is one number a head."""
+        """A row for each head: the columns of every call, the head, and each of `means` that is one number."""
         columns: dict[str, list[Any]] = {"head": list(self.heads)}
         for reduction, mean in zip(self.reductions, self.means, strict=True):
             name = type(reduction).__name__
@@ -98,20 +98,20 @@ class ReducedCall(Call):
 
 
 class Statistics(Calls[ReducedCall]):
-    """The attention calls of a model that `clearhead.models.statistics` reduces: of each its `results`."""
+    """The attention calls of a model that `clearhead.models.statistics` has reduced, each with its `results`."""
 
     def table(self) -> Table:
         """A row for each call and head, as `pandas.DataFrame` takes them.
 
-        Its columns: layer, run, module, kind, backend, queries, keys, head; and, by the name of its reduction, each of
-        `call.means` that is one number a head.
+        The columns: layer, run, module, kind, backend, queries, keys, head; and for each reduction whose mean is one
+        number for a head, a column with the reduction's name.
         """
         return Table(row for call in self.calls for row in call.table())
 
 
 @torch.no_grad()
 def reduced(call: AttentionCall, reductions: tuple[Reduction, ...], heads: Heads = None) -> ReducedCall:
-    """Reduce the weights of a call: all heads in one pass over them, or each run of heads that is asked for."""
+    """Reduce the weights of a call: all heads in one pass, or each run of neighbouring chosen heads in one pass."""
     problem, found = call.problem, []
     batch, count, queries, keys = problem.sizes.shape
     numbers = heads_of(heads, count, call.name, "statistics")
@@ -146,7 +146,7 @@ def reduced(call: AttentionCall, reductions: tuple[Reduction, ...], heads: Heads
 
 
 def _seen_keys(problem: Problem, words: Tensor | None, heads: tuple[int, ...]) -> Tensor:
-    """Which keys some query sees, and are no padding, (B, H, Lk): a cache has slots that nothing fills yet."""
+    """The keys that some query sees and that are no padding, bool (B, H, Lk). A cache may have empty slots."""
     batch, _, _, keys = problem.sizes.shape
     counted = torch.ones(batch, 1, keys, dtype=torch.bool, device=problem.query.device)
     if problem.spans is not None:
@@ -158,12 +158,12 @@ def _seen_keys(problem: Problem, words: Tensor | None, heads: tuple[int, ...]) -
 
 
 def _of_keys(reduction: Reduction, keys: int) -> Reduction:
-    """The same for no more keys than there are: a text may be shorter than k."""
+    """The reduction for at most as many keys as there are, since a text may be shorter than k."""
     return TopK(min(reduction.k, keys)) if type(reduction) is TopK and keys else reduction
 
 
 def _filled(result: Any, reduction: Reduction) -> Any:
-    """The largest weights with 0, and key −1, where there are fewer keys than k."""
+    """The largest weights, filled up with weight 0 and key −1 where there are fewer keys than k."""
     if type(reduction) is not TopK or result[0].shape[-1] == reduction.k:
         return result
     values, indices = result
@@ -172,7 +172,7 @@ def _filled(result: Any, reduction: Reduction) -> Any:
 
 
 def _together(parts: Any) -> Any:
-    """The results of runs of heads as one."""
+    """The results of all runs of heads, joined along the heads."""
     if isinstance(parts[0], tuple):
         return tuple(_together(each) for each in zip(*parts, strict=True))
     return parts[0] if len(parts) == 1 else torch.cat(parts, 1)

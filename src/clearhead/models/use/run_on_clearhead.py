@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterator
 from copy import copy
 from functools import partial
 from typing import Any
@@ -10,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from clearhead._attention import attention
-from clearhead.base.errors import ClearheadError, require
+from clearhead.base.errors import ClearheadError, UnsupportedError, require
 from clearhead.base.managers import in_with_statement
 from clearhead.base.tracing import compiling
 from clearhead.distributed import Layout
@@ -20,11 +22,15 @@ from clearhead.masks.causal import Causal
 from clearhead.masks.dense import DenseMask
 from clearhead.models.ranks.backend import attend, make_mask
 from clearhead.models.ranks.hook import Hook, remove
-from clearhead.models.ranks.refused import refuse
 from clearhead.models.tap.keywords import MASKED, NAME, RANKS, check_keywords, dot
 from clearhead.models.tap.masks import compact, converted
+from clearhead.models.tap.padding import parameters
 from clearhead.models.tap.told import documents, selected
 from clearhead.models.tap.transformers_private import takes_backends, takes_sdpa
+
+KNOWN_LAYERS = {"full_attention", "sliding_attention", "sparse", "dense"}
+OWN_POSITIONS = {"csm_depth_decoder_model"}  # though its forward has the name
+MIXING = re.compile(r"Mamba|SSM|Rwkv|RWKV|Recurrent|RgLru|LinearAttention|DeltaNet|ShortConv|Lightning|Retention")
 
 
 def run_on_clearhead(model: Any, *, layout: Layout | None = None) -> Any:
@@ -38,13 +44,13 @@ def run_on_clearhead(model: Any, *, layout: Layout | None = None) -> Any:
     torch.Size([1, 10, 64])
 
     `model`: a transformers model whose backend can be set (`set_attn_implementation`). It is changed, and returned;
-    this is no context manager, and in a `with` an error. `model.set_attn_implementation("sdpa")` sets it back.
-    The model gets copies of its configuration objects (`model.config` is another one after the call), so that other
-    models that were made from the same ones keep their backends; what you change later, change in `model.config`.
-    Softcaps, sinks, position biases, grouped heads, windows and padding are taken as the model gives them; pairs
-    that its masks exclude are skipped, and a mask is converted once for all layers. A query that sees nothing gets 0.
-    `layout`: which rank of a group holds which positions, such as `clearhead.distributed.ZigZag(length, group)`: then
-    the model is called on every rank with that rank's part of a batch, and gives the outputs of these positions:
+    this is no context manager, and raises an error in a `with`. `model.set_attn_implementation("sdpa")` sets it back.
+    The model gets copies of its configuration objects (`model.config` is another object after the call), so that other
+    models that were made from the same objects keep their backends. Make later changes in the new `model.config`.
+    Softcaps, sinks, position biases, grouped heads, windows and padding are taken as the model gives them. Pairs that
+    its masks exclude are skipped, and a mask is converted once for all layers. A query that sees nothing gets 0.
+    `layout`: which rank of a group holds which positions, such as `clearhead.distributed.ZigZag(length, group)`. With a
+    layout the model is called on every rank with that rank's part of a batch, and gives the outputs of its positions:
 
         ch.models.run_on_clearhead(model, layout=layout)
         part = ch.distributed.shard_batch(batch, layout)
@@ -52,13 +58,13 @@ def run_on_clearhead(model: Any, *, layout: Layout | None = None) -> Any:
 
     Every layer's attention is `clearhead.distributed.attention`, under the masks of the whole sequence: causal or
     bidirectional, sliding windows, padding, and packed documents, where the position ids of a causal model begin again.
-    All else is computed for each position by itself, so what pools, or reads the first token, is not that of the whole.
-    A layout is for one length; another call gives the model another layout, or none. Gradients of parameters are each
-    rank's terms of a sum: see `shard_batch`, with what DDP and FSDP need.
-    Raises a `ClearheadError` for anything else; and with a layout for a model whose positions meet elsewhere than in
-    attention, and in a call with `labels`, a cache, or without `position_ids`. Cost: as `attention`; with a layout the
-    ranks send each other position ids and attention masks once a call, and in each layer what
-    `clearhead.distributed.plan` shows.
+    All other layers compute each position by itself. So a layer that pools, or reads the first token, sees only this
+    rank's part. A layout is for one length; call this function again to give the model another layout, or none. The
+    gradients of parameters are each rank's terms of a sum: see `shard_batch`, also for DDP and FSDP.
+    Raises a `ClearheadError` for other models and layouts. With a layout it raises an error for a model whose positions
+    meet elsewhere than in attention, and in a call with `labels`, with a cache, or without `position_ids`. Cost: that
+    of `attention`. With a layout the ranks send each other position ids and attention masks once a call, and in each
+    layer the messages that `clearhead.distributed.plan` shows.
     """
     if in_with_statement():
         raise ClearheadError(
@@ -74,7 +80,7 @@ def run_on_clearhead(model: Any, *, layout: Layout | None = None) -> Any:
         )
     if layout is not None:
         check_layout(layout)
-        refuse(model, layout)
+        _refuse(model, layout)
     for backend in (NAME, MASKED):
         transformers.AttentionInterface.register(backend, partial(_attend, backend))
         made = partial(_mask, backend, transformers.masking_utils)
@@ -97,9 +103,9 @@ def run_on_clearhead(model: Any, *, layout: Layout | None = None) -> Any:
 
 
 def _own_configs(model: nn.Module, kind: type) -> None:
-    """Give the model and its layers copies of their configurations, which say what the backend is.
+    """Give the model and its layers copies of their configurations, which name the backend.
 
-    Models that were made from one configuration share it, and the backend set for one would be that of all.
+    Models that were made from one configuration share it, so the backend of one model would be that of all.
     """
     own: dict[int, Any] = {}
 
@@ -120,7 +126,7 @@ def _own_configs(model: nn.Module, kind: type) -> None:
 def _mask(backend: str, masks: Any, *args: Any, **kwargs: Any) -> Tensor | None:
     """The mask that SDPA or eager attention would get, with its normal form as an attribute.
 
-    In compiled code it can have no attribute: there it is bool, which holds the same.
+    In compiled code a tensor can have no such attribute; there the mask is a plain bool tensor.
     """
     if backend == MASKED:
         kwargs["allow_is_causal_skip"] = False
@@ -155,7 +161,7 @@ def _attend(
     narrower = _narrower(module, (*query.shape[:3], key.shape[2]), attention_mask is not None, kwargs)
     if narrower is not None:
         if attention_mask is None and kwargs.get("block_indices") is not None:
-            mask = None  # these are causal already, by the model's positions
+            mask = None  # such a mask is causal already, by the model's positions
         if isinstance(mask, Tensor):
             given = converted(mask.detach(), None)
             mask, bias = given.mask, given.bias if bias is None else bias if given.bias is None else bias + given.bias
@@ -175,9 +181,42 @@ def _attend(
 
 
 def _narrower(module: nn.Module, shape: tuple[int, int, int, int], masked: bool, kwargs: dict[str, Any]) -> Mask | None:
-    """The mask that the keywords give, beside the mask tensor."""
+    """The mask tensor, narrowed by the masks that the keywords give."""
     chosen = selected(module, kwargs, shape, masked)
     packed = documents(kwargs, shape[0], *shape[2:])
     if chosen is None:
         return packed
     return DenseMask(chosen) if packed is None else DenseMask(chosen) & packed
+
+
+def _refuse(model: Any, layout: Layout) -> None:
+    """Raise an error for a model that cannot be given this layout; the message has the reason."""
+    if empty := [rank for rank in range(layout.ranks) if not layout.count(rank)]:
+        raise ClearheadError(
+            f"{layout} gives rank {', '.join(map(str, empty))} no position, and models of transformers cannot be "
+            "called with none: use a layout with some for each rank, or a smaller group."
+        )
+    for why in _reasons(model):
+        raise UnsupportedError(
+            f"{type(model).__name__} cannot be given a layout: {why}. Its sequences cannot be shared out over ranks; "
+            "run it with run_on_clearhead(model), whole sequences on each rank."
+        )
+
+
+def _reasons(model: Any) -> Iterator[str]:
+    configs = list({id(part.config): part.config for part in model.modules() if hasattr(part, "config")}.values())
+    if any(getattr(config, "is_encoder_decoder", False) for config in configs):
+        yield "it has an encoder and a decoder, and cross attention between them"
+    if any(getattr(config, "token_dropout", False) for config in configs):  # ESM
+        yield "its token dropout scales embeddings by how many tokens of a sequence are masked"
+    if any(config.model_type in OWN_POSITIONS for config in configs):
+        yield "it reads no position_ids, and counts positions by itself"
+    kinds = {kind for config in configs for kind in getattr(config, "layer_types", None) or ()}
+    if kinds - KNOWN_LAYERS:
+        yield f"it has layers of the kind {', '.join(sorted(kinds - KNOWN_LAYERS))}"
+    for name, part in model.named_modules():
+        along = isinstance(part, nn.Conv1d) and part.kernel_size[0] > 1
+        if along or isinstance(part, nn.RNNBase) or MIXING.search(type(part).__name__):
+            yield f"its layer {name}, a {type(part).__name__}, mixes positions outside of attention"
+    if any("position_ids" not in parameters(part.forward) for part in (model, model.base_model)):
+        yield "its forward takes no position_ids, so each rank would count its positions from 0"

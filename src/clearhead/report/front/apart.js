@@ -41,7 +41,7 @@ export function drawDifference(canvas, { pool, limit, byQuery, byKey }, layout, 
   pen.strokeRect(left - 0.5, top - 0.5, across.length + 1, down.length + 1);
 
   /**
-   * For each cell of an axis the value of its tokens with the largest size, where it begins, and how thick it is.
+   * For each cell of an axis: the value of largest size among its tokens, its beginning, and its thickness.
    *
    * @param {Axis} axis
    * @param {Float64Array} values

@@ -11,7 +11,7 @@ import { percent } from "./words.js";
 export const ARCS = 5;
 
 /**
- * Adds a pair to the strongest ARCS, which are in order: [weight, query, key]. Equals stay in the order they came.
+ * Adds a pair [weight, query, key] to the ordered list of the strongest ARCS pairs. Equal weights keep their order.
  *
  * @param {WeightedPair[]} strongest
  * @param {number} weight
@@ -27,7 +27,8 @@ export function keepStrongest(strongest, weight, i, j) {
 }
 
 /**
- * Where an arc meets a token: its box within `over`; at the edge of its text, with `off`, where it is out of sight.
+ * The place where an arc meets a token: the token's box within `over`. A token out of sight has `off`, and a place at the
+ * edge of its text.
  *
  * @param {Prose} prose
  * @param {number} index
@@ -44,7 +45,7 @@ function meetingOf(prose, index, over) {
 }
 
 /**
- * The path of an arc, and where its label may stand: above or below the end that is not the chosen token.
+ * The path of an arc, and the possible places of its label: above or below the end that is not the chosen token.
  *
  * @param {Meeting} from
  * @param {Meeting} to
@@ -76,7 +77,7 @@ function arcBetween(from, to, labelled) {
 export function drawArcs(svg, pairs, view, proseOf) {
   const over = svg.getBoundingClientRect();
   /** @type {[number, number][]} */
-  const taken = []; // places of labels
+  const taken = []; // places of labels that are taken
   svg.replaceChildren();
   const labels = pairs.map(([weight, i, j], number) => {
     const from = meetingOf(proseOf("query"), i, over);

@@ -3,7 +3,7 @@
 import { make } from "../../base/front/dom.js";
 
 /**
- * A bar that is filled to so many hundredths of its width.
+ * A bar that is filled to a percentage of its width.
  *
  * @param {number} share
  * @param {string} [className]

@@ -1,8 +1,8 @@
 // ---- Tokens of bytes as the text that they stand for.
 
-export const special = /^(\[[A-Z]+\d*\]|<\/?[a-z_]+\d*>|<\|[^|]*\|>)$/; // a token of the tokenizer's own: [CLS], </s>, <|end|>
+export const special = /^(\[[A-Z]+\d*\]|<\/?[a-z_]+\d*>|<\|[^|]*\|>)$/; // a special token: [CLS], </s>, <|end|>
 
-/** Byte-level tokenizers write each byte as one sign: printable Latin-1 as itself, the others from U+0100 on. */
+/** Byte-level tokenizers write each byte as one sign: printable Latin-1 as itself, other bytes from U+0100 on. */
 const byteSigns = new Map();
 for (let byte = 0, next = 256; byte < 256; byte++) {
   const printable = (byte > 32 && byte < 127) || (byte > 160 && byte !== 173);
@@ -10,7 +10,7 @@ for (let byte = 0, next = 256; byte < 256; byte++) {
 }
 
 /**
- * The bytes of a token, or null where it is no bytes: a special token, or a word given as it is.
+ * The bytes of a token, or null where the token is not made of bytes: a special token, or a plain word.
  *
  * @param {string} token
  * @param {string} marking
@@ -23,7 +23,7 @@ function bytesOfToken(token, marking) {
 }
 
 /**
- * How many bytes the sign has that begins with this one in UTF-8; 0 where none does.
+ * The number of bytes of the UTF-8 sign that begins with this byte; 0 where none begins with it.
  *
  * @param {number} byte
  */
@@ -31,7 +31,7 @@ const lengthFrom = (byte) =>
   (byte < 0x80 ? 1 : byte < 0xc2 ? 0 : byte < 0xe0 ? 2 : byte < 0xf0 ? 3 : byte < 0xf5 ? 4 : 0);
 
 /**
- * The sign that begins at a place of some bytes, as [text, how many bytes]; ["", 1] where there is none.
+ * The sign that begins at a place of some bytes, as [text, number of bytes]; ["", 1] where no sign begins there.
  *
  * @param {number[]} bytes
  * @param {number} at

@@ -1,4 +1,4 @@
-// ---- Several tokens at once: their names in an address, and the mean of what they look at.
+// ---- Several tokens at once: their names in an address, and the mean of their weights.
 
 import { ARCS, keepStrongest } from "./arcs.js";
 import { breathe, countsOf, mayLook, weightOf } from "./weights.js";
@@ -25,7 +25,7 @@ export function rangesOf(positions) {
 }
 
 /**
- * The positions below `count` that an address names, in order; none where it is no such address.
+ * The positions below `count` that an address names, in order; none where the address is invalid.
  *
  * @param {string | null} text
  * @param {number} count
@@ -50,7 +50,7 @@ export const ADDRESS_OF_TOKENS = {
 };
 
 /**
- * The chosen tokens: those that were taken together, or the one.
+ * The chosen tokens: all that were chosen together, or the single one.
  *
  * @param {View} view
  */
@@ -96,7 +96,7 @@ export async function meanLook(head, view, tokens, wanted) {
 }
 
 /**
- * The same of one token whose look is known.
+ * The same for one token whose weights are known.
  *
  * @param {Look} given
  * @returns {Omit<Shading, "view" | "tokens">}

@@ -6,12 +6,12 @@ import { percent, times } from "./words.js";
 
 /** @import { Colours } from "../../base/front/theme.js" */
 
-// Less than uniform: never as far from the background as more.
+// Colours of less than uniform differ less from the background than colours of more.
 const below = { light: ["#ece5d8", "#ffffff"], dark: ["#302a20", "#1a1f28"] };
-const LEAST = 1 / 64; // times uniform: less is coloured as this
+const LEAST = 1 / 64; // times uniform: smaller multiples have the colour of this one
 
 /**
- * 256 colours that part at 128, uniform: less is below, more above.
+ * 256 colours: 128 is uniform, smaller steps are less than uniform, larger ones more.
  *
  * @param {"light" | "dark"} name
  */
@@ -49,7 +49,7 @@ export class Scale {
   }
 
   /**
-   * The number that is coloured: of a weight in the row of a query that sees `count` keys.
+   * The coloured number of a weight in the row of a query that sees `count` keys.
    *
    * @param {number} weight
    * @param {number} count
@@ -59,7 +59,7 @@ export class Scale {
   }
 
   /**
-   * The step, 0 to 255, of such a number.
+   * The step, 0 to 255, of a coloured number.
    *
    * @param {number} value
    */
@@ -84,7 +84,7 @@ export class Scale {
   }
 
   /**
-   * Numbers worth a mark on the legend, with their words.
+   * The numbers that the legend marks, with their words.
    *
    * @returns {[number, string][]}
    */

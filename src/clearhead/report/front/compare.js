@@ -1,4 +1,4 @@
-// ---- Two heads beside each other: what one attends to more than the other.
+// ---- Two heads beside each other: the differences of their weights.
 
 import { ARROWS, make, penOf } from "../../base/front/dom.js";
 import { grouped } from "../../base/front/numbers.js";
@@ -21,7 +21,7 @@ import { pairName, percent, plural, signed } from "./words.js";
  */
 
 /**
- * A side of the comparison from the address: a head, `pins`, the average of those, or `uniform`.
+ * A side of the comparison from the address: a head, `pins` for the average of the pinned heads, or `uniform`.
  *
  * @param {string | null} text
  * @param {Heads} run
@@ -52,7 +52,7 @@ export class ComparePane {
     this.page = page;
     this.canvas = page.find("apart", HTMLCanvasElement);
     this.job = 0;
-    this.wanted = ""; // what is compared, or is about to be
+    this.wanted = ""; // the comparison that is shown, or is being computed
     /** @type {Compared | null} */
     this.found = null;
     page.find("swap").addEventListener("click", () => page.choose({ a: page.view.b, b: page.view.a }));
@@ -65,14 +65,14 @@ export class ComparePane {
     this.canvas.addEventListener("keydown", (event) => this.move(event));
   }
 
-  /** What is compared. */
+  /** The comparison that is shown. */
   get made() {
     if (!this.found) throw new Error("nothing is compared yet");
     return this.found;
   }
 
   /**
-   * The promise of a side: its name, and the heads that it is the mean of; uniform attention has none.
+   * The promise of a side: its name, and the heads whose mean it is; uniform attention has no heads.
    *
    * @param {string} side
    * @returns {Promise<Side>}
@@ -85,7 +85,7 @@ export class ComparePane {
   }
 
   /**
-   * The words of the first head's texts, each with that which the other side has in its place, where that is another.
+   * The words of the first head's texts, each with the other side's word in its place, where the words differ.
    *
    * @param {Head} head
    * @param {Head} other
@@ -108,7 +108,7 @@ export class ComparePane {
   }
 
   /**
-   * A pair of the texts that are compared in those of the chosen head, or back (`way` 1); null where it is not there.
+   * A pair of the compared texts as a pair of the chosen head's texts, or back (`way` 1); null where it has none.
    *
    * @param {Partial<Pair> | null} pair
    * @param {number} [way]
@@ -128,7 +128,7 @@ export class ComparePane {
     return (found.i ?? 0) < 0 || (found.j ?? 0) < 0 ? null : found;
   }
 
-  /** The divergence of each query, their mean, the pairs that differ most, and where the map is on its canvas. */
+  /** The divergence of each query, the mean, the pairs that differ most, and the place of the map on its canvas. */
   get numbers() {
     const { layout, difference: { byQuery, mean, compared, largest } } = this.made;
     const { left, top, across: { cell } } = layout;
@@ -232,7 +232,7 @@ export class ComparePane {
   }
 
   /**
-   * The weights of a pair on both sides; NaN where a text has it not.
+   * The weights of a pair on both sides; NaN where a text does not have the pair.
    *
    * @param {number} i
    * @param {number} j
@@ -249,7 +249,7 @@ export class ComparePane {
   }
 
   /**
-   * Chooses a pair; of another text, with the first head that is compared.
+   * Chooses a pair. Where the chosen head has another text, the first compared head is chosen too.
    *
    * @param {FullPair | null} pair
    */
@@ -282,7 +282,7 @@ export class ComparePane {
   }
 
   /**
-   * Draws the differences, with the words and the frame of the pair that is looked at.
+   * Draws the differences, with the words and the frame of the current pair.
    *
    * @param {Pair} given
    * @param {Pair | null} [hovered]
@@ -305,7 +305,7 @@ export class ComparePane {
   }
 
   /**
-   * The pair that is looked at, in words.
+   * The current pair in words.
    *
    * @param {FullPair | null} pair
    */

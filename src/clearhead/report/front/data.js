@@ -8,7 +8,7 @@ import { breathe, rowsOf } from "./weights.js";
  * } from "./types.d.ts"
  */
 
-const PLACES = 8; // the most arrays of a block: where one stands is 8 * block + place
+const PLACES = 8; // the largest number of arrays in a block: the place of an array is 8 * block + its place in the block
 const plainArrays = [Uint8Array, Int32Array, Float32Array, Float64Array];
 
 /**
@@ -32,7 +32,7 @@ export function arraysOf(buffer) {
 }
 
 /**
- * Whole multiples of a step for each column, as float32 row by row: see `multiples` in `_blocks.py`.
+ * The numbers of an array of whole multiples of steps, as float32 row by row: see `multiples` in `_blocks.py`.
  *
  * @param {ArrayBuffer} buffer
  * @param {number} start
@@ -43,7 +43,7 @@ function multiplesOf(buffer, start) {
   const bytes = new Uint8Array(buffer, start + 16 + 8 * columns);
   const numbers = new Float32Array(rows * columns);
   const count = rows * columns;
-  const together = 256; // rows, so that what is written stays in the cache
+  const together = 256; // a few rows at a time, so that they stay in the cache
   for (let top = 0; top < rows; top += together) {
     const below = Math.min(rows, top + together);
     for (let column = 0; column < columns; column++) {
@@ -81,7 +81,7 @@ function bytesOf(base64) {
 }
 
 /**
- * The promise of what was deflated, as an ArrayBuffer.
+ * The promise of the inflated bytes, as an ArrayBuffer.
  *
  * @param {BlobPart} bytes
  */
@@ -89,7 +89,7 @@ const unpacked = (bytes) =>
   new Response(new Blob([bytes]).stream().pipeThrough(new DecompressionStream("deflate"))).arrayBuffer();
 
 /**
- * The data that stand in a page: its metadata at once, a block when it is asked for.
+ * The data in a page: the metadata at once, and a block when it is asked for.
  *
  * @param {Document} page
  * @returns {DataSource}
@@ -111,7 +111,7 @@ export function embeddedSource(page) {
 }
 
 /**
- * The data as binary messages: `ask(number)` is the promise of the bytes of a block.
+ * The data from binary messages: `ask(number)` is the promise of the bytes of a block.
  *
  * @param {Meta} meta
  * @param {(number: number) => Promise<BlobPart>} ask
@@ -119,7 +119,7 @@ export function embeddedSource(page) {
  */
 export const messageSource = (meta, ask) => ({ meta, block: async (number) => unpacked(await ask(number)) });
 
-/** What a page shows. `source`: its `meta`, and `block(number)`, the promise of an ArrayBuffer. */
+/** The data of a page. `source`: its `meta`, and `block(number)`, the promise of an ArrayBuffer. */
 export class Run {
   /** @param {DataSource} source */
   constructor(source) {
@@ -138,7 +138,7 @@ export class Run {
       ...layer,
       heads: layer.heads.map((head) => ({ ...head, measures: this.named(head.measures) })),
     }));
-    this.first = distinctive ?? { layer: 0, head: 0 }; // what the page opens on
+    this.first = distinctive ?? { layer: 0, head: 0 }; // the head on which the page opens
     this.source = source;
     /** @type {Map<number, Promise<Numbers[]>>} */
     this.blocks = new Map();
@@ -147,7 +147,7 @@ export class Run {
   }
 
   /**
-   * The measures of a head by their names: [value, that of uniform attention, the key that is meant or null].
+   * The measures of a head by their names: [value, uniform attention's value, the key of the measure or null].
    *
    * @param {(MeasureFigure | 0)[] | undefined} values
    */
@@ -161,7 +161,7 @@ export class Run {
   }
 
   /**
-   * The promise of the array that stands at a place.
+   * The promise of the array at a place.
    *
    * @param {number} place
    * @returns {Promise<Numbers>}
@@ -171,7 +171,7 @@ export class Run {
   }
 
   /**
-   * The promise of the block in which a place is.
+   * The promise of the block that contains a place.
    *
    * @param {number} place
    */
@@ -183,7 +183,7 @@ export class Run {
   }
 
   /**
-   * The promise of an array that stands in one part or in several; null for one that there is not.
+   * The promise of an array that is stored in one part or in several; null where there is no array.
    *
    * @param {Places | null | undefined} places
    * @returns {Promise<Numbers | null>}
@@ -199,7 +199,7 @@ export class Run {
     for (const [number, part] of parts.entries()) {
       whole.set(part, at);
       const block = await this.block(places[number]);
-      block[places[number] % PLACES] = whole.subarray(at, at += part.length); // it is held once
+      block[places[number] % PLACES] = whole.subarray(at, at += part.length); // so that it is held once
     }
     return whole;
   }
@@ -215,7 +215,7 @@ export class Run {
   }
 
   /**
-   * The promise of what is known of it before its query and key are read: see `readAfar`.
+   * The promise of a head before its query and key are read: see `readAfar`.
    *
    * @param {number} layerIndex
    * @param {number} headIndex
@@ -277,7 +277,7 @@ async function readAfar(run, layer, headIndex) {
  */
 async function readHead(run, head) {
   const { parts, keys } = head;
-  // in turn: each takes several times its room
+  // one after the other: unpacking takes several times the room
   const query = await run.joined(parts.query);
   const key = await run.joined(parts.key);
   const weight = await run.joined(parts.weight);
@@ -287,7 +287,7 @@ async function readHead(run, head) {
   const dense = parts.dense ? { ...parts.dense, values: await run.array(parts.dense.values) } : null;
   const tiles = await tilesOf(run, parts.tiles, keys);
   const holes = await tilesOf(run, parts.holes, keys);
-  const none = new Float32Array(0); // of a score that was given as it is
+  const none = new Float32Array(0); // of a score that was given as a matrix
   const read = Object.assign(head, { query: query ?? none, key: key ?? none, weight, scores, relative, values, dense, tiles, holes });
   const { logsumexp, entropy, received } = read;
   if (logsumexp && entropy && received) return Object.assign(read, { logsumexp, entropy, received });

@@ -1,4 +1,4 @@
-// ---- How far two rows of weights are apart. The formulas of `compare` in Python, in float64.
+// ---- The divergence of two rows of weights. The formulas of `compare` in Python, in float64.
 
 import { lastOf } from "../../base/front/numbers.js";
 import { breathe, mayLook, weightOf } from "./weights.js";
@@ -6,14 +6,15 @@ import { plural } from "./words.js";
 
 /** @import { ApartPair, Difference, Head, Heads, Layer, Side } from "./types.d.ts" */
 
-const MOST_PAIRS = 2 ** 22; // that are computed: of longer texts every second, third, … query is compared
-const ROUNDING = 0.001; // that a row without a sink may lack to 1
-const LARGEST = 12; // differences that are listed
+const MOST_PAIRS = 2 ** 22; // the most pairs that are computed: of longer texts every second, third, … query is compared
+const ROUNDING = 0.001; // the most by which a row without a sink may be below 1
+const LARGEST = 12; // how many differences are listed
 
 /**
- * JS(p, q) = ½ Σ_j (p_j log p_j/m_j + q_j log q_j/m_j), m = (p + q) / 2, in nats: 0 to log 2. What p and q lack to
- * 1 is one key more: the share of a sink, where there is one (`rest`), and what goes to padding. p/m = 1 + (p − q)/(p + q),
- * so that nearly equal weights keep their digits; and 2p/(p + q), so that a weight far below the other keeps its own.
+ * JS(p, q) = ½ Σ_j (p_j log p_j/m_j + q_j log q_j/m_j), m = (p + q) / 2, in nats: 0 to log 2. The
+ * weight that p and q lack to 1 counts as one more key: the share of a sink, where there is one (`rest`), and of padding.
+ * p/m is computed as 1 + (p − q)/(p + q), so that nearly equal weights keep their digits, and as 2p/(p + q) where one
+ * weight is far below the other, so that it keeps its own.
  *
  * @param {Float64Array} p
  * @param {Float64Array} q
@@ -49,7 +50,7 @@ function jensenShannon(p, q, rest) {
 }
 
 /**
- * Where the tokens of one text stand in another, −1 for those that it has not; null where each has its own place.
+ * The places of the tokens of one text in another, −1 for a token that the other lacks; null where all places are equal.
  *
  * @param {Heads} run
  * @param {number} from
@@ -68,7 +69,7 @@ export function placesAcross(run, from, to) {
 }
 
 /**
- * A head whose `rows` and `columns` say where the queries and keys of another layer stand in its own texts.
+ * A head whose `rows` and `columns` are the places of another layer's queries and keys in its own texts.
  *
  * @param {Heads} run
  * @param {Layer} given
@@ -95,8 +96,8 @@ export const inText = (places, at) => (places ? places[at] : at);
 export const weightBeside = (head, i, j) => weightOf(head, inText(head.rows, i), inText(head.columns, j));
 
 /**
- * Why two sides cannot be compared, or null. A side: `heads`, of which it is the mean, each a `headBeside` of the first of
- * all, whose texts are compared; `uniform`, no heads.
+ * The reason why two sides cannot be compared, or null. A side is the mean of its `heads`, each a `headBeside` of the
+ * first head of all, whose texts are compared; the side `uniform` has no heads.
  *
  * @param {Side} a
  * @param {Side} b
@@ -132,7 +133,7 @@ function rowOf(side, i, seen) {
 }
 
 /**
- * Whether all texts have query i, or key j.
+ * Whether all texts have query i. `haveKey`: whether all have key j.
  *
  * @param {Head[]} heads
  * @param {number} i
@@ -146,8 +147,8 @@ export const haveQuery = (heads, i) => heads.every(({ rows }) => inText(rows, i)
 export const haveKey = (heads, j) => heads.every(({ columns }) => inText(columns, j) >= 0);
 
 /**
- * Which keys query i may see, 0 or 1, of those that all texts have; null where it sees none, or the masks of the heads
- * differ.
+ * The keys, of those that all texts have, that query i may see, as 0 or 1; null where it sees none, or the masks of the
+ * heads differ.
  *
  * @param {Head[]} heads
  * @param {number} i
@@ -189,9 +190,9 @@ export async function differenceOf(a, b, perRow, perColumn, wanted) {
   const rest = heads.some(({ sink, rows }) => rows || (sink !== null && sink !== undefined));
   /** @type {ApartPair[]} */
   let largest = [];
-  let least = 0; // of the listed
+  let least = 0; // the smallest of the listed differences
   let leftOut = 0;
-  let alone = 0; // queries that one text has
+  let alone = 0; // the number of queries that only one text has
   let since = performance.now();
   for (let i = 0; i < queries; i += step) {
     if (!haveQuery(heads, i)) {

@@ -1,4 +1,4 @@
-// ---- The same pair in all heads that read the same texts: one square a head, computed when asked for.
+// ---- The same pair in all heads that read the same texts: one square for each head, computed when it is asked for.
 
 import { everyIn, make } from "../../base/front/dom.js";
 import { Scale } from "./colour.js";

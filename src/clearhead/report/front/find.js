@@ -10,7 +10,7 @@ import { grouped } from "../../base/front/numbers.js";
  */
 
 /**
- * The runs of tokens, [first, last], that hold what is sought, whatever its case.
+ * The runs of tokens, [first, last], that contain the sought text in upper or lower case.
  *
  * @param {Word[]} words
  * @param {string} sought

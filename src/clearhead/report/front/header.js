@@ -1,4 +1,4 @@
-// ---- The head of the page: what is opened, and the choices that hold for all panes.
+// ---- The head of the page: the shown layer and head, and the choices that hold for all panes.
 
 import { everyIn } from "../../base/front/dom.js";
 import { headName } from "./names.js";
@@ -35,7 +35,7 @@ export class HeaderPane {
 }
 
 /**
- * What a head gives its sink, over the queries that see something.
+ * The mean share that a head gives its sink, over the queries that see something.
  *
  * @param {Afar} head
  */

@@ -1,4 +1,4 @@
-// ---- All heads: what each does, and the choice among them.
+// ---- All heads: their measures, and the choice of one.
 
 import { closestTo, everyIn, make, withModifier } from "../../base/front/dom.js";
 import { HeadList, HeadScatter } from "./heads_list.js";
@@ -47,7 +47,7 @@ function fits(page, place, typed) {
     /^(l\d+′?)?(h\d+)?$/.test(word) ? [row, head, row + head].includes(word) : about.includes(word) || name === word));
 }
 
-/** `Pins`: the class of what is pinned and compared. */
+/** `Pins`: the class of the pinned and the compared heads. */
 export class HeadsPane {
   /**
    * @param {PageOfHeads} page

@@ -57,7 +57,7 @@ export class HeadList {
 const WAYS = { ArrowRight: 1, ArrowDown: 1, ArrowLeft: -1, ArrowUp: -1, Home: -Infinity, End: Infinity };
 
 /**
- * Arrow keys to the one before and after.
+ * Arrow keys choose the head before or after.
  *
  * @param {KeyboardEvent} event
  * @param {ShadowRoot} root

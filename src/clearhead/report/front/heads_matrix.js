@@ -46,7 +46,7 @@ export class HeadMatrix {
     this.cells = [];
     /** @type {{ grid: HTMLElement, heading: HTMLElement, most: number, own: HeadPlace[] }[]} */
     this.grids = [];
-    this.drawn = ""; // what it was drawn for
+    this.drawn = ""; // the state that was drawn
     this.maps = false;
     for (const role of new Set(page.run.layers.map(roleOf))) this.build(role);
     this.box.addEventListener("keydown", (event) => this.move(event));
@@ -163,7 +163,7 @@ export class HeadMatrix {
     }
   }
 
-  /** The chosen head has the mark, and is where the Tab key comes to. */
+  /** The chosen head has the mark, and receives the focus of the Tab key. */
   mark() {
     const { layer, head } = this.pane.page.view;
     for (const place of this.pane.places) {

@@ -1,4 +1,4 @@
-// ---- The most distinctive heads, what the chosen measure is, and what its colours mean.
+// ---- The most distinctive heads, the meaning of the chosen measure, and of its colours.
 
 import { make } from "../../base/front/dom.js";
 import { Scale } from "./colour.js";
@@ -52,7 +52,7 @@ export class HeadsTop {
     }));
   }
 
-  /** What the colours of the squares mean, or of the small maps. */
+  /** The meaning of the colours of the squares, or of the small maps. */
   explain() {
     const { page, measure, places } = this.pane;
     const { dark } = page.theme;

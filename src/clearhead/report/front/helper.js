@@ -9,7 +9,7 @@ import { breathe } from "./weights.js";
 const KEPT = 3; // heads in the worker
 
 /**
- * What the worker needs of a head, as a copy that can be given away, and the buffers of it.
+ * The parts of a head that the worker needs, as a copy that can be transferred, and the buffers of the copy.
  *
  * @param {Weighed} head
  * @returns {{ copy: Weighed, moved: ArrayBufferLike[] }}
@@ -40,7 +40,7 @@ function copyOf(head) {
 export class Helper {
   constructor() {
     /** @type {Map<number, { head: Weighed, asked: Asked, resolve: (found: Answer) => void }>} */
-    this.waiting = new Map(); // id: what was asked, and how to answer it
+    this.waiting = new Map(); // by id: the question, and the functions that answer it
     /** @type {number[]} */
     this.kept = []; // heads in the worker, last used last
     /** @type {WeakMap<Weighed, number>} */
@@ -58,12 +58,12 @@ export class Helper {
         this.alone();
       };
     } catch {
-      this.worker = null; // not allowed here
+      this.worker = null; // workers are not allowed here
     }
   }
 
   /**
-   * The promise of an answer; null when it was taken back. `id` takes it back: `helper.stop(id)`.
+   * The promise of an answer; null when the question was taken back by `helper.stop(id)`.
    *
    * @param {Weighed} head
    * @param {Asked} asked
@@ -112,7 +112,7 @@ export class Helper {
       for (const first of this.kept.splice(0, this.kept.length - KEPT)) tell(worker, { job: "forget", number: first });
       tell(worker, { job: "answer", id, number, asked });
     } catch {
-      this.alone(); // what cannot be copied
+      this.alone(); // the head cannot be copied
     }
   }
 

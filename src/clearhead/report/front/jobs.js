@@ -1,11 +1,11 @@
-// ---- What is computed beside the page, or on it where there is no worker.
+// ---- The computations that a worker does, or the page where there is no worker.
 
 import { placeInRow, tileOf } from "./tiles.js";
 
 /** @import { Answer, Asked, Weighed } from "./types.d.ts" */
 
 /**
- * The promise of what is asked of a head: a tile, or where a pair stands in its row.
+ * The promise of the answer to a question about a head: a tile, or the rank of a pair in its row.
  *
  * @param {Weighed} head
  * @param {Asked} asked

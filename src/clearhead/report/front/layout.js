@@ -1,20 +1,20 @@
-// ---- Where things are on the map, in device pixels. No drawing here.
+// ---- The geometry of the map, in device pixels. Nothing is drawn here.
 
 import { weightsOf } from "./tiles.js";
 
 /** @import { Afar, FullPair, Head, MapScale, Names, Pair, Word } from "./types.d.ts" */
 
-export const SMALLEST_LABELLED = 12; // CSS pixels of a cell that a token's label fits beside
+export const SMALLEST_LABELLED = 12; // CSS pixels of a cell beside which a token's label fits
 const LARGEST_CELL = 44; // CSS pixels: a text of few tokens does not fill the screen
 const MOST_EXACT = 16; // weights a pixel side that are computed where there is a map from afar
-export const BARS = 36; // CSS pixels for the bars above the map, and at its right
+export const BARS = 36; // CSS pixels for the bars above the map, and to its right
 const LABEL_SIGNS = 12; // a label is cut to this many signs
 
 /** @type {WeakMap<Word[], number>} the most signs in a token of a text */
 const longest = new WeakMap();
 
 /**
- * The most signs in a token of a text, as far as a label shows them.
+ * The largest number of signs in a token of a text, at most as many as a label shows.
  *
  * @param {Word[]} words
  * @param {number} width
@@ -53,7 +53,7 @@ function scalesOf(count, room, ratio, afar) {
   return scales;
 }
 
-/** One side of the map: its scales, which of them is seen, and the pixel of the whole at which the picture begins. */
+/** One side of the map: its scales, the current scale, and the pixel of the whole at which the picture begins. */
 export class Axis {
   /**
    * @param {number} count
@@ -130,7 +130,7 @@ export class Axis {
   }
 
   /**
-   * Takes another scale; what is under a pixel stays there.
+   * Changes the scale. The token under a pixel stays there.
    *
    * @param {number} at
    * @param {number} pixel
@@ -142,7 +142,7 @@ export class Axis {
   }
 
   /**
-   * The scale next to so many pixels a token.
+   * The scale nearest to this number of pixels for each token.
    *
    * @param {number} pixels
    */
@@ -153,7 +153,7 @@ export class Axis {
   }
 
   /**
-   * Shows the tokens from `first` to before `last`, as large as they fit.
+   * Shows the tokens from `first` to before `last` at the largest scale that fits them.
    *
    * @param {number} first
    * @param {number} last
@@ -167,7 +167,7 @@ export class Axis {
   }
 
   /**
-   * Moves as little as shows token `index`.
+   * Moves by the smallest distance that shows token `index`.
    *
    * @param {number} index
    */
@@ -194,7 +194,7 @@ export class Layout {
     const right = Math.round((!head.entropy ? 2 : width < 480 ? 22 : BARS) * ratio);
     this.right = right;
     this.left = Math.round(room(names[0]) * ratio);
-    this.words = Math.round(room(names[1]) * ratio); // the room of the words above
+    this.words = Math.round(room(names[1]) * ratio); // the room for the words above
     this.top = this.words + Math.round(BARS * ratio);
     const acrossRoom = Math.max(40, Math.floor((width - 2) * ratio) - this.left - right);
     const downRoom = Math.max(40, Math.floor(tallest * ratio) - this.top);
@@ -214,18 +214,18 @@ export class Layout {
     return [this.down, this.across].every((axis) => axis.at === axis.scales.length - 1);
   }
 
-  /** Each cell one pair? */
+  /** Whether each cell is one pair. */
   get single() {
     return this.down.per === 1 && this.across.per === 1;
   }
 
-  /** The longer side leads: the other is no smaller than it, and no larger than its tokens need. */
+  /** The longer side leads. The other side is no smaller than it, and no larger than its tokens need. */
   get lead() {
     return this.across.count >= this.down.count ? this.across : this.down;
   }
 
   /**
-   * Takes another of the lead's scales; what is under a point of the picture stays there.
+   * Changes to another scale of the leading side. The pair under a point of the picture stays there.
    *
    * @param {number} to
    * @param {number} x
@@ -241,7 +241,7 @@ export class Layout {
   }
 
   /**
-   * The scale of about `factor` times the size: another one, where there is one.
+   * The scale of about `factor` times the size, different from the current one where there is another.
    *
    * @param {number} factor
    */
@@ -251,7 +251,7 @@ export class Layout {
     return to === lead.at ? lead.at + Math.sign(factor - 1) : to;
   }
 
-  /** What is seen, as it stands in an address; null for the whole. */
+  /** The part in sight, as an address holds it; null for the whole. */
   get address() {
     return this.whole ? null : [this.down, this.across].flatMap((axis) => {
       const first = Math.round(axis.offset / axis.cell) * axis.per;

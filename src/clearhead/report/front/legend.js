@@ -1,4 +1,4 @@
-// ---- What the colours mean.
+// ---- The meaning of the colours.
 
 import { make, penOf } from "../../base/front/dom.js";
 import { lastOf } from "../../base/front/numbers.js";

@@ -32,7 +32,7 @@ export class Lens {
   }
 
   /**
-   * Shows the pairs around one, in a place that does not hide the pair's own.
+   * Shows the pairs around a pair, in a place that does not hide the pair on the map.
    *
    * @param {Shown} given
    * @param {FullPair} given
@@ -126,7 +126,7 @@ export class Lens {
   }
 
   /**
-   * In a corner of the map's box that is clear of the pair, where it is as long as it can; else under the map.
+   * Places the lens in the longest corner of the map's box that leaves the pair free, or under the map.
    *
    * @param {Layout} layout
    * @param {number} i

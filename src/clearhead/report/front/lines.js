@@ -11,14 +11,14 @@ import { nameOf, percent, plural, shortened } from "./words.js";
  */
 
 const ROW = 15; // CSS pixels of a token
-const WHOLE_COLUMN = 100; // so many tokens are shown at full height; of more, a box scrolls
+const WHOLE_COLUMN = 100; // up to so many tokens are shown at full height; with more, a box scrolls
 const ABOVE = 20; // CSS pixels over the columns, for their titles
 
 /** @satisfies {Readers} what this pane reads of the address: how many lines a query has where they are open; null: closed */
 export const ADDRESS_OF_LINES = { lines: (text) => (/^[1-5]$/.test(text ?? "") ? text : null) };
 
 /**
- * The strongest keys of query i, strongest first, as [key, weight]: ARCS or what there is above 0.
+ * The strongest keys of query i, strongest first, as [key, weight]: at most ARCS, with weights above 0.
  *
  * @param {Head} head
  * @param {number} i
@@ -37,7 +37,7 @@ function strongestOf(head, i) {
 }
 
 /**
- * Which rows of a column of `count` tokens are in sight, [first, past the last], of a box scrolled by `top`.
+ * The rows in sight of a column of `count` tokens, [first, past the last], in a box scrolled by `top`.
  *
  * @param {number} count
  * @param {number} top
@@ -72,8 +72,8 @@ export class LinesPane {
     this.count = page.find("lines-strongest", HTMLSelectElement);
     /** @type {Pair | null} the pair whose lines alone are shown while a pointer is there */
     this.alone = null;
-    this.asked = 0; // the frame in which it is drawn next
-    this.room = 0; // for the words of a side
+    this.asked = 0; // the next frame of drawing
+    this.room = 0; // CSS pixels for the words of a side
     this.revealed = ""; // the token that was last brought into sight
     this.last = "3";
     this.details.addEventListener("toggle", () => {
@@ -122,7 +122,7 @@ export class LinesPane {
     this.draw();
   }
 
-  /** Of a part of a long text, what is in sight. */
+  /** Draws the lines; of a long text only the rows in sight. */
   draw() {
     const { page, svg, box } = this;
     const { lines, view } = page.view;
@@ -134,7 +134,7 @@ export class LinesPane {
     const top = box.classList.contains("scrolls") ? box.scrollTop : 0;
     svg.setAttribute("width", String(width));
     svg.setAttribute("height", String(height));
-    const column = Math.min(this.room, Math.round(width * 0.3)); // of each side, for its words
+    const column = Math.min(this.room, Math.round(width * 0.3)); // the room of each side for its words
     /** @param {number} index */
     const yOf = (index) => ABOVE + (index + 0.5) * ROW - top;
     const queries = rowsIn(head.queries, top, height);
@@ -219,7 +219,7 @@ export class LinesPane {
   hover(pair) {
     const { view } = this.page;
     if (view.lines === null) return;
-    const other = pair && (view.view === "out" ? pair.i === view.token : pair.j === view.token); // a pair of the chosen one
+    const other = pair && (view.view === "out" ? pair.i === view.token : pair.j === view.token); // a pair of the chosen token
     this.alone = !pair || (other && pair.i !== null && pair.j !== null) ? null : pair;
     this.later();
   }

@@ -18,11 +18,11 @@ import { numberAt, whyOf } from "./why.js";
  */
 
 /**
- * For tests and for the console; nothing on the page depends on it. All of it only reads.
- * `state()`: a copy of what is chosen. `weights(layer, head, token, view)`: the promise of one row, or with view "in" one
+ * For tests and for the console; nothing on the page depends on it, and it changes nothing.
+ * `state()`: a copy of the choices. `weights(layer, head, token, view)`: the promise of one row, or with view "in" one
  * column, as an array of numbers. `tile(layer, head, query, key)`: the promise of 256 × 256 weights. `operands(layer, head)`: the promise of its query and its key. `why(layer, head, query, key)`: the
  * promise of the steps of one weight, as [name, formula, number]. `look()`: the weights of the chosen token as shown.
- * `text()`: what the text is shaded by: the mean weight of each token, what uniform attention gives, the strongest pairs.
+ * `text()`: the numbers of the text's shading: the mean weight of each token, what uniform attention gives, the strongest pairs.
  * `map()`: the map's geometry. `cells()`: its pooled weights, where all of it is in sight. `compare()`: the divergences of the heads that are compared.
  * On the report's element, `data-overview` and `data-map` turn "drawn", `data-shown` names what the
  * panes show as layer/head/view/token/pair; `data-problem` of the root element is "yes" after an error.

@@ -39,7 +39,7 @@ export class MapPane {
     this.under = page.find("map-picture", HTMLCanvasElement);
     /** @type {Layout | null} */
     this.made = null;
-    this.frame = ""; // what the layout was made for
+    this.frame = ""; // the state for which the layout was made
     /** @type {string | null} the part that is seen, as the address has it */
     this.zoomed = null;
     this.pair = "";
@@ -51,14 +51,14 @@ export class MapPane {
     this.telling = undefined;
     this.stale = false;
     this.closed = false; // whether the lens was closed, with Escape
-    this.said = 0; // how many pairs have been named
+    this.said = 0; // the number of pairs that have been named
     this.helper = new Helper();
     this.picture = new Picture(this.helper, () => this.schedule());
     this.lens = new Lens(page.find("lens", HTMLCanvasElement));
     steer(this);
   }
 
-  /** Where things are on the map. */
+  /** The geometry of the map. */
   get layout() {
     if (!this.made) throw new Error("the map has not been laid out yet");
     return this.made;
@@ -86,12 +86,12 @@ export class MapPane {
     };
   }
 
-  /** The numbers of the cells of the whole view, row by row; NaN for what is not there yet. */
+  /** The numbers of the cells of the whole view, row by row; NaN for cells that are not computed yet. */
   get cells() {
     return this.picture.valuesOf(this.page.drawn.head, this.layout, this.kind);
   }
 
-  /** What the cells show. */
+  /** The meaning of the cells' numbers. */
   get kind() {
     const { layout, page } = this;
     return { mean: page.view.pool === "mean" && !layout.single, relative: page.drawn.scale.relative };
@@ -123,11 +123,11 @@ export class MapPane {
     describeMap(this);
     announceMap(this);
     this.look();
-    if (page.theme.print.matches) this.draw(); // paper waits for no frame
+    if (page.theme.print.matches) this.draw(); // a printed page does not wait for a frame
   }
 
   /**
-   * The whole of it, which is as the map from afar has it: other views are computed when the head has been read.
+   * Draws the whole head from its pyramid. Other views are computed when the head has been read.
    *
    * @param {Sketch} shown
    */
@@ -157,7 +157,7 @@ export class MapPane {
     this.schedule();
   }
 
-  /** Puts what is seen into the address, without a step for Back. */
+  /** Puts the view into the address, without a step for Back. */
   tell() {
     const { view, turn } = this.page;
     this.zoomed = this.layout.address;
@@ -165,7 +165,7 @@ export class MapPane {
     view.zoom = this.zoomed;
     clearTimeout(this.telling);
     this.telling = setTimeout(() => {
-      if (turn !== this.page.turn) return; // what is chosen since brings its own address
+      if (turn !== this.page.turn) return; // a later choice has its own address
       announceMap(this);
       this.page.onaddress(view.address, false);
     }, 150);
@@ -227,18 +227,18 @@ export class MapPane {
     if (all) page.host.dataset.map = "drawn";
   }
 
-  /** The colour of what is no number. */
+  /** The colour of NaN. */
   get odd() {
     return this.page.theme.dark ? "#ff5c5c" : "#e00000";
   }
 
-  /** The pair that is meant: the one under the pointer or previewed in the text, else the chosen one. */
+  /** The current pair: the pair under the pointer or previewed in the text, else the chosen pair. */
   get meant() {
     const { hovered, shown } = this.page;
     return hovered ?? { i: shown?.i ?? null, j: shown?.j ?? null };
   }
 
-  /** Marks the pair that is meant, over the picture: that stays as it is. */
+  /** Marks the current pair over the picture, which stays the same. */
   drawMarks() {
     const { canvas, layout, page } = this;
     const { colours } = page.theme;
@@ -253,7 +253,7 @@ export class MapPane {
     else this.lens.show(shown, { i, j }, layout, colours, this.odd);
   }
 
-  /** Another part of the map is seen. */
+  /** Called when another part of the map is in sight. */
   changed() {
     this.tell();
     this.page.host.dataset.map = "drawing";

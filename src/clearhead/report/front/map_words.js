@@ -1,4 +1,4 @@
-// ---- What is said about the map in words: beside it, under it, and to screen readers.
+// ---- The words about the map: beside it, under it, and for screen readers.
 
 import { everyIn } from "../../base/front/dom.js";
 import { evenness, receivedRatios } from "./marks.js";
@@ -14,14 +14,14 @@ import { nameOf, pairName, percent, plural, times } from "./words.js";
  */
 
 /**
- * How far the weights of the page are from the model's: what was measured when it was written, of many pairs.
+ * The difference of the page's weights from the model's, which was measured for many pairs when the page was written.
  *
  * @param {Layer} given
  */
 export const measuredError = ({ error }) => (error === null ? "" : `, within about ${error.toExponential(1)} of the model's`);
 
 /**
- * What the cells show, and where one can go from here.
+ * The meaning of the cells, and the possible next steps.
  *
  * @param {MapPane} pane
  */
@@ -47,7 +47,7 @@ export function describeMap(pane) {
 }
 
 /**
- * What is in sight, for screen readers.
+ * The part in sight, for screen readers.
  *
  * @param {MapPane} pane
  */
@@ -62,7 +62,7 @@ export function announceMap(pane) {
 }
 
 /**
- * Says under the map what is known of the pair that is meant.
+ * Shows the words about the current pair under the map.
  *
  * @param {MapPane} pane
  */

@@ -1,4 +1,4 @@
-// ---- What is drawn around the map: bars, words, and the marks of a pair.
+// ---- Drawings around the map: bars, words, and the marks of a pair.
 
 import { BARS, labelSigns, SMALLEST_LABELLED, ticksOf } from "./layout.js";
 import { countsOf } from "./weights.js";
@@ -15,7 +15,7 @@ const OCTAVES = [4, 3]; // the bars above reach to 2^4 and 2^-3 times uniform
 export const SMALL = "px system-ui, sans-serif";
 
 /**
- * How many times what uniform attention under the same mask would give each key receives; else the average key.
+ * The weight that each key receives, as a multiple of uniform attention's under the same mask; else of the average key's.
  *
  * @param {Afar} head
  * @returns {Float64Array}
@@ -31,7 +31,7 @@ export function receivedRatios(head) {
 }
 
 /**
- * The entropy of each query over that of uniform attention; null where the data does not have it.
+ * The entropy of each query over uniform attention's entropy; null where the data does not have it.
  *
  * @param {Afar} head
  * @returns {Float64Array | null}
@@ -71,7 +71,7 @@ function eachCell(axis, numbers, mean, show) {
 }
 
 /**
- * Above: what each key receives. At the right: how evenly each query looks.
+ * The bars: above the map the weight that each key receives, to its right how even the weights of each query are.
  *
  * @param {CanvasRenderingContext2D} pen
  * @param {Shown | Sketch} given
@@ -122,7 +122,7 @@ export function drawBars(pen, { head }, layout, mean, colours) {
 }
 
 /**
- * Does each token of an axis get its word?
+ * Whether each token of an axis has its word.
  *
  * @param {Axis} axis
  * @param {number} ratio
@@ -181,7 +181,7 @@ function writeLabel(pen, layout, side, text, index, { ink, ground, bold, turned 
 }
 
 /**
- * What a token is called on an axis: its word, or where it stands.
+ * The name of a token on an axis: its word, or its position.
  *
  * @param {Word[]} words
  * @param {number} index
@@ -209,7 +209,7 @@ export function drawLabels(pen, { names }, layout, colours) {
 }
 
 /**
- * The words and the places of a pair, in the margins and around the picture; nothing over other cells.
+ * Draws the words and the places of a pair in the margins and around the picture, and nothing over other cells.
  *
  * @param {CanvasRenderingContext2D} pen
  * @param {{ names: Names }} given

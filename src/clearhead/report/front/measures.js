@@ -1,4 +1,4 @@
-// ---- What heads do, in numbers: each measure beside what uniform attention under the same mask would give.
+// ---- The measures of heads, each beside the value of uniform attention under the same mask.
 
 import { numberIn } from "../../base/front/address.js";
 import { lastOf } from "../../base/front/numbers.js";
@@ -15,10 +15,10 @@ const measureTitles = {
 /** @param {string} name */
 export const titleOf = (name) => measureTitles[name] ?? name;
 
-export const RATIOS = new Set(["distance", "value mass"]); // no shares: how many times uniform's
+export const RATIOS = new Set(["distance", "value mass"]); // measures that are multiples of uniform's value, and no shares
 export const NATS = "divergence";
-export const ALONE = new Set([NATS]); // nothing stands beside them, and 0 is the ground
-const WORTH_A_NAME = 0.05; // of weight beyond uniform
+export const ALONE = new Set([NATS]); // measures without a value of uniform attention, for which 0 is the ground
+const WORTH_A_NAME = 0.05; // the least weight beyond uniform for a name
 
 /** @param {HeadAt} given */
 export const keyOf = ({ layer, head }) => `${layer}.${head}`;
@@ -117,7 +117,7 @@ export function limitWords(name, limit) {
 }
 
 /**
- * From the head with most of a measure to that with least; of the entropy, the most focused first.
+ * The heads from the largest value of a measure to the least; by entropy, the most focused head is first.
  *
  * @template {{ figure: Figure | null }} Entry
  * @param {string} name

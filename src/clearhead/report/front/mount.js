@@ -1,4 +1,4 @@
-// ---- A report in an element: what is chosen, the panes that show it, and the one way it changes.
+// ---- A report in an element: the choices, the panes that show them, and the one function that changes them.
 
 import { elementIn, firstIn } from "../../base/front/dom.js";
 import { Theme } from "../../base/front/theme.js";
@@ -25,7 +25,7 @@ import { readText } from "./words.js";
  */
 
 /**
- * Each shows what is chosen, in its own part. The map is first: its worker computes while the others are drawn.
+ * Each pane shows the choices in its own part. The map is first: its worker computes while the others are drawn.
  *
  * @param {Page} page
  * @returns {Pane[]}
@@ -65,8 +65,8 @@ export class Page {
     this.hovered = null;
     this.turn = 0;
     this.step = false;
-    this.room = 0; // the width that it was painted for
-    this.painted = ""; // the address that it was painted for
+    this.room = 0; // the width for which it was painted
+    this.painted = ""; // the address for which it was painted
     /** @type {ReturnType<typeof setTimeout> | undefined} */
     this.resizing = undefined;
     /** @type {(address: string, step: boolean) => void} */
@@ -90,26 +90,26 @@ export class Page {
     return elementIn(this.root, id, kind);
   }
 
-  /** What the panes show, of a head that has been read. */
+  /** The shown head, once it has been read. */
   get now() {
     if (!this.shown?.look) throw new Error("the head is still being read");
     return this.shown;
   }
 
-  /** What the panes show, also while a long head is being read. */
+  /** The shown head, also while a long head is being read. */
   get drawn() {
     if (!this.shown) throw new Error("nothing is shown yet");
     return this.shown;
   }
 
-  /** What can be reached while a head is there. */
+  /** The element with all controls that need a head. */
   get main() {
     return firstIn(this.root, "main", HTMLElement);
   }
 
-  /** Ends all that would go on when the element is gone. */
+  /** Ends all work that would continue after the element is removed. */
   close() {
-    this.turn = NaN; // no refresh goes on
+    this.turn = NaN; // stops a refresh
     clearTimeout(this.resizing);
     this.resized.disconnect();
     this.theme.close();
@@ -117,7 +117,7 @@ export class Page {
   }
 
   /**
-   * Opens what an address names.
+   * Opens the choices of an address.
    *
    * @param {string} address
    */
@@ -128,7 +128,7 @@ export class Page {
   }
 
   /**
-   * Changes what is chosen, and the page with it. `step`: whether Back comes back to what was before.
+   * Changes the choices, and the page with them. `step`: whether Back returns to the choices before.
    *
    * @param {Change} change
    * @param {boolean} [step]
@@ -177,7 +177,7 @@ export class Page {
   }
 
   /**
-   * Shows what can be shown before a head is read; nothing can be chosen until then.
+   * Shows the parts that need no read head; nothing can be chosen until the head is read.
    *
    * @param {Afar} head
    */
@@ -196,7 +196,7 @@ export class Page {
 
   async refresh(step = false) {
     const turn = ++this.turn;
-    this.step ||= step; // a step that was overtaken, by a change of the room or the theme, is one still
+    this.step ||= step; // a step that a change of the room or the theme has overtaken is still a step
     const { view } = this;
     if (this.shown === null) {
       const afar = await this.run.afar(view.layer, view.head);
@@ -258,7 +258,7 @@ export function templateOf(markup) {
 }
 
 /**
- * Shows a report in an element. It listens to nothing outside it: several may stand on one page.
+ * Shows a report in an element. It listens to no events outside the element, so several may stand on one page.
  *
  * @param {HTMLElement} host
  * @param {Run} run

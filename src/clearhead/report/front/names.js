@@ -1,4 +1,4 @@
-// ---- What layers and heads are called, and which of them stand beside each other.
+// ---- The names of layers and heads, and the pairs that stand beside each other.
 
 /** @import { HeadAt, Heads, LayerOfHeads, PageOfHeads } from "./types.d.ts" */
 
@@ -18,14 +18,14 @@ export function labelsOf(layers) {
 }
 
 /**
- * What a layer reads and is read by: "encoder", "decoder", "cross", "self".
+ * The role of a layer: "encoder", "decoder", "cross", "self".
  *
  * @param {LayerOfHeads} layer
  */
 export const roleOf = (layer) => layer.role ?? layer.kind;
 
 /**
- * Whether a layer is of the second of two recordings, and the layer of the other that stands beside it, or null.
+ * Whether a layer is of the second of two recordings, and the layer of the other recording beside it, or null.
  *
  * @param {LayerOfHeads} layer
  */
@@ -41,7 +41,7 @@ export function counterpartOf(run, layer) {
 }
 
 /**
- * What a layer is called in a row among those of its role: "L3", "3" of a stack, "L3, step 2".
+ * The name of a layer among those of its role: "L3", "3" of a stack, "L3, step 2".
  *
  * @param {string} label
  */

@@ -1,4 +1,4 @@
-// ---- One pair: why it has its weight, what it moves, and the strongest others.
+// ---- One pair: the steps to its weight, its weighted value, and the strongest other pairs.
 
 import { everyIn, make } from "../../base/front/dom.js";
 import { grouped } from "../../base/front/numbers.js";
@@ -34,7 +34,7 @@ function placeOf(look, other) {
 }
 
 /**
- * What a pair moves: the length of the weighted value, and its share of all that the query moves (Kobayashi et al. 2020).
+ * The words about a pair's value: the length of the weighted value, and its share of the query's sum (Kobayashi et al. 2020).
  *
  * @param {Head} head
  * @param {number} i
@@ -49,7 +49,7 @@ function movesOf(head, i, j) {
 }
 
 /**
- * What makes up the score of a pair: each dimension, or the two that rotary positions turn together.
+ * The terms of a pair's score: one for each dimension, or for two that rotary positions turn together.
  *
  * @param {Head} head
  * @param {number} i
@@ -99,7 +99,7 @@ export class PairPane {
     this.page.find("strongest-title").hidden = look.allowed.length === 0;
     this.page.find("strongest-title").textContent = `Strongest ${out ? "keys of" : "lookers at"} “${name}”`;
     this.say(shown, look, pair);
-    // a score that is no product has no steps here, and one that was given as it is has no terms either
+    // a score that is no product has no steps here; a score that was given as a matrix has no terms either
     this.page.find("why").hidden = pair === null || this.page.run.steps[layer.why].length === 0;
     this.terms.hidden = pair === null || head.features === 0;
     const each = layer.pairs.length ? "rotary frequency" : "dimension";
@@ -159,7 +159,7 @@ export class PairPane {
   }
 
   /**
-   * The steps of the weight; those of a long row when nothing else has been chosen for a moment.
+   * Shows the steps of the weight; of a long row only once the choice has rested for a moment.
    *
    * @param {Shown} given
    * @param {number} i
@@ -178,7 +178,7 @@ export class PairPane {
   }
 
   /**
-   * What each dimension or frequency adds to the score, the largest first, the rest summed.
+   * The term of each dimension or frequency in the score, the largest first, and the sum of the rest.
    *
    * @param {Shown | Sketch | null} shown
    */

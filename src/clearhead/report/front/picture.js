@@ -13,7 +13,7 @@ import { breathe } from "./weights.js";
  */
 
 export const TILE = 256; // cells a side
-const MOST_TILES = 64; // kept, or twice what is in sight: half a megabyte each
+const MOST_TILES = 64; // how many are kept, at least twice those in sight: half a megabyte each
 const SIDE_BY_SIDE = 2; // asked for at a time
 const COLOURING = 8; // ms of a frame
 
@@ -49,7 +49,7 @@ export class Picture {
   }
 
   /**
-   * What the tiles of a head are called, by what they show.
+   * The names of a head's tiles, by the content of their cells.
    *
    * @param {Afar} head
    * @param {CellKind} given
@@ -100,7 +100,7 @@ export class Picture {
   }
 
   /**
-   * Computes these tiles, in this order, where they are not there yet; what was wanted before is left.
+   * Computes the missing ones of these tiles, in this order. Tiles that were wanted before are dropped.
    *
    * @param {TileInSight[]} tiles
    */
@@ -136,7 +136,7 @@ export class Picture {
   }
 
   /**
-   * A tile that is there, counted as used.
+   * A tile that has been computed; it counts as used now.
    *
    * @param {string} name
    */
@@ -150,7 +150,7 @@ export class Picture {
   }
 
   /**
-   * Draws what there is of a view, what is coarser first. Returns whether all of it is there and in its colours.
+   * Draws the computed tiles of a view, coarser ones first. Returns whether all tiles are there in the current colours.
    *
    * @param {CanvasRenderingContext2D} pen
    * @param {Shown | Sketch} shown
@@ -199,7 +199,7 @@ export class Picture {
   }
 
   /**
-   * The numbers of the cells of the whole view that are there, row by row; NaN for what is not.
+   * The numbers of the cells of the whole view, row by row; NaN for cells that are not computed.
    *
    * @param {Afar} head
    * @param {Layout} layout
@@ -252,7 +252,7 @@ function packed(...colour) {
 }
 
 /**
- * The 256 colours of a scale as such numbers.
+ * The 256 colours of a scale, each as one number.
  *
  * @param {Scale} given
  */

@@ -25,7 +25,7 @@ export class HeadPins {
     }
   }
 
-  /** The change that compares the chosen head with the same one of the other recording; null where there is none. */
+  /** The change that compares the chosen head with the same head of the other recording; null where there is none. */
   get beside() {
     const { run, view } = this.pane.page;
     const layer = counterpartOf(run, view.layer);

@@ -11,7 +11,7 @@ import { figureWords } from "./measures.js";
  */
 
 /**
- * Draws a head's small map; what is masked has a colour of its own.
+ * Draws a head's small map; masked cells have a colour of their own.
  *
  * @param {PageOfHeads} given
  * @param {HeadAt} given

@@ -1,4 +1,4 @@
-// ---- A text as a list of tokens to choose from. Of a long one, only what is near the eye is on the page.
+// ---- A text as a list of tokens to choose from. Of a long text, only the part near the view is on the page.
 
 import { make, revealIn } from "../../base/front/dom.js";
 import { lastOf } from "../../base/front/numbers.js";
@@ -8,11 +8,11 @@ import { directionOf, visible } from "./words.js";
 /** @import { Chunk, Word } from "./types.d.ts" */
 
 const WHOLE = 2000; // a text of at most so many tokens is on the page as a whole
-const CHUNK = 256; // about how many tokens of a longer one come and go together
+const CHUNK = 256; // about how many tokens of a longer text are added or removed together
 const LONG_WORD = 32; // a longer word may be broken at any sign
 
 /**
- * Where a long text is cut, about every CHUNK tokens: after a line if there is one, else a sentence, else a word.
+ * The places where a long text is cut, about every CHUNK tokens: after a line, else a sentence, else a word.
  *
  * @param {Word[]} words
  * @returns {{ from: number, to: number }[]}
@@ -49,7 +49,7 @@ export class Prose {
     this.respelled = false;
     /** @type {HTMLElement[]} those on the page, by their places */
     this.spans = new Array(words.length);
-    this.at = 0; // the token that the keys move from
+    this.at = 0; // the token from which the keys move
     this.element = make("div", "prose");
     this.element.setAttribute("role", "listbox");
     this.element.setAttribute("aria-multiselectable", "true");
@@ -64,7 +64,7 @@ export class Prose {
     this.windowed = this.chunks.length > 1;
     if (!this.windowed) this.fill(this.chunks[0]);
     let asked = false;
-    this.moved = () => {}; // told after what is in sight has changed
+    this.moved = () => {}; // called after the part in sight has changed
     this.element.addEventListener("scroll", () => {
       if (asked) return;
       asked = true;
@@ -94,7 +94,7 @@ export class Prose {
   }
 
   /**
-   * Where the tokens of a word go: in an element of their own if they are several.
+   * The element for the tokens of a word: an element of their own if there are several.
    *
    * @param {number} index
    * @param {Chunk} given
@@ -147,7 +147,7 @@ export class Prose {
     return this.chunks.find(({ to }) => index < to) ?? lastOf(this.chunks);
   }
 
-  /** Gives what is not on the page the height that it will have, as far as that is known. */
+  /** Gives the parts that are not on the page the height that they will have, as far as it is known. */
   space() {
     const measured = this.chunks.filter(({ filled, height }) => filled || height);
     const heights = measured.reduce((sum, { box }) => sum + box.offsetHeight, 0);
@@ -158,7 +158,7 @@ export class Prose {
     }
   }
 
-  /** Puts on the page what is in sight, a screen before and after it, and where the focus may go; the rest leaves it. */
+  /** Puts the part in sight, a screen before and after it, and the token of the keys on the page, and removes the rest. */
   look() {
     if (!this.windowed) return;
     this.space();
@@ -174,14 +174,14 @@ export class Prose {
     });
   }
 
-  /** Heights are of another width now. */
+  /** Forgets the heights, which were those of another width. */
   resized() {
     for (const chunk of this.chunks) chunk.height = undefined;
     this.look();
   }
 
   /**
-   * Makes a token the one that the keys move from. It is on the page then.
+   * Makes the keys move from a token, which is put on the page.
    *
    * @param {number} index
    */
@@ -206,11 +206,11 @@ export class Prose {
     if (!this.windowed) return;
     this.look();
     this.fill(chunk);
-    revealIn(this.element, this.spans[index]); // what came in above may be taller than was thought
+    revealIn(this.element, this.spans[index]); // parts that were added above may be taller than expected
   }
 
   /**
-   * The token that a key leads to, or -1.
+   * The token to which a key leads, or -1.
    *
    * @param {string} key
    */

@@ -1,4 +1,4 @@
-// ---- What can be taken away from the page: pictures as SVG with their words, rows as CSV, a caption.
+// ---- Files that the page saves: pictures as SVG with their words, rows as CSV, a caption.
 
 import { draw, penOf } from "../../base/front/dom.js";
 import { channels } from "../../base/front/ramp.js";
@@ -14,12 +14,12 @@ import { plural, shortened } from "./words.js";
  * @import { Word } from "./types.d.ts"
  */
 
-const VECTOR = 128; // tokens on a side whose cells are rectangles; of more, the picture is an image inside the SVG
-const EXACT = 1024; // tokens on a side of which each pair is drawn; of more, the map as it stands on the page
-const WORDS = 160; // tokens on a side that are named in a picture; of more, positions
+const VECTOR = 128; // up to so many tokens on a side cells are rectangles; with more, the picture is an image inside the SVG
+const EXACT = 1024; // up to so many tokens on a side each pair is drawn; with more, the map as on the page
+const WORDS = 160; // up to so many tokens on a side are named in a picture; with more, positions
 
 /**
- * What the picture is of, for a caption: the model's module, layer, head, rows and columns, scale.
+ * The caption of a picture: the model's module, layer, head, rows and columns, scale.
  *
  * @param {Page} page
  */
@@ -200,7 +200,7 @@ export function svgOfText(page) {
 }
 
 /**
- * One field of CSV, quoted where it must be; what a spreadsheet would take for a formula begins with a '.
+ * One field of CSV, quoted where it must be; a field that a spreadsheet would take for a formula begins with a '.
  *
  * @param {string | number | boolean} value
  */

@@ -1,4 +1,4 @@
-// ---- Colours of what is more or less than something: two hues, and the ground for what is alike.
+// ---- Colours of signed numbers: two hues, and the ground for 0.
 
 import { penOf } from "../../base/front/dom.js";
 import { tableOf } from "../../base/front/ramp.js";

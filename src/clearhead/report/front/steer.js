@@ -1,4 +1,4 @@
-// ---- How the map is moved, and a pair chosen on it.
+// ---- Moving the map, and choosing a pair on it.
 
 import { ARROWS, everyIn } from "../../base/front/dom.js";
 import { strongestIn } from "./layout.js";
@@ -30,7 +30,7 @@ function pairAt(pane, [x, y]) {
 }
 
 /**
- * Shows the map at another of its scales; what is under a point stays there: else the pair, else the middle.
+ * Shows the map at another of its scales. The pair under a point stays there; without a point the current pair, else the middle.
  *
  * @param {MapPane} pane
  * @param {number} to
@@ -56,7 +56,7 @@ function zoomMap(pane, to, point) {
 }
 
 /**
- * Listens to what moves the map and its pair: gestures, keys and buttons.
+ * Listens to gestures, keys and buttons that move the map and its pair.
  *
  * @param {MapPane} pane
  */

@@ -1,4 +1,4 @@
-// ---- A strip beside a long text: where in it the weight is, and which part of it is in sight.
+// ---- A strip beside a long text: it shows the places of the weight, and the part in sight.
 
 import { make, penOf } from "../../base/front/dom.js";
 
@@ -33,7 +33,7 @@ export class Strip {
   }
 
   /**
-   * The row of the strip at which each token stands.
+   * The row of the strip for each token.
    *
    * @param {number} height
    */

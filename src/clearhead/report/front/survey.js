@@ -1,4 +1,4 @@
-// ---- The page of a survey: the heads of a model, by statistics over many texts. No call stands behind it.
+// ---- The page of a survey: the heads of a model, by statistics over many texts. It has no calls.
 
 import { addressFrom, followAddress, writeAddress } from "../../base/front/address.js";
 import { elementIn, firstIn, make } from "../../base/front/dom.js";
@@ -17,7 +17,7 @@ class SurveyView extends View {
   }
 }
 
-/** What is read of the address: there are no small maps, and no pins. */
+/** The part of the address that is read: there are no small maps, and no pins. */
 const { by, against, only } = ADDRESS_OF_HEADS;
 
 /** @type {Readers} */
@@ -31,7 +31,7 @@ class NoPins {
 }
 
 /**
- * What the panes of the report read of a recording, of the page's data.
+ * The parts of a recording that the panes of the report read, from the page's data.
  *
  * @param {SurveyMeta} meta
  * @returns {Heads}
@@ -75,7 +75,7 @@ class SurveyPage {
     this.find("title").textContent = meta.title;
     this.find("where").textContent = meta.said;
     this.find("theme").addEventListener("click", () => this.theme.turn());
-    this.room = 0; // the width that it was painted for
+    this.room = 0; // the width for which it was painted
     /** @type {HeadsPane | null} */
     this.pane = new HeadsPane(this, NoPins);
     new ResizeObserver(() => this.room !== host.clientWidth && this.paint()).observe(host);

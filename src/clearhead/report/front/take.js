@@ -1,4 +1,4 @@
-// ---- Taking tokens of a text: by pointer and by keys, one or several.
+// ---- Choosing tokens of a text by pointer and by keys, one or several.
 
 import { closestTo } from "../../base/front/dom.js";
 import { rangesOf } from "./chosen.js";
@@ -13,7 +13,7 @@ import { pairName, percent, visible } from "./words.js";
  */
 
 /**
- * Listens to the text of a listing, and changes what is chosen on the page.
+ * Listens to the text of a listing, and changes the choices of the page.
  *
  * @param {Listing} listing
  * @param {TextPane} pane
@@ -43,7 +43,7 @@ export function listenTo(listing, pane) {
     view: pane.viewFrom(listing), token, tokens: tokens.length > 1 ? rangesOf(tokens) : null, pair: null,
   }, step);
   /**
-   * Alt: its pair with the chosen token. Shift: all from that to this one. Control: this one too, or no more.
+   * With Alt: choose its pair with the chosen token. With Shift: choose all tokens up to it. With Control: add or remove it.
    *
    * @param {number} index
    * @param {MouseEvent | KeyboardEvent} event
@@ -64,7 +64,7 @@ export function listenTo(listing, pane) {
   /** @type {number | null} */
   let from = null; // the token where the pointer went down
   /** @type {number | null} */
-  let to = null; // the token to which it was drawn from there
+  let to = null; // the token to which the pointer was moved from there
   /** @param {boolean} on */
   const mark = (on) => {
     if (from !== null && to !== null) for (const index of run(from, to)) prose.spans[index]?.classList.toggle("taking", on);
@@ -127,7 +127,7 @@ export function listenTo(listing, pane) {
 }
 
 /**
- * What a token under the pointer is said to be: the weight of its pair, and how it was spelled.
+ * The words about a token under the pointer: the weight of its pair, and its spelling.
  *
  * @param {Page} page
  * @param {Listing} listing

@@ -1,4 +1,4 @@
-// ---- The text itself: choose tokens in it, see what they look at shaded.
+// ---- The text itself: tokens are chosen in it, and the tokens that they look at are shaded.
 
 import { draw, make } from "../../base/front/dom.js";
 import { grouped } from "../../base/front/numbers.js";
@@ -18,7 +18,7 @@ import { nameOf, pairName, percent } from "./words.js";
  */
 
 const SWITCHES = /** @type {const} */ (["arcs", "spelling"]);
-const REST = 250; // milliseconds that a pointer rests on a token before its own look is shown
+const REST = 250; // milliseconds that a pointer rests on a token before the token's own weights are shown
 
 /** @satisfies {Readers} what this pane reads of the address */
 export const ADDRESS_OF_TEXT = {
@@ -30,9 +30,9 @@ export class TextPane {
   /** @param {Page} page */
   constructor(page) {
     this.page = page;
-    this.holds = ""; // which texts the pane holds now
+    this.holds = ""; // the texts in the pane
     /** @type {Listing[]} */
-    this.listings = []; // one for a text that looks at itself, two (query, key) for cross attention
+    this.listings = []; // one listing for a text that looks at itself, two (query, key) for cross attention
     /** @type {Shading | null} what is shaded */
     this.shading = null;
     /** @type {Set<number>} */
@@ -40,8 +40,8 @@ export class TextPane {
     /** @type {HTMLElement[]} */
     this.passing = []; // spans that are outlined because a pointer is on them
     this.revealed = "";
-    this.painted = ""; // what is chosen, as it was last painted
-    this.previewing = false; // whether what is shaded is shown in passing
+    this.painted = ""; // the choices that were last painted
+    this.previewing = false; // whether the shading is a preview
     this.width = 0;
     this.turn = 0;
     /** @type {ReturnType<typeof setTimeout> | undefined} */
@@ -107,7 +107,7 @@ export class TextPane {
   }
 
   /**
-   * Is what is shaded in this listing?
+   * Whether the shaded tokens are in this listing.
    *
    * @param {Listing} given
    */
@@ -145,7 +145,7 @@ export class TextPane {
     this.drawOver();
   }
 
-  /** What lies over and beside the texts. */
+  /** Draws the arcs over the texts and the strips beside them. */
   drawOver() {
     const { shading, page } = this;
     if (!shading) return;
@@ -186,7 +186,7 @@ export class TextPane {
       prose.look();
     }
     const what = `${page.view.layer} ${page.view.head} ${look.view} ${tokens.join()}`;
-    const same = this.previewing && what === this.painted; // only the room has changed: what is shown in passing stays
+    const same = this.previewing && what === this.painted; // only the room has changed: a preview stays
     if (what !== this.painted) clearTimeout(this.resting);
     this.painted = what;
     if (same && this.shading) this.show(this.shading.view, this.shading.tokens, null, true);
@@ -200,7 +200,7 @@ export class TextPane {
   }
 
   /**
-   * Shades what some tokens look at, or what looks at them. `look`: of one of them, where it is known.
+   * Shades the tokens at which some tokens look, or that look at them. `look`: the weights of one of them, where known.
    *
    * @param {Direction} view
    * @param {number[]} tokens
@@ -252,7 +252,7 @@ export class TextPane {
   }
 
   /**
-   * Shows what a token under the pointer looks at, when the pointer rests there; null: what is chosen again.
+   * Shows the weights of a token when the pointer rests on it; null shows the chosen token's again.
    *
    * @param {Listing | null} listing
    * @param {number | null} index
@@ -281,7 +281,7 @@ export class TextPane {
   }
 
   /**
-   * The pair that a token under the pointer names: with the chosen token where that is on the other side.
+   * The pair of a token under the pointer with the chosen token, where the chosen token is on the other side.
    *
    * @param {Listing} given
    * @param {number} index

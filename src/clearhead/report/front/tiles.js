@@ -23,7 +23,7 @@ export function weightsOf(head, i, from, to, into) {
 }
 
 /**
- * Gives way to other work when it has run for `most` ms: true, or the promise of whether to go on.
+ * Lets other work run after `most` ms. Returns true, or the promise of whether to continue.
  *
  * @param {number} most
  * @param {() => boolean} wanted
@@ -43,7 +43,7 @@ export function slices(most, wanted) {
 /**
  * The promise of rows × columns numbers, of `perRow` queries by `perColumn` keys each, from query i and key j on: the
  * largest weight of the pairs, or their mean, 0 for those that are not allowed; with `relative` each weight times the
- * number of keys that its query sees. -1 where no pair is allowed, NaN where a weight is none; null when it is not wanted any more.
+ * number of keys that its query sees. -1 where no pair is allowed, NaN where a weight is NaN; null when the numbers are no longer wanted.
  *
  * @param {Weighed} head
  * @param {TileRequest} given
@@ -85,7 +85,7 @@ export async function tileOf(head, { i, j, rows, columns, perRow, perColumn, mea
 }
 
 /**
- * The weight of a pair, its rank in the row of its query, and how many keys that sees: as [weight, rank, seen].
+ * The weight of a pair, its rank in the row of its query, and the number of keys that the query sees: [weight, rank, seen].
  *
  * @param {Weighed} head
  * @param {number} i

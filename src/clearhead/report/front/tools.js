@@ -1,4 +1,4 @@
-// ---- Theme, size for a talk, what can be saved, print, and the list of keys.
+// ---- Theme, size for a talk, saved files, print, and the list of keys.
 
 import { closestTo, firstIn, make, onKey, withModifier } from "../../base/front/dom.js";
 import { headName } from "./names.js";

@@ -1,4 +1,4 @@
-// What the modules of the report give each other. The format of the file stands in `clearhead/report/page.py`.
+// The types that the modules of the report share. The format of the file is described in `clearhead/report/page.py`.
 
 import type { Computed, Tree } from "../../base/front/types.d.ts";
 import type { Theme } from "../../base/front/theme.js";
@@ -12,10 +12,10 @@ export type Numbers = Uint8Array | Uint16Array | Int32Array | Float32Array | Flo
 export type Direction = "out" | "in";
 export type Phi = "mul" | "tanh_add" | "sq_diff";
 
-/** Where an array stands: in one part or in several. */
+/** The place of an array, in one part or in several. */
 export type Places = number | number[];
 
-/** A measure of a head: its value, that of uniform attention, and the key that is meant or null. */
+/** A measure of a head: its value, uniform attention's value, and the key of the measure or null. */
 export type MeasureFigure = [number, number, (number | null)?];
 
 export interface Measure { name: string; says: string; formula: string; range: string; does: string | null }
@@ -24,7 +24,7 @@ export interface Aligned { texts: [number, number]; positions: [number[], number
 export interface HeadAt { layer: number; head: number }
 export interface Distinctive extends HeadAt { sentence: string; measure: string; nearUniform: boolean }
 
-/** What the file says of a head, or of all heads of a layer. */
+/** The data of a head in the file, or of all heads of a layer. */
 export interface Parts {
   number: number;
   sink?: number | null;
@@ -63,7 +63,7 @@ export interface DataSource { meta: Meta; block(number: number): Promise<ArrayBu
 export interface Tiles { side: number; across: number; places: Numbers; values: Numbers }
 export interface Pyramid extends Grid { max: Numbers; mean: Numbers }
 
-/** A head before its operands are read: of a long one all of this stands in the file, of others some is computed. */
+/** A head before its operands are read: for a long head all of this is in the file, for others some is computed. */
 export interface Afar {
   layer: Layer; number: number; queries: number; keys: number; features: number; phi: Phi | null; scale: number;
   softcap: number | null; position: number | null; kind: string; parts: Parts; sink: number | null;
@@ -77,21 +77,21 @@ export interface Afar {
 export interface Head extends Afar, Operands {
   logsumexp: Numbers; entropy: Numbers; received: Numbers;
   values: Numbers | null;
-  rows?: Int32Array | null; columns?: Int32Array | null; // where another text's tokens stand in its own: `difference.js`
+  rows?: Int32Array | null; columns?: Int32Array | null; // the places of another text's tokens in its own: `difference.js`
   strongest?: Map<number, [number, number][]>; why?: { row: number; steps: Map<string, WhyStep> }; // computed once
 }
 
-/** What the scores of a head are made of. */
+/** The numbers from which the scores of a head are computed. */
 export interface Operands {
   query: Numbers; key: Numbers; weight: Numbers | null; scores: Numbers | null; relative: Numbers | null;
   dense: { rows: number; columns: number; values: Numbers } | null; tiles: Tiles | null; holes: Tiles | null;
 }
 
-/** What the weights of a head are computed from: a head, or the part of it that the worker gets. */
+/** The numbers from which the weights of a head are computed: a head, or the part that the worker gets. */
 export type Weighed = Operands & Pick<Head, "queries" | "keys" | "features" | "phi" | "scale" | "softcap" | "start" | "stop"
   | "counts" | "logsumexp" | "sink" | "mostKeys" | "alike">;
 
-/** The same without what is summed over the keys. */
+/** The same without the sums over the keys. */
 export type Scored = Omit<Weighed, "logsumexp" | "sink">;
 
 /** A step of a weight: one that is given, or one that is computed, with the numbers of a row. */
@@ -113,11 +113,11 @@ export interface Word {
 /** The words of the queries, and of the keys. */
 export type Names = [Word[], Word[]];
 
-/** A pair; one side null where a whole token is meant. */
+/** A pair; one side is null for a whole token. */
 export interface Pair { i: number | null; j: number | null }
 export interface FullPair { i: number; j: number }
 
-/** What the panes show. */
+/** The shown head, token and pair. */
 export interface Shown extends Pair {
   head: Head; layer: Layer; look: Look; pair: number | null; names: Names; view: Direction; scale: Scale;
 }
@@ -127,7 +127,7 @@ export interface Sketch extends Pair {
   head: Afar; layer: Layer; look: null; pair: null; names: Names; view: Direction; scale: Scale;
 }
 
-/** The names that panes add to the address. */
+/** The entries that panes add to the address. */
 export type More = "by" | "against" | "show" | "only" | "pins" | "tokens" | "arcs" | "spelling" | "zoom" | "pool" | "a" | "b"
   | "lines";
 export type Reader = (text: string | null, run: Heads) => string | null;
@@ -136,7 +136,7 @@ export type Change = Partial<Record<More, string | null> & {
   layer: number; head: number; view: Direction; token: number | null; pair: number | null; scale: string;
 }>;
 
-/** What the panes of heads read of a recording, which a survey has too. */
+/** The parts of a recording that the panes of heads read, which a survey has too. */
 export interface Heads {
   title: string; measures: Measure[]; layers: LayerOfHeads[]; first: HeadAt; distinctive: Distinctive | null;
   leftOut: { name: string; reason: string }[]; beside: [number, number][];
@@ -156,7 +156,7 @@ export interface PageOfHeads {
   choose(change: Change, step?: boolean): void;
 }
 
-/** A pane: each method is there where it has something to do. */
+/** A pane. A method is left out where it would do nothing. */
 export interface Pane {
   paint?(shown: Shown): void; sketch?(shown: Sketch): void; hover?(pair: Pair | null): void; close?(): void;
 }
@@ -164,31 +164,31 @@ export interface Pane {
 /** A head in the pane of heads: its name, its square, and its row in the list. */
 export interface HeadPlace extends HeadAt { name: string; element: HTMLElement; row?: HTMLElement }
 
-/** How a head stands in a measure: see `figureOf`. */
+/** A head's value of a measure: see `figureOf`. */
 export interface Figure { value: number; uniform: number; key: number | null; departs: number }
 
 /** A rectangle of cells that is asked for: see `tileOf`. */
 export interface TileRequest extends Grid { i: number; j: number; mean: boolean; relative: boolean }
 
-/** What the cells of the map show. */
+/** The meaning of the cells of the map. */
 export interface CellKind { mean: boolean; relative: boolean }
 
-/** A tile of the map: where it stands, and how far it is from the middle of what is in sight. */
+/** A tile of the map: its place, and its distance from the middle of the part in sight. */
 export interface TileInSight extends TileRequest { head: Afar | Head; name: string; far: number }
 
 /** A tile that has been computed, and the picture of it in some colours. */
 export interface Tile extends TileRequest { values: Float32Array; canvas: HTMLCanvasElement | null; colours: string }
 
-/** What is computed beside the page. */
+/** Computations beside the page. */
 export type Asked = { job: "tile"; request: TileRequest } | { job: "place"; request: FullPair };
 export type Answer = Float32Array | Float64Array | null;
 
-/** What is sent to the worker, and what comes back. */
+/** The messages to the worker, and its answers. */
 export type ToWorker = { job: "keep"; number: number; head: Weighed } | { job: "forget"; number: number }
   | { job: "stop"; id: number } | { job: "answer"; id: number; number: number; asked: Asked };
 export interface FromWorker { id: number; found: Answer }
 
-/** What the map's gestures do. Points are CSS pixels from the corner of the element. */
+/** The actions of the map's gestures. Points are CSS pixels from the corner of the element. */
 export interface Moves {
   zoom(step: number, point: Point): void; zoomTo(factor: number, point: Point): void; scale(): number;
   scaleTo(pixels: number, point: Point): void; free(way: number): boolean; drag(x: number, y: number): void;
@@ -198,26 +198,26 @@ export interface Moves {
 /** A scale of the map: tokens in a cell, and its pixels. */
 export interface MapScale { per: number; cell: number }
 
-/** How a word stands beside the map. */
+/** The placement of a word beside the map. */
 export interface LabelStyle { ink: string; ground?: string; bold?: boolean; turned?: boolean }
 
-/** A part of a long text that comes and goes together. */
+/** A part of a long text that is added and removed as a whole. */
 export interface Chunk { from: number; to: number; box: HTMLElement; filled: boolean; height?: number }
 
-/** Where an arc meets a token. */
+/** The place where an arc meets a token. */
 export interface Meeting { x: number; top: number; bottom: number; off: string }
 
 /** Heads that are pinned; a survey has none. */
 export interface PinsOfHeads { toggle(place: HeadAt): void; paint(): void }
 
-/** What a survey's page is given: see `heads_page.py`. */
+/** The data of a survey's page: see `heads_page.py`. */
 export type SurveyFigure = [number, number | null];
 export interface SurveyMeta {
   title: string; said: string; measures: (Measure & { share: boolean })[];
   layers: { name: string; label: string; heads: { number: number; measures: (SurveyFigure | 0)[] }[] }[];
 }
 
-/** What `anywidget` gives: the state that is shared with Python, and messages. */
+/** The model of `anywidget`: the state that is shared with Python, and messages. */
 export interface WidgetModel {
   get(name: "height"): number; get(name: "meta" | "address"): string;
   set(name: "address", value: string): void; save_changes(): void; send(message: { block: number }): void;
@@ -238,7 +238,7 @@ export interface Shading {
   view: Direction; tokens: number[]; weights: Float64Array; fair: Float64Array; strongest: WeightedPair[];
 }
 
-/** A side of a comparison: the heads that it is the mean of; uniform attention has none. */
+/** A side of a comparison: the heads whose mean it is; uniform attention has no heads. */
 export interface Side { name: string; heads: Head[]; places: HeadAt[] }
 export interface ApartPair extends FullPair { a: number; b: number }
 export interface Difference {
@@ -246,7 +246,7 @@ export interface Difference {
   leftOut: number; alone: number; step: number; largest: ApartPair[];
 }
 
-/** What is compared, and how it is shown. */
+/** A comparison, and the way it is shown. */
 export interface Compared { sides: [Side, Side]; head: Head; names: Names; layout: Layout; difference: Difference }
 
 /** A point in CSS pixels. */

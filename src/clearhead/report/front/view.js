@@ -1,4 +1,4 @@
-// ---- What is chosen on the page, and the address that holds it: a link and Back restore all of it.
+// ---- The choices on the page, and the address that holds them: a link and Back restore all of them.
 
 import { addressFrom, numberIn, partsOf } from "../../base/front/address.js";
 import { inText, placesAcross } from "./difference.js";
@@ -30,14 +30,14 @@ export class View {
     this.token = null;
     /** @type {number | null} */
     this.pair = null;
-    const none = /** @type {string | null} */ (null); // what panes add: the address does not name it
+    const none = /** @type {string | null} */ (null); // entries of panes that the address does not name
     this.by = this.against = this.show = this.only = this.pins = this.tokens = this.arcs = this.spelling = none;
     this.zoom = this.pool = this.a = this.b = this.lines = none;
     this.read("");
   }
 
   /**
-   * Takes what the address names, such as `layer=2&head=9&token=80&pair=3&view=in&scale=linear`.
+   * Reads the choices of the address, such as `layer=2&head=9&token=80&pair=3&view=in&scale=linear`.
    *
    * @param {string} address
    */
@@ -74,14 +74,14 @@ export class View {
     return this.token;
   }
 
-  /** How many tokens there are on the side of `token`, and on the other. */
+  /** The number of tokens on the side of `token`, and on the other side. */
   get lengths() {
     const { queries, keys } = this.run.layers[this.layer];
     return this.view === "out" ? [queries, keys] : [keys, queries];
   }
 
   /**
-   * Changes some of it. What does not fit what is new is forgotten.
+   * Changes some choices. Other choices that do not fit the new ones are dropped.
    *
    * @param {Change} change
    */
@@ -108,14 +108,14 @@ export class View {
 }
 
 /**
- * Does one text look at itself, so that one reading serves both sides?
+ * Whether one text looks at itself, so that both sides have the same tokens.
  *
  * @param {LayerOfHeads} layer
  */
 export const oneText = (layer) => layer.kind === "self" && layer.queryText === layer.keyText;
 
 /**
- * The same token in the text of the other recording; null where it has not that, and in texts that do not correspond.
+ * The same token in the text of the other recording; null where it is missing, or the texts do not correspond.
  *
  * @param {Heads} run
  * @param {LayerOfHeads} before
@@ -130,7 +130,7 @@ function tokenBeside(run, before, after, token) {
 }
 
 /**
- * The change of a view that makes query i and key j the pair looked at.
+ * The change of a view that makes query i and key j the current pair.
  *
  * @param {Direction} view
  * @param {number} i

@@ -2,7 +2,7 @@
 
 /** @import { Direction, Head, Look, Scored, Tiles, Weighed } from "./types.d.ts" */
 
-/** How a feature of a query meets that of a key. */
+/** The function φ of a feature of a query and one of a key. */
 const PHIS = {
   /**
    * @param {number} a
@@ -22,7 +22,7 @@ const PHIS = {
 };
 
 /**
- * What feature d adds to the product of query i and key j: every score is made of these.
+ * The term of feature d in the product of query i and key j. Every score is a sum of such terms.
  *
  * @param {Scored} head
  * @param {number} i
@@ -37,14 +37,14 @@ export function term(head, i, j, d) {
 }
 
 /**
- * Is the score a plain product of query and key, before its scale?
+ * Whether the score, before its scale, is a plain product of query and key.
  *
  * @param {Scored} head
  */
 const isProduct = (head) => !head.scores && !head.weight && head.phi === "mul";
 
 /**
- * The sum of the terms; of a score that has none, the score that was given.
+ * The sum of the terms; for a score without terms, the given score.
  *
  * @param {Scored} head
  * @param {number} i
@@ -54,7 +54,7 @@ export function dot(head, i, j) {
   const { features } = head;
   if (head.scores) return head.scores[i * head.keys + j];
   let sum = 0;
-  if (isProduct(head)) { // the same terms, without a call for each: most of a page's time is here
+  if (isProduct(head)) { // the same terms without a function call for each: a page spends most of its time here
     const { query, key } = head;
     for (let f = 0, a = i * features, b = j * features; f < features; f++) sum += query[a + f] * key[b + f];
   } else for (let d = 0; d < features; d++) sum += term(head, i, j, d);
@@ -62,7 +62,7 @@ export function dot(head, i, j) {
 }
 
 /**
- * The entry of tiles that holds pair (i, j), or -1 where its tile is not kept: it is zeros.
+ * The entry of tiles that holds pair (i, j), or -1 where its tile is not kept, since it is zeros.
  *
  * @param {Tiles} tiles
  * @param {number} i
@@ -75,7 +75,7 @@ function placeIn(tiles, i, j) {
 }
 
 /**
- * What is added to the score of a pair after the softcap; −∞ hides the pair.
+ * The bias of a pair, which is added after the softcap; −∞ hides the pair.
  *
  * @param {Scored} head
  * @param {number} i
@@ -120,7 +120,7 @@ function scoreFrom(head, product, i, j) {
 export const scoreOf = (head, i, j) => scoreFrom(head, dot(head, i, j), i, j);
 
 /**
- * May query i see key j? Inside its span, and in no hole of it.
+ * Whether query i may see key j: it is inside the query's span, and in no hole.
  *
  * @param {Scored} head
  * @param {number} i
@@ -136,7 +136,7 @@ export function mayLook(head, i, j) {
 }
 
 /**
- * Whether spans alone say who may see whom.
+ * Whether the spans alone are the whole mask.
  *
  * @param {Scored} head
  */
@@ -153,7 +153,7 @@ export function weightOf(head, i, j) {
 }
 
 /**
- * The products of query i with keys `from` to `to`: four at a time, none waits for the sum of another.
+ * The products of query i with keys `from` to `to`, four at a time, since their sums do not depend on each other.
  *
  * @param {Scored} head
  * @param {number} i
@@ -257,7 +257,7 @@ export function rowsOf(head) {
 }
 
 /**
- * How many keys each query may see; the most of any query, and whether it is the same for all that see something.
+ * The number of keys that each query may see; the largest, and whether it is the same for all that see something.
  *
  * @param {Pick<Weighed, "counts" | "mostKeys" | "alike">} head
  */
@@ -282,7 +282,7 @@ export function mostKeysOf(head) {
 }
 
 /**
- * What query i would give each key if it looked at all it may see alike.
+ * The weight that query i would give each key that it may see under uniform attention.
  *
  * @param {Weighed} head
  * @param {number} i
@@ -328,7 +328,7 @@ export function lookOf(head, view, token) {
  * @param {Look} look
  */
 export function entropyOf(look) {
-  if (look.sum === 0) return look.head.entropy[look.token]; // the sink takes all but what is too little for a number
+  if (look.sum === 0) return look.head.entropy[look.token]; // the sink takes all of the softmax, up to rounding
   const shares = look.ranked.map((other) => look.weights[other] / look.sum);
   return shares.reduce((sum, share) => (share > 0 ? sum - share * Math.log(share) : sum + 0 * share), 0);
 }
@@ -344,5 +344,5 @@ export function rankOf(look, other) {
   return 1 + look.allowed.reduce((above, each) => above + (look.weights[each] > weight ? 1 : 0), 0);
 }
 
-/** Time for other work: input, painting. */
+/** Waits, so that input and painting can be done. */
 export const breathe = () => new Promise((resolve) => { setTimeout(resolve, 0); });

@@ -1,4 +1,4 @@
-// ---- Why a weight is what it is: the steps of an explanation, computed from one query and all keys.
+// ---- The steps of an explanation of one weight, computed from one query and all keys.
 //
 // Python gives the names, the formulas and the trees of the steps (`why` of a layer); the numbers are this row's.
 
@@ -15,7 +15,7 @@ import { biasOf, countsOf, dot, mayLook } from "./weights.js";
  */
 
 setMostTerms(3);
-export const LONG = 2048; // keys of a row that is computed only when the page is at rest
+export const LONG = 2048; // a row of more keys is computed only when the page is at rest
 
 /**
  * An array as a node: `sizes` are its axes.
@@ -33,7 +33,7 @@ const nodeOver = (name, values, sizes, text = number) => ({
 });
 
 /**
- * What is given for query i: every array has the axes (B, H, Lq, …) of the explanation, here of size 1.
+ * The given steps of query i. Every array has the axes (B, H, Lq, …) of the explanation, here of size 1.
  *
  * @param {Head} head
  * @param {number} i
@@ -49,7 +49,7 @@ function givenOf(head, i) {
     weight: () => nodeOver("weight", head.weight ?? [], [features]),
     bias: () => nodeOver("bias", row((j) => {
       const bias = biasOf(head, i, j);
-      return bias === -Infinity ? 0 : bias; // −∞ is what the mask hides
+      return bias === -Infinity ? 0 : bias; // −∞ stands for a hidden pair
     }), [1, 1, 1, keys]),
     mask: () => nodeOver("mask", row((j) => Number(mayLook(head, i, j))), [1, 1, 1, keys], (x) => (x ? "True" : "False")),
     sink: () => nodeOver("sink", [head.sink ?? 0], [1, 1, 1, 1]),
@@ -102,7 +102,7 @@ export function whyOf(head, i, run) {
 }
 
 /**
- * The number of a computed step for key j: of a step with one number a row, that.
+ * The number of a computed step for key j, or the only number of a step with one number for each row.
  *
  * @param {Found} step
  * @param {number} j
@@ -113,7 +113,7 @@ export function numberAt(step, j) {
 }
 
 /**
- * Each step that leads to the weight of a pair, with its number and what it is made of.
+ * Each step that leads to the weight of a pair, with its number and its written terms.
  *
  * @param {Head} head
  * @param {number} i

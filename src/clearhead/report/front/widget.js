@@ -5,7 +5,7 @@ import { mount, templateOf } from "./mount.js";
 
 /** @import { Said, WidgetModel } from "./types.d.ts" */
 
-const PATIENCE = 10; // seconds without an answer until it is said
+const PATIENCE = 10; // seconds without an answer until the reader is told
 
 /** The theme of the notebook around: JupyterLab and Visual Studio Code say it on the body. Null: as the system. */
 function themeAround() {
@@ -16,7 +16,7 @@ function themeAround() {
 }
 
 /**
- * Asks the kernel for blocks. `say` is told what the reader should know, or "" when that is over.
+ * Asks the kernel for blocks. `say` is called with a notice for the reader, or with "" when the notice is over.
  *
  * @param {WidgetModel} model
  * @param {(text: string) => void} say
@@ -48,7 +48,7 @@ function messages(model, say) {
 }
 
 /**
- * What `anywidget` calls for each place where the widget is shown; it calls what is returned when one is gone.
+ * The function that `anywidget` calls for each place where the widget is shown. It returns the function for its removal.
  *
  * @param {{ model: WidgetModel, el: HTMLElement }} given
  */
@@ -63,12 +63,12 @@ function render({ model, el }) {
   say("");
   notice.setAttribute("role", "status");
   host.className = "clearhead";
-  host.dataset.lmSuppressShortcuts = "true"; // else the report's keys are the notebook's too: b adds a cell
+  host.dataset.lmSuppressShortcuts = "true"; // else the notebook would take the report's keys too: b adds a cell
   host.style.cssText = `height: ${model.get("height")}px; min-height: 0; overflow: auto`;
   el.append(notice, host);
   const channel = messages(model, say);
   const page = mount(host, new Run(messageSource(JSON.parse(model.get("meta")), channel.ask)), templateOf(MARKUP));
-  page.find("print").hidden = true; // it would print the notebook
+  page.find("print").hidden = true; // the button would print the notebook
   page.onaddress = (address) => {
     model.set("address", address);
     model.save_changes();

@@ -1,4 +1,4 @@
-// ---- Tokens and numbers as a person reads them. Strings only: they reach the page as text.
+// ---- Tokens and numbers in readable form. They are strings, and reach the page as text.
 
 import { grouped } from "../../base/front/numbers.js";
 import { onlyByteNames, onlyBytes, special, textsOfBytes } from "./bytes.js";
@@ -20,7 +20,7 @@ const unspaced = /\p{Script=Han}|\p{Script=Hiragana}|\p{Script=Katakana}|\p{Scri
 const codePoint = (sign) => `⟨U+${(sign.codePointAt(0) ?? 0).toString(16).toUpperCase().padStart(4, "0")}⟩`;
 
 /**
- * Text in which nothing is invisible: white space alone or at line ends, and controls, get a sign.
+ * The text with visible signs for white space alone or at line ends, and for controls.
  *
  * @param {string} text
  */
@@ -34,7 +34,7 @@ export function visible(text) {
 }
 
 /**
- * How a tokenizer marks words, told from its tokens. Ġ: it writes bytes.
+ * The way a tokenizer marks words, found from its tokens. With Ġ it writes bytes.
  *
  * @param {string[]} tokens
  */
@@ -46,7 +46,7 @@ function markingOf(tokens) {
 }
 
 /**
- * One token read: what it says, its name, whether a space comes before it, whether it goes on with the word before.
+ * A token as read: its text, its name, whether a space comes before it, whether it continues the word before.
  *
  * @param {string} token
  * @param {string} marking
@@ -95,7 +95,7 @@ export function readText(tokens) {
 const rightToLeft = /[\u0590-\u08ff\ufb1d-\ufdff\ufe70-\ufeff\u{10800}-\u{10fff}\u{1e800}-\u{1efff}]/u;
 
 /**
- * The direction of a text: that of most of its letters, special tokens aside.
+ * The writing direction of most letters of a text, without special tokens.
  *
  * @param {Word[]} words
  */
@@ -131,7 +131,7 @@ export function nameOf(words, index) {
 }
 
 /**
- * A weight in percent, to what the eye can use: 53.1%, 3.6%, 0.83%, 0.0012%, < 0.00001%.
+ * A weight in percent with few digits: 53.1%, 3.6%, 0.83%, 0.0012%, < 0.00001%.
  *
  * @param {number} weight
  */

@@ -12,7 +12,7 @@ const heads = new Map();
 const stopped = new Set();
 
 /**
- * Answers a question, unless it is taken back before.
+ * Answers a question, unless it is taken back first.
  *
  * @param {number} id
  * @param {Weighed | undefined} head
@@ -32,6 +32,6 @@ self.onmessage = (/** @type {MessageEvent<ToWorker>} */ { data }) => {
   else if (data.job === "forget") heads.delete(data.number);
   else if (data.job === "stop") stopped.add(data.id);
   else answer(data.id, heads.get(data.number), data.asked).catch((error) => {
-    setTimeout(() => { throw error; }); // to where the page hears of it
+    setTimeout(() => { throw error; }); // thrown where the page can see the error
   });
 };

@@ -2,11 +2,11 @@
 
 /** @import { Moves, Point } from "./types.d.ts" */
 
-const NOTCH = 100; // of a wheel, for one step
+const NOTCH = 100; // the distance of a wheel for one step
 const STILL = 5; // CSS pixels that a pointer may move in a click
 
 /**
- * `does`: what follows. `zoom(step, point)` in steps of the scale, `zoomTo(factor, point)`; `scale()` in pixels a token, and
+ * `does`: the actions. `zoom(step, point)` in steps of the scale, `zoomTo(factor, point)`; `scale()` in pixels a token, and
  * `scaleTo(pixels, point)`; `drag(x, y)` by so many pixels, `point(point)` or null, `choose(point)`, `free()` whether there is room to zoom in a direction.
  * Points are CSS pixels from the corner of the element.
  */
@@ -24,7 +24,7 @@ export class Gestures {
     this.moved = false;
     /** @type {Point} where the last finger went down */
     this.start = [0, 0];
-    this.pinched = 1; // the scale over how far two fingers were apart
+    this.pinched = 1; // the scale over the distance of two fingers
     element.addEventListener("wheel", (event) => this.wheel(event), { passive: false });
     element.addEventListener("pointerdown", (event) => this.press(event));
     element.addEventListener("pointermove", (event) => this.move(event));
@@ -45,7 +45,7 @@ export class Gestures {
   }
 
   /**
-   * With Ctrl, which pinching a touch pad sets too, or when the map has the focus; else the page scrolls.
+   * The wheel zooms with Ctrl, which a pinch on a touch pad sets too, or when the map has the focus; else the page scrolls.
    *
    * @param {WheelEvent} event
    */
@@ -53,7 +53,7 @@ export class Gestures {
     const focused = this.element.matches(":focus");
     if (!event.ctrlKey && !event.metaKey && !focused) return;
     const pixels = event.deltaY * (event.deltaMode === 1 ? 33 : event.deltaMode === 2 ? NOTCH : 1);
-    const fine = event.ctrlKey && Math.abs(pixels) < 40 ? 6 : 1; // a pinch on a touch pad turns little
+    const fine = event.ctrlKey && Math.abs(pixels) < 40 ? 6 : 1; // a pinch on a touch pad gives small distances
     if (!event.ctrlKey && !this.does.free(-pixels)) return;
     event.preventDefault();
     if (this.turned * pixels < 0) this.turned = 0;
@@ -76,7 +76,7 @@ export class Gestures {
     }
   }
 
-  /** How far two fingers are apart. */
+  /** The distance of two fingers. */
   spread() {
     const [[x, y], [x2, y2]] = this.pointers.values();
     return Math.max(10, Math.hypot(x - x2, y - y2));

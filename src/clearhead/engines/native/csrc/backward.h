@@ -153,7 +153,7 @@ struct Backward {
             const float m = *g.maximum.at<float>(batch, head, i), delta = *g.delta.at<float>(batch, head, i);
             const float log_sum = *g.log_sum.at<float>(batch, head, i), inverse = exp_of(-log_sum);
             sent.add(i, at, slope);
-            if (g.sent.log_weight) {  // a weight of 0 has none: what meets it below is not read
+            if (g.sent.log_weight) {  // the logarithm of a weight of 0 is not finite, and not read below
                 const float times = *g.sent.log_weight.at<float>(batch, head, i);
                 for (int64_t c = at.left; c < at.right; c += LANES)
                     store(slope + c, load(slope + c) + times * ((load(s + c) - m) - log_sum));
@@ -167,7 +167,7 @@ struct Backward {
                     kept *= factor, upstream *= factor;
                 }
                 store(s + c, kept);
-                // not 0 * inf where a value that others may see is huge
+                // a weight of 0 gives 0, not 0 * inf where `upstream` overflows
                 const V steep = weight == 0.0f ? V{} : weight * (upstream - delta);
                 store(slope + c, steep);
             }

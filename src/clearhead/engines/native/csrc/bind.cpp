@@ -106,7 +106,7 @@ struct Held {
         p.dropout_p = dropout_p, p.seed = seed, p.first_query = first_query;
     }
 
-    // The problem's map of blocks. They are those of a mask, of which one sequence or head may stand for all.
+    // The problem's map of blocks. It is the map of a mask, in which one sequence or head may stand for all.
     void set_blocks(const Blocks& blocks) {
         Problem& p = problem;
         const auto of = [](int64_t n, int64_t all) { return n == 1 || n == all; };
@@ -135,7 +135,7 @@ struct Held {
     }
 };
 
-// What a summary's arrays and those of `Sent` are of.
+// The kinds of entries that the arrays of a summary and of `Sent` have.
 enum Of { QUERIES, LARGEST, KEYS, CELLS };
 
 // Arrays from a dict of tensors by their names, and the dict, which keeps the tensors alive.
@@ -303,7 +303,7 @@ struct Cpu {
         require(held.problem.value || !held.problem.value_width || !held.problem.keys, "the value has no memory.");
         require(!out.is_none() && !held.tensors[2].is_none(), "the value or the output is missing.");
     }
-    // What a backward pass reads of each query.
+    // The numbers of each query that a backward pass reads.
     static Gradients upstream(const Held& held, nb::handle grad, nb::handle maximum, nb::handle log_sum, const NamedSent* sent) {
         const Problem& p = held.problem;
         Gradients g;

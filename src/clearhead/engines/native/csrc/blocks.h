@@ -1,4 +1,4 @@
-// What is seen of each block of a mask: made once for a mask, and read by all kernels (docs/maths/blocks.md).
+// Which pairs of each block a mask allows: computed once for a mask, and read by all kernels (docs/maths/blocks.md).
 #pragma once
 
 #include <algorithm>
@@ -87,7 +87,7 @@ struct Blocks {
         }
     }
 
-    // How many pairs the kernels compute: those of the blocks of which some are seen.
+    // How many pairs the kernels compute: all pairs of the blocks in which a pair is seen.
     int64_t pairs() const {
         int64_t sum = 0;
         for (size_t i = 0; i < kinds.size(); i++) {

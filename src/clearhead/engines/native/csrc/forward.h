@@ -181,7 +181,7 @@ struct Forward {
         check_finite(o, p.value_width, finite);
     }
 
-    // The output's row and the two numbers of its softmax, merged with what they were over other keys.
+    // The output's row and the two numbers of its softmax, merged with those over other keys.
     void merge(const Problem& p, int64_t batch, int64_t head, int64_t i, int64_t r, float m, float total) {
         if (total == 0.0f) return;  // none of these keys is seen
         float *maximum = p.maximum.at<float>(batch, head, i), *log_sum = p.log_sum.at<float>(batch, head, i);

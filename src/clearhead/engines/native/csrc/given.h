@@ -1,4 +1,4 @@
-// A tensor from Python as an array. Its element type, sizes and layout are compared with those that the problem says, before
+// A tensor from Python as an array. Its element type, sizes and layout are compared with those of the problem before
 // a kernel is given its address: in O(1), whoever made it.
 #pragma once
 
@@ -17,7 +17,7 @@ namespace nb = nanobind;
 
 enum Type : int { FLOAT = 0, INT64 = 1, BOOL = 2 };
 
-// What Python's objects are called and which they are, looked up once. They live as long as the process.
+// Names and objects of Python, looked up once. They live as long as the process.
 struct Known {
     PyObject *shape, *stride, *data_ptr, *dtype, *is_cpu;
     PyObject* types[3];  // in the order of `Type`
@@ -44,7 +44,7 @@ struct Known {
     throw nb::python_error();
 }
 
-// What Python's `str` says of an object.
+// The text of an object, by Python's `str`.
 inline std::string said(nb::handle object) {
     PyObject* text = PyObject_Str(object.ptr());
     if (!text) throw nb::python_error();
@@ -57,7 +57,7 @@ inline void require(bool right, const char* why) {
     if (!right) refuse(why);
 }
 
-// What a kernel relies on in an array.
+// The properties of an array that a kernel relies on.
 struct Expected {
     Type type = FLOAT;
     int free = 0;               // so many first dimensions may have size 1 instead: they broadcast
@@ -77,7 +77,7 @@ struct Given : Array {
     int count = -1;  // of dimensions; none: there is no tensor
 
     Given() = default;
-    // Of the sizes that are given; without any, of up to four dimensions of whatever sizes: `of` checks these.
+    // An array of the given sizes; without sizes, of up to four dimensions of any size, which `of` checks.
     Given(nb::handle tensor, const char* name, const Expected& expected, std::initializer_list<int64_t> wanted)
         : Given(tensor, name) {
         if (count >= 0) check(tensor, name, expected, wanted.begin(), (int)wanted.size());

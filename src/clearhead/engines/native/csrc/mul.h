@@ -33,7 +33,7 @@ INLINE void copy_rows(const float* rows, int64_t row, int64_t count, int64_t wid
     }
 }
 
-// What decode.h will read next, prefetched piece by piece while a key is computed: many requests at once would queue.
+// Prefetches the key that decode.h reads next, piece by piece while a key is computed: many requests at once would queue.
 struct Prefetch {
     const float *key, *value;
 

@@ -58,7 +58,7 @@ struct Problem {
     Array out;  // float (B, H, Lq, Ev); for the kernel `scores`, (B, H, Lq, Lk)
     // float (B, H, Lq), which may be missing: m, the largest score or the sink (0 where nothing is seen), and log sum_j exp(s_j - m)
     Array maximum, log_sum;
-    bool merges = false;  // the three hold what other keys have given, with which the result is merged
+    bool merges = false;  // the three hold the results of other keys, with which those of these keys are merged
 
     int64_t groups() const { return heads / key_heads; }
 
@@ -66,7 +66,7 @@ struct Problem {
     bool plain() const { return !(softcap > 0) && !dense && !relative && !bad_keys; }
 };
 
-// What is seen of a block, a tile of queries with a panel of keys: a number from 0 on is its place in `bits`.
+// Which pairs are seen in a block, a tile of queries with a panel of keys: a number from 0 on is its place in `bits`.
 enum Kind : int32_t { NONE = -1, ALL = -2, BY_SPANS = -3 };
 
 // The buffers of a summary of the weights; each may be missing. The problem's `out`, `maximum` and `log_sum` are filled too.
@@ -87,7 +87,7 @@ struct Summary {
     int64_t kept() const { return best ? (top > 1 ? top : 1) : top; }
 };
 
-// What statistics send back to the weights; each may be missing. Float but where it says so.
+// The gradients that statistics send back to the weights; each may be missing. They are float unless a type is named.
 struct Sent {
     Array log_weight;         // (B, H, Lq), times log w_ij
     Array distance, position; // (B, H, Lq), times |position_i - j|; position is int64
@@ -100,7 +100,7 @@ struct Sent {
     int64_t cell_rows = 1, cell_columns = 1;
 };
 
-// What a backward pass reads, and where it writes the gradients. Weights are exp(score - maximum - log_sum): of the
+// The arrays that a backward pass reads, and the gradients that it writes. Weights are exp(score - maximum - log_sum): of the
 // whole softmax, also where the problem has some of its keys. log_sum is +inf for a query that sees nothing.
 struct Gradients {
     Array grad;                      // float (B, H, Lq, Ev): the output's
@@ -110,11 +110,11 @@ struct Gradients {
     Array dense, relative;           // float, as the problem's bias, of strides 0 where it is broadcast; missing: not wanted
     int64_t dense_size = 0, relative_size = 0;  // elements in all
     Sent sent;
-    bool adds = false;  // to what query, key and value hold; the others are always added to
+    bool adds = false;  // to the numbers in query, key and value; the other gradients are always added
 
     // For the kernel `contributions`, which writes nothing else: float (B, H, Lq) and (B, H, Lk), which may be missing.
     Array by_query, by_key;
-    bool positive = false;  // of what is above 0 alone
+    bool positive = false;  // sums the products above 0 alone
 };
 
 }  // namespace clearhead

@@ -1,4 +1,4 @@
-// What statistics of the weights send back to them: a part of a pair's gradient, beside the output's (docs/maths/statistics.md).
+// The gradients that statistics send back to the weights, beside those of the output (docs/maths/statistics.md).
 #pragma once
 
 #include "tile.h"

@@ -1,7 +1,7 @@
 // Statistics of the weights, in the same pass as the output or without it (docs/maths/inspection.md).
 //
-// A tile of queries keeps its weights over all keys, in units of e^m as m was at each panel; when the sum of a row is known,
-// c = e^(m then - m) / sum turns them into weights, and c^T * tile is what each key receives.
+// A tile of queries keeps e^(score - m) for all keys, with the m that each panel had. When the sum of a row is known,
+// c = e^(m of the panel - m) / sum turns these numbers into weights, and c^T * tile is the weight that each key receives.
 #pragma once
 
 #include "forward.h"
@@ -9,8 +9,8 @@
 
 namespace clearhead::CLEARHEAD_ISA {
 
-// The k largest scores of a row, in order; equal ones in the order of the keys, which come in that order. They are kept in
-// whole vectors, the last of which has room for a few more.
+// The k largest scores of a row, in order; equal scores stand in the order of their keys, which are seen in this order.
+// They are kept in whole vectors, the last of which has room for a few more.
 struct Best {
     float* scores;
     int32_t* keys;
@@ -38,8 +38,8 @@ struct Best {
             store(keys + t, lower ? (moved ? before_key : key - I{}) : now_key);
         }
     }
-    // The k largest of a panel's scores, s[left … right), into an empty list: each time the largest of those left, and of equal
-    // ones the first. Most insertions would be here, while the list still takes what comes.
+    // The k largest of a panel's scores, s[left … right), into an empty list: each time the largest score that is left, and
+    // of equal scores the first. Otherwise most insertions would happen here, while the list is not full.
     INLINE void take_first(const float* s, int64_t left, int64_t right, int32_t begin) const {
         constexpr int VECTORS = PANEL / LANES;
         V rest[VECTORS];
@@ -111,7 +111,7 @@ struct Summarise {
         }
     }
 
-    // Where the scores of a panel go, of which all are computed if `whole`; the others count as weights of 0.
+    // The place for the scores of a panel. All of them are computed if `whole`; else the others count as weights of 0.
     float* tile(int64_t panel, bool whole, float* own) {
         if (!keeps(*summary)) return own;
         seen_panels[seen++] = panel;
@@ -227,8 +227,8 @@ struct Summarise {
         return p.relative ? dense + p.relative.at<float>(batch, head)[j - i + p.queries - 1] : dense;
     }
 
-    // Adds what the keys of the k-th panel seen receive from the rows [from, to), all of one row of cells, to that row's sums. `factors`:
-    // of all rows.
+    // Adds the weights that the keys of the k-th panel seen receive from the rows [from, to) to the sums of a row of cells, to
+    // which all these rows belong. `factors`: those of all rows.
     void columns(int64_t k, int64_t from, int64_t to, const RowSpans& spans, const float* factors) {
         const float *tile = all + k * ROWS * PANEL, *share = before + k * ROWS;
         const int64_t begin = seen_panels[k] * PANEL;
@@ -309,9 +309,9 @@ struct Summarise {
     }
 };
 
-// The work: each head's queries in groups of some tiles, cut where rows of cells end, and dealt out to `parts`, each with a
-// sum of its own of what the keys receive. All threads are on one head at a time, and share what they read of it; and where
-// the mask is causal, the parts are of one size.
+// The work: each head's queries in groups of some tiles, cut where rows of cells end, and dealt out to `parts`, each of
+// which sums the weights that keys receive by itself. All threads work on one head at a time, so they read the same keys;
+// and where the mask is causal, the parts are of one size.
 struct SummaryShares {
     static constexpr int64_t SUMS = 1 << 22;  // about so many numbers in all, if that is enough
 

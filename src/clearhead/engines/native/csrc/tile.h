@@ -1,4 +1,4 @@
-// A tile of scores: what is done to it between the product of queries and keys and the softmax, the same for every score.
+// A tile of scores between the product of queries and keys and the softmax: the same steps for every score.
 #pragma once
 
 #include "vector.h"
@@ -39,7 +39,7 @@ struct RowSpans {
     }
 };
 
-// What is seen of a tile of queries with a panel of keys.
+// Which pairs of a tile of queries with a panel of keys are seen.
 INLINE int32_t kind_of(const Problem& p, int64_t batch, int64_t head, int64_t tile, int64_t panel) {
     return p.kinds ? p.kinds.at<int32_t>(batch, head, tile)[panel] : BY_SPANS;
 }
@@ -72,8 +72,9 @@ struct Part : Columns {
     int64_t width() const { return right - left; }
 };
 
-// What is computed of a block, a tile of queries with a panel of keys: strips of some rows, each with the hull of the keys that
-// they see, so that little is computed where an edge of the mask runs through the block. Strips of the same columns are one part.
+// The part of a block, a tile of queries with a panel of keys, that is computed: strips of some rows, each with the hull of
+// the keys that they see, so that little is computed where an edge of the mask runs through the block. Strips of the same
+// columns are one part.
 struct Parts {
     static constexpr int64_t STRIP = 12;
 

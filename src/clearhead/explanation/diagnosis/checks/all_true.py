@@ -10,9 +10,9 @@ from clearhead.explanation.diagnosis.finding import Finding
 
 
 class AllTrue(Check):
-    """Every query may see every key under a mask; exact.
+    """A mask allows every query every key. The check is exact.
 
-    A note: a batch without padding has such a mask, and so has one query that stands at the last key.
+    It is a note: a batch without padding has such a mask. One query that stands at the last key is left out.
     """
 
     name = "a mask that is all true"
@@ -31,5 +31,5 @@ class AllTrue(Check):
             case,
             "note",
             f"Under {what} each of {queries} queries may see all {keys} keys: it does nothing.",
-            "Leave it out, where it is always so; else see whether the lengths, or the window, are what you mean.",
+            "Leave the mask out if it never hides a key; else check the lengths, or the window.",
         )

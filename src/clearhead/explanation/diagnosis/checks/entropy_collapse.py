@@ -1,4 +1,4 @@
-"""Entropy that falls towards 0, or is no number any more, while a model trains."""
+"""Entropy that falls towards 0, or becomes NaN, while a model trains."""
 
 from __future__ import annotations
 
@@ -16,11 +16,12 @@ BEGAN = 0.4  # nats: a head that never had more has nothing to lose
 
 
 def collapsed(rows: Iterable[Mapping[str, Any]]) -> Iterator[Finding]:
-    """Heads whose entropy, from 0.4 nats or more, fell below a tenth of that and below 0.2 nats, by `Monitor.table()`.
+    """Heads whose entropy fell from 0.4 nats or more to less than 0.2 nats and less than a tenth of its peak.
 
-    0.2 nats are 1.2 effective keys. A head that specialises loses entropy too, but rarely nine tenths of it; where
-    entropy collapses the largest logit grows with it, and training diverges (Zhai et al. 2023), so the logits are told.
-    Heads whose last entropies are no numbers are told too; the steps before these are looked at as if they were all.
+    0.2 nats are 1.2 effective keys. A head that specialises loses entropy too, but rarely nine tenths of it. Where
+    entropy collapses, the largest logit grows and training diverges (Zhai et al. 2023), so the finding names the
+    logits. Heads whose last entropies are NaN have a finding of their own; their steps before are judged as all others.
+    `rows`: those of `Monitor.table()`.
     """
     by_head: dict[tuple[str, int], list[Mapping[str, Any]]] = {}
     layers: dict[str, str] = {}  # by module

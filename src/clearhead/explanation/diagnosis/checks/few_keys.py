@@ -9,15 +9,16 @@ from clearhead.explanation.diagnosis.case import Case, by_head
 from clearhead.explanation.diagnosis.finding import Finding
 
 FEW = 1.1
-CHOICE = 8  # keys that a query may see: of fewer a small number is no finding
+CHOICE = 8  # the fewest keys that a counted query may see: among fewer, a small effective number means little
 LEAST = 8  # queries a head
 
 
 class FewKeys(Check):
     """The effective number of keys, exp of the mean entropy over the queries that may see 8 keys or more, is ≤ 1.1.
 
-    1.1 is two keys of weights 0.98 and 0.02. Queries of fewer keys are left out, those of one have 1 by construction.
-    Some heads of trained models are like that: a note; where all heads of a call are, it is a warning.
+    1.1 is the effective number of two keys with weights 0.98 and 0.02. Queries that may see fewer keys are left out: a
+    query of one key always has 1. It is a note, since trained models have some heads like this, and a warning where all
+    heads of a call are like this.
     """
 
     name = "few effective keys"

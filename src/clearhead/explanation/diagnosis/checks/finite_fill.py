@@ -8,19 +8,19 @@ import torch
 
 from clearhead.explanation.diagnosis.base import Check
 from clearhead.explanation.diagnosis.case import Case, first_place
-from clearhead.explanation.diagnosis.fills import FILL
 from clearhead.explanation.diagnosis.finding import Finding
+from clearhead.explanation.diagnosis.reading import FILL
 
 HALF = torch.finfo(torch.float16)
 
 
 class FiniteFill(Check):
-    """What is added to the scores holds finite numbers of −9000 and less, as a stand-in for −∞.
+    """A mask or bias that is added to the scores holds finite numbers of −9000 and less in place of −∞.
 
-    exp(−9000) is 0 in every dtype, so they hide; but a query of which all keys are filled is given all of them: the
-    same number added to every score changes no softmax. A warning; a note where their own keys are seen by no other
-    query, as padding is. And numbers below −65504, the least of float16, are −∞ there, and a row of them is NaN: a
-    warning in a lower precision, a note in float32.
+    exp(−9000) is 0 in every dtype, so such numbers hide keys. But a query whose keys are all filled attends to all of
+    them: the same number added to every score changes no softmax. It is a warning, or a note where no other query sees
+    the keys of such queries, as with padding. Numbers below −65504, the least of float16, become −∞ in float16, and a
+    row of them gives NaN: a warning for inputs in float16 and bfloat16, else a note.
     """
 
     name = "a finite fill"

@@ -13,9 +13,10 @@ from clearhead.explanation.diagnosis.finding import Finding
 
 
 class NotFinite(Check):
-    """NaN and ±∞ in query, key and value, NaN and +∞ in what is added to the scores; exact.
+    """NaN and ±∞ in query, key and value, and NaN and +∞ in a bias, a float mask or sinks. The check is exact.
 
-    An error where it reaches an output. A note where the mask keeps it from every query: clearhead leaves it out.
+    It is an error where such a number reaches an output, and a note where the mask hides it from every query:
+    clearhead leaves such keys out.
     """
 
     name = "inputs that are not finite"
@@ -33,7 +34,7 @@ class NotFinite(Check):
                 yield self._of_added(case, name, tensor, bad)
 
     def _of_vectors(self, case: Case, name: str, bad: Tensor, reached: Tensor) -> Finding:
-        """`bad` (B, H, L): vectors that are not finite; `reached`: those of them that count."""
+        """`bad` (B, H, L): vectors that are not finite. `reached`: those among them that reach an output."""
         tensor, count = case.inputs[name], int(reached.sum())
         sequence, head, at = (int(i) for i in (reached if count else bad).nonzero()[0])
         numbers = (
@@ -48,7 +49,7 @@ class NotFinite(Check):
             case,
             "error",
             f"{numbers}; of these {count} {'see a key' if name == 'query' else 'are seen by a query'}.",
-            "Find what made it before this call: a division by 0, an overflow, memory that nothing was written to.",
+            "Find what made these numbers before this call: a division by 0, an overflow, or memory never written to.",
             **place,
         )
 

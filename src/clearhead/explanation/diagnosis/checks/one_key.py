@@ -1,4 +1,4 @@
-"""Heads that send every query to one key, and heads whose values are 0."""
+"""Heads that send every query to one key, or to their sink."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ LEAST = 8  # queries a head and sequence
 class OneKey(Check):
     """95% of a head's queries give 90% of their softmax to the same key of their sequence, or to the head's sink.
 
-    A note: trained models rest a head so, on the first token or a sink (Xiao et al. 2024). Queries that may see one key
-    alone are left out.
+    It is a note: heads of trained models rest on the first token or a sink where they have nothing to do (Xiao et al.
+    2024). Queries that may see only one key are left out.
     """
 
     name = "heads that do nothing"

@@ -25,16 +25,17 @@ TRIANGLE = (
 
 
 class OppositeMask(Check):
-    """A mask judged by what it removes, in four ways:
+    """A mask judged by the keys that it hides, in four ways:
 
-    upside down: no query sees an earlier key, and the first one sees all. A causal mask turned over; a window into the
-    future does not show the first query everything.
-    a hole around each query: of `LEAST_HOLE` queries and more none sees itself, and half of them skip the key beside
-    them and see others further away: a window, or documents, turned over. A mask without its diagonal skips no more.
-    padding by position: every query of a sequence sees the same keys; one sequence has none, and each other one only
-    its last ones. A batch is padded to its longest sequence, of which a padding mask turned over leaves nothing.
-    padding by content: what all queries see are keys that are 0, not finite or equal to the key beside them, and what
-    they don't see are none of these.
+    upside down: no query sees an earlier key, and the first query sees all keys, as under an inverted causal mask. (A
+    window into the future does not show the first query all keys.)
+    a hole around each query: there are `LEAST_HOLE` queries or more, none of them sees itself, and half of them skip
+    the key beside them and see keys further away, as under an inverted window or inverted documents. (A mask that hides
+    the diagonal alone skips no neighbour.)
+    padding by position: all queries of a sequence see the same keys. Some sequences see no key, and the others only
+    their last keys. (A batch is padded to its longest sequence, and an inverted padding mask hides all of that one.)
+    padding by content: the keys that all queries see are 0, not finite or equal to the key beside them, and the keys
+    that they do not see are none of these.
     """
 
     name = "a mask of the opposite polarity"

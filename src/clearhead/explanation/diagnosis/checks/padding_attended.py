@@ -10,9 +10,9 @@ from clearhead.explanation.diagnosis.finding import Finding
 
 
 class PaddingAttended(Check):
-    """Padding that is known (`AttentionCall.padding`) and that some word may see; exact.
+    """Words may see padding, where the padding is known (`AttentionCall.padding`). The check is exact.
 
-    An error where such a sequence's words see no word at all: the mask is of the opposite polarity.
+    It is an error where the words of these sequences see no word at all: the mask is of the opposite polarity.
     """
 
     name = "padding attended"

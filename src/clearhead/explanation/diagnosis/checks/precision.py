@@ -1,4 +1,4 @@
-"""What rounding does to this very call."""
+"""The rounding errors of this call."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ from clearhead.problem.regions import cut
 from clearhead.scores.base import ByTile
 
 ROWS, SEQUENCES = 16, 2  # how many queries of how many sequences are computed again
-# Largest error as a part of the largest value: eight roundings of an output of the dtype, and in float32, where the
-# kernels add up thousands of terms, a thousand.
+# The largest error that is no finding, as a part of the largest value: eight roundings of an output of the dtype, and
+# a thousand in float32, where the kernels add up thousands of terms.
 MOST = {torch.float16: 4e-3, torch.bfloat16: 3e-2, torch.float32: 1e-4}
 
 
 class Precision(Check):
-    """The output of some queries, against the same from the same inputs in float64, by an engine of clearhead.
+    """The output of some queries, compared to clearhead's output from the same inputs in float64.
 
-    The error is the largest difference as a part of the largest value. A warning above 4e-3 in float16, 3e-2 in
-    bfloat16, 1e-4 in float32: above eight roundings of an output (of a thousand in float32). Below float32 it is told
-    as a note in any case. Of a recorded call with values, and without dropout, it is the model's own output that is
+    The error is the largest difference as a part of the largest value. It is a warning above 4e-3 in float16 and 3e-2
+    in bfloat16 (eight roundings of an output), and above 1e-4 in float32 (a thousand roundings). In float16 and
+    bfloat16 a smaller error is a note. For a recorded call with values, and without dropout, the model's own output is
     judged.
     """
 

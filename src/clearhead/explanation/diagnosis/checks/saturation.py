@@ -16,9 +16,9 @@ LEAST = 8  # queries a head: fewer may be so by chance
 class Saturation(Check):
     """The largest weight is at least 0.99 for 90% of the queries that have keys to choose from.
 
-    The gradient of a score is at most w (1 − w) times that of its weight, 0.01 here: such a softmax hardly learns.
-    Heads that copy one token, as trained models have some, are like this too: a note. Where all heads of a call are,
-    it is a warning. Source: Zhai et al. 2023.
+    The gradient of a score is at most w (1 − w) times the gradient of its weight, 0.01 times here: such a softmax
+    hardly learns. It is a note, since trained models have some heads that copy one token, and a warning where all heads
+    of a call are like this. Source: Zhai et al. 2023.
     """
 
     name = "saturation"

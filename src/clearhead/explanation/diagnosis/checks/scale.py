@@ -13,22 +13,23 @@ from clearhead.explanation.diagnosis.finding import Finding
 from clearhead.scores.base import ByTile, Pairwise
 from clearhead.scores.score_function import ScoreFunction
 
-WIDTH = {"missing": 8, "twice": 16}  # dimensions: 1/√E of fewer is hardly a change
-WIDE = 2.5  # a spread under which a query still attends to several keys
+WIDTH = {"missing": 8, "twice": 16}  # the fewest dimensions: of fewer, 1/√E changes little
+WIDE = 2.5  # up to this spread a query still attends to several keys
 USUAL = (0.6, 2.5)  # the spread that the right scale should give
 ALIKE = 1.5  # factor within which two numbers are taken for the same
 
 
 class Scale(Check):
-    """The spread σ of the scores, their standard deviation over a query's keys, the median of all queries and heads.
+    """A scale, judged by the spread σ of the scores: their standard deviation over the keys of a query, as a median.
 
-    Vectors with entries of variance 1 have products of spread √E, and 1/√E brings it to 1: there a softmax is neither
-    uniform nor one key. So a scale is missing where σ > 2.5, and another factor of 1/√E would bring it to
-    0.6 … 2.5. It was applied twice where σ is below 2/√E and one factor of 1/√E less would bring it to 0.6 … 2.5, but
-    only where that factor is seen: as a scale of about 1/E, or as a scale of 1/√E beside queries (or keys) that are √E
-    smaller than the others. A model that begins with small vectors has a small σ too, T5 has a scale of 1 and σ of
-    about 1, and Whisper's queries come divided, with a scale of 1: none of these is found. A scale that is 1/√E or
-    less already is not missing, however wide the scores.
+    Vectors with entries of variance 1 have products of spread √E, and a scale of 1/√E brings σ to 1, where a softmax is
+    neither uniform nor one key.
+    A scale is missing where σ > 2.5 and another factor of 1/√E would bring σ to 0.6 … 2.5. A scale that is 1/√E or less
+    already is not missing, however wide the scores.
+    A scale was applied twice where σ is below 2/√E and one factor of 1/√E less would bring σ to 0.6 … 2.5, but only
+    where the second factor shows: as a scale of about 1/E, or as a scale of 1/√E with queries √E times smaller than the
+    keys, or the reverse. So three kinds of model are not findings: small vectors at the start of training (a small σ),
+    T5 (a scale of 1, and σ of about 1), and Whisper (a scale of 1, and queries that are divided before).
     """
 
     name = "the scale"
@@ -64,7 +65,7 @@ def _usual(spread: float) -> bool:
 
 
 def _product(case: Case) -> bool:
-    """Whether the scores are products of the vectors that were given, or of a function, which may be one."""
+    """Whether the scores are products of the given vectors, or come from a function, which may compute a product."""
     scores = case.problem.scores
     if isinstance(scores, ByTile):
         return isinstance(scores.score, ScoreFunction)
@@ -73,13 +74,13 @@ def _product(case: Case) -> bool:
 
 
 def _applied(case: Case) -> float | None:
-    """The scale; None where a function has its own, which nobody knows."""
+    """The scale; None for a function, whose own scale is unknown."""
     scores = case.problem.scores
     return scores.scale if isinstance(scores, Pairwise) else None
 
 
 def _twice(case: Case, applied: float, root: float) -> tuple[str, str]:
-    """Where the second factor of 1/√E is seen, in a sentence, and what to do; empty where it is not."""
+    """A sentence that says where the second factor of 1/√E is, and the remedy; empty where there is none."""
     if _alike(applied * root**2):
         said = f"The scale is {applied:.4g}, which is about 1/{root**2:.0f}."
         return said, f"Scale once: pass scale={1 / root:.4g}, which is 1/√E and the default of Dot()."

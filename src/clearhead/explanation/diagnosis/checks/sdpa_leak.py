@@ -10,11 +10,11 @@ from clearhead.explanation.diagnosis.finding import Finding
 
 
 class SdpaLeak(Check):
-    """A key or value that is not finite, and a mask that keeps some query from it; exact.
+    """A key or value is not finite, and the mask hides keys. The check is exact.
 
-    The weight of a masked key is 0, and 0 · NaN is NaN: in PyTorch's kernels it reaches every output of that head.
-    clearhead's engines leave keys out that no query sees; what only some may see stays with these on `native`,
-    `tiled` and `reference`, and leaks on `sdpa`.
+    The weight of a masked key is 0, and 0 · NaN is NaN: in PyTorch's kernels it reaches every output of the head.
+    clearhead's engines leave out keys that no query sees. A key that only some queries see reaches the outputs of these
+    queries alone on `native`, `tiled` and `reference`, and every output on `sdpa`.
     """
 
     name = "NaN behind the mask"

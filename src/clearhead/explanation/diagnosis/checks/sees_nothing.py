@@ -10,10 +10,10 @@ from clearhead.explanation.diagnosis.finding import Finding
 
 
 class SeesNothing(Check):
-    """A query with no key at all; exact, so there is no threshold.
+    """Queries may see no key at all. The check is exact, so there is no threshold.
 
-    A note where its own key is seen by nobody either: then it is padding, and its output is read by nobody. An error
-    where no query of the call sees a key.
+    It is a note where no query sees the keys of these queries either: they are likely padding, and their output is not
+    used. It is an error where no query of the call sees a key, and a warning else.
     """
 
     name = "queries that see nothing"
@@ -43,7 +43,7 @@ class SeesNothing(Check):
             yield self.finding(
                 case,
                 "note",
-                f"{evidence} Nobody sees their keys either, as it is with padding.",
+                f"{evidence} No query sees their keys either, as with padding.",
                 "Nothing, if these positions are padding. Other backends give NaN, or the mean of all values, there.",
                 **first_place(blind),
             )

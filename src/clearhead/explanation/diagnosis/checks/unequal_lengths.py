@@ -14,8 +14,8 @@ from clearhead.explanation.diagnosis.finding import Finding
 class UnequalLengths(Check):
     """A mask or bias that depends on positions, with Lq ≠ Lk.
 
-    An error where no alignment says where query 0 stands. A warning where query 0 stands at key 0 of more keys than
-    queries, and so the last keys, which a cache's newest are, are seen by no query; exact.
+    It is an error where no alignment says where query 0 stands. It is a warning where query 0 stands at key 0 and there
+    are more keys than queries: no query sees the last keys, and these are the newest of a cache. The check is exact.
     """
 
     name = "positions of unequal lengths"
@@ -29,7 +29,7 @@ class UnequalLengths(Check):
                 case,
                 "error",
                 f"The mask or bias depends on positions, there are {queries} queries and {keys} keys, and no align= "
-                "says where query 0 stands. What follows is of "
+                "says where query 0 stands. The other findings are for "
                 f"{'lower_right' if queries < keys else 'upper_left'}.",
                 'Pass align="lower_right" (the last query stands at the last key, as with a cache), "upper_left" '
                 "(query 0 stands at key 0), or the position of query 0.",

@@ -15,9 +15,10 @@ LEAST = 8  # queries a head
 
 
 class Uniform(Check):
-    """The entropy divided by log n, n the keys that the same mask allows that query, is 0.999 or more on average.
+    """The entropy divided by log n is 0.999 or more on average, where the mask allows the query n keys.
 
-    Always a note: a freshly initialised model has 0.9999 in every head. In a trained one such a head averages.
+    It is always a note: a freshly initialised model has 0.9999 in every head. In a trained model such a head takes the
+    mean of the values.
     """
 
     name = "uniform heads"

@@ -10,9 +10,9 @@ from clearhead.explanation.diagnosis.finding import Finding
 
 
 class ZeroValues(Check):
-    """A head whose value is 0 at every key that some query sees: its output is 0, whatever its weights; exact.
+    """A head's value is 0 at every key that some query sees, so its output is 0. The check is exact.
 
-    A note: DETR's first layer begins from queries of 0, and a head may have been pruned so.
+    It is a note: DETR's first layer begins from queries of 0, and a head may have been pruned this way.
     """
 
     name = "values of 0"

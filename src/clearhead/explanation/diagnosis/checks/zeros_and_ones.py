@@ -11,7 +11,10 @@ from clearhead.problem.problem import only_zeros_and_ones
 
 
 class ZerosAndOnes(Check):
-    """A float mask of 0 and 1 alone, some of them 1; exact. `attention` refuses it; others add it and hide nothing."""
+    """A float mask holds only 0 and 1, and some 1. The check is exact.
+
+    `attention` refuses such a mask. Other libraries add it to the scores, where it hides nothing.
+    """
 
     name = "a mask of 0 and 1"
     looks_for = "float masks of 0 and 1, which hide nothing"

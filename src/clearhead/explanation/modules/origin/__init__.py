@@ -1,1 +1,1 @@
-"""What a recorded query, key, value and output were made of: found among the layers that ran, by their numbers."""
+"""The layers that made a recorded query, key, value and output, found by their numbers among the layers that ran."""

@@ -10,10 +10,27 @@ from torch import Tensor
 
 from clearhead.base.steps import Step, made
 from clearhead.explanation.modules.norm import Norm, norm_steps
-from clearhead.explanation.modules.origin.places import Places, taken
 from clearhead.explanation.modules.origin.ran import Ran
 from clearhead.explanation.modules.projection import Linear, projection_steps, split
 from clearhead.explanation.modules.rotary import partner_step, turned_step
+
+AXES = {"query": "Lq", "key": "Lk", "value": "Lk"}  # the axis of the positions
+
+
+class Places(NamedTuple):
+    """The sequences, heads and positions that are explained. A key head is listed for each query head that uses it."""
+
+    batches: list[int]
+    heads: list[int]
+    positions: list[int]
+
+
+def taken(tensor: Tensor, dim: int, places: list[int]) -> Tensor:
+    """The tensor at these places along a dimension; a view where the places follow each other."""
+    first = places[0] if places else 0
+    if places == list(range(first, first + len(places))):
+        return tensor.narrow(dim, first, len(places))
+    return tensor.index_select(dim, torch.tensor(places, device=tensor.device))
 
 
 class Turn(NamedTuple):
@@ -31,7 +48,7 @@ class Turn(NamedTuple):
             batches = places.batches if each.shape[0] > 1 else [0]
             rows = taken(taken(each, 0, batches), 1, places.positions).unsqueeze(1)
             word = {"cos": "cosine", "sin": "sine"}[what]
-            why = f"The {word} of each entry's angle, which the model made of the position. What stays has the angle 0."
+            why = f"The {word} of each entry's angle, made of the position by the model. Others have the angle 0."
             found.append(Step(f"{name}_{what}", why, rows.to(before.value.dtype), axes))
         partners = partner_step(name, before, self.dim, self.interleaved)
         return [*found, partners, turned_step(result, before, partners, *found)]
@@ -40,12 +57,12 @@ class Turn(NamedTuple):
 class Chain(NamedTuple):
     """A linear layer, whose `rows` (H, E) make the heads; then perhaps a norm, a rotation and a factor.
 
-    `turned_first`: the norm is of what the rotation gives. `others`: layers that give the same numbers in the same way.
+    `turned_first`: the norm follows the rotation. `others`: layers that give the same numbers in the same way.
     """
 
     ran: Ran
     rows: Tensor
-    norm: tuple[str, Norm, bool] | None = None  # its name, and whether it is of all heads together
+    norm: tuple[str, Norm, bool] | None = None  # its name, the norm, and whether it spans all heads together
     turn: Turn | None = None
     factor: float = 1.0
     turned_first: bool = False
@@ -68,7 +85,7 @@ class Chain(NamedTuple):
         flat = f"unnormed_{name}" if together else f"flat_{name}"
         if self.others:
             same = "Its layer" if len(self.others) == 1 else "Each of its layers"
-            why += f" {same} {', '.join(self.others)} would give the same: by the numbers it may be that one."
+            why += f" {same} {', '.join(self.others)} would give the same numbers, so it may be that layer."
         steps = projection_steps(layer, source, name, flat, why)
         if norm is not None and together:
             steps += norm_steps(norm, steps[-1], name, f"flat_{name}")
@@ -94,8 +111,10 @@ class Chain(NamedTuple):
 
 
 def doubt(layer: Linear, x: Tensor, heads: int) -> Tensor:
-    """How much larger the terms of sums are than the sums, for each head's vector, (B, L, H, 1): by so much more
-    their roundings count."""
+    """How much larger the terms of the layer's sums are than the sums, for each head's vector, (B, L, H, 1).
+
+    Rounding errors grow by this factor.
+    """
     squares, sums = x.square() @ layer.weight.square().T, x @ layer.weight.T
     if layer.bias is not None:
         squares, sums = squares + layer.bias.square(), sums + layer.bias
@@ -105,8 +124,11 @@ def doubt(layer: Linear, x: Tensor, heads: int) -> Tensor:
 
 
 def turns(given: tuple[Tensor, Tensor] | None, batch: int, length: int, width: int) -> Iterator[Turn]:
-    """The rotations that cosines and sines (B, L, R) may stand for: of halves or of neighbours, one for each entry or
-    for each pair, of all entries or of the first. Of fewer positions than there are, those are the last (DINOv3)."""
+    """The rotations that cosines and sines (B, L, R) may stand for.
+
+    Pairs are halves or neighbours, each number is for an entry or for a pair, and all entries turn or only the first.
+    Where there are fewer positions than vectors, the last vectors turn (DINOv3).
+    """
     if given is None or not all(t.ndim in (2, 3) and t.is_floating_point() for t in given):
         return
     cos, sin = (t if t.ndim == 3 else t.unsqueeze(0) for t in given)
@@ -131,7 +153,7 @@ def turns(given: tuple[Tensor, Tensor] | None, batch: int, length: int, width: i
 
 def _times(before: Step, factor: float, name: str) -> Step:
     why = (
-        "These numbers times one factor, the same in all places looked at, are the model's: its own scale, or a norm "
-        "of vectors that are equally long."
+        "The model's numbers are these times one factor, the same in all places looked at: a scale of the model's, or "
+        "a norm of vectors that are equally long."
     )
     return made(name, why, factor * before)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
 import torch
@@ -10,20 +11,20 @@ from torch import Tensor
 from clearhead.base.arrays import accumulated
 from clearhead.base.steps import Step
 from clearhead.explanation.modules.norm import Norm
-from clearhead.explanation.modules.origin.chain import Chain, turns
+from clearhead.explanation.modules.origin.chain import AXES, Chain, Places, Turn, taken, turns
 from clearhead.explanation.modules.origin.layouts import layouts
-from clearhead.explanation.modules.origin.places import AXES, Places, taken
 from clearhead.explanation.modules.origin.ran import Origin, Ran
 from clearhead.explanation.modules.projection import Linear
 
-PROBES = 6  # positions by which a candidate is judged, before it is held to all
+Pair = tuple[int, int, float | None]
+PROBES = 6  # positions at which a candidate is compared
 
 
 def find(name: str, given: Tensor, origin: Origin, places: Places, heads: tuple[int, int]) -> Chain | None:
-    """The chain that gives what was recorded, `given` (B, H, L, E), in these sequences and heads; None: there is none.
+    """The chain that gives the recorded `given` (B, H, L, E) in these sequences and heads; None where none does.
 
-    `heads`: those of the query, and of key and value. Each way in which models arrange their heads is computed for a
-    few positions, and compared; a factor is looked for last, since a norm of one vector is one.
+    `heads`: the number of query heads, and of key heads. Each way in which models arrange their heads is computed for a
+    few positions, and compared. A factor is the last resort, since a norm of a single vector is a factor too.
     """
     length = given.shape[2]
     few = sorted({n * (length - 1) // (PROBES - 1) for n in range(PROBES)})
@@ -64,7 +65,7 @@ def _out(ran: Ran) -> int:
 def _beside(
     chain: Chain, name: str, sources: list[tuple[Ran, Step]], places: Places, wanted: Tensor, dtype: torch.dtype
 ) -> Chain:
-    """The same chain, which knows the other layers that would give these numbers in the same way."""
+    """The same chain, with the names of other layers that would give these numbers in the same way."""
     others = []
     for each, source in sources:
         if each.name != chain.ran.name and _out(each) == _out(chain.ran):
@@ -77,7 +78,7 @@ def _beside(
 def _chains(
     plain: Chain, name: str, source: Step, places: Places, origin: Origin, given: Tensor, doubt: Tensor
 ) -> Iterator[Chain]:
-    """With and without each norm that ran on these numbers, and each rotation, in both orders."""
+    """The chain with and without each norm that ran on these numbers, and each rotation, in both orders."""
     batch, _, length, width = given.shape
     ways = list(turns(origin.turns, batch, length, width) if name != "value" else ())
     for chain in [plain, *(plain._replace(turn=turn) for turn in ways)]:
@@ -95,7 +96,7 @@ def _chains(
 def _norms(
     plain: Chain, name: str, source: Step, places: Places, origin: Origin, given: Tensor, doubt: Tensor
 ) -> list[tuple[str, Norm, bool]]:
-    """The norms that were given what this chain gives."""
+    """The norms whose input was the result of this chain."""
     heads = plain.steps(name, source, places)[-1].value
     norms: list[tuple[str, Norm, bool]] = []
     for ran in origin.ran[: origin.before]:
@@ -109,7 +110,7 @@ def _norms(
 
 
 def _of(ran: Ran, heads: Tensor, places: Places, given: Tensor, size: int, doubt: Tensor) -> bool:
-    """Whether a norm was given these numbers (B, H, L, E), as heads or side by side."""
+    """Whether the input of a norm was these numbers (B, H, L, E), as heads or side by side."""
     batch, count, length, width = given.shape
     x = ran.x
     own = x.numel() // max(batch * length * width, 1)  # heads: fewer, where each serves several
@@ -136,14 +137,52 @@ def recorded(given: Tensor, places: Places) -> Tensor:
 
 def input_step(label: str, x: Tensor, name: str, places: Places, dtype: torch.dtype) -> Step:
     rows = taken(taken(x, 0, places.batches), 1, places.positions).to(dtype)
-    why = "What the next layer is given: one vector for each position of each sequence."
+    why = "The next layer's input: one vector for each position of each sequence."
     return Step(label, why, rows, ("B", AXES[name], "in"))
 
 
 def near(found: Tensor, wanted: Tensor, dtype: torch.dtype, doubt: Tensor | float = 0.0) -> bool:
-    """Whether vectors agree, each but for its own roundings in this dtype: another arrangement is off by as much as
-    they are. `doubt`: by how much roundings may have grown on the way, see `Chain.doubt`."""
+    """Whether each vector agrees up to roundings in this dtype. (Another arrangement is off by as much as the numbers.)
+
+    `doubt`: the factor by which roundings may have grown, see `Chain.doubt`.
+    """
     info = torch.finfo(dtype)
     bound = (1e-4 if info.bits >= 32 else 8 * info.eps) + 4 * info.eps * doubt
     off = torch.where(found.isnan() & wanted.isnan(), 0.0, (found - wanted).abs())
     return bool((off <= bound * found.abs().nan_to_num().amax(-1, keepdim=True)).all())
+
+
+def frequencies(origin: Origin, query: Tensor, key: Tensor, sequence: int) -> tuple[Pair, ...]:
+    """For each pair of entries its two places, and in how many positions it turns once; () where no pair is turned.
+
+    Formula: the product of a pair is r cos(ω(i − j) + δ), of one frequency ω (Su et al. 2021, "RoFormer"); 2π/ω is
+    None where positions do not follow each other.
+
+    Args:
+        origin: the layers that ran, and the cosines and sines that they were given.
+        query, key: (B, H, Lq, E) and (B, Hk, Lk, E), as they were recorded.
+    """
+    heads = query.shape[1], key.shape[1]
+    found = [
+        find(name, given, origin, Places([sequence], [0], list(range(given.shape[2]))), heads)
+        for name, given in (("query", query), ("key", key))
+    ]
+    turns = [None if chain is None else chain.turn for chain in found]
+    first, second = turns
+    if first is None or second is None or (first.dim, first.interleaved) != (second.dim, second.interleaved):
+        return ()
+    half = first.dim // 2
+    ones = range(0, first.dim, 2) if first.interleaved else range(half)
+    away = 1 if first.interleaved else half
+    return tuple((one, one + away, _period(second, sequence, one)) for one in ones)
+
+
+def _period(turn: Turn, sequence: int, entry: int) -> float | None:
+    """The number of positions in which an entry's angle grows by 2π; None where it does not grow evenly."""
+    place = [sequence if turn.cos.shape[0] > 1 else 0]
+    cos, sin = (taken(part, 0, place)[0, :, entry].double() for part in (turn.cos, turn.sin))
+    steps = torch.atan2(sin[1:] * cos[:-1] - cos[1:] * sin[:-1], cos[1:] * cos[:-1] + sin[1:] * sin[:-1])
+    if len(steps) == 0 or not bool(((steps - steps.mean()).abs() <= 1e-3 * steps.mean().abs() + 1e-5).all()):
+        return None
+    speed = abs(float(steps.mean()))
+    return None if speed == 0 else 2 * math.pi / speed

@@ -11,12 +11,12 @@ SIDES = ("query", "key", "value")
 
 
 def layouts(side: str, out: int, heads: int, key_heads: int, width: int) -> Iterator[Tensor]:
-    """The rows (H, E) of a layer of so many, for the heads of a query, a key or a value of this width.
+    """The rows (H, E) that may make the heads of a query, a key or a value of this width, in a layer of `out` rows.
 
-    One layer for each; one for key and value, one behind the other; or one for the three: one behind another (GPT-2),
-    or by heads, or by groups of heads that share a key head: its queries, its key, its value (GPT-NeoX, Falcon); or one
-    whose heads have more than this, before it or behind it. A layer may make fewer key heads than attention is given,
-    each of them repeated.
+    The layer may be for one side; for key and value, one behind the other; or for all three: one behind the other
+    (GPT-2), or by head, or by group of heads that share a key head, as queries, key and value (GPT-NeoX, Falcon). Its
+    heads may be wider than `width`, with further numbers before or behind. It may make fewer key heads than attention
+    is given, each of which is repeated.
     """
     yield from _rows(side, out, heads, key_heads, width)
     for fewer in (n for n in range(key_heads - 1, 0, -1) if key_heads % n == 0):
@@ -31,7 +31,7 @@ def layouts(side: str, out: int, heads: int, key_heads: int, width: int) -> Iter
 
 
 def _alone(side: str, out: int, mine: int, width: int) -> Iterator[Tensor]:
-    """A layer for one side, or one for key and value."""
+    """The rows in a layer for one side, or for key and value."""
     rows = torch.arange(mine * width, device="cpu").view(mine, width)
     if out == mine * width:
         yield rows
@@ -40,7 +40,7 @@ def _alone(side: str, out: int, mine: int, width: int) -> Iterator[Tensor]:
 
 
 def _together(side: str, out: int, heads: int, key_heads: int, width: int) -> Iterator[Tensor]:
-    """One layer for the three."""
+    """The rows in a layer for query, key and value."""
     if out != (heads + 2 * key_heads) * width or heads % key_heads:
         return
     mine = heads if side == "query" else key_heads
@@ -56,7 +56,7 @@ def _together(side: str, out: int, heads: int, key_heads: int, width: int) -> It
 
 
 def _rows(side: str, out: int, heads: int, key_heads: int, width: int) -> Iterator[Tensor]:
-    """Of a layer that makes as many heads as attention is given."""
+    """The rows in a layer that makes as many heads as attention is given."""
     mine = heads if side == "query" else key_heads
     yield from _alone(side, out, mine, width)
     yield from _together(side, out, heads, key_heads, width)

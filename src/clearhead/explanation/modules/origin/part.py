@@ -12,25 +12,27 @@ from torch import Tensor
 from clearhead.base.arrays import accumulated
 from clearhead.base.steps import Step, number
 from clearhead.explanation.explanation import Part
-from clearhead.explanation.modules.origin.chain import Chain, doubt
+from clearhead.explanation.modules.origin.chain import AXES, Chain, Places, doubt, taken
 from clearhead.explanation.modules.origin.find import batched, find, input_step, near
-from clearhead.explanation.modules.origin.places import AXES, Places, taken
 from clearhead.explanation.modules.origin.ran import Origin, Ran
 from clearhead.explanation.modules.projection import Linear, joined_steps
 from clearhead.explanation.shown import Shown
 
-LISTED = 8_000  # numbers of inputs and weights that are listed; of more the sums are shown, by their first terms
+LISTED = 8_000  # the most numbers of inputs and weights that are listed; else sums are shown by their first terms
 
 
 class FromInput(NamedTuple):
-    """Steps that end in "query", "key" and "value", and in words which of these could not be had."""
+    """Steps that end in "query", "key" and "value", and sentences on those of the three whose layers were not found."""
 
     steps: list[Step]
     missing: list[str]
 
 
 def from_input(origin: Origin, tensors: Mapping[str, Tensor], given: list[Step], shown: Shown) -> FromInput:
-    """`tensors`: query, key and value as they were recorded. `given`: steps of them, for what is shown."""
+    """The steps from the inputs of layers to query, key and value.
+
+    `tensors`: query, key and value as they were recorded. `given`: the steps of the part of them that is shown.
+    """
     heads = tensors["query"].shape[1], tensors["key"].shape[1]
     found: dict[str, tuple[Chain, Places]] = {}
     missing = []
@@ -53,7 +55,7 @@ def from_input(origin: Origin, tensors: Mapping[str, Tensor], given: list[Step],
             if near(*values) or near(*values, chain.doubt(source, places)):
                 made[step.name] = steps
             else:
-                missing.append(f"The {step.name}: {chain.ran.name} makes it at some positions, and not at all of them.")
+                missing.append(f"The {step.name}: {chain.ran.name} makes it at some positions, and not at others.")
     listed = _count([sources[name] for name in made], [step for steps in made.values() for step in steps]) <= LISTED
     steps = list({sources[name].name: sources[name] for name in made}.values()) if listed else []
     for step in given:
@@ -73,7 +75,7 @@ def from_input(origin: Origin, tensors: Mapping[str, Tensor], given: list[Step],
 
 
 def last_projection(origin: Origin, output: Step, heads: Tensor, shown: Shown) -> Part:
-    """From the outputs of all heads, (B, H, Lq, Ev), to what the module's last layer makes of them."""
+    """The part from the outputs of all heads, (B, H, Lq, Ev), to the result of the module's last layer."""
     title = "Heads together, and the last projection"
     after = [one for one in origin.ran[origin.before :] if not one.inner]  # a module around it may do more
     ran = next((one for one in after if _of_heads(one, heads, shown)), None)
@@ -104,7 +106,7 @@ def _of_heads(ran: Ran, heads: Tensor, shown: Shown) -> bool:
 
 
 def _gives(ran: Ran, shown: Shown, heads: Tensor) -> bool:
-    """Whether the layer gave what its weights and bias make of its input, for the queries that are shown."""
+    """Whether the layer's result is that of its weights and bias, for the queries that are shown."""
     found, wanted = batched(ran.x, heads), None if ran.result is None else batched(ran.result, heads)
     if not ran.stands or not isinstance(ran.layer, Linear) or found is None or wanted is None:
         return False
@@ -116,7 +118,7 @@ def _gives(ran: Ran, shown: Shown, heads: Tensor) -> bool:
 
 
 def _count(sources: list[Step], steps: list[Step]) -> int:
-    """How many numbers inputs and weights hold."""
+    """How many numbers the inputs and weights hold."""
     inputs = {id(step.value): step.value.numel() for step in sources}
     return sum(inputs.values()) + sum(step.value.numel() for step in steps if "in" in step.axes)
 
@@ -131,7 +133,7 @@ def _places(name: str, shown: Shown, heads: tuple[int, int]) -> Places:
 def _sources(
     found: Mapping[str, tuple[Chain, Places]], tensors: Mapping[str, Tensor], given: list[Step], shown: Shown
 ) -> dict[str, Step]:
-    """The input of each side's layer: one step for an array that serves twice."""
+    """The input of each side's layer. An array that is used twice has one step."""
     inputs = {name: batched(chain.ran.x, tensors[name]) for name, (chain, _) in found.items()}
     known = {name: (x.data_ptr(), x.shape, x.stride()) for name, x in inputs.items() if x is not None}
     one = len({*known.values()}) == 1
@@ -150,7 +152,7 @@ def _sources(
 
 
 def _ended(steps: list[Step], given: Step, found: Tensor, dtype: torch.dtype) -> list[Step]:
-    """The same, its last step with the numbers that the model gave to attention."""
+    """The same steps, the last one with the numbers that the model gave to attention."""
     last, far = steps[-1], float((found - given.value).abs().max())
     if torch.finfo(dtype).bits >= 32:
         exact = "exactly" if far == 0 else f"to within {number(far)}"
@@ -162,7 +164,7 @@ def _ended(steps: list[Step], given: Step, found: Tensor, dtype: torch.dtype) ->
 
 
 def _unlisted(steps: list[Step], name: str) -> list[Step]:
-    """The same from the layer's sums on, which are given: as those of the head, where there is one."""
+    """The steps from the layer's sums on. The sums become a given step, of the head where there is only one."""
     start = next(n for n, step in enumerate(steps) if step.name in (f"flat_{name}", f"unnormed_{name}"))
     flat, after = steps[start], steps[start + 1]
     why = f"{flat.why} {flat.formula}."

@@ -16,8 +16,8 @@ from clearhead.explanation.modules.projection import Linear
 class Ran(NamedTuple):
     """A layer, its name in the module, and its input; its result, where it ran after attention.
 
-    `inner`: it ran in a module of the module. `versions`: of all these tensors, to tell whether one was written to
-    since.
+    `inner`: whether it ran in a submodule of the module. `versions`: the versions of all these tensors, which tell
+    whether one has been written to since.
     """
 
     name: str
@@ -35,13 +35,13 @@ class Ran(NamedTuple):
 
 class Layers(list[Ran]):
     """The layers that a module has run. `attended`: whether it has called attention. `turns`: the cosines and the sines
-    of positions, (B, L, R) each, that it was given, or that a module of it gave it."""
+    of positions, (B, L, R) each, that it was given, or that a submodule returned."""
 
     attended = False
     turns: tuple[Tensor, Tensor] | None = None
 
     def turn(self, given: Any) -> None:
-        """Keep what may be cosines and sines: a pair of tensors, or both as one complex tensor (Llama 4)."""
+        """Keep an argument that may be cosines and sines: a pair of tensors, or one complex tensor (Llama 4)."""
         if isinstance(given, Tensor) and given.is_complex():
             given = given.real, given.imag
         if self.turns is None and isinstance(given, tuple) and len(given) == 2:
@@ -50,12 +50,12 @@ class Layers(list[Ran]):
                 self.turns = cos.detach(), sin.detach()
 
     def add(self, name: str, inside: Layers) -> None:
-        """Also those that a module of it ran, of this name: of one depth, or a model would keep all of its layers."""
+        """Add the layers that the submodule `name` ran itself. Of deeper ones a model would keep all its layers."""
         self.extend(one._replace(name=f"{name}.{one.name}", inner=True) for one in inside if not one.inner)
 
 
 class Origin(NamedTuple):
-    """What a call may have come from.
+    """The layers and the rotation that a call's tensors may have come from.
 
     `ran`: the layers that the module ran, the first `before` of them before the call; the list grows while the module
     runs. `turns`: the cosines and the sines that the module was given, (B, L, R) each.
@@ -68,7 +68,7 @@ class Origin(NamedTuple):
 
 def ran(name: str, layer: Linear | Norm, x: Tensor, result: Tensor | None = None) -> Ran:
     """A layer as it ran now."""
-    x, kept = x.detach(), None if result is None else result.detach()  # which count the same writes, without a graph
+    x, kept = x.detach(), None if result is None else result.detach()  # a detached tensor counts the same writes
     given = (x, kept, layer.weight, layer.bias)
     return Ran(name, layer, x, Versions((name, t) for t in given if t is not None), kept)
 
@@ -76,7 +76,7 @@ def ran(name: str, layer: Linear | Norm, x: Tensor, result: Tensor | None = None
 def noted(
     layers: Layers, module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], result: Any, name: str
 ) -> None:
-    """Keep a module that has run, if it is a layer of a kind that is known."""
+    """Keep a module that has run, if it is a layer of a known kind."""
     if "rotary" in type(module).__name__.lower():
         layers.turn(result)
     given = [t for t in (*args, *kwargs.values()) if isinstance(t, Tensor)]
@@ -86,7 +86,7 @@ def noted(
 
 
 def _layer(module: nn.Module) -> Linear | Norm | None:
-    """Read from what the module holds: a property, such as that of a parametrization, may compute or draw numbers."""
+    """The layer, read from the tensors that the module holds: a property, as of a parametrization, may draw numbers."""
     kind = type(module).__name__
     weight, bias = _held(module, "weight"), _held(module, "bias")
     if isinstance(module, nn.Linear) or kind == "Conv1D":  # GPT-2's has its weight as (in, out)

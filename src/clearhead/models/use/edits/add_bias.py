@@ -1,4 +1,4 @@
-"""A bias more on the scores."""
+"""A further bias on the scores."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from clearhead.problem.problem import Problem
 
 
 class AddBias(Edit):
-    """A bias more, added to the scores of some heads before the softmax.
+    """Adds a bias to the scores of some heads before the softmax.
 
     >>> import torch, torch.nn.functional as F, clearhead as ch
     >>> class Block(torch.nn.Module):
@@ -30,9 +30,9 @@ class AddBias(Edit):
     >>> torch.allclose(output, ch.attention(x, x, x, bias=ch.ALiBi(4)), atol=1e-6)
     True
 
-    `bias`: a `Bias`, or a float tensor (..., Lq, Lk) of the whole sequence; of all the model's heads, or of one that
-    broadcasts, whichever are changed. Positions are those of the whole sequence. `layers`, `heads`, `queries`: see
-    `Edit`.
+    `bias`: a `Bias`, or a float tensor (..., Lq, Lk) of the whole sequence. It has all the model's heads, whichever of
+    them are changed, or one head that broadcasts. Positions are those of the whole sequence. `layers`, `heads`,
+    `queries`: see `Edit`.
     """
 
     def __init__(self, bias: Any, layers: Layers = None, heads: Heads = None, queries: Positions = None) -> None:
@@ -52,7 +52,7 @@ class AddBias(Edit):
             sizes = problem.sizes._replace(leading=None)
             given = placed(spot.tensor(self.bias, "AddBias: bias"), sizes.device, "AddBias: bias")
             added = Added(dense=fit(given, sizes, "AddBias: bias"))
-        if spot.unmasked is not None:  # a finite mask hides it there
+        if spot.unmasked is not None:  # a finite mask hides the bias in these rows
             every = added.tile(*(slice(None),) * 4, problem.sizes)
             added = Added(dense=every.expand(problem.sizes.shape).masked_fill(spot.unmasked.blind, 0.0))
         return problem._replace(bias=added if problem.bias is None else problem.bias.plus(added))

@@ -1,4 +1,4 @@
-"""An edit: a change of some heads and queries of some layers."""
+"""The base class of edits: changes of some heads and queries of some layers."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from clearhead.problem.problem import Problem
 
 
 class Edit:
-    """A change of some heads and queries of some layers; all else stays as it is, to the bit. See `edit`.
+    """A change of some heads and queries of some layers. Everything else stays the same to the bit. See `edit`.
 
     >>> import torch, torch.nn.functional as F, clearhead as ch
     >>> class Sharpen(ch.edits.Edit):
@@ -38,19 +38,19 @@ class Edit:
     >>> torch.allclose(output[:, 2], ch.attention(2 * x, x, x)[:, 2], atol=1e-6)
     True
 
-    One of your own overrides `before`, `removed` or `factor`. `before` is given the problem of the heads that it
-    changes and of no other, those that stand side by side at a time: its query is (B, h, Lq, E), and `spot.heads` has
-    their numbers. It gives back a problem of the same sizes, dtype and device; anything else raises a `ClearheadError`
-    where the model calls attention. `spot.mask`, `spot.bias` and `spot.tensor` take what is of the whole sequence and
-    of all heads, and give the part that is the problem's. Of all edits:
-    `layers`: by their numbers in the model, in each of its stacks; by name, "encoder 1" or "decoder 0, cross"; or
-    modules by name or pattern ("*.layers.3.*"). `heads`: by their numbers. `queries`: positions in the whole sequence;
-    a negative one counts from the newest position that the call knows. Each is a number, a negative one from the end, a
-    slice, a name of a layer, or a list of these; None is all. Where nothing tells where queries stand among more keys
-    (no cache, mask, alignment), the last one is at the last key.
+    An edit of your own overrides `before`, `removed` or `factor`. `before` is given the problem of the heads that it
+    changes, and of no others. It is called once for each run of neighbouring heads: the query is (B, h, Lq, E), and
+    `spot.heads` has the numbers of the heads. It returns a problem of the same sizes, dtype and device; any other
+    result raises a `ClearheadError` where the model calls attention. `spot.mask`, `spot.bias` and `spot.tensor` take a
+    mask, a bias or a tensor of the whole sequence and of all heads, and return its part for the problem. All edits have
+    these arguments. `layers`: numbers in the model, in each of its stacks; names such as "encoder 1" or "decoder 0,
+    cross"; or names and patterns of modules ("*.layers.3.*"). `heads`: numbers. `queries`: positions in the whole
+    sequence; a negative position counts from the newest position that the call knows. Each argument is a number, where
+    negative numbers count from the end, a slice, a name of a layer, or a list of these; None takes all. Where no cache,
+    mask or alignment shows where the queries stand among more keys, the last query is at the last key.
     """
 
-    factor: float = 1.0  # the output is multiplied by it
+    factor: float = 1.0  # the factor of the output
 
     def __init__(self, layers: Layers = None, heads: Heads = None, queries: Positions = None) -> None:
         who = type(self).__name__
@@ -58,11 +58,11 @@ class Edit:
         self.queries = checked_positions(queries, f"{who}: queries")
 
     def before(self, problem: Problem, spot: Spot) -> Problem:
-        """The problem with what this changes before the softmax; `spot` is that of its queries, keys and heads."""
+        """The problem with this edit's changes before the softmax. `spot`: the place of its queries, keys and heads."""
         return problem
 
     def acts(self, spot: Spot) -> bool:
-        """Whether there is anything to change in this call."""
+        """Whether this edit changes anything in this call."""
         return True
 
     def removed(self, spot: Spot) -> np.ndarray | None:
@@ -70,11 +70,11 @@ class Edit:
         return None
 
     def chooses(self, site: Site) -> bool:
-        """Whether the calls that are made there are changed."""
+        """Whether the calls that a layer makes are changed."""
         return chooses(self.layers, site, type(self).__name__)
 
     def heads_of(self, count: int, name: str) -> tuple[int, ...]:
-        """The heads that are changed, of a module that has `count`."""
+        """The numbers of the heads that are changed in a module with `count` heads."""
         return heads_of(self.heads, count, name, type(self).__name__)
 
     def __repr__(self) -> str:

@@ -1,4 +1,4 @@
-"""What edits change of one call, and the result with it."""
+"""The changes of edits to one call, and the result with these changes."""
 
 from __future__ import annotations
 
@@ -21,8 +21,7 @@ from clearhead.masks.base import Spans
 from clearhead.models.tap.choice import runs_of
 from clearhead.models.tap.place import Place
 from clearhead.models.use.edits.base import Edit
-from clearhead.models.use.edits.spot import Spot
-from clearhead.models.use.edits.visible import without_keys
+from clearhead.models.use.edits.spot import Spot, without_keys
 from clearhead.problem.checked import checked, ours
 from clearhead.problem.packing import operands
 from clearhead.problem.partial import log_sum_exp
@@ -33,10 +32,10 @@ from clearhead.problem.regions import cut
 
 
 class Change(NamedTuple):
-    """A call, where it stands, and its parts that are changed: the edits, the heads, and the rows of queries (Lq,).
+    """A call, its place in the sequence, and its changed parts: the edits, the heads, and the rows of queries (Lq,).
 
-    `inside`: entered while edits are asked: an edit of the caller's own may compute attention, which is none of the
-    model's.
+    `inside`: a context that is entered while edits are called, since an edit of the caller's own may compute attention,
+    which is not a call of the model.
     """
 
     problem: Problem
@@ -65,7 +64,7 @@ def changed(change: Change, place: Place, result: Any) -> Any:
 
 
 def before(problem: Problem, edits: Sequence[Edit], spot: Spot) -> Problem:
-    """The problem of some heads, with what their edits change before the softmax."""
+    """The problem of some heads, with the changes of their edits before the softmax."""
     for one in edits:
         tensors = [] if ours(one) else _tensors(problem)
         read = Versions(tensors)
@@ -75,7 +74,7 @@ def before(problem: Problem, edits: Sequence[Edit], spot: Spot) -> Problem:
                 f"{type(one).__name__}.before wrote to the call's {written[0]}, shape {tuple(written[1].shape)}, which "
                 "is the model's own tensor. Give back another one: problem._replace(…)."
             )
-        # an engine reads memory as the sizes say, and its output must fit where that of the call stood
+        # an engine reads memory by these sizes, and the new output must fit in the place of the old
         problem = new if new is problem else checked(new, f"{type(one).__name__}.before", problem)
     return problem
 
@@ -86,7 +85,7 @@ def _tensors(problem: Problem) -> list[tuple[str, Tensor]]:
 
 
 def gone(edits: Sequence[Edit], spot: Spot) -> np.ndarray:
-    """The keys, bool (Lk,), whose weights these set to 0 after the softmax."""
+    """The keys, bool (Lk,), whose weights these edits set to 0 after the softmax."""
     removed = [keys for one in edits if (keys := _removed(one, spot)) is not None]
     found: np.ndarray = np.logical_or.reduce(removed) if removed else np.zeros(0, dtype=bool)
     return found
@@ -107,16 +106,16 @@ def _removed(one: Edit, spot: Spot) -> np.ndarray | None:
 
 
 def factor_of(edits: Sequence[Edit]) -> float:
-    """By what these multiply the output."""
+    """The factor by which these edits multiply the output."""
     return math.prod(check_number(one.factor, f"{type(one).__name__}: factor") for one in edits)
 
 
 def _output(problem: Problem, edits: list[Edit], spot: Spot) -> Tensor:
-    """The output of a part, with what its edits change after the softmax."""
+    """The output of a part, with the changes of its edits after the softmax."""
     removed = gone(edits, spot)
     if not removed.any():
         output = _attended(problem)
-    else:  # the output of the other keys, by their share of the whole softmax
+    else:  # the output of the other keys times their share of the whole softmax
         rest = without_keys(problem, removed)
         some, every = (operation.partial(part, choose(part, None)) for part in (rest, problem))
         sums = [log_sum_exp(part.maximum, part.log_sum) for part in (some, every)]  # type: ignore[arg-type]
@@ -131,7 +130,7 @@ def _attended(problem: Problem) -> Tensor:
 
 
 def check_steady(problem: Problem, edits: Sequence[Edit], spot: Spot, name: str) -> None:
-    """Raise where an edit gives two different answers for one problem, as one that draws random numbers does."""
+    """Raise an error where an edit gives two answers for one problem, as an edit that draws random numbers does."""
     for one in edits:
         if ours(one):
             continue

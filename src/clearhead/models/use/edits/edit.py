@@ -1,4 +1,4 @@
-"""edit(): change some heads and queries of a model's attention, its own backend left in place."""
+"""edit(): change some heads and queries of a model's attention, while its own backend stays in place."""
 
 from __future__ import annotations
 
@@ -42,21 +42,22 @@ def edit(model: nn.Module, *edits: Edit) -> AbstractContextManager[None]:
     >>> torch.equal(edited, model(input_ids=ids).last_hidden_state)
     False
 
-    `model`: any model that `watch` recognises, its backend left as it is. `edits`: `Knockout`, `ScaleHeads`,
-    `ForceMask` and `AddBias`, or `Edit`s of your own, all at once; several of one head and query are applied in their
-    order, scores before outputs. What an edit of your own gives back is checked as `attention` checks its arguments.
-    The model's own function runs; then the outputs of the changed heads and queries are computed again from the same
-    query, key, value, mask and bias, and put in their place: all others of that layer are the backend's, to the bit.
-    Gradients flow through what was computed again. What looks at the model in either order of nesting (`watch`,
-    `monitor`, `lazy_attentions`) is given what ran, the edited weights and outputs; so are those to whom the model
-    returns its weights, where the changed rows have no gradient.
+    `model`: any model that `watch` recognises; its backend stays the same. `edits`: `Knockout`, `ScaleHeads`,
+    `ForceMask` and `AddBias`, or `Edit`s of your own, all in one call. Several edits of one head and query are applied
+    in their order, scores before outputs. The results of an edit of your own are checked as `attention` checks its
+    arguments.
+    The model's own function runs. Then the outputs of the changed heads and queries are computed again from the same
+    query, key, value, mask and bias, and put in their place. All other outputs of the layer are the backend's, to the
+    bit. Gradients flow through the outputs that were computed again. `watch`, `monitor` and `lazy_attentions`, nested
+    in either order, are given the edited weights and outputs. So are the weights that the model itself returns, where
+    the changed rows have no gradient.
     Positions are those of the whole sequence, in a prompt and in each step of a generation with any cache.
-    Gradient checkpointing computes layers again in the backward pass, which then belongs inside the `with` too.
+    Gradient checkpointing computes layers again in the backward pass, so the backward pass belongs inside the `with`.
     `torch.nn`'s Transformer layers leave their fast path here, as they do in training: outputs at padding differ.
     Raises a `ClearheadError` at the end of the `with` for an edit that changed nothing, and where the model is edited
-    already; an `UnsupportedError` for a compiled model, and for a call with dropout. Warns, where an edit has no
-    `layers`, of attention modules that computed a softmax in their own code: they are not changed. Cost: attention of
-    the changed heads and queries once more.
+    already; an `UnsupportedError` for a compiled model, and for a call with dropout. Where an edit has no `layers`, it
+    warns of attention modules that computed a softmax in their own code, which are not changed. Cost: the attention of
+    the changed heads and queries is computed once more.
     """
     if not isinstance(model, nn.Module):
         raise ClearheadError(f"edit takes a torch.nn.Module; got a {type(model).__name__}.")
@@ -74,7 +75,7 @@ _lock = threading.Lock()
 
 @contextmanager
 def _editing(editor: Editor) -> Iterator[None]:
-    with _alone(editor), given_calls(editor, innermost=True):  # what else looks at a call sees it edited
+    with _alone(editor), given_calls(editor, innermost=True):  # all other receivers see the edited call
         yield
     unused = [one for one, used in zip(editor.edits, editor.used, strict=True) if not used]
     if unused:
@@ -89,7 +90,7 @@ def _editing(editor: Editor) -> Iterator[None]:
 
 @contextmanager
 def _alone(editor: Editor) -> Iterator[None]:
-    """Raise where a part of the model is edited already: one of two would be computed without the other's changes."""
+    """Raise an error where a part of the model is edited already: one edit would not have the other's changes."""
     with _lock:
         _refuse_edited(editor.stack.names.keys(), "edit", "Pass all edits to one: ch.edit(model, first, second)")
         _active.append(editor)
@@ -103,7 +104,7 @@ def _alone(editor: Editor) -> Iterator[None]:
 def change_of(
     module: int, problem: Problem, dropout_p: float, unmasked: Unmasked | None = None, kind: Kind | None = None
 ) -> Change | None:
-    """What an edit that is at work changes of a call that this module, by its id, makes now; None: nothing."""
+    """The change that an edit makes to the call that a module, given by its id, makes now; None where there is none."""
     with _lock:
         found = [one for one in _active if module in one.stack.names and not one.idle]
     if not found:
@@ -122,7 +123,7 @@ def unmasked(query: Tensor, blind: Tensor | None) -> Unmasked | None:
 
 
 def refuse_edited(model: nn.Module, who: str) -> None:
-    """Raise where a part of the model is edited at present."""
+    """Raise an error where a part of the model is edited at present."""
     with _lock:
         _refuse_edited({id(module) for module in model.modules()}, who, "Call it outside of the edit's `with`")
 
@@ -133,16 +134,16 @@ def _refuse_edited(modules: Set[int], who: str, instead: str) -> None:
 
 
 class Editor(Receiver):
-    """Computes what is changed of each call again, and puts it in the result's place."""
+    """Computes the changed parts of each call again, and puts them into its result."""
 
     values = True
     differentiable = True
-    keeps_fast_path = False  # it gives a whole layer's output, in which no head can be changed
+    keeps_fast_path = False  # the fast path gives the output of a whole layer, in which no head can be changed
 
     def __init__(self, model: nn.Module, edits: Sequence[Edit]) -> None:
         super().__init__(model)
         self.edits, self.used = edits, [False] * len(edits)
-        self.places: list[range] = []  # where queries stood
+        self.places: list[range] = []  # the positions of queries, for the message
 
     def dots(self, call: DotCall) -> Answer:
         self.check(call.query, call.key, call.name)
@@ -162,7 +163,7 @@ class Editor(Receiver):
         return self._after(self.change(problem, site, problem.dropout_p), site.name, BY_HEAD)
 
     def _site(self, name: str | None, kind: Kind | None, queries: int, keys: int) -> Site:
-        if in_backward():  # of a checkpoint, which runs a part of the model again
+        if in_backward():  # the call is of a checkpoint, which runs a part of the model again
             name = self.name(name)
             if self.layers.repeats(name):
                 raise UnsupportedError(
@@ -173,16 +174,16 @@ class Editor(Receiver):
         return self.site(name, kind, queries, keys)
 
     def next_site(self, name: str, problem: Problem, kind: Kind | None) -> Site:
-        """Where the call stands that this module makes now, before it is received here."""
+        """The layer of the call that a module makes now, before it is received here."""
         cross = self.kind(kind, problem.sizes.queries, problem.sizes.keys) == "cross"
         return self.layers.site(name, cross, self.stack.entry, made=False)
 
     def _of(self, site: Site) -> list[int]:
-        """The numbers of the edits of a layer."""
+        """The numbers of the edits that change a layer."""
         return [i for i, one in enumerate(self.edits) if one.chooses(site)]
 
     def change(self, problem: Problem, site: Site, dropout_p: float, unmasked: Unmasked | None = None) -> Change | None:
-        """What is changed of a call that is made there; None: nothing."""
+        """The change of a call of this layer; None where nothing is changed."""
         edits, name = self._of(site), site.name
         if not edits:
             return None
@@ -206,7 +207,7 @@ class Editor(Receiver):
     def _regions(
         self, problem: Problem, edits: list[int], spot: Spot, name: str
     ) -> Iterator[tuple[list[Edit], tuple[int, ...], np.ndarray]]:
-        """Heads and queries (rows of this call) that the same edits change."""
+        """The parts of a call: heads and queries (rows of this call) that the same edits change."""
         heads = np.zeros((len(edits), problem.sizes.heads), dtype=bool)
         rows = np.zeros((len(edits), problem.sizes.queries), dtype=bool)
         for i, number in enumerate(edits):

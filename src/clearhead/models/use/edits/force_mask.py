@@ -1,4 +1,4 @@
-"""Another mask in place of the model's own."""
+"""An edit that replaces the model's own mask."""
 
 from __future__ import annotations
 
@@ -14,14 +14,13 @@ from clearhead.masks.base import Mask
 from clearhead.masks.dense import DenseMask, check_keep
 from clearhead.models.tap.choice import Heads, Layers, Positions
 from clearhead.models.use.edits.base import Edit
-from clearhead.models.use.edits.spot import Spot
-from clearhead.models.use.edits.visible import without_keys
+from clearhead.models.use.edits.spot import Spot, without_keys
 from clearhead.problem.problem import Problem
 from clearhead.problem.visible import resolve
 
 
 class ForceMask(Edit):
-    """Some heads see what a mask allows, and not what the model's own mask does.
+    """Some heads see the keys that a given mask allows, in place of the model's own mask.
 
     >>> import torch, torch.nn.functional as F, clearhead as ch
     >>> class Block(torch.nn.Module):
@@ -35,7 +34,7 @@ class ForceMask(Edit):
 
     `mask`: a `Mask`, or a bool tensor (..., Lq, Lk) of the whole sequence, True where a query may attend; positions are
     those of the whole sequence, in each step of a generation too. It replaces causality, windows and padding, and
-    what a `Knockout` before it has cut; a bias that the model adds to its scores stays. `layers`, `heads`, `queries`:
+    the cuts of a `Knockout` before it. A bias that the model adds to its scores stays. `layers`, `heads`, `queries`:
     see `Edit`.
     """
 

@@ -1,4 +1,4 @@
-"""Some pairs cut."""
+"""An edit that cuts some pairs."""
 
 from __future__ import annotations
 
@@ -7,13 +7,12 @@ import numpy as np
 from clearhead.base.numbers import check_flag
 from clearhead.models.tap.choice import Heads, Layers, Positions, checked_positions, chosen
 from clearhead.models.use.edits.base import Edit
-from clearhead.models.use.edits.spot import Spot
-from clearhead.models.use.edits.visible import without_keys
+from clearhead.models.use.edits.spot import Spot, without_keys
 from clearhead.problem.problem import Problem
 
 
 class Knockout(Edit):
-    """No weight from some queries to some keys.
+    """Takes away the weights of some queries on some keys.
 
     >>> import torch, torch.nn.functional as F, clearhead as ch
     >>> class Block(torch.nn.Module):
@@ -26,9 +25,9 @@ class Knockout(Edit):
     >>> changed.nonzero().tolist()                              # sequence, head, query
     [[0, 2, 9]]
 
-    Formula: before the softmax, the scores of the pairs become −∞, so that a row's other weights grow to a sum of 1;
-    with `after=True` their weights become 0 after it, and the others stay. A query left with no key gives 0.
-    `layers`, `heads`, `queries`: see `Edit`. `keys`: positions as `queries`; of cross attention, in the source.
+    Formula: before the softmax, the scores of the pairs become −∞, so that a row's other weights grow to a sum of 1.
+    With `after=True` their weights become 0 after the softmax, and the others stay. A query without any key gives 0.
+    `layers`, `heads`, `queries`: see `Edit`. `keys`: positions, as `queries`; in cross attention, those of the source.
     Source: Geva et al. 2023, "Dissecting Recall of Factual Associations in Auto-Regressive Language Models".
     """
 

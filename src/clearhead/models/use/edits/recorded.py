@@ -1,4 +1,4 @@
-"""The problem of a call as its edits leave it: what is recorded is what ran."""
+"""The edited problem of a call, for the record of the call that ran."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from clearhead.masks.base import Mask, Spans
 from clearhead.masks.intervals import Intervals
 from clearhead.models.tap.choice import runs_of
 from clearhead.models.use.edits.changed import Change, before, check_steady, factor_of, gone
-from clearhead.models.use.edits.visible import without_keys
+from clearhead.models.use.edits.spot import without_keys
 from clearhead.models.weights import weights_of
 from clearhead.problem._recorded import RecordedMask
 from clearhead.problem.problem import Problem
@@ -35,9 +35,9 @@ from clearhead.scores.dot import Dot
 class Edited(NamedTuple):
     """A call after its edits.
 
-    `problem`: without a value; mask, bias and query are changed where the edits say so. `factor` (B, H, Lq): by what
-    the rows of its softmax are multiplied, where an edit changes weights or outputs after the softmax; None: by 1.
-    `query`: as the model gave it to attention, with what the edits changed. `uniform`: as in `Recorded`.
+    `problem`: without a value; the edits have changed its mask, bias and query. `factor` (B, H, Lq): the factor of each
+    row of its softmax, where an edit changes weights or outputs after the softmax; None where all are 1. `query`: as
+    the model gave it to attention, with the changes of the edits. `uniform`: as in `AttentionCall`.
     """
 
     problem: Problem
@@ -47,7 +47,7 @@ class Edited(NamedTuple):
 
 
 def edited(change: Change, score: Score, query: Tensor, uniform: Tensor | None, name: str, values: bool) -> Edited:
-    """The call whose edits these are. `values`: whether its value is kept beside the weights."""
+    """The call with its edits. `values`: whether its value is kept beside the weights."""
     with torch.no_grad(), change.inside():
         return _edited(change, score, query, uniform, name, values)
 
@@ -94,8 +94,8 @@ def _edited(change: Change, score: Score, query: Tensor, uniform: Tensor | None,
                 found = found._replace(scores=found.scores._replace(query=torch.where(pairs, scaled, found.query)))
                 query = torch.where(pairs, scaled, query)
                 if uniform is not None and here.unmasked is not None:
-                    uniform = uniform & ~pairs  # it sees what another mask allows
-            else:  # what it adds to the scores stands for all that it changed in them
+                    uniform = uniform & ~pairs  # the row sees the keys of another mask
+            else:  # the bias of the row has all changes of its scores
                 bias = Added(dense=_scores(new) - _scores(own._replace(bias=None)))
         if bias is not own.bias and bias is not None and bool(inside.all()):
             dense, relative = (None if t is None else copied(t) for t in (bias.dense, bias.relative))
@@ -104,7 +104,7 @@ def _edited(change: Change, score: Score, query: Tensor, uniform: Tensor | None,
             added = _among(_dense(bias, new.sizes), run, sizes.heads)
             mixed = torch.where(pairs, added, _dense(found.bias, sizes))
             found = found._replace(bias=Added(dense=mixed.expand(-1, -1, sizes.queries, sizes.keys)))
-    blind = factor == 0  # a row of no weights is one that sees nothing
+    blind = factor == 0  # a row without weights sees nothing
     if bool(blind.any()):
         found = found._replace(visible=_where(blind, _spans(0, sizes), found.visible, sizes))
         factor = factor.masked_fill(blind, 1.0)
@@ -112,7 +112,7 @@ def _edited(change: Change, score: Score, query: Tensor, uniform: Tensor | None,
 
 
 def _another_query(score: Score, one: Problem, other: Problem) -> bool:
-    """Whether the scores of two problems differ in their queries, or in a factor, which a query can have in it."""
+    """Whether the scores of two problems differ in their queries, or in a factor that a query can contain."""
     first, second = one.scores, other.scores
     if not (isinstance(score, Dot) and isinstance(first, Pairwise) and isinstance(second, Pairwise)):
         return False
@@ -121,20 +121,20 @@ def _another_query(score: Score, one: Problem, other: Problem) -> bool:
 
 
 def _scores(problem: Problem) -> Tensor:
-    """The scores as the softmax meets them, with the bias, of all pairs."""
+    """The scores of all pairs before the softmax, with the bias."""
     problem = problem._replace(visible=None)
     return choose(problem, None).scores(problem)
 
 
 def _dense(bias: Added | None, sizes: Sizes) -> Tensor:
-    """What is added to each pair: a copy, which nobody else writes to."""
+    """The bias of each pair, as a copy to which nothing else writes."""
     if bias is None:
         return torch.zeros(1, 1, 1, 1, dtype=torch.float32, device=sizes.device)
     return copied(bias.tile(*EVERY, sizes))
 
 
 def _among(tensor: Tensor, run: slice, heads: int) -> Tensor:
-    """A tensor (B or 1, h or 1, …) of a run of heads, among all of them: 0 for the others, unless one is for all."""
+    """The tensor (B or 1, h or 1, …) of a run of heads with all heads: 0 for the others, unless one head is for all."""
     if tensor.shape[1] == 1 and run.stop - run.start != 1:
         return tensor
     found = tensor.new_zeros(tensor.shape[0], heads, *tensor.shape[2:])
@@ -143,7 +143,7 @@ def _among(tensor: Tensor, run: slice, heads: int) -> Tensor:
 
 
 def _of_all(visible: Visible | None, run: slice, some: Sizes, sizes: Sizes) -> Visible:
-    """What a run of heads sees, among all heads, of which the others see nothing."""
+    """The mask of a run of heads with all heads, of which the others see nothing."""
     spans = (visible or _spans(sizes.keys, some)).spans
     start, stop = (_among(edge.expand(-1, some.heads, -1), run, sizes.heads) for edge in (spans.start, spans.stop))
     gaps = None
@@ -171,7 +171,7 @@ def _mask(visible: Visible | None, sizes: Sizes) -> Mask:
 
 
 def _spans(stop: int, sizes: Sizes) -> Visible:
-    """The first keys, for all queries alike."""
+    """A mask by which all queries see the first keys."""
     start = torch.zeros(1, 1, 1, dtype=torch.int64, device=sizes.device)
     return resolve(RecordedMask(Spans(start, start + stop), sizes), sizes, as_written=False)
 
@@ -179,7 +179,7 @@ def _spans(stop: int, sizes: Sizes) -> Visible:
 def with_weights(change: Change, result: Any) -> Any:
     """A result (output, weights), whose weights (B, H, Lq, Lk), or their mean over heads, are the edited ones.
 
-    One sequence may come without its batch dimension. All that is no such tensor stays as it is. What is changed has no
+    One sequence may come without its batch dimension. Any other result stays the same. The changed rows have no
     gradient.
     """
     given = result[1] if isinstance(result, tuple) and len(result) > 1 else None
@@ -190,7 +190,7 @@ def with_weights(change: Change, result: Any) -> Any:
         every, mean = [*every, (heads, queries, keys)], [*mean, (queries, keys)]
     if not isinstance(given, Tensor) or given.shape not in every + mean:
         return result
-    averaged = given.shape in mean  # of one head, both are the same
+    averaged = given.shape in mean  # with one head, the weights and their mean are the same
     with torch.no_grad(), unobserved(), without_autocast(given.device):
         inside = torch.zeros(1, heads, queries, 1, dtype=torch.bool, device=given.device)
         for _, numbers, rows in change.regions:
@@ -210,7 +210,7 @@ def with_weights(change: Change, result: Any) -> Any:
 
 
 class RanEdited:
-    """What edits made of a call of clearhead's own attention, for a module that gives its weights."""
+    """The edits of a call of clearhead's own attention, for a module that returns its weights."""
 
     def __init__(self, change: Change) -> None:
         self._change = change
@@ -232,7 +232,7 @@ class RanEdited:
 
 
 def edited_weights(change: Change, numpy: bool = False, kept: Callable[[Problem], Record] = now) -> Weights:
-    """The weights of a call with its edits, (B, H, Lq, Lk). `kept`: `record`, where they may be read later."""
+    """The weights of a call with its edits, (B, H, Lq, Lk). `kept`: `record`, where the weights may be read later."""
     ran = edited(change, Dot(), change.problem.query, None, "the model", values=False)
     problem = ran.problem._replace(sizes=ran.problem.sizes._replace(leading=None))
     return weights_of(FromRecord(kept(problem), {}, numpy), None, ran.factor)

@@ -1,4 +1,4 @@
-"""Some heads' outputs multiplied."""
+"""An edit that multiplies the outputs of some heads."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from clearhead.models.use.edits.base import Edit
 
 
 class ScaleHeads(Edit):
-    """Some heads' outputs multiplied by a number; 0 ablates them.
+    """Multiplies the outputs of some heads by a number; 0 ablates them.
 
     >>> import torch, torch.nn.functional as F, clearhead as ch
     >>> class Block(torch.nn.Module):

@@ -1,26 +1,34 @@
-"""Where a call stands in the whole sequence, and the parts of masks and biases of the whole that are its own."""
+"""The place of a call in the whole sequence, and the parts of masks and biases that belong to the call."""
 
 from __future__ import annotations
 
+from functools import reduce
+from operator import and_
 from typing import NamedTuple
 
+import numpy as np
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from clearhead.base.errors import ShapeError, UnsupportedError
 from clearhead.base.shapes import Sizes, as_scores, part
 from clearhead.biases.base import Added, Bias, check_added
-from clearhead.masks.base import Mask
+from clearhead.masks.base import Between, Mask
+from clearhead.masks.dense import DenseMask
 from clearhead.models.tap.modules import Running
+from clearhead.problem._recorded import RecordedMask
 from clearhead.problem.problem import Problem
 from clearhead.problem.region import Region, bias_part, visible_part
 from clearhead.problem.visible import Visible, resolve
 
+RUNS = 3  # more runs cannot be spans of a few intervals
+
 
 class Unmasked(NamedTuple):
-    """What a finite mask hid: the call's `query` (B, H, Lq, E), of which the problem has 0 in rows that are `blind`.
+    """The call's `query` (B, H, Lq, E). The problem has 0 in its `blind` rows, whose keys a finite mask hides.
 
-    `blind`, bool (B or 1, H or 1, Lq, 1): the backend gave these queries one weight for every key.
+    `blind`, bool (B or 1, H or 1, Lq, 1): the backend gave these queries equal weights for all keys.
     """
 
     query: Tensor
@@ -30,9 +38,9 @@ class Unmasked(NamedTuple):
 class Spot(NamedTuple):
     """The positions of a call's queries and keys, from 0 on, padding counted.
 
-    In a generation each step's queries come after those before, and a cache may hold the last keys alone. `filled`: how
-    many of the keys are there; a static cache has slots that nothing fills yet. `heads`: the numbers of the problem's
-    heads, among the `all_heads` of the module.
+    In a generation each step's queries come after those before, and a cache may hold only the last keys. `filled`: the
+    number of keys that are there; a static cache also has empty slots. `heads`: the numbers of the problem's heads,
+    among the `all_heads` of the module.
     """
 
     queries: range
@@ -44,31 +52,32 @@ class Spot(NamedTuple):
 
     @property
     def newest(self) -> int:
-        """How many positions of the keys' sequence there are so far."""
+        """The number of positions of the keys' sequence so far."""
         return self.keys.start + self.filled
 
     def of_heads(self, heads: slice) -> Spot:
-        """That of some of the heads."""
+        """The spot of some of the heads."""
         unmasked = self.unmasked
         if unmasked is not None:
             unmasked = Unmasked(unmasked.query[:, heads], part(unmasked.blind, slice(None), heads))
         return self._replace(heads=self.heads[heads], unmasked=unmasked)
 
     def mask(self, mask: Mask, sizes: Sizes) -> Visible:
-        """A mask of the whole sequence and of all heads, for the problem's queries, keys and heads."""
+        """The part of a mask of the whole sequence and of all heads, for the problem's queries, keys and heads."""
         whole = self._whole(sizes)
         visible = resolve(mask, whole, as_written=False)
         return visible if whole.shape == sizes.shape else visible_part(visible, self._region, whole)
 
     def bias(self, bias: Bias, sizes: Sizes) -> Added:
-        """A bias of the whole sequence and of all heads, for the problem's queries, keys and heads."""
+        """The part of a bias of the whole sequence and of all heads, for the problem's queries, keys and heads."""
         whole = self._whole(sizes)
         added = check_added(bias.lower(whole), whole, f"{type(bias).__name__}.lower")
         return added if whole.shape == sizes.shape else bias_part(added, self._region, whole)
 
     def tensor(self, tensor: Tensor, name: str) -> Tensor:
-        """A tensor (..., Lq, Lk) of the whole sequence, or a longer one, and of all heads, for the problem's queries,
-        keys and heads: 0 in slots not filled.
+        """The part of a tensor (..., Lq, Lk) of the whole sequence, or a longer one, and of all heads.
+
+        It is for the problem's queries, keys and heads, with 0 in empty slots of the cache.
         """
         four = as_scores(tensor, 4)
         rows, columns = four.shape[-2:]
@@ -104,7 +113,7 @@ class Spot(NamedTuple):
 
 
 def spot_of(problem: Problem, running: Running, name: str) -> Spot:
-    """By the model's cache, which counts its tokens; else by the call's alignment; else by what its last query sees."""
+    """The spot of a call, by the token count of its cache, else by its alignment, else by its last query's keys."""
     sizes = problem.sizes
     queries, keys, heads = sizes.queries, sizes.keys, sizes.heads
     told = isinstance(sizes.align, int | Tensor)
@@ -112,11 +121,11 @@ def spot_of(problem: Problem, running: Running, name: str) -> Spot:
     if not told and (running.kind == "cross" or queries > keys):
         first = 0 if total is None else total - queries
         return Spot(range(first, first + queries), range(keys), keys, range(heads), heads)
-    if total is None and sizes.align == "upper_left":  # a mask may hide the keys after the last query; they are there
+    if total is None and sizes.align == "upper_left":  # a mask may hide keys after the last query that are there
         return Spot(range(queries), range(keys), keys, range(heads), heads)
     if total is None:
         total = _first(problem, name) + queries
-    before = 0 if told else max(total - keys, 0)  # what a sliding window has left behind
+    before = 0 if told else max(total - keys, 0)  # the keys that a sliding window has dropped
     return Spot(range(total - queries, total), range(before, before + keys), min(total, keys), range(heads), heads)
 
 
@@ -139,3 +148,16 @@ def _first(problem: Problem, name: str) -> int:
         last = int(problem.spans.stop[..., -1].max())  # a static cache has slots behind the last query
         return max(last - sizes.queries, 0)
     return sizes.keys - sizes.queries
+
+
+def without_keys(problem: Problem, cut: np.ndarray) -> Problem:
+    """The problem in which no query sees the keys `cut`, bool (Lk,)."""
+    sizes = problem.sizes._replace(leading=None)
+    edges = np.flatnonzero(np.diff(cut.astype(np.int8), prepend=0, append=0)).reshape(-1, 2)
+    if len(edges) <= RUNS:
+        masks: list[Mask] = [~Between(int(start), int(stop)) for start, stop in edges]
+    else:
+        masks = [DenseMask(torch.from_numpy(~cut).to(sizes.device)[None, None, None])]
+    if problem.spans is not None:
+        masks = [RecordedMask(problem.spans, sizes), *masks]
+    return problem._replace(visible=resolve(reduce(and_, masks), sizes, as_written=False))

@@ -1,4 +1,4 @@
-"""Attention weights that are a tensor to those who use them, and are computed where they are looked at."""
+"""Attention weights as a tensor whose parts are computed when they are read."""
 
 from __future__ import annotations
 
@@ -20,17 +20,18 @@ from clearhead.models.use.lazy.of_model import OfModel, PartOfModel
 
 
 class Dense:
-    """Counts what lazy weights have been made into, for as long as anything holds its memory.
+    """Counts the dense tensors that lazy weights were made into, for as long as their memory is held.
 
-    `made`: how many times, `bytes`: how many in all, since the process began. `standing`: those that are held now.
+    `made`: how many dense tensors, and `bytes`: how many bytes in all, since the process began. `standing`: the bytes
+    that are held now.
     """
 
     def __init__(self) -> None:
         self.made = self.bytes = 0
         self._lock = threading.Lock()
         self._held: list[tuple[StorageWeakRef, int]] = []
-        self._most_held = 0  # the length at which those that are gone are looked for
-        self._total = 0  # of what is held, of what is gone and not yet looked for, and of what is underway
+        self._most_held = 0  # the length of the list at which freed memory is looked for
+        self._total = 0  # bytes held, freed but not yet looked for, and being made
 
     @property
     def standing(self) -> int:
@@ -39,7 +40,7 @@ class Dense:
             return self._total
 
     def _forget(self) -> None:
-        """Forget those whose memory is free."""
+        """Forget the tensors whose memory is free."""
         before = sum(size for _, size in self._held)
         self._held = [one for one in self._held if not one[0].expired()]  # type: ignore[no-untyped-call]
         self._total -= before - sum(size for _, size in self._held)
@@ -48,7 +49,7 @@ class Dense:
     def make(
         self, size: int, most: int | None, make: Callable[[], Tensor], error: Callable[[int], ClearheadError]
     ) -> Tensor:
-        """What `make` gives, `size` bytes; the error, given what stands, where that would be more than `most`."""
+        """The result of `make`, of `size` bytes. Raises `error(standing)` where they would exceed `most`."""
         with self._lock:
             if len(self._held) > self._most_held or (most is not None and self._total + size > most):
                 self._forget()
@@ -72,7 +73,7 @@ DENSE = Dense()
 
 
 class LazyAttention(Tensor):
-    """The attention weights of one layer: a tensor (B, H, Lq, Lk) that is computed where it is looked at.
+    """The attention weights of one layer: a tensor (B, H, Lq, Lk) whose parts are computed when they are read.
 
     >>> import torch, clearhead as ch
     >>> from transformers import LlamaConfig, LlamaModel
@@ -86,16 +87,16 @@ class LazyAttention(Tensor):
     torch.Size([10])
     >>> attention[:, 3].mean(1).shape                     # a head is lazy too, and dense where an operation needs it
     torch.Size([1, 10])
-    >>> attention.weights.entropy().shape                 # and what `ch.weights` gives
+    >>> attention.weights.entropy().shape                 # all that `ch.weights` offers
     torch.Size([1, 8, 10])
 
-    `ch.models.lazy_attentions` makes it. An index by integers and slices computes that part alone, and stays lazy where
-    it chooses sequences and heads. So do `detach`, `contiguous`, and `to` (`cpu`, `float`, …): what is computed then is
-    of that dtype, on that device. `attention @ value` runs as attention does. Any other operation of PyTorch's or
-    NumPy's is given `dense()`, made anew each time. Gradients are those of the model's queries and keys.
-    It is read-only: writes raise an `UnsupportedError`, and what is computed of it is a copy. `retain_grad()`, hooks
-    and `torch.autograd.grad(loss, attention)` raise one too: the model's output is not computed from these weights;
-    `Weights.gradients` has that gradient.
+    `ch.models.lazy_attentions` makes it. An index by integers and slices computes that part alone. An index of
+    sequences and heads stays lazy. `detach`, `contiguous`, and `to` (`cpu`, `float`, …) stay lazy too: numbers are
+    later computed in that dtype, on that device. `attention @ value` runs as attention does. Any other operation of
+    PyTorch or NumPy is given `dense()`, which is made anew each time. Gradients reach the model's queries and keys. It
+    is read-only: writes raise an `UnsupportedError`, and results are copies. `retain_grad()`, hooks and
+    `torch.autograd.grad(loss, attention)` raise an `UnsupportedError` too, since the model's output is not computed
+    from these weights; `Weights.gradients` has that gradient.
     """
 
     _source: OfModel | PartOfModel
@@ -109,13 +110,13 @@ class LazyAttention(Tensor):
 
     @property
     def weights(self) -> Weights:
-        """The same as `ch.weights` gives it, always (B, H, Lq, Lk): reductions and scores in O(Lq + Lk) memory."""
+        """These weights as `ch.weights` returns them, (B, H, Lq, Lk): reductions and scores in O(Lq + Lk) memory."""
         if self._known is None:
             self._known = Weights(self._source)
         return self._known
 
     def dense(self) -> Tensor:
-        """The whole as an ordinary tensor. Raises a `ClearheadError` beyond the bytes that `lazy_attentions` allows."""
+        """All weights as an ordinary tensor. Raises a `ClearheadError` beyond the limit of `lazy_attentions`."""
         if _by_graph_alone(self):
             with as_base_tensors():
                 return self.clone()
@@ -140,7 +141,7 @@ class LazyAttention(Tensor):
             found = LAZILY[func](func, *args, **kwargs)
             if found is not NotImplemented:
                 return found
-        made: dict[int, Tensor] = {}  # one that is given twice is made once
+        made: dict[int, Tensor] = {}  # an argument that is given twice is made dense once
 
         def dense(lazy: LazyAttention) -> Tensor:
             if id(lazy) not in made:
@@ -154,7 +155,7 @@ class LazyAttention(Tensor):
     def __torch_dispatch__(  # type: ignore[override]
         cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        """Where PyTorch's operations are reached by another way than its functions, such as a compiled function."""
+        """Serves operations that are not reached by PyTorch's functions, such as in a compiled function."""
         kwargs = kwargs or {}
         arguments = arguments_of(func)
         named = [*zip(arguments, args, strict=False)]
@@ -170,7 +171,7 @@ class LazyAttention(Tensor):
 
 
 def lazy_attention(source: OfModel, dtype: torch.dtype, most: int | None) -> LazyAttention:
-    """The weights of a call, of this dtype. `most`: the bytes that may stand dense, None for no limit."""
+    """The weights of a call, of this dtype. `most`: the bytes that may be dense at a time, None for no limit."""
     return _made(source, (True, True), source.shape, dtype, source.device, most)
 
 
@@ -182,7 +183,7 @@ def _made(
     device: torch.device,
     most: int | None,
 ) -> LazyAttention:
-    """`kept`: whether there is a dimension for the sequences, and one for the heads."""
+    """The lazy tensor of a source. `kept`: whether it has a dimension of sequences, and one of heads."""
     source = source if torch.is_grad_enabled() else _detached(source)
     state = {"_source": source, "_kept": kept, "_most": most, "_known": None}
     with unobserved():
@@ -199,7 +200,7 @@ def _wrapper(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device, s
 
 
 class _Node(torch.autograd.Function):
-    """The place of lazy weights in the graph: their gradients, where they are not used by PyTorch's functions."""
+    """The node of lazy weights in the graph: it has their gradients where no function of PyTorch uses them."""
 
     @staticmethod
     def forward(ctx: Any, made: tuple[Any, ...], *learnt: Tensor) -> LazyAttention:
@@ -217,7 +218,7 @@ class _Node(torch.autograd.Function):
         return None, *found
 
 
-# ------------------------------------------------------------------------------------------- what stays lazy
+# --------------------------------------------------------------------------- functions whose results stay lazy
 
 
 def _lazily(
@@ -263,7 +264,7 @@ def _unbind(func: Any, self: LazyAttention, dim: int = 0) -> Any:
 
 
 def _squeeze(func: Any, self: LazyAttention, *dims: Any) -> Any:
-    """Of one sequence, or of one head."""
+    """The weights without a dimension of one sequence, or of one head."""
     place = {(0,): 0, (1,): 1, (-4,): 0, (-3,): 1}.get(dims) if self.ndim == 4 else None
     if place is None or self.shape[place] != 1:
         return NotImplemented
@@ -271,7 +272,7 @@ def _squeeze(func: Any, self: LazyAttention, *dims: Any) -> Any:
 
 
 def _matmul(func: Any, self: LazyAttention, other: Any) -> Any:
-    """As attention, where that is less work than the matrix."""
+    """The product with a value: computed as attention, where this is less work than the matrix."""
     if not isinstance(other, Tensor) or self.ndim != 4 or other.ndim != 4 or any_autocast():
         return NotImplemented
     here = self.weights.problem.query
@@ -321,7 +322,7 @@ LAZILY: dict[Any, Callable[..., Any]] = {
     T.__iter__: _iter,
     T.__getitem__: _getitem,
 }
-# What reads shape, dtype and device alone.
+# Functions that read only shape, dtype and device.
 LIKE = {torch.zeros_like, torch.ones_like, torch.empty_like, torch.full_like, torch.rand_like, torch.randn_like}
 LIKE |= {T.new_zeros, T.new_ones, T.new_empty, T.new_full}
 OUTSIDE = {T.size, T.dim, T.ndimension, T.numel, T.nelement, T.element_size, T.stride, T.storage_offset, T.__len__}
@@ -332,13 +333,13 @@ INSIDE = {"T", "H", "mT", "mH", "real", "imag", "data"}
 
 
 def _of_the_outside(func: Any) -> bool:
-    """Whether a function asks for, or sets, what is known without the numbers."""
+    """Whether a function reads or sets an attribute that is known without the numbers."""
     if getattr(func, "__name__", "") == "__get__":
         return getattr(func, "__self__", func).__name__ not in INSIDE
     return func in OUTSIDE
 
 
-# ------------------------------------------------------------------------------------------- what is computed
+# ------------------------------------------------------------------------------ functions that compute numbers
 
 
 def _whole(self: LazyAttention) -> Tensor:
@@ -381,7 +382,7 @@ def _lazy_in(things: Any) -> list[LazyAttention]:
 
 
 def _by_graph_alone(self: LazyAttention) -> bool:
-    """Whether it is in a graph, but not the model's: a leaf, by `requires_grad_()`, or what a checkpoint gives out.
+    """Whether it is in a graph that is not the model's: a leaf, by `requires_grad_()`, or the result of a checkpoint.
 
     PyTorch then follows its operations, which reach `__torch_dispatch__`.
     """

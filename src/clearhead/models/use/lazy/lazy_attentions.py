@@ -1,4 +1,4 @@
-"""lazy_attentions(): a model's own attention weights as lazy tensors, its fast backend left in place."""
+"""lazy_attentions(): a model's own attention weights as lazy tensors, while its fast backend stays in place."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ Model = TypeVar("Model", bound=nn.Module)
 
 
 def lazy_attentions(model: Model, *, max_bytes: int | None = DENSE_BYTES) -> AbstractContextManager[Model]:
-    """A model's own `attentions`, for code that wants them, without the eager backend and its memory.
+    """A model's own `attentions` as lazy tensors, without the eager backend and its memory.
 
     >>> import torch, clearhead as ch
     >>> from transformers import LlamaConfig, LlamaModel
@@ -43,18 +43,18 @@ def lazy_attentions(model: Model, *, max_bytes: int | None = DENSE_BYTES) -> Abs
     torch.Size([2, 1, 10, 10])
 
     `model`: a model of transformers, or a module that holds some. Inside the `with` its outputs are bit-identical to
-    those of its own backend, and each layer's weights, where they are asked for by `output_attentions=True` in the
-    call, or in generate(), are a `LazyAttention`: a tensor that is computed where it is looked at, from query and key.
-    It is valid after the `with`. With gradients enabled it is in the model's graph. Gives the model.
-    A step of generation, one query, has its weights at once, as an ordinary tensor: they are smaller than its keys.
-    A model that runs on "eager" gives its own weights, as ever; a call that an `edit` changes the edited ones, dense.
-    `max_bytes`: how many bytes may stand dense at a time, of all lazy weights in this process; None for no limit.
-    Where eager attention gives a query that may see nothing a uniform row, a backend that gives 0 has a row of 0.
-    Raises a `ClearheadError` for a model that computes attention in its own code; an `UnsupportedError` for a compiled
-    one, for one that trains with dropout (its eager weights are those after dropout), and where `watch` raises one.
-    `model.config.output_attentions = True` is refused by transformers itself, but on eager: pass it in the call.
-    Cost: query and key of each layer are kept, and copied where a cache is written over: O(Lq + Lk) memory, where
-    weights are asked for; else nothing. A query or key that something writes to later is an error where it is read.
+    those of its own backend. Each layer's weights, where the call or generate() asks for them by
+    `output_attentions=True`, are a `LazyAttention`: a tensor whose parts are computed from query and key when they are
+    read. It is valid after the `with`. With gradients enabled it is in the model's graph. The `with` gives the model.
+    In a step of generation, with one query, the weights are an ordinary tensor, since they are smaller than the keys.
+    A model that runs on "eager" gives its own weights as before. A call that an `edit` changes gives the edited
+    weights, dense. `max_bytes`: how many bytes may be dense at a time, for all lazy weights in this process; None for
+    no limit. Eager attention gives a query that may see nothing a uniform row; where a backend gives it 0, its row is
+    0. Raises a `ClearheadError` for a model that computes attention in its own code; an `UnsupportedError` for a
+    compiled model, for a model that trains with dropout (its eager weights are those after dropout), and where `watch`
+    raises one. Transformers itself refuses `model.config.output_attentions = True` on all backends but eager: pass it
+    in the call. Cost: where weights are asked for, query and key of each layer are kept, and copied where a cache is
+    written over: O(Lq + Lk) memory. A query or key that is written to later is an error where the weights are read.
     """
     check_max_bytes(max_bytes)
     if not isinstance(model, nn.Module):
@@ -91,13 +91,14 @@ class _Lazily(Subscriber):
         self.marks, self._max_bytes, self._masks = Marks(model), max_bytes, MaskStore()
 
     def meets(self, backend: str) -> bool:
-        return backend != "eager"  # which gives its own
+        return backend != "eager"  # eager attention gives its own weights
 
     def called(self, call: BackendCall) -> Any:
         if not self.marks.on(call.module) or not _asked(call.keywords) or in_backward():
             return call.run()
         lazy = self._weights(call)
-        output = call.run("output_attentions" if call.own else None)  # with it these would warn that they give none
+        # given the keyword, these functions would warn that they return no weights
+        output = call.run("output_attentions" if call.own else None)
         return (output[0] if isinstance(output, tuple) else output), lazy
 
     def _weights(self, call: BackendCall) -> Tensor:
@@ -122,7 +123,7 @@ class _Lazily(Subscriber):
 def _edited(
     source: OfModel, module: nn.Module, query: Tensor, uniform: Tensor | None, kwargs: dict[str, Any], most: int | None
 ) -> Tensor | None:
-    """The weights of a call that an edit changes, an ordinary tensor; None where none does."""
+    """The weights of a call that an edit changes, as an ordinary tensor; None where no edit changes it."""
     problem = source.without_graph().problem()
     blind = unmasked(query.detach().to(problem.query.dtype), uniform)
     change = change_of(id(module), problem, kwargs.get("dropout") or 0.0, blind)
@@ -138,11 +139,11 @@ def _edited(
 
 
 def _asked(kwargs: dict[str, Any]) -> bool:
-    """Whether the weights are wanted, by the call's own keyword or by what transformers is collecting."""
+    """Whether the weights are wanted, by the call's own keyword or by transformers' collector of outputs."""
     if "output_attentions" in kwargs:
         return bool(kwargs["output_attentions"])
     names = collected()
-    # None: a module that is called by itself, or a model that asks every module and keeps what it wants
+    # None: a module is called by itself, or its model asks every module and keeps some of the results
     return names is None or any(name.endswith("attentions") for name in names)
 
 

@@ -1,4 +1,4 @@
-"""Where lazy weights of a model's call get their problem: with the model's graph, where there is one."""
+"""The source of a model's lazy weights: the problem of a call, within the model's graph where there is one."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ from clearhead.scores.dot import Dot
 class OfModel(Source):
     """An attention call of a model.
 
-    query (B, H, Lq, E), key (B, Hk, Lk, E), sinks (H,). `masks` are detached; `added`: the mask and the position bias
-    themselves, of which those that have a gradient are kept. What has one is kept in the graph. A tensor is copied
-    where something is known to write to it: a cache that is written over, or a parameter.
+    query (B, H, Lq, E), key (B, Hk, Lk, E), sinks (H,). `masks` are detached. `added`: the mask tensor and the position
+    bias themselves; those with a gradient are kept. Tensors with a gradient stay in the graph. A tensor that is known
+    to be written to later is copied: a cache that is written over, or a parameter.
     """
 
     def __init__(
@@ -51,12 +51,12 @@ class OfModel(Source):
 
     @property
     def learnt(self) -> list[Tensor]:
-        """The tensors in the graph that the weights have gradients for."""
+        """The tensors in the graph for which the weights have gradients."""
         return [tensor for _, tensor in self._in_graph()]
 
     @property
     def shape(self) -> tuple[int, int, int, int]:
-        """(B, H, Lq, Lk)."""
+        """The shape of the weights, (B, H, Lq, Lk)."""
         query, key = self._tensors["query"], self._tensors["key"]
         return query.shape[0], query.shape[1], query.shape[2], key.shape[2]
 
@@ -65,7 +65,7 @@ class OfModel(Source):
         return self._tensors["query"].device
 
     def without_graph(self) -> OfModel:
-        """The same, detached: its tensors are those of this one."""
+        """The same source, detached. It shares its tensors with this one."""
         new = object.__new__(OfModel)
         new.__dict__ = self.__dict__ | {
             "_tensors": {name: tensor.detach() for name, tensor in self._tensors.items()},
@@ -88,13 +88,13 @@ class OfModel(Source):
         if torch.is_grad_enabled() and self.learnt:
             return self._made()  # a graph serves one backward pass
         if self._problem is None:
-            with torch.inference_mode(False), torch.no_grad():  # it outlives the mode that it is made in
+            with torch.inference_mode(False), torch.no_grad():  # the problem outlives the mode in which it is made
                 self._problem = self._made()
         return self._problem
 
     def _made(self) -> Problem:
         query, key, sinks = self._tensors["query"], self._tensors["key"], self._tensors.get("sinks")
-        dtype = torch.promote_types(query.dtype, key.dtype)  # under autocast they may differ
+        dtype = torch.promote_types(query.dtype, key.dtype)  # under autocast the dtypes may differ
         masks = self._masks
         with unobserved():
             for tensor in self._added.values():
@@ -139,7 +139,7 @@ class PartOfModel(Source):
 
 
 def _with_value(problem: Problem, value: Any) -> Problem:
-    """With a value whose heads are the queries', as a model repeats them: the key heads are repeated too."""
+    """The problem with a value. Where its heads are repeated for all query heads, key heads are repeated too."""
     if problem.groups > 1 and value.ndim == 4 and value.shape[1] == problem.sizes.heads:
         key = problem.key.repeat_interleave(problem.groups, 1)
         problem = problem._replace(scores=problem.scores._replace(key=key))
@@ -152,7 +152,7 @@ def _kept(tensor: Tensor) -> Tensor:
     if _followed(tensor):
         return tensor.clone() if trained else tensor
     written = uncounted(tensor) or version(tensor) > 0  # inference mode counts no writes
-    part = tensor.untyped_storage().nbytes() > tensor.numel() * tensor.element_size()  # it would keep the rest too
+    part = tensor.untyped_storage().nbytes() > tensor.numel() * tensor.element_size()  # a view would keep the rest too
     return copied(tensor) if trained or written or part else tensor.detach()
 
 

@@ -38,13 +38,13 @@ def kept_of(keep: Any, tokenizer: Any) -> Kept:
             "reductions such as ch.reductions.Entropy()."
         )
     if reductions:
-        asked_to_reduce(reductions)  # refuses those that need a value of one call
+        asked_to_reduce(reductions)  # raises for reductions that need a value of one call
     classes = WordClasses(tokenizer) if CLASSED in names else None
     return Kept(tuple(NAMED[name] for name in dict.fromkeys(names) if name != CLASSED), classes, tuple(reductions))
 
 
 def rank_of(rank: Any, state: Any) -> tuple[int, int]:
-    """The number of this process, and how many there are."""
+    """The number of this process, and the number of processes."""
     if rank is None:
         given = [os.environ.get("RANK", "0"), os.environ.get("WORLD_SIZE", "1")]
         rank = tuple(int(one) if one.isdecimal() else one for one in given)
@@ -62,7 +62,7 @@ def rank_of(rank: Any, state: Any) -> tuple[int, int]:
 
 
 def length_of(model: Any, tokenizer: Any, asked_for: int | None) -> int | None:
-    """How many tokens a text may have; None for any number."""
+    """The largest number of tokens of a text; None for any number."""
     if not isinstance(model, nn.Module):
         raise ClearheadError(f"survey takes a torch.nn.Module; got a {type(model).__name__}.")
     if model.training:
@@ -83,11 +83,11 @@ def length_of(model: Any, tokenizer: Any, asked_for: int | None) -> int | None:
     return asked_for
 
 
-_ELSEWHERE = (ORIGIN, "name_or_path", "transformers_version")  # where a model came from
+_ELSEWHERE = (ORIGIN, "name_or_path", "transformers_version")  # where a model was loaded from
 
 
 def settings_of(model: nn.Module, kept: Kept, batch: int, max_length: int | None) -> dict[str, str]:
-    """By name, what must be the same in all runs whose states are added up."""
+    """The settings, by name, that must be the same in all runs whose states are added up."""
     parameters = list(model.parameters())
     types = sorted({str(t.dtype) for t in parameters})
     config: Any = getattr(model, "config", None)
@@ -102,7 +102,7 @@ def settings_of(model: nn.Module, kept: Kept, batch: int, max_length: int | None
         "dtype": ", ".join(types),
         "device": ", ".join(sorted({t.device.type for t in parameters})) or "cpu",
         "backend": str(backend),
-        "threads": str(torch.get_num_threads()),  # a sum that is shared out otherwise has other last digits
+        "threads": str(torch.get_num_threads()),  # sums over other batches have other last digits
         "keep": ", ".join([*named, *map(_said, kept.reductions)]),
         "batch": str(batch),
         "max_length": str(max_length),
@@ -113,7 +113,7 @@ def settings_of(model: nn.Module, kept: Kept, batch: int, max_length: int | None
 
 
 def _said(reduction: Any) -> str:
-    """A reduction with its settings: without the place in memory that Python shows of most objects."""
+    """A reduction with its settings, without the memory address in Python's usual text of an object."""
     said = repr(reduction)
     return said if " at 0x" not in said else f"{type(reduction).__qualname__}({vars(reduction)})"
 

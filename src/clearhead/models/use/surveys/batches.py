@@ -1,4 +1,4 @@
-"""Texts in batches: the same ones whatever the ranks are."""
+"""Texts in batches, which are the same for any number of ranks."""
 
 from __future__ import annotations
 
@@ -13,13 +13,14 @@ from torch import Tensor
 from clearhead.base.errors import ClearheadError
 from clearhead.models.loading import reason
 
-WINDOW = 1024  # texts that are sorted together
+WINDOW = 1024  # how many texts are sorted together
 
 
 class Batch(NamedTuple):
     """Texts that the model reads at once: `ids` int64 (B, L), `words` bool (B, L), False for padding.
 
-    `number`: which batch of the corpus. `truncated`: how many of its texts were cut. `digest`: of the tokens.
+    `number`: the number of the batch in the corpus. `truncated`: how many of its texts were cut. `digest`: a digest of
+    the tokens.
     """
 
     number: int
@@ -30,14 +31,15 @@ class Batch(NamedTuple):
 
 
 def batches(texts: Any, tokenizer: Any, most: int, length: int | None) -> Iterator[Batch]:
-    """Batches of at most `most` tokens, padding counted; a longer text is one alone. `length`: of a text.
+    """Batches of at most `most` tokens, including padding; a longer text is a batch by itself.
 
-    Texts are read in windows, and each is sorted by the number of tokens: so any iterable takes bounded memory.
+    `length`: the length to which texts are cut. Texts are read in windows, and each window is sorted by the number of
+    tokens, so memory is bounded for any iterable.
     """
     number, pad = 0, getattr(tokenizer, "pad_token_id", None) or 0
     for window in _windows(texts):
         rows, cut = _tokens(window, tokenizer, length)
-        order = sorted(range(len(rows)), key=lambda i: len(rows[i]))  # stable: of one length in their order
+        order = sorted(range(len(rows)), key=lambda i: len(rows[i]))  # stable: equal lengths keep their order
         while order:
             count = 1
             while count < len(order) and (count + 1) * len(rows[order[count]]) <= most:
@@ -50,11 +52,11 @@ def batches(texts: Any, tokenizer: Any, most: int, length: int | None) -> Iterat
 
 
 def _windows(texts: Any) -> Iterator[dict[int, str]]:
-    """The texts by their numbers, some at a time."""
+    """The texts with their numbers, one window at a time."""
     if isinstance(texts, str | bytes | Mapping | Tensor) or not isinstance(texts, Iterable):
         raise ClearheadError(
             f"survey: texts is a {type(texts).__name__}; expected an iterable of strings, or of rows with a 'text', as "
-            "a dataset has. A single text is a list of one."
+            "a dataset has. A single text belongs in a list, [text]."
         )
     numbered = enumerate(texts)
     while window := {number: _text(number, given) for number, given in islice(numbered, WINDOW)}:
@@ -66,7 +68,7 @@ def _text(number: int, given: Any) -> str:
     if not isinstance(text, str):
         has = f"a row with {', '.join(map(repr, given))}" if isinstance(given, Mapping) else f"a {type(given).__name__}"
         raise ClearheadError(
-            f"survey: text {number} is {has:.200}; expected a string, or a row whose 'text' is one. Of another column "
+            f"survey: text {number} is {has:.200}; expected a string, or a row whose 'text' is one. For another column "
             "pass a generator: (row['body'] for row in rows)."
         )
     if not text.strip():
@@ -101,7 +103,7 @@ def _asked(tokenizer: Any, texts: list[str], **options: Any) -> list[list[int]]:
     quietly = {"verbose": False} if hasattr(tokenizer, "convert_ids_to_tokens") else {}
     try:
         rows = [[int(token) for token in row] for row in tokenizer(texts, **options, **quietly)["input_ids"]]
-    except Exception as error:  # whatever a tokenizer raises
+    except Exception as error:  # a tokenizer may raise any error
         raise ClearheadError(
             f"survey: tokenizer is a {type(tokenizer).__name__}, which cannot read the texts: {reason(error)}\n"
             "Expected one of transformers, or a function of a list of texts that gives {'input_ids': a list of ids for "

@@ -1,4 +1,4 @@
-"""What a survey adds up of each call."""
+"""The sums that a survey takes from each call."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from clearhead.models.use.reduced import reduced
 from clearhead.models.use.surveys.batches import Batch
 from clearhead.problem.words import ALL_WORDS
 
-Sum = tuple[Tensor, Tensor]  # a sum (H, …) and how many it is of, (H, 1, …): float64, on the CPU
+Sum = tuple[Tensor, Tensor]  # a sum (H, …) and the number of its terms, (H, 1, …): float64, on the CPU
 
 
 class Kept(NamedTuple):
-    """What is kept of each call: measures, perhaps what classes of words receive, and reductions."""
+    """The measures, the classes of words (None where they were not asked for), and the reductions of a survey."""
 
     measures: tuple[Measure, ...]
     classes: WordClasses | None
@@ -60,7 +60,7 @@ class Summed(NamedTuple):
 @torch.inference_mode()
 def read(model: nn.Module, batch: Batch, kept: Kept) -> Means:
     """The sums of a batch, by module."""
-    body = getattr(model, "base_model", model)  # without the layer that makes words of it
+    body = getattr(model, "base_model", model)  # without the layer that makes words of its result
     device = next((tensor.device for tensor in model.parameters()), batch.ids.device)
     ids, words = batch.ids.to(device), batch.words.to(device)
     means, look = Means(), Look(kept, ids, words)
@@ -70,7 +70,7 @@ def read(model: nn.Module, batch: Batch, kept: Kept) -> Means:
 
 
 class Look:
-    """Looks at the calls of one batch, one after the other."""
+    """Adds up the calls of one batch, one after the other."""
 
     def __init__(self, kept: Kept, ids: Tensor, words: Tensor) -> None:
         self._kept, self._tokens = kept, ids.masked_fill(~words, -1)
@@ -98,14 +98,14 @@ class Look:
         before = self._before
         like = before[1] if before is not None and _alike(before[0], call) else None
         own = call.kind == "self" and self._tokens.shape == (call.problem.sizes.batch, call.problem.sizes.keys)
-        skipped = None if call.uniform is None else call.uniform[..., 0]  # the mask left them no key
+        skipped = None if call.uniform is None else call.uniform[..., 0]  # the mask leaves them no key
         tokens = (None, self._tokens) if own else None
         subject = Subject(call.record.problem, call.kind == "self", words, skipped, tokens, like=like)
         self._before = call, subject
         return subject
 
     def _received(self, subject: Subject, queries: Tensor) -> list[Sum]:
-        """What the tokens of each class receive of all queries, beside uniform attention."""
+        """The weight that the tokens of each class receive from all queries, beside that of uniform attention."""
         assert self._members is not None
         if subject.own.received.shape[-1] != self._members.shape[1]:
             return _nothing(len(queries), 2 * len(CLASSES))
@@ -117,7 +117,7 @@ class Look:
 
 
 def _alike(one: AttentionCall, other: AttentionCall) -> bool:
-    """Whether the same pairs count in both."""
+    """Whether the same pairs are counted in both calls."""
     first, second = one.record.problem, other.record.problem
     bare = first.bias is None and second.bias is None and one.uniform is other.uniform
     same = first.visible is second.visible and first.sizes == second.sizes and one.kind == other.kind
@@ -132,7 +132,7 @@ def _same(one: Sequence[Tensor | None] | None, other: Sequence[Tensor | None] | 
 
 
 def _sums(found: Found, heads: int) -> list[Sum]:
-    """A measure's and uniform attention's sums, from their means."""
+    """The sums of a measure and of uniform attention, from their means."""
     count = found.queries.expand(heads)
     return [
         (torch.where(count > 0, mean.expand(heads) * count, 0.0), count.clone())
@@ -150,18 +150,18 @@ NAMED = {measure.name: measure for measure in MEASURES}
 
 CLASSES = ("special", "punctuation", "number", "word", "part")
 SPECIAL, PUNCTUATION, NUMBER, WORD, PART = range(5)
-_UNMARKED = 5  # letters that begin a word, or go on with one: by what stands before
-_MARKS = ("##", "Ġ", "▁")  # of what goes on with a word; of what begins one, in two kinds of vocabularies
+_UNMARKED = 5  # letters that begin a word or continue one, which the token before decides
+_MARKS = ("##", "Ġ", "▁")  # marks of a part that continues a word; of a beginning, in two kinds of vocabularies
 _BYTE = re.compile("<0x[0-9A-F]{2}>")
 
 
 class WordClasses:
     """The class of each token of a batch, by a tokenizer's vocabulary.
 
-    Special tokens are the tokenizer's own; punctuation has neither letters nor digits; a number has digits alone; of
-    what has letters, a part goes on with a word, and a word begins one. WordPiece marks parts by ##; other vocabularies
-    mark beginnings (▁, Ġ), and there what has no mark is a part if the token before it has letters or digits. Without
-    marks all are words.
+    Special tokens are the tokenizer's own. Punctuation has neither letters nor digits. A number has digits only. Of
+    tokens with letters, a part continues a word, and a word begins one. WordPiece marks parts by ##. Other vocabularies
+    mark beginnings (▁, Ġ): there a token without a mark is a part if the token before it has letters or digits. In
+    vocabularies without marks all such tokens are words.
     """
 
     def __init__(self, tokenizer: Any) -> None:
@@ -169,7 +169,7 @@ class WordClasses:
             self._tokenizer, self._special = tokenizer, set(tokenizer.all_special_ids)
             found = Counter(mark for token in tokenizer.get_vocab() for mark in _MARKS if token.startswith(mark))
             tokenizer.convert_tokens_to_string(tokenizer.convert_ids_to_tokens([0]))
-        except Exception as error:  # whatever is no tokenizer raises
+        except Exception as error:  # an object that is no tokenizer may raise any error
             raise ClearheadError(
                 f"survey: 'word classes' reads the vocabulary of a tokenizer of transformers, and tokenizer is a "
                 f"{type(tokenizer).__name__}. Leave it out of keep."
@@ -178,11 +178,11 @@ class WordClasses:
         self._known: dict[int, int] = {}
 
     def of(self, ids: Tensor) -> Tensor:
-        """int64 (B, L), places in CLASSES."""
+        """The class of each token, int64 (B, L), as its place in CLASSES."""
         every, places = torch.unique(ids, return_inverse=True)
         table = torch.tensor([self._class(token) for token in every.tolist()], dtype=torch.int64, device=ids.device)
         found = table[places]
-        # at the start of a text, and after what has neither letters nor digits, a word begins
+        # a word begins at the start of a text, and after a token without letters and digits
         goes_on = F.pad(found[:, :-1] >= NUMBER, (1, 0), value=False)
         unmarked = found == _UNMARKED
         return torch.where(unmarked, torch.where(goes_on, PART, WORD), found)
@@ -202,7 +202,7 @@ class WordClasses:
         else:
             text = self._tokenizer.convert_tokens_to_string([written])
             text = text.removeprefix("##") if self._mark == "##" and len(text) > 2 else text
-        letters = any(c.isalpha() or c == "\ufffd" for c in text)  # "\ufffd": some bytes of a character
+        letters = any(c.isalpha() or c == "\ufffd" for c in text)  # "\ufffd" stands for some bytes of a character
         if not letters:
             return NUMBER if any(c.isnumeric() for c in text) else PUNCTUATION
         if self._mark == "##":

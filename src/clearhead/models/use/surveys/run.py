@@ -1,4 +1,4 @@
-"""The batches of a survey: computed, or read from the state, and added up in their order."""
+"""Runs a survey: batches are computed, or read from the state, and added up in their order."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class _NoBar:
 
 
 def bar_of(texts: Any, number: int) -> Any:
-    """tqdm's bar of texts, on the first rank, if it is installed; it shows itself on a terminal alone."""
+    """A progress bar of texts by tqdm, if it is installed, on the first rank; it is shown only on a terminal."""
     try:
         tqdm = import_module("tqdm").tqdm
     except ImportError:
@@ -87,7 +87,7 @@ def surveyed(
     rank: tuple[int, int] | None,
     wait: float,
 ) -> tuple[Total, int | None, int]:
-    """The sums over all texts, how long a text may be, and how many batches there were: see `models/survey.py`."""
+    """The sums over all texts, the largest length of a text, and the number of batches: see `models/survey.py`."""
     kept = kept_of(keep, tokenizer)
     number, ranks = rank_of(rank, state)
     check_count(batch, 1, "survey: batch")
@@ -117,16 +117,16 @@ def _read(model: nn.Module, batch: Batch, kept: Kept) -> Done:
         return done(batch, read(model, batch, kept))
     except (ClearheadError, MemoryError):
         raise
-    except Exception as error:  # whatever a model raises
+    except Exception as error:  # a model may raise any error
         raise ClearheadError(
             f"survey: {type(model).__name__} cannot read batch {batch.number}, ids {tuple(batch.ids.shape)}: "
             f"{reason(error)}\nIt is called with input_ids and attention_mask, and needs the tokenizer that it was "
-            "trained with. Of an encoder-decoder pass model.get_encoder()."
+            "trained with. For an encoder-decoder pass model.get_encoder()."
         ) from error
 
 
 def _all(files: State, digests: list[str], wait: float) -> Iterator[Done]:
-    """The batches in their order, when they are there."""
+    """The batches in their order; files of other ranks are waited for."""
     missing, last = set(range(len(digests))), time.monotonic()
     while missing:
         there = {number for number in missing if files.has(number)}

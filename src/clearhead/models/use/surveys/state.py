@@ -1,4 +1,4 @@
-"""The state of a survey: a folder with one file a batch, its sums in float64."""
+"""The state of a survey: a folder with one file for each batch, which has the sums in float64."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from clearhead.models.use.means import Means
 from clearhead.models.use.surveys.batches import Batch
 
 HEADER, CHECKSUM = "clearhead survey", "sha256"
-NONE = "0" * 64  # in the place of a checksum, while it is computed
+NONE = "0" * 64  # stands in the place of the checksum while it is computed
 _NAME = re.compile(r"batch-(\d{9})\.safetensors")
 
 
 class Done(NamedTuple):
-    """A batch that was read: its sums by their names in `Means`, and by module in the order of the calls."""
+    """The results of a batch: its sums by their names in `Means`, and by module in the order of the calls."""
 
     texts: int
     tokens: int
@@ -38,31 +38,35 @@ def done(batch: Batch, means: Means) -> Done:
 
 
 class State:
-    """The files of a folder. `settings`: what all of them must agree in."""
+    """The files of a folder. `settings`: the settings that all files must have."""
 
     def __init__(self, folder: Any, settings: Mapping[str, str]) -> None:
         self._settings = dict(settings)
         try:
             self.folder = Path(folder)
             self.folder.mkdir(parents=True, exist_ok=True)
-        except (OSError, TypeError, ValueError) as error:  # TypeError: no path at all; ValueError: a NUL in it
+        except (
+            OSError,
+            TypeError,
+            ValueError,
+        ) as error:  # TypeError: no path; ValueError: a NUL in it
             why = getattr(error, "strerror", None) or error
             raise ClearheadError(
                 f"survey: state is {str(folder)!r:.200}, which is no folder and cannot be made one ({why}). Pass "
                 "a folder that only this survey uses."
             ) from error
         for name in [name for name in self._names() if _NAME.fullmatch(name)][:1]:
-            self._read(self.folder / name, None)  # another survey's is found before anything is computed
+            self._read(self.folder / name, None)  # the folder of another survey is found before anything is computed
 
     def load(self, number: int, digest: str) -> Done | None:
-        """What is known of a batch; None where there is no file. Raises for one that is damaged or another survey's."""
+        """The results of a batch; None where it has no file. Raises an error for a damaged or foreign file."""
         return self._read(self._path(number), digest)
 
     def has(self, number: int) -> bool:
         return self._path(number).exists()
 
     def keep(self, number: int, digest: str, found: Done) -> None:
-        """Write a batch's file: all of it, or, however this ends, none. One that another process has written stays."""
+        """Write the file of a batch, completely or not at all. A file that another process has written stays."""
         about: dict[str, Any] = {"settings": self._settings, "tokens read": digest, "modules": found.modules}
         about |= {"texts": found.texts, "tokens": found.tokens, "truncated": found.truncated}
         save = require("safetensors.torch", "models", "the state of a survey").save
@@ -81,15 +85,18 @@ class State:
                 except OSError:  # a file system without links
                     part.replace(path)
         except OSError as error:
-            if not path.exists():  # else a process with the same batches has ended, and tidied this one's part away
+            if not path.exists():  # else a process with the same batches has written it, and tidied up
                 raise ClearheadError(
-                    f"survey: cannot write {str(path)!r}: {error.strerror}. What is there stays: start again with the "
+                    f"survey: cannot write {str(path)!r}: {error.strerror}. The other files stay: start again with the "
                     "same arguments once it can be written, and the survey goes on."
                 ) from error
-        self.load(number, digest)  # which raises where the file is another survey's
+        self.load(number, digest)  # this raises an error where the file is of another survey
 
     def tidy(self, count: int) -> None:
-        """Once all batches are there: raise for files beyond them, and remove what a killed process left unfinished."""
+        """Raise an error for files beyond the last batch, and remove unfinished files of killed processes.
+
+        It is called once all batches are there.
+        """
         numbers = [int(found[1]) for name in self._names() if (found := _NAME.fullmatch(name))]
         if max(numbers, default=0) >= count:
             raise ClearheadError(
@@ -98,7 +105,7 @@ class State:
             )
         for name in self._names():
             if name.startswith(".batch-") and name.endswith(".part"):
-                with suppress(OSError):  # a folder that is read alone; a process that has just removed it
+                with suppress(OSError):  # the folder is read-only, or another process has just removed the file
                     (self.folder / name).unlink()
 
     def _names(self) -> list[str]:
@@ -121,10 +128,10 @@ class State:
             raise ClearheadError(f"survey: cannot read {str(path)!r}: {error.strerror}.") from error
         try:
             found, settings, read = _parts(raw)
-        except Exception as error:  # the library's own, or what JSON and the rest make of it
+        except Exception as error:  # errors of safetensors, of JSON, and of other parts
             raise ClearheadError(
                 f"survey: {str(path)!r} is not what a survey of this version wrote there: its checksum is missing or "
-                "another. Delete that file, and the same call computes it anew: all else there is kept."
+                "another. Delete that file, and the same call computes it anew: the other files are kept."
             ) from error
         differ = [name for name in self._settings | settings if self._settings.get(name) != settings.get(name)]
         if differ:
@@ -142,12 +149,12 @@ class State:
 
 
 def _entry(checksum: str) -> bytes:
-    """How a header has it; inside of a string of JSON quotes would have a backslash."""
+    """The entry as it stands in a header. Inside a JSON string its quotes would have a backslash."""
     return f'"{CHECKSUM}":"{checksum}"'.encode()
 
 
 def _parts(raw: bytes) -> tuple[Done, dict[str, str], str]:
-    """A batch, its settings, the digest of its tokens. Raises for any other bytes than those that were written."""
+    """The results of a batch, its settings, and the digest of its tokens. Raises an error for changed bytes."""
     stop = 8 + int.from_bytes(raw[:8], "little")
     header = json.loads(raw[8:stop])["__metadata__"]
     checksum = header[CHECKSUM]

@@ -1,6 +1,6 @@
 // ---- The page's data.
 
-import { elementIn } from "../../../base/front/dom.js";
+import { elementIn } from "../../base/front/dom.js";
 
 /** @import { Data, StepData } from "./types.d.ts" */
 

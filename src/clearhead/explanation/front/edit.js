@@ -1,8 +1,8 @@
 // ---- An input's cell as a field: Enter or leaving it takes the number, Escape leaves it as it was. A cell of a mask
-// has no field: it is turned over.
+// has no field: it changes between True and False.
 
-import { make } from "../../../base/front/dom.js";
-import { placeOf } from "../../../base/front/numbers.js";
+import { make } from "../../base/front/dom.js";
+import { placeOf } from "../../base/front/numbers.js";
 import { refresh, say } from "./choice.js";
 import { editable, fitted, refusal, setInput } from "./steps.js";
 import { placeName } from "./written.js";

@@ -1,7 +1,7 @@
-// ---- What stands above the steps: which head, scale and temperature, theme, one step or all.
+// ---- The controls above the steps: the head, scale and temperature, the theme, one step or all.
 
-import { everyIn, firstIn, make } from "../../../base/front/dom.js";
-import { number } from "../../../base/front/numbers.js";
+import { everyIn, firstIn, make } from "../../base/front/dom.js";
+import { number } from "../../base/front/numbers.js";
 import { cardOf, cards, everythingShown, stepBy } from "./cards.js";
 import { choice, choose, refresh, say } from "./choice.js";
 import { theme } from "./colour.js";
@@ -44,7 +44,7 @@ function makeSlider(name, middle, read, write) {
   };
 }
 
-/** @type {(() => void)[]} what shows the place of each slider */
+/** @type {(() => void)[]} functions that show the place of each slider */
 const sliders = [];
 
 export function makeControls() {
@@ -116,7 +116,7 @@ function setView(view) {
   cards[cardOf(stepOf(choice.step))].element.scrollIntoView({ block: "nearest" });
 }
 
-/** Paper has all steps; afterwards the page is as it was. Its theme is light. */
+/** A printed page has all steps, and the light theme; afterwards the page is as it was. */
 export function followPrinting() {
   /** @type {string | undefined} */
   let before;

@@ -1,7 +1,7 @@
 // ---- The colour of a cell: one ramp from 0 up, another from 0 down, so that the sign is seen without its text.
 
-import { cssColour, inkOn, tableOf, tables } from "../../../base/front/ramp.js";
-import { Theme } from "../../../base/front/theme.js";
+import { cssColour, inkOn, tableOf, tables } from "../../base/front/ramp.js";
+import { Theme } from "../../base/front/theme.js";
 import { refresh } from "./choice.js";
 
 const negativeRamps = {
@@ -9,7 +9,7 @@ const negativeRamps = {
   dark: tableOf(["#1a1f28", "#4a2f25", "#75402a", "#a95a33", "#d98850", "#f2bd8a", "#fde9d0"]),
 };
 
-/** The theme of the page: what it is painted in, and painted again when it changes. */
+/** The theme of the page, which is painted again when the theme changes. */
 export const theme = new Theme(document.documentElement, refresh);
 
 /**

@@ -1,7 +1,7 @@
 // ---- A step's numbers as a table: one sequence and head, with the names of its rows and columns.
 
-import { make } from "../../../base/front/dom.js";
-import { grouped, placeOf, textOf } from "../../../base/front/numbers.js";
+import { make } from "../../base/front/dom.js";
+import { grouped, placeOf, textOf } from "../../base/front/numbers.js";
 import { choice } from "./choice.js";
 import { coloursOf } from "./colour.js";
 import { data } from "./data.js";
@@ -24,7 +24,7 @@ export const visible = (text) => text.replace(/[\p{C}\p{Zl}\p{Zp}]/gu, (characte
 });
 
 /**
- * What an entry of an axis is called.
+ * The name of an entry of an axis.
  *
  * @param {Step} step
  * @param {number} axis
@@ -76,7 +76,7 @@ function labelCell(text, scope) {
 }
 
 /**
- * A table of a step. `operand`: it stands beside a result that is made of it. Its methods: `paint()` shows the numbers
+ * A table of a step. `operand`: whether it stands beside a result that is made of it. Its methods: `paint()` shows the numbers
  * as they are; `indexAt(cell)` is the index of a cell, `cellAt(index)` the cell of an index, null where it is not here.
  *
  * @param {Step} step

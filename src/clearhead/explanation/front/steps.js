@@ -1,14 +1,14 @@
 // ---- The steps: their numbers as Python computed them, and computed again when an input, the scale or the
 // temperature is changed.
 
-import { changed, namesIn } from "../../../base/front/language.js";
-import { everyIndex, grouped, number, placeOf, sizeOf, textOf } from "../../../base/front/numbers.js";
-import { nodeOf } from "../../../base/front/operations.js";
-import { leaf } from "../../../base/front/terms.js";
+import { changed, namesIn } from "../../base/front/language.js";
+import { everyIndex, grouped, number, placeOf, sizeOf, textOf } from "../../base/front/numbers.js";
+import { nodeOf } from "../../base/front/operations.js";
+import { leaf } from "../../base/front/terms.js";
 import { data, decode } from "./data.js";
 
 /**
- * @import { Computed, Tree } from "../../../base/front/types.d.ts"
+ * @import { Computed, Tree } from "../../base/front/types.d.ts"
  * @import { Part, Step, StepData } from "./types.d.ts"
  */
 
@@ -47,7 +47,7 @@ function begun(data) {
 }
 
 /**
- * The step of a name that there is.
+ * The step of this name, which exists.
  *
  * @param {string} name
  */
@@ -93,8 +93,8 @@ for (const step of steps.values()) {
 }
 
 /**
- * What stands after the last step that this page computes: gradients, and what a model computed. These stay as Python
- * gave them.
+ * The steps after the last step that this page computes: gradients, and steps that a model computed. They stay as
+ * Python gave them.
  */
 const outside = new Set([...steps.values()].reverse().slice(0, [...steps.values()].reverse().findIndex((step) => step.tree)));
 
@@ -139,7 +139,7 @@ function findObstacle() {
 export const obstacle = findObstacle();
 for (const step of steps.values()) step.first = step.numbers;
 
-/** The step `scores = … * scale`, and what the softmax is taken of: the two things that a slider changes. */
+/** The step `scores = … * scale`, and the step of which the softmax is taken: the sliders change these two. */
 export const scaleStep = [...steps.values()].find((step) => {
   const tree = step.tree;
   if (tree?.kind !== "call" || tree.name !== "mul" || step.aside) return false;
@@ -173,7 +173,7 @@ function treeNow(step) {
     ? { kind: "call", name: "div", inputs: [tree, divisor], options: {} } : null));
 }
 
-/** Computes every step again that something changed reaches; the others keep Python's numbers. */
+/** Computes again every step that a change reaches; the others keep Python's numbers. */
 export function computeAgain() {
   const reached = new Set(change.inputs);
   for (const step of steps.values()) {
@@ -191,7 +191,7 @@ export function computeAgain() {
 export const editable = (step) => !obstacle && step.given && !outside.has(step);
 
 /**
- * Whether a step's numbers are those of other inputs than the page has now.
+ * Whether a step's numbers belong to other inputs than the page has now.
  *
  * @param {Step} step
  */
@@ -220,7 +220,7 @@ export function setInput(step, index, value) {
 }
 
 /**
- * What a step's type makes of a number; null where it is none, or one that the step may not have.
+ * The number that a text stands for in the step's type; null where there is none, or the step may not have it.
  *
  * @param {Step} step
  * @param {string} text
@@ -238,7 +238,7 @@ export function fitted(step, text) {
 }
 
 /**
- * Why what was typed is none of a step's numbers.
+ * Why a text that was typed is not a number that the step may have.
  *
  * @param {Step} step
  * @param {string} text
@@ -272,7 +272,7 @@ export function formulaNow(step) {
 }
 
 /**
- * Why a step is taken; a sentence with figures is of the first numbers.
+ * Why a step is taken. Figures in it are those of the first numbers.
  *
  * @param {Step} step
  */

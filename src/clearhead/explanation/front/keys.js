@@ -1,6 +1,6 @@
 // ---- Pointer and keyboard: a cell under the pointer or in focus is written out, a click or Enter fixes it.
 
-import { ARROWS, closestTo, withModifier } from "../../../base/front/dom.js";
+import { ARROWS, closestTo, withModifier } from "../../base/front/dom.js";
 import { stepBy, visibleViews } from "./cards.js";
 import { choice, choose } from "./choice.js";
 import { byId } from "./data.js";
@@ -24,7 +24,7 @@ function showCell(cell) {
 }
 
 /**
- * Makes a cell the chosen one: its step, where that has a card of its own here, and its place.
+ * Chooses a cell: its place, and its step where the step has a card of its own.
  *
  * @param {HTMLElement} cell
  */

@@ -1,9 +1,9 @@
-// ---- What is chosen, and the one way it changes: choose() some of it, then the page is painted.
+// ---- The choice, and the one way to change it: choose() changes a part of it, then the page is painted.
 //
-// `step`: the name of the step whose card is shown. `of`: that of the step whose number is written out. `at`: the
-// place of that number by the names of its axes. All of it stands in the address, so that a link leads to it.
+// `step`: the name of the step whose card is shown. `of`: the step whose number is written out. `at`: the
+// place of that number by the names of its axes. The address holds the whole choice, so that a link leads to it.
 
-import { addressFrom, partsOf, writeAddress } from "../../../base/front/address.js";
+import { addressFrom, partsOf, writeAddress } from "../../base/front/address.js";
 import { byId, data } from "./data.js";
 import { steps } from "./steps.js";
 
@@ -19,7 +19,7 @@ export function addressOf({ step, of, at }) {
 }
 
 /**
- * What the address names; anything in it that does not exist is left out.
+ * The choice that the address names, without names of things that do not exist.
  *
  * @returns {Choice}
  */
@@ -39,7 +39,7 @@ export let choice = readAddress();
 let painter = () => {};
 
 /**
- * What shows all that is chosen, whenever something has changed.
+ * Sets the function that paints the page whenever the choice has changed.
  *
  * @param {() => void} paint
  */
@@ -52,7 +52,7 @@ export function refresh() {
   painter();
 }
 
-/** Opens what the address names. */
+/** Makes the choice that the address names. */
 export function openAddress() {
   choice = readAddress();
 }

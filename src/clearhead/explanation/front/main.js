@@ -1,9 +1,9 @@
 // ---- The page: it is painted whenever something is chosen, and opens what its address names.
 
-import { followAddress } from "../../../base/front/address.js";
-import { callsIn } from "../../../base/front/language.js";
-import { operations } from "../../../base/front/operations.js";
-import { plainText } from "../../../base/front/terms.js";
+import { followAddress } from "../../base/front/address.js";
+import { callsIn } from "../../base/front/language.js";
+import { operations } from "../../base/front/operations.js";
+import { plainText } from "../../base/front/terms.js";
 import { cards, chosenIndex, makeCards, showCards, visibleViews } from "./cards.js";
 import { addressOf, choice, openAddress, paintWith, refresh } from "./choice.js";
 import { followPrinting, makeControls, paintControls } from "./controls.js";
@@ -12,7 +12,7 @@ import { listen } from "./keys.js";
 import { allNumbers, change, obstacle, stepOf, steps } from "./steps.js";
 import { sentenceOf, showChosen } from "./written.js";
 
-/** @import { Tree } from "../../../base/front/types.d.ts" */
+/** @import { Tree } from "../../base/front/types.d.ts" */
 
 /** In each table one cell is reached by Tab: the one that the choice names. */
 function placeTabs() {
@@ -33,10 +33,9 @@ function paint() {
 }
 
 /**
- * For tests and for the console; all of it only reads. `numbers(name)` are those of a step as the page has them,
- * `computed(name)` what the page makes of the steps before it;
- * `sentence(name, index)` is one of them written out; `obstacle` is why the page can't compute, and `unknown(tree)`
- * which operations of a tree it lacks.
+ * For tests and for the console; all of it only reads. `numbers(name)`: the numbers of a step as the page has them.
+ * `computed(name)`: the same, computed from the steps before. `sentence(name, index)`: one number written out.
+ * `obstacle`: why the page can't compute. `unknown(tree)`: the operations of a tree that the page lacks.
  */
 function offerHooks() {
   /** @param {Float64Array} all */

@@ -1,6 +1,6 @@
-// What the modules of an explanation's page give each other. What Python writes is `page_data` in `render.py`.
+// The types of the modules of an explanation's page. `page_data` in `page.py` writes the data.
 
-import type { Computed, Tree } from "../../../base/front/types.d.ts";
+import type { Computed, Tree } from "../../base/front/types.d.ts";
 
 export type StepKind = "number" | "integer" | "allowed";
 export type ArrayType = "float32" | "float64" | "int32" | "uint8";
@@ -12,7 +12,7 @@ export interface StepData {
   within: [number, number] | null; type: ArrayType; values: string;
 }
 
-/** The same with its numbers: `first`, as they came; `made`, what it is computed by, where the page knows how. */
+/** A step with its numbers: `first`, as they came; `made`, the node that computes it, where the page has one. */
 export interface Step extends StepData {
   numbers: Float64Array; first: Float64Array; node: Computed; made: Computed | null;
   problem: string; changed: boolean;
@@ -25,7 +25,7 @@ export interface Data {
   labels: Record<string, string[]>; places: Record<string, number[]>; pair: number[]; parts: PartData[];
 }
 
-/** What is chosen: a step, the step whose number is written out, and where that stands. */
+/** The choice: a step, the step whose number is written out, and the place of that number. */
 export interface Choice { step: string; of: string; at: Record<string, number> }
 
 /** A table of a step. */

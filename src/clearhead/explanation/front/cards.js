@@ -1,7 +1,7 @@
-// ---- One card a computed step, with the tables it is made of; inputs that stand together share a card.
+// ---- One card for each computed step, with the tables it is made of. Inputs that stand together share a card.
 
-import { everyIn, firstIn, make } from "../../../base/front/dom.js";
-import { namesIn } from "../../../base/front/language.js";
+import { everyIn, firstIn, make } from "../../base/front/dom.js";
+import { namesIn } from "../../base/front/language.js";
 import { addressOf, choice, choose } from "./choice.js";
 import { byId } from "./data.js";
 import { formulaNow, isStale, parts, stepOf, whyNow } from "./steps.js";

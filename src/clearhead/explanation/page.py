@@ -1,4 +1,4 @@
-"""The page: one HTML file with the steps as data, their numbers as in memory, and a program that computes them."""
+"""The page: one HTML file with the steps as data, their numbers in binary, and a program that computes them."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from clearhead.explanation.document import Document, Entry, at_pair
 from clearhead.explanation.shown import Shown
 from clearhead.explanation.tables import WIDTH, kind_of
 
-INPUTS = 12_000  # numbers of inputs that a page holds whole, so that it can compute with them
-DEEP = 4_000  # numbers of a step with one vector a pair that a page holds; of more, the vector of one pair
+INPUTS = 12_000  # the most numbers of inputs that a page holds whole, so that it can compute with them
+DEEP = 4_000  # the most numbers of a step with one vector per pair; of more, a page holds the vector of one pair
 STORED = {"float32": torch.float32, "float64": torch.float64, "int32": torch.int32, "uint8": torch.uint8}
 
 
@@ -35,10 +35,10 @@ def render(document: Document) -> str:
 
 
 def page_data(document: Document) -> dict[str, Any]:
-    """All of it, for JSON.
+    """The data of the page, for JSON.
 
-    A page that holds every number of the inputs can compute with others in their place; of a long call it holds what
-    is shown. Labels are those of the entries that it holds.
+    A page that holds every number of the inputs can compute with changed inputs. Of a long call it holds the entries
+    that are shown, and their labels.
     """
     shown, steps = document.shown, [step for part in document.parts for step in part.steps]
     inputs = sum(step.value.numel() for step in steps if step.given)
@@ -81,11 +81,11 @@ def _step(entry: Entry, whole: bool) -> dict[str, Any]:
 
 
 class _Held(NamedTuple):
-    """What the page holds of a step."""
+    """The part of a step that the page holds."""
 
     value: Tensor
     more: list[int]  # along each axis, how many entries it does not hold
-    of: list[int] | None  # the pair that its vector is of, where it holds no other; among what the page holds
+    of: list[int] | None  # the pair of its only vector, as an index into the entries that the page holds
 
 
 def _held(step: Step, shown: Shown, whole: bool) -> _Held:

@@ -1,9 +1,9 @@
-// ---- The chosen number, written out from the numbers that it is made of; those light up in the tables.
+// ---- The chosen number, written out from the numbers that it is made of, which light up in the tables.
 
-import { make } from "../../../base/front/dom.js";
-import { namesIn } from "../../../base/front/language.js";
-import { placeOf, textOf } from "../../../base/front/numbers.js";
-import { placesIn, plainText } from "../../../base/front/terms.js";
+import { make } from "../../base/front/dom.js";
+import { namesIn } from "../../base/front/language.js";
+import { placeOf, textOf } from "../../base/front/numbers.js";
+import { placesIn, plainText } from "../../base/front/terms.js";
 import { chosenIndex, visibleViews } from "./cards.js";
 import { choice } from "./choice.js";
 import { byId, data } from "./data.js";
@@ -11,11 +11,11 @@ import { editable, stepOf } from "./steps.js";
 import { LABELLED, labelOf } from "./tables.js";
 
 /**
- * @import { Piece, Source } from "../../../base/front/types.d.ts"
+ * @import { Piece, Source } from "../../base/front/types.d.ts"
  * @import { Step, TableView } from "./types.d.ts"
  */
 
-const TONES = 3; // colours in which the numbers of one step and those of the next stand apart
+const TONES = 3; // colours that tell the numbers of one step from those of the next
 
 /**
  * The name of an entry's index as formulas have it: `scores[0, 2]`.
@@ -35,7 +35,7 @@ export function placeName(step, index) {
 }
 
 /**
- * What computes a step, if the numbers that it reads are all here: of some steps the page holds one vector alone.
+ * The node that computes a step, if the page has all numbers that it reads: of some steps it has one vector alone.
  *
  * @param {Step} step
  */
@@ -98,7 +98,7 @@ export function showNumber(step, index) {
 const LIGHTS = ["lit", "same", ...Array.from({ length: TONES }, (_, n) => `tone-${n + 1}`)];
 
 /**
- * Marks the number, what it is made of, and the rows and names of its query and its key.
+ * Marks the number, the numbers that it is made of, and the rows and names of its query and its key.
  *
  * @param {Step} step
  * @param {number[]} index
