@@ -61,7 +61,10 @@ toc_object_entries_show_parents = "hide"
 # What no page here describes: other libraries' types, and those of clearhead that are not public
 nitpick_ignore_regex = [
     (r"py:.*", r"(torch|np|numpy|matplotlib|pandas|collections|contextlib|pathlib)\..*"),
-    (r"py:class", r"Tensor|Phi|Residual|Edges|Part|Align|Kind|Cached|Record|Words|Outcome|Origin"),
+    (
+        r"py:class",
+        r"Tensor|Phi|Residual|Edges|Part|Align|Kind|Cached|Record|Words|Outcome|Origin|ByTile|Visible|LayerName",
+    ),
     (r"py:.*", r"clearhead\.(?!nn\.|testing\.)[a-z_]+\..*"),
 ]
 
