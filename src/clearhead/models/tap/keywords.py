@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Mapping
 from typing import Any
 
@@ -15,10 +14,15 @@ from clearhead.scores.dot import Dot
 NAME, MASKED, RANKS = "clearhead", "clearhead_masked", "clearhead_ranks"
 
 
-@functools.cache
+_dots: dict[tuple[float | None, float | None], Dot] = {}  # PyTorch's compiler warns of functools.cache
+
+
 def dot(scale: float | None, softcap: float | None) -> Dot:
     """The score of dot products: one object for each scale and softcap, because each call of a model asks for it."""
-    return Dot(scale, softcap)
+    found = _dots.get((scale, softcap))
+    if found is None:
+        found = _dots[scale, softcap] = Dot(scale, softcap)
+    return found
 
 
 # The keywords that clearhead reads.
