@@ -821,7 +821,7 @@ class Later(ch.extend.Bias):
     case(
         "watched().check({'nothing': None})",
         (
-            "one of the whole name",
+            "fit the whole name",
             "torch.tensor(watched().check({'Bl*': Causal()})[0].most) # @",
             "torch.tensor(0.0)",
         ),
