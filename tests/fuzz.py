@@ -169,7 +169,7 @@ def fuzz(
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("count", type=int, nargs="?", default=1000, help="go up to this number from --from")
+    parser.add_argument("count", type=int, nargs="?", default=1000, help="how many problems, from number --from on")
     parser.add_argument("--from", "--first", dest="first", type=int, default=0, metavar="N")
     parser.add_argument("--only", type=int, metavar="N", help="run and show one problem, in this process")
     parser.add_argument("--jobs", type=int, default=1, help="processes at once")
