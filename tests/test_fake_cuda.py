@@ -39,7 +39,7 @@ def found():
     why = device.why_not()
     if why is not None:
         pytest.skip(why)
-    command = [sys.executable, "-W", "ignore", str(HERE / "cases.py")]
+    command = [sys.executable, "-W", "ignore", str(HERE / "calls.py")]
     done = subprocess.run(command, capture_output=True, text=True, timeout=900)
     assert not done.returncode, done.stderr[-3000:]
     lines = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
@@ -67,7 +67,7 @@ def test_the_engines_for_any_device_need_no_float64():
     why = device.why_not()
     if why is not None:
         pytest.skip(why)
-    command = [sys.executable, "-W", "ignore", str(HERE / "cases.py"), "--without-float64"]
+    command = [sys.executable, "-W", "ignore", str(HERE / "calls.py"), "--without-float64"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=600)
     assert not done.returncode, done.stderr[-3000:]
     found = json.loads(done.stdout.splitlines()[-1])

@@ -150,7 +150,8 @@ NAMES = {name: name.removesuffix(".default").split(".")[-1] for name in PARTS}
 @pytest.fixture(scope="module")
 def ran(request):
     """What each use gives where a name is missing, by that name; "" for nothing missing, "all" for all at once."""
-    asked = {item.callspec.params["name"] for item in request.session.items if item.originalname == WHERE_MISSING}
+    tests = [item for item in request.session.items if getattr(item, "originalname", None) == WHERE_MISSING]
+    asked = {item.callspec.params["name"] for item in tests}
     missing = {"": [], "all": sorted(set(NAMES.values())), **{name: [leaf] for name, leaf in NAMES.items()}}
     given = json.dumps({name: leaves for name, leaves in missing.items() if not name or name in asked})
     script = Path(__file__).with_name("missing_parts.py")

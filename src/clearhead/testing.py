@@ -69,10 +69,13 @@ def biases() -> list[type[Bias]]:
 
 
 def engines() -> list[str]:
-    """Every engine that is compared with the reference. On a CPU without "flex": it is compiled for each kind of call,
-    which takes seconds, and has no gradients there."""
-    here = torch.get_default_device().type
-    return [engine.name for engine in ENGINES if engine.name not in ("reference", "flex" if here == "cpu" else "")]
+    """The names of the engines that are compared with the reference on the default device.
+
+    On a CPU they are without "flex", which is compiled there for each kind of call and has no gradients, and without
+    "triton", whose kernels are for a GPU.
+    """
+    left = ("reference", "flex", "triton") if torch.get_default_device().type == "cpu" else ("reference",)
+    return [engine.name for engine in ENGINES if engine.name not in left]
 
 
 def _subclasses(base: type[Any]) -> Iterator[type[Any]]:

@@ -9,6 +9,7 @@ from types import ModuleType
 import torch
 from torch import Tensor
 
+from clearhead.base.torch_private import is_zero_tensor
 from clearhead.base.tracing import compiling, constant, dispatches, empty_of_values, looked_into, traced
 from clearhead.engines.base import Cost, Engine
 from clearhead.engines.triton import blocks
@@ -168,7 +169,7 @@ def _dense(tensor: Tensor | None) -> bool:
     return tensor is None or not (
         dispatches(tensor)
         or tensor.layout is not torch.strided
-        or tensor._is_zerotensor()
+        or is_zero_tensor(tensor)
         or tensor.is_neg()
         or empty_of_values(tensor)
     )

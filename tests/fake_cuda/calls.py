@@ -1,4 +1,4 @@
-"""What makes the host wait, by public entry, on the fake device: python cases.py [CASE …] prints a line of JSON each.
+"""What makes the host wait, by public entry, on the fake device: python calls.py [CASE …] prints a line of JSON each.
 
 Each case runs once for what is compiled and remembered, and once more, of which the counts are printed, with the places
 in clearhead that read.
