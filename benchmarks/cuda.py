@@ -99,7 +99,7 @@ def plain(what: str, unit: str, bar: float, causal: bool) -> Result:
     return compared(what, unit, bar, {**calls, "clearhead": lambda: ch.attention(q, k, v, mask=mask)})
 
 
-def flex(what: str, unit: str, bar: float, mask: ch.Mask, rule: Callable[..., Tensor], train: bool) -> Result:
+def flex(what: str, unit: str, bar: float, mask: ch.extend.Mask, rule: Callable[..., Tensor], train: bool) -> Result:
     """Beside FlexAttention, compiled, with the rule written for it by hand."""
     from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
@@ -117,17 +117,17 @@ def flex(what: str, unit: str, bar: float, mask: ch.Mask, rule: Callable[..., Te
     return compared(what, unit, bar, calls)
 
 
-def window(row: int) -> tuple[ch.Mask, Callable[..., Tensor]]:
+def window(row: int) -> tuple[ch.extend.Mask, Callable[..., Tensor]]:
     mask = ch.Causal() & ch.SlidingWindow(before=row - 1)
     return mask, lambda b, h, i, j: (j <= i) & (i - j < row)
 
 
-def documents() -> tuple[ch.Mask, Callable[..., Tensor]]:
+def documents() -> tuple[ch.extend.Mask, Callable[..., Tensor]]:
     ids = torch.arange(LONG[2], device="cuda") // 2048
     return ch.Causal() & ch.Documents(ids), lambda b, h, i, j: (j <= i) & (ids[i] == ids[j])
 
 
-def strided() -> tuple[ch.Mask, Callable[..., Tensor]]:
+def strided() -> tuple[ch.extend.Mask, Callable[..., Tensor]]:
     mask = ch.Causal() & ch.MaskFunction(lambda b, h, i, j: ((i - j) % 64 == 0) | (i - j < 64))
     return mask, lambda b, h, i, j: (j <= i) & (((i - j) % 64 == 0) | (i - j < 64))
 
@@ -204,7 +204,7 @@ def _row(what: str, unit: str, bar: float, measure: Callable[..., Result], *give
     return Row(what, unit, f"{sign} {bar:g}", lambda: measure(what, unit, bar, *given))
 
 
-def _masked(name: str, mask: Callable[[], tuple[ch.Mask, Callable[..., Tensor]]], train: bool) -> Row:
+def _masked(name: str, mask: Callable[[], tuple[ch.extend.Mask, Callable[..., Tensor]]], train: bool) -> Row:
     both = ", forward + backward" if train else ""
     what = f"{name} at {LONG}, bfloat16{both}, over compiled FlexAttention"
     return Row(what, "× its speed", "≥ 0.95", lambda: flex(what, "× its speed", 0.95, *mask(), train))

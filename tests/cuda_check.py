@@ -88,7 +88,7 @@ def problem(phi: str, dtype: torch.dtype, width: int, plain: bool, queries: int 
     query, key, value = (
         torch.zeros(2, heads, length, width, dtype=dtype) for heads, length in ((4, queries), (2, keys), (2, keys))
     )
-    score: ch.Score = ch.Dot()
+    score: ch.extend.Score = ch.Dot()
     if phi == "tanh_add":
         score = ch.Additive.from_weights(None, None, torch.ones(width, dtype=dtype))
     elif phi == "sq_diff":

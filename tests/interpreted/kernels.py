@@ -173,7 +173,14 @@ def test_gradients_of_statistics(phi):
         score, width, _ = example(phi)
         query, key = (draw(1, heads, 40, width, seed=heads).requires_grad_() for heads in (2, 1))
         weights = ch.weights(query, key, score=score, mask=ch.Causal(), engine=engine)
-        looked = (ch.Entropy(), ch.MeanDistance(), ch.TopK(3), ch.MaxScore(), ch.Received(), ch.Pool(4, how="mean"))
+        looked = (
+            ch.reductions.Entropy(),
+            ch.reductions.MeanDistance(),
+            ch.reductions.TopK(3),
+            ch.reductions.MaxScore(),
+            ch.reductions.Received(),
+            ch.reductions.Pool(4, how="mean"),
+        )
         results = weights.reduce(*looked)
         loss = sum((t * draw(*t.shape, seed=7)).sum() for t in _floats(results))
         found.append(torch.autograd.grad(loss, [query, key, *score.parameters()]))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import importlib.util
 import math
 
@@ -128,9 +127,11 @@ class Flex(Engine):
         return Cost(min(pairs, count * BLOCK**2 * copies), sum(t.nbytes for t in kept))
 
 
-@functools.cache
+_INSTALLED = importlib.util.find_spec("triton") is not None  # looked up once; the compiler warns of functools.cache
+
+
 def _has_triton() -> bool:
-    return importlib.util.find_spec("triton") is not None
+    return _INSTALLED
 
 
 def _shapes_alone(problem: Problem) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import importlib.util
 from types import ModuleType
 
@@ -24,11 +23,13 @@ DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 LARGEST = 16  # so many of the largest weights are kept in registers
 
 
+INSTALLED = importlib.util.find_spec("triton") is not None
+
+
 @constant
-@functools.cache
 def available() -> bool:
     """Whether Triton is installed."""
-    return importlib.util.find_spec("triton") is not None
+    return INSTALLED
 
 
 @constant
