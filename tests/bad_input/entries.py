@@ -156,10 +156,21 @@ def surveyed(**given: Any) -> Any:
         return torch.tensor([row["queries"] for row in ch.models.survey(**given).table()], dtype=torch.float64)
 
 
+def numbers_of(name: str) -> Any:
+    """The numbers of a method of lazy weights, without the places that `max` and `min` give beside them."""
+
+    def found(**given: Any) -> Any:
+        both = look(name)(**given)
+        return both if isinstance(both, torch.Tensor) else both[0]
+
+    return found
+
+
 def drawn(axes: Any) -> torch.Tensor:
-    """How large a picture is."""
-    found = torch.tensor(axes.images[0].get_array().shape)
-    axes.figure.clear()
+    """How large a picture is, or the first of several."""
+    one = axes if hasattr(axes, "images") else axes.flat[0]
+    found = torch.tensor(one.images[0].get_array().shape)
+    one.figure.clear()
     return found
 
 
@@ -366,7 +377,7 @@ ENTRIES: dict[str, Entry] = {
     **{
         f"Weights.{name}": E(
             "weights",
-            look(name),
+            numbers_of(name),
             {"dim": None, "keepdim": False},
             {
                 "dim": ABSENT | {"negative": "else"} | ({"empty list": "same"} if name in OVER_SEVERAL else {}),
@@ -401,7 +412,7 @@ ENTRIES: dict[str, Entry] = {
         "weights",
         lambda head: drawn(ch.weights(x4(), x4(1)).plot(0, head)),
         {"head": 1},
-        {"head": {"negative": "else"}},
+        {"head": {"None": "else", "negative": "else"}},
     ),
     "a mask, plot": E(
         "masks",

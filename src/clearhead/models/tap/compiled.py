@@ -95,17 +95,22 @@ def _observe(call: BackendCall, mark: Tensor) -> None:
     )
 
 
+# parts of the names that models of transformers give to the cross attention of a decoder
+CROSS = ("cross", "encoder_attn", "encdec")
+
+
 def _part(receiver: Receiver, module: nn.Module) -> Running:
     """The attention module as a running module. Compiled code does not show which modules run around it.
 
-    So whether a module belongs to the encoder or to the decoder is read from its name. Attention of a decoder may be
-    self or cross; the padding of its queries is the decoder's in both cases.
+    So whether a module belongs to the encoder or to the decoder, and whether a decoder's attention is self or cross, is
+    read from its name. The padding of a decoder's queries is the decoder's in both cases.
     """
     around = receiver.stack.innermost
     assert around is not None, "asked for while a pass runs"
     parts = receiver.stack.names[id(module)].split(".")
     if "decoder" in parts:
-        return Running(module, "cross", around.told)
+        inside = ".".join(parts[parts.index("decoder") + 1 :]).lower()
+        return Running(module, "cross" if any(word in inside for word in CROSS) else "self", around.told)
     if "encoder" in parts and around.told.source is not None:
         return Running(module, "self", Told(around.told.source))
     return Running(module, around.kind, around.told)
