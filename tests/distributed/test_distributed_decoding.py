@@ -4,7 +4,7 @@ import pytest
 from ranks.processes import on_ranks
 
 REFUSED = {
-    "no partial": "what partial() gives", "number": "takes a process group", "gradient": "no gradients",
+    "no partial": "takes the result of partial()", "number": "takes a process group", "gradient": "no gradients",
     "values": "differ between ranks", "many": "differ between ranks",
     "shapes": "differ between ranks", "dtypes": "differ between ranks", "after": "(1, 2, 1, 8)",
 }  # fmt: skip

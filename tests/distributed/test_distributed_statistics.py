@@ -4,9 +4,9 @@ import pytest
 from ranks.processes import on_ranks
 
 REFUSED = {
-    "some": "of some queries", "unmasked": "leave out queries and sinks",
-    "blocks": "blocks of whole rows", "no reduction": "reductions such as", "step": "no step", "k": "k is 99",
-    "two outputs": "one Output", "unlike": "the call differs", "groups": "the call reads differs",
+    "some": "of some queries", "unmasked": "leave out only queries and sinks",
+    "blocks": "blocks of whole rows", "no reduction": "reductions such as", "step": "cannot have a step",
+    "k": "k is 99", "two outputs": "one Output", "unlike": "the call differs", "groups": "the call reads differs",
     "no processes": "without a process group",
 }  # fmt: skip
 

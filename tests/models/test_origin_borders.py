@@ -103,7 +103,7 @@ def test_layers_whose_weights_are_zero():
 
 def test_a_factor_that_may_be_a_norm():
     explanation = explained(Plain(lambda q, k, v: (F.normalize(q, dim=-1), k, v)), x(1, 1), (0, 1, 0))
-    assert "its own scale, or a norm of vectors that are equally long" in words(explanation)
+    assert "a scale of the model's, or a norm of vectors that are equally long" in words(explanation)
 
 
 # changes since

@@ -85,7 +85,7 @@ class Flex(Engine):
     def notes(self, problem: Problem) -> list[str]:
         return [
             "a NaN or infinite key that only some queries may see leaks into the others (tiled guards it)",
-            "PyTorch compiles FlexAttention at the first call of a kind, which takes seconds",
+            "PyTorch compiles FlexAttention once for each kind of call, which takes seconds",
         ]
 
     def transparent(self, problem: Problem) -> bool:
