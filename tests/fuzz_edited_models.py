@@ -56,6 +56,18 @@ BOTH: dict[str, dict[str, Any]] = {
     | {"decoder_start_token_id": 0},
 }  # fmt: skip
 ENCODERS: dict[str, dict[str, Any]] = {"Bert": SMALL | TOKENS}
+# selectors of layers, each with the modules that it means by hand, numbered by the order of their first calls
+ALONE: list[tuple[Any, set[int]]] = [
+    (None, {0, 1}), (0, {0}), (1, {1}), (-1, {1}), (slice(None, 1), {0}), (slice(-1, None), {1}), ([0, -1], {0, 1}),
+    ("L0", {0}), ("L[!0]", {1}), ("*.1.*", {1}), (["L1", 0], {0, 1}),
+]  # fmt: skip
+# modules 0 and 1 are the encoder's; layer 0 of the decoder is 2, with cross attention 3, and layer 1 is 4, with 5
+STACKED: list[tuple[Any, set[int]]] = [
+    (None, {0, 1, 2, 3, 4, 5}), (0, {0, 2, 3}), (1, {1, 4, 5}), (-2, {0, 2, 3}), (slice(1, None), {1, 4, 5}),
+    ([0, -1], {0, 1, 2, 3, 4, 5}), ("encoder 0", {0}), ("encoder 1", {1}), ("decoder 0", {2}), ("decoder 1", {4}),
+    ("decoder 0, cross", {3}), ("decoder 1, cross", {5}), ("*, cross", {3, 5}), ("decoder 1*", {4, 5}),
+    ("*encoder.*", {0, 1}), (["encoder 0", "decoder 1, cross"], {0, 5}), (["decoder 0", -1], {1, 2, 4, 5}),
+]  # fmt: skip
 HEAD = {"Gemma3Text": "Gemma3ForCausalLM", "GPT2": "GPT2LMHeadModel", "Bert": "BertForMaskedLM"}
 
 
@@ -87,7 +99,7 @@ class Edited:
     """An edit, and what it does by hand: where, and what."""
 
     edit: ch.edits.Edit
-    layer: int | None
+    modules: set[int]  # by the order of their first calls
     heads: list[int]
     queries: Any
     kind: str
@@ -150,7 +162,7 @@ class Hand:
         known = newest if keys == queries else np.full(queries, keys)  # of the source all are known
         gone = torch.zeros_like(seen)
         for one in self.edits:
-            if one.layer not in (None, number):
+            if number not in one.modules:
                 continue
             here = torch.zeros(1, scores.shape[1], queries, 1, dtype=torch.bool)
             here[:, one.heads] = one.rows(queries, newest)[None, :, None]
@@ -219,9 +231,11 @@ def positions(draw: Draw, count: int, ahead: bool) -> Any:
     }[kind]
 
 
-def edit(draw: Draw, layers: int, whole: int, narrow: int, padded: bool, causal: bool, ahead: bool) -> Edited:
+def edit(
+    draw: Draw, layers: list[tuple[Any, set[int]]], whole: int, narrow: int, padded: bool, causal: bool, ahead: bool
+) -> Edited:
     """`narrow`: the shortest of the sequences of queries and keys."""
-    layer = draw.one(None, *range(layers))
+    layer, modules = draw.one(*layers)
     kind = draw.one(None, "number", "negative", "slice", "list")
     some = draw.some(HEADS)
     heads = {"number": some[0], "negative": some[0] - HEADS, "slice": slice(some[0], None), "list": some}.get(kind)
@@ -230,7 +244,7 @@ def edit(draw: Draw, layers: int, whole: int, narrow: int, padded: bool, causal:
     )
     queries, keys = positions(draw, narrow, ahead), positions(draw, narrow, ahead)
     at: dict[str, Any] = {"layers": layer, "heads": heads, "queries": queries}
-    said = layer, numbers, queries
+    said = modules, numbers, queries
     kinds = ["knockout", "after", "scale", "bias", "alibi"] + ([] if padded or not causal else ["force", "window"])
     kind = draw.one(*kinds)
     every = draw.one(1, HEADS)
@@ -312,7 +326,7 @@ def drawn(number: int) -> Case:
             how["num_beams"] = 3
     elif name in BOTH:
         inputs["decoder_input_ids"] = torch.randint(3, 60, (2, 6), generator=draw.torch)
-    layers = 6 if name in BOTH else 2
+    layers = STACKED if name in BOTH else ALONE
     narrow = {True: 6, False: PROMPT + (NEW if generates else 0)}[name in BOTH]
     whole = PROMPT + NEW + 1
     sliding = name in ("Mistral", "Gemma2", "Gemma3Text", "GptOss")
