@@ -129,6 +129,7 @@ class Hand:
     encoders: int = 0  # how many modules come before those of the decoder
     numbers: dict[int, int] = field(default_factory=dict)
     weights: dict[int, Tensor] = field(default_factory=dict)
+    used: set[int] = field(default_factory=set)  # the places of edits that reach a query, and a key where they name one
 
     def __call__(
         self, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None,
@@ -161,9 +162,14 @@ class Hand:
         newest = np.maximum(at + 1, self.prompt) if decoding else np.full(queries, queries)
         known = newest if keys == queries else np.full(queries, keys)  # of the source all are known
         gone = torch.zeros_like(seen)
-        for one in self.edits:
+        for place, one in enumerate(self.edits):
             if number not in one.modules:
                 continue
+            reached = one.rows(queries, newest)
+            if one.kind in ("knockout", "after"):
+                reached = reached & one.columns(queries, keys, known).any(-1)
+            if bool(reached.any()):
+                self.used.add(place)
             here = torch.zeros(1, scores.shape[1], queries, 1, dtype=torch.bool)
             here[:, one.heads] = one.rows(queries, newest)[None, :, None]
             if one.kind == "knockout":
@@ -405,7 +411,10 @@ def _failures(case: Case, number: int) -> Iterator[str]:
     except ch.ClearheadError as error:
         if "changed nothing" not in str(error):
             raise
+        yield from _of_nothing(case, str(error))
         return
+    if missed := _missed(case, sequences):
+        yield f"{missed[0].edit!r:.150} reaches no layer, head and query, and no error says so"
     seen = a if case.around else b
     after, _ = run(case)
     one, two = (x.logits if case.how is None else torch.stack(x.logits) for x in (before, after))
@@ -456,6 +465,24 @@ def _failures(case: Case, number: int) -> Iterator[str]:
                 yield f"{call.name}: {reduction.__name__} kept at once {wrong}"
 
 
+def _missed(case: Case, sequences: Tensor) -> list[Edited]:
+    """The edits that reach no row by hand: no query of a call of their layers is chosen."""
+    _, hand = hand_run(case, case.edits, sequences)
+    return [one for i, one in enumerate(case.edits) if i not in hand.used]
+
+
+def _of_nothing(case: Case, said: str) -> Iterator[str]:
+    """What is wrong with the error that an edit changed nothing: an edit that it names reaches some row by hand."""
+    _, sequences = run(case)  # where one edit of several is the unused one, the others may have changed the tokens
+    with contextlib.suppress(ch.ClearheadError), ch.edit(case.model, *(one.edit for one in case.edits)):
+        _, sequences = run(case)
+    missed = _missed(case, sequences)
+    if not missed:
+        yield f"{said:.200}, and each edit reaches a row by hand"
+    elif not said.startswith(f"{missed[0].edit!r} changed nothing"):
+        yield f"{said:.200}, and by hand it is {missed[0].edit!r:.150} that reaches nothing"
+
+
 def _weights(case: Case, seen: Any, hand: Hand) -> Iterator[str]:
     order: dict[str, int] = {}
     at: dict[str, int] = {}
@@ -486,6 +513,7 @@ def main() -> int:
     import transformers
 
     transformers.logging.set_verbosity_error()
+    torch.set_num_threads(1)  # these models are so small that threads of PyTorch's cost several times their work
     return numbered.main(failures_of, "edited models", __doc__)
 
 
