@@ -104,7 +104,7 @@ def _sums(numbers: Tensor) -> list[tuple[Tensor, Tensor]]:
     In memory of the host a few rows are read at a time, so that they are added up while the CPU's cache holds them.
     """
     banded = numbers.is_cpu and numbers.ndim == 2 and numbers.numel() > _BAND
-    bands = numbers.split(max(1, _BAND // numbers.shape[-1])) if banded else (numbers,)
+    bands = torch.split(numbers, max(1, _BAND // numbers.shape[-1])) if banded else (numbers,)
     # of the highest bit, the sign, a product keeps only whether the factor is odd: so the upper halves are added too
     shifts = (0, 32) if numbers.dtype == torch.int64 else (0,)
     rows: list[list[Tensor]] = [[] for _ in shifts]
