@@ -94,6 +94,14 @@ def check_memory(tensor: Tensor, name: str) -> Tensor:
     return tensor
 
 
+def in_memory_still(tensors: Sequence[Tensor | None]) -> Sequence[Tensor | None]:
+    """The tensors that a forward pass kept for its backward pass. Raise where the storage of one was freed since."""
+    for tensor in tensors:
+        if tensor is not None:
+            check_memory(tensor, "a tensor that attention() reads in its backward pass")
+    return tensors
+
+
 def check_float(tensor: Tensor, name: str) -> None:
     if tensor.is_nested:
         raise ClearheadError(f"{name} is nested; pass {name}.to_padded_tensor(0.0) and mask=Lengths(valid_lens).")
