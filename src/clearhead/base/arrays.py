@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -94,7 +94,10 @@ def check_memory(tensor: Tensor, name: str) -> Tensor:
     return tensor
 
 
-def in_memory_still(tensors: Sequence[Tensor | None]) -> Sequence[Tensor | None]:
+Saved = TypeVar("Saved", bound=Sequence[Tensor | None])
+
+
+def in_memory_still(tensors: Saved) -> Saved:
     """The tensors that a forward pass kept for its backward pass. Raise where the storage of one was freed since."""
     for tensor in tensors:
         if tensor is not None:
