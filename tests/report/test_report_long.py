@@ -18,9 +18,8 @@ from test_report_formulas import FAR, Manhattan, normal, wanted_of
 import clearhead as ch
 from clearhead.models.show.paged import roles
 from clearhead.report import Layer, Page, describe, render, write_report
-from clearhead.report.layer import LeftOut
+from clearhead.report.layer import LeftOut, seen_keys
 from clearhead.report.operands import rounded, steps_of
-from clearhead.report.seen_keys import seen_keys
 from clearhead.scores.base import Pairwise
 
 

@@ -11,9 +11,8 @@ from torch import Tensor
 
 from clearhead.base.pages import embedded, filled, policy, program, source, style
 from clearhead.base.steps import Step
-from clearhead.explanation.document import Document, Entry, at_pair
+from clearhead.explanation.document import WIDTH, Document, Entry, at_pair, kind_of
 from clearhead.explanation.shown import Shown
-from clearhead.explanation.tables import WIDTH, kind_of
 
 INPUTS = 12_000  # the most numbers of inputs that a page holds whole, so that it can compute with them
 DEEP = 4_000  # the most numbers of a step with one vector per pair; of more, a page holds the vector of one pair

@@ -16,10 +16,8 @@ from clearhead.models.recording import Recording
 from clearhead.models.tap.choice import Heads, Layers
 from clearhead.models.tap.padding import checked
 from clearhead.models.tap.refused import refuse_compiled
-from clearhead.models.use.asked import Asked, asked, asked_to_reduce
 from clearhead.models.use.means import Means
-from clearhead.models.use.recorded import recorded
-from clearhead.models.use.recorder import Recorder
+from clearhead.models.use.recorder import Asked, Recorder, asked, asked_to_reduce, recorded
 from clearhead.models.use.reduced import Statistics
 
 T = TypeVar("T")

@@ -14,11 +14,10 @@ from clearhead._attention import Arguments, ScoreLike
 from clearhead.base.errors import ClearheadError
 from clearhead.explanation.diagnosis.case import Case
 from clearhead.explanation.diagnosis.checks import CHECKS
-from clearhead.explanation.diagnosis.diagnosis import Diagnosis
-from clearhead.explanation.diagnosis.finding import Finding
+from clearhead.explanation.diagnosis.diagnosis import Diagnosis, Finding
 from clearhead.explanation.diagnosis.reading import case_of
 from clearhead.explanation.modules.captured import for_twin, twin_of
-from clearhead.explanation.modules.layers import as_ours
+from clearhead.explanation.modules.multi_head import as_ours
 from clearhead.nn._record import RecordingModule
 
 

@@ -11,8 +11,15 @@ import torch
 from clearhead.base.errors import ClearheadError
 from clearhead.models.attention_call import AttentionCall
 from clearhead.models.chain.cached import alone
-from clearhead.models.read.differences import CallDifference, Differences, difference_of
-from clearhead.models.read.divergence import MasksDiffer, Places, check_calls, check_pair
+from clearhead.models.read.differences import (
+    CallDifference,
+    Differences,
+    MasksDiffer,
+    Places,
+    check_calls,
+    check_pair,
+    difference_of,
+)
 from clearhead.models.read.tokens import match_tokens
 from clearhead.models.show.paged import Paged
 from clearhead.problem.regions import of_sequence

@@ -39,8 +39,7 @@ from clearhead.models.tap.refused import (
     uncompiled,
 )
 from clearhead.models.tap.tap import own_source
-from clearhead.models.use.asked import Asked, asked_to_reduce
-from clearhead.models.use.recorder import Recorder
+from clearhead.models.use.recorder import Asked, Recorder, asked_to_reduce
 from clearhead.models.use.reduced import ReducedCall
 from clearhead.problem.problem import Problem
 from clearhead.problem.summary import Found, Summary

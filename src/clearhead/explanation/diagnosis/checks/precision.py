@@ -10,9 +10,8 @@ from torch import Tensor
 
 from clearhead.engines.choose import choose
 from clearhead.engines.operation import run
-from clearhead.explanation.diagnosis.base import Check
-from clearhead.explanation.diagnosis.case import Case
-from clearhead.explanation.diagnosis.finding import Finding
+from clearhead.explanation.diagnosis.case import Case, Check
+from clearhead.explanation.diagnosis.diagnosis import Finding
 from clearhead.problem.guard import guard
 from clearhead.problem.problem import Problem, as_score, with_value
 from clearhead.problem.record import frozen
