@@ -88,7 +88,6 @@ MODELS = [
     "tap.",
     "chain.cached chain.caches ranks",
     "weights call",
-    "explained",
     "attention_call",
     "calls table loading chain.",
     "use. read.",
