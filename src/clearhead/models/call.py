@@ -36,14 +36,12 @@ class Call:
     def row(self) -> dict[str, Any]:
         """The columns with which each row of a table about the call begins."""
         _, _, queries, keys = self.shape
-        same = {
-            "layer": self.layer.column,
-            "run": self.run,
-            "module": self.name,
-            "kind": self.kind,
-            "backend": self.backend,
-        }
-        return same | {"queries": queries, "keys": keys}
+        return first_columns(self, run=self.run) | {"backend": self.backend, "queries": queries, "keys": keys}
+
+
+def first_columns(call: Any, /, **numbers: int) -> dict[str, Any]:
+    """The columns with which a row about a call begins: its layer, these numbers, its module and its kind."""
+    return {"layer": call.layer.column, **numbers, "module": call.name, "kind": call.kind}
 
 
 class Outcome:

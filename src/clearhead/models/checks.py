@@ -21,6 +21,7 @@ from clearhead.inspection.reductions.output import Output
 from clearhead.inspection.source import FromRecord
 from clearhead.inspection.weights import Weights
 from clearhead.models.attention_call import AttentionCall
+from clearhead.models.call import first_columns
 from clearhead.models.calls import Calls
 from clearhead.models.read.audit import TOLERANCE, Expected
 from clearhead.models.table import Table
@@ -62,13 +63,7 @@ class ComparedCall:
     @property
     def row(self) -> dict[str, Any]:
         """The call's row of `Comparison.table`."""
-        same = {
-            "layer": self.layer.column,
-            "call": self.number,
-            "module": self.name,
-            "kind": self.kind,
-            "backend": self.backend,
-        }
+        same = first_columns(self, call=self.number) | {"backend": self.backend}
         return same | {"error": self.error, "tolerance": self.tolerance, "departs": self.departs}
 
 

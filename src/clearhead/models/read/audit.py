@@ -383,13 +383,10 @@ TOLERANCE = 1e-6
 class Audit(Calls[AuditedCall]):
     """The pairs that each call of a recording allowed, compared with a mask. `Recording.check` gives it.
 
-    >>> import torch, torch.nn.functional as F, clearhead as ch
-    >>> class Block(torch.nn.Module):
-    ...     def forward(self, x):
-    ...         return F.scaled_dot_product_attention(x, x, x)             # is_causal was forgotten
-    >>> block = Block()
+    >>> import torch, clearhead as ch
+    >>> block, x = ch.nn.DotProductAttention(), torch.zeros(1, 2, 4, 8)
     >>> with ch.watch(block) as seen:
-    ...     output = block(torch.zeros(1, 2, 4, 8))
+    ...     output = block(x, x, x)
     >>> audit = seen.check(ch.Causal())
     >>> audit.ok()
     False

@@ -19,9 +19,10 @@ from clearhead.inspection.measures.allowed import among, looked_at
 from clearhead.inspection.source import FromRecord
 from clearhead.inspection.weights import Weights
 from clearhead.models.attention_call import AttentionCall
+from clearhead.models.call import first_columns
 from clearhead.models.calls import Calls, Label, labels
 from clearhead.models.table import Table
-from clearhead.models.tap.layers import FIRST
+from clearhead.models.tap.layers import FIRST, LayerName
 from clearhead.problem.problem import Problem
 from clearhead.problem.record import now
 from clearhead.problem.region import Region, host_part
@@ -277,18 +278,16 @@ class CallDifference:
     label: Label = UNNAMED
 
     @property
+    def layer(self) -> LayerName:
+        return self.label.layer
+
+    @property
     def divergence(self) -> Tensor:
         return self.by_query.transpose(0, 1).flatten(1).nanmean(-1)
 
     def table(self) -> Table:
         """A row for each head: layer, call (its number), run, module, kind, head, divergence."""
-        same = {
-            "layer": self.label.layer.column,
-            "call": self.number,
-            "run": self.run,
-            "module": self.name,
-            "kind": self.kind,
-        }
+        same = first_columns(self, call=self.number, run=self.run)
         return Table.of(same, {"head": range(len(self.divergence)), "divergence": self.divergence.tolist()})
 
     def __repr__(self) -> str:

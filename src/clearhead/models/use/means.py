@@ -17,15 +17,12 @@ from clearhead.models.use.reduced import ReducedCall
 class Means:
     """Means, for each head, of the results of `clearhead.models.statistics` over any number of calls.
 
-    >>> import torch, torch.nn.functional as F, clearhead as ch
-    >>> class Block(torch.nn.Module):
-    ...     def forward(self, x):
-    ...         return F.scaled_dot_product_attention(x, x, x, is_causal=True)
-    >>> block, means = Block(), ch.models.Means()
-    >>> for length in (10, 300):
+    >>> import torch, clearhead as ch
+    >>> block, means = ch.nn.DotProductAttention(), ch.models.Means()
+    >>> for x in (torch.rand(1, 4, 10, 8), torch.rand(1, 4, 300, 8)):
     ...     with ch.models.statistics(block, [ch.reductions.Entropy()], merge=means):
-    ...         output = block(torch.rand(1, 4, length, 8))
-    >>> means["Block"][0].shape, means.counts["Block"][0].tolist()
+    ...         output = block(x, x, x, mask=ch.Causal())
+    >>> means["DotProductAttention"][0].shape, means.counts["DotProductAttention"][0].tolist()
     (torch.Size([4]), [310.0, 310.0, 310.0, 310.0])
 
     `means[name]`: the means of one module in the order of the reductions, each (H, …), float64. Every query that sees a
