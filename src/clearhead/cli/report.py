@@ -5,8 +5,6 @@ from __future__ import annotations
 import argparse
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -22,12 +20,9 @@ from clearhead.models.show.paged import Paged
 from clearhead.report.layer import Layer, LeftOut, of_heads
 
 
-@dataclass(frozen=True)
-class LayerSummary:
+class LayerSummary(NamedTuple):
     """The figures of one call: means over the queries that see something."""
 
-    name: str
-    kind: str
     focused: tuple[int, float]  # the head of the least mean entropy, and this entropy in nats
     diffuse: tuple[int, float]  # the head of the largest mean entropy
     sink: tuple[str, int, float]  # the key that receives the most weight over all heads: its word, place and share
@@ -43,14 +38,8 @@ def summarise(layer: Layer) -> LayerSummary:
     received = layer.received.sum(0)
     key = int(received.argmax())
     distance = None if layer.distance is None else float((layer.distance * sees).sum() / max(sees.sum(), 1))
-    return LayerSummary(
-        name=layer.name,
-        kind=layer.kind,
-        focused=(low, float(entropy[low])),
-        diffuse=(high, float(entropy[high])),
-        sink=(layer.key_tokens[key], key, float(received[key] / max(sees.sum(), 1))),
-        distance=distance,
-    )
+    sink = layer.key_tokens[key], key, float(received[key] / max(sees.sum(), 1))
+    return LayerSummary((low, float(entropy[low])), (high, float(entropy[high])), sink, distance)
 
 
 class Row(NamedTuple):
@@ -79,21 +68,16 @@ def print_summary(console: Any, title: str, rows: Sequence[Row], size: str) -> N
             for head, entropy in (figures.focused, figures.diffuse)
         )
         word, place, share = figures.sink
+        word = printable(word) if len(printable(word)) <= 12 else printable(word)[:11] + "…"
         table.add_row(
             escape(label),
             escape(printable(name)),
             focused,
             diffuse,
-            f"{escape(_short(word))} @{place}: {share:.0%}",
+            f"{escape(word)} @{place}: {share:.0%}",
             "" if figures.distance is None else f"{figures.distance:.1f}",
         )
     console.print(table)
-
-
-def _short(word: str) -> str:
-    """A token as at most 12 printable characters."""
-    shown = printable(word)
-    return shown if len(shown) <= 12 else shown[:11] + "…"
 
 
 RANGE = re.compile(r"(-?[0-9]{1,9})(?:-([0-9]{1,9}))?", re.ASCII)
@@ -107,7 +91,9 @@ def run(options: argparse.Namespace) -> None:
     text = text_of(options)
     target = None if options.target is None else checked(options.target, "the target")
     _check_generate(options)
-    model, tokenizer, folder = model_of(options, _needs_head(options))
+    # without a target an encoder-decoder has to generate; others have to where --generate asks for it
+    head = False if options.target is not None else None if options.generate is None else True
+    model, tokenizer, folder = model_of(options, head)
     read = watched(model, tokenizer, text, options.generate, target)
     calls = read.recording.calls
     chosen = _calls_of(calls, options.layers)
@@ -117,9 +103,8 @@ def run(options: argparse.Namespace) -> None:
         both.append(watched(model, tokenizer, checked(options.beside, "--beside"), options.generate, target))
     shown = Beside(*(each.paged() for each in both)) if len(both) > 1 else read.paged()
     rows = list[Row]()
-    title = f"Attention of {_name(model, None if options.model is None else folder)}" + (
-        f": {read.said}" if read.said else ""
-    )
+    name = "all-MiniLM-L6-v2" if options.model is None else folder.resolve().name
+    title = f"Attention of {type(model).__name__} ({name})" + (f": {read.said}" if read.said else "")
     page = shown.page(_layers(console, shown, chosen, heads, rows), title)
     for each in both:
         if each.spelled:
@@ -141,18 +126,8 @@ def _check_generate(options: argparse.Namespace) -> None:
         raise ClearheadError("--generate and --target are given: the decoder reads the one or the other.")
 
 
-def _needs_head(options: argparse.Namespace) -> bool | None:
-    """Whether the model has to generate; None where only an encoder-decoder has to."""
-    return False if options.target is not None else None if options.generate is None else True
-
-
 def _say(console: Any, line: str) -> None:
     console.print(line, soft_wrap=True, markup=False)
-
-
-def _name(model: Any, folder: Path | None) -> str:
-    name = "all-MiniLM-L6-v2" if folder is None else folder.resolve().name
-    return f"{type(model).__name__} ({name})"
 
 
 def _tokens(read: Read) -> str:

@@ -292,14 +292,10 @@ def _computed(call: AttentionCall, shown: Shown, output: Step | None) -> Part:
     theirs = given[(*shown.region.sides[:3],)].to(mine.dtype)
     far = float((theirs - mine).abs().nan_to_num().max())
     why = f"What {call.backend} gave for these queries. The largest difference to the output above is {number(far)}."
-    if far > _rounding(theirs, given.dtype):
+    # the largest difference between two orders of the same sums, for numbers as large as these
+    if far > 64 * torch.finfo(given.dtype).eps * max(1.0, float(theirs.abs().nan_to_num().max())):
         why += " That is more than rounding: the model drops weights while training, or computes something else."
     return Part(title, (Step("model_output", why, theirs, ("B", "H", "Lq", "Ev")),))
-
-
-def _rounding(output: Tensor, dtype: torch.dtype) -> float:
-    """The largest difference between two orders of the same sums, for numbers as large as these in their dtype."""
-    return 64 * torch.finfo(dtype).eps * max(1.0, float(output.abs().nan_to_num().max()))
 
 
 def _words(

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from clearhead.report.tiles import Tiles, tiled
+from clearhead.report.tiles import Tiles
 
 Array = NDArray[Any]
 KINDS = ("self", "cross")
@@ -53,12 +53,6 @@ class Bias:
     relative: Array | None = None
     dense: Array | None = None
     tiles: tuple[Tiles | None, ...] = ()
-
-    @staticmethod
-    def of_matrix(matrix: Array) -> Bias:
-        """The bias with one number for each pair, (H or 1, Lq, Lk)."""
-        wide = matrix.astype(np.float32)
-        return Bias(tiles=tuple(tiled(lambda a, b, m=m: m[a:b], *m.shape) for m in wide))  # type: ignore[misc]
 
     @property
     def numbers(self) -> list[Array]:
@@ -308,6 +302,23 @@ def _tiles_of(every: tuple[Tiles | None, ...], head: int) -> Tiles | None:
     return every[head if len(every) > 1 else 0] if every else None
 
 
+# the arrays of a layer that have a row for each head, or one for all
+BY_HEAD = [
+    "query",
+    "scores",
+    "start",
+    "stop",
+    "logsumexp",
+    "entropy",
+    "received",
+    "distance",
+    "thumbnail",
+    "sinks",
+    "values",
+    "seen",
+]
+
+
 def of_heads(layer: Layer, heads: Sequence[int]) -> Layer:
     """The layer with these of its heads alone: they keep their numbers, and the name says which they are."""
     chosen = list(heads)
@@ -324,21 +335,10 @@ def of_heads(layer: Layer, heads: Sequence[int]) -> Layer:
     return replace(
         layer,
         name=f"{layer.name} (head{'s' * (len(chosen) > 1)} {', '.join(map(str, chosen))})",
-        query=some(layer.query),
+        **{name: some(getattr(layer, name)) for name in BY_HEAD},
         key=layer.key[keys],
-        scores=some(layer.scores),
-        start=some(layer.start),
-        stop=some(layer.stop),
         bias=None if bias is None else Bias(some(bias.relative), some(bias.dense), each(bias.tiles)),
         holes=each(layer.holes),
-        logsumexp=some(layer.logsumexp),
-        entropy=some(layer.entropy),
-        received=some(layer.received),
-        distance=some(layer.distance),
-        thumbnail=some(layer.thumbnail),
-        sinks=some(layer.sinks),
-        values=some(layer.values),
-        seen=some(layer.seen),
         operand_steps=None if steps is None else (some(steps[0]), steps[1][keys]),
         numbers=tuple(numbers[head] for head in chosen),
         measures=None if layer.measures is None else tuple(layer.measures[head] for head in chosen),

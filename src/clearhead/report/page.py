@@ -196,36 +196,6 @@ def nothing_left(left_out: Iterable[Any]) -> UnsupportedError:
     return UnsupportedError(f"{said} Look at call.weights.")
 
 
-def page_of(layers: Iterable[Layer | LeftOut], title: str) -> Page:
-    """The page of these layers, which are read one at a time."""
-    page = Page(title)
-    for layer in layers:
-        page.add(layer)
-    if not page._layers and not page._left_out:
-        raise ValueError("a page needs at least one layer; there is none.")
-    return page
-
-
-def render(layers: Iterable[Layer | LeftOut], title: str) -> str:
-    """The whole page as a string: write it to a file as UTF-8 and open that.
-
-    Args:
-        layers: the attention calls to show, in the order they were made. They may differ in kind,
-            length and number of heads.
-        title: the title of the page.
-
-    Raises:
-        ValueError: if there is no layer to show.
-    """
-    text = "".join(page_of(layers, title).parts())
-    return text.encode("utf-8", "replace").decode("utf-8")  # a lone surrogate cannot be written
-
-
-def write_report(path: Any, layers: Iterable[Layer | LeftOut], title: str) -> Path:
-    """Write the page of these layers, which are read one at a time. No string of the whole page is made."""
-    return page_of(layers, title).write(path)
-
-
 class _Once:
     """Lists, of which equal ones are kept once: most layers of a model read the same text, and have the same steps."""
 

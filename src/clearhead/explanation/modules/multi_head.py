@@ -190,7 +190,7 @@ def _projected(layers: Layers, sources: dict[str, Step], shown: Shown, found: Ca
         heads = list(dict.fromkeys(each))  # query heads that share a key head share its rows of the layer too
         linear = layer.rows_of(heads, width).to(source.value)
         why = f"A linear layer makes {len(heads)} × {width} numbers of each vector: {width} for each head"
-        why += "." if every else f", here for head {_listed(heads)} alone."
+        why += "." if every else f", here for head {', '.join(map(str, heads))} alone."
         source = replace(source, axes=("B", SIDES[name], "in"))  # positions of one array may be queries and keys
         steps += projection_steps(linear, source, name, f"flat_{name}", why)
         turns = layers.rotary is not None and name != "value"
@@ -218,7 +218,3 @@ def _positions(name: str, found: Captured, shown: Shown) -> Tensor:
     if isinstance(first, Tensor):
         return first.to(device)[list(shown.batches) if first.numel() > 1 else [0]].reshape(-1, 1, 1) + places
     return places + first
-
-
-def _listed(heads: Any) -> str:
-    return ", ".join(map(str, dict.fromkeys(heads)))

@@ -114,7 +114,8 @@ class Means:
             )
         for name, by_number in found.items():
             whole = sorted(by_number) == list(range(len(by_number))) and all(len(t) == 2 for t in by_number.values())
-            if not whole or any(_unlike(t["sum"], t["count"]) for t in by_number.values()):
+            alike = (t["count"].shape == (*t["sum"].shape[:1], *(1,) * (t["sum"].ndim - 1)) for t in by_number.values())
+            if not whole or not all(alike):
                 raise ClearheadError(
                     f"the state of Means needs a sum and a count, alike in shape, of each result of {name!r}."
                 )
@@ -126,7 +127,3 @@ class Means:
 
     def __repr__(self) -> str:
         return f"Means({len(self)} modules)"
-
-
-def _unlike(total: Tensor, count: Tensor) -> bool:
-    return tuple(count.shape) != (*total.shape[:1], *(1,) * (total.ndim - 1))

@@ -88,7 +88,8 @@ def _in_float64(problem: Problem) -> Tensor:
     scores, bias = problem.scores, problem.bias
     query, key = scores.query.double(), scores.key.double()
     if isinstance(scores, ByTile):
-        scores = scores._replace(query=query, key=key, score=as_score(frozen(scores.score, _double)))
+        doubled = frozen(scores.score, lambda t: t.detach().double() if t.is_floating_point() else t.detach().clone())
+        scores = scores._replace(query=query, key=key, score=as_score(doubled))
     else:
         scores = scores._replace(query=query, key=key, weight=wide(scores.weight))
     if bias is not None:
@@ -96,7 +97,3 @@ def _in_float64(problem: Problem) -> Tensor:
     exact = problem._replace(scores=scores, value=wide(problem.value), bias=bias, sinks=wide(problem.sinks))
     exact = guard(exact)
     return run(exact, choose(exact, "tiled"), "tiled")
-
-
-def _double(tensor: Tensor) -> Tensor:
-    return tensor.detach().double() if tensor.is_floating_point() else tensor.detach().clone()

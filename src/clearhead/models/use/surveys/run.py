@@ -103,7 +103,7 @@ def settings_of(model: nn.Module, kept: Kept, batch: int, max_length: int | None
     backend = named_backend(config)
     return {
         "model": type(model).__name__,
-        "configuration": _digest(json.dumps(said, sort_keys=True, default=str).encode()),
+        "configuration": hashlib.sha256(json.dumps(said, sort_keys=True, default=str).encode()).hexdigest(),
         "weights": _weights(model),
         "dtype": ", ".join(types),
         "device": ", ".join(sorted({t.device.type for t in parameters})) or "cpu",
@@ -132,10 +132,6 @@ def _weights(model: nn.Module) -> str:
             found.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
             found.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
     return found.hexdigest()
-
-
-def _digest(data: bytes) -> str:
-    return hashlib.sha256(data).hexdigest()
 
 
 class _NoBar:
