@@ -8,8 +8,16 @@
 An edit of your own is a subclass of `Edit`.
 """
 
+from typing import TYPE_CHECKING
+
+from clearhead.base.renamed import missing as _missing
 from clearhead.models.use.edits.add_bias import AddBias as AddBias
 from clearhead.models.use.edits.base import Edit as Edit
 from clearhead.models.use.edits.force_mask import ForceMask as ForceMask
 from clearhead.models.use.edits.knockout import Knockout as Knockout
 from clearhead.models.use.edits.scale_heads import ScaleHeads as ScaleHeads
+
+if not TYPE_CHECKING:
+
+    def __getattr__(name: str) -> object:
+        raise _missing(__name__, name)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from fnmatch import fnmatchcase
-from typing import Any, Generic, NamedTuple, Protocol, Self, TypeVar, overload
+from typing import Any, Generic, NamedTuple, Self, TypeVar, overload
 
 import numpy as np
 
@@ -16,31 +16,11 @@ from clearhead.models.attention_call import AttentionCall
 from clearhead.models.tap.choice import PATTERNS, Item, checked_layers, fits, made_by
 from clearhead.models.tap.layers import LayerName, Site
 
-
-class AnyCall(Protocol):
-    """A call has its module's name, its kind of attention, and the number of the model's run that made it."""
-
-    @property
-    def name(self) -> str: ...
-
-    @property
-    def kind(self) -> str: ...
-
-    @property
-    def run(self) -> int: ...
-
-
-Call = TypeVar("Call", bound=AnyCall)
+Call = TypeVar("Call", bound=Any)  # it has the name of its module, its kind, and the run of the model that made it
 
 
 class Calls(Generic[Call]):
-    """The attention calls of a watched model.
-
-    `calls`: a list, in order; iterating gives the calls too. `seen[3]`: call number 3, which need not be of layer 3,
-    because a layer makes a call in each run. `seen["encoder.layer.3.attention.self"]`: the calls of one module, in
-    order; `seen["*.layer.3.*"]`: the calls of all modules whose names fit a pattern. `names`: of the modules. `runs`:
-    the calls of each run of the model.
-    """
+    """The attention calls of a watched model, in order: see `Recording`."""
 
     def __init__(self, calls: list[Call]) -> None:
         self.calls = calls

@@ -21,7 +21,8 @@ from clearhead.models.tap.modules import Stack
 from clearhead.models.use.means import Means
 from clearhead.models.use.surveys.looks import CLASSES, NAMED
 from clearhead.models.use.surveys.run import Total, surveyed
-from clearhead.report.heads_page import About, Shown, heads_page
+from clearhead.report.heads_page import Shown, heads_page
+from clearhead.report.layer import About
 
 
 def survey(

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from clearhead.report._blocks import Blocks, multiples, plain, planes, thumbnail_codes
-from clearhead.report.layer import About, Array, Bias, Layer, Measures, seen_keys
+from clearhead.report.layer import Array, Bias, Layer, Measures, seen_keys
 from clearhead.report.tiles import Tiles
 
 CHUNK = 8192  # tokens of an operand in a block
@@ -140,7 +140,7 @@ def _pyramid(layer: Layer, number: int, blocks: Blocks) -> dict[str, int]:
     return places | {"rows": rows, "columns": columns, "perRow": per_row, "perColumn": per_column}
 
 
-def measured(measures: Measures, known: Sequence[About]) -> list[Any]:
+def measured(measures: Measures, known: Sequence[Any]) -> list[Any]:
     """A head's measures in the given order: (value, uniform attention's value, perhaps a key), or 0 for none."""
     found: list[Any] = []
     for measure in known:

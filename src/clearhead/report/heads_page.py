@@ -12,17 +12,8 @@ from typing import Any, NamedTuple
 
 from clearhead.base.pages import embedded, filled, head, program, source, style
 from clearhead.report.describe import finite
+from clearhead.report.layer import About
 from clearhead.report.page import heads_pane
-
-
-class About(NamedTuple):
-    """The words about a statistic."""
-
-    name: str
-    says: str
-    formula: str
-    range: str
-    does: str | None
 
 
 class Shown(NamedTuple):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,26 +18,17 @@ STACKS = ("self", "encoder", "decoder", "cross")
 ROLES = (*STACKS, *(f"{stack}, beside" for stack in STACKS))
 
 
-class About(Protocol):
-    """The words of the page about a measure: see `Measure`."""
+class About(NamedTuple):
+    """The words of the page about a statistic of heads; a `Measure` has the same attributes."""
 
-    @property
-    def name(self) -> str: ...
-
-    @property
-    def says(self) -> str: ...
-
-    @property
-    def formula(self) -> str: ...
-
-    @property
-    def range(self) -> str: ...
-
-    @property
-    def does(self) -> str | None: ...
+    name: str
+    says: str
+    formula: str
+    range: str
+    does: str | None
 
 
-Measures = Mapping[Any, tuple[float, float, int | None]]  # by About
+Measures = Mapping[Any, tuple[float, float, int | None]]  # by measure, or About
 
 
 @dataclass(frozen=True, eq=False)

@@ -9,7 +9,7 @@ from typing import Any, NoReturn, Protocol, runtime_checkable
 import torch
 from torch import nn
 
-from clearhead._attention import Arguments, ScoreLike
+from clearhead._attention import Arguments
 from clearhead.base.errors import ClearheadError
 from clearhead.explanation.diagnosis.case import Case
 from clearhead.explanation.diagnosis.checks import CHECKS
@@ -27,19 +27,10 @@ class Diagnosable(Protocol):
     def diagnose(self) -> Diagnosis: ...
 
 
-def diagnose(
-    query: Any,
-    key: Any = None,
-    value: Any = None,
-    *inputs: Any,
-    score: ScoreLike = None,
-    mask: Any = None,
-    bias: Any = None,
-    scale: float | None = None,
-    sinks: Any = None,
-    align: Any = None,
-    **keywords: Any,
-) -> Diagnosis:
+OPTIONS = ("score", "mask", "bias", "scale", "sinks", "align")
+
+
+def diagnose(query: Any, key: Any = None, value: Any = None, *inputs: Any, **options: Any) -> Diagnosis:
     """Find what is wrong or risky in a call of attention. Each finding has its evidence, and says what to do instead.
 
     >>> import torch, clearhead as ch
@@ -83,8 +74,7 @@ def diagnose(
     Sources: Zhai et al. 2023, "Stabilizing Transformer Training by Preventing Attention Entropy Collapse"; Xiao et al.
     2024, "Efficient Streaming Language Models with Attention Sinks".
     """
-    options = {"score": score, "mask": mask, "bias": bias, "scale": scale, "sinks": sinks, "align": align}
-    given = {name: option for name, option in options.items() if option is not None} | keywords
+    given = {name: option for name, option in options.items() if option is not None or name not in OPTIONS}
     positional = (key, value, *inputs)
     while positional and positional[-1] is None:
         positional = positional[:-1]
@@ -94,17 +84,18 @@ def diagnose(
         if positional or given:
             raise ClearheadError(f"diagnose of a {type(query).__name__} takes nothing else: it has its own inputs.")
         return query.diagnose()
-    if keywords or inputs:
+    unknown = [name for name in given if name not in OPTIONS]
+    if unknown or inputs:
         raise ClearheadError(
-            f"diagnose takes query, key, value and these options of attention: {', '.join(options)}; got "
-            f"{', '.join(keywords) or f'{len(inputs)} more inputs'}."
+            f"diagnose takes query, key, value and these options of attention: {', '.join(OPTIONS)}; got "
+            f"{', '.join(unknown) or f'{len(inputs)} more inputs'}."
         )
     if key is None or value is None:
         raise ClearheadError(
             f"diagnose was given a {type(query).__name__} alone, or without a value. Pass query, key and value; a "
             "module and its inputs; or an AttentionCall, a Recording or a Monitor."
         )
-    return diagnosis_of([case_of(Arguments(query, key, value, **options))])
+    return diagnosis_of([case_of(Arguments(query, key, value, **given))])
 
 
 @torch.no_grad()

@@ -124,8 +124,7 @@ def rows_of(step: int, found: dict[str, Tensor], layers: dict[str, LayerName]) -
     return Table(row for rows in each for row in rows)
 
 
-Rows = list[dict[str, Any]]
-Callback = Callable[[int, Rows], Any]
+Callback = Callable[[int, list[dict[str, Any]]], Any]
 
 
 def monitor(model: nn.Module, every: int = 20, callback: Callback | Any = None, *, layers: Layers = None) -> Monitor:
