@@ -119,6 +119,14 @@ def of_call(told: Given, kind: str, problem: Problem, uniform: Tensor | None) ->
     return real if length == keys or (real is not None and _hidden(real, problem, uniform)) else None
 
 
+def same_words(one: Words | None, other: Words | None) -> bool:
+    """Whether the padding of two calls is the same."""
+    if one is None or other is None:
+        return one is other
+    sides = zip(one, other, strict=True)
+    return all(a is b or (a is not None and b is not None and torch.equal(a, b)) for a, b in sides)
+
+
 def fits(padding: Tensor, kind: str, sizes: Sizes) -> bool:
     """Whether the `padding` passed to `watch` fits this call's keys in shape."""
     batch, _, queries, keys = sizes.shape
