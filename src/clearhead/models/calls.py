@@ -16,20 +16,20 @@ from clearhead.models.attention_call import AttentionCall
 from clearhead.models.tap.choice import PATTERNS, Item, checked_layers, fits, made_by
 from clearhead.models.tap.layers import LayerName, Site
 
-Call = TypeVar("Call", bound=Any)  # it has the name of its module, its kind, and the run of the model that made it
+Seen = TypeVar("Seen", bound=Any)  # it has the name of its module, its kind, and the run of the model that made it
 
 
-class Calls(Generic[Call]):
+class Calls(Generic[Seen]):
     """The attention calls of a watched model, in order: see `Recording`."""
 
-    def __init__(self, calls: list[Call]) -> None:
+    def __init__(self, calls: list[Seen]) -> None:
         self.calls = calls
 
     @overload
-    def __getitem__(self, which: int) -> Call: ...
+    def __getitem__(self, which: int) -> Seen: ...
 
     @overload
-    def __getitem__(self, which: str | slice) -> list[Call]: ...
+    def __getitem__(self, which: str | slice) -> list[Seen]: ...
 
     def __getitem__(self, which: Any) -> Any:
         if isinstance(which, slice):
@@ -44,7 +44,7 @@ class Calls(Generic[Call]):
             raise ClearheadError(f"no attention call of a module {which!r} was seen; there are {listed(self.names)}.")
         return found
 
-    def __iter__(self) -> Iterator[Call]:
+    def __iter__(self) -> Iterator[Seen]:
         return iter(self.calls)
 
     def __len__(self) -> int:
@@ -63,7 +63,7 @@ class Calls(Generic[Call]):
     @property
     def runs(self) -> list[Self]:
         """The calls of each run of the model, in order. A run is one call of the model, or of a module of it."""
-        found: dict[int, list[Call]] = {}
+        found: dict[int, list[Seen]] = {}
         for call in self.calls:
             found.setdefault(call.run, []).append(call)
         return [type(self)(calls) for calls in found.values()]

@@ -21,7 +21,7 @@ from clearhead.models.tap.modules import Stack
 from clearhead.models.use.means import Means
 from clearhead.models.use.surveys.looks import CLASSES, NAMED
 from clearhead.models.use.surveys.run import surveyed
-from clearhead.report.heads_page import Shown, heads_page
+from clearhead.report.heads_page import Statistic, heads_page
 from clearhead.report.layer import About
 
 
@@ -152,14 +152,14 @@ class Survey:
             title or f"Attention of {self.model} over {self.texts:,} texts", said, self._shown(), self.table()
         )
 
-    def _shown(self) -> list[Shown]:
+    def _shown(self) -> list[Statistic]:
         """The statistics of the page, each with its description."""
         found = []
         for column in self.columns[1:]:
             if column.endswith(" uniform"):
                 continue
             beside = f"{column} uniform" if f"{column} uniform" in self.columns else None
-            found.append(Shown(_about(column), beside, share=beside is not None and column != "distance"))
+            found.append(Statistic(_about(column), beside, share=beside is not None and column != "distance"))
         return found
 
     def __repr__(self) -> str:

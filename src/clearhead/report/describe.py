@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from clearhead.report._blocks import Blocks, multiples, plain, planes, thumbnail_codes
-from clearhead.report.layer import Array, Bias, Layer, Measures, seen_keys
+from clearhead.report.layer import Array, Layer, Measures, PageBias, seen_keys
 from clearhead.report.tiles import Tiles
 
 CHUNK = 8192  # tokens of an operand in a block
@@ -107,7 +107,7 @@ def _rows(layer: Layer, number: int, blocks: Blocks) -> dict[str, int]:
     return dict(zip(found, blocks.add(*found.values()), strict=True))
 
 
-def _describe_bias(bias: Bias, put: Any, blocks: Blocks) -> None:
+def _describe_bias(bias: PageBias, put: Any, blocks: Blocks) -> None:
     if bias.relative is not None:
         put("relative", [blocks.one(plain(row, "float32")) for row in bias.relative])
     if bias.dense is not None:

@@ -32,7 +32,7 @@ Measures = Mapping[Any, tuple[float, float, int | None]]  # by measure, or About
 
 
 @dataclass(frozen=True, eq=False)
-class Bias:
+class PageBias:
     """The bias of scores, float32: the sum of the parts that are given. −∞ hides a pair.
 
     Attributes:
@@ -152,7 +152,7 @@ class Layer:
     softcap: float | None
     start: Array
     stop: Array
-    bias: Bias | None
+    bias: PageBias | None
     logsumexp: Array
     entropy: Array
     received: Array
@@ -328,7 +328,7 @@ def of_heads(layer: Layer, heads: Sequence[int]) -> Layer:
         name=f"{layer.name} (head{'s' * (len(chosen) > 1)} {', '.join(map(str, chosen))})",
         **{name: some(getattr(layer, name)) for name in BY_HEAD},
         key=layer.key[keys],
-        bias=None if bias is None else Bias(some(bias.relative), some(bias.dense), each(bias.tiles)),
+        bias=None if bias is None else PageBias(some(bias.relative), some(bias.dense), each(bias.tiles)),
         holes=each(layer.holes),
         operand_steps=None if steps is None else (some(steps[0]), steps[1][keys]),
         numbers=tuple(numbers[head] for head in chosen),
