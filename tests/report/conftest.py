@@ -13,8 +13,7 @@ from browser import Opened, Windows
 from rendered import render
 
 from clearhead.report import Layer
-from clearhead.report.layer import PageBias
-from clearhead.report.tiles import tiled
+from clearhead.report.layer import PageBias, tiled
 from clearhead.report.why import with_steps
 
 

@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from clearhead.report.layer import PageBias
-from clearhead.report.tiles import Tiles, tiled
+from clearhead.report.layer import PageBias, Tiles, tiled
 from conftest import bias_of_matrix
 
 

@@ -11,8 +11,7 @@ from torch import Tensor
 from clearhead.biases.base import Added
 from clearhead.problem.problem import Problem
 from clearhead.report._words import Shown
-from clearhead.report.layer import Array, PageBias
-from clearhead.report.tiles import Tiles, tiled
+from clearhead.report.layer import Array, PageBias, Tiles, tiled
 
 EVERY = slice(None)
 ONE = slice(0, 1)

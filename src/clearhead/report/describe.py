@@ -8,8 +8,7 @@ from typing import Any
 import numpy as np
 
 from clearhead.report._blocks import Blocks, multiples, plain, planes, thumbnail_codes
-from clearhead.report.layer import Array, Layer, Measures, PageBias, seen_keys
-from clearhead.report.tiles import Tiles
+from clearhead.report.layer import Array, Layer, Measures, PageBias, Tiles, seen_keys
 
 CHUNK = 8192  # tokens of an operand in a block
 AT_ONCE = 2**24  # up to so many products of features, the page computes log-sum-exps itself

@@ -8,8 +8,10 @@ import math
 import os
 import time
 from collections.abc import Iterator
+from contextlib import nullcontext
 from importlib import import_module
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -135,23 +137,12 @@ def _weights(model: nn.Module) -> str:
     return found.hexdigest()
 
 
-class _NoBar:
-    def __enter__(self) -> _NoBar:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        pass
-
-    def update(self, count: int) -> None:
-        pass
-
-
 def bar_of(texts: Any, number: int) -> Any:
     """A progress bar of texts by tqdm, if it is installed, on the first rank; it is shown only on a terminal."""
     try:
         tqdm = import_module("tqdm").tqdm
     except ImportError:
-        return _NoBar()
+        return nullcontext(SimpleNamespace(update=lambda count: None))
     total: float
     try:
         total = len(texts)
