@@ -18,7 +18,7 @@ import torch
 from torch import nn
 
 import clearhead
-from clearhead.base.errors import ClearheadError
+from clearhead.base.errors import ClearheadError, ShapeError
 from clearhead.base.numbers import check_count, check_number
 from clearhead.inspection.reductions.base import Reduction
 from clearhead.models.loading import most_tokens, reason
@@ -177,7 +177,13 @@ def surveyed(
     means, counts, digests = Means(), [0, 0, 0], []
 
     def add(found: Done) -> None:
-        means.include(found.sums, found.modules)
+        try:
+            means.include(found.sums, found.modules)
+        except ShapeError as error:
+            raise ShapeError(
+                "survey: a result depends on the length of the texts, as a Pool's map does, and cannot be added up. "
+                f"Leave it out of keep.\n{error}"
+            ) from None
         counts[:] = [a + b for a, b in zip(counts, (found.texts, found.tokens, found.truncated), strict=True)]
 
     with bar_of(texts, number) as bar:
