@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from clearhead.base.torch_private import add_batch_dim, is_batch_of_losses, remove_batch_dim
+from clearhead.base.torch_state import add_batch_dim, is_batch_of_losses, remove_batch_dim
 from clearhead.base.tracing import batch_level, batched
 
 Gradients = tuple[Tensor | None, ...]

@@ -83,9 +83,7 @@ def _received(one: OverQueries, problem: Problem, job: Job, rows: Rows) -> Tenso
     sizes = problem.sizes
     ones = rows.log_sum.new_ones(sizes.batch, sizes.heads, sizes.keys)
     sent = Sent(received=ones, factors=one.factors(job.queries))
-    found = engine_of(problem).contributions(problem, rows, None, sent, by=(False, True))[1]
-    assert found is not None
-    return found
+    return engine_of(problem).contributions(problem, rows, None, sent, by_key=True)
 
 
 def _map(cell: tuple[int, int] | None, one: OverQueries, shard: Shard, dtype: torch.dtype) -> Tensor | None:

@@ -114,20 +114,15 @@ class Engine(ABC):
         return in_blocks(problem, list(self.walk(problem)), self.scores, summary)
 
     def contributions(
-        self,
-        problem: Problem,
-        rows: Rows,
-        grad: Tensor | None,
-        sent: Sent | None = None,
-        positive: bool = False,
-        by: tuple[bool, bool] = (True, True),
-    ) -> tuple[Tensor | None, Tensor | None]:
-        """Weights times their gradients, w_ij Ṗ_ij, summed by query, (B, H, Lq), and by key, (B, H, Lk).
+        self, problem: Problem, rows: Rows, grad: Tensor | None, sent: Sent | None, by_key: bool, positive: bool = False
+    ) -> Tensor:
+        """Weights times their gradients, w_ij Ṗ_ij, summed by query, (B, H, Lq), or `by_key`, (B, H, Lk).
 
         Ṗ_ij is Ȯ_i · V_j, for the `grad` of an output, plus the terms that statistics send back. `positive`: sum only
-        the products above 0. `by`: which of the two sums are wanted. The problem is guarded.
+        the products above 0. The problem is guarded.
         """
-        return summed_products(problem, list(self.walk(problem)), self.scores, rows, grad, sent or Sent(), positive, by)
+        every = list(self.walk(problem))
+        return summed_products(problem, every, self.scores, rows, grad, sent or Sent(), by_key, positive)
 
 
 def by_autograd(

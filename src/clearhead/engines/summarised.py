@@ -117,8 +117,7 @@ def _gradients(
     rows = Rows(found.maximum, found.log_sum, delta)
     if sent.maps:
         of_maps = Sent(received=sent.received, mean=sent.mean, cell=sent.cell, factors=sent.factors)
-        by_query, _ = engine.contributions(problem._replace(value=None), rows, None, of_maps, by=(True, False))
-        assert by_query is not None
+        by_query = engine.contributions(problem._replace(value=None), rows, None, of_maps, by_key=False)
         rows = rows._replace(delta=delta + by_query)
     asked = (*wanted[:2], wanted[2] and grads.output is not None, *wanted[3:])
     gradients = engine.backward(problem, rows, grad, asked, sent)

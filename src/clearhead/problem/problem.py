@@ -15,7 +15,8 @@ from clearhead.base.errors import ClearheadError, ShapeError, UnsupportedError, 
 from clearhead.base.numbers import check_number
 from clearhead.base.positions import check_align
 from clearhead.base.shapes import Sizes, apart, as_inputs, fit, no_heads, plain_sizes
-from clearhead.base.torch_private import any_autocast, is_zero_tensor
+from clearhead.base.torch_private import is_zero_tensor
+from clearhead.base.torch_state import any_autocast
 from clearhead.base.tracing import (
     autocast,
     autocasting,
@@ -131,7 +132,6 @@ def make_problem(
     query: Any,
     key: Any,
     value: Any = ABSENT,
-    *,
     score: Score | Callable[[Tensor, Tensor], Tensor] | None = None,
     mask: Any = None,
     bias: Any = None,
@@ -139,6 +139,7 @@ def make_problem(
     sinks: Any = None,
     align: Any = None,
     dropout_p: float = 0.0,
+    *,
     as_written: bool = False,
     by_tile: bool = False,
     among: tuple[int, int] | None = None,

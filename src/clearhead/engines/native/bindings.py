@@ -242,16 +242,15 @@ def summarise(problem: Problem, summary: Summary) -> Found:
 
 
 def contributions(
-    problem: Problem, rows: Rows, grad: Tensor | None, sent: Sent | None, positive: bool, by: tuple[bool, bool]
-) -> tuple[Tensor | None, Tensor | None]:
-    """Σ_j and Σ_i of w_ij Ṗ_ij, or of its positive products; each where `by` (query, key) wants it."""
+    problem: Problem, rows: Rows, grad: Tensor | None, sent: Sent | None, by_key: bool, positive: bool
+) -> Tensor:
+    """Σ_j of w_ij Ṗ_ij, or Σ_i (`by_key`), or of its positive products."""
     sizes = problem.sizes
-    by_query = _new(*sizes.shape[:3]) if by[0] else None
-    by_key = _new(sizes.batch, sizes.heads, sizes.keys) if by[1] else None
+    found = _new(sizes.batch, sizes.heads, sizes.keys if by_key else sizes.queries)
     known = None if grad is None else _rows(grad), _float(rows.maximum), _float(rows.log_sum)
-    read = read_by_kernels(problem)
-    chosen().contributions(read, *known, _sent(sent, sizes), by_query, by_key, positive)
-    return by_query, by_key
+    sums = (None, found) if by_key else (found, None)
+    chosen().contributions(read_by_kernels(problem), *known, _sent(sent, sizes), *sums, positive)
+    return found
 
 
 def _sent(sent: Sent | None, sizes: Sizes) -> Any:

@@ -181,17 +181,11 @@ class Native(Engine):
         return found._replace(output=output, groups=shares)
 
     def contributions(
-        self,
-        problem: Problem,
-        rows: Rows,
-        grad: Tensor | None,
-        sent: Sent | None = None,
-        positive: bool = False,
-        by: tuple[bool, bool] = (True, True),
-    ) -> tuple[Tensor | None, Tensor | None]:
+        self, problem: Problem, rows: Rows, grad: Tensor | None, sent: Sent | None, by_key: bool, positive: bool = False
+    ) -> Tensor:
         if not self.fuses(problem, Summary()):
-            return super().contributions(problem, rows, grad, sent, positive, by)
-        return bindings.contributions(_weighted(problem), rows, grad, sent, positive, by)
+            return super().contributions(problem, rows, grad, sent, by_key, positive)
+        return bindings.contributions(_weighted(problem), rows, grad, sent, by_key, positive)
 
     def cost(self, problem: Problem) -> Cost:
         return Cost(_pairs(problem), bindings.forward_bytes(_weighted(problem)))

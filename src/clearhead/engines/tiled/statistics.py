@@ -117,14 +117,13 @@ def summed_products(
     rows: Rows,
     grad: Tensor | None,
     sent: Sent,
+    by_key: bool,
     positive: bool,
-    by: tuple[bool, bool],
-) -> tuple[Tensor | None, Tensor | None]:
-    """Σ_j and Σ_i of w_ij Ṗ_ij over the regions of a guarded problem: see `Engine.contributions`."""
+) -> Tensor:
+    """Σ_j or Σ_i of w_ij Ṗ_ij over the regions of a guarded problem: see `Engine.contributions`."""
     sizes, new = problem.sizes, rows.log_sum.new_zeros
     dtype = accumulated(problem.query.dtype)
-    by_query = new(sizes.shape[:3], dtype=dtype) if by[0] else None
-    by_key = new((sizes.batch, sizes.heads, sizes.keys), dtype=dtype) if by[1] else None
+    found = new((sizes.batch, sizes.heads, sizes.keys if by_key else sizes.queries), dtype=dtype)
     for region in every:
         at, part = region.sides[:3], cut(problem, region)
         maximum, log_sum = (row[at].unsqueeze(-1) for row in rows[:2])
@@ -138,11 +137,11 @@ def summed_products(
         products.mul_(weights).masked_fill_(weights == 0, 0.0)  # it would be 0 · ∞
         if positive:
             products.clamp_(min=0.0)
-        if by_query is not None:
-            by_query[at] += products.sum(-1)
-        if by_key is not None:
-            by_key[(*at[:2], region.keys)] += products.sum(2)
-    return by_query, by_key
+        if by_key:
+            found[(*at[:2], region.keys)] += products.sum(2)
+        else:
+            found[at] += products.sum(-1)
+    return found
 
 
 def looks(problem: Problem, every: list[Region], scores: Scores) -> Iterator[Look]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import ClassVar, Literal, NamedTuple
@@ -31,20 +32,24 @@ class Found(NamedTuple):
 class Measure(ABC):
     """A number that describes a head's behaviour. Each subclass is a file of this folder.
 
-    `name`: its column in `seen.table()`. `says`: its meaning, in one sentence. `formula`: with w_ij the weights of the
-    keys, which sum to 1: with sinks, they are divided by their sum. `range`: its least and largest value. `source`: the
-    publication it comes from. `does`: the behaviour of a head with a high value, for shares of weight, which can be
-    compared with one another; None for a measure that is no share. `needs`: the parts of a call that it
-    reads and a call may lack: the places of queries among the keys, tokens, values.
+    `name`: its column in `seen.table()`, by default the words of the class's name. `says`: its meaning, in one sentence.
+    `formula`: with w_ij the weights of the keys, which sum to 1: with sinks, they are divided by their sum. `range`: its
+    least and largest value. `source`: the publication it comes from. `does`: the behaviour of a head with a high value,
+    for shares of weight, which can be compared with one another; None for a measure that is no share. `needs`: the
+    parts of a call that it reads and a call may lack: the places of queries among the keys, tokens, values.
     """
 
     name: ClassVar[str]
     says: ClassVar[str]
     formula: ClassVar[str]
-    range: ClassVar[str]
+    range: ClassVar[str] = "0 to 1"
     source: ClassVar[str]
     does: ClassVar[str | None] = None
     needs: ClassVar[tuple[Literal["placed", "tokens", "value"], ...]] = ()
+
+    def __init_subclass__(cls) -> None:
+        if "name" not in vars(cls):
+            cls.name = re.sub(r"(?<=[a-z])(?=[A-Z])", " ", cls.__name__).lower()
 
     def applies(self, subject: Subject) -> bool:
         """Whether the measure can be computed of the call: whether the call has all that it needs."""

@@ -8,13 +8,11 @@ from clearhead.inspection.measures.base import Found, Measure, Subject, on_keys
 class First(Measure):
     """The weight on the first key."""
 
-    name = "first"
     says = (
         "The weight on the first key of the sequence, a mean over the queries that may see it: in a sliding window the "
         "first few alone."
     )
     formula = "mean_i w_ij, j the first key that is no padding"
-    range = "0 to 1"
     source = "Xiao et al. 2024, Efficient Streaming Language Models with Attention Sinks"
     does = "attends to the first token"
 

@@ -8,13 +8,11 @@ from clearhead.inspection.measures.base import Found, Measure, Pairs, Subject, o
 class Induction(Measure):
     """The weight on the tokens that came after earlier occurrences of the query's token."""
 
-    name = "induction"
     says = (
         "The weight on the keys right after earlier occurrences of the query's token, before the query, a mean over "
         "the queries that may see one."
     )
     formula = "mean_i Σ_j w_ij [token_(j−1) = token_i, j < i], j − 1 the last key before j that is no padding"
-    range = "0 to 1"
     source = "Olsson et al. 2022, In-context Learning and Induction Heads (prefix matching)"
     does = "attends to what followed the same word before (induction)"
     needs = ("tokens", "placed")

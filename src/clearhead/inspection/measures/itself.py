@@ -8,10 +8,8 @@ from clearhead.inspection.measures.base import Found, Measure, Subject, on_keys
 class Itself(Measure):
     """The weight on the query's own token."""
 
-    name = "itself"
     says = "The weight on the query's own token, a mean over the queries that may see it."
     formula = "mean_i w_ii"
-    range = "0 to 1"
     source = "Clark et al. 2019, What Does BERT Look At?"
     does = "attends to the token itself"
     needs = ("placed",)

@@ -8,10 +8,8 @@ from clearhead.inspection.measures.base import Found, Measure, Subject, on_keys
 class Next(Measure):
     """The weight on the token after the query."""
 
-    name = "next"
     says = "The weight on the token after the query's own, a mean over the queries that may see one."
     formula = "mean_i w_ij, j the first key after i that is no padding"
-    range = "0 to 1"
     source = "Clark et al. 2019, What Does BERT Look At?"
     does = "attends to the next token"
     needs = ("placed",)

@@ -8,10 +8,8 @@ from clearhead.inspection.measures.base import Found, Measure, Pairs, Subject, o
 class SameWord(Measure):
     """The weight on other places of the query's token."""
 
-    name = "same word"
     says = "The weight on other places where the query's token stands, a mean over the queries that may see one."
     formula = "mean_i Σ_j w_ij [token_j = token_i, j ≠ i]; of cross attention also j = i"
-    range = "0 to 1"
     source = "Wang et al. 2023, Interpretability in the Wild (duplicate token heads)"
     does = "attends to the same word elsewhere"
     needs = ("tokens",)

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from clearhead._attention import Arguments
 from clearhead.base.errors import UnsupportedError
-from clearhead.base.torch_private import any_autocast
+from clearhead.base.torch_state import any_autocast
 from clearhead.base.tracing import in_backward, unobserved
 from clearhead.base.versions import Versions
 from clearhead.biases.base import Bias
