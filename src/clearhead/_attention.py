@@ -14,6 +14,7 @@ from torch import Tensor
 from clearhead.base.arrays import check_float, is_numpy, to_tensor, to_tensor_float
 from clearhead.base.errors import ClearheadError, ShapeError, columns, human_bytes
 from clearhead.base.positions import check_align
+from clearhead.base.shapes import broadcasts
 from clearhead.base.tracing import without_autocast
 from clearhead.engines.base import Engine
 from clearhead.engines.choose import as_written, choose, reasons
@@ -273,7 +274,7 @@ def _softmax_mask(valid_lens: Any, scores: Tensor, rows: Tensor, dim: int) -> Ma
         return valid_lens
     if isinstance(valid_lens, Tensor | np.ndarray) and valid_lens.dtype in (torch.bool, np.bool_):
         keep = to_tensor(valid_lens, "valid_lens")
-        if any(n not in (1, size) for n, size in zip(keep.shape[::-1], scores.shape[::-1], strict=False)):
+        if not broadcasts(keep.shape, scores.shape):
             raise ShapeError(
                 f"valid_lens is a bool mask of shape {tuple(keep.shape)}, which does not broadcast to the scores, "
                 f"{tuple(scores.shape)}.\n" + columns({"scores": scores.shape, "mask": keep.shape})

@@ -11,7 +11,7 @@ Inside clearhead every tensor has four dimensions: query (B, H, Lq, Eq), key (B,
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -58,6 +58,11 @@ def unflatten(tensor: Tensor, dim: int, *sizes: int) -> Tensor:
     """One dimension as several."""
     result: Tensor = tensor.unflatten(dim, sizes)  # type: ignore[no-untyped-call]
     return result
+
+
+def broadcasts(shape: Sequence[int], to: Sequence[int]) -> bool:
+    """Whether sizes, aligned on the last dimension, are 1 or those of `to`; further dimensions are not compared."""
+    return all(n in (1, size) for n, size in zip(shape[::-1], to[::-1], strict=False))
 
 
 def no_heads(sizes: Sizes) -> str:

@@ -11,8 +11,7 @@ from torch import Tensor, nn
 
 from clearhead.base.errors import ClearheadError, ShapeError
 from clearhead.base.numbers import MOST, check_count, check_flag
-from clearhead.base.places import positions
-from clearhead.base.positions import query_offset
+from clearhead.base.positions import positions, query_offset
 from clearhead.base.shapes import Sides, Sizes, no_heads
 from clearhead.base.steps import PAIRS, Step, made
 from clearhead.biases.base import Added, Bias, distances, looked_up, wide

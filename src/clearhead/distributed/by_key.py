@@ -11,6 +11,7 @@ from clearhead.base.arrays import accumulated
 from clearhead.distributed.needs import Job, both
 from clearhead.distributed.pieces import Piece, Shard, engine_of, parts, sent_back
 from clearhead.engines.tiled.statistics import pooled
+from clearhead.engines.tiled.tiles import weights_in
 from clearhead.problem.guard import guard
 from clearhead.problem.partial import Rows
 from clearhead.problem.problem import Problem
@@ -103,9 +104,7 @@ def _add_to_maps(
     engine, factors = engine_of(problem), one.factors(job.queries)
     for region in engine.walk(problem):
         at = region.sides[:3]
-        tile = engine.scores(cut(problem, region))
-        weights = (tile - rows.maximum[at].unsqueeze(-1)).sub_(rows.log_sum[at].unsqueeze(-1)).exp_()
-        weights.masked_fill_(tile == -torch.inf, 0.0)  # this also holds in a row of NaN
+        weights = weights_in(engine.scores(cut(problem, region)), rows.maximum[at], rows.log_sum[at])
         first = (
             job.queries.start - one.queries.start + (region.queries.start or 0),
             job.keys.start + (region.keys.start or 0),

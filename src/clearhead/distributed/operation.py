@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from clearhead.base.arrays import accumulated
+from clearhead.base.batched import followed_back
 from clearhead.base.errors import UnsupportedError
 from clearhead.base.tracing import differentiated_forward, with_autograd, without_autocast
 from clearhead.distributed import exchange, fetch
@@ -22,7 +23,7 @@ from clearhead.distributed.needs import Needs
 from clearhead.distributed.pieces import Shard, shared_seed
 from clearhead.engines.operation import room_for_gradients, room_for_results, save
 from clearhead.problem.packing import SCHEMA, TENSORS, in_dtypes, operands, packed, unpacked
-from clearhead.problem.partial import Partial
+from clearhead.problem.partial import Partial, rows_of
 from clearhead.problem.problem import Problem
 
 
@@ -57,9 +58,8 @@ def attend(*arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
         else:  # the backward pass fetches the keys again
             rows = torch.zeros(query.shape[:3], dtype=accumulated(query.dtype), device=query.device)
             found = Partial(fetch.attend(shard), rows, rows.clone())
-    assert found.maximum is not None and found.log_sum is not None
-    output, dtype = found.output, accumulated(query.dtype)
-    return output.to(dtype).contiguous(), found.maximum.contiguous(), found.log_sum.contiguous()
+    maximum, log_sum = rows_of(found)
+    return found.output.to(accumulated(query.dtype)).contiguous(), maximum.contiguous(), log_sum.contiguous()
 
 
 attend.register_fake(room_for_results)
@@ -82,11 +82,8 @@ def attend_backward(grad: Tensor, output: Tensor, maximum: Tensor, log_sum: Tens
             gradients = in_dtypes(found, operands(shard.local))
         else:
             with with_autograd():
-                own = operands(shard.local)
-                some = [t for t, want in zip(own, wanted, strict=True) if want and t is not None]
                 again = fetch.attend(shard).to(grad.dtype)
-                each = iter(torch.autograd.grad(again, some, grad, allow_unused=True))
-                gradients = tuple(next(each) if want else None for want in wanted)
+                gradients = followed_back(again, grad, operands(shard.local), wanted)
     return [
         (torch.zeros_like(t) if g is None else g).contiguous() if want and t is not None else grad.new_empty(0)
         for g, t, want in zip(gradients, operands(shard.local), wanted, strict=True)

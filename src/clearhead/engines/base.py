@@ -9,12 +9,13 @@ from typing import ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
+from clearhead.base.batched import followed_back, views
 from clearhead.engines.tiled import tiles
 from clearhead.engines.tiled.statistics import in_blocks, summed_products
 from clearhead.problem import regions
 from clearhead.problem.guard import guard
 from clearhead.problem.packing import Operands, in_dtypes, operands, with_operands
-from clearhead.problem.partial import Partial, Rows, sinks_gradient
+from clearhead.problem.partial import Partial, Rows, rows_of, sinks_gradient
 from clearhead.problem.problem import Problem
 from clearhead.problem.region import Region
 from clearhead.problem.summary import Found, Sent, Summary
@@ -130,12 +131,9 @@ def by_autograd(
 ) -> tuple[Tensor | None, ...]:
     """The gradients of the operands, by autograd, through an engine's own operations, which run once more."""
     with torch.enable_grad():
-        # views: where two operands are one tensor, or one is made of the other, each gets its own gradient
-        own = [None if t is None else t.view_as(t) for t in operands(problem)]
+        own = views(operands(problem))
         output = engine.forward(with_operands(problem, own)).output
-    some = [t for t, want in zip(own, wanted, strict=True) if want and t is not None]
-    found = iter(torch.autograd.grad(output.to(grad.dtype), some, grad, create_graph=create_graph))
-    return tuple(next(found) if want else None for want in wanted)
+    return followed_back(output.to(grad.dtype), grad, own, wanted, create_graph)
 
 
 def gradients_of(
@@ -150,9 +148,8 @@ def gradients_of(
 
     `kept`: the result of its forward pass. `grad` and `to_log_sum`: the gradients of output and log_sum.
     """
-    assert kept.maximum is not None and kept.log_sum is not None
     delta = (grad * kept.output).sum(-1)
-    rows = Rows(kept.maximum, kept.log_sum, delta if to_log_sum is None else delta - to_log_sum)
+    rows = Rows(*rows_of(kept), delta if to_log_sum is None else delta - to_log_sum)
     found = engine.backward(problem if kept.finite else guard(problem), rows, grad, wanted)
     if problem.sinks is not None and wanted[-1]:
         found = found._replace(sinks=sinks_gradient(problem.sinks, rows))

@@ -67,16 +67,7 @@ class Own(Engine):
     def summarise(self, problem: Problem, summary: Summary) -> Found:
         found = self.engine.summarise(problem, summary)
         self._is(found, Found, "summarise")
-        batch, heads, queries, keys = problem.sizes.shape
-        lead, cell = (batch, heads, queries), summary.mean or summary.peak
-        map_of = (batch, heads, -(-queries // cell[0]), -(-keys // cell[1])) if cell is not None else ()
-        largest = (*lead, summary.top)
-        shapes: dict[str, tuple[int, ...]] = dict.fromkeys(Found._fields[:-1], lead)
-        shapes |= {"values": largest, "indices": largest, "scores": largest, "mean": map_of, "peak": map_of}
-        shapes |= {"received": (batch, heads, keys)}
-        for name, last in (("output", problem.value), ("groups", summary.groups)):
-            shapes[name] = lead if last is None else (*lead, last.shape[-1])
-        for name, shape in shapes.items():
+        for name, shape in summary.shapes(problem).items():
             tensor = getattr(found, name)
             if tensor is not None:
                 self._check(tensor, name, shape, problem, "summarise")

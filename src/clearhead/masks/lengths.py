@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from clearhead.base.errors import ClearheadError, ShapeError, columns
-from clearhead.base.places import key_positions
+from clearhead.base.positions import key_positions
 from clearhead.base.shapes import Sizes, heads_second, part, placed
 from clearhead.base.steps import Step, made
 from clearhead.base.tracing import ensure

@@ -8,8 +8,7 @@ from typing import Any
 import torch
 
 from clearhead.base.errors import ShapeError, columns
-from clearhead.base.places import positions
-from clearhead.base.positions import query_offset
+from clearhead.base.positions import positions, query_offset
 from clearhead.base.shapes import Sizes, part, placed
 from clearhead.base.steps import Step, made
 from clearhead.base.tracing import readable

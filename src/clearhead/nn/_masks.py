@@ -10,6 +10,7 @@ from torch import Tensor
 
 from clearhead.base.arrays import owned, to_tensor
 from clearhead.base.errors import ClearheadError, ShapeError, columns
+from clearhead.base.shapes import broadcasts
 from clearhead.base.tracing import autocasting
 from clearhead.biases.base import Bias
 from clearhead.biases.dense import DenseBias
@@ -92,10 +93,7 @@ def head_mask(mask: Any, sizes: tuple[int, int, int, int], dtype: torch.dtype) -
     elif tensor.dtype != dtype and autocasting(tensor.device):
         tensor = tensor.to(dtype)  # as autocast did with the projections
     four = tensor.unsqueeze(1) if tensor.ndim == 3 else tensor
-    fits = 2 <= four.ndim <= 4 and all(
-        size in (1, wanted) for size, wanted in zip(four.shape[::-1], sizes[::-1], strict=False)
-    )
-    if fits:
+    if 2 <= four.ndim <= 4 and broadcasts(four.shape, sizes):
         return four
     shape = tuple(tensor.shape)
     rows = {"scores": sizes, "mask": (shape[0], "", *shape[1:]) if len(shape) == 3 else shape}

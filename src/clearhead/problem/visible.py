@@ -22,7 +22,7 @@ from clearhead.base.tracing import (
 )
 from clearhead.base.versions import Versions
 from clearhead.masks._spans import edges_on_host
-from clearhead.masks.base import Mask, Spans
+from clearhead.masks.base import Mask, Spans, all_keys
 from clearhead.problem.unseen import Unseen, where_unseen
 
 
@@ -141,8 +141,7 @@ def _matrix(mask: Mask, sizes: Sizes) -> Spans:
     """Spans of every key, with the mask's matrix as the residual. It is lowered too, to know what it reads."""
     mask.check_positions()
     keep = mask.matrix(sizes)
-    whole = torch.zeros(1, 1, 1, dtype=torch.int64, device=sizes.device)
-    return Spans(whole, whole + sizes.keys, lambda *sides: part(keep, *sides), mask.lower(sizes).reads)
+    return all_keys(sizes, lambda *sides: part(keep, *sides), mask.lower(sizes).reads)
 
 
 def visible(spans: Spans, sizes: Sizes, who: str | None = None) -> Visible:

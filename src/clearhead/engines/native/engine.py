@@ -164,7 +164,8 @@ class Native(Engine):
         if summary.groups is not None:  # the weight on each group is one more column of the output
             groups = of_heads(summary.groups, problem)
             problem = problem._replace(value=groups if value is None else torch.cat([value, groups], -1))
-        found = bindings.summarise(problem, summary._replace(output=summary.output or summary.groups is not None))
+        both = summary._replace(output=summary.output or summary.groups is not None, groups=None)
+        found = bindings.summarise(problem, both)
         found = found._replace(finite=found.finite and guarded is given)
         if found.output is None:
             return found

@@ -21,7 +21,7 @@ from clearhead.problem.partial import Rows
 from clearhead.problem.problem import Problem
 from clearhead.problem.region import Region
 from clearhead.problem.regions import cut
-from clearhead.problem.summary import Found, Sent, Summary
+from clearhead.problem.summary import KEYS, Found, Sent, Summary
 
 Scores = Callable[[Problem], Tensor]
 
@@ -126,9 +126,7 @@ def summed_products(
     found = new((sizes.batch, sizes.heads, sizes.keys if by_key else sizes.queries), dtype=dtype)
     for region in every:
         at, part = region.sides[:3], cut(problem, region)
-        maximum, log_sum = (row[at].unsqueeze(-1) for row in rows[:2])
-        tile = scores(part)
-        weights = (tile - maximum - log_sum).exp_().masked_fill_(tile == -torch.inf, 0.0)
+        weights = tiles.weights_in(scores(part), *(row[at] for row in rows[:2]))
         if grad is None or part.value is None:
             products = torch.zeros_like(weights)
         else:
@@ -279,27 +277,11 @@ def _cells(problem: Problem, cell: tuple[int, int]) -> tuple[int, int]:
 
 def _buffers(problem: Problem, summary: Summary) -> Found:
     """Zeros of the sizes of the statistics: the results of a problem that has no row, and buffers for others."""
-    sizes = problem.sizes
-    row, value = (sizes.queries,), problem.value
-
-    def new(*shape: int) -> Tensor:
-        dtype = accumulated(problem.query.dtype)
-        return torch.zeros(sizes.batch, sizes.heads, *shape, dtype=dtype, device=sizes.device)
-
-    cells = _cells(problem, summary.mean or summary.peak or (1, 1))
-    return Found(
-        output=new(*row, value.shape[-1]) if summary.output and value is not None else None,
-        groups=None if summary.groups is None else new(*row, summary.groups.shape[-1]),
-        maximum=new(*row) if summary.rows else None,
-        log_sum=new(*row) if summary.rows else None,
-        entropy=new(*row) if summary.entropy else None,
-        distance=None if summary.distance is None else new(*row),
-        best=new(*row) if summary.best else None,
-        best_key=new(*row).long() if summary.best else None,
-        values=new(*row, summary.top) if summary.top else None,
-        indices=new(*row, summary.top).long() if summary.top else None,
-        scores=new(*row, summary.top).fill_(-torch.inf) if summary.scores else None,
-        received=new(sizes.keys) if summary.received else None,
-        mean=new(*cells) if summary.mean else None,
-        peak=new(*cells) if summary.peak else None,
-    )
+    dtype, device = accumulated(problem.query.dtype), problem.sizes.device
+    found: dict[str, Any] = {
+        name: torch.zeros(shape, dtype=torch.int64 if name in KEYS else dtype, device=device)
+        for name, shape in summary.shapes(problem).items()
+    }
+    if summary.scores:
+        found["scores"].fill_(-torch.inf)
+    return Found(**found)

@@ -121,6 +121,12 @@ def weights(problem: Problem, tile: Tensor) -> Tensor:
     return softmax(tile, may_be_empty(problem), sinks(problem))
 
 
+def weights_in(tile: Tensor, maximum: Tensor, log_sum: Tensor) -> Tensor:
+    """The weights of finished scores, (b, h, q, k), from the rows of the whole softmax, (b, h, q). No autograd."""
+    found = (tile - maximum.unsqueeze(-1)).sub_(log_sum.unsqueeze(-1)).exp_()
+    return found.masked_fill_(tile == -torch.inf, 0.0)  # also in a row of NaN
+
+
 def softmax(tile: Tensor, may_be_empty: bool, sinks: Tensor | None = None) -> Tensor:
     """The softmax over keys. A score of −∞ gives 0 with gradient 0, also where the whole row is −∞. `sinks`: (h, 1).
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from clearhead.base.arrays import check_float, to_tensor
 from clearhead.base.errors import ClearheadError, ShapeError, columns
-from clearhead.base.shapes import Sizes, placed
+from clearhead.base.shapes import Sizes, broadcasts, placed
 from clearhead.engines.tiled.look import Look
 from clearhead.problem.problem import Problem
 from clearhead.problem.region import Region
@@ -101,7 +101,7 @@ def factors(queries: Queries, sizes: Sizes, who: str) -> Tensor | None:
     check_float(given, "queries")
     shown = (*sizes.shown, sizes.queries)
     fits = given.ndim and given.ndim <= len(shown) and given.shape[-1] == sizes.queries
-    if not fits or any(n not in (1, size) for n, size in zip(given.shape[::-1], shown[::-1], strict=False)):
+    if not fits or not broadcasts(given.shape, shown):
         raise ShapeError(
             f"{who}: queries has shape {tuple(given.shape)}; expected a slice, or a weight for each query, which "
             f"broadcasts to {shown}.\n" + columns({"queries": shown, "weights": tuple(given.shape)})
