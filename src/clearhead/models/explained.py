@@ -21,8 +21,8 @@ from clearhead.explanation.modules.origin.part import FromInput, from_input, las
 from clearhead.explanation.of_problem import attention_parts, input_steps
 from clearhead.explanation.shown import Shown, choose, settle
 from clearhead.models.call import CallRecord
+from clearhead.problem._recorded import RecordedMask
 from clearhead.problem.problem import Problem
-from clearhead.problem.record import RecordedMask
 from clearhead.problem.words import ALL_WORDS
 from clearhead.scores.base import ByTile
 from clearhead.scores.dot import Dot

@@ -10,11 +10,11 @@ import torch
 from torch import Tensor, nn
 
 from clearhead.base.errors import ClearheadError
-from clearhead.base.shapes import Sizes, part
+from clearhead.base.shapes import part
 from clearhead.base.torch_private import uncounted, whole_of
 from clearhead.base.versions import Versions
 from clearhead.biases.base import Added
-from clearhead.masks.base import Mask, Residual, Spans
+from clearhead.masks.base import Residual, Spans
 from clearhead.problem.checked import checked
 from clearhead.problem.problem import Problem
 from clearhead.problem.reads import tensors_in
@@ -48,22 +48,6 @@ def _again(problem: Problem, reads: Versions, copied: bool) -> Record:
     if reads.written() is None:
         reads = Versions(_by_functions(problem) if copied else tensors_of(problem))
     return Record(checked(problem, "a record that was unpickled"), reads, copied)
-
-
-class RecordedMask(Mask):
-    """The spans of one call, as a mask to be shown. `said`: the title of the mask that they came from."""
-
-    def __init__(self, spans: Spans, sizes: Sizes, said: str | None = None) -> None:
-        self.of, self.sizes, self.said = spans, sizes, said
-
-    def title(self) -> str:
-        return self.said or f"RecordedMask(<{'×'.join(map(str, self.sizes.shape))}>)"
-
-    def drawn(self) -> Sizes:
-        return self.sizes
-
-    def lower(self, sizes: Sizes) -> Spans:
-        return self.of
 
 
 def check_reads(reads: Versions, now: Iterable[tuple[str, Tensor]]) -> None:

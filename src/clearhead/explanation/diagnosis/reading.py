@@ -19,8 +19,8 @@ from clearhead.explanation.diagnosis.case import Case
 from clearhead.explanation.diagnosis.visible_keys import extent
 from clearhead.masks.base import Mask
 from clearhead.masks.dense import DenseMask
+from clearhead.problem._recorded import RecordedMask
 from clearhead.problem.problem import Problem, only_zeros_and_ones
-from clearhead.problem.record import RecordedMask
 from clearhead.problem.visible import Visible, resolve
 
 FILL = -9e3  # numbers up to this one hide a key: their exp is 0 in every dtype. BERT's −10000 is −9984 in bfloat16

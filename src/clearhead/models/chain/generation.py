@@ -21,8 +21,9 @@ from clearhead.models.attention_call import AttentionCall
 from clearhead.models.chain.cached import Cached, Link
 from clearhead.models.chain.caches import equal
 from clearhead.models.weights import weights_of
+from clearhead.problem._recorded import RecordedMask
 from clearhead.problem.problem import Problem
-from clearhead.problem.record import Record, RecordedMask
+from clearhead.problem.record import Record
 from clearhead.problem.visible import visible
 from clearhead.problem.words import ALL_WORDS, Words
 

@@ -22,7 +22,7 @@ from clearhead.models.call import Call
 from clearhead.models.calls import Calls, chosen_calls
 from clearhead.models.read.pairs import KnownPairs, WorstRow, shares, worst_row
 from clearhead.models.table import Table
-from clearhead.problem.record import RecordedMask
+from clearhead.problem._recorded import RecordedMask
 
 One = Mask | Tensor | np.ndarray | Callable[[AttentionCall], Any] | None
 Expected = One | Mapping[str, One] | Mapping[int | str, One]

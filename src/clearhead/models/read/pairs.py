@@ -14,8 +14,9 @@ from clearhead.masks.base import Mask, Spans
 from clearhead.masks.dense import DenseMask
 from clearhead.masks.padding import Padding
 from clearhead.models.attention_call import AttentionCall
+from clearhead.problem._recorded import RecordedMask
 from clearhead.problem.problem import Problem
-from clearhead.problem.record import RecordedMask, now
+from clearhead.problem.record import now
 from clearhead.problem.unseen import seen
 from clearhead.problem.visible import Visible, resolve, seen_by
 

@@ -42,9 +42,10 @@ from clearhead.models.show.schema import (
     whole,
 )
 from clearhead.models.tap.layers import LayerName
+from clearhead.problem._recorded import RecordedMask
 from clearhead.problem.checked import checked
 from clearhead.problem.problem import make_problem
-from clearhead.problem.record import EVERY, Record, RecordedMask, at_once
+from clearhead.problem.record import EVERY, Record, at_once
 from clearhead.problem.visible import Memo, Visible
 from clearhead.problem.words import Words
 from clearhead.scores.dot import Dot

@@ -40,9 +40,10 @@ from clearhead.models.use.edits.edit import change_of, editing, unmasked
 from clearhead.models.use.edits.recorded import edited
 from clearhead.models.use.edits.spot import Unmasked
 from clearhead.models.use.reduced import ReducedCall, reduced
+from clearhead.problem._recorded import RecordedMask
 from clearhead.problem.problem import Problem, as_score, make_problem, with_given
 from clearhead.problem.reads import tensors_in
-from clearhead.problem.record import Record, RecordedMask, copied, frozen, now, record
+from clearhead.problem.record import Record, copied, frozen, now, record
 from clearhead.problem.words import Words
 from clearhead.scores.base import ByTile, Score
 from clearhead.scores.dot import Dot

@@ -22,8 +22,9 @@ from clearhead.models.tap.choice import runs_of
 from clearhead.models.use.edits.changed import Change, before, check_steady, factor_of, gone
 from clearhead.models.use.edits.spot import without_keys
 from clearhead.models.weights import weights_of
+from clearhead.problem._recorded import RecordedMask
 from clearhead.problem.problem import Problem
-from clearhead.problem.record import EVERY, Record, RecordedMask, copied, now, record
+from clearhead.problem.record import EVERY, Record, copied, now, record
 from clearhead.problem.region import Region
 from clearhead.problem.regions import cut
 from clearhead.problem.visible import Visible, resolve

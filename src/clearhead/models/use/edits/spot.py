@@ -17,8 +17,8 @@ from clearhead.biases.base import Added, Bias, check_added
 from clearhead.masks.base import Between, Mask
 from clearhead.masks.dense import DenseMask
 from clearhead.models.tap.modules import Running
+from clearhead.problem._recorded import RecordedMask
 from clearhead.problem.problem import Problem
-from clearhead.problem.record import RecordedMask
 from clearhead.problem.region import Region, bias_part, visible_part
 from clearhead.problem.visible import Visible, resolve
 
