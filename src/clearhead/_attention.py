@@ -121,10 +121,8 @@ class Attended(NamedTuple):
 
 
 def attend(call: Arguments) -> Attended:
-    """Compute `attention`; give the output and the problem that it solved.
-
-    `watch` replaces this function, so that code that has imported `attention` by name is recorded too.
-    """
+    """Compute `attention`; give the output and the problem that it solved. `watch` replaces this function, so that code
+    that has imported `attention` by name is recorded too."""
     query, key, value, engine = call.query, call.key, call.value, call.engine
     tensors = isinstance(query, Tensor) and isinstance(key, Tensor) and isinstance(value, Tensor)
     numpy = not tensors and is_numpy(query=query, key=key, value=value)

@@ -189,10 +189,8 @@ class Unsaid(Exception):
 
 
 def flows(x: Operand, out: Operand, d: Operand, name: str) -> list[Operand]:
-    """The terms that the gradient d of x sends to the operand of this name: one for each place where x reads it.
-
-    `out`: x itself, as a step if it has a name. Raises `Unsaid` where an operation on the way has no rule.
-    """
+    """The terms that the gradient d of x sends to the operand of this name: one for each place where x reads it. `out`:
+    x itself, as a step if it has a name. Raises `Unsaid` where an operation on the way has no rule."""
     if not isinstance(x, Expression):
         return [d] if getattr(x, "name", "") == name else []
     if not any(reads(each, name) for each in x.operands):

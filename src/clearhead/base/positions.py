@@ -71,10 +71,8 @@ def _causal_picture(offset: int) -> list[str]:
 
 
 def positions(sizes: Sizes, at: Sides, name: str, who: str) -> tuple[Step, Step]:
-    """The positions of the queries as a column, `{name}_queries`, and of the keys as a row, `{name}_keys`.
-
-    `who` is named in the error where the call gives no alignment.
-    """
+    """The positions of the queries as a column, `{name}_queries`, and of the keys as a row, `{name}_keys`. `who` is
+    named in the error where the call gives no alignment."""
     own = torch.arange(sizes.queries, device=sizes.device).view(1, 1, -1) + query_offset(sizes, who)
     rows = part(own, *at[:3]).unsqueeze(-1)
     of_queries = "The position of each query among the keys, from 0 on: a column, (…, 1)."

@@ -251,10 +251,8 @@ def moved(tensor: Tensor, device: torch.device) -> Tensor:
 
 
 def apart(tensor: Tensor) -> Tensor:
-    """The tensor, or a copy where its rows share memory, as rows of `unfold` do.
-
-    PyTorch's products of such rows are wrong, or fail, in low precision; its fused kernel is wrong in every precision.
-    """
+    """The tensor, or a copy where its rows share memory, as rows of `unfold` do. PyTorch's products of such rows are
+    wrong, or fail, in low precision; its fused kernel is wrong in every precision."""
     if tensor.is_contiguous() or compiling():
         return tensor
     reach = 0  # the span in memory of the dimensions so far, from the innermost
@@ -267,10 +265,8 @@ def apart(tensor: Tensor) -> Tensor:
 
 
 def extent(side: slice, size: int) -> tuple[int, int, int]:
-    """The begin, the end and the step of a slice of a dimension.
-
-    In compiled code slices lie inside, so they are not clamped to the size: the code then serves other sizes too.
-    """
+    """The begin, the end and the step of a slice of a dimension. In compiled code slices lie inside, so they are not
+    clamped to the size: the code then serves other sizes too."""
     if compiling():
         return side.start or 0, size if side.stop is None else side.stop, side.step or 1
     found = range(size)[side]

@@ -45,10 +45,8 @@ some_compiling = is_compiling  # whether any thread compiles: cheaper than `comp
 
 
 def compiling() -> bool:
-    """Whether this code is being compiled or exported, not run.
-
-    `torch.compiler.is_compiling` is one flag of the whole process: while one thread compiles, it is True in all.
-    """
+    """Whether this code is being compiled or exported, not run. `torch.compiler.is_compiling` is one flag of the whole
+    process: while one thread compiles, it is True in all."""
     # no `torch.` in here: with it the compiler would compile this function by itself, as one that returns True
     return is_compiling() and (is_dynamo_compiling() or TracingContext.try_get() is not None)
 
@@ -103,9 +101,7 @@ def constant(function: Function) -> Function:
 @constant
 def followed() -> bool:
     """Whether, in code that is being compiled, `torch.func` or forward mode differentiates: the answer is compiled in.
-
-    The compiler checks the level of both before it uses the code again.
-    """
+    The compiler checks the level of both before it uses the code again."""
     kinds = transforms()
     return dual_level() >= 0 or GRAD in kinds or JVP in kinds
 
@@ -264,10 +260,8 @@ def ensure(good: Tensor, error: Callable[[], ClearheadError], short: str) -> Non
 
 
 def eagerly(function: Function) -> Function:
-    """The function, which the compiler leaves out of its code, with all that it calls.
-
-    This sets the mark of `torch.compiler.disable`, which would import the compiler.
-    """
+    """The function, which the compiler leaves out of its code, with all that it calls. This sets the mark of
+    `torch.compiler.disable`, which would import the compiler."""
 
     @functools.wraps(function)
     def apart(*args: Any, **given: Any) -> Any:

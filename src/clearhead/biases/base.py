@@ -83,10 +83,8 @@ class Added(NamedTuple):
 
 
 def check_added(added: Any, sizes: Sizes, who: str) -> Added:
-    """The normal form that `who` gave, such as a bias's `lower`, its sizes checked, since engines rely on them.
-
-    Its function's results are checked at each call.
-    """
+    """The normal form that `who` gave, such as a bias's `lower`, its sizes checked, since engines rely on them. Its
+    function's results are checked at each call."""
     if not isinstance(added, Added) or not (added.tensors or added.function is not None):
         raise ClearheadError(
             f"{who} gave a {type(added).__name__}; expected Added(dense=...), one number a pair, "
@@ -195,9 +193,7 @@ class Bias(nn.Module, ABC):
 
     def _keep(self, name: str, given: Any, expected: str, dimensions: Sequence[int] = range(65)) -> None:
         """Keep given numbers as they are: a parameter as the module's own, any other outside of the state dict.
-
-        `expected`: the words of the error for other dtypes, and for another number of dimensions.
-        """
+        `expected`: the words of the error for other dtypes, and for another number of dimensions."""
         tensor, who = owned(given, name), f"{type(self).__name__}: {name}"
         if tensor.is_floating_point():
             check_float(tensor, who)
@@ -272,10 +268,8 @@ class _Far(Bias):
 
 
 def distances(sizes: Sizes, offset: int | Tensor) -> Tensor:
-    """Key position less query position at each place of `Added.relative`: int64 (B or 1, Lq + Lk − 1).
-
-    `offset` is the position of query 0, as `query_offset` gives it.
-    """
+    """Key position less query position at each place of `Added.relative`: int64 (B or 1, Lq + Lk − 1). `offset` is the
+    position of query 0, as `query_offset` gives it."""
     count = max(sizes.queries + sizes.keys - 1, 0)
     apart = torch.arange(count, device=sizes.device)[None] - (sizes.queries - 1)
     return apart - (offset.view(-1, 1) if isinstance(offset, Tensor) else offset)

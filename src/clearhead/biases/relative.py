@@ -40,11 +40,7 @@ class RelativeBias(Bias):
     positional = True
 
     def __init__(
-        self,
-        num_heads: int,
-        num_buckets: int = 32,
-        max_distance: int = 128,
-        bidirectional: bool = True,
+        self, num_heads: int, num_buckets: int = 32, max_distance: int = 128, bidirectional: bool = True
     ) -> None:
         super().__init__()
         least = 4 if bidirectional is not False else 2
@@ -124,9 +120,7 @@ class RelativeBias(Bias):
 
     def _sides(self) -> tuple[int, int, int]:
         """The first bucket of the keys after the query, the distances with a bucket each, and the buckets of one side.
-
-        The first is 0 where the keys after the query have no buckets of their own.
-        """
+        The first is 0 where the keys after the query have no buckets of their own."""
         buckets = self.num_buckets // 2 if self.bidirectional else self.num_buckets
         return buckets * self.bidirectional, buckets // 2, buckets
 

@@ -139,10 +139,8 @@ def _in_words(one: _Asked) -> tuple[Any, ...]:
 
 
 def _results(asked: list[_Asked], shard: Shard) -> list[Any]:
-    """The results: statistics of queries in a first pass; statistics of keys, and maps, in a second pass.
-
-    The second pass uses the maximum and the log-sum of each row, which the first pass finds.
-    """
+    """The results: statistics of queries in a first pass; statistics of keys, and maps, in a second pass. The second
+    pass uses the maximum and the log-sum of each row, which the first pass finds."""
     summaries, places = _together([one.summary._replace(**OVER_QUERIES) for one in asked])
     merged = [found.found for found in by_query(shard, summaries)]
     found = [merged[at](one.meant.sinks) for one, at in zip(asked, places, strict=True)]

@@ -46,10 +46,8 @@ class OverQueries(NamedTuple):
 
 
 def over_queries(shard: Shard, wanted: list[OverQueries]) -> list[Found]:
-    """The statistics of each summary: `received` for this rank's keys; `mean` and `peak` for the whole sequence.
-
-    `mean` and `peak` are the same to the bit on every rank.
-    """
+    """The statistics of each summary: `received` for this rank's keys; `mean` and `peak` for the whole sequence. `mean`
+    and `peak` are the same to the bit on every rank."""
     if not wanted:
         return []
     local, sizes = shard.local, shard.needs.sizes

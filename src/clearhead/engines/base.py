@@ -144,10 +144,8 @@ def gradients_of(
     wanted: tuple[bool, ...],
     to_log_sum: Tensor | None = None,
 ) -> tuple[Tensor | None, ...]:
-    """The gradients of the operands, each of its operand's dtype, by the engine's own backward pass.
-
-    `kept`: the result of its forward pass. `grad` and `to_log_sum`: the gradients of output and log_sum.
-    """
+    """The gradients of the operands, each of its operand's dtype, by the engine's own backward pass. `kept`: the result
+    of its forward pass. `grad` and `to_log_sum`: the gradients of output and log_sum."""
     delta = (grad * kept.output).sum(-1)
     rows = Rows(*rows_of(kept), delta if to_log_sum is None else delta - to_log_sum)
     found = engine.backward(problem if kept.finite else guard(problem), rows, grad, wanted)

@@ -102,11 +102,10 @@ def _gradients(
     delta = torch.zeros_like(log_sum)
     if grads.log_sum is not None:
         delta = delta - grads.log_sum
-    for name in ("output", "groups", "values"):
-        delta = _plus_product(delta, getattr(grads, name), getattr(found, name))
-    for name in ("entropy", "distance"):
+    for name in ("output", "groups", "values", "entropy", "distance"):
         grad, value = getattr(grads, name), getattr(found, name)
-        delta = delta if grad is None else delta + grad * value
+        if grad is not None and value is not None:
+            delta = delta + (grad * value if grad.ndim == delta.ndim else (grad * value).sum(-1))
     sent = _sent(summary, found, grads)
     value, grad = _joined(problem, summary, grads)
     problem = problem._replace(value=value)
@@ -122,10 +121,6 @@ def _gradients(
     if problem.sinks is not None and wanted[-1]:
         gradients = gradients._replace(sinks=sinks_gradient(problem.sinks, rows))
     return in_dtypes(gradients, operands(problem))
-
-
-def _plus_product(delta: Tensor, grad: Tensor | None, found: Tensor | None) -> Tensor:
-    return delta if grad is None or found is None else delta + (grad * found).sum(-1)
 
 
 def _sent(summary: Summary, found: Found, grads: Found) -> Sent:

@@ -26,10 +26,8 @@ def own(tensor: Tensor) -> Tensor:
 
 
 def derived(mask: Any, tensor: Tensor, derive: Callable[[Tensor], T]) -> T:
-    """`derive(tensor)` of a mask's tensor: found once, and again when the tensor was replaced or written to.
-
-    Compiled code gets the result that was found before.
-    """
+    """`derive(tensor)` of a mask's tensor: found once, and again when the tensor was replaced or written to. Compiled
+    code gets the result that was found before."""
     before = getattr(mask, "_derived", None)
     if before is not None and (compiling() or _same(before[0], tensor)):
         found: T = before[1]

@@ -188,10 +188,8 @@ def complement(start: Tensor, stop: Tensor, keys: int) -> Edges:
 
 
 def check_spans(spans: Any, sizes: Sizes, mask: Titled | str) -> Spans:
-    """The normal form that a mask's `lower` gave, its sizes checked, since engines rely on them.
-
-    The residual's results are checked at each call. `mask`: the mask, or the name of another source of the spans.
-    """
+    """The normal form that a mask's `lower` gave, its sizes checked, since engines rely on them. The residual's results
+    are checked at each call. `mask`: the mask, or the name of another source of the spans."""
     if not isinstance(spans, Spans):
         raise ClearheadError(f"{_who(mask)} gave a {type(spans).__name__}; expected Spans(start, stop).")
     for name, edge in (("start", spans.start), ("stop", spans.stop)):

@@ -21,10 +21,8 @@ from clearhead.masks.lengths import Lengths
 
 
 def with_lengths(mask: Any, valid_lens: Any, bias: Any = None) -> tuple[Any, Any]:
-    """The mask joined with the lengths, and the bias beside it, as `attention` takes them.
-
-    A float mask beside lengths becomes a part of the bias: the lengths still say which pairs are left out.
-    """
+    """The mask joined with the lengths, and the bias beside it, as `attention` takes them. A float mask beside lengths
+    becomes a part of the bias: the lengths still say which pairs are left out."""
     check_mask(mask)
     if valid_lens is None:
         return mask, bias

@@ -90,9 +90,7 @@ def unpacked(
     tensors: Sequence[Tensor | None], numbers: Numbers, wanted: Sequence[bool], length: int | None = None
 ) -> Problem:
     """The problem of these parts. Its operands are new leaves, and those of them that are `wanted` need a gradient.
-
-    `length`: the length of the whole sequence, where query and key are a part of it while mask and bias are whole.
-    """
+    `length`: the length of the whole sequence, where query and key are a part of it while mask and bias are whole."""
     leaves = [None if t is None else t.detach().requires_grad_(w) for t, w in zip(tensors, wanted, strict=False)]
     start, stop, gap_start, gap_stop, keep, seed = tensors[len(leaves) :]
     query, key, value, weight, dense, relative, sinks = leaves

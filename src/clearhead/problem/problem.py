@@ -17,15 +17,7 @@ from clearhead.base.positions import check_align
 from clearhead.base.shapes import Sizes, apart, as_inputs, fit, no_heads, plain_sizes
 from clearhead.base.torch_private import is_zero_tensor
 from clearhead.base.torch_state import any_autocast
-from clearhead.base.tracing import (
-    autocast,
-    autocasting,
-    compiling,
-    distributed,
-    ordinary,
-    readable,
-    refuse_jit,
-)
+from clearhead.base.tracing import autocast, autocasting, compiling, distributed, ordinary, readable, refuse_jit
 from clearhead.base.versions import Versions
 from clearhead.biases.base import Added, Bias, check_added
 from clearhead.biases.dense import DenseBias
@@ -359,10 +351,8 @@ def only_zeros_and_ones(mask: Tensor) -> bool:
 
 
 def with_given(problem: Problem, bias: Any, mask: Any) -> Problem:
-    """The same problem, whose `Added` holds the bias as it was given: the argument `bias`, and a float `mask`.
-
-    The normal form holds numbers alone, and an explanation needs the bias itself for its steps.
-    """
+    """The same problem, whose `Added` holds the bias as it was given: the argument `bias`, and a float `mask`. The
+    normal form holds numbers alone, and an explanation needs the bias itself for its steps."""
     if problem.bias is None:
         return problem
     given = [] if bias is None else [bias if isinstance(bias, Bias) else DenseBias(bias)]

@@ -11,15 +11,7 @@ from torch import Tensor
 
 from clearhead.base.errors import ShapeError, UnsupportedError
 from clearhead.base.shapes import Sizes, moved, part
-from clearhead.base.tracing import (
-    batched,
-    compiling,
-    on_the_host,
-    readable,
-    traced,
-    transformed,
-    unwrapped,
-)
+from clearhead.base.tracing import batched, compiling, on_the_host, readable, traced, transformed, unwrapped
 from clearhead.base.versions import Versions
 from clearhead.masks._spans import edges_on_host
 from clearhead.masks.base import Mask, Spans, all_keys
@@ -145,10 +137,8 @@ def _matrix(mask: Mask, sizes: Sizes) -> Spans:
 
 
 def visible(spans: Spans, sizes: Sizes, who: str | None = None) -> Visible:
-    """The `Visible` of spans. `who`: their source, if it is no mask's `lower`.
-
-    Their values are read here, once, where they lie in the host's memory; else when an engine asks for them.
-    """
+    """The `Visible` of spans. `who`: their source, if it is no mask's `lower`. Their values are read here, once, where
+    they lie in the host's memory; else when an engine asks for them."""
     if compiling():
         return Visible(spans, None, "inside", Memo())
     edges = [unwrapped(edge) for edge in spans.edges()]

@@ -32,10 +32,8 @@ KERNEL_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 @constant
 def has_products_of(dtype: torch.dtype) -> bool:
-    """Whether this CPU has matrix instructions (AMX) for a low precision, which PyTorch's kernel uses.
-
-    Elsewhere that kernel computes in low precision more slowly than these kernels do by way of float32.
-    """
+    """Whether this CPU has matrix instructions (AMX) for a low precision, which PyTorch's kernel uses. Elsewhere that
+    kernel computes in low precision more slowly than these kernels do by way of float32."""
     asked = amx.get(dtype)
     return asked is not None and bool(asked())
 

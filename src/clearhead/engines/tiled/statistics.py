@@ -156,10 +156,8 @@ def _look(part: Problem, region: Region, scores: Scores) -> Look:
 
 
 def _block(part: Problem, region: Region, keys: int, scores: Scores, summary: Summary) -> Found:
-    """The statistics of one block: those of its queries, and its part of sums and maxima over queries.
-
-    `keys`: how many keys the whole has.
-    """
+    """The statistics of one block: those of its queries, and its part of sums and maxima over queries. `keys`: how many
+    keys the whole has."""
     look = _look(part, region, scores)
     weights, blind = look.weights, look.blind
     found: dict[str, Tensor] = {}

@@ -44,10 +44,8 @@ class Grouped(NamedTuple):
 
 
 def grouped(problem: Problem, pairs: Pairs) -> Grouped | None:
-    """The pairs that the mask allows, sorted; None where a query has too many intervals, or the mask a residual.
-
-    Among the keys of one token, in the order of their places, the keys of an interval of places are neighbours again.
-    """
+    """The pairs that the mask allows, sorted; None where a query has too many intervals, or the mask a residual. Among
+    the keys of one token, in the order of their places, the keys of an interval of places are neighbours again."""
     spans, length = problem.spans, problem.sizes.keys
     if spans is not None and spans.residual is not None:
         return None

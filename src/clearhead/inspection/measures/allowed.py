@@ -24,10 +24,8 @@ def looked_at(words: Tensor | None, skipped: Tensor | None) -> Tensor | None:
 
 
 def among(problem: Problem, queries: Tensor | None) -> Problem:
-    """The problem in which only these queries, bool (B or 1, H or 1, Lq), see any key; None: all queries do.
-
-    A bias of −∞ hides a pair as a mask does, and becomes a part of the mask.
-    """
+    """The problem in which only these queries, bool (B or 1, H or 1, Lq), see any key; None: all queries do. A bias of
+    −∞ hides a pair as a mask does, and becomes a part of the mask."""
     sizes, spans, residual = problem.sizes, problem.spans, _finite(problem)
     problem = problem._replace(sizes=sizes._replace(leading=None), value=None)
     if queries is None and residual is None:

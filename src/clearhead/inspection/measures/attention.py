@@ -37,9 +37,7 @@ class Attention:
     @cached_property
     def _read(self) -> Problem:
         """The problem as its passes read it: keys that no query sees are zeroed once, if an operand is not finite.
-
-        Masked scores of finite operands do no harm, and there is no value that a weight of 0 would multiply.
-        """
+        Masked scores of finite operands do no harm, and there is no value that a weight of 0 would multiply."""
         problem = self.problem
         if problem.visible is not None and finite(problem.query) and finite(problem.key):
             return problem._replace(visible=problem.visible._replace(unseen="none"))
@@ -91,10 +89,8 @@ class Attention:
         return self._share(*rows_of(_summarised(problem._replace(visible=some), Summary(rows=True))))
 
     def on_pairs(self, pairs: Pairs, groups: Grouped | None) -> Tensor:
-        """The weight of each query on the keys with its token, (B, H, Lq).
-
-        `groups`: these pairs, sorted. Where it is None, or a bias depends on places, all pairs are looked at.
-        """
+        """The weight of each query on the keys with its token, (B, H, Lq). `groups`: these pairs, sorted. Where it is
+        None, or a bias depends on places, all pairs are looked at."""
         if groups is None or self.problem.bias is not None:
             found: Tensor = stream(self.problem, choose(self.problem, None), (PairMass(pairs),))[0]
             return found

@@ -36,10 +36,11 @@ class Reduction:
     `summary` names statistics that engines compute, and `found` makes the result of them, which is differentiable where
     they are. Or `begin` makes buffers, `look` adds one block of rows to them, and `end` gives the result, without
     gradients. Results are tensors that begin with (B, H). `along`: whether dimension 2 of a result counts queries or
-    keys; None for neither.
+    keys; None for neither. `gives`: the statistic that is the result; or `found` makes another one of several.
     """
 
     along: ClassVar[Literal["queries", "keys"] | None] = None
+    gives: ClassVar[str] = ""
 
     def check(self, problem: Problem) -> None:
         """Raise where this cannot be computed for the weights of this problem."""
@@ -54,7 +55,9 @@ class Reduction:
 
     def found(self, found: Found, problem: Problem) -> Any:
         """The result, from these statistics."""
-        raise NotImplementedError
+        if not self.gives:
+            raise NotImplementedError(f"{type(self).__name__} has a summary(), and no found() or `gives`")
+        return getattr(found, self.gives)
 
     def begin(self, problem: Problem) -> Any:
         """The buffers, empty."""
