@@ -424,8 +424,8 @@ LOOKS = [
     ),
     Mutant(
         "inspection/reductions/entropy.py",
-        "        return Summary(entropy=True)",
-        "        return Summary(entropy=True)\n\n    def found(self, found, problem):\n        return None if found.entropy is None else found.entropy * 1.01",
+        "return Summary(entropy=True)",
+        "return Summary(entropy=True)\n\n    def found(self, found, problem):\n        return found.entropy * 1.01",
         "entropies are a hundredth too large",
         "inspection/test_statistics.py",
     ),
