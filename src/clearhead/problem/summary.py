@@ -45,19 +45,20 @@ class Summary(NamedTuple):
         batch, heads, queries, keys = problem.sizes.shape
         lead, value, cell = (batch, heads, queries), problem.value, self.mean or self.peak or (1, 1)
         cells = (batch, heads, -(-queries // cell[0]), -(-keys // cell[1]))
+        largest = (*lead, self.top)
         found = {
             "output": None if not self.output or value is None else (*lead, value.shape[-1]),
             "groups": None if self.groups is None else (*lead, self.groups.shape[-1]),
+            "entropy": lead if self.entropy else None,
             "distance": None if self.distance is None else lead,
             "received": (batch, heads, keys) if self.received else None,
             "mean": cells if self.mean else None,
             "peak": cells if self.peak else None,
+            "scores": largest if self.scores else None,
         }
         found |= dict.fromkeys(("maximum", "log_sum"), lead if self.rows else None)
-        found |= {"entropy": lead if self.entropy else None}
         found |= dict.fromkeys(("best", "best_key"), lead if self.best else None)
-        found |= dict.fromkeys(("values", "indices"), (*lead, self.top) if self.top else None)
-        found |= {"scores": (*lead, self.top) if self.scores else None}
+        found |= dict.fromkeys(("values", "indices"), largest if self.top else None)
         return {name: shape for name, shape in found.items() if shape is not None}
 
     @property
