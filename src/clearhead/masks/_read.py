@@ -63,6 +63,12 @@ def few_values(numbers: Tensor) -> tuple[Any, ...] | None:
     return (tuple(numbers.shape), *numbers.flatten().tolist())
 
 
+def signature_of(mask: Any) -> Hashable | None:
+    """The signature of a mask by the values that it has read; None where they are many."""
+    values = mask._read().values
+    return None if values is None else (type(mask), values)
+
+
 def as_tensor(numbers: Any, name: str) -> Tensor:
     """Numbers, lists of them, arrays and tensors, as a tensor; an empty list as one of integers."""
     if isinstance(numbers, int | np.integer | list | tuple | range):
