@@ -254,10 +254,10 @@ def _matrix(count, which, shape):
 def test_what_is_asked_of_cuda(monkeypatch):
     problem = make_problem(*inputs())
     problem = problem._replace(sizes=problem.sizes._replace(device=torch.device("cuda")))
-    monkeypatch.setattr("clearhead.engines.flex.engine._has_triton", lambda: True)
+    monkeypatch.setattr("clearhead.engines.flex.engine.has_triton", lambda: True)
     assert FLEX.objections(problem) == []
     assert "nothing is masked" in FLEX.reservations(problem)[0]
-    monkeypatch.setattr("clearhead.engines.flex.engine._has_triton", lambda: False)
+    monkeypatch.setattr("clearhead.engines.flex.engine.has_triton", lambda: False)
     assert "pip install triton" in FLEX.objections(problem)[0]
 
 

@@ -8,6 +8,6 @@ UNTRIED = {
         "inspection/weights.py: grad is on {}, the inputs on {}; pass grad.to(value.device).",
     ],
     "It needs a CUDA device on which a graph is captured, and here is the CPU alone": [
-        "engines/triton/proof.py: it was not proved on this device yet, and a CUDA graph is captured: call once before the capture",
+        "engines/proof.py: it was not proved on this device yet, and a CUDA graph is captured: call once before the capture",
     ],
 }

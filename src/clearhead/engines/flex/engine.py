@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import math
 
 import torch
@@ -10,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from clearhead.base.arrays import accumulated
+from clearhead.base.installed import has_triton
 from clearhead.base.shapes import apart
 from clearhead.base.tracing import compiling, dispatches, empty_of_values, looked_into, readable, traced
 from clearhead.engines.base import Cost, Engine
@@ -48,7 +48,7 @@ class Flex(Engine):
             found.append(f"the score is no dot product (φ is {lowered.phi})")
         if device.type not in ("cuda", "cpu"):
             found.append(f"its kernels are for CUDA, and the inputs are on {device}")
-        elif device.type == "cuda" and kernel.BACKEND == "inductor" and not _has_triton():
+        elif device.type == "cuda" and kernel.BACKEND == "inductor" and not has_triton():
             found.append("FlexAttention is compiled by Triton, which is not installed: pip install triton")
         if problem.query.dtype is torch.float64:
             found.append("FlexAttention has no float64")
@@ -125,13 +125,6 @@ class Flex(Engine):
         count = int((blocks.partial[0].sum() + blocks.full[0].sum()).item())
         copies = pairs // (math.prod(blocks.partial[0].shape[:2]) * math.prod(problem.sizes.shape[2:]))
         return Cost(min(pairs, count * BLOCK**2 * copies), sum(t.nbytes for t in kept))
-
-
-_INSTALLED = importlib.util.find_spec("triton") is not None  # looked up once; the compiler warns of functools.cache
-
-
-def _has_triton() -> bool:
-    return _INSTALLED
 
 
 def _shapes_alone(problem: Problem) -> bool:
