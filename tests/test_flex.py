@@ -11,9 +11,11 @@ from torch.nn.attention import flex_attention
 
 import clearhead as ch
 from clearhead.base.shapes import Sizes
+from clearhead.engines import proof
 from clearhead.engines.choose import ENGINES
 from clearhead.engines.flex import kernel
 from clearhead.engines.flex.blocks import BLOCK, blocks_of
+from clearhead.engines.flex.proof import problems
 from clearhead.masks.base import dense
 from clearhead.problem.problem import make_problem
 from clearhead.problem.visible import Later, visible
@@ -255,6 +257,9 @@ def test_what_is_asked_of_cuda(monkeypatch):
     problem = make_problem(*inputs())
     problem = problem._replace(sizes=problem.sizes._replace(device=torch.device("cuda")))
     monkeypatch.setattr("clearhead.engines.flex.engine.has_triton", lambda: True)
+    monkeypatch.setattr(proof, "objections", lambda *about: ["it was wrong there"])
+    assert FLEX.objections(problem) == ["it was wrong there"]
+    monkeypatch.setattr(proof, "objections", lambda *about: [])
     assert FLEX.objections(problem) == []
     assert "nothing is masked" in FLEX.reservations(problem)[0]
     monkeypatch.setattr("clearhead.engines.flex.engine.has_triton", lambda: False)
@@ -270,3 +275,28 @@ def test_edges_of_another_device_are_read_when_they_are_asked_for(monkeypatch):
     wrong = visible(seen.spans._replace(stop=seen.spans.stop + 9), sizes)
     with pytest.raises(ch.ShapeError, match="reach from 0 to 12"):
         wrong.edges  # noqa: B018
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_the_proof_of_a_device_passes(dtype, as_written):
+    assert proof.differences(FLEX, torch.device("cpu"), dtype, problems) == []
+
+
+def test_a_device_that_computes_otherwise_is_objected_to(as_written, monkeypatch, tmp_path):
+    """The engine objects in the words of the proof, which runs once and is kept for other processes."""
+    right, asked = kernel.attend, []
+
+    def wrong(*given):
+        asked.append(given)
+        output, log_sum_exp = right(*given)
+        return 1.001 * output, log_sum_exp
+
+    monkeypatch.setattr(kernel, "attend", wrong)
+    monkeypatch.setattr(proof, "_found", {})
+    monkeypatch.setattr(proof, "_file", lambda *about: tmp_path / "result.json")
+    one = [pair for pair in problems(torch.device("cpu"), torch.float32) if pair[0] == "one query"]
+    about = FLEX, torch.device("cpu"), torch.float32, lambda *about: one
+    first = proof.objections(*about)
+    assert len(first) == 1 and "on cpu it differs from tiled in one query: output, by 0.001 of its size" in first[0]
+    monkeypatch.setattr(proof, "_found", {})  # as another process finds it
+    assert proof.objections(*about) == first and len(asked) == 1

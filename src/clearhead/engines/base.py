@@ -137,9 +137,9 @@ def by_autograd(
     with torch.enable_grad():
         # views: where two operands are one tensor, or one is made of the other, each gets its own gradient
         own = [None if t is None else t.view_as(t) for t in operands(problem)]
-        output = engine.forward(with_operands(problem, own)).output
+        output = engine.forward(with_operands(problem, own)).output.to(grad.dtype)
     some = [t for t, want in zip(own, wanted, strict=True) if want and t is not None]
-    found = iter(torch.autograd.grad(output.to(grad.dtype), some, grad, create_graph=create_graph))
+    found = iter(torch.autograd.grad(output, some, grad, create_graph=create_graph))
     return tuple(next(found) if want else None for want in wanted)
 
 

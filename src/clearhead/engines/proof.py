@@ -24,8 +24,8 @@ from clearhead.base.tracing import without_autocast
 from clearhead.engines.base import Engine, by_autograd
 from clearhead.engines.tiled.engine import PLAIN
 from clearhead.masks.base import Spans
-from clearhead.problem.packing import Operands, operands
-from clearhead.problem.partial import Rows
+from clearhead.problem.packing import Operands, operands, with_operands
+from clearhead.problem.partial import Partial, Rows, log_sum_exp
 from clearhead.problem.problem import Problem
 from clearhead.problem.summary import Found, Summary
 
@@ -42,7 +42,7 @@ def objections(engine: Engine, device: torch.device, dtype: torch.dtype, problem
     if key not in _found:
         if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
             return ["it was not proved on this device yet, and a CUDA graph is captured: call once before the capture"]
-        file = folder() / _name(engine, *about)
+        file = _file(engine, *about)
         known = _read(file)
         if known is None:
             known = differences(engine, device, dtype, problems)
@@ -65,21 +65,19 @@ def differences(engine: Engine, device: torch.device, dtype: torch.dtype, proble
 
 def _compared(engine: Engine, problem: Problem, dtype: torch.dtype) -> Iterator[str]:
     got, want = (one.forward(problem, rows=True) for one in (engine, PLAIN))
+    followed = engine.transparent(problem)  # by autograd: no kernel here reads its two numbers apart
     yield from _far("output", got.output, want.output, dtype)
-    for name in ("maximum", "log_sum"):
+    assert want.maximum is not None and want.log_sum is not None
+    assert got.maximum is not None and got.log_sum is not None
+    mine, theirs = (log_sum_exp(one.maximum, one.log_sum) for one in (got, want))
+    yield from _far("log-sum-exp", mine, theirs, dtype)
+    for name in () if followed else ("maximum", "log_sum"):
         yield from _far(name, getattr(got, name), getattr(want, name), dtype)
     if problem.sizes.queries == 1:  # decoding has no kernel of its own for gradients
         return
     grad = numbers(want.output.shape, problem.sizes.device, 9)
-    wanted = (*(t is not None for t in operands(problem)[:-1]), False)  # sinks get theirs of the rows
-    each = []
-    for one, rows in ((engine, got), (PLAIN, want)):
-        if one.transparent(problem):
-            each.append(by_autograd(one, problem, wanted, grad, create_graph=False))
-            continue
-        assert rows.maximum is not None and rows.log_sum is not None
-        known = Rows(rows.maximum, rows.log_sum, (grad * rows.output).sum(-1))
-        each.append(tuple(one.backward(problem, known, grad, wanted)))
+    wanted = (*(t is not None for t in operands(problem)[:-1]), False)  # that of the sinks follows from the rows
+    each = [_gradients(one, problem, rows, grad, wanted) for one, rows in ((engine, got), (PLAIN, want))]
     for name, mine, theirs in zip(Operands._fields, *each, strict=True):
         yield from _far(f"the gradient of {name}", mine, theirs, dtype)
     asked, summary = problem._replace(value=None, seed=None, dropout_p=0.0), _summary(problem)
@@ -87,6 +85,19 @@ def _compared(engine: Engine, problem: Problem, dtype: torch.dtype) -> Iterator[
         statistics: list[Found] = [one.summarise(asked, summary) for one in (engine, PLAIN)]
         for name, mine, theirs in zip(Found._fields[:-1], *statistics, strict=False):
             yield from _far(name, mine, theirs, dtype)
+
+
+def _gradients(
+    engine: Engine, problem: Problem, found: Partial, grad: Tensor, wanted: tuple[bool, ...]
+) -> tuple[Tensor | None, ...]:
+    if engine.transparent(problem):
+        leaves = [
+            t if t is None else t.detach().requires_grad_(w) for t, w in zip(operands(problem), wanted, strict=True)
+        ]
+        return by_autograd(engine, with_operands(problem, leaves), wanted, grad, create_graph=False)
+    assert found.maximum is not None and found.log_sum is not None
+    rows = Rows(found.maximum, found.log_sum, (grad * found.output).sum(-1))
+    return engine.backward(problem, rows, grad, wanted)
 
 
 def _far(name: str, got: Tensor | None, want: Tensor | None, dtype: torch.dtype) -> Iterator[str]:
@@ -130,15 +141,8 @@ def _title(device: torch.device) -> str:
     return torch.cuda.get_device_name(device) if device.type == "cuda" else str(device)
 
 
-def folder() -> Path:
-    """The folder in which Triton keeps what it has compiled."""
-    import triton
-
-    return Path(triton.knobs.cache.dir)
-
-
-def _name(engine: Engine, device: torch.device, dtype: torch.dtype, precision: str) -> str:
-    """The name of the file of a result, made of all that it depends on."""
+def _file(engine: Engine, device: torch.device, dtype: torch.dtype, precision: str) -> Path:
+    """Where the result is kept, beside what Triton has compiled, by all that it depends on."""
     import triton
 
     digest = hashlib.sha256(Path(__file__).read_bytes())
@@ -148,7 +152,7 @@ def _name(engine: Engine, device: torch.device, dtype: torch.dtype, precision: s
     ability = torch.cuda.get_device_capability(device) if device.type == "cuda" else (0, 0)
     about = (_title(device), ability, driver, torch.__version__, triton.__version__, str(dtype), precision)
     digest.update(repr(about).encode())
-    return f"clearhead-{digest.hexdigest()[:32]}.json"
+    return Path(triton.knobs.cache.dir) / f"clearhead-{digest.hexdigest()[:32]}.json"
 
 
 def _read(file: Path) -> list[str] | None:

@@ -12,9 +12,11 @@ from clearhead.base.arrays import accumulated
 from clearhead.base.installed import has_triton
 from clearhead.base.shapes import apart
 from clearhead.base.tracing import compiling, dispatches, empty_of_values, looked_into, readable, traced
+from clearhead.engines import proof
 from clearhead.engines.base import Cost, Engine
 from clearhead.engines.flex import kernel
 from clearhead.engines.flex.blocks import BLOCK, blocks_of
+from clearhead.engines.flex.proof import problems
 from clearhead.engines.sdpa.pieces import pieces
 from clearhead.engines.tiled import tiles
 from clearhead.problem.guard import zero_unseen
@@ -48,7 +50,7 @@ class Flex(Engine):
             found.append(f"the score is no dot product (φ is {lowered.phi})")
         if device.type not in ("cuda", "cpu"):
             found.append(f"its kernels are for CUDA, and the inputs are on {device}")
-        elif device.type == "cuda" and kernel.BACKEND == "inductor" and not has_triton():
+        elif kernel.for_a_gpu(device) and not has_triton():
             found.append("FlexAttention is compiled by Triton, which is not installed: pip install triton")
         if problem.query.dtype is torch.float64:
             found.append("FlexAttention has no float64")
@@ -64,6 +66,8 @@ class Flex(Engine):
             found.append("torch.func and forward mode look into PyTorch's own operations only")
         elif traced() and not _shapes_alone(problem):
             found.append("a trace records PyTorch's own operations, and this one is compiled")
+        elif not (found or compiling() or _shapes_alone(problem)) and kernel.for_a_gpu(device):
+            found += proof.objections(self, device, problem.query.dtype, problems)
         return found
 
     def reservations(self, problem: Problem) -> list[str]:

@@ -25,6 +25,11 @@ BESIDE_A_BIAS = {"fwd_BLOCK_M": 128, "fwd_BLOCK_N": 64, "fwd_num_stages": 2, "fw
 _compiled: dict[Any, Callable[..., Any]] = {}
 
 
+def for_a_gpu(device: torch.device) -> bool:
+    """Whether the call is compiled to kernels for a GPU; the tests run it on CUDA as it is written, too."""
+    return device.type == "cuda" and BACKEND == "inductor"
+
+
 class Parts(NamedTuple):
     """What is added to the scores: one number a pair, and what is taken away from each row of it; one a distance."""
 
