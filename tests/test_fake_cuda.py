@@ -77,6 +77,7 @@ def test_the_engines_for_any_device_need_no_float64():
 KERNELS = {  # the kernels of a case: forward, and backward where it is trained
     "window": 2,
     "gaps, a residual": 1,
+    "rules that read tensors": 2,
     "a bias by distance, learnt": 2,
     "a bias of every pair": 2,
     "softcap, sinks, 128 wide": 2,

@@ -187,7 +187,7 @@ def test_inside_compiled_code(as_written):
     torch.testing.assert_close(got, want)
 
 
-SINKS = torch.zeros(4)
+SINKS, LEARNT = torch.zeros(4), torch.ones((), requires_grad=True)
 
 
 @pytest.mark.parametrize(
@@ -196,9 +196,10 @@ SINKS = torch.zeros(4)
         ({"score": ch.Additive(24, 24, 8)}, "no dot product"),
         ({"score": lambda query, key: query @ key.mT}, "tile"),
         ({"dropout_p": 0.5}, "no weights to drop"),
-        ({"bias": ch.BiasFunction(lambda b, h, i, j: (i - j) / 2)}, "a function"),
+        ({"bias": ch.BiasFunction(lambda b, h, i, j: LEARNT * (i - j))}, "reads a tensor which needs a gradient"),
+        ({"bias": ch.BiasFunction(lambda b, h, i, j: (j - j.max()) / 2)}, "may hold what needs a gradient"),
     ],
-    ids=["additive", "tile", "dropout", "bias by a function"],
+    ids=["additive", "tile", "dropout", "a function that learns", "a function of many pairs"],
 )
 def test_objections(options, why):
     assert why in " ".join(ch.plan(*inputs(), **options, align="lower_right").declined["flex"])
@@ -221,11 +222,44 @@ def test_objections_to_dtypes_devices_and_surroundings():
     assert FLEX.objections(problem) == ["FlexAttention gives neither weights nor their statistics"]
 
 
-def test_a_bias_by_a_function_without_gradients(as_written):
-    bias = ch.BiasFunction(lambda batch, head, i, j: -(i + head - j).abs() / 50)
+TABLE, IDS = draw(4, 300, seed=6), torch.arange(290).mul(7).remainder(5).expand(2, -1)
+RULES = {
+    "of indices": (
+        ch.MaskFunction(lambda batch, head, i, j: (i + head - j) % 7 < 5),
+        lambda batch, head, i, j: -(i + head - j).abs() / 50,
+    ),
+    "that read tensors": (
+        ch.MaskFunction(lambda batch, head, i, j: IDS[batch, i] == IDS[batch, j]),
+        lambda batch, head, i, j: TABLE[head, (i - j).abs()],
+    ),
+    "joined": (
+        ~ch.MaskFunction(lambda batch, head, i, j: j % 9 == 4) & (ch.Padding(IDS > 0) | ch.SlidingWindow(5)),
+        lambda batch, head, i, j: torch.where(i > j, 0.5, -0.5),
+    ),
+    "documents": (ch.Documents(IDS), lambda batch, head, i, j: (i - j).double() / 100),
+}
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_rules_go_into_the_kernel(name, as_written, monkeypatch):
+    """None is made in full, forward and backward: strips of it say which blocks it touches."""
+    mask, fn = RULES[name]
+    monkeypatch.setattr("clearhead.engines.flex.blocks.STRIP", 1)  # a strip a block of queries
+    options = {"mask": mask & ch.Causal(), "bias": ch.BiasFunction(fn)}
+    compare(inputs(), **options)
+    assert "in full" not in " ".join(ch.plan(*inputs(), **options, align="lower_right", engine="flex").notes)
+
+
+def test_rules_that_are_made_in_full(as_written):
+    """`plan` says so, with their bytes; the numbers are the same."""
+    bias = ch.BiasFunction(lambda batch, head, i, j: (j - j.max() + i - i) / 50)
+    options = {"mask": ch.MaskFunction(lambda batch, head, i, j: (j < j.max() - 3) | (i > 9)), "bias": bias}
     with torch.no_grad():
-        got = ch.attention(*inputs(), bias=bias, engine="flex")
-    torch.testing.assert_close(got, ch.attention(*inputs(), bias=bias, engine="reference"), rtol=1e-5, atol=2e-6)
+        got, want = (ch.attention(*inputs(), **options, engine=engine) for engine in ("flex", "tiled"))
+        torch.testing.assert_close(got, want, rtol=1e-5, atol=2e-6)
+        plan = ch.plan(*inputs(), **options, engine="flex")
+    assert any("a part of the mask is made in full, 43,500 bytes: it computes aten.max" in note for note in plan.notes)
+    assert any("the bias is made in full, up to 1,392,000 bytes: it computes aten.max" in note for note in plan.notes)
 
 
 @pytest.mark.parametrize("mask", masks(), ids=lambda mask: mask.__name__)

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from clearhead.base.errors import ClearheadError
 from clearhead.base.pure import NotKnown, State, holds
-from clearhead.base.rules import Rule, ask, broadcast, check_rule, reads_of, title_of
+from clearhead.base.rules import ByPair, Rule, ask, broadcast, check_rule, reads_of, title_of
 from clearhead.base.shapes import Sizes
 from clearhead.base.tracing import compiling, traced
 from clearhead.masks.base import Mask, Spans
@@ -98,4 +98,4 @@ class MaskFunction(Mask):
             return broadcast(found, shape, title)
 
         whole = torch.zeros(1, 1, 1, dtype=torch.int64, device=sizes.device)
-        return Spans(whole, whole + sizes.keys, residual, reads_of(self.fn, self.reads))
+        return Spans(whole, whole + sizes.keys, ByPair(residual, self.fn), reads_of(self.fn, self.reads))

@@ -10,13 +10,15 @@ from torch import Tensor
 
 from clearhead.base.arrays import accumulated
 from clearhead.base.installed import has_triton
+from clearhead.base.rules import by_pair
 from clearhead.base.shapes import apart
 from clearhead.base.tracing import compiling, dispatches, empty_of_values, looked_into, readable, traced
 from clearhead.engines import proof
 from clearhead.engines.base import Cost, Engine
-from clearhead.engines.flex import kernel
-from clearhead.engines.flex.blocks import BLOCK, blocks_of
+from clearhead.engines.flex import kernel, rules
+from clearhead.engines.flex.blocks import BLOCK, blocks_of, residual_rule
 from clearhead.engines.flex.proof import problems
+from clearhead.engines.flex.rules import Traced
 from clearhead.engines.sdpa.pieces import pieces
 from clearhead.engines.tiled import tiles
 from clearhead.problem.guard import zero_unseen
@@ -30,8 +32,9 @@ class Flex(Engine):
     """`torch.nn.attention.flex_attention`, compiled once for each kind of call.
 
     A mask's spans become blocks of 128 × 128 pairs, made on the device: blocks that no query sees are skipped, and only
-    those that are not wholly seen ask the mask. A mask's residual, and a bias by a function, are made in full. Softcap
-    and biases go into the kernel; sinks follow it, by its log-sum-exp. The host waits for no value.
+    those that are not wholly seen ask the mask. Softcap, biases, and rules of masks and biases go into the kernel as
+    functions of one pair (`rules.py`); a rule that cannot is asked for all pairs before. Sinks follow the kernel, by
+    its log-sum-exp. The host waits for no value.
 
     A NaN or infinite key that only some queries may see leaks into the others: the kernel multiplies its value by a
     weight of 0. Keys that no query may see are safe.
@@ -56,8 +59,11 @@ class Flex(Engine):
             found.append("FlexAttention has no float64")
         if problem.dropout_p:
             found.append("FlexAttention gives the kernel no weights to drop")
-        if problem.by_function and torch.is_grad_enabled():
-            found.append("the bias is a function, which may hold what needs a gradient")
+        rule = _bias_rule(problem)
+        if isinstance(rule, str) and torch.is_grad_enabled():
+            found.append(f"the bias is a function that may hold what needs a gradient: {rule}")
+        elif isinstance(rule, Traced) and torch.is_grad_enabled() and any(t.requires_grad for t in rule.tensors):
+            found.append("the bias is a function that reads a tensor which needs a gradient")
         if device.type == "cpu" and problem.needs_grad and kernel.BACKEND == "inductor":
             found.append("FlexAttention has no gradients on a CPU")
         if any(map(dispatches, (lowered.query, lowered.key, problem.value))) and not _shapes_alone(problem):
@@ -73,24 +79,29 @@ class Flex(Engine):
     def reservations(self, problem: Problem) -> list[str]:
         if problem.sizes.device.type != "cuda":
             return ["on a CPU other engines are faster"] if problem.sizes.device.type == "cpu" else []
-        spans, low = problem.spans, problem.lowered
+        low = problem.lowered
         if low is not None and low.softcap is None and problem.bias is None and problem.sinks is None:
             if problem.visible is None:
                 return ["PyTorch's other kernels, such as FlashAttention, are faster where nothing is masked"]
             if _one_piece(problem):
                 return ["PyTorch's other kernels, such as FlashAttention, have a causal form"]
-        if spans is not None and spans.residual is not None and not compiling():
-            # a rule depends on sequence and head as its spans do, as far as is known
-            most = math.prod(problem.sizes.shape[2:]) * spans.start.shape[0] * spans.start.shape[1]
-            if most > MASK_BYTES:
-                return [f"a part of the mask would be made in full, {most:,} bytes"]
-        return []
+        return [
+            f"a part of the mask would be made in full, {size:,} bytes"
+            for size in _in_full(problem)
+            if size > MASK_BYTES
+        ]
 
     def notes(self, problem: Problem) -> list[str]:
-        return [
+        found = [
             "a NaN or infinite key that only some queries may see leaks into the others (tiled guards it)",
             "PyTorch compiles FlexAttention once for each kind of call, which takes seconds",
         ]
+        for size in _in_full(problem):
+            found.append(f"a part of the mask is made in full, {size:,} bytes: {_mask_rule(problem)}")
+        if isinstance(rule := _bias_rule(problem), str):
+            size = 4 * math.prod(problem.sizes.shape)
+            found.append(f"the bias is made in full, up to {size:,} bytes: {rule}")
+        return found
 
     def transparent(self, problem: Problem) -> bool:
         return not compiling()  # compiled code has the one operation, in which this runs as in eager code
@@ -131,6 +142,29 @@ class Flex(Engine):
         return Cost(min(pairs, count * BLOCK**2 * copies), sum(t.nbytes for t in kept))
 
 
+def _mask_rule(problem: Problem) -> Traced | str | None:
+    return None if problem.spans is None else residual_rule(problem.spans, problem.sizes)
+
+
+def _in_full(problem: Problem) -> list[int]:
+    """The bytes of the part of the mask that is made in full; none where there is no such part."""
+    spans = problem.spans
+    if spans is None or compiling() or not isinstance(_mask_rule(problem), str):
+        return []
+    # a rule depends on sequence and head as its spans do, as far as is known
+    return [math.prod(problem.sizes.shape[2:]) * spans.start.shape[0] * spans.start.shape[1]]
+
+
+def _bias_rule(problem: Problem) -> Traced | str | None:
+    """The bias by a function as one of single pairs, or why it is made in full; None without one."""
+    if problem.bias is None or problem.bias.function is None:
+        return None
+    found = by_pair(problem.bias.function)
+    if found is None or compiling() or traced():
+        return "it is known in parts alone"
+    return rules.traced(found, problem.sizes.device, floating=True)
+
+
 def _shapes_alone(problem: Problem) -> bool:
     return empty_of_values(problem.query)
 
@@ -162,12 +196,12 @@ def _parts(problem: Problem) -> kernel.Parts:
     bias = problem.bias
     if bias is None:
         return kernel.Parts()
-    dense = bias.dense
-    if bias.function is not None:
+    dense, rule = bias.dense, _bias_rule(problem)
+    if isinstance(rule, str):
         dense = bias._replace(relative=None).tile(*(slice(None),) * 4, problem.sizes)
     top = None if dense is None else dense.detach().amax(-1)
     top = None if top is None else top.masked_fill(top.isinf(), 0.0)
-    return kernel.Parts(_no_view(dense), top, _no_view(bias.relative))
+    return kernel.Parts(_no_view(dense), top, _no_view(bias.relative), rule if isinstance(rule, Traced) else None)
 
 
 def _no_view(tensor: Tensor | None) -> Tensor | None:
