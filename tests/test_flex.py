@@ -334,3 +334,39 @@ def test_a_device_that_computes_otherwise_is_objected_to(as_written, monkeypatch
     assert len(first) == 1 and "on cpu it differs from tiled in one query: output, by 0.001 of its size" in first[0]
     monkeypatch.setattr(proof, "_found", {})  # as another process finds it
     assert proof.objections(*about) == first and len(asked) == 1
+
+
+def test_partial_results(as_written):
+    """The output and the log-sum-exp of some of the keys, and the gradients of both."""
+    query, key, value = leaves = [t.requires_grad_() for t in inputs()]
+    options = {"mask": ch.Causal() & ch.Lengths([200, 0]), "bias": ch.ALiBi(4), "align": "lower_right"}
+
+    def parts(engine):
+        each = [
+            ch.partial(query, key[:, :, at], value[:, :, at], keys=(at.start, 290), engine=engine, **options)
+            for at in (slice(0, 140), slice(140, 290))
+        ]
+        whole = each[0].merge(each[1])
+        seen = whole.logsumexp.masked_fill(whole.logsumexp.isinf(), 0.0)
+        return whole.finish(), seen, *torch.autograd.grad(whole.finish().sin().sum() + seen.cos().sum(), leaves)
+
+    torch.testing.assert_close(parts("flex"), parts("tiled"), rtol=1e-4, atol=1e-5)
+
+
+def test_partial_results_in_compiled_code(as_written):
+    def attend(query, key, value):
+        found = ch.partial(query, key, value, mask=ch.Causal(), align="lower_right", engine="flex")
+        return found.output, found.logsumexp
+
+    compiled = torch.compile(attend, backend="eager", fullgraph=True)
+    leaves = [t.requires_grad_() for t in inputs()]
+    found = [run(*leaves) for run in (compiled, attend)]
+    got, want = (torch.autograd.grad(output.sin().sum() + rows.cos().sum(), leaves) for output, rows in found)
+    torch.testing.assert_close(got, want)
+
+
+def test_second_derivatives_are_refused_in_words(as_written):
+    query, key, value = (t.requires_grad_() for t in inputs())
+    output = ch.attention(query, key, value, mask=ch.Causal(), align="lower_right", engine="flex")
+    with pytest.raises(ch.UnsupportedError, match="no gradient of a gradient: pass engine='tiled'"):
+        torch.autograd.grad(output.sum(), query, create_graph=True)

@@ -146,7 +146,7 @@ def partial(
     call = Arguments(query, key, value, score, mask, bias, scale, None, align, 0.0, engine)
     problem = call.problem(None if keys is None else _check_keys(keys))
     with without_autocast(problem.sizes.device):
-        found = operation.partial(problem, choose(problem._replace(value=None), engine), engine)
+        found = operation.partial(problem, choose(problem, engine, rows=True), engine)
     restore: Callable[[Tensor], Tensor] = problem.sizes.restore
     assert found.maximum is not None and found.log_sum is not None and problem.value is not None
     restored = Partial(restore(found.output), restore(found.maximum), restore(found.log_sum))

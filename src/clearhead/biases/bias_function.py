@@ -32,8 +32,8 @@ class BiasFunction(Bias):
     `reads`: the tensors that fn reads; most are found without it, as for `MaskFunction`.
     Raises a `ClearheadError` where fn gives anything else. Cost: the rule, for every pair that the mask allows; memory
     O(Lq + Lk). It runs on "tiled" and "reference", and without gradients on "sdpa". "flex" takes it into its kernel
-    where fn computes with single numbers and entries of tensors that need no gradient; in compiled code the whole matrix
-    may be made. A bias that depends on the distance alone is faster as a `clearhead.biases.DistanceBias`.
+    where fn computes with single numbers and with entries of tensors that need no gradient. In compiled code the whole
+    matrix may be made. A bias that depends on the distance alone is faster as a `clearhead.biases.DistanceBias`.
     Source: the form is that of Dong et al. 2024, "Flex Attention".
     """
 

@@ -131,15 +131,26 @@ class Engine(ABC):
 
 
 def by_autograd(
-    engine: Engine, problem: Problem, wanted: Sequence[bool], grad: Tensor, create_graph: bool
+    engine: Engine,
+    problem: Problem,
+    wanted: Sequence[bool],
+    grad: Tensor,
+    create_graph: bool,
+    to_log_sum: Tensor | None = None,
 ) -> tuple[Tensor | None, ...]:
-    """The gradients of the operands, by autograd, through an engine's own operations, which run once more."""
+    """The gradients of the operands, by autograd, through an engine's own operations, which run once more.
+
+    `grad` and `to_log_sum`: the gradients of output and log_sum.
+    """
     with torch.enable_grad():
         # views: where two operands are one tensor, or one is made of the other, each gets its own gradient
         own = [None if t is None else t.view_as(t) for t in operands(problem)]
-        output = engine.forward(with_operands(problem, own)).output.to(grad.dtype)
+        kept = engine.forward(with_operands(problem, own), rows=to_log_sum is not None)
+        results, grads = [kept.output.to(grad.dtype)], [grad]
+        if to_log_sum is not None and kept.log_sum is not None:
+            results, grads = [*results, kept.log_sum], [grad, to_log_sum.to(kept.log_sum.dtype)]
     some = [t for t, want in zip(own, wanted, strict=True) if want and t is not None]
-    found = iter(torch.autograd.grad(output, some, grad, create_graph=create_graph))
+    found = iter(torch.autograd.grad(results, some, grads, create_graph=create_graph))
     return tuple(next(found) if want else None for want in wanted)
 
 

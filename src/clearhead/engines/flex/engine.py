@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from clearhead.base.arrays import accumulated
+from clearhead.base.errors import UnsupportedError
 from clearhead.base.installed import has_triton
 from clearhead.base.rules import by_pair
 from clearhead.base.shapes import apart
@@ -24,6 +26,7 @@ from clearhead.engines.tiled import tiles
 from clearhead.problem.guard import zero_unseen
 from clearhead.problem.partial import Partial
 from clearhead.problem.problem import Problem
+from clearhead.problem.summary import Found, Summary
 
 MASK_BYTES = 2**30  # of a residual in full: above it, the engine that asks for parts of it is preferred
 
@@ -78,13 +81,19 @@ class Flex(Engine):
 
     def reservations(self, problem: Problem) -> list[str]:
         if problem.sizes.device.type != "cuda":
-            return ["on a CPU other engines are faster"] if problem.sizes.device.type == "cpu" else []
+            return self.costs(problem)
         low = problem.lowered
         if low is not None and low.softcap is None and problem.bias is None and problem.sinks is None:
             if problem.visible is None:
                 return ["PyTorch's other kernels, such as FlashAttention, are faster where nothing is masked"]
             if _one_piece(problem):
                 return ["PyTorch's other kernels, such as FlashAttention, have a causal form"]
+        return self.costs(problem)
+
+    def costs(self, problem: Problem) -> list[str]:
+        """The reservations that hold where PyTorch's other kernels do not serve, too."""
+        if problem.sizes.device.type == "cpu":
+            return ["on a CPU other engines are faster"]
         return [
             f"a part of the mask would be made in full, {size:,} bytes"
             for size in _in_full(problem)
@@ -119,6 +128,8 @@ class Flex(Engine):
         sinks = tiles.sinks(problem)
         numbers = kernel.Numbers(lowered.scale, lowered.softcap, rows or sinks is not None)
         output, log_sum_exp = kernel.attend(query, key, value, blocks, parts, numbers)
+        if output.requires_grad and not compiling():
+            output, log_sum_exp = _Once.apply(output, log_sum_exp)  # type: ignore[no-untyped-call]
         output = output[..., :width]
         if log_sum_exp is None:
             return Partial(output)
@@ -130,6 +141,12 @@ class Flex(Engine):
         found = Partial(output.to(log_sum.dtype), maximum, log_sum)
         return found if sinks is None else found.with_sinks(sinks)
 
+    def summarise(self, problem: Problem, summary: Summary) -> Found:
+        if problem.value is None or summary != Summary(output=True, rows=True):
+            return super().summarise(problem, summary)
+        found = self.forward(problem, rows=True)
+        return Found(output=found.output, maximum=found.maximum, log_sum=found.log_sum)
+
     def cost(self, problem: Problem) -> Cost:
         pairs, visible = math.prod(problem.sizes.shape), problem.visible
         if visible is None or _shapes_alone(problem) or not readable(visible.spans.start) or not pairs:
@@ -140,6 +157,20 @@ class Flex(Engine):
         count = int((blocks.partial[0].sum() + blocks.full[0].sum()).item())
         copies = pairs // (math.prod(blocks.partial[0].shape[:2]) * math.prod(problem.sizes.shape[2:]))
         return Cost(min(pairs, count * BLOCK**2 * copies), sum(t.nbytes for t in kept))
+
+
+class _Once(torch.autograd.Function):
+    """The same tensors, whose gradients have no gradients."""
+
+    @staticmethod
+    def forward(ctx: Any, *tensors: Tensor | None) -> tuple[Tensor | None, ...]:
+        return tuple(t if t is None else t.view_as(t) for t in tensors)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, ...]:
+        if torch.is_grad_enabled():
+            raise UnsupportedError("FlexAttention has no gradient of a gradient: pass engine='tiled'.")
+        return grads
 
 
 def _mask_rule(problem: Problem) -> Traced | str | None:
