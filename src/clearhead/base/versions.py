@@ -90,11 +90,14 @@ def digest(tensor: Tensor) -> int:
     once = tensor.detach()[tuple(slice(0, 1) if stride == 0 else slice(None) for stride in tensor.stride())]
     if not once.numel():
         return 0
-    numbers, found = _wide(once.view(1, 1) if once.ndim == 0 else once.unsqueeze(0)), 0
+    numbers, sums = _wide(once.view(1, 1) if once.ndim == 0 else once.unsqueeze(0)), []
     # of the highest bit, the sign, a product keeps only whether the factor is odd: so the upper halves are added too
     for half in (numbers, numbers >> 32) if numbers.dtype == torch.int64 else (numbers,):
         for part, first in ((half.sum(-1).flatten(), 1), (half.sum(tuple(range(half.ndim - 1))), 2**40)):
-            found = 31 * found + int((part * _factors(first, len(part), part.device)).sum())
+            sums.append((part * _factors(first, len(part), part.device)).sum())
+    found = 0
+    for number in torch.stack(sums).tolist():  # read at once
+        found = 31 * found + number
     return found
 
 
