@@ -22,7 +22,7 @@ from entries import APART, CASES, case_of  # noqa: E402
 TABLE = (Path(__file__).parents[1] / "docs" / "guides" / "devices.md").read_text(encoding="utf-8").splitlines()
 ENTRIES = sorted({*public()} - {*NOT_CALLED} - {*APART} | {*CASES})
 
-LENGTHS = "a wrong length is an error in words: two looks when the mask is built, here in each call"
+LENGTHS = "a wrong length is an error in words: one look when the mask is built, here in each call"
 CHECKED = "what is wrong in it is an error in words: one look when the mask is built, here in each call"
 BLOCKS = "its blocks follow the mask: one copy of starts and stops"
 # How often a call waits, and why. All others never do.
@@ -31,9 +31,9 @@ WAITS = {
     "tiled, padding": (1, BLOCKS),
     "Additive, padding": (1, BLOCKS),
     "reduce, padding": (1, BLOCKS),
-    "MultiHeadAttention, valid_lens": (2, LENGTHS),
-    "AdditiveAttention": (2, LENGTHS),
-    "Lengths, built in the call": (2, LENGTHS),
+    "MultiHeadAttention, valid_lens": (1, LENGTHS),
+    "AdditiveAttention": (1, LENGTHS),
+    "Lengths, built in the call": (1, LENGTHS),
     "Padding of integers, built in the call": (1, CHECKED),
     "Documents, built in the call": (1, CHECKED),
     "reductions.Mass": (1, "a group below 0 is an error in words, and the largest says how many there are"),

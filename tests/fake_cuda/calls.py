@@ -262,7 +262,7 @@ def plans():
     }
     with FakeTensorMode():
         fakes = [torch.empty(t.shape, device="cuda", requires_grad=True) for t in (QUERY, KEY, VALUE)]
-        shapes = {name: ch.plan(*fakes, **calls[name][0]).engine for name in list(calls)[:3]}
+        shapes = {name: ch.plan(*fakes, **calls[name][0]).engine for name in list(calls)[:3:2]}
         assert ch.attention(*fakes, mask=MASKS["window"]).shape == VALUE.shape
     Triton.objections = kept_back
     return {"engines": found, "shapes alone": shapes}

@@ -63,8 +63,7 @@ class Mass(Reduction):
         count = most + 1
         if least < 0:
             raise ClearheadError(
-                f"Mass: groups holds {least}; groups count from 0. For keys in no group pass bool, "
-                "(groups, Lk)."
+                f"Mass: groups holds {least}; groups count from 0. For keys in no group pass bool, (groups, Lk)."
             )
         if count * groups.numel() > MOST:
             raise ClearheadError(
