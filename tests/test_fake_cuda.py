@@ -24,6 +24,7 @@ ENTRIES = sorted({*public()} - {*NOT_CALLED} - {*APART} | {*CASES})
 
 LENGTHS = "a wrong length is an error in words: one look when the mask is built, here in each call"
 CHECKED = "what is wrong in it is an error in words: one look when the mask is built, here in each call"
+EDITS = "which heads and positions it changes are lists of numbers, which are copied to the device"
 BLOCKS = "its blocks follow the mask: one copy of starts and stops"
 # How often a call waits, and why. All others never do.
 WAITS = {
@@ -36,8 +37,10 @@ WAITS = {
     "Lengths, built in the call": (1, LENGTHS),
     "Padding of integers, built in the call": (1, CHECKED),
     "Documents, built in the call": (1, CHECKED),
+    **dict.fromkeys(("edits.AddBias", "edits.ForceMask", "edits.ScaleHeads"), (1, EDITS)),
+    "edits.Knockout": (2, EDITS),
     "reductions.Mass": (1, "a group below 0 is an error in words, and the largest says how many there are"),
-    "watch": (2, "a recording keeps the sums of what it holds, to find later writes that are not counted"),
+    "watch": (1, "a recording keeps the sums of what it holds, to find later writes that are not counted"),
 }
 
 
