@@ -37,7 +37,7 @@ WAITS = {
     "Lengths, built in the call": (1, LENGTHS),
     "Padding of integers, built in the call": (1, CHECKED),
     "Documents, built in the call": (1, CHECKED),
-    **dict.fromkeys(("edits.AddBias", "edits.ForceMask", "edits.ScaleHeads"), (1, EDITS)),
+    **dict.fromkeys(("edits.ForceMask", "edits.ScaleHeads"), (1, EDITS)),
     "edits.Knockout": (2, EDITS),
     "reductions.Mass": (1, "a group below 0 is an error in words, and the largest says how many there are"),
     "watch": (1, "a recording keeps the sums of what it holds, to find later writes that are not counted"),

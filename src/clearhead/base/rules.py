@@ -45,9 +45,7 @@ def joined(part: Callable[[slice, slice, slice, slice], Tensor], join: Callable[
 
 def entry(tensor: Tensor, *indices: Tensor) -> Tensor:
     """One number of a tensor, whose dimensions of size 1 stand for all."""
-    at = [i if size > 1 else i * 0 for i, size in zip(indices, tensor.shape, strict=True)]
-    found: Tensor = torch.ops.aten.index.Tensor(tensor, at)  # tensor[...] may read an index that is one number
-    return found
+    return tensor[tuple(i if size > 1 else i * 0 for i, size in zip(indices, tensor.shape, strict=True))]
 
 
 def check_rule(fn: Any, reads: Any, who: str, instead: str) -> tuple[Rule, tuple[Tensor, ...]]:
