@@ -52,6 +52,7 @@ EXPLORED: dict[str, dict[str, Kept]] = {
         "test_a_reader_that_has_gone": ("plain",),
         "test_a_signal_in_a_write_leaves_the_old_file_alone": ("2",),
     },
+    "test_flex.py": {"test_the_proof_of_a_device_passes": ("torch.bfloat16",)},
     "test_triton.py": {"test_all_of_the_kernels": 0},
     "interpreted/kernels.py": {
         "test_every_mask": ("gaps-(7, 63)-tanh_add",),

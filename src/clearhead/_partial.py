@@ -144,7 +144,7 @@ def partial(
     call = Arguments(query, key, value, score, mask, bias, scale, None, align, 0.0, engine)
     problem = call.problem(None if keys is None else _check_keys(keys))
     with without_autocast(problem.sizes.device):
-        found = operation.partial(problem, choose(problem._replace(value=None), engine), engine)
+        found = operation.partial(problem, choose(problem, engine, rows=True), engine)
     assert problem.value is not None
     output, maximum, log_sum = map(problem.sizes.restore, (found.output, *rows_of(found)))
     restored = Partial(output, maximum, log_sum)

@@ -13,12 +13,15 @@ import device as fake
 
 DEVICE = fake.there()
 
+import looks  # noqa: E402
 import torch  # noqa: E402
 from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: E402
 
 import clearhead as ch  # noqa: E402
-from clearhead.engines.choose import ENGINES  # noqa: E402
+from clearhead.engines import proof  # noqa: E402
 from clearhead.engines.flex import kernel  # noqa: E402
+from clearhead.engines.triton import engine as engine_of_triton  # noqa: E402
+from clearhead.engines.triton.engine import Triton  # noqa: E402
 from clearhead.nn import (  # noqa: E402
     AdditiveAttention,
     DotProductAttention,
@@ -28,9 +31,14 @@ from clearhead.nn import (  # noqa: E402
 )
 
 kernel.BACKEND = "aot_eager"  # no kernel of Triton's runs here
-for engine in ENGINES:
-    if engine.name not in ("native", "flex", "sdpa", "tiled", "reference"):
-        type(engine).objections = lambda self, problem: ["its kernels are compiled for a GPU"]
+OBJECTIONS = Triton.objections
+
+
+def kept_back(engine, problem):
+    return ["its kernels are compiled for a GPU"]
+
+
+Triton.objections = kept_back
 
 BATCH, HEADS, LENGTH, WIDTH = 2, 4, 160, 32
 
@@ -158,6 +166,8 @@ CASES = {
     "Documents, built in the call": lambda: training(mask=ch.Documents(IDS.clone())),
 }
 
+CASES |= looks.cases(QUERY, KEY, VALUE, X)
+
 
 # Without float64, on the engines that are of any device.
 ANYWHERE = {
@@ -219,23 +229,50 @@ def without_float64():
 
 
 def plans():
-    """The engine of some calls by `plan`."""
-    calls = {"attention": {}, "causal": {"mask": MASKS["causal"]}, "window": {"mask": MASKS["window"]}}
-    calls |= {"padding": {"mask": MASKS["padding"]}, "learnt bias": {"bias": DENSE_BIAS}, "sinks": {"sinks": SINKS}}
-    calls |= {"softcap": {"score": ch.Dot(softcap=20.0)}, "dropout": {"dropout_p": 0.1}}
-    found = {name: ch.plan(QUERY, KEY, VALUE, **options).engine for name, options in calls.items()}
+    """The engine of each row of the table in docs/guides/devices.md by `plan`, and by shapes alone for some."""
+    several = ch.MaskFunction(lambda batch, head, query, key: key < key.max() - 3)
+    rule = ch.BiasFunction(lambda batch, head, i, j: -(i - j).abs() / 2)
+    learnt = ch.BiasFunction(lambda batch, head, i, j: SINKS[head] * (i - j))
+    calls = {
+        "dot products without a mask": [{}],
+        "dot products, one causal square": [{"mask": MASKS["causal"]}],
+        "windows, lengths, padding": [
+            {"mask": MASKS[name]} for name in ("window", "lengths", "padding", "documents", "prefix", "or", "not")
+        ],
+        "a `MaskFunction`, a `DenseMask`": [{"mask": MASKS["rule"]}, {"mask": MASKS["dense"]}],
+        "a `MaskFunction` that needs": [{"mask": several}],
+        "`ALiBi`, `RelativeBias`": [
+            *({"bias": bias} for bias in (ALIBI, RELATIVE, DENSE_BIAS)),
+            {"score": ch.Dot(softcap=20.0)},
+            {"sinks": SINKS},
+        ],
+        "a `BiasFunction` |": [{"bias": rule}],
+        "a `BiasFunction` that learns": [{"bias": learnt}],
+        "dropout; additive and": [
+            {"dropout_p": 0.1, "mask": MASKS["window"]},
+            {"score": ADDITIVE},
+            {"score": GAUSSIAN},
+        ],
+        "the same where Triton": [{"score": ADDITIVE, "mask": MASKS["rule"]}, {"score": lambda q, k: (q @ k.mT).sin()}],
+    }
+    proof.objections = lambda *about: []  # no kernel runs
+    engine_of_triton.has_triton, Triton.objections = lambda: True, OBJECTIONS
+    found = {
+        row: sorted({ch.plan(QUERY, KEY, VALUE, **options).engine for options in each}) for row, each in calls.items()
+    }
     with FakeTensorMode():
         fakes = [torch.empty(t.shape, device="cuda", requires_grad=True) for t in (QUERY, KEY, VALUE)]
-        shapes = {name: ch.plan(*fakes, **calls[name]).engine for name in ("attention", "window", "softcap", "dropout")}
+        shapes = {name: ch.plan(*fakes, **calls[name][0]).engine for name in list(calls)[:3:2]}
         assert ch.attention(*fakes, mask=MASKS["window"]).shape == VALUE.shape
-    return found | {f"{name}, shapes alone": engine for name, engine in shapes.items()}
+    Triton.objections = kept_back
+    return {"engines": found, "shapes alone": shapes}
 
 
 def main(names):
     if names == ["--without-float64"]:
         return without_float64()
     if not names:
-        print(json.dumps({"case": "plans", "engines": plans()}), flush=True)
+        print(json.dumps({"case": "plans", **plans()}), flush=True)
     for name in names or CASES:
         torch.manual_seed(0)
         case = CASES[name]

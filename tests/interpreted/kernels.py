@@ -10,10 +10,12 @@ import triton
 from interpreted import strict
 
 import clearhead as ch
+from clearhead.engines import proof
 from clearhead.engines.choose import choose
-from clearhead.engines.triton import blocks, launch, proof
+from clearhead.engines.triton import blocks, launch
 from clearhead.engines.triton.blocks import Blocks
 from clearhead.engines.triton.engine import Triton
+from clearhead.engines.triton.proof import problems
 from clearhead.engines.triton.ranges import ranges
 from clearhead.problem.problem import make_problem
 from clearhead.problem.summary import Summary
@@ -264,12 +266,12 @@ def test_blocks_are_powers_of_two():
 def test_the_proof_of_a_device_passes(dtype, monkeypatch):
     """The interpreter is a device too."""
     monkeypatch.undo()  # the blocks of a device
-    assert proof.differences(Triton(), torch.device("cpu"), dtype) == []
+    assert proof.differences(Triton(), torch.device("cpu"), dtype, problems) == []
 
 
 def test_a_device_that_computes_otherwise_is_objected_to(monkeypatch, tmp_path):
     """The proof runs once for a device, is kept for other processes, and its words are the engine's."""
-    one_query = [pair for pair in proof._problems(torch.device("cpu"), torch.float32) if "mul, one" in pair[0]]
+    one_query = [pair for pair in problems(torch.device("cpu"), torch.float32) if "mul, one" in pair[0]]
     right, proved = launch.output, []
 
     def wrong(problem, rows):
@@ -278,11 +280,11 @@ def test_a_device_that_computes_otherwise_is_objected_to(monkeypatch, tmp_path):
         return found._replace(output=1.001 * found.output)
 
     monkeypatch.setattr(triton.knobs.cache, "dir", str(tmp_path))
-    monkeypatch.setattr(proof, "_problems", lambda *about: one_query)
+    asked = Triton(), torch.device("cpu"), torch.float32, lambda *about: one_query
     monkeypatch.setattr(proof, "_found", {})
     monkeypatch.setattr(launch, "output", wrong)
-    first = proof.objections(Triton(), torch.device("cpu"), torch.float32)
+    first = proof.objections(*asked)
     assert len(first) == 1 and "mul, one query: output, by 0.001 of its size" in first[0]
     monkeypatch.setattr(proof, "_found", {})  # as another process finds it
-    assert proof.objections(Triton(), torch.device("cpu"), torch.float32) == first
+    assert proof.objections(*asked) == first
     assert len(proved) == 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -14,6 +15,37 @@ from clearhead.base.shapes import Sizes, broadcasts, extent
 from clearhead.base.tracing import compiling
 
 Rule = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
+
+
+class ByPair:
+    """A function of four slices that gives a part of the matrix, with the same as a rule, `at`, of single pairs."""
+
+    def __init__(self, part: Callable[[slice, slice, slice, slice], Tensor], at: Rule) -> None:
+        self.part, self.at = part, at
+        self.memo: dict[str, Any] = {}  # what engines have made of the rule
+
+    def __call__(self, *sides: slice) -> Tensor:
+        return self.part(*sides)
+
+
+def by_pair(function: Any) -> ByPair | None:
+    """The function, below its checks, where its rule of single pairs is known."""
+    while isinstance(function, partial):
+        function = function.args[0]
+    return function if isinstance(function, ByPair) else None
+
+
+def joined(part: Callable[[slice, slice, slice, slice], Tensor], join: Callable[..., Tensor], *of: Any) -> Any:
+    """A function of parts that joins others, by pairs too where each of them is."""
+    rules = [found.at for found in map(by_pair, of) if found is not None]
+    if len(rules) < len(of):
+        return part
+    return ByPair(part, lambda *indices: join(*(rule(*indices) for rule in rules)))
+
+
+def entry(tensor: Tensor, *indices: Tensor) -> Tensor:
+    """One number of a tensor, whose dimensions of size 1 stand for all."""
+    return tensor[tuple(i if size > 1 else i * 0 for i, size in zip(indices, tensor.shape, strict=True))]
 
 
 def check_rule(fn: Any, reads: Any, who: str, instead: str) -> tuple[Rule, tuple[Tensor, ...]]:

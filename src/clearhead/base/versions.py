@@ -89,10 +89,13 @@ def digest(tensor: Tensor) -> int:
     once = tensor.detach()[tuple(slice(0, 1) if stride == 0 else slice(None) for stride in tensor.stride())]
     if not once.numel():
         return 0
-    numbers, found = _wide(once.view(1, 1) if once.ndim == 0 else once.unsqueeze(0)), 0
+    numbers, parts = _wide(once.view(1, 1) if once.ndim == 0 else once.unsqueeze(0)), []
     for rows, columns in _sums(numbers):
         for part, first in ((rows, 1), (columns, 2**40)):
-            found = 31 * found + int((part * _factors(first, len(part), part.device)).sum())
+            parts.append((part * _factors(first, len(part), part.device)).sum())
+    found = 0
+    for number in torch.stack(parts).tolist():  # read at once
+        found = 31 * found + number
     return found
 
 

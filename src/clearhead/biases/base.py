@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from clearhead.base.arrays import check_float, is_dense, owned, shown
 from clearhead.base.errors import ClearheadError, ShapeError
 from clearhead.base.positions import check_align
-from clearhead.base.rules import broadcast
+from clearhead.base.rules import broadcast, joined
 from clearhead.base.shapes import Align, Sides, Sizes, array_sizes, broadcasts, extent, part
 from clearhead.base.steps import PAIRS, Step, made
 from clearhead.base.text import said
@@ -58,7 +58,8 @@ class Added(NamedTuple):
         def both(*sides: slice) -> Tensor:
             return wide(functions[0](*sides)) + wide(functions[1](*sides))
 
-        function = both if len(functions) > 1 else functions[0] if functions else None
+        one = functions[0] if functions else None
+        function = joined(both, lambda a, b: wide(a) + wide(b), *functions) if len(functions) > 1 else one
         return Added(dense, relative, function, (*self.reads, *other.reads))
 
     def tile(self, batch: slice, heads: slice, queries: slice, keys: slice, sizes: Sizes) -> Tensor:

@@ -127,13 +127,24 @@ class Engine(ABC):
 
 
 def by_autograd(
-    engine: Engine, problem: Problem, wanted: Sequence[bool], grad: Tensor, create_graph: bool
+    engine: Engine,
+    problem: Problem,
+    wanted: Sequence[bool],
+    grad: Tensor,
+    create_graph: bool,
+    to_log_sum: Tensor | None = None,
 ) -> tuple[Tensor | None, ...]:
-    """The gradients of the operands, by autograd, through an engine's own operations, which run once more."""
+    """The gradients of the operands, by autograd, through an engine's own operations, which run once more.
+
+    `grad` and `to_log_sum`: the gradients of output and log_sum.
+    """
     with torch.enable_grad():
         own = views(operands(problem))
-        output = engine.forward(with_operands(problem, own)).output
-    return followed_back(output.to(grad.dtype), grad, own, wanted, create_graph)
+        kept = engine.forward(with_operands(problem, own), rows=to_log_sum is not None)
+        results, grads = [kept.output.to(grad.dtype)], [grad]
+        if to_log_sum is not None and kept.log_sum is not None:
+            results, grads = [*results, kept.log_sum], [grad, to_log_sum.to(kept.log_sum.dtype)]
+    return followed_back(results, grads, own, wanted, create_graph)
 
 
 def gradients_of(

@@ -196,7 +196,7 @@ def attend_backward(
         found = tuple(None if t is None else torch.zeros_like(t) for t in operands(problem))
     elif chosen.transparent(problem):
         with with_autograd():
-            found = by_autograd(chosen, problem, wanted, grad, create_graph=False)
+            found = by_autograd(chosen, problem, wanted, grad, False, to_log_sum if rows else None)
     else:
         with torch.no_grad():
             kept = Partial(output, maximum, log_sum) if known else chosen.forward(problem, rows=True)
@@ -239,4 +239,4 @@ def _chosen(arguments: Sequence[Any], needs: list[bool]) -> tuple[Problem, Engin
     problem = unpacked(arguments[:TENSORS], tuple(numbers), needs)  # its mask is checked there
     problem = checked(problem._replace(visible=None), PACKED)._replace(visible=problem.visible)
     with torch.set_grad_enabled(any(needs)):
-        return problem, choose(problem._replace(value=None) if rows else problem, engine)
+        return problem, choose(problem, engine, rows)

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from clearhead.base.arrays import is_dense, shown
 from clearhead.base.errors import ClearheadError, ShapeError
+from clearhead.base.rules import ByPair, by_pair, entry
 from clearhead.base.shapes import Sizes, broadcasts, extent, part
 from clearhead.base.tracing import batched, compiling, on_host, on_the_host, readable
 
@@ -67,6 +68,25 @@ class Spans(NamedTuple):
             for i in range(lows.shape[-1]):
                 keep = keep & ~((positions >= lows[..., i, None]) & (positions < highs[..., i, None]))
         return keep if self.residual is None else keep & self.rest(batch, heads, queries, keys)
+
+    def pairs(self, size: int) -> Residual:
+        """`keep`, by single pairs too where the residual is."""
+
+        def part(*sides: slice) -> Tensor:
+            batch, heads, queries, keys = sides
+            return self.keep(batch, heads, queries, keys, size)
+
+        def at(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
+            start, stop = (entry(edge, batch, head, query) for edge in (self.start, self.stop))
+            keep = (key >= start) & (key < stop)
+            for gap in gaps:
+                low, high = (entry(edge, batch, head, query) for edge in gap)
+                keep = keep & ((key < low) | (key >= high))
+            return keep if rule is None else keep & rule.at(batch, head, query, key)
+
+        gaps = [] if self.gaps is None else list(zip(*(edge.unbind(-1) for edge in self.gaps), strict=True))
+        rule = by_pair(self.residual)
+        return part if rule is None and self.residual is not None else ByPair(part, at)
 
     def rest(self, *sides: slice) -> Tensor:
         """The residual of this part, checked."""

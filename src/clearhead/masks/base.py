@@ -14,6 +14,7 @@ from clearhead.base.arrays import mask_forms
 from clearhead.base.errors import ClearheadError
 from clearhead.base.pictures import Style
 from clearhead.base.positions import check_align
+from clearhead.base.rules import joined
 from clearhead.base.shapes import Align, Sizes, array_sizes
 from clearhead.base.shapes import Sides as Sides
 from clearhead.base.steps import PAIRS as PAIRS
@@ -278,7 +279,7 @@ class And(Combined):
         residual = a.residual or b.residual
         if a.residual is not None and b.residual is not None:
             one, two = a.residual, b.residual
-            residual = lambda *slices: one(*slices) & two(*slices)  # noqa: E731
+            residual = joined(lambda *slices: one(*slices) & two(*slices), torch.Tensor.__and__, one, two)
         reads = a.reads + b.reads
         if a.gaps is None and b.gaps is None:
             return Spans(torch.maximum(a.start, b.start), torch.minimum(a.stop, b.stop), residual, reads)
@@ -320,9 +321,8 @@ class Or(Combined):
 def _either(a: Spans, b: Spans, sizes: Sizes, join: Callable[[Tensor, Tensor], Tensor]) -> Residual:
     """Two masks joined pair by pair."""
 
-    def residual(batch: slice, heads: slice, queries: slice, keys: slice) -> Tensor:
-        return join(*(s.keep(batch, heads, queries, keys, sizes.keys) for s in (a, b)))
-
+    one, two = a.pairs(sizes.keys), b.pairs(sizes.keys)
+    residual: Residual = joined(lambda *sides: join(one(*sides), two(*sides)), join, one, two)
     return residual
 
 
@@ -371,9 +371,8 @@ class Not(Mask):
             if rest is not None:
                 return rest
 
-        def residual(batch: slice, heads: slice, queries: slice, keys: slice) -> Tensor:
-            return ~other.keep(batch, heads, queries, keys, sizes.keys)
-
+        pairs = other.pairs(sizes.keys)
+        residual = joined(lambda *sides: ~pairs(*sides), torch.Tensor.__invert__, pairs)
         return all_keys(sizes, residual, other.reads + other.edges())
 
 

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from clearhead.base.errors import ClearheadError, ShapeError, columns
 from clearhead.base.positions import query_offset
+from clearhead.base.rules import ByPair, entry
 from clearhead.base.shapes import Sizes, heads_second, part, placed
 from clearhead.base.steps import Step, made
 from clearhead.base.tracing import empty_of_values, readable
@@ -170,7 +171,12 @@ class Documents(Mask):
             rows = part(mine, batch, slice(None), queries).unsqueeze(-1)
             return rows == part(ids, batch)[:, None, None, keys]
 
-        return Spans(start, stop, residual, (read,))
+        rows_of = mine[:, 0]
+
+        def same(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
+            return entry(rows_of, batch, query) == entry(ids, batch, key)
+
+        return Spans(start, stop, ByPair(residual, same), (read,))
 
     def _own(self, sizes: Sizes) -> Tensor:
         """Each query's position among the keys, (B or 1, 1, Lq)."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable
+from functools import partial
 from typing import Any
 
 import torch
@@ -15,6 +16,8 @@ from clearhead.base.steps import Step, made
 from clearhead.base.tracing import ensure
 from clearhead.masks._read import Known, check_lengths, derived, known, signature_of
 from clearhead.masks.base import PAIRS, Mask, Sides, Spans
+
+NAME = "Lengths: valid_lens"  # as errors call it
 
 
 class Lengths(Mask):
@@ -34,7 +37,7 @@ class Lengths(Mask):
     """
 
     def __init__(self, valid_lens: Any) -> None:
-        self.valid_lens = check_lengths(valid_lens, "Lengths: valid_lens")
+        self.valid_lens = check_lengths(valid_lens, NAME, read=True)
         self._read()  # now, in eager code, so that compiled code finds the result
 
     @classmethod
@@ -45,7 +48,7 @@ class Lengths(Mask):
         return signature_of(self)
 
     def _read(self) -> Known:
-        return derived(self, self.valid_lens, known)
+        return derived(self, self.valid_lens, partial(known, name=NAME))
 
     def title(self) -> str:
         known = self._read().values  # on another device, as they were read when the mask was built

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from clearhead.base.errors import ClearheadError
 from clearhead.base.pure import NotKnown, State, holds
-from clearhead.base.rules import Rule, ask, broadcast, check_rule, reads_of, title_of
+from clearhead.base.rules import ByPair, Rule, ask, broadcast, check_rule, reads_of, title_of
 from clearhead.base.shapes import Sizes
 from clearhead.base.tracing import compiling, traced
 from clearhead.masks.base import Mask, Spans, all_keys
@@ -97,4 +97,4 @@ class MaskFunction(Mask):
                 raise ClearheadError(f"{title} gave {got}; expected a bool tensor, True where a query may attend.")
             return broadcast(found, shape, title)
 
-        return all_keys(sizes, residual, reads_of(self.fn, self.reads))
+        return all_keys(sizes, ByPair(residual, self.fn), reads_of(self.fn, self.reads))

@@ -60,11 +60,11 @@ class Mass(Reduction):
                 f"{keys}), or bool (groups, {keys})."
             )
         groups = groups.long().reshape(-1, keys)
-        count = int(groups.max()) + 1 if groups.numel() else 0
-        if groups.numel() and int(groups.min()) < 0:
+        least, most = torch.stack(groups.aminmax()).tolist() if groups.numel() else (0, -1)  # read at once
+        count = most + 1
+        if least < 0:
             raise ClearheadError(
-                f"Mass: groups holds {int(groups.min())}; groups count from 0. For keys in no group pass bool, "
-                "(groups, Lk)."
+                f"Mass: groups holds {least}; groups count from 0. For keys in no group pass bool, (groups, Lk)."
             )
         if count * groups.numel() > MOST:
             raise ClearheadError(
