@@ -38,10 +38,14 @@ EXPLORED: dict[str, dict[str, Kept]] = {
         "test_precision_within_the_budget_of_eager_code": 8,
     },
     "test_fake_cuda.py": {
+        "test_the_host_waits_only_where_it_is_said": ("some",),
+        "test_the_engines_for_any_device_need_no_float64": ("some",),
+        "test_the_device_sees_what_would_wait": ("some",),
         "test_the_kernels_of_flex_compile_for_a_gpu_that_is_not_here": ("a bias by distance, learnt",),
     },
     "test_borders.py": {
         "test_transforms_in_a_fresh_process": 0,
+        "test_batched_gradients": 3,
         "test_compiled_code_holds_for_every_length": ("rule-True",),
         "test_derivatives_inside_compiled_code": ("none",),
     },
@@ -53,7 +57,7 @@ EXPLORED: dict[str, dict[str, Kept]] = {
         "test_a_signal_in_a_write_leaves_the_old_file_alone": ("2",),
     },
     "test_triton.py": {"test_all_of_the_kernels": 0},
-    "interpreted/kernels.py": {
+    "interpreted/compared.py": {
         "test_every_mask": ("gaps-(7, 63)-tanh_add",),
         "test_every_bias": 0,
         "test_sinks_dropout_and_softcap": ("mul",),
@@ -94,6 +98,10 @@ EXPLORED: dict[str, dict[str, Kept]] = {
     },
     "test_written.py": {"test_a_disk_that_is_full_at_any_byte_leaves_the_old_file": 0},
     "test_fuzz.py": {"test_no_problem_is_beyond_its_budget": ("0-60",)},
+    "test_flex.py": {"test_masks": ("And", "Or", "Lengths", "MaskFunction")},
+    "test_forward_mode.py": {"test_tangents_and_gradients": 3},
+    "test_fuzz_edited_models.py": {"test_random_edits_are_as_by_hand": 3},
+    "test_masks_written_to.py": {"test_what_it_says_now_holds": 3},
     "test_fuzz_edits.py": {"test_random_edits_are_as_by_hand": ("0",)},
     "test_guard_pages.py": {"test_kernels_stay_inside_their_buffers": ("some",)},
     "models/test_monitor.py": {
@@ -139,8 +147,14 @@ EXPLORED: dict[str, dict[str, Kept]] = {
     "nn/test_continuous_batches.py": {"test_each_sequence_is_what_it_is_alone": 3},
     "nn/test_nn_masks.py": {"test_lengths_in_compiled_code": ("additive",)},
     "nn/test_prepared_keys.py": {"test_compiled": ("groups",)},
-    "nn/test_torch_multihead_attention.py": {"test_compiled": ("none-True",), "test_the_call_is_torchs": 3},
+    "nn/test_torch_multihead_attention.py": {
+        "test_compiled": ("none-True",),
+        "test_the_call_is_torchs": 3,
+        "test_encoders": 3,
+    },
     "inspection/test_plot.py": {"test_ticks_are_positions": ("12", "64"), "test_words_do_not_overlap": 3},
+    "inspection/test_shares.py": {"test_pairs_with_equal_tokens": 3},
+    "inspection/test_weights.py": {"test_reductions_equal_those_of_the_dense_matrix": 3},
     "inspection/test_statistics.py": {"test_statistics_and_gradients_are_those_of_dense_weights": 3},
     "diagnosis/test_clean.py": {"test_sizes_and_dtypes": 3},
     "distributed/test_distributed_attention.py": {
