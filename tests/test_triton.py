@@ -25,8 +25,8 @@ def test_planted_faults():
 
 
 def test_a_sample_of_the_kernels():
-    interpreted("tests/interpreted/kernels.py", "-m", "not explore")
+    interpreted("tests/interpreted/compared.py", "-m", "not explore")
 
 
 def test_all_of_the_kernels():
-    interpreted("tests/interpreted/kernels.py")
+    interpreted("tests/interpreted/compared.py")

@@ -1,7 +1,8 @@
 """What makes the host wait, by public entry, on the fake device: python calls.py [CASE …] prints a line of JSON each.
 
 Each case runs once for what is compiled and remembered, and once more, of which the counts are printed, with the places
-in clearhead that read.
+in clearhead that read. Without arguments all cases run, and before them those that need no float64, on a device that
+refuses it; with `--some` the masks run in training alone, which compiles most of what a forward pass does.
 """
 
 import collections
@@ -169,6 +170,8 @@ CASES = {
 CASES |= looks.cases(QUERY, KEY, VALUE, X)
 
 
+FORWARD = ("window", "dense", "or")  # masks of each form, whose forward pass is among some cases
+
 # Without float64, on the engines that are of any device.
 ANYWHERE = {
     f"{engine}: {name}": lambda options=options, engine=engine: training(**options, engine=engine)
@@ -225,7 +228,36 @@ def without_float64():
             case()
         except Exception as error:
             failed[name] = traceback.format_exc()[-600:] if "float64" in str(error) else repr(error)
+    DEVICE.refuse_float64(False)
     print(json.dumps({"case": "without float64", "tried": len(ANYWHERE), "failed": failed}), flush=True)
+
+
+def unseen():
+    """Which of the looks that make the host wait are not counted, and whether one that does not is counted."""
+    x = torch.arange(6.0, device="cuda")
+    looks = {
+        "item": lambda: x.sum().item(),
+        "bool": lambda: bool(x[0]),
+        "tolist of one": lambda: x[1].tolist(),
+        "a mask as an index": lambda: x[x > 2],
+        "nonzero": lambda: x.nonzero(),
+        "cpu": lambda: x.cpu(),
+        "tolist": lambda: x.tolist(),
+        "a tensor of a list": lambda: torch.tensor([1.0], device="cuda"),
+        "equal": lambda: torch.equal(x, x),
+        "masked_select": lambda: x.masked_select(x > 1),
+        "unique": lambda: x.unique(),
+        "repeat_interleave": lambda: torch.repeat_interleave(x, x.long()),
+    }
+
+    def counted(look):
+        before = DEVICE.counts()
+        look()
+        return DEVICE.counts()[:3] != before[:3]
+
+    found = [name for name, look in looks.items() if not counted(look)]
+    none = lambda: ((x * 2).softmax(0) @ x).add_(torch.zeros(1).to("cuda", non_blocking=True)[0])
+    print(json.dumps({"case": "unseen", "looks": found, "too many": counted(none)}), flush=True)
 
 
 def plans():
@@ -269,11 +301,13 @@ def plans():
 
 
 def main(names):
-    if names == ["--without-float64"]:
-        return without_float64()
-    if not names:
+    if names in ([], ["--some"]):
+        without_float64()
+        unseen()
         print(json.dumps({"case": "plans", **plans()}), flush=True)
-    for name in names or CASES:
+        again = {f"{mask}, forward" for mask in MASKS if mask not in FORWARD} if names else set()
+        names = [name for name in CASES if name not in again]
+    for name in names:
         torch.manual_seed(0)
         case = CASES[name]
         case()
