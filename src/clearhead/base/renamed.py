@@ -6,6 +6,7 @@ keyword of a function ("watch(keep=)").
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 
 _MOVED = {
@@ -48,13 +49,18 @@ RENAMED: Mapping[str, str] = {
 }
 
 
-def missing(owner: str, name: str) -> AttributeError:
-    """The error for a name that a namespace, or an object of a class, lacks: it says the new name of an old one."""
+def missing(owner: str, name: str) -> AttributeError | ImportError:
+    """The error for a name that a namespace, or an object of a class, lacks: it says the new name of an old one.
+
+    `from clearhead import name` would put an error of its own in the place of an AttributeError, without the new name.
+    """
     new = RENAMED.get(f"{owner}.{name}")
     if new is None:
         what = f"module {owner!r}" if owner.startswith("clearhead") else f"{owner!r} object"
         return AttributeError(f"{what} has no attribute {name!r}")
-    return AttributeError(f"{owner}.{name} is now {new}.")
+    asker = sys._getframe(2).f_code  # of `__getattr__`
+    imports = asker.co_name == "_handle_fromlist" and "importlib" in asker.co_filename
+    return (ImportError if imports else AttributeError)(f"{owner}.{name} is now {new}.")
 
 
 def refuse(function: str, given: Mapping[str, object]) -> None:
