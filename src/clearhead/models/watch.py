@@ -127,7 +127,7 @@ def statistics(
 def _check(model: nn.Module, who: str) -> None:
     if not isinstance(model, nn.Module):
         raise ClearheadError(f"{who} takes a torch.nn.Module; got a {type(model).__name__}.")
-    refuse_compiled(model)
+    refuse_compiled(model, who)
 
 
 def _recorded(

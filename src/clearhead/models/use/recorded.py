@@ -38,7 +38,7 @@ def recorded(recorder: Recorder, given: Callable[[Recorder], Given]) -> Iterator
     lost = len(recorder.unattributed)
     if not recorder.seen and not recorder.modules:
         raise ClearheadError(_nothing_seen(recorder.stack.model, lost))
-    check_layers(recorder.asked.layers, recorder.sites, "watch")
+    check_layers(recorder.asked.layers, recorder.sites, recorder.asked.who)
     if not recorder.seen:
         raise ClearheadError(
             f"no call could be recorded: an error came between. Calls were made by {listed(recorder.modules)}."

@@ -66,7 +66,7 @@ def edit(model: nn.Module, *edits: Edit) -> AbstractContextManager[None]:
     if wrong or not edits:
         what = repr(wrong[0])[:60] if wrong else "none"
         raise ClearheadError(f"edit takes edits, such as ch.edits.Knockout(layers=3, heads=2, keys=0); got {what}.")
-    refuse_compiled(model)
+    refuse_compiled(model, "edit", "changes")
     return Managed("edit(...)", lambda: _editing(Editor(model, edits)))
 
 
