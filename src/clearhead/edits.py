@@ -11,8 +11,11 @@
 An edit of your own is a subclass of `Edit`.
 """
 
+from clearhead.base.renamed import public as _public
 from clearhead.models.use.edits.add_bias import AddBias as AddBias
 from clearhead.models.use.edits.base import Edit as Edit
 from clearhead.models.use.edits.force_mask import ForceMask as ForceMask
 from clearhead.models.use.edits.knockout import Knockout as Knockout
 from clearhead.models.use.edits.scale_heads import ScaleHeads as ScaleHeads
+
+__all__ = _public(globals())

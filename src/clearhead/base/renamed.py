@@ -49,6 +49,11 @@ RENAMED: Mapping[str, str] = {
 }
 
 
+def public(names: Mapping[str, object]) -> list[str]:
+    """The `__all__` of a namespace that only imports: its classes and functions, which `help` shows; no modules."""
+    return sorted(name for name, value in names.items() if name[0] != "_" and hasattr(value, "__module__"))
+
+
 def missing(owner: str, name: str) -> AttributeError | ImportError:
     """The error for a name that a namespace, or an object of a class, lacks: it says the new name of an old one.
 

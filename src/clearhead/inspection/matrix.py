@@ -269,7 +269,7 @@ class LazyMatrix(ABC):
         return self._tensor().__dlpack__(**options)
 
     def __dlpack_device__(self) -> Any:
-        return torch.empty(0, device=self.device).__dlpack_device__()  # type: ignore[no-untyped-call]
+        return torch.empty(0, dtype=self.dtype, device=self.device).__dlpack_device__()
 
     def __array_function__(self, function: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """NumPy's functions are given arrays: otherwise NumPy would call the methods here with other arguments."""
