@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from clearhead.base.arrays import check_memory
 from clearhead.base.errors import ClearheadError, ShapeError, UnsupportedError, require
 from clearhead.base.positions import FAR
 from clearhead.base.text import said
@@ -113,6 +114,7 @@ class _Tensors:
             return None
         place = tensor.device, tensor.data_ptr(), tuple(tensor.shape), tensor.stride(), tensor.dtype
         if place not in self._known:
+            check_memory(tensor, "a tensor of the recording")
             name = str(len(self._known))
             self._known[place] = name, tensor
             self.named[name] = tensor.detach().cpu().clone(memory_format=torch.contiguous_format)
