@@ -90,7 +90,6 @@ MODELS = [
     "tap.",
     "chain.cached chain.caches ranks",
     "weights call",
-    "explained",
     "attention_call",
     "calls table loading chain.",
     "use. read.",
@@ -216,7 +215,10 @@ MADE |= {f"extend.{name}" for name in ("Cost", "Found", "Partial", "Problem", "S
 MADE |= {
     f"models.{name}" for name in ("AttentionCall", "ReducedCall", "Statistics", "Monitor", "Distinctive", "Recording")
 }
-MADE |= {f"models.{name}" for name in ("AuditedCall", "Comparison", "ComparedCall", "Differences", "CallDifference")}
+MADE |= {
+    f"models.{name}"
+    for name in ("AuditedCall", "Comparison", "ComparedCall", "Differences", "CallDifference", "Framed", "Survey")
+}
 
 
 @pytest.mark.parametrize("space", sorted({name.partition(".")[0] for name in PUBLIC if "." in name} - {"testing"}))
