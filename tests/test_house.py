@@ -3,6 +3,8 @@
 import ast
 import functools
 import inspect
+import pydoc
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -217,6 +219,16 @@ MADE |= {
     f"models.{name}"
     for name in ("AuditedCall", "Comparison", "ComparedCall", "Differences", "CallDifference", "Framed", "Survey")
 }
+
+
+@pytest.mark.parametrize("space", sorted({name.partition(".")[0] for name in PUBLIC if "." in name} - {"testing"}))
+def test_help_of_a_namespace_shows_its_names_and_a_star_imports_no_others(space):
+    wanted = {name.partition(".")[2] for name in PUBLIC if name.startswith(f"{space}.")}
+    found = {}
+    exec(f"from clearhead.{space} import *", found)
+    assert found.keys() - {"__builtins__"} == wanted
+    told = pydoc.plain(pydoc.render_doc(getattr(ch, space)))
+    assert all(re.search(rf"^    (class )?{name}\(", told, re.MULTILINE) for name in wanted)
 
 
 def test_the_top_holds_few_names():

@@ -11,11 +11,14 @@ An edit of your own is a subclass of `Edit`.
 from typing import TYPE_CHECKING
 
 from clearhead.base.renamed import missing as _missing
+from clearhead.base.renamed import public as _public
 from clearhead.models.use.edits.add_bias import AddBias as AddBias
 from clearhead.models.use.edits.base import Edit as Edit
 from clearhead.models.use.edits.force_mask import ForceMask as ForceMask
 from clearhead.models.use.edits.knockout import Knockout as Knockout
 from clearhead.models.use.edits.scale_heads import ScaleHeads as ScaleHeads
+
+__all__ = _public(globals())
 
 if not TYPE_CHECKING:
 

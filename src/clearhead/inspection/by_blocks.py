@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from clearhead.base.arrays import to_tensor
+
 if TYPE_CHECKING:
     from clearhead.inspection.matrix import LazyMatrix
 
@@ -76,7 +78,7 @@ def _read(matrix: LazyMatrix) -> Iterator[tuple[Place, Tensor]]:
     """Each block, with its place."""
     for place in blocks(matrix.shape):
         with torch.no_grad():
-            block = torch.as_tensor(matrix[place])
+            block = to_tensor(matrix[place], "a block")
         yield place, block
 
 

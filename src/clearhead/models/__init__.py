@@ -3,6 +3,7 @@
 from typing import TYPE_CHECKING
 
 from clearhead.base.renamed import missing as _missing
+from clearhead.base.renamed import public as _public
 from clearhead.models.attention_call import AttentionCall as AttentionCall
 from clearhead.models.chain.generation import Generation as Generation
 from clearhead.models.checks import ComparedCall as ComparedCall
@@ -34,6 +35,8 @@ from clearhead.models.use.reduced import Statistics as Statistics
 from clearhead.models.use.run_on_clearhead import run_on_clearhead as run_on_clearhead
 from clearhead.models.watch import statistics as statistics
 from clearhead.models.watch import watch as watch
+
+__all__ = _public(globals())
 
 if not TYPE_CHECKING:
 

@@ -57,9 +57,10 @@ def watch(
     it from the `attention_mask` of that shape that the model is called with. Statistics and reports leave padding out,
     and `call.padding` says which positions were left out.
     `every`: 3 records the first of every three runs of the model; a run is a call from outside in which attention is
-    computed. `layers`: which layers, by their numbers in the model (-1 is the last), by name ("decoder 0, cross"), or
-    by a module's name or a pattern of it ("layers.3.*"): one of these, a slice of numbers, or a list. A module that is
-    called several times in a run is as many layers, numbered in the order of the calls.
+    computed, or a step of a model that generates inside the `forward` of another. `layers`: which layers, by their
+    numbers in the model (-1 is the last), by name ("decoder 0, cross"), or by a module's name or a pattern of it
+    ("layers.3.*"): one of these, a slice of numbers, or a list. A module that is called several times in a run is as
+    many layers, numbered in the order of the calls.
     `values`: keep each call's value and output too, for `call.output`, `call.value_norms` and `call.weighted_norms`;
     and hold on to the inputs of the layers around the call, so that `call.explain` can begin at them.
     `gradients`: also keep the gradients that backward passes give the outputs, for `call.gradients`.
@@ -123,7 +124,7 @@ def statistics(
 def _check(model: nn.Module, who: str) -> None:
     if not isinstance(model, nn.Module):
         raise ClearheadError(f"{who} takes a torch.nn.Module; got a {type(model).__name__}.")
-    refuse_compiled(model)
+    refuse_compiled(model, who)
 
 
 def _recorded(

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from clearhead.base.arrays import to_tensor
 from clearhead.base.errors import UnsupportedError
 from clearhead.inspection.gradients import WeightGradients
 from clearhead.inspection.index import Part
@@ -169,7 +170,7 @@ class MultipliedWeights(PaddedWeights):
 
     def _product(self, result: Any, factor: Tensor) -> Any:
         """The product of a result and a factor, an array or a tensor as the weights give them."""
-        found = torch.as_tensor(result)
+        found = to_tensor(result, "a result")
         found = found * factor.to(found.dtype)
         return found.numpy() if self._source.numpy else found
 

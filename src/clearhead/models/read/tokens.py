@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from clearhead.base.arrays import to_tensor
 from clearhead.base.errors import ClearheadError, ShapeError
 from clearhead.models.attention_call import AttentionCall
 
@@ -94,7 +95,7 @@ class Tokens:
 def _rows(name: str, tokens: Any, numbers: dict[str, int]) -> list[Tensor]:
     """The numbers of each sequence's tokens: ids as they are, words numbered by the dictionary `numbers`."""
     if isinstance(tokens, Tensor | np.ndarray):
-        ids = torch.as_tensor(tokens).detach().cpu()
+        ids = to_tensor(tokens, name).detach().cpu()
         if ids.is_floating_point() or ids.is_complex() or ids.dtype == torch.bool or ids.ndim not in (1, 2):
             raise ClearheadError(
                 f"{name} has dtype {ids.dtype}, shape {tuple(ids.shape)}; pass words, or the ids of tokens, integers "

@@ -173,9 +173,9 @@ def monitor(model: nn.Module, every: int = 20, callback: Callback | Any = None, 
     if not isinstance(model, nn.Module):
         raise ClearheadError(f"monitor takes a torch.nn.Module; got a {type(model).__name__}.")
     check_count(every, 1, "every")
-    what = asked_to_reduce(KEEP, layers=layers)
+    what = asked_to_reduce(KEEP, layers=layers, who="monitor")
     call = _as_function(callback)
-    refuse_compiled(model)
+    refuse_compiled(model, "monitor", "reads")
     refuse_compiled_code(model)
     return Monitor(model, every, call, what)
 

@@ -66,7 +66,7 @@ class Asked(NamedTuple):
     """The arguments of `watch` and `statistics`.
 
     `keep`: the reductions, or None to keep query and key. `layers`: None takes all layers. `each`: a function that a
-    survey calls with each call when it happens; then nothing of the call is kept.
+    survey calls with each call when it happens; then nothing of the call is kept. `who`: the function, for messages.
     """
 
     keep: tuple[Reduction, ...] | None
@@ -78,10 +78,11 @@ class Asked(NamedTuple):
     gradients: bool = False
     fuse: bool = False
     each: Callable[[AttentionCall], None] | None = None
+    who: str = "watch"
 
     def chooses(self, site: Site) -> bool:
         """Whether the calls that a layer makes are recorded."""
-        return chooses(self.layers, site, "watch")
+        return chooses(self.layers, site, self.who)
 
 
 def asked(every: Any = 1, layers: Any = None, values: Any = False, gradients: Any = False) -> Asked:
@@ -95,9 +96,15 @@ def asked(every: Any = 1, layers: Any = None, values: Any = False, gradients: An
 
 
 def asked_to_reduce(
-    reductions: Any, every: Any = 1, layers: Any = None, heads: Any = None, merge: Any = None, fuse: Any = False
+    reductions: Any,
+    every: Any = 1,
+    layers: Any = None,
+    heads: Any = None,
+    merge: Any = None,
+    fuse: Any = False,
+    who: str = "statistics",
 ) -> Asked:
-    """The arguments of `statistics`, checked."""
+    """The arguments of `statistics`, checked. `who`: the function that was called."""
     keep = tuple(reductions) if isinstance(reductions, list | tuple) else (reductions,)
     if not keep or not all(isinstance(one, Reduction) for one in keep):
         raise ClearheadError(
@@ -112,12 +119,12 @@ def asked_to_reduce(
         if type(one) is TopK:
             check_count(one.k, 1, "k of TopK", most=2**31 - 1)
     check_count(every, 1, "every")
-    layers, heads = checked_layers(layers, "statistics"), checked_heads(heads, "statistics")
+    layers, heads = checked_layers(layers, who), checked_heads(heads, who)
     if not (merge is None or isinstance(merge, Means)):
         raise ClearheadError(f"statistics: merge is a {type(merge).__name__}; expected a ch.models.Means().")
     if not isinstance(fuse, bool) or (fuse and heads is not None):
         raise ClearheadError(f"statistics: fuse is {fuse!r}; True goes with all heads, whose pass gives the output.")
-    return Asked(keep, every, layers, heads, merge, fuse=fuse)
+    return Asked(keep, every, layers, heads, merge, fuse=fuse, who=who)
 
 
 class Recorder(Receiver):
@@ -439,7 +446,7 @@ def recorded(recorder: Recorder, given: Callable[[Recorder], Given]) -> Iterator
     lost = len(recorder.unattributed)
     if not recorder.seen and not recorder.modules:
         raise ClearheadError(_nothing_seen(recorder.stack.model, lost))
-    check_layers(recorder.asked.layers, recorder.sites, "watch")
+    check_layers(recorder.asked.layers, recorder.sites, recorder.asked.who)
     if not recorder.seen:
         raise ClearheadError(
             f"no call could be recorded: an error came between. Calls were made by {listed(recorder.modules)}."
