@@ -218,9 +218,10 @@ def in_memory(query: Tensor, key: Tensor, value: Tensor) -> bool:
 def freed(tensor: Tensor) -> bool:
     """Whether the storage of a tensor holds fewer bytes than shape and strides need.
 
-    False where there is no such storage: in compiled code, in transforms, and of a subclass that dispatches.
+    False where there is no such storage: in compiled code, in transforms, and of a subclass that dispatches; and in
+    `torch.jit.trace`, in which sizes are tensors.
     """
-    if compiling() or tensor.layout is not torch.strided or is_wrapped(tensor) or dispatches(tensor):
+    if compiling() or jit_state() is not None or tensor.layout is not torch.strided or is_wrapped(tensor) or dispatches(tensor):
         return False
     if is_zero_tensor(tensor) or tensor.is_meta or not tensor.numel():
         return False
