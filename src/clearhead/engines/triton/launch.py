@@ -52,7 +52,12 @@ def backend() -> int:
 
 
 def start(kernel: Any, programs: tuple[int, ...], *arguments: Any, warps: int = 4, **constants: Any) -> None:
-    """Start a kernel; by another name than `launch`, so that a check can put one that compiles alone in its place."""
+    """Start a kernel; by another name than `launch`, so that a check can put one that compiles alone in its place.
+
+    An empty part of a problem has no programs, and a device starts none.
+    """
+    if 0 in programs:
+        return
     kernel[programs](*arguments, num_warps=warps, num_stages=1, **constants)
 
 
@@ -195,7 +200,8 @@ def _blocks(problem: Problem, pass_: str) -> Blocks:
     lowered, value = problem.lowered, problem.value
     assert lowered is not None
     width, values = lowered.query.shape[-1], 0 if value is None else value.shape[-1]
-    return blocks_for(lowered.phi, pass_, width, values, lowered.query.element_size(), problem.sizes.queries)
+    size = max(t.element_size() for t in (lowered.query, value) if t is not None)
+    return blocks_for(lowered.phi, pass_, width, values, size, problem.sizes.queries)
 
 
 def _programs(problem: Problem, block: int) -> int:
