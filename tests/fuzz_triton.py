@@ -5,9 +5,9 @@
     python tests/fuzz_triton.py --only 123             one again, shown
 
 Problem N is the first of the draws TRIES · N, TRIES · N + 1, … of `fuzzing/draw.py` that the engine takes and that is
-small, in ordinary surroundings, with tiles and shares of the keys that are drawn too. Outputs and gradients, or looks at
-the weights and the gradients of statistics, are within the budget of `fuzzing/budget.py`; the interpreter refuses what a
-GPU would do otherwise (`interpreted/strict.py`). Problems run in child processes, as those of `fuzz.py`.
+small, in ordinary surroundings, with tiles and shares of the keys that are drawn too. Outputs and gradients, or looks
+at the weights and the gradients of statistics, are within the budget of `fuzzing/budget.py`; the interpreter refuses
+what a GPU would do otherwise (`interpreted/strict.py`). Problems run in child processes, as those of `fuzz.py`.
 """
 
 from __future__ import annotations
