@@ -1,6 +1,6 @@
 """How many queries and keys a tile has, by φ, pass and widths: chosen by what `make cuda-check` says of registers.
 
-No device has measured these: they spill nothing, and leave room for as many warps as the table beside the kernels says.
+No device has measured these: they spill little, and leave room for as many warps as the table beside the kernels says.
 """
 
 from __future__ import annotations
