@@ -16,10 +16,8 @@ from clearhead.models.recording import Recording
 from clearhead.models.tap.choice import Heads, Layers
 from clearhead.models.tap.padding import checked
 from clearhead.models.tap.refused import refuse_compiled
-from clearhead.models.use.asked import Asked, asked, asked_to_reduce
 from clearhead.models.use.means import Means
-from clearhead.models.use.recorded import recorded
-from clearhead.models.use.recorder import Recorder
+from clearhead.models.use.recorder import Asked, Recorder, asked, asked_to_reduce, recorded
 from clearhead.models.use.reduced import Statistics
 
 T = TypeVar("T")
@@ -73,7 +71,8 @@ def watch(
     `F.scaled_dot_product_attention` in threads that run no module. Without `layers`, warns of modules whose attention
     is not recorded: modules that call `flex_attention` or a kernel of PyTorch's themselves, and modules with
     "attention", "attn", "multihead" or "mha" in their name or their class's name that compute a softmax in their own
-    code. Compiled code shows neither: a compiled `flex_attention` is missing from the record without a warning.
+    code. A softmax that a module computes by hand, as exp() divided by its sum, goes unnoticed.
+    Compiled code shows none of these: a compiled `flex_attention` is missing from the record without a warning.
     Cost: for each call a copy of query and key, in O(Lq + Lk) memory, and a copy of the mask's tensor, once, where its
     rows are not intervals. `torch.nn` projects queries and keys inside: a record projects them once more.
     """
@@ -96,13 +95,10 @@ def statistics(
 ) -> AbstractContextManager[Statistics]:
     """Reduce every attention call that the model makes inside the `with`, its outputs bit-identical.
 
-    >>> import torch, torch.nn.functional as F, clearhead as ch
-    >>> class Block(torch.nn.Module):
-    ...     def forward(self, x):
-    ...         return F.scaled_dot_product_attention(x, x, x, is_causal=True)
-    >>> block = Block()
+    >>> import torch, clearhead as ch
+    >>> block, x = ch.nn.DotProductAttention(), torch.rand(1, 4, 10, 8)
     >>> with ch.models.statistics(block, [ch.reductions.Entropy(), ch.reductions.TopK(5)]) as seen:
-    ...     output = block(torch.rand(1, 4, 10, 8))
+    ...     output = block(x, x, x, mask=ch.Causal())
     >>> entropy, (largest, keys) = seen.calls[0].results
     >>> entropy.shape, largest.shape
     (torch.Size([1, 4, 10]), torch.Size([1, 4, 10, 5]))

@@ -39,8 +39,7 @@ from clearhead.models.tap.refused import (
     uncompiled,
 )
 from clearhead.models.tap.tap import own_source
-from clearhead.models.use.asked import Asked, asked_to_reduce
-from clearhead.models.use.recorder import Recorder
+from clearhead.models.use.recorder import Asked, Recorder, asked_to_reduce
 from clearhead.models.use.reduced import ReducedCall
 from clearhead.problem.problem import Problem
 from clearhead.problem.summary import Found, Summary
@@ -125,25 +124,21 @@ def rows_of(step: int, found: dict[str, Tensor], layers: dict[str, LayerName]) -
     return Table(row for rows in each for row in rows)
 
 
-Rows = list[dict[str, Any]]
-Callback = Callable[[int, Rows], Any]
+Callback = Callable[[int, list[dict[str, Any]]], Any]
 
 
 def monitor(model: nn.Module, every: int = 20, callback: Callback | Any = None, *, layers: Layers = None) -> Monitor:
     """Watch the attention of a model that trains: entropy, largest logit and sink share of every head.
 
-    >>> import torch, torch.nn.functional as F, clearhead as ch
-    >>> class Block(torch.nn.Module):
-    ...     def forward(self, x):
-    ...         return F.scaled_dot_product_attention(x, x, x, is_causal=True)
-    >>> block = Block().train()
+    >>> import torch, clearhead as ch
+    >>> block, x = ch.nn.DotProductAttention().train(), torch.zeros(1, 1, 2, 8)
     >>> with ch.models.monitor(block, every=2) as seen:
     ...     for step in range(4):
-    ...         output = block(torch.zeros(1, 1, 2, 8))
+    ...         output = block(x, x, x, mask=ch.Causal())
     >>> for row in seen.table():
-    ...     print(row["step"], row["module"], row["head"], round(row["entropy"], 4), row["sink_share"])
-    0 Block 0 0.3466 0.75
-    2 Block 0 0.3466 0.75
+    ...     print(row["step"], row["layer"], row["head"], round(row["entropy"], 4), row["sink_share"])
+    0 0 0 0.3466 0.75
+    2 0 0 0.3466 0.75
 
     A step is a call of `model` in training mode (`model.train()`); the first step has the number 0. The first of every
     `every` steps is monitored. Calls in evaluation mode, and layers that a checkpoint computes again, are neither
@@ -164,7 +159,8 @@ def monitor(model: nn.Module, every: int = 20, callback: Callback | Any = None, 
 
     Compile the model after the monitor was made. Then calls of transformers' attention interface are seen inside
     compiled code, with fullgraph too. Other attention in compiled code is not seen.
-    Without `layers`, it warns once of modules that computed a softmax in their own code, which are not monitored.
+    Without `layers`, it warns once of modules that computed a softmax in their own code, which are not monitored. A
+    softmax by hand, as exp() divided by its sum, goes unnoticed.
     Raises a `ClearheadError` for a compiled model, for a model whose classes the compiler already has code for, for a
     step in which no attention is seen, and at the end of a `with` without a step, or without a call by one of `layers`.
     Cost: a monitored step has one more pass over the allowed pairs of each call, with O(Lq + Lk) memory, and 24 bytes

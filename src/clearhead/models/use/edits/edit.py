@@ -56,7 +56,8 @@ def edit(model: nn.Module, *edits: Edit) -> AbstractContextManager[None]:
     `torch.nn`'s Transformer layers leave their fast path here, as they do in training: outputs at padding differ.
     Raises a `ClearheadError` at the end of the `with` for an edit that changed nothing, and where the model is edited
     already; an `UnsupportedError` for a compiled model, and for a call with dropout. Where an edit has no `layers`, it
-    warns of attention modules that computed a softmax in their own code, which are not changed. Cost: the attention of
+    warns of attention modules that computed a softmax in their own code, which are not changed. A softmax by hand, as
+    exp() divided by its sum, goes unnoticed. Cost: the attention of
     the changed heads and queries is computed once more.
     """
     if not isinstance(model, nn.Module):

@@ -235,10 +235,6 @@ def _detached(source: OfModel | PartOfModel) -> OfModel | PartOfModel:
     return source.without_graph() if source.learnt else source
 
 
-def _same(func: Any, self: LazyAttention, *args: Any, **kwargs: Any) -> Any:
-    return self
-
-
 def _detach(func: Any, self: LazyAttention) -> Any:
     return _lazily(self, _detached(self._source))
 
@@ -249,14 +245,6 @@ def _to(func: Any, self: LazyAttention, *args: Any, **kwargs: Any) -> Any:
         return NotImplemented
     same = found.dtype == self.dtype and found.device == self.device
     return self if same else _lazily(self, None, found.dtype, found.device)
-
-
-def _clone(func: Any, self: LazyAttention, **kwargs: Any) -> Any:
-    return func(self.dense(), **kwargs)
-
-
-def _iter(func: Any, self: LazyAttention) -> Any:
-    return (self[i] for i in range(len(self)))
 
 
 def _unbind(func: Any, self: LazyAttention, dim: int = 0) -> Any:
@@ -317,9 +305,9 @@ LAZILY: dict[Any, Callable[..., Any]] = {
     **dict.fromkeys((T.unbind, torch.unbind), _unbind),
     **dict.fromkeys((T.squeeze, torch.squeeze), _squeeze),
     **dict.fromkeys((T.matmul, T.__matmul__, torch.matmul), _matmul),
-    **dict.fromkeys((T.clone, torch.clone), _clone),
-    T.contiguous: _same,
-    T.__iter__: _iter,
+    **dict.fromkeys((T.clone, torch.clone), lambda func, self, **kwargs: func(self.dense(), **kwargs)),
+    T.contiguous: lambda func, self, *args, **kwargs: self,
+    T.__iter__: lambda func, self: (self[i] for i in range(len(self))),
     T.__getitem__: _getitem,
 }
 # Functions that read only shape, dtype and device.
