@@ -34,7 +34,8 @@ def ranges(problem: Problem, queries: int, keys: int) -> Tensor | None:
 
 def capturing() -> bool:
     """Whether a CUDA graph is captured: memory that is made meanwhile is the graph's, and is kept nowhere else."""
-    return torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()
+    started: bool = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+    return started and torch.cuda.is_current_stream_capturing()
 
 
 def _ranges(visible: Visible, length: int, queries: int, keys: int) -> Tensor:
