@@ -123,3 +123,31 @@ def test_the_kernels_of_flex_compile_for_a_gpu_that_is_not_here(name):
     kernels = json.loads(done.stdout.splitlines()[-1])["kernels"]
     assert len(kernels) == KERNELS[name]
     assert all(0 < kernel["shared"] <= H100 for kernel in kernels), kernels
+
+
+@pytest.fixture(scope="module")
+def of_triton():
+    """What calls of the engine `triton` print, whose kernels are not started."""
+    why = device.why_not()
+    if why is None and importlib.util.find_spec("triton") is None:
+        why = "Triton is not installed"
+    if why is not None:
+        pytest.skip(why)
+    command = [sys.executable, "-W", "ignore", str(HERE / "triton_calls.py")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=900)
+    assert not done.returncode, done.stderr[-3000:]
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+def test_calls_of_triton_wait_for_nothing_up_to_their_kernels(of_triton):
+    *calls, _ = of_triton
+    assert [call["case"] for call in calls if call["waits"]] == []
+    assert len(calls) >= 7 and all(call["kernels"] for call in calls)
+
+
+def test_while_a_graph_is_captured_nothing_is_proved_compiled_or_kept(of_triton):
+    found = of_triton[-1]
+    assert found["engine"] == "tiled" and "not triton    it was not proved on this device yet" in found["why"]
+    assert "was not compiled yet" in found["said"] and "once before the capture" in found["said"]
+    outside, inside = found["kept"]
+    assert outside > inside == 0

@@ -17,6 +17,7 @@ from clearhead.engines.triton.blocks import Blocks
 from clearhead.engines.triton.engine import Triton
 from clearhead.engines.triton.proof import problems
 from clearhead.engines.triton.ranges import ranges
+from clearhead.masks import Intervals
 from clearhead.problem.problem import make_problem
 from clearhead.problem.summary import Summary
 from clearhead.testing import Error, compare
@@ -34,6 +35,8 @@ MASKS = {
     "lengths": ch.Lengths(torch.tensor([9, 0, 63])),
     "documents": ~ch.Documents(torch.tensor([[0] * 20 + [1] * 43] * 3)),
 }
+SEEN = torch.arange(6).view(1, 6, 1) * 5
+BY_HEAD = Intervals(SEEN, SEEN + 20) | Intervals(SEEN + 30, SEEN + 37)
 SIZES = ((7, 63), (63, 63))
 PHI = pytest.mark.parametrize("phi", SCORES)
 
@@ -209,6 +212,33 @@ def test_decoding_shares_out_the_keys(phi, sinks, monkeypatch):
     got, want = (ch.attention(query, key, value, engine=engine, **given) for engine in ("triton", "tiled"))
     torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-6)
     assert not got[0].any()  # it sees nothing
+
+
+GROUPED = {
+    "lengths": {"mask": ch.Lengths(torch.tensor([0, 40]))},
+    "gaps by head, sinks": {"mask": BY_HEAD, "sinks": draw(6)},
+    "each pair": {"bias": ch.DenseBias(draw(2, 6, 2, 63))},
+    "by distance": {"bias": ch.ALiBi(6), "mask": ch.Causal(), "align": "lower_right"},
+}
+
+
+@pytest.mark.parametrize("queries", [1, 2])
+@pytest.mark.parametrize("name", GROUPED)
+def test_a_key_is_read_once_for_the_heads_of_its_group(name, queries, monkeypatch):
+    """One program for a key head and a share of the keys; where the rows stay apart, one for each query head."""
+    given = dict(GROUPED[name])
+    query, key, value = (draw(2, heads, length, 8, seed=heads) for heads, length in ((6, queries), (2, 63), (2, 63)))
+    key[1, 1, 50] = torch.nan  # which some see
+    if name == "each pair":
+        given["bias"] = ch.DenseBias(draw(2, 6, queries, 63))
+    started = []
+    right = launch.start
+    monkeypatch.setattr(
+        launch, "start", lambda kernel, *given, **more: started.append(given[0]) or right(kernel, *given, **more)
+    )
+    got, want = (ch.attention(query, key, value, engine=engine, **given) for engine in ("triton", "tiled"))
+    torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-6, equal_nan=True)
+    assert started[0][0] == (12 if name == "by distance" and queries > 1 else 4)
 
 
 def test_the_bits_do_not_change_from_run_to_run():

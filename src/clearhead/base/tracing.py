@@ -221,7 +221,9 @@ def freed(tensor: Tensor) -> bool:
     False where there is no such storage: in compiled code, in transforms, and of a subclass that dispatches; and in
     `torch.jit.trace`, in which sizes are tensors.
     """
-    if compiling() or jit_state() is not None or tensor.layout is not torch.strided or is_wrapped(tensor) or dispatches(tensor):
+    if compiling() or jit_state() is not None:
+        return False
+    if tensor.layout is not torch.strided or is_wrapped(tensor) or dispatches(tensor):
         return False
     if is_zero_tensor(tensor) or tensor.is_meta or not tensor.numel():
         return False

@@ -16,7 +16,7 @@ from torch import Tensor
 from clearhead.base.rules import ByPair, Rule
 
 MOST = 64  # rules that are compiled: each costs seconds, and one that reads another number is another one
-_known: set[str] = set()
+_known: dict[str, Callable[..., Tensor]] = {}  # one function for each code, since a kernel is compiled for a function
 _BESIDE = (torch.ops.aten.index.Tensor, torch.ops.aten._to_copy.default, torch.ops.aten.scalar_tensor.default)
 
 
@@ -77,10 +77,9 @@ def _traced(rule: Rule, device: torch.device, floating: bool) -> Traced | str:
     code = module.code
     if code not in _known and len(_known) >= MOST:
         return f"{MOST} other rules were compiled already, and each takes seconds"
-    _known.add(code)
     forward = type(module).forward
     assert isinstance(forward, types.FunctionType)
-    return Traced(code, forward, tuple(tensors))
+    return Traced(code, _known.setdefault(code, forward), tuple(tensors))
 
 
 def _of_one_pair(node: Any) -> bool:

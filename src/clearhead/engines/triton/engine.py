@@ -113,10 +113,11 @@ class Triton(Engine):
             return super().summarise(problem, summary)
         with torch.no_grad():
             problem = guard(_folded(problem))
-            value = problem.value if summary.output else None
+            # in float32, as the results are: a weight in a value's low precision would be rounded before the sum
+            value = problem.value.float() if summary.output and problem.value is not None else None
             both = value
             if summary.groups is not None:  # how much goes to each group is one more column of the output
-                groups = of_heads(summary.groups, problem)
+                groups = of_heads(summary.groups, problem).float()
                 both = groups if value is None else torch.cat([value, groups], -1)
             found: Found = _launch().statistics(problem._replace(value=both), summary)
         if summary.groups is None or found.output is None:
