@@ -101,7 +101,10 @@ EXPLORED: dict[str, dict[str, Kept]] = {
     "test_written.py": {"test_a_disk_that_is_full_at_any_byte_leaves_the_old_file": 0},
     "test_fuzz.py": {"test_no_problem_is_beyond_its_budget": ("0-60",)},
     "test_rules_kept.py": {"test_each_change_is_followed": 3},
-    "test_flex.py": {"test_masks": ("And", "Or", "Lengths", "MaskFunction")},
+    "test_flex.py": {
+        "test_masks": ("And", "Or", "Lengths", "MaskFunction"),
+        "test_the_proof_of_a_device_passes": ("torch.bfloat16",),
+    },
     "test_fuzz_edited_models.py": {"test_random_edits_are_as_by_hand": 3},
     "test_masks_written_to.py": {"test_what_it_says_now_holds": 3},
     "test_fuzz_edits.py": {"test_random_edits_are_as_by_hand": ("0",)},
