@@ -105,8 +105,8 @@ MASKS = [
     ),
     Mutant(
         "masks/base.py",
-        "            return ~other.keep(",
-        "            return other.keep(",
+        "joined(lambda *sides: ~pairs(*sides),",
+        "joined(lambda *sides: pairs(*sides),",
         "~ of a mask with a residual is the mask",
         "test_masks.py",
     ),
