@@ -21,7 +21,6 @@ APART = {
         "models.monitor", "models.run_on_clearhead", "models.statistics", "models.survey",
     ), MODELS),
     "edits.Edit": "abstract",
-    "edits.AddBias": "flex cannot compile the part of a bias by distance that it adds: a known fault",
 }  # fmt: skip
 
 

@@ -52,6 +52,7 @@ def cases(query, key, value, x):
     changes = {
         "ScaleHeads": ch.edits.ScaleHeads(heads=[0], factor=0.5),
         "Knockout": ch.edits.Knockout(heads=[0]),
+        "AddBias": ch.edits.AddBias(ch.ALiBi(HEADS)),
         "ForceMask": ch.edits.ForceMask(ch.SlidingWindow(before=9)),
     }
 

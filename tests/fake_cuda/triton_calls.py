@@ -18,7 +18,8 @@ import triton  # noqa: E402
 from triton.backends.compiler import GPUTarget  # noqa: E402
 
 import clearhead as ch  # noqa: E402
-from clearhead.engines.triton import launch, proof  # noqa: E402
+from clearhead.engines import proof  # noqa: E402
+from clearhead.engines.triton import launch  # noqa: E402
 from clearhead.engines.triton.engine import Triton  # noqa: E402
 from clearhead.problem.problem import make_problem  # noqa: E402
 

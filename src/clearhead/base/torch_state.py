@@ -135,6 +135,13 @@ backward_task: Callable[[], int] = part(
     _task_by_node,
 )
 
+functions_hidden: Callable[[], bool] = part(
+    "torch._C._is_torch_function_all_disabled",
+    "to see whether function modes are hidden, of which FlexAttention needs one",
+    "the engine flex declines, and tiled runs",
+    lambda: True,
+)
+
 # ------------------------------------------------------------------------------- what compiles, traces, casts, follows
 
 

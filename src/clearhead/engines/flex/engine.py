@@ -14,6 +14,7 @@ from clearhead.base.errors import UnsupportedError
 from clearhead.base.installed import has_triton
 from clearhead.base.rules import by_pair
 from clearhead.base.shapes import apart
+from clearhead.base.torch_state import functions_hidden
 from clearhead.base.tracing import compiling, dispatches, empty_of_values, looked_into, readable, traced
 from clearhead.engines import proof
 from clearhead.engines.base import Cost, Engine
@@ -71,6 +72,8 @@ class Flex(Engine):
             found.append("FlexAttention has no gradients on a CPU")
         if any(map(dispatches, (lowered.query, lowered.key, problem.value))) and not _shapes_alone(problem):
             found.append("an input is a tensor subclass with operations of its own, which may have no such kernel")
+        if functions_hidden():
+            found.append("function modes are hidden here, as where an edit computes a part again, and it needs one")
         if looked_into():
             found.append("torch.func and forward mode look into PyTorch's own operations only")
         elif traced() and not _shapes_alone(problem):
