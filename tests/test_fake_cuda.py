@@ -38,8 +38,9 @@ WAITS = {
     "Lengths, built in the call": (1, LENGTHS),
     "Padding of integers, built in the call": (1, CHECKED),
     "Documents, built in the call": (1, CHECKED),
-    **dict.fromkeys(("edits.ForceMask", "edits.ScaleHeads"), (1, EDITS)),
-    "edits.Knockout": (2, EDITS),
+    **dict.fromkeys(("edits.AddBias", "edits.ScaleHeads"), (1, EDITS)),
+    "edits.ForceMask": (2, f"{EDITS}; {BLOCKS}"),
+    "edits.Knockout": (3, f"{EDITS}; {BLOCKS}"),
     "reductions.Mass": (1, "a group below 0 is an error in words, and the largest says how many there are"),
     "watch": (1, "a recording keeps the sums of what it holds, to find later writes that are not counted"),
 }

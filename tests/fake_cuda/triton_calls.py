@@ -144,7 +144,7 @@ def timed(rounds=300):
 if __name__ == "__main__":
     launch.start = lambda kernel, programs, *_, **__: STARTED.append(kernel.fn.__name__)
     proof.differences = lambda *_: []  # as on a device where nothing differs
-    proof._write = lambda *_: None
+    proof._write = proof._read = lambda *_: None
     if sys.argv[1:] == ["--time"]:
         timed()
     else:

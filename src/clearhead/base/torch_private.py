@@ -106,6 +106,13 @@ def forward_is_compiled(module: nn.Module) -> bool:
     return hasattr(module.forward, "_torchdynamo_orig_callable")
 
 
+to_another_dtype = part(
+    "torch.ops.aten._to_copy.default",
+    "to let a caller's rule change a number's dtype inside FlexAttention's kernel",
+    "such a rule is made in full",
+    None,
+)
+
 # ------------------------------------------------------------------------------------------ contexts around operations
 
 without_functions: Callable[[], AbstractContextManager[object]] = part(

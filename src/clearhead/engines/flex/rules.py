@@ -14,10 +14,11 @@ import torch
 from torch import Tensor
 
 from clearhead.base.rules import ByPair, Rule
+from clearhead.base.torch_private import to_another_dtype
 
 MOST = 64  # rules that are compiled: each costs seconds, and one that reads another number is another one
 _known: dict[str, Callable[..., Tensor]] = {}  # one function for each code, since a kernel is compiled for a function
-_BESIDE = (torch.ops.aten.index.Tensor, torch.ops.aten._to_copy.default, torch.ops.aten.scalar_tensor.default)
+_BESIDE = (torch.ops.aten.index.Tensor, to_another_dtype, torch.ops.aten.scalar_tensor.default)
 
 
 class Traced(NamedTuple):
