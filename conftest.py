@@ -11,6 +11,9 @@ import torch
 # Triton is there for Linux alone, and has no examples
 collect_ignore_glob = [] if importlib.util.find_spec("triton") else ["src/clearhead/engines/triton/*"]
 
+# A worker makes many short-lived objects: to look through them at each 700 took up to a tenth of some files' time.
+GARBAGE = 10_000, 10, 10
+
 KEPT = {-3: 2**28, -1: 2**29}  # M_MMAP_THRESHOLD and M_TRIM_THRESHOLD of mallopt(3), in bytes
 
 
@@ -19,12 +22,15 @@ def pytest_configure(config):
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
     for option, size in KEPT.items() if mallopt else ():
         mallopt(option, size)
+    gc.disable()  # while tests are collected: nearly all that is imported stays
 
 
 def pytest_collection_finish(session):
     """What has been imported stays: the garbage collector need not look through it again and again."""
     gc.collect()
     gc.freeze()
+    gc.set_threshold(*GARBAGE)
+    gc.enable()
 
 
 @pytest.fixture(scope="module")

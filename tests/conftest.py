@@ -54,10 +54,14 @@ def figures_closed():
 
 @pytest.fixture(scope="session")
 def inductor_cache():
-    """A new one: what was compiled before may call operations as they were before. One for all: it takes seconds."""
+    """A new one: what was compiled before may call operations as they were before. One for all: it takes seconds.
+
+    The compiler starts no processes of its own: each would import PyTorch to compile one or two small kernels.
+    """
+    from torch._inductor import config
     from torch._inductor.utils import fresh_cache
 
-    with fresh_cache():
+    with fresh_cache(), config.patch(compile_threads=1):
         yield
 
 

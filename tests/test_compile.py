@@ -152,8 +152,8 @@ def test_compiled_code_skips_what_the_mask_leaves_out(monkeypatch):
     computed = []
     run = operation.choose
 
-    def choose(problem, engine):
-        found = run(problem, engine)
+    def choose(problem, engine, rows):
+        found = run(problem, engine, rows)
         if problem.edges is not None:
             computed.append(found.cost(problem).pairs)
         return found

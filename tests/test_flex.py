@@ -11,9 +11,11 @@ from torch.nn.attention import flex_attention
 
 import clearhead as ch
 from clearhead.base.shapes import Sizes
+from clearhead.engines import proof
 from clearhead.engines.choose import ENGINES
 from clearhead.engines.flex import kernel
 from clearhead.engines.flex.blocks import BLOCK, blocks_of
+from clearhead.engines.flex.proof import problems
 from clearhead.masks.base import dense
 from clearhead.problem.problem import make_problem
 from clearhead.problem.visible import Later, visible
@@ -185,7 +187,7 @@ def test_inside_compiled_code(as_written):
     torch.testing.assert_close(got, want)
 
 
-SINKS = torch.zeros(4)
+SINKS, LEARNT = torch.zeros(4), torch.ones((), requires_grad=True)
 
 
 @pytest.mark.parametrize(
@@ -194,9 +196,10 @@ SINKS = torch.zeros(4)
         ({"score": ch.Additive(24, 24, 8)}, "no dot product"),
         ({"score": lambda query, key: query @ key.mT}, "tile"),
         ({"dropout_p": 0.5}, "no weights to drop"),
-        ({"bias": ch.BiasFunction(lambda b, h, i, j: (i - j) / 2)}, "a function"),
+        ({"bias": ch.BiasFunction(lambda b, h, i, j: LEARNT * (i - j))}, "reads a tensor which needs a gradient"),
+        ({"bias": ch.BiasFunction(lambda b, h, i, j: (j - j.max()) / 2)}, "may hold what needs a gradient"),
     ],
-    ids=["additive", "tile", "dropout", "bias by a function"],
+    ids=["additive", "tile", "dropout", "a function that learns", "a function of many pairs"],
 )
 def test_objections(options, why):
     assert why in " ".join(ch.plan(*inputs(), **options, align="lower_right").declined["flex"])
@@ -219,11 +222,44 @@ def test_objections_to_dtypes_devices_and_surroundings():
     assert FLEX.objections(problem) == ["FlexAttention gives neither weights nor their statistics"]
 
 
-def test_a_bias_by_a_function_without_gradients(as_written):
-    bias = ch.BiasFunction(lambda batch, head, i, j: -(i + head - j).abs() / 50)
+TABLE, IDS = draw(4, 300, seed=6), torch.arange(290).mul(7).remainder(5).expand(2, -1)
+RULES = {
+    "of indices": (
+        ch.MaskFunction(lambda batch, head, i, j: (i + head - j) % 7 < 5),
+        lambda batch, head, i, j: -(i + head - j).abs() / 50,
+    ),
+    "that read tensors": (
+        ch.MaskFunction(lambda batch, head, i, j: IDS[batch, i] == IDS[batch, j]),
+        lambda batch, head, i, j: TABLE[head, (i - j).abs()],
+    ),
+    "joined": (
+        ~ch.MaskFunction(lambda batch, head, i, j: j % 9 == 4) & (ch.Padding(IDS > 0) | ch.SlidingWindow(5)),
+        lambda batch, head, i, j: torch.where(i > j, 0.5, -0.5),
+    ),
+    "documents": (ch.Documents(IDS), lambda batch, head, i, j: (i - j).double() / 100),
+}
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_rules_go_into_the_kernel(name, as_written, monkeypatch):
+    """None is made in full, forward and backward: strips of it say which blocks it touches."""
+    mask, fn = RULES[name]
+    monkeypatch.setattr("clearhead.engines.flex.blocks.STRIP", 1)  # a strip a block of queries
+    options = {"mask": mask & ch.Causal(), "bias": ch.BiasFunction(fn)}
+    compare(inputs(), **options)
+    assert "in full" not in " ".join(ch.plan(*inputs(), **options, align="lower_right", engine="flex").notes)
+
+
+def test_rules_that_are_made_in_full(as_written):
+    """`plan` says so, with their bytes; the numbers are the same."""
+    bias = ch.BiasFunction(lambda batch, head, i, j: (j - j.max() + i - i) / 50)
+    options = {"mask": ch.MaskFunction(lambda batch, head, i, j: (j < j.max() - 3) | (i > 9)), "bias": bias}
     with torch.no_grad():
-        got = ch.attention(*inputs(), bias=bias, engine="flex")
-    torch.testing.assert_close(got, ch.attention(*inputs(), bias=bias, engine="reference"), rtol=1e-5, atol=2e-6)
+        got, want = (ch.attention(*inputs(), **options, engine=engine) for engine in ("flex", "tiled"))
+        torch.testing.assert_close(got, want, rtol=1e-5, atol=2e-6)
+        plan = ch.plan(*inputs(), **options, engine="flex")
+    assert any("a part of the mask is made in full, 43,500 bytes: it computes aten.max" in note for note in plan.notes)
+    assert any("the bias is made in full, up to 1,392,000 bytes: it computes aten.max" in note for note in plan.notes)
 
 
 @pytest.mark.parametrize("mask", masks(), ids=lambda mask: mask.__name__)
@@ -254,10 +290,13 @@ def _matrix(count, which, shape):
 def test_what_is_asked_of_cuda(monkeypatch):
     problem = make_problem(*inputs())
     problem = problem._replace(sizes=problem.sizes._replace(device=torch.device("cuda")))
-    monkeypatch.setattr("clearhead.engines.flex.engine._has_triton", lambda: True)
+    monkeypatch.setattr("clearhead.engines.flex.engine.has_triton", lambda: True)
+    monkeypatch.setattr(proof, "objections", lambda *about: ["it was wrong there"])
+    assert FLEX.objections(problem) == ["it was wrong there"]
+    monkeypatch.setattr(proof, "objections", lambda *about: [])
     assert FLEX.objections(problem) == []
     assert "nothing is masked" in FLEX.reservations(problem)[0]
-    monkeypatch.setattr("clearhead.engines.flex.engine._has_triton", lambda: False)
+    monkeypatch.setattr("clearhead.engines.flex.engine.has_triton", lambda: False)
     assert "pip install triton" in FLEX.objections(problem)[0]
 
 
@@ -270,3 +309,64 @@ def test_edges_of_another_device_are_read_when_they_are_asked_for(monkeypatch):
     wrong = visible(seen.spans._replace(stop=seen.spans.stop + 9), sizes)
     with pytest.raises(ch.ShapeError, match="reach from 0 to 12"):
         wrong.edges  # noqa: B018
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_the_proof_of_a_device_passes(dtype, as_written):
+    assert proof.differences(FLEX, torch.device("cpu"), dtype, problems) == []
+
+
+def test_a_device_that_computes_otherwise_is_objected_to(as_written, monkeypatch, tmp_path):
+    """The engine objects in the words of the proof, which runs once and is kept for other processes."""
+    right, asked = kernel.attend, []
+
+    def wrong(*given):
+        asked.append(given)
+        output, log_sum_exp = right(*given)
+        return 1.001 * output, log_sum_exp
+
+    monkeypatch.setattr(kernel, "attend", wrong)
+    monkeypatch.setattr(proof, "_found", {})
+    monkeypatch.setattr(proof, "_file", lambda *about: tmp_path / "result.json")
+    one = [pair for pair in problems(torch.device("cpu"), torch.float32) if pair[0] == "one query"]
+    about = FLEX, torch.device("cpu"), torch.float32, lambda *about: one
+    first = proof.objections(*about)
+    assert len(first) == 1 and "on cpu it differs from tiled in one query: output, by 0.001 of its size" in first[0]
+    monkeypatch.setattr(proof, "_found", {})  # as another process finds it
+    assert proof.objections(*about) == first and len(asked) == 1
+
+
+def test_partial_results(as_written):
+    """The output and the log-sum-exp of some of the keys, and the gradients of both."""
+    query, key, value = leaves = [t.requires_grad_() for t in inputs()]
+    options = {"mask": ch.Causal() & ch.Lengths([200, 0]), "bias": ch.ALiBi(4), "align": "lower_right"}
+
+    def parts(engine):
+        each = [
+            ch.partial(query, key[:, :, at], value[:, :, at], keys=(at.start, 290), engine=engine, **options)
+            for at in (slice(0, 140), slice(140, 290))
+        ]
+        whole = each[0].merge(each[1])
+        seen = whole.logsumexp.masked_fill(whole.logsumexp.isinf(), 0.0)
+        return whole.finish(), seen, *torch.autograd.grad(whole.finish().sin().sum() + seen.cos().sum(), leaves)
+
+    torch.testing.assert_close(parts("flex"), parts("tiled"), rtol=1e-4, atol=1e-5)
+
+
+def test_partial_results_in_compiled_code(as_written):
+    def attend(query, key, value):
+        found = ch.partial(query, key, value, mask=ch.Causal(), align="lower_right", engine="flex")
+        return found.output, found.logsumexp
+
+    compiled = torch.compile(attend, backend="eager", fullgraph=True)
+    leaves = [t.requires_grad_() for t in inputs()]
+    found = [run(*leaves) for run in (compiled, attend)]
+    got, want = (torch.autograd.grad(output.sin().sum() + rows.cos().sum(), leaves) for output, rows in found)
+    torch.testing.assert_close(got, want)
+
+
+def test_second_derivatives_are_refused_in_words(as_written):
+    query, key, value = (t.requires_grad_() for t in inputs())
+    output = ch.attention(query, key, value, mask=ch.Causal(), align="lower_right", engine="flex")
+    with pytest.raises(ch.UnsupportedError, match="no gradient of a gradient: pass engine='tiled'"):
+        torch.autograd.grad(output.sum(), query, create_graph=True)

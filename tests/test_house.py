@@ -3,6 +3,8 @@
 import ast
 import functools
 import inspect
+import pydoc
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -88,7 +90,6 @@ MODELS = [
     "tap.",
     "chain.cached chain.caches ranks",
     "weights call",
-    "explained",
     "attention_call",
     "calls table loading chain.",
     "use. read.",
@@ -214,7 +215,20 @@ MADE |= {f"extend.{name}" for name in ("Cost", "Found", "Partial", "Problem", "S
 MADE |= {
     f"models.{name}" for name in ("AttentionCall", "ReducedCall", "Statistics", "Monitor", "Distinctive", "Recording")
 }
-MADE |= {f"models.{name}" for name in ("AuditedCall", "Comparison", "ComparedCall", "Differences", "CallDifference")}
+MADE |= {
+    f"models.{name}"
+    for name in ("AuditedCall", "Comparison", "ComparedCall", "Differences", "CallDifference", "Framed", "Survey")
+}
+
+
+@pytest.mark.parametrize("space", sorted({name.partition(".")[0] for name in PUBLIC if "." in name} - {"testing"}))
+def test_help_of_a_namespace_shows_its_names_and_a_star_imports_no_others(space):
+    wanted = {name.partition(".")[2] for name in PUBLIC if name.startswith(f"{space}.")}
+    found = {}
+    exec(f"from clearhead.{space} import *", found)
+    assert found.keys() - {"__builtins__"} == wanted
+    told = pydoc.plain(pydoc.render_doc(getattr(ch, space)))
+    assert all(re.search(rf"^    (class )?{name}\(", told, re.MULTILINE) for name in wanted)
 
 
 def test_the_top_holds_few_names():

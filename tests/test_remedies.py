@@ -137,7 +137,7 @@ def tried():
     """The sites of the sources whose messages the cases provoke."""
     said = [said_of(number) for number in range(len(CASES))]
     said += [case["said"] for found in of_ranks() for case in found.values()]
-    return {site.where for site in sites() if any(site.pattern.search(one) for one in said)}
+    return {site.where for site in sites() if any(map(site.said_in, said))}
 
 
 def test_every_message_with_a_remedy_is_tried_or_says_why_not():

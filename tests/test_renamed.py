@@ -1,5 +1,7 @@
 """Every old name raises an error that says the new one, and the new one is there."""
 
+import importlib
+import re
 from operator import attrgetter
 
 import pytest
@@ -59,15 +61,32 @@ def test_an_old_name_says_the_new_one(old):
         assert hasattr(OBJECTS[known.partition(".")[0]](), known.partition(".")[2])
 
 
+@pytest.mark.parametrize("old", [old for old in RENAMED if old.startswith("clearhead.")])
+def test_an_import_of_an_old_name_says_the_new_one(old):
+    owner, _, name = old.rpartition(".")
+    with pytest.raises(ImportError, match=re.escape(f"{old} is now {RENAMED[old]}.")):
+        exec(f"from {owner} import {name}", {})
+    assert not hasattr(importlib.import_module(owner), name)
+
+
 def test_keep_is_told_of_before_what_went_with_it():
     with pytest.raises(TypeError, match=r"watch\(keep=…\) is now"):
         ch.watch(Block(), heads=1, keep=ch.reductions.Entropy())
 
 
 def test_what_never_was_a_name_is_an_error_as_ever():
+    with pytest.raises(ImportError, match="cannot import name 'nothing' from 'clearhead'"):
+        exec("from clearhead import nothing", {})
     with pytest.raises(AttributeError, match=r"module 'clearhead\.models' has no attribute 'nothing'"):
         _ = ch.models.nothing
     with pytest.raises(AttributeError, match="'Recording' object has no attribute 'nothing'"):
         _ = recording().nothing
     with pytest.raises(TypeError, match="unexpected keyword argument 'nothing'"):
         ch.watch(Block(), nothing=1)
+
+
+@pytest.mark.parametrize("name", ["nn.MultiHeadAttention", "models.statistics", "models.bundled", "edits.ScaleHeads"])
+def test_a_name_of_a_namespace_is_told_at_the_top(name):
+    with pytest.raises(AttributeError, match=rf"is in a namespace: clearhead\.{name}\."):
+        getattr(ch, name.partition(".")[2])
+    assert attrgetter(name)(ch) is not None

@@ -5,6 +5,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import fuzz
+import fuzz_triton
 import pytest
 
 HERE = Path(__file__).parent
@@ -25,8 +27,16 @@ def test_planted_faults():
 
 
 def test_a_sample_of_the_kernels():
-    interpreted("tests/interpreted/kernels.py", "-m", "not explore")
+    interpreted("tests/interpreted/compared.py", "-m", "not explore")
 
 
 def test_all_of_the_kernels():
-    interpreted("tests/interpreted/kernels.py")
+    interpreted("tests/interpreted/compared.py")
+
+
+@pytest.mark.parametrize(("first", "stop"), [(0, 12), (12, 100)])
+def test_no_random_problem_is_beyond_its_budget(first, stop, monkeypatch):
+    """`python tests/fuzz_triton.py 2000` runs more."""
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    failures = fuzz.fuzz(first, stop, program=fuzz_triton.__file__)
+    assert not failures, "\n".join(failures)

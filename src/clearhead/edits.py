@@ -1,18 +1,26 @@
 """Changes to some heads and queries of a model while it runs, which `clearhead.edit` takes.
 
->>> import torch, torch.nn.functional as F, clearhead as ch
->>> class Block(torch.nn.Module):
-...     def forward(self, x):
-...         return F.scaled_dot_product_attention(x, x, x)
->>> block, x = Block(), torch.rand(1, 4, 10, 8)
+>>> import torch, clearhead as ch
+>>> block, x = ch.nn.DotProductAttention(), torch.rand(1, 4, 10, 8)
 >>> with ch.edit(block, ch.edits.Knockout(heads=1, keys=0), ch.edits.ScaleHeads(heads=[2, 3], factor=0.5)):
-...     output = block(x)
+...     output = block(x, x, x)
 
 An edit of your own is a subclass of `Edit`.
 """
 
+from typing import TYPE_CHECKING
+
+from clearhead.base.renamed import missing as _missing
+from clearhead.base.renamed import public as _public
 from clearhead.models.use.edits.add_bias import AddBias as AddBias
 from clearhead.models.use.edits.base import Edit as Edit
 from clearhead.models.use.edits.force_mask import ForceMask as ForceMask
 from clearhead.models.use.edits.knockout import Knockout as Knockout
 from clearhead.models.use.edits.scale_heads import ScaleHeads as ScaleHeads
+
+__all__ = _public(globals())
+
+if not TYPE_CHECKING:
+
+    def __getattr__(name: str) -> object:
+        raise _missing(__name__, name)

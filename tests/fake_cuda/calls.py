@@ -1,7 +1,8 @@
 """What makes the host wait, by public entry, on the fake device: python calls.py [CASE …] prints a line of JSON each.
 
 Each case runs once for what is compiled and remembered, and once more, of which the counts are printed, with the places
-in clearhead that read.
+in clearhead that read. Without arguments all cases run, and before them those that need no float64, on a device that
+refuses it; with `--some` the masks run in training alone, which compiles most of what a forward pass does.
 """
 
 import collections
@@ -13,12 +14,15 @@ import device as fake
 
 DEVICE = fake.there()
 
+import looks  # noqa: E402
 import torch  # noqa: E402
 from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: E402
 
 import clearhead as ch  # noqa: E402
-from clearhead.engines.choose import ENGINES  # noqa: E402
+from clearhead.engines import proof  # noqa: E402
 from clearhead.engines.flex import kernel  # noqa: E402
+from clearhead.engines.triton import engine as engine_of_triton  # noqa: E402
+from clearhead.engines.triton.engine import Triton  # noqa: E402
 from clearhead.nn import (  # noqa: E402
     AdditiveAttention,
     DotProductAttention,
@@ -28,9 +32,14 @@ from clearhead.nn import (  # noqa: E402
 )
 
 kernel.BACKEND = "aot_eager"  # no kernel of Triton's runs here
-for engine in ENGINES:
-    if engine.name not in ("native", "flex", "sdpa", "tiled", "reference"):
-        type(engine).objections = lambda self, problem: ["its kernels are compiled for a GPU"]
+OBJECTIONS = Triton.objections
+
+
+def kept_back(engine, problem):
+    return ["its kernels are compiled for a GPU"]
+
+
+Triton.objections = kept_back
 
 BATCH, HEADS, LENGTH, WIDTH = 2, 4, 160, 32
 
@@ -158,6 +167,10 @@ CASES = {
     "Documents, built in the call": lambda: training(mask=ch.Documents(IDS.clone())),
 }
 
+CASES |= looks.cases(QUERY, KEY, VALUE, X)
+
+
+FORWARD = ("window", "dense", "or")  # masks of each form, whose forward pass is among some cases
 
 # Without float64, on the engines that are of any device.
 ANYWHERE = {
@@ -215,28 +228,86 @@ def without_float64():
             case()
         except Exception as error:
             failed[name] = traceback.format_exc()[-600:] if "float64" in str(error) else repr(error)
+    DEVICE.refuse_float64(False)
     print(json.dumps({"case": "without float64", "tried": len(ANYWHERE), "failed": failed}), flush=True)
 
 
+def unseen():
+    """Which of the looks that make the host wait are not counted, and whether one that does not is counted."""
+    x = torch.arange(6.0, device="cuda")
+    looks = {
+        "item": lambda: x.sum().item(),
+        "bool": lambda: bool(x[0]),
+        "tolist of one": lambda: x[1].tolist(),
+        "a mask as an index": lambda: x[x > 2],
+        "nonzero": lambda: x.nonzero(),
+        "cpu": lambda: x.cpu(),
+        "tolist": lambda: x.tolist(),
+        "a tensor of a list": lambda: torch.tensor([1.0], device="cuda"),
+        "equal": lambda: torch.equal(x, x),
+        "masked_select": lambda: x.masked_select(x > 1),
+        "unique": lambda: x.unique(),
+        "repeat_interleave": lambda: torch.repeat_interleave(x, x.long()),
+    }
+
+    def counted(look):
+        before = DEVICE.counts()
+        look()
+        return DEVICE.counts()[:3] != before[:3]
+
+    found = [name for name, look in looks.items() if not counted(look)]
+    none = lambda: ((x * 2).softmax(0) @ x).add_(torch.zeros(1).to("cuda", non_blocking=True)[0])
+    print(json.dumps({"case": "unseen", "looks": found, "too many": counted(none)}), flush=True)
+
+
 def plans():
-    """The engine of some calls by `plan`."""
-    calls = {"attention": {}, "causal": {"mask": MASKS["causal"]}, "window": {"mask": MASKS["window"]}}
-    calls |= {"padding": {"mask": MASKS["padding"]}, "learnt bias": {"bias": DENSE_BIAS}, "sinks": {"sinks": SINKS}}
-    calls |= {"softcap": {"score": ch.Dot(softcap=20.0)}, "dropout": {"dropout_p": 0.1}}
-    found = {name: ch.plan(QUERY, KEY, VALUE, **options).engine for name, options in calls.items()}
+    """The engine of each row of the table in docs/guides/devices.md by `plan`, and by shapes alone for some."""
+    several = ch.MaskFunction(lambda batch, head, query, key: key < key.max() - 3)
+    rule = ch.BiasFunction(lambda batch, head, i, j: -(i - j).abs() / 2)
+    learnt = ch.BiasFunction(lambda batch, head, i, j: SINKS[head] * (i - j))
+    calls = {
+        "dot products without a mask": [{}],
+        "dot products, one causal square": [{"mask": MASKS["causal"]}],
+        "windows, lengths, padding": [
+            {"mask": MASKS[name]} for name in ("window", "lengths", "padding", "documents", "prefix", "or", "not")
+        ],
+        "a `MaskFunction`, a `DenseMask`": [{"mask": MASKS["rule"]}, {"mask": MASKS["dense"]}],
+        "a `MaskFunction` that needs": [{"mask": several}],
+        "`ALiBi`, `RelativeBias`": [
+            *({"bias": bias} for bias in (ALIBI, RELATIVE, DENSE_BIAS)),
+            {"score": ch.Dot(softcap=20.0)},
+            {"sinks": SINKS},
+        ],
+        "a `BiasFunction` |": [{"bias": rule}],
+        "a `BiasFunction` that learns": [{"bias": learnt}],
+        "dropout; additive and": [
+            {"dropout_p": 0.1, "mask": MASKS["window"]},
+            {"score": ADDITIVE},
+            {"score": GAUSSIAN},
+        ],
+        "the same where Triton": [{"score": ADDITIVE, "mask": MASKS["rule"]}, {"score": lambda q, k: (q @ k.mT).sin()}],
+    }
+    proof.objections = lambda *about: []  # no kernel runs
+    engine_of_triton.has_triton, Triton.objections = lambda: True, OBJECTIONS
+    found = {
+        row: sorted({ch.plan(QUERY, KEY, VALUE, **options).engine for options in each}) for row, each in calls.items()
+    }
     with FakeTensorMode():
         fakes = [torch.empty(t.shape, device="cuda", requires_grad=True) for t in (QUERY, KEY, VALUE)]
-        shapes = {name: ch.plan(*fakes, **calls[name]).engine for name in ("attention", "window", "softcap", "dropout")}
+        shapes = {name: ch.plan(*fakes, **calls[name][0]).engine for name in list(calls)[:3:2]}
         assert ch.attention(*fakes, mask=MASKS["window"]).shape == VALUE.shape
-    return found | {f"{name}, shapes alone": engine for name, engine in shapes.items()}
+    Triton.objections = kept_back
+    return {"engines": found, "shapes alone": shapes}
 
 
 def main(names):
-    if names == ["--without-float64"]:
-        return without_float64()
-    if not names:
-        print(json.dumps({"case": "plans", "engines": plans()}), flush=True)
-    for name in names or CASES:
+    if names in ([], ["--some"]):
+        without_float64()
+        unseen()
+        print(json.dumps({"case": "plans", **plans()}), flush=True)
+        again = {f"{mask}, forward" for mask in MASKS if mask not in FORWARD} if names else set()
+        names = [name for name in CASES if name not in again]
+    for name in names:
         torch.manual_seed(0)
         case = CASES[name]
         case()

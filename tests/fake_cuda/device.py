@@ -73,9 +73,9 @@ class Device:
         )  # kept: the library holds its address alone
         self.library.observe(self._told)
 
-    def refuse_float64(self) -> None:
-        """As Apple's devices do: a tensor of float64 there is an error."""
-        self.library.refuse_float64(1)
+    def refuse_float64(self, refuse: bool = True) -> None:
+        """As Apple's devices do: a tensor of float64 there is an error, until it is no longer refused."""
+        self.library.refuse_float64(int(refuse))
 
     def _note(self, name: bytes) -> int:
         """Note a place, and say whether it counts: a number that a compiled graph copies is one of the kernel's own,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import cached_property
 from typing import Any
@@ -61,10 +61,10 @@ def loss_of(spec: Spec) -> Array:
     return rounded(np.random.default_rng(spec.number + 1).standard_normal(shape), computed_in(spec))
 
 
-def check_attend(spec: Spec) -> Iterator[str]:
-    """What is beyond its budget, or refused without a reason, in words."""
+def check_attend(spec: Spec, names: Sequence[str | None] | None = None) -> Iterator[str]:
+    """What is beyond its budget, or refused without a reason, in words. `names`: of other engines than `engines`."""
     loss, truths = loss_of(spec), {}
-    for engine in engines(spec):
+    for engine in names or engines(spec):
         built = build(spec)
         given = placed(loss).to(getattr(torch, computed_in(spec)))
         try:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -19,7 +19,7 @@ ENGINES = ("native", "tiled", "reference")
 PROJECTED = ("bilinear", "additive", "cosine")  # which transform the inputs in their own dtype
 
 
-def check_looks(spec: Spec) -> Iterator[str]:
+def check_looks(spec: Spec, names: Sequence[str] = ENGINES) -> Iterator[str]:
     """What is beyond its budget, in words."""
     p, built, r = spec.problem, build(spec), random.Random(spec.number + 2)
     narrow = getattr(torch, spec.dtype)
@@ -29,7 +29,7 @@ def check_looks(spec: Spec) -> Iterator[str]:
     every = looks(spec, r, infinite)
     low = {"w @ v": Truth(p, narrow)}
     inputs = [x.detach() for x in built.inputs]
-    for engine in ENGINES:
+    for engine in names:
         try:
             w = ch.weights(*inputs[:2], **built.options, engine=engine)
         except ch.UnsupportedError:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -122,14 +122,14 @@ class Asked:
         return ch.reductions.MeanDistance(), g
 
 
-def check_statistics(spec: Spec) -> Iterator[str]:
+def check_statistics(spec: Spec, names: Sequence[str] = ENGINES) -> Iterator[str]:
     """What is beyond its budget, in words."""
     p = spec.problem
     found = oracle.attend(p)
     if np.isnan(found.weights).any():
         return
     truth = None
-    for engine in ENGINES:
+    for engine in names:
         built = build(spec)
         asked = Asked(spec, found, built.inputs[2])
         if not asked.pairs:

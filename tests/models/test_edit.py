@@ -552,6 +552,7 @@ def test_bad_input():
     for edit, message in (
         (ch.edits.ScaleHeads(heads=2), "ScaleHeads: heads is 2, and Direct has 2 heads"),
         (ch.edits.ScaleHeads(layers="other.*"), "changed nothing"),
+        (ch.edits.ScaleHeads(layers=[0, 3]), "ScaleHeads: no call was made by a layer 3; calls were made by 'Direct'"),
         (ch.edits.Knockout(keys=6), "changed nothing"),
         (ch.edits.ScaleHeads(queries=np.int64(9)), "with queries at positions 0 … 5"),
         (ch.edits.ForceMask(torch.ones(4, 4, dtype=torch.bool)), "ForceMask: mask has shape"),

@@ -328,6 +328,38 @@ def test_bad_input_is_one_clear_error(case):
         model(IDS)
 
 
+def test_messages_name_the_function_that_was_called():
+    """Layers that share a module have no last one before they have run; a compiled model is refused."""
+
+    class Looped(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = torch.nn.MultiheadAttention(8, 2, batch_first=True)
+
+        def forward(self, x):
+            for _ in range(2):
+                x = self.layer(x, x, x)[0]
+            return x
+
+    model, x, entropy = Looped(), torch.randn(1, 3, 8), ch.reductions.Entropy()
+    calls = {
+        "watch": lambda model, layers: ch.watch(model, layers=layers),
+        "statistics": lambda model, layers: ch.models.statistics(model, entropy, layers=layers),
+        "monitor": lambda model, layers: ch.models.monitor(model, layers=layers),
+        "ScaleHeads": lambda model, layers: ch.edit(model, ch.edits.ScaleHeads(layers)),
+    }
+    for who, call in calls.items():
+        with pytest.raises(ch.ClearheadError, match=f"^{who}: layers has -1, which counts"), call(model, -1):
+            model(x)
+        with pytest.raises(ch.ClearheadError, match=f"^{who}: no call was made by a layer 7"), call(model, [0, 7]):
+            model(x)
+        with pytest.raises(ch.ClearheadError, match=f"^{who}: layers is True"):
+            call(model, True)
+        name = "edit" if who == "ScaleHeads" else who
+        with pytest.raises(ch.UnsupportedError, match=rf"{name}\(model\._orig_mod\)"):
+            call(torch.compile(model), 0)
+
+
 def test_means_keep_the_dimensions_that_count_nothing():
     keep = [
         ch.reductions.Mass(np.arange(9) % 2),

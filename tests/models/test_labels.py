@@ -110,6 +110,31 @@ def test_two_generations_in_one_recording():
     assert said(seen)[::2] == ["L0, run 0, step 0", "L0, run 1, step 1", "L0, run 2, step 0", "L0, run 3, step 1"]
 
 
+def test_a_generation_inside_the_forward_of_another_module():
+    class Answers(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.reader, self.writer = llama(num_hidden_layers=1), llama()
+
+        def forward(self, ids):
+            self.reader(input_ids=ids)
+            return self.writer.generate(ids, do_sample=False, max_new_tokens=3, min_new_tokens=3)
+
+    model = Answers()
+    with torch.no_grad(), ch.watch(model) as seen:
+        model(IDS)
+    alone = generated(model.writer)
+    assert said(seen)[0] == "reader 0" and said(seen)[1:] == [f"writer {name[1:]}" for name in said(alone)]
+    assert [call.run for call in seen] == [0, *(call.run for call in alone)]
+    joined = seen["writer.model.layers.1.self_attn"].joined()
+    assert torch.equal(joined[:], alone["model.layers.1.self_attn"].joined()[:])
+    cut = ch.edits.Knockout(layers="writer 1", keys=0)
+    with torch.no_grad(), ch.edit(model, cut), ch.watch(model) as edited:
+        model(IDS)
+    for call in edited:
+        assert (call.weights[..., 0] == 0).all() == (str(call.layer) == "writer 1")
+
+
 def test_layers_that_share_a_module():
     model = albert()
     assert label_of(run(model)) == ["L0", "L1", "L2"]

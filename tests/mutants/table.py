@@ -105,8 +105,8 @@ MASKS = [
     ),
     Mutant(
         "masks/base.py",
-        "            return ~other.keep(",
-        "            return other.keep(",
+        "joined(lambda *sides: ~pairs(*sides),",
+        "joined(lambda *sides: pairs(*sides),",
         "~ of a mask with a residual is the mask",
         "test_masks.py",
     ),
@@ -424,8 +424,8 @@ LOOKS = [
     ),
     Mutant(
         "inspection/reductions/entropy.py",
-        "return found.entropy",
-        "return None if found.entropy is None else found.entropy * 1.01",
+        "return Summary(entropy=True)",
+        "return Summary(entropy=True)\n\n    def found(self, found, problem):\n        return found.entropy * 1.01",
         "entropies are a hundredth too large",
         "inspection/test_statistics.py",
     ),
@@ -521,8 +521,8 @@ MODELS = [
     ),
     Mutant(
         "base/versions.py",
-        "for half in (numbers, numbers >> 32) if",
-        "for half in (numbers,) if",
+        "shifts = (0, 32) if",
+        "shifts = (0,) if",
         "signs that change in a cache, through .data, are not seen",
         "models/test_joined.py",
     ),
@@ -650,14 +650,14 @@ PAGES = [
         "report/test_report_formulas.py",
     ),
     Mutant(
-        "report/codes.py",
+        "report/_blocks.py",
         "np.where(times < 0, 0, codes)",
         "codes",
         "thumbnails show hidden pairs as weak ones",
         "report/test_report_heads.py,report/test_report_map.py",
     ),
     Mutant(
-        "report/tiles.py",
+        "report/layer.py",
         "matrix[start : start + last - first, :keys]",
         "matrix[: last - first, :keys]",
         "rows of a tiled matrix are read from its tile's first",
@@ -695,14 +695,14 @@ PAGES = [
 
 EXPLANATIONS = [
     Mutant(
-        "explanation/softmax_part.py",
+        "explanation/of_problem.py",
         "wrong = scores.softmax(-2)",
         "wrong = scores.softmax(-1)",
         "the softmax along the wrong axis is along the right one",
         "explanation/test_examples.py",
     ),
     Mutant(
-        "explanation/softmax_part.py",
+        "explanation/of_problem.py",
         "late = scores.softmax(-1).masked_fill(~mask, 0.0)",
         "late = scores.softmax(-1)",
         "the mask after the softmax is none",
@@ -723,7 +723,7 @@ EXPLANATIONS = [
         "test_by_hand.py",
     ),
     Mutant(
-        "explanation/modules/rotary.py",
+        "explanation/modules/projection.py",
         "value = cat(-before[..., dim // 2 : dim], before[..., : dim // 2])",
         "value = cat(before[..., dim // 2 : dim], before[..., : dim // 2])",
         "the explanation of rotary positions has a wrong sign",

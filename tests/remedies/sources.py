@@ -1,6 +1,7 @@
 """Every message of the sources that tells the reader what to write instead, found by a walk over their syntax."""
 
 import ast
+import functools
 import re
 from pathlib import Path
 from typing import NamedTuple
@@ -21,6 +22,11 @@ class Site(NamedTuple):
     line: int
     text: str  # with {} where a value stands
     pattern: re.Pattern[str]
+    parts: list[str]  # of the text, between the values
+
+    def said_in(self, message: str) -> bool:
+        """Whether a message has this text. The pattern is slow, so each part is looked for first."""
+        return all(part in message for part in self.parts) and self.pattern.search(message) is not None
 
     @property
     def where(self) -> str:
@@ -38,6 +44,7 @@ def _parts(node: ast.AST) -> str:
     return "\0"
 
 
+@functools.cache
 def sites() -> list[Site]:
     """Strings of one sentence or more that advise, wherever in the code they stand; no docstrings."""
     found = []
@@ -58,6 +65,8 @@ def sites() -> list[Site]:
                 inner |= {id(each) for each in ast.walk(node)}
             if not ADVISES.search(text) or text.count(" ") < 4:
                 continue
-            pattern = re.compile(".*?".join(map(re.escape, re.split("\0+", text))), re.DOTALL)
-            found.append(Site(path.relative_to(SOURCE).as_posix(), node.lineno, text.replace("\0", "{}"), pattern))
+            parts = re.split("\0+", text)
+            pattern = re.compile(".*?".join(map(re.escape, parts)), re.DOTALL)
+            where = path.relative_to(SOURCE).as_posix()
+            found.append(Site(where, node.lineno, text.replace("\0", "{}"), pattern, parts))
     return found

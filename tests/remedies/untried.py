@@ -7,7 +7,10 @@ UNTRIED = {
     "It needs tensors with values on two devices, and here is the CPU alone": [
         "inspection/weights.py: grad is on {}, the inputs on {}; pass grad.to(value.device).",
     ],
+    "The engine has gradients on CUDA alone, and here is the CPU alone; tests/test_flex.py raises it": [
+        "engines/flex/engine.py: FlexAttention has no gradient of a gradient: pass engine='tiled'.",
+    ],
     "It needs a CUDA device on which a graph is captured, and here is the CPU alone": [
-        "engines/triton/proof.py: it was not proved on this device yet, and a CUDA graph is captured: call once before the capture",
+        "engines/proof.py: it was not proved on this device yet, and a CUDA graph is captured: call once before the capture",
     ],
 }

@@ -6,7 +6,10 @@ keyword of a function ("watch(keep=)").
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import sys
+from collections.abc import Iterable, Mapping
+from importlib import import_module
+from opcode import opmap
 
 _MOVED = {
     "clearhead.reductions": "Entropy TopK Received Pool MeanDistance LogSumExp MaxScore Mass SinkShare Output",
@@ -34,6 +37,7 @@ RENAMED: Mapping[str, str] = {
     **{f"clearhead.{name}": new for name, new in _OF_MODELS.items()},
     **{f"clearhead.models.{name}": new for name, new in _OF_MODELS.items()},
     **{f"clearhead.models.{name}": f"clearhead.edits.{name}" for name in ("Edit", "Knockout", "AddBias")},
+    **{f"clearhead.edits.{name}": _OF_MODELS[name] for name in ("Scale", "Force")},
     "clearhead.distributed.Plan": "clearhead.distributed.RankPlan",
     "Recording.save": "Recording.write(path)",
     "Recording.report": "Recording.view(tokens=…).write(path)",
@@ -48,13 +52,28 @@ RENAMED: Mapping[str, str] = {
 }
 
 
-def missing(owner: str, name: str) -> AttributeError:
-    """The error for a name that a namespace, or an object of a class, lacks: it says the new name of an old one."""
+def public(names: Mapping[str, object]) -> list[str]:
+    """The `__all__` of a namespace that only imports: its classes and functions, which `help` shows; no modules."""
+    return sorted(name for name, value in names.items() if name[0] != "_" and hasattr(value, "__module__"))
+
+
+def missing(owner: str, name: str, elsewhere: Iterable[str] = ()) -> AttributeError | ImportError:
+    """The error for a name that a namespace, or an object of a class, lacks: it says the new name of an old one.
+
+    `elsewhere`: namespaces that may have the name; the error says which one does. `from clearhead import name` would
+    put an error of its own in the place of an AttributeError, without the new name: it is given an ImportError.
+    """
+    asker = sys._getframe(2)  # asked `__getattr__`
+    imports = asker.f_code.co_code[asker.f_lasti] == opmap["IMPORT_FROM"]
+    error = ImportError if imports else AttributeError
     new = RENAMED.get(f"{owner}.{name}")
+    for place in elsewhere if new is None and not name.startswith("_") else ():
+        if name in vars(import_module(place)):
+            return error(f"{owner}.{name} is in a namespace: {place}.{name}.")
     if new is None:
         what = f"module {owner!r}" if owner.startswith("clearhead") else f"{owner!r} object"
         return AttributeError(f"{what} has no attribute {name!r}")
-    return AttributeError(f"{owner}.{name} is now {new}.")
+    return error(f"{owner}.{name} is now {new}.")
 
 
 def refuse(function: str, given: Mapping[str, object]) -> None:

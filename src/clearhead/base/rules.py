@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -10,10 +11,41 @@ from torch import Tensor
 
 from clearhead.base.closures import read_by
 from clearhead.base.errors import ClearheadError, ShapeError
-from clearhead.base.shapes import Sizes, extent
+from clearhead.base.shapes import Sizes, broadcasts, extent
 from clearhead.base.tracing import compiling
 
 Rule = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
+
+
+class ByPair:
+    """A function of four slices that gives a part of the matrix, with the same as a rule, `at`, of single pairs."""
+
+    def __init__(self, part: Callable[[slice, slice, slice, slice], Tensor], at: Rule) -> None:
+        self.part, self.at = part, at
+        self.memo: dict[str, Any] = {}  # what engines have made of the rule
+
+    def __call__(self, *sides: slice) -> Tensor:
+        return self.part(*sides)
+
+
+def by_pair(function: Any) -> ByPair | None:
+    """The function, below its checks, where its rule of single pairs is known."""
+    while isinstance(function, partial):
+        function = function.args[0]
+    return function if isinstance(function, ByPair) else None
+
+
+def joined(part: Callable[[slice, slice, slice, slice], Tensor], join: Callable[..., Tensor], *of: Any) -> Any:
+    """A function of parts that joins others, by pairs too where each of them is."""
+    rules = [found.at for found in map(by_pair, of) if found is not None]
+    if len(rules) < len(of):
+        return part
+    return ByPair(part, lambda *indices: join(*(rule(*indices) for rule in rules)))
+
+
+def entry(tensor: Tensor, *indices: Tensor) -> Tensor:
+    """One number of a tensor, whose dimensions of size 1 stand for all."""
+    return tensor[tuple(i if size > 1 else i * 0 for i, size in zip(indices, tensor.shape, strict=True))]
 
 
 def check_rule(fn: Any, reads: Any, who: str, instead: str) -> tuple[Rule, tuple[Tensor, ...]]:
@@ -45,7 +77,7 @@ def ask(fn: Rule, sides: Iterable[slice], sizes: Sizes, title: str, hint: str) -
 
 def broadcast(found: Tensor, shape: Sequence[int], title: str) -> Tensor:
     """A rule's result in four dimensions, each of the part's size or 1."""
-    if found.ndim > 4 or any(n not in (1, size) for n, size in zip(found.shape[::-1], shape[::-1], strict=False)):
+    if found.ndim > 4 or not broadcasts(found.shape, shape):
         raise ShapeError(
             f"{title} gave a tensor of shape {tuple(found.shape)}, which does not broadcast to {tuple(shape)}, the "
             "(batch, heads, queries, keys) it was asked about: compute with the indices as they come."

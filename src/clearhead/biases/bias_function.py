@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from clearhead.base.errors import ClearheadError
-from clearhead.base.rules import Rule, ask, broadcast, check_rule, reads_of, title_of
+from clearhead.base.rules import ByPair, Rule, ask, broadcast, check_rule, reads_of, title_of
 from clearhead.base.shapes import Sizes
 from clearhead.biases.base import Added, Bias
 
@@ -31,8 +31,10 @@ class BiasFunction(Bias):
     Indices are counted from 0 for queries and keys alike: where Lq ≠ Lk, the rule places the queries itself.
     `reads`: the tensors that fn reads; most are found without it, as for `MaskFunction`.
     Raises a `ClearheadError` where fn gives anything else. Cost: the rule, for every pair that the mask allows; memory
-    O(Lq + Lk). It runs on "tiled" and "reference", and without gradients on "sdpa"; in compiled code the whole matrix
-    may be made. A bias that depends on the distance alone is faster as a `clearhead.biases.DistanceBias`.
+    O(Lq + Lk). It runs on "tiled" and "reference", and without gradients on "sdpa". "flex" takes it into its kernel
+    where fn computes with single numbers and with entries of tensors that need no gradient. In compiled code the whole
+    matrix may be made. A bias that depends on the distance alone is faster as a
+    `Bias` of your own whose `lower` gives one number for each distance, `clearhead.extend.Added(relative=…)`.
     Source: the form is that of Dong et al. 2024, "Flex Attention".
     """
 
@@ -67,7 +69,7 @@ class BiasFunction(Bias):
                 )
             return broadcast(found, shape, title)
 
-        return Added(function=part, reads=reads_of(self.fn, self.reads))
+        return Added(function=ByPair(part, self.fn), reads=reads_of(self.fn, self.reads))
 
 
 class _Waves(nn.Module):

@@ -16,11 +16,19 @@ from clearhead.problem.checked import ours
 from clearhead.problem.problem import Problem
 
 # In order of preference: the first without objections or reservations runs. Tiled never has any.
-ENGINES: tuple[Engine, ...] = (Native(), Flex(), Sdpa(), Triton(), Tiled(), Reference())
+FLEX = Flex()
+ENGINES: tuple[Engine, ...] = (Native(), FLEX, Sdpa(), Triton(), Tiled(), Reference())
 
 
-def choose(problem: Problem, engine: str | Engine | None) -> Engine:
-    """The engine asked for, by name or as an object, or an error with its objections; for None, the first that can."""
+def choose(problem: Problem, engine: str | Engine | None, rows: bool = False) -> Engine:
+    """The engine asked for, by name or as an object, or an error with its objections; for None, the first that can.
+
+    `rows`: for the output and the log-sum-exp, and the gradients of both. An engine gives them as it gives statistics;
+    FlexAttention, which has no statistics, gives these two.
+    """
+    if rows and (engine == Flex.name or (engine is None and not (FLEX.costs(problem) or FLEX.objections(problem)))):
+        return _willing(FLEX, problem)
+    problem = problem._replace(value=None) if rows else problem
     if engine is None:
         for candidate in ENGINES:
             if not candidate.reservations(problem) and not candidate.objections(problem):
@@ -49,9 +57,6 @@ def _willing(engine: Engine, problem: Problem) -> Engine:
 
 def reasons(problem: Problem, chosen: Engine, asked: bool) -> dict[str, list[str]]:
     """Why each other engine was not chosen."""
-    return {other.name: _declined(problem, other, chosen, asked) for other in ENGINES if other.name != chosen.name}
-
-
-def _declined(problem: Problem, other: Engine, chosen: Engine, asked: bool) -> list[str]:
-    against = [*other.objections(problem), *other.reservations(problem)]
-    return against or [f"could run it; {chosen.name} {'was asked for' if asked else 'comes first'}"]
+    able = [f"could run it; {chosen.name} {'was asked for' if asked else 'comes first'}"]
+    others = (engine for engine in ENGINES if engine.name != chosen.name)
+    return {other.name: [*other.objections(problem), *other.reservations(problem)] or able for other in others}

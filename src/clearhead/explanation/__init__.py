@@ -1,7 +1,10 @@
 """A call of attention in words: its steps from the inputs to the output, and what is wrong with it."""
 
+from clearhead.base.renamed import public as _public
 from clearhead.explanation.diagnosis.diagnose import diagnose as diagnose
 from clearhead.explanation.diagnosis.diagnosis import Diagnosis as Diagnosis
-from clearhead.explanation.diagnosis.finding import Finding as Finding
+from clearhead.explanation.diagnosis.diagnosis import Finding as Finding
 from clearhead.explanation.explain import explain as explain
 from clearhead.explanation.explanation import Explanation as Explanation
+
+__all__ = _public(globals())

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from clearhead.base.arrays import to_tensor
 from clearhead.base.errors import ClearheadError, UnsupportedError, human_bytes
 from clearhead.base.numbers import check_count, check_flag
 from clearhead.base.shapes import Sizes
@@ -34,6 +35,18 @@ def _of_dense(function: Callable[..., Any], reflected: bool = False) -> Callable
 
     def method(self: LazyMatrix, *other: Any) -> Any:
         return function(*other, self.dense()) if reflected else function(self.dense(), *other)
+
+    return method
+
+
+def _with_arrays(function: Callable[..., Any], reflected: bool = False) -> Callable[..., Any]:
+    """The same, where an array of NumPy is met by the matrix as an array: PyTorch would refuse it."""
+    of_dense = _of_dense(function, reflected)
+
+    def method(self: LazyMatrix, other: Any) -> Any:
+        if not isinstance(other, np.ndarray):
+            return of_dense(self, other)
+        return function(other, self.numpy()) if reflected else function(self.numpy(), other)
 
     return method
 
@@ -125,7 +138,7 @@ class LazyMatrix(ABC):
         return self._part(parse(..., self.shape, self._sizes))
 
     def _tensor(self) -> Tensor:
-        return torch.as_tensor(self.dense())
+        return to_tensor(self.dense(), "the matrix")
 
     # ---------------------------------------------------------------------------------------------- over dimensions
 
@@ -204,15 +217,19 @@ class LazyMatrix(ABC):
 
     # ---------------------------------------------------------------------------------------------- as a tensor
 
-    __add__, __radd__ = _of_dense(operator.add), _of_dense(operator.add, True)
-    __sub__, __rsub__ = _of_dense(operator.sub), _of_dense(operator.sub, True)
-    __mul__, __rmul__ = _of_dense(operator.mul), _of_dense(operator.mul, True)
-    __truediv__, __rtruediv__ = _of_dense(operator.truediv), _of_dense(operator.truediv, True)
-    __pow__, __rpow__ = _of_dense(operator.pow), _of_dense(operator.pow, True)
-    __matmul__, __rmatmul__ = _of_dense(operator.matmul), _of_dense(operator.matmul, True)
-    __lt__, __le__, __gt__, __ge__ = map(_of_dense, (operator.lt, operator.le, operator.gt, operator.ge))
-    __eq__, __ne__ = _of_dense(operator.eq), _of_dense(operator.ne)
-    __neg__, __abs__ = _of_dense(operator.neg), _of_dense(operator.abs)
+    # NumPy leaves operators to the matrix, as it does to a tensor: a number of NumPy's would detach the result
+    __array_priority__ = 1000
+    __add__, __radd__ = _of_dense(operator.add), _with_arrays(operator.add, True)
+    __sub__, __rsub__ = _of_dense(operator.sub), _with_arrays(operator.sub, True)
+    __mul__, __rmul__ = _of_dense(operator.mul), _with_arrays(operator.mul, True)
+    __truediv__, __rtruediv__ = _of_dense(operator.truediv), _with_arrays(operator.truediv, True)
+    __floordiv__, __rfloordiv__ = _of_dense(operator.floordiv), _with_arrays(operator.floordiv, True)
+    __mod__, __rmod__ = _of_dense(operator.mod), _with_arrays(operator.mod, True)
+    __pow__, __rpow__ = _of_dense(operator.pow), _with_arrays(operator.pow, True)
+    __matmul__, __rmatmul__ = _of_dense(operator.matmul), _with_arrays(operator.matmul, True)
+    __lt__, __le__, __gt__, __ge__ = map(_with_arrays, (operator.lt, operator.le, operator.gt, operator.ge))
+    __eq__, __ne__ = _with_arrays(operator.eq), _with_arrays(operator.ne)
+    __pos__, __neg__, __abs__ = _of_dense(operator.pos), _of_dense(operator.neg), _of_dense(operator.abs)
     __contains__ = _of_dense(operator.contains)
     __hash__ = object.__hash__
 
@@ -246,6 +263,13 @@ class LazyMatrix(ABC):
         dense = self.dense()
         array = dense if isinstance(dense, np.ndarray) else dense.detach().cpu().numpy()
         return array if dtype is None else array.astype(dtype)
+
+    def __dlpack__(self, **options: Any) -> Any:
+        """For `torch.as_tensor` and others that take no subclass: without it they would read a list of tensors."""
+        return self._tensor().__dlpack__(**options)
+
+    def __dlpack_device__(self) -> Any:
+        return torch.empty(0, dtype=self.dtype, device=self.device).__dlpack_device__()
 
     def __array_function__(self, function: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """NumPy's functions are given arrays: otherwise NumPy would call the methods here with other arguments."""
@@ -309,9 +333,7 @@ METHODS = {
 
 def with_first_rows(head: str, shape: tuple[int, ...], part: Callable[[Any], Any]) -> str:
     """The head, and under it the numbers of a small matrix's first heads as PyTorch prints them, where they can be had.
-
-    `part` computes an index.
-    """
+    `part` computes an index."""
     *outer, queries, keys = shape
     if not 0 < queries <= SMALL or not 0 < keys <= SMALL or not math.prod(outer):
         return head

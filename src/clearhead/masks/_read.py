@@ -26,10 +26,8 @@ def own(tensor: Tensor) -> Tensor:
 
 
 def derived(mask: Any, tensor: Tensor, derive: Callable[[Tensor], T]) -> T:
-    """`derive(tensor)` of a mask's tensor: found once, and again when the tensor was replaced or written to.
-
-    Compiled code gets the result that was found before.
-    """
+    """`derive(tensor)` of a mask's tensor: found once, and again when the tensor was replaced or written to. Compiled
+    code gets the result that was found before."""
     before = getattr(mask, "_derived", None)
     if before is not None and (compiling() or _same(before[0], tensor)):
         found: T = before[1]
@@ -51,11 +49,22 @@ class Known(NamedTuple):
     longest: int | None  # None where there are none, or they cannot be read
 
 
-def known(lengths: Tensor) -> Known:
+def known(lengths: Tensor, name: str) -> Known:
+    """The values of lengths, in one look; raise where one is below 0."""
     values = few_values(lengths)
-    if values is not None:  # read at once
-        return Known(values, max(values[1:], default=None))
-    return Known(None, int(lengths.max()) if lengths.numel() and readable(lengths) else None)
+    if values is not None:
+        least, most = min(values[1:], default=0), max(values[1:], default=None)
+    elif lengths.numel() and readable(lengths):
+        least, most = torch.stack(lengths.aminmax()).tolist()
+    else:
+        return Known(None, None)
+    if least < 0:
+        raise _below_0(name, least)
+    return Known(values, most)
+
+
+def _below_0(name: str, least: int) -> ClearheadError:
+    return ClearheadError(f"{name} holds {least}; a length is from 0 to the number of keys.")
 
 
 def few_values(numbers: Tensor) -> tuple[Any, ...] | None:
@@ -63,6 +72,12 @@ def few_values(numbers: Tensor) -> tuple[Any, ...] | None:
     if numbers.numel() > 64 or not readable(numbers):
         return None
     return (tuple(numbers.shape), *numbers.flatten().tolist())
+
+
+def signature_of(mask: Any) -> Hashable | None:
+    """The signature of a mask by the values that it has read; None where they are many."""
+    values = mask._read().values
+    return None if values is None else (type(mask), values)
 
 
 def as_tensor(numbers: Any, name: str) -> Tensor:
@@ -78,8 +93,11 @@ def as_tensor(numbers: Any, name: str) -> Tensor:
     return to_tensor(numbers, name.split()[-1])
 
 
-def check_lengths(lengths: Any, name: str) -> Tensor:
-    """A copy as int64; raise for anything but integers, 0 or more, in at most two dimensions."""
+def check_lengths(lengths: Any, name: str, read: bool = False) -> Tensor:
+    """A copy as int64; raise for anything but integers, 0 or more, in at most two dimensions.
+
+    `read`: `known` reads them next, and raises where one is below 0.
+    """
     lens = as_tensor(lengths, name)
     if lens.is_floating_point() or lens.is_complex() or lens.dtype == torch.bool:
         raise ClearheadError(
@@ -89,10 +107,6 @@ def check_lengths(lengths: Any, name: str) -> Tensor:
     if lens.ndim > 2:
         raise ShapeError(f"{name} has shape {tuple(lens.shape)}; expected (B,) or (B, Lq).")
     lens = own(lens.detach().long())
-    if lens.numel():
-        ensure(
-            lens >= 0,
-            lambda: ClearheadError(f"{name} holds {int(lens.min())}; a length is from 0 to the number of keys."),
-            f"{name}: a length is 0 or more",
-        )
+    if lens.numel() and not (read and readable(lens)):
+        ensure(lens >= 0, lambda: _below_0(name, int(lens.min())), f"{name}: a length is 0 or more")
     return lens

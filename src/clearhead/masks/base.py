@@ -14,6 +14,7 @@ from clearhead.base.arrays import mask_forms
 from clearhead.base.errors import ClearheadError
 from clearhead.base.pictures import Style
 from clearhead.base.positions import check_align
+from clearhead.base.rules import joined
 from clearhead.base.shapes import Align, Sizes, array_sizes
 from clearhead.base.shapes import Sides as Sides
 from clearhead.base.steps import PAIRS as PAIRS
@@ -23,6 +24,7 @@ from clearhead.masks._draw import html, plot, sizes_drawn, text
 from clearhead.masks._spans import Edges as Edges
 from clearhead.masks._spans import Residual as Residual
 from clearhead.masks._spans import Spans as Spans
+from clearhead.masks._spans import all_keys as all_keys
 from clearhead.masks._spans import check_spans as check_spans
 from clearhead.masks._spans import complement, union
 from clearhead.masks._spans import intersection as intersection
@@ -277,7 +279,7 @@ class And(Combined):
         residual = a.residual or b.residual
         if a.residual is not None and b.residual is not None:
             one, two = a.residual, b.residual
-            residual = lambda *slices: one(*slices) & two(*slices)  # noqa: E731
+            residual = joined(lambda *slices: one(*slices) & two(*slices), torch.Tensor.__and__, one, two)
         reads = a.reads + b.reads
         if a.gaps is None and b.gaps is None:
             return Spans(torch.maximum(a.start, b.start), torch.minimum(a.stop, b.stop), residual, reads)
@@ -319,9 +321,8 @@ class Or(Combined):
 def _either(a: Spans, b: Spans, sizes: Sizes, join: Callable[[Tensor, Tensor], Tensor]) -> Residual:
     """Two masks joined pair by pair."""
 
-    def residual(batch: slice, heads: slice, queries: slice, keys: slice) -> Tensor:
-        return join(*(s.keep(batch, heads, queries, keys, sizes.keys) for s in (a, b)))
-
+    one, two = a.pairs(sizes.keys), b.pairs(sizes.keys)
+    residual: Residual = joined(lambda *sides: join(one(*sides), two(*sides)), join, one, two)
     return residual
 
 
@@ -370,11 +371,9 @@ class Not(Mask):
             if rest is not None:
                 return rest
 
-        def residual(batch: slice, heads: slice, queries: slice, keys: slice) -> Tensor:
-            return ~other.keep(batch, heads, queries, keys, sizes.keys)
-
-        whole = torch.zeros(1, 1, 1, dtype=torch.int64, device=sizes.device)
-        return Spans(whole, whole + sizes.keys, residual, other.reads + other.edges())
+        pairs = other.pairs(sizes.keys)
+        residual = joined(lambda *sides: ~pairs(*sides), torch.Tensor.__invert__, pairs)
+        return all_keys(sizes, residual, other.reads + other.edges())
 
 
 class Between(Mask):

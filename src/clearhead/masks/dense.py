@@ -10,6 +10,7 @@ from torch import Tensor
 
 from clearhead.base.arrays import check_memory, mask_forms, owned
 from clearhead.base.errors import ClearheadError
+from clearhead.base.rules import ByPair, entry
 from clearhead.base.shapes import Sides, Sizes, fit, part, placed
 from clearhead.base.tracing import on_the_host, readable
 from clearhead.masks.base import Mask, Spans
@@ -71,7 +72,8 @@ class DenseMask(Mask):
         start, stop, exact = intervals(keep, sizes.keys)
         if exact:
             return Spans(start, stop)
-        return Spans(start, stop, lambda *slices: part(keep, *slices), (self.keep,))
+        pairs = ByPair(lambda *slices: part(keep, *slices), lambda *indices: entry(keep, *indices))
+        return Spans(start, stop, pairs, (self.keep,))
 
     def part(self, sizes: Sizes, at: Sides) -> Tensor:
         return part(placed(fit(self.keep, sizes, "mask"), sizes.device, "DenseMask"), *at)

@@ -10,10 +10,11 @@ from torch import Tensor
 
 from clearhead.base.errors import ClearheadError, ShapeError, columns
 from clearhead.base.positions import query_offset
+from clearhead.base.rules import ByPair, entry
 from clearhead.base.shapes import Sizes, heads_second, part, placed
 from clearhead.base.steps import Step, made
 from clearhead.base.tracing import empty_of_values, readable
-from clearhead.masks._read import as_tensor, check_lengths, derived, few_values, own
+from clearhead.masks._read import as_tensor, check_lengths, derived, few_values, own, signature_of
 from clearhead.masks.base import PAIRS, Mask, Sides, Spans
 
 
@@ -108,8 +109,7 @@ class Documents(Mask):
         return f"Documents(<{'×'.join(map(str, self.ids.shape))}>)"
 
     def signature(self) -> Hashable | None:
-        values = self._read().values
-        return None if values is None or self.edges is not None else (type(self), values)
+        return signature_of(self) if self.edges is None else None
 
     def _read(self) -> Extents:
         return derived(self, self.ids, _extents)
@@ -171,7 +171,12 @@ class Documents(Mask):
             rows = part(mine, batch, slice(None), queries).unsqueeze(-1)
             return rows == part(ids, batch)[:, None, None, keys]
 
-        return Spans(start, stop, residual, (read,))
+        rows_of = mine[:, 0]
+
+        def same(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
+            return entry(rows_of, batch, query) == entry(ids, batch, key)
+
+        return Spans(start, stop, ByPair(residual, same), (read,))
 
     def _own(self, sizes: Sizes) -> Tensor:
         """Each query's position among the keys, (B or 1, 1, Lq)."""

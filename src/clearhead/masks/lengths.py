@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Hashable
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from clearhead.base.errors import ClearheadError, ShapeError, columns
-from clearhead.base.places import key_positions
+from clearhead.base.positions import key_positions
 from clearhead.base.shapes import Sizes, heads_second, part, placed
 from clearhead.base.steps import Step, made
 from clearhead.base.tracing import ensure
-from clearhead.masks._read import Known, check_lengths, derived, known
+from clearhead.masks._read import Known, check_lengths, derived, known, signature_of
 from clearhead.masks.base import PAIRS, Mask, Sides, Spans
+
+NAME = "Lengths: valid_lens"  # as errors call it
 
 
 class Lengths(Mask):
@@ -34,7 +37,7 @@ class Lengths(Mask):
     """
 
     def __init__(self, valid_lens: Any) -> None:
-        self.valid_lens = check_lengths(valid_lens, "Lengths: valid_lens")
+        self.valid_lens = check_lengths(valid_lens, NAME, read=True)
         self._read()  # now, in eager code, so that compiled code finds the result
 
     @classmethod
@@ -42,11 +45,10 @@ class Lengths(Mask):
         return cls([(sizes.keys * (2 * b + 1)) // (2 * sizes.batch) for b in range(sizes.batch)])
 
     def signature(self) -> Hashable | None:
-        values = self._read().values
-        return None if values is None else (type(self), values)
+        return signature_of(self)
 
     def _read(self) -> Known:
-        return derived(self, self.valid_lens, known)
+        return derived(self, self.valid_lens, partial(known, name=NAME))
 
     def title(self) -> str:
         known = self._read().values  # on another device, as they were read when the mask was built

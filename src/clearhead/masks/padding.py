@@ -9,6 +9,7 @@ from torch import Tensor
 
 from clearhead.base.arrays import to_tensor
 from clearhead.base.errors import ClearheadError, ShapeError, columns
+from clearhead.base.rules import ByPair, entry
 from clearhead.base.shapes import Sizes, heads_second, part, placed
 from clearhead.base.steps import Step
 from clearhead.base.tracing import ensure, on_the_host, readable
@@ -83,7 +84,10 @@ class Padding(Mask):
         def residual(batch: slice, heads: slice, queries: slice, keys: slice) -> Tensor:
             return part(keep, batch)[:, None, None, keys]
 
-        return Spans(start, stop, residual, (self.keep,))
+        def at(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
+            return entry(keep, batch, key)
+
+        return Spans(start, stop, ByPair(residual, at), (self.keep,))
 
     def _read(self) -> Hull:
         return derived(self, self.keep, _hull)

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Hashable
+from functools import partial
 from typing import Any
 
 import torch
 
 from clearhead.base.errors import ShapeError, columns
-from clearhead.base.places import positions
-from clearhead.base.positions import query_offset
+from clearhead.base.positions import positions, query_offset
 from clearhead.base.shapes import Sizes, part, placed
 from clearhead.base.steps import Step, made
 from clearhead.base.tracing import readable
 from clearhead.masks._draw import LARGEST
-from clearhead.masks._read import Known, check_lengths, derived, known
+from clearhead.masks._read import Known, check_lengths, derived, known, signature_of
 from clearhead.masks.base import PAIRS, Mask, Sides, Spans
+
+NAME = "PrefixLM: lengths"  # as errors call it
 
 
 class PrefixLM(Mask):
@@ -41,7 +43,7 @@ class PrefixLM(Mask):
     positional = True
 
     def __init__(self, lengths: Any) -> None:
-        self.lengths = check_lengths(lengths, "PrefixLM: lengths")
+        self.lengths = check_lengths(lengths, NAME, read=True)
         self._read()  # now, in eager code, so that compiled code finds the result
         if self.lengths.ndim > 1:
             raise ShapeError(f"PrefixLM: lengths has shape {tuple(self.lengths.shape)}; expected (B,) or one integer.")
@@ -56,11 +58,10 @@ class PrefixLM(Mask):
         return f"PrefixLM({lengths})"
 
     def signature(self) -> Hashable | None:
-        values = self._read().values
-        return None if values is None else (type(self), values)
+        return signature_of(self)
 
     def _read(self) -> Known:
-        return derived(self, self.lengths, known)
+        return derived(self, self.lengths, partial(known, name=NAME))
 
     def drawn(self) -> Sizes:
         return Sizes(max(1, self.lengths.numel()), 1, 0, 0)

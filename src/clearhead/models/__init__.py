@@ -3,22 +3,24 @@
 from typing import TYPE_CHECKING
 
 from clearhead.base.renamed import missing as _missing
+from clearhead.base.renamed import public as _public
 from clearhead.models.attention_call import AttentionCall as AttentionCall
 from clearhead.models.chain.generation import Generation as Generation
+from clearhead.models.checks import ComparedCall as ComparedCall
+from clearhead.models.checks import Comparison as Comparison
 from clearhead.models.checks import assert_attends as assert_attends
 from clearhead.models.checks import compare_backends as compare_backends
 from clearhead.models.loading import bundled as bundled
 from clearhead.models.loading import load as load
 from clearhead.models.read.audit import Audit as Audit
 from clearhead.models.read.audit import AuditedCall as AuditedCall
-from clearhead.models.read.comparison import ComparedCall as ComparedCall
-from clearhead.models.read.comparison import Comparison as Comparison
 from clearhead.models.read.differences import CallDifference as CallDifference
 from clearhead.models.read.differences import Differences as Differences
 from clearhead.models.read.distinctive import Distinctive as Distinctive
 from clearhead.models.read.tokens import match_tokens as match_tokens
 from clearhead.models.recording import Recording as Recording
 from clearhead.models.recording import load_recording as load_recording
+from clearhead.models.show.framed import Framed as Framed
 from clearhead.models.survey import Survey as Survey
 from clearhead.models.survey import survey as survey
 from clearhead.models.table import Table as Table
@@ -33,6 +35,8 @@ from clearhead.models.use.reduced import Statistics as Statistics
 from clearhead.models.use.run_on_clearhead import run_on_clearhead as run_on_clearhead
 from clearhead.models.watch import statistics as statistics
 from clearhead.models.watch import watch as watch
+
+__all__ = _public(globals())
 
 if not TYPE_CHECKING:
 

@@ -111,8 +111,9 @@ def attend(
     name = type(module).__name__
     shared: Shared | None = getattr(attention_mask, "clearhead_ranks", None)
     if shared is None:
+        given = None if attention_mask is None else f"{attention_mask.dtype}, shape {tuple(attention_mask.shape)}"
         raise UnsupportedError(
-            f"{name} makes its mask in its own code, {_shown(attention_mask)}, of this rank's positions alone: a "
+            f"{name} makes its mask in its own code, {given}, of this rank's positions alone: a "
             "sequence can be shared out over ranks in models that ask transformers for their masks."
         )
     if call := running.get():
@@ -123,21 +124,9 @@ def attend(
             f"{name} gives its attention {', '.join(more)}, of this rank's positions alone: position biases, chosen "
             "keys and packed lengths are not shared out over ranks. Packed documents are marked by position_ids."
         )
-    out = attention(
-        query,
-        key,
-        value,
-        layout=shared.layout,
-        score=dot(scaling, kwargs.get("softcap")),
-        mask=shared.mask,
-        sinks=kwargs.get("s_aux"),
-        dropout_p=dropout,
-    )
+    score, sinks, (layout, mask) = dot(scaling, kwargs.get("softcap")), kwargs.get("s_aux"), shared
+    out = attention(query, key, value, layout=layout, score=score, mask=mask, sinks=sinks, dropout_p=dropout)
     return out.transpose(1, 2).contiguous(), None
-
-
-def _shown(mask: Tensor | None) -> str:
-    return "None" if mask is None else f"{mask.dtype}, shape {tuple(mask.shape)}"
 
 
 HOME = "transformers.masking_utils."

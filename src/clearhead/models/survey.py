@@ -20,8 +20,9 @@ from clearhead.models.tap.layers import Layers
 from clearhead.models.tap.modules import Stack
 from clearhead.models.use.means import Means
 from clearhead.models.use.surveys.looks import CLASSES, NAMED
-from clearhead.models.use.surveys.run import Total, surveyed
-from clearhead.report.heads_page import About, Shown, heads_page
+from clearhead.models.use.surveys.run import surveyed
+from clearhead.report.heads_page import Statistic, heads_page
+from clearhead.report.layer import About
 
 
 def survey(
@@ -47,6 +48,8 @@ def survey(
     ...     return {"input_ids": [list(text.encode()) for text in texts]}
     >>> keep = ["first", ch.reductions.Entropy()]
     >>> found = ch.models.survey(Reader().eval(), ["a cab", "a longer text"], tokenizer, keep=keep)
+    >>> found
+    Survey(2 texts, 18 tokens, 1 heads: first, first uniform, Entropy)
     >>> [row] = found.table()
     >>> row["queries"], round(row["first"], 4), round(row["first uniform"], 4), round(row["Entropy"], 4)
     (18, 0.1115, 0.1111, 2.299)
@@ -76,23 +79,13 @@ def survey(
     Cost: a pass of the model; for each call a pass over its pairs for all measures, and two passes over one key a query
     for "first" and "previous"; memory O(batch). The model's weights are read once for their digest.
     """
-    total, length, count = surveyed(model, texts, tokenizer, keep, state, batch, max_length, rank, wait)
-    return _of(total, model, length, count)
+    parts = surveyed(model, texts, tokenizer, keep, state, batch, max_length, rank, wait)
+    return Survey(type(model).__name__, **parts, layers=_layers(model, parts["means"]))
 
 
 @dataclass(frozen=True, eq=False)
 class Survey:
     """Statistics of every head over many texts. `ch.models.survey` gives it.
-
-    >>> import torch, torch.nn.functional as F, clearhead as ch
-    >>> class Reader(torch.nn.Module):
-    ...     def forward(self, input_ids, attention_mask):
-    ...         x = F.one_hot(input_ids, 128).float()[:, None]
-    ...         return F.scaled_dot_product_attention(x, x, x, attn_mask=attention_mask[:, None, None].bool())
-    >>> def tokenizer(texts):
-    ...     return {"input_ids": [list(text.encode()) for text in texts]}
-    >>> ch.models.survey(Reader().eval(), ["a cab", "a longer text"], tokenizer, keep="previous")
-    Survey(2 texts, 18 tokens, 1 heads: previous, previous uniform)
 
     `means`: a `Means` of all texts, by module; its entry i is of `columns[i]`, and column 0 is the number of queries of
     a text. `layers`: the layer of each module, as in the table. `texts`, `tokens`, `batches`: how many there were.
@@ -159,14 +152,14 @@ class Survey:
             title or f"Attention of {self.model} over {self.texts:,} texts", said, self._shown(), self.table()
         )
 
-    def _shown(self) -> list[Shown]:
+    def _shown(self) -> list[Statistic]:
         """The statistics of the page, each with its description."""
         found = []
         for column in self.columns[1:]:
             if column.endswith(" uniform"):
                 continue
             beside = f"{column} uniform" if f"{column} uniform" in self.columns else None
-            found.append(Shown(_about(column), beside, share=beside is not None and column != "distance"))
+            found.append(Statistic(_about(column), beside, share=beside is not None and column != "distance"))
         return found
 
     def __repr__(self) -> str:
@@ -190,15 +183,6 @@ def _about(column: str) -> About:
             column, says, "Σ_j r_j / N, j of the class, r_j = Σ_i w_ij, N the queries", "0 to 1", f"attends {column}"
         )
     return About(column, f"The mean of {column} over all queries, keys or texts that count.", "a mean", "any", None)
-
-
-def _of(total: Total, model: nn.Module, max_length: int | None, batches: int) -> Survey:
-    means = Means()
-    means.load_state_dict(total.state_dict())
-    texts, tokens, truncated = total.counts
-    return Survey(
-        type(model).__name__, total.columns, means, texts, tokens, truncated, batches, max_length, _layers(model, means)
-    )
 
 
 def _layers(model: nn.Module, modules: Iterable[str]) -> dict[str, int | str]:

@@ -16,10 +16,8 @@ from clearhead.models.recording import Recording
 from clearhead.models.tap.choice import Heads, Layers
 from clearhead.models.tap.padding import checked
 from clearhead.models.tap.refused import refuse_compiled
-from clearhead.models.use.asked import Asked, asked, asked_to_reduce
 from clearhead.models.use.means import Means
-from clearhead.models.use.recorded import recorded
-from clearhead.models.use.recorder import Recorder
+from clearhead.models.use.recorder import Asked, Recorder, asked, asked_to_reduce, recorded
 from clearhead.models.use.reduced import Statistics
 
 T = TypeVar("T")
@@ -59,9 +57,10 @@ def watch(
     it from the `attention_mask` of that shape that the model is called with. Statistics and reports leave padding out,
     and `call.padding` says which positions were left out.
     `every`: 3 records the first of every three runs of the model; a run is a call from outside in which attention is
-    computed. `layers`: which layers, by their numbers in the model (-1 is the last), by name ("decoder 0, cross"), or
-    by a module's name or a pattern of it ("layers.3.*"): one of these, a slice of numbers, or a list. A module that is
-    called several times in a run is as many layers, numbered in the order of the calls.
+    computed, or a step of a model that generates inside the `forward` of another. `layers`: which layers, by their
+    numbers in the model (-1 is the last), by name ("decoder 0, cross"), or by a module's name or a pattern of it
+    ("layers.3.*"): one of these, a slice of numbers, or a list. A module that is called several times in a run is as
+    many layers, numbered in the order of the calls.
     `values`: keep each call's value and output too, for `call.output`, `call.value_norms` and `call.weighted_norms`;
     and hold on to the inputs of the layers around the call, so that `call.explain` can begin at them.
     `gradients`: also keep the gradients that backward passes give the outputs, for `call.gradients`.
@@ -97,13 +96,10 @@ def statistics(
 ) -> AbstractContextManager[Statistics]:
     """Reduce every attention call that the model makes inside the `with`, its outputs bit-identical.
 
-    >>> import torch, torch.nn.functional as F, clearhead as ch
-    >>> class Block(torch.nn.Module):
-    ...     def forward(self, x):
-    ...         return F.scaled_dot_product_attention(x, x, x, is_causal=True)
-    >>> block = Block()
+    >>> import torch, clearhead as ch
+    >>> block, x = ch.nn.DotProductAttention(), torch.rand(1, 4, 10, 8)
     >>> with ch.models.statistics(block, [ch.reductions.Entropy(), ch.reductions.TopK(5)]) as seen:
-    ...     output = block(torch.rand(1, 4, 10, 8))
+    ...     output = block(x, x, x, mask=ch.Causal())
     >>> entropy, (largest, keys) = seen.calls[0].results
     >>> entropy.shape, largest.shape
     (torch.Size([1, 4, 10]), torch.Size([1, 4, 10, 5]))
@@ -128,7 +124,7 @@ def statistics(
 def _check(model: nn.Module, who: str) -> None:
     if not isinstance(model, nn.Module):
         raise ClearheadError(f"{who} takes a torch.nn.Module; got a {type(model).__name__}.")
-    refuse_compiled(model)
+    refuse_compiled(model, who)
 
 
 def _recorded(

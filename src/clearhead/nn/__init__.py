@@ -1,5 +1,6 @@
 """Modules: attention and positions, for building models."""
 
+from clearhead.base.renamed import public as _public
 from clearhead.nn.additive_attention import AdditiveAttention as AdditiveAttention
 from clearhead.nn.dot_product_attention import DotProductAttention as DotProductAttention
 from clearhead.nn.key_value_cache import KeyValueCache as KeyValueCache
@@ -9,3 +10,5 @@ from clearhead.nn.prepared_keys import PreparedKeys as PreparedKeys
 from clearhead.nn.rotary_embedding import RotaryEmbedding as RotaryEmbedding
 from clearhead.nn.sinusoidal_positional_encoding import SinusoidalPositionalEncoding as SinusoidalPositionalEncoding
 from clearhead.nn.torch_multihead_attention import TorchMultiheadAttention as TorchMultiheadAttention
+
+__all__ = _public(globals())

@@ -4,21 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from torch import Tensor
 
 from clearhead.base.positions import query_offset
-from clearhead.inspection.weights import Weights
 from clearhead.problem.problem import Problem
 from clearhead.problem.regions import of_sequence
+from clearhead.report._blocks import map_codes
 from clearhead.report._words import Shown
 from clearhead.report.allowed import bias_of, holes_of, spans_of
-from clearhead.report.codes import map_codes
-from clearhead.report.layer import Array, Layer, LeftOut, Pyramid, of_head
+from clearhead.report.layer import ROWS, Array, Layer, LeftOut, Pyramid, masked_heads, of_head, seen_keys
 from clearhead.report.operands import ERROR, rounded, steps_of
-from clearhead.report.seen_keys import ROWS, masked_heads, seen_keys
 from clearhead.report.statistics import THUMBNAIL as THUMBNAIL
 from clearhead.report.statistics import array, cells_of, lazy, statistics
 from clearhead.report.why import with_steps
@@ -28,29 +26,10 @@ MEASURED = 2**22  # pairs of a call whose weights are compared with those of the
 GIVEN = 1024  # the most queries, and keys, of scores that are written as they are
 
 
-class CallLike(Protocol):
-    """The parts of a recorded call that the page reads.
-
-    `padding`: True for positions of words, (B, Lq) and (B, Lk), each None where all are words; None without padding.
-    """
-
-    @property
-    def name(self) -> str: ...
-
-    @property
-    def kind(self) -> str: ...
-
-    @property
-    def weights(self) -> Weights: ...
-
-    @property
-    def padding(self) -> tuple[Tensor | None, Tensor | None] | None: ...
-
-
 def layer_from_call(
-    call: CallLike, query_tokens: Sequence[str], key_tokens: Sequence[str], sequence: int = 0, error: float = ERROR
+    call: Any, query_tokens: Sequence[str], key_tokens: Sequence[str], sequence: int = 0, error: float = ERROR
 ) -> Layer | LeftOut:
-    """One sequence of a call without padding, and with the statistics of its weights, in one or two passes.
+    """One sequence of a recorded call without padding, and with the statistics of its weights, in one or two passes.
 
     `error`: about how far rounding of query and key may move a weight. The statistics are those of the rounded tensors.
     """

@@ -2,46 +2,84 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from clearhead.report.tiles import Tiles, tiled
-
 Array = NDArray[Any]
+SIDE = 128
+
+
+class Tiles(NamedTuple):
+    """A matrix (Lq, Lk) in tiles.
+
+    `places`, (rows, columns) int32: for each tile the place of its numbers in `tiles`, (n, side, side), bool or
+    float32; −1 for a tile of zeros. The last tiles of a row and of a column are filled up with zeros.
+    """
+
+    places: Array
+    tiles: Array
+
+    @property
+    def side(self) -> int:
+        return int(self.tiles.shape[-1])
+
+    def rows(self, first: int, last: int, keys: int) -> Array:
+        """The rows of the matrix from `first` up to `last`, (last − first, keys)."""
+        side = self.side
+        bands = self.places[first // side : -(-last // side)]
+        found = np.where((bands < 0)[..., None, None], np.zeros_like(self.tiles[:1]), self.tiles[bands])
+        matrix = found.swapaxes(1, 2).reshape(len(bands) * side, -1)
+        start = first - first // side * side
+        return matrix[start : start + last - first, :keys]
+
+
+def tiled(band: Callable[[int, int], Array], queries: int, keys: int) -> Tiles | None:
+    """The tiles of a matrix (queries, keys); None where all are zeros. `band(first, last)` gives rows of the matrix."""
+    side = min(SIDE, max(16, 1 << (max(queries, keys) - 1).bit_length()))
+    across = -(-keys // side)
+    places, kept, numbers = list[Array](), list[Array](), dict[bytes, int]()
+    for first in range(0, queries, side):
+        rows = band(first, min(first + side, queries))
+        padded = np.zeros((side, across * side), dtype=rows.dtype)
+        padded[: len(rows), :keys] = rows
+        tiles = padded.reshape(side, across, side).swapaxes(0, 1)
+        here = np.full(across, -1, dtype=np.int32)
+        for column in np.flatnonzero((tiles != 0).any((1, 2))):
+            tile = np.ascontiguousarray(tiles[column])
+            number = numbers.setdefault(hashlib.sha256(tile.data).digest(), len(kept))
+            if number == len(kept):
+                kept.append(tile)
+            here[column] = number
+        places.append(here)
+    return Tiles(np.stack(places), np.stack(kept)) if kept else None
+
+
 KINDS = ("self", "cross")
 PHIS = ("mul", "tanh_add", "sq_diff")
 STACKS = ("self", "encoder", "decoder", "cross")
 ROLES = (*STACKS, *(f"{stack}, beside" for stack in STACKS))
 
 
-class About(Protocol):
-    """The words of the page about a measure: see `Measure`."""
+class About(NamedTuple):
+    """The words of the page about a statistic of heads; a `Measure` has the same attributes."""
 
-    @property
-    def name(self) -> str: ...
-
-    @property
-    def says(self) -> str: ...
-
-    @property
-    def formula(self) -> str: ...
-
-    @property
-    def range(self) -> str: ...
-
-    @property
-    def does(self) -> str | None: ...
+    name: str
+    says: str
+    formula: str
+    range: str
+    does: str | None
 
 
-Measures = Mapping[Any, tuple[float, float, int | None]]  # by About
+Measures = Mapping[Any, tuple[float, float, int | None]]  # by measure, or About
 
 
 @dataclass(frozen=True, eq=False)
-class Bias:
+class PageBias:
     """The bias of scores, float32: the sum of the parts that are given. −∞ hides a pair.
 
     Attributes:
@@ -53,12 +91,6 @@ class Bias:
     relative: Array | None = None
     dense: Array | None = None
     tiles: tuple[Tiles | None, ...] = ()
-
-    @staticmethod
-    def of_matrix(matrix: Array) -> Bias:
-        """The bias with one number for each pair, (H or 1, Lq, Lk)."""
-        wide = matrix.astype(np.float32)
-        return Bias(tiles=tuple(tiled(lambda a, b, m=m: m[a:b], *m.shape) for m in wide))  # type: ignore[misc]
 
     @property
     def numbers(self) -> list[Array]:
@@ -167,7 +199,7 @@ class Layer:
     softcap: float | None
     start: Array
     stop: Array
-    bias: Bias | None
+    bias: PageBias | None
     logsumexp: Array
     entropy: Array
     received: Array
@@ -308,6 +340,23 @@ def _tiles_of(every: tuple[Tiles | None, ...], head: int) -> Tiles | None:
     return every[head if len(every) > 1 else 0] if every else None
 
 
+# the arrays of a layer that have a row for each head, or one for all
+BY_HEAD = [
+    "query",
+    "scores",
+    "start",
+    "stop",
+    "logsumexp",
+    "entropy",
+    "received",
+    "distance",
+    "thumbnail",
+    "sinks",
+    "values",
+    "seen",
+]
+
+
 def of_heads(layer: Layer, heads: Sequence[int]) -> Layer:
     """The layer with these of its heads alone: they keep their numbers, and the name says which they are."""
     chosen = list(heads)
@@ -324,23 +373,57 @@ def of_heads(layer: Layer, heads: Sequence[int]) -> Layer:
     return replace(
         layer,
         name=f"{layer.name} (head{'s' * (len(chosen) > 1)} {', '.join(map(str, chosen))})",
-        query=some(layer.query),
+        **{name: some(getattr(layer, name)) for name in BY_HEAD},
         key=layer.key[keys],
-        scores=some(layer.scores),
-        start=some(layer.start),
-        stop=some(layer.stop),
-        bias=None if bias is None else Bias(some(bias.relative), some(bias.dense), each(bias.tiles)),
+        bias=None if bias is None else PageBias(some(bias.relative), some(bias.dense), each(bias.tiles)),
         holes=each(layer.holes),
-        logsumexp=some(layer.logsumexp),
-        entropy=some(layer.entropy),
-        received=some(layer.received),
-        distance=some(layer.distance),
-        thumbnail=some(layer.thumbnail),
-        sinks=some(layer.sinks),
-        values=some(layer.values),
-        seen=some(layer.seen),
         operand_steps=None if steps is None else (some(steps[0]), steps[1][keys]),
         numbers=tuple(numbers[head] for head in chosen),
         measures=None if layer.measures is None else tuple(layer.measures[head] for head in chosen),
         pyramid=None if pyramid is None else replace(pyramid, max=some(pyramid.max), mean=some(pyramid.mean)),
     )
+
+
+ROWS = 128
+
+
+def masked_heads(layer: Layer) -> int:
+    """The number of heads of the mask: 1 where it is the same for all."""
+    holes, bias = len(layer.holes), 1 if layer.bias is None else layer.bias.heads
+    return max(len(layer.start), len(layer.stop), holes, bias, 1 if layer.seen is None else len(layer.seen))
+
+
+def seen_keys(layer: Layer) -> tuple[Array, Array]:
+    """The number of keys that each query may see, (H or 1, Lq) int32, and Σ_i [j is seen by i] / that, (H or 1, Lk).
+
+    Formula: u_j = Σ_i [i may see j] / n_i. Where some query sees keys that are not shown (`Layer.seen`), they are
+    counted in n_i. Spans alone take O(Lq + Lk); any other mask is read one band of rows at a time.
+    """
+    of = _of_spans if layer.bias is None and not layer.holes else _of_pairs
+    counts, expected = zip(*(of(layer, head) for head in range(masked_heads(layer))), strict=True)
+    return np.stack(counts), np.stack(expected)
+
+
+def _of_spans(layer: Layer, head: int) -> tuple[Array, Array]:
+    keys = layer.shape[1]
+    start, stop = (np.clip(of_head(edge, head), 0, keys) for edge in (layer.start, layer.stop))
+    shown = np.maximum(stop - start, 0).astype(np.int32)
+    counts = shown if layer.seen is None else of_head(layer.seen, head)
+    some = shown > 0
+    change = np.zeros((2, keys + 1))  # of the weight that a key receives, and of its queries
+    for edge, sign in ((start[some], 1), (stop[some], -1)):
+        np.add.at(change[0], edge, sign / counts[some])
+        np.add.at(change[1], edge, sign)
+    expected, looking = change[:, :keys].cumsum(1)
+    return counts, np.where(looking > 0, expected, 0.0)  # a sum of fractions does not return to exactly 0
+
+
+def _of_pairs(layer: Layer, head: int) -> tuple[Array, Array]:
+    queries, keys = layer.shape
+    counts, expected = np.zeros(queries, dtype=np.int32), np.zeros(keys)
+    for first in range(0, queries, ROWS):
+        seen = layer.allowed(head, first, min(first + ROWS, queries))
+        here = seen.sum(1) if layer.seen is None else of_head(layer.seen, head)[first : first + ROWS]
+        counts[first : first + ROWS] = here
+        expected += (1 / np.maximum(here, 1)) @ seen
+    return counts, expected

@@ -5,18 +5,23 @@ All of it is computed on the inputs' device, from the starts and stops of the sp
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from clearhead.base.rules import by_pair
 from clearhead.base.shapes import Sizes, unflatten
-from clearhead.base.tracing import traced
+from clearhead.base.tracing import compiling, traced
+from clearhead.engines.flex import rules
+from clearhead.engines.flex.rules import Traced
 from clearhead.masks.base import Spans
 from clearhead.problem.visible import Visible
 
 BLOCK = 128  # queries, and keys, to a block: FlexAttention's own default
+STRIP = 2**26  # pairs of a residual that are looked at together
 
 
 class Blocks(NamedTuple):
@@ -34,7 +39,8 @@ class Blocks(NamedTuple):
     edges: tuple[
         Tensor, ...
     ]  # int32: start, stop (B or 1, H or 1, Lq or 1), and those of gaps, with one dimension more
-    keep: Tensor | None  # bool (B or 1, H or 1, Lq or 1, Lk or 1): what the spans leave to a residual
+    keep: Tensor | None  # bool (B or 1, H or 1, Lq or 1, Lk or 1): the residual in full, where it is no `rule`
+    rule: Traced | None  # the residual as a function of one pair
 
 
 def blocks_of(visible: Visible, sizes: Sizes) -> Blocks:
@@ -49,14 +55,45 @@ def blocks_of(visible: Visible, sizes: Sizes) -> Blocks:
 
 
 def _blocks(spans: Spans, sizes: Sizes) -> Blocks:
-    keep = None if spans.residual is None else spans.rest(*(slice(None),) * 4)
     some, full = _touched(spans, sizes)
-    if keep is not None:
-        some, full = some & _over_blocks(keep, False).amax((3, 5)), full & _over_blocks(keep, True).amin((3, 5))
+    rule = residual_rule(spans, sizes)
+    keep = None if rule is None or isinstance(rule, Traced) else spans.rest(*(slice(None),) * 4)
+    if rule is not None:
+        strips = [keep] if keep is not None else _strips(spans, sizes)
+        each = [(_over_blocks(t, False).amax((3, 5)), _over_blocks(t, True).amin((3, 5))) for t in strips]
+        any_, all_ = (torch.cat(parts, 2) if len(each) > 1 else parts[0] for parts in zip(*each, strict=True))
+        some, full = some & any_, full & all_
     partial = some & ~full
     by_key = partial.transpose(-1, -2), full.transpose(-1, -2)
     edges = tuple(edge.to(torch.int32) for edge in spans.edges())
-    return Blocks(_listed(partial), _listed(full), _listed(by_key[0]), _listed(by_key[1]), edges, keep)
+    return Blocks(
+        _listed(partial),
+        _listed(full),
+        _listed(by_key[0]),
+        _listed(by_key[1]),
+        edges,
+        keep,
+        rule if isinstance(rule, Traced) else None,
+    )
+
+
+def residual_rule(spans: Spans, sizes: Sizes) -> Traced | str | None:
+    """A mask's residual as a function of one pair, or why it is made in full instead; None without a residual."""
+    if spans.residual is None:
+        return None
+    found = by_pair(spans.residual)
+    if found is None or compiling() or traced():
+        return "it is known in parts alone"
+    return rules.traced(found, sizes.device, floating=False)
+
+
+def _strips(spans: Spans, sizes: Sizes) -> Iterator[Tensor]:
+    """The residual, some blocks of queries at a time: bool (B or 1, H or 1, rows, Lk or 1)."""
+    rows = max(BLOCK, STRIP // max(1, sizes.batch * sizes.heads * sizes.keys) // BLOCK * BLOCK)
+    every = slice(None)
+    for top in range(0, sizes.queries, rows):
+        strip = spans.rest(every, every, slice(top, min(top + rows, sizes.queries)), every)
+        yield strip if rows >= sizes.queries else strip.expand(-1, -1, min(rows, sizes.queries - top), -1)
 
 
 def _touched(spans: Spans, sizes: Sizes) -> tuple[Tensor, Tensor]:

@@ -2,24 +2,32 @@
 
 from __future__ import annotations
 
-import importlib.util
 import math
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from clearhead.base.arrays import accumulated
+from clearhead.base.errors import UnsupportedError
+from clearhead.base.installed import has_triton
+from clearhead.base.rules import by_pair
 from clearhead.base.shapes import apart
+from clearhead.base.torch_state import functions_hidden
 from clearhead.base.tracing import compiling, dispatches, empty_of_values, looked_into, readable, traced
+from clearhead.engines import proof
 from clearhead.engines.base import Cost, Engine
-from clearhead.engines.flex import kernel
-from clearhead.engines.flex.blocks import BLOCK, blocks_of
+from clearhead.engines.flex import kernel, rules
+from clearhead.engines.flex.blocks import BLOCK, blocks_of, residual_rule
+from clearhead.engines.flex.proof import problems
+from clearhead.engines.flex.rules import Traced
 from clearhead.engines.sdpa.pieces import pieces
 from clearhead.engines.tiled import tiles
 from clearhead.problem.guard import zero_unseen
 from clearhead.problem.partial import Partial
 from clearhead.problem.problem import Problem
+from clearhead.problem.summary import Found, Summary
 
 MASK_BYTES = 2**30  # of a residual in full: above it, the engine that asks for parts of it is preferred
 
@@ -28,8 +36,9 @@ class Flex(Engine):
     """`torch.nn.attention.flex_attention`, compiled once for each kind of call.
 
     A mask's spans become blocks of 128 × 128 pairs, made on the device: blocks that no query sees are skipped, and only
-    those that are not wholly seen ask the mask. A mask's residual, and a bias by a function, are made in full. Softcap
-    and biases go into the kernel; sinks follow it, by its log-sum-exp. The host waits for no value.
+    those that are not wholly seen ask the mask. Softcap, biases, and rules of masks and biases go into the kernel as
+    functions of one pair (`rules.py`); a rule that cannot is asked for all pairs before. Sinks follow the kernel, by
+    its log-sum-exp. The host waits for no value.
 
     A NaN or infinite key that only some queries may see leaks into the others: the kernel multiplies its value by a
     weight of 0. Keys that no query may see are safe.
@@ -48,45 +57,63 @@ class Flex(Engine):
             found.append(f"the score is no dot product (φ is {lowered.phi})")
         if device.type not in ("cuda", "cpu"):
             found.append(f"its kernels are for CUDA, and the inputs are on {device}")
-        elif device.type == "cuda" and kernel.BACKEND == "inductor" and not _has_triton():
+        elif kernel.for_a_gpu(device) and not has_triton():
             found.append("FlexAttention is compiled by Triton, which is not installed: pip install triton")
         if problem.query.dtype is torch.float64:
             found.append("FlexAttention has no float64")
         if problem.dropout_p:
             found.append("FlexAttention gives the kernel no weights to drop")
-        if problem.by_function and torch.is_grad_enabled():
-            found.append("the bias is a function, which may hold what needs a gradient")
+        rule = _bias_rule(problem)
+        if isinstance(rule, str) and torch.is_grad_enabled():
+            found.append(f"the bias is a function that may hold what needs a gradient: {rule}")
+        elif isinstance(rule, Traced) and torch.is_grad_enabled() and any(t.requires_grad for t in rule.tensors):
+            found.append("the bias is a function that reads a tensor which needs a gradient")
         if device.type == "cpu" and problem.needs_grad and kernel.BACKEND == "inductor":
             found.append("FlexAttention has no gradients on a CPU")
         if any(map(dispatches, (lowered.query, lowered.key, problem.value))) and not _shapes_alone(problem):
             found.append("an input is a tensor subclass with operations of its own, which may have no such kernel")
+        if functions_hidden():
+            found.append("function modes are hidden here, as where an edit computes a part again, and it needs one")
         if looked_into():
             found.append("torch.func and forward mode look into PyTorch's own operations only")
         elif traced() and not _shapes_alone(problem):
             found.append("a trace records PyTorch's own operations, and this one is compiled")
+        elif not (found or compiling() or _shapes_alone(problem)) and kernel.for_a_gpu(device):
+            found += proof.objections(self, device, problem.query.dtype, problems)
         return found
 
     def reservations(self, problem: Problem) -> list[str]:
         if problem.sizes.device.type != "cuda":
-            return ["on a CPU other engines are faster"] if problem.sizes.device.type == "cpu" else []
-        spans, low = problem.spans, problem.lowered
+            return self.costs(problem)
+        low = problem.lowered
         if low is not None and low.softcap is None and problem.bias is None and problem.sinks is None:
             if problem.visible is None:
                 return ["PyTorch's other kernels, such as FlashAttention, are faster where nothing is masked"]
             if _one_piece(problem):
                 return ["PyTorch's other kernels, such as FlashAttention, have a causal form"]
-        if spans is not None and spans.residual is not None and not compiling():
-            # a rule depends on sequence and head as its spans do, as far as is known
-            most = math.prod(problem.sizes.shape[2:]) * spans.start.shape[0] * spans.start.shape[1]
-            if most > MASK_BYTES:
-                return [f"a part of the mask would be made in full, {most:,} bytes"]
-        return []
+        return self.costs(problem)
+
+    def costs(self, problem: Problem) -> list[str]:
+        """The reservations that hold where PyTorch's other kernels do not serve, too."""
+        if problem.sizes.device.type == "cpu":
+            return ["on a CPU other engines are faster"]
+        return [
+            f"a part of the mask would be made in full, {size:,} bytes"
+            for size in _in_full(problem)
+            if size > MASK_BYTES
+        ]
 
     def notes(self, problem: Problem) -> list[str]:
-        return [
+        found = [
             "a NaN or infinite key that only some queries may see leaks into the others (tiled guards it)",
             "PyTorch compiles FlexAttention once for each kind of call, which takes seconds",
         ]
+        for size in _in_full(problem):
+            found.append(f"a part of the mask is made in full, {size:,} bytes: {_mask_rule(problem)}")
+        if isinstance(rule := _bias_rule(problem), str):
+            size = 4 * math.prod(problem.sizes.shape)
+            found.append(f"the bias is made in full, up to {size:,} bytes: {rule}")
+        return found
 
     def transparent(self, problem: Problem) -> bool:
         return not compiling()  # compiled code has the one operation, in which this runs as in eager code
@@ -104,6 +131,8 @@ class Flex(Engine):
         sinks = tiles.sinks(problem)
         numbers = kernel.Numbers(lowered.scale, lowered.softcap, rows or sinks is not None)
         output, log_sum_exp = kernel.attend(query, key, value, blocks, parts, numbers)
+        if output.requires_grad and not compiling():
+            output, log_sum_exp = _Once.apply(output, log_sum_exp)  # type: ignore[no-untyped-call]
         output = output[..., :width]
         if log_sum_exp is None:
             return Partial(output)
@@ -114,6 +143,12 @@ class Flex(Engine):
             maximum = (maximum + parts.top).masked_fill(blind, 0.0)
         found = Partial(output.to(log_sum.dtype), maximum, log_sum)
         return found if sinks is None else found.with_sinks(sinks)
+
+    def summarise(self, problem: Problem, summary: Summary) -> Found:
+        if problem.value is None or summary != Summary(output=True, rows=True):
+            return super().summarise(problem, summary)
+        found = self.forward(problem, rows=True)
+        return Found(output=found.output, maximum=found.maximum, log_sum=found.log_sum)
 
     def cost(self, problem: Problem) -> Cost:
         pairs, visible = math.prod(problem.sizes.shape), problem.visible
@@ -127,11 +162,41 @@ class Flex(Engine):
         return Cost(min(pairs, count * BLOCK**2 * copies), sum(t.nbytes for t in kept))
 
 
-_INSTALLED = importlib.util.find_spec("triton") is not None  # looked up once; the compiler warns of functools.cache
+class _Once(torch.autograd.Function):
+    """The same tensors, whose gradients have no gradients."""
+
+    @staticmethod
+    def forward(ctx: Any, *tensors: Tensor | None) -> tuple[Tensor | None, ...]:
+        return tuple(t if t is None else t.view_as(t) for t in tensors)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, ...]:
+        if torch.is_grad_enabled():
+            raise UnsupportedError("FlexAttention has no gradient of a gradient: pass engine='tiled'.")
+        return grads
 
 
-def _has_triton() -> bool:
-    return _INSTALLED
+def _mask_rule(problem: Problem) -> Traced | str | None:
+    return None if problem.spans is None else residual_rule(problem.spans, problem.sizes)
+
+
+def _in_full(problem: Problem) -> list[int]:
+    """The bytes of the part of the mask that is made in full; none where there is no such part."""
+    spans = problem.spans
+    if spans is None or compiling() or not isinstance(_mask_rule(problem), str):
+        return []
+    # a rule depends on sequence and head as its spans do, as far as is known
+    return [math.prod(problem.sizes.shape[2:]) * spans.start.shape[0] * spans.start.shape[1]]
+
+
+def _bias_rule(problem: Problem) -> Traced | str | None:
+    """The bias by a function as one of single pairs, or why it is made in full; None without one."""
+    if problem.bias is None or problem.bias.function is None:
+        return None
+    found = by_pair(problem.bias.function)
+    if found is None or compiling() or traced():
+        return "it is known in parts alone"
+    return rules.traced(found, problem.sizes.device, floating=True)
 
 
 def _shapes_alone(problem: Problem) -> bool:
@@ -165,12 +230,12 @@ def _parts(problem: Problem) -> kernel.Parts:
     bias = problem.bias
     if bias is None:
         return kernel.Parts()
-    dense = bias.dense
-    if bias.function is not None:
+    dense, rule = bias.dense, _bias_rule(problem)
+    if isinstance(rule, str):
         dense = bias._replace(relative=None).tile(*(slice(None),) * 4, problem.sizes)
     top = None if dense is None else dense.detach().amax(-1)
     top = None if top is None else top.masked_fill(top.isinf(), 0.0)
-    return kernel.Parts(_no_view(dense), top, _no_view(bias.relative))
+    return kernel.Parts(_no_view(dense), top, _no_view(bias.relative), rule if isinstance(rule, Traced) else None)
 
 
 def _no_view(tensor: Tensor | None) -> Tensor | None:

@@ -13,7 +13,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from clearhead.base.rules import entry
 from clearhead.engines.flex.blocks import BLOCK, Blocks
+from clearhead.engines.flex.rules import Traced
 
 BACKEND = "inductor"  # what compiles the call
 NARROWEST = 16  # the least width of a row that the kernel's products take
@@ -25,12 +27,18 @@ BESIDE_A_BIAS = {"fwd_BLOCK_M": 128, "fwd_BLOCK_N": 64, "fwd_num_stages": 2, "fw
 _compiled: dict[Any, Callable[..., Any]] = {}
 
 
+def for_a_gpu(device: torch.device) -> bool:
+    """Whether the call is compiled to kernels for a GPU; the tests run it on CUDA as it is written, too."""
+    return device.type == "cuda" and BACKEND == "inductor"
+
+
 class Parts(NamedTuple):
-    """What is added to the scores: one number a pair, and what is taken away from each row of it; one a distance."""
+    """What is added to the scores: one number a pair, less one a row; one number a distance; a rule."""
 
     dense: Tensor | None = None  # (B or 1, H or 1, Lq or 1, Lk or 1)
-    top: Tensor | None = None  # (B or 1, H or 1, Lq or 1)
+    top: Tensor | None = None  # (B or 1, H or 1, Lq or 1), what is taken away from each row of `dense`
     relative: Tensor | None = None  # (B or 1, H or 1, Lq + Lk − 1): see `Added`
+    rule: Traced | None = None  # a function of one pair
 
 
 class Numbers(NamedTuple):
@@ -48,10 +56,12 @@ def attend(
     # on a CPU the compiled kernel has neither: PyTorch's operator of the same name runs as it is written
     plain = query.is_cpu and (numbers.rows or torch.is_grad_enabled())
     backend = "aot_eager" if plain else BACKEND
-    present = blocks is not None and (len(blocks.edges), blocks.keep is not None)
+    asked = None if blocks is None or blocks.rule is None else blocks.rule.kind
+    added = None if parts.rule is None else parts.rule.kind
+    present = blocks is not None and (len(blocks.edges), blocks.keep is not None, asked)
     kind = (
         (query.dtype, query.device, query.shape[1], query.shape[-1], key.shape[1], value.shape[-1]),
-        (present, *(part is not None for part in parts), numbers, backend, torch.is_grad_enabled()),
+        (present, added, *(part is not None for part in parts), numbers, backend, torch.is_grad_enabled()),
     )
     if kind not in _compiled:
         # a function of its own: PyTorch counts how often it has compiled a function, and gives up
@@ -67,7 +77,7 @@ def _call(
     from torch.nn.attention.flex_attention import AuxRequest, BlockMask, flex_attention
 
     scale, softcap, rows = numbers
-    dense, top, relative = parts
+    dense, top, relative, rule = parts
     last = query.shape[2] - 1
 
     def finished(score: Tensor, batch: Tensor, head: Tensor, row: Tensor, column: Tensor) -> Tensor:
@@ -75,23 +85,27 @@ def _call(
         if softcap is not None:
             score = softcap * torch.tanh(score / softcap)
         if dense is not None and top is not None:  # the difference first: the score would have no digits beside -1e9
-            score = score + (_at(dense, batch, head, row, column) - _at(top, batch, head, row))
+            score = score + (entry(dense, batch, head, row, column) - entry(top, batch, head, row))
         if relative is not None:
-            score = score + _at(relative, batch, head, column - row + last)
+            score = score + entry(relative, batch, head, column - row + last)
+        if rule is not None:
+            score = score + rule.at(batch, head, row, column).to(score.dtype)
         return score
 
     mask = None
     if blocks is not None:
-        partial, full, partial_by_key, full_by_key, edges, keep = blocks
+        partial, full, partial_by_key, full_by_key, edges, keep, residual = blocks
 
         def allowed(batch: Tensor, head: Tensor, row: Tensor, column: Tensor) -> Tensor:
             """Whether a query may see a key: it is inside the hull and outside of the gaps, and the residual agrees."""
-            inside = (column >= _at(edges[0], batch, head, row)) & (column < _at(edges[1], batch, head, row))
+            inside = (column >= entry(edges[0], batch, head, row)) & (column < entry(edges[1], batch, head, row))
             if len(edges) > 2:
                 for i in range(edges[2].shape[-1]):
-                    low, high = (_at(edge[..., i], batch, head, row) for edge in edges[2:])
+                    low, high = (entry(edge[..., i], batch, head, row) for edge in edges[2:])
                     inside = inside & ((column < low) | (column >= high))
-            return inside if keep is None else inside & _at(keep, batch, head, row, column)
+            if residual is not None:
+                inside = inside & residual.at(batch, head, row, column)
+            return inside if keep is None else inside & entry(keep, batch, head, row, column)
 
         mask = BlockMask(
             seq_lengths=(query.shape[2], key.shape[2]),
@@ -107,12 +121,16 @@ def _call(
             mask_mod=allowed,
         )
     options: dict[str, Any] = {}
-    if query.element_size() == 2 and query.shape[-1] <= 64 and (dense is not None or relative is not None):
+    unchanged = softcap is None and dense is None and relative is None and rule is None
+    if (
+        query.element_size() == 2
+        and query.shape[-1] <= 64
+        and (dense is not None or relative is not None or rule is not None)
+    ):
         options |= BESIDE_A_BIAS
     groups = query.shape[1] // key.shape[1]
     if groups & (groups - 1):  # the kernel for few queries takes powers of two alone
         options["BACKEND"] = "TRITON"
-    unchanged = softcap is None and dense is None and relative is None
     found: Any = flex_attention(
         query,
         key,
@@ -125,8 +143,3 @@ def _call(
         return_aux=AuxRequest(lse=True) if rows else None,  # type: ignore[arg-type]
     )
     return (found[0], found[1].lse) if rows else (found, None)
-
-
-def _at(tensor: Tensor, *indices: Tensor) -> Tensor:
-    """One number of a tensor, whose dimensions of size 1 stand for all."""
-    return tensor[tuple(i if size > 1 else i * 0 for i, size in zip(indices, tensor.shape, strict=True))]

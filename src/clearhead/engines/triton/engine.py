@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-import importlib.util
 from types import ModuleType
 
 import torch
 from torch import Tensor
 
+from clearhead.base.installed import has_triton
 from clearhead.base.torch_private import is_zero_tensor
 from clearhead.base.tracing import compiling, constant, dispatches, empty_of_values, looked_into, traced
+from clearhead.engines import proof
 from clearhead.engines.base import Cost, Engine
 from clearhead.engines.triton import blocks
+from clearhead.engines.triton.proof import problems
 from clearhead.problem import regions
 from clearhead.problem.guard import guard
 from clearhead.problem.packing import Operands, operands
@@ -21,15 +23,6 @@ from clearhead.problem.summary import Found, Sent, Summary, of_heads
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 LARGEST = 16  # so many of the largest weights are kept in registers
-
-
-INSTALLED = importlib.util.find_spec("triton") is not None
-
-
-@constant
-def available() -> bool:
-    """Whether Triton is installed."""
-    return INSTALLED
 
 
 @constant
@@ -47,28 +40,21 @@ def _launch() -> ModuleType:
     return launch
 
 
-def _proof() -> ModuleType:
-    """The module that proves the kernels on a device, which imports Triton."""
-    from clearhead.engines.triton import proof
-
-    return proof
-
-
 class Triton(Engine):
     """A tile of scores at a time, in registers, over the spans alone; every sum in float32, in one order.
 
     Dot, additive and Gaussian scores in float32, bfloat16 and float16, with masks of intervals, biases, softcap, sinks,
     dropout and grouped heads; their gradients, and statistics with theirs. Few queries have their keys shared out among
-    programs. No value is read by the host on the way, but once on a device and in a dtype, by `proof.py`.
+    programs. No value is read by the host on the way, but once on a device and in a dtype, by the proof.
     """
 
     name = "triton"
 
     def objections(self, problem: Problem) -> list[str]:
         sizes, found = problem.sizes, []
-        if sizes.device.type != "cuda" and not (sizes.device.type == "cpu" and available() and interpreted()):
+        if sizes.device.type != "cuda" and not (sizes.device.type == "cpu" and has_triton() and interpreted()):
             return [f"the inputs are on {sizes.device}: it is made for cuda"]
-        if not available():
+        if not has_triton():
             return ["Triton is missing: pip install 'clearhead[cuda]', on Linux"]
         lowered, value, dtype = problem.lowered, problem.value, problem.query.dtype
         if lowered is None:
@@ -92,7 +78,7 @@ class Triton(Engine):
         elif traced() or not (compiling() or all(map(_dense, operands(problem)))):
             found.append("the kernels read memory, and an input is no plain tensor on the device")
         elif not found and sizes.device.type == "cuda" and not compiling():
-            found += _proof().objections(self, sizes.device, dtype)
+            found += proof.objections(self, sizes.device, dtype, problems)
         return found
 
     def forward(self, problem: Problem, rows: bool = False) -> Partial:
@@ -127,10 +113,11 @@ class Triton(Engine):
             return super().summarise(problem, summary)
         with torch.no_grad():
             problem = guard(_folded(problem))
-            value = problem.value if summary.output else None
+            # in float32, as the results are: a weight in a value's low precision would be rounded before the sum
+            value = problem.value.float() if summary.output and problem.value is not None else None
             both = value
             if summary.groups is not None:  # how much goes to each group is one more column of the output
-                groups = of_heads(summary.groups, problem)
+                groups = of_heads(summary.groups, problem).float()
                 both = groups if value is None else torch.cat([value, groups], -1)
             found: Found = _launch().statistics(problem._replace(value=both), summary)
         if summary.groups is None or found.output is None:

@@ -137,18 +137,27 @@ class Parts(NamedTuple):
 
 
 class Back(NamedTuple):
-    """What statistics send back: see `Sent`."""
+    """What statistics send back, and what `Rows` holds: see `Sent`.
 
-    log_weight: View | None
-    distance: View | None
-    position: View | None
-    best: View | None
-    best_key: View | None
+    One number a query is a column of `numbers`, float32, or of `places`, int32; which column is a constant, None where
+    there is none. With a tensor for each, their addresses alone took more registers than a thread has.
+    """
+
+    numbers: View
+    places: View | None
+    maximum: Any
+    log_sum: Any
+    delta: Any
+    log_weight: Any
+    distance: Any
+    best: Any
+    factors: Any
+    position: Any
+    best_key: Any
     weights: View | None  # the `values` of `Sent`: a tuple in Triton has values of its own
     indices: View | None
     received: View | None
     mean: View | None
-    factors: View | None
     tall: int
     wide: int
     number: int  # of the largest weights

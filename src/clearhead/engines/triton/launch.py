@@ -11,8 +11,9 @@ import triton
 from torch import Tensor
 from triton.language import constexpr
 
+from clearhead.base.errors import UnsupportedError
 from clearhead.engines.tiled.backward import add_along
-from clearhead.engines.triton.blocks import FEW, PROGRAMS, SPLIT, Blocks, blocks_for, power
+from clearhead.engines.triton.blocks import PROGRAMS, SHARED, SPLIT, Blocks, blocks_for, power
 from clearhead.engines.triton.given import (
     Back,
     Dropout,
@@ -28,9 +29,10 @@ from clearhead.engines.triton.given import (
     view,
     viewed,
 )
+from clearhead.engines.triton.groups import grouped
 from clearhead.engines.triton.kernels import backward as back
 from clearhead.engines.triton.kernels import decode, forward, lay, summarise
-from clearhead.engines.triton.ranges import ranges
+from clearhead.engines.triton.ranges import capturing, ranges
 from clearhead.problem import partial as of_queries
 from clearhead.problem.packing import Operands, operands
 from clearhead.problem.partial import Partial
@@ -52,8 +54,28 @@ def backend() -> int:
 
 
 def start(kernel: Any, programs: tuple[int, ...], *arguments: Any, warps: int = 4, **constants: Any) -> None:
-    """Start a kernel; by another name than `launch`, so that a check can put one that compiles alone in its place."""
-    kernel[programs](*arguments, num_warps=warps, num_stages=1, **constants)
+    """Start a kernel; by another name than `launch`, so that a check can put one that compiles alone in its place.
+
+    An empty part of a problem has no programs, and a device starts none.
+    """
+    if 0 in programs:
+        return
+    if not capturing():
+        kernel[programs](*arguments, num_warps=warps, num_stages=1, **constants)
+        return
+    with triton.knobs.runtime.scope():
+        triton.knobs.runtime.jit_cache_hook = _refuse_to_compile
+        kernel[programs](*arguments, num_warps=warps, num_stages=1, **constants)
+
+
+def _refuse_to_compile(*_: Any, fn: Any, **__: Any) -> bool:
+    """Triton asks before it compiles. While a CUDA graph is captured, a driver may refuse to load the machine code."""
+    if capturing():
+        raise UnsupportedError(
+            f"the kernel {fn.name!r} was not compiled yet for a call of this kind (dtypes, widths, lengths, mask), and "
+            "a CUDA graph is captured: make the same call once before the capture, or pass engine='tiled'."
+        )
+    return False
 
 
 def on(tensor: Tensor) -> AbstractContextManager[Any]:
@@ -195,7 +217,8 @@ def _blocks(problem: Problem, pass_: str) -> Blocks:
     lowered, value = problem.lowered, problem.value
     assert lowered is not None
     width, values = lowered.query.shape[-1], 0 if value is None else value.shape[-1]
-    return blocks_for(lowered.phi, pass_, width, values, lowered.query.element_size(), problem.sizes.queries)
+    size = max(t.element_size() for t in (lowered.query, value) if t is not None)
+    return blocks_for(lowered.phi, pass_, width, values, size, problem.sizes.queries, problem.plain)
 
 
 def _programs(problem: Problem, block: int) -> int:
@@ -203,35 +226,42 @@ def _programs(problem: Problem, block: int) -> int:
 
 
 def output(problem: Problem, rows: bool) -> Partial:
-    """The output of a problem that has a value, and its rows."""
-    value = problem.value
+    """The output of a guarded problem that has a value, and its rows."""
+    value, lead = problem.value, problem.sizes.shape[:3]
     assert value is not None
-    lead = problem.sizes.shape[:3]
-    blocks = _blocks(problem, "forward")
     found = Parts(
         output=_new(value, *lead, value.shape[-1]),
         maximum=_new(value, *lead) if rows else None,
         log_sum=_new(value, *lead) if rows else None,
     )
-    shares = _shares(problem, blocks)
-    programs = _programs(problem, blocks.queries)
+    folded = grouped(problem)
+    blocks = _blocks(folded, "forward")
+    shares = _shares(folded, blocks)
+    if folded is not problem and problem.sinks is not None:  # the sink of each head enters where shares are joined
+        shares = max(shares, 2)
+    programs = _programs(folded, blocks.queries)
     with on(value):
-        read = given(problem, blocks)
+        read = given(folded, blocks)
         if shares == 1:
             start(forward.forward_kernel, (programs, 1), read, found, warps=blocks.warps, SPLITS=1)
         else:
             ends = (_new(value, shares, *lead) for _ in range(2))
             parts = Parts(_new(value, shares, *lead, value.shape[-1]), *ends)  # type: ignore[arg-type]
             start(forward.forward_kernel, (programs, shares), read, parts, warps=blocks.warps, SPLITS=shares)
-            every = math.prod(lead)
-            start(decode.join_kernel, (every,), read, parts, found, SPLITS=shares, SHARES=power(shares, 1))
+            whole = read._replace(**_sinks(problem), queries=lead[2], heads=lead[1])
+            start(decode.join_kernel, (math.prod(lead),), whole, parts, found, SPLITS=shares, SHARES=power(shares, 1))
     return Partial(found.output, found.maximum, found.log_sum)  # type: ignore[arg-type]
+
+
+def _sinks(problem: Problem) -> dict[str, Any]:
+    sinks = problem.sinks
+    return {"sinks": sinks, "sinks_apart": 0 if sinks is None else sinks.stride(0)}
 
 
 def _shares(problem: Problem, blocks: Blocks) -> int:
     """Into how many parts the keys of few queries are split, so that all of a device's processors have some."""
     sizes = problem.sizes
-    if sizes.queries > FEW or problem.value is None:
+    if sizes.queries > SHARED or problem.value is None:
         return 1
     wanted = min(PROGRAMS // max(1, _programs(problem, blocks.queries)), sizes.keys // SPLIT)
     return 1 if wanted < 2 else 1 << (wanted.bit_length() - 1)
@@ -326,13 +356,13 @@ def gradients(
     """The gradients of a guarded problem to its operands, but for the sinks; None where not wanted."""
     lowered, (query, key, value, weight, dense, relative, _) = problem.lowered, operands(problem)
     assert lowered is not None and query is not None and key is not None
-    blocks = _blocks(problem, "backward")
     found = Operands(None, None, None)
-    known = _rows(*(row.float() for row in rows))
     with on(query):
-        read = given(problem, blocks)
         sent_back = None if grad is None or value is None else viewed(grad)
-        beside = _back(sent, problem)
+        beside = _back(sent, rows, problem.sizes.shape[:3])
+        known = None if beside is not None else _rows(*(row.float() for row in rows))
+        blocks = _blocks(problem, "backward" if beside is None else "backward of statistics")
+        read = given(problem, blocks)
         arguments = (read, known, sent_back, beside)
         of_weight = weight is not None and wanted[3]
         if wanted[0] or of_weight:
@@ -404,28 +434,30 @@ def _of_bias(
     return found._replace(dense=sums[0], relative=sums[1])
 
 
-def _back(sent: Sent | None, problem: Problem) -> Back | None:
-    """What statistics send back, as the kernels read it; None where they send nothing."""
+def _back(sent: Sent | None, rows: of_queries.Rows, lead: tuple[int, int, int]) -> Back | None:
+    """What statistics send back, as the kernels read it, with the rows; None where they send nothing."""
     if sent is None or all(t is None for t in sent if not isinstance(t, tuple)):
         return None
-    rows = problem.sizes.shape[:3]
+    every = sent._asdict() | rows._asdict()
 
-    def read(tensor: Tensor | None, *shape: int) -> View | None:
-        if tensor is None:
-            return None
-        return view(tensor if tensor.dtype is torch.int64 else tensor.float(), *shape)
+    def columns(dtype: torch.dtype, *names: str) -> tuple[View | None, dict[str, Any]]:
+        some = [name for name in names if every[name] is not None]
+        each = [every[name].to(dtype).expand(lead) for name in some]
+        places = {name: constexpr(some.index(name)) if name in some else None for name in names}
+        return viewed(torch.stack(each, -1)) if each else None, places
 
+    numbers, one = columns(torch.float32, *rows._fields, "log_weight", "distance", "best", "factors")
+    places, other = columns(torch.int32, "position", "best_key")
     return Back(
-        read(sent.log_weight),
-        read(sent.distance),
-        read(sent.position, *rows),
-        read(sent.best),
-        read(sent.best_key),
-        read(sent.values),
-        read(sent.indices),
-        read(sent.received),
-        read(sent.mean),
-        read(sent.factors, *rows),
-        *sent.cell,
-        0 if sent.indices is None else sent.indices.shape[-1],
+        numbers,  # type: ignore[arg-type]
+        places,
+        **one,
+        **other,
+        weights=None if sent.values is None else viewed(sent.values.float()),
+        indices=view(sent.indices),
+        received=None if sent.received is None else viewed(sent.received.float()),
+        mean=None if sent.mean is None else viewed(sent.mean.float()),
+        tall=sent.cell[0],
+        wide=sent.cell[1],
+        number=0 if sent.indices is None else sent.indices.shape[-1],
     )

@@ -27,10 +27,15 @@ def ranges(problem: Problem, queries: int, keys: int) -> Tensor | None:
         return found
     with torch.inference_mode(False), torch.no_grad():
         found = _ranges(visible, problem.sizes.queries, queries, keys)
-    # memory of a CUDA graph that is being captured belongs to the graph
-    if not (found.is_cuda and torch.cuda.is_current_stream_capturing()):
+    if not capturing():
         visible.memo[name] = found
     return found
+
+
+def capturing() -> bool:
+    """Whether a CUDA graph is captured: memory that is made meanwhile is the graph's, and is kept nowhere else."""
+    started: bool = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+    return started and torch.cuda.is_current_stream_capturing()
 
 
 def _ranges(visible: Visible, length: int, queries: int, keys: int) -> Tensor:

@@ -14,7 +14,7 @@ from clearhead.base.errors import ClearheadError, ShapeError
 from clearhead.base.shapes import placed
 from clearhead.inspection.reductions.base import Reduction, arange
 from clearhead.problem.problem import Problem
-from clearhead.problem.summary import Found, Summary
+from clearhead.problem.summary import Summary
 
 MOST = 2**28  # the most numbers of the memberships
 
@@ -39,6 +39,7 @@ class Mass(Reduction):
     """
 
     along = "queries"
+    gives = "groups"
 
     groups: Any
 
@@ -59,11 +60,11 @@ class Mass(Reduction):
                 f"{keys}), or bool (groups, {keys})."
             )
         groups = groups.long().reshape(-1, keys)
-        count = int(groups.max()) + 1 if groups.numel() else 0
-        if groups.numel() and int(groups.min()) < 0:
+        least, most = torch.stack(groups.aminmax()).tolist() if groups.numel() else (0, -1)  # read at once
+        count = most + 1
+        if least < 0:
             raise ClearheadError(
-                f"Mass: groups holds {int(groups.min())}; groups count from 0. For keys in no group pass bool, "
-                "(groups, Lk)."
+                f"Mass: groups holds {least}; groups count from 0. For keys in no group pass bool, (groups, Lk)."
             )
         if count * groups.numel() > MOST:
             raise ClearheadError(
@@ -88,6 +89,3 @@ class Mass(Reduction):
 
     def summary(self, problem: Problem) -> Summary:
         return Summary(groups=self._members(problem))
-
-    def found(self, found: Found, problem: Problem) -> Tensor | None:
-        return found.groups

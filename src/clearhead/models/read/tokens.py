@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from clearhead.base.arrays import to_tensor
 from clearhead.base.errors import ClearheadError, ShapeError
 from clearhead.models.attention_call import AttentionCall
 
@@ -94,7 +95,7 @@ class Tokens:
 def _rows(name: str, tokens: Any, numbers: dict[str, int]) -> list[Tensor]:
     """The numbers of each sequence's tokens: ids as they are, words numbered by the dictionary `numbers`."""
     if isinstance(tokens, Tensor | np.ndarray):
-        ids = torch.as_tensor(tokens).detach().cpu()
+        ids = to_tensor(tokens, name).detach().cpu()
         if ids.is_floating_point() or ids.is_complex() or ids.dtype == torch.bool or ids.ndim not in (1, 2):
             raise ClearheadError(
                 f"{name} has dtype {ids.dtype}, shape {tuple(ids.shape)}; pass words, or the ids of tokens, integers "
@@ -142,15 +143,13 @@ def _placed(rows: list[Tensor] | None, batch: int, length: int, words: Tensor | 
 def match_tokens(tokens: Iterable[str], other_tokens: Iterable[str]) -> tuple[list[int], list[int]]:
     """The positions of the tokens that two texts have in common, in the same order in both.
 
-    >>> import torch, torch.nn.functional as F, clearhead as ch
-    >>> class Block(torch.nn.Module):
-    ...     def forward(self, x):
-    ...         return F.scaled_dot_product_attention(x, x, x)
-    >>> block, short, long = Block(), "the cat sat".split(), "the old cat sat".split()
+    >>> import torch, clearhead as ch
+    >>> block, short, long = ch.nn.DotProductAttention(), "the cat sat".split(), "the old cat sat".split()
+    >>> x, y = torch.ones(1, 1, 3, 4), torch.ones(1, 1, 4, 4)
     >>> with ch.watch(block) as before:
-    ...     output = block(torch.ones(1, 1, 3, 4))
+    ...     output = block(x, x, x)
     >>> with ch.watch(block) as after:
-    ...     output = block(torch.ones(1, 1, 4, 4))
+    ...     output = block(y, y, y)
     >>> ch.models.match_tokens(short, long)
     ([0, 1, 2], [0, 2, 3])
     >>> before.compare(after, matched=ch.models.match_tokens(short, long))[0].divergence

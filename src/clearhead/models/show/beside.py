@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -11,33 +11,32 @@ import torch
 from clearhead.base.errors import ClearheadError
 from clearhead.models.attention_call import AttentionCall
 from clearhead.models.chain.cached import alone
-from clearhead.models.read.differences import CallDifference, Differences, difference_of
-from clearhead.models.read.divergence import MasksDiffer, Places, check_calls, check_pair
+from clearhead.models.read.differences import (
+    CallDifference,
+    Differences,
+    MasksDiffer,
+    Places,
+    check_calls,
+    check_pair,
+    difference_of,
+)
 from clearhead.models.read.tokens import match_tokens
 from clearhead.models.show.paged import Paged
 from clearhead.problem.regions import of_sequence
 from clearhead.problem.words import ALL_WORDS
 from clearhead.report import Layer, Page
 from clearhead.report._words import Shown
-from clearhead.report.layer import LeftOut, of_heads
+from clearhead.report.layer import About, LeftOut, of_heads
 
-
-@dataclass(frozen=True)
-class _Divergence:
-    """The words of the page about the divergence of a head from the same head of the other recording."""
-
-    name: str = "divergence"
-    says: str = (
-        "How far the head's weights are from those of the same head in the other recording: the Jensen–Shannon "
-        "divergence of each query's weights in nats, a mean over the queries that both have. The weight on tokens "
-        "that only one text has counts as one more key. It is 0 for equal weights."
-    )
-    formula: str = "mean_i ½ Σ_j (p_ij log(p_ij / m_ij) + q_ij log(q_ij / m_ij)), m = (p + q) / 2"
-    range: str = "0 to log 2 = 0.693 nats"
-    does: str | None = None
-
-
-DIVERGENCE = _Divergence()
+DIVERGENCE = About(
+    "divergence",
+    "How far the head's weights are from those of the same head in the other recording: the Jensen–Shannon divergence "
+    "of each query's weights in nats, a mean over the queries that both have. The weight on tokens that only one text "
+    "has counts as one more key. It is 0 for equal weights.",
+    "mean_i ½ Σ_j (p_ij log(p_ij / m_ij) + q_ij log(q_ij / m_ij)), m = (p + q) / 2",
+    "0 to log 2 = 0.693 nats",
+    None,
+)
 
 
 class Beside:
@@ -106,7 +105,8 @@ class Beside:
         layer = self.sides[1].layer(number)
         if isinstance(layer, LeftOut):
             return layer
-        layer = replace(layer, label=_second(layer.label), role=f"{layer.role}, beside")
+        own, *more = layer.label.split(", ")
+        layer = replace(layer, label=", ".join([f"{own}′", *more]), role=f"{layer.role}, beside")  # "L3′, step 2"
         for difference in self.found:
             if difference.number == number:
                 layer = _measured(layer, difference)
@@ -190,12 +190,6 @@ def beside_of(mine: Paged, other: Any, tokens: Iterable[str] | None) -> Beside:
             "beside_tokens= are its words."
         )
     return Beside(mine, mine.alike(calls, tokens))
-
-
-def _second(label: str) -> str:
-    """The name of a layer of the second recording: "L3′, step 2"."""
-    layer, *more = label.split(", ")
-    return ", ".join([f"{layer}′", *more])
 
 
 def _measured(layer: Layer, difference: CallDifference) -> Layer:

@@ -10,7 +10,7 @@ from typing import Any, Literal, NamedTuple, Protocol
 from torch import Tensor, nn
 
 from clearhead.base.torch_private import call_of_modules
-from clearhead.models.tap.padding import Given, given, parameters
+from clearhead.models.tap.padding import Told, given, parameters
 from clearhead.models.tap.patch import replaced
 
 Kind = Literal["self", "cross"]
@@ -39,7 +39,7 @@ class Running(NamedTuple):
 
     module: nn.Module
     kind: Kind
-    told: Given
+    told: Told
     cache: Any = None
     noted: Any = None  # the receiver's notes of the layers in it
 
@@ -71,6 +71,7 @@ class Stack:
     def __init__(self, model: nn.Module) -> None:
         self.names = {id(module): name or type(model).__name__ for name, module in model.named_modules()}
         self.classes = {name: type(module).__name__ for name, module in model.named_modules() if name}
+        self._generates = {id(one) for one in model.modules() if callable(getattr(type(one), "generate", None))}
         self.model = model  # keeps the modules alive, so that their ids are not reused
         self._running = _Running()
         self._lock = threading.Lock()
@@ -96,6 +97,8 @@ class Stack:
             if not stack:
                 with self.running(module, args, kwargs):
                     return call(module, *args, **kwargs)
+            if id(module) in self._generates:
+                self._called(module)
             # the same as `running`, at less cost, because every module passes here
             around = stack[-1]  # read before the call: `monitor` may close an interrupted pass inside
             stack.append(self._entered(module, args, kwargs, stack))
@@ -143,6 +146,7 @@ class Stack:
             if module is self.model or not self._threads:  # else it is a part of the run of another thread
                 self._entries += 1
             self._running.entry = self._entries
+            self._running.called = {id(module)}
             self._threads += 1
         try:
             with self.around:
@@ -151,6 +155,16 @@ class Stack:
             with self._lock:
                 self._threads -= 1
 
+    def _called(self, module: nn.Module) -> None:
+        """Note a call of a generating model inside another module: a second one is a run of its own, such as a step."""
+        running = self._running
+        if id(module) in running.called and all(one.module is not module for one in running.stack):
+            with self._lock:
+                self._entries += 1
+                running.entry = self._entries
+            running.called = set()
+        running.called.add(id(module))
+
     @property
     def beside(self) -> bool:
         """Whether this thread runs no module while another one runs the model: it may be a worker of the other."""
@@ -158,7 +172,10 @@ class Stack:
 
     @property
     def entry(self) -> int:
-        """The number of this thread's outermost call. It is shared by a module that another thread calls meanwhile."""
+        """The number of this thread's run: of its outermost call, or of a later call of a generating model inside.
+
+        It is shared by a module that another thread calls meanwhile.
+        """
         return self._running.entry
 
     @property
@@ -177,12 +194,13 @@ class _Running(threading.local):
         self.stack: list[Running] = []
         self.others = 0  # modules running that are not the model's
         self.entry = 0
+        self.called: set[int] = set()  # the generating models that were called in this run
 
 
 def _entered(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], stack: list[Running]) -> Running:
     """The module with its padding and its kind: cross if it is called with a second sequence."""
     if len(args) <= 1 and not kwargs:  # no argument that is read below
-        return Running(module, "self", stack[-1].told if stack else Given())
+        return Running(module, "self", stack[-1].told if stack else Told())
     named = dict(kwargs)
     if len(args) > 1:
         named.update(zip(parameters(module.forward), args, strict=False))
@@ -190,5 +208,5 @@ def _entered(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], s
     if isinstance(module, nn.MultiheadAttention) or getattr(type(module), "projects_inputs", False):
         second = named.get("key") is not named.get("query")
     kind: Kind = "cross" if second else "self"
-    told = given(module.forward, named, stack[-1].told if stack else Given())
+    told = given(module.forward, named, stack[-1].told if stack else Told())
     return Running(module, kind, told, named.get("past_key_values"))

@@ -20,10 +20,10 @@ def add_sent(upstream, logs, sent, b, h, i, j, queries, keys):
     """Ṗ with what statistics send back to the weights: see `Sent`."""
     inside = i < queries
     if sent.log_weight is not None:  # a weight of 0 has no logarithm: what meets it is not read
-        upstream += along(sent.log_weight, b, h, i, inside, 0.0) * logs
+        upstream += along(sent.numbers, b, h, i, inside, 0.0, sent.log_weight) * logs
     if sent.distance is not None:
-        far = tl.abs(along(sent.position, b, h, i, inside, 0) - j).to(tl.float32)
-        upstream += along(sent.distance, b, h, i, inside, 0.0) * far
+        far = tl.abs(along(sent.places, b, h, i, inside, 0, sent.position) - j).to(tl.float32)
+        upstream += along(sent.numbers, b, h, i, inside, 0.0, sent.distance) * far
     if sent.received is not None or sent.mean is not None:
         counted = tl.zeros_like(upstream)
         if sent.received is not None:
@@ -31,7 +31,7 @@ def add_sent(upstream, logs, sent, b, h, i, j, queries, keys):
         if sent.mean is not None:
             counted += matrix(sent.mean, b, h, i // sent.tall, j // sent.wide, inside & (j < keys))
         if sent.factors is not None:
-            counted = counted * along(sent.factors, b, h, i, inside, 0.0)
+            counted = counted * along(sent.numbers, b, h, i, inside, 0.0, sent.factors)
         upstream += counted
     if sent.indices is not None:
         for place in range(0, sent.number):
@@ -44,8 +44,14 @@ def add_sent(upstream, logs, sent, b, h, i, j, queries, keys):
 def slopes(given, rows, sent, s, upstream, b, h, i, j):
     """P, the same after dropout, and Ṡ before the softcap; `upstream`: Ȯ · V."""
     inside = i < given.queries
-    maximum = along(rows.maximum, b, h, i, inside, 0.0)
-    log_sum = along(rows.log_sum, b, h, i, inside, float("inf"))
+    if sent is None:
+        maximum = along(rows.maximum, b, h, i, inside, 0.0)
+        log_sum = along(rows.log_sum, b, h, i, inside, float("inf"))
+        delta = along(rows.delta, b, h, i, inside, 0.0)
+    else:
+        maximum = along(sent.numbers, b, h, i, inside, 0.0, sent.maximum)
+        log_sum = along(sent.numbers, b, h, i, inside, float("inf"), sent.log_sum)
+        delta = along(sent.numbers, b, h, i, inside, 0.0, sent.delta)
     logs = (s - maximum) - log_sum
     p = tl.where(s == float("-inf"), 0.0, tl.exp2(logs * LOG2E))
     if sent is not None:
@@ -55,10 +61,11 @@ def slopes(given, rows, sent, s, upstream, b, h, i, j):
         keep = kept(given, b, h, i, j)
         dropped = tl.where(keep, p * given.dropout.factor, 0.0)
         upstream = tl.where(keep, upstream * given.dropout.factor, 0.0)
-    slope = p * (upstream - along(rows.delta, b, h, i, inside, 0.0))
+    slope = p * (upstream - delta)
     slope = tl.where(p == 0.0, 0.0, slope)  # not 0 · ∞
     if sent is not None and sent.best is not None:
-        slope += tl.where(j == along(sent.best_key, b, h, i, inside, -1), along(sent.best, b, h, i, inside, 0.0), 0.0)
+        best = along(sent.numbers, b, h, i, inside, 0.0, sent.best)
+        slope += tl.where(j == along(sent.places, b, h, i, inside, -1, sent.best_key), best, 0.0)
     return dropped, slope
 
 

@@ -14,7 +14,7 @@ from clearhead._attention import Arguments
 from clearhead.base.errors import ClearheadError, UnsupportedError
 from clearhead.base.managers import Managed
 from clearhead.base.tracing import in_backward, unobserved
-from clearhead.models.tap.choice import chosen, made_by
+from clearhead.models.tap.choice import check_layers, chosen, made_by
 from clearhead.models.tap.layers import Site
 from clearhead.models.tap.modules import Kind
 from clearhead.models.tap.place import BY_HEAD, Place
@@ -54,10 +54,10 @@ def edit(model: nn.Module, *edits: Edit) -> AbstractContextManager[None]:
     Positions are those of the whole sequence, in a prompt and in each step of a generation with any cache.
     Gradient checkpointing computes layers again in the backward pass, so the backward pass belongs inside the `with`.
     `torch.nn`'s Transformer layers leave their fast path here, as they do in training: outputs at padding differ.
-    Raises a `ClearheadError` at the end of the `with` for an edit that changed nothing, and where the model is edited
-    already; an `UnsupportedError` for a compiled model, and for a call with dropout. Where an edit has no `layers`, it
-    warns of attention modules that computed a softmax in their own code, which are not changed. A softmax by hand, as
-    exp() divided by its sum, goes unnoticed. Cost: the attention of
+    Raises a `ClearheadError` at the end of the `with` for an edit that changed nothing, and for a layer among its
+    `layers` that made no call; where the model is edited already; an `UnsupportedError` for a compiled model, and for a
+    call with dropout. Where an edit has no `layers`, it warns of attention modules that computed a softmax in their own
+    code, which are not changed. A softmax by hand, as exp() divided by its sum, goes unnoticed. Cost: the attention of
     the changed heads and queries is computed once more.
     """
     if not isinstance(model, nn.Module):
@@ -66,7 +66,7 @@ def edit(model: nn.Module, *edits: Edit) -> AbstractContextManager[None]:
     if wrong or not edits:
         what = repr(wrong[0])[:60] if wrong else "none"
         raise ClearheadError(f"edit takes edits, such as ch.edits.Knockout(layers=3, heads=2, keys=0); got {what}.")
-    refuse_compiled(model)
+    refuse_compiled(model, "edit", "changes")
     return Managed("edit(...)", lambda: _editing(Editor(model, edits)))
 
 
@@ -85,6 +85,8 @@ def _editing(editor: Editor) -> Iterator[None]:
             f"{unused[0]!r} changed nothing: no call has such a layer, head and position. Calls were made by "
             f"{made_by(editor.sites)}, numbered from 0, with queries at positions {places}."
         )
+    for one in editor.edits:
+        check_layers(one.layers, editor.sites, type(one).__name__)
     if editor.unread and any(one.layers is None for one in editor.edits):
         warnings.warn(editor.told_of_unread("changed", f"{type(editor.edits[0]).__name__}(layers=…)"), stacklevel=4)
 

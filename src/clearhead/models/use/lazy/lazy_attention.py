@@ -11,7 +11,8 @@ from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from clearhead.base.errors import ClearheadError, UnsupportedError, human_bytes
-from clearhead.base.torch_private import any_autocast, arguments_of, tree_map_only, wrapper_subclass
+from clearhead.base.torch_private import arguments_of, tree_map_only, wrapper_subclass
+from clearhead.base.torch_state import any_autocast
 from clearhead.base.tracing import as_base_tensors, compiling, unobserved
 from clearhead.inspection.matrix import with_first_rows
 from clearhead.inspection.weights import Weights
@@ -235,10 +236,6 @@ def _detached(source: OfModel | PartOfModel) -> OfModel | PartOfModel:
     return source.without_graph() if source.learnt else source
 
 
-def _same(func: Any, self: LazyAttention, *args: Any, **kwargs: Any) -> Any:
-    return self
-
-
 def _detach(func: Any, self: LazyAttention) -> Any:
     return _lazily(self, _detached(self._source))
 
@@ -249,14 +246,6 @@ def _to(func: Any, self: LazyAttention, *args: Any, **kwargs: Any) -> Any:
         return NotImplemented
     same = found.dtype == self.dtype and found.device == self.device
     return self if same else _lazily(self, None, found.dtype, found.device)
-
-
-def _clone(func: Any, self: LazyAttention, **kwargs: Any) -> Any:
-    return func(self.dense(), **kwargs)
-
-
-def _iter(func: Any, self: LazyAttention) -> Any:
-    return (self[i] for i in range(len(self)))
 
 
 def _unbind(func: Any, self: LazyAttention, dim: int = 0) -> Any:
@@ -317,9 +306,9 @@ LAZILY: dict[Any, Callable[..., Any]] = {
     **dict.fromkeys((T.unbind, torch.unbind), _unbind),
     **dict.fromkeys((T.squeeze, torch.squeeze), _squeeze),
     **dict.fromkeys((T.matmul, T.__matmul__, torch.matmul), _matmul),
-    **dict.fromkeys((T.clone, torch.clone), _clone),
-    T.contiguous: _same,
-    T.__iter__: _iter,
+    **dict.fromkeys((T.clone, torch.clone), lambda func, self, **kwargs: func(self.dense(), **kwargs)),
+    T.contiguous: lambda func, self, *args, **kwargs: self,
+    T.__iter__: lambda func, self: (self[i] for i in range(len(self))),
     T.__getitem__: _getitem,
 }
 # Functions that read only shape, dtype and device.

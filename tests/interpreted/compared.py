@@ -10,11 +10,14 @@ import triton
 from interpreted import strict
 
 import clearhead as ch
+from clearhead.engines import proof
 from clearhead.engines.choose import choose
-from clearhead.engines.triton import blocks, launch, proof
+from clearhead.engines.triton import blocks, launch
 from clearhead.engines.triton.blocks import Blocks
 from clearhead.engines.triton.engine import Triton
+from clearhead.engines.triton.proof import problems
 from clearhead.engines.triton.ranges import ranges
+from clearhead.masks import Intervals
 from clearhead.problem.problem import make_problem
 from clearhead.problem.summary import Summary
 from clearhead.testing import Error, compare
@@ -32,6 +35,8 @@ MASKS = {
     "lengths": ch.Lengths(torch.tensor([9, 0, 63])),
     "documents": ~ch.Documents(torch.tensor([[0] * 20 + [1] * 43] * 3)),
 }
+SEEN = torch.arange(6).view(1, 6, 1) * 5
+BY_HEAD = Intervals(SEEN, SEEN + 20) | Intervals(SEEN + 30, SEEN + 37)
 SIZES = ((7, 63), (63, 63))
 PHI = pytest.mark.parametrize("phi", SCORES)
 
@@ -209,6 +214,33 @@ def test_decoding_shares_out_the_keys(phi, sinks, monkeypatch):
     assert not got[0].any()  # it sees nothing
 
 
+GROUPED = {
+    "lengths": {"mask": ch.Lengths(torch.tensor([0, 40]))},
+    "gaps by head, sinks": {"mask": BY_HEAD, "sinks": draw(6)},
+    "each pair": {"bias": ch.DenseBias(draw(2, 6, 2, 63))},
+    "by distance": {"bias": ch.ALiBi(6), "mask": ch.Causal(), "align": "lower_right"},
+}
+
+
+@pytest.mark.parametrize("queries", [1, 2])
+@pytest.mark.parametrize("name", GROUPED)
+def test_a_key_is_read_once_for_the_heads_of_its_group(name, queries, monkeypatch):
+    """One program for a key head and a share of the keys; where the rows stay apart, one for each query head."""
+    given = dict(GROUPED[name])
+    query, key, value = (draw(2, heads, length, 8, seed=heads) for heads, length in ((6, queries), (2, 63), (2, 63)))
+    key[1, 1, 50] = torch.nan  # which some see
+    if name == "each pair":
+        given["bias"] = ch.DenseBias(draw(2, 6, queries, 63))
+    started = []
+    right = launch.start
+    monkeypatch.setattr(
+        launch, "start", lambda kernel, *given, **more: started.append(given[0]) or right(kernel, *given, **more)
+    )
+    got, want = (ch.attention(query, key, value, engine=engine, **given) for engine in ("triton", "tiled"))
+    torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-6, equal_nan=True)
+    assert started[0][0] == (12 if name == "by distance" and queries > 1 else 4)
+
+
 def test_the_bits_do_not_change_from_run_to_run():
     query, key, value = (draw(1, 2, 40, 10, seed=seed).requires_grad_() for seed in range(3))
 
@@ -264,12 +296,12 @@ def test_blocks_are_powers_of_two():
 def test_the_proof_of_a_device_passes(dtype, monkeypatch):
     """The interpreter is a device too."""
     monkeypatch.undo()  # the blocks of a device
-    assert proof.differences(Triton(), torch.device("cpu"), dtype) == []
+    assert proof.differences(Triton(), torch.device("cpu"), dtype, problems) == []
 
 
 def test_a_device_that_computes_otherwise_is_objected_to(monkeypatch, tmp_path):
     """The proof runs once for a device, is kept for other processes, and its words are the engine's."""
-    one_query = [pair for pair in proof._problems(torch.device("cpu"), torch.float32) if "mul, one" in pair[0]]
+    one_query = [pair for pair in problems(torch.device("cpu"), torch.float32) if "mul, one" in pair[0]]
     right, proved = launch.output, []
 
     def wrong(problem, rows):
@@ -278,11 +310,11 @@ def test_a_device_that_computes_otherwise_is_objected_to(monkeypatch, tmp_path):
         return found._replace(output=1.001 * found.output)
 
     monkeypatch.setattr(triton.knobs.cache, "dir", str(tmp_path))
-    monkeypatch.setattr(proof, "_problems", lambda *about: one_query)
+    asked = Triton(), torch.device("cpu"), torch.float32, lambda *about: one_query
     monkeypatch.setattr(proof, "_found", {})
     monkeypatch.setattr(launch, "output", wrong)
-    first = proof.objections(Triton(), torch.device("cpu"), torch.float32)
+    first = proof.objections(*asked)
     assert len(first) == 1 and "mul, one query: output, by 0.001 of its size" in first[0]
     monkeypatch.setattr(proof, "_found", {})  # as another process finds it
-    assert proof.objections(Triton(), torch.device("cpu"), torch.float32) == first
+    assert proof.objections(*asked) == first
     assert len(proved) == 1

@@ -1,0 +1,91 @@
+"""A caller's rule of indices as a function that goes into FlexAttention's kernel.
+
+The rule is traced once, on one pair: what PyTorch's operations on single numbers and entries of tensors make up goes
+into the kernel, and the tensors become its inputs. Any other rule is asked for all pairs before the call.
+"""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from clearhead.base.rules import ByPair, Rule
+from clearhead.base.torch_private import to_another_dtype
+
+MOST = 64  # rules that are compiled: each costs seconds, and one that reads another number is another one
+_known: dict[str, Callable[..., Tensor]] = {}  # one function for each code, since a kernel is compiled for a function
+_BESIDE = (torch.ops.aten.index.Tensor, to_another_dtype, torch.ops.aten.scalar_tensor.default)
+
+
+class Traced(NamedTuple):
+    """A rule of one pair over the tensors that it reads: `function(None, batch, head, query, key, *tensors)`."""
+
+    code: str
+    function: Callable[..., Tensor]
+    tensors: tuple[Tensor, ...]
+
+    @property
+    def kind(self) -> tuple[Any, ...]:
+        """What the kernel is compiled for."""
+        return (self.code, *((t.dtype, t.ndim, t.requires_grad) for t in self.tensors))
+
+    def at(self, *indices: Tensor) -> Tensor:
+        """The rule's answer for one pair; it counts in int64, as a rule is promised."""
+        return self.function(None, *(index.to(torch.int64) for index in indices), *self.tensors)
+
+
+def traced(found: ByPair, device: torch.device, floating: bool) -> Traced | str:
+    """The rule for the kernel, or why it cannot go there. `floating`: it is a bias, and gives numbers."""
+    if "flex" not in found.memo:
+        found.memo["flex"] = _traced(found.at, device, floating)
+    made: Traced | str = found.memo["flex"]
+    return made
+
+
+def _traced(rule: Rule, device: torch.device, floating: bool) -> Traced | str:
+    from torch.fx.experimental.proxy_tensor import make_fx
+
+    with torch.inference_mode(False), torch.no_grad():
+        # (1,), and not (): PyTorch reads a single number that is an index
+        first = [torch.zeros(1, dtype=torch.int64, device=device) for _ in range(4)]
+        try:
+            module = make_fx(rule)(*first)
+        except Exception as error:  # of the rule, of any kind: it may look at values, or want several pairs
+            said = f"{type(error).__name__}: {str(error).partition(chr(10))[0][:90]}"
+            return f"PyTorch cannot trace it on a single pair ({said})"
+    graph, tensors = module.graph, []
+    last = [node for node in graph.nodes if node.op == "placeholder"][-1]
+    for node in list(graph.nodes):
+        if node.op == "get_attr":
+            tensors.append(getattr(module, node.target))
+            with graph.inserting_after(last):
+                last = graph.placeholder(f"tensor_{len(tensors)}")
+            node.replace_all_uses_with(last)
+            graph.erase_node(node)
+        elif node.op == "call_function" and not _of_one_pair(node):
+            return f"it computes {node.target} with tensors, and the kernel asks for one pair at a time"
+    result = next(node for node in graph.nodes if node.op == "output").args[0]
+    kind = result.meta["val"].dtype if hasattr(result, "meta") and "val" in result.meta else None
+    if kind is None or not (kind.is_floating_point if floating else kind is torch.bool):
+        return "it gives something else than one number for a pair"
+    if any(t.device != device for t in tensors):
+        return "it reads a tensor on another device"
+    module.recompile()
+    code = module.code
+    if code not in _known and len(_known) >= MOST:
+        return f"{MOST} other rules were compiled already, and each takes seconds"
+    forward = type(module).forward
+    assert isinstance(forward, types.FunctionType)
+    return Traced(code, _known.setdefault(code, forward), tuple(tensors))
+
+
+def _of_one_pair(node: Any) -> bool:
+    """Whether an operation takes numbers, or one entry of a tensor, and gives one number."""
+    value = node.meta.get("val")
+    if not isinstance(value, Tensor) or value.numel() != 1 or value.ndim > 1:
+        return False
+    return node.target in _BESIDE or torch.Tag.pointwise in node.target.tags

@@ -1,0 +1,64 @@
+"""Few queries of grouped heads: those of all query heads of a key head are rows of one tile, so a key is read once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from clearhead.biases.base import Added
+from clearhead.engines.triton.blocks import SHARED
+from clearhead.engines.triton.ranges import capturing
+from clearhead.problem.problem import Problem
+from clearhead.problem.visible import Memo, Visible
+
+
+def grouped(problem: Problem) -> Problem:
+    """A guarded problem whose query heads are further queries of their key head, (B, Hk, G · Lq, E), without sinks.
+
+    Row g · Lq + i is query i of the group's head g, so results lie in memory as those of the heads do. The problem is
+    left as it is where there are no groups, where there are many queries, and where a row's place among the heads is
+    needed: by dropout's hash, and by a bias by distance of several queries.
+    """
+    sizes, groups, added = problem.sizes, problem.groups, problem.bias
+    rows = groups * sizes.queries
+    by_distance = added is not None and added.relative is not None
+    if groups == 1 or rows > SHARED or problem.seed is not None:
+        return problem
+    if by_distance and (sizes.queries > 1 or (added is not None and added.dense is not None)):
+        return problem
+
+    def folded(tensor: Tensor) -> Tensor:
+        """(B, H, Lq, …) as (B, Hk, G · Lq, …); a size of 1 that repeats stays 1 where it can."""
+        batch, heads, length, *rest = tensor.shape
+        if heads == length == 1:
+            return tensor
+        every = tensor.expand(batch, groups if heads == 1 else heads, sizes.queries, *rest)
+        return every.reshape(batch, every.shape[1] // groups, rows, *rest)
+
+    scores = problem.scores._replace(query=folded(problem.query))
+    if added is not None:
+        # one query's number for the distance to key j is its number for key j
+        dense = added.dense if added.relative is None else added.relative.unsqueeze(2)
+        added = Added(None if dense is None else folded(dense))
+    poison = None if problem.poison is None else (folded(problem.poison[0]), problem.poison[1])
+    visible = None if problem.visible is None else _visible(problem.visible, folded, rows)
+    sizes = sizes._replace(heads=problem.key.shape[1], queries=rows)
+    return problem._replace(scores=scores, sizes=sizes, bias=added, poison=poison, visible=visible, sinks=None)
+
+
+def _visible(visible: Visible, folded: Callable[[Tensor], Tensor], rows: int) -> Visible:
+    """The mask of the folded rows, kept with the mask: see `ranges`."""
+    name = ("triton, grouped", rows)
+    if name in visible.memo:
+        found: Visible = visible.memo[name]
+        return found
+    spans = visible.spans
+    with torch.inference_mode(False), torch.no_grad():
+        gaps = None if spans.gaps is None else (folded(spans.gaps[0]), folded(spans.gaps[1]))
+        spans = spans._replace(start=folded(spans.start), stop=folded(spans.stop), gaps=gaps)
+    found = visible._replace(spans=spans, memo=Memo())
+    if not capturing():
+        visible.memo[name] = found
+    return found
