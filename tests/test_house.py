@@ -93,7 +93,7 @@ MODELS = [
     "calls table loading chain.",
     "use. read.",
     "show.",
-    "recording survey watch checks",
+    "recording survey watch checks causes.",
 ]
 
 

@@ -5,6 +5,12 @@ from typing import TYPE_CHECKING
 from clearhead.base.renamed import missing as _missing
 from clearhead.models.attention_call import AttentionCall as AttentionCall
 from clearhead.models.chain.generation import Generation as Generation
+from clearhead.models.causes.attribution import AttributedCall as AttributedCall
+from clearhead.models.causes.attribution import LogitAttribution as LogitAttribution
+from clearhead.models.causes.attribution import logit_attribution as logit_attribution
+from clearhead.models.causes.circuits import Circuits as Circuits
+from clearhead.models.causes.circuits import circuits as circuits
+from clearhead.models.causes.projections import Projections as Projections
 from clearhead.models.checks import assert_attends as assert_attends
 from clearhead.models.checks import compare_backends as compare_backends
 from clearhead.models.loading import bundled as bundled

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from clearhead.base.arrays import accumulated
-from clearhead.base.errors import ClearheadError, ShapeError
+from clearhead.base.errors import ClearheadError
 from clearhead.base.tracing import without_autocast
 from clearhead.explanation.modules.origin.find import batched
 from clearhead.explanation.modules.projection import Linear
@@ -75,7 +75,7 @@ class LogitAttribution(Calls[AttributedCall]):
 
 
 def logit_attribution(
-    model: nn.Module, inputs: Any, token: Any, *, against: Any = None, position: int = -1
+    model: nn.Module, inputs: Any, token: Any, *, against: Any = None, position: Any = -1
 ) -> LogitAttribution:
     """What each head, and each other layer, adds directly to a logit: through the residual stream and the last norm.
 
@@ -95,7 +95,8 @@ def logit_attribution(
     through all of them, each at its own size. A head's part at position i is Σ_j w_ij · W_O v_j.
     `model`: in eval mode, whose output has `logits`, (B, L, V) or (B, V), or is a tensor of that shape. `inputs`: as
     for `assert_attends`. `token`: the number of the logit, one for all sequences or one for each. `against`: a second
-    one: the difference of the two logits is attributed. `position`: which of the L outputs is looked at.
+    one: the difference of the two logits is attributed. `position`: which of the L outputs is
+    looked at, one for all sequences or one for each.
     Gives a `LogitAttribution`. Raises a `ClearheadError` where the model gives no logits, or no part of the residual
     stream reaches them; an `UnsupportedError` for a norm that computes something else.
     A head whose last layer is not found, see `circuits`, counts among the others, under the name of its module.
@@ -176,21 +177,29 @@ def _logit(output: Any, token: Any, against: Any, position: int) -> Tensor:
             "the model with its head, such as AutoModelForCausalLM."
         )
     if logits.ndim == 3:
-        if not -logits.shape[1] <= position < logits.shape[1]:
-            raise ShapeError(f"logit_attribution: position is {position}, and logits are {tuple(logits.shape)}.")
-        logits = logits[:, position]
+        places = _numbers(position, logits.shape[0], range(-logits.shape[1], logits.shape[1]), "position", logits.device)
+        logits = logits[torch.arange(len(logits), device=logits.device), places]
     chosen = _picked(logits, token, "token")
     return chosen if against is None else chosen - _picked(logits, against, "against")
 
 
 def _picked(logits: Tensor, token: Any, name: str) -> Tensor:
     """The logits (B,) of one number, or of one for each sequence."""
-    batch, words = logits.shape
-    numbers = torch.as_tensor(token, device=logits.device)
+    numbers = _numbers(token, len(logits), range(logits.shape[1]), name, logits.device)
+    return logits.gather(1, numbers[:, None]).squeeze(1)
+
+
+def _numbers(given: Any, batch: int, allowed: range, name: str, device: torch.device) -> Tensor:
+    """A whole number for each sequence, (B,), from one for all or one for each."""
+    try:
+        numbers = torch.as_tensor(given, device=device)
+    except (TypeError, ValueError, RuntimeError):
+        numbers = torch.empty(0)
     whole = not (numbers.is_floating_point() or numbers.is_complex() or numbers.dtype == torch.bool)
-    if not whole or numbers.shape not in ((), (batch,)) or bool(((numbers < 0) | (numbers >= words)).any()):
+    inside = whole and numbers.shape in ((), (batch,)) and all(n in allowed for n in numbers.flatten().tolist())
+    if not inside:
         raise ClearheadError(
-            f"logit_attribution: {name} is {token!r:.60}; expected a number from 0 to {words - 1}, or one for each of "
-            f"the {batch} sequences."
+            f"logit_attribution: {name} is {given!r:.60}; expected a number from {allowed.start} to {allowed.stop - 1},"
+            f" or one for each of the {batch} sequences."
         )
-    return logits.gather(1, numbers.expand(batch)[:, None]).squeeze(1)
+    return numbers.long().expand(batch)
