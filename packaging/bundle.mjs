@@ -29,7 +29,8 @@ const define = { WORKER_PROGRAM: JSON.stringify(worker.outputFiles[0].text) };
 await build({ ...options, define, entryPoints: { report: join(REPORT, "main.js") } });
 await build({ ...options, define, entryPoints: { widget: join(REPORT, "widget.js") }, format: "esm" });
 
-// The style of each page: a file for each pane, after what all share. `outside` is around the element of a report.
+// The style of each page: a file for each pane, after the rules that all pages share. `outside` is around the element
+// of a report.
 const styles = {
   report: [REPORT, "page", "heads", "text", "map", "compare", "lines", "pair", "tools"],
   survey: [REPORT, "page", "heads", "survey"],
@@ -37,7 +38,8 @@ const styles = {
   explanation: [join(SOURCES, "explanation", "front"), "page"],
 };
 for (const [name, [resolveDir, ...files]] of Object.entries(styles)) {
-  const contents = files.map((file) => `@import "./${file}.css";`).join("\n");
+  const shared = name === "outside" ? [] : [join(SOURCES, "base", "front", "shared")];
+  const contents = [...shared, ...files.map((file) => `./${file}`)].map((file) => `@import "${file}.css";`).join("\n");
   const stdin = { contents, resolveDir, loader: "css" };
   await build({ ...plain, outdir: undefined, outfile: join(folder, `${name}.css`), stdin });
 }

@@ -88,7 +88,6 @@ MODELS = [
     "tap.",
     "chain.cached chain.caches ranks",
     "weights call",
-    "explained",
     "attention_call",
     "calls table loading chain.",
     "use. read.",
@@ -214,7 +213,10 @@ MADE |= {f"extend.{name}" for name in ("Cost", "Found", "Partial", "Problem", "S
 MADE |= {
     f"models.{name}" for name in ("AttentionCall", "ReducedCall", "Statistics", "Monitor", "Distinctive", "Recording")
 }
-MADE |= {f"models.{name}" for name in ("AuditedCall", "Comparison", "ComparedCall", "Differences", "CallDifference")}
+MADE |= {
+    f"models.{name}"
+    for name in ("AuditedCall", "Comparison", "ComparedCall", "Differences", "CallDifference", "Survey")
+}
 
 
 def test_the_top_holds_few_names():

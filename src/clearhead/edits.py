@@ -1,12 +1,9 @@
 """Changes to some heads and queries of a model while it runs, which `clearhead.edit` takes.
 
->>> import torch, torch.nn.functional as F, clearhead as ch
->>> class Block(torch.nn.Module):
-...     def forward(self, x):
-...         return F.scaled_dot_product_attention(x, x, x)
->>> block, x = Block(), torch.rand(1, 4, 10, 8)
+>>> import torch, clearhead as ch
+>>> block, x = ch.nn.DotProductAttention(), torch.rand(1, 4, 10, 8)
 >>> with ch.edit(block, ch.edits.Knockout(heads=1, keys=0), ch.edits.ScaleHeads(heads=[2, 3], factor=0.5)):
-...     output = block(x)
+...     output = block(x, x, x)
 
 An edit of your own is a subclass of `Edit`.
 """

@@ -8,8 +8,8 @@ import torch
 import clearhead as ch
 from clearhead._attention import Arguments
 from clearhead.explanation.diagnosis import case as cases
+from clearhead.explanation.diagnosis.case import extent, sees_neighbours
 from clearhead.explanation.diagnosis.reading import case_of
-from clearhead.explanation.diagnosis.visible_keys import extent, sees_neighbours
 from diagnosis.planted import FILLED, LAST_BLIND, LENGTH, ONES, UPPER, WORDS, draw, put, qkv
 
 RANDOM = torch.rand(2, 3, LENGTH, LENGTH, generator=torch.Generator().manual_seed(0)) < 0.3
@@ -46,7 +46,7 @@ def test_what_a_mask_allows(name):
 
 @pytest.mark.parametrize("offset", [0, 4, 11, -2])
 def test_neighbours_at_an_offset(offset, monkeypatch):
-    monkeypatch.setattr("clearhead.explanation.diagnosis.visible_keys.WIDE", 4)
+    monkeypatch.setattr("clearhead.explanation.diagnosis.case.WIDE", 4)
     query, key, value = qkv(2, 3, queries=13)
     dense = RANDOM[..., :13, :]
     problem = case(query, key, value, mask=dense, align=offset).problem

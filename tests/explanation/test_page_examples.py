@@ -6,8 +6,7 @@ from opened_page import HOSTILE, LUMINANCE, TEXTS, all_numbers, draw, edit, fits
 
 import clearhead as ch
 from clearhead import nn
-from clearhead.explanation.examples import EXAMPLES, example
-from clearhead.explanation.online_softmax import explain_online_softmax
+from clearhead.explanation.examples import EXAMPLES, example, explain_online_softmax
 from clearhead.models import bundled, load
 
 

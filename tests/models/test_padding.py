@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 
 import clearhead as ch
-from clearhead.cli.summary import summarise
+from clearhead.cli.report import summarise
 from clearhead.models.loading import bundled
 from clearhead.report.from_call import THUMBNAIL
 

@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 
 import clearhead as ch
-from clearhead.cli.summary import summarise
+from clearhead.cli.report import summarise
 
 
 class Block(torch.nn.Module):

@@ -650,7 +650,7 @@ PAGES = [
         "report/test_report_formulas.py",
     ),
     Mutant(
-        "report/codes.py",
+        "report/_blocks.py",
         "np.where(times < 0, 0, codes)",
         "codes",
         "thumbnails show hidden pairs as weak ones",
@@ -695,14 +695,14 @@ PAGES = [
 
 EXPLANATIONS = [
     Mutant(
-        "explanation/softmax_part.py",
+        "explanation/of_problem.py",
         "wrong = scores.softmax(-2)",
         "wrong = scores.softmax(-1)",
         "the softmax along the wrong axis is along the right one",
         "explanation/test_examples.py",
     ),
     Mutant(
-        "explanation/softmax_part.py",
+        "explanation/of_problem.py",
         "late = scores.softmax(-1).masked_fill(~mask, 0.0)",
         "late = scores.softmax(-1)",
         "the mask after the softmax is none",
@@ -723,7 +723,7 @@ EXPLANATIONS = [
         "test_by_hand.py",
     ),
     Mutant(
-        "explanation/modules/rotary.py",
+        "explanation/modules/projection.py",
         "value = cat(-before[..., dim // 2 : dim], before[..., : dim // 2])",
         "value = cat(before[..., dim // 2 : dim], before[..., : dim // 2])",
         "the explanation of rotary positions has a wrong sign",

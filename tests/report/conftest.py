@@ -10,9 +10,11 @@ from typing import Any
 import numpy as np
 import pytest
 from browser import Opened, Windows
+from rendered import render
 
-from clearhead.report import Layer, render
+from clearhead.report import Layer
 from clearhead.report.layer import Bias
+from clearhead.report.tiles import tiled
 from clearhead.report.why import with_steps
 
 
@@ -79,7 +81,7 @@ def compute_case(
         softcap=softcap,
         start=start.astype(np.int32),
         stop=stop.astype(np.int32),
-        bias=None if bias is None else Bias.of_matrix(bias),
+        bias=None if bias is None else bias_of_matrix(bias),
         logsumexp=logsumexp,
         entropy=entropy,
         received=weights.sum(1),
@@ -89,6 +91,12 @@ def compute_case(
         key_tokens=key_tokens or query_tokens or [f"w{i}" for i in range(keys)],
     )
     return Case(with_steps(layer), weights)
+
+
+def bias_of_matrix(matrix: np.ndarray) -> Bias:
+    """The bias with one number for each pair, (H or 1, Lq, Lk)."""
+    wide = matrix.astype(np.float32)
+    return Bias(tiles=tuple(tiled(lambda a, b, m=m: m[a:b], *m.shape) for m in wide))
 
 
 @pytest.fixture(scope="session")

@@ -11,10 +11,11 @@ import pytest
 import torch
 from eager import pooled, scores_of, statistics_of
 from node import run_on_page
+from rendered import render
 
 import clearhead as ch
 from clearhead.base.shapes import Sizes
-from clearhead.report import Layer, render
+from clearhead.report import Layer
 from clearhead.report.from_call import layer_from_call
 
 LQ, LK, HEADS, WIDE = 7, 11, 4, 6

@@ -13,11 +13,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from rendered import page_of, render
 
 import clearhead as ch
-from clearhead.report import render
 from clearhead.report.layer import LeftOut
-from clearhead.report.page import page_of
 
 Make = Callable[..., Any]
 

@@ -13,14 +13,14 @@ import pytest
 import torch
 from eager import pooled, scores_of, statistics_of
 from node import data_of, run_on_page
+from rendered import render, write_report
 from test_report_formulas import FAR, Manhattan, normal, wanted_of
 
 import clearhead as ch
 from clearhead.models.show.paged import roles
-from clearhead.report import Layer, Page, describe, render, write_report
-from clearhead.report.layer import LeftOut
+from clearhead.report import Layer, Page, describe
+from clearhead.report.layer import LeftOut, seen_keys
 from clearhead.report.operands import rounded, steps_of
-from clearhead.report.seen_keys import seen_keys
 from clearhead.scores.base import Pairwise
 
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from clearhead.report import Layer
-from clearhead.report.codes import map_codes
+from clearhead.report._blocks import map_codes
 from clearhead.report.layer import Pyramid
 
 Make = Callable[..., Any]

@@ -13,11 +13,9 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-import pytest
+from rendered import page_of, render
 
-from clearhead.report import render
 from clearhead.report._blocks import Blocks, plain
-from clearhead.report.page import page_of
 
 Make = Callable[..., Any]
 
@@ -108,11 +106,6 @@ def test_the_head_that_the_page_opens_on_stands_before_the_others(make_case: Mak
     order = [int(number) for number in re.findall(r'id="block-(\d+)"', html[html.index('id="program"') :])]
     assert set(order[: len(wanted)]) == wanted
     assert sorted(order) == sorted(set(order)) and len(order) > len(wanted)
-
-
-def test_an_empty_report_is_refused() -> None:
-    with pytest.raises(ValueError, match="at least one layer"):
-        render([], "A report")
 
 
 def test_rendering_loads_no_torch() -> None:

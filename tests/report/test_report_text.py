@@ -9,8 +9,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from rendered import render
 
-from clearhead.report import Layer, render
+from clearhead.report import Layer
 
 Make = Callable[..., Any]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import html
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -39,6 +40,17 @@ def _bundled(name: str) -> str:
             "`make bundle` makes it, with Node.js; otherwise install clearhead again."
         )
     return file.read_text(encoding="utf-8")
+
+
+def head(title: str, does: str, styles: Sequence[str], *scripts: str, worker: bool = False) -> str:
+    """The beginning of a page, up to the script that looks whether the browser can show the page.
+
+    `does`: what the page does, for readers without JavaScript. `styles`: the first one is the style of the page itself.
+    The page's own scripts and styles, and no others, are allowed by their hashes.
+    """
+    guard = program("guard")
+    parts = {"policy": policy(styles, guard, *scripts, worker=worker), "title": html.escape(title), "does": does}
+    return filled(source("clearhead.base", "head.html"), parts | {"style": styles[0], "guard": guard})
 
 
 def embedded(value: Any) -> str:

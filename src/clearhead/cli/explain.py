@@ -8,8 +8,7 @@ import re
 from clearhead.base.errors import ClearheadError, require
 from clearhead.base.text import printable
 from clearhead.base.written import ending_of
-from clearhead.cli.outputs import check_outputs
-from clearhead.cli.texts import checked, model_of, quoted, watched
+from clearhead.cli.texts import check_outputs, checked, model_of, quoted, watched
 from clearhead.explanation.examples import EXAMPLES, example
 from clearhead.explanation.explanation import ENDINGS, WHAT, Explanation
 from clearhead.models.calls import one_call

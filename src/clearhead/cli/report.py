@@ -5,20 +5,80 @@ from __future__ import annotations
 import argparse
 import re
 from collections.abc import Iterator, Sequence
-from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
+
+import numpy as np
 
 from clearhead.base.errors import ClearheadError, human_bytes, require
 from clearhead.base.selected import numbers_of
 from clearhead.base.text import printable
-from clearhead.cli.outputs import check_outputs
-from clearhead.cli.summary import Row, print_summary, summarise
-from clearhead.cli.texts import Read, checked, model_of, quoted, text_of, watched
+from clearhead.cli.texts import Read, check_outputs, checked, model_of, quoted, text_of, watched
 from clearhead.models.attention_call import AttentionCall
 from clearhead.models.calls import chosen_calls
 from clearhead.models.show.beside import Beside
 from clearhead.models.show.paged import Paged
 from clearhead.report.layer import Layer, LeftOut, of_heads
+
+
+class LayerSummary(NamedTuple):
+    """The figures of one call: means over the queries that see something."""
+
+    focused: tuple[int, float]  # the head of the least mean entropy, and this entropy in nats
+    diffuse: tuple[int, float]  # the head of the largest mean entropy
+    sink: tuple[str, int, float]  # the key that receives the most weight over all heads: its word, place and share
+    distance: float | None  # mean distance in positions, over all heads; None for cross attention
+
+
+def summarise(layer: Layer) -> LayerSummary:
+    """The most focused and the most diffuse head, the sink and the mean distance of a call."""
+    sees = np.isfinite(layer.logsumexp)  # (H, Lq)
+    count = np.maximum(sees.sum(1), 1)
+    entropy = (layer.entropy * sees).sum(1) / count
+    low, high = int(entropy.argmin()), int(entropy.argmax())
+    received = layer.received.sum(0)
+    key = int(received.argmax())
+    distance = None if layer.distance is None else float((layer.distance * sees).sum() / max(sees.sum(), 1))
+    sink = layer.key_tokens[key], key, float(received[key] / max(sees.sum(), 1))
+    return LayerSummary((low, float(entropy[low])), (high, float(entropy[high])), sink, distance)
+
+
+class Row(NamedTuple):
+    """A layer: its label, its module's name, its figures, and the numbers of its heads, None where it has all."""
+
+    label: str
+    name: str
+    figures: LayerSummary
+    heads: list[int] | None
+
+
+def print_summary(console: Any, title: str, rows: Sequence[Row], size: str) -> None:
+    """Print a table of the layers."""
+    table_module = require("rich.table", "terminal", "the report's summary")
+    escape = require("rich.markup", "terminal", "the report's summary").escape
+    simple = require("rich.box", "terminal", "the report's summary").SIMPLE
+    caption = "Heads with their mean entropy in nats; the sink with its share; the mean distance in tokens."
+    table = table_module.Table(title=f"{escape(printable(title))}, {size}", caption=caption, box=simple, pad_edge=False)
+    for column in ("", "layer", "most focused", "most diffuse", "sink", "distance"):
+        table.add_column(column, justify="right" if column == "distance" else "left", no_wrap=column != "layer")
+    table.columns[0].max_width, table.columns[0].no_wrap = 11, False  # "decoder 10,", and below it "cross"
+    table.columns[1].overflow = "fold"
+    for label, name, figures, heads in rows:
+        focused, diffuse = (
+            f"{head if heads is None else heads[head]}: {entropy:.2f}"
+            for head, entropy in (figures.focused, figures.diffuse)
+        )
+        word, place, share = figures.sink
+        word = printable(word) if len(printable(word)) <= 12 else printable(word)[:11] + "…"
+        table.add_row(
+            escape(label),
+            escape(printable(name)),
+            focused,
+            diffuse,
+            f"{escape(word)} @{place}: {share:.0%}",
+            "" if figures.distance is None else f"{figures.distance:.1f}",
+        )
+    console.print(table)
+
 
 RANGE = re.compile(r"(-?[0-9]{1,9})(?:-([0-9]{1,9}))?", re.ASCII)
 COMMA = re.compile(r",(?! *(?:cross|run|step)\b)")  # separates items; the name of a layer may contain a comma
@@ -31,7 +91,9 @@ def run(options: argparse.Namespace) -> None:
     text = text_of(options)
     target = None if options.target is None else checked(options.target, "the target")
     _check_generate(options)
-    model, tokenizer, folder = model_of(options, _needs_head(options))
+    # without a target an encoder-decoder has to generate; others have to where --generate asks for it
+    head = False if options.target is not None else None if options.generate is None else True
+    model, tokenizer, folder = model_of(options, head)
     read = watched(model, tokenizer, text, options.generate, target)
     calls = read.recording.calls
     chosen = _calls_of(calls, options.layers)
@@ -41,9 +103,8 @@ def run(options: argparse.Namespace) -> None:
         both.append(watched(model, tokenizer, checked(options.beside, "--beside"), options.generate, target))
     shown = Beside(*(each.paged() for each in both)) if len(both) > 1 else read.paged()
     rows = list[Row]()
-    title = f"Attention of {_name(model, None if options.model is None else folder)}" + (
-        f": {read.said}" if read.said else ""
-    )
+    name = "all-MiniLM-L6-v2" if options.model is None else folder.resolve().name
+    title = f"Attention of {type(model).__name__} ({name})" + (f": {read.said}" if read.said else "")
     page = shown.page(_layers(console, shown, chosen, heads, rows), title)
     for each in both:
         if each.spelled:
@@ -65,18 +126,8 @@ def _check_generate(options: argparse.Namespace) -> None:
         raise ClearheadError("--generate and --target are given: the decoder reads the one or the other.")
 
 
-def _needs_head(options: argparse.Namespace) -> bool | None:
-    """Whether the model has to generate; None where only an encoder-decoder has to."""
-    return False if options.target is not None else None if options.generate is None else True
-
-
 def _say(console: Any, line: str) -> None:
     console.print(line, soft_wrap=True, markup=False)
-
-
-def _name(model: Any, folder: Path | None) -> str:
-    name = "all-MiniLM-L6-v2" if folder is None else folder.resolve().name
-    return f"{type(model).__name__} ({name})"
 
 
 def _tokens(read: Read) -> str:

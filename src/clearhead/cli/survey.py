@@ -10,11 +10,10 @@ from pathlib import Path
 from clearhead.base.errors import ClearheadError
 from clearhead.base.text import printable
 from clearhead.base.written import ending_of
-from clearhead.cli.outputs import check_outputs
-from clearhead.cli.texts import model_of
+from clearhead.cli.texts import check_outputs, model_of
 from clearhead.models.loading import quiet
 from clearhead.models.survey import survey
-from clearhead.models.use.surveys.arguments import rank_of
+from clearhead.models.use.surveys.run import rank_of
 
 
 def run(options: argparse.Namespace) -> None:

@@ -2,6 +2,6 @@
 
 from clearhead.explanation.diagnosis.diagnose import diagnose as diagnose
 from clearhead.explanation.diagnosis.diagnosis import Diagnosis as Diagnosis
-from clearhead.explanation.diagnosis.finding import Finding as Finding
+from clearhead.explanation.diagnosis.diagnosis import Finding as Finding
 from clearhead.explanation.explain import explain as explain
 from clearhead.explanation.explanation import Explanation as Explanation

@@ -11,8 +11,7 @@ import textwrap
 from collections.abc import Iterator
 
 from clearhead.base.text import escaped, printable
-from clearhead.explanation.document import Document
-from clearhead.explanation.tables import Table, text_of
+from clearhead.explanation.document import Document, Table, text_of
 
 CELL = "text-align:right;font-variant-numeric:tabular-nums;padding:1px 8px"
 NAME = "text-align:left;font-weight:normal;opacity:.75;padding:1px 8px"

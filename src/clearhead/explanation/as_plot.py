@@ -8,8 +8,8 @@ import numpy as np
 
 from clearhead.base.errors import ClearheadError, require
 from clearhead.base.steps import Step
+from clearhead.explanation.document import tables
 from clearhead.explanation.shown import Shown
-from clearhead.explanation.tables import tables
 
 
 def plot(step: Step, shown: Shown, ax: Any) -> Any:

@@ -9,9 +9,8 @@ from dataclasses import replace
 from typing import Literal
 
 from clearhead.base.text import KEPT, printable
-from clearhead.explanation.document import Document, Entry
+from clearhead.explanation.document import Document, Entry, Table, text_of
 from clearhead.explanation.shown import Shown, few_keys, narrowed
-from clearhead.explanation.tables import Table, text_of
 
 Kind = Literal["title", "formula", "text", "numbers"]
 COLUMNS = 80

@@ -16,8 +16,7 @@ from clearhead.explanation.explanation import Explanation, settled
 from clearhead.explanation.gradients import leaves, with_gradients
 from clearhead.explanation.inputs import drawn
 from clearhead.explanation.modules.captured import captured
-from clearhead.explanation.modules.layers import as_ours
-from clearhead.explanation.modules.multi_head import explain_multi_head
+from clearhead.explanation.modules.multi_head import as_ours, explain_multi_head
 from clearhead.explanation.modules.positions import Positional, explain_positions
 from clearhead.explanation.of_problem import explain_problem
 from clearhead.nn._record import RecordingModule

@@ -2,25 +2,191 @@
 
 from __future__ import annotations
 
+import math
+from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from clearhead._attention import Arguments
 from clearhead.base.arrays import accumulated
 from clearhead.base.dropout import factors
-from clearhead.base.steps import Step, made
+from clearhead.base.expressions import short
+from clearhead.base.shapes import Sizes
+from clearhead.base.steps import PAIRS, Operand, Step, made, number
+from clearhead.biases.base import ends_in, numbers_alone
+from clearhead.engines.tiled import tiles
 from clearhead.explanation.explanation import Explanation, Part
 from clearhead.explanation.inputs import letters
-from clearhead.explanation.scores_part import bias_part, mask_part, scores_part
 from clearhead.explanation.shown import Shown, choose, settle
-from clearhead.explanation.softmax_part import masked_after, softmax_part, wrong_axis
 from clearhead.masks.base import Mask
+from clearhead.masks.dense import DenseMask
 from clearhead.problem.guard import guard
 from clearhead.problem.problem import ABSENT, Problem
 from clearhead.problem.regions import cut
-from clearhead.scores.base import SCORES
+from clearhead.scores.base import SCORES, ByTile, with_parameters
+from clearhead.scores.dot import Dot
+
+
+def scores_part(rows: Problem, query: Step, key: Step, bias: list[Step]) -> list[Step]:
+    """The score's own steps, then scale, softcap and the steps of the bias; the last step is called "scores"."""
+    scores = rows.scores
+    assert isinstance(scores, ByTile)
+    steps = with_parameters(scores.score, lambda p: p.to(query.value.dtype)).explained(query, key)
+
+    def before(name: str) -> Step:
+        """The last step under this name, since it is not the finished scores yet."""
+        steps[-1] = steps[-1].called(name)
+        return steps[-1]
+
+    if scores.scale != 1.0:
+        products = before("products" if isinstance(scores.score, Dot) else "unscaled")
+        why = _why_scaled(products.value, scores.scale, query.value.shape[-1], scores.score)
+        steps.append(made("scores", why, products * scores.scale))
+    if scores.softcap is not None:
+        cap = short(scores.softcap)
+        why = f"The softcap bounds every score between -{cap:g} and {cap:g}, smoothly."
+        steps.append(made("scores", why, cap * (before("uncapped") / cap).tanh()))
+    if bias:
+        why = "The bias is added to the score: where it is below 0 the key gets less weight, where it is above 0 more."
+        steps += [*bias, made("scores", why, before("unbiased") + bias[-1])]
+    if rows.poison is not None:
+        of_query, of_key = rows.poison
+        poison = of_query + of_key.repeat_interleave(rows.sizes.heads // of_key.shape[1], 1)
+        why = "Inputs hold NaN or ∞, which stand above as 0. NaN is put here for each pair of such a query or key."
+        given = Step("not_finite", why, poison.to(query.value.dtype), SCORES)
+        why = "So NaN reaches the queries that may see such an input, and no others."
+        steps += [given, made("scores", why, before("of_finite") + given)]
+    return steps
+
+
+def _why_scaled(before: Tensor, scale: float, width: int, score: object) -> str:
+    if isinstance(score, Dot) and width and math.isclose(scale, width**-0.5, rel_tol=1e-6):
+        why = (
+            f"{number(scale)} is 1/√{width}. Sums of {width} products lie about √{width} times as far apart as single "
+            "products, and the scale undoes that: scores far apart would give one key nearly all the weight, and "
+            "gradients near 0."
+        )
+    else:
+        why = "The larger the scale, the more of the weight goes to the keys with the largest scores."
+    finite = before[before.isfinite()].detach()
+    if finite.numel() <= 1:
+        return why
+    variance = float(finite.var(correction=0))
+    return (
+        f"{why} The variance of the scores is {number(variance)} before and {number(variance * scale * scale)} after."
+    )
+
+
+def bias_part(problem: Problem, rows: Problem, shown: Shown, dtype: torch.dtype) -> list[Step]:
+    """The bias's own steps, where they are known, else its numbers; the last step is called "bias".
+
+    Empty where the problem has no bias. `rows`: the chosen rows of the problem. `dtype`: the dtype of the scores.
+    """
+    if problem.bias is None or rows.bias is None:
+        return []
+    given, every = problem.bias.given, slice(None)
+    numbers = rows.bias.tile(every, every, every, every, rows.sizes).to(dtype)
+    if given is not None:
+        sides = (*shown.region.sides[:3], every)
+        steps = given.explained(problem.sizes, sides)
+        # the bias of a recorded call may read a tensor that has been written to since
+        if ends_in(steps, numbers.expand(rows.sizes.shape)):
+            if torch.promote_types(steps[-1].value.dtype, dtype) == dtype:
+                return steps
+            steps = given.explained(problem.sizes, sides, "bias_wide")
+            return [*steps, made("bias", f"Rounded to {dtype}, which the scores have.", steps[-1].to(dtype), PAIRS)]
+    return numbers_alone("bias", numbers)
+
+
+def mask_part(mask: Any, sizes: Sizes, shown: Shown, scores: Step) -> list[Step]:
+    """The mask's own steps, and the scores with −∞ where it is False: the last step, "masked"."""
+    if isinstance(mask, Tensor | np.ndarray):
+        mask = DenseMask(mask)
+    assert isinstance(mask, Mask)
+    steps = mask.explained(sizes, (*shown.region.sides[:3], slice(None)))
+    first = next(n for n, step in enumerate(steps) if step.value.dtype == torch.bool)
+    steps[first] = replace(steps[first], why=f"{steps[first].why} ■ is True: the query may see the key; · is False.")
+    keep = steps[-1].value.expand(scores.value.shape)
+    why = (
+        f"Where the mask is False the score becomes -∞: here for {int((~keep).sum()):,} of {keep.numel():,} pairs. "
+        "exp(-∞) is 0, so these keys get the weight 0, and the weights of the other keys sum to 1."
+    )
+    return [*steps, made("masked", why, scores.masked_fill(~steps[-1], -torch.inf))]
+
+
+ROW = ("B", "H", "Lq", "1")
+
+
+def softmax_part(rows: Problem, scores: Step) -> list[Step]:
+    """From finished scores to the step "weights"."""
+    steps, sinks, tile = [], tiles.sinks(rows), scores.value
+    empty = scores.eq(-torch.inf).all(-1, keepdim=True)
+    blind: Operand | None = empty if rows.visible is not None else None  # on a page a changed mask may leave no key
+    if bool(empty.value.any()):
+        why = f"{int(empty.value.sum())} of {empty.value.numel()} queries may see no key at all: "
+        blind = made("blind", f"{why}their weights and output are 0.", empty, ROW)
+        steps.append(blind)
+    largest, sink = scores.amax(-1, keepdim=True), None
+    if sinks is not None:
+        why = "Learnt, one number per head. It is one more score in the sum below, with a weight and no value."
+        sink = Step("sink", why, sinks[None, :, :, None], ("B", "H", "1", "1"))
+        steps.append(sink)
+        largest = largest.maximum(sink)
+    why = (
+        "The largest score of each row, kept as a column, (…, 1), so that it is repeated for each key below. It is "
+        "subtracted so that exp does not become too large; exp(-maximum) cancels in the division, so no weight changes."
+    )
+    maximum = made("maximum", why, largest if blind is None else largest.masked_fill(blind, 0.0), ROW)
+    why = (
+        "The numerator of each weight, from 0 to 1: the larger the score, the larger it is."
+        + " exp(-∞) is 0." * bool((tile == -torch.inf).any())
+    )
+    numerator = made("numerator", why, (scores - maximum).exp())
+    why = "The sum over the keys, the last axis: the weights of one query, over all keys, have to sum to 1."
+    sums = numerator.sum(-1, keepdim=True)
+    sums = sums if sink is None else sums + (sink - maximum).exp()
+    total = made("total", why, sums if blind is None else sums.masked_fill(blind, 1.0), ROW)
+    rest = "" if sink is None else ", together with the sink's,"
+    why = f"Each weight is from 0 to 1, and those of a row{rest} sum to 1. These four steps are the softmax."
+    # from the value of the step "sink", so that the step gets the gradient of the sinks
+    value = tiles.softmax(tile, tiles.may_be_empty(rows), None if sink is None else sink.value[0, :, :, 0])
+    shares = numerator / total
+    if bool(((tile == -torch.inf) & total.value.isnan()).any()):
+        shares = shares.masked_fill(scores.eq(-torch.inf), 0.0)
+    return [*steps, maximum, numerator, total, made("weights", why, shares, value=value, by=scores.softmax(-1))]
+
+
+def wrong_axis(scores: Step) -> list[Step]:
+    """The softmax over the queries, as a mistake; no step where there is one query, or a key that no query sees."""
+    if scores.value.shape[-2] < 2 or bool((scores.value == -torch.inf).all(-2).any()):
+        return []
+    wrong = scores.softmax(-2)
+    why = (
+        "A common mistake: a softmax over the queries makes each column sum to 1, and not each row. "
+        f"{_row_sums(wrong.value)}, so the outputs would not be averages of the values."
+    )
+    return [made("wrong_axis", why, wrong, aside=True)]
+
+
+def masked_after(scores: Step, mask: Step) -> list[Step]:
+    """Weights set to 0 after the softmax, as a mistake; no step where the mask hides no pair that is shown."""
+    if bool(mask.value.all()):
+        return []
+    late = scores.softmax(-1).masked_fill(~mask, 0.0)
+    why = (
+        "A common mistake: weights set to 0 after the softmax. The masked keys are still in the totals. "
+        f"{_row_sums(late.value)}, not all to 1, and the masked keys change the output."
+    )
+    return [made("masked_after", why, late, aside=True)]
+
+
+def _row_sums(matrix: Tensor) -> str:
+    sums = matrix.detach()[0, 0].sum(-1)
+    which = " of the first table" if matrix.shape[0] * matrix.shape[1] > 1 else ""
+    return f"The rows{which} sum to " + ", ".join([number(x) for x in sums[:4]] + ["…"] * (len(sums) > 4))
 
 
 def explain_problem(problem: Problem, mask: Any, at: Any, *, drawn: str, title: str) -> Explanation:

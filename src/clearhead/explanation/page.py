@@ -9,11 +9,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from clearhead.base.pages import embedded, filled, policy, program, source, style
+from clearhead.base.pages import embedded, filled, head, program, source, style
 from clearhead.base.steps import Step
-from clearhead.explanation.document import Document, Entry, at_pair
+from clearhead.explanation.document import WIDTH, Document, Entry, at_pair, kind_of
 from clearhead.explanation.shown import Shown
-from clearhead.explanation.tables import WIDTH, kind_of
 
 INPUTS = 12_000  # the most numbers of inputs that a page holds whole, so that it can compute with them
 DEEP = 4_000  # the most numbers of a step with one vector per pair; of more, a page holds the vector of one pair
@@ -22,12 +21,10 @@ STORED = {"float32": torch.float32, "float64": torch.float64, "int32": torch.int
 
 def render(document: Document) -> str:
     """The whole page as a string."""
-    look, guard, script = style("explanation"), program("guard"), program("explanation")
+    script = program("explanation")
     parts = {
-        "policy": policy((look,), guard, script),
+        "head": head(document.title, "This page computes and draws attention", (style("explanation"),), script),
         "title": html.escape(document.title),
-        "style": look,
-        "guard": guard,
         "data": embedded(page_data(document)),
         "program": script,
     }

@@ -37,7 +37,7 @@ class LowRank:
         return torch.Size((self.left.shape[0], self.right.shape[1]))
 
     @property
-    def T(self) -> LowRank:  # noqa: N802 - as tensors name it
+    def T(self) -> LowRank:
         """The transposed matrix, (n, m)."""
         return LowRank(self.right.T, self.left.T)
 

@@ -4,21 +4,21 @@ from typing import TYPE_CHECKING
 
 from clearhead.base.renamed import missing as _missing
 from clearhead.models.attention_call import AttentionCall as AttentionCall
-from clearhead.models.chain.generation import Generation as Generation
 from clearhead.models.causes.attribution import AttributedCall as AttributedCall
 from clearhead.models.causes.attribution import LogitAttribution as LogitAttribution
 from clearhead.models.causes.attribution import logit_attribution as logit_attribution
 from clearhead.models.causes.circuits import Circuits as Circuits
 from clearhead.models.causes.circuits import circuits as circuits
 from clearhead.models.causes.projections import Projections as Projections
+from clearhead.models.chain.generation import Generation as Generation
+from clearhead.models.checks import ComparedCall as ComparedCall
+from clearhead.models.checks import Comparison as Comparison
 from clearhead.models.checks import assert_attends as assert_attends
 from clearhead.models.checks import compare_backends as compare_backends
 from clearhead.models.loading import bundled as bundled
 from clearhead.models.loading import load as load
 from clearhead.models.read.audit import Audit as Audit
 from clearhead.models.read.audit import AuditedCall as AuditedCall
-from clearhead.models.read.comparison import ComparedCall as ComparedCall
-from clearhead.models.read.comparison import Comparison as Comparison
 from clearhead.models.read.differences import CallDifference as CallDifference
 from clearhead.models.read.differences import Differences as Differences
 from clearhead.models.read.distinctive import Distinctive as Distinctive

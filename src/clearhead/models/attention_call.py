@@ -3,26 +3,46 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from clearhead.base.arrays import accumulated
+from clearhead.base.errors import ClearheadError, ShapeError
+from clearhead.base.steps import Step, number
 from clearhead.base.text import said
+from clearhead.base.tracing import without_autocast
+from clearhead.explanation.diagnosis.case import Case
 from clearhead.explanation.diagnosis.diagnose import diagnosis_of
 from clearhead.explanation.diagnosis.diagnosis import Diagnosis
-from clearhead.explanation.explanation import Explanation
+from clearhead.explanation.diagnosis.reading import taken_apart
+from clearhead.explanation.explanation import Explanation, Part, settled
+from clearhead.explanation.inputs import drawn
+from clearhead.explanation.modules.origin.part import FromInput, from_input, last_projection
+from clearhead.explanation.modules.origin.ran import Origin
+from clearhead.explanation.of_problem import attention_parts, input_steps
+from clearhead.explanation.shown import Shown, choose, settle
 from clearhead.inspection.gradients import WeightGradients
 from clearhead.inspection.source import FromRecord
 from clearhead.inspection.weights import Weights
-from clearhead.models.call import CallRecord
-from clearhead.models.explained import case_of, explain_call
+from clearhead.masks.base import Mask
+from clearhead.models.call import Call, Outcome, with_key
+from clearhead.models.chain.cached import Cached
+from clearhead.models.tap.layers import FIRST, LayerName
+from clearhead.models.tap.modules import Kind
 from clearhead.models.weights import weights_of
+from clearhead.problem._recorded import RecordedMask
+from clearhead.problem.problem import Problem
+from clearhead.problem.record import Record
+from clearhead.problem.words import ALL_WORDS, Words
+from clearhead.scores.base import ByTile, Score
+from clearhead.scores.dot import Dot
 
 
 @dataclass(frozen=True, eq=False)
-class AttentionCall(CallRecord):
+class AttentionCall(Call):
     """An attention call of a model: its inputs, from which any part of its weights can be computed.
 
     `query` (B, H, Lq, E) and `key` (B, Hk, Lk, E) are detached copies, the key heads unrepeated. In a generation, keys
@@ -42,6 +62,55 @@ class AttentionCall(CallRecord):
     With `watch(values=True)`: `value` (B, Hk, Lk, Ev), and `output`, `value_norms` and `weighted_norms`; with
     `watch(gradients=True)` these, and after a backward pass `gradients` and `head_importance`.
     """
+
+    name: str
+    kind: Kind
+    query: Tensor
+    cached_key: Cached
+    score: Score
+    mask: Mask | None
+    backend: str
+    kept: Record  # its key has the right shape alone where `cached_key` has to be put together
+    uniform: Tensor | None = None
+    padding: Words | None = None
+    run: int = 0
+    cached_value: Cached | None = None
+    outcome: Outcome | None = None
+    origin: Origin | None = None  # the layers around the call, for `explain`
+    factor: Tensor | None = None
+    layer: LayerName = FIRST
+
+    @property
+    def shape(self) -> tuple[int, int, int, int]:  # type: ignore[override]
+        """(B, H, Lq, Lk)."""
+        batch, heads, queries, _ = self.query.shape
+        return batch, heads, queries, self.cached_key.link.length
+
+    @property
+    def key(self) -> Tensor:
+        return self.cached_key.tensor()
+
+    @property
+    def value(self) -> Tensor | None:
+        return None if self.cached_value is None else self.cached_value.tensor()
+
+    @property
+    def record(self) -> Record:
+        """The record of the call, with its key."""
+        return self.kept if self.cached_key.whole else self.kept._replace(problem=with_key(self.kept.problem, self.key))
+
+    @property
+    def problem(self) -> Problem:
+        """The call in its normal form, without a value."""
+        return self.record.problem
+
+    def values(self) -> tuple[Tensor, Outcome]:
+        value = self.value
+        if value is None or self.outcome is None:
+            raise ClearheadError(
+                f"the value of {self.name} was not kept. Watch with values=True, or with gradients=True."
+            )
+        return value, self.outcome
 
     @property
     def weights(self) -> Weights:
@@ -134,3 +203,155 @@ class AttentionCall(CallRecord):
             counts = [f"{int((~t).sum())} {side}" for side, t in self.padding._asdict().items() if t is not None]
             parts.append(f"padding: {' and '.join(counts)}")
         return f"AttentionCall({self.name!r}, {', '.join(parts)})"
+
+
+def explain_call(
+    call: AttentionCall, at: Any, tokens: Sequence[str] | None, source_tokens: Sequence[str] | None
+) -> Explanation:
+    """The steps of a recorded call, from the query and the key that the model computed."""
+    with torch.no_grad(), without_autocast(call.query.device):
+        problem = _by_tile(call)
+        queries, keys = _words(call, tokens, source_tokens)
+        shown = replace(choose(at, problem.sizes), query_words=queries, key_words=keys)
+        inputs = input_steps(problem, shown)
+        made = _made(call, inputs, shown)
+        parts, weights, keep = attention_parts(problem, _mask(call, problem, shown), shown, made.steps)
+        output = next((step for step in parts[-1].steps if step.name == "output"), None)
+        parts.append(_computed(call, shown, output))
+        given = None if call.outcome is None else call.outcome.output
+        if call.origin is not None and output is not None and given is not None:
+            parts.append(last_projection(call.origin, output, given, shown))
+        shapes = {"query": tuple(call.query.shape), "key": tuple(call.key.shape)}
+        value = call.value
+        shapes["value"] = tuple(call.key.shape if value is None else value.shape)
+        said = f"The {call.kind}-attention of {call.name}, computed by {call.backend}.\n\n"
+        if call.factor is not None and bool((factor := call.factor[shown.region.sides[:3]]).ne(1).any()):
+            low, high = number(float(factor.min())), number(float(factor.max()))
+            times = low if low == high else f"{low} … {high}"
+            said += (
+                f"An edit multiplied the weights of these queries after the softmax, by {times}. The steps do not show "
+                "this: the weights and the output below are those before the edit.\n\n"
+            )
+        title = "Inputs, as the model gave them to attention"
+        if len(made.steps) > len(inputs):
+            title = "From the layers' input to query, key and value"
+        said = "\n".join([said + drawn(shapes, problem.sizes), *made.missing])
+        first = Part(title, tuple(made.steps), said)
+        return settled(Explanation(f"{call.name}, step by step", (first, *parts), settle(shown, weights, keep)))
+
+
+def _by_tile(call: AttentionCall) -> Problem:
+    """The call's problem with the score as it was given, over query and key before any lowering."""
+    problem, score = call.problem, call.score
+    if problem.lowered is not None:
+        lowered = problem.lowered
+        if isinstance(score, Dot):
+            lowered = lowered.folded()
+            scores = ByTile(Dot(), lowered.query, lowered.key, lowered.scale, lowered.softcap)
+        else:
+            own = score.lower(call.query, call.key)
+            assert own is not None
+            scores = ByTile(score, call.query, call.key, lowered.scale / own.scale, lowered.softcap)
+        problem = problem._replace(scores=scores)
+    return problem._replace(value=call.value)
+
+
+def _mask(call: AttentionCall, problem: Problem, shown: Shown) -> Any:
+    """The mask of the call; where a query got a uniform row, the mask that was computed in its place."""
+    spans, mask = problem.spans, call.mask
+    if spans is None:
+        return None
+    sides = (*shown.region.sides[:3], slice(None))
+    if mask is not None and call.uniform is None:
+        return mask
+    of_call = spans.keep(*sides, problem.sizes.keys)
+    if mask is not None and not bool((mask.part(problem.sizes, sides) ^ of_call).any()):
+        return mask
+    return RecordedMask(spans, problem.sizes, None if mask is None else said(mask, mask.title))
+
+
+def _made(call: AttentionCall, inputs: list[Step], shown: Shown) -> FromInput:
+    """The steps that lead to query, key and value, if the layers that made them were kept."""
+    if call.origin is None:
+        why = "What they were made of was not kept" + (": watch with values=True." if call.value is None else ".")
+        return FromInput(inputs, [why])
+    tensors = {"query": call.query, "key": call.key} | ({} if call.value is None else {"value": call.value})
+    return from_input(call.origin, tensors, inputs, shown)
+
+
+def _computed(call: AttentionCall, shown: Shown, output: Step | None) -> Part:
+    """The backend's output for the same queries, and its difference from the last step; or why it is not known."""
+    given = None if call.outcome is None else call.outcome.output
+    title = "What the model computed"
+    if output is None:
+        said = "The values were not kept, so the output can't be shown: watch with values=True."
+        return Part(title, (), said)
+    if given is None:
+        return Part(title, (), "The backend's output was not kept head by head, so it can't be compared.")
+    mine = output.value
+    theirs = given[(*shown.region.sides[:3],)].to(mine.dtype)
+    far = float((theirs - mine).abs().nan_to_num().max())
+    why = f"What {call.backend} gave for these queries. The largest difference to the output above is {number(far)}."
+    # the largest difference between two orders of the same sums, for numbers as large as these
+    if far > 64 * torch.finfo(given.dtype).eps * max(1.0, float(theirs.abs().nan_to_num().max())):
+        why += " That is more than rounding: the model drops weights while training, or computes something else."
+    return Part(title, (Step("model_output", why, theirs, ("B", "H", "Lq", "Ev")),))
+
+
+def _words(
+    call: AttentionCall, tokens: Sequence[str] | None, source_tokens: Sequence[str] | None
+) -> tuple[tuple[str, ...] | None, tuple[str, ...] | None]:
+    """The word of each query and of each key; None where no words were given."""
+    queries, keys = call.query.shape[2], call.key.shape[2]
+    own, source = _listed("tokens", tokens), _listed("source_tokens", source_tokens)
+    if source is None and call.kind == "self":
+        source = own
+    if own is not None and len(own) < queries:
+        raise ShapeError(f"tokens has {len(own)} words, and {call.name} has {queries} queries; pass one a position.")
+    if source is not None and len(source) != keys:
+        name = "tokens" if source is own else "source_tokens"
+        raise ShapeError(f"{name} has {len(source)} words, and {call.name} has {keys} keys; pass one a position.")
+    return None if own is None else tuple(own[-queries:]), None if source is None else tuple(source)
+
+
+def _listed(name: str, words: Any) -> list[str] | None:
+    if words is None:
+        return None
+    try:
+        found: list[Any] = [None] if isinstance(words, str | bytes) else list(words)
+    except TypeError:  # it is no sequence
+        found = [None]
+    if not all(isinstance(word, str) for word in found):
+        raise ClearheadError(
+            f"{name} takes words, one for each position; got a {type(words).__name__}. For token ids pass "
+            "tokenizer.convert_ids_to_tokens(ids)."
+        )
+    return found
+
+
+@torch.no_grad()
+def case_of(call: AttentionCall, label: str = "") -> Case:
+    """The call as `diagnose` takes it. `label`: the call's name in its recording."""
+    problem, value = call.problem, call.value
+    inputs = {"query": call.query, "key": problem.key if call.cached_key.whole else call.key}
+    added = {}
+    # entries that hide a pair were taken out of the model's mask: the rest is called a bias
+    bias = call.backend.startswith("clearhead") or problem.visible is not None or call.uniform is not None
+    name = "bias" if bias else "attn_mask"
+    if problem.bias is not None:
+        both = {name: problem.bias.dense, "bias of distances": problem.bias.relative}
+        added = {name: tensor.detach() for name, tensor in both.items() if tensor is not None}
+    apart, blind = taken_apart(problem)
+    if call.uniform is not None:
+        blind = call.uniform[..., 0] if blind is None else blind | call.uniform[..., 0]
+    return Case(
+        problem=apart,
+        inputs=inputs if value is None else {**inputs, "value": value},
+        added=added,
+        as_mask=frozenset({"attn_mask"} & added.keys()),
+        mask=call.mask,
+        blind=blind,
+        words=call.padding or ALL_WORDS,
+        output=None if call.outcome is None or call.outcome.dropped else call.outcome.output,
+        where={"layer": label or str(call.layer), "module": call.name},
+    )

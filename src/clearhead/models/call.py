@@ -1,25 +1,20 @@
-"""The parts that every attention call of a model has, and the parts of a recorded call."""
+"""The parts that every attention call of a model has, and the output of a recorded one."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor
 
 from clearhead.base.errors import ClearheadError
 from clearhead.base.tracing import unobserved
-from clearhead.explanation.modules.origin.ran import Origin
-from clearhead.masks.base import Mask
 from clearhead.models.chain.cached import Cached
-from clearhead.models.tap.layers import FIRST, LayerName
+from clearhead.models.tap.layers import LayerName
 from clearhead.models.tap.modules import Kind
 from clearhead.models.tap.place import Place
 from clearhead.models.tap.receiver import After
 from clearhead.problem.problem import Problem
-from clearhead.problem.record import Record, copied
-from clearhead.problem.words import Words
-from clearhead.scores.base import Score
+from clearhead.problem.record import copied
 
 
 class Call:
@@ -41,14 +36,12 @@ class Call:
     def row(self) -> dict[str, Any]:
         """The columns with which each row of a table about the call begins."""
         _, _, queries, keys = self.shape
-        same = {
-            "layer": self.layer.column,
-            "run": self.run,
-            "module": self.name,
-            "kind": self.kind,
-            "backend": self.backend,
-        }
-        return same | {"queries": queries, "keys": keys}
+        return first_columns(self, run=self.run) | {"backend": self.backend, "queries": queries, "keys": keys}
+
+
+def first_columns(call: Any, /, **numbers: int) -> dict[str, Any]:
+    """The columns with which a row about a call begins: its layer, these numbers, its module and its kind."""
+    return {"layer": call.layer.column, **numbers, "module": call.name, "kind": call.kind}
 
 
 class Outcome:
@@ -99,60 +92,6 @@ class Outcome:
                 "without gradients (use_reentrant=False does not)"
             )
         raise ClearheadError(f"{name} has no gradients: {reason}.")
-
-
-@dataclass(frozen=True, eq=False)
-class CallRecord(Call):
-    """The parts of a recorded call: see `AttentionCall`."""
-
-    name: str
-    kind: Kind
-    query: Tensor
-    cached_key: Cached
-    score: Score
-    mask: Mask | None
-    backend: str
-    kept: Record  # its key has the right shape alone where `cached_key` has to be put together
-    uniform: Tensor | None = None
-    padding: Words | None = None
-    run: int = 0
-    cached_value: Cached | None = None
-    outcome: Outcome | None = None
-    origin: Origin | None = None  # the layers around the call, for `explain`
-    factor: Tensor | None = None
-    layer: LayerName = FIRST
-
-    @property
-    def shape(self) -> tuple[int, int, int, int]:  # type: ignore[override]
-        """(B, H, Lq, Lk)."""
-        batch, heads, queries, _ = self.query.shape
-        return batch, heads, queries, self.cached_key.link.length
-
-    @property
-    def key(self) -> Tensor:
-        return self.cached_key.tensor()
-
-    @property
-    def value(self) -> Tensor | None:
-        return None if self.cached_value is None else self.cached_value.tensor()
-
-    @property
-    def record(self) -> Record:
-        """The record of the call, with its key."""
-        return self.kept if self.cached_key.whole else self.kept._replace(problem=with_key(self.kept.problem, self.key))
-
-    @property
-    def problem(self) -> Problem:
-        """The call in its normal form, without a value."""
-        return self.record.problem
-
-    def values(self) -> tuple[Tensor, Outcome]:
-        value = self.value
-        if value is None or self.outcome is None:
-            raise ClearheadError(
-                f"the value of {self.name} was not kept. Watch with values=True, or with gradients=True."
-            )
-        return value, self.outcome
 
 
 def with_key(problem: Problem, key: Tensor) -> Problem:

@@ -111,8 +111,9 @@ def attend(
     name = type(module).__name__
     shared: Shared | None = getattr(attention_mask, "clearhead_ranks", None)
     if shared is None:
+        given = None if attention_mask is None else f"{attention_mask.dtype}, shape {tuple(attention_mask.shape)}"
         raise UnsupportedError(
-            f"{name} makes its mask in its own code, {_shown(attention_mask)}, of this rank's positions alone: a "
+            f"{name} makes its mask in its own code, {given}, of this rank's positions alone: a "
             "sequence can be shared out over ranks in models that ask transformers for their masks."
         )
     if call := running.get():
@@ -134,10 +135,6 @@ def attend(
         dropout_p=dropout,
     )
     return out.transpose(1, 2).contiguous(), None
-
-
-def _shown(mask: Tensor | None) -> str:
-    return "None" if mask is None else f"{mask.dtype}, shape {tuple(mask.shape)}"
 
 
 HOME = "transformers.masking_utils."

@@ -20,10 +20,9 @@ from clearhead.inspection.reductions.entropy import Entropy
 from clearhead.inspection.reductions.mean_distance import MeanDistance
 from clearhead.inspection.reductions.sink_share import SinkShare
 from clearhead.inspection.reductions.topk import TopK
-from clearhead.models.attention_call import AttentionCall
+from clearhead.models.attention_call import AttentionCall, case_of
 from clearhead.models.calls import Calls, chosen_calls, labels, one_call
 from clearhead.models.chain.generation import Generation
-from clearhead.models.explained import case_of
 from clearhead.models.read.audit import Audit, Expected, audit
 from clearhead.models.read.differences import Differences, compare_calls
 from clearhead.models.read.distinctive import Distinctive, distinctive, measured
@@ -61,13 +60,10 @@ class Recording(Calls[AttentionCall]):
     def table(self, *reductions: Reduction, tokens: Any = None, source_tokens: Any = None) -> Table:
         """A row for each call and head: measures of the head, beside those of uniform attention under the same mask.
 
-        >>> import torch, torch.nn.functional as F, clearhead as ch
-        >>> class Block(torch.nn.Module):
-        ...     def forward(self, x):
-        ...         return F.scaled_dot_product_attention(x, x, x, is_causal=True)
-        >>> block = Block()
+        >>> import torch, clearhead as ch
+        >>> block, x = ch.nn.DotProductAttention(), torch.zeros(1, 2, 5, 8)
         >>> with ch.watch(block) as seen:
-        ...     output = block(torch.zeros(1, 2, 5, 8))
+        ...     output = block(x, x, x, mask=ch.Causal())
         >>> row = seen.table(tokens="the pump and the pump".split())[1]
         >>> row["head"], round(row["same word"], 3), round(row["same word uniform"], 3)
         (1, 0.225, 0.225)
@@ -126,15 +122,12 @@ class Recording(Calls[AttentionCall]):
     def compare(self, other: Recording, matched: Any = None, **renamed: Never) -> Differences:
         """Compare the weights of two recordings, such as those of two checkpoints or of two texts.
 
-        >>> import torch, torch.nn.functional as F, clearhead as ch
-        >>> class Block(torch.nn.Module):
-        ...     def forward(self, x):
-        ...         return F.scaled_dot_product_attention(x, x, x, is_causal=True)
-        >>> block = Block()
+        >>> import torch, clearhead as ch
+        >>> block, x, y = ch.nn.DotProductAttention(), torch.zeros(1, 2, 3, 4), torch.eye(4)[:3].expand(1, 2, 3, 4) * 2
         >>> with ch.watch(block) as before:
-        ...     output = block(torch.zeros(1, 2, 3, 4))
+        ...     output = block(x, x, x, mask=ch.Causal())
         >>> with ch.watch(block) as after:
-        ...     output = block(torch.eye(4)[:3].expand(1, 2, 3, 4) * 2)
+        ...     output = block(y, y, y, mask=ch.Causal())
         >>> differences = before.compare(after)
         >>> differences[0].divergence
         tensor([0.0661, 0.0661], dtype=torch.float64)
@@ -188,18 +181,15 @@ class Recording(Calls[AttentionCall]):
     def check(self, expected: Expected) -> Audit:
         """Compare the pairs that each call allowed with an expected mask: mass leaked and mass hidden.
 
-        >>> import torch, torch.nn.functional as F, clearhead as ch
-        >>> class Block(torch.nn.Module):
-        ...     def forward(self, x):
-        ...         return F.scaled_dot_product_attention(x, x, x, is_causal=True)
-        >>> block = Block()
+        >>> import torch, clearhead as ch
+        >>> block, x = ch.nn.DotProductAttention(), torch.zeros(1, 2, 4, 8)
         >>> with ch.watch(block) as seen:
-        ...     output = block(torch.zeros(1, 2, 4, 8))
+        ...     output = block(x, x, x, mask=ch.Causal())
         >>> print(seen.check(ch.Causal()))
         1 calls attend as expected.
         >>> print(seen.check(ch.Causal() & ch.Documents.from_lengths([2, 2])))
         1 of 1 calls do not attend as expected. The first:
-          L0, Block, self, sdpa, run 0, 4 queries and 4 keys
+          L0, DotProductAttention, self, clearhead ..., run 0, 4 queries and 4 keys
           the call had Causal(); expected was Causal() & Documents(<4>)
           leaked: 0.292 of the softmax on average, 0.667 at head 0, query 2 of sequence 0,
             to 2 keys of 0 … 1, most to key 0 (0.333)
@@ -235,13 +225,10 @@ class Recording(Calls[AttentionCall]):
     ) -> Explanation:
         """Explain the weights of one query of one head, step by step: see `AttentionCall.explain`.
 
-        >>> import torch, torch.nn.functional as F, clearhead as ch
-        >>> class Block(torch.nn.Module):
-        ...     def forward(self, x):
-        ...         return F.scaled_dot_product_attention(x, x, x, is_causal=True)
-        >>> block = Block()
+        >>> import torch, clearhead as ch
+        >>> block, x = ch.nn.DotProductAttention(), torch.eye(4).expand(1, 2, 4, 4)
         >>> with ch.watch(block, values=True) as seen:
-        ...     output = block(torch.eye(4).expand(1, 2, 4, 4))
+        ...     output = block(x, x, x, mask=ch.Causal())
         >>> explanation = seen.explain(layer=0, head=1, query=3, key=2)
         >>> explanation["weights"]
         tensor([[[[0.2151, 0.2151, 0.2151, 0.3547]]]])
@@ -321,13 +308,10 @@ class Recording(Calls[AttentionCall]):
     ) -> Framed:
         """The report, one HTML page: `.write(path)` makes a file of it, which needs no network; a notebook shows it.
 
-        >>> import tempfile, torch, torch.nn.functional as F, clearhead as ch
-        >>> class Block(torch.nn.Module):
-        ...     def forward(self, x):
-        ...         return F.scaled_dot_product_attention(x, x, x, is_causal=True)
-        >>> block = Block()
+        >>> import tempfile, torch, clearhead as ch
+        >>> block, x = ch.nn.DotProductAttention(), torch.eye(4).expand(1, 2, 4, 4)
         >>> with ch.watch(block) as seen:
-        ...     output = block(torch.eye(4).expand(1, 2, 4, 4))
+        ...     output = block(x, x, x, mask=ch.Causal())
         >>> with tempfile.TemporaryDirectory() as folder:
         ...     page = seen.view(tokens="the pump was off".split()).write(folder + "/page.html")
         >>> page.name
@@ -398,17 +382,14 @@ class Recording(Calls[AttentionCall]):
 def load_recording(path: str | Path) -> Recording:
     """A recording that `Recording.write` has written.
 
-    >>> import tempfile, torch, torch.nn.functional as F, clearhead as ch
-    >>> class Block(torch.nn.Module):
-    ...     def forward(self, x):
-    ...         return F.scaled_dot_product_attention(x, x, x, is_causal=True)
-    >>> block = Block()
+    >>> import tempfile, torch, clearhead as ch
+    >>> block, x = ch.nn.DotProductAttention(), torch.rand(1, 4, 10, 8)
     >>> with ch.watch(block) as seen:
-    ...     output = block(torch.rand(1, 4, 10, 8))
+    ...     output = block(x, x, x, mask=ch.Causal())
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     again = ch.models.load_recording(seen.write(folder + "/seen.safetensors"))
     >>> again.calls
-    [AttentionCall('Block', self, query (1, 4, 10, 8), key (1, 4, 10, 8), Causal(), sdpa)]
+    [AttentionCall('DotProductAttention', self, query (1, 4, 10, 8), key (1, 4, 10, 8), Causal(), clearhead ...)]
     >>> torch.equal(again[0].weights.entropy(), seen[0].weights.entropy())
     True
 

@@ -47,6 +47,8 @@ def survey(
     ...     return {"input_ids": [list(text.encode()) for text in texts]}
     >>> keep = ["first", ch.reductions.Entropy()]
     >>> found = ch.models.survey(Reader().eval(), ["a cab", "a longer text"], tokenizer, keep=keep)
+    >>> found
+    Survey(2 texts, 18 tokens, 1 heads: first, first uniform, Entropy)
     >>> [row] = found.table()
     >>> row["queries"], round(row["first"], 4), round(row["first uniform"], 4), round(row["Entropy"], 4)
     (18, 0.1115, 0.1111, 2.299)
@@ -83,16 +85,6 @@ def survey(
 @dataclass(frozen=True, eq=False)
 class Survey:
     """Statistics of every head over many texts. `ch.models.survey` gives it.
-
-    >>> import torch, torch.nn.functional as F, clearhead as ch
-    >>> class Reader(torch.nn.Module):
-    ...     def forward(self, input_ids, attention_mask):
-    ...         x = F.one_hot(input_ids, 128).float()[:, None]
-    ...         return F.scaled_dot_product_attention(x, x, x, attn_mask=attention_mask[:, None, None].bool())
-    >>> def tokenizer(texts):
-    ...     return {"input_ids": [list(text.encode()) for text in texts]}
-    >>> ch.models.survey(Reader().eval(), ["a cab", "a longer text"], tokenizer, keep="previous")
-    Survey(2 texts, 18 tokens, 1 heads: previous, previous uniform)
 
     `means`: a `Means` of all texts, by module; its entry i is of `columns[i]`, and column 0 is the number of queries of
     a text. `layers`: the layer of each module, as in the table. `texts`, `tokens`, `batches`: how many there were.

@@ -16,10 +16,8 @@ from clearhead.models.recording import Recording
 from clearhead.models.tap.choice import Heads, Layers
 from clearhead.models.tap.padding import checked
 from clearhead.models.tap.refused import refuse_compiled
-from clearhead.models.use.asked import Asked, asked, asked_to_reduce
 from clearhead.models.use.means import Means
-from clearhead.models.use.recorded import recorded
-from clearhead.models.use.recorder import Recorder
+from clearhead.models.use.recorder import Asked, Recorder, asked, asked_to_reduce, recorded
 from clearhead.models.use.reduced import Statistics
 
 T = TypeVar("T")
@@ -96,13 +94,10 @@ def statistics(
 ) -> AbstractContextManager[Statistics]:
     """Reduce every attention call that the model makes inside the `with`, its outputs bit-identical.
 
-    >>> import torch, torch.nn.functional as F, clearhead as ch
-    >>> class Block(torch.nn.Module):
-    ...     def forward(self, x):
-    ...         return F.scaled_dot_product_attention(x, x, x, is_causal=True)
-    >>> block = Block()
+    >>> import torch, clearhead as ch
+    >>> block, x = ch.nn.DotProductAttention(), torch.rand(1, 4, 10, 8)
     >>> with ch.models.statistics(block, [ch.reductions.Entropy(), ch.reductions.TopK(5)]) as seen:
-    ...     output = block(torch.rand(1, 4, 10, 8))
+    ...     output = block(x, x, x, mask=ch.Causal())
     >>> entropy, (largest, keys) = seen.calls[0].results
     >>> entropy.shape, largest.shape
     (torch.Size([1, 4, 10]), torch.Size([1, 4, 10, 5]))

@@ -101,13 +101,10 @@ def weights_of(source: FromRecord, padding: Words | None, factor: Tensor | None)
 class MultipliedWeights(PaddedWeights):
     """The weights of a recorded call, whose rows an edit multiplied after the softmax: `AttentionCall.weights`.
 
-    >>> import torch, torch.nn.functional as F, clearhead as ch
-    >>> class Block(torch.nn.Module):
-    ...     def forward(self, x):
-    ...         return F.scaled_dot_product_attention(x, x, x)
-    >>> block = Block()
+    >>> import torch, clearhead as ch
+    >>> block, x = ch.nn.DotProductAttention(), torch.zeros(1, 1, 2, 8)
     >>> with ch.watch(block) as seen, ch.edit(block, ch.edits.ScaleHeads(factor=0.5, queries=1)):
-    ...     output = block(torch.zeros(1, 1, 2, 8))
+    ...     output = block(x, x, x)
     >>> seen[0].weights[0, 0]
     tensor([[0.5000, 0.5000],
             [0.2500, 0.2500]])

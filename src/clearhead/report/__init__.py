@@ -2,5 +2,3 @@
 
 from clearhead.report.layer import Layer as Layer
 from clearhead.report.page import Page as Page
-from clearhead.report.page import render as render
-from clearhead.report.page import write_report as write_report

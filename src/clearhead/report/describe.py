@@ -7,10 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from clearhead.report._blocks import Blocks, multiples, plain, planes
-from clearhead.report.codes import thumbnail_codes
-from clearhead.report.layer import About, Array, Bias, Layer, Measures
-from clearhead.report.seen_keys import seen_keys
+from clearhead.report._blocks import Blocks, multiples, plain, planes, thumbnail_codes
+from clearhead.report.layer import About, Array, Bias, Layer, Measures, seen_keys
 from clearhead.report.tiles import Tiles
 
 CHUNK = 8192  # tokens of an operand in a block

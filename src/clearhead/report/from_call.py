@@ -13,12 +13,11 @@ from clearhead.base.positions import query_offset
 from clearhead.inspection.weights import Weights
 from clearhead.problem.problem import Problem
 from clearhead.problem.regions import of_sequence
+from clearhead.report._blocks import map_codes
 from clearhead.report._words import Shown
 from clearhead.report.allowed import bias_of, holes_of, spans_of
-from clearhead.report.codes import map_codes
-from clearhead.report.layer import Array, Layer, LeftOut, Pyramid, of_head
+from clearhead.report.layer import ROWS, Array, Layer, LeftOut, Pyramid, masked_heads, of_head, seen_keys
 from clearhead.report.operands import ERROR, rounded, steps_of
-from clearhead.report.seen_keys import ROWS, masked_heads, seen_keys
 from clearhead.report.statistics import THUMBNAIL as THUMBNAIL
 from clearhead.report.statistics import array, cells_of, lazy, statistics
 from clearhead.report.why import with_steps

@@ -7,11 +7,10 @@ report.
 
 from __future__ import annotations
 
-import html
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from clearhead.base.pages import embedded, filled, policy, program, source, style
+from clearhead.base.pages import embedded, filled, head, program, source, style
 from clearhead.report.describe import finite
 from clearhead.report.page import heads_pane
 
@@ -39,13 +38,10 @@ class Shown(NamedTuple):
 
 def heads_page(title: str, said: str, statistics: Sequence[Shown], rows: Sequence[Mapping[str, Any]]) -> str:
     """The page of the heads in `rows`, which have the columns layer, module, head, and those of the statistics."""
-    inside, outside, guard, script = style("survey"), style("outside"), program("guard"), program("survey")
+    inside, script = style("survey"), program("survey")
     parts = {
-        "policy": policy((outside, inside), guard, script),
-        "title": html.escape(title),
-        "outside": outside,
+        "head": head(title, "This page draws the heads of a model", (style("outside"), inside), script),
         "report": filled(source(__package__, "survey_panes.html"), {"style": inside, "heads": heads_pane()}),
-        "guard": guard,
         "meta": embedded(_meta(title, said, statistics, rows)),
         "program": script,
     }

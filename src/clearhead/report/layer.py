@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from clearhead.report.tiles import Tiles, tiled
+from clearhead.report.tiles import Tiles
 
 Array = NDArray[Any]
 KINDS = ("self", "cross")
@@ -53,12 +53,6 @@ class Bias:
     relative: Array | None = None
     dense: Array | None = None
     tiles: tuple[Tiles | None, ...] = ()
-
-    @staticmethod
-    def of_matrix(matrix: Array) -> Bias:
-        """The bias with one number for each pair, (H or 1, Lq, Lk)."""
-        wide = matrix.astype(np.float32)
-        return Bias(tiles=tuple(tiled(lambda a, b, m=m: m[a:b], *m.shape) for m in wide))  # type: ignore[misc]
 
     @property
     def numbers(self) -> list[Array]:
@@ -308,6 +302,23 @@ def _tiles_of(every: tuple[Tiles | None, ...], head: int) -> Tiles | None:
     return every[head if len(every) > 1 else 0] if every else None
 
 
+# the arrays of a layer that have a row for each head, or one for all
+BY_HEAD = [
+    "query",
+    "scores",
+    "start",
+    "stop",
+    "logsumexp",
+    "entropy",
+    "received",
+    "distance",
+    "thumbnail",
+    "sinks",
+    "values",
+    "seen",
+]
+
+
 def of_heads(layer: Layer, heads: Sequence[int]) -> Layer:
     """The layer with these of its heads alone: they keep their numbers, and the name says which they are."""
     chosen = list(heads)
@@ -324,23 +335,57 @@ def of_heads(layer: Layer, heads: Sequence[int]) -> Layer:
     return replace(
         layer,
         name=f"{layer.name} (head{'s' * (len(chosen) > 1)} {', '.join(map(str, chosen))})",
-        query=some(layer.query),
+        **{name: some(getattr(layer, name)) for name in BY_HEAD},
         key=layer.key[keys],
-        scores=some(layer.scores),
-        start=some(layer.start),
-        stop=some(layer.stop),
         bias=None if bias is None else Bias(some(bias.relative), some(bias.dense), each(bias.tiles)),
         holes=each(layer.holes),
-        logsumexp=some(layer.logsumexp),
-        entropy=some(layer.entropy),
-        received=some(layer.received),
-        distance=some(layer.distance),
-        thumbnail=some(layer.thumbnail),
-        sinks=some(layer.sinks),
-        values=some(layer.values),
-        seen=some(layer.seen),
         operand_steps=None if steps is None else (some(steps[0]), steps[1][keys]),
         numbers=tuple(numbers[head] for head in chosen),
         measures=None if layer.measures is None else tuple(layer.measures[head] for head in chosen),
         pyramid=None if pyramid is None else replace(pyramid, max=some(pyramid.max), mean=some(pyramid.mean)),
     )
+
+
+ROWS = 128
+
+
+def masked_heads(layer: Layer) -> int:
+    """The number of heads of the mask: 1 where it is the same for all."""
+    holes, bias = len(layer.holes), 1 if layer.bias is None else layer.bias.heads
+    return max(len(layer.start), len(layer.stop), holes, bias, 1 if layer.seen is None else len(layer.seen))
+
+
+def seen_keys(layer: Layer) -> tuple[Array, Array]:
+    """The number of keys that each query may see, (H or 1, Lq) int32, and Σ_i [j is seen by i] / that, (H or 1, Lk).
+
+    Formula: u_j = Σ_i [i may see j] / n_i. Where some query sees keys that are not shown (`Layer.seen`), they are
+    counted in n_i. Spans alone take O(Lq + Lk); any other mask is read one band of rows at a time.
+    """
+    of = _of_spans if layer.bias is None and not layer.holes else _of_pairs
+    counts, expected = zip(*(of(layer, head) for head in range(masked_heads(layer))), strict=True)
+    return np.stack(counts), np.stack(expected)
+
+
+def _of_spans(layer: Layer, head: int) -> tuple[Array, Array]:
+    keys = layer.shape[1]
+    start, stop = (np.clip(of_head(edge, head), 0, keys) for edge in (layer.start, layer.stop))
+    shown = np.maximum(stop - start, 0).astype(np.int32)
+    counts = shown if layer.seen is None else of_head(layer.seen, head)
+    some = shown > 0
+    change = np.zeros((2, keys + 1))  # of the weight that a key receives, and of its queries
+    for edge, sign in ((start[some], 1), (stop[some], -1)):
+        np.add.at(change[0], edge, sign / counts[some])
+        np.add.at(change[1], edge, sign)
+    expected, looking = change[:, :keys].cumsum(1)
+    return counts, np.where(looking > 0, expected, 0.0)  # a sum of fractions does not return to exactly 0
+
+
+def _of_pairs(layer: Layer, head: int) -> tuple[Array, Array]:
+    queries, keys = layer.shape
+    counts, expected = np.zeros(queries, dtype=np.int32), np.zeros(keys)
+    for first in range(0, queries, ROWS):
+        seen = layer.allowed(head, first, min(first + ROWS, queries))
+        here = seen.sum(1) if layer.seen is None else of_head(layer.seen, head)[first : first + ROWS]
+        counts[first : first + ROWS] = here
+        expected += (1 / np.maximum(here, 1)) @ seen
+    return counts, expected

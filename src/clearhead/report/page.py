@@ -42,7 +42,6 @@ Where a sink has a share of the softmax, entropy, received and distance are of t
 from __future__ import annotations
 
 import base64
-import html
 import json
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -50,7 +49,7 @@ from pathlib import Path
 from typing import Any
 
 from clearhead.base.errors import UnsupportedError
-from clearhead.base.pages import embedded, filled, filled_parts, policy, program, source, style, write_parts
+from clearhead.base.pages import embedded, filled, filled_parts, head, program, source, style, write_parts
 from clearhead.report._blocks import PLACES, Blocks
 from clearhead.report.describe import described, measured
 from clearhead.report.layer import Layer, LeftOut, Measures
@@ -110,15 +109,12 @@ class Page:
         """The page, in parts. Raises an `UnsupportedError` where every call was left out."""
         if not self._layers:
             raise nothing_left(self._left_out)
-        inside, outside = style("report"), style("outside")
-        guard, load, script = program("guard"), program("load"), program_with_markup("report")
+        does, styles = "This report computes and draws attention", (style("outside"), style("report"))
+        load, script = program("load"), program_with_markup("report")
         yield from filled_parts(
             source(__package__, "page.html"),
             {
-                "policy": policy((outside, inside), guard, load, script, worker=True),
-                "title": html.escape(self.title),
-                "outside": outside,
-                "guard": guard,
+                "head": head(self.title, does, styles, load, script, worker=True),
                 "meta": embedded(self.meta()),
                 "thumbnails": self._blocks.html(early=True, first=()),
                 "program": base64.b64encode(zlib.compress(script.encode(), 9)).decode("ascii"),
@@ -198,36 +194,6 @@ def nothing_left(left_out: Iterable[Any]) -> UnsupportedError:
     """The error of a page whose every call is left out."""
     said = " ".join(f"{call.name}: {call.reason}" for call in left_out)
     return UnsupportedError(f"{said} Look at call.weights.")
-
-
-def page_of(layers: Iterable[Layer | LeftOut], title: str) -> Page:
-    """The page of these layers, which are read one at a time."""
-    page = Page(title)
-    for layer in layers:
-        page.add(layer)
-    if not page._layers and not page._left_out:
-        raise ValueError("a page needs at least one layer; there is none.")
-    return page
-
-
-def render(layers: Iterable[Layer | LeftOut], title: str) -> str:
-    """The whole page as a string: write it to a file as UTF-8 and open that.
-
-    Args:
-        layers: the attention calls to show, in the order they were made. They may differ in kind,
-            length and number of heads.
-        title: the title of the page.
-
-    Raises:
-        ValueError: if there is no layer to show.
-    """
-    text = "".join(page_of(layers, title).parts())
-    return text.encode("utf-8", "replace").decode("utf-8")  # a lone surrogate cannot be written
-
-
-def write_report(path: Any, layers: Iterable[Layer | LeftOut], title: str) -> Path:
-    """Write the page of these layers, which are read one at a time. No string of the whole page is made."""
-    return page_of(layers, title).write(path)
 
 
 class _Once:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from inspect import signature
-from itertools import chain
 from typing import Any, NoReturn, Protocol, runtime_checkable
 
 import torch
@@ -15,10 +14,9 @@ from clearhead.base.errors import ClearheadError
 from clearhead.explanation.diagnosis.case import Case
 from clearhead.explanation.diagnosis.checks import CHECKS
 from clearhead.explanation.diagnosis.diagnosis import Diagnosis
-from clearhead.explanation.diagnosis.finding import Finding
 from clearhead.explanation.diagnosis.reading import case_of
 from clearhead.explanation.modules.captured import for_twin, twin_of
-from clearhead.explanation.modules.layers import as_ours
+from clearhead.explanation.modules.multi_head import as_ours
 from clearhead.nn._record import RecordingModule
 
 
@@ -112,14 +110,8 @@ def diagnose(
 @torch.no_grad()
 def diagnosis_of(cases: Iterable[Case]) -> Diagnosis:
     """The findings of every check in every case."""
-    findings = chain.from_iterable(_found(case) for case in cases)
+    findings = (finding for case in cases if not case.empty for check in CHECKS for finding in check.find(case))
     return Diagnosis(findings, [check.looks_for for check in CHECKS])
-
-
-def _found(case: Case) -> Iterator[Finding]:
-    if not case.empty:
-        for check in CHECKS:
-            yield from check.find(case)
 
 
 class _Reached(Exception):

@@ -2,11 +2,153 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import Any, overload
+import re
+import textwrap
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from html import escape
+from typing import Any, Literal, NamedTuple, overload
 
-from clearhead.explanation.diagnosis import shown
-from clearhead.explanation.diagnosis.finding import SEVERITIES, Finding
+Severity = Literal["error", "warning", "note"]
+SEVERITIES: tuple[Severity, ...] = ("error", "warning", "note")
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing that `diagnose` found.
+
+    >>> import torch, clearhead as ch
+    >>> x = torch.zeros(3, 4)
+    >>> found = ch.diagnose(x, x, x, mask=torch.zeros(3, 3, dtype=torch.bool))[0]
+    >>> found.name, found.severity, found.where
+    ('queries that see nothing', 'error', {'query': 0})
+    >>> found.evidence
+    'All 3 queries of (1, 1, 3, 3) may see no key: their output is 0.'
+
+    `name`: the kind of fault. `severity`: "error" (the result cannot be what was meant), "warning" (it is likely not
+    what was meant, or it will fail elsewhere), "note" (worth knowing, and often right). `evidence`: a sentence with the
+    numbers and shapes that were found. `remedy`: what to do instead. `where`: the place, with those of the keys
+    "layer", "run", "sequence", "head" (or "heads"), "query", "key", "input" that apply.
+    """
+
+    name: str
+    severity: Severity
+    evidence: str
+    remedy: str
+    where: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def place(self) -> str:
+        """`where` in words."""
+        return ", ".join(
+            str(value) if name == "layer" else f"{name} {_value(value)}" for name, value in self.where.items()
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """The finding as plain values, which JSON can hold."""
+        same = {"name": self.name, "severity": self.severity, "evidence": self.evidence, "remedy": self.remedy}
+        return same | {"where": dict(self.where)}
+
+
+def _value(value: Any) -> str:
+    if not isinstance(value, list):
+        return str(value)
+    return ", ".join(map(str, value[:6])) + (", …" if len(value) > 6 else "")
+
+
+WIDTH = 80
+COLOURS = {"error": "#c62828", "warning": "#b26a00", "note": "#546e7a"}
+
+
+class _Group(NamedTuple):
+    """Findings of one name and severity. The first is shown whole, and the places of the others."""
+
+    first: Finding
+    places: list[str]
+
+    @property
+    def title(self) -> str:
+        return f"{self.first.severity}: {self.first.name}"
+
+    @property
+    def also(self) -> str:
+        """A sentence with the places of the other findings."""
+        others = [place for place in self.places[1:] if place]
+        more = f"; and {len(others) - 4} more" if len(others) > 4 else ""
+        return f"Also in {'; '.join(others[:4])}{more}." if others else ""
+
+
+def text(findings: Sequence[Finding], looked_for: Sequence[str]) -> str:
+    if not findings:
+        return _wrapped(_nothing(looked_for))
+    lines = [_counts(findings)]
+    for group in _groups(findings):
+        place = _printable(group.places[0])
+        lines.append(_wrapped(group.title + (f" ({place})" if place else ""), "", "  "))
+        lines.append(_wrapped(_printable(group.first.evidence), "  "))
+        if group.also:
+            lines.append(_wrapped(_printable(group.also), "  "))
+        lines.append(_wrapped(_printable(group.first.remedy), "  → ", "    "))
+    return "\n".join(lines)
+
+
+def html(findings: Sequence[Finding], looked_for: Sequence[str]) -> str:
+    if not findings:
+        return f"<p>{escape(_nothing(looked_for))}</p>"
+    parts = [f"<p>{escape(_counts(findings))}</p>"]
+    for group in _groups(findings):
+        first, place = group.first, group.places[0]
+        parts.append(
+            f'<div style="border-left: 3px solid {COLOURS[first.severity]}; padding-left: 0.6em; margin: 0.6em 0">'
+            f"<b>{escape(group.title)}</b>{' ' + escape(f'({place})') if place else ''}<br>"
+            f"{escape(first.evidence)} {escape(group.also)}<br>→ {escape(first.remedy)}</div>"
+        )
+    return "\n".join(parts)
+
+
+def markdown(findings: Sequence[Finding], looked_for: Sequence[str]) -> str:
+    if not findings:
+        return _literal(_nothing(looked_for)) + "\n"
+    parts = [_literal(_counts(findings))]
+    for group in _groups(findings):
+        place = f" ({_literal(group.places[0])})" if group.places[0] else ""
+        parts.append(f"### {_literal(group.title)}{place}")
+        parts.append(f"{_literal(group.first.evidence)} {_literal(group.also)}".strip())
+        parts.append(f"**Instead:** {_literal(group.first.remedy)}")
+    return "\n\n".join(parts) + "\n"
+
+
+def _groups(findings: Sequence[Finding]) -> list[_Group]:
+    found: dict[tuple[str, str], _Group] = {}
+    for finding in findings:
+        group = found.setdefault((finding.severity, finding.name), _Group(finding, []))
+        group.places.append(finding.place)
+    return list(found.values())
+
+
+def _counts(findings: Sequence[Finding]) -> str:
+    counts = [(sum(f.severity == severity for f in findings), severity) for severity in SEVERITIES]
+    return ", ".join(f"{n} {severity}{'s' if n > 1 else ''}" for n, severity in counts if n) + "."
+
+
+def _nothing(looked_for: Sequence[str]) -> str:
+    return f"Nothing found. Looked for: {'; '.join(looked_for)}."
+
+
+def _printable(words: str) -> str:
+    """The words in one line, without characters that a terminal would take for a command."""
+    return "".join(letter if letter.isprintable() else "�" for letter in words)
+
+
+def _wrapped(words: str, first: str = "", rest: str | None = None) -> str:
+    return textwrap.fill(
+        words, WIDTH, initial_indent=first, subsequent_indent=first if rest is None else rest, break_on_hyphens=False
+    )
+
+
+def _literal(words: str) -> str:
+    """Text that Markdown, and the HTML in it, show as it is."""
+    return re.sub(r"([\\`*_{}\[\]()#+\-.!|~<>&$:@])", r"\\\1", _printable(words))
 
 
 class Diagnosis(Sequence[Finding]):
@@ -59,14 +201,14 @@ class Diagnosis(Sequence[Finding]):
         return [finding for finding in self if finding.severity == "note"]
 
     def __repr__(self) -> str:
-        return shown.text(self._findings, self.looked_for)
+        return text(self._findings, self.looked_for)
 
     def _repr_html_(self) -> str:
-        return shown.html(self._findings, self.looked_for)
+        return html(self._findings, self.looked_for)
 
     def markdown(self) -> str:
         """The findings as Markdown, with a heading for each."""
-        return shown.markdown(self._findings, self.looked_for)
+        return markdown(self._findings, self.looked_for)
 
     def to_dict(self) -> dict[str, Any]:
         """The diagnosis as plain values, which JSON can hold: "findings" and "looked_for"."""

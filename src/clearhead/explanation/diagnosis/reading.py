@@ -15,8 +15,7 @@ from clearhead.base.shapes import as_inputs, fit
 from clearhead.base.tracing import compiling, readable, transformed
 from clearhead.biases.base import Bias
 from clearhead.biases.dense import DenseBias
-from clearhead.explanation.diagnosis.case import Case
-from clearhead.explanation.diagnosis.visible_keys import extent
+from clearhead.explanation.diagnosis.case import Case, extent
 from clearhead.masks.base import Mask
 from clearhead.masks.dense import DenseMask
 from clearhead.problem._recorded import RecordedMask

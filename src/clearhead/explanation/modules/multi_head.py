@@ -4,25 +4,87 @@ from __future__ import annotations
 
 import inspect
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from clearhead.base.arrays import accumulated
+from clearhead.base.errors import UnsupportedError
 from clearhead.base.steps import Step
+from clearhead.base.torch_private import has_hooks
 from clearhead.base.tracing import without_autocast
 from clearhead.explanation.explanation import Explanation, Part
 from clearhead.explanation.inputs import drawn
 from clearhead.explanation.modules.captured import Captured, captured
-from clearhead.explanation.modules.layers import Layers, layers_of
-from clearhead.explanation.modules.projection import joined_steps, projection_steps, split
-from clearhead.explanation.modules.rotary import rotary_steps
+from clearhead.explanation.modules.projection import Linear, joined_steps, projection_steps, rotary_steps, split
 from clearhead.explanation.of_problem import attention_parts, input_steps
 from clearhead.explanation.shown import Shown, choose, settle
 from clearhead.nn.multi_head_attention import MultiHeadAttention
 from clearhead.nn.prepared_keys import PreparedKeys
+from clearhead.nn.rotary_embedding import RotaryEmbedding
 from clearhead.nn.torch_multihead_attention import TorchMultiheadAttention
+
+
+class Layers(NamedTuple):
+    """The four projections, the heads, and the rotation of queries and keys."""
+
+    query: Linear
+    key: Linear
+    value: Linear
+    output: Linear
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    rotary: RotaryEmbedding | None = None
+    length_first: bool = False  # whether its inputs are (L, B, E)
+
+
+def as_ours(module: nn.MultiheadAttention) -> TorchMultiheadAttention:
+    """A module of torch's as one with a record: it has torch's meanings, and a copy of the weights."""
+    if isinstance(module, TorchMultiheadAttention):
+        return module
+    _check_forward(module, nn.MultiheadAttention)
+    return TorchMultiheadAttention.from_torch(module)
+
+
+def layers_of(module: MultiHeadAttention | TorchMultiheadAttention) -> Layers:
+    """The layers of a module of clearhead's, or of torch's, whose three projections may be the parts of one matrix."""
+    _check_forward(module, MultiHeadAttention, TorchMultiheadAttention)
+    if isinstance(module, MultiHeadAttention):
+        every = (module.W_q, module.W_k, module.W_v, module.W_o)
+        query, key, value, output = map(_plain, every)
+        rotary, length_first = module.rotary, False
+    else:
+        query, key, value = (Linear(weight, bias) for _, weight, bias in module._projections())
+        output = Linear(module.out_proj.weight, module.out_proj.bias)
+        rotary, length_first = None, not module.batch_first
+    width = module.head_dim
+    heads, kv_heads = query.weight.shape[0] // width, key.weight.shape[0] // width  # as many as the layers make
+    return Layers(query, key, value, output, heads, kv_heads, width, rotary, length_first)
+
+
+def _plain(layer: nn.Module) -> Linear:
+    """The weights of a plain linear layer. Raises for a layer with a forward() or hooks of its own."""
+    _check_forward(layer, nn.Linear)
+    if has_hooks(layer):
+        raise _changed(layer)
+    assert isinstance(layer, nn.Linear)
+    return Linear(layer.weight, layer.bias)
+
+
+def _check_forward(module: nn.Module, *known: type[nn.Module]) -> None:
+    """Raise where a module's forward() is not that of one of these classes."""
+    if "forward" in vars(module) or type(module).forward not in [kind.forward for kind in known]:
+        raise _changed(module)
+
+
+def _changed(module: nn.Module) -> UnsupportedError:
+    return UnsupportedError(
+        f"explain() shows multi-head attention from its layers' weights, and this {type(module).__name__} computes "
+        "something else: it has a forward() or hooks of its own. Explain one recorded call instead: ch.watch(module)."
+    )
+
 
 SIDES = {"query": "Lq", "key": "Lk", "value": "Lk"}
 
@@ -128,7 +190,7 @@ def _projected(layers: Layers, sources: dict[str, Step], shown: Shown, found: Ca
         heads = list(dict.fromkeys(each))  # query heads that share a key head share its rows of the layer too
         linear = layer.rows_of(heads, width).to(source.value)
         why = f"A linear layer makes {len(heads)} × {width} numbers of each vector: {width} for each head"
-        why += "." if every else f", here for head {_listed(heads)} alone."
+        why += "." if every else f", here for head {', '.join(map(str, heads))} alone."
         source = replace(source, axes=("B", SIDES[name], "in"))  # positions of one array may be queries and keys
         steps += projection_steps(linear, source, name, f"flat_{name}", why)
         turns = layers.rotary is not None and name != "value"
@@ -156,7 +218,3 @@ def _positions(name: str, found: Captured, shown: Shown) -> Tensor:
     if isinstance(first, Tensor):
         return first.to(device)[list(shown.batches) if first.numel() > 1 else [0]].reshape(-1, 1, 1) + places
     return places + first
-
-
-def _listed(heads: Any) -> str:
-    return ", ".join(map(str, dict.fromkeys(heads)))

@@ -15,7 +15,7 @@ from clearhead.base.expressions import side_by_side
 from clearhead.base.shapes import Sizes
 from clearhead.base.steps import Step, made
 from clearhead.explanation.explanation import Explanation, Part
-from clearhead.explanation.modules.rotary import rotary_steps, speeds
+from clearhead.explanation.modules.projection import rotary_steps, speeds
 from clearhead.explanation.shown import QUERIES, Shown
 from clearhead.nn.learned_positional_encoding import LearnedPositionalEncoding
 from clearhead.nn.rotary_embedding import RotaryEmbedding

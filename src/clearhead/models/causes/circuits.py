@@ -64,11 +64,13 @@ class Circuits:
     def __init__(self, writers: Writers) -> None:
         self._sides: dict[str, Sides] = {}
         first: dict[Any, AttentionCall] = {}
+        modules = {name: module for name, module in writers.model.named_modules()}
+        modules[type(writers.model).__name__] = writers.model
         for number, call in enumerate(writers.seen.calls):
             if (call.layer, call.name) not in first:
                 first[call.layer, call.name] = call
                 label = str(labels([call])[0])
-                self._sides[label] = Sides(call, writers.found.get(number))
+                self._sides[label] = Sides(call, modules.get(call.name), writers.found.get(number))
         if not first:
             raise ClearheadError("circuits: the model made no attention call that is recognised.")
 

@@ -2,22 +2,259 @@
 
 from __future__ import annotations
 
+import operator
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
-from clearhead.base.errors import UnsupportedError
+from clearhead.base.errors import ClearheadError, ShapeError, UnsupportedError, columns
 from clearhead.base.text import said
+from clearhead.inspection.by_blocks import NUMBERS
 from clearhead.inspection.difference import Aligned, WeightDifference
+from clearhead.inspection.measures.allowed import among, looked_at
 from clearhead.inspection.source import FromRecord
 from clearhead.inspection.weights import Weights
 from clearhead.models.attention_call import AttentionCall
+from clearhead.models.call import first_columns
 from clearhead.models.calls import Calls, Label, labels
-from clearhead.models.read.divergence import Places, check_calls, check_pair, checked_places, divergences
 from clearhead.models.table import Table
-from clearhead.models.tap.layers import FIRST
+from clearhead.models.tap.layers import FIRST, LayerName
+from clearhead.problem.problem import Problem
+from clearhead.problem.record import now
+from clearhead.problem.region import Region, host_part
+
+Places = tuple[Tensor, Tensor] | None
+
+
+def checked_places(matched: Any) -> Places:
+    """The positions to compare, of this text and of the other, ascending; None is all of them."""
+    if matched is None:
+        return None
+    pair = list(matched) if isinstance(matched, Sequence) and not isinstance(matched, str) else []
+    if len(pair) != 2:
+        raise ClearheadError(
+            f"compare: matched is {matched!r:.60}; pass a pair of lists of positions, those of this recording's text "
+            "and those of the other's that correspond to them: matched=([0, 1, 3], [0, 1, 2])."
+        )
+    mine, theirs = (_positions(side) for side in pair)
+    if len(mine) != len(theirs):
+        raise ShapeError(
+            f"compare: matched has {len(mine)} positions of this recording and {len(theirs)} of the other."
+        )
+    return mine, theirs
+
+
+def _positions(given: Any) -> Tensor:
+    try:
+        numbers = [operator.index(number) for number in given if not isinstance(number, bool)]
+        if len(numbers) != len(given):
+            raise TypeError
+    except TypeError:
+        raise ClearheadError(f"compare: matched holds {given!r:.60}; expected whole numbers, positions.") from None
+    if not numbers or numbers[0] < 0 or any(b <= a for a, b in pairwise(numbers)):
+        raise ClearheadError(f"compare: matched holds {given!r:.60}; expected positions from 0 on, ascending.")
+    return torch.tensor(numbers, dtype=torch.int64, device="cpu")
+
+
+def check_calls(mine: Sequence[AttentionCall], theirs: Sequence[AttentionCall]) -> None:
+    """Raise where two recordings have different numbers of calls, or none."""
+    if len(mine) != len(theirs) or not mine:
+        raise ClearheadError(
+            f"compare: this recording has {len(mine)} calls and the other {len(theirs)}; record one run of one "
+            "architecture in each, or pass some of them: seen.runs[0], ch.models.Recording(seen.calls[:12])."
+        )
+
+
+def check_pair(number: int, mine: AttentionCall, theirs: AttentionCall, places: Places) -> None:
+    """Raise where the two calls of a number can't be compared pair by pair."""
+    one, other = mine.problem.sizes.shape, theirs.problem.sizes.shape
+    who = f"compare: call {number} is {mine.name}, {mine.kind}, and {theirs.name}, {theirs.kind}, in the other"
+    shapes = columns({"this": ("B", "H", "Lq", "Lk"), "": one, "the other": other})
+    if mine.kind != theirs.kind:
+        raise ClearheadError(f"{who}: self attention is compared with self attention, cross with cross.")
+    if one[1] != other[1]:
+        raise ShapeError(f"{who}, with {one[1]} and {other[1]} heads; compare models of one architecture.\n{shapes}")
+    if one[0] != other[0]:
+        raise ShapeError(f"{who}, of {one[0]} and {other[0]} sequences; record as many in each.\n{shapes}")
+    if places is None:
+        if one != other:
+            raise ShapeError(
+                f"{who}, of other lengths. Say which positions correspond, matched=([0, 1, 3], [0, 1, 2]), or give "
+                f"both texts as many tokens.\n{shapes}"
+            )
+        return
+    if mine.kind != "self" or one[2] != one[3] or other[2] != other[3]:
+        raise ClearheadError(
+            f"{who}: matched= takes the self attention of whole texts, as many queries as keys.\n{shapes}"
+        )
+    for shape, side in zip((one, other), places, strict=True):
+        if int(side[-1]) >= shape[3]:
+            raise ShapeError(f"{who}: matched holds {int(side[-1])}, and there are {shape[3]} positions.\n{shapes}")
+
+
+EVERY = slice(None)
+CACHED = 2**15 - 1  # so many weights in float64 at once stay in the processor's cache
+
+
+class MasksDiffer(ClearheadError):
+    """The masks of two calls differ on a query that counts."""
+
+
+@torch.no_grad()
+def divergences(mine: AttentionCall, theirs: AttentionCall, places: Places) -> Tensor:
+    """The Jensen–Shannon divergence of each query's weights, in nats, float64 (B, H, Lq); NaN for those left out.
+
+    Raises `MasksDiffer` where the masks differ on a query that counts.
+    """
+    calls, of = (mine, theirs), places or (None, None)
+    looked = _both_look(calls, of)
+    problems = [among(call.record.problem, looked_in) for call, looked_in in zip(calls, looked, strict=True)]
+    sides = [Aligned(Weights(FromRecord(now(p), {})), at) for p, at in zip(problems, of, strict=True)]
+    rest = places is not None or any(problem.sinks is not None for problem in problems)
+    for side in sides:
+        side.weights.logsumexp()  # the weights keep it, and then compute parts of rows
+    batch, heads, queries, _ = sides[0].sizes.shape
+    equal = places is None and _equal(*problems)
+    sees = _seeing(problems[0]) if equal else None
+    found = torch.full((batch, heads, queries), torch.nan, dtype=torch.float64, device="cpu")
+    rows = max(1, NUMBERS // max(heads * max(p.sizes.keys for p in problems), 1))
+    for b in range(batch):
+        for row in range(0, queries, rows):
+            at = slice(b, b + 1), EVERY, slice(row, min(row + rows, queries))
+            keys = EVERY if places is not None else _hull(problems, *at)
+            if not equal:
+                masks = [_kept(p, places_of, *at, keys).cpu() for p, places_of in zip(problems, of, strict=True)]
+                _check_masks(mine.name, masks, b, row, places)
+            p, q = (side.part(*at, keys).cpu() for side in sides)
+            found[at] = jensen_shannon(p, q, rest)
+            if not equal:
+                found[at].masked_fill_(~masks[0].any(-1), torch.nan)
+    return found if sees is None else found.masked_fill_(~sees.cpu(), torch.nan)
+
+
+def _equal(one: Problem, other: Problem) -> bool:
+    """Whether both masks are the same intervals; other masks are compared pair by pair."""
+    a, b = one.spans, other.spans
+    if a is None or b is None:
+        return a is b
+    if a.residual is not None or b.residual is not None:
+        return False
+    return all(
+        x.shape == y.shape and torch.equal(x.cpu(), y.cpu()) for x, y in zip(a.intervals(), b.intervals(), strict=True)
+    )
+
+
+def _seeing(problem: Problem) -> Tensor | None:
+    """Which queries see a key, bool (B or 1, H or 1, Lq or 1), of a mask of intervals; None where all do."""
+    if problem.spans is None:
+        return None
+    start, stop = problem.spans.intervals()
+    return (stop > start).any(-1)
+
+
+def jensen_shannon(p: Tensor, q: Tensor, rest: bool) -> Tensor:
+    """JS(p, q) = ½ Σ_j (p_j log p_j/m_j + q_j log q_j/m_j), m = (p + q) / 2; 0 to log 2, in float64.
+
+    `rest`: whether the weight that p and q lack to 1, on a sink or on positions that are not compared, counts as one
+    more key.
+    """
+    rows = max(1, CACHED // max(p.shape[-1], 1))
+    found = torch.zeros(p.shape[:-1], dtype=torch.float64, device=p.device)
+    mine, theirs, out = p.flatten(0, -2), q.flatten(0, -2), found.view(-1)
+    for row in range(0, len(out), rows):
+        some = slice(row, row + rows)
+        out[some] = _of_rows(mine[some].double(), theirs[some].double(), rest)
+    return found
+
+
+def _of_rows(p: Tensor, q: Tensor, rest: bool) -> Tensor:
+    found = _terms(p, q).sum(-1)
+    if rest:
+        found = found + _terms(*((1 - t.sum(-1)).clamp(min=0.0) for t in (p, q)))
+    return found.div(2).clamp(min=0.0)
+
+
+def _terms(p: Tensor, q: Tensor) -> Tensor:
+    """p log p/m + q log q/m, where p/m = 1 + d, d = (p − q) / (p + q): nearly equal weights keep their digits."""
+    limits = torch.finfo(p.dtype)
+    # where p or q is 0, d = ±1 is replaced by the float next to it, because the logarithm would be infinite
+    apart = (p - q).div_((p + q).clamp_(min=limits.tiny)).clamp_(limits.eps / 2 - 1, 1 - limits.eps / 2)
+    first = apart.log1p().mul_(p)
+    return first.add_(apart.neg_().log1p_().mul_(q))
+
+
+def _both_look(calls: tuple[AttentionCall, ...], of: tuple[Tensor | None, ...]) -> list[Tensor | None]:
+    """For each call the queries that are words in both calls, at the call's own positions; None: all."""
+    alone = []
+    for call in calls:
+        words = None if call.padding is None else call.padding.queries
+        alone.append(looked_at(words, None if call.uniform is None else call.uniform[..., 0]))
+    if alone == [None, None] and of[0] is None:
+        return alone
+    given: list[Tensor] = []
+    for call, looked, at in zip(calls, alone, of, strict=True):
+        queries = call.problem.sizes.queries
+        every = torch.ones(1, 1, queries, dtype=torch.bool, device="cpu") if looked is None else looked.cpu()
+        every = every.expand(-1, -1, queries)
+        given.append(every if at is None else every[..., at])
+    both = given[0] & given[1]
+    found: list[Tensor | None] = []
+    for call, at in zip(calls, of, strict=True):
+        sizes = call.problem.sizes
+        whole = both
+        if at is not None:
+            whole = torch.zeros(*both.shape[:2], sizes.queries, dtype=torch.bool, device="cpu")
+            whole[..., at] = both
+        found.append(whole.to(sizes.device))
+    return found
+
+
+def _hull(problems: list[Problem], batch: slice, heads: slice, queries: slice) -> slice:
+    """A slice of the keys that these queries see in either problem: all other keys have weight 0."""
+    lows, highs = [], []
+    for problem in problems:
+        low, high = 0, problem.sizes.keys
+        if problem.edges is not None:
+            start, stop = (host_part(edge, Region(batch, heads, queries)) for edge in problem.edges)
+            some = stop > start
+            low, high = (int(start[some].min()), int(stop[some].max())) if some.any() else (high, 0)
+        lows.append(low)
+        highs.append(high)
+    return slice(min(lows), max(min(lows), *highs))
+
+
+def _kept(problem: Problem, places: Tensor | None, batch: slice, heads: slice, queries: slice, keys: slice) -> Tensor:
+    """Which of the compared pairs the mask allows, bool (1, H or 1, rows, keys)."""
+    sizes, rows = problem.sizes, queries
+    if places is not None:
+        rows = slice(int(places[queries][0]), int(places[queries][-1]) + 1)
+    height, width = rows.stop - rows.start, len(range(sizes.keys)[keys])
+    if problem.spans is None:
+        keep = torch.ones(1, 1, height, width, dtype=torch.bool, device=sizes.device)
+    else:
+        keep = problem.spans.keep(batch, heads, rows, keys, sizes.keys).expand(-1, -1, height, width)
+    if places is None:
+        return keep
+    return keep[:, :, (places[queries] - rows.start).to(keep.device)][..., places.to(keep.device)]
+
+
+def _check_masks(name: str, masks: list[Tensor], sequence: int, row: int, places: Places) -> None:
+    differ = (masks[0] != masks[1]).any(-1)
+    if not bool(differ.any()):
+        return
+    query = int(differ.flatten(0, 1).any(0).nonzero()[0])
+    counts = [int(mask[..., query, :].sum(-1).max()) for mask in masks]
+    what = "pair of matched positions" if places is not None else "position"
+    raise MasksDiffer(
+        f"compare: the masks of {name} differ: query {row + query} of sequence {sequence} may see {counts[0]} keys in "
+        f"this recording and {counts[1]} in the other, counted by {what}. Weights are compared under one mask: give "
+        "both the same padding and the same mask, or name the positions that correspond with matched=."
+    )
+
 
 UNNAMED = Label(FIRST)
 
@@ -41,18 +278,16 @@ class CallDifference:
     label: Label = UNNAMED
 
     @property
+    def layer(self) -> LayerName:
+        return self.label.layer
+
+    @property
     def divergence(self) -> Tensor:
         return self.by_query.transpose(0, 1).flatten(1).nanmean(-1)
 
     def table(self) -> Table:
         """A row for each head: layer, call (its number), run, module, kind, head, divergence."""
-        same = {
-            "layer": self.label.layer.column,
-            "call": self.number,
-            "run": self.run,
-            "module": self.name,
-            "kind": self.kind,
-        }
+        same = first_columns(self, call=self.number, run=self.run)
         return Table.of(same, {"head": range(len(self.divergence)), "divergence": self.divergence.tolist()})
 
     def __repr__(self) -> str:

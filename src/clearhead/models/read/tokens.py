@@ -142,15 +142,13 @@ def _placed(rows: list[Tensor] | None, batch: int, length: int, words: Tensor | 
 def match_tokens(tokens: Iterable[str], other_tokens: Iterable[str]) -> tuple[list[int], list[int]]:
     """The positions of the tokens that two texts have in common, in the same order in both.
 
-    >>> import torch, torch.nn.functional as F, clearhead as ch
-    >>> class Block(torch.nn.Module):
-    ...     def forward(self, x):
-    ...         return F.scaled_dot_product_attention(x, x, x)
-    >>> block, short, long = Block(), "the cat sat".split(), "the old cat sat".split()
+    >>> import torch, clearhead as ch
+    >>> block, short, long = ch.nn.DotProductAttention(), "the cat sat".split(), "the old cat sat".split()
+    >>> x, y = torch.ones(1, 1, 3, 4), torch.ones(1, 1, 4, 4)
     >>> with ch.watch(block) as before:
-    ...     output = block(torch.ones(1, 1, 3, 4))
+    ...     output = block(x, x, x)
     >>> with ch.watch(block) as after:
-    ...     output = block(torch.ones(1, 1, 4, 4))
+    ...     output = block(y, y, y)
     >>> ch.models.match_tokens(short, long)
     ([0, 1, 2], [0, 2, 3])
     >>> before.compare(after, matched=ch.models.match_tokens(short, long))[0].divergence

@@ -11,8 +11,15 @@ import torch
 from clearhead.base.errors import ClearheadError
 from clearhead.models.attention_call import AttentionCall
 from clearhead.models.chain.cached import alone
-from clearhead.models.read.differences import CallDifference, Differences, difference_of
-from clearhead.models.read.divergence import MasksDiffer, Places, check_calls, check_pair
+from clearhead.models.read.differences import (
+    CallDifference,
+    Differences,
+    MasksDiffer,
+    Places,
+    check_calls,
+    check_pair,
+    difference_of,
+)
 from clearhead.models.read.tokens import match_tokens
 from clearhead.models.show.paged import Paged
 from clearhead.problem.regions import of_sequence
@@ -106,7 +113,8 @@ class Beside:
         layer = self.sides[1].layer(number)
         if isinstance(layer, LeftOut):
             return layer
-        layer = replace(layer, label=_second(layer.label), role=f"{layer.role}, beside")
+        own, *more = layer.label.split(", ")
+        layer = replace(layer, label=", ".join([f"{own}′", *more]), role=f"{layer.role}, beside")  # "L3′, step 2"
         for difference in self.found:
             if difference.number == number:
                 layer = _measured(layer, difference)
@@ -190,12 +198,6 @@ def beside_of(mine: Paged, other: Any, tokens: Iterable[str] | None) -> Beside:
             "beside_tokens= are its words."
         )
     return Beside(mine, mine.alike(calls, tokens))
-
-
-def _second(label: str) -> str:
-    """The name of a layer of the second recording: "L3′, step 2"."""
-    layer, *more = label.split(", ")
-    return ", ".join([f"{layer}′", *more])
 
 
 def _measured(layer: Layer, difference: CallDifference) -> Layer:

@@ -17,15 +17,12 @@ from clearhead.models.use.reduced import ReducedCall
 class Means:
     """Means, for each head, of the results of `clearhead.models.statistics` over any number of calls.
 
-    >>> import torch, torch.nn.functional as F, clearhead as ch
-    >>> class Block(torch.nn.Module):
-    ...     def forward(self, x):
-    ...         return F.scaled_dot_product_attention(x, x, x, is_causal=True)
-    >>> block, means = Block(), ch.models.Means()
-    >>> for length in (10, 300):
+    >>> import torch, clearhead as ch
+    >>> block, means = ch.nn.DotProductAttention(), ch.models.Means()
+    >>> for x in (torch.rand(1, 4, 10, 8), torch.rand(1, 4, 300, 8)):
     ...     with ch.models.statistics(block, [ch.reductions.Entropy()], merge=means):
-    ...         output = block(torch.rand(1, 4, length, 8))
-    >>> means["Block"][0].shape, means.counts["Block"][0].tolist()
+    ...         output = block(x, x, x, mask=ch.Causal())
+    >>> means["DotProductAttention"][0].shape, means.counts["DotProductAttention"][0].tolist()
     (torch.Size([4]), [310.0, 310.0, 310.0, 310.0])
 
     `means[name]`: the means of one module in the order of the reductions, each (H, …), float64. Every query that sees a
@@ -117,7 +114,8 @@ class Means:
             )
         for name, by_number in found.items():
             whole = sorted(by_number) == list(range(len(by_number))) and all(len(t) == 2 for t in by_number.values())
-            if not whole or any(_unlike(t["sum"], t["count"]) for t in by_number.values()):
+            alike = (t["count"].shape == (*t["sum"].shape[:1], *(1,) * (t["sum"].ndim - 1)) for t in by_number.values())
+            if not whole or not all(alike):
                 raise ClearheadError(
                     f"the state of Means needs a sum and a count, alike in shape, of each result of {name!r}."
                 )
@@ -129,7 +127,3 @@ class Means:
 
     def __repr__(self) -> str:
         return f"Means({len(self)} modules)"
-
-
-def _unlike(total: Tensor, count: Tensor) -> bool:
-    return tuple(count.shape) != (*total.shape[:1], *(1,) * (total.ndim - 1))

@@ -39,8 +39,7 @@ from clearhead.models.tap.refused import (
     uncompiled,
 )
 from clearhead.models.tap.tap import own_source
-from clearhead.models.use.asked import Asked, asked_to_reduce
-from clearhead.models.use.recorder import Recorder
+from clearhead.models.use.recorder import Asked, Recorder, asked_to_reduce
 from clearhead.models.use.reduced import ReducedCall
 from clearhead.problem.problem import Problem
 from clearhead.problem.summary import Found, Summary
@@ -132,18 +131,15 @@ Callback = Callable[[int, Rows], Any]
 def monitor(model: nn.Module, every: int = 20, callback: Callback | Any = None, *, layers: Layers = None) -> Monitor:
     """Watch the attention of a model that trains: entropy, largest logit and sink share of every head.
 
-    >>> import torch, torch.nn.functional as F, clearhead as ch
-    >>> class Block(torch.nn.Module):
-    ...     def forward(self, x):
-    ...         return F.scaled_dot_product_attention(x, x, x, is_causal=True)
-    >>> block = Block().train()
+    >>> import torch, clearhead as ch
+    >>> block, x = ch.nn.DotProductAttention().train(), torch.zeros(1, 1, 2, 8)
     >>> with ch.models.monitor(block, every=2) as seen:
     ...     for step in range(4):
-    ...         output = block(torch.zeros(1, 1, 2, 8))
+    ...         output = block(x, x, x, mask=ch.Causal())
     >>> for row in seen.table():
-    ...     print(row["step"], row["module"], row["head"], round(row["entropy"], 4), row["sink_share"])
-    0 Block 0 0.3466 0.75
-    2 Block 0 0.3466 0.75
+    ...     print(row["step"], row["layer"], row["head"], round(row["entropy"], 4), row["sink_share"])
+    0 0 0 0.3466 0.75
+    2 0 0 0.3466 0.75
 
     A step is a call of `model` in training mode (`model.train()`); the first step has the number 0. The first of every
     `every` steps is monitored. Calls in evaluation mode, and layers that a checkpoint computes again, are neither

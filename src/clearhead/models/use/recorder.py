@@ -2,43 +2,53 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from copy import deepcopy
 from dataclasses import replace
 from types import NoneType
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from clearhead._attention import Arguments
-from clearhead.base.errors import UnsupportedError
+from clearhead.base.errors import ClearheadError, ShapeError, UnsupportedError
+from clearhead.base.numbers import check_count
+from clearhead.base.text import listed
 from clearhead.base.torch_private import any_autocast
 from clearhead.base.tracing import in_backward, unobserved
 from clearhead.base.versions import Versions
 from clearhead.biases.base import Bias
-from clearhead.explanation.modules.origin.layouts import SIDES
+from clearhead.explanation.modules.origin.find import SIDES
 from clearhead.explanation.modules.origin.ran import Layers, Origin, noted, ran
 from clearhead.explanation.modules.projection import Linear
+from clearhead.inspection.reductions.base import Reduction
 from clearhead.inspection.reductions.output import Output
+from clearhead.inspection.reductions.topk import TopK
 from clearhead.masks.base import Mask
 from clearhead.models.attention_call import AttentionCall
 from clearhead.models.call import Outcome, no_key, with_key
 from clearhead.models.chain.cached import alone
 from clearhead.models.chain.caches import Caches, Call
+from clearhead.models.tap.choice import Heads, Item, check_layers, checked_heads, checked_layers, chooses
 from clearhead.models.tap.keywords import NAME
 from clearhead.models.tap.layers import Site
 from clearhead.models.tap.modules import Notes, Running
-from clearhead.models.tap.padding import as_said, fits, of_call
+from clearhead.models.tap.padding import as_said, checked, fits, of_call
 from clearhead.models.tap.patch import wrappers
 from clearhead.models.tap.place import BY_HEAD, Place, Separate
 from clearhead.models.tap.receiver import Answer, DotCall, Instead, Receiver
-from clearhead.models.use.asked import Asked
+from clearhead.models.tap.refused import refuse_compiled
+from clearhead.models.tap.tap import given_calls
+from clearhead.models.tap.transformers_private import named_backend
 from clearhead.models.use.edits.changed import Change
 from clearhead.models.use.edits.edit import change_of, editing, unmasked
 from clearhead.models.use.edits.recorded import edited
 from clearhead.models.use.edits.spot import Unmasked
+from clearhead.models.use.means import Means
 from clearhead.models.use.reduced import ReducedCall, reduced
 from clearhead.problem._recorded import RecordedMask
 from clearhead.problem.problem import Problem, as_score, make_problem, with_given
@@ -47,6 +57,67 @@ from clearhead.problem.record import Record, copied, frozen, now, record
 from clearhead.problem.words import Words
 from clearhead.scores.base import ByTile, Score
 from clearhead.scores.dot import Dot
+
+if TYPE_CHECKING:
+    from clearhead.models.attention_call import AttentionCall
+
+
+class Asked(NamedTuple):
+    """The arguments of `watch` and `statistics`.
+
+    `keep`: the reductions, or None to keep query and key. `layers`: None takes all layers. `each`: a function that a
+    survey calls with each call when it happens; then nothing of the call is kept.
+    """
+
+    keep: tuple[Reduction, ...] | None
+    every: int
+    layers: tuple[Item, ...] | None
+    heads: Heads
+    merge: Means | None
+    values: bool = False
+    gradients: bool = False
+    fuse: bool = False
+    each: Callable[[AttentionCall], None] | None = None
+
+    def chooses(self, site: Site) -> bool:
+        """Whether the calls that a layer makes are recorded."""
+        return chooses(self.layers, site, "watch")
+
+
+def asked(every: Any = 1, layers: Any = None, values: Any = False, gradients: Any = False) -> Asked:
+    """The arguments of `watch`, checked."""
+    check_count(every, 1, "every")
+    layers = checked_layers(layers, "watch")
+    for name, flag in (("values", values), ("gradients", gradients)):
+        if not isinstance(flag, bool):
+            raise ClearheadError(f"watch: {name} is {flag!r}; expected True or False.")
+    return Asked(None, every, layers, None, None, values, gradients)
+
+
+def asked_to_reduce(
+    reductions: Any, every: Any = 1, layers: Any = None, heads: Any = None, merge: Any = None, fuse: Any = False
+) -> Asked:
+    """The arguments of `statistics`, checked."""
+    keep = tuple(reductions) if isinstance(reductions, list | tuple) else (reductions,)
+    if not keep or not all(isinstance(one, Reduction) for one in keep):
+        raise ClearheadError(
+            f"statistics: reductions is {reductions!r}; expected reductions, such as "
+            "[ch.reductions.Entropy(), ch.reductions.TopK(5)]."
+        )
+    if any(isinstance(one, Output) for one in keep):
+        raise ClearheadError(
+            "statistics: reductions has an Output(value), whose values are of one call; a model makes many."
+        )
+    for one in keep:
+        if type(one) is TopK:
+            check_count(one.k, 1, "k of TopK", most=2**31 - 1)
+    check_count(every, 1, "every")
+    layers, heads = checked_layers(layers, "statistics"), checked_heads(heads, "statistics")
+    if not (merge is None or isinstance(merge, Means)):
+        raise ClearheadError(f"statistics: merge is a {type(merge).__name__}; expected a ch.models.Means().")
+    if not isinstance(fuse, bool) or (fuse and heads is not None):
+        raise ClearheadError(f"statistics: fuse is {fuse!r}; True goes with all heads, whose pass gives the output.")
+    return Asked(keep, every, layers, heads, merge, fuse=fuse)
 
 
 class Recorder(Receiver):
@@ -348,3 +419,71 @@ def origin_of(running: Running) -> Origin | None:
         return None
     layers.attended = True
     return Origin(layers, len(layers), layers.turns)
+
+
+Given = TypeVar("Given")
+
+
+def each_call(model: nn.Module, do: Callable[[AttentionCall], None], padding: Any) -> AbstractContextManager[Any]:
+    """Call `each` with every attention call when it happens, before its tensors can be written to. Nothing is kept."""
+    refuse_compiled(model)
+    return recorded(Recorder(model, asked()._replace(each=do), checked(padding)), lambda recorder: None)
+
+
+@contextmanager
+def recorded(recorder: Recorder, given: Callable[[Recorder], Given]) -> Iterator[Given]:
+    """The recorder receives the model's calls inside the `with`, which gives `given(recorder)`; raises where it saw
+    none, and warns of those that it missed."""
+    with given_calls(recorder):
+        yield given(recorder)
+    lost = len(recorder.unattributed)
+    if not recorder.seen and not recorder.modules:
+        raise ClearheadError(_nothing_seen(recorder.stack.model, lost))
+    check_layers(recorder.asked.layers, recorder.sites, "watch")
+    if not recorder.seen:
+        raise ClearheadError(
+            f"no call could be recorded: an error came between. Calls were made by {listed(recorder.modules)}."
+        )
+    if recorder.padding is not None and not recorder.fitted and recorder.asked.layers is None:
+        raise ShapeError(_fits_none(recorder))
+    if lost:
+        warnings.warn(_lost(lost), stacklevel=4)  # points at the caller's `with` statement
+    if recorder.unread and recorder.asked.layers is None:
+        warnings.warn(recorder.told_of_unread("in the record", "watch(model, layers=…)"), stacklevel=4)
+
+
+def _fits_none(recorder: Recorder) -> str:
+    assert recorder.padding is not None
+    sizes = sorted(recorder.sizes)
+    return (
+        f"watch: padding has shape {tuple(recorder.padding.shape)}, and the calls have (batch, keys) "
+        f"{', '.join(map(str, sizes[:6]))}. Pass the attention mask of the batch that the model was given, (B, L)."
+    )
+
+
+def _lost(calls: int) -> str:
+    return (
+        f"{calls} calls of scaled_dot_product_attention are not in the record: they were made while the model ran, in "
+        "threads that ran no module, so which module they belong to is unknown. If the model's forward hands its "
+        "attention to a pool of threads, call a module of the model there, or run it in one thread; if they were not "
+        "the model's, nothing is missing."
+    )
+
+
+def _nothing_seen(model: nn.Module, lost: int) -> str:
+    backend = named_backend(getattr(model, "config", None))
+    lines = [f"the model {type(model).__name__} made no attention call that clearhead recognises."]
+    if backend is not None:
+        lines.append(f"Its attention backend is {backend!r}.")
+    if backend == "eager":
+        lines.append("Some models make such calls on another one: load it with attn_implementation='sdpa', if it can.")
+    if lost:
+        lines.append(_lost(lost))
+    lines.append(
+        "Run the model itself inside the `with`, and not what torch.compile() made of it. "
+        "Recognised are models of transformers that use its attention interface, torch.nn.MultiheadAttention and "
+        "torch.nn's Transformer layers, and direct calls of torch.nn.functional.scaled_dot_product_attention; a model "
+        "that computes attention in its own code (DeBERTa, Bloom, GPT-J), or in TorchScript, can be recorded once that "
+        "code calls one of these."
+    )
+    return "\n".join(lines)

@@ -1,6 +1,6 @@
 """The checks of one call, each in its own file."""
 
-from clearhead.explanation.diagnosis.base import Check
+from clearhead.explanation.diagnosis.case import Check
 from clearhead.explanation.diagnosis.checks.all_true import AllTrue
 from clearhead.explanation.diagnosis.checks.few_keys import FewKeys
 from clearhead.explanation.diagnosis.checks.finite_fill import FiniteFill

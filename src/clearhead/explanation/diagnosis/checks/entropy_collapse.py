@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from clearhead.explanation.diagnosis.finding import Finding
+from clearhead.explanation.diagnosis.diagnosis import Finding
 
 NAME, LOST = "entropy collapse", "no numbers"
 LOOKS_FOR = "entropies that fall towards 0 over the steps, or are no numbers at the end"

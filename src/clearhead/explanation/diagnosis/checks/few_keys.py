@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from clearhead.explanation.diagnosis.base import Check
-from clearhead.explanation.diagnosis.case import Case, by_head
-from clearhead.explanation.diagnosis.finding import Finding
+from clearhead.explanation.diagnosis.case import Case, Check, by_head
+from clearhead.explanation.diagnosis.diagnosis import Finding
 
 FEW = 1.1
 CHOICE = 8  # the fewest keys that a counted query may see: among fewer, a small effective number means little

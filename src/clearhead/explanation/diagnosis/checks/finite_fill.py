@@ -6,9 +6,8 @@ from collections.abc import Iterator
 
 import torch
 
-from clearhead.explanation.diagnosis.base import Check
-from clearhead.explanation.diagnosis.case import Case, first_place
-from clearhead.explanation.diagnosis.finding import Finding
+from clearhead.explanation.diagnosis.case import Case, Check, first_place
+from clearhead.explanation.diagnosis.diagnosis import Finding
 from clearhead.explanation.diagnosis.reading import FILL
 
 HALF = torch.finfo(torch.float16)

@@ -7,9 +7,8 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from clearhead.explanation.diagnosis.base import Check
-from clearhead.explanation.diagnosis.case import Case, used
-from clearhead.explanation.diagnosis.finding import Finding
+from clearhead.explanation.diagnosis.case import Case, Check, used
+from clearhead.explanation.diagnosis.diagnosis import Finding
 
 
 class NotFinite(Check):

@@ -6,9 +6,8 @@ from collections.abc import Iterator
 
 import torch
 
-from clearhead.explanation.diagnosis.base import Check
-from clearhead.explanation.diagnosis.case import Case
-from clearhead.explanation.diagnosis.finding import Finding
+from clearhead.explanation.diagnosis.case import Case, Check
+from clearhead.explanation.diagnosis.diagnosis import Finding
 
 MOST = 0.9  # of a query's softmax
 NEARLY_ALL = 0.95

@@ -8,10 +8,8 @@ import torch
 from torch import Tensor
 
 from clearhead.base.positions import query_offset
-from clearhead.explanation.diagnosis.base import Check
-from clearhead.explanation.diagnosis.case import Case
-from clearhead.explanation.diagnosis.finding import Finding
-from clearhead.explanation.diagnosis.visible_keys import sees_neighbours
+from clearhead.explanation.diagnosis.case import Case, Check, sees_neighbours
+from clearhead.explanation.diagnosis.diagnosis import Finding
 
 LEAST = 3  # queries: a mask of fewer has no shape to judge by
 LEAST_HOLE = 8  # queries: a few of them may skip themselves by chance

@@ -10,9 +10,8 @@ from torch import Tensor
 
 from clearhead.engines.choose import choose
 from clearhead.engines.operation import run
-from clearhead.explanation.diagnosis.base import Check
-from clearhead.explanation.diagnosis.case import Case
-from clearhead.explanation.diagnosis.finding import Finding
+from clearhead.explanation.diagnosis.case import Case, Check
+from clearhead.explanation.diagnosis.diagnosis import Finding
 from clearhead.problem.guard import guard
 from clearhead.problem.problem import Problem, as_score, with_value
 from clearhead.problem.record import frozen
@@ -89,7 +88,8 @@ def _in_float64(problem: Problem) -> Tensor:
     scores, bias = problem.scores, problem.bias
     query, key = scores.query.double(), scores.key.double()
     if isinstance(scores, ByTile):
-        scores = scores._replace(query=query, key=key, score=as_score(frozen(scores.score, _double)))
+        doubled = frozen(scores.score, lambda t: t.detach().double() if t.is_floating_point() else t.detach().clone())
+        scores = scores._replace(query=query, key=key, score=as_score(doubled))
     else:
         scores = scores._replace(query=query, key=key, weight=wide(scores.weight))
     if bias is not None:
@@ -97,7 +97,3 @@ def _in_float64(problem: Problem) -> Tensor:
     exact = problem._replace(scores=scores, value=wide(problem.value), bias=bias, sinks=wide(problem.sinks))
     exact = guard(exact)
     return run(exact, choose(exact, "tiled"), "tiled")
-
-
-def _double(tensor: Tensor) -> Tensor:
-    return tensor.detach().double() if tensor.is_floating_point() else tensor.detach().clone()

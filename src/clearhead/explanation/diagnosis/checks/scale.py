@@ -7,9 +7,8 @@ from collections.abc import Iterator
 
 from torch import Tensor
 
-from clearhead.explanation.diagnosis.base import Check
-from clearhead.explanation.diagnosis.case import Case
-from clearhead.explanation.diagnosis.finding import Finding
+from clearhead.explanation.diagnosis.case import Case, Check
+from clearhead.explanation.diagnosis.diagnosis import Finding
 from clearhead.scores.base import ByTile, Pairwise
 from clearhead.scores.score_function import ScoreFunction
 
@@ -39,7 +38,8 @@ class Scale(Check):
         spread, width = case.typical_spread, case.inputs["query"].shape[-1]
         if width < min(WIDTH.values()) or not math.isfinite(spread) or not _product(case):
             return
-        root, applied = math.sqrt(width), _applied(case)
+        scores, root = case.problem.scores, math.sqrt(width)
+        applied = scores.scale if isinstance(scores, Pairwise) else None  # the own scale of a function is unknown
         told = f"The scores of a query have a standard deviation of {spread:.3g} (median), with {width} dimensions"
         missing = applied is None or abs(applied) > ALIKE / root
         if width >= WIDTH["missing"] and missing and spread > WIDE and _usual(spread / root):
@@ -71,12 +71,6 @@ def _product(case: Case) -> bool:
         return isinstance(scores.score, ScoreFunction)
     given = math.isclose(_size(case.inputs["query"]), _size(scores.query), rel_tol=1e-3)  # else it was projected
     return scores.phi == "mul" and scores.weight is None and given and scores.softcap is None
-
-
-def _applied(case: Case) -> float | None:
-    """The scale; None for a function, whose own scale is unknown."""
-    scores = case.problem.scores
-    return scores.scale if isinstance(scores, Pairwise) else None
 
 
 def _twice(case: Case, applied: float, root: float) -> tuple[str, str]:

@@ -6,9 +6,8 @@ from collections.abc import Iterator
 
 from torch import Tensor
 
-from clearhead.explanation.diagnosis.base import Check
-from clearhead.explanation.diagnosis.case import Case
-from clearhead.explanation.diagnosis.finding import Finding
+from clearhead.explanation.diagnosis.case import Case, Check
+from clearhead.explanation.diagnosis.diagnosis import Finding
 
 
 class UnequalLengths(Check):

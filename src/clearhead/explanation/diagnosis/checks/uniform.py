@@ -6,9 +6,8 @@ from collections.abc import Iterator
 
 import torch
 
-from clearhead.explanation.diagnosis.base import Check
-from clearhead.explanation.diagnosis.case import Case, by_head
-from clearhead.explanation.diagnosis.finding import Finding
+from clearhead.explanation.diagnosis.case import Case, Check, by_head
+from clearhead.explanation.diagnosis.diagnosis import Finding
 
 NEAR = 0.999
 LEAST = 8  # queries a head

@@ -9,10 +9,16 @@ import torch
 from torch import Tensor
 
 from clearhead.base.steps import Step, made
-from clearhead.explanation.modules.norm import Norm, norm_steps
 from clearhead.explanation.modules.origin.ran import Ran
-from clearhead.explanation.modules.projection import Linear, projection_steps, split
-from clearhead.explanation.modules.rotary import partner_step, turned_step
+from clearhead.explanation.modules.projection import (
+    Linear,
+    Norm,
+    norm_steps,
+    partner_step,
+    projection_steps,
+    split,
+    turned_step,
+)
 
 AXES = {"query": "Lq", "key": "Lk", "value": "Lk"}  # the axis of the positions
 

@@ -9,8 +9,7 @@ from torch import Tensor, nn
 
 from clearhead.base.torch_private import parts_of
 from clearhead.base.versions import Versions
-from clearhead.explanation.modules.norm import Norm
-from clearhead.explanation.modules.projection import Linear
+from clearhead.explanation.modules.projection import Linear, Norm
 
 
 class Ran(NamedTuple):

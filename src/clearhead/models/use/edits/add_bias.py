@@ -20,13 +20,10 @@ from clearhead.problem.problem import Problem
 class AddBias(Edit):
     """Adds a bias to the scores of some heads before the softmax.
 
-    >>> import torch, torch.nn.functional as F, clearhead as ch
-    >>> class Block(torch.nn.Module):
-    ...     def forward(self, x):
-    ...         return F.scaled_dot_product_attention(x, x, x)
-    >>> block, x = Block(), torch.rand(1, 4, 10, 8)
+    >>> import torch, clearhead as ch
+    >>> block, x = ch.nn.DotProductAttention(), torch.rand(1, 4, 10, 8)
     >>> with ch.edit(block, ch.edits.AddBias(ch.ALiBi(4))):
-    ...     output = block(x)
+    ...     output = block(x, x, x)
     >>> torch.allclose(output, ch.attention(x, x, x, bias=ch.ALiBi(4)), atol=1e-6)
     True
 

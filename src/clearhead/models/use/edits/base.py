@@ -24,17 +24,14 @@ from clearhead.problem.problem import Problem
 class Edit:
     """A change of some heads and queries of some layers. Everything else stays the same to the bit. See `edit`.
 
-    >>> import torch, torch.nn.functional as F, clearhead as ch
+    >>> import torch, clearhead as ch
     >>> class Sharpen(ch.edits.Edit):
     ...     def before(self, problem, spot):
     ...         scores = problem.scores
     ...         return problem._replace(scores=scores._replace(scale=2 * scores.scale))
-    >>> class Block(torch.nn.Module):
-    ...     def forward(self, x):
-    ...         return F.scaled_dot_product_attention(x, x, x)
-    >>> block, x = Block(), torch.rand(1, 4, 10, 8)
+    >>> block, x = ch.nn.DotProductAttention(), torch.rand(1, 4, 10, 8)
     >>> with ch.edit(block, Sharpen(heads=2)):
-    ...     output = block(x)
+    ...     output = block(x, x, x)
     >>> torch.allclose(output[:, 2], ch.attention(2 * x, x, x)[:, 2], atol=1e-6)
     True
 

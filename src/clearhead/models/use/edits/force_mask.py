@@ -22,13 +22,10 @@ from clearhead.problem.visible import resolve
 class ForceMask(Edit):
     """Some heads see the keys that a given mask allows, in place of the model's own mask.
 
-    >>> import torch, torch.nn.functional as F, clearhead as ch
-    >>> class Block(torch.nn.Module):
-    ...     def forward(self, x):
-    ...         return F.scaled_dot_product_attention(x, x, x, is_causal=True)
-    >>> block, x = Block(), torch.rand(1, 4, 10, 8)
+    >>> import torch, clearhead as ch
+    >>> block, x = ch.nn.DotProductAttention(), torch.rand(1, 4, 10, 8)
     >>> with ch.edit(block, ch.edits.ForceMask(ch.Causal() & ch.SlidingWindow(before=2, after=0))):
-    ...     output = block(x)
+    ...     output = block(x, x, x, mask=ch.Causal())
     >>> torch.allclose(output, ch.attention(x, x, x, mask=ch.Causal() & ch.SlidingWindow(before=2, after=0)), atol=1e-6)
     True
 

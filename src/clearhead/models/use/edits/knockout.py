@@ -14,14 +14,11 @@ from clearhead.problem.problem import Problem
 class Knockout(Edit):
     """Takes away the weights of some queries on some keys.
 
-    >>> import torch, torch.nn.functional as F, clearhead as ch
-    >>> class Block(torch.nn.Module):
-    ...     def forward(self, x):
-    ...         return F.scaled_dot_product_attention(x, x, x, is_causal=True)
-    >>> block, x = Block(), torch.rand(1, 4, 10, 8)
+    >>> import torch, clearhead as ch
+    >>> block, x = ch.nn.DotProductAttention(), torch.rand(1, 4, 10, 8)
     >>> with ch.edit(block, ch.edits.Knockout(heads=2, queries=9, keys=[0, 1])):
-    ...     output = block(x)
-    >>> changed = (output != block(x)).any(-1)
+    ...     output = block(x, x, x, mask=ch.Causal())
+    >>> changed = (output != block(x, x, x, mask=ch.Causal())).any(-1)
     >>> changed.nonzero().tolist()                              # sequence, head, query
     [[0, 2, 9]]
 

@@ -10,13 +10,10 @@ from clearhead.models.use.edits.base import Edit
 class ScaleHeads(Edit):
     """Multiplies the outputs of some heads by a number; 0 ablates them.
 
-    >>> import torch, torch.nn.functional as F, clearhead as ch
-    >>> class Block(torch.nn.Module):
-    ...     def forward(self, x):
-    ...         return F.scaled_dot_product_attention(x, x, x)
-    >>> block, x = Block(), torch.rand(1, 4, 10, 8)
+    >>> import torch, clearhead as ch
+    >>> block, x = ch.nn.DotProductAttention(), torch.rand(1, 4, 10, 8)
     >>> with ch.edit(block, ch.edits.ScaleHeads(heads=[0, 3], factor=0.0)):
-    ...     output = block(x)
+    ...     output = block(x, x, x)
     >>> output.abs().amax((0, 2, 3)).count_nonzero()
     tensor(2)
 

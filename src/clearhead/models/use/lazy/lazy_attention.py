@@ -235,28 +235,12 @@ def _detached(source: OfModel | PartOfModel) -> OfModel | PartOfModel:
     return source.without_graph() if source.learnt else source
 
 
-def _same(func: Any, self: LazyAttention, *args: Any, **kwargs: Any) -> Any:
-    return self
-
-
-def _detach(func: Any, self: LazyAttention) -> Any:
-    return _lazily(self, _detached(self._source))
-
-
 def _to(func: Any, self: LazyAttention, *args: Any, **kwargs: Any) -> Any:
     found = func(_blank(self), *args, **kwargs)
     if not found.is_floating_point():
         return NotImplemented
     same = found.dtype == self.dtype and found.device == self.device
     return self if same else _lazily(self, None, found.dtype, found.device)
-
-
-def _clone(func: Any, self: LazyAttention, **kwargs: Any) -> Any:
-    return func(self.dense(), **kwargs)
-
-
-def _iter(func: Any, self: LazyAttention) -> Any:
-    return (self[i] for i in range(len(self)))
 
 
 def _unbind(func: Any, self: LazyAttention, dim: int = 0) -> Any:
@@ -313,13 +297,15 @@ def _as_slice(side: int | slice, size: int) -> slice:
 T = Tensor
 LAZILY: dict[Any, Callable[..., Any]] = {
     **dict.fromkeys((T.to, T.float, T.double, T.half, T.bfloat16, T.cpu, T.cuda), _to),
-    **dict.fromkeys((T.detach, torch.detach, T.data.__get__), _detach),  # type: ignore[attr-defined]
+    **dict.fromkeys(
+        (T.detach, torch.detach, T.data.__get__), lambda func, self: _lazily(self, _detached(self._source))
+    ),  # type: ignore[attr-defined]
     **dict.fromkeys((T.unbind, torch.unbind), _unbind),
     **dict.fromkeys((T.squeeze, torch.squeeze), _squeeze),
     **dict.fromkeys((T.matmul, T.__matmul__, torch.matmul), _matmul),
-    **dict.fromkeys((T.clone, torch.clone), _clone),
-    T.contiguous: _same,
-    T.__iter__: _iter,
+    **dict.fromkeys((T.clone, torch.clone), lambda func, self, **kwargs: func(self.dense(), **kwargs)),
+    T.contiguous: lambda func, self, *args, **kwargs: self,
+    T.__iter__: lambda func, self: (self[i] for i in range(len(self))),
     T.__getitem__: _getitem,
 }
 # Functions that read only shape, dtype and device.

@@ -16,7 +16,7 @@ from clearhead.inspection.measures import MEASURES, Found, Measure, Subject
 from clearhead.inspection.reductions.base import Reduction
 from clearhead.models.attention_call import AttentionCall
 from clearhead.models.use.means import Means
-from clearhead.models.use.recorded import each_call
+from clearhead.models.use.recorder import each_call
 from clearhead.models.use.reduced import reduced
 from clearhead.models.use.surveys.batches import Batch
 from clearhead.problem.words import ALL_WORDS

@@ -2,22 +2,136 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import math
+import os
 import time
 from collections.abc import Iterator, Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
+import clearhead
 from clearhead.base.errors import ClearheadError, ShapeError
 from clearhead.base.numbers import check_count, check_number
-from clearhead.models.loading import reason
-from clearhead.models.use.surveys.arguments import kept_of, length_of, rank_of, settings_of
-from clearhead.models.use.surveys.batches import Batch, batches
-from clearhead.models.use.surveys.looks import Kept, read
+from clearhead.inspection.reductions.base import Reduction
+from clearhead.models.loading import most_tokens, reason
+from clearhead.models.tap.transformers_private import ORIGIN, named_backend
+from clearhead.models.use.recorder import asked_to_reduce
+from clearhead.models.use.surveys.batches import WINDOW, Batch, batches
+from clearhead.models.use.surveys.looks import NAMED, Kept, WordClasses, read
 from clearhead.models.use.surveys.state import Done, State, done
+
+USUAL = ("entropy", "first", "sink", "previous", "distance")
+CLASSED = "word classes"
+
+
+def kept_of(keep: Any, tokenizer: Any) -> Kept:
+    if keep is None:
+        keep = [*USUAL, *([CLASSED] if hasattr(tokenizer, "get_vocab") else [])]
+    given = list(keep) if isinstance(keep, list | tuple) else [keep]
+    names = [one for one in given if isinstance(one, str)]
+    reductions = [one for one in given if not isinstance(one, str)]
+    known = [name for name in NAMED if name != "value mass"]
+    wrong = [name for name in names if name not in (*known, CLASSED)]
+    if not given or wrong or not all(isinstance(one, Reduction) for one in reductions):
+        raise ClearheadError(
+            f"survey: keep is {keep!r:.300}; expected some of {', '.join(map(repr, known))}, {CLASSED!r}, and "
+            "reductions such as ch.reductions.Entropy()."
+        )
+    if reductions:
+        asked_to_reduce(reductions)  # raises for reductions that need a value of one call
+    classes = WordClasses(tokenizer) if CLASSED in names else None
+    return Kept(tuple(NAMED[name] for name in dict.fromkeys(names) if name != CLASSED), classes, tuple(reductions))
+
+
+def rank_of(rank: Any, state: Any) -> tuple[int, int]:
+    """The number of this process, and the number of processes."""
+    if rank is None:
+        given = [os.environ.get("RANK", "0"), os.environ.get("WORLD_SIZE", "1")]
+        rank = tuple(int(one) if one.isdecimal() else one for one in given)
+    two = isinstance(rank, tuple | list) and len(rank) == 2 and all(type(one) is int for one in rank)
+    if not two or not 0 <= rank[0] < rank[1]:
+        raise ClearheadError(
+            f"survey: rank is {rank!r}; expected (number, of how many), such as (0, 2), or None for what the variables "
+            "RANK and WORLD_SIZE say."
+        )
+    if rank[1] > 1 and state is None:
+        raise ClearheadError(
+            f"survey: {rank[1]} ranks share a folder: pass state=, a folder that all of them can reach."
+        )
+    return rank[0], rank[1]
+
+
+def length_of(model: Any, tokenizer: Any, asked_for: int | None) -> int | None:
+    """The largest number of tokens of a text; None for any number."""
+    if not isinstance(model, nn.Module):
+        raise ClearheadError(f"survey takes a torch.nn.Module; got a {type(model).__name__}.")
+    if model.training:
+        raise ClearheadError("survey: the model is in training mode, whose dropout is random; call model.eval().")
+    if not callable(tokenizer):
+        raise ClearheadError(
+            f"survey: tokenizer is a {type(tokenizer).__name__}; expected the tokenizer that the model was trained "
+            "with, such as AutoTokenizer.from_pretrained(folder)."
+        )
+    most = most_tokens(model)
+    if asked_for is None:
+        return most
+    check_count(asked_for, 1, "survey: max_length")
+    if most is not None and asked_for > most:
+        raise ClearheadError(
+            f"survey: max_length is {asked_for}, and {type(model).__name__} takes at most {most} tokens."
+        )
+    return asked_for
+
+
+_ELSEWHERE = (ORIGIN, "name_or_path", "transformers_version")  # where a model was loaded from
+
+
+def settings_of(model: nn.Module, kept: Kept, batch: int, max_length: int | None) -> dict[str, str]:
+    """The settings, by name, that must be the same in all runs whose states are added up."""
+    parameters = list(model.parameters())
+    types = sorted({str(t.dtype) for t in parameters})
+    config: Any = getattr(model, "config", None)
+    said = config.to_dict() if hasattr(config, "to_dict") else {}
+    said = {name: value for name, value in said.items() if name not in _ELSEWHERE}
+    named = [column for column in kept.columns[1:] if not column.endswith(" uniform")]
+    backend = named_backend(config)
+    return {
+        "model": type(model).__name__,
+        "configuration": hashlib.sha256(json.dumps(said, sort_keys=True, default=str).encode()).hexdigest(),
+        "weights": _weights(model),
+        "dtype": ", ".join(types),
+        "device": ", ".join(sorted({t.device.type for t in parameters})) or "cpu",
+        "backend": str(backend),
+        "threads": str(torch.get_num_threads()),  # sums over other batches have other last digits
+        "keep": ", ".join([*named, *map(_said, kept.reductions)]),
+        "batch": str(batch),
+        "max_length": str(max_length),
+        "window": str(WINDOW),
+        "clearhead": clearhead.__version__,
+        "torch": torch.__version__,
+    }
+
+
+def _said(reduction: Any) -> str:
+    """A reduction with its settings, without the memory address in Python's usual text of an object."""
+    said = repr(reduction)
+    return said if " at 0x" not in said else f"{type(reduction).__qualname__}({vars(reduction)})"
+
+
+@torch.no_grad()
+def _weights(model: nn.Module) -> str:
+    found = hashlib.sha256()
+    for name, tensor in sorted(model.state_dict().items()):
+        if isinstance(tensor, torch.Tensor):
+            found.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
+            found.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+    return found.hexdigest()
 
 
 class _NoBar:
