@@ -8,8 +8,11 @@
 An edit of your own is a subclass of `Edit`.
 """
 
+from clearhead.models.use.edits.ablate import Ablate as Ablate
 from clearhead.models.use.edits.add_bias import AddBias as AddBias
 from clearhead.models.use.edits.base import Edit as Edit
 from clearhead.models.use.edits.force_mask import ForceMask as ForceMask
 from clearhead.models.use.edits.knockout import Knockout as Knockout
+from clearhead.models.use.edits.patch import Freeze as Freeze
+from clearhead.models.use.edits.patch import Patch as Patch
 from clearhead.models.use.edits.scale_heads import ScaleHeads as ScaleHeads

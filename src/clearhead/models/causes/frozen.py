@@ -12,7 +12,7 @@ from torch.utils._pytree import tree_map
 
 from clearhead.base.errors import UnsupportedError
 from clearhead.base.torch_private import parts_of
-from clearhead.explanation.modules.norm import Norm
+from clearhead.explanation.modules.projection import Norm
 from clearhead.explanation.modules.origin.find import near
 from clearhead.explanation.modules.origin.ran import layer_of
 from clearhead.explanation.modules.projection import Linear

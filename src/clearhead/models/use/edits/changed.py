@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from clearhead.base.arrays import is_dense
 from clearhead.base.errors import ClearheadError, ShapeError, UnsupportedError
 from clearhead.base.numbers import check_number
 from clearhead.base.tracing import unobserved, without_autocast
@@ -57,6 +58,7 @@ def changed(change: Change, place: Place, result: Any) -> Any:
                 here = spot.of_heads(heads)
                 edited = before(cut(problem, Region(heads=heads)), edits, here)
                 new = _output(cut(edited, Region(queries=hull)), edits, here)[:, :, within]
+                new = after(new, edits, here._replace(rows=tuple(spot.queries[row] for row in rows.tolist())))
                 region = Region(heads=heads, queries=hull)
                 old = lambda: _attended(cut(problem, region))[:, :, within]  # noqa: B023, E731 - called at once
                 tensor = place.changed(tensor, heads, within + hull.start, old, new)
@@ -111,7 +113,7 @@ def factor_of(edits: Sequence[Edit]) -> float:
 
 
 def _output(problem: Problem, edits: list[Edit], spot: Spot) -> Tensor:
-    """The output of a part, with the changes of its edits after the softmax."""
+    """The output of a part, without the weights that its edits take away after the softmax."""
     removed = gone(edits, spot)
     if not removed.any():
         output = _attended(problem)
@@ -121,8 +123,30 @@ def _output(problem: Problem, edits: list[Edit], spot: Spot) -> Tensor:
         sums = [log_sum_exp(part.maximum, part.log_sum) for part in (some, every)]  # type: ignore[arg-type]
         share = (sums[0] - sums[1]).masked_fill(sums[0] == -torch.inf, -torch.inf).exp()
         output = some.output * share.unsqueeze(-1)
-    factor = factor_of(edits)
-    return output if factor == 1.0 else output * factor
+    return output
+
+
+def after(output: Tensor, edits: Sequence[Edit], spot: Spot) -> Tensor:
+    """The output (B, h, q, Ev) with the changes of its edits, in their order."""
+    for one in edits:
+        factor = factor_of([one])
+        output = output if factor == 1.0 else output * factor
+        new = one.after(output, spot)
+        if new is not output and not ours(one):
+            _check_output(new, output, f"{type(one).__name__}.after")
+        output = new
+    return output
+
+
+def _check_output(new: Any, output: Tensor, who: str) -> None:
+    """Raise an error unless an output can stand in the place of another one."""
+    same = isinstance(new, Tensor) and is_dense(new)
+    if not (same and (new.shape, new.dtype, new.device) == (output.shape, output.dtype, output.device)):
+        got = f"{tuple(new.shape)} of {new.dtype} on {new.device}" if same else f"a {type(new).__name__}"
+        raise ShapeError(
+            f"{who} gave {got}; expected an output of the same shape, {tuple(output.shape)} (B, h, q, Ev), of "
+            f"{output.dtype} on {output.device}."
+        )
 
 
 def _attended(problem: Problem) -> Tensor:

@@ -42,9 +42,9 @@ def edit(model: nn.Module, *edits: Edit) -> AbstractContextManager[None]:
     >>> torch.equal(edited, model(input_ids=ids).last_hidden_state)
     False
 
-    `model`: any model that `watch` recognises; its backend stays the same. `edits`: `Knockout`, `ScaleHeads`,
-    `ForceMask` and `AddBias`, or `Edit`s of your own, all in one call. Several edits of one head and query are applied
-    in their order, scores before outputs. The results of an edit of your own are checked as `attention` checks its
+    `model`: any model that `watch` recognises; its backend stays the same. `edits`: those of `clearhead.edits`, or
+    `Edit`s of your own. Several edits of one head and query are applied in their order, scores before outputs; where
+    one `with` stands in another, the edits of the outer one come first. The results of an edit of your own are checked as `attention` checks its
     arguments.
     The model's own function runs. Then the outputs of the changed heads and queries are computed again from the same
     query, key, value, mask and bias, and put in their place. All other outputs of the layer are the backend's, to the
@@ -54,8 +54,8 @@ def edit(model: nn.Module, *edits: Edit) -> AbstractContextManager[None]:
     Positions are those of the whole sequence, in a prompt and in each step of a generation with any cache.
     Gradient checkpointing computes layers again in the backward pass, so the backward pass belongs inside the `with`.
     `torch.nn`'s Transformer layers leave their fast path here, as they do in training: outputs at padding differ.
-    Raises a `ClearheadError` at the end of the `with` for an edit that changed nothing, and where the model is edited
-    already; an `UnsupportedError` for a compiled model, and for a call with dropout. Where an edit has no `layers`, it
+    Raises a `ClearheadError` at the end of the `with` for an edit that changed nothing, and where a part of the
+    model is edited already, or in another thread; an `UnsupportedError` for a compiled model, and for a call with dropout. Where an edit has no `layers`, it
     warns of attention modules that computed a softmax in their own code, which are not changed. Cost: the attention of
     the changed heads and queries is computed once more.
     """
@@ -75,9 +75,9 @@ _lock = threading.Lock()
 
 @contextmanager
 def _editing(editor: Editor) -> Iterator[None]:
-    with _alone(editor), given_calls(editor, innermost=True):  # all other receivers see the edited call
+    with _among_others(editor), given_calls(editor, innermost=True):  # all other receivers see the edited call
         yield
-    unused = [one for one, used in zip(editor.edits, editor.used, strict=True) if not used]
+    unused = [one for one, used in zip(editor.edits, editor.used, strict=True) if not used][editor.outer :]
     if unused:
         places = ", ".join(f"{places[0]} … {places[-1]}" for places in list(dict.fromkeys(editor.places))[:3]) or "none"
         raise ClearheadError(
@@ -89,16 +89,35 @@ def _editing(editor: Editor) -> Iterator[None]:
 
 
 @contextmanager
-def _alone(editor: Editor) -> Iterator[None]:
-    """Raise an error where a part of the model is edited already: one edit would not have the other's changes."""
+def _among_others(editor: Editor) -> Iterator[None]:
+    """Make this editor the one that is at work on its model.
+
+    Inside of another `with` on the same model, it makes the other one's changes first, and the other one rests. Raise
+    an error where only a part of the model is edited already, or in another thread: one edit would not have the other's
+    changes.
+    """
     with _lock:
-        _refuse_edited(editor.stack.names.keys(), "edit", "Pass all edits to one: ch.edit(model, first, second)")
+        outer = next((other for other in _active if other.nests(editor)), None)
+        if outer is not None:
+            _active.remove(outer)
+        try:
+            _refuse_edited(editor.stack.names.keys(), "edit", "Pass all edits to one: ch.edit(model, first, second)")
+        except ClearheadError:
+            _active.extend([outer] if outer is not None else [])
+            raise
+        if outer is not None:
+            editor.after(outer)
         _active.append(editor)
     try:
         yield
     finally:
         with _lock:
             _active.remove(editor)
+            if outer is not None:
+                outer.rests = False
+                outer.used = [a or b for a, b in zip(outer.used, editor.used, strict=False)]
+                outer.places += editor.places
+                _active.append(outer)
 
 
 def change_of(
@@ -142,8 +161,25 @@ class Editor(Receiver):
 
     def __init__(self, model: nn.Module, edits: Sequence[Edit]) -> None:
         super().__init__(model)
-        self.edits, self.used = edits, [False] * len(edits)
+        self.edits, self.used = list(edits), [False] * len(edits)
+        self.outer = 0  # how many of the edits, the first ones, are those of a `with` around this one
+        self.rests = False
+        self._thread = threading.get_ident()
         self.places: list[range] = []  # the positions of queries, for the message
+
+    @property
+    def idle(self) -> bool:
+        return self.rests or super().idle
+
+    def nests(self, inner: Editor) -> bool:
+        """Whether another editor may be at work inside of this one: on the same model, in the same thread."""
+        return self.stack.model is inner.stack.model and self._thread == inner._thread
+
+    def after(self, outer: Editor) -> None:
+        """Make the changes of the editor around this one first; it rests meanwhile."""
+        outer.rests = True
+        self.edits, self.outer = [*outer.edits, *self.edits], len(outer.edits)
+        self.used = [False] * len(self.edits)
 
     def dots(self, call: DotCall) -> Answer:
         self.check(call.query, call.key, call.name)
@@ -192,7 +228,7 @@ class Editor(Receiver):
                 f"{name} was called with dropout {dropout_p}, and edit() computes some heads again, which would drop "
                 "other weights. Pass model.eval(), or set the model's attention dropout to 0."
             )
-        spot = spot_of(problem, self.innermost, name)._replace(unmasked=unmasked)
+        spot = spot_of(problem, self.innermost, name)._replace(unmasked=unmasked, site=site)
         self.places.append(spot.queries)
         regions = list(self._regions(problem, edits, spot, name))
         return Change(problem, spot, regions, self.inside) if regions else None

@@ -16,6 +16,7 @@ from clearhead.base.shapes import Sizes, as_scores, part
 from clearhead.biases.base import Added, Bias, check_added
 from clearhead.masks.base import Between, Mask
 from clearhead.masks.dense import DenseMask
+from clearhead.models.tap.layers import Site
 from clearhead.models.tap.modules import Running
 from clearhead.problem._recorded import RecordedMask
 from clearhead.problem.problem import Problem
@@ -40,7 +41,8 @@ class Spot(NamedTuple):
 
     In a generation each step's queries come after those before, and a cache may hold only the last keys. `filled`: the
     number of keys that are there; a static cache also has empty slots. `heads`: the numbers of the problem's heads,
-    among the `all_heads` of the module.
+    among the `all_heads` of the module. `rows`: the positions of the output's queries, for `Edit.after`. `site`: the
+    module, and its layer.
     """
 
     queries: range
@@ -49,6 +51,8 @@ class Spot(NamedTuple):
     heads: range
     all_heads: int
     unmasked: Unmasked | None = None
+    rows: tuple[int, ...] = ()
+    site: Site | None = None
 
     @property
     def newest(self) -> int:
