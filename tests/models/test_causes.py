@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from typing import Any, NamedTuple
 
@@ -28,13 +29,18 @@ from transformers import (
 import clearhead as ch
 
 HEADS, WIDTH = 4, 32
-SAME = {"vocab_size": 40, "hidden_size": WIDTH, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": HEADS}
+SAME = {
+    "vocab_size": 40,
+    "hidden_size": WIDTH,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": HEADS,
+}
 IDS = torch.tensor([[1, 5, 9, 2, 7, 3], [4, 4, 8, 6, 0, 11]])
 
 
 class Read(NamedTuple):
-    """What the oracle reads of an architecture by its names: of layer n the weights (d → out) of q, k, v and (in → d)
-    of o, each (out, in); the module o; the norms that a part passes on its way, in order; and the rows of the logits."""
+    """What the oracle reads of an architecture, by the names of its modules."""
 
     make: Any
     inputs: dict[str, torch.Tensor]
@@ -82,10 +88,14 @@ def of_vit(m: Any, n: int, s: str) -> torch.Tensor:
 ARCHITECTURES = {
     "llama": of_llama(LlamaConfig(**SAME, num_key_value_heads=2), LlamaForCausalLM),
     "qwen3": of_llama(Qwen3Config(**SAME, num_key_value_heads=2, head_dim=16), Qwen3ForCausalLM),
-    "mixtral": of_llama(MixtralConfig(**SAME, num_key_value_heads=2, experts_implementation="eager"), MixtralForCausalLM),
+    "mixtral": of_llama(
+        MixtralConfig(**SAME, num_key_value_heads=2, experts_implementation="eager"), MixtralForCausalLM
+    ),
     "gpt2": Read(
         lambda: GPT2LMHeadModel(
-            GPT2Config(vocab_size=40, n_embd=WIDTH, n_layer=2, n_head=HEADS, n_positions=16, bos_token_id=1, eos_token_id=2)
+            GPT2Config(
+                vocab_size=40, n_embd=WIDTH, n_layer=2, n_head=HEADS, n_positions=16, bos_token_id=1, eos_token_id=2
+            )
         ),
         {"input_ids": IDS},
         lambda m, n, s: m.transformer.h[n].attn.c_proj.weight.T
@@ -180,7 +190,7 @@ def test_composition_is_that_of_whole_matrices(name: str, through: str) -> None:
     model, inputs = made(ARCHITECTURES[name], torch.float64)
     found = ch.models.circuits(model, inputs)
     table = found.composition(through)
-    assert len(table) == HEADS**2 and all(a["composition"] >= b["composition"] for a, b in zip(table, table[1:], strict=False))
+    assert len(table) == HEADS**2 and all(a["composition"] >= b["composition"] for a, b in itertools.pairwise(table))
     for row in table:
         assert (row["layer"], row["with layer"]) == (1, 0)
         ov = found.ov(0, row["with head"]).dense()

@@ -8,7 +8,14 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM, T5Config, T5ForConditionalGeneration
+from transformers import (
+    GPT2Config,
+    GPT2LMHeadModel,
+    LlamaConfig,
+    LlamaForCausalLM,
+    T5Config,
+    T5ForConditionalGeneration,
+)
 
 import clearhead as ch
 
@@ -67,7 +74,13 @@ def plain() -> tuple[Plain, Any, dict[int, dict[str, Tensor]]]:
     return model, seen, kept
 
 
-PLACES = {"query": ([1, 4], None), "output": ([1, 4], None), "weights": ([1, 4], None), "key": (None, [0, 3]), "value": (None, [0, 3])}
+PLACES = {
+    "query": ([1, 4], None),
+    "output": ([1, 4], None),
+    "weights": ([1, 4], None),
+    "key": (None, [0, 3]),
+    "value": (None, [0, 3]),
+}
 
 
 @torch.no_grad()
@@ -147,7 +160,11 @@ def test_an_ablation_is_what_hooks_do(plain: Any, kind: str) -> None:
         if name != "output" or n != 1:
             return tensor
         new, other = tensor.clone(), kept[1]["output"]
-        by_kind = {"zero": 0 * other, "mean": other.mean((0, 2), keepdim=True).expand_as(other), "resample": other.flip(0)}
+        by_kind = {
+            "zero": 0 * other,
+            "mean": other.mean((0, 2), keepdim=True).expand_as(other),
+            "resample": other.flip(0),
+        }
         new[:, [0, 3]] = by_kind[kind][:, [0, 3]]
         return new
 
@@ -181,7 +198,12 @@ def test_path_patching_in_a_model_of_transformers() -> None:
     """The whole run of another text through the keys of one layer: the same as its keys put in by a hook of our own."""
     torch.manual_seed(0)
     config = LlamaConfig(
-        vocab_size=20, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2
+        vocab_size=20,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
     )
     model = LlamaForCausalLM(config).eval()
     with ch.watch(model, values=True) as seen:
@@ -236,3 +258,98 @@ def test_edits_of_one_head_apply_in_turn(plain: Any) -> None:
     with ch.edit(model, half), ch.edit(model, patch):
         assert (model(IDS) - model(IDS, change(1.0))).abs().max() < 1e-12
     assert torch.equal(model(IDS), model(IDS))
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("inside", [False, True], ids=["watch around", "watch inside"])
+@pytest.mark.parametrize("part", list(PLACES))
+def test_a_patched_run_is_recorded_as_it_ran(plain: Any, part: str, inside: bool) -> None:
+    model, seen, kept = plain
+    heads = [2, 3] if part == "value" else [1, 2]  # a record has one value for each key head
+    edit = ch.edits.Patch(seen, 1, heads, part, PLACES[part][0], PLACES[part][1])
+    if inside:
+        with ch.edit(model, edit), ch.watch(model, values=True) as ran:
+            model(IDS)
+    else:
+        with ch.watch(model, values=True) as ran, ch.edit(model, edit):
+            model(IDS)
+    call, value = ran[1], ran[1].value.repeat_interleave(2, 1)
+    if part == "output":  # an output is no product of weights
+        assert torch.allclose(call.output[:, heads][:, :, [1, 4]], kept[1]["output"][:, heads][:, :, [1, 4]])
+        return
+    assert (call.weights.dense() @ value - call.output).abs().max() < 1e-12
+    if part == "weights":
+        assert torch.allclose(call.weights.dense()[:, heads][:, :, [1, 4]], kept[1]["weights"][:, heads][:, :, [1, 4]])
+
+
+@torch.no_grad()
+def test_what_a_record_cannot_hold_is_said(plain: Any) -> None:
+    model, seen, _ = plain
+    for edit in (ch.edits.Patch(seen, 1, 2, "value", keys=0), ch.edits.Patch(seen, 1, [2, 3], "value", queries=1)):
+        with pytest.raises(ch.UnsupportedError, match="value"), ch.edit(model, edit), ch.watch(model, values=True):
+            model(IDS)
+        with ch.edit(model, edit), ch.watch(model) as ran:
+            model(IDS)
+        assert len(ran.calls) == 2
+
+
+@torch.no_grad()
+def test_weights_as_a_tensor(plain: Any) -> None:
+    model, _, kept = plain
+    with ch.edit(model, ch.edits.Freeze(kept[0]["weights"], 0, [0, 3])):
+        found = model(IDS)
+
+    def change(n: int, name: str, tensor: Tensor) -> Tensor:
+        new = tensor.clone()
+        if n == 0 and name == "weights":
+            new[:, [0, 3]] = kept[0]["weights"][:, [0, 3]]
+        return new
+
+    assert (found - model(IDS, change)).abs().max() < 1e-12
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda seen: ch.edits.Patch(3), "expected a recording"),
+        (lambda seen: ch.edits.Patch(seen, part="keys"), "expected one of"),
+        (lambda seen: ch.edits.Patch(seen, keys=1), "part='key'"),
+        (lambda seen: ch.edits.Patch(seen, positions=([1, 1], [2, 3])), "two lists"),
+        (lambda seen: ch.edits.Patch(seen, part="weights", positions=([1], [2])), "all keys"),
+        (lambda seen: ch.edits.Patch(torch.zeros(3)), "all heads and positions"),
+        (lambda seen: ch.edits.Freeze(torch.ones(1, 4, 6, 6)), "sum to 1"),
+        (lambda seen: ch.edits.Ablate(kind="mean"), "over=recording"),
+        (lambda seen: ch.edits.Ablate(kind="zero", over=seen), "leave out over"),
+        (lambda seen: ch.edits.Ablate(kind="mean", over=torch.zeros(1, 4, 6, 8)), "a tensor"),
+    ],
+)
+def test_wrong_sources_are_refused_at_once(plain: Any, make: Any, words: str) -> None:
+    with pytest.raises(ch.ClearheadError, match=words):
+        make(plain[1])
+
+
+@torch.no_grad()
+@pytest.mark.parametrize(
+    ("source", "words"),
+    [
+        (torch.zeros(3, 4, 6, 8, dtype=torch.float64), "2 sequences"),
+        (torch.zeros(2, 3, 6, 8, dtype=torch.float64), "4 query heads"),
+        (torch.zeros(2, 4, 6, 9, dtype=torch.float64), "width 8"),
+        (torch.zeros(2, 4, 5, 8, dtype=torch.float64), "positions="),
+        (torch.zeros(2, 4, 6, 8), "float32"),
+    ],
+)
+def test_a_source_that_does_not_fit_is_told_before_anything_is_computed(plain: Any, source: Tensor, words: str) -> None:
+    with pytest.raises(ch.ClearheadError, match=words), ch.edit(plain[0], ch.edits.Patch(source)):
+        plain[0](IDS)
+
+
+def test_a_recording_of_several_runs_is_refused(plain: Any) -> None:
+    model = plain[0]
+    with torch.no_grad(), ch.watch(model, values=True) as seen:
+        model(IDS)
+        model(OTHER)
+    with pytest.raises(ch.ClearheadError, match="2 calls of L0"), ch.edit(model, ch.edits.Patch(seen)):
+        model(IDS)
+    with torch.no_grad(), ch.edit(model, ch.edits.Patch(seen.runs[1])):
+        model(IDS)

@@ -68,9 +68,7 @@ class LogitAttribution(Calls[AttributedCall]):
             means = call.heads.mean(0).tolist()
             rows += Table.of(same, {"head": range(len(means)), "attribution": means})
         for name, part in [*self.others.items(), ("remainder", self.remainder)]:
-            rows.append(
-                {"layer": "", "module": name, "kind": "", "head": "", "attribution": float(part.mean())}
-            )
+            rows.append({"layer": "", "module": name, "kind": "", "head": "", "attribution": float(part.mean())})
         return rows
 
 
@@ -177,7 +175,9 @@ def _logit(output: Any, token: Any, against: Any, position: int) -> Tensor:
             "the model with its head, such as AutoModelForCausalLM."
         )
     if logits.ndim == 3:
-        places = _numbers(position, logits.shape[0], range(-logits.shape[1], logits.shape[1]), "position", logits.device)
+        places = _numbers(
+            position, logits.shape[0], range(-logits.shape[1], logits.shape[1]), "position", logits.device
+        )
         logits = logits[torch.arange(len(logits), device=logits.device), places]
     chosen = _picked(logits, token, "token")
     return chosen if against is None else chosen - _picked(logits, against, "against")

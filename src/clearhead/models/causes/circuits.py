@@ -64,7 +64,7 @@ class Circuits:
     def __init__(self, writers: Writers) -> None:
         self._sides: dict[str, Sides] = {}
         first: dict[Any, AttentionCall] = {}
-        modules = {name: module for name, module in writers.model.named_modules()}
+        modules = dict(writers.model.named_modules())
         modules[type(writers.model).__name__] = writers.model
         for number, call in enumerate(writers.seen.calls):
             if (call.layer, call.name) not in first:
@@ -156,8 +156,8 @@ class Circuits:
         sites = [Site(one.call.name, one.call.layer, None) for one in self._sides.values()]
         what = "no layer" if not found else f"{len(found)} layers, {listed([one.call.name for one in found])}"
         raise ClearheadError(
-            f"circuits: layer is {layer!r:.60}, which means {what}. Calls were made by {made_by(sites)}. Pass a number, "
-            "or the name of a layer or of a module."
+            f"circuits: layer is {layer!r:.60}, which means {what}. Calls were made by {made_by(sites)}. Pass a "
+            "number, or the name of a layer or of a module."
         )
 
 

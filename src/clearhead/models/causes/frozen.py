@@ -1,4 +1,4 @@
-"""A run of a model in which only the residual stream has a gradient: what a layer writes reaches the result directly."""
+"""A run of a model in which the residual stream alone has a gradient, so that each layer has its direct effect."""
 
 from __future__ import annotations
 
@@ -12,10 +12,9 @@ from torch.utils._pytree import tree_map
 
 from clearhead.base.errors import UnsupportedError
 from clearhead.base.torch_private import parts_of
-from clearhead.explanation.modules.projection import Norm
 from clearhead.explanation.modules.origin.find import near
 from clearhead.explanation.modules.origin.ran import layer_of
-from clearhead.explanation.modules.projection import Linear
+from clearhead.explanation.modules.projection import Linear, Norm
 from clearhead.models.causes.written import Writer, Writers
 
 

@@ -131,7 +131,6 @@ class Sides:
         return found
 
 
-
 def projection_of(module: nn.MultiheadAttention, side: str) -> tuple[Tensor, Tensor | None]:
     """The weight (E, in) and the bias of one side of PyTorch's module."""
     number = ("query", "key", "value").index(side)

@@ -36,8 +36,8 @@ class Edit:
     >>> torch.allclose(output[:, 2], ch.attention(2 * x, x, x)[:, 2], atol=1e-6)
     True
 
-    An edit of your own overrides `before`, `after`, `removed` or `factor`. `before` is given the problem of the heads that it
-    changes, and of no others. It is called once for each run of neighbouring heads: the query is (B, h, Lq, E), and
+    An edit of your own overrides `before`, `after`, `removed` or `factor`. `before` is given the problem of the heads
+    that it changes, and of no others. It is called once for each run of neighbouring heads: the query is (B, h, Lq, E), and
     `spot.heads` has the numbers of the heads. It returns a problem of the same sizes, dtype and device; any other
     result raises a `ClearheadError` where the model calls attention. `after` is given the output (B, h, q, Ev) of the
     heads and queries that it changes, those at the positions `spot.rows`, and returns one of the same shape, dtype and

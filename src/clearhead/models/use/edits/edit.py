@@ -44,8 +44,8 @@ def edit(model: nn.Module, *edits: Edit) -> AbstractContextManager[None]:
 
     `model`: any model that `watch` recognises; its backend stays the same. `edits`: those of `clearhead.edits`, or
     `Edit`s of your own. Several edits of one head and query are applied in their order, scores before outputs; where
-    one `with` stands in another, the edits of the outer one come first. The results of an edit of your own are checked as `attention` checks its
-    arguments.
+    one `with` stands in another, the edits of the outer one come first. The results of an edit of your own are checked
+    as `attention` checks its arguments.
     The model's own function runs. Then the outputs of the changed heads and queries are computed again from the same
     query, key, value, mask and bias, and put in their place. All other outputs of the layer are the backend's, to the
     bit. Gradients flow through the outputs that were computed again. `watch`, `monitor` and `lazy_attentions`, nested
@@ -54,10 +54,10 @@ def edit(model: nn.Module, *edits: Edit) -> AbstractContextManager[None]:
     Positions are those of the whole sequence, in a prompt and in each step of a generation with any cache.
     Gradient checkpointing computes layers again in the backward pass, so the backward pass belongs inside the `with`.
     `torch.nn`'s Transformer layers leave their fast path here, as they do in training: outputs at padding differ.
-    Raises a `ClearheadError` at the end of the `with` for an edit that changed nothing, and where a part of the
-    model is edited already, or in another thread; an `UnsupportedError` for a compiled model, and for a call with dropout. Where an edit has no `layers`, it
-    warns of attention modules that computed a softmax in their own code, which are not changed. Cost: the attention of
-    the changed heads and queries is computed once more.
+    Raises a `ClearheadError` at the end of the `with` for an edit that changed nothing, and where a part of the model
+    is edited already, or the model in another thread; an `UnsupportedError` for a compiled model, and for a call with
+    dropout. Where an edit has no `layers`, it warns of attention modules that computed a softmax in their own code,
+    which are not changed. Cost: the attention of the changed heads and queries is computed once more.
     """
     if not isinstance(model, nn.Module):
         raise ClearheadError(f"edit takes a torch.nn.Module; got a {type(model).__name__}.")
@@ -77,7 +77,8 @@ _lock = threading.Lock()
 def _editing(editor: Editor) -> Iterator[None]:
     with _among_others(editor), given_calls(editor, innermost=True):  # all other receivers see the edited call
         yield
-    unused = [one for one, used in zip(editor.edits, editor.used, strict=True) if not used][editor.outer :]
+    own = slice(editor.outer, None)  # the edits of an outer `with` are told of at its own end
+    unused = [one for one, used in zip(editor.edits[own], editor.used[own], strict=True) if not used]
     if unused:
         places = ", ".join(f"{places[0]} … {places[-1]}" for places in list(dict.fromkeys(editor.places))[:3]) or "none"
         raise ClearheadError(
@@ -161,7 +162,8 @@ class Editor(Receiver):
 
     def __init__(self, model: nn.Module, edits: Sequence[Edit]) -> None:
         super().__init__(model)
-        self.edits, self.used = list(edits), [False] * len(edits)
+        self.edits: list[Edit] = list(edits)
+        self.used = [False] * len(edits)
         self.outer = 0  # how many of the edits, the first ones, are those of a `with` around this one
         self.rests = False
         self._thread = threading.get_ident()

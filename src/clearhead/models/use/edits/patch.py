@@ -94,9 +94,7 @@ class Patch(Edit):
         if self.part == "value":
             return problem._replace(value=new)
         scores = problem.scores
-        return problem._replace(
-            scores=scores._replace(query=new) if self.part == "query" else scores._replace(key=new)
-        )
+        return problem._replace(scores=scores._replace(query=new) if self.part == "query" else scores._replace(key=new))
 
     def after(self, output: Tensor, spot: Spot) -> Tensor:
         if self.part == "weights" and self.source.call_of:
