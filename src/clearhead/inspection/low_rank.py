@@ -3,11 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from clearhead.base.errors import ShapeError
+
+
+class SVD(NamedTuple):
+    """A singular value decomposition, U · diag(S) · Vh."""
+
+    U: Tensor
+    S: Tensor
+    Vh: Tensor
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,12 +70,12 @@ class LowRank:
                 f"{self.shape[1]}."
             )
 
-    def svd(self) -> torch.return_types.linalg_svd:
+    def svd(self) -> SVD:
         """U (m, r), S (r,) descending, Vh (r, n), as `torch.linalg.svd(…, full_matrices=False)` names them."""
         left, above = torch.linalg.qr(self.left)
         right, below = torch.linalg.qr(self.right.mT)
         u, s, vh = torch.linalg.svd(above @ below.mT, full_matrices=False)
-        return torch.return_types.linalg_svd((left @ u, s, vh @ right.mT))  # type: ignore[arg-type]
+        return SVD(left @ u, s, vh @ right.mT)
 
     def eigenvalues(self) -> Tensor:
         """The eigenvalues that may differ from 0, complex (r,): those of the small product right · left.
@@ -75,7 +84,8 @@ class LowRank:
         """
         if self.shape[0] != self.shape[1]:
             raise ShapeError(f"eigenvalues: the matrix is {tuple(self.shape)}; a square one has eigenvalues.")
-        return torch.linalg.eigvals(self.right @ self.left)
+        values: Tensor = torch.linalg.eigvals(self.right @ self.left)
+        return values
 
     def norm(self) -> Tensor:
         """The Frobenius norm: √ Σ of all squares."""

@@ -16,6 +16,7 @@ from clearhead.explanation.modules.projection import Linear
 from clearhead.models.attention_call import AttentionCall
 from clearhead.models.calls import Calls
 from clearhead.models.causes.frozen import Frozen, Written
+from clearhead.models.causes.metrics import logit_difference
 from clearhead.models.causes.written import Writers, found_writers
 from clearhead.models.checks import ran
 from clearhead.models.table import Table
@@ -113,7 +114,7 @@ def logit_attribution(
     with torch.enable_grad(), watch(model, values=True) as seen:
         frozen = Frozen(model, before, Writers(model, seen))
         with frozen.hooked():
-            logit = _logit(ran(model, inputs), token, against, position)
+            logit = logit_difference(token, against, position)(ran(model, inputs))
         with without_autocast(logit.device):
             leaves = [one.result for one in frozen.written]
             grads = [torch.autograd.grad(one, leaves, allow_unused=True, retain_graph=True) for one in logit]
@@ -164,42 +165,3 @@ def _of_call(call: AttentionCall, layer: Linear, grad: Tensor) -> AttributedCall
         weights = call.weights[:, :, query].to(grad.dtype)
         sources += weights * (value @ toward[:, :, query, :, None]).squeeze(-1)
     return AttributedCall(call.name, call.kind, call.run, call.layer, positions.sum(-1), positions, sources)
-
-
-def _logit(output: Any, token: Any, against: Any, position: int) -> Tensor:
-    """The chosen logit of each sequence, or the difference of two, (B,)."""
-    logits = getattr(output, "logits", output)
-    if not isinstance(logits, Tensor) or logits.ndim not in (2, 3):
-        raise ClearheadError(
-            f"logit_attribution: the model gave a {type(output).__name__} without logits, (B, L, V) or (B, V). Pass "
-            "the model with its head, such as AutoModelForCausalLM."
-        )
-    if logits.ndim == 3:
-        places = _numbers(
-            position, logits.shape[0], range(-logits.shape[1], logits.shape[1]), "position", logits.device
-        )
-        logits = logits[torch.arange(len(logits), device=logits.device), places]
-    chosen = _picked(logits, token, "token")
-    return chosen if against is None else chosen - _picked(logits, against, "against")
-
-
-def _picked(logits: Tensor, token: Any, name: str) -> Tensor:
-    """The logits (B,) of one number, or of one for each sequence."""
-    numbers = _numbers(token, len(logits), range(logits.shape[1]), name, logits.device)
-    return logits.gather(1, numbers[:, None]).squeeze(1)
-
-
-def _numbers(given: Any, batch: int, allowed: range, name: str, device: torch.device) -> Tensor:
-    """A whole number for each sequence, (B,), from one for all or one for each."""
-    try:
-        numbers = torch.as_tensor(given, device=device)
-    except (TypeError, ValueError, RuntimeError):
-        numbers = torch.empty(0)
-    whole = not (numbers.is_floating_point() or numbers.is_complex() or numbers.dtype == torch.bool)
-    inside = whole and numbers.shape in ((), (batch,)) and all(n in allowed for n in numbers.flatten().tolist())
-    if not inside:
-        raise ClearheadError(
-            f"logit_attribution: {name} is {given!r:.60}; expected a number from {allowed.start} to {allowed.stop - 1},"
-            f" or one for each of the {batch} sequences."
-        )
-    return numbers.long().expand(batch)

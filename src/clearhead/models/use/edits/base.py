@@ -37,8 +37,8 @@ class Edit:
     True
 
     An edit of your own overrides `before`, `after`, `removed` or `factor`. `before` is given the problem of the heads
-    that it changes, and of no others. It is called once for each run of neighbouring heads: the query is (B, h, Lq, E), and
-    `spot.heads` has the numbers of the heads. It returns a problem of the same sizes, dtype and device; any other
+    that it changes, and of no others. It is called once for each run of neighbouring heads: the query is (B, h, Lq, E),
+    and `spot.heads` has the numbers of the heads. It returns a problem of the same sizes, dtype and device; any other
     result raises a `ClearheadError` where the model calls attention. `after` is given the output (B, h, q, Ev) of the
     heads and queries that it changes, those at the positions `spot.rows`, and returns one of the same shape, dtype and
     device. `spot.mask`, `spot.bias` and `spot.tensor` take a
@@ -51,6 +51,7 @@ class Edit:
     """
 
     factor: float = 1.0  # the factor of the output
+    sequences: slice = slice(None)  # the sequences of the batch that are changed: a sweep gives each edit its own
 
     def __init__(self, layers: Layers = None, heads: Heads = None, queries: Positions = None) -> None:
         who = type(self).__name__

@@ -33,7 +33,9 @@ from clearhead.problem.regions import cut
 
 
 class Change(NamedTuple):
-    """A call, its place in the sequence, and its changed parts: the edits, the heads, and the rows of queries (Lq,).
+    """A call, its place in the sequence, and its changed parts.
+
+    A part: the edits, the sequences, the heads, and the rows of queries, bool (Lq,).
 
     `inside`: a context that is entered while edits are called, since an edit of the caller's own may compute attention,
     which is not a call of the model.
@@ -41,7 +43,7 @@ class Change(NamedTuple):
 
     problem: Problem
     spot: Spot
-    regions: list[tuple[list[Edit], tuple[int, ...], np.ndarray]]
+    regions: list[tuple[list[Edit], slice, tuple[int, ...], np.ndarray]]
     inside: Callable[[], AbstractContextManager[None]]
 
 
@@ -50,18 +52,18 @@ def changed(change: Change, place: Place, result: Any) -> Any:
     problem, spot, regions, inside = change
     with inside(), unobserved(), without_autocast(problem.sizes.device):
         tensor = place.tensor(result)
-        for edits, numbers, queries in regions:
+        for edits, batch, numbers, queries in regions:
             rows = np.flatnonzero(queries)
             hull = slice(int(rows[0]), int(rows[-1]) + 1)
             within = torch.from_numpy(rows - hull.start).to(problem.sizes.device)
             for heads in runs_of(numbers):
-                here = spot.of_heads(heads)
-                edited = before(cut(problem, Region(heads=heads)), edits, here)
+                here = spot.of_heads(heads, batch)
+                edited = before(cut(problem, Region(batch, heads)), edits, here)
                 new = _output(cut(edited, Region(queries=hull)), edits, here)[:, :, within]
                 new = after(new, edits, here._replace(rows=tuple(spot.queries[row] for row in rows.tolist())))
-                region = Region(heads=heads, queries=hull)
+                region = Region(batch, heads, hull)
                 old = lambda: _attended(cut(problem, region))[:, :, within]  # noqa: B023, E731 - called at once
-                tensor = place.changed(tensor, heads, within + hull.start, old, new)
+                tensor = place.changed(tensor, batch, heads, within + hull.start, old, new)
         return place.result(result, tensor)
 
 

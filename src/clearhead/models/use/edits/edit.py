@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 import warnings
 from collections.abc import Iterator, Sequence, Set
@@ -244,8 +245,8 @@ class Editor(Receiver):
 
     def _regions(
         self, problem: Problem, edits: list[int], spot: Spot, name: str
-    ) -> Iterator[tuple[list[Edit], tuple[int, ...], np.ndarray]]:
-        """The parts of a call: heads and queries (rows of this call) that the same edits change."""
+    ) -> Iterator[tuple[list[Edit], slice, tuple[int, ...], np.ndarray]]:
+        """The parts of a call: sequences, heads and queries (rows of this call) that the same edits change."""
         heads = np.zeros((len(edits), problem.sizes.heads), dtype=bool)
         rows = np.zeros((len(edits), problem.sizes.queries), dtype=bool)
         for i, number in enumerate(edits):
@@ -254,12 +255,27 @@ class Editor(Receiver):
             if one.acts(spot):
                 rows[i] = chosen(one.queries, spot.queries, spot.queries.stop)
             self.used[number] |= bool(rows[i].any())
-        for of_heads in np.unique(heads.T, axis=0):
-            if not of_heads.any():
-                continue
-            numbers = tuple(np.flatnonzero((of_heads == heads.T).all(1)).tolist())
-            among = rows & of_heads[:, None]
-            for of_rows in np.unique(among.T, axis=0):
-                if of_rows.any():
-                    some = [self.edits[edits[i]] for i in np.flatnonzero(of_rows)]
-                    yield some, numbers, (of_rows == among.T).all(1)
+        for batch, among in self._batches(edits, problem.sizes.batch):
+            for numbers, some, queries in _parts(heads[among], rows[among]):
+                yield [self.edits[edits[among[i]]] for i in some], batch, numbers, queries
+
+    def _batches(self, edits: list[int], batch: int) -> Iterator[tuple[slice, list[int]]]:
+        """Sequences that the same edits change, and the places of these edits in the list."""
+        places = [range(batch)[self.edits[number].sequences] for number in edits]
+        edges = sorted({0, batch, *(edge for place in places for edge in (place.start, place.stop))})
+        for start, stop in itertools.pairwise(edges):
+            among = [i for i, place in enumerate(places) if start in place]
+            if among:
+                yield slice(None) if (start, stop) == (0, batch) else slice(start, stop), among
+
+
+def _parts(heads: np.ndarray, rows: np.ndarray) -> Iterator[tuple[tuple[int, ...], list[int], np.ndarray]]:
+    """Heads, edits and rows: the parts that the same edits change. `heads`, `rows`: those of each edit, (n, …)."""
+    for of_heads in np.unique(heads.T, axis=0):
+        if not of_heads.any():
+            continue
+        numbers = tuple(np.flatnonzero((of_heads == heads.T).all(1)).tolist())
+        among = rows & of_heads[:, None]
+        for of_rows in np.unique(among.T, axis=0):
+            if of_rows.any():
+                yield numbers, np.flatnonzero(of_rows).tolist(), (of_rows == among.T).all(1)

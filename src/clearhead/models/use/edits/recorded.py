@@ -60,7 +60,9 @@ def _edited(change: Change, score: Score, query: Tensor, uniform: Tensor | None,
     sizes = problem.sizes._replace(leading=None)
     found, value = problem._replace(value=None), problem.value
     factor = torch.ones(sizes.shape[:3], dtype=accumulated(problem.query.dtype), device=sizes.device)
-    parts = ((edits, run, rows) for edits, heads, rows in change.regions for run in runs_of(heads))
+    if any(batch != EVERY[0] for _, batch, _, _ in change.regions):
+        raise UnsupportedError(f"{name}: a sweep of several cells at once is not recorded. Pass batch=1 to sweep.")
+    parts = ((edits, run, rows) for edits, _, heads, rows in change.regions for run in runs_of(heads))
     for edits, run, rows in parts:
         here, own = spot.of_heads(run), cut(problem._replace(sizes=sizes), Region(heads=run))
         check_steady(own, edits, here, name)
@@ -223,7 +225,7 @@ def with_weights(change: Change, result: Any) -> Any:
     averaged = given.shape in mean  # with one head, the weights and their mean are the same
     with torch.no_grad(), unobserved(), without_autocast(given.device):
         inside = torch.zeros(1, heads, queries, 1, dtype=torch.bool, device=given.device)
-        for _, numbers, rows in change.regions:
+        for _, _, numbers, rows in change.regions:
             of_rows = torch.from_numpy(rows).to(given.device)[None, :, None]
             inside[:, list(numbers)] |= of_rows
         new = edited_weights(change).dense(None)

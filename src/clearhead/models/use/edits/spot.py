@@ -20,7 +20,7 @@ from clearhead.models.tap.layers import Site
 from clearhead.models.tap.modules import Running
 from clearhead.problem._recorded import RecordedMask
 from clearhead.problem.problem import Problem
-from clearhead.problem.region import Region, bias_part, visible_part
+from clearhead.problem.region import EVERY, Region, bias_part, visible_part
 from clearhead.problem.visible import Visible, resolve
 
 RUNS = 3  # more runs cannot be spans of a few intervals
@@ -59,11 +59,11 @@ class Spot(NamedTuple):
         """The number of positions of the keys' sequence so far."""
         return self.keys.start + self.filled
 
-    def of_heads(self, heads: slice) -> Spot:
-        """The spot of some of the heads."""
+    def of_heads(self, heads: slice, batch: slice = EVERY) -> Spot:
+        """The spot of some of the heads, and sequences."""
         unmasked = self.unmasked
         if unmasked is not None:
-            unmasked = Unmasked(unmasked.query[:, heads], part(unmasked.blind, slice(None), heads))
+            unmasked = Unmasked(unmasked.query[batch, heads], part(unmasked.blind, batch, heads))
         return self._replace(heads=self.heads[heads], unmasked=unmasked)
 
     def mask(self, mask: Mask, sizes: Sizes) -> Visible:
