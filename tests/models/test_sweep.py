@@ -129,7 +129,7 @@ def test_an_interrupted_sweep_goes_on(llama: Any, tmp_path: Path) -> None:
     with pytest.raises(ch.ClearheadError, match="another sweep"):
         ch.models.sweep(llama, lambda layer: ch.edits.Ablate(layer), IDS, metric, "layer", folder=tmp_path / "kept")
     with pytest.raises(ch.ClearheadError, match="another sweep"):
-        ch.models.sweep(llama, ablated, IDS.flip(0), metric, folder=tmp_path / "kept")
+        ch.models.sweep(llama, ablated, IDS.flip(1), metric, folder=tmp_path / "kept")
     kept.write_text(json.dumps(["something"]) + "\n")
     with pytest.raises(ch.ClearheadError, match="another sweep"):
         ch.models.sweep(llama, ablated, IDS, metric, folder=tmp_path / "kept")

@@ -3,6 +3,8 @@
 from typing import TYPE_CHECKING
 
 from clearhead.base.renamed import missing as _missing
+from clearhead.inspection.low_rank import SVD as SVD
+from clearhead.inspection.low_rank import LowRank as LowRank
 from clearhead.models.attention_call import AttentionCall as AttentionCall
 from clearhead.models.causes.attribution import AttributedCall as AttributedCall
 from clearhead.models.causes.attribution import LogitAttribution as LogitAttribution

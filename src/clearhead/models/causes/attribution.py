@@ -156,7 +156,7 @@ def _of_call(call: AttentionCall, layer: Linear, grad: Tensor) -> AttributedCall
     output = call.outcome.output.to(grad.dtype)
     rows = batched(grad, output)
     assert rows is not None
-    toward = (rows @ layer.weight.to(grad)).unflatten(-1, (output.shape[1], -1)).transpose(1, 2)  # (B, H, Lq, Ev)
+    toward = (rows @ layer.weight.to(grad)).view(*rows.shape[:2], output.shape[1], -1).transpose(1, 2)  # (B, H, Lq, Ev)
     positions = (output * toward).sum(-1)
     value = call.value.to(grad.dtype)
     value = value.repeat_interleave(output.shape[1] // value.shape[1], 1)

@@ -65,7 +65,8 @@ class FromRun:
             several = f"{len(found)} calls of {site.layer}: pass one run of the model, such as recording.runs[0]"
             missing = f"no call of {site.layer} ({site.name}); it has {there}"
             raise ClearheadError(f"{self.who}: the source has {several if found else missing}.")
-        return found[0]
+        call: AttentionCall = found[0]
+        return call
 
     def tensor(self, part: Part, site: Site | None) -> Tensor:
         """The query, key, value or output of a layer, (B, H or Hk, L, E)."""

@@ -133,7 +133,7 @@ def _with_value(
 def _of_groups(value: Tensor | None, problem: Problem, name: str) -> Tensor:
     """The value of the key heads, (B, Hk, Lk, Ev), of that of all query heads."""
     assert value is not None
-    grouped = value.unflatten(1, (-1, problem.groups))
+    grouped = value.unflatten(1, (-1, problem.groups))  # type: ignore[no-untyped-call]
     if not torch.equal(grouped, grouped[:, :, :1].expand_as(grouped)):
         raise UnsupportedError(
             f"{name}: an edit replaces the value for some of the {problem.groups} query heads that share a key head, "
