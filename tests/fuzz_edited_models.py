@@ -129,6 +129,8 @@ class Hand:
     encoders: int = 0  # how many modules come before those of the decoder
     numbers: dict[int, int] = field(default_factory=dict)
     weights: dict[int, Tensor] = field(default_factory=dict)
+    chosen: set[int] = field(default_factory=set)  # the edits, by their places in the list, that choose some query
+    reached: set[int] = field(default_factory=set)  # those that choose a pair that the mask allows
 
     def __call__(
         self, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None,
@@ -160,10 +162,16 @@ class Hand:
         decoding = queries > self.prompt and number >= self.encoders
         newest = np.maximum(at + 1, self.prompt) if decoding else np.full(queries, queries)
         known = newest if keys == queries else np.full(queries, keys)  # of the source all are known
-        gone = torch.zeros_like(seen)
-        for one in self.edits:
+        gone, allowed = torch.zeros_like(seen), seen.clone()
+        for place, one in enumerate(self.edits):
             if number not in one.modules:
                 continue
+            rows = one.rows(queries, newest)
+            pairs = allowed & rows[:, None]
+            if one.kind in ("knockout", "after"):
+                pairs = pairs & one.columns(queries, keys, known)
+            self.chosen |= {place} if bool(rows.any()) else set()
+            self.reached |= {place} if bool(pairs.any()) else set()
             here = torch.zeros(1, scores.shape[1], queries, 1, dtype=torch.bool)
             here[:, one.heads] = one.rows(queries, newest)[None, :, None]
             if one.kind == "knockout":
@@ -405,7 +413,10 @@ def _failures(case: Case, number: int) -> Iterator[str]:
     except ch.ClearheadError as error:
         if "changed nothing" not in str(error):
             raise
+        yield from _of_nothing(case, str(error))
         return
+    if missed := _missed(case, sequences):
+        yield f"{missed[0].edit!r:.150} chooses no query of its layers, and no error says so"
     seen = a if case.around else b
     after, _ = run(case)
     one, two = (x.logits if case.how is None else torch.stack(x.logits) for x in (before, after))
@@ -456,6 +467,25 @@ def _failures(case: Case, number: int) -> Iterator[str]:
                 yield f"{call.name}: {reduction.__name__} kept at once {wrong}"
 
 
+def _missed(case: Case, sequences: Tensor) -> list[Edited]:
+    """The edits whose layers have no query that they choose: nothing that ran can be what they mean."""
+    _, hand = hand_run(case, case.edits, sequences)
+    return [one for i, one in enumerate(case.edits) if i not in hand.chosen]
+
+
+def _of_nothing(case: Case, said: str) -> Iterator[str]:
+    """What is wrong with the error that an edit changed nothing: by hand that edit reaches a pair that is allowed."""
+    try:
+        with ch.edit(case.model, *(one.edit for one in case.edits)):
+            _, sequences = run(case)  # the other edits may change the tokens
+    except ch.ClearheadError as error:
+        assert "changed nothing" in str(error)
+    _, hand = hand_run(case, case.edits, sequences)
+    named = [i for i, one in enumerate(case.edits) if said.startswith(f"{one.edit!r} changed nothing")]
+    if all(i in hand.reached for i in named):
+        yield f"{said:.200}, and by hand it reaches a pair that is allowed"
+
+
 def _weights(case: Case, seen: Any, hand: Hand) -> Iterator[str]:
     order: dict[str, int] = {}
     at: dict[str, int] = {}
@@ -486,6 +516,7 @@ def main() -> int:
     import transformers
 
     transformers.logging.set_verbosity_error()
+    torch.set_num_threads(1)  # these models are so small that threads of PyTorch's cost several times their work
     return numbered.main(failures_of, "edited models", __doc__)
 
 

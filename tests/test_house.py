@@ -215,7 +215,7 @@ MADE |= {
 }
 MADE |= {
     f"models.{name}"
-    for name in ("AuditedCall", "Comparison", "ComparedCall", "Differences", "CallDifference", "Survey")
+    for name in ("AuditedCall", "Comparison", "ComparedCall", "Differences", "CallDifference", "Framed", "Survey")
 }
 
 

@@ -119,3 +119,29 @@ def test_written_to_before_the_backward_pass(written, engine):
         assert "was modified in place after the forward pass" in str(lost)
     else:
         torch.testing.assert_close(got, want)
+
+
+def test_a_digest_reads_a_large_mask_in_parts():
+    """A shift of the whole mask would make another tensor of its size, which took most of the time."""
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    from clearhead.base.versions import digest
+
+    largest = 0
+
+    class Made(TorchDispatchMode):
+        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+            nonlocal largest
+            found = function(*args, **(kwargs or {}))
+            for one in found if isinstance(found, list | tuple) else [found]:
+                if isinstance(one, torch.Tensor) and one.untyped_storage().data_ptr() != memory:
+                    largest = max(largest, one.nbytes)
+            return found
+
+    mask = torch.randn(1024, 1024)
+    memory = mask.untyped_storage().data_ptr()
+    with Made():
+        before = digest(mask)
+    assert largest <= mask.nbytes / 8
+    mask.data[1000, [1, 2]] = mask.data[1000, [2, 1]]
+    assert digest(mask) != before

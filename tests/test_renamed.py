@@ -71,3 +71,10 @@ def test_what_never_was_a_name_is_an_error_as_ever():
         _ = recording().nothing
     with pytest.raises(TypeError, match="unexpected keyword argument 'nothing'"):
         ch.watch(Block(), nothing=1)
+
+
+@pytest.mark.parametrize("name", ["nn.MultiHeadAttention", "models.statistics", "models.bundled", "edits.ScaleHeads"])
+def test_a_name_of_a_namespace_is_told_at_the_top(name):
+    with pytest.raises(AttributeError, match=rf"is in a namespace: clearhead\.{name}\."):
+        getattr(ch, name.partition(".")[2])
+    assert attrgetter(name)(ch) is not None

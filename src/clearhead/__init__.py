@@ -131,7 +131,8 @@ if not TYPE_CHECKING:  # with it, a type checker would accept any name
             return import_module(f"{__name__}.{name}")
         home = {"diagnose": "explanation", "explain": "explanation", "edit": "models", "watch": "models"}.get(name)
         if home is None:
-            raise _missing(__name__, name)
+            spaces = "nn models reductions edits extend explanation results testing distributed"
+            raise _missing(__name__, name, (f"{__name__}.{space}" for space in spaces.split()))
         globals()[name] = found = getattr(import_module(f"{__name__}.{home}"), name)
         return found
 

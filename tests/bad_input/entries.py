@@ -907,6 +907,7 @@ NOT_CALLED = {
     "models.ReducedCall": "what statistics() gives", "models.Statistics": "what statistics() gives",
     "models.Means": "takes nothing",
     "models.Survey": "what survey() gives",
+    "models.Framed": "what a recording gives",
     "models.Monitor": "what monitor() gives", "models.Generation": "what a recording gives",
     "models.LazyAttention": "what lazy_attentions() gives",
     "explanation.Diagnosis": "what diagnose() gives", "explanation.Finding": "what diagnose() gives",

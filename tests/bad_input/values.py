@@ -27,6 +27,13 @@ def nested() -> Tensor:
     return torch.nested.nested_tensor([torch.ones(2, 4), torch.ones(3, 4)], layout=torch.jagged)
 
 
+def freed(good: Any) -> Tensor:
+    """A tensor whose memory is gone, as `fully_shard` leaves a layer's parameters."""
+    tensor = same(good).detach().clone()
+    tensor.untyped_storage().resize_(0)
+    return tensor
+
+
 KINDS: dict[str, Callable[[Any], Any]] = {
     "None": lambda good: None,
     "str": lambda good: "x",
@@ -57,6 +64,7 @@ KINDS: dict[str, Callable[[Any], Any]] = {
     "empty tensor": lambda good: torch.zeros(0),
     "meta tensor": lambda good: same(good).to("meta"),
     "fake tensor": lambda good: FAKE.from_tensor(same(good)),
+    "freed tensor": freed,
     "object array": lambda good: np.array([[1, 2], [3]], dtype=object),
     "string array": lambda good: np.array(["a"]),
 }
@@ -73,6 +81,7 @@ TOGETHER = (
     "empty tensor",
     "meta tensor",
     "fake tensor",
+    "freed tensor",
     "object array",
     "string array",
     "scalar tensor",

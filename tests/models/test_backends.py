@@ -12,6 +12,7 @@ import clearhead as ch
 os.environ["HF_HUB_OFFLINE"] = "1"
 transformers = pytest.importorskip("transformers", reason="the extra [models] is not installed")
 
+from small_models import SIZES  # noqa: E402
 from transformers.masking_utils import AttentionMaskInterface, flash_attention_mask  # noqa: E402
 
 IDS = torch.randint(3, 100, (2, 9), generator=torch.Generator().manual_seed(0))
@@ -55,11 +56,7 @@ def flash(monkeypatch):
 
 def models(implementation, window=4):
     config = {
-        "vocab_size": 100,
-        "hidden_size": 32,
-        "intermediate_size": 64,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
+        **SIZES,
         "num_key_value_heads": 2,
         "sliding_window": window,
         "pad_token_id": 0,

@@ -10,6 +10,8 @@ import clearhead as ch
 os.environ["HF_HUB_OFFLINE"] = "1"
 transformers = pytest.importorskip("transformers", reason="the extra [models] is not installed")
 
+from small_models import SIZES  # noqa: E402
+
 IDS = torch.randint(3, 100, (2, 5), generator=torch.Generator().manual_seed(0))
 LEFT = torch.tensor([[1] * 5, [0, 0, 1, 1, 1]])
 STEPS = 4
@@ -18,11 +20,7 @@ STEPS = 4
 def models():
     torch.manual_seed(0)
     config = {
-        "vocab_size": 100,
-        "hidden_size": 32,
-        "intermediate_size": 64,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
+        **SIZES,
         "num_key_value_heads": 2,
         "pad_token_id": 0,
         "eos_token_id": None,

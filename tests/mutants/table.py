@@ -657,7 +657,7 @@ PAGES = [
         "report/test_report_heads.py,report/test_report_map.py",
     ),
     Mutant(
-        "report/tiles.py",
+        "report/layer.py",
         "matrix[start : start + last - first, :keys]",
         "matrix[: last - first, :keys]",
         "rows of a tiled matrix are read from its tile's first",

@@ -13,8 +13,7 @@ from browser import Opened, Windows
 from rendered import render
 
 from clearhead.report import Layer
-from clearhead.report.layer import Bias
-from clearhead.report.tiles import tiled
+from clearhead.report.layer import PageBias, tiled
 from clearhead.report.why import with_steps
 
 
@@ -93,10 +92,10 @@ def compute_case(
     return Case(with_steps(layer), weights)
 
 
-def bias_of_matrix(matrix: np.ndarray) -> Bias:
+def bias_of_matrix(matrix: np.ndarray) -> PageBias:
     """The bias with one number for each pair, (H or 1, Lq, Lk)."""
     wide = matrix.astype(np.float32)
-    return Bias(tiles=tuple(tiled(lambda a, b, m=m: m[a:b], *m.shape) for m in wide))
+    return PageBias(tiles=tuple(tiled(lambda a, b, m=m: m[a:b], *m.shape) for m in wide))
 
 
 @pytest.fixture(scope="session")

@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from clearhead.report.layer import Bias
-from clearhead.report.tiles import Tiles, tiled
+from clearhead.report.layer import PageBias, Tiles, tiled
 from conftest import bias_of_matrix
 
 
@@ -26,10 +25,10 @@ from conftest import bias_of_matrix
         ("stop", np.zeros((1, 6)), "Layer.stop must be"),
         (
             "bias",
-            Bias(relative=np.zeros((2, 12))),
+            PageBias(relative=np.zeros((2, 12))),
             r"Layer.bias.relative must be \(1, 13\) or \(2, 13\); got \(2, 12\)",
         ),
-        ("bias", Bias(dense=np.zeros((1, 7, 7))), r"Layer.bias.dense must be \(1, 7, 1\) or \(2, 7, 1\)"),
+        ("bias", PageBias(dense=np.zeros((1, 7, 7))), r"Layer.bias.dense must be \(1, 7, 1\) or \(2, 7, 1\)"),
         ("bias", bias_of_matrix(np.ones((3, 7, 7))), "Layer.bias.tiles must be of 1 or 2 heads; got 3"),
         ("holes", (tiled(lambda a, b: np.ones((b - a, 7)) > 0, 7, 7),) * 3, "Layer.holes must be of 1 or 2 heads"),
         ("holes", (Tiles(np.zeros((1, 1), int), np.ones((1, 4, 4))),), r"Layer.holes cover \(4, 4\) pairs"),

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from clearhead.base.errors import ClearheadError, ShapeError, columns
 from clearhead.base.torch_private import is_zero_tensor
-from clearhead.base.tracing import compiling, with_memory
+from clearhead.base.tracing import compiling, freed, with_memory
 
 FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
@@ -29,7 +29,7 @@ def mask_forms(name: str, given: Any) -> str:
 def to_tensor(array: Any, name: str) -> Tensor:
     """A tensor over a NumPy array's own memory, or a copy where torch cannot address it; tensors stay as they are."""
     if isinstance(array, Tensor):
-        return array
+        return check_memory(array, name)
     if isinstance(array, np.ma.MaskedArray):
         raise ClearheadError(
             f"{name} is a masked array; pass {name}.filled(0.0), and hide the keys that have masked entries: "
@@ -82,6 +82,18 @@ def _writable_view(array: np.ndarray) -> np.ndarray:
         return array.copy()
 
 
+def check_memory(tensor: Tensor, name: str) -> Tensor:
+    """The tensor. Raise where its storage was freed, since a read of it may end the process."""
+    if freed(tensor):
+        raise ClearheadError(
+            f"{name}, {tensor.dtype}, shape {tuple(tensor.shape)}, has no memory: its storage holds "
+            f"{tensor.untyped_storage().nbytes():,} bytes, fewer than shape and strides need. A call of "
+            "storage.resize_() freed it, as fully_shard (FSDP2) frees a layer's parameters after the layer has run. "
+            "Pass a copy that is made before: tensor.clone()."
+        )
+    return tensor
+
+
 def check_float(tensor: Tensor, name: str) -> None:
     if tensor.is_nested:
         raise ClearheadError(f"{name} is nested; pass {name}.to_padded_tensor(0.0) and mask=Lengths(valid_lens).")
@@ -93,12 +105,15 @@ def check_float(tensor: Tensor, name: str) -> None:
             f"{name} has dtype {tensor.dtype}, shape {tuple(tensor.shape)}; expected float32, bfloat16, "
             f"float16 or float64: {fix}."
         )
+    check_memory(tensor, name)
 
 
 def to_tensor_float(array: Any, name: str) -> Tensor:
     """As `to_tensor`; integer and boolean NumPy arrays become float64."""
     if isinstance(array, Tensor):
-        return array if compiling() or not is_zero_tensor(array) else with_memory(array)
+        if compiling():
+            return array
+        return with_memory(array) if is_zero_tensor(array) else check_memory(array, name)
     tensor = to_tensor(array, name)
     return tensor if tensor.is_floating_point() else tensor.double()
 

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from clearhead.base.arrays import check_memory
 from clearhead.base.torch_private import any_autocast, dispatch_modes, function_modes
 from clearhead.base.tracing import plain
 
@@ -183,7 +184,7 @@ class State:
                 self._value(part, name, depth - 1)
         elif type(found) in (Tensor, torch.nn.Parameter) and plain(found) and not found.is_quantized:
             self.things.append("tensor")
-            self.tensors.append(found)
+            self.tensors.append(check_memory(found, name))
         elif type(found) is types.FunctionType:
             self.things.append(found)  # by identity: a rule may compare functions
             self._function(found, depth - 1)

@@ -6,7 +6,8 @@ keyword of a function ("watch(keep=)").
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from importlib import import_module
 
 _MOVED = {
     "clearhead.reductions": "Entropy TopK Received Pool MeanDistance LogSumExp MaxScore Mass SinkShare Output",
@@ -34,6 +35,7 @@ RENAMED: Mapping[str, str] = {
     **{f"clearhead.{name}": new for name, new in _OF_MODELS.items()},
     **{f"clearhead.models.{name}": new for name, new in _OF_MODELS.items()},
     **{f"clearhead.models.{name}": f"clearhead.edits.{name}" for name in ("Edit", "Knockout", "AddBias")},
+    **{f"clearhead.edits.{name}": _OF_MODELS[name] for name in ("Scale", "Force")},
     "clearhead.distributed.Plan": "clearhead.distributed.RankPlan",
     "Recording.save": "Recording.write(path)",
     "Recording.report": "Recording.view(tokens=…).write(path)",
@@ -48,9 +50,15 @@ RENAMED: Mapping[str, str] = {
 }
 
 
-def missing(owner: str, name: str) -> AttributeError:
-    """The error for a name that a namespace, or an object of a class, lacks: it says the new name of an old one."""
+def missing(owner: str, name: str, elsewhere: Iterable[str] = ()) -> AttributeError:
+    """The error for a name that a namespace, or an object of a class, lacks: it says the new name of an old one.
+
+    `elsewhere`: namespaces that may have the name; the error says which one does.
+    """
     new = RENAMED.get(f"{owner}.{name}")
+    for place in elsewhere if new is None and not name.startswith("_") else ():
+        if name in vars(import_module(place)):
+            return AttributeError(f"{owner}.{name} is in a namespace: {place}.{name}.")
     if new is None:
         what = f"module {owner!r}" if owner.startswith("clearhead") else f"{owner!r} object"
         return AttributeError(f"{what} has no attribute {name!r}")

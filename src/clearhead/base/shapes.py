@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from clearhead.base.arrays import FLOATS, check_float
+from clearhead.base.arrays import FLOATS, check_float, check_memory
 from clearhead.base.errors import ClearheadError, ShapeError, columns
 from clearhead.base.numbers import check_count
 from clearhead.base.tracing import as_followed, compiling, empty_of_values
@@ -234,7 +234,7 @@ def placed(tensor: Tensor, device: torch.device, who: str) -> Tensor:
             f"{who} is on the meta device, shape {tuple(tensor.shape)}, which holds no values, and the inputs are on "
             f"{device}. Make it outside of `torch.device('meta')`."
         )
-    return moved(as_followed(tensor), device)
+    return moved(as_followed(check_memory(tensor, f"a tensor of {who}")), device)
 
 
 def moved(tensor: Tensor, device: torch.device) -> Tensor:
@@ -296,6 +296,7 @@ def _one_row(tensor: Tensor, leading: int, name: str) -> str:
 
 def fit(tensor: Tensor, sizes: Sizes, name: str) -> Tensor:
     """A raw (..., Lq, Lk) tensor as (B or 1, H or 1, Lq or 1, Lk or 1), or an error that shows what disagrees."""
+    check_memory(tensor, name)
     shown = (*sizes.shown, sizes.queries, sizes.keys)
     rows = {"scores": shown, name: tuple(tensor.shape)}
     if tensor.ndim == 3 and len(shown) >= 4:

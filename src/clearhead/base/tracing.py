@@ -208,6 +208,34 @@ def address(tensor: Tensor) -> int:
     return data_address(tensor) if plain(tensor) else 0
 
 
+def in_memory(query: Tensor, key: Tensor, value: Tensor) -> bool:
+    """Whether the storages of three tensors have an address: one cheap check before `with_memory` and `freed`."""
+    try:
+        return bool(
+            query.untyped_storage().data_ptr()
+            and key.untyped_storage().data_ptr()
+            and value.untyped_storage().data_ptr()
+        )
+    except RuntimeError:  # of PyTorch's zeros without memory
+        return False
+
+
+def freed(tensor: Tensor) -> bool:
+    """Whether the storage of a tensor holds fewer bytes than shape and strides need.
+
+    False where there is no such storage: in compiled code, in transforms, and of a subclass that dispatches.
+    """
+    if compiling() or tensor.layout is not torch.strided or is_wrapped(tensor) or dispatches(tensor):
+        return False
+    if is_zero_tensor(tensor) or tensor.is_meta or not tensor.numel():
+        return False
+    if tensor.is_contiguous():
+        reach = tensor.numel()
+    else:
+        reach = 1 + sum(step * (count - 1) for step, count in zip(tensor.stride(), tensor.shape, strict=True))
+    return tensor.untyped_storage().nbytes() < tensor.element_size() * (tensor.storage_offset() + reach)
+
+
 @constant  # compiled code has no task of its own; PyTorch 2.12 takes the number for a value
 def in_backward() -> bool:
     """Whether a backward pass runs in this thread: a call in it, as by a checkpoint, repeats a call of the forward."""

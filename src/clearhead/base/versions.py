@@ -12,6 +12,7 @@ from clearhead.base.errors import ClearheadError
 from clearhead.base.torch_private import uncounted, version
 from clearhead.base.tracing import address, compiling, transformed
 
+_BAND = 2**15  # numbers that are read at a time: 256 KB
 SAME_SIZE = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
@@ -91,11 +92,29 @@ def digest(tensor: Tensor) -> int:
     if not once.numel():
         return 0
     numbers, found = _wide(once.view(1, 1) if once.ndim == 0 else once.unsqueeze(0)), 0
-    # of the highest bit, the sign, a product keeps only whether the factor is odd: so the upper halves are added too
-    for half in (numbers, numbers >> 32) if numbers.dtype == torch.int64 else (numbers,):
-        for part, first in ((half.sum(-1).flatten(), 1), (half.sum(tuple(range(half.ndim - 1))), 2**40)):
+    for rows, columns in _sums(numbers):
+        for part, first in ((rows, 1), (columns, 2**40)):
             found = 31 * found + int((part * _factors(first, len(part), part.device)).sum())
     return found
+
+
+def _sums(numbers: Tensor) -> list[tuple[Tensor, Tensor]]:
+    """The sum of each row and of each column, of the numbers and, where they have eight bytes, of their upper halves.
+
+    In memory of the host a few rows are read at a time, so that they are added up while the CPU's cache holds them.
+    """
+    banded = numbers.is_cpu and numbers.ndim == 2 and numbers.numel() > _BAND
+    bands = torch.split(numbers, max(1, _BAND // numbers.shape[-1])) if banded else (numbers,)
+    # of the highest bit, the sign, a product keeps only whether the factor is odd: so the upper halves are added too
+    shifts = (0, 32) if numbers.dtype == torch.int64 else (0,)
+    rows: list[list[Tensor]] = [[] for _ in shifts]
+    columns: list[list[Tensor]] = [[] for _ in shifts]
+    for band in bands:
+        for of, shift in enumerate(shifts):
+            half = band >> shift if shift else band
+            rows[of].append(half.sum(-1).flatten())
+            columns[of].append(half.sum(tuple(range(half.ndim - 1))))
+    return [(torch.cat(r), torch.stack(c).sum(0)) for r, c in zip(rows, columns, strict=True)]
 
 
 def _wide(tensor: Tensor) -> Tensor:

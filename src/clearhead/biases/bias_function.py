@@ -32,7 +32,8 @@ class BiasFunction(Bias):
     `reads`: the tensors that fn reads; most are found without it, as for `MaskFunction`.
     Raises a `ClearheadError` where fn gives anything else. Cost: the rule, for every pair that the mask allows; memory
     O(Lq + Lk). It runs on "tiled" and "reference", and without gradients on "sdpa"; in compiled code the whole matrix
-    may be made. A bias that depends on the distance alone is faster as a `clearhead.biases.DistanceBias`.
+    may be made. A bias that depends on the distance alone is faster as a
+    `Bias` of your own whose `lower` gives one number for each distance, `clearhead.extend.Added(relative=…)`.
     Source: the form is that of Dong et al. 2024, "Flex Attention".
     """
 

@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from clearhead.base.arrays import check_memory
 from clearhead.base.errors import ClearheadError, ShapeError
 from clearhead.base.numbers import MOST, check_count, check_flag
 from clearhead.base.places import positions
@@ -108,7 +109,7 @@ class RelativeBias(Bias):
                 f"{(*sizes.shown, sizes.queries, sizes.keys)}; pass RelativeBias({sizes.heads})." + no_heads(sizes)
             )
         apart = distances(sizes, query_offset(sizes, "RelativeBias"))
-        weight = wide(self.weight)
+        weight = wide(check_memory(self.weight, "RelativeBias: weight"))
         # one row a distance: the gradient is a sum over distances, in a fixed order
         # second derivatives of PyTorch's embedding fail where it looks up nothing
         none = weight[:0].reshape(*apart.shape, sizes.heads) if not apart.numel() else None

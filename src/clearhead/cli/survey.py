@@ -10,7 +10,7 @@ from pathlib import Path
 from clearhead.base.errors import ClearheadError
 from clearhead.base.text import printable
 from clearhead.base.written import ending_of
-from clearhead.cli.texts import check_outputs, model_of
+from clearhead.cli.texts import check_outputs, model_of, reading
 from clearhead.models.loading import quiet
 from clearhead.models.survey import survey
 from clearhead.models.use.surveys.run import rank_of
@@ -51,17 +51,10 @@ def run(options: argparse.Namespace) -> None:
 def texts_of(file: str, field: str) -> Iterator[str]:
     """The texts of a file: one text, or one JSON object, on each line. Empty lines are skipped."""
     objects = file.endswith((".jsonl", ".ndjson"))
-    try:
-        with Path(file).open(encoding="utf-8-sig") as lines:
-            for number, line in enumerate(lines, 1):
-                if line.strip():
-                    yield _text(line, field, f"line {number} of {file!r}") if objects else line.strip()
-    except UnicodeDecodeError as error:
-        raise ClearheadError(f"the file {file!r} is not UTF-8: {error}.") from error
-    except ClearheadError:
-        raise
-    except (OSError, ValueError) as error:  # ValueError: a NUL in the path
-        raise ClearheadError(f"cannot read the texts {file!r}: {getattr(error, 'strerror', None) or error}.") from error
+    with reading(f"the texts' file {file!r}"), Path(file).open(encoding="utf-8-sig") as lines:
+        for number, line in enumerate(lines, 1):
+            if line.strip():
+                yield _text(line, field, f"line {number} of {file!r}") if objects else line.strip()
 
 
 def _text(line: str, field: str, where: str) -> str:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -83,6 +84,19 @@ def model_of(options: argparse.Namespace, head: bool | None = None) -> tuple[Any
     return *load(folder, head), folder
 
 
+@contextmanager
+def reading(what: str) -> Iterator[None]:
+    """Raise a `ClearheadError` that says why a text cannot be read. `what`: such as "the file 'a.txt'"."""
+    try:
+        yield
+    except UnicodeDecodeError as error:
+        raise ClearheadError(f"{what} is not UTF-8: {error}.") from error
+    except ClearheadError:
+        raise
+    except (OSError, ValueError) as error:  # ValueError: a NUL in the path
+        raise ClearheadError(f"cannot read {what}: {getattr(error, 'strerror', None) or error}.") from error
+
+
 def text_of(options: argparse.Namespace) -> str:
     """The text of the argument, of a file, or of standard input."""
     if options.file is None and options.text is None:
@@ -90,18 +104,12 @@ def text_of(options: argparse.Namespace) -> str:
     if options.file is None and options.text != "-":
         return checked(options.text)
     name = "of standard input" if options.file in (None, "-") else repr(options.file)
-    try:
-        if options.file in (None, "-"):
-            if sys.stdin is None:
-                raise OSError("it is closed")
-            return checked(sys.stdin.buffer.read().decode("utf-8-sig"))
-        return checked(Path(options.file).read_text(encoding="utf-8-sig"))
-    except UnicodeDecodeError as error:
-        raise ClearheadError(f"the text {name} is not UTF-8: {error}.") from error
-    except ClearheadError:
-        raise
-    except (OSError, ValueError) as error:  # ValueError: a NUL in the path
-        raise ClearheadError(f"cannot read the text {name}: {getattr(error, 'strerror', None) or error}.") from error
+    with reading(f"the text {name}"):
+        if options.file not in (None, "-"):
+            return checked(Path(options.file).read_text(encoding="utf-8-sig"))
+        if sys.stdin is None:
+            raise OSError("it is closed")
+        return checked(sys.stdin.buffer.read().decode("utf-8-sig"))
 
 
 def checked(text: str, name: str = "the text") -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from inspect import signature
-from typing import Any, overload
+from typing import Any, TypedDict, Unpack, overload
 
 import torch
 from torch import nn
@@ -23,21 +23,21 @@ from clearhead.nn._record import RecordingModule
 from clearhead.nn.multi_head_attention import MultiHeadAttention
 
 
+class Options(TypedDict, total=False):
+    """The options of `attention` that can be explained."""
+
+    score: ScoreLike
+    scale: float | None
+    dropout_p: float
+    mask: Any
+    bias: Any
+    sinks: Any
+    align: Any
+
+
 @overload
 def explain(
-    query: Any,
-    key: Any,
-    value: Any,
-    *,
-    score: ScoreLike = None,
-    mask: Any = None,
-    bias: Any = None,
-    scale: float | None = None,
-    sinks: Any = None,
-    align: Any = None,
-    dropout_p: float = 0.0,
-    at: Any = None,
-    gradients: Any = False,
+    query: Any, key: Any, value: Any, *, at: Any = None, gradients: Any = False, **options: Unpack[Options]
 ) -> Explanation: ...
 
 

@@ -46,15 +46,12 @@ class Aligned:
 class WeightDifference(LazyMatrix):
     """How much more weight one recording gives each pair than another: B − A, computed where it is looked at.
 
-    >>> import torch, torch.nn.functional as F, clearhead as ch
-    >>> class Block(torch.nn.Module):
-    ...     def forward(self, x):
-    ...         return F.scaled_dot_product_attention(x, x, x, is_causal=True)
-    >>> block = Block()
+    >>> import torch, clearhead as ch
+    >>> block, x, y = ch.nn.DotProductAttention(), torch.eye(4)[:3].expand(1, 2, 3, 4) * 2, torch.zeros(1, 2, 3, 4)
     >>> with ch.watch(block) as before:
-    ...     output = block(torch.zeros(1, 2, 3, 4))
+    ...     output = block(y, y, y, mask=ch.Causal())
     >>> with ch.watch(block) as after:
-    ...     output = block(torch.eye(4)[:3].expand(1, 2, 3, 4) * 2)
+    ...     output = block(x, x, x, mask=ch.Causal())
     >>> difference = before.compare(after)[0].weights
     >>> difference.shape, difference[0, 1, 1]
     (torch.Size([1, 2, 3, 3]), tensor([-0.3808,  0.3808,  0.0000]))

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from clearhead.base.arrays import mask_forms, to_tensor
+from clearhead.base.arrays import check_memory, mask_forms, to_tensor
 from clearhead.base.errors import ClearheadError, ShapeError
 from clearhead.base.tracing import compiling, ensure, readable, traced, transformed
 from clearhead.base.versions import Versions
@@ -34,7 +34,7 @@ def derived(mask: Any, tensor: Tensor, derive: Callable[[Tensor], T]) -> T:
     if before is not None and (compiling() or _same(before[0], tensor)):
         found: T = before[1]
         return found
-    found = derive(tensor)
+    found = derive(check_memory(tensor, "a tensor of the mask"))
     if not transformed() and not traced():  # tensors that are made there are not valid outside
         mask._derived = None if compiling() else Versions([("the mask", tensor)]), found
     return found

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from clearhead.base.arrays import mask_forms, owned
+from clearhead.base.arrays import check_memory, mask_forms, owned
 from clearhead.base.errors import ClearheadError
 from clearhead.base.shapes import Sides, Sizes, fit, part, placed
 from clearhead.base.tracing import on_the_host, readable
@@ -44,7 +44,7 @@ class DenseMask(Mask):
 
         `keep` may share its memory with an array, and writes to an array are not counted.
         """
-        keep, known = self.keep, vars(self)
+        keep, known = check_memory(self.keep, "DenseMask: keep"), vars(self)
         if not on_the_host(keep) or not readable(keep):
             return None
         if "_kept_copy" not in known:

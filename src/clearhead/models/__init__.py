@@ -32,6 +32,7 @@ from clearhead.models.read.distinctive import Distinctive as Distinctive
 from clearhead.models.read.tokens import match_tokens as match_tokens
 from clearhead.models.recording import Recording as Recording
 from clearhead.models.recording import load_recording as load_recording
+from clearhead.models.show.framed import Framed as Framed
 from clearhead.models.survey import Survey as Survey
 from clearhead.models.survey import survey as survey
 from clearhead.models.table import Table as Table

@@ -28,7 +28,7 @@ from clearhead.inspection.gradients import WeightGradients
 from clearhead.inspection.source import FromRecord
 from clearhead.inspection.weights import Weights
 from clearhead.masks.base import Mask
-from clearhead.models.call import Call, Outcome, with_key
+from clearhead.models.call import Call, Outcome, with_key, word_list
 from clearhead.models.chain.cached import Cached
 from clearhead.models.tap.layers import FIRST, LayerName
 from clearhead.models.tap.modules import Kind
@@ -303,7 +303,7 @@ def _words(
 ) -> tuple[tuple[str, ...] | None, tuple[str, ...] | None]:
     """The word of each query and of each key; None where no words were given."""
     queries, keys = call.query.shape[2], call.key.shape[2]
-    own, source = _listed("tokens", tokens), _listed("source_tokens", source_tokens)
+    own, source = word_list("tokens", tokens), word_list("source_tokens", source_tokens)
     if source is None and call.kind == "self":
         source = own
     if own is not None and len(own) < queries:
@@ -312,21 +312,6 @@ def _words(
         name = "tokens" if source is own else "source_tokens"
         raise ShapeError(f"{name} has {len(source)} words, and {call.name} has {keys} keys; pass one a position.")
     return None if own is None else tuple(own[-queries:]), None if source is None else tuple(source)
-
-
-def _listed(name: str, words: Any) -> list[str] | None:
-    if words is None:
-        return None
-    try:
-        found: list[Any] = [None] if isinstance(words, str | bytes) else list(words)
-    except TypeError:  # it is no sequence
-        found = [None]
-    if not all(isinstance(word, str) for word in found):
-        raise ClearheadError(
-            f"{name} takes words, one for each position; got a {type(words).__name__}. For token ids pass "
-            "tokenizer.convert_ids_to_tokens(ids)."
-        )
-    return found
 
 
 @torch.no_grad()

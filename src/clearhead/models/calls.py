@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from fnmatch import fnmatchcase
-from typing import Any, Generic, NamedTuple, Protocol, Self, TypeVar, overload
+from typing import Any, Generic, NamedTuple, Self, TypeVar, overload
 
 import numpy as np
 
@@ -16,40 +16,20 @@ from clearhead.models.attention_call import AttentionCall
 from clearhead.models.tap.choice import PATTERNS, Item, checked_layers, fits, made_by
 from clearhead.models.tap.layers import LayerName, Site
 
-
-class AnyCall(Protocol):
-    """A call has its module's name, its kind of attention, and the number of the model's run that made it."""
-
-    @property
-    def name(self) -> str: ...
-
-    @property
-    def kind(self) -> str: ...
-
-    @property
-    def run(self) -> int: ...
+Seen = TypeVar("Seen", bound=Any)  # it has the name of its module, its kind, and the run of the model that made it
 
 
-Call = TypeVar("Call", bound=AnyCall)
+class Calls(Generic[Seen]):
+    """The attention calls of a watched model, in order: see `Recording`."""
 
-
-class Calls(Generic[Call]):
-    """The attention calls of a watched model.
-
-    `calls`: a list, in order; iterating gives the calls too. `seen[3]`: call number 3, which need not be of layer 3,
-    because a layer makes a call in each run. `seen["encoder.layer.3.attention.self"]`: the calls of one module, in
-    order; `seen["*.layer.3.*"]`: the calls of all modules whose names fit a pattern. `names`: of the modules. `runs`:
-    the calls of each run of the model.
-    """
-
-    def __init__(self, calls: list[Call]) -> None:
+    def __init__(self, calls: list[Seen]) -> None:
         self.calls = calls
 
     @overload
-    def __getitem__(self, which: int) -> Call: ...
+    def __getitem__(self, which: int) -> Seen: ...
 
     @overload
-    def __getitem__(self, which: str | slice) -> list[Call]: ...
+    def __getitem__(self, which: str | slice) -> list[Seen]: ...
 
     def __getitem__(self, which: Any) -> Any:
         if isinstance(which, slice):
@@ -64,7 +44,7 @@ class Calls(Generic[Call]):
             raise ClearheadError(f"no attention call of a module {which!r} was seen; there are {listed(self.names)}.")
         return found
 
-    def __iter__(self) -> Iterator[Call]:
+    def __iter__(self) -> Iterator[Seen]:
         return iter(self.calls)
 
     def __len__(self) -> int:
@@ -83,7 +63,7 @@ class Calls(Generic[Call]):
     @property
     def runs(self) -> list[Self]:
         """The calls of each run of the model, in order. A run is one call of the model, or of a module of it."""
-        found: dict[int, list[Call]] = {}
+        found: dict[int, list[Seen]] = {}
         for call in self.calls:
             found.setdefault(call.run, []).append(call)
         return [type(self)(calls) for calls in found.values()]

@@ -124,16 +124,8 @@ def attend(
             f"{name} gives its attention {', '.join(more)}, of this rank's positions alone: position biases, chosen "
             "keys and packed lengths are not shared out over ranks. Packed documents are marked by position_ids."
         )
-    out = attention(
-        query,
-        key,
-        value,
-        layout=shared.layout,
-        score=dot(scaling, kwargs.get("softcap")),
-        mask=shared.mask,
-        sinks=kwargs.get("s_aux"),
-        dropout_p=dropout,
-    )
+    score, sinks, (layout, mask) = dot(scaling, kwargs.get("softcap")), kwargs.get("s_aux"), shared
+    out = attention(query, key, value, layout=layout, score=score, mask=mask, sinks=sinks, dropout_p=dropout)
     return out.transpose(1, 2).contiguous(), None
 
 

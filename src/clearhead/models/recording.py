@@ -42,9 +42,13 @@ from clearhead.report.page import nothing_left
 
 
 class Recording(Calls[AttentionCall]):
-    """The attention calls of a watched model, from which their weights are computed. See `Calls`.
+    """The attention calls of a watched model, from which their weights are computed.
 
-    The calls of one module are a `Generation`: its steps, which `seen[name].joined()` makes one matrix.
+    `calls`: a list, in order; iterating gives the calls too. `seen[3]`: call number 3, which need not be of layer 3,
+    because a layer makes a call in each run. `seen["encoder.layer.3.attention.self"]`: the calls of one module, in
+    order; `seen["*.layer.3.*"]`: the calls of all modules whose names fit a pattern. `names`: of the modules. `runs`:
+    the calls of each run of the model. The calls of one module are a `Generation`: its steps, which
+    `seen[name].joined()` makes one matrix.
     """
 
     @overload

@@ -20,8 +20,9 @@ from clearhead.models.tap.layers import Layers
 from clearhead.models.tap.modules import Stack
 from clearhead.models.use.means import Means
 from clearhead.models.use.surveys.looks import CLASSES, NAMED
-from clearhead.models.use.surveys.run import Total, surveyed
-from clearhead.report.heads_page import About, Shown, heads_page
+from clearhead.models.use.surveys.run import surveyed
+from clearhead.report.heads_page import Statistic, heads_page
+from clearhead.report.layer import About
 
 
 def survey(
@@ -78,8 +79,8 @@ def survey(
     Cost: a pass of the model; for each call a pass over its pairs for all measures, and two passes over one key a query
     for "first" and "previous"; memory O(batch). The model's weights are read once for their digest.
     """
-    total, length, count = surveyed(model, texts, tokenizer, keep, state, batch, max_length, rank, wait)
-    return _of(total, model, length, count)
+    parts = surveyed(model, texts, tokenizer, keep, state, batch, max_length, rank, wait)
+    return Survey(type(model).__name__, **parts, layers=_layers(model, parts["means"]))
 
 
 @dataclass(frozen=True, eq=False)
@@ -151,14 +152,14 @@ class Survey:
             title or f"Attention of {self.model} over {self.texts:,} texts", said, self._shown(), self.table()
         )
 
-    def _shown(self) -> list[Shown]:
+    def _shown(self) -> list[Statistic]:
         """The statistics of the page, each with its description."""
         found = []
         for column in self.columns[1:]:
             if column.endswith(" uniform"):
                 continue
             beside = f"{column} uniform" if f"{column} uniform" in self.columns else None
-            found.append(Shown(_about(column), beside, share=beside is not None and column != "distance"))
+            found.append(Statistic(_about(column), beside, share=beside is not None and column != "distance"))
         return found
 
     def __repr__(self) -> str:
@@ -182,15 +183,6 @@ def _about(column: str) -> About:
             column, says, "Σ_j r_j / N, j of the class, r_j = Σ_i w_ij, N the queries", "0 to 1", f"attends {column}"
         )
     return About(column, f"The mean of {column} over all queries, keys or texts that count.", "a mean", "any", None)
-
-
-def _of(total: Total, model: nn.Module, max_length: int | None, batches: int) -> Survey:
-    means = Means()
-    means.load_state_dict(total.state_dict())
-    texts, tokens, truncated = total.counts
-    return Survey(
-        type(model).__name__, total.columns, means, texts, tokens, truncated, batches, max_length, _layers(model, means)
-    )
 
 
 def _layers(model: nn.Module, modules: Iterable[str]) -> dict[str, int | str]:

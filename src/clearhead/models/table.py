@@ -21,20 +21,18 @@ ROWS, COLUMNS = 20, 100  # the largest number of rows, and of characters in a li
 class Table(list[dict[str, Any]]):
     """A list of rows, one for each head; a row is a dict by columns. `Recording.table` gives it.
 
-    >>> import torch, torch.nn.functional as F, clearhead as ch
-    >>> class Block(torch.nn.Module):
-    ...     def forward(self, x):
-    ...         return F.scaled_dot_product_attention(x, x, x, is_causal=True)
-    >>> block = Block()
+    >>> import torch, clearhead as ch
+    >>> block, x = ch.nn.DotProductAttention(), torch.zeros(1, 2, 5, 8)
     >>> with ch.watch(block) as seen:
-    ...     output = block(torch.zeros(1, 2, 5, 8))
+    ...     output = block(x, x, x, mask=ch.Causal())
     >>> table = seen.table()
     >>> len(table), round(table[0]["previous"], 3), round(table[0]["previous uniform"], 3)
     (2, 0.321, 0.321)
-    >>> print(seen.table(ch.reductions.Entropy()))
-    layer  run  module  kind  backend  queries  keys  head  Entropy
-        0    0   Block  self     sdpa        5     5     0    0.957
-        0    0   Block  self     sdpa        5     5     1    0.957
+    >>> rows = seen.table(ch.reductions.Entropy())
+    >>> print(ch.models.Table({name: row[name] for name in ("layer", "head", "Entropy")} for row in rows))
+    layer  head  Entropy
+        0     0    0.957
+        0     1    0.957
     >>> print(table.about("previous"))
     The weight on the token before the query's own, a mean over the queries that may see one. Formula: mean_i w_ij, ...
 

@@ -71,7 +71,8 @@ def watch(
     `F.scaled_dot_product_attention` in threads that run no module. Without `layers`, warns of modules whose attention
     is not recorded: modules that call `flex_attention` or a kernel of PyTorch's themselves, and modules with
     "attention", "attn", "multihead" or "mha" in their name or their class's name that compute a softmax in their own
-    code. Compiled code shows neither: a compiled `flex_attention` is missing from the record without a warning.
+    code. A softmax that a module computes by hand, as exp() divided by its sum, goes unnoticed.
+    Compiled code shows none of these: a compiled `flex_attention` is missing from the record without a warning.
     Cost: for each call a copy of query and key, in O(Lq + Lk) memory, and a copy of the mask's tensor, once, where its
     rows are not intervals. `torch.nn` projects queries and keys inside: a record projects them once more.
     """

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from clearhead.base.arrays import check_float
+from clearhead.base.arrays import check_float, check_memory
 from clearhead.base.errors import ClearheadError, ShapeError, UnsupportedError, columns
 from clearhead.base.numbers import check_count
 from clearhead.base.shapes import moved, placed
@@ -158,6 +158,8 @@ class KeyValueCache:
         if self._state is None:
             raise ClearheadError("the cache is empty: it has no batch to reorder before its first keys.")
         state = self._state
+        if isinstance(indices, Tensor):
+            check_memory(indices, "indices")
         indices = _check_indices(indices, state.key.shape[0])
         at = placed(indices, state.key.device, "indices")
         room = _Room(state.key.index_select(0, at), state.value.index_select(0, at))

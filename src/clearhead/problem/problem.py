@@ -15,12 +15,13 @@ from clearhead.base.errors import ClearheadError, ShapeError, UnsupportedError, 
 from clearhead.base.numbers import check_number
 from clearhead.base.positions import check_align
 from clearhead.base.shapes import Sizes, apart, as_inputs, fit, no_heads, plain_sizes
-from clearhead.base.torch_private import any_autocast, is_zero_tensor
+from clearhead.base.torch_private import any_autocast
 from clearhead.base.tracing import (
     autocast,
     autocasting,
     compiling,
     distributed,
+    in_memory,
     ordinary,
     readable,
     refuse_jit,
@@ -152,7 +153,7 @@ def make_problem(
     """
     by_tile = by_tile or as_written
     sizes = plain_sizes(query, key, value) if ordinary() else None
-    if sizes is None or is_zero_tensor(query) or is_zero_tensor(key) or is_zero_tensor(value):
+    if sizes is None or not in_memory(query, key, value):
         query, key, value, sizes = inputs(query, key, value)
     if align is not None:
         sizes = sizes._replace(align=check_align(align))

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from clearhead.base.arrays import check_memory
 from clearhead.base.errors import ClearheadError
 from clearhead.base.shapes import part
 from clearhead.base.torch_private import uncounted, whole_of
@@ -32,8 +33,10 @@ class Record(NamedTuple):
     copied: bool  # True: all tensors are copies, but those that the problem's functions read, which are in `reads`
 
     def check(self) -> None:
-        """Raise where a tensor has been written to since the call."""
+        """Raise where a tensor has been written to, or its memory freed, since the call."""
         check_reads(self.reads, _by_functions(self.problem) if self.copied else tensors_of(self.problem))
+        for name, tensor in tensors_of(self.problem) if self.copied else ():
+            check_memory(tensor, f"the {name} of the recorded call")
 
     def __reduce__(self) -> Any:  # a mask's residual may be a function that cannot be pickled
         problem, visible = self.problem, self.problem.visible

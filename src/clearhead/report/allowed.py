@@ -11,8 +11,7 @@ from torch import Tensor
 from clearhead.biases.base import Added
 from clearhead.problem.problem import Problem
 from clearhead.report._words import Shown
-from clearhead.report.layer import Array, Bias
-from clearhead.report.tiles import Tiles, tiled
+from clearhead.report.layer import Array, PageBias, Tiles, tiled
 
 EVERY = slice(None)
 ONE = slice(0, 1)
@@ -47,7 +46,7 @@ def holes_of(problem: Problem, rows: Shown, columns: Shown) -> tuple[Tiles | Non
     return found if any(tiles is not None for tiles in found) else ()
 
 
-def bias_of(problem: Problem, rows: Shown, columns: Shown) -> Bias | None:
+def bias_of(problem: Problem, rows: Shown, columns: Shown) -> PageBias | None:
     """The bias: a number for each distance, where the shown positions are consecutive; a broadcast part; or tiles."""
     added, sizes = problem.bias, problem.sizes
     if added is None:
@@ -75,7 +74,7 @@ def bias_of(problem: Problem, rows: Shown, columns: Shown) -> Bias | None:
 
         tiles = tuple(_tiles(part, problem, rows, columns, max(heads)))
         tiles = tiles if any(each is not None for each in tiles) else ()
-    found = Bias(relative, dense, tiles)
+    found = PageBias(relative, dense, tiles)
     return None if relative is None and dense is None and not tiles else found
 
 

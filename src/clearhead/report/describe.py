@@ -8,8 +8,7 @@ from typing import Any
 import numpy as np
 
 from clearhead.report._blocks import Blocks, multiples, plain, planes, thumbnail_codes
-from clearhead.report.layer import About, Array, Bias, Layer, Measures, seen_keys
-from clearhead.report.tiles import Tiles
+from clearhead.report.layer import Array, Layer, Measures, PageBias, Tiles, seen_keys
 
 CHUNK = 8192  # tokens of an operand in a block
 AT_ONCE = 2**24  # up to so many products of features, the page computes log-sum-exps itself
@@ -107,7 +106,7 @@ def _rows(layer: Layer, number: int, blocks: Blocks) -> dict[str, int]:
     return dict(zip(found, blocks.add(*found.values()), strict=True))
 
 
-def _describe_bias(bias: Bias, put: Any, blocks: Blocks) -> None:
+def _describe_bias(bias: PageBias, put: Any, blocks: Blocks) -> None:
     if bias.relative is not None:
         put("relative", [blocks.one(plain(row, "float32")) for row in bias.relative])
     if bias.dense is not None:
@@ -140,7 +139,7 @@ def _pyramid(layer: Layer, number: int, blocks: Blocks) -> dict[str, int]:
     return places | {"rows": rows, "columns": columns, "perRow": per_row, "perColumn": per_column}
 
 
-def measured(measures: Measures, known: Sequence[About]) -> list[Any]:
+def measured(measures: Measures, known: Sequence[Any]) -> list[Any]:
     """A head's measures in the given order: (value, uniform attention's value, perhaps a key), or 0 for none."""
     found: list[Any] = []
     for measure in known:

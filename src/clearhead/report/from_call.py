@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from torch import Tensor
 
 from clearhead.base.positions import query_offset
-from clearhead.inspection.weights import Weights
 from clearhead.problem.problem import Problem
 from clearhead.problem.regions import of_sequence
 from clearhead.report._blocks import map_codes
@@ -27,29 +26,10 @@ MEASURED = 2**22  # pairs of a call whose weights are compared with those of the
 GIVEN = 1024  # the most queries, and keys, of scores that are written as they are
 
 
-class CallLike(Protocol):
-    """The parts of a recorded call that the page reads.
-
-    `padding`: True for positions of words, (B, Lq) and (B, Lk), each None where all are words; None without padding.
-    """
-
-    @property
-    def name(self) -> str: ...
-
-    @property
-    def kind(self) -> str: ...
-
-    @property
-    def weights(self) -> Weights: ...
-
-    @property
-    def padding(self) -> tuple[Tensor | None, Tensor | None] | None: ...
-
-
 def layer_from_call(
-    call: CallLike, query_tokens: Sequence[str], key_tokens: Sequence[str], sequence: int = 0, error: float = ERROR
+    call: Any, query_tokens: Sequence[str], key_tokens: Sequence[str], sequence: int = 0, error: float = ERROR
 ) -> Layer | LeftOut:
-    """One sequence of a call without padding, and with the statistics of its weights, in one or two passes.
+    """One sequence of a recorded call without padding, and with the statistics of its weights, in one or two passes.
 
     `error`: about how far rounding of query and key may move a weight. The statistics are those of the rounded tensors.
     """

@@ -12,20 +12,11 @@ from typing import Any, NamedTuple
 
 from clearhead.base.pages import embedded, filled, head, program, source, style
 from clearhead.report.describe import finite
+from clearhead.report.layer import About
 from clearhead.report.page import heads_pane
 
 
-class About(NamedTuple):
-    """The words about a statistic."""
-
-    name: str
-    says: str
-    formula: str
-    range: str
-    does: str | None
-
-
-class Shown(NamedTuple):
+class Statistic(NamedTuple):
     """A statistic: its words, and the column of uniform attention's value.
 
     `share`: whether it is a share of weight, or of the largest entropy; other statistics are shown as numbers.
@@ -36,7 +27,7 @@ class Shown(NamedTuple):
     share: bool
 
 
-def heads_page(title: str, said: str, statistics: Sequence[Shown], rows: Sequence[Mapping[str, Any]]) -> str:
+def heads_page(title: str, said: str, statistics: Sequence[Statistic], rows: Sequence[Mapping[str, Any]]) -> str:
     """The page of the heads in `rows`, which have the columns layer, module, head, and those of the statistics."""
     inside, script = style("survey"), program("survey")
     parts = {
@@ -48,7 +39,7 @@ def heads_page(title: str, said: str, statistics: Sequence[Shown], rows: Sequenc
     return filled(source(__package__, "survey.html"), parts)
 
 
-def _meta(title: str, said: str, statistics: Sequence[Shown], rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def _meta(title: str, said: str, statistics: Sequence[Statistic], rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     layers: dict[int | str, dict[str, Any]] = {}
     for row in rows:
         which = row["layer"]
@@ -59,7 +50,7 @@ def _meta(title: str, said: str, statistics: Sequence[Shown], rows: Sequence[Map
     return {"title": title, "said": said, "measures": about, "layers": list(layers.values())}
 
 
-def _figure(one: Shown, row: Mapping[str, Any]) -> Any:
+def _figure(one: Statistic, row: Mapping[str, Any]) -> Any:
     value = finite(row.get(one.about.name, float("nan")))
     if value is None:
         return 0

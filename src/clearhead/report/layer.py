@@ -2,46 +2,84 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from clearhead.report.tiles import Tiles
-
 Array = NDArray[Any]
+SIDE = 128
+
+
+class Tiles(NamedTuple):
+    """A matrix (Lq, Lk) in tiles.
+
+    `places`, (rows, columns) int32: for each tile the place of its numbers in `tiles`, (n, side, side), bool or
+    float32; −1 for a tile of zeros. The last tiles of a row and of a column are filled up with zeros.
+    """
+
+    places: Array
+    tiles: Array
+
+    @property
+    def side(self) -> int:
+        return int(self.tiles.shape[-1])
+
+    def rows(self, first: int, last: int, keys: int) -> Array:
+        """The rows of the matrix from `first` up to `last`, (last − first, keys)."""
+        side = self.side
+        bands = self.places[first // side : -(-last // side)]
+        found = np.where((bands < 0)[..., None, None], np.zeros_like(self.tiles[:1]), self.tiles[bands])
+        matrix = found.swapaxes(1, 2).reshape(len(bands) * side, -1)
+        start = first - first // side * side
+        return matrix[start : start + last - first, :keys]
+
+
+def tiled(band: Callable[[int, int], Array], queries: int, keys: int) -> Tiles | None:
+    """The tiles of a matrix (queries, keys); None where all are zeros. `band(first, last)` gives rows of the matrix."""
+    side = min(SIDE, max(16, 1 << (max(queries, keys) - 1).bit_length()))
+    across = -(-keys // side)
+    places, kept, numbers = list[Array](), list[Array](), dict[bytes, int]()
+    for first in range(0, queries, side):
+        rows = band(first, min(first + side, queries))
+        padded = np.zeros((side, across * side), dtype=rows.dtype)
+        padded[: len(rows), :keys] = rows
+        tiles = padded.reshape(side, across, side).swapaxes(0, 1)
+        here = np.full(across, -1, dtype=np.int32)
+        for column in np.flatnonzero((tiles != 0).any((1, 2))):
+            tile = np.ascontiguousarray(tiles[column])
+            number = numbers.setdefault(hashlib.sha256(tile.data).digest(), len(kept))
+            if number == len(kept):
+                kept.append(tile)
+            here[column] = number
+        places.append(here)
+    return Tiles(np.stack(places), np.stack(kept)) if kept else None
+
+
 KINDS = ("self", "cross")
 PHIS = ("mul", "tanh_add", "sq_diff")
 STACKS = ("self", "encoder", "decoder", "cross")
 ROLES = (*STACKS, *(f"{stack}, beside" for stack in STACKS))
 
 
-class About(Protocol):
-    """The words of the page about a measure: see `Measure`."""
+class About(NamedTuple):
+    """The words of the page about a statistic of heads; a `Measure` has the same attributes."""
 
-    @property
-    def name(self) -> str: ...
-
-    @property
-    def says(self) -> str: ...
-
-    @property
-    def formula(self) -> str: ...
-
-    @property
-    def range(self) -> str: ...
-
-    @property
-    def does(self) -> str | None: ...
+    name: str
+    says: str
+    formula: str
+    range: str
+    does: str | None
 
 
-Measures = Mapping[Any, tuple[float, float, int | None]]  # by About
+Measures = Mapping[Any, tuple[float, float, int | None]]  # by measure, or About
 
 
 @dataclass(frozen=True, eq=False)
-class Bias:
+class PageBias:
     """The bias of scores, float32: the sum of the parts that are given. −∞ hides a pair.
 
     Attributes:
@@ -161,7 +199,7 @@ class Layer:
     softcap: float | None
     start: Array
     stop: Array
-    bias: Bias | None
+    bias: PageBias | None
     logsumexp: Array
     entropy: Array
     received: Array
@@ -337,7 +375,7 @@ def of_heads(layer: Layer, heads: Sequence[int]) -> Layer:
         name=f"{layer.name} (head{'s' * (len(chosen) > 1)} {', '.join(map(str, chosen))})",
         **{name: some(getattr(layer, name)) for name in BY_HEAD},
         key=layer.key[keys],
-        bias=None if bias is None else Bias(some(bias.relative), some(bias.dense), each(bias.tiles)),
+        bias=None if bias is None else PageBias(some(bias.relative), some(bias.dense), each(bias.tiles)),
         holes=each(layer.holes),
         operand_steps=None if steps is None else (some(steps[0]), steps[1][keys]),
         numbers=tuple(numbers[head] for head in chosen),

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from clearhead.base.arrays import FLOATS, accumulated, check_float, is_dense, shown, to_tensor_float
+from clearhead.base.arrays import FLOATS, accumulated, check_float, check_memory, is_dense, shown, to_tensor_float
 from clearhead.base.errors import ClearheadError, ShapeError, columns
 from clearhead.base.numbers import check_count, check_number, check_positive
 from clearhead.base.shapes import as_inputs
@@ -176,6 +176,7 @@ class Score(nn.Module, ABC):
         """Raise a `ClearheadError` for widths or dtypes this score cannot take."""
         casts = autocasting(query.device)  # under autocast inputs and parameters are cast together
         for name, parameter in self.named_parameters():
+            check_memory(parameter, f"the score's parameter {name}")
             if (parameter.dtype != query.dtype and not casts) or parameter.device != query.device:
                 dtype = str(query.dtype).removeprefix("torch.")
                 raise ClearheadError(

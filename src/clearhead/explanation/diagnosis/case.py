@@ -109,7 +109,7 @@ PAIRS = 2**27  # of more pairs, statistics are of evenly spaced queries: about a
 ROWS, NUMBERS = 32, 2**22  # the most queries of which every score is computed, and the most numbers at once
 
 
-class Rows(NamedTuple):
+class OfQueries(NamedTuple):
     """Statistics of the queries in `queries`, each (B, H, n): see `Case.rows`."""
 
     queries: range
@@ -207,7 +207,7 @@ class Case:
         return any(not bool((queries & seen_keys).any()) for seen_keys in ends)
 
     @cached_property
-    def rows(self) -> Rows:
+    def rows(self) -> OfQueries:
         """Statistics of the softmax of every query, or, beyond `PAIRS` pairs, of evenly spaced queries."""
         queries = self.shape[2]
         step = max(1, math.ceil(math.prod(self.shape) / PAIRS))
@@ -219,7 +219,7 @@ class Case:
         entropy, best, weights, keys, sink = (t.reshape(shape) for t in (entropy, best, weights, keys, sink))
         counted = best.isfinite() & entropy.isfinite() & self.real[..., some]
         visible = (self.extent if step == 1 else extent(part)).allowed.expand(shape)
-        return Rows(range(queries)[some], entropy, best, weights, keys, sink, visible, counted)
+        return OfQueries(range(queries)[some], entropy, best, weights, keys, sink, visible, counted)
 
     @cached_property
     def spread(self) -> Tensor:

@@ -26,7 +26,7 @@ from clearhead.nn.rotary_embedding import RotaryEmbedding
 from clearhead.nn.torch_multihead_attention import TorchMultiheadAttention
 
 
-class Layers(NamedTuple):
+class Projections(NamedTuple):
     """The four projections, the heads, and the rotation of queries and keys."""
 
     query: Linear
@@ -48,7 +48,7 @@ def as_ours(module: nn.MultiheadAttention) -> TorchMultiheadAttention:
     return TorchMultiheadAttention.from_torch(module)
 
 
-def layers_of(module: MultiHeadAttention | TorchMultiheadAttention) -> Layers:
+def layers_of(module: MultiHeadAttention | TorchMultiheadAttention) -> Projections:
     """The layers of a module of clearhead's, or of torch's, whose three projections may be the parts of one matrix."""
     _check_forward(module, MultiHeadAttention, TorchMultiheadAttention)
     if isinstance(module, MultiHeadAttention):
@@ -61,7 +61,7 @@ def layers_of(module: MultiHeadAttention | TorchMultiheadAttention) -> Layers:
         rotary, length_first = None, not module.batch_first
     width = module.head_dim
     heads, kv_heads = query.weight.shape[0] // width, key.weight.shape[0] // width  # as many as the layers make
-    return Layers(query, key, value, output, heads, kv_heads, width, rotary, length_first)
+    return Projections(query, key, value, output, heads, kv_heads, width, rotary, length_first)
 
 
 def _plain(layer: nn.Module) -> Linear:
@@ -100,7 +100,7 @@ def explain_multi_head(
 
 def _explained(
     module: MultiHeadAttention | TorchMultiheadAttention,
-    layers: Layers,
+    layers: Projections,
     found: Captured,
     inputs: tuple[Any, ...],
     keywords: dict[str, Any],
@@ -136,7 +136,7 @@ def _explained(
     return Explanation(title, tuple(parts), settle(shown, weights, keep))
 
 
-def _said(given: dict[str, Any], layers: Layers) -> str:
+def _said(given: dict[str, Any], layers: Projections) -> str:
     if given["key"] is given["query"] and given["value"] is given["query"]:
         kind = "Self-attention: queries, keys and values are all made from one input."
     else:
@@ -175,7 +175,7 @@ def _sources(given: dict[str, Any], shown: Shown, dtype: torch.dtype) -> dict[st
     return found
 
 
-def _projected(layers: Layers, sources: dict[str, Step], shown: Shown, found: Captured) -> list[Step]:
+def _projected(layers: Projections, sources: dict[str, Step], shown: Shown, found: Captured) -> list[Step]:
     """The steps that end in query, key and value. Keys from a cache, and prepared keys, are given steps."""
     width, groups = layers.head_dim, layers.num_heads // layers.num_kv_heads
     every = len(shown.heads) == layers.num_heads

@@ -20,7 +20,7 @@ from clearhead.problem.record import copied
 MOST = 8  # how many places are tried for a window that has moved by an unknown number of keys
 
 
-class Call(NamedTuple):
+class CallFacts(NamedTuple):
     """The facts by which a call may continue another. `filled`: how many of its keys are in use.
 
     `joins`: whether the call may continue another: False where the record has a projection of the key in place of the
@@ -52,7 +52,7 @@ class Caches:
         self._lock = threading.Lock()
 
     def add(
-        self, name: str, call: Call, key: Tensor, value: Tensor | None, fresh: bool = False
+        self, name: str, call: CallFacts, key: Tensor, value: Tensor | None, fresh: bool = False
     ) -> tuple[Cached, Cached | None]:
         """A call's key and value (B, Hk, Lk, E), of which the new entries are copied.
 
@@ -71,7 +71,7 @@ class Caches:
                 self._began = call.run if keys.number == 0 else self._began
             return keys, None if value is None else self._add((name, turn, "value"), call, value.detach(), fresh=False)
 
-    def _add(self, which: tuple[str, int, str], call: Call, tensor: Tensor, fresh: bool) -> Cached:
+    def _add(self, which: tuple[str, int, str], call: CallFacts, tensor: Tensor, fresh: bool) -> Cached:
         newest = self._newest.get(which)
         link = None
         if newest is not None and self._may_continue(newest, call, tensor):
@@ -85,22 +85,22 @@ class Caches:
             newest.follow(link, call, tensor)
         return Cached(newest.chain, len(newest.chain.links) - 1)
 
-    def _place(self, call: Call, filled: int) -> int | None:
+    def _place(self, call: CallFacts, filled: int) -> int | None:
         """The place of a call's first query. `filled`: where its keys end."""
         if call.kind == "self":
             return max(filled or call.filled, call.queries) - call.queries
         beside = self._beside(call)
         return None if beside is None else beside.last.query
 
-    def _beside(self, call: Call) -> _Newest | None:
+    def _beside(self, call: CallFacts) -> _Newest | None:
         """The self attention that came before a cross attention in the same run."""
         return self._self[1] if call.kind == "cross" and self._self[0] == call.run else None
 
-    def _among(self, call: Call) -> Tensor | None:
+    def _among(self, call: CallFacts) -> Tensor | None:
         """Which rows may continue which, by the earlier calls of the same run; None: unknown."""
         return self._rows[1] if self._rows[0] == call.run else None
 
-    def _together(self, call: Call, found: Tensor | None) -> Tensor | None:
+    def _together(self, call: CallFacts, found: Tensor | None) -> Tensor | None:
         """Which rows may continue which, by this call and the earlier ones of the run, whose links share the result."""
         if found is None or found.numel() == 1:
             return None
@@ -112,7 +112,7 @@ class Caches:
         self._rows = call.run, known
         return None if own else known
 
-    def _may_continue(self, newest: _Newest, call: Call, tensor: Tensor) -> bool:
+    def _may_continue(self, newest: _Newest, call: CallFacts, tensor: Tensor) -> bool:
         if not call.joins or not comparable(tensor) or not newest.alike(tensor):
             return False
         if call.kind == "self":
@@ -125,14 +125,14 @@ def comparable(tensor: Tensor) -> bool:
     return type(tensor) is Tensor and tensor.layout == torch.strided and readable(tensor) and tensor.numel() > 0
 
 
-def first(call: Call, tensor: Tensor, fresh: bool, query: int | None) -> Cached:
+def first(call: CallFacts, tensor: Tensor, fresh: bool, query: int | None) -> Cached:
     """The first link of a chain; the empty slots of a static cache are not kept."""
     cached = _first(call, tensor, fresh, query)
     cached.chain.first = (call.left(tensor.shape[2]) or 0) if call.kind == "self" else 0
     return cached
 
 
-def _first(call: Call, tensor: Tensor, fresh: bool, query: int | None) -> Cached:
+def _first(call: CallFacts, tensor: Tensor, fresh: bool, query: int | None) -> Cached:
     length, filled = tensor.shape[2], call.filled
     if call.joins and filled < length and comparable(tensor) and not bool(bits(tensor[:, :, filled:]).any()):
         return Cached(Chain([Link(0, length, 0, copied(tensor[:, :, :filled]), filled, query=query)]), 0)
@@ -150,7 +150,7 @@ class _Newest:
     model does, as in a static cache.
     """
 
-    def __init__(self, cached: Cached, call: Call, tensor: Tensor) -> None:
+    def __init__(self, cached: Cached, call: CallFacts, tensor: Tensor) -> None:
         self.chain = cached.chain
         self.chain.run = call.run
         self._left = call.left(tensor.shape[2])
@@ -186,7 +186,7 @@ class _Newest:
             self._room, self._given = Cached(self.chain, len(self.chain.links) - 1).tensor(), None
         return self._room[:, :, self._at : self._at + self.last.length]
 
-    def link(self, call: Call, tensor: Tensor, among: Tensor | None) -> Link | None:
+    def link(self, call: CallFacts, tensor: Tensor, among: Tensor | None) -> Link | None:
         """The link of a tensor that continues the newest one; None where it does not. `among`: see `Caches._among`."""
         last, length = self.last, tensor.shape[2]
         newest = self._mine(tensor)
@@ -214,7 +214,7 @@ class _Newest:
                 return Link(base, length, base + old, new, base + filled, rows)
         return None
 
-    def _places(self, call: Call, mine: Tensor, tensor: Tensor) -> Iterator[tuple[int, int]]:
+    def _places(self, call: CallFacts, mine: Tensor, tensor: Tensor) -> Iterator[tuple[int, int]]:
         """Places of the newest tensor where the first key of `tensor` may stand, and how many slots are in use then."""
         before, length = mine.shape[2], tensor.shape[2]
         if call.kind == "cross":
@@ -235,7 +235,7 @@ class _Newest:
             if offset not in tried:
                 yield offset, length
 
-    def follow(self, link: Link, call: Call, tensor: Tensor) -> None:
+    def follow(self, link: Link, call: CallFacts, tensor: Tensor) -> None:
         """Add a link, and keep the whole tensor of its call."""
         last, self.chain.run, self._left = self.last, call.run, call.left(link.length)
         self.chain.links.append(link)

@@ -24,6 +24,7 @@ from clearhead.models.attention_call import AttentionCall
 from clearhead.models.call import Call
 from clearhead.models.calls import Calls, chosen_calls
 from clearhead.models.table import Table
+from clearhead.models.tap.padding import same_words
 from clearhead.problem._recorded import RecordedMask
 from clearhead.problem.problem import Problem
 from clearhead.problem.record import now
@@ -59,7 +60,7 @@ class KnownPairs:
         key = (mask, which, sizes.shape, sizes.device, sizes.leading)
         known = self._known.setdefault(key, [])
         for other, _, pairs in known:  # the entries keep the objects alive whose ids are in the key
-            if _same_padding(call, other):
+            if same_words(call.padding, other.padding):
                 return pairs
         known.append((call, expected, pairs_of(call, expected)))
         return known[-1][2]
@@ -98,13 +99,6 @@ def _infinite(problem: Problem) -> Tensor | None:
     dense = None if problem.bias is None else problem.bias.dense
     found = None if dense is None else dense == -torch.inf
     return None if found is None or not bool(found.any()) else found
-
-
-def _same_padding(one: AttentionCall, other: AttentionCall) -> bool:
-    if one.padding is None or other.padding is None:
-        return one.padding is other.padding
-    sides = zip(one.padding, other.padding, strict=True)
-    return all(a is b if a is None or b is None else torch.equal(a, b) for a, b in sides)
 
 
 @torch.no_grad()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -26,25 +26,17 @@ from clearhead.problem.regions import of_sequence
 from clearhead.problem.words import ALL_WORDS
 from clearhead.report import Layer, Page
 from clearhead.report._words import Shown
-from clearhead.report.layer import LeftOut, of_heads
+from clearhead.report.layer import About, LeftOut, of_heads
 
-
-@dataclass(frozen=True)
-class _Divergence:
-    """The words of the page about the divergence of a head from the same head of the other recording."""
-
-    name: str = "divergence"
-    says: str = (
-        "How far the head's weights are from those of the same head in the other recording: the Jensen–Shannon "
-        "divergence of each query's weights in nats, a mean over the queries that both have. The weight on tokens "
-        "that only one text has counts as one more key. It is 0 for equal weights."
-    )
-    formula: str = "mean_i ½ Σ_j (p_ij log(p_ij / m_ij) + q_ij log(q_ij / m_ij)), m = (p + q) / 2"
-    range: str = "0 to log 2 = 0.693 nats"
-    does: str | None = None
-
-
-DIVERGENCE = _Divergence()
+DIVERGENCE = About(
+    "divergence",
+    "How far the head's weights are from those of the same head in the other recording: the Jensen–Shannon divergence "
+    "of each query's weights in nats, a mean over the queries that both have. The weight on tokens that only one text "
+    "has counts as one more key. It is 0 for equal weights.",
+    "mean_i ½ Σ_j (p_ij log(p_ij / m_ij) + q_ij log(q_ij / m_ij)), m = (p + q) / 2",
+    "0 to log 2 = 0.693 nats",
+    None,
+)
 
 
 class Beside:

@@ -13,6 +13,7 @@ from clearhead.base.errors import ClearheadError, ShapeError
 from clearhead.explanation.modules.origin.find import Pair, frequencies
 from clearhead.inspection.measures import Found, Measure
 from clearhead.models.attention_call import AttentionCall
+from clearhead.models.call import word_list
 from clearhead.models.calls import labels
 from clearhead.models.read.distinctive import distinctive, measured
 from clearhead.models.read.tokens import Tokens
@@ -82,11 +83,7 @@ class Paged:
 
     def place(self, number: int) -> int:
         """The place of the sequence in the batch of a call."""
-        call = self.calls[number]
-        batch = call.query.shape[0]
-        if not -batch <= self.sequence < batch:
-            raise ClearheadError(f"sequence is {self.sequence}, and {call.name} was given a batch of {batch}.")
-        return self.sequence % batch
+        return place_in(self.calls[number], self.sequence)
 
     def texts(self, number: int) -> tuple[list[str], list[str]]:
         """The words of a call's queries and keys."""
@@ -188,6 +185,14 @@ def _by_head(
     return tuple({m: of(one, head) for m, one in found.items()} for head in range(call.query.shape[1]))
 
 
+def place_in(call: AttentionCall, sequence: int) -> int:
+    """The place of a sequence, by its number, in the batch of a call."""
+    batch = call.query.shape[0]
+    if not -batch <= sequence < batch:
+        raise ClearheadError(f"sequence is {sequence}, and {call.name} was given a batch of {batch}.")
+    return sequence % batch
+
+
 def whole(sequence: Any) -> int:
     try:
         if isinstance(sequence, bool | np.bool_):
@@ -208,18 +213,10 @@ def words_of(call: AttentionCall, sequence: int) -> tuple[int, ...]:
 
 def words(name: str, tokens: Any, sizes: set[int]) -> list[str]:
     """The caller's words, from any ordered iterable; [] for None."""
-    if tokens is None:
-        return []
-    ordered = not isinstance(tokens, str | bytes | set | frozenset | dict) and hasattr(tokens, "__iter__")
-    words = list(tokens) if ordered else []
-    if not ordered or not all(isinstance(word, str) for word in words):
-        raise ClearheadError(
-            f"{name} takes words, one for each position; got a {type(tokens).__name__}. "
-            "For token ids pass tokenizer.convert_ids_to_tokens(ids)."
-        )
-    if len(words) not in sizes:
+    found = word_list(name, tokens) or []
+    if tokens is not None and len(found) not in sizes:
         raise ShapeError(
-            f"{name} has {len(words)} words, and the calls have {sorted(sizes)} queries or keys; pass one "
+            f"{name} has {len(found)} words, and the calls have {sorted(sizes)} queries or keys; pass one "
             "word for each position of the sequence that the model was given."
         )
-    return words
+    return found

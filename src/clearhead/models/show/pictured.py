@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Sequence
 from typing import Any
 
@@ -16,6 +15,7 @@ from clearhead.inspection.plot import CELLS, IN_GRID, allowed, numbers, panels, 
 from clearhead.masks._draw import cell_of, shares
 from clearhead.models.attention_call import AttentionCall
 from clearhead.models.calls import Calls, Label, labels
+from clearhead.models.show.paged import place_in, whole
 from clearhead.problem.regions import of_sequence
 from clearhead.problem.words import ALL_WORDS
 from clearhead.report._words import Cells, Shown
@@ -30,13 +30,7 @@ def plotted(
     """The picture of `Recording.plot`. `label`: the name of the call."""
     check_style(style)
     batch, count, queries, keys = call.weights.shape
-    try:
-        place = operator.index(sequence)
-        if isinstance(sequence, bool) or not -batch <= place < batch:
-            raise TypeError
-    except TypeError:
-        raise ClearheadError(f"sequence is {sequence!r:.80}, and {call.name} was given a batch of {batch}.") from None
-    place %= batch
+    place = place_in(call, whole(sequence))
     chosen = picks((place,) if heads is None else (place, heads), (batch, count))
     most = CELLS if len(chosen) == 1 else IN_GRID
     real = call.padding or (None, None)

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from clearhead.base.arrays import FLOATS
+from clearhead.base.arrays import FLOATS, check_memory
 from clearhead.base.errors import ClearheadError, ShapeError, UnsupportedError, require
 from clearhead.base.numbers import MOST
 from clearhead.base.positions import FAR
@@ -259,6 +259,7 @@ class _Tensors:
             return None
         place = tensor.device, tensor.data_ptr(), tuple(tensor.shape), tensor.stride(), tensor.dtype
         if place not in self._known:
+            check_memory(tensor, "a tensor of the recording")
             name = str(len(self._known))
             self._known[place] = name, tensor
             self.named[name] = tensor.detach().cpu().clone(memory_format=torch.contiguous_format)

@@ -18,7 +18,7 @@ from clearhead.base.errors import UnsupportedError
 from clearhead.base.tracing import compiling, some_compiling
 from clearhead.models.tap.interface import BackendCall, Given, Marks, Subscriber, read, subscribed
 from clearhead.models.tap.modules import Running
-from clearhead.models.tap.padding import Given as Told
+from clearhead.models.tap.padding import Told
 from clearhead.models.tap.receiver import Receiver
 
 # Of transformers' own backends, only FlashAttention and those that choose keys read these keywords.

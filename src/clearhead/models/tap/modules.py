@@ -10,7 +10,7 @@ from typing import Any, Literal, NamedTuple, Protocol
 from torch import Tensor, nn
 
 from clearhead.base.torch_private import call_of_modules
-from clearhead.models.tap.padding import Given, given, parameters
+from clearhead.models.tap.padding import Told, given, parameters
 from clearhead.models.tap.patch import replaced
 
 Kind = Literal["self", "cross"]
@@ -39,7 +39,7 @@ class Running(NamedTuple):
 
     module: nn.Module
     kind: Kind
-    told: Given
+    told: Told
     cache: Any = None
     noted: Any = None  # the receiver's notes of the layers in it
 
@@ -182,7 +182,7 @@ class _Running(threading.local):
 def _entered(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], stack: list[Running]) -> Running:
     """The module with its padding and its kind: cross if it is called with a second sequence."""
     if len(args) <= 1 and not kwargs:  # no argument that is read below
-        return Running(module, "self", stack[-1].told if stack else Given())
+        return Running(module, "self", stack[-1].told if stack else Told())
     named = dict(kwargs)
     if len(args) > 1:
         named.update(zip(parameters(module.forward), args, strict=False))
@@ -190,5 +190,5 @@ def _entered(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], s
     if isinstance(module, nn.MultiheadAttention) or getattr(type(module), "projects_inputs", False):
         second = named.get("key") is not named.get("query")
     kind: Kind = "cross" if second else "self"
-    told = given(module.forward, named, stack[-1].told if stack else Given())
+    told = given(module.forward, named, stack[-1].told if stack else Told())
     return Running(module, kind, told, named.get("past_key_values"))

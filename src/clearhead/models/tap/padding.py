@@ -40,7 +40,7 @@ _of_class = lru_cache(maxsize=1024)(_names)
 EVERY = (slice(None),) * 4
 
 
-class Given(NamedTuple):
+class Told(NamedTuple):
     """The words of a module's own sequence, and of the sequence that its cross attention reads: (B, L), bool."""
 
     own: Tensor | None = None
@@ -48,7 +48,7 @@ class Given(NamedTuple):
     mask: Tensor | None = None  # the tensor from which `own` was read: a model may pass it to every layer
 
 
-def given(forward: Callable[..., Any], named: Mapping[str, Any], outer: Given) -> Given:
+def given(forward: Callable[..., Any], named: Mapping[str, Any], outer: Told) -> Told:
     """The padding that a module's inputs show, by their names; else the padding of the module around it (`outer`)."""
     own, source, read = outer
     mask = named.get("attention_mask")
@@ -61,7 +61,7 @@ def given(forward: Callable[..., Any], named: Mapping[str, Any], outer: Given) -
             own, read = _words(mask), mask
     if _is_mask(encoders := named.get("encoder_attention_mask")):
         source = _words(encoders)
-    return Given(own, source, read)
+    return Told(own, source, read)
 
 
 def _is_mask(mask: Any) -> TypeGuard[Tensor]:
@@ -88,7 +88,7 @@ def checked(padding: Any) -> Tensor:
     return mask == 1
 
 
-def of_call(told: Given, kind: str, problem: Problem, uniform: Tensor | None) -> Words | None:
+def of_call(told: Told, kind: str, problem: Problem, uniform: Tensor | None) -> Words | None:
     """The padding of one call, if the mask given to the model fits its shape; else None.
 
     Self attention of a padded text has a mask itself; cross attention without a mask sees the padding of its source.
@@ -117,6 +117,14 @@ def of_call(told: Given, kind: str, problem: Problem, uniform: Tensor | None) ->
     of_keys = own[:, length - keys :] if length >= keys else F.pad(own, (0, keys - length))
     real = _real(own[:, length - queries :], of_keys, sizes)
     return real if length == keys or (real is not None and _hidden(real, problem, uniform)) else None
+
+
+def same_words(one: Words | None, other: Words | None) -> bool:
+    """Whether the padding of two calls is the same."""
+    if one is None or other is None:
+        return one is other
+    sides = zip(one, other, strict=True)
+    return all(a is b or (a is not None and b is not None and torch.equal(a, b)) for a, b in sides)
 
 
 def fits(padding: Tensor, kind: str, sizes: Sizes) -> bool:

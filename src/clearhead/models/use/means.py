@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
@@ -74,6 +74,13 @@ class Means:
             )
         self._sums[name] = [a + b for a, b in zip(before, sums, strict=True)]
         self._counts[name] = [a + b for a, b in zip(self._counts[name], counts, strict=True)]
+
+    def include(self, state: Mapping[str, Tensor], modules: Iterable[str]) -> None:
+        """Add the sums and counts of another `Means`, by its state, for these modules."""
+        with self._lock:
+            for name in modules:
+                results = range(sum(key.startswith(f"{name}:") and key.endswith(":sum") for key in state))
+                self._add(name, *([state[f"{name}:{i}:{what}"] for i in results] for what in ("sum", "count")))
 
     def __getitem__(self, name: str) -> tuple[Tensor, ...]:
         if name not in self._sums:

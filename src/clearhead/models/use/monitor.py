@@ -124,8 +124,7 @@ def rows_of(step: int, found: dict[str, Tensor], layers: dict[str, LayerName]) -
     return Table(row for rows in each for row in rows)
 
 
-Rows = list[dict[str, Any]]
-Callback = Callable[[int, Rows], Any]
+Callback = Callable[[int, list[dict[str, Any]]], Any]
 
 
 def monitor(model: nn.Module, every: int = 20, callback: Callback | Any = None, *, layers: Layers = None) -> Monitor:
@@ -160,7 +159,8 @@ def monitor(model: nn.Module, every: int = 20, callback: Callback | Any = None, 
 
     Compile the model after the monitor was made. Then calls of transformers' attention interface are seen inside
     compiled code, with fullgraph too. Other attention in compiled code is not seen.
-    Without `layers`, it warns once of modules that computed a softmax in their own code, which are not monitored.
+    Without `layers`, it warns once of modules that computed a softmax in their own code, which are not monitored. A
+    softmax by hand, as exp() divided by its sum, goes unnoticed.
     Raises a `ClearheadError` for a compiled model, for a model whose classes the compiler already has code for, for a
     step in which no attention is seen, and at the end of a `with` without a step, or without a call by one of `layers`.
     Cost: a monitored step has one more pass over the allowed pairs of each call, with O(Lq + Lk) memory, and 24 bytes

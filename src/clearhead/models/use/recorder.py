@@ -32,7 +32,7 @@ from clearhead.masks.base import Mask
 from clearhead.models.attention_call import AttentionCall
 from clearhead.models.call import Outcome, no_key, with_key
 from clearhead.models.chain.cached import alone
-from clearhead.models.chain.caches import Caches, Call
+from clearhead.models.chain.caches import Caches, CallFacts
 from clearhead.models.tap.choice import Heads, Item, check_layers, checked_heads, checked_layers, chooses
 from clearhead.models.tap.keywords import NAME
 from clearhead.models.tap.layers import Site
@@ -267,7 +267,7 @@ class Recorder(Receiver):
         else:
             in_use = sizes.keys if kind == "cross" else filled(problem, uniform)
             tokens = innermost.tokens if kind == "self" else None
-            steps = Call(kind, self.run, sizes.queries, in_use, joins=joins, tokens=tokens)
+            steps = CallFacts(kind, self.run, sizes.queries, in_use, joins=joins, tokens=tokens)
             with unobserved():
                 keys, values = self._caches.add(name, steps, key, value, fresh)
         factor = None

@@ -165,17 +165,9 @@ def _attend(
             given = converted(mask.detach(), None)
             mask, bias = given.mask, given.bias if bias is None else bias if given.bias is None else bias + given.bias
         mask = narrower if mask is None else mask & narrower
-    out = attention(
-        query,
-        key,
-        value,
-        score=dot(scaling, kwargs.get("softcap")),
-        mask=mask,
-        bias=bias,
-        sinks=kwargs.get("s_aux"),
-        align=align,
-        dropout_p=dropout,
-    )
+    # scores and sinks as the model's keywords give them
+    score, s = dot(scaling, kwargs.get("softcap")), kwargs.get("s_aux")
+    out = attention(query, key, value, score=score, mask=mask, bias=bias, sinks=s, align=align, dropout_p=dropout)
     return out.transpose(1, 2).contiguous(), None
 
 

@@ -18,7 +18,6 @@ from clearhead.base.tracing import unobserved, without_autocast
 from clearhead.base.versions import Versions
 from clearhead.engines import operation
 from clearhead.engines.choose import choose
-from clearhead.masks.base import Spans
 from clearhead.models.tap.choice import runs_of
 from clearhead.models.tap.place import Place
 from clearhead.models.use.edits.base import Edit
@@ -174,25 +173,20 @@ def check_steady(problem: Problem, edits: Sequence[Edit], spot: Spot, name: str)
 def _same_problem(one: Problem, other: Problem) -> bool:
     if one is other:
         return True
-    if type(one.scores) is not type(other.scores):
+    if not _same(_parts(one), _parts(other)):
         return False
-    parts = [*zip(one.scores, other.scores, strict=True), (one.value, other.value), (one.sinks, other.sinks)]
-    if not all(_same(a, b) for a, b in parts):
-        return False
-    biases = [(None, None) if p.bias is None else (p.bias.dense, p.bias.relative) for p in (one, other)]
-    return all(_same(a, b) for a, b in zip(*biases, strict=True)) and _same_mask(one.spans, other.spans)
-
-
-def _same_mask(one: Spans | None, other: Spans | None) -> bool:
-    if one is other:
+    rests = [None if p.spans is None else p.spans.residual for p in (one, other)]
+    if rests[0] is rests[1] or one.spans is None or other.spans is None:
         return True
-    if one is None or other is None:
-        return False
-    gaps = [(None, None) if spans.gaps is None else spans.gaps for spans in (one, other)]
-    edges = zip((one.start, one.stop, *gaps[0]), (other.start, other.stop, *gaps[1]), strict=True)
-    if not all(_same(a, b) for a, b in edges) or (one.residual is None) != (other.residual is None):
-        return False
-    return one.residual is other.residual or _same(one.rest(*EVERY), other.rest(*EVERY))
+    return None not in rests and _same(one.spans.rest(*EVERY), other.spans.rest(*EVERY))
+
+
+def _parts(problem: Problem) -> tuple[Any, ...]:
+    """The parts by which two problems are compared, but for the residual of the mask."""
+    bias, spans = problem.bias, problem.spans
+    added = (None, None) if bias is None else (bias.dense, bias.relative)
+    edges = None if spans is None else (spans.start, spans.stop, *(spans.gaps or (None, None)))
+    return problem.scores, problem.value, problem.sinks, added, edges
 
 
 def _same(one: Any, other: Any) -> bool:
@@ -200,6 +194,8 @@ def _same(one: Any, other: Any) -> bool:
         return True
     if isinstance(one, Tensor) and isinstance(other, Tensor):
         return one.shape == other.shape and bool(((one == other) | ((one != one) & (other != other))).all())
-    if isinstance(one, Tensor) or isinstance(other, Tensor):
+    if isinstance(one, tuple) and isinstance(other, tuple):
+        return type(one) is type(other) and all(map(_same, one, other))
+    if isinstance(one, Tensor | tuple) or isinstance(other, Tensor | tuple):
         return False
     return not isinstance(one, int | float | str) or bool(one == other)

@@ -58,7 +58,8 @@ def edit(model: nn.Module, *edits: Edit) -> AbstractContextManager[None]:
     Raises a `ClearheadError` at the end of the `with` for an edit that changed nothing, and where a part of the model
     is edited already, or the model in another thread; an `UnsupportedError` for a compiled model, and for a call with
     dropout. Where an edit has no `layers`, it warns of attention modules that computed a softmax in their own code,
-    which are not changed. Cost: the attention of the changed heads and queries is computed once more.
+    which are not changed. A softmax by hand, as exp() divided by its sum, goes unnoticed. Cost: the attention of the
+    changed heads and queries is computed once more.
     """
     if not isinstance(model, nn.Module):
         raise ClearheadError(f"edit takes a torch.nn.Module; got a {type(model).__name__}.")

@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from clearhead.base.arrays import check_memory
 from clearhead.base.errors import ShapeError, UnsupportedError
 from clearhead.base.shapes import Sizes, as_scores, part
 from clearhead.biases.base import Added, Bias, check_added
@@ -83,7 +84,7 @@ class Spot(NamedTuple):
 
         It is for the problem's queries, keys and heads, with 0 in empty slots of the cache.
         """
-        four = as_scores(tensor, 4)
+        four = as_scores(check_memory(tensor, name), 4)
         rows, columns = four.shape[-2:]
         if (rows != 1 and rows < self.queries.stop) or (columns != 1 and columns < self.newest):
             raise ShapeError(

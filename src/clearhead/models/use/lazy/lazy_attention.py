@@ -235,6 +235,10 @@ def _detached(source: OfModel | PartOfModel) -> OfModel | PartOfModel:
     return source.without_graph() if source.learnt else source
 
 
+def _detach(func: Any, self: LazyAttention) -> Any:
+    return _lazily(self, _detached(self._source))
+
+
 def _to(func: Any, self: LazyAttention, *args: Any, **kwargs: Any) -> Any:
     found = func(_blank(self), *args, **kwargs)
     if not found.is_floating_point():
@@ -297,9 +301,7 @@ def _as_slice(side: int | slice, size: int) -> slice:
 T = Tensor
 LAZILY: dict[Any, Callable[..., Any]] = {
     **dict.fromkeys((T.to, T.float, T.double, T.half, T.bfloat16, T.cpu, T.cuda), _to),
-    **dict.fromkeys(
-        (T.detach, torch.detach, T.data.__get__), lambda func, self: _lazily(self, _detached(self._source))
-    ),  # type: ignore[attr-defined]
+    **dict.fromkeys((T.detach, torch.detach, T.data.__get__), _detach),  # type: ignore[attr-defined]
     **dict.fromkeys((T.unbind, torch.unbind), _unbind),
     **dict.fromkeys((T.squeeze, torch.squeeze), _squeeze),
     **dict.fromkeys((T.matmul, T.__matmul__, torch.matmul), _matmul),

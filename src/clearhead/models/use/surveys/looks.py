@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -15,6 +14,7 @@ from clearhead.base.errors import ClearheadError
 from clearhead.inspection.measures import MEASURES, Found, Measure, Subject
 from clearhead.inspection.reductions.base import Reduction
 from clearhead.models.attention_call import AttentionCall
+from clearhead.models.tap.padding import same_words
 from clearhead.models.use.means import Means
 from clearhead.models.use.recorder import each_call
 from clearhead.models.use.reduced import reduced
@@ -121,14 +121,7 @@ def _alike(one: AttentionCall, other: AttentionCall) -> bool:
     first, second = one.record.problem, other.record.problem
     bare = first.bias is None and second.bias is None and one.uniform is other.uniform
     same = first.visible is second.visible and first.sizes == second.sizes and one.kind == other.kind
-    return bare and same and _same(one.padding, other.padding)
-
-
-def _same(one: Sequence[Tensor | None] | None, other: Sequence[Tensor | None] | None) -> bool:
-    if one is None or other is None:
-        return one is other
-    pairs = list(zip(one, other, strict=True))
-    return all(a is b or (a is not None and b is not None and torch.equal(a, b)) for a, b in pairs)
+    return bare and same and same_words(one.padding, other.padding)
 
 
 def _sums(found: Found, heads: int) -> list[Sum]:

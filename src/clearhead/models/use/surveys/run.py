@@ -7,13 +7,15 @@ import json
 import math
 import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
+from contextlib import nullcontext
 from importlib import import_module
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 import clearhead
 from clearhead.base.errors import ClearheadError, ShapeError
@@ -21,6 +23,7 @@ from clearhead.base.numbers import check_count, check_number
 from clearhead.inspection.reductions.base import Reduction
 from clearhead.models.loading import most_tokens, reason
 from clearhead.models.tap.transformers_private import ORIGIN, named_backend
+from clearhead.models.use.means import Means
 from clearhead.models.use.recorder import asked_to_reduce
 from clearhead.models.use.surveys.batches import WINDOW, Batch, batches
 from clearhead.models.use.surveys.looks import NAMED, Kept, WordClasses, read
@@ -134,17 +137,6 @@ def _weights(model: nn.Module) -> str:
     return found.hexdigest()
 
 
-class _NoBar:
-    def __enter__(self) -> _NoBar:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        pass
-
-    def update(self, count: int) -> None:
-        pass
-
-
 def bar_of(texts: Any, number: int) -> Any:
     """A progress bar of texts, on the first rank."""
     try:
@@ -159,39 +151,11 @@ def bar(total: float, unit: str, done: int = 0, hidden: bool = False) -> Any:
     try:
         tqdm = import_module("tqdm").tqdm
     except ImportError:
-        return _NoBar()
+        return nullcontext(SimpleNamespace(update=lambda count: None))
     return tqdm(total=total, initial=done, unit=f" {unit}", disable=True if hidden else None)
 
 
 POLL = 0.2  # seconds between two looks for the files of other ranks
-
-
-class Total:
-    """The sum over batches, added in the order in which they are given."""
-
-    def __init__(self, columns: Sequence[str]) -> None:
-        self.columns, self.counts = tuple(columns), [0, 0, 0]
-        self._modules: dict[str, None] = {}
-        self._sums: dict[str, Tensor] = {}
-
-    def add(self, found: Done) -> None:
-        for name, tensor in found.sums.items():
-            before = self._sums.get(name)
-            if before is not None and before.shape != tensor.shape:
-                raise ShapeError(
-                    f"survey: {name.rsplit(':', 2)[0]} gave a result of shape {tuple(before.shape)} before, and of "
-                    f"{tuple(tensor.shape)} now: it depends on the length of the texts, as a Pool's map does, and "
-                    "cannot be added up. Leave it out of keep."
-                )
-            self._sums[name] = tensor if before is None else before + tensor
-        self._modules |= dict.fromkeys(found.modules)
-        counts = (found.texts, found.tokens, found.truncated)
-        self.counts = [a + b for a, b in zip(self.counts, counts, strict=True)]
-
-    def state_dict(self) -> dict[str, Tensor]:
-        """The sums, by module in the order of the calls, as `Means` takes them."""
-        order = {name: number for number, name in enumerate(self._modules)}
-        return dict(sorted(self._sums.items(), key=lambda item: order[item[0].rsplit(":", 2)[0]]))
 
 
 def surveyed(
@@ -204,8 +168,8 @@ def surveyed(
     max_length: int | None,
     rank: tuple[int, int] | None,
     wait: float,
-) -> tuple[Total, int | None, int]:
-    """The sums over all texts, the largest length of a text, and the number of batches: see `models/survey.py`."""
+) -> dict[str, Any]:
+    """The means over all texts, and the other parts of a `Survey`: see `models/survey.py`."""
     kept = kept_of(keep, tokenizer)
     number, ranks = rank_of(rank, state)
     check_count(batch, 1, "survey: batch")
@@ -214,20 +178,32 @@ def surveyed(
     length = length_of(model, tokenizer, max_length)
     settings = settings_of(model, kept, batch, length)
     files = None if state is None else State(state, settings)
-    total, digests = Total(kept.columns), []
+    means, counts, digests = Means(), [0, 0, 0], []
+
+    def add(found: Done) -> None:
+        try:
+            means.include(found.sums, found.modules)
+        except ShapeError as error:
+            raise ShapeError(
+                "survey: a result depends on the length of the texts, as a Pool's map does, and cannot be added up. "
+                f"Leave it out of keep.\n{error}"
+            ) from None
+        counts[:] = [a + b for a, b in zip(counts, (found.texts, found.tokens, found.truncated), strict=True)]
+
     with bar_of(texts, number) as bar:
         for each in batches(texts, tokenizer, batch, length):
             if files is None:
-                total.add(_read(model, each, kept))
+                add(_read(model, each, kept))
             elif each.number % ranks == number and files.load(each.number, each.digest) is None:
                 files.keep(each.number, each.digest, _read(model, each, kept))
             digests.append(each.digest)
             bar.update(len(each.ids))
     if files is not None:
         for found in _all(files, digests, float(wait)):
-            total.add(found)
+            add(found)
         files.tidy(len(digests))
-    return total, length, len(digests)
+    parts = dict(zip(("texts", "tokens", "truncated"), counts, strict=True))
+    return parts | {"columns": tuple(kept.columns), "means": means, "batches": len(digests), "max_length": length}
 
 
 def _read(model: nn.Module, batch: Batch, kept: Kept) -> Done:
