@@ -33,22 +33,25 @@ def small(bar: float, causal: bool) -> Result:
     return Result(what, over, "×", f"≤ {bar}", over <= bar, times(seconds))
 
 
+def both_ways(attend: Callable[[], Tensor], inputs: list[Tensor], grad: Tensor) -> Callable[[], tuple[Tensor, ...]]:
+    """A forward pass and its backward pass, as one call that gives the inputs' gradients."""
+
+    def run() -> tuple[Tensor, ...]:
+        with torch.enable_grad():
+            return torch.autograd.grad(attend(), inputs, grad)
+
+    return run
+
+
 def small_backward(bar: float, causal: bool) -> Result:
     """Forward and backward, over SDPA's."""
     q, k, v = torch.randn(3, 1, 8, 16, 64)
     mask, grad = ch.Causal() if causal else None, torch.randn(1, 8, 16, 64)
     leaves = [t.requires_grad_() for t in (q, k, v)]
 
-    def run(attend: Callable[[], Tensor]) -> Callable[[], tuple[Tensor, ...]]:
-        def both() -> tuple[Tensor, ...]:
-            with torch.enable_grad():
-                return torch.autograd.grad(attend(), leaves, grad)
-
-        return both
-
     calls = {
-        "sdpa": run(lambda: sdpa(q, k, v, is_causal=causal)),
-        "clearhead": run(lambda: ch.attention(q, k, v, mask=mask)),
+        "sdpa": both_ways(lambda: sdpa(q, k, v, is_causal=causal), leaves, grad),
+        "clearhead": both_ways(lambda: ch.attention(q, k, v, mask=mask), leaves, grad),
     }
     agree(calls["clearhead"]()[0], calls["sdpa"]()[0])
     torch.set_num_threads(1)
@@ -153,16 +156,9 @@ def tile_training(threads: int) -> Result:
     def score(query: Tensor, key: Tensor) -> Tensor:
         return (query @ key.mT).sin()
 
-    def run(attend: Callable[[], Tensor]) -> Callable[[], tuple[Tensor, ...]]:
-        def both() -> tuple[Tensor, ...]:
-            with torch.enable_grad():
-                return torch.autograd.grad(attend(), inputs, grad)
-
-        return both
-
     calls = {
-        "eager": run(lambda: score(q, k).softmax(-1) @ v),
-        "clearhead": run(lambda: ch.attention(q, k, v, score=score)),
+        "eager": both_ways(lambda: score(q, k).softmax(-1) @ v, inputs, grad),
+        "clearhead": both_ways(lambda: ch.attention(q, k, v, score=score), inputs, grad),
     }
     agree(calls["clearhead"]()[0], calls["eager"]()[0])
     torch.set_num_threads(threads)

@@ -9,7 +9,6 @@ Seconds are the processor's, so that what else the machine does disturbs them le
 from __future__ import annotations
 
 import json
-import statistics
 import subprocess
 import sys
 import time
@@ -21,7 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import clearhead as ch
-from benchmarks.measure import Call, extra_mib
+from benchmarks.measure import extra_mib, interleaved
 
 LENGTHS = (1024, 2048, 4096, 8192, 16384)
 
@@ -47,17 +46,6 @@ def cpu() -> str:
     return " with ".join([fields["model name"], " and ".join(wide)] if wide else [fields["model name"]])
 
 
-def seconds(calls: dict[str, Call], rounds: int) -> dict[str, float]:
-    """The processor's median seconds of each call; each round runs every call once."""
-    times: dict[str, list[float]] = {name: [] for name in calls}
-    for _ in range(rounds):
-        for name, call in calls.items():
-            start = time.process_time()
-            call()
-            times[name].append(time.process_time() - start)
-    return {name: statistics.median(of) for name, of in times.items()}
-
-
 def extra(name: str, length: int) -> float:
     """The extra memory of one call, after a short one."""
     for n in (64, length):
@@ -71,9 +59,11 @@ def measured() -> dict[str, object]:
     found: dict[str, dict[str, list[float]]] = {name: {"seconds": [], "MiB": []} for name in WAYS}
     for length in LENGTHS:
         inputs = torch.randn(3, 1, 4, length, 64).unbind()
-        taken = seconds(
+        taken = interleaved(
             {name: (lambda way=way, inputs=inputs: way(*inputs)) for name, way in WAYS.items()},
             3 if length > 4096 else 7,
+            warm=0,
+            clock=time.process_time,
         )
         for name, times in found.items():
             command = [sys.executable, "-m", "benchmarks.lengths", name, str(length)]

@@ -7,6 +7,7 @@ import gc
 import sys
 from collections.abc import Callable
 from contextlib import nullcontext
+from functools import partial
 from typing import Any
 
 import torch
@@ -66,14 +67,6 @@ def _multi_head(own: bool) -> float:
     return extra_mib(lambda: step(8192))
 
 
-def multi_head_8192() -> float:
-    return _multi_head(own=True)
-
-
-def torch_multi_head_8192() -> float:
-    return _multi_head(own=False)
-
-
 def statistics_16384() -> float:
     def step(length: int) -> None:
         q, k, v = (torch.randn(1, 8, length, 64, requires_grad=True) for _ in range(3))
@@ -101,22 +94,6 @@ def _forward_mode(own: bool, train: bool) -> float:
 
     step(100)
     return extra_mib(lambda: step(2048))
-
-
-def jvp_2048() -> float:
-    return _forward_mode(own=True, train=False)
-
-
-def sdpa_jvp_2048() -> float:
-    return _forward_mode(own=False, train=False)
-
-
-def jvp_training_2048() -> float:
-    return _forward_mode(own=True, train=True)
-
-
-def sdpa_jvp_training_2048() -> float:
-    return _forward_mode(own=False, train=True)
 
 
 def _watched(watching: Callable[[Any], Any]) -> float:
@@ -179,14 +156,6 @@ def _attentions(lazy: bool) -> float:
     return extra_mib(lambda: run(3072))
 
 
-def lazy_attentions() -> float:
-    return _attentions(lazy=True)
-
-
-def no_attentions() -> float:
-    return _attentions(lazy=False)
-
-
 CASES = {
     case.__name__: case
     for case in (
@@ -194,20 +163,16 @@ CASES = {
         explain_16384,
         tiled_training_16384,
         additive_training_4096,
-        multi_head_8192,
-        torch_multi_head_8192,
         statistics_16384,
-        jvp_2048,
-        sdpa_jvp_2048,
-        jvp_training_2048,
-        sdpa_jvp_training_2048,
         watch_generation,
         watch_keep,
         watch_record,
-        lazy_attentions,
-        no_attentions,
     )
 }
+for train, name in ((False, "jvp_2048"), (True, "jvp_training_2048")):
+    CASES |= {name: partial(_forward_mode, True, train), f"sdpa_{name}": partial(_forward_mode, False, train)}
+CASES |= {"multi_head_8192": partial(_multi_head, own=True), "torch_multi_head_8192": partial(_multi_head, own=False)}
+CASES |= {"lazy_attentions": partial(_attentions, lazy=True), "no_attentions": partial(_attentions, lazy=False)}
 
 if __name__ == "__main__":
     torch.manual_seed(0)

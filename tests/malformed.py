@@ -375,10 +375,9 @@ def entries(problem: Problem, engine: Engine, grad: torch.Tensor) -> Iterator[tu
         return Rows(found.maximum, found.log_sum, torch.zeros_like(found.log_sum))
 
     def contributions() -> dict[str, Any]:
-        by_query, by_key = engine.contributions(
-            guard(problem), rows(), grad.to(torch.promote_types(dtype, torch.float32))
-        )
-        return {"by_query": by_query, "by_key": by_key}
+        given = guard(problem), rows(), grad.to(torch.promote_types(dtype, torch.float32)), None
+        names = ("by_query", "by_key")
+        return {name: engine.contributions(*given, by_key=by_key) for by_key, name in enumerate(names)}
 
     def merge() -> dict[str, Any]:
         lead, wide = problem.sizes.shape[:3], torch.promote_types(dtype, torch.float32)

@@ -16,7 +16,8 @@ import torch
 import torch.autograd.forward_ad as forward_ad
 
 warnings.filterwarnings("ignore")
-TABLES = ("clearhead.base.private", "clearhead.base.torch_private", "clearhead.models.tap.transformers_private")
+TABLES = [f"clearhead.base.{name}" for name in ("private", "torch_private", "torch_state")]
+TABLES += ["clearhead.models.tap.transformers_private"]
 
 
 class Hiding:

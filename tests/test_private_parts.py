@@ -13,13 +13,13 @@ import torch
 
 import clearhead as ch
 from clearhead.base import private as private_names
-from clearhead.base import torch_private
 from clearhead.models.tap import transformers_private
 
 SOURCE = Path(ch.__file__).parent
-HOMES = {SOURCE / "base" / "torch_private.py", SOURCE / "models" / "tap" / "transformers_private.py"}
+HOMES = {SOURCE / "base" / f"{name}.py" for name in ("private", "torch_private", "torch_state")}
+HOMES |= {SOURCE / "models" / "tap" / "transformers_private.py"}
 FILES = sorted(set(SOURCE.rglob("*.py")) - HOMES)
-PARTS = torch_private.PARTS | transformers_private.PARTS
+PARTS = private_names.PARTS | transformers_private.PARTS
 NAMEDTUPLE = {"_replace", "_asdict", "_fields", "_field_defaults"}
 STANDARD = {"os._exit", "sys._getframe"}  # of Python itself
 STEPS = {step.removesuffix("()") for name in PARTS for step in name.split(".") if step.startswith("_")}

@@ -14,6 +14,7 @@ from torch import Tensor
 from clearhead.base.arrays import check_float, is_numpy, to_tensor, to_tensor_float
 from clearhead.base.errors import ClearheadError, ShapeError, columns, human_bytes
 from clearhead.base.positions import check_align
+from clearhead.base.shapes import broadcasts
 from clearhead.base.tracing import without_autocast
 from clearhead.engines.base import Engine
 from clearhead.engines.choose import as_written, choose, reasons
@@ -96,23 +97,9 @@ class Arguments(NamedTuple):
 
     def problem(self, among: tuple[int, int] | None = None, by_tile: bool = False) -> Problem:
         """The problem. `among`, `by_tile`: see `make_problem`; with `by_tile` it keeps the bias that was given."""
-        query, key, value, score, mask, bias, scale, sinks, align, dropout_p, engine = self
-        problem = make_problem(
-            query,
-            key,
-            value,
-            score=score,
-            mask=mask,
-            bias=bias,
-            scale=scale,
-            sinks=sinks,
-            align=align,
-            dropout_p=dropout_p,
-            as_written=engine is not None and as_written(engine),
-            by_tile=by_tile,
-            among=among,
-        )
-        return with_given(problem, bias, mask) if by_tile else problem
+        written = self.engine is not None and as_written(self.engine)
+        problem = make_problem(*self[:-1], as_written=written, by_tile=by_tile, among=among)
+        return with_given(problem, self.bias, self.mask) if by_tile else problem
 
 
 class Ran(Protocol):
@@ -134,10 +121,8 @@ class Attended(NamedTuple):
 
 
 def attend(call: Arguments) -> Attended:
-    """Compute `attention`; give the output and the problem that it solved.
-
-    `watch` replaces this function, so that code that has imported `attention` by name is recorded too.
-    """
+    """Compute `attention`; give the output and the problem that it solved. `watch` replaces this function, so that code
+    that has imported `attention` by name is recorded too."""
     query, key, value, engine = call.query, call.key, call.value, call.engine
     tensors = isinstance(query, Tensor) and isinstance(key, Tensor) and isinstance(value, Tensor)
     numpy = not tensors and is_numpy(query=query, key=key, value=value)
@@ -287,7 +272,7 @@ def _softmax_mask(valid_lens: Any, scores: Tensor, rows: Tensor, dim: int) -> Ma
         return valid_lens
     if isinstance(valid_lens, Tensor | np.ndarray) and valid_lens.dtype in (torch.bool, np.bool_):
         keep = to_tensor(valid_lens, "valid_lens")
-        if any(n not in (1, size) for n, size in zip(keep.shape[::-1], scores.shape[::-1], strict=False)):
+        if not broadcasts(keep.shape, scores.shape):
             raise ShapeError(
                 f"valid_lens is a bool mask of shape {tuple(keep.shape)}, which does not broadcast to the scores, "
                 f"{tuple(scores.shape)}.\n" + columns({"scores": scores.shape, "mask": keep.shape})

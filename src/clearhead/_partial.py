@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -17,7 +16,7 @@ from clearhead.base.tracing import without_autocast
 from clearhead.engines import operation
 from clearhead.engines.base import Engine
 from clearhead.engines.choose import choose
-from clearhead.problem.partial import Partial, log_sum_exp
+from clearhead.problem.partial import Partial, log_sum_exp, rows_of
 from clearhead.problem.problem import as_sinks
 
 
@@ -46,9 +45,8 @@ class PartialAttention:
     @property
     def logsumexp(self) -> Any:
         """log Σ_j exp(s_ij) over these keys, (..., Lq)."""
-        found = self._found
-        assert found.maximum is not None and found.log_sum is not None
-        return self._out(log_sum_exp(found.maximum.detach(), found.log_sum))
+        maximum, log_sum = rows_of(self._found)
+        return self._out(log_sum_exp(maximum.detach(), log_sum))
 
     def merge(self, other: PartialAttention) -> PartialAttention:
         """Attention over the keys of both, which must have no key in common. The order does not matter.
@@ -147,9 +145,9 @@ def partial(
     problem = call.problem(None if keys is None else _check_keys(keys))
     with without_autocast(problem.sizes.device):
         found = operation.partial(problem, choose(problem._replace(value=None), engine), engine)
-    restore: Callable[[Tensor], Tensor] = problem.sizes.restore
-    assert found.maximum is not None and found.log_sum is not None and problem.value is not None
-    restored = Partial(restore(found.output), restore(found.maximum), restore(found.log_sum))
+    assert problem.value is not None
+    output, maximum, log_sum = map(problem.sizes.restore, (found.output, *rows_of(found)))
+    restored = Partial(output, maximum, log_sum)
     return PartialAttention(restored, problem.value.dtype, numpy)
 
 

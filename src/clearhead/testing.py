@@ -421,24 +421,17 @@ def _rms(errors: Tensor) -> float:
 
 def check_weights(score: tuple[Score, int, int], mask: Mask | None, lengths: tuple[int, int]) -> None:
     """Check the lazy weights: rows, dense and reductions, on the engines that show them."""
+    beside: dict[str, Any] = {"mask": mask, "align": ALIGN}
     for engine, dtype in (("tiled", torch.float64), ("native", torch.float32)):
         inputs = Inputs.draw(score, lengths, dtype)
         module = score[0].to(dtype).requires_grad_(False)
         try:
-            lazy = weights(inputs.query, inputs.key, engine=engine, score=module, mask=mask, align=ALIGN)
+            lazy = weights(inputs.query, inputs.key, engine=engine, score=module, **beside)
         except UnsupportedError:
             continue
-        reference = weights(inputs.query, inputs.key, engine="reference", score=module, mask=mask, align=ALIGN)
-        near = reference.dense(None)
-        wide = weights(
-            inputs.query.double(),
-            inputs.key.double(),
-            engine="reference",
-            score=deepcopy(module).double(),
-            mask=mask,
-            align=ALIGN,
-        )
-        truth = wide.dense(None)
+        near = weights(inputs.query, inputs.key, engine="reference", score=module, **beside).dense(None)
+        wide = inputs.query.double(), inputs.key.double()
+        truth = weights(*wide, engine="reference", score=deepcopy(module).double(), **beside).dense(None)
         values, indices = lazy.topk(min(3, lengths[1]))
         looks: list[tuple[str, Tensor, Callable[[Tensor], Tensor]]] = [
             ("dense", lazy.dense(None), lambda w: w),

@@ -424,8 +424,8 @@ LOOKS = [
     ),
     Mutant(
         "inspection/reductions/entropy.py",
-        "return found.entropy",
-        "return None if found.entropy is None else found.entropy * 1.01",
+        "return Summary(entropy=True)",
+        "return Summary(entropy=True)\n\n    def found(self, found, problem):\n        return found.entropy * 1.01",
         "entropies are a hundredth too large",
         "inspection/test_statistics.py",
     ),
@@ -521,8 +521,8 @@ MODELS = [
     ),
     Mutant(
         "base/versions.py",
-        "for half in (numbers, numbers >> 32) if",
-        "for half in (numbers,) if",
+        "shifts = (0, 32) if",
+        "shifts = (0,) if",
         "signs that change in a cache, through .data, are not seen",
         "models/test_joined.py",
     ),

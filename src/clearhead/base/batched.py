@@ -1,18 +1,33 @@
-"""Gradients for a batch of losses (`is_grads_batched`, vmap): they are computed one by one, and stacked."""
+"""Gradients by autograd, and those for a batch of losses (`is_grads_batched`, vmap), computed one by one."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from clearhead.base.torch_private import add_batch_dim, is_batch_of_losses, remove_batch_dim
+from clearhead.base.torch_state import add_batch_dim, is_batch_of_losses, remove_batch_dim
 from clearhead.base.tracing import batch_level, batched
 
 Gradients = tuple[Tensor | None, ...]
 Compute = Callable[..., Gradients]
+
+
+def views(tensors: Iterable[Tensor | None]) -> list[Tensor | None]:
+    """A view of each: where two are one tensor, or one is made of the other, each gets its own gradient."""
+    return [None if t is None else t.view_as(t) for t in tensors]
+
+
+def followed_back(
+    results: Any, grads: Any, tensors: Iterable[Tensor | None], wanted: Iterable[bool], create_graph: bool = False
+) -> Gradients:
+    """The gradients of the tensors that are wanted, by autograd; None for the others, and where there is none."""
+    wanted = tuple(wanted)
+    some = [t for t, want in zip(tensors, wanted, strict=True) if want and t is not None]
+    found = iter(torch.autograd.grad(results, some, grads, create_graph=create_graph, allow_unused=True))
+    return tuple(next(found) if want else None for want in wanted)
 
 
 def unbatched(compute: Compute, *grads: Tensor | None) -> Gradients:

@@ -49,17 +49,9 @@ def draw_seed(device: torch.device) -> Tensor:
     return torch.randint(-(2**63), 2**63 - 1, (), dtype=torch.int64, device=device)
 
 
-def factors(
-    seed: Tensor,
-    p: float,
-    sizes: Sizes,
-    origin: tuple[range, ...] | None,
-    dtype: torch.dtype,
-) -> Tensor:
-    """The factors by which dropout multiplies weights (B, H, Lq, Lk): 0 with probability p, else 1 / (1 − p).
-
-    `origin`: where these weights are a part of a larger matrix, their four ranges in it.
-    """
+def factors(seed: Tensor, p: float, sizes: Sizes, origin: tuple[range, ...] | None, dtype: torch.dtype) -> Tensor:
+    """The factors by which dropout multiplies weights (B, H, Lq, Lk): 0 with probability p, else 1 / (1 − p). `origin`:
+    where these weights are a part of a larger matrix, their four ranges in it."""
     places = [(0, size, 1) for size in sizes.shape] if origin is None else [(r.start, r.stop, r.step) for r in origin]
     b, h, i, j = (torch.arange(*ends, dtype=torch.int32, device=seed.device) for ends in places)
     low, high = (seed.bitwise_and(2**32 - 1) - 2**31).int() ^ -(2**31), (seed >> 32).int()

@@ -21,9 +21,7 @@ unfinished: set[str] = set()  # paths of files that are removed if the process e
 
 def is_command() -> bool:
     """Whether this process is the command: the script `clearhead`, or `python -m clearhead`. It is asked at the start.
-
-    Until Python has found the module of `-m`, `sys.argv[0]` is "-m".
-    """
+    Until Python has found the module of `-m`, `sys.argv[0]` is "-m"."""
     name = sys.argv[0] if sys.argv else ""
     if name == "-m":
         given = sys.orig_argv[-len(sys.argv)] if len(sys.orig_argv) >= len(sys.argv) else ""

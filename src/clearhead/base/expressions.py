@@ -15,6 +15,11 @@ from torch import Tensor
 from clearhead.base.formulas import ATOM, UNARY, Linear, Places, Text, View, joined, letter, moved, numeral
 
 
+def _operator(name: str, reflected: bool = False) -> Callable[..., Expression]:
+    """A method that makes an expression of this operation; `reflected`: its own object is on the right."""
+    return lambda *operands: call(name, *(operands[::-1] if reflected else operands))
+
+
 class Operand:
     """An object of which operators make expressions. `value`: its numbers. `axes`: the name of each dimension."""
 
@@ -37,56 +42,11 @@ class Operand:
             raise AttributeError(f"{type(self).__name__} has no {name}")
         return lambda *inputs, **options: call(name, self, *inputs, **options)
 
-    def __add__(self, other: Any) -> Expression:
-        return call("add", self, other)
-
-    def __sub__(self, other: Any) -> Expression:
-        return call("sub", self, other)
-
-    def __mul__(self, other: Any) -> Expression:
-        return call("mul", self, other)
-
-    def __rmul__(self, other: Any) -> Expression:
-        return call("mul", other, self)
-
-    def __truediv__(self, other: Any) -> Expression:
-        return call("div", self, other)
-
-    def __pow__(self, other: Any) -> Expression:
-        return call("pow", self, other)
-
-    def __rpow__(self, other: Any) -> Expression:
-        return call("pow", other, self)
-
-    def __rsub__(self, other: Any) -> Expression:
-        return call("sub", other, self)
-
-    def __matmul__(self, other: Any) -> Expression:
-        return call("matmul", self, other)
-
-    def __neg__(self) -> Expression:
-        return call("neg", self)
-
-    def __invert__(self) -> Expression:
-        return call("not", self)
-
-    def __and__(self, other: Any) -> Expression:
-        return call("and", self, other)
-
-    def __or__(self, other: Any) -> Expression:
-        return call("or", self, other)
-
-    def __le__(self, other: Any) -> Expression:
-        return call("le", self, other)
-
-    def __lt__(self, other: Any) -> Expression:
-        return call("lt", self, other)
-
-    def __ge__(self, other: Any) -> Expression:
-        return call("ge", self, other)
-
-    def __gt__(self, other: Any) -> Expression:
-        return call("gt", self, other)
+    __add__, __sub__, __mul__, __matmul__ = map(_operator, ("add", "sub", "mul", "matmul"))
+    __truediv__, __pow__, __neg__, __invert__ = map(_operator, ("div", "pow", "neg", "not"))
+    __rmul__, __rpow__, __rsub__ = (_operator(name, reflected=True) for name in ("mul", "pow", "sub"))
+    __and__, __or__ = map(_operator, ("and", "or"))
+    __le__, __lt__, __ge__, __gt__ = map(_operator, ("le", "lt", "ge", "gt"))
 
 
 class Expression(Operand):
@@ -229,10 +189,8 @@ class Unsaid(Exception):
 
 
 def flows(x: Operand, out: Operand, d: Operand, name: str) -> list[Operand]:
-    """The terms that the gradient d of x sends to the operand of this name: one for each place where x reads it.
-
-    `out`: x itself, as a step if it has a name. Raises `Unsaid` where an operation on the way has no rule.
-    """
+    """The terms that the gradient d of x sends to the operand of this name: one for each place where x reads it. `out`:
+    x itself, as a step if it has a name. Raises `Unsaid` where an operation on the way has no rule."""
     if not isinstance(x, Expression):
         return [d] if getattr(x, "name", "") == name else []
     if not any(reads(each, name) for each in x.operands):

@@ -86,10 +86,8 @@ def _outside() -> FrameType:
 
 
 def in_with_statement() -> bool:
-    """Whether the present call, made outside of this package, is the `expression` of a `with expression:`.
-
-    Python reports that a result is no context manager only after the call.
-    """
+    """Whether the present call, made outside of this package, is the `expression` of a `with expression:`. Python
+    reports that a result is no context manager only after the call."""
     frame = _outside()
     after = [step.opname for step in dis.get_instructions(frame.f_code) if step.offset > frame.f_lasti][:2]
     return "BEFORE_WITH" in after[:1] or after == ["COPY", "LOAD_SPECIAL"]  # the latter from Python 3.14 on

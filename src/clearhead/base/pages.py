@@ -62,10 +62,8 @@ def embedded(value: Any) -> str:
 
 
 def policy(styles: Sequence[str], *scripts: str, worker: bool = False) -> str:
-    """The content security policy: the page's own scripts and styles by hash, and nothing else.
-
-    `worker`: whether scripts may start a worker from a string.
-    """
+    """The content security policy: the page's own scripts and styles by hash, and nothing else. `worker`: whether
+    scripts may start a worker from a string."""
     allowed, styled = (" ".join(map(_hash, texts)) for texts in (scripts, styles))
     workers = "worker-src blob:; " if worker else ""
     return (

@@ -74,10 +74,8 @@ def _is_top(scale: Any) -> bool:
 
 
 def draw(panels: Sequence[Panel], rows: Side, columns: Side, style: Style, meaning: str | None) -> Any:
-    """Draw the panels, all with one scale. Gives the axes, an array of them where there are several.
-
-    `meaning`: the words of the colour bar; None for no bar. Masked cells are hatched, NaN is red.
-    """
+    """Draw the panels, all with one scale. Gives the axes, an array of them where there are several. `meaning`: the
+    words of the colour bar; None for no bar. Masked cells are hatched, NaN is red."""
     cmap, pyplot = check_style(style, ("linear", "log", "signed")), require("matplotlib.pyplot", "plot", "plot()")
     for side in (rows, columns):
         _check_words(side)

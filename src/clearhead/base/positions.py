@@ -1,4 +1,4 @@
-"""Where query 0 stands among the keys: the same for every mask and bias of a call."""
+"""Where query 0 stands among the keys, the same for every mask and bias of a call; and positions as steps."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from torch import Tensor
 
 from clearhead.base.arrays import to_tensor
 from clearhead.base.errors import ClearheadError, ShapeError
-from clearhead.base.shapes import Align, Sizes, placed
+from clearhead.base.shapes import Align, Sides, Sizes, part, placed
+from clearhead.base.steps import PAIRS, Step
 
 FAR = 2**40  # beyond any length; sums of such numbers do not overflow int64
 
@@ -67,3 +68,18 @@ def query_offset(sizes: Sizes, who: str) -> int | Tensor:
 
 def _causal_picture(offset: int) -> list[str]:
     return [" ".join("■" if j <= i + offset else "·" for j in range(5)).ljust(9) for i in range(3)]
+
+
+def positions(sizes: Sizes, at: Sides, name: str, who: str) -> tuple[Step, Step]:
+    """The positions of the queries as a column, `{name}_queries`, and of the keys as a row, `{name}_keys`. `who` is
+    named in the error where the call gives no alignment."""
+    own = torch.arange(sizes.queries, device=sizes.device).view(1, 1, -1) + query_offset(sizes, who)
+    rows = part(own, *at[:3]).unsqueeze(-1)
+    of_queries = "The position of each query among the keys, from 0 on: a column, (…, 1)."
+    return Step(f"{name}_queries", of_queries, rows, (*PAIRS[:3], "1")), key_positions(sizes, at, f"{name}_keys")
+
+
+def key_positions(sizes: Sizes, at: Sides, name: str) -> Step:
+    """The row of the keys' positions."""
+    columns, most = torch.arange(sizes.keys, device=sizes.device)[at[3]], max(sizes.keys - 1, 0)
+    return Step(name, "The position of each key, from 0 on: a row.", columns, ("Lk",), within=(0, most))

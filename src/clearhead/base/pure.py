@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from clearhead.base.arrays import check_memory
-from clearhead.base.torch_private import any_autocast, dispatch_modes, function_modes
+from clearhead.base.torch_state import any_autocast, dispatch_modes, function_modes
 from clearhead.base.tracing import plain
 
 DEPTH = 4  # how many levels of calls are followed

@@ -6,6 +6,7 @@ See `operations.py`.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -186,18 +187,24 @@ def _joined_source(x: Expression, places: Places) -> Places:
     return [*places[:axis], joined(places[axis : axis + len(sizes)], sizes), *places[axis + len(sizes) :]]
 
 
-OPERATIONS |= {
-    "mT": _moved(
-        lambda a: a.mT, lambda x: Text(ATOM, f"{code_of(x.inputs[0]).inside(ATOM)}.mT"), _swapped,
-        lambda x: _swapped(x, x.inputs[0].axes), lambda x, d, out: [d.mT],
-    ),
-    "T": _moved(
-        lambda a: a.T,
-        lambda x: Text(ATOM, f"{code_of(x.inputs[0]).inside(ATOM)}.T"),
+def _turned(name: str) -> Operation:
+    """The attribute of a tensor that exchanges its last two axes."""
+    return _moved(
+        attrgetter(name),
+        lambda x: Text(ATOM, f"{code_of(x.inputs[0]).inside(ATOM)}.{name}"),
         _swapped,
         lambda x: _swapped(x, x.inputs[0].axes),
         lambda x, d, out: [d.mT],
-    ),
+    )
+
+
+def _cast(compute: Any, name: str) -> Operation:
+    """The method that gives the same numbers in another type."""
+    return _moved(compute, method(name), lambda x, places: places, lambda x: x.inputs[0].axes, lambda x, d, out: [d])
+
+
+OPERATIONS |= {
+    "mT": _turned("mT"), "T": _turned("T"),
     "transpose": _moved(
         torch.transpose, method("transpose"), _swapped, lambda x: _swapped(x, x.inputs[0].axes),
         lambda x, d, out: [d.transpose(*x.inputs[1:])],
@@ -219,14 +226,7 @@ OPERATIONS |= {
     ),
     "flatten": _moved(torch.flatten, method("flatten"), _flat_source, _flat_axes, _flat_back),
     "index": _moved(_indexed, _index_code, _index_source, _index_axes),
-    "to": _moved(
-        lambda a, kind: a.to(kind), method("to"), lambda x, places: places, lambda x: x.inputs[0].axes,
-        lambda x, d, out: [d],
-    ),
-    "double": _moved(
-        lambda a: a.double(), method("double"), lambda x, places: places, lambda x: x.inputs[0].axes,
-        lambda x, d, out: [d],
-    ),
+    "to": _cast(lambda a, kind: a.to(kind), "to"), "double": _cast(lambda a: a.double(), "double"),
     "cat": Operation(torch.cat, torch_function("torch.cat"), _cat_write, _listed_axes),
     "stack": Operation(torch.stack, torch_function("torch.stack"), _stack_write, _listed_axes),
     "pad": Operation(

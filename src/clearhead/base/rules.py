@@ -10,7 +10,7 @@ from torch import Tensor
 
 from clearhead.base.closures import read_by
 from clearhead.base.errors import ClearheadError, ShapeError
-from clearhead.base.shapes import Sizes, extent
+from clearhead.base.shapes import Sizes, broadcasts, extent
 from clearhead.base.tracing import compiling
 
 Rule = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
@@ -45,7 +45,7 @@ def ask(fn: Rule, sides: Iterable[slice], sizes: Sizes, title: str, hint: str) -
 
 def broadcast(found: Tensor, shape: Sequence[int], title: str) -> Tensor:
     """A rule's result in four dimensions, each of the part's size or 1."""
-    if found.ndim > 4 or any(n not in (1, size) for n, size in zip(found.shape[::-1], shape[::-1], strict=False)):
+    if found.ndim > 4 or not broadcasts(found.shape, shape):
         raise ShapeError(
             f"{title} gave a tensor of shape {tuple(found.shape)}, which does not broadcast to {tuple(shape)}, the "
             "(batch, heads, queries, keys) it was asked about: compute with the indices as they come."

@@ -17,10 +17,8 @@ FORMS = "a number, a slice, or a list of these"
 
 
 def items_of(selector: Any) -> tuple[Any, ...]:
-    """The parts of a selector: whole numbers as Python's, slices, and whatever else stands in it, as it is.
-
-    Arrays of NumPy and tensors are lists of their numbers.
-    """
+    """The parts of a selector: whole numbers as Python's, slices, and whatever else stands in it, as it is. Arrays of
+    NumPy and tensors are lists of their numbers."""
     numbers = isinstance(selector, Tensor) and selector.layout == torch.strided and readable(selector)
     if numbers or isinstance(selector, np.ndarray):
         selector = selector.tolist()
@@ -60,10 +58,8 @@ def checked_numbers(selector: Any, name: str) -> tuple[int | slice, ...]:
 
 
 def numbers_of(selector: Any, count: int, name: str, of: str) -> tuple[int, ...]:
-    """The numbers of `count` that are meant, in the order of the selector; None is all.
-
-    `name`: what the selector is called. `of`: what has so many, such as "layers.3 has 8 heads".
-    """
+    """The numbers of `count` that are meant, in the order of the selector; None is all. `name`: what the selector is
+    called. `of`: what has so many, such as "layers.3 has 8 heads"."""
     if selector is None:
         return tuple(range(count))
     found: list[int] = []

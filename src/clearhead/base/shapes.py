@@ -11,7 +11,7 @@ Inside clearhead every tensor has four dimensions: query (B, H, Lq, Eq), key (B,
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -58,6 +58,11 @@ def unflatten(tensor: Tensor, dim: int, *sizes: int) -> Tensor:
     """One dimension as several."""
     result: Tensor = tensor.unflatten(dim, sizes)  # type: ignore[no-untyped-call]
     return result
+
+
+def broadcasts(shape: Sequence[int], to: Sequence[int]) -> bool:
+    """Whether sizes, aligned on the last dimension, are 1 or those of `to`; further dimensions are not compared."""
+    return all(n in (1, size) for n, size in zip(shape[::-1], to[::-1], strict=False))
 
 
 def no_heads(sizes: Sizes) -> str:
@@ -246,10 +251,8 @@ def moved(tensor: Tensor, device: torch.device) -> Tensor:
 
 
 def apart(tensor: Tensor) -> Tensor:
-    """The tensor, or a copy where its rows share memory, as rows of `unfold` do.
-
-    PyTorch's products of such rows are wrong, or fail, in low precision; its fused kernel is wrong in every precision.
-    """
+    """The tensor, or a copy where its rows share memory, as rows of `unfold` do. PyTorch's products of such rows are
+    wrong, or fail, in low precision; its fused kernel is wrong in every precision."""
     if tensor.is_contiguous() or compiling():
         return tensor
     reach = 0  # the span in memory of the dimensions so far, from the innermost
@@ -262,10 +265,8 @@ def apart(tensor: Tensor) -> Tensor:
 
 
 def extent(side: slice, size: int) -> tuple[int, int, int]:
-    """The begin, the end and the step of a slice of a dimension.
-
-    In compiled code slices lie inside, so they are not clamped to the size: the code then serves other sizes too.
-    """
+    """The begin, the end and the step of a slice of a dimension. In compiled code slices lie inside, so they are not
+    clamped to the size: the code then serves other sizes too."""
     if compiling():
         return side.start or 0, size if side.stop is None else side.stop, side.step or 1
     found = range(size)[side]

@@ -1,7 +1,8 @@
-"""Every private name of PyTorch's that clearhead uses: one table of its purposes, and of what happens without it.
+"""Private names of PyTorch's that clearhead uses, with their purposes, and what happens without each.
 
-A private name begins with `_`, or is reached through one that does; another version of PyTorch may not have it.
-Each is looked up here once: when clearhead is imported, or, where that would import the compiler, when it is needed.
+A private name begins with `_`, or is reached through one that does; another version of PyTorch may not have it. These
+are of the compiler, kernels, tensors and modules; `torch_state.py` has the names that say what is at work.
+Each is looked up once: when clearhead is imported, or, where that would import the compiler, when it is needed.
 Where one is missing, a slower way stands in for it, or a function that raises an `UnsupportedError` where it is used.
 The compiler follows some of these functions. So they are plain functions, and C functions are used without a wrapper.
 """
@@ -9,303 +10,41 @@ The compiler follows some of these functions. So they are plain functions, and C
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import AbstractContextManager
-from functools import partial
 from operator import attrgetter
 from typing import Any
 
 import torch
-import torch.autograd.forward_ad as forward_ad
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from clearhead.base.private import ABSENT, RAISES, Part, look, missing
-
-PARTS: dict[str, Part] = {}
-
-
-def _refusing(name: str) -> Callable[..., Any]:
-    """A function that stands in for a missing name, and raises."""
-
-    def refused(*args: Any, **given: Any) -> Any:
-        raise missing(name, PARTS[name].serves, "PyTorch")
-
-    return refused
-
-
-def _part(name: str, serves: str, without: str = RAISES, instead: Any = ABSENT) -> Any:
-    """The object of this name; where it is missing, `instead`, or a function that raises."""
-    PARTS[name] = Part(serves, without)
-    found = look(name)
-    if found is not ABSENT:
-        return found
-    return _refusing(name) if instead is ABSENT else instead
-
-
-def _there(name: str, serves: str, without: str) -> bool:
-    """Whether something has this name, such as an attribute of every module."""
-    PARTS[name] = Part(serves, without)
-    return look(name) is not ABSENT
-
-
-def _first_missing(serves: str, without: str, *names: str) -> str:
-    """The first of these attributes that a module does not have, or ""."""
-    every = [f"torch.nn.Module().{name}" for name in names]
-    there = [_there(name, serves, without) for name in every]
-    return "" if all(there) else every[there.index(False)]
-
-
-def _later(name: str, serves: str, without: str) -> Callable[[], Any]:
-    """A function that gives the object of this name, or None. The object's module is imported when it is asked for."""
-    PARTS[name] = Part(serves, without)
-
-    def found() -> Any:
-        there = look(name)
-        return None if there is ABSENT else there
-
-    return found
-
-
-# ---------------------------------------------------------------------------------------- the transforms of torch.func
-
-_SEES = "to see whether torch.func.vmap, grad or jvp is at work"
-_WHICH = "to see which transforms of torch.func are at work"
-_stack = _part("torch._C._functorch.get_interpreter_stack", _WHICH, "an UnsupportedError inside a transform", None)
-# the innermost transform, or None
-interpreter: Callable[[], Any] = _part(
-    "torch._C._functorch.peek_interpreter_stack", _SEES, "all of the stack is asked for", _stack or ABSENT
-)
-_kinds = [
-    _part(f"torch._C._functorch.TransformType.{name}", _WHICH, "transforms are compared by their names", None)
-    for name in ("Grad", "Jvp", "Vmap")
-]
-GRAD, JVP, VMAP = _kinds if all(kind is not None for kind in _kinds) else ("Grad", "Jvp", "Vmap")
-_named = isinstance(GRAD, str)
-
-
-def _of_no_transform() -> None:
-    if interpreter() is not None:
-        _refusing("torch._C._functorch.get_interpreter_stack")()
-
-
-_interpreters: Callable[[], Any] = _stack or _of_no_transform
-
-
-def transforms() -> list[Any]:
-    """The kinds of the transforms of `torch.func` that are at work: `GRAD`, `JVP`, `VMAP`, …"""
-    return [i.key().name if _named else i.key() for i in _interpreters() or ()]
-
-
-def _wrapped_by_none(tensor: Tensor) -> bool:
-    return interpreter() is not None and bool(_refusing("torch._C._functorch.is_functorch_wrapped_tensor")())
-
-
-is_wrapped: Callable[[Tensor], bool] = _part(
-    "torch._C._functorch.is_functorch_wrapped_tensor",
-    "to see whether a transform of torch.func has wrapped a tensor",
-    "an UnsupportedError inside a transform",
-    _wrapped_by_none,
-)
-is_batched: Callable[[Tensor], bool] = _part(
-    "torch._C._functorch.is_batchedtensor", "to see whether torch.func.vmap has hidden a dimension of a tensor"
-)
-get_unwrapped: Callable[[Tensor], Tensor] = _part(
-    "torch._C._functorch.get_unwrapped", "to read a tensor below the transforms of torch.func"
-)
-without_transforms: Callable[[], Any] = _part(
-    "torch._C._DisableFuncTorch", "to read values on the host inside a transform of torch.func"
-)
-
-# ------------------------------------------------------------ a batch of losses: torch.autograd.grad(is_grads_batched)
-
-_LOSSES = "to compute the gradients of a batch of losses (is_grads_batched=True)"
-_enter = _part("torch._C._vmapmode_increment_nesting", _LOSSES)
-_leave = _part("torch._C._vmapmode_decrement_nesting", _LOSSES, RAISES, None)
-remove_batch_dim: Callable[..., Tensor] = _part("torch._remove_batch_dim", _LOSSES)
-add_batch_dim: Callable[..., Tensor] = _part("torch._add_batch_dim", _LOSSES)
-
-
-def batches_of_losses() -> int:
-    """How many batches of losses are around here."""
-    if _leave is None:
-        _refusing("torch._C._vmapmode_decrement_nesting")()
-    level: int = _enter() - 1
-    _leave()
-    return level
-
-
-def _of_no_batch(tensor: Tensor) -> bool:
-    return batches_of_losses() > 0 and bool(_refusing("torch._C._functorch.is_legacy_batchedtensor")())
-
-
-is_batch_of_losses: Callable[[Tensor], bool] = _part(
-    "torch._C._functorch.is_legacy_batchedtensor", _LOSSES, "an UnsupportedError for a batch of losses", _of_no_batch
-)
-
-# ------------------------------------------------------------------------------------------- derivatives, forward mode
-
-
-def _tried_level() -> int:
-    zero = torch.zeros((), dtype=torch.float32, device="cpu")
-    try:
-        forward_ad.make_dual(zero, zero)  # type: ignore[no-untyped-call]
-    except RuntimeError:  # there is no level
-        return -1
-    return 0
-
-
-# the level of forward mode, -1 outside of it
-dual_level: Callable[[], int] = (
-    partial(getattr, forward_ad, "_current_level")
-    if _there(
-        "torch.autograd.forward_ad._current_level",
-        "to see whether torch.autograd.forward_ad is at work",
-        "a dual number is made, which fails outside of forward mode",
-    )
-    else _tried_level
-)
-_node = _part(
-    "torch._C._current_autograd_node",
-    "to see whether a backward pass runs, where the number of its task is missing",
-    "nothing where the number of the task is there; else an UnsupportedError",
-    None,
-)
-
-
-def _task_by_node() -> int:
-    if _node is None:
-        _refusing("torch._C._current_graph_task_id")()
-    return -1 if _node() is None else 0
-
-
-# the number of the backward pass that runs in this thread, or -1
-backward_task: Callable[[], int] = _part(
-    "torch._C._current_graph_task_id",
-    "to see whether a backward pass repeats a call",
-    "the operation that the backward pass computes now is asked for",
-    _task_by_node,
-)
-
-# ------------------------------------------------------------------------------- what compiles, traces, casts, follows
-
-
-def _autocast_of_any() -> bool:
-    kinds = ("cpu", "cuda", "xpu", "mps")
-    return any(torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind) for kind in kinds)
-
-
-def _traced_state() -> Any:
-    return True if torch.jit.is_tracing() else None  # type: ignore[attr-defined, no-untyped-call]
-
-
-any_autocast: Callable[[], bool] = _part(
-    "torch._C._is_any_autocast_enabled",
-    "to see whether torch.autocast is at work",
-    "each kind of device that PyTorch itself names is asked",
-    _autocast_of_any,
-)
-jit_state: Callable[[], Any] = _part(
-    "torch._C._get_tracing_state",
-    "to see whether torch.jit.trace is at work",
-    "torch.jit.is_tracing() is asked",
-    _traced_state,
-)
-
-
-class _Unknown:
-    @staticmethod
-    def try_get() -> Any:
-        return True
-
-
-TracingContext: Any = _part(
-    "torch._guards.TracingContext",
-    "to see whether this thread or another one compiles",
-    "while one thread compiles, code in the others is taken for compiled too",
-    _Unknown,
-)
-
-
-class _ByName(type):
-    def __instancecheck__(cls, thing: Any) -> bool:
-        return any(kind.__name__ == "FakeTensor" for kind in type(thing).__mro__)
-
-
-class _Fake(metaclass=_ByName):
-    pass
-
-
-FakeTensor: Any = _part(
-    "torch._subclasses.fake_tensor.FakeTensor",
-    "to see whether a tensor has a shape alone",
-    "a fake tensor is known by the name of its class",
-    _Fake,
-)
-_modes = _part(
-    "torch.utils._python_dispatch._get_current_dispatch_mode_stack",
-    "to count the modes that follow operations, where their number is missing",
-    "nothing where the number is there; else an UnsupportedError",
-)
-
-
-dispatch_modes: Callable[[], int] = _part(
-    "torch._C._len_torch_dispatch_stack",
-    "to see whether a mode follows each operation (make_fx, fake tensors)",
-    "the modes are listed",
-    lambda: len(_modes()),
-)
-_FOLLOWS = "to see whether fake tensors, make_fx or functionalization follow each operation"
-_WITHIN = "an UnsupportedError inside a mode that follows operations"
-_keys = [f"torch._C._TorchDispatchModeKey.{name}" for name in ("FAKE", "PROXY", "FUNCTIONAL")]
-_tracers = [_part(name, _FOLLOWS, _WITHIN, None) for name in _keys]
-_unknown = [name for name, key in zip(_keys, _tracers, strict=True) if key is None]
-_mode_of = _part("torch._C._get_dispatch_mode", _FOLLOWS, _WITHIN)
-if _unknown:
-    _mode_of = _refusing(_unknown[0])
-
-
-def fake_mode() -> Any:
-    """The mode of fake tensors that is at work, or None. To be asked where a dispatch mode is at work."""
-    return _mode_of(_tracers[0])
-
-
-def tracing_modes() -> Iterator[Any]:
-    """The modes that follow each operation, None for a mode that is not at work. To be asked as `fake_mode` is."""
-    return (_mode_of(key) for key in _tracers)
-
-
-function_modes: Callable[[], int] = _part(
-    "torch._C._len_torch_function_stack",
-    "to see whether a function mode may change what a function computes",
-    "one is taken to be at work, so that results of mask functions are not kept",
-    lambda: 1,
-)
+from clearhead.base.private import PARTS, RAISES, Part, first_missing, later, part, refusing, there
 
 # -------------------------------------------------------------------------------------------------------- the compiler
 
 # the callback that compiles the frames that this thread runs next; None in eager code. It is a C function, which the
 # compiler cannot enter
-compiler_here: Callable[[], Any] = _part(
+compiler_here: Callable[[], Any] = part(
     "torch._C._dynamo.eval_frame.get_eval_frame_callback", "to see whether a monitored model runs in compiled code"
 )
-_compile_with = _part(
+_compile_with = part(
     "torch._C._dynamo.eval_frame.set_eval_frame",
     "to run a function in eager code inside compiled code",
     "torch.compiler.disable is used, where the compiler has been imported",
     None,
 )
-cached_code: Callable[[Any], Any] = _part(
+cached_code: Callable[[Any], Any] = part(
     "torch._C._dynamo.eval_frame._debug_get_cache_entry_list",
     "to see whether a model has been compiled before it is monitored",
 )
-assert_async: Callable[..., Any] = _part("torch._assert_async", "to check values in compiled code")
-_skip_code = _later(
+assert_async: Callable[..., Any] = part("torch._assert_async", "to check values in compiled code")
+_skip_code = later(
     "torch._dynamo.eval_frame.skip_code",
     "to keep a function mode from being compiled by itself",
     "compiled code inside a watched model may be chosen for another call",
 )
-_handlers = _later(
+_handlers = later(
     "torch._dynamo.variables.torch.TorchInGraphFunctionVariable._get_handlers",
     "to have the compiler list PyTorch's functions before one is replaced",
     "compiled code inside a watched model may hide its calls",
@@ -357,8 +96,8 @@ def wraps_compiled(module: nn.Module) -> bool:
 
 compiled_call: Callable[[Any], Any] = (
     attrgetter("_compiled_call_impl")
-    if _there("torch.nn.Module._compiled_call_impl", "to see whether model.compile() has compiled a module", RAISES)
-    else _refusing("torch.nn.Module._compiled_call_impl")
+    if there("torch.nn.Module._compiled_call_impl", "to see whether model.compile() has compiled a module", RAISES)
+    else refusing("torch.nn.Module._compiled_call_impl")
 )
 
 
@@ -369,42 +108,42 @@ def forward_is_compiled(module: nn.Module) -> bool:
 
 # ------------------------------------------------------------------------------------------ contexts around operations
 
-without_functions: Callable[[], AbstractContextManager[object]] = _part(
+without_functions: Callable[[], AbstractContextManager[object]] = part(
     "torch._C.DisableTorchFunction", "to hide operations of its own from function modes, such as that of a watch"
 )
-without_subclasses: Callable[[], AbstractContextManager[object]] = _part(
+without_subclasses: Callable[[], AbstractContextManager[object]] = part(
     "torch._C.DisableTorchFunctionSubclass",
     "to have PyTorch's functions take lazy weights as plain tensors",
     "the operations are hidden from function modes too",
     without_functions,
 )
 _IN_OPERATOR = "to differentiate inside a custom operator, where compiled code calls a part of one's own"
-_dispatch_key = _part("torch._C.DispatchKey", _IN_OPERATOR, RAISES, None)
-_included = _part("torch._C._dispatch_tls_local_include_set", _IN_OPERATOR)
-_excluded = _part("torch._C._dispatch_tls_local_exclude_set", _IN_OPERATOR)
-_forced = _part("torch._C._ForceDispatchKeyGuard", _IN_OPERATOR)
+_dispatch_key = part("torch._C.DispatchKey", _IN_OPERATOR, RAISES, None)
+_included = part("torch._C._dispatch_tls_local_include_set", _IN_OPERATOR)
+_excluded = part("torch._C._dispatch_tls_local_exclude_set", _IN_OPERATOR)
+_forced = part("torch._C._ForceDispatchKeyGuard", _IN_OPERATOR)
 
 
 def dispatched_with_autograd() -> Any:
     """A context in which operations reach autograd, in the body of a custom operator."""
     if _dispatch_key is None:
-        _refusing("torch._C.DispatchKey")()
+        refusing("torch._C.DispatchKey")()
     without = _excluded()
     without = without.remove(_dispatch_key.AutogradFunctionality).remove(_dispatch_key.ADInplaceOrView)
     return _forced(_included(), without)
 
 
-function_mode_stack: Callable[[], list[Any]] = _part(
+function_mode_stack: Callable[[], list[Any]] = part(
     "torch.overrides._get_current_function_mode_stack", "to watch a model whose layers ask for function modes"
 )
-pop_function_mode: Callable[[], Any] = _part(
+pop_function_mode: Callable[[], Any] = part(
     "torch.overrides._pop_mode_temporarily", "to watch a model whose layers ask for function modes"
 )
 
 # ----------------------------------------------------------------------------------------------- PyTorch's own kernels
 
 # torch's own function: its name in torch.nn.functional may be a wrapper of another's
-OWN_SDPA = _part(
+OWN_SDPA = part(
     "torch._C._nn.scaled_dot_product_attention",
     "to know PyTorch's own attention, where its public name has been replaced",
     "the function of the public name when clearhead is imported",
@@ -415,7 +154,7 @@ _OWN_CODE, _UNTOLD = "to tell of attention that a module computes in its own cod
 
 def _those_there(*names: str) -> list[Any]:
     """The objects of these names, without those that are missing."""
-    return [one for name in names if (one := _part(name, _OWN_CODE, _UNTOLD, None)) is not None]
+    return [one for name in names if (one := part(name, _OWN_CODE, _UNTOLD, None)) is not None]
 
 
 PRIVATE_SOFTMAX = _those_there("torch._softmax", "torch._safe_softmax")
@@ -425,11 +164,11 @@ _KERNELS = ("flash_attention_for_cpu", "flash_attention", "efficient_attention",
 FUSED_OPERATIONS = _those_there(*(f"torch.ops.aten._scaled_dot_product_{name}" for name in _KERNELS))
 _TWICE = "to differentiate PyTorch's fused kernel on a CPU twice"
 _ONCE = "PyTorch's plain operations compute what needs gradients there, with the whole matrix in memory"
-flash = _part("torch._scaled_dot_product_flash_attention_for_cpu", _TWICE, _ONCE, None)
-flash_backward = _part(
+flash = part("torch._scaled_dot_product_flash_attention_for_cpu", _TWICE, _ONCE, None)
+flash_backward = part(
     "torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward.default", _TWICE, _ONCE, None
 )
-_choice = _part("torch._fused_sdp_choice", _TWICE, _ONCE, None)
+_choice = part("torch._fused_sdp_choice", _TWICE, _ONCE, None)
 UNKNOWN = -1
 # which of its kernels PyTorch would run: a number of torch.nn.attention.SDPBackend
 fused_choice: Callable[..., int] = (
@@ -437,22 +176,22 @@ fused_choice: Callable[..., int] = (
 )
 _FAST = "to record the fast path of torch.nn.MultiheadAttention and torch.nn.TransformerEncoderLayer"
 _FAST_RAISES = "an UnsupportedError where such a layer runs in a watched model"
-native_attention = _part("torch._native_multi_head_attention", _FAST, _FAST_RAISES, None)
-encoder_layer = _part("torch._transformer_encoder_layer_fwd", _FAST, _FAST_RAISES, None)
+native_attention = part("torch._native_multi_head_attention", _FAST, _FAST_RAISES, None)
+encoder_layer = part("torch._transformer_encoder_layer_fwd", _FAST, _FAST_RAISES, None)
 
 
 def check_fast_path() -> None:
     """Raise where the fast path of PyTorch's own layers could not be seen."""
     if native_attention is None:
-        _refusing("torch._native_multi_head_attention")()
+        refusing("torch._native_multi_head_attention")()
     if encoder_layer is None:
-        _refusing("torch._transformer_encoder_layer_fwd")()
+        refusing("torch._transformer_encoder_layer_fwd")()
 
 
 _AMX = "to see whether PyTorch's kernel has matrix instructions (AMX)", "clearhead's own kernel is taken"
 amx: dict[torch.dtype, Callable[[], bool]] = {
-    torch.bfloat16: _part("torch.cpu._is_amx_tile_supported", *_AMX, bool),
-    torch.float16: _part("torch.cpu._is_amx_fp16_supported", *_AMX, bool),
+    torch.bfloat16: part("torch.cpu._is_amx_tile_supported", *_AMX, bool),
+    torch.float16: part("torch.cpu._is_amx_fp16_supported", *_AMX, bool),
 }
 
 # ------------------------------------------------------------------------------------------------------------- tensors
@@ -465,13 +204,13 @@ def _without_memory(tensor: Tensor) -> bool:
         return False
 
 
-is_zero_tensor: Callable[[Tensor], bool] = _part(
+is_zero_tensor: Callable[[Tensor], bool] = part(
     "torch.Tensor._is_zerotensor",
     "to see whether a tensor is PyTorch's zeros without memory",
     "a tensor whose address is 0 is taken for one",
     _without_memory,
 )
-data_address: Callable[[Tensor], int] = _part(
+data_address: Callable[[Tensor], int] = part(
     "torch._C._data_address", "to see whether a tensor was given other memory", "tensor.data_ptr()", Tensor.data_ptr
 )
 
@@ -484,14 +223,14 @@ def _always(tensor: Tensor) -> bool:
 version: Callable[[Tensor], int] = attrgetter("_version")
 uncounted: Callable[[Tensor], bool] = (
     Tensor.is_inference
-    if _there(
+    if there(
         "torch.Tensor._version",
         "to see whether a tensor has been written to",
         "all tensors are taken for tensors of inference mode: they are copied, or their results are not kept",
     )
     else _always
 )
-_has_base = _there(
+_has_base = there(
     "torch.Tensor._base",
     "to see whether a tensor is a view of a parameter",
     "every tensor is taken for one, and copied where it is recorded",
@@ -505,8 +244,8 @@ def whole_of(tensor: Tensor) -> Tensor:
     return tensor if tensor._base is None else tensor._base
 
 
-wrapper_subclass: Callable[..., Any] = _part("torch.Tensor._make_wrapper_subclass", "to make lazy weights")
-tree_map_only: Callable[..., Any] = _part(
+wrapper_subclass: Callable[..., Any] = part("torch.Tensor._make_wrapper_subclass", "to make lazy weights")
+tree_map_only: Callable[..., Any] = part(
     "torch.utils._pytree.tree_map_only", "to find lazy weights among the arguments of an operation"
 )
 PARTS["torch._ops.OpOverload._schema"] = Part("to see which arguments an operation on lazy weights writes to", RAISES)
@@ -515,7 +254,7 @@ PARTS["torch._ops.OpOverload._schema"] = Part("to see which arguments an operati
 def arguments_of(operation: Any) -> Any:
     """The arguments that an operation of PyTorch's is declared with."""
     schema = getattr(operation, "_schema", None)
-    return _refusing("torch._ops.OpOverload._schema")() if schema is None else schema.arguments
+    return refusing("torch._ops.OpOverload._schema")() if schema is None else schema.arguments
 
 
 def _sizes_of_rows(rows: Tensor) -> Tensor:
@@ -527,10 +266,10 @@ def _nested(padded: Tensor, inside: Tensor) -> Tensor:
 
 
 _NESTED = "to compute with the nested tensors that nn.TransformerEncoder makes"
-nested_sizes: Callable[[Tensor], Tensor] = _part(
+nested_sizes: Callable[[Tensor], Tensor] = part(
     "torch.Tensor._nested_tensor_size", _NESTED, "the rows are taken apart", _sizes_of_rows
 )
-nested_from_mask: Callable[[Tensor, Tensor], Tensor] = _part(
+nested_from_mask: Callable[[Tensor, Tensor], Tensor] = part(
     "torch._nested_tensor_from_mask", _NESTED, "the rows are put together one by one", _nested
 )
 
@@ -538,7 +277,7 @@ nested_from_mask: Callable[[Tensor, Tensor], Tensor] = _part(
 
 _HELD = "to read what a module holds, and to make a copy of it over other parameters"
 _READ = "it is read by named_parameters() and the like, and a copy raises an UnsupportedError"
-_held = _first_missing(_HELD, _READ, "_parameters", "_buffers", "_modules")
+_held = first_missing(_HELD, _READ, "_parameters", "_buffers", "_modules")
 Held = tuple[dict[str, Any], dict[str, Any], dict[str, Any]]
 
 
@@ -553,15 +292,15 @@ def parts_of(module: Any) -> Held:
 def put_parts(module: Any, held: Held) -> None:
     """Give a module other parameters, buffers and modules, which need not be of the types that it takes."""
     if _held:
-        _refusing(_held)()
+        refusing(_held)()
     module.__dict__.update(zip(("_parameters", "_buffers", "_modules"), held, strict=True))
 
 
 _HOOKS = "to see whether hooks change what a layer computes"
 _CALLED = "layers are called, and an UnsupportedError where one must not be"
-_hooks = _first_missing(_HOOKS, _CALLED, "_forward_hooks", "_forward_pre_hooks")
+_hooks = first_missing(_HOOKS, _CALLED, "_forward_hooks", "_forward_pre_hooks")
 _MARKS = "to take away the hooks of a model that shares its sequences out over ranks"
-_marks = _first_missing(_MARKS, RAISES, "_forward_pre_hooks_with_kwargs", "_forward_hooks_always_called")
+_marks = first_missing(_MARKS, RAISES, "_forward_pre_hooks_with_kwargs", "_forward_hooks_always_called")
 
 
 def may_have_hooks(layer: Any) -> bool:
@@ -572,14 +311,14 @@ def may_have_hooks(layer: Any) -> bool:
 def has_hooks(layer: Any) -> bool:
     """The same, for a layer that must not be called where it has hooks."""
     if _hooks:
-        _refusing(_hooks)()
+        refusing(_hooks)()
     return may_have_hooks(layer)
 
 
 def remove_hooks(module: Any, ours: Callable[[Any], bool]) -> None:
     """Take away the forward hooks of a module for which `ours(hook)` is True."""
     if _hooks or _marks:
-        _refusing(_hooks or _marks)()
+        refusing(_hooks or _marks)()
     for hooks, marks in (
         (module._forward_pre_hooks, module._forward_pre_hooks_with_kwargs),
         (module._forward_hooks, module._forward_hooks_always_called),
@@ -589,11 +328,11 @@ def remove_hooks(module: Any, ours: Callable[[Any], bool]) -> None:
             marks.pop(number, None)
 
 
-_call_there = _there("torch.nn.Module._call_impl", "to see which module of a watched model runs", RAISES)
+_call_there = there("torch.nn.Module._call_impl", "to see which module of a watched model runs", RAISES)
 
 
 def call_of_modules() -> str:
     """The name of the method of `nn.Module` that runs a module and its hooks."""
     if not _call_there:
-        _refusing("torch.nn.Module._call_impl")()
+        refusing("torch.nn.Module._call_impl")()
     return "_call_impl"

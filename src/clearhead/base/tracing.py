@@ -17,9 +17,10 @@ import torch
 from torch import Tensor
 from torch.compiler import is_compiling, is_dynamo_compiling
 
-from clearhead.base import torch_private
+from clearhead.base import torch_private, torch_state
 from clearhead.base.errors import ClearheadError, UnsupportedError
-from clearhead.base.torch_private import (
+from clearhead.base.torch_private import data_address, is_zero_tensor
+from clearhead.base.torch_state import (
     GRAD,
     JVP,
     VMAP,
@@ -27,14 +28,12 @@ from clearhead.base.torch_private import (
     TracingContext,
     any_autocast,
     batches_of_losses,
-    data_address,
     dispatch_modes,
     dual_level,
     get_unwrapped,
     interpreter,
     is_batched,
     is_wrapped,
-    is_zero_tensor,
     jit_state,
     transforms,
 )
@@ -46,10 +45,8 @@ some_compiling = is_compiling  # whether any thread compiles: cheaper than `comp
 
 
 def compiling() -> bool:
-    """Whether this code is being compiled or exported, not run.
-
-    `torch.compiler.is_compiling` is one flag of the whole process: while one thread compiles, it is True in all.
-    """
+    """Whether this code is being compiled or exported, not run. `torch.compiler.is_compiling` is one flag of the whole
+    process: while one thread compiles, it is True in all."""
     # no `torch.` in here: with it the compiler would compile this function by itself, as one that returns True
     return is_compiling() and (is_dynamo_compiling() or TracingContext.try_get() is not None)
 
@@ -104,9 +101,7 @@ def constant(function: Function) -> Function:
 @constant
 def followed() -> bool:
     """Whether, in code that is being compiled, `torch.func` or forward mode differentiates: the answer is compiled in.
-
-    The compiler checks the level of both before it uses the code again.
-    """
+    The compiler checks the level of both before it uses the code again."""
     kinds = transforms()
     return dual_level() >= 0 or GRAD in kinds or JVP in kinds
 
@@ -156,7 +151,7 @@ def on_host(tensor: Tensor) -> np.ndarray:
     """The values of a tensor that needs no gradient, as they are below transforms of `torch.func`."""
     if interpreter() is None:
         return tensor.cpu().numpy()
-    with torch_private.without_transforms():
+    with torch_state.without_transforms():
         return unwrapped(tensor).cpu().numpy()
 
 
@@ -239,7 +234,7 @@ def freed(tensor: Tensor) -> bool:
 @constant  # compiled code has no task of its own; PyTorch 2.12 takes the number for a value
 def in_backward() -> bool:
     """Whether a backward pass runs in this thread: a call in it, as by a checkpoint, repeats a call of the forward."""
-    return torch_private.backward_task() != -1
+    return torch_state.backward_task() != -1
 
 
 def refuse_jit() -> None:
@@ -253,7 +248,7 @@ def refuse_jit() -> None:
 
 def as_followed(tensor: Tensor) -> Tensor:
     """The tensor; where PyTorch's fake tensors are at work, a fake tensor like it."""
-    mode = torch_private.fake_mode() if traced() else None
+    mode = torch_state.fake_mode() if traced() else None
     return tensor if mode is None or isinstance(tensor, FakeTensor) else mode.from_tensor(tensor)
 
 
@@ -268,7 +263,7 @@ def traced() -> bool:
     """Whether PyTorch records each operation (`make_fx`), or computes only shapes (fake tensors)."""
     if compiling() or not dispatch_modes():
         return False
-    return any(torch_private.tracing_modes())
+    return any(torch_state.tracing_modes())
 
 
 def in_place() -> bool:
@@ -293,10 +288,8 @@ def ensure(good: Tensor, error: Callable[[], ClearheadError], short: str) -> Non
 
 
 def eagerly(function: Function) -> Function:
-    """The function, which the compiler leaves out of its code, with all that it calls.
-
-    This sets the mark of `torch.compiler.disable`, which would import the compiler.
-    """
+    """The function, which the compiler leaves out of its code, with all that it calls. This sets the mark of
+    `torch.compiler.disable`, which would import the compiler."""
 
     @functools.wraps(function)
     def apart(*args: Any, **given: Any) -> Any:

@@ -47,10 +47,8 @@ class Versions:
         return now[-1] if now else self._seen[-1][:2]
 
     def written(self) -> tuple[str, Tensor] | None:
-        """The first tensor that has been written to since, or whose memory is freed, with the name of what reads it.
-
-        A wrapper that shares out parameters frees the memory of each after the layer that it belongs to has run.
-        """
+        """The first tensor that has been written to since, or whose memory is freed, with the name of what reads it. A
+        wrapper that shares out parameters frees the memory of each after the layer that it belongs to has run."""
         for name, tensor, before, at in self._seen:
             if version(tensor) != before or (at and not address(tensor)):
                 return name, tensor
@@ -125,10 +123,8 @@ def _wide(tensor: Tensor) -> Tensor:
 
 
 def _factors(first: int, count: int, device: torch.device) -> Tensor:
-    """Odd pseudorandom numbers, so that no regular change of keys cancels: Steele et al. 2014, "SplitMix".
-
-    `first`: the start of the sequence, so that the factors of rows differ from those of columns.
-    """
+    """Odd pseudorandom numbers, so that no regular change of keys cancels: Steele et al. 2014, "SplitMix". `first`: the
+    start of the sequence, so that the factors of rows differ from those of columns."""
     number = torch.arange(first, first + count, device=device) * -7046029254386353131
     for shift, factor in ((30, -4658895280553007687), (27, -7723592293110705685)):
         number = (number ^ (number >> shift)) * factor

@@ -9,8 +9,7 @@ from torch import Tensor
 
 from clearhead.base.errors import ShapeError
 from clearhead.base.numbers import check_count
-from clearhead.base.places import positions
-from clearhead.base.positions import query_offset
+from clearhead.base.positions import positions, query_offset
 from clearhead.base.shapes import Sides, Sizes, no_heads, placed
 from clearhead.base.steps import PAIRS, Step, made
 from clearhead.biases.base import Added, Bias, distances, wide

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from clearhead.base.arrays import is_dense, shown
+from clearhead.base.arrays import check_float, is_dense, owned, shown
 from clearhead.base.errors import ClearheadError, ShapeError
 from clearhead.base.positions import check_align
 from clearhead.base.rules import broadcast
-from clearhead.base.shapes import Align, Sides, Sizes, array_sizes, extent, part
+from clearhead.base.shapes import Align, Sides, Sizes, array_sizes, broadcasts, extent, part
 from clearhead.base.steps import PAIRS, Step, made
 from clearhead.base.text import said
 from clearhead.base.tracing import compiling
@@ -83,10 +83,8 @@ class Added(NamedTuple):
 
 
 def check_added(added: Any, sizes: Sizes, who: str) -> Added:
-    """The normal form that `who` gave, such as a bias's `lower`, its sizes checked, since engines rely on them.
-
-    Its function's results are checked at each call.
-    """
+    """The normal form that `who` gave, such as a bias's `lower`, its sizes checked, since engines rely on them. Its
+    function's results are checked at each call."""
     if not isinstance(added, Added) or not (added.tensors or added.function is not None):
         raise ClearheadError(
             f"{who} gave a {type(added).__name__}; expected Added(dense=...), one number a pair, "
@@ -193,12 +191,18 @@ class Bias(nn.Module, ABC):
         tile = _lowered(self, sizes).tile(every, every, every, every, sizes)
         return sizes.restore(tile.expand(sizes.shape))
 
-    def _keep(self, name: str, given: Tensor) -> None:
-        """Keep a given tensor as it is: a parameter as the module's own, any other outside of the state dict."""
-        if isinstance(given, nn.Parameter):
-            setattr(self, name, given)
+    def _keep(self, name: str, given: Any, expected: str, dimensions: Sequence[int] = range(65)) -> None:
+        """Keep given numbers as they are: a parameter as the module's own, any other outside of the state dict.
+        `expected`: the words of the error for other dtypes, and for another number of dimensions."""
+        tensor, who = owned(given, name), f"{type(self).__name__}: {name}"
+        if tensor.is_floating_point():
+            check_float(tensor, who)
+        if not tensor.is_floating_point() or tensor.ndim not in dimensions:
+            raise ClearheadError(f"{who} has dtype {tensor.dtype}, shape {tuple(tensor.shape)}; expected {expected}")
+        if isinstance(tensor, nn.Parameter):
+            setattr(self, name, tensor)
         else:
-            self.register_buffer(name, given, persistent=False)
+            self.register_buffer(name, tensor, persistent=False)
 
     def __repr__(self) -> str:
         return said(self, super().__repr__)
@@ -264,10 +268,8 @@ class _Far(Bias):
 
 
 def distances(sizes: Sizes, offset: int | Tensor) -> Tensor:
-    """Key position less query position at each place of `Added.relative`: int64 (B or 1, Lq + Lk − 1).
-
-    `offset` is the position of query 0, as `query_offset` gives it.
-    """
+    """Key position less query position at each place of `Added.relative`: int64 (B or 1, Lq + Lk − 1). `offset` is the
+    position of query 0, as `query_offset` gives it."""
     count = max(sizes.queries + sizes.keys - 1, 0)
     apart = torch.arange(count, device=sizes.device)[None] - (sizes.queries - 1)
     return apart - (offset.view(-1, 1) if isinstance(offset, Tensor) else offset)
@@ -276,7 +278,7 @@ def distances(sizes: Sizes, offset: int | Tensor) -> Tensor:
 def ends_in(steps: list[Step], numbers: Tensor) -> bool:
     """Whether the last step has these numbers, but for rounding; an axis along which it repeats may have size 1."""
     found = steps[-1].value.detach().to(numbers.dtype)
-    fits = found.ndim == 4 and all(n in (1, size) for n, size in zip(found.shape, numbers.shape, strict=True))
+    fits = found.ndim == 4 and broadcasts(found.shape, numbers.shape)
     return fits and torch.allclose(found.expand_as(numbers), numbers, rtol=1e-5, atol=1e-6, equal_nan=True)
 
 

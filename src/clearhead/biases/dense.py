@@ -7,7 +7,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from clearhead.base.arrays import check_float, owned
 from clearhead.base.errors import ClearheadError
 from clearhead.base.shapes import Sizes, fit
 from clearhead.biases.base import Added, Bias
@@ -32,15 +31,8 @@ class DenseBias(Bias):
 
     def __init__(self, tensor: Any) -> None:
         super().__init__()
-        tensor = owned(tensor, "tensor")
-        if tensor.is_floating_point():
-            check_float(tensor, "DenseBias: tensor")
-        else:
-            raise ClearheadError(
-                f"DenseBias: tensor has dtype {tensor.dtype}, shape {tuple(tensor.shape)}; expected floating-point "
-                "numbers to add to the scores. For a bool matrix that says who may attend pass mask=DenseMask(keep)."
-            )
-        self._keep("tensor", tensor)
+        expected = "floating-point numbers to add to the scores. For a bool matrix that says who may attend pass "
+        self._keep("tensor", tensor, expected + "mask=DenseMask(keep).")
 
     @classmethod
     def example(cls, sizes: Sizes) -> Bias:

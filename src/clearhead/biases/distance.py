@@ -8,10 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from clearhead.base.arrays import check_float, owned
-from clearhead.base.errors import ClearheadError, ShapeError
-from clearhead.base.places import positions
-from clearhead.base.shapes import Sides, Sizes, part, placed
+from clearhead.base.errors import ShapeError
+from clearhead.base.positions import positions
+from clearhead.base.shapes import Sides, Sizes, broadcasts, part, placed
 from clearhead.base.steps import PAIRS, Step, made
 from clearhead.biases.base import Added, Bias, looked_up, wide
 
@@ -35,15 +34,8 @@ class DistanceBias(Bias):
 
     def __init__(self, table: Any) -> None:
         super().__init__()
-        table = owned(table, "table")
-        if table.is_floating_point():
-            check_float(table, "DistanceBias: table")
-        if not table.is_floating_point() or not 1 <= table.ndim <= 3:
-            raise ClearheadError(
-                f"DistanceBias: table has dtype {table.dtype}, shape {tuple(table.shape)}; expected floating-point "
-                "numbers (Lq + Lk − 1,), (H, Lq + Lk − 1) or (B, H, Lq + Lk − 1)."
-            )
-        self._keep("table", table)
+        expected = "floating-point numbers (Lq + Lk − 1,), (H, Lq + Lk − 1) or (B, H, Lq + Lk − 1)."
+        self._keep("table", table, expected, dimensions=(1, 2, 3))
 
     @classmethod
     def example(cls, sizes: Sizes) -> Bias:
@@ -71,9 +63,7 @@ class DistanceBias(Bias):
         """(B or 1, H or 1, Lq + Lk − 1)."""
         table = self.table.reshape((1,) * (3 - self.table.ndim) + tuple(self.table.shape))
         expected = (sizes.batch, sizes.heads, max(sizes.queries + sizes.keys - 1, 0))
-        if table.shape[2] != expected[2] or any(
-            n not in (1, size) for n, size in zip(table.shape, expected, strict=True)
-        ):
+        if table.shape[2] != expected[2] or not broadcasts(table.shape, expected):
             raise ShapeError(
                 f"DistanceBias: table has shape {tuple(self.table.shape)}; expected something that broadcasts to "
                 f"(B, H, Lq + Lk − 1) = {expected}."

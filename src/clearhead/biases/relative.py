@@ -12,8 +12,7 @@ from torch import Tensor, nn
 from clearhead.base.arrays import check_memory
 from clearhead.base.errors import ClearheadError, ShapeError
 from clearhead.base.numbers import MOST, check_count, check_flag
-from clearhead.base.places import positions
-from clearhead.base.positions import query_offset
+from clearhead.base.positions import positions, query_offset
 from clearhead.base.shapes import Sides, Sizes, no_heads
 from clearhead.base.steps import PAIRS, Step, made
 from clearhead.biases.base import Added, Bias, distances, looked_up, wide
@@ -42,11 +41,7 @@ class RelativeBias(Bias):
     positional = True
 
     def __init__(
-        self,
-        num_heads: int,
-        num_buckets: int = 32,
-        max_distance: int = 128,
-        bidirectional: bool = True,
+        self, num_heads: int, num_buckets: int = 32, max_distance: int = 128, bidirectional: bool = True
     ) -> None:
         super().__init__()
         least = 4 if bidirectional is not False else 2
@@ -126,9 +121,7 @@ class RelativeBias(Bias):
 
     def _sides(self) -> tuple[int, int, int]:
         """The first bucket of the keys after the query, the distances with a bucket each, and the buckets of one side.
-
-        The first is 0 where the keys after the query have no buckets of their own.
-        """
+        The first is 0 where the keys after the query have no buckets of their own."""
         buckets = self.num_buckets // 2 if self.bidirectional else self.num_buckets
         return buckets * self.bidirectional, buckets // 2, buckets
 

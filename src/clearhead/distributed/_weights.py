@@ -20,6 +20,7 @@ from clearhead.distributed.once import refuse_transforms
 from clearhead.distributed.pieces import Shard, sharded
 from clearhead.inspection.reductions.base import Reduction
 from clearhead.inspection.reductions.output import Output
+from clearhead.problem.partial import rows_of
 from clearhead.problem.problem import ABSENT, Problem
 from clearhead.problem.summary import Summary
 
@@ -138,19 +139,13 @@ def _in_words(one: _Asked) -> tuple[Any, ...]:
 
 
 def _results(asked: list[_Asked], shard: Shard) -> list[Any]:
-    """The results: statistics of queries in a first pass; statistics of keys, and maps, in a second pass.
-
-    The second pass uses the maximum and the log-sum of each row, which the first pass finds.
-    """
+    """The results: statistics of queries in a first pass; statistics of keys, and maps, in a second pass. The second
+    pass uses the maximum and the log-sum of each row, which the first pass finds."""
     summaries, places = _together([one.summary._replace(**OVER_QUERIES) for one in asked])
     merged = [found.found for found in by_query(shard, summaries)]
     found = [merged[at](one.meant.sinks) for one, at in zip(asked, places, strict=True)]
     of_keys = [i for i, one in enumerate(asked) if one.summary.received or one.summary.mean or one.summary.peak]
-    wanted = []
-    for i in of_keys:
-        maximum, log_sum = found[i].maximum, found[i].log_sum
-        assert maximum is not None and log_sum is not None
-        wanted.append(OverQueries(asked[i].summary, asked[i].queries, maximum, log_sum))
+    wanted = [OverQueries(asked[i].summary, asked[i].queries, *rows_of(found[i])) for i in of_keys]
     for i, more in zip(of_keys, over_queries(shard, wanted), strict=True):
         found[i] = found[i]._replace(received=more.received, mean=more.mean, peak=more.peak)
     return [one.reduction.found(own, one.meant) for one, own in zip(asked, found, strict=True)]

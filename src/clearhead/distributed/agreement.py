@@ -24,10 +24,8 @@ WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 def agree(shard: Shard, call: tuple[Any, ...], reads: tuple[Tensor, ...] = ()) -> None:
-    """Raise a `ClearheadError` where the ranks' calls differ; it names the argument and the ranks.
-
-    `call`: the call in words and numbers; `reads`: further tensors of the whole sequence that the call reads.
-    """
+    """Raise a `ClearheadError` where the ranks' calls differ; it names the argument and the ranks. `call`: the call in
+    words and numbers; `reads`: further tensors of the whole sequence that the call reads."""
     advice = (
         "Masks, biases, lengths and scores are those of the whole sequence, the same on every rank, and so are dtypes "
         "and heads; each rank passes its own part of query, key and value alone (layout.shard)."

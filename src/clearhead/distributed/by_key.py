@@ -11,6 +11,7 @@ from clearhead.base.arrays import accumulated
 from clearhead.distributed.needs import Job, both
 from clearhead.distributed.pieces import Piece, Shard, engine_of, parts, sent_back
 from clearhead.engines.tiled.statistics import pooled
+from clearhead.engines.tiled.tiles import weights_in
 from clearhead.problem.guard import guard
 from clearhead.problem.partial import Rows
 from clearhead.problem.problem import Problem
@@ -45,10 +46,8 @@ class OverQueries(NamedTuple):
 
 
 def over_queries(shard: Shard, wanted: list[OverQueries]) -> list[Found]:
-    """The statistics of each summary: `received` for this rank's keys; `mean` and `peak` for the whole sequence.
-
-    `mean` and `peak` are the same to the bit on every rank.
-    """
+    """The statistics of each summary: `received` for this rank's keys; `mean` and `peak` for the whole sequence. `mean`
+    and `peak` are the same to the bit on every rank."""
     if not wanted:
         return []
     local, sizes = shard.local, shard.needs.sizes
@@ -83,9 +82,7 @@ def _received(one: OverQueries, problem: Problem, job: Job, rows: Rows) -> Tenso
     sizes = problem.sizes
     ones = rows.log_sum.new_ones(sizes.batch, sizes.heads, sizes.keys)
     sent = Sent(received=ones, factors=one.factors(job.queries))
-    found = engine_of(problem).contributions(problem, rows, None, sent, by=(False, True))[1]
-    assert found is not None
-    return found
+    return engine_of(problem).contributions(problem, rows, None, sent, by_key=True)
 
 
 def _map(cell: tuple[int, int] | None, one: OverQueries, shard: Shard, dtype: torch.dtype) -> Tensor | None:
@@ -105,9 +102,7 @@ def _add_to_maps(
     engine, factors = engine_of(problem), one.factors(job.queries)
     for region in engine.walk(problem):
         at = region.sides[:3]
-        tile = engine.scores(cut(problem, region))
-        weights = (tile - rows.maximum[at].unsqueeze(-1)).sub_(rows.log_sum[at].unsqueeze(-1)).exp_()
-        weights.masked_fill_(tile == -torch.inf, 0.0)  # this also holds in a row of NaN
+        weights = weights_in(engine.scores(cut(problem, region)), rows.maximum[at], rows.log_sum[at])
         first = (
             job.queries.start - one.queries.start + (region.queries.start or 0),
             job.keys.start + (region.keys.start or 0),

@@ -27,10 +27,8 @@ class Channel:
         return bool(dist.get_backend(self.group) == "nccl")
 
     def post(self, to: int, tensor: Tensor | None, source: int, room: Tensor | None) -> Posted:
-        """Send `tensor` to one rank, and receive a tensor from another rank into `room`. Returns at once.
-
-        Each is None where there is no message. A tensor without elements is not sent, which both peers know.
-        """
+        """Send `tensor` to one rank, and receive a tensor from another rank into `room`. Returns at once. Each is None
+        where there is no message. A tensor without elements is not sent, which both peers know."""
         moves = []
         if tensor is not None and tensor.numel():
             self.sent += tensor.nbytes

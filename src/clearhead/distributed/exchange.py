@@ -20,7 +20,7 @@ from clearhead.distributed.once import gradients
 from clearhead.distributed.pieces import Piece, Shard, engine_of, parts, pieces, sent_back
 from clearhead.problem.guard import guard
 from clearhead.problem.packing import Operands, in_dtypes, operands, with_operands, without_operands
-from clearhead.problem.partial import Partial, Rows, sinks_gradient
+from clearhead.problem.partial import Partial, Rows, rows_of, sinks_gradient
 
 
 class _Attend(torch.autograd.Function):
@@ -69,8 +69,7 @@ def forward(shard: Shard) -> Partial:
 def backward(shard: Shard, kept: Partial, grad: Tensor, wanted: tuple[bool, ...]) -> Operands:
     """The gradients of this rank's operands; for what all ranks share (weight, bias, sinks), this rank's part."""
     local = shard.local
-    assert kept.maximum is not None and kept.log_sum is not None and local.value is not None
-    rows = Rows(kept.maximum, kept.log_sum, (grad * kept.output).sum(-1))
+    rows = Rows(*rows_of(kept), (grad * kept.output).sum(-1))
     learnt = (True, True, True, *wanted[3:6], False)
     sums = Operands(*(_zeros(t, grad) if want else None for t, want in zip(operands(local), learnt, strict=True)))
     assert sums.query is not None and sums.key is not None and sums.value is not None

@@ -147,10 +147,8 @@ def both(one: range, other: range) -> range:
 
 
 def _joined(runs: list[range], near: int) -> list[range]:
-    """The runs in ascending order. Runs that overlap, or have at most `near` keys between them, become one.
-
-    With `near=0`, runs that only touch stay apart.
-    """
+    """The runs in ascending order. Runs that overlap, or have at most `near` keys between them, become one. With
+    `near=0`, runs that only touch stay apart."""
     found: list[range] = []
     for run in sorted(runs, key=lambda r: (r.start, r.stop)):
         if found and (run.start < found[-1].stop or (near and run.start <= found[-1].stop + near)):

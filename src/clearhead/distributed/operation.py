@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from clearhead.base.arrays import accumulated
+from clearhead.base.batched import followed_back
 from clearhead.base.errors import UnsupportedError
 from clearhead.base.tracing import differentiated_forward, with_autograd, without_autocast
 from clearhead.distributed import exchange, fetch
@@ -20,9 +21,9 @@ from clearhead.distributed.channel import Channel
 from clearhead.distributed.layout import Layout, by_number
 from clearhead.distributed.needs import Needs
 from clearhead.distributed.pieces import Shard, shared_seed
-from clearhead.engines.operation import room_for_gradients
-from clearhead.problem.packing import in_dtypes, operands, packed, unpacked
-from clearhead.problem.partial import Partial
+from clearhead.engines.operation import room_for_gradients, room_for_results, save
+from clearhead.problem.packing import SCHEMA, TENSORS, in_dtypes, operands, packed, unpacked
+from clearhead.problem.partial import Partial, rows_of
 from clearhead.problem.problem import Problem
 
 
@@ -35,17 +36,12 @@ def run(local: Problem, layout: Layout, method: str) -> Tensor:
     return output
 
 
-# A problem in normal form, as `packed` gives it; then the layout, the method, and which operands need a gradient.
-PROBLEM = (
-    "Tensor query, Tensor key, Tensor value, Tensor? weight, Tensor? dense, Tensor? relative, Tensor? sinks, "
-    "Tensor? start, Tensor? stop, Tensor? gap_start, Tensor? gap_stop, Tensor? keep, Tensor? seed, "
-    "str phi, float scale, float? softcap, float dropout_p, SymInt layout, str method, bool[] expected"
-)
-TENSORS = 13  # how many arguments of a problem are tensors: they stand first
+# A packed problem; then the layout, the method, and which operands need a gradient.
+ARGUMENTS = f"{SCHEMA}, SymInt layout, str method, bool[] expected"
 
 
 @torch.library.custom_op(
-    "clearhead::attend_over_ranks", mutates_args=(), schema=f"({PROBLEM}) -> (Tensor, Tensor, Tensor)"
+    "clearhead::attend_over_ranks", mutates_args=(), schema=f"({ARGUMENTS}) -> (Tensor, Tensor, Tensor)"
 )
 def attend(*arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
     """This rank's part of a problem in normal form: output, maximum, log_sum (see `Partial`), in float32 at least."""
@@ -62,21 +58,17 @@ def attend(*arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
         else:  # the backward pass fetches the keys again
             rows = torch.zeros(query.shape[:3], dtype=accumulated(query.dtype), device=query.device)
             found = Partial(fetch.attend(shard), rows, rows.clone())
-    assert found.maximum is not None and found.log_sum is not None
-    output, dtype = found.output, accumulated(query.dtype)
-    return output.to(dtype).contiguous(), found.maximum.contiguous(), found.log_sum.contiguous()
+    maximum, log_sum = rows_of(found)
+    return found.output.to(accumulated(query.dtype)).contiguous(), maximum.contiguous(), log_sum.contiguous()
 
 
-@attend.register_fake
-def _(query, key, value, *_):  # type: ignore[no-untyped-def]
-    lead, dtype = query.shape[:3], accumulated(query.dtype)
-    return (value.new_empty(*lead, value.shape[-1], dtype=dtype), *(value.new_empty(lead, dtype=dtype) for _ in "ml"))
+attend.register_fake(room_for_results)
 
 
 @torch.library.custom_op(
     "clearhead::attend_over_ranks_backward",
     mutates_args=(),
-    schema=f"(Tensor grad, Tensor output, Tensor maximum, Tensor log_sum, {PROBLEM}, bool[] wanted) -> Tensor[]",
+    schema=f"(Tensor grad, Tensor output, Tensor maximum, Tensor log_sum, {ARGUMENTS}, bool[] wanted) -> Tensor[]",
 )
 def attend_backward(grad: Tensor, output: Tensor, maximum: Tensor, log_sum: Tensor, *arguments: Any) -> list[Tensor]:
     """The gradients of the operands, each empty where it is not wanted."""
@@ -90,11 +82,8 @@ def attend_backward(grad: Tensor, output: Tensor, maximum: Tensor, log_sum: Tens
             gradients = in_dtypes(found, operands(shard.local))
         else:
             with with_autograd():
-                own = operands(shard.local)
-                some = [t for t, want in zip(own, wanted, strict=True) if want and t is not None]
                 again = fetch.attend(shard).to(grad.dtype)
-                each = iter(torch.autograd.grad(again, some, grad, allow_unused=True))
-                gradients = tuple(next(each) if want else None for want in wanted)
+                gradients = followed_back(again, grad, operands(shard.local), wanted)
     return [
         (torch.zeros_like(t) if g is None else g).contiguous() if want and t is not None else grad.new_empty(0)
         for g, t, want in zip(gradients, operands(shard.local), wanted, strict=True)
@@ -106,26 +95,20 @@ def _(grad, output, maximum, log_sum, *arguments):  # type: ignore[no-untyped-de
     return room_for_gradients(grad, arguments[: len(arguments[-1])], arguments[-1])
 
 
-def _setup(ctx, inputs, output):  # type: ignore[no-untyped-def]
-    ctx.save_for_backward(*output, *inputs[:TENSORS])
-    ctx.options = inputs[TENSORS:]
-
-
 def _backward(ctx, grad, *_):  # type: ignore[no-untyped-def]
     wanted = [bool(need) for need in ctx.needs_input_grad[:7]]
     found = attend_backward(grad, *ctx.saved_tensors, *ctx.options, wanted)
-    return (
-        *(g if want else None for g, want in zip(found, wanted, strict=True)),
-        *(None,) * (len(ctx.needs_input_grad) - 7),
-    )
+    others = (None,) * (len(ctx.needs_input_grad) - len(wanted))
+    return (*(g if want else None for g, want in zip(found, wanted, strict=True)), *others)
 
 
-attend.register_autograd(_backward, setup_context=_setup)
+attend.register_autograd(_backward, setup_context=save)
 
 
 def _shard(problem: Sequence[Any], needs_grad: list[bool]) -> Shard:
-    layout, numbers = by_number(problem[-1]), (problem[-5], problem[-4], problem[-3], problem[-2])
-    local = unpacked(tuple(problem[:TENSORS]), numbers, needs_grad, length=layout.length)
+    *numbers, number = problem[TENSORS:]
+    layout = by_number(number)
+    local = unpacked(problem[:TENSORS], tuple(numbers), needs_grad, length=layout.length)
     return Shard(local, Needs(layout, local.visible, local.sizes), Channel(layout.group))
 
 

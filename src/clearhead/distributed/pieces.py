@@ -90,10 +90,8 @@ def sharded(
 def _without_unseen(
     query: Any, key: Any, value: Any, visible: Visible, sizes: Sizes, layout: Layout
 ) -> tuple[Tensor, Tensor, Any]:
-    """The inputs with zeros in place of numbers that are not finite, in rows that are seen on no rank.
-
-    Otherwise the gradient of a projection would become NaN.
-    """
+    """The inputs with zeros in place of numbers that are not finite, in rows that are seen on no rank. Otherwise the
+    gradient of a projection would become NaN."""
     query, key, value, _ = inputs(query, key, value)
     keys, queries = seen(visible.spans, sizes)
     keys, queries = (t if t.shape[2] != layout.length else layout.shard(t, 2) for t in (keys, queries))

@@ -9,12 +9,13 @@ from typing import ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
+from clearhead.base.batched import followed_back, views
 from clearhead.engines.tiled import tiles
 from clearhead.engines.tiled.statistics import in_blocks, summed_products
 from clearhead.problem import regions
 from clearhead.problem.guard import guard
 from clearhead.problem.packing import Operands, in_dtypes, operands, with_operands
-from clearhead.problem.partial import Partial, Rows, sinks_gradient
+from clearhead.problem.partial import Partial, Rows, rows_of, sinks_gradient
 from clearhead.problem.problem import Problem
 from clearhead.problem.region import Region
 from clearhead.problem.summary import Found, Sent, Summary
@@ -114,20 +115,15 @@ class Engine(ABC):
         return in_blocks(problem, list(self.walk(problem)), self.scores, summary)
 
     def contributions(
-        self,
-        problem: Problem,
-        rows: Rows,
-        grad: Tensor | None,
-        sent: Sent | None = None,
-        positive: bool = False,
-        by: tuple[bool, bool] = (True, True),
-    ) -> tuple[Tensor | None, Tensor | None]:
-        """Weights times their gradients, w_ij Ṗ_ij, summed by query, (B, H, Lq), and by key, (B, H, Lk).
+        self, problem: Problem, rows: Rows, grad: Tensor | None, sent: Sent | None, by_key: bool, positive: bool = False
+    ) -> Tensor:
+        """Weights times their gradients, w_ij Ṗ_ij, summed by query, (B, H, Lq), or `by_key`, (B, H, Lk).
 
         Ṗ_ij is Ȯ_i · V_j, for the `grad` of an output, plus the terms that statistics send back. `positive`: sum only
-        the products above 0. `by`: which of the two sums are wanted. The problem is guarded.
+        the products above 0. The problem is guarded.
         """
-        return summed_products(problem, list(self.walk(problem)), self.scores, rows, grad, sent or Sent(), positive, by)
+        every = list(self.walk(problem))
+        return summed_products(problem, every, self.scores, rows, grad, sent or Sent(), by_key, positive)
 
 
 def by_autograd(
@@ -135,12 +131,9 @@ def by_autograd(
 ) -> tuple[Tensor | None, ...]:
     """The gradients of the operands, by autograd, through an engine's own operations, which run once more."""
     with torch.enable_grad():
-        # views: where two operands are one tensor, or one is made of the other, each gets its own gradient
-        own = [None if t is None else t.view_as(t) for t in operands(problem)]
+        own = views(operands(problem))
         output = engine.forward(with_operands(problem, own)).output
-    some = [t for t, want in zip(own, wanted, strict=True) if want and t is not None]
-    found = iter(torch.autograd.grad(output.to(grad.dtype), some, grad, create_graph=create_graph))
-    return tuple(next(found) if want else None for want in wanted)
+    return followed_back(output.to(grad.dtype), grad, own, wanted, create_graph)
 
 
 def gradients_of(
@@ -151,13 +144,10 @@ def gradients_of(
     wanted: tuple[bool, ...],
     to_log_sum: Tensor | None = None,
 ) -> tuple[Tensor | None, ...]:
-    """The gradients of the operands, each of its operand's dtype, by the engine's own backward pass.
-
-    `kept`: the result of its forward pass. `grad` and `to_log_sum`: the gradients of output and log_sum.
-    """
-    assert kept.maximum is not None and kept.log_sum is not None
+    """The gradients of the operands, each of its operand's dtype, by the engine's own backward pass. `kept`: the result
+    of its forward pass. `grad` and `to_log_sum`: the gradients of output and log_sum."""
     delta = (grad * kept.output).sum(-1)
-    rows = Rows(kept.maximum, kept.log_sum, delta if to_log_sum is None else delta - to_log_sum)
+    rows = Rows(*rows_of(kept), delta if to_log_sum is None else delta - to_log_sum)
     found = engine.backward(problem if kept.finite else guard(problem), rows, grad, wanted)
     if problem.sinks is not None and wanted[-1]:
         found = found._replace(sinks=sinks_gradient(problem.sinks, rows))

@@ -48,9 +48,6 @@ def _willing(engine: Engine, problem: Problem) -> Engine:
 
 def reasons(problem: Problem, chosen: Engine, asked: bool) -> dict[str, list[str]]:
     """Why each other engine was not chosen."""
-    return {other.name: _declined(problem, other, chosen, asked) for other in ENGINES if other.name != chosen.name}
-
-
-def _declined(problem: Problem, other: Engine, chosen: Engine, asked: bool) -> list[str]:
-    against = [*other.objections(problem), *other.reservations(problem)]
-    return against or [f"could run it; {chosen.name} {'was asked for' if asked else 'comes first'}"]
+    able = [f"could run it; {chosen.name} {'was asked for' if asked else 'comes first'}"]
+    others = (engine for engine in ENGINES if engine.name != chosen.name)
+    return {other.name: [*other.objections(problem), *other.reservations(problem)] or able for other in others}

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from clearhead.base.arrays import accumulated
-from clearhead.base.batched import Gradients, unbatched
+from clearhead.base.batched import Gradients, followed_back, unbatched, views
 from clearhead.base.shapes import unflatten
 from clearhead.base.tracing import dispatches, forward_alone, with_memory, without_autocast
 from clearhead.engines.base import by_autograd, gradients_of
@@ -99,12 +99,9 @@ class _Tangent(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> Any:
         wanted, both = ctx.needs_input_grad[2:], ctx.saved_tensors
         with torch.enable_grad():
-            own = [None if t is None else t.view_as(t) for t in both]
+            own = views(both)
             found = _along(ctx.rest, own[: ctx.count], own[ctx.count :])
-        some = [t for t, want in zip(own, wanted, strict=True) if want and t is not None]
-        again = torch.is_grad_enabled()
-        each = iter(torch.autograd.grad(found, some, grad, create_graph=again, allow_unused=True))
-        return (None, None, *(next(each) if want else None for want in wanted))
+        return (None, None, *followed_back(found, grad, own, wanted, create_graph=torch.is_grad_enabled()))
 
 
 def _along(rest: Problem, tensors: Sequence[Tensor | None], tangents: Sequence[Tensor | None]) -> Tensor:

@@ -38,6 +38,8 @@ from clearhead.engines.tiled.engine import PLAIN, Tiled
 from clearhead.problem.checked import checked
 from clearhead.problem.packing import (
     PACKED,
+    SCHEMA,
+    TENSORS,
     Operands,
     operands,
     packed,
@@ -146,38 +148,22 @@ def _operation(
     return found
 
 
-@torch.library.custom_op("clearhead::attend", mutates_args=())
-def attend(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    weight: Tensor | None,
-    dense: Tensor | None,
-    relative: Tensor | None,
-    sinks: Tensor | None,
-    start: Tensor | None,
-    stop: Tensor | None,
-    gap_start: Tensor | None,
-    gap_stop: Tensor | None,
-    keep: Tensor | None,
-    seed: Tensor | None,
-    phi: str,
-    scale: float,
-    softcap: float | None,
-    dropout_p: float,
-    engine: str | None,
-    expected: list[bool],
-    rows: bool,
-) -> tuple[Tensor, Tensor, Tensor]:
+# A packed problem; then the engine that was asked for, which operands needed a gradient when the code was compiled, and
+# whether maximum and log_sum are wanted.
+ARGUMENTS = f"{SCHEMA}, str? engine, bool[] expected, bool rows"
+
+
+@torch.library.custom_op("clearhead::attend", mutates_args=(), schema=f"({ARGUMENTS}) -> (Tensor, Tensor, Tensor)")
+def attend(*arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
     """Compute a problem in normal form by the named engine, or the first that can: see `Partial`.
 
-    All are float32 at least. `expected`: which of the first seven tensors needed a gradient when code was compiled.
-    Where none did, maximum and log_sum are computed only for `rows`; a backward pass then computes them itself.
+    All results are float32 at least. Where no operand needed a gradient, maximum and log_sum are computed only for
+    `rows`; a backward pass then computes them itself.
     """
-    tensors = (query, key, value, weight, dense, relative, sinks, start, stop, gap_start, gap_stop, keep, seed)
     if differentiated_forward():
         raise UnsupportedError("attention() in compiled or exported code has no derivatives in forward mode.")
-    problem, chosen = _chosen(tensors, (phi, scale, softcap, dropout_p), engine, expected, rows)
+    query, expected, rows = arguments[0], *arguments[-2:]
+    problem, chosen = _chosen(arguments, expected)
     with torch.no_grad():
         none = 0 in problem.sizes.shape
         found = Partial(tiles.no_keys(problem, query)) if none else chosen.forward(problem, rows or any(expected))
@@ -187,45 +173,25 @@ def attend(
 
 
 @attend.register_fake
-def _(query, key, value, *_):  # type: ignore[no-untyped-def]
+def room_for_results(query, key, value, *_):  # type: ignore[no-untyped-def]
+    """Tensors of the shapes of output, maximum and log_sum, for the first arguments of a packed problem."""
     lead, dtype = query.shape[:3], accumulated(query.dtype)
     return (value.new_empty(*lead, value.shape[-1], dtype=dtype), *(value.new_empty(lead, dtype=dtype) for _ in "ml"))
 
 
-@torch.library.custom_op("clearhead::attend_backward", mutates_args=())
+@torch.library.custom_op(
+    "clearhead::attend_backward",
+    mutates_args=(),
+    schema=f"(Tensor grad, Tensor to_log_sum, Tensor output, Tensor maximum, Tensor log_sum, {ARGUMENTS}, "
+    "bool[] wanted) -> Tensor[]",
+)
 def attend_backward(
-    grad: Tensor,
-    to_log_sum: Tensor,
-    output: Tensor,
-    maximum: Tensor,
-    log_sum: Tensor,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    weight: Tensor | None,
-    dense: Tensor | None,
-    relative: Tensor | None,
-    sinks: Tensor | None,
-    start: Tensor | None,
-    stop: Tensor | None,
-    gap_start: Tensor | None,
-    gap_stop: Tensor | None,
-    keep: Tensor | None,
-    seed: Tensor | None,
-    phi: str,
-    scale: float,
-    softcap: float | None,
-    dropout_p: float,
-    engine: str | None,
-    expected: list[bool],
-    rows: bool,
-    wanted: list[bool],
+    grad: Tensor, to_log_sum: Tensor, output: Tensor, maximum: Tensor, log_sum: Tensor, *arguments: Any
 ) -> list[Tensor]:
     """The gradients of the operands, each empty where it is not wanted."""
-    tensors = (query, key, value, weight, dense, relative, sinks, start, stop, gap_start, gap_stop, keep, seed)
+    expected, rows, wanted = arguments[-3:]
     known = any(expected)
-    needs = expected if known else wanted
-    problem, chosen = _chosen(tensors, (phi, scale, softcap, dropout_p), engine, needs, rows)
+    problem, chosen = _chosen(arguments[:-1], expected if known else wanted)
     if 0 in problem.sizes.shape:
         found = tuple(None if t is None else torch.zeros_like(t) for t in operands(problem))
     elif chosen.transparent(problem):
@@ -252,9 +218,10 @@ def room_for_gradients(grad: Tensor, tensors: Sequence[Tensor | None], wanted: S
     ]
 
 
-def _setup(ctx, inputs, output):  # type: ignore[no-untyped-def]
-    ctx.save_for_backward(*output, *inputs[:13])
-    ctx.options = inputs[13:]
+def save(ctx, inputs, output):  # type: ignore[no-untyped-def]
+    """Save the results of an operation on a packed problem, and its arguments, for the backward pass."""
+    ctx.save_for_backward(*output, *inputs[:TENSORS])
+    ctx.options = inputs[TENSORS:]
 
 
 def _backward(ctx, grad, _, to_log_sum):  # type: ignore[no-untyped-def]
@@ -263,18 +230,13 @@ def _backward(ctx, grad, _, to_log_sum):  # type: ignore[no-untyped-def]
     return (*(g if want else None for g, want in zip(found, wanted, strict=True)), *(None,) * 13)
 
 
-attend.register_autograd(_backward, setup_context=_setup)
+attend.register_autograd(_backward, setup_context=save)
 
 
-def _chosen(
-    tensors: tuple[Tensor | None, ...],
-    numbers: tuple[str, float, float | None, float],
-    engine: str | None,
-    needs: list[bool],
-    rows: bool,
-) -> tuple[Problem, Engine]:
-    """The problem packed in these tensors and numbers, and the engine that eager code would choose for it."""
-    problem = unpacked(tensors, numbers, needs)  # its mask is checked there
+def _chosen(arguments: Sequence[Any], needs: list[bool]) -> tuple[Problem, Engine]:
+    """The packed problem of these arguments, and the engine that eager code would choose for it."""
+    *numbers, engine, _, rows = arguments[TENSORS:]
+    problem = unpacked(arguments[:TENSORS], tuple(numbers), needs)  # its mask is checked there
     problem = checked(problem._replace(visible=None), PACKED)._replace(visible=problem.visible)
     with torch.set_grad_enabled(any(needs)):
         return problem, choose(problem._replace(value=None) if rows else problem, engine)

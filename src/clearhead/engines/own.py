@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable
 from typing import Any
 
 from torch import Tensor
 
 from clearhead.base.errors import ClearheadError
-from clearhead.engines.base import Cost, Engine
+from clearhead.engines.base import Engine
 from clearhead.problem.checked import check_result
 from clearhead.problem.packing import Operands, operands
 from clearhead.problem.partial import Partial, Rows
 from clearhead.problem.problem import Problem
-from clearhead.problem.region import Region
 from clearhead.problem.summary import Found, Sent, Summary
+
+
+def _asked(method: str) -> Callable[..., Any]:
+    """The engine's own method of this name."""
+    return lambda self, *given: getattr(self.engine, method)(*given)
 
 
 class Own(Engine):
@@ -26,26 +30,8 @@ class Own(Engine):
         self.engine = engine
         self.name = engine.name  # type: ignore[misc]
 
-    def objections(self, problem: Problem) -> list[str]:
-        return self.engine.objections(problem)
-
-    def reservations(self, problem: Problem) -> list[str]:
-        return self.engine.reservations(problem)
-
-    def notes(self, problem: Problem) -> list[str]:
-        return self.engine.notes(problem)
-
-    def cost(self, problem: Problem) -> Cost:
-        return self.engine.cost(problem)
-
-    def transparent(self, problem: Problem) -> bool:
-        return self.engine.transparent(problem)
-
-    def walk(self, problem: Problem) -> Iterator[Region]:
-        return self.engine.walk(problem)
-
-    def fuses(self, problem: Problem, summary: Summary) -> bool:
-        return self.engine.fuses(problem, summary)
+    objections, reservations, notes = map(_asked, ("objections", "reservations", "notes"))
+    cost, transparent, walk, fuses = map(_asked, ("cost", "transparent", "walk", "fuses"))
 
     def forward(self, problem: Problem, rows: bool = False) -> Partial:
         found, value = self.engine.forward(problem, rows), problem.value
@@ -81,35 +67,19 @@ class Own(Engine):
     def summarise(self, problem: Problem, summary: Summary) -> Found:
         found = self.engine.summarise(problem, summary)
         self._is(found, Found, "summarise")
-        batch, heads, queries, keys = problem.sizes.shape
-        lead, cell = (batch, heads, queries), summary.mean or summary.peak
-        map_of = (batch, heads, -(-queries // cell[0]), -(-keys // cell[1])) if cell is not None else ()
-        largest = (*lead, summary.top)
-        shapes: dict[str, tuple[int, ...]] = dict.fromkeys(Found._fields[:-1], lead)
-        shapes |= {"values": largest, "indices": largest, "scores": largest, "mean": map_of, "peak": map_of}
-        shapes |= {"received": (batch, heads, keys)}
-        for name, last in (("output", problem.value), ("groups", summary.groups)):
-            shapes[name] = lead if last is None else (*lead, last.shape[-1])
-        for name, shape in shapes.items():
+        for name, shape in summary.shapes(problem).items():
             tensor = getattr(found, name)
             if tensor is not None:
                 self._check(tensor, name, shape, problem, "summarise")
         return found
 
     def contributions(
-        self,
-        problem: Problem,
-        rows: Rows,
-        grad: Tensor | None,
-        sent: Sent | None = None,
-        positive: bool = False,
-        by: tuple[bool, bool] = (True, True),
-    ) -> tuple[Tensor | None, Tensor | None]:
-        found = self.engine.contributions(problem, rows, grad, sent, positive, by)
+        self, problem: Problem, rows: Rows, grad: Tensor | None, sent: Sent | None, by_key: bool, positive: bool = False
+    ) -> Tensor:
+        found = self.engine.contributions(problem, rows, grad, sent, by_key, positive)
         batch, heads, queries, keys = problem.sizes.shape
-        for tensor, length, name in zip(found, (queries, keys), ("sums by query", "sums by key"), strict=True):
-            if tensor is not None:
-                self._check(tensor, name, (batch, heads, length), problem, "contributions")
+        name, length = ("sums by key", keys) if by_key else ("sums by query", queries)
+        self._check(found, name, (batch, heads, length), problem, "contributions")
         return found
 
     def _who(self, method: str) -> str:

@@ -11,13 +11,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from clearhead.base.batched import Gradients, unbatched
+from clearhead.base.batched import Gradients, followed_back, unbatched, views
 from clearhead.base.tracing import compiling, dispatches, on_the_host, readable, with_memory, without_autocast
 from clearhead.engines.base import Engine
 from clearhead.engines.tiled.engine import PLAIN
 from clearhead.problem.guard import guard
 from clearhead.problem.packing import in_dtypes, operands, with_operands, without_operands
-from clearhead.problem.partial import Rows, sinks_gradient
+from clearhead.problem.partial import Rows, rows_of, sinks_gradient
 from clearhead.problem.problem import Problem
 from clearhead.problem.summary import Found, Sent, Summary, of_heads
 from clearhead.problem.unseen import finite
@@ -83,42 +83,36 @@ def _by_autograd(
 ) -> Gradients:
     """The gradients through blocks in plain operations, which run once more."""
     with torch.enable_grad():
-        # views: where two operands are one tensor, or one is made of the other, each gets its own gradient
-        own = [None if t is None else t.view_as(t) for t in operands(problem)]
+        own = views(operands(problem))
         found = PLAIN.summarise(with_operands(problem, own), summary)
     # a result that depends on no operand that needs a gradient has no graph
     both = ((f, g) for f, g in zip(found[:-1], grads, strict=True) if f is not None and g is not None)
     pairs = [(f, g) for f, g in both if f.requires_grad]
-    some = [t for t, want in zip(own, wanted, strict=True) if want and t is not None]
-    results, given = [f for f, _ in pairs], [g.to(f.dtype) for f, g in pairs]
-    if not results:
+    if not pairs:
         return tuple(None for _ in wanted)
-    each = iter(torch.autograd.grad(results, some, given, create_graph=create_graph, allow_unused=True))
-    return tuple(next(each) if want else None for want in wanted)
+    return followed_back([f for f, _ in pairs], [g.to(f.dtype) for f, g in pairs], own, wanted, create_graph)
 
 
 def _gradients(
     engine: Engine, problem: Problem, summary: Summary, found: Found, grads: Found, wanted: tuple[bool, ...]
 ) -> Gradients:
     """The gradients of the operands, each of its operand's dtype, by the engine's own backward pass."""
-    assert found.maximum is not None and found.log_sum is not None
+    maximum, log_sum = rows_of(found)
     problem = problem if found.finite else guard(problem)
-    delta = torch.zeros_like(found.log_sum)
+    delta = torch.zeros_like(log_sum)
     if grads.log_sum is not None:
         delta = delta - grads.log_sum
-    for name in ("output", "groups", "values"):
-        delta = _plus_product(delta, getattr(grads, name), getattr(found, name))
-    for name in ("entropy", "distance"):
+    for name in ("output", "groups", "values", "entropy", "distance"):
         grad, value = getattr(grads, name), getattr(found, name)
-        delta = delta if grad is None else delta + grad * value
+        if grad is not None and value is not None:
+            delta = delta + (grad * value if grad.ndim == delta.ndim else (grad * value).sum(-1))
     sent = _sent(summary, found, grads)
     value, grad = _joined(problem, summary, grads)
     problem = problem._replace(value=value)
-    rows = Rows(found.maximum, found.log_sum, delta)
+    rows = Rows(maximum, log_sum, delta)
     if sent.maps:
         of_maps = Sent(received=sent.received, mean=sent.mean, cell=sent.cell, factors=sent.factors)
-        by_query, _ = engine.contributions(problem._replace(value=None), rows, None, of_maps, by=(True, False))
-        assert by_query is not None
+        by_query = engine.contributions(problem._replace(value=None), rows, None, of_maps, by_key=False)
         rows = rows._replace(delta=delta + by_query)
     asked = (*wanted[:2], wanted[2] and grads.output is not None, *wanted[3:])
     gradients = engine.backward(problem, rows, grad, asked, sent)
@@ -127,10 +121,6 @@ def _gradients(
     if problem.sinks is not None and wanted[-1]:
         gradients = gradients._replace(sinks=sinks_gradient(problem.sinks, rows))
     return in_dtypes(gradients, operands(problem))
-
-
-def _plus_product(delta: Tensor, grad: Tensor | None, found: Tensor | None) -> Tensor:
-    return delta if grad is None or found is None else delta + (grad * found).sum(-1)
 
 
 def _sent(summary: Summary, found: Found, grads: Found) -> Sent:

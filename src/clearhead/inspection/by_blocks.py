@@ -19,10 +19,8 @@ Place = tuple[slice, ...]
 
 
 def blocks(shape: Sequence[int], most: int = NUMBERS) -> Iterator[Place]:
-    """The places of the blocks of a matrix (..., Lq, Lk), in the order of its numbers.
-
-    A block has whole rows: some rows of one head, or some whole heads, or some whole sequences.
-    """
+    """The places of the blocks of a matrix (..., Lq, Lk), in the order of its numbers. A block has whole rows: some
+    rows of one head, or some whole heads, or some whole sequences."""
     rows = len(shape) - 2
     side = next((d for d in range(rows) if math.prod(shape[d + 1 :]) <= most), rows)  # the dimension that is cut
     step = max(1, most // max(math.prod(shape[side + 1 :]), 1))
@@ -54,10 +52,8 @@ def extreme(matrix: LazyMatrix, dims: tuple[int, ...], sign: int) -> Tensor:
 
 
 def extreme_places(matrix: LazyMatrix, dim: int | None, sign: int) -> tuple[Tensor, Tensor]:
-    """The largest or smallest numbers along a dimension, which is kept with size 1, and the first place of each.
-
-    `dim` None takes the whole matrix as one row of numbers; both results are then (1,).
-    """
+    """The largest or smallest numbers along a dimension, which is kept with size 1, and the first place of each. `dim`
+    None takes the whole matrix as one row of numbers; both results are then (1,)."""
     along = 0 if dim is None else dim
     if matrix._in_graph():
         tensor = sign * matrix._tensor()

@@ -81,20 +81,20 @@ class WeightGradients(LazyMatrix):
 
         Cost: two of the five products of a backward pass.
         """
-        return self._summed(positive, (True, False))
+        return self._summed(positive, by_key=False)
 
     def by_key(self, positive: bool = False) -> Any:
         """Σ_i A_ij ∂L/∂A_ij, (..., Lk); with `positive`, of the products above 0 alone. Cost: as `by_query`."""
-        return self._summed(positive, (False, True))
+        return self._summed(positive, by_key=True)
 
-    def _summed(self, positive: bool, by: tuple[bool, bool]) -> Any:
+    def _summed(self, positive: bool, by_key: bool) -> Any:
         self._check()
         if not isinstance(positive, bool):
             raise ClearheadError(f"positive is {positive!r:.40}; expected True or False.")
         problem = self._problem
         with torch.no_grad(), without_autocast(self.device):
-            found = self._engine.contributions(problem, self._rows, self._grad, None, positive, by)
-        return self._out(self._sizes.restore(found[0] if by[0] else found[1]))  # type: ignore[arg-type]
+            found = self._engine.contributions(problem, self._rows, self._grad, None, by_key, positive)
+        return self._out(self._sizes.restore(found))
 
     def _check(self) -> None:
         """Raise where a tensor has been written to since, or inside of `torch.func.vmap`."""

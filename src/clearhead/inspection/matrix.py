@@ -309,9 +309,7 @@ METHODS = {
 
 def with_first_rows(head: str, shape: tuple[int, ...], part: Callable[[Any], Any]) -> str:
     """The head, and under it the numbers of a small matrix's first heads as PyTorch prints them, where they can be had.
-
-    `part` computes an index.
-    """
+    `part` computes an index."""
     *outer, queries, keys = shape
     if not 0 < queries <= SMALL or not 0 < keys <= SMALL or not math.prod(outer):
         return head

@@ -36,7 +36,7 @@ from clearhead.inspection.stream import stream
 from clearhead.problem.checked import checked, ours
 from clearhead.problem.guard import guard
 from clearhead.problem.packing import operands, with_operands
-from clearhead.problem.partial import log_sum_exp
+from clearhead.problem.partial import log_sum_exp, rows_of
 from clearhead.problem.problem import Problem
 from clearhead.problem.region import Region
 from clearhead.problem.regions import cut
@@ -148,8 +148,7 @@ class Weights(LazyMatrix):
             maximum, log_sum = (t[batch, part.heads, part.queries] for t in self._known["rows"])
         else:
             maximum, log_sum = _rows(rows, engine)
-        weights: Tensor = (tile - maximum.unsqueeze(-1) - log_sum.unsqueeze(-1)).exp()
-        return weights.masked_fill_(tile == -torch.inf, 0.0)  # also in a row of NaN
+        return tiles.weights_in(tile, maximum, log_sum)
 
     def logsumexp(self) -> Any:
         """log Σ_j exp(s_ij) over the allowed keys and the sink, if any, (..., Lq); −∞ where a query sees nothing."""
@@ -328,9 +327,7 @@ class Weights(LazyMatrix):
 
 def _rows(problem: Problem, engine: Engine) -> tuple[Tensor, Tensor]:
     """The log-sum-exp of each row in two numbers: see `Partial`."""
-    found = summarised(problem, engine, Summary(rows=True))
-    assert found.maximum is not None and found.log_sum is not None
-    return found.maximum, found.log_sum
+    return rows_of(summarised(problem, engine, Summary(rows=True)))
 
 
 def weights(

@@ -31,10 +31,8 @@ def sizes_drawn(mask: Any) -> Sizes:
 
 
 def text(mask: Any) -> str:
-    """The picture in characters; "" where the mask fits no common size, needs an alignment, has no values, or raises.
-
-    A mask of the user may fit its own inputs alone, and may raise any error. Only the part that is drawn is computed.
-    """
+    """The picture in characters; "" where the mask fits no common size, needs an alignment, has no values, or raises. A
+    mask of the user may fit its own inputs alone, and may raise any error. Only the part that is drawn is computed."""
     try:
         sizes = sizes_drawn(mask)
         shown = [min(size, limit) for size, limit in zip(sizes.shape, (4, 3, LARGEST, LARGEST), strict=True)]
@@ -74,11 +72,8 @@ def _matrix(keep: Tensor) -> list[str]:
 
 
 def shares(allowed: Callable[[slice], Tensor], queries: int, keys: int, cell: tuple[int, int]) -> NDArray[Any]:
-    """The share of each cell's pairs that may attend, (⌈Lq / height⌉, ⌈Lk / width⌉).
-
-    `allowed(queries)` gives the rows of a slice, bool (…, Lk). It is called on some rows at a time, so that no Lq × Lk
-    array is made.
-    """
+    """The share of each cell's pairs that may attend, (⌈Lq / height⌉, ⌈Lk / width⌉). `allowed(queries)` gives the rows
+    of a slice, bool (…, Lk). It is called on some rows at a time, so that no Lq × Lk array is made."""
     height, width = cell
     columns, block = -(-keys // width), max(2**22 // max(height * keys, 1), 1) * height
     found = []

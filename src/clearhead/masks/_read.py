@@ -26,10 +26,8 @@ def own(tensor: Tensor) -> Tensor:
 
 
 def derived(mask: Any, tensor: Tensor, derive: Callable[[Tensor], T]) -> T:
-    """`derive(tensor)` of a mask's tensor: found once, and again when the tensor was replaced or written to.
-
-    Compiled code gets the result that was found before.
-    """
+    """`derive(tensor)` of a mask's tensor: found once, and again when the tensor was replaced or written to. Compiled
+    code gets the result that was found before."""
     before = getattr(mask, "_derived", None)
     if before is not None and (compiling() or _same(before[0], tensor)):
         found: T = before[1]
@@ -63,6 +61,12 @@ def few_values(numbers: Tensor) -> tuple[Any, ...] | None:
     if numbers.numel() > 64 or not readable(numbers):
         return None
     return (tuple(numbers.shape), *numbers.flatten().tolist())
+
+
+def signature_of(mask: Any) -> Hashable | None:
+    """The signature of a mask by the values that it has read; None where they are many."""
+    values = mask._read().values
+    return None if values is None else (type(mask), values)
 
 
 def as_tensor(numbers: Any, name: str) -> Tensor:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from clearhead.base.arrays import is_dense, shown
 from clearhead.base.errors import ClearheadError, ShapeError
-from clearhead.base.shapes import Sizes, extent, part
+from clearhead.base.shapes import Sizes, broadcasts, extent, part
 from clearhead.base.tracing import batched, compiling, on_host, on_the_host, readable
 
 MOST = 4  # the most intervals of a query; a mask with more has their hull and a residual
@@ -105,6 +105,12 @@ class Spans(NamedTuple):
         return (self.start, self.stop, *(self.gaps or ()))
 
 
+def all_keys(sizes: Sizes, residual: Residual | None = None, reads: tuple[Tensor, ...] = ()) -> Spans:
+    """Spans of every key for every query, with a residual."""
+    start = torch.zeros(1, 1, 1, dtype=torch.int64, device=sizes.device)
+    return Spans(start, start + sizes.keys, residual, reads)
+
+
 def edges_on_host(start: Tensor, stop: Tensor) -> tuple[np.ndarray, np.ndarray]:
     """Starts and stops on the host; from another device in one copy, as each is waited for."""
     if on_the_host(start) or batched(start) or batched(stop):
@@ -182,10 +188,8 @@ def complement(start: Tensor, stop: Tensor, keys: int) -> Edges:
 
 
 def check_spans(spans: Any, sizes: Sizes, mask: Titled | str) -> Spans:
-    """The normal form that a mask's `lower` gave, its sizes checked, since engines rely on them.
-
-    The residual's results are checked at each call. `mask`: the mask, or the name of another source of the spans.
-    """
+    """The normal form that a mask's `lower` gave, its sizes checked, since engines rely on them. The residual's results
+    are checked at each call. `mask`: the mask, or the name of another source of the spans."""
     if not isinstance(spans, Spans):
         raise ClearheadError(f"{_who(mask)} gave a {type(spans).__name__}; expected Spans(start, stop).")
     for name, edge in (("start", spans.start), ("stop", spans.stop)):
@@ -221,10 +225,7 @@ def _checked_residual(residual: Residual, sizes: Sizes, *sides: slice) -> Tensor
     keep = residual(*sides)
     asked = tuple(len(range(size)[side]) for size, side in zip(sizes.shape, sides, strict=True))
     known = is_dense(keep) and keep.ndim <= 4  # `Spans.rest` refuses all else
-    if known and (
-        keep.device != sizes.device
-        or any(n not in (1, size) for n, size in zip(keep.shape[::-1], asked[::-1], strict=False))
-    ):
+    if known and (keep.device != sizes.device or not broadcasts(keep.shape, asked)):
         raise ShapeError(
             f"the residual of a mask's spans gave a {type(keep).__name__} {tuple(keep.shape)} on {keep.device}; "
             f"expected one on {sizes.device} that broadcasts to the (batch, heads, queries, keys) it was asked for, "
@@ -237,7 +238,7 @@ def _check_gaps(gaps: Any, sizes: Sizes, mask: Titled | str) -> None:
     pair = isinstance(gaps, tuple) and len(gaps) == 2 and all(map(is_dense, gaps))
     shapes = [tuple(edge.shape) for edge in gaps] if pair else []
     fits = pair and shapes[0] == shapes[1] and len(shapes[0]) == 4
-    fits = fits and all(n in (1, size) for n, size in zip(shapes[0], sizes.shape[:3], strict=False))
+    fits = fits and broadcasts(shapes[0][:3], sizes.shape[:3])
     fits = fits and all(edge.dtype == torch.int64 and edge.device == sizes.device for edge in gaps)
     if fits and on_the_host(gaps[0]) and readable(gaps[0]) and bool((gaps[0].diff(dim=-1) < 0).any()):
         raise ShapeError(f"{_who(mask)} gave gaps that are not sorted by where they begin.")

@@ -23,6 +23,7 @@ from clearhead.masks._draw import html, plot, sizes_drawn, text
 from clearhead.masks._spans import Edges as Edges
 from clearhead.masks._spans import Residual as Residual
 from clearhead.masks._spans import Spans as Spans
+from clearhead.masks._spans import all_keys as all_keys
 from clearhead.masks._spans import check_spans as check_spans
 from clearhead.masks._spans import complement, union
 from clearhead.masks._spans import intersection as intersection
@@ -373,8 +374,7 @@ class Not(Mask):
         def residual(batch: slice, heads: slice, queries: slice, keys: slice) -> Tensor:
             return ~other.keep(batch, heads, queries, keys, sizes.keys)
 
-        whole = torch.zeros(1, 1, 1, dtype=torch.int64, device=sizes.device)
-        return Spans(whole, whole + sizes.keys, residual, other.reads + other.edges())
+        return all_keys(sizes, residual, other.reads + other.edges())
 
 
 class Between(Mask):

@@ -6,8 +6,7 @@ from collections.abc import Hashable
 
 import torch
 
-from clearhead.base.places import positions
-from clearhead.base.positions import query_offset
+from clearhead.base.positions import positions, query_offset
 from clearhead.base.shapes import Sizes
 from clearhead.base.steps import Step, made
 from clearhead.masks.base import PAIRS, Mask, Sides, Spans

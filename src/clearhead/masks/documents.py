@@ -13,7 +13,7 @@ from clearhead.base.positions import query_offset
 from clearhead.base.shapes import Sizes, heads_second, part, placed
 from clearhead.base.steps import Step, made
 from clearhead.base.tracing import empty_of_values, readable
-from clearhead.masks._read import as_tensor, check_lengths, derived, few_values, own
+from clearhead.masks._read import as_tensor, check_lengths, derived, few_values, own, signature_of
 from clearhead.masks.base import PAIRS, Mask, Sides, Spans
 
 
@@ -108,8 +108,7 @@ class Documents(Mask):
         return f"Documents(<{'×'.join(map(str, self.ids.shape))}>)"
 
     def signature(self) -> Hashable | None:
-        values = self._read().values
-        return None if values is None or self.edges is not None else (type(self), values)
+        return signature_of(self) if self.edges is None else None
 
     def _read(self) -> Extents:
         return derived(self, self.ids, _extents)

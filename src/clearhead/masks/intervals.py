@@ -9,7 +9,7 @@ from torch import Tensor
 
 from clearhead.base.arrays import to_tensor
 from clearhead.base.errors import ClearheadError, ShapeError
-from clearhead.base.shapes import Sizes, placed
+from clearhead.base.shapes import Sizes, broadcasts, placed
 from clearhead.masks._read import own
 from clearhead.masks.base import Mask, Spans
 
@@ -54,7 +54,7 @@ class Intervals(Mask):
         edges = []
         for edge in (self.start, self.stop):
             edge = placed(_three(edge), sizes.device, "Intervals")
-            if any(n not in (1, size) for n, size in zip(edge.shape, sizes.shape, strict=False)):
+            if not broadcasts(edge.shape, sizes.shape[:3]):
                 raise ShapeError(
                     f"Intervals: start has shape {tuple(self.start.shape)}; expected something that broadcasts to "
                     f"(B, H, Lq) = {sizes.shape[:3]}."

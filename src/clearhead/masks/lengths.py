@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 
 from clearhead.base.errors import ClearheadError, ShapeError, columns
-from clearhead.base.places import key_positions
+from clearhead.base.positions import key_positions
 from clearhead.base.shapes import Sizes, heads_second, part, placed
 from clearhead.base.steps import Step, made
 from clearhead.base.tracing import ensure
-from clearhead.masks._read import Known, check_lengths, derived, known
+from clearhead.masks._read import Known, check_lengths, derived, known, signature_of
 from clearhead.masks.base import PAIRS, Mask, Sides, Spans
 
 
@@ -42,8 +42,7 @@ class Lengths(Mask):
         return cls([(sizes.keys * (2 * b + 1)) // (2 * sizes.batch) for b in range(sizes.batch)])
 
     def signature(self) -> Hashable | None:
-        values = self._read().values
-        return None if values is None else (type(self), values)
+        return signature_of(self)
 
     def _read(self) -> Known:
         return derived(self, self.valid_lens, known)

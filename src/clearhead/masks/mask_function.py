@@ -12,7 +12,7 @@ from clearhead.base.pure import NotKnown, State, holds
 from clearhead.base.rules import Rule, ask, broadcast, check_rule, reads_of, title_of
 from clearhead.base.shapes import Sizes
 from clearhead.base.tracing import compiling, traced
-from clearhead.masks.base import Mask, Spans
+from clearhead.masks.base import Mask, Spans, all_keys
 
 
 class MaskFunction(Mask):
@@ -97,5 +97,4 @@ class MaskFunction(Mask):
                 raise ClearheadError(f"{title} gave {got}; expected a bool tensor, True where a query may attend.")
             return broadcast(found, shape, title)
 
-        whole = torch.zeros(1, 1, 1, dtype=torch.int64, device=sizes.device)
-        return Spans(whole, whole + sizes.keys, residual, reads_of(self.fn, self.reads))
+        return all_keys(sizes, residual, reads_of(self.fn, self.reads))

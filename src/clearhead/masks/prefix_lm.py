@@ -8,13 +8,12 @@ from typing import Any
 import torch
 
 from clearhead.base.errors import ShapeError, columns
-from clearhead.base.places import positions
-from clearhead.base.positions import query_offset
+from clearhead.base.positions import positions, query_offset
 from clearhead.base.shapes import Sizes, part, placed
 from clearhead.base.steps import Step, made
 from clearhead.base.tracing import readable
 from clearhead.masks._draw import LARGEST
-from clearhead.masks._read import Known, check_lengths, derived, known
+from clearhead.masks._read import Known, check_lengths, derived, known, signature_of
 from clearhead.masks.base import PAIRS, Mask, Sides, Spans
 
 
@@ -56,8 +55,7 @@ class PrefixLM(Mask):
         return f"PrefixLM({lengths})"
 
     def signature(self) -> Hashable | None:
-        values = self._read().values
-        return None if values is None else (type(self), values)
+        return signature_of(self)
 
     def _read(self) -> Known:
         return derived(self, self.lengths, known)

@@ -8,8 +8,7 @@ from collections.abc import Hashable
 import torch
 
 from clearhead.base.numbers import check_count
-from clearhead.base.places import positions
-from clearhead.base.positions import FAR, query_offset
+from clearhead.base.positions import FAR, positions, query_offset
 from clearhead.base.shapes import Sizes
 from clearhead.base.steps import Step, made
 from clearhead.masks._draw import LARGEST

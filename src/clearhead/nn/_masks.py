@@ -10,6 +10,7 @@ from torch import Tensor
 
 from clearhead.base.arrays import owned, to_tensor
 from clearhead.base.errors import ClearheadError, ShapeError, columns
+from clearhead.base.shapes import broadcasts
 from clearhead.base.tracing import autocasting
 from clearhead.biases.base import Bias
 from clearhead.biases.dense import DenseBias
@@ -20,10 +21,8 @@ from clearhead.masks.lengths import Lengths
 
 
 def with_lengths(mask: Any, valid_lens: Any, bias: Any = None) -> tuple[Any, Any]:
-    """The mask joined with the lengths, and the bias beside it, as `attention` takes them.
-
-    A float mask beside lengths becomes a part of the bias: the lengths still say which pairs are left out.
-    """
+    """The mask joined with the lengths, and the bias beside it, as `attention` takes them. A float mask beside lengths
+    becomes a part of the bias: the lengths still say which pairs are left out."""
     check_mask(mask)
     if valid_lens is None:
         return mask, bias
@@ -92,10 +91,7 @@ def head_mask(mask: Any, sizes: tuple[int, int, int, int], dtype: torch.dtype) -
     elif tensor.dtype != dtype and autocasting(tensor.device):
         tensor = tensor.to(dtype)  # as autocast did with the projections
     four = tensor.unsqueeze(1) if tensor.ndim == 3 else tensor
-    fits = 2 <= four.ndim <= 4 and all(
-        size in (1, wanted) for size, wanted in zip(four.shape[::-1], sizes[::-1], strict=False)
-    )
-    if fits:
+    if 2 <= four.ndim <= 4 and broadcasts(four.shape, sizes):
         return four
     shape = tuple(tensor.shape)
     rows = {"scores": sizes, "mask": (shape[0], "", *shape[1:]) if len(shape) == 3 else shape}

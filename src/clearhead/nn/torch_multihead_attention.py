@@ -13,15 +13,7 @@ from clearhead.base.errors import ClearheadError, ShapeError, UnsupportedError
 from clearhead.base.numbers import check_count, check_flag
 from clearhead.base.torch_private import nested_from_mask, nested_sizes, parts_of
 from clearhead.base.tracing import distributed
-from clearhead.nn._heads import (
-    Projection,
-    check_groups,
-    check_inputs,
-    check_output,
-    check_weight,
-    joined,
-    split_heads,
-)
+from clearhead.nn._heads import Projection, check_groups, check_inputs, check_output, check_weight, joined, split_heads
 from clearhead.nn._record import RecordingModule
 from clearhead.nn._torch import check_torch, from_torch_masks, in_full, refuse_keys
 

@@ -20,7 +20,7 @@ from clearhead.base.tracing import compiling
 from clearhead.biases.base import Added, check_added
 from clearhead.masks.base import Spans, check_spans
 from clearhead.problem.problem import Problem
-from clearhead.problem.summary import Summary
+from clearhead.problem.summary import KEYS, Summary
 from clearhead.problem.visible import Visible, visible
 from clearhead.scores.base import PHIS, ByTile, Pairwise, Score
 
@@ -230,6 +230,3 @@ def check_result(tensor: Any, name: str, shape: tuple[int, ...], problem: Proble
             f"{who} gave {name} {shown(tensor)}; expected {kind} {shape} on {problem.sizes.device}, for scores "
             f"(B, H, Lq, Lk) = {problem.sizes.shape}."
         )
-
-
-KEYS = ("best_key", "indices")  # results that are numbers of keys

@@ -61,6 +61,13 @@ def in_dtypes(gradients: Operands, of: Operands) -> tuple[Tensor | None, ...]:
 
 
 PACKED = "clearhead::attend"  # the source of unpacked problems, as an error names it
+# the parts of a packed problem as the arguments of a custom operator; the tensors stand first
+SCHEMA = (
+    "Tensor query, Tensor key, Tensor value, Tensor? weight, Tensor? dense, Tensor? relative, Tensor? sinks, "
+    "Tensor? start, Tensor? stop, Tensor? gap_start, Tensor? gap_stop, Tensor? keep, Tensor? seed, "
+    "str phi, float scale, float? softcap, float dropout_p"
+)
+TENSORS = SCHEMA.count("Tensor")
 Tensors = tuple[Tensor | None, ...]  # operands, the spans' start, stop and gaps, the residual, the dropout's seed
 Numbers = tuple[str, float, float | None, float]  # φ, scale, softcap, dropout_p
 
@@ -83,9 +90,7 @@ def unpacked(
     tensors: Sequence[Tensor | None], numbers: Numbers, wanted: Sequence[bool], length: int | None = None
 ) -> Problem:
     """The problem of these parts. Its operands are new leaves, and those of them that are `wanted` need a gradient.
-
-    `length`: the length of the whole sequence, where query and key are a part of it while mask and bias are whole.
-    """
+    `length`: the length of the whole sequence, where query and key are a part of it while mask and bias are whole."""
     leaves = [None if t is None else t.detach().requires_grad_(w) for t, w in zip(tensors, wanted, strict=False)]
     start, stop, gap_start, gap_stop, keep, seed = tensors[len(leaves) :]
     query, key, value, weight, dense, relative, sinks = leaves

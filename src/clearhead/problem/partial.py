@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -33,16 +33,15 @@ class Partial(NamedTuple):
 
     def add_(self, other: Partial) -> None:
         """Merge in place, without autograd and without memory of the output's size. The other is written to."""
-        assert self.maximum is not None and self.log_sum is not None
-        maximum, log_sum, shares = self.shares(other)
-        self.maximum.copy_(maximum)
-        self.log_sum.copy_(log_sum)
+        *found, shares = self.shares(other)
+        for mine, new in zip(rows_of(self), found, strict=True):
+            mine.copy_(new)
         self.output.mul_(shares[0].unsqueeze(-1)).add_(other.output.mul_(shares[1].unsqueeze(-1)))
 
     def at(self, queries: slice) -> Partial:
         """The partial result of some of the queries, over the same memory."""
-        assert self.maximum is not None and self.log_sum is not None
-        return Partial(self.output[:, :, queries], self.maximum[:, :, queries], self.log_sum[:, :, queries])
+        maximum, log_sum = rows_of(self)
+        return Partial(self.output[:, :, queries], maximum[:, :, queries], log_sum[:, :, queries])
 
     def shares(self, other: Partial) -> tuple[Tensor, Tensor, list[Tensor]]:
         """Maximum and log_sum over the keys of both, and the share of each in every row's weights."""
@@ -73,9 +72,9 @@ class Partial(NamedTuple):
 
     def _rows(self) -> tuple[Tensor, Tensor, Tensor]:
         """Maximum, log_sum, and which rows see nothing. In these rows log_sum is 0."""
-        assert self.maximum is not None and self.log_sum is not None
-        blind = self.log_sum == torch.inf
-        return self.maximum.detach(), self.log_sum.masked_fill(blind, 0.0), blind
+        maximum, log_sum = rows_of(self)
+        blind = log_sum == torch.inf
+        return maximum.detach(), log_sum.masked_fill(blind, 0.0), blind
 
 
 class Rows(NamedTuple):
@@ -87,6 +86,12 @@ class Rows(NamedTuple):
     maximum: Tensor
     log_sum: Tensor
     delta: Tensor
+
+
+def rows_of(found: Any) -> tuple[Tensor, Tensor]:
+    """Maximum and log_sum of a `Partial` or a `Found` that has them."""
+    assert found.maximum is not None and found.log_sum is not None
+    return found.maximum, found.log_sum
 
 
 def log_add(one: Tensor, other: Tensor) -> Tensor:

@@ -15,7 +15,7 @@ from clearhead.base.errors import ClearheadError, ShapeError, UnsupportedError, 
 from clearhead.base.numbers import check_number
 from clearhead.base.positions import check_align
 from clearhead.base.shapes import Sizes, apart, as_inputs, fit, no_heads, plain_sizes
-from clearhead.base.torch_private import any_autocast
+from clearhead.base.torch_state import any_autocast
 from clearhead.base.tracing import (
     autocast,
     autocasting,
@@ -132,7 +132,6 @@ def make_problem(
     query: Any,
     key: Any,
     value: Any = ABSENT,
-    *,
     score: Score | Callable[[Tensor, Tensor], Tensor] | None = None,
     mask: Any = None,
     bias: Any = None,
@@ -140,6 +139,7 @@ def make_problem(
     sinks: Any = None,
     align: Any = None,
     dropout_p: float = 0.0,
+    *,
     as_written: bool = False,
     by_tile: bool = False,
     among: tuple[int, int] | None = None,
@@ -359,10 +359,8 @@ def only_zeros_and_ones(mask: Tensor) -> bool:
 
 
 def with_given(problem: Problem, bias: Any, mask: Any) -> Problem:
-    """The same problem, whose `Added` holds the bias as it was given: the argument `bias`, and a float `mask`.
-
-    The normal form holds numbers alone, and an explanation needs the bias itself for its steps.
-    """
+    """The same problem, whose `Added` holds the bias as it was given: the argument `bias`, and a float `mask`. The
+    normal form holds numbers alone, and an explanation needs the bias itself for its steps."""
     if problem.bias is None:
         return problem
     given = [] if bias is None else [bias if isinstance(bias, Bias) else DenseBias(bias)]

@@ -24,10 +24,8 @@ LOOK = 2**20  # the same for an inspection: several passes over each region, whi
 
 
 def cut(problem: Problem, region: Region) -> Problem:
-    """The part of a problem that a region names: a problem of its own, over views of the same tensors.
-
-    A query sees those of its keys that are in the region, and its softmax is over them alone.
-    """
+    """The part of a problem that a region names: a problem of its own, over views of the same tensors. A query sees
+    those of its keys that are in the region, and its softmax is over them alone."""
     sides, sizes = region.sides, problem.sizes
     visible = problem.visible if region.masked else None
     if all(_is_all(side, size) for side, size in zip(sides, sizes.shape, strict=True)):
@@ -88,9 +86,7 @@ def batch_groups(start: np.ndarray, stop: np.ndarray, batch: int) -> list[slice]
 
 def walk(problem: Problem, budget: int) -> Iterator[Region]:
     """Go through the matrix in regions of at most about `budget` elements of work memory, all keys of their queries.
-
-    The order is by sequence, then by head, then by query, the same cuts for all queries: see `assemble`.
-    """
+    The order is by sequence, then by head, then by query, the same cuts for all queries: see `assemble`."""
     sizes, groups = problem.sizes, problem.groups
     if not sizes.batch or not sizes.heads or not sizes.queries:
         return

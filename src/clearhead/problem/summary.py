@@ -8,6 +8,8 @@ from torch import Tensor
 
 from clearhead.problem.problem import Problem
 
+KEYS = ("best_key", "indices")  # the statistics that are numbers of keys, int64
+
 
 class Summary(NamedTuple):
     """The statistics to compute in one pass. `Found` has their formulas. A field at its default is not computed."""
@@ -37,6 +39,27 @@ class Summary(NamedTuple):
             return None
         cells = {both["mean"], both["peak"]} - {None}
         return Summary(**both) if len(cells) < 2 else None
+
+    def shapes(self, problem: Problem) -> dict[str, tuple[int, ...]]:
+        """The shape of each statistic that is asked for, by its name in `Found`."""
+        batch, heads, queries, keys = problem.sizes.shape
+        lead, value, cell = (batch, heads, queries), problem.value, self.mean or self.peak or (1, 1)
+        cells = (batch, heads, -(-queries // cell[0]), -(-keys // cell[1]))
+        largest = (*lead, self.top)
+        found = {
+            "output": None if not self.output or value is None else (*lead, value.shape[-1]),
+            "groups": None if self.groups is None else (*lead, self.groups.shape[-1]),
+            "entropy": lead if self.entropy else None,
+            "distance": None if self.distance is None else lead,
+            "received": (batch, heads, keys) if self.received else None,
+            "mean": cells if self.mean else None,
+            "peak": cells if self.peak else None,
+            "scores": largest if self.scores else None,
+        }
+        found |= dict.fromkeys(("maximum", "log_sum"), lead if self.rows else None)
+        found |= dict.fromkeys(("best", "best_key"), lead if self.best else None)
+        found |= dict.fromkeys(("values", "indices"), largest if self.top else None)
+        return {name: shape for name, shape in found.items() if shape is not None}
 
     @property
     def _of_keys(self) -> bool:

@@ -11,18 +11,10 @@ from torch import Tensor
 
 from clearhead.base.errors import ShapeError, UnsupportedError
 from clearhead.base.shapes import Sizes, moved, part
-from clearhead.base.tracing import (
-    batched,
-    compiling,
-    on_the_host,
-    readable,
-    traced,
-    transformed,
-    unwrapped,
-)
+from clearhead.base.tracing import batched, compiling, on_the_host, readable, traced, transformed, unwrapped
 from clearhead.base.versions import Versions
 from clearhead.masks._spans import edges_on_host
-from clearhead.masks.base import Mask, Spans
+from clearhead.masks.base import Mask, Spans, all_keys
 from clearhead.problem.unseen import Unseen, where_unseen
 
 
@@ -141,15 +133,12 @@ def _matrix(mask: Mask, sizes: Sizes) -> Spans:
     """Spans of every key, with the mask's matrix as the residual. It is lowered too, to know what it reads."""
     mask.check_positions()
     keep = mask.matrix(sizes)
-    whole = torch.zeros(1, 1, 1, dtype=torch.int64, device=sizes.device)
-    return Spans(whole, whole + sizes.keys, lambda *sides: part(keep, *sides), mask.lower(sizes).reads)
+    return all_keys(sizes, lambda *sides: part(keep, *sides), mask.lower(sizes).reads)
 
 
 def visible(spans: Spans, sizes: Sizes, who: str | None = None) -> Visible:
-    """The `Visible` of spans. `who`: their source, if it is no mask's `lower`.
-
-    Their values are read here, once, where they lie in the host's memory; else when an engine asks for them.
-    """
+    """The `Visible` of spans. `who`: their source, if it is no mask's `lower`. Their values are read here, once, where
+    they lie in the host's memory; else when an engine asks for them."""
     if compiling():
         return Visible(spans, None, "inside", Memo())
     edges = [unwrapped(edge) for edge in spans.edges()]

@@ -95,10 +95,7 @@ class Additive(Score):
 
     def project(self, query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
         """W_q q and W_k k, both of width hidden_dim."""
-        return (
-            query if self.W_q is None else query @ self.W_q.T,
-            key if self.W_k is None else key @ self.W_k.T,
-        )
+        return (query if self.W_q is None else query @ self.W_q.T, key if self.W_k is None else key @ self.W_k.T)
 
     def tile(self, query: Tensor, key: Tensor) -> Tensor:
         query, key = self.project(query, key)

@@ -69,10 +69,8 @@ class ByTile(NamedTuple):
 
 
 def check_pairwise(lowered: Pairwise, query: Tensor, key: Tensor, who: str) -> Pairwise:
-    """The normal form that a score's `lower` gave, its sizes checked, since the kernels rely on them.
-
-    A scale that is a tensor becomes a part of the weight, so that its gradient is carried.
-    """
+    """The normal form that a score's `lower` gave, its sizes checked, since the kernels rely on them. A scale that is a
+    tensor becomes a part of the weight, so that its gradient is carried."""
     same = type(lowered) is Pairwise and lowered.query is query and lowered.key is key
     if same and lowered.phi in PHIS and lowered.weight is None and lowered[4:] == (1.0, None):
         return lowered  # plain dot products need no further check
@@ -216,10 +214,8 @@ class Score(nn.Module, ABC):
 def with_parameters(
     module: Module, change: Callable[[nn.Parameter], Tensor], buffer: Change = lambda b: b, every: bool = False
 ) -> Module:
-    """A copy of a module over other parameters and buffers; without `every`, the module itself where it has none.
-
-    The module is not touched: other threads may be calling it.
-    """
+    """A copy of a module over other parameters and buffers; without `every`, the module itself where it has none. The
+    module is not touched: other threads may be calling it."""
     if not (every or any(parts_of(module))):
         return module
     copied = module.__new__(type(module))

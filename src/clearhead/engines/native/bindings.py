@@ -20,9 +20,10 @@ from clearhead.problem.partial import Partial, Rows
 from clearhead.problem.problem import Problem
 from clearhead.problem.region import Region
 from clearhead.problem.regions import cut
-from clearhead.problem.summary import Found, Sent, Summary
+from clearhead.problem.summary import KEYS, Found, Sent, Summary
 
 MODULE = "clearhead.engines.native._kernels"
+DTYPES = dict.fromkeys(KEYS, torch.int64)  # of statistics that are not float32
 PHI = {"mul": 0, "tanh_add": 1, "sq_diff": 2}
 
 # the module, by its name, and the kernels by their instruction sets; the compiler warns at functools.cache
@@ -216,42 +217,30 @@ def one_pass(problem: Problem) -> bool:
 def summarise(problem: Problem, summary: Summary) -> Found:
     """The statistics of a guarded problem in one pass."""
     sizes = problem.sizes
-    lead, value = sizes.shape[:3], problem.value if summary.output else None
+    if not summary.output:
+        problem = problem._replace(value=None)
     cell = summary.mean or summary.peak or (max(sizes.queries, 1), max(sizes.keys, 1))
-    cells = (sizes.batch, sizes.heads, -(-sizes.queries // cell[0]), -(-sizes.keys // cell[1]))
-    found = Found(
-        output=None if value is None else _new(*lead, value.shape[-1]),
-        maximum=_new(*lead) if summary.rows else None,
-        log_sum=_new(*lead) if summary.rows else None,
-        entropy=_new(*lead) if summary.entropy else None,
-        distance=None if summary.distance is None else _new(*lead),
-        best=_new(*lead) if summary.best else None,
-        best_key=_new(*lead, dtype=torch.int64) if summary.best else None,
-        values=_new(*lead, summary.top) if summary.top else None,
-        indices=_new(*lead, summary.top, dtype=torch.int64) if summary.top else None,
-        scores=_new(*lead, summary.top) if summary.scores else None,
-        received=_new(sizes.batch, sizes.heads, sizes.keys) if summary.received else None,
-        mean=_zeros(*cells) if summary.mean else None,
-        peak=_zeros(*cells) if summary.peak else None,
-    )
-    read = read_by_kernels(problem._replace(value=value))
+    arrays = {
+        name: _zeros(*shape) if name in ("mean", "peak") else _new(*shape, dtype=DTYPES.get(name, torch.float32))
+        for name, shape in summary.shapes(problem).items()
+    }
+    found = Found(**arrays)  # type: ignore[arg-type]
+    read = read_by_kernels(problem)
     held = {"position": _per_query(summary.distance, sizes), "factors": _per_query(summary.factors, sizes)}
-    arrays = held | {n: t for n, t in found._asdict().items() if isinstance(t, Tensor)}
-    wanted = kernels().Summary(_present(arrays), summary.top, *cell)
+    wanted = kernels().Summary(_present(held | arrays), summary.top, *cell)
     return found._replace(finite=chosen().summarise(read, found.output, found.maximum, found.log_sum, wanted))
 
 
 def contributions(
-    problem: Problem, rows: Rows, grad: Tensor | None, sent: Sent | None, positive: bool, by: tuple[bool, bool]
-) -> tuple[Tensor | None, Tensor | None]:
-    """Σ_j and Σ_i of w_ij Ṗ_ij, or of its positive products; each where `by` (query, key) wants it."""
+    problem: Problem, rows: Rows, grad: Tensor | None, sent: Sent | None, by_key: bool, positive: bool
+) -> Tensor:
+    """Σ_j of w_ij Ṗ_ij, or Σ_i (`by_key`), or of its positive products."""
     sizes = problem.sizes
-    by_query = _new(*sizes.shape[:3]) if by[0] else None
-    by_key = _new(sizes.batch, sizes.heads, sizes.keys) if by[1] else None
+    found = _new(sizes.batch, sizes.heads, sizes.keys if by_key else sizes.queries)
     known = None if grad is None else _rows(grad), _float(rows.maximum), _float(rows.log_sum)
-    read = read_by_kernels(problem)
-    chosen().contributions(read, *known, _sent(sent, sizes), by_query, by_key, positive)
-    return by_query, by_key
+    sums = (None, found) if by_key else (found, None)
+    chosen().contributions(read_by_kernels(problem), *known, _sent(sent, sizes), *sums, positive)
+    return found
 
 
 def _sent(sent: Sent | None, sizes: Sizes) -> Any:

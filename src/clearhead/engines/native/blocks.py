@@ -11,7 +11,7 @@ from typing import Any
 from torch import Tensor
 
 from clearhead.base.errors import ShapeError
-from clearhead.base.shapes import Sizes
+from clearhead.base.shapes import Sizes, broadcasts
 from clearhead.base.tracing import plain
 from clearhead.masks.base import Spans
 from clearhead.problem.problem import Problem
@@ -70,7 +70,7 @@ def _strip(spans: Spans, sizes: Sizes, queries: slice) -> Tensor:
     sides = (slice(0, sizes.batch), slice(0, sizes.heads), queries, slice(0, sizes.keys))
     keep = spans.rest(*sides)
     asked = (sizes.batch, sizes.heads, queries.stop - queries.start, sizes.keys)
-    if any(n not in (1, size) for n, size in zip(keep.shape, asked, strict=True)) or not plain(keep):
+    if not broadcasts(keep.shape, asked) or not plain(keep):
         raise ShapeError(
             f"the residual of a mask's spans gave a {type(keep).__name__} {tuple(keep.shape)} on {keep.device}; "
             f"expected one that broadcasts to the (batch, heads, queries, keys) it was asked for, {asked}."

@@ -32,10 +32,8 @@ KERNEL_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 @constant
 def has_products_of(dtype: torch.dtype) -> bool:
-    """Whether this CPU has matrix instructions (AMX) for a low precision, which PyTorch's kernel uses.
-
-    Elsewhere that kernel computes in low precision more slowly than these kernels do by way of float32.
-    """
+    """Whether this CPU has matrix instructions (AMX) for a low precision, which PyTorch's kernel uses. Elsewhere that
+    kernel computes in low precision more slowly than these kernels do by way of float32."""
     asked = amx.get(dtype)
     return asked is not None and bool(asked())
 
@@ -164,7 +162,8 @@ class Native(Engine):
         if summary.groups is not None:  # the weight on each group is one more column of the output
             groups = of_heads(summary.groups, problem)
             problem = problem._replace(value=groups if value is None else torch.cat([value, groups], -1))
-        found = bindings.summarise(problem, summary._replace(output=summary.output or summary.groups is not None))
+        both = summary._replace(output=summary.output or summary.groups is not None, groups=None)
+        found = bindings.summarise(problem, both)
         found = found._replace(finite=found.finite and guarded is given)
         if found.output is None:
             return found
@@ -181,17 +180,11 @@ class Native(Engine):
         return found._replace(output=output, groups=shares)
 
     def contributions(
-        self,
-        problem: Problem,
-        rows: Rows,
-        grad: Tensor | None,
-        sent: Sent | None = None,
-        positive: bool = False,
-        by: tuple[bool, bool] = (True, True),
-    ) -> tuple[Tensor | None, Tensor | None]:
+        self, problem: Problem, rows: Rows, grad: Tensor | None, sent: Sent | None, by_key: bool, positive: bool = False
+    ) -> Tensor:
         if not self.fuses(problem, Summary()):
-            return super().contributions(problem, rows, grad, sent, positive, by)
-        return bindings.contributions(_weighted(problem), rows, grad, sent, positive, by)
+            return super().contributions(problem, rows, grad, sent, by_key, positive)
+        return bindings.contributions(_weighted(problem), rows, grad, sent, by_key, positive)
 
     def cost(self, problem: Problem) -> Cost:
         return Cost(_pairs(problem), bindings.forward_bytes(_weighted(problem)))

@@ -151,10 +151,8 @@ def _against_surroundings(problem: Problem) -> list[str]:
 
 
 def _far_below_zero(bias: Tensor) -> bool:
-    """Whether some row's largest bias is finite and very low, as where a mask of finfo.min leaves a query no key.
-
-    The kernel's backward pass takes exp(score − log-sum-exp), and next to such numbers float32 rounds the log-sum-exp.
-    """
+    """Whether some row's largest bias is finite and very low, as where a mask of finfo.min leaves a query no key. The
+    kernel's backward pass takes exp(score − log-sum-exp), and next to such numbers float32 rounds the log-sum-exp."""
     if not bias.shape[-1]:
         return False
     top = bias.detach().amax(-1)

@@ -45,9 +45,7 @@ def checkpointed(
 
 def _split(given: Operands, every: Sequence[Region], groups: int) -> dict[tuple[int, int], Operands]:
     """The operands of the sequences and heads that blocks have in common, by the first sequence and the first head.
-
-    They are split once: the gradient of a slice would be of the size of the whole operand, for each block.
-    """
+    They are split once: the gradient of a slice would be of the size of the whole operand, for each block."""
     counts: dict[tuple[int, int], dict[int, int]] = {}  # of heads, by the first one, for some sequences
     for region in every:
         of_heads = counts.setdefault((region.batch.start, region.batch.stop), {})

@@ -96,11 +96,8 @@ def _budget(problem: Problem) -> int:
 
 
 def _in_blocks(problem: Problem, every: list[Region]) -> Partial:
-    """The output and the rows of a guarded problem, without autograd.
-
-    With a checkpoint for each block, the output and the graph of a block would lie between the scores of two blocks,
-    and fragment the memory.
-    """
+    """The output and the rows of a guarded problem, without autograd. With a checkpoint for each block, the output and
+    the graph of a block would lie between the scores of two blocks, and fragment the memory."""
     assert problem.value is not None
     lead, width = problem.query.shape[:3], problem.value.shape[-1]
     new = problem.query.new_zeros

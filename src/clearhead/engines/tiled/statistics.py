@@ -21,7 +21,7 @@ from clearhead.problem.partial import Rows
 from clearhead.problem.problem import Problem
 from clearhead.problem.region import Region
 from clearhead.problem.regions import cut
-from clearhead.problem.summary import Found, Sent, Summary
+from clearhead.problem.summary import KEYS, Found, Sent, Summary
 
 Scores = Callable[[Problem], Tensor]
 
@@ -117,19 +117,16 @@ def summed_products(
     rows: Rows,
     grad: Tensor | None,
     sent: Sent,
+    by_key: bool,
     positive: bool,
-    by: tuple[bool, bool],
-) -> tuple[Tensor | None, Tensor | None]:
-    """Σ_j and Σ_i of w_ij Ṗ_ij over the regions of a guarded problem: see `Engine.contributions`."""
+) -> Tensor:
+    """Σ_j or Σ_i of w_ij Ṗ_ij over the regions of a guarded problem: see `Engine.contributions`."""
     sizes, new = problem.sizes, rows.log_sum.new_zeros
     dtype = accumulated(problem.query.dtype)
-    by_query = new(sizes.shape[:3], dtype=dtype) if by[0] else None
-    by_key = new((sizes.batch, sizes.heads, sizes.keys), dtype=dtype) if by[1] else None
+    found = new((sizes.batch, sizes.heads, sizes.keys if by_key else sizes.queries), dtype=dtype)
     for region in every:
         at, part = region.sides[:3], cut(problem, region)
-        maximum, log_sum = (row[at].unsqueeze(-1) for row in rows[:2])
-        tile = scores(part)
-        weights = (tile - maximum - log_sum).exp_().masked_fill_(tile == -torch.inf, 0.0)
+        weights = tiles.weights_in(scores(part), *(row[at] for row in rows[:2]))
         if grad is None or part.value is None:
             products = torch.zeros_like(weights)
         else:
@@ -138,11 +135,11 @@ def summed_products(
         products.mul_(weights).masked_fill_(weights == 0, 0.0)  # it would be 0 · ∞
         if positive:
             products.clamp_(min=0.0)
-        if by_query is not None:
-            by_query[at] += products.sum(-1)
-        if by_key is not None:
-            by_key[(*at[:2], region.keys)] += products.sum(2)
-    return by_query, by_key
+        if by_key:
+            found[(*at[:2], region.keys)] += products.sum(2)
+        else:
+            found[at] += products.sum(-1)
+    return found
 
 
 def looks(problem: Problem, every: list[Region], scores: Scores) -> Iterator[Look]:
@@ -159,10 +156,8 @@ def _look(part: Problem, region: Region, scores: Scores) -> Look:
 
 
 def _block(part: Problem, region: Region, keys: int, scores: Scores, summary: Summary) -> Found:
-    """The statistics of one block: those of its queries, and its part of sums and maxima over queries.
-
-    `keys`: how many keys the whole has.
-    """
+    """The statistics of one block: those of its queries, and its part of sums and maxima over queries. `keys`: how many
+    keys the whole has."""
     look = _look(part, region, scores)
     weights, blind = look.weights, look.blind
     found: dict[str, Tensor] = {}
@@ -280,27 +275,11 @@ def _cells(problem: Problem, cell: tuple[int, int]) -> tuple[int, int]:
 
 def _buffers(problem: Problem, summary: Summary) -> Found:
     """Zeros of the sizes of the statistics: the results of a problem that has no row, and buffers for others."""
-    sizes = problem.sizes
-    row, value = (sizes.queries,), problem.value
-
-    def new(*shape: int) -> Tensor:
-        dtype = accumulated(problem.query.dtype)
-        return torch.zeros(sizes.batch, sizes.heads, *shape, dtype=dtype, device=sizes.device)
-
-    cells = _cells(problem, summary.mean or summary.peak or (1, 1))
-    return Found(
-        output=new(*row, value.shape[-1]) if summary.output and value is not None else None,
-        groups=None if summary.groups is None else new(*row, summary.groups.shape[-1]),
-        maximum=new(*row) if summary.rows else None,
-        log_sum=new(*row) if summary.rows else None,
-        entropy=new(*row) if summary.entropy else None,
-        distance=None if summary.distance is None else new(*row),
-        best=new(*row) if summary.best else None,
-        best_key=new(*row).long() if summary.best else None,
-        values=new(*row, summary.top) if summary.top else None,
-        indices=new(*row, summary.top).long() if summary.top else None,
-        scores=new(*row, summary.top).fill_(-torch.inf) if summary.scores else None,
-        received=new(sizes.keys) if summary.received else None,
-        mean=new(*cells) if summary.mean else None,
-        peak=new(*cells) if summary.peak else None,
-    )
+    dtype, device = accumulated(problem.query.dtype), problem.sizes.device
+    found: dict[str, Any] = {
+        name: torch.zeros(shape, dtype=torch.int64 if name in KEYS else dtype, device=device)
+        for name, shape in summary.shapes(problem).items()
+    }
+    if summary.scores:
+        found["scores"].fill_(-torch.inf)
+    return Found(**found)

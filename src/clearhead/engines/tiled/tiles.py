@@ -55,10 +55,8 @@ def partial(problem: Problem) -> Partial:
 
 
 def exponentials(tile: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """The maximum of each row of finished scores, exp(score − maximum), their sum, and which rows see nothing.
-
-    For a row that sees nothing the maximum is 0 and the sum 1, so that its weights are 0.
-    """
+    """The maximum of each row of finished scores, exp(score − maximum), their sum, and which rows see nothing. For a
+    row that sees nothing the maximum is 0 and the sum 1, so that its weights are 0."""
     maximum = tile.detach().amax(-1)
     blind = maximum == -torch.inf
     maximum = maximum.masked_fill(blind, 0.0)
@@ -121,11 +119,15 @@ def weights(problem: Problem, tile: Tensor) -> Tensor:
     return softmax(tile, may_be_empty(problem), sinks(problem))
 
 
+def weights_in(tile: Tensor, maximum: Tensor, log_sum: Tensor) -> Tensor:
+    """The weights of finished scores, (b, h, q, k), from the rows of the whole softmax, (b, h, q). No autograd."""
+    found = (tile - maximum.unsqueeze(-1)).sub_(log_sum.unsqueeze(-1)).exp_()
+    return found.masked_fill_(tile == -torch.inf, 0.0)  # also in a row of NaN
+
+
 def softmax(tile: Tensor, may_be_empty: bool, sinks: Tensor | None = None) -> Tensor:
     """The softmax over keys. A score of −∞ gives 0 with gradient 0, also where the whole row is −∞. `sinks`: (h, 1).
-
-    Its gradient is 0 whatever the gradient of the weight, which may be ∞ where a value is huge: 0 · ∞ would be NaN.
-    """
+    Its gradient is 0 whatever the gradient of the weight, which may be ∞ where a value is huge: 0 · ∞ would be NaN."""
     if may_be_empty:
         unseen = tile.detach() == -torch.inf
         tile = tile.masked_fill(unseen.all(-1, keepdim=True), 0.0)

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from clearhead.masks.base import Edges, intersection, of_intervals
+from clearhead.masks.base import Edges, all_keys, intersection, of_intervals
 from clearhead.problem.problem import Problem
 from clearhead.problem.visible import Visible, visible
 
@@ -44,18 +44,12 @@ class Grouped(NamedTuple):
 
 
 def grouped(problem: Problem, pairs: Pairs) -> Grouped | None:
-    """The pairs that the mask allows, sorted; None where a query has too many intervals, or the mask a residual.
-
-    Among the keys of one token, in the order of their places, the keys of an interval of places are neighbours again.
-    """
+    """The pairs that the mask allows, sorted; None where a query has too many intervals, or the mask a residual. Among
+    the keys of one token, in the order of their places, the keys of an interval of places are neighbours again."""
     spans, length = problem.spans, problem.sizes.keys
     if spans is not None and spans.residual is not None:
         return None
-    if spans is None:
-        start = torch.zeros(1, 1, 1, 1, dtype=torch.int64, device=problem.sizes.device)
-        edges = start, start + length
-    else:
-        edges = spans.intervals()
+    edges = (all_keys(problem.sizes) if spans is None else spans).intervals()
     edges = edges if pairs.within is None else intersection(edges, pairs.within, length)
     batch = max(len(pairs.asked), len(pairs.held))
     asked, held = (tokens.expand(batch, -1) for tokens in pairs[:2])

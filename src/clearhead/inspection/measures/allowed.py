@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor
 
-from clearhead.masks.base import Residual, Spans
+from clearhead.masks.base import Residual, Spans, all_keys
 from clearhead.problem.problem import Problem
 from clearhead.problem.visible import Visible, visible
 from clearhead.scores.base import Pairwise
@@ -24,17 +24,13 @@ def looked_at(words: Tensor | None, skipped: Tensor | None) -> Tensor | None:
 
 
 def among(problem: Problem, queries: Tensor | None) -> Problem:
-    """The problem in which only these queries, bool (B or 1, H or 1, Lq), see any key; None: all queries do.
-
-    A bias of −∞ hides a pair as a mask does, and becomes a part of the mask.
-    """
+    """The problem in which only these queries, bool (B or 1, H or 1, Lq), see any key; None: all queries do. A bias of
+    −∞ hides a pair as a mask does, and becomes a part of the mask."""
     sizes, spans, residual = problem.sizes, problem.spans, _finite(problem)
     problem = problem._replace(sizes=sizes._replace(leading=None), value=None)
     if queries is None and residual is None:
         return problem
-    if spans is None:
-        whole = torch.zeros(1, 1, 1, dtype=torch.int64, device=sizes.device)
-        spans = Spans(whole, whole + sizes.keys)
+    spans = all_keys(sizes) if spans is None else spans
     if queries is not None:
         spans = spans._replace(stop=torch.minimum(spans.stop, torch.where(queries, sizes.keys, 0)))
     if residual is not None:

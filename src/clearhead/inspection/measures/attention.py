@@ -17,7 +17,7 @@ from clearhead.inspection.measures._grouped import Grouped, Pairs
 from clearhead.inspection.reductions.base import Reduction, arange
 from clearhead.inspection.stream import stream
 from clearhead.problem.guard import zero_unseen
-from clearhead.problem.partial import log_sum_exp
+from clearhead.problem.partial import log_sum_exp, rows_of
 from clearhead.problem.problem import Problem, with_value
 from clearhead.problem.summary import Found, Summary
 from clearhead.problem.unseen import finite
@@ -37,9 +37,7 @@ class Attention:
     @cached_property
     def _read(self) -> Problem:
         """The problem as its passes read it: keys that no query sees are zeroed once, if an operand is not finite.
-
-        Masked scores of finite operands do no harm, and there is no value that a weight of 0 would multiply.
-        """
+        Masked scores of finite operands do no harm, and there is no value that a weight of 0 would multiply."""
         problem = self.problem
         if problem.visible is not None and finite(problem.query) and finite(problem.key):
             return problem._replace(visible=problem.visible._replace(unseen="none"))
@@ -81,29 +79,27 @@ class Attention:
     @cached_property
     def log_sum_exp(self) -> Tensor:
         """The log-sum-exp of the scores, (B, H, Lq); of uniform attention the log of the number of keys."""
-        return log_sum_exp(*_rows(self._found))
+        return log_sum_exp(*rows_of(self._found))
 
     def on(self, some: Visible) -> Tensor:
         """The weight of each query on the keys of a narrower mask, (B, H, Lq)."""
         problem = self._read
         if finite(problem.query) and finite(problem.key):
             some = some._replace(unseen="none")
-        return self._share(*_rows(_summarised(problem._replace(visible=some), Summary(rows=True))))
+        return self._share(*rows_of(_summarised(problem._replace(visible=some), Summary(rows=True))))
 
     def on_pairs(self, pairs: Pairs, groups: Grouped | None) -> Tensor:
-        """The weight of each query on the keys with its token, (B, H, Lq).
-
-        `groups`: these pairs, sorted. Where it is None, or a bias depends on places, all pairs are looked at.
-        """
+        """The weight of each query on the keys with its token, (B, H, Lq). `groups`: these pairs, sorted. Where it is
+        None, or a bias depends on places, all pairs are looked at."""
         if groups is None or self.problem.bias is not None:
             found: Tensor = stream(self.problem, choose(self.problem, None), (PairMass(pairs),))[0]
             return found
-        rows = _rows(_summarised(groups.of(self.problem), Summary(rows=True)))
+        rows = rows_of(_summarised(groups.of(self.problem), Summary(rows=True)))
         return self._share(*(groups.back(row) for row in rows))
 
     def _share(self, maximum: Tensor, log_sum: Tensor) -> Tensor:
         """Σ_j w_ij over some keys: exp(their log-sum-exp − the log-sum-exp of all keys), each given as two numbers."""
-        of_all, log_sum_of_all = _rows(self._found)
+        of_all, log_sum_of_all = rows_of(self._found)
         found = ((maximum - of_all) + (log_sum - log_sum_of_all)).exp_()
         return found.masked_fill_(log_sum == torch.inf, 0.0)  # a query sees none of these keys, even in a row of NaN
 
@@ -111,10 +107,6 @@ class Attention:
 def _summarised(problem: Problem, summary: Summary) -> Found:
     with without_autocast(problem.sizes.device):
         return summarised(problem, choose(problem._replace(value=None), None), summary)
-
-
-def _rows(found: Found) -> tuple[Tensor, Tensor]:
-    return _known(found.maximum), _known(found.log_sum)
 
 
 def _known(found: Tensor | None) -> Tensor:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import re
 from abc import ABC, abstractmethod
-from collections.abc import Callable
 from typing import ClassVar, Literal, NamedTuple
 
 import torch
@@ -13,6 +13,8 @@ from clearhead.inspection.measures._grouped import Pairs as Pairs
 from clearhead.inspection.measures._grouped import grouped
 from clearhead.inspection.measures.allowed import one_key
 from clearhead.inspection.measures.subject import Subject as Subject
+
+Needs = tuple[Literal["placed", "tokens", "value"], ...]
 
 
 class Found(NamedTuple):
@@ -31,20 +33,24 @@ class Found(NamedTuple):
 class Measure(ABC):
     """A number that describes a head's behaviour. Each subclass is a file of this folder.
 
-    `name`: its column in `seen.table()`. `says`: its meaning, in one sentence. `formula`: with w_ij the weights of the
-    keys, which sum to 1: with sinks, they are divided by their sum. `range`: its least and largest value. `source`: the
-    publication it comes from. `does`: the behaviour of a head with a high value, for shares of weight, which can be
-    compared with one another; None for a measure that is no share. `needs`: the parts of a call that it
-    reads and a call may lack: the places of queries among the keys, tokens, values.
+    `name`: its column in `seen.table()`, by default the words of the class's name. `says`: its meaning, in a sentence.
+    `formula`: with w_ij the weights of the keys, which sum to 1: with sinks, they are divided by their sum. `range`:
+    its least and largest value. `source`: the publication it comes from. `does`: the behaviour of a head with a high
+    value, for shares of weight, which can be compared with one another; None for a measure that is no share. `needs`:
+    the parts of a call that it reads and a call may lack: the places of queries among the keys, tokens, values.
     """
 
     name: ClassVar[str]
     says: ClassVar[str]
     formula: ClassVar[str]
-    range: ClassVar[str]
+    range: ClassVar[str] = "0 to 1"
     source: ClassVar[str]
     does: ClassVar[str | None] = None
-    needs: ClassVar[tuple[Literal["placed", "tokens", "value"], ...]] = ()
+    needs: ClassVar[Needs] = ()
+
+    def __init_subclass__(cls) -> None:
+        if "name" not in vars(cls):
+            cls.name = re.sub(r"(?<=[a-z])(?=[A-Z])", " ", cls.__name__).lower()
 
     def applies(self, subject: Subject) -> bool:
         """Whether the measure can be computed of the call: whether the call has all that it needs."""
@@ -71,20 +77,36 @@ def averaged(value: Tensor, uniform: Tensor, counted: Tensor) -> Found:
     return Found(own, other, count)
 
 
-def on_keys(subject: Subject, name: str, keys: Callable[[], Tensor]) -> Found:
-    """The mean weight on one key, `keys()` int64 (B or 1, Lq), −1 for none, over the queries that may see that key.
+class OnKeys(Measure):
+    """The mean weight on one key of each query, over the queries that may see that key."""
 
-    `name`: the measure's name; calls of the same mask share the results that depend on the mask alone.
-    """
-    if name not in subject.shared:
-        some = one_key(subject.problem, keys())
-        subject.shared[name] = some, subject.uniform.on(some)
-    some, uniform = subject.shared[name]
-    return averaged(subject.own.on(some), uniform, subject.counted & (uniform > 0))
+    source = "Clark et al. 2019, What Does BERT Look At?"
+    needs: ClassVar[Needs] = ("placed",)
+
+    @abstractmethod
+    def keys(self, subject: Subject) -> Tensor:
+        """The key of each query, int64 (B or 1, Lq), −1 for none."""
+
+    def of(self, subject: Subject) -> Found:
+        if self.name not in subject.shared:  # calls of the same mask share the results that depend on the mask alone
+            some = one_key(subject.problem, self.keys(subject))
+            subject.shared[self.name] = some, subject.uniform.on(some)
+        some, uniform = subject.shared[self.name]
+        return averaged(subject.own.on(some), uniform, subject.counted & (uniform > 0))
 
 
-def on_pairs(subject: Subject, pairs: Pairs) -> Found:
+class OnPairs(Measure):
     """The mean weight on the keys that are paired with each query, over the queries that may see such a key."""
-    groups = grouped(subject.problem, pairs)
-    uniform = subject.uniform.on_pairs(pairs, groups)
-    return averaged(subject.own.on_pairs(pairs, groups), uniform, subject.counted & (uniform > 0))
+
+    needs: ClassVar[Needs] = ("tokens",)
+
+    @abstractmethod
+    def pairs(self, subject: Subject, asked: Tensor, held: Tensor) -> Pairs:
+        """The pairs that count, from the tokens of queries and of keys."""
+
+    def of(self, subject: Subject) -> Found:
+        assert subject.tokens is not None
+        pairs = self.pairs(subject, *subject.tokens)
+        groups = grouped(subject.problem, pairs)
+        uniform = subject.uniform.on_pairs(pairs, groups)
+        return averaged(subject.own.on_pairs(pairs, groups), uniform, subject.counted & (uniform > 0))

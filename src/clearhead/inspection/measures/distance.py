@@ -6,9 +6,6 @@ from clearhead.inspection.measures.base import Found, Measure, Subject, averaged
 
 
 class Distance(Measure):
-    """The mean distance to the keys, by their weights."""
-
-    name = "distance"
     says = "How far the head looks: the mean distance to the keys by their weights, in positions."
     formula = "mean_i Σ_j w_ij |i − j|"
     range = "0 to the length of the sequence"

@@ -2,30 +2,25 @@
 
 from __future__ import annotations
 
-from clearhead.inspection.measures.base import Found, Measure, Pairs, Subject, on_pairs
+from torch import Tensor
+
+from clearhead.inspection.measures.base import OnPairs, Pairs, Subject
 
 
-class Induction(Measure):
-    """The weight on the tokens that came after earlier occurrences of the query's token."""
-
-    name = "induction"
+class Induction(OnPairs):
     says = (
         "The weight on the keys right after earlier occurrences of the query's token, before the query, a mean over "
         "the queries that may see one."
     )
     formula = "mean_i Σ_j w_ij [token_(j−1) = token_i, j < i], j − 1 the last key before j that is no padding"
-    range = "0 to 1"
     source = "Olsson et al. 2022, In-context Learning and Induction Heads (prefix matching)"
     does = "attends to what followed the same word before (induction)"
     needs = ("tokens", "placed")
 
-    def of(self, subject: Subject) -> Found:
-        assert subject.tokens is not None
-        asked, held = subject.tokens
+    def pairs(self, subject: Subject, asked: Tensor, held: Tensor) -> Pairs:
         before = subject.before[:, :-1]
         earlier = subject.at(held, before)  # the token of the word before each key
         earlier = earlier.masked_fill(before < 0, -1)
         if subject.keys is not None:
             earlier = earlier.masked_fill(~subject.keys, -1)
-
-        return on_pairs(subject, Pairs(asked, earlier, subject.earlier))
+        return Pairs(asked, earlier, subject.earlier)

@@ -8,8 +8,6 @@ from clearhead.inspection.measures.base import Found, Measure, Subject, averaged
 
 
 class NormalisedEntropy(Measure):
-    """The entropy as a part of the largest that the mask leaves."""
-
     name = "entropy"
     says = (
         "How spread the weights are: their entropy as a part of the largest possible, a mean over the queries that may "

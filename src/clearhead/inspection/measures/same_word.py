@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-from clearhead.inspection.measures.base import Found, Measure, Pairs, Subject, on_pairs
+from torch import Tensor
+
+from clearhead.inspection.measures.base import OnPairs, Pairs, Subject
 
 
-class SameWord(Measure):
-    """The weight on other places of the query's token."""
-
-    name = "same word"
+class SameWord(OnPairs):
     says = "The weight on other places where the query's token stands, a mean over the queries that may see one."
     formula = "mean_i Σ_j w_ij [token_j = token_i, j ≠ i]; of cross attention also j = i"
-    range = "0 to 1"
     source = "Wang et al. 2023, Interpretability in the Wild (duplicate token heads)"
     does = "attends to the same word elsewhere"
-    needs = ("tokens",)
 
-    def of(self, subject: Subject) -> Found:
-        assert subject.tokens is not None
-        return on_pairs(subject, Pairs(*subject.tokens, subject.elsewhere if subject.placed else None))
+    def pairs(self, subject: Subject, asked: Tensor, held: Tensor) -> Pairs:
+        return Pairs(asked, held, subject.elsewhere if subject.placed else None)

@@ -8,9 +8,6 @@ from clearhead.inspection.measures.base import Found, Measure, Subject
 
 
 class Sink(Measure):
-    """The share of all weight that the sink receives: the key that exceeds uniform attention most."""
-
-    name = "sink"
     says = (
         "The share of all weight that goes to one key, the sink: the key that receives most beyond what uniform "
         "attention under the same mask would give it."

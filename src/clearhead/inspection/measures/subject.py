@@ -112,11 +112,8 @@ class Subject:
 
     @property
     def moved(self) -> Tensor:
-        """Σ_j w_ij ‖v_j‖ of each query, by the weights as the model has them, (B, H, Lq).
-
-        With a sink, the model's weights are the weights of the keys times 1 / (1 + exp(sink − log-sum-exp of the
-        keys)).
-        """
+        """Σ_j w_ij ‖v_j‖ of each query, by the weights as the model has them, (B, H, Lq). With a sink, the model's
+        weights are the weights of the keys times 1 / (1 + exp(sink − log-sum-exp of the keys))."""
         sinks, moved = self.problem.sinks, self.own.moved
         if self._factor is not None:
             moved = moved * self._factor

@@ -6,9 +6,6 @@ from clearhead.inspection.measures.base import Found, Measure, Subject, averaged
 
 
 class ValueMass(Measure):
-    """The value-weighted mass: how long the vectors are that a head moves."""
-
-    name = "value mass"
     says = (
         "How much the head moves: the length of the values by their weights. With sinks the weights are the model's "
         "own, which sum to less than 1."

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from clearhead.base.arrays import check_float, to_tensor
 from clearhead.base.errors import ClearheadError, ShapeError, columns
-from clearhead.base.shapes import Sizes, placed
+from clearhead.base.shapes import Sizes, broadcasts, placed
 from clearhead.engines.tiled.look import Look
 from clearhead.problem.problem import Problem
 from clearhead.problem.region import Region
@@ -36,10 +36,11 @@ class Reduction:
     `summary` names statistics that engines compute, and `found` makes the result of them, which is differentiable where
     they are. Or `begin` makes buffers, `look` adds one block of rows to them, and `end` gives the result, without
     gradients. Results are tensors that begin with (B, H). `along`: whether dimension 2 of a result counts queries or
-    keys; None for neither.
+    keys; None for neither. `gives`: the statistic that is the result; or `found` makes another one of several.
     """
 
     along: ClassVar[Literal["queries", "keys"] | None] = None
+    gives: ClassVar[str] = ""
 
     def check(self, problem: Problem) -> None:
         """Raise where this cannot be computed for the weights of this problem."""
@@ -54,7 +55,9 @@ class Reduction:
 
     def found(self, found: Found, problem: Problem) -> Any:
         """The result, from these statistics."""
-        raise NotImplementedError
+        if not self.gives:
+            raise NotImplementedError(f"{type(self).__name__} has a summary(), and no found() or `gives`")
+        return getattr(found, self.gives)
 
     def begin(self, problem: Problem) -> Any:
         """The buffers, empty."""
@@ -101,7 +104,7 @@ def factors(queries: Queries, sizes: Sizes, who: str) -> Tensor | None:
     check_float(given, "queries")
     shown = (*sizes.shown, sizes.queries)
     fits = given.ndim and given.ndim <= len(shown) and given.shape[-1] == sizes.queries
-    if not fits or any(n not in (1, size) for n, size in zip(given.shape[::-1], shown[::-1], strict=False)):
+    if not fits or not broadcasts(given.shape, shown):
         raise ShapeError(
             f"{who}: queries has shape {tuple(given.shape)}; expected a slice, or a weight for each query, which "
             f"broadcasts to {shown}.\n" + columns({"queries": shown, "weights": tuple(given.shape)})

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from torch import Tensor
-
 from clearhead.inspection.reductions.base import Reduction, over_keys
 from clearhead.problem.problem import Problem
-from clearhead.problem.summary import Found, Summary
+from clearhead.problem.summary import Summary
 
 
 @dataclass(frozen=True)
@@ -26,12 +24,10 @@ class Entropy(Reduction):
     """
 
     along = "queries"
+    gives = "entropy"
 
     def of(self, problem: Problem) -> Problem:
         return over_keys(problem)
 
     def summary(self, problem: Problem) -> Summary:
         return Summary(entropy=True)
-
-    def found(self, found: Found, problem: Problem) -> Tensor | None:
-        return found.entropy

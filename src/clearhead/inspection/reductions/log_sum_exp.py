@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from clearhead.inspection.reductions.base import Reduction
-from clearhead.problem.partial import log_sum_exp
+from clearhead.problem.partial import log_sum_exp, rows_of
 from clearhead.problem.problem import Problem
 from clearhead.problem.summary import Found, Summary
 
@@ -30,5 +30,4 @@ class LogSumExp(Reduction):
         return Summary(rows=True)
 
     def found(self, found: Found, problem: Problem) -> Tensor:
-        assert found.maximum is not None and found.log_sum is not None
-        return log_sum_exp(found.maximum, found.log_sum)
+        return log_sum_exp(*rows_of(found))

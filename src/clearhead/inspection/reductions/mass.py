@@ -14,7 +14,7 @@ from clearhead.base.errors import ClearheadError, ShapeError
 from clearhead.base.shapes import placed
 from clearhead.inspection.reductions.base import Reduction, arange
 from clearhead.problem.problem import Problem
-from clearhead.problem.summary import Found, Summary
+from clearhead.problem.summary import Summary
 
 MOST = 2**28  # the most numbers of the memberships
 
@@ -39,6 +39,7 @@ class Mass(Reduction):
     """
 
     along = "queries"
+    gives = "groups"
 
     groups: Any
 
@@ -88,6 +89,3 @@ class Mass(Reduction):
 
     def summary(self, problem: Problem) -> Summary:
         return Summary(groups=self._members(problem))
-
-    def found(self, found: Found, problem: Problem) -> Tensor | None:
-        return found.groups

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from torch import Tensor
-
 from clearhead.inspection.reductions.base import Reduction
 from clearhead.problem.problem import Problem
-from clearhead.problem.summary import Found, Summary
+from clearhead.problem.summary import Summary
 
 
 @dataclass(frozen=True)
@@ -26,9 +24,7 @@ class MaxScore(Reduction):
     """
 
     along = "queries"
+    gives = "best"
 
     def summary(self, problem: Problem) -> Summary:
         return Summary(best=True)
-
-    def found(self, found: Found, problem: Problem) -> Tensor | None:
-        return found.best

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from torch import Tensor
-
 from clearhead.base.positions import query_offset
 from clearhead.inspection.reductions.base import Reduction, arange, over_keys
 from clearhead.problem.problem import Problem
-from clearhead.problem.summary import Found, Summary
+from clearhead.problem.summary import Summary
 
 
 @dataclass(frozen=True)
@@ -28,6 +26,7 @@ class MeanDistance(Reduction):
     """
 
     along = "queries"
+    gives = "distance"
 
     def check(self, problem: Problem) -> None:
         query_offset(problem.sizes, "MeanDistance")
@@ -38,6 +37,3 @@ class MeanDistance(Reduction):
     def summary(self, problem: Problem) -> Summary:
         own = arange(problem.sizes.queries, problem.sizes.device).view(1, 1, -1)
         return Summary(distance=own + query_offset(problem.sizes, "MeanDistance"))
-
-    def found(self, found: Found, problem: Problem) -> Tensor | None:
-        return found.distance

@@ -5,11 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from torch import Tensor
-
 from clearhead.inspection.reductions.base import Reduction
 from clearhead.problem.problem import Problem
-from clearhead.problem.summary import Found, Summary
+from clearhead.problem.summary import Summary
 
 
 @dataclass(frozen=True, eq=False)
@@ -27,11 +25,9 @@ class Output(Reduction):
     """
 
     along = "queries"
+    gives = "output"
 
     value: Any
 
     def summary(self, problem: Problem) -> Summary:
         return Summary(output=True)
-
-    def found(self, found: Found, problem: Problem) -> Tensor | None:
-        return found.output

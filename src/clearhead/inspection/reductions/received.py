@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from torch import Tensor
-
 from clearhead.inspection.reductions.base import Queries, Reduction, check_queries, factors, of_queries
 from clearhead.problem.problem import Problem
-from clearhead.problem.summary import Found, Summary
+from clearhead.problem.summary import Summary
 
 
 @dataclass(frozen=True, eq=False)
@@ -30,6 +28,7 @@ class Received(Reduction):
     """
 
     along = "keys"
+    gives = "received"
 
     queries: Queries = None
 
@@ -41,6 +40,3 @@ class Received(Reduction):
 
     def summary(self, problem: Problem) -> Summary:
         return Summary(received=True, factors=factors(self.queries, problem.sizes, "Received"))
-
-    def found(self, found: Found, problem: Problem) -> Tensor | None:
-        return found.received

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from clearhead.inspection.reductions.base import Reduction
+from clearhead.problem.partial import rows_of
 from clearhead.problem.problem import Problem
 from clearhead.problem.summary import Found, Summary
 
@@ -32,9 +33,8 @@ class SinkShare(Reduction):
         return Summary(rows=True)
 
     def found(self, found: Found, problem: Problem) -> Tensor:
-        assert found.maximum is not None and found.log_sum is not None
+        maximum, log_sum = rows_of(found)
         if problem.sinks is None:
-            return torch.zeros_like(found.log_sum)
-        blind = found.log_sum == torch.inf
-        share = (problem.sinks.to(found.maximum)[:, None] - found.maximum) - found.log_sum
-        return share.masked_fill(blind, -torch.inf).exp()
+            return torch.zeros_like(log_sum)
+        share = (problem.sinks.to(maximum)[:, None] - maximum) - log_sum
+        return share.masked_fill(log_sum == torch.inf, -torch.inf).exp()

@@ -18,7 +18,7 @@ from clearhead._attention import Arguments
 from clearhead.base.errors import ClearheadError, ShapeError, UnsupportedError
 from clearhead.base.numbers import check_count
 from clearhead.base.text import listed
-from clearhead.base.torch_private import any_autocast
+from clearhead.base.torch_state import any_autocast
 from clearhead.base.tracing import in_backward, unobserved
 from clearhead.base.versions import Versions
 from clearhead.biases.base import Bias
