@@ -217,6 +217,7 @@ MADE |= {
     f"models.{name}"
     for name in ("AuditedCall", "Comparison", "ComparedCall", "Differences", "CallDifference", "Framed", "Survey")
 }
+MADE |= {f"models.{name}" for name in ("AttributedCall", "Circuits", "LogitAttribution", "Projections", "SVD", "Sweep")}
 
 
 def test_the_top_holds_few_names():

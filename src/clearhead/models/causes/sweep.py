@@ -169,7 +169,7 @@ def _number(metric: Callable[[Any], Any], output: Any) -> float:
     try:
         numbers = torch.as_tensor(found, dtype=torch.float64)
     except (TypeError, ValueError, RuntimeError):
-        numbers = torch.empty(0)
+        numbers = torch.empty(0, dtype=torch.float64, device="cpu")
     if numbers.ndim > 1 or not numbers.numel():
         what = tuple(found.shape) if isinstance(found, Tensor) else repr(found)[:60]
         raise ClearheadError(f"sweep: the metric gave {what}; expected a number, or one for each sequence, (B,).")

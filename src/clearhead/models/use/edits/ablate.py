@@ -80,9 +80,7 @@ class Ablate(Edit):
 
     def _drawn(self, here: int, there: int) -> Tensor:
         """For each sequence of this run a sequence of the other one."""
-        generator = torch.Generator().manual_seed(self.seed)
-        if here != there:
-            return torch.randint(there, (here,), generator=generator)
-        if here == 1:
-            return torch.zeros(1, dtype=torch.long)
-        return (torch.arange(here) + torch.randint(1, there, (here,), generator=generator)) % there
+        generator = torch.Generator("cpu").manual_seed(self.seed)
+        own = here == there > 1  # then no sequence gets its own output
+        drawn = torch.randint(int(own), there, (here,), generator=generator, device="cpu")
+        return (drawn + torch.arange(here, device="cpu") * own) % there
