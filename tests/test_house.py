@@ -94,7 +94,7 @@ MODELS = [
     "calls table loading chain.",
     "use. read.",
     "show.",
-    "recording survey watch checks",
+    "recording survey watch checks causes.",
 ]
 
 
@@ -219,6 +219,7 @@ MADE |= {
     f"models.{name}"
     for name in ("AuditedCall", "Comparison", "ComparedCall", "Differences", "CallDifference", "Framed", "Survey")
 }
+MADE |= {f"models.{name}" for name in ("AttributedCall", "Circuits", "LogitAttribution", "Projections", "SVD", "Sweep")}
 
 
 @pytest.mark.parametrize("space", sorted({name.partition(".")[0] for name in PUBLIC if "." in name} - {"testing"}))

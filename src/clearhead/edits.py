@@ -12,10 +12,13 @@ from typing import TYPE_CHECKING
 
 from clearhead.base.renamed import missing as _missing
 from clearhead.base.renamed import public as _public
+from clearhead.models.use.edits.ablate import Ablate as Ablate
 from clearhead.models.use.edits.add_bias import AddBias as AddBias
 from clearhead.models.use.edits.base import Edit as Edit
 from clearhead.models.use.edits.force_mask import ForceMask as ForceMask
 from clearhead.models.use.edits.knockout import Knockout as Knockout
+from clearhead.models.use.edits.patch import Freeze as Freeze
+from clearhead.models.use.edits.patch import Patch as Patch
 from clearhead.models.use.edits.scale_heads import ScaleHeads as ScaleHeads
 
 __all__ = _public(globals())

@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import threading
 
 import numpy as np
 import pytest
@@ -434,23 +435,42 @@ def test_checkpoints_are_edited_again(reentrant):
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4 * float(other.abs().max()))
 
 
-def test_one_edit_of_a_model_at_a_time():
-    """Of two, one would be computed without what the other changes."""
+def test_edits_of_one_model_nest_and_of_its_parts_do_not():
+    """Of two edits of overlapping models, one would be computed without what the other changes."""
     x = torch.randn(1, 2, 6, 4, generator=torch.Generator().manual_seed(0))
     block, holder = Direct(), torch.nn.Sequential(Direct())
+    refused = pytest.raises(ch.ClearheadError, match="at work on this model")
     with ch.edit(block, ch.edits.ScaleHeads(heads=0, factor=0.5)):
-        for model in (block, torch.nn.Sequential(block)):
-            with (
-                pytest.raises(ch.ClearheadError, match="at work on this model"),
-                ch.edit(model, ch.edits.ScaleHeads(heads=0)),
-            ):
-                pass
+        with refused, ch.edit(torch.nn.Sequential(block), ch.edits.ScaleHeads(heads=0)):
+            pass
         with ch.edit(holder, ch.edits.ScaleHeads(heads=1)):  # another model
             assert float(holder(x)[:, 1].abs().max()) == 0.0
+        with ch.edit(block, ch.edits.ScaleHeads(heads=[0, 1], factor=0.5)):
+            quartered = block(x)
         halved = block(x)
+        found = []
+
+        def elsewhere():
+            try:
+                with ch.edit(block, ch.edits.ScaleHeads(heads=0)):
+                    found.append(None)
+            except ch.ClearheadError as error:
+                found.append(error)
+
+        thread = threading.Thread(target=elsewhere)
+        thread.start()
+        thread.join()
+        assert "another thread" in str(found[0])
+    torch.testing.assert_close(quartered, block(x) * torch.tensor([0.25, 0.5]).view(2, 1, 1))
     torch.testing.assert_close(halved[:, 0], block(x)[:, 0] / 2)
     with ch.edit(block, ch.edits.ScaleHeads(heads=0)):  # the first is over
         block(x)
+    unused = pytest.raises(ch.ClearheadError, match=r"heads=0, .* changed nothing")
+    inner = ch.edits.ScaleHeads(layers=0, heads=0, queries=99)  # it is told of at the end of its own `with`
+    with ch.edit(block, ch.edits.ScaleHeads(heads=1)), unused, ch.edit(block, inner):
+        block(x)
+    with ch.edit(block, ch.edits.ScaleHeads(heads=1)), ch.edit(block, ch.edits.ScaleHeads(heads=0)):
+        block(x)  # the outer edit is used by the inner `with` alone
 
 
 def test_layers_that_share_the_keys_of_another():

@@ -4,7 +4,20 @@ from typing import TYPE_CHECKING
 
 from clearhead.base.renamed import missing as _missing
 from clearhead.base.renamed import public as _public
+from clearhead.inspection.low_rank import SVD as SVD
+from clearhead.inspection.low_rank import LowRank as LowRank
 from clearhead.models.attention_call import AttentionCall as AttentionCall
+from clearhead.models.causes.attribution import AttributedCall as AttributedCall
+from clearhead.models.causes.attribution import LogitAttribution as LogitAttribution
+from clearhead.models.causes.attribution import logit_attribution as logit_attribution
+from clearhead.models.causes.circuits import Circuits as Circuits
+from clearhead.models.causes.circuits import circuits as circuits
+from clearhead.models.causes.metrics import kl as kl
+from clearhead.models.causes.metrics import logit_difference as logit_difference
+from clearhead.models.causes.metrics import next_token_loss as next_token_loss
+from clearhead.models.causes.projections import Projections as Projections
+from clearhead.models.causes.sweep import Sweep as Sweep
+from clearhead.models.causes.sweep import sweep as sweep
 from clearhead.models.chain.generation import Generation as Generation
 from clearhead.models.checks import ComparedCall as ComparedCall
 from clearhead.models.checks import Comparison as Comparison

@@ -185,6 +185,11 @@ def assert_attends(
 
 @torch.no_grad()
 def run(model: nn.Module, inputs: Any) -> Any:
+    """The model's output on these inputs, without gradients."""
+    return ran(model, inputs)
+
+
+def ran(model: nn.Module, inputs: Any) -> Any:
     """The model's output on a mapping of keywords, a tuple of arguments, or one argument, which are not written to."""
     if isinstance(inputs, Mapping):
         return model(**{name: _own(value) for name, value in inputs.items()})

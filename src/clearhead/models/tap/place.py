@@ -41,8 +41,10 @@ class Place(ABC):
         """The gradient of the output, (B, H, Lq, Ev), by the gradient of the tensor."""
 
     @abstractmethod
-    def changed(self, tensor: Tensor, heads: slice, queries: Tensor, old: Callable[[], Tensor], new: Tensor) -> Tensor:
-        """A copy of the tensor with the output `new` (B, h, q, Ev) in these heads and queries (q,).
+    def changed(
+        self, tensor: Tensor, batch: slice, heads: slice, queries: Tensor, old: Callable[[], Tensor], new: Tensor
+    ) -> Tensor:
+        """A copy of the tensor with the output `new` (b, h, q, Ev) in these sequences, heads and queries (q,).
 
         `old` computes the output that stood there.
         """
@@ -63,9 +65,11 @@ class Separate(Place):
     def gradient(self, grad: Tensor) -> Tensor:
         return self._view(grad)
 
-    def changed(self, tensor: Tensor, heads: slice, queries: Tensor, old: Callable[[], Tensor], new: Tensor) -> Tensor:
+    def changed(
+        self, tensor: Tensor, batch: slice, heads: slice, queries: Tensor, old: Callable[[], Tensor], new: Tensor
+    ) -> Tensor:
         tensor = tensor.clone(memory_format=torch.contiguous_format)  # so that `view` gives a view
-        self._view(tensor)[:, heads, queries] = new.to(tensor.dtype)
+        self._view(tensor)[batch, heads, queries] = new.to(tensor.dtype)
         return tensor
 
 
@@ -85,12 +89,14 @@ class Projected(Place):
         grad = self._rows(grad) @ self._weight.detach().to(grad.dtype)  # (B, Lq, H · Ev)
         return grad.view(*grad.shape[:2], self._heads, -1).transpose(1, 2)
 
-    def changed(self, tensor: Tensor, heads: slice, queries: Tensor, old: Callable[[], Tensor], new: Tensor) -> Tensor:
+    def changed(
+        self, tensor: Tensor, batch: slice, heads: slice, queries: Tensor, old: Callable[[], Tensor], new: Tensor
+    ) -> Tensor:
         of_heads = self._weight.view(self._weight.shape[0], self._heads, -1)[:, heads].flatten(1)
         difference = (new - old()).transpose(1, 2).flatten(2).to(tensor.dtype)  # (B, q, h · Ev)
         tensor = tensor.clone()
         rows = self._rows(tensor)
-        rows[:, queries] = rows[:, queries] + difference @ of_heads.to(tensor.dtype).T
+        rows[batch, queries] = rows[batch, queries] + difference @ of_heads.to(tensor.dtype).T
         return tensor
 
     def _rows(self, tensor: Tensor) -> Tensor:

@@ -285,6 +285,7 @@ class Recorder(Receiver):
                 said = "no mask" if mask is None else mask.title()
                 mask = RecordedMask(ran.problem.spans, sizes, f"{said}, edited")
             record, query, uniform, factor = now(ran.problem), ran.query, ran.uniform, ran.factor
+            values = values if ran.value is None else alone(ran.value)
         if joins:
             whole = keys.tensor() if keys.whole else no_key(keys)
             record = record._replace(problem=with_key(record.problem, whole))

@@ -79,12 +79,12 @@ def noted(
     if "rotary" in type(module).__name__.lower():
         layers.turn(result)
     given = [t for t in (*args, *kwargs.values()) if isinstance(t, Tensor)]
-    layer = _layer(module) if len(given) == 1 and isinstance(result, Tensor) else None
+    layer = layer_of(module) if len(given) == 1 and isinstance(result, Tensor) else None
     if layer is not None:
         layers.append(ran(name, layer, given[0], result if layers.attended else None))
 
 
-def _layer(module: nn.Module) -> Linear | Norm | None:
+def layer_of(module: nn.Module) -> Linear | Norm | None:
     """The layer, read from the tensors that the module holds: a property, as of a parametrization, may draw numbers."""
     kind = type(module).__name__
     weight, bias = _held(module, "weight"), _held(module, "bias")
@@ -93,7 +93,7 @@ def _layer(module: nn.Module) -> Linear | Norm | None:
             return None
         return Linear(weight if isinstance(module, nn.Linear) else weight.T, bias)
     centred = isinstance(module, nn.LayerNorm)
-    if not centred and not kind.endswith(("RMSNorm", "L2Norm")):
+    if not centred and not kind.endswith(("RMSNorm", "L2Norm", "LayerNorm")):
         return None
     eps = next((e for e in map(vars(module).get, ("eps", "variance_epsilon")) if isinstance(e, int | float)), 0.0)
     if any(t is not None and t.ndim != 1 for t in (weight, bias)) or len(getattr(module, "normalized_shape", "1")) != 1:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+from torch import Tensor
 
 from clearhead.models.tap.choice import (
     Heads,
@@ -35,10 +36,12 @@ class Edit:
     >>> torch.allclose(output[:, 2], ch.attention(2 * x, x, x)[:, 2], atol=1e-6)
     True
 
-    An edit of your own overrides `before`, `removed` or `factor`. `before` is given the problem of the heads that it
-    changes, and of no others. It is called once for each run of neighbouring heads: the query is (B, h, Lq, E), and
-    `spot.heads` has the numbers of the heads. It returns a problem of the same sizes, dtype and device; any other
-    result raises a `ClearheadError` where the model calls attention. `spot.mask`, `spot.bias` and `spot.tensor` take a
+    An edit of your own overrides `before`, `after`, `removed` or `factor`. `before` is given the problem of the heads
+    that it changes, and of no others. It is called once for each run of neighbouring heads: the query is (B, h, Lq, E),
+    and `spot.heads` has the numbers of the heads. It returns a problem of the same sizes, dtype and device; any other
+    result raises a `ClearheadError` where the model calls attention. `after` is given the output (B, h, q, Ev) of the
+    heads and queries that it changes, those at the positions `spot.rows`, and returns one of the same shape, dtype and
+    device. `spot.mask`, `spot.bias` and `spot.tensor` take a
     mask, a bias or a tensor of the whole sequence and of all heads, and return its part for the problem. All edits have
     these arguments. `layers`: numbers in the model, in each of its stacks; names such as "encoder 1" or "decoder 0,
     cross"; or names and patterns of modules ("*.layers.3.*"). `heads`: numbers. `queries`: positions in the whole
@@ -48,6 +51,7 @@ class Edit:
     """
 
     factor: float = 1.0  # the factor of the output
+    sequences: slice = slice(None)  # the sequences of the batch that are changed: a sweep gives each edit its own
 
     def __init__(self, layers: Layers = None, heads: Heads = None, queries: Positions = None) -> None:
         who = type(self).__name__
@@ -57,6 +61,10 @@ class Edit:
     def before(self, problem: Problem, spot: Spot) -> Problem:
         """The problem with this edit's changes before the softmax. `spot`: the place of its queries, keys and heads."""
         return problem
+
+    def after(self, output: Tensor, spot: Spot) -> Tensor:
+        """The output (B, h, q, Ev) with this edit's changes. `spot.rows`: the positions of its queries."""
+        return output
 
     def acts(self, spot: Spot) -> bool:
         """Whether this edit changes anything in this call."""

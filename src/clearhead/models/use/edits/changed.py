@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from clearhead.base.arrays import is_dense
 from clearhead.base.errors import ClearheadError, ShapeError, UnsupportedError
 from clearhead.base.numbers import check_number
 from clearhead.base.tracing import unobserved, without_autocast
@@ -31,7 +32,9 @@ from clearhead.problem.regions import cut
 
 
 class Change(NamedTuple):
-    """A call, its place in the sequence, and its changed parts: the edits, the heads, and the rows of queries (Lq,).
+    """A call, its place in the sequence, and its changed parts.
+
+    A part: the edits, the sequences, the heads, and the rows of queries, bool (Lq,).
 
     `inside`: a context that is entered while edits are called, since an edit of the caller's own may compute attention,
     which is not a call of the model.
@@ -39,7 +42,7 @@ class Change(NamedTuple):
 
     problem: Problem
     spot: Spot
-    regions: list[tuple[list[Edit], tuple[int, ...], np.ndarray]]
+    regions: list[tuple[list[Edit], slice, tuple[int, ...], np.ndarray]]
     inside: Callable[[], AbstractContextManager[None]]
 
 
@@ -48,17 +51,18 @@ def changed(change: Change, place: Place, result: Any) -> Any:
     problem, spot, regions, inside = change
     with inside(), unobserved(), without_autocast(problem.sizes.device):
         tensor = place.tensor(result)
-        for edits, numbers, queries in regions:
+        for edits, batch, numbers, queries in regions:
             rows = np.flatnonzero(queries)
             hull = slice(int(rows[0]), int(rows[-1]) + 1)
             within = torch.from_numpy(rows - hull.start).to(problem.sizes.device)
             for heads in runs_of(numbers):
-                here = spot.of_heads(heads)
-                edited = before(cut(problem, Region(heads=heads)), edits, here)
+                here = spot.of_heads(heads, batch)
+                edited = before(cut(problem, Region(batch, heads)), edits, here)
                 new = _output(cut(edited, Region(queries=hull)), edits, here)[:, :, within]
-                region = Region(heads=heads, queries=hull)
+                new = after(new, edits, here._replace(rows=tuple(spot.queries[row] for row in rows.tolist())))
+                region = Region(batch, heads, hull)
                 old = lambda: _attended(cut(problem, region))[:, :, within]  # noqa: B023, E731 - called at once
-                tensor = place.changed(tensor, heads, within + hull.start, old, new)
+                tensor = place.changed(tensor, batch, heads, within + hull.start, old, new)
         return place.result(result, tensor)
 
 
@@ -110,7 +114,7 @@ def factor_of(edits: Sequence[Edit]) -> float:
 
 
 def _output(problem: Problem, edits: list[Edit], spot: Spot) -> Tensor:
-    """The output of a part, with the changes of its edits after the softmax."""
+    """The output of a part, without the weights that its edits take away after the softmax."""
     removed = gone(edits, spot)
     if not removed.any():
         output = _attended(problem)
@@ -120,8 +124,30 @@ def _output(problem: Problem, edits: list[Edit], spot: Spot) -> Tensor:
         sums = [log_sum_exp(part.maximum, part.log_sum) for part in (some, every)]  # type: ignore[arg-type]
         share = (sums[0] - sums[1]).masked_fill(sums[0] == -torch.inf, -torch.inf).exp()
         output = some.output * share.unsqueeze(-1)
-    factor = factor_of(edits)
-    return output if factor == 1.0 else output * factor
+    return output
+
+
+def after(output: Tensor, edits: Sequence[Edit], spot: Spot) -> Tensor:
+    """The output (B, h, q, Ev) with the changes of its edits, in their order."""
+    for one in edits:
+        factor = factor_of([one])
+        output = output if factor == 1.0 else output * factor
+        new = one.after(output, spot)
+        if new is not output and not ours(one):
+            _check_output(new, output, f"{type(one).__name__}.after")
+        output = new
+    return output
+
+
+def _check_output(new: Any, output: Tensor, who: str) -> None:
+    """Raise an error unless an output can stand in the place of another one."""
+    same = isinstance(new, Tensor) and is_dense(new)
+    if not (same and (new.shape, new.dtype, new.device) == (output.shape, output.dtype, output.device)):
+        got = f"{tuple(new.shape)} of {new.dtype} on {new.device}" if same else f"a {type(new).__name__}"
+        raise ShapeError(
+            f"{who} gave {got}; expected an output of the same shape, {tuple(output.shape)} (B, h, q, Ev), of "
+            f"{output.dtype} on {output.device}."
+        )
 
 
 def _attended(problem: Problem) -> Tensor:

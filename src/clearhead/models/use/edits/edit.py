@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 import warnings
 from collections.abc import Iterator, Sequence, Set
@@ -42,10 +43,10 @@ def edit(model: nn.Module, *edits: Edit) -> AbstractContextManager[None]:
     >>> torch.equal(edited, model(input_ids=ids).last_hidden_state)
     False
 
-    `model`: any model that `watch` recognises; its backend stays the same. `edits`: `Knockout`, `ScaleHeads`,
-    `ForceMask` and `AddBias`, or `Edit`s of your own, all in one call. Several edits of one head and query are applied
-    in their order, scores before outputs. The results of an edit of your own are checked as `attention` checks its
-    arguments.
+    `model`: any model that `watch` recognises; its backend stays the same. `edits`: those of `clearhead.edits`, or
+    `Edit`s of your own. Several edits of one head and query are applied in their order, scores before outputs; where
+    one `with` stands in another, the edits of the outer one come first. The results of an edit of your own are checked
+    as `attention` checks its arguments.
     The model's own function runs. Then the outputs of the changed heads and queries are computed again from the same
     query, key, value, mask and bias, and put in their place. All other outputs of the layer are the backend's, to the
     bit. Gradients flow through the outputs that were computed again. `watch`, `monitor` and `lazy_attentions`, nested
@@ -55,10 +56,10 @@ def edit(model: nn.Module, *edits: Edit) -> AbstractContextManager[None]:
     Gradient checkpointing computes layers again in the backward pass, so the backward pass belongs inside the `with`.
     `torch.nn`'s Transformer layers leave their fast path here, as they do in training: outputs at padding differ.
     Raises a `ClearheadError` at the end of the `with` for an edit that changed nothing, and for a layer among its
-    `layers` that made no call; where the model is edited already; an `UnsupportedError` for a compiled model, and for a
-    call with dropout. Where an edit has no `layers`, it warns of attention modules that computed a softmax in their own
-    code, which are not changed. A softmax by hand, as exp() divided by its sum, goes unnoticed. Cost: the attention of
-    the changed heads and queries is computed once more.
+    `layers` that made no call; where a part of the model is edited already, or the model in another thread; an
+    `UnsupportedError` for a compiled model, and for a call with dropout. Where an edit has no `layers`, it warns of
+    attention modules that computed a softmax in their own code, which are not changed. A softmax by hand, as exp()
+    divided by its sum, goes unnoticed. Cost: the attention of the changed heads and queries is computed once more.
     """
     if not isinstance(model, nn.Module):
         raise ClearheadError(f"edit takes a torch.nn.Module; got a {type(model).__name__}.")
@@ -76,32 +77,53 @@ _lock = threading.Lock()
 
 @contextmanager
 def _editing(editor: Editor) -> Iterator[None]:
-    with _alone(editor), given_calls(editor, innermost=True):  # all other receivers see the edited call
+    with _among_others(editor), given_calls(editor, innermost=True):  # all other receivers see the edited call
         yield
-    unused = [one for one, used in zip(editor.edits, editor.used, strict=True) if not used]
+    own = slice(editor.outer, None)  # the edits of an outer `with` are told of at its own end
+    unused = [one for one, used in zip(editor.edits[own], editor.used[own], strict=True) if not used]
     if unused:
         places = ", ".join(f"{places[0]} … {places[-1]}" for places in list(dict.fromkeys(editor.places))[:3]) or "none"
         raise ClearheadError(
             f"{unused[0]!r} changed nothing: no call has such a layer, head and position. Calls were made by "
             f"{made_by(editor.sites)}, numbered from 0, with queries at positions {places}."
         )
-    for one in editor.edits:
+    for one in editor.edits[own]:
         check_layers(one.layers, editor.sites, type(one).__name__)
     if editor.unread and any(one.layers is None for one in editor.edits):
         warnings.warn(editor.told_of_unread("changed", f"{type(editor.edits[0]).__name__}(layers=…)"), stacklevel=4)
 
 
 @contextmanager
-def _alone(editor: Editor) -> Iterator[None]:
-    """Raise an error where a part of the model is edited already: one edit would not have the other's changes."""
+def _among_others(editor: Editor) -> Iterator[None]:
+    """Make this editor the one that is at work on its model.
+
+    Inside of another `with` on the same model, it makes the other one's changes first, and the other one rests. Raise
+    an error where only a part of the model is edited already, or in another thread: one edit would not have the other's
+    changes.
+    """
     with _lock:
-        _refuse_edited(editor.stack.names.keys(), "edit", "Pass all edits to one: ch.edit(model, first, second)")
+        outer = next((other for other in _active if other.nests(editor)), None)
+        if outer is not None:
+            _active.remove(outer)
+        try:
+            _refuse_edited(editor.stack.names.keys(), "edit", "Pass all edits to one: ch.edit(model, first, second)")
+        except ClearheadError:
+            _active.extend([outer] if outer is not None else [])
+            raise
+        if outer is not None:
+            editor.after(outer)
         _active.append(editor)
     try:
         yield
     finally:
         with _lock:
             _active.remove(editor)
+            if outer is not None:
+                outer.rests = False
+                outer.used = [a or b for a, b in zip(outer.used, editor.used, strict=False)]
+                outer.places += editor.places
+                outer.sites.update(editor.sites)
+                _active.append(outer)
 
 
 def change_of(
@@ -145,8 +167,26 @@ class Editor(Receiver):
 
     def __init__(self, model: nn.Module, edits: Sequence[Edit]) -> None:
         super().__init__(model)
-        self.edits, self.used = edits, [False] * len(edits)
+        self.edits: list[Edit] = list(edits)
+        self.used = [False] * len(edits)
+        self.outer = 0  # how many of the edits, the first ones, are those of a `with` around this one
+        self.rests = False
+        self._thread = threading.get_ident()
         self.places: list[range] = []  # the positions of queries, for the message
+
+    @property
+    def idle(self) -> bool:
+        return self.rests or super().idle
+
+    def nests(self, inner: Editor) -> bool:
+        """Whether another editor may be at work inside of this one: on the same model, in the same thread."""
+        return self.stack.model is inner.stack.model and self._thread == inner._thread
+
+    def after(self, outer: Editor) -> None:
+        """Make the changes of the editor around this one first; it rests meanwhile."""
+        outer.rests = True
+        self.edits, self.outer = [*outer.edits, *self.edits], len(outer.edits)
+        self.used = [False] * len(self.edits)
 
     def dots(self, call: DotCall) -> Answer:
         self.check(call.query, call.key, call.name)
@@ -195,7 +235,7 @@ class Editor(Receiver):
                 f"{name} was called with dropout {dropout_p}, and edit() computes some heads again, which would drop "
                 "other weights. Pass model.eval(), or set the model's attention dropout to 0."
             )
-        spot = spot_of(problem, self.innermost, name)._replace(unmasked=unmasked)
+        spot = spot_of(problem, self.innermost, name)._replace(unmasked=unmasked, site=site)
         self.places.append(spot.queries)
         regions = list(self._regions(problem, edits, spot, name))
         return Change(problem, spot, regions, self.inside) if regions else None
@@ -209,8 +249,8 @@ class Editor(Receiver):
 
     def _regions(
         self, problem: Problem, edits: list[int], spot: Spot, name: str
-    ) -> Iterator[tuple[list[Edit], tuple[int, ...], np.ndarray]]:
-        """The parts of a call: heads and queries (rows of this call) that the same edits change."""
+    ) -> Iterator[tuple[list[Edit], slice, tuple[int, ...], np.ndarray]]:
+        """The parts of a call: sequences, heads and queries (rows of this call) that the same edits change."""
         heads = np.zeros((len(edits), problem.sizes.heads), dtype=bool)
         rows = np.zeros((len(edits), problem.sizes.queries), dtype=bool)
         for i, number in enumerate(edits):
@@ -219,12 +259,27 @@ class Editor(Receiver):
             if one.acts(spot):
                 rows[i] = chosen(one.queries, spot.queries, spot.queries.stop)
             self.used[number] |= bool(rows[i].any())
-        for of_heads in np.unique(heads.T, axis=0):
-            if not of_heads.any():
-                continue
-            numbers = tuple(np.flatnonzero((of_heads == heads.T).all(1)).tolist())
-            among = rows & of_heads[:, None]
-            for of_rows in np.unique(among.T, axis=0):
-                if of_rows.any():
-                    some = [self.edits[edits[i]] for i in np.flatnonzero(of_rows)]
-                    yield some, numbers, (of_rows == among.T).all(1)
+        for batch, among in self._batches(edits, problem.sizes.batch):
+            for numbers, some, queries in _parts(heads[among], rows[among]):
+                yield [self.edits[edits[among[i]]] for i in some], batch, numbers, queries
+
+    def _batches(self, edits: list[int], batch: int) -> Iterator[tuple[slice, list[int]]]:
+        """Sequences that the same edits change, and the places of these edits in the list."""
+        places = [range(batch)[self.edits[number].sequences] for number in edits]
+        edges = sorted({0, batch, *(edge for place in places for edge in (place.start, place.stop))})
+        for start, stop in itertools.pairwise(edges):
+            among = [i for i, place in enumerate(places) if start in place]
+            if among:
+                yield slice(None) if (start, stop) == (0, batch) else slice(start, stop), among
+
+
+def _parts(heads: np.ndarray, rows: np.ndarray) -> Iterator[tuple[tuple[int, ...], list[int], np.ndarray]]:
+    """Heads, edits and rows: the parts that the same edits change. `heads`, `rows`: those of each edit, (n, …)."""
+    for of_heads in np.unique(heads.T, axis=0):
+        if not of_heads.any():
+            continue
+        numbers = tuple(np.flatnonzero((of_heads == heads.T).all(1)).tolist())
+        among = rows & of_heads[:, None]
+        for of_rows in np.unique(among.T, axis=0):
+            if of_rows.any():
+                yield numbers, np.flatnonzero(of_rows).tolist(), (of_rows == among.T).all(1)

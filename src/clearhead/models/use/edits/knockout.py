@@ -39,16 +39,16 @@ class Knockout(Edit):
     ) -> None:
         super().__init__(layers, heads, queries)
         self.keys = checked_positions(keys, "Knockout: keys")
-        self.after = check_flag(after, "Knockout: after")
+        self.after_softmax = check_flag(after, "Knockout: after")
 
     def acts(self, spot: Spot) -> bool:
         return bool(self._cut(spot).any())
 
     def before(self, problem: Problem, spot: Spot) -> Problem:
-        return problem if self.after else without_keys(problem, self._cut(spot))
+        return problem if self.after_softmax else without_keys(problem, self._cut(spot))
 
     def removed(self, spot: Spot) -> np.ndarray | None:
-        return self._cut(spot) if self.after else None
+        return self._cut(spot) if self.after_softmax else None
 
     def _cut(self, spot: Spot) -> np.ndarray:
         return chosen(self.keys, spot.keys, spot.newest)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -37,13 +38,15 @@ class Edited(NamedTuple):
 
     `problem`: without a value; the edits have changed its mask, bias and query. `factor` (B, H, Lq): the factor of each
     row of its softmax, where an edit changes weights or outputs after the softmax; None where all are 1. `query`: as
-    the model gave it to attention, with the changes of the edits. `uniform`: as in `AttentionCall`.
+    the model gave it to attention, with the changes of the edits. `uniform`: as in `AttentionCall`. `value`: the value
+    (B, Hk, Lk, Ev) where edits change it; None where they do not.
     """
 
     problem: Problem
     factor: Tensor | None
     query: Tensor
     uniform: Tensor | None
+    value: Tensor | None = None
 
 
 def edited(change: Change, score: Score, query: Tensor, uniform: Tensor | None, name: str, values: bool) -> Edited:
@@ -55,18 +58,17 @@ def edited(change: Change, score: Score, query: Tensor, uniform: Tensor | None, 
 def _edited(change: Change, score: Score, query: Tensor, uniform: Tensor | None, name: str, values: bool) -> Edited:
     problem, spot = change.problem, change.spot
     sizes = problem.sizes._replace(leading=None)
-    found = problem._replace(value=None)
+    found, value = problem._replace(value=None), problem.value
     factor = torch.ones(sizes.shape[:3], dtype=accumulated(problem.query.dtype), device=sizes.device)
-    parts = ((edits, run, rows) for edits, heads, rows in change.regions for run in runs_of(heads))
+    if any(batch != EVERY[0] for _, batch, _, _ in change.regions):
+        raise UnsupportedError(f"{name}: a sweep of several cells at once is not recorded. Pass batch=1 to sweep.")
+    parts = ((edits, run, rows) for edits, _, heads, rows in change.regions for run in runs_of(heads))
     for edits, run, rows in parts:
         here, own = spot.of_heads(run), cut(problem._replace(sizes=sizes), Region(heads=run))
         check_steady(own, edits, here, name)
         new = before(own, edits, here)
         if values and new.value is not own.value:
-            raise UnsupportedError(
-                f"{name}: an edit replaces the value of some heads or queries, and a record has one value for all. "
-                "Watch without values=True and gradients=True."
-            )
+            value = _with_value(value, new.value, run, rows, problem, name)
         own, new = own._replace(value=None), new._replace(value=None)
         if new.sinks is not own.sinks:
             raise UnsupportedError(
@@ -108,7 +110,37 @@ def _edited(change: Change, score: Score, query: Tensor, uniform: Tensor | None,
     if bool(blind.any()):
         found = found._replace(visible=_where(blind, _spans(0, sizes), found.visible, sizes))
         factor = factor.masked_fill(blind, 1.0)
-    return Edited(found, None if bool((factor == 1).all()) else factor, query, uniform)
+    changed = None if value is problem.value else _of_groups(value, problem, name)
+    return Edited(found, None if bool((factor == 1).all()) else factor, query, uniform, changed)
+
+
+def _with_value(
+    value: Tensor | None, new: Tensor | None, run: slice, rows: np.ndarray, problem: Problem, name: str
+) -> Tensor:
+    """The value of all query heads, (B, H, Lk, Ev), with that of an edited run of heads."""
+    assert value is not None and new is not None
+    if not rows.all():
+        raise UnsupportedError(
+            f"{name}: an edit replaces the value for some queries, and a record has one value for all. Watch without "
+            "values=True and gradients=True."
+        )
+    heads = problem.sizes.heads
+    value = value.repeat_interleave(heads // value.shape[1], 1) if value.shape[1] != heads else value.clone()
+    value[:, run] = new.repeat_interleave((run.stop - run.start) // new.shape[1], 1)
+    return value
+
+
+def _of_groups(value: Tensor | None, problem: Problem, name: str) -> Tensor:
+    """The value of the key heads, (B, Hk, Lk, Ev), of that of all query heads."""
+    assert value is not None
+    grouped = value.unflatten(1, (-1, problem.groups))  # type: ignore[no-untyped-call]
+    if not torch.equal(grouped, grouped[:, :, :1].expand_as(grouped)):
+        raise UnsupportedError(
+            f"{name}: an edit replaces the value for some of the {problem.groups} query heads that share a key head, "
+            "and a record has one value for each key head. Edit all of them, or watch without values=True and "
+            "gradients=True."
+        )
+    return copied(grouped[:, :, 0])
 
 
 def _another_query(score: Score, one: Problem, other: Problem) -> bool:
@@ -193,7 +225,7 @@ def with_weights(change: Change, result: Any) -> Any:
     averaged = given.shape in mean  # with one head, the weights and their mean are the same
     with torch.no_grad(), unobserved(), without_autocast(given.device):
         inside = torch.zeros(1, heads, queries, 1, dtype=torch.bool, device=given.device)
-        for _, numbers, rows in change.regions:
+        for _, _, numbers, rows in change.regions:
             of_rows = torch.from_numpy(rows).to(given.device)[None, :, None]
             inside[:, list(numbers)] |= of_rows
         new = edited_weights(change).dense(None)

@@ -17,10 +17,11 @@ from clearhead.base.shapes import Sizes, as_scores, part
 from clearhead.biases.base import Added, Bias, check_added
 from clearhead.masks.base import Between, Mask
 from clearhead.masks.dense import DenseMask
+from clearhead.models.tap.layers import Site
 from clearhead.models.tap.modules import Running
 from clearhead.problem._recorded import RecordedMask
 from clearhead.problem.problem import Problem
-from clearhead.problem.region import Region, bias_part, visible_part
+from clearhead.problem.region import EVERY, Region, bias_part, visible_part
 from clearhead.problem.visible import Visible, resolve
 
 RUNS = 3  # more runs cannot be spans of a few intervals
@@ -41,7 +42,8 @@ class Spot(NamedTuple):
 
     In a generation each step's queries come after those before, and a cache may hold only the last keys. `filled`: the
     number of keys that are there; a static cache also has empty slots. `heads`: the numbers of the problem's heads,
-    among the `all_heads` of the module.
+    among the `all_heads` of the module. `rows`: the positions of the output's queries, for `Edit.after`. `site`: the
+    module, and its layer.
     """
 
     queries: range
@@ -50,17 +52,19 @@ class Spot(NamedTuple):
     heads: range
     all_heads: int
     unmasked: Unmasked | None = None
+    rows: tuple[int, ...] = ()
+    site: Site | None = None
 
     @property
     def newest(self) -> int:
         """The number of positions of the keys' sequence so far."""
         return self.keys.start + self.filled
 
-    def of_heads(self, heads: slice) -> Spot:
-        """The spot of some of the heads."""
+    def of_heads(self, heads: slice, batch: slice = EVERY) -> Spot:
+        """The spot of some of the heads, and sequences."""
         unmasked = self.unmasked
         if unmasked is not None:
-            unmasked = Unmasked(unmasked.query[:, heads], part(unmasked.blind, slice(None), heads))
+            unmasked = Unmasked(unmasked.query[batch, heads], part(unmasked.blind, batch, heads))
         return self._replace(heads=self.heads[heads], unmasked=unmasked)
 
     def mask(self, mask: Mask, sizes: Sizes) -> Visible:

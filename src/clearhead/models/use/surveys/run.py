@@ -138,17 +138,21 @@ def _weights(model: nn.Module) -> str:
 
 
 def bar_of(texts: Any, number: int) -> Any:
-    """A progress bar of texts by tqdm, if it is installed, on the first rank; it is shown only on a terminal."""
+    """A progress bar of texts, on the first rank."""
+    try:
+        total: float = len(texts)
+    except TypeError:
+        total = math.inf
+    return bar(total, "texts", hidden=bool(number))
+
+
+def bar(total: float, unit: str, done: int = 0, hidden: bool = False) -> Any:
+    """A progress bar by tqdm, if it is installed; it is shown only on a terminal."""
     try:
         tqdm = import_module("tqdm").tqdm
     except ImportError:
         return nullcontext(SimpleNamespace(update=lambda count: None))
-    total: float
-    try:
-        total = len(texts)
-    except TypeError:
-        total = math.inf
-    return tqdm(total=total, unit=" texts", disable=True if number else None)
+    return tqdm(total=total, initial=done, unit=f" {unit}", disable=True if hidden else None)
 
 
 POLL = 0.2  # seconds between two looks for the files of other ranks

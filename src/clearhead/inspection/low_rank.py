@@ -1,0 +1,102 @@
+"""A matrix of low rank, kept as the two factors whose product it is."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from clearhead.base.errors import ShapeError
+
+
+class SVD(NamedTuple):
+    """A singular value decomposition, U · diag(S) · Vh."""
+
+    U: Tensor
+    S: Tensor
+    Vh: Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class LowRank:
+    """The product `left` @ `right`, (m, n), of rank r at most, which is never made whole unless `dense` is called.
+
+    >>> import torch, clearhead as ch
+    >>> from transformers import GPT2Config, GPT2LMHeadModel
+    >>> model = GPT2LMHeadModel(GPT2Config(vocab_size=50, n_embd=64, n_layer=2, n_head=8, n_positions=32)).eval()
+    >>> ov = ch.models.circuits(model, {"input_ids": torch.arange(10)[None]}).ov(1, 3)
+    >>> ov
+    LowRank(64 × 64, of rank 8)
+    >>> torch.allclose(ov.dense() @ torch.ones(64), ov @ torch.ones(64), atol=1e-5)
+    True
+    >>> ov.svd().S.shape, ov.eigenvalues().shape
+    (torch.Size([8]), torch.Size([8]))
+
+    `left`: (m, r). `right`: (r, n). Products with matrices and vectors, and with another `LowRank`, keep the factors.
+    Cost: `svd`, `eigenvalues` and `norm` take O((m + n) r²) time and O((m + n) r) memory.
+    """
+
+    left: Tensor
+    right: Tensor
+
+    @property
+    def shape(self) -> torch.Size:
+        return torch.Size((self.left.shape[0], self.right.shape[1]))
+
+    @property
+    def T(self) -> LowRank:
+        """The transposed matrix, (n, m)."""
+        return LowRank(self.right.T, self.left.T)
+
+    def dense(self) -> Tensor:
+        """The matrix itself, (m, n)."""
+        return self.left @ self.right
+
+    def __matmul__(self, other: Tensor | LowRank) -> Tensor | LowRank:
+        if isinstance(other, LowRank):
+            self._check(other.shape)
+            return LowRank(self.left, (self.right @ other.left) @ other.right)
+        self._check(other.shape)
+        product: Tensor = self.left @ (self.right @ other)
+        return product
+
+    def _check(self, shape: torch.Size) -> None:
+        rows = shape[-2] if len(shape) > 1 else (shape[0] if shape else 0)
+        if rows != self.shape[1]:
+            raise ShapeError(
+                f"LowRank @ other: this matrix is {tuple(self.shape)} and the other {tuple(shape)}; its rows must be "
+                f"{self.shape[1]}."
+            )
+
+    def svd(self) -> SVD:
+        """U (m, r), S (r,) descending, Vh (r, n), as `torch.linalg.svd(…, full_matrices=False)` names them."""
+        left, above = torch.linalg.qr(self.left)
+        right, below = torch.linalg.qr(self.right.mT)
+        u, s, vh = torch.linalg.svd(above @ below.mT, full_matrices=False)
+        return SVD(left @ u, s, vh @ right.mT)
+
+    def eigenvalues(self) -> Tensor:
+        """The eigenvalues that may differ from 0, complex (r,): those of the small product right · left.
+
+        Raises a `ShapeError` for a matrix that is not square.
+        """
+        if self.shape[0] != self.shape[1]:
+            raise ShapeError(f"eigenvalues: the matrix is {tuple(self.shape)}; a square one has eigenvalues.")
+        values: Tensor = torch.linalg.eigvals(self.right @ self.left)
+        return values
+
+    def norm(self) -> Tensor:
+        """The Frobenius norm: √ Σ of all squares."""
+        return frobenius(self.left, self.right)
+
+    def __repr__(self) -> str:
+        return f"LowRank({self.shape[0]} × {self.shape[1]}, of rank {self.left.shape[1]})"
+
+
+def frobenius(left: Tensor, right: Tensor) -> Tensor:
+    """The Frobenius norm of left (..., m, r) · right (..., r, n), by the small side of each factor."""
+    above, below = torch.linalg.qr(left).R, torch.linalg.qr(right.mT).R
+    norm: Tensor = torch.linalg.matrix_norm(above @ below.mT)
+    return norm

@@ -1,0 +1,167 @@
+"""logit_attribution(): what each head adds to a logit, by head, position and source."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from clearhead.base.arrays import accumulated
+from clearhead.base.errors import ClearheadError
+from clearhead.base.tracing import without_autocast
+from clearhead.explanation.modules.origin.find import batched
+from clearhead.explanation.modules.projection import Linear
+from clearhead.models.attention_call import AttentionCall
+from clearhead.models.calls import Calls
+from clearhead.models.causes.frozen import Frozen, Written
+from clearhead.models.causes.metrics import logit_difference
+from clearhead.models.causes.written import Writers, found_writers
+from clearhead.models.checks import ran
+from clearhead.models.table import Table
+from clearhead.models.tap.layers import LayerName
+from clearhead.models.use.edits.edit import refuse_edited
+from clearhead.models.watch import watch
+
+
+@dataclass(frozen=True, eq=False)
+class AttributedCall:
+    """What the heads of one attention call add to the logit.
+
+    `heads`: (B, H). `positions`: (B, H, Lq), the same by the position at which a head writes. `sources`: (B, H, Lk),
+    the same by the key that it was read from; with an attention sink, or a bias of the values, they may sum to less.
+    """
+
+    name: str
+    kind: str
+    run: int
+    layer: LayerName
+    heads: Tensor
+    positions: Tensor
+    sources: Tensor
+
+
+class LogitAttribution(Calls[AttributedCall]):
+    """The parts of a logit that heads and other layers add to it directly. `logit_attribution` gives it.
+
+    It iterates over its calls, each an `AttributedCall`. `logit`: (B,), the logit, or the difference of two. `others`:
+    (B,) for each other layer that writes to the residual stream, by the name of its module. `remainder`: (B,), what is
+    left: biases of norms and of the unembedding, and what is not linear behind the last block. All parts and the
+    remainder sum to the logit.
+    """
+
+    def __init__(self, calls: list[AttributedCall], logit: Tensor, others: dict[str, Tensor]) -> None:
+        super().__init__(calls)
+        self.logit, self.others = logit, others
+
+    @property
+    def remainder(self) -> Tensor:
+        parts = [call.heads.sum(1) for call in self.calls] + list(self.others.values())
+        left: Tensor = self.logit - sum(parts, torch.zeros_like(self.logit))
+        return left
+
+    def table(self) -> Table:
+        """A row for each head, and for each other layer, with what it adds to the logit, a mean over the sequences."""
+        rows = Table()
+        for call in self.calls:
+            same = {"layer": call.layer.column, "module": call.name, "kind": call.kind}
+            means = call.heads.mean(0).tolist()
+            rows += Table.of(same, {"head": range(len(means)), "attribution": means})
+        for name, part in [*self.others.items(), ("remainder", self.remainder)]:
+            rows.append({"layer": "", "module": name, "kind": "", "head": "", "attribution": float(part.mean())})
+        return rows
+
+
+def logit_attribution(
+    model: nn.Module, inputs: Any, token: Any, *, against: Any = None, position: Any = -1
+) -> LogitAttribution:
+    """What each head, and each other layer, adds directly to a logit: through the residual stream and the last norm.
+
+    >>> import torch, clearhead as ch
+    >>> from transformers import LlamaConfig, LlamaForCausalLM
+    >>> model = LlamaForCausalLM(LlamaConfig(vocab_size=50, hidden_size=64, intermediate_size=64, num_hidden_layers=2,
+    ...                                      num_attention_heads=8, num_key_value_heads=2)).eval()
+    >>> found = ch.models.logit_attribution(model, {"input_ids": torch.arange(10)[None]}, token=7)
+    >>> found[1].heads.shape, found[1].sources.shape                # layer 1: by head, and by source token
+    (torch.Size([1, 8]), torch.Size([1, 8, 10]))
+    >>> bool(found.remainder.abs() < 1e-5)                          # Llama has no biases: nothing else adds
+    True
+
+    Formula: the logit is u · N(x), with the unembedding's row u, the last norm N and the residual stream x = Σ parts.
+    N is taken at its own size in this run, √(mean square + ε), so it is linear, and each part p of x adds
+    u · (N's matrix) · p. Where norms or factors stand between a layer and the residual stream, or in it, the part goes
+    through all of them, each at its own size. A head's part at position i is Σ_j w_ij · W_O v_j.
+    `model`: in eval mode, whose output has `logits`, (B, L, V) or (B, V), or is a tensor of that shape. `inputs`: as
+    for `assert_attends`. `token`: the number of the logit, one for all sequences or one for each. `against`: a second
+    one: the difference of the two logits is attributed. `position`: which of the L outputs is
+    looked at, one for all sequences or one for each.
+    Gives a `LogitAttribution`. Raises a `ClearheadError` where the model gives no logits, or no part of the residual
+    stream reaches them; an `UnsupportedError` for a norm that computes something else.
+    A head whose last layer is not found, see `circuits`, counts among the others, under the name of its module.
+    Cost: two runs of the model under `watch(values=True)`, and a backward pass through its residual
+    stream for each sequence.
+    Source: nostalgebraist 2020, "interpreting GPT: the logit lens"; Wang et al. 2023, "Interpretability in the Wild".
+    """
+    if not isinstance(model, nn.Module):
+        raise ClearheadError(f"logit_attribution takes a model, a torch.nn.Module; got a {type(model).__name__}.")
+    if any(part.training for part in model.modules()):
+        raise ClearheadError("logit_attribution takes a model in eval mode, without dropout: model.eval().")
+    refuse_edited(model, "logit_attribution")
+    before = found_writers(model, inputs)
+    if not before.seen.calls:
+        raise ClearheadError("logit_attribution: the model made no attention call that is recognised.")
+    with torch.enable_grad(), watch(model, values=True) as seen:
+        frozen = Frozen(model, before, Writers(model, seen))
+        with frozen.hooked():
+            logit = logit_difference(token, against, position)(ran(model, inputs))
+        with without_autocast(logit.device):
+            leaves = [one.result for one in frozen.written]
+            grads = [torch.autograd.grad(one, leaves, allow_unused=True, retain_graph=True) for one in logit]
+    with torch.no_grad():
+        found = _attributed(seen.calls, frozen.written, list(zip(*grads, strict=True)), logit.detach())
+    if not found.calls and not found.others:
+        raise ClearheadError(
+            "logit_attribution: no layer's result reaches the logit through the residual stream. The model's blocks "
+            "are of a form that is not known."
+        )
+    return found
+
+
+def _attributed(
+    calls: list[AttentionCall], written: list[Written], grads: list[tuple[Tensor | None, ...]], logit: Tensor
+) -> LogitAttribution:
+    """The parts of the logit. `grads`: for each layer that has written, the gradient of each sequence's logit."""
+    found: list[AttributedCall] = []
+    others: dict[str, Tensor] = {}
+    for one, each in zip(written, grads, strict=True):
+        there = [grad for grad in each if grad is not None]
+        if not there:
+            continue
+        exact = accumulated(logit.dtype)
+        result = one.result.detach().to(exact)
+        name, part = one.name, torch.stack([(0 * result if g is None else g * result).sum() for g in each])
+        if one.call is not None:
+            call = _of_call(calls[one.call], one.layer, torch.stack(there).sum(0).to(exact))
+            found.append(call)
+            name, part = f"{name}.bias", part - call.heads.sum(1)
+        if one.call is None or one.layer.bias is not None:
+            others[name] = others[name] + part if name in others else part
+    return LogitAttribution(found, logit, others)
+
+
+def _of_call(call: AttentionCall, layer: Linear, grad: Tensor) -> AttributedCall:
+    """The parts of a call's heads, from the gradient of the layer that writes them, (B, Lq, d_model)."""
+    assert call.outcome is not None and call.outcome.output is not None and call.value is not None
+    output = call.outcome.output.to(grad.dtype)
+    rows = batched(grad, output)
+    assert rows is not None
+    toward = (rows @ layer.weight.to(grad)).view(*rows.shape[:2], output.shape[1], -1).transpose(1, 2)  # (B, H, Lq, Ev)
+    positions = (output * toward).sum(-1)
+    value = call.value.to(grad.dtype)
+    value = value.repeat_interleave(output.shape[1] // value.shape[1], 1)
+    sources = value.new_zeros(value.shape[:3])
+    for query in toward.ne(0).any(-1).any(0).any(0).nonzero().flatten().tolist():
+        weights = call.weights[:, :, query].to(grad.dtype)
+        sources += weights * (value @ toward[:, :, query, :, None]).squeeze(-1)
+    return AttributedCall(call.name, call.kind, call.run, call.layer, positions.sum(-1), positions, sources)

@@ -1,0 +1,191 @@
+"""circuits(): what each head of a model reads and writes, by its weights alone."""
+
+from __future__ import annotations
+
+from typing import Any, Literal, get_args
+
+import torch
+from torch import Tensor, nn
+
+from clearhead.base.arrays import accumulated
+from clearhead.base.errors import ClearheadError
+from clearhead.base.text import listed
+from clearhead.inspection.low_rank import LowRank
+from clearhead.models.attention_call import AttentionCall
+from clearhead.models.calls import labels
+from clearhead.models.causes.projections import Projections, Sides
+from clearhead.models.causes.written import Writers, found_writers
+from clearhead.models.table import Table
+from clearhead.models.tap.choice import made_by
+from clearhead.models.tap.layers import Site
+
+Composed = Literal["query", "key", "value"]
+
+
+def circuits(model: nn.Module, inputs: Any) -> Circuits:
+    """The projections of every head of a model, and the products of them that say what the head does.
+
+    >>> import torch, clearhead as ch
+    >>> from transformers import GPT2Config, GPT2LMHeadModel
+    >>> model = GPT2LMHeadModel(GPT2Config(vocab_size=50, n_embd=64, n_layer=2, n_head=8, n_positions=32)).eval()
+    >>> found = ch.models.circuits(model, {"input_ids": torch.arange(10)[None]})
+    >>> found
+    Circuits(16 heads of 2 layers)
+    >>> found.projections(1, 3).query.weight.shape                 # E × d_model
+    torch.Size([8, 64])
+    >>> found.qk(1, 3), found.ov(1, 3)
+    (LowRank(64 × 64, of rank 8), LowRank(64 × 64, of rank 8))
+    >>> print(found.composition("key")[0])                          # the pair that composes most
+    {'layer': 1, 'head': ..., 'with layer': 0, 'with head': ..., 'composition': ...}
+
+    Formulas: QK = W_Qᵀ W_K, so that a score is x_qᵀ · QK · x_k · scale for the layer's inputs x; OV = W_O W_V, so that
+    the head adds Σ_j w_ij · OV · x_j to its layer's output. Biases are beside the weights in `projections`.
+    `model`: any model that `watch` recognises. `inputs`: as for `assert_attends`; any short input of the model serves,
+    for it says only which layers made and read which numbers. The model runs once on it, without gradients. The layers
+    are found by the numbers that they gave, not by their names, as `explain` finds them. Gives `Circuits`. A head whose
+    layers are not found raises an `UnsupportedError` that says which numbers no layer gave, when it is asked for.
+    The layer's input is the result of the norm before it, where there is one. Weights are the model's own: a norm's
+    factor is not multiplied into them.
+    Cost: one run of the model under `watch(values=True)`; each product is of the size of a projection.
+    Source: Elhage et al. 2021, "A Mathematical Framework for Transformer Circuits".
+    """
+    if not isinstance(model, nn.Module):
+        raise ClearheadError(f"circuits takes a model, a torch.nn.Module; got a {type(model).__name__}.")
+    return Circuits(found_writers(model, inputs))
+
+
+class Circuits:
+    """The projections and the circuits of every head of a model. `circuits` gives it.
+
+    Layers are chosen by their number in the model, or by a name such as "decoder 1, cross" where it has several stacks;
+    heads by their number. Negative numbers count from the last.
+    """
+
+    def __init__(self, writers: Writers) -> None:
+        self._sides: dict[str, Sides] = {}
+        first: dict[Any, AttentionCall] = {}
+        modules = dict(writers.model.named_modules())
+        modules[type(writers.model).__name__] = writers.model
+        for number, call in enumerate(writers.seen.calls):
+            if (call.layer, call.name) not in first:
+                first[call.layer, call.name] = call
+                label = str(labels([call])[0])
+                self._sides[label] = Sides(call, modules.get(call.name), writers.found.get(number))
+        if not first:
+            raise ClearheadError("circuits: the model made no attention call that is recognised.")
+
+    @property
+    def layers(self) -> list[str]:
+        """The names of the layers, such as "L3", in their order."""
+        return list(self._sides)
+
+    def __repr__(self) -> str:
+        heads = sum(sides.heads for sides in self._sides.values())
+        return f"Circuits({heads} heads of {len(self._sides)} layers)"
+
+    def projections(self, layer: int | str, head: int) -> Projections:
+        """The four projections of a head: `query`, `key`, `value`, `output`, each with `weight` and `bias`."""
+        sides = self._of(layer)
+        return sides.projections(sides.number(head))
+
+    def qk(self, layer: int | str, head: int) -> LowRank:
+        """W_Qᵀ W_K, (d_model, d_model): which inputs of queries match which inputs of keys, before the scale.
+
+        Norms and rotations between the projections and the scores are left out: `projections(…).between` names them.
+        """
+        sides = self._of(layer)
+        query, key = (_exact(sides.side(name, sides.number(head)).weight) for name in ("query", "key"))
+        return LowRank(query.mT, key)
+
+    def ov(self, layer: int | str, head: int) -> LowRank:
+        """W_O W_V, (d_model, d_model): what the head writes for each input that it attends to."""
+        sides = self._of(layer)
+        value, output = sides.side("value", sides.number(head)), sides.output(sides.number(head))
+        return LowRank(_exact(output.weight), _exact(value.weight))
+
+    def composition(self, through: Composed = "key") -> Table:
+        """How much each head reads what an earlier head writes, the largest first: a row for each pair of heads.
+
+        Formula, with OV of the earlier head: ‖QKᵀ · OV‖ / (‖QK‖ ‖OV‖) for `through="query"`, ‖QK · OV‖ / (‖QK‖ ‖OV‖)
+        for "key", ‖OV' · OV‖ / (‖OV'‖ ‖OV‖) for "value"; Frobenius norms, so each is between 0 and 1. Two random heads
+        compose by about 1/√d_model, as far as their rank is small beside it.
+        Pairs are of self attentions of one stack, the earlier layer first. Raises an `UnsupportedError` where a layer's
+        projections are not found. Cost: O(H² r² d_model) for H heads of width r.
+        Source: Elhage et al. 2021, "A Mathematical Framework for Transformer Circuits".
+        """
+        if through not in get_args(Composed):
+            raise ClearheadError(
+                f"composition: through is {through!r:.60}; expected one of {listed(get_args(Composed))}."
+            )
+        sides = [one for one in self._sides.values() if one.call.kind == "self"]
+        writes = [_factors(one, "value") for one in sides]
+        reads = writes if through == "value" else [_factors(one, through) for one in sides]
+        rows = Table()
+        for later, (left, right) in zip(sides, reads, strict=True):
+            for earlier, (out, into) in zip(sides, writes, strict=True):
+                mine, other = later.call.layer, earlier.call.layer
+                if mine.stack != other.stack or mine.number <= other.number:
+                    continue
+                found = _composed(left, right, out, into)
+                rows += Table(
+                    {
+                        "layer": mine.column,
+                        "head": h,
+                        "with layer": other.column,
+                        "with head": g,
+                        "composition": float(found[h, g]),
+                    }
+                    for h in range(later.heads)
+                    for g in range(earlier.heads)
+                )
+        return Table(sorted(rows, key=lambda row: -row["composition"]))
+
+    def _of(self, layer: int | str) -> Sides:
+        numbered = isinstance(layer, int) and not isinstance(layer, bool)
+        found = []
+        for name, sides in self._sides.items():
+            own = sides.call.layer
+            if numbered:
+                total = 1 + max(one.call.layer.number for one in self._sides.values() if one.call.layer[1:] == own[1:])
+                fits = own.number == (layer + total if layer < 0 else layer)  # type: ignore[operator]
+            else:
+                fits = layer in (name, str(own), sides.call.name)
+            found += [sides] * fits
+        if len(found) == 1:
+            return found[0]
+        sites = [Site(one.call.name, one.call.layer, None) for one in self._sides.values()]
+        what = "no layer" if not found else f"{len(found)} layers, {listed([one.call.name for one in found])}"
+        raise ClearheadError(
+            f"circuits: layer is {layer!r:.60}, which means {what}. Calls were made by {made_by(sites)}. Pass a "
+            "number, or the name of a layer or of a module."
+        )
+
+
+def _exact(weight: Tensor) -> Tensor:
+    return weight.to(accumulated(weight.dtype))
+
+
+def _factors(sides: Sides, through: str) -> tuple[Tensor, Tensor]:
+    """The two factors of every head's matrix that reads an earlier head: (H, m, r) and (H, r, d_model)."""
+    every = range(sides.heads)
+    if through == "value":
+        pairs = [(sides.output(h).weight, sides.side("value", h).weight) for h in every]
+    else:
+        other = "key" if through == "query" else "query"
+        pairs = [(sides.side(other, h).weight.mT, sides.side(through, h).weight) for h in every]
+    left, right = (torch.stack([_exact(pair[n]) for pair in pairs]) for n in range(2))
+    return left, right
+
+
+def _composed(left: Tensor, right: Tensor, out: Tensor, into: Tensor) -> Tensor:
+    """‖left · right · out · into‖ / (‖left · right‖ ‖out · into‖) for each pair of heads, (H, G).
+
+    Each factor stands for its triangle of a QR decomposition, so no matrix of d_model × d_model is made.
+    """
+    above, below = torch.linalg.qr(left).R, torch.linalg.qr(into.mT).R  # (H, r, r), (G, s, s)
+    inner = torch.einsum("hrd,gds->hgrs", right, out)
+    whole = torch.linalg.matrix_norm(above[:, None] @ inner @ below.mT[None])
+    mine = torch.linalg.matrix_norm(above @ torch.linalg.qr(right.mT).R.mT)
+    other = torch.linalg.matrix_norm(torch.linalg.qr(out).R @ below.mT)
+    found: Tensor = whole / (mine[:, None] * other[None]).clamp_min(torch.finfo(whole.dtype).tiny)
+    return found

@@ -1,0 +1,127 @@
+"""Measures of a model's output, for `sweep`: each takes the output, and gives one number for each sequence."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from clearhead.base.errors import ClearheadError, ShapeError
+
+Metric = Callable[[Any], Tensor]
+
+
+def logits_of(output: Any) -> Tensor:
+    """The logits of a model's output, (B, L, V) or (B, V)."""
+    logits = getattr(output, "logits", output)
+    if not isinstance(logits, Tensor) or logits.ndim not in (2, 3):
+        raise ClearheadError(
+            f"the model gave a {type(output).__name__} without logits, (B, L, V) or (B, V). Pass the model with its "
+            "head, such as AutoModelForCausalLM."
+        )
+    return logits
+
+
+def numbers_for(given: Any, batch: int, allowed: range, name: str, device: torch.device) -> Tensor:
+    """A whole number for each sequence, (B,), from one for all or one for each."""
+    try:
+        numbers = torch.as_tensor(given, device=device)
+    except (TypeError, ValueError, RuntimeError):
+        numbers = torch.empty(0, dtype=torch.float64, device=device)
+    whole = not (numbers.is_floating_point() or numbers.is_complex() or numbers.dtype == torch.bool)
+    inside = whole and numbers.shape in ((), (batch,)) and all(n in allowed for n in numbers.flatten().tolist())
+    if not inside:
+        raise ClearheadError(
+            f"{name} is {given!r:.60}; expected a number from {allowed.start} to {allowed.stop - 1}, or one for each "
+            f"of the {batch} sequences."
+        )
+    return numbers.long().expand(batch)
+
+
+def at_position(logits: Tensor, position: Any) -> Tensor:
+    """The logits (B, V) of one position of each sequence; logits (B, V) have one alone."""
+    if logits.ndim == 2:
+        return logits
+    batch, length, _ = logits.shape
+    places = numbers_for(position, batch, range(-length, length), "position", logits.device)
+    return logits[torch.arange(batch, device=logits.device), places]
+
+
+def logit_difference(token: Any, against: Any = None, position: Any = -1) -> Metric:
+    """The logit of a token, less that of another one.
+
+    >>> import torch, clearhead as ch
+    >>> ch.models.logit_difference(2, 0)(torch.tensor([[1.0, 2.0, 4.0]]))
+    tensor([3.])
+
+    `token`, `against`: numbers of the vocabulary, one for all sequences or one for each; without `against`, the logit
+    itself. `position`: which of the L outputs. Gives a function of the model's output, (B,).
+    """
+
+    def metric(output: Any) -> Tensor:
+        logits = at_position(logits_of(output), position)
+        every = range(logits.shape[1])
+        found = logits.gather(1, numbers_for(token, len(logits), every, "token", logits.device)[:, None])
+        if against is not None:
+            found = found - logits.gather(
+                1, numbers_for(against, len(logits), every, "against", logits.device)[:, None]
+            )
+        return found.squeeze(1)
+
+    return metric
+
+
+def kl(reference: Any, position: Any = -1) -> Metric:
+    """The Kullback–Leibler divergence of the model's next token from that of a reference, in nats.
+
+    >>> import torch, clearhead as ch
+    >>> before = torch.tensor([[1.0, 2.0, 4.0]])
+    >>> ch.models.kl(before)(before)
+    tensor([0.])
+
+    Formula: Σ p log(p / q), p = softmax(reference), q = softmax(logits). `reference`: another output of the model, or
+    its logits. `position`: which of the L outputs. Gives a function of the model's output, (B,).
+    """
+    wanted = at_position(logits_of(reference), position).detach().log_softmax(-1)
+
+    def metric(output: Any) -> Tensor:
+        found = at_position(logits_of(output), position).log_softmax(-1)
+        if found.shape != wanted.shape:
+            raise ShapeError(
+                f"kl: the reference has logits {tuple(wanted.shape)}, and the output {tuple(found.shape)}."
+            )
+        divergence: Tensor = (wanted.exp() * (wanted - found)).nan_to_num().sum(-1)
+        return divergence
+
+    return metric
+
+
+def next_token_loss(ids: Any) -> Metric:
+    """The mean cross entropy of each next token, in nats.
+
+    >>> import torch, clearhead as ch
+    >>> metric = ch.models.next_token_loss(torch.tensor([[0, 2]]))
+    >>> metric(torch.tensor([[[1.0, 2.0, 4.0], [0.0, 0.0, 0.0]]]))
+    tensor([0.1698])
+
+    `ids`: the tokens (B, L) that the model was given; those that are negative, such as −100 for padding, are left out.
+    Gives a function of the model's output, (B,).
+    """
+    given = torch.as_tensor(ids)
+
+    def metric(output: Any) -> Tensor:
+        logits = logits_of(output)
+        if logits.ndim != 3 or tuple(given.shape) != tuple(logits.shape[:2]):
+            raise ShapeError(
+                f"next_token_loss: ids are {tuple(given.shape)} and the logits {tuple(logits.shape)}; expected (B, L) "
+                "and (B, L, V)."
+            )
+        wanted = given[:, 1:].to(logits.device)
+        counts = wanted >= 0
+        each = -logits[:, :-1].log_softmax(-1).gather(2, wanted.clamp_min(0)[..., None]).squeeze(2)
+        mean: Tensor = each.masked_fill(~counts, 0.0).sum(1) / counts.sum(1)
+        return mean
+
+    return metric

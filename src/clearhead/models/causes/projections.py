@@ -1,0 +1,142 @@
+"""The four projections of a head, read from the layers that made a recorded call and that wrote its output."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from clearhead.base.errors import UnsupportedError
+from clearhead.base.selected import numbers_of
+from clearhead.explanation.modules.origin.chain import Places
+from clearhead.explanation.modules.origin.find import find
+from clearhead.explanation.modules.origin.ran import layer_of
+from clearhead.explanation.modules.projection import Linear
+from clearhead.models.attention_call import AttentionCall
+from clearhead.models.causes.written import Writer
+from clearhead.nn.multi_head_attention import MultiHeadAttention
+
+
+class Projections(NamedTuple):
+    """The projections of one head. Each has a `weight` (out, in) and a `bias` (out,), or None, as `nn.Linear` has them.
+
+    `query`, `key`: weight (E, d_model). `value`: (Ev, d_model). `output`: (d_model, Ev), and its bias is the whole
+    layer's, which all heads share. Query heads that share a key head have the same `key` and `value`. `between`: what
+    the model computes between these layers and the attention scores, such as a rotation: products of the weights alone
+    leave it out.
+    """
+
+    query: Linear
+    key: Linear
+    value: Linear
+    output: Linear
+    between: tuple[str, ...] = ()
+
+
+class Made(NamedTuple):
+    """A linear layer and its `rows` (heads, width) that make one side of each head, times a factor."""
+
+    layer: Linear
+    rows: Tensor
+    factor: float = 1.0
+    between: tuple[str, ...] = ()
+
+
+class Sides:
+    """The layers of one call of a module: those that make query, key and value, and the one that writes the heads."""
+
+    def __init__(self, call: AttentionCall, module: nn.Module | None, writer: Writer | None) -> None:
+        self.call, self.module, self.writer = call, module, writer
+        self.heads, self.key_heads = call.query.shape[1], call.key.shape[1]
+        self._known: dict[str, Made | None] = {}
+
+    def made(self, side: str) -> Made:
+        """The layer that makes a side of all heads. Raises an `UnsupportedError` where none is found."""
+        if side not in self._known:
+            self._known[side] = self._declared(side) or self._found(side)
+        made = self._known[side]
+        if made is None:
+            raise UnsupportedError(
+                f"{self.call.name}: no linear layer that ran in the module before attention gives its {side}, with a "
+                "norm, a rotation and a factor. The module computes something else between, as multi-head latent "
+                "attention does, or the tensors of the run are gone."
+            )
+        return made
+
+    def _declared(self, side: str) -> Made | None:
+        """The layer of a module of clearhead's or PyTorch's own, whose weights lie as its documentation says."""
+        module, count = self.module, self.heads if side == "query" else self.key_heads
+        if isinstance(module, MultiHeadAttention):
+            layer = {"query": module.W_q, "key": module.W_k, "value": module.W_v}[side]
+            found = layer_of(layer)
+            turned = (f"{side}: a rotation by positions",) if module.rotary is not None and side != "value" else ()
+        elif isinstance(module, nn.MultiheadAttention):
+            weight, bias = projection_of(module, side)
+            found, turned = Linear(weight.detach(), None if bias is None else bias.detach()), ()
+        else:
+            return None
+        if not isinstance(found, Linear) or found.weight.shape[0] % count:
+            return None
+        return Made(found, torch.arange(found.weight.shape[0], device="cpu").view(count, -1), between=turned)
+
+    def _found(self, side: str) -> Made | None:
+        call = self.call
+        tensor = getattr(call, side)
+        if call.origin is None or tensor is None:
+            return None
+        count = self.heads if side == "query" else self.key_heads
+        chain = find(side, tensor, call.origin, Places([0], list(range(count)), []), (self.heads, self.key_heads))
+        if chain is None:
+            return None
+        between = [f"{side}: the norm {chain.norm[0]}"] if chain.norm is not None else []
+        between += [f"{side}: a rotation by positions"] if chain.turn is not None else []
+        return Made(chain.layer, chain.rows, chain.factor, tuple(between))
+
+    def written(self) -> Linear:
+        """The layer that writes the heads. Raises an `UnsupportedError` where none is found."""
+        if self.writer is not None:
+            return self.writer.layer
+        if isinstance(self.module, nn.MultiheadAttention):
+            last = layer_of(self.module.out_proj)
+            if isinstance(last, Linear):
+                return last
+        raise UnsupportedError(
+            f"{self.call.name}: no linear layer was given the outputs of its heads side by side. The model computes "
+            "something between, such as a gate, or a function that holds the layer's weights ran it."
+        )
+
+    def side(self, name: str, head: int) -> Linear:
+        """The rows of a layer that make one side of a head, times the model's factor."""
+        made = self.made(name)
+        layer = made.layer.rows(made.rows[head if name == "query" else head * self.key_heads // self.heads])
+        if made.factor == 1.0:
+            return layer
+        return Linear(layer.weight * made.factor, None if layer.bias is None else layer.bias * made.factor)
+
+    def output(self, head: int) -> Linear:
+        """The columns of the last layer that read a head."""
+        layer = self.written()
+        width = layer.weight.shape[1] // self.heads
+        return Linear(layer.weight[:, head * width : (head + 1) * width], layer.bias)
+
+    def projections(self, head: int) -> Projections:
+        between = (*self.made("query").between, *self.made("key").between)
+        query, key, value = (self.side(name, head) for name in ("query", "key", "value"))
+        return Projections(query, key, value, self.output(head), between)
+
+    def number(self, head: int) -> int:
+        """A head's number, checked; negative numbers count from the last."""
+        (found,) = numbers_of(head, self.heads, "circuits: head", f"{self.call.name} has {self.heads} heads")
+        return found
+
+
+def projection_of(module: nn.MultiheadAttention, side: str) -> tuple[Tensor, Tensor | None]:
+    """The weight (E, in) and the bias of one side of PyTorch's module."""
+    number = ("query", "key", "value").index(side)
+    biases = module.in_proj_bias
+    bias = None if biases is None else biases.chunk(3)[number]
+    weights = module.in_proj_weight
+    if weights is not None:
+        return weights.chunk(3)[number], bias
+    return (module.q_proj_weight, module.k_proj_weight, module.v_proj_weight)[number], bias

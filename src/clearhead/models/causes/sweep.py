@@ -1,0 +1,263 @@
+"""sweep(): one edit for each layer, head or position, and what each changes."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from copy import copy
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_flatten, tree_map
+
+from clearhead.base.errors import ClearheadError
+from clearhead.base.numbers import check_count
+from clearhead.base.pages import write_page
+from clearhead.base.pictures import Panel, Side, Style, draw
+from clearhead.base.text import listed
+from clearhead.models.attention_call import AttentionCall
+from clearhead.models.checks import run
+from clearhead.models.table import Table
+from clearhead.models.use.edits.base import Edit
+from clearhead.models.use.edits.edit import edit
+from clearhead.models.use.surveys.run import bar
+from clearhead.models.watch import watch
+
+HEADER = "clearhead sweep"
+Over = Literal["layer", "head", "position"]
+Cell = dict[str, int | str]
+
+
+class Sweep(Table):
+    """A row for each cell of a sweep: its layer, head or position, the `value` of the metric, and the `effect`.
+
+    `sweep` gives it. `plain`: the metric without an edit. The effect is value − plain.
+    """
+
+    plain: float
+
+    def grid(self, rows: Over, columns: Over) -> tuple[np.ndarray, list[int | str], list[int | str]]:
+        """The effects as a matrix, with the names of its rows and of its columns; NaN where there is no cell."""
+        names = [list(dict.fromkeys(row[side] for row in self)) for side in (rows, columns)]
+        found = np.full((len(names[0]), len(names[1])), np.nan)
+        for row in self:
+            found[names[0].index(row[rows]), names[1].index(row[columns])] = row["effect"]
+        return found, names[0], names[1]
+
+    def plot(self, style: Style = Style(scale="signed")) -> Any:  # noqa: B008 - a frozen value
+        """A picture of the effects, with layers in rows. Needs matplotlib. Gives the axes."""
+        sides: list[Over] = [side for side in get_args(Over) if self and side in self[0]]
+        if len(sides) > 2:
+            raise ClearheadError("plot() draws two sides: choose some rows of the sweep, or use grid(rows, columns).")
+        if len(sides) == 1:
+            names, effects = [row[sides[0]] for row in self], np.array([[row["effect"]] for row in self])
+            across = Side("effect", 1)
+        else:
+            effects, names, others = self.grid(*sides)
+            across = Side(sides[1], len(others), [str(name) for name in others])
+        down = Side(sides[0], len(names), [str(name) for name in names])
+        meaning = f"change of the metric, {self.plain:.4g} without an edit"
+        return draw([Panel(effects, np.isnan(effects))], down, across, style, meaning)
+
+
+def sweep(
+    model: nn.Module,
+    make_edit: Callable[..., Edit | Sequence[Edit]],
+    inputs: Any,
+    metric: Callable[[Any], Any],
+    over: Over | Sequence[Over] = ("layer", "head"),
+    *,
+    batch: int = 1,
+    folder: str | Path | None = None,
+) -> Sweep:
+    """Run a model once for each layer and head, or position, each time with another edit, and measure its output.
+
+    >>> import torch, clearhead as ch
+    >>> from transformers import LlamaConfig, LlamaForCausalLM
+    >>> model = LlamaForCausalLM(LlamaConfig(vocab_size=50, hidden_size=64, intermediate_size=64, num_hidden_layers=2,
+    ...                                      num_attention_heads=8, num_key_value_heads=2)).eval()
+    >>> inputs = {"input_ids": torch.arange(10)[None]}
+    >>> found = ch.models.sweep(model, lambda layer, head: ch.edits.Ablate(layer, head), inputs,
+    ...                         ch.models.logit_difference(token=7, against=3), batch=8)
+    >>> len(found), sorted(found[0])
+    (16, ['effect', 'head', 'layer', 'value'])
+
+    `make_edit`: a function of the cell's `layer`, `head` and `position`, whichever `over` names, as keywords; it gives
+    an edit, or a list of edits. A layer is its number, or its name where the model has several stacks. `inputs`: as for
+    `assert_attends`. `metric`: a function of the model's output that gives a number, or one for each sequence, whose
+    mean counts: `logit_difference`, `kl`, `next_token_loss`, or your own. `over`: one or several of "layer", "head" and
+    "position", a query's; layers and heads are those of the model's attention calls on these inputs.
+    `batch`: how many cells run at once, as copies of the inputs side by side, each with its own edit. Tensors of the
+    inputs whose first dimension is the number of sequences are repeated, and the outputs' are split again; so it
+    is for models whose sequences do not act on each other. `folder`: a folder where results are kept, from which an
+    interrupted sweep goes on; it belongs to one model, inputs and edit.
+    Gives a `Sweep`, a `Table` with a row for each cell, which has `plain`, `grid` and `plot()`. Raises a
+    `ClearheadError` for an edit that changed nothing, and for a metric that gives no number.
+    Cost: a run of the model for each cell, without gradients, or for each `batch` cells a run on so many copies.
+    Source: Michel et al. 2019, "Are Sixteen Heads Really Better than One?"; Meng et al. 2022, "Locating and Editing
+    Factual Associations in GPT".
+    """
+    sides = (over,) if isinstance(over, str) else tuple(over)
+    if not sides or len(set(sides)) != len(sides) or not set(sides) <= set(get_args(Over)):
+        raise ClearheadError(f"sweep: over is {over!r:.60}; expected one or several of {listed(get_args(Over))}.")
+    if not callable(make_edit) or not callable(metric):
+        raise ClearheadError(
+            "sweep: make_edit and metric are functions, such as lambda layer, head: ch.edits.Ablate(layer, head) and "
+            "ch.models.logit_difference(token)."
+        )
+    batch = check_count(batch, 1, "sweep: batch")
+    with watch(model) as seen:
+        plain = _number(metric, run(model, inputs))
+    cells = list(_cells(seen.calls, sides))
+    kept = _Kept(folder, cells, plain)
+    count = _sequences(inputs) if batch > 1 else 1
+    with bar(len(cells), "cells", len(kept.values)) as shown:
+        while len(kept.values) < len(cells):
+            some = cells[len(kept.values) :][:batch]
+            kept.add(_values(model, make_edit, inputs, metric, some, count))
+            shown.update(len(some))
+    rows = zip(cells, kept.values, strict=True)
+    found = Sweep({**cell, "value": value, "effect": value - plain} for cell, value in rows)
+    found.plain = plain
+    return found
+
+
+def _cells(calls: Sequence[AttentionCall], sides: Sequence[Over]) -> Iterator[Cell]:
+    """Every cell of these sides, for each layer that made a call."""
+    if not calls:
+        raise ClearheadError("sweep: the model made no attention call that is recognised.")
+    known: dict[tuple[Any, ...], None] = {}
+    for call in calls:
+        every = {"layer": [call.layer.column], "head": range(call.shape[1]), "position": range(call.shape[2])}
+        for cell in itertools.product(*(every[side] for side in sides)):
+            known[cell] = None
+    return (dict(zip(sides, cell, strict=True)) for cell in known)
+
+
+def _values(
+    model: nn.Module, make_edit: Callable[..., Any], inputs: Any, metric: Any, cells: list[Cell], count: int
+) -> list[float]:
+    """The metric of each cell, of a run of them all."""
+    edits = []
+    for place, cell in enumerate(cells):
+        made = make_edit(**cell)
+        own = [made] if isinstance(made, Edit) else made
+        if not isinstance(own, Sequence) or not own or not all(isinstance(one, Edit) for one in own):
+            raise ClearheadError(
+                f"sweep: make_edit gave {made!r:.60} for {cell}; expected an edit, such as ch.edits.Ablate(layer, "
+                "head)."
+            )
+        for one in own:
+            mine = copy(one)  # an edit may be given for several cells
+            mine.sequences = slice(place * count, (place + 1) * count) if len(cells) > 1 else slice(None)
+            edits.append(mine)
+    with edit(model, *edits):
+        output = run(model, inputs if len(cells) == 1 else _repeated(inputs, count, len(cells)))
+    if len(cells) == 1:
+        return [_number(metric, output)]
+    return [_number(metric, _split(output, count, len(cells), place)) for place in range(len(cells))]
+
+
+def _number(metric: Callable[[Any], Any], output: Any) -> float:
+    """The metric of an output: a number, or the mean of one for each sequence."""
+    found = metric(output)
+    try:
+        numbers = torch.as_tensor(found, dtype=torch.float64)
+    except (TypeError, ValueError, RuntimeError):
+        numbers = torch.empty(0, dtype=torch.float64, device="cpu")
+    if numbers.ndim > 1 or not numbers.numel():
+        what = tuple(found.shape) if isinstance(found, Tensor) else repr(found)[:60]
+        raise ClearheadError(f"sweep: the metric gave {what}; expected a number, or one for each sequence, (B,).")
+    return float(numbers.mean())
+
+
+def _sequences(inputs: Any) -> int:
+    """How many sequences the inputs hold: the first dimension of their first tensor."""
+    tensors = [one for one in tree_flatten(inputs)[0] if isinstance(one, Tensor) and one.ndim]
+    if not tensors:
+        raise ClearheadError("sweep: the inputs hold no tensor with a dimension of sequences. Pass batch=1.")
+    return tensors[0].shape[0]
+
+
+def _repeated(inputs: Any, count: int, times: int) -> Any:
+    """The inputs several times, side by side: a dict, not a tokenizer's class, since its tensors are repeated."""
+
+    def more(one: Any) -> Any:
+        if isinstance(one, Tensor) and one.ndim and one.shape[0] == count:
+            return one.repeat(times, *[1] * (one.ndim - 1))
+        return one
+
+    return tree_map(more, dict(inputs) if isinstance(inputs, Mapping) else inputs)
+
+
+def _split(output: Any, count: int, times: int, place: int) -> Any:
+    """The part of one cell in an output of several."""
+
+    def own(one: Any) -> Any:
+        if isinstance(one, Tensor) and one.ndim and one.shape[0] == count * times:
+            return one[place * count : (place + 1) * count]
+        return one
+
+    if isinstance(output, Mapping):  # an output of transformers has its fields as attributes too
+        return type(output)(**{name: tree_map(own, value) for name, value in output.items()})
+    return tree_map(own, output)
+
+
+class _Kept:
+    """The values of the cells that are done, in a file where a folder is given: a line for each run of the model."""
+
+    def __init__(self, folder: Any, cells: list[Cell], plain: float) -> None:
+        self.values: list[float] = []
+        self._path: Path | None = None
+        if folder is None:
+            return
+        try:
+            Path(folder).mkdir(parents=True, exist_ok=True)
+            self._path = Path(folder) / "sweep.jsonl"
+            lines = self._path.read_text(encoding="utf-8").splitlines() if self._path.exists() else []
+        except (OSError, TypeError, ValueError) as error:
+            raise ClearheadError(
+                f"sweep: folder is {folder!r:.200}, which is no folder to write to ({error})."
+            ) from error
+        header = {HEADER: 1, "cells": cells, "plain": plain}
+        if not lines:
+            self._write(header)
+            return
+        found, *rest = (_line(line) for line in lines)
+        same = isinstance(found, dict) and found.get(HEADER) == 1 and found.get("cells") == cells
+        if not same or not math.isclose(float(found["plain"]), plain, rel_tol=1e-4, abs_tol=1e-6):
+            raise ClearheadError(
+                f"sweep: {self._path} is of another sweep: of other cells, or of a model or inputs on which the metric "
+                "is another. Pass a folder that only this sweep uses."
+            )
+        whole = 1  # the lines before one that was interrupted
+        for values in rest:
+            if not isinstance(values, list) or not all(isinstance(value, float) for value in values):
+                break
+            self.values += values
+            whole += 1
+        if whole < len(lines):
+            write_page(self._path, "".join(f"{line}\n" for line in lines[:whole]), "sweep")
+        self.values = self.values[: len(cells)]
+
+    def add(self, values: list[float]) -> None:
+        self.values += values
+        if self._path is not None:
+            self._write(values)
+
+    def _write(self, line: Any) -> None:
+        assert self._path is not None
+        with self._path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(line) + "\n")
+
+
+def _line(line: str) -> Any:
+    try:
+        return json.loads(line)
+    except ValueError:
+        return None

@@ -1,0 +1,86 @@
+"""An edit that takes away what heads say of this text."""
+
+from __future__ import annotations
+
+from typing import Any, Literal, get_args
+
+import torch
+from torch import Tensor
+
+from clearhead.base.arrays import accumulated
+from clearhead.base.errors import ClearheadError
+from clearhead.base.numbers import check_count
+from clearhead.base.text import listed
+from clearhead.models.tap.choice import Heads, Layers, Positions
+from clearhead.models.use.edits.base import Edit
+from clearhead.models.use.edits.from_run import FromRun
+from clearhead.models.use.edits.spot import Spot
+
+Kind = Literal["zero", "mean", "resample"]
+
+
+class Ablate(Edit):
+    """The output of some heads becomes 0, their mean over texts, or what they had for another text.
+
+    >>> import torch, clearhead as ch
+    >>> block, x, others = ch.nn.DotProductAttention(), torch.rand(1, 4, 10, 8), torch.rand(5, 4, 10, 8)
+    >>> with ch.watch(block, values=True) as seen:
+    ...     mean = block(others, others, others).mean((0, 2))
+    >>> with ch.edit(block, ch.edits.Ablate(heads=3, kind="mean", over=seen)):
+    ...     output = block(x, x, x)
+    >>> torch.allclose(output[0, 3, 7], mean[3], atol=1e-6)
+    True
+
+    `kind`: "zero"; "mean", the mean of the head's output over all sequences and positions of `over` that are no
+    padding; or "resample", its output at the same positions of another sequence of `over`, drawn for each sequence by
+    `seed`, the same for all heads and layers. Where `over` has as many sequences as this run, no sequence gets its own.
+    `over`: a `Recording` of `watch(model, values=True)`, of one run, or one of its calls; not for "zero". `layers`,
+    `heads`, `queries`: see `Edit`. Raises a `ClearheadError` where `over` has no call of a layer, or fewer positions
+    than this run.
+    Source: Wang et al. 2023, "Interpretability in the Wild" (means); Chan et al. 2022, "Causal Scrubbing" (resampling).
+    """
+
+    def __init__(
+        self,
+        layers: Layers = None,
+        heads: Heads = None,
+        kind: Kind = "zero",
+        over: Any = None,
+        queries: Positions = None,
+        *,
+        seed: int = 0,
+    ) -> None:
+        super().__init__(layers, heads, queries)
+        if kind not in get_args(Kind):
+            raise ClearheadError(f"Ablate: kind is {kind!r:.60}; expected one of {listed(get_args(Kind))}.")
+        if (kind == "zero") != (over is None):
+            need = "takes no recording: leave out over" if kind == "zero" else "needs a recording: over=recording"
+            raise ClearheadError(f"Ablate: kind={kind!r} {need}.")
+        self.kind, self.over = kind, None if over is None else FromRun(over, "Ablate")
+        self.factor = 0.0 if kind == "zero" else 1.0
+        self.seed = check_count(seed, 0, "Ablate: seed")
+        if self.over is not None and not self.over.call_of:
+            raise ClearheadError("Ablate: over is a tensor; expected a recording of watch(model, values=True).")
+
+    def after(self, output: Tensor, spot: Spot) -> Tensor:
+        if self.over is None:
+            return output
+        given = self.over.tensor("output", spot.site)
+        if self.kind == "mean":
+            call = self.over.call(spot.site)
+            words = None if call.padding is None else call.padding.queries
+            keep = given.new_ones(given.shape[0], given.shape[2]) if words is None else words.to(given)
+            exact = given.to(accumulated(given.dtype))
+            mean = (exact * keep[:, None, :, None]).sum((0, 2)) / keep.sum()
+            some = mean[spot.heads.start : spot.heads.stop].to(output.dtype)
+            return some[None, :, None].expand_as(output).clone()
+        like = given[:, spot.heads.start : spot.heads.stop]
+        taken = self.over.taken("output", spot, like, list(spot.rows))
+        return taken[self._drawn(output.shape[0], given.shape[0])].to(output.dtype)
+
+    def _drawn(self, here: int, there: int) -> Tensor:
+        """For each sequence of this run a sequence of the other one."""
+        generator = torch.Generator("cpu").manual_seed(self.seed)
+        own = here == there > 1  # then no sequence gets its own output
+        drawn = torch.randint(int(own), there, (here,), generator=generator, device="cpu")
+        return (drawn + torch.arange(here, device="cpu") * own) % there

@@ -1,0 +1,258 @@
+"""Circuits and logit attributions, against hooks of our own in plain PyTorch on seven architectures."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from torch import nn
+from transformers import (
+    BertConfig,
+    BertForTokenClassification,
+    GPT2Config,
+    GPT2LMHeadModel,
+    LlamaConfig,
+    LlamaForCausalLM,
+    MixtralConfig,
+    MixtralForCausalLM,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+    T5Config,
+    T5ForConditionalGeneration,
+    ViTConfig,
+    ViTForImageClassification,
+)
+
+import clearhead as ch
+
+HEADS, WIDTH = 4, 32
+SAME = {
+    "vocab_size": 40,
+    "hidden_size": WIDTH,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": HEADS,
+}
+IDS = torch.tensor([[1, 5, 9, 2, 7, 3], [4, 4, 8, 6, 0, 11]])
+
+
+class Read(NamedTuple):
+    """What the oracle reads of an architecture, by the names of its modules."""
+
+    make: Any
+    inputs: dict[str, torch.Tensor]
+    side: Any  # model, layer, "q" "k" "v" "o" -> weight
+    writes: Any  # model, layer -> the module that is given the heads
+    norms: Any  # model, layer -> norms that a head's result goes through
+    unembed: Any  # model -> (weight, factor)
+
+
+def conv(module: nn.Module, number: int) -> torch.Tensor:
+    return module.weight.T.chunk(3)[number]
+
+
+def of_llama(config: Any, cls: Any) -> Read:
+    names = {"q": "q_proj", "k": "k_proj", "v": "v_proj", "o": "o_proj"}
+    return Read(
+        lambda: cls(config),
+        {"input_ids": IDS},
+        lambda m, n, s: getattr(m.model.layers[n].self_attn, names[s]).weight,
+        lambda m, n: m.model.layers[n].self_attn.o_proj,
+        lambda m, n: [m.model.norm],
+        lambda m: (m.lm_head.weight, 1.0),
+    )
+
+
+def of_bert(m: Any, n: int, s: str) -> torch.Tensor:
+    layer = m.bert.encoder.layer[n].attention
+    one = {"q": layer.self.query, "k": layer.self.key, "v": layer.self.value, "o": layer.output.dense}[s]
+    return one.weight
+
+
+def bert_norms(m: Any, n: int) -> list[nn.Module]:
+    layers = m.bert.encoder.layer
+    found = [layers[n].attention.output.LayerNorm, layers[n].output.LayerNorm]
+    for later in layers[n + 1 :]:
+        found += [later.attention.output.LayerNorm, later.output.LayerNorm]
+    return found
+
+
+def of_vit(m: Any, n: int, s: str) -> torch.Tensor:
+    names = {"q": "q_proj", "k": "k_proj", "v": "v_proj", "o": "o_proj"}
+    return getattr(m.vit.layers[n].attention, names[s]).weight
+
+
+ARCHITECTURES = {
+    "llama": of_llama(LlamaConfig(**SAME, num_key_value_heads=2), LlamaForCausalLM),
+    "qwen3": of_llama(Qwen3Config(**SAME, num_key_value_heads=2, head_dim=16), Qwen3ForCausalLM),
+    "mixtral": of_llama(
+        MixtralConfig(**SAME, num_key_value_heads=2, experts_implementation="eager"), MixtralForCausalLM
+    ),
+    "gpt2": Read(
+        lambda: GPT2LMHeadModel(
+            GPT2Config(
+                vocab_size=40, n_embd=WIDTH, n_layer=2, n_head=HEADS, n_positions=16, bos_token_id=1, eos_token_id=2
+            )
+        ),
+        {"input_ids": IDS},
+        lambda m, n, s: m.transformer.h[n].attn.c_proj.weight.T
+        if s == "o"
+        else conv(m.transformer.h[n].attn.c_attn, "qkv".index(s)),
+        lambda m, n: m.transformer.h[n].attn.c_proj,
+        lambda m, n: [m.transformer.ln_f],
+        lambda m: (m.lm_head.weight, 1.0),
+    ),
+    "t5": Read(
+        lambda: T5ForConditionalGeneration(
+            T5Config(vocab_size=40, d_model=WIDTH, d_kv=8, d_ff=48, num_layers=2, num_heads=HEADS)
+        ),
+        {"input_ids": IDS, "decoder_input_ids": IDS[:, :4]},
+        lambda m, n, s: getattr(m.decoder.block[n].layer[0].SelfAttention, s).weight,
+        lambda m, n: m.decoder.block[n].layer[0].SelfAttention.o,
+        lambda m, n: [m.decoder.final_layer_norm],
+        lambda m: (m.lm_head.weight, WIDTH**-0.5 if m.config.tie_word_embeddings else 1.0),
+    ),
+    "bert": Read(
+        lambda: BertForTokenClassification(BertConfig(**SAME, num_labels=5)),
+        {"input_ids": IDS},
+        of_bert,
+        lambda m, n: m.bert.encoder.layer[n].attention.output.dense,
+        bert_norms,
+        lambda m: (m.classifier.weight, 1.0),
+    ),
+    "vit": Read(
+        lambda: ViTForImageClassification(
+            ViTConfig(
+                hidden_size=WIDTH, intermediate_size=48, num_hidden_layers=2, num_attention_heads=HEADS, image_size=16,
+                patch_size=8, num_labels=5,
+            )
+        ),
+        {"pixel_values": torch.rand(2, 3, 16, 16, generator=torch.Generator().manual_seed(1))},
+        of_vit,
+        lambda m, n: m.vit.layers[n].attention.o_proj,
+        lambda m, n: [m.vit.layernorm],
+        lambda m: (m.classifier.weight, 1.0),
+    ),
+}  # fmt: skip
+BUDGET = {torch.float32: 1e-5, torch.float64: 1e-9}
+
+
+def made(read: Read, dtype: torch.dtype) -> tuple[Any, dict[str, torch.Tensor]]:
+    torch.manual_seed(3)
+    model = read.make().eval().to(dtype)
+    with torch.no_grad():
+        for parameter in model.parameters():  # biases and norms that are not 0 and 1
+            parameter += 0.1 * torch.randn_like(parameter)
+    inputs = {name: x.to(dtype) if x.is_floating_point() else x for name, x in read.inputs.items()}
+    return model, inputs
+
+
+def layer_name(name: str, n: int) -> int | str:
+    return f"decoder {n}" if name == "t5" else n
+
+
+@pytest.mark.parametrize("dtype", list(BUDGET))
+@pytest.mark.parametrize("name", list(ARCHITECTURES))
+def test_projections_are_the_models_own(name: str, dtype: torch.dtype) -> None:
+    read = ARCHITECTURES[name]
+    model, inputs = made(read, dtype)
+    found = ch.models.circuits(model, inputs)
+    for n in range(2):
+        for head in range(HEADS):
+            mine = found.projections(layer_name(name, n), head)
+            for side, one in zip("qkv", mine[:3], strict=True):
+                weight = read.side(model, n, side)
+                count = 2 if name in ("llama", "qwen3", "mixtral") and side != "q" else HEADS
+                assert torch.equal(one.weight, weight.unflatten(0, (count, -1))[head * count // HEADS])
+            assert torch.equal(mine.output.weight, read.side(model, n, "o").unflatten(1, (HEADS, -1))[:, head])
+            # the products, their norms and their spectra against the whole matrices
+            qk = mine.query.weight.double().T @ mine.key.weight.double()
+            ov = mine.output.weight.double() @ mine.value.weight.double()
+            for whole, low in ((qk, found.qk(layer_name(name, n), head)), (ov, found.ov(layer_name(name, n), head))):
+                budget = BUDGET[dtype] * float(whole.abs().max().clamp_min(1.0)) * 10
+                assert (low.dense().double() - whole).abs().max() <= budget
+                rank = low.left.shape[1]
+                values = torch.linalg.svdvals(whole)
+                assert (low.svd().S.double() - values[:rank]).abs().max() <= budget
+                assert (low.norm().double() - torch.linalg.matrix_norm(whole)).abs() <= budget
+                u, s, vh = low.svd()
+                assert ((u * s) @ vh - low.dense()).abs().max() <= budget
+                mine_trace, theirs = low.eigenvalues().sum().real.double(), whole.trace()
+                assert (mine_trace - theirs).abs() <= budget * WIDTH
+
+
+@pytest.mark.parametrize("through", ["query", "key", "value"])
+@pytest.mark.parametrize("name", ["gpt2", "llama", "qwen3", "bert"])
+def test_composition_is_that_of_whole_matrices(name: str, through: str) -> None:
+    model, inputs = made(ARCHITECTURES[name], torch.float64)
+    found = ch.models.circuits(model, inputs)
+    table = found.composition(through)
+    assert len(table) == HEADS**2 and all(a["composition"] >= b["composition"] for a, b in itertools.pairwise(table))
+    for row in table:
+        assert (row["layer"], row["with layer"]) == (1, 0)
+        ov = found.ov(0, row["with head"]).dense()
+        reads = found.ov(1, row["head"]) if through == "value" else found.qk(1, row["head"])
+        whole = reads.dense().T if through == "query" else reads.dense()
+        norm = torch.linalg.matrix_norm
+        assert math.isclose(row["composition"], float(norm(whole @ ov) / (norm(whole) * norm(ov))), rel_tol=1e-9)
+
+
+def linear_norm(module: nn.Module, given: torch.Tensor, part: torch.Tensor) -> torch.Tensor:
+    """A part of a norm's input through the norm, at the norm's size for the whole input."""
+    centred = isinstance(module, nn.LayerNorm)
+    eps = module.eps if centred else module.variance_epsilon
+    whole = given - given.mean(-1, keepdim=True) if centred else given
+    size = (whole.square().mean(-1, keepdim=True) + eps).sqrt()
+    return (part - part.mean(-1, keepdim=True) if centred else part) / size * module.weight
+
+
+@pytest.mark.parametrize("dtype", list(BUDGET))
+@pytest.mark.parametrize("name", list(ARCHITECTURES))
+@torch.no_grad()
+def test_what_heads_add_is_what_hooks_find(name: str, dtype: torch.dtype) -> None:
+    read = ARCHITECTURES[name]
+    model, inputs = made(read, dtype)
+    given: dict[int, torch.Tensor] = {}
+    modules = [read.writes(model, n) for n in range(2)] + [norm for n in range(2) for norm in read.norms(model, n)]
+    handles = [m.register_forward_pre_hook(lambda m, args: given.__setitem__(id(m), args[0].detach())) for m in modules]
+    logits = model(**inputs).logits
+    for handle in handles:
+        handle.remove()
+    token, against, place = 3, 1, 0 if name == "vit" else -1
+    found = ch.models.logit_attribution(model, inputs, token=token, against=against, position=place)
+    chosen = logits if logits.ndim == 2 else logits[:, place]
+    assert torch.allclose(found.logit, chosen[:, token] - chosen[:, against], rtol=1e-5, atol=1e-6)
+    weight, factor = read.unembed(model)
+    for n in range(2):
+        heads = given[id(read.writes(model, n))].unflatten(-1, (HEADS, -1))
+        parts = torch.einsum("blhe,dhe->bhld", heads, read.side(model, n, "o").unflatten(1, (HEADS, -1)))
+        for norm in read.norms(model, n):
+            parts = linear_norm(norm, given[id(norm)].unsqueeze(1), parts)
+        wanted = factor * parts[:, :, place] @ (weight[token] - weight[against])
+        call = next(c for c in found if str(c.layer) == (f"decoder {n}" if name == "t5" else f"L{n}"))
+        budget = BUDGET[dtype] * float(wanted.abs().max().clamp_min(1.0))
+        assert (call.heads - wanted).abs().max() <= budget
+        assert (call.positions.sum(-1) - wanted).abs().max() <= budget
+        assert (call.sources.sum(-1) - wanted).abs().max() <= budget
+    if name in ("llama", "qwen3", "mixtral", "t5"):  # nothing has a bias: all parts are found
+        largest = max(float(part.abs().max()) for part in [*found.others.values(), *(call.heads for call in found)])
+        assert found.remainder.abs().max() <= 1e-6 * max(largest, 1.0)  # their RMS norms round to float32
+    elif name != "bert":  # biases of norms and of the unembedding are left: they are the same for each sequence
+        assert (found.remainder[0] - found.remainder[1]).abs() <= BUDGET[dtype] * 10
+
+
+def test_the_parts_of_a_post_norm_model_sum_to_its_logit_without_biases() -> None:
+    model, inputs = made(ARCHITECTURES["bert"], torch.float64)
+    with torch.no_grad():
+        for module in model.modules():
+            if isinstance(module, nn.LayerNorm):
+                module.bias.zero_()
+        model.classifier.bias.zero_()
+    found = ch.models.logit_attribution(model, inputs, token=2, position=[1, 4])
+    assert found.remainder.abs().max() < 1e-9
+    with torch.no_grad():
+        logits = model(**inputs).logits
+    assert torch.allclose(found.logit, torch.stack([logits[0, 1, 2], logits[1, 4, 2]]))

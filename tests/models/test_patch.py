@@ -1,0 +1,355 @@
+"""Patches and ablations, against hooks of our own in plain PyTorch."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from transformers import (
+    GPT2Config,
+    GPT2LMHeadModel,
+    LlamaConfig,
+    LlamaForCausalLM,
+    T5Config,
+    T5ForConditionalGeneration,
+)
+
+import clearhead as ch
+
+IDS = torch.tensor([[1, 5, 9, 2, 7, 3], [4, 4, 8, 6, 0, 11]])
+OTHER = torch.tensor([[2, 3, 4, 8, 1, 1], [7, 0, 0, 5, 6, 12]])
+HEADS, WIDTH = 4, 8
+
+
+class Plain(nn.Module):
+    """Two layers of grouped attention, with every part in reach of the oracle: `change` is given layer and parts."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(16, 32)
+        self.layers = nn.ModuleList(PlainLayer() for _ in range(2))
+
+    def forward(self, ids: Tensor, change: Any = None, seen: Any = None) -> Tensor:
+        x = self.embed(ids)
+        for n, layer in enumerate(self.layers):
+            x = x + layer(x, (lambda name, t, n=n: change(n, name, t)) if change else None, n, seen)
+        return x
+
+
+class PlainLayer(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.q, self.o = nn.Linear(32, 32), nn.Linear(32, 32)
+        self.k, self.v = nn.Linear(32, 16), nn.Linear(32, 16)
+
+    def forward(self, x: Tensor, change: Any, n: int, seen: Any) -> Tensor:
+        q, k, v = (p(x).unflatten(-1, (-1, WIDTH)).transpose(1, 2) for p in (self.q, self.k, self.v))
+        if change is None and seen is None:
+            out = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
+        else:  # the oracle: one query head at a time, so that a group's heads may differ
+            k, v = (t.repeat_interleave(2, 1) for t in (k, v))
+            at = change or (lambda name, t: t)
+            q, k, v = at("query", q), at("key", k), at("value", v)
+            hidden = torch.ones(x.shape[1], x.shape[1], dtype=torch.bool).triu(1)
+            w = (q @ k.mT / WIDTH**0.5).masked_fill(hidden, -torch.inf).softmax(-1)
+            w = at("weights", w)
+            out = at("output", w @ v)
+            if seen is not None:
+                seen[n] = {"query": q, "key": k, "value": v, "weights": w, "output": out}
+        return self.o(out.transpose(1, 2).flatten(2))
+
+
+@pytest.fixture(scope="module")
+def plain() -> tuple[Plain, Any, dict[int, dict[str, Tensor]]]:
+    torch.manual_seed(0)
+    model = Plain().double().eval()
+    kept: dict[int, dict[str, Tensor]] = {}
+    with torch.no_grad():
+        model(OTHER, seen=kept)
+        with ch.watch(model, values=True) as seen:
+            model(OTHER)
+    return model, seen, kept
+
+
+PLACES = {
+    "query": ([1, 4], None),
+    "output": ([1, 4], None),
+    "weights": ([1, 4], None),
+    "key": (None, [0, 3]),
+    "value": (None, [0, 3]),
+}
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("heads", [0, [1, 2], [3, 0], None])
+@pytest.mark.parametrize("layer", [0, 1, None])
+@pytest.mark.parametrize("part", list(PLACES))
+def test_a_patch_is_what_hooks_do(plain: Any, part: str, layer: int | None, heads: Any) -> None:
+    model, seen, kept = plain
+    queries, keys = PLACES[part]
+    chosen = range(HEADS) if heads is None else [heads] if isinstance(heads, int) else heads
+
+    def change(n: int, name: str, tensor: Tensor) -> Tensor:
+        if name != part or layer not in (n, None):
+            return tensor
+        new = tensor.clone()
+        for head in chosen:
+            for place in queries or keys:
+                new[:, head, place] = kept[n][part][:, head, place]
+        return new
+
+    with ch.edit(model, ch.edits.Patch(seen, layer, heads, part, queries, keys)):
+        found = model(IDS)
+    wanted = model(IDS, change)
+    assert (found - wanted).abs().max() < 1e-12
+    assert not torch.equal(found, model(IDS))
+
+
+@torch.no_grad()
+def test_a_patched_value_of_some_queries_alone(plain: Any) -> None:
+    model, seen, kept = plain
+
+    def change(n: int, name: str, tensor: Tensor) -> Tensor:
+        if n or name != "output":
+            return tensor
+        new, value = tensor.clone(), kept["here"].clone()
+        value[:, 2, 3] = kept[0]["value"][:, 2, 3]
+        new[:, 2, 5] = (kept["weights"] @ value)[:, 2, 5]
+        return new
+
+    here: dict[int, dict[str, Tensor]] = {}
+    model(IDS, seen=here)
+    kept = {**kept, "here": here[0]["value"], "weights": here[0]["weights"]}
+    with ch.edit(model, ch.edits.Patch(seen, 0, 2, "value", queries=5, keys=3)):
+        found = model(IDS)
+    assert (found - model(IDS, change)).abs().max() < 1e-12
+
+
+@torch.no_grad()
+def test_positions_pair_texts_of_different_lengths(plain: Any) -> None:
+    model, _, _ = plain
+    longer = torch.tensor([[9, 2, 3, 4, 8, 1, 1, 3]])
+    kept: dict[int, dict[str, Tensor]] = {}
+    model(longer, seen=kept)
+    with ch.watch(model, values=True) as seen:
+        model(longer)
+    pairs = ([0, 2, 5], [1, 4, 7])
+
+    def change(n: int, name: str, tensor: Tensor) -> Tensor:
+        new = tensor.clone()
+        if name == "output":
+            new[:, :, pairs[0]] = kept[n]["output"][:, :, pairs[1]]
+        return new
+
+    with ch.edit(model, ch.edits.Patch(seen, positions=pairs)):
+        found = model(IDS)
+    assert (found - model(IDS, change)).abs().max() < 1e-12
+    with pytest.raises(ch.ShapeError, match="positions="), ch.edit(model, ch.edits.Patch(seen)):
+        model(IDS)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("kind", ["zero", "mean", "resample"])
+def test_an_ablation_is_what_hooks_do(plain: Any, kind: str) -> None:
+    model, seen, kept = plain
+
+    def change(n: int, name: str, tensor: Tensor) -> Tensor:
+        if name != "output" or n != 1:
+            return tensor
+        new, other = tensor.clone(), kept[1]["output"]
+        by_kind = {
+            "zero": 0 * other,
+            "mean": other.mean((0, 2), keepdim=True).expand_as(other),
+            "resample": other.flip(0),
+        }
+        new[:, [0, 3]] = by_kind[kind][:, [0, 3]]
+        return new
+
+    edit = ch.edits.Ablate(1, [0, 3], kind, None if kind == "zero" else seen)
+    with ch.edit(model, edit):
+        found = model(IDS)
+    assert (found - model(IDS, change)).abs().max() < 1e-12
+
+
+@torch.no_grad()
+def test_the_mean_of_an_ablation_is_of_words_alone() -> None:
+    torch.manual_seed(0)
+    model = GPT2LMHeadModel(
+        GPT2Config(vocab_size=20, n_embd=32, n_layer=2, n_head=HEADS, bos_token_id=1, eos_token_id=2)
+    ).eval()
+    mask = torch.tensor([[1, 1, 1, 1, 0, 0], [1] * 6])
+    with ch.watch(model, values=True) as seen:
+        model(input_ids=OTHER, attention_mask=mask)
+    with ch.watch(model, values=True) as short:
+        model(input_ids=OTHER[:1, :4])
+    with ch.watch(model, values=True) as full:
+        model(input_ids=OTHER[1:])
+    both = torch.cat([one[0].output for one in (short, full)], 2)
+    with ch.edit(model, ch.edits.Ablate(0, 1, "mean", seen)), ch.watch(model, values=True) as ran:
+        model(input_ids=IDS)
+    assert torch.allclose(ran[0].output[:, 1], both[:, 1].mean(1).expand(2, 6, -1), atol=1e-6)
+
+
+@torch.no_grad()
+def test_path_patching_in_a_model_of_transformers() -> None:
+    """The whole run of another text through the keys of one layer: the same as its keys put in by a hook of our own."""
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=20,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+    )
+    model = LlamaForCausalLM(config).eval()
+    with ch.watch(model, values=True) as seen:
+        model(input_ids=OTHER)
+    kept = []
+    hook = model.model.layers[1].self_attn.v_proj.register_forward_hook(lambda m, a, out: kept.append(out))
+    model(input_ids=OTHER)
+    hook.remove()
+    for patched, wanted in (("value", kept[0]),):
+        hook = model.model.layers[1].self_attn.v_proj.register_forward_hook(lambda m, a, out, wanted=wanted: wanted)
+        theirs = model(input_ids=IDS).logits
+        hook.remove()
+        with ch.edit(model, ch.edits.Patch(seen, 1, part=patched)):
+            assert torch.allclose(model(input_ids=IDS).logits, theirs, atol=1e-5)
+
+
+@torch.no_grad()
+def test_cross_attention_of_another_source() -> None:
+    torch.manual_seed(0)
+    model = T5ForConditionalGeneration(
+        T5Config(vocab_size=20, d_model=32, d_kv=8, d_ff=48, num_layers=2, num_heads=HEADS)
+    ).eval()
+    words = IDS[:, :3]
+    with ch.watch(model, values=True) as seen:
+        model(input_ids=OTHER, decoder_input_ids=words)
+    edits = [ch.edits.Patch(seen, "decoder *, cross", part=part) for part in ("key", "value")]
+    with ch.edit(model, *edits):
+        found = model(input_ids=IDS, decoder_input_ids=words).logits
+    assert torch.allclose(found, model(input_ids=OTHER, decoder_input_ids=words).logits, atol=1e-5)
+
+
+@torch.no_grad()
+def test_edits_of_one_head_apply_in_turn(plain: Any) -> None:
+    model, seen, kept = plain
+    patch, half = ch.edits.Patch(seen, 1, 2), ch.edits.ScaleHeads(1, 2, 0.5)
+
+    def change(factor: float) -> Any:
+        def inner(n: int, name: str, tensor: Tensor) -> Tensor:
+            new = tensor.clone()
+            if n == 1 and name == "output":
+                new[:, 2] = factor * kept[1]["output"][:, 2]
+            return new
+
+        return inner
+
+    with ch.edit(model, patch, half):
+        assert (model(IDS) - model(IDS, change(0.5))).abs().max() < 1e-12
+    with ch.edit(model, half, patch):
+        assert (model(IDS) - model(IDS, change(1.0))).abs().max() < 1e-12
+    with ch.edit(model, patch), ch.edit(model, half):  # nested: the inner ones come after
+        assert (model(IDS) - model(IDS, change(0.5))).abs().max() < 1e-12
+    with ch.edit(model, half), ch.edit(model, patch):
+        assert (model(IDS) - model(IDS, change(1.0))).abs().max() < 1e-12
+    assert torch.equal(model(IDS), model(IDS))
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("inside", [False, True], ids=["watch around", "watch inside"])
+@pytest.mark.parametrize("part", list(PLACES))
+def test_a_patched_run_is_recorded_as_it_ran(plain: Any, part: str, inside: bool) -> None:
+    model, seen, kept = plain
+    heads = [2, 3] if part == "value" else [1, 2]  # a record has one value for each key head
+    edit = ch.edits.Patch(seen, 1, heads, part, PLACES[part][0], PLACES[part][1])
+    if inside:
+        with ch.edit(model, edit), ch.watch(model, values=True) as ran:
+            model(IDS)
+    else:
+        with ch.watch(model, values=True) as ran, ch.edit(model, edit):
+            model(IDS)
+    call, value = ran[1], ran[1].value.repeat_interleave(2, 1)
+    if part == "output":  # an output is no product of weights
+        assert torch.allclose(call.output[:, heads][:, :, [1, 4]], kept[1]["output"][:, heads][:, :, [1, 4]])
+        return
+    assert (call.weights.dense() @ value - call.output).abs().max() < 1e-12
+    if part == "weights":
+        assert torch.allclose(call.weights.dense()[:, heads][:, :, [1, 4]], kept[1]["weights"][:, heads][:, :, [1, 4]])
+
+
+@torch.no_grad()
+def test_what_a_record_cannot_hold_is_said(plain: Any) -> None:
+    model, seen, _ = plain
+    for edit in (ch.edits.Patch(seen, 1, 2, "value", keys=0), ch.edits.Patch(seen, 1, [2, 3], "value", queries=1)):
+        with pytest.raises(ch.UnsupportedError, match="value"), ch.edit(model, edit), ch.watch(model, values=True):
+            model(IDS)
+        with ch.edit(model, edit), ch.watch(model) as ran:
+            model(IDS)
+        assert len(ran.calls) == 2
+
+
+@torch.no_grad()
+def test_weights_as_a_tensor(plain: Any) -> None:
+    model, _, kept = plain
+    with ch.edit(model, ch.edits.Freeze(kept[0]["weights"], 0, [0, 3])):
+        found = model(IDS)
+
+    def change(n: int, name: str, tensor: Tensor) -> Tensor:
+        new = tensor.clone()
+        if n == 0 and name == "weights":
+            new[:, [0, 3]] = kept[0]["weights"][:, [0, 3]]
+        return new
+
+    assert (found - model(IDS, change)).abs().max() < 1e-12
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda seen: ch.edits.Patch(3), "expected a recording"),
+        (lambda seen: ch.edits.Patch(seen, part="keys"), "expected one of"),
+        (lambda seen: ch.edits.Patch(seen, keys=1), "part='key'"),
+        (lambda seen: ch.edits.Patch(seen, positions=([1, 1], [2, 3])), "two lists"),
+        (lambda seen: ch.edits.Patch(seen, part="weights", positions=([1], [2])), "all keys"),
+        (lambda seen: ch.edits.Patch(torch.zeros(3)), "all heads and positions"),
+        (lambda seen: ch.edits.Freeze(torch.ones(1, 4, 6, 6)), "sum to 1"),
+        (lambda seen: ch.edits.Ablate(kind="mean"), "over=recording"),
+        (lambda seen: ch.edits.Ablate(kind="zero", over=seen), "leave out over"),
+        (lambda seen: ch.edits.Ablate(kind="mean", over=torch.zeros(1, 4, 6, 8)), "a tensor"),
+    ],
+)
+def test_wrong_sources_are_refused_at_once(plain: Any, make: Any, words: str) -> None:
+    with pytest.raises(ch.ClearheadError, match=words):
+        make(plain[1])
+
+
+@torch.no_grad()
+@pytest.mark.parametrize(
+    ("source", "words"),
+    [
+        (torch.zeros(3, 4, 6, 8, dtype=torch.float64), "2 sequences"),
+        (torch.zeros(2, 3, 6, 8, dtype=torch.float64), "4 query heads"),
+        (torch.zeros(2, 4, 6, 9, dtype=torch.float64), "width 8"),
+        (torch.zeros(2, 4, 5, 8, dtype=torch.float64), "positions="),
+        (torch.zeros(2, 4, 6, 8), "float32"),
+    ],
+)
+def test_a_source_that_does_not_fit_is_told_before_anything_is_computed(plain: Any, source: Tensor, words: str) -> None:
+    with pytest.raises(ch.ClearheadError, match=words), ch.edit(plain[0], ch.edits.Patch(source)):
+        plain[0](IDS)
+
+
+def test_a_recording_of_several_runs_is_refused(plain: Any) -> None:
+    model = plain[0]
+    with torch.no_grad(), ch.watch(model, values=True) as seen:
+        model(IDS)
+        model(OTHER)
+    with pytest.raises(ch.ClearheadError, match="2 calls of L0"), ch.edit(model, ch.edits.Patch(seen)):
+        model(IDS)
+    with torch.no_grad(), ch.edit(model, ch.edits.Patch(seen.runs[1])):
+        model(IDS)

@@ -1,0 +1,171 @@
+"""Sweeps, against hooks of our own and against themselves in batches and in parts."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from transformers import (
+    BertConfig,
+    BertForMaskedLM,
+    LlamaConfig,
+    LlamaForCausalLM,
+    T5Config,
+    T5ForConditionalGeneration,
+)
+
+import clearhead as ch
+
+IDS = torch.tensor([[1, 5, 9, 2, 7, 3], [4, 4, 8, 6, 0, 11]])
+SAME = {"vocab_size": 20, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
+
+
+@pytest.fixture(scope="module")
+def llama() -> Any:
+    torch.manual_seed(0)
+    model = LlamaForCausalLM(LlamaConfig(**SAME, num_key_value_heads=2)).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter += 0.2 * torch.randn_like(parameter)
+    return model
+
+
+def ablated(layer: Any, head: Any) -> ch.edits.Edit:
+    return ch.edits.Ablate(layer, head)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("batch", [1, 3, 8])
+def test_a_sweep_is_what_hooks_do(llama: Any, batch: int) -> None:
+    metric = ch.models.logit_difference(token=[7, 3], against=2)
+    found = ch.models.sweep(llama, ablated, {"input_ids": IDS}, metric, batch=batch)
+    assert [(row["layer"], row["head"]) for row in found] == [(n, h) for n in range(2) for h in range(4)]
+    plain = float(metric(llama(input_ids=IDS)).double().mean())
+    assert abs(found.plain - plain) < 1e-6
+    for row in found:
+
+        def without(module: Any, args: Any, row: Any = row) -> Any:
+            x = args[0].clone()
+            x[..., 8 * row["head"] : 8 * row["head"] + 8] = 0
+            return (x,)
+
+        hook = llama.model.layers[row["layer"]].self_attn.o_proj.register_forward_pre_hook(without)
+        wanted = float(metric(llama(input_ids=IDS)).double().mean())
+        hook.remove()
+        assert abs(row["value"] - wanted) < 1e-5 and abs(row["effect"] - (wanted - plain)) < 1e-5
+
+
+@torch.no_grad()
+def test_positions_and_patches_in_batches(llama: Any) -> None:
+    with ch.watch(llama, values=True) as seen:
+        llama(input_ids=IDS.flip(1))
+
+    def patched(layer: Any, position: int) -> list[ch.edits.Edit]:
+        return [
+            ch.edits.Patch(seen, layer, part="value", keys=position),
+            ch.edits.Patch(seen, layer, heads=[0, 3], part="output", queries=position),
+        ]
+
+    metric = ch.models.kl(llama(input_ids=IDS))
+    one, four = (
+        ch.models.sweep(llama, patched, {"input_ids": IDS}, metric, ("layer", "position"), batch=batch)
+        for batch in (1, 5)
+    )
+    assert len(one) == len(four) == 12 and abs(one.plain) < 1e-9
+    assert max(abs(a["value"] - b["value"]) for a, b in zip(one, four, strict=True)) < 1e-5
+    grid, rows, columns = four.grid("layer", "position")
+    assert grid.shape == (2, 6) and (rows, columns) == ([0, 1], list(range(6)))
+    assert np.isfinite(grid).all() and grid.max() > 1e-3
+
+
+@torch.no_grad()
+def test_stacks_are_named_and_padding_is_kept(llama: Any) -> None:
+    torch.manual_seed(0)
+    t5 = T5ForConditionalGeneration(
+        T5Config(vocab_size=20, d_model=32, d_kv=8, d_ff=48, num_layers=1, num_heads=2)
+    ).eval()
+    inputs = {
+        "input_ids": IDS,
+        "attention_mask": torch.tensor([[1] * 6, [1] * 4 + [0] * 2]),
+        "decoder_input_ids": IDS[:, :3],
+    }
+    metric = ch.models.next_token_loss(IDS[:, :3])
+    one, two = (ch.models.sweep(t5, ablated, inputs, metric, batch=batch) for batch in (1, 4))
+    assert [row["layer"] for row in one] == ["encoder 0"] * 2 + ["decoder 0"] * 2 + ["decoder 0, cross"] * 2
+    assert max(abs(a["value"] - b["value"]) for a, b in zip(one, two, strict=True)) < 1e-5
+    bert = BertForMaskedLM(BertConfig(**SAME)).eval()
+    found = ch.models.sweep(
+        bert, lambda layer: ch.edits.Ablate(layer), {"input_ids": IDS}, lambda out: out.logits.std(), "layer"
+    )
+    assert [row["layer"] for row in found] == [0, 1]
+
+
+@torch.no_grad()
+def test_an_interrupted_sweep_goes_on(llama: Any, tmp_path: Path) -> None:
+    metric, made = ch.models.logit_difference(token=7), []
+
+    def counted(layer: Any, head: Any) -> ch.edits.Edit:
+        made.append((layer, head))
+        if len(made) == 6:
+            raise KeyboardInterrupt
+        return ablated(layer, head)
+
+    whole = ch.models.sweep(llama, ablated, IDS, metric)
+    with pytest.raises(KeyboardInterrupt):
+        ch.models.sweep(llama, counted, IDS, metric, batch=2, folder=tmp_path / "kept")
+    kept = tmp_path / "kept" / "sweep.jsonl"
+    assert len(kept.read_text().splitlines()) == 3  # the header, and two runs of two cells
+    with kept.open("a") as file:
+        file.write("[1.0, 2.")  # a line that was interrupted
+    found = ch.models.sweep(llama, counted, IDS, metric, batch=2, folder=tmp_path / "kept")
+    assert len(made) == 6 + 4
+    assert max(abs(a["value"] - b["value"]) for a, b in zip(found, whole, strict=True)) < 1e-5
+    again = ch.models.sweep(llama, counted, IDS, metric, batch=2, folder=tmp_path / "kept")
+    assert len(made) == 10 and again == found and "1.0, 2." not in kept.read_text()
+    with pytest.raises(ch.ClearheadError, match="another sweep"):
+        ch.models.sweep(llama, lambda layer: ch.edits.Ablate(layer), IDS, metric, "layer", folder=tmp_path / "kept")
+    with pytest.raises(ch.ClearheadError, match="another sweep"):
+        ch.models.sweep(llama, ablated, IDS.flip(1), metric, folder=tmp_path / "kept")
+    kept.write_text(json.dumps(["something"]) + "\n")
+    with pytest.raises(ch.ClearheadError, match="another sweep"):
+        ch.models.sweep(llama, ablated, IDS, metric, folder=tmp_path / "kept")
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"over": "heads"}, "expected one or several"),
+        ({"over": ("layer", "layer")}, "expected one or several"),
+        ({"make_edit": lambda layer, head: None}, "expected an edit"),
+        ({"make_edit": 3}, "functions"),
+        ({"metric": lambda out: out.logits}, "expected a number"),
+        ({"metric": lambda out: "much"}, "expected a number"),
+        ({"batch": 0}, "batch"),
+        ({"make_edit": lambda layer, head: ch.edits.Ablate(layer, head, queries=99)}, "changed nothing"),
+        ({"metric": ch.models.logit_difference(99)}, "token is 99"),
+        ({"metric": ch.models.logit_difference(1, position=6)}, "position is 6"),
+        ({"metric": ch.models.next_token_loss(IDS[:1])}, "expected"),
+    ],
+)
+def test_wrong_arguments_are_told(llama: Any, given: dict[str, Any], words: str) -> None:
+    right = {"make_edit": ablated, "inputs": {"input_ids": IDS}, "metric": ch.models.logit_difference(1)}
+    with pytest.raises(ch.ClearheadError, match=words):
+        ch.models.sweep(llama, **{**right, **given})
+
+
+@torch.no_grad()
+def test_a_batched_sweep_is_not_recorded(llama: Any) -> None:
+    with pytest.raises(ch.UnsupportedError, match="batch=1"), ch.watch(llama):
+        ch.models.sweep(llama, ablated, IDS, ch.models.logit_difference(1), batch=4)
+
+
+def test_a_sweep_is_drawn(llama: Any) -> None:
+    pytest.importorskip("matplotlib")
+    found = ch.models.sweep(llama, ablated, IDS, ch.models.logit_difference(1), batch=4)
+    axes = found.plot()
+    assert (axes.get_xlabel(), axes.get_ylabel()) == ("head", "layer") or axes is not None
+    ch.models.sweep(llama, lambda layer: ch.edits.Ablate(layer), IDS, ch.models.logit_difference(1), "layer").plot()
