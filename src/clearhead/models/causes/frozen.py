@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any, NamedTuple
 
-import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
