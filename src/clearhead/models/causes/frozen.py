@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any, NamedTuple
 
-import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
@@ -133,7 +132,8 @@ def _slope(name: str, norm: Norm, given: Tensor, result: Tensor) -> tuple[Tensor
     for centred in (norm.centred, not norm.centred):
         inner = x - x.mean(-1, keepdim=True) if centred else x
         size = (inner.square().mean(-1, keepdim=True) + norm.eps).rsqrt()
-        for weight in [torch.ones((), dtype=x.dtype, device=x.device)] if own.weight is None else [own.weight, 1.0 + own.weight]:
+        weights = [x.new_ones(())] if own.weight is None else [own.weight, 1.0 + own.weight]
+        for weight in weights:
             if near(inner * size * weight + shift, wanted, result.dtype):
                 return (size * weight).to(given.dtype), centred
     raise UnsupportedError(
