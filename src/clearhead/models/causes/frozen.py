@@ -7,10 +7,9 @@ from contextlib import ExitStack, contextmanager
 from typing import Any, NamedTuple
 
 from torch import Tensor, nn
-from torch.utils._pytree import tree_map
 
 from clearhead.base.errors import UnsupportedError
-from clearhead.base.torch_private import parts_of
+from clearhead.base.torch_private import parts_of, tree_map_only
 from clearhead.explanation.modules.origin.find import near
 from clearhead.explanation.modules.origin.ran import layer_of
 from clearhead.explanation.modules.projection import Linear, Norm
@@ -79,19 +78,19 @@ class Frozen:
                 number = self.writers.note(Writer(name, module, layer), args[0])
             cut = number is not None or not self._behind(name)
             self._running[id(module)] = cut, number
-            return tree_map(_constant, (args, kwargs)) if cut else None
+            return tree_map_only(Tensor, Tensor.detach, (args, kwargs)) if cut else None
 
         def after(module: nn.Module, args: tuple[Any, ...], result: Any) -> Any:
             cut, number = self._running.pop(id(module))
 
-            def leaf(one: Any) -> Any:
-                if not isinstance(one, Tensor) or not one.is_floating_point():
+            def leaf(one: Tensor) -> Tensor:
+                if not one.is_floating_point():
                     return one
                 own = one.detach().requires_grad_()
                 self.written.append(Written(name, own, number, layer))
                 return own
 
-            return tree_map(leaf, result) if cut else None
+            return tree_map_only(Tensor, leaf, result) if cut else None
 
         return before, after
 
@@ -147,10 +146,6 @@ def _other_norm(name: str, module: nn.Module) -> UnsupportedError:
         f"{name} is a {type(module).__name__} in the residual stream. What a head adds to the logit behind it is known "
         "for layer norms and RMS norms."
     )
-
-
-def _constant(one: Any) -> Any:
-    return one.detach() if isinstance(one, Tensor) else one
 
 
 def _block(name: str) -> str:

@@ -13,7 +13,6 @@ from typing import Any, Literal, get_args
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_flatten, tree_map
 
 from clearhead.base.errors import ClearheadError
 from clearhead.base.numbers import check_count
@@ -21,6 +20,7 @@ from clearhead.base.pages import write_page
 from clearhead.base.pictures import Panel, Side, Style, draw
 from clearhead.base.selected import items_of
 from clearhead.base.text import listed
+from clearhead.base.torch_private import tree_map_only
 from clearhead.models.attention_call import AttentionCall
 from clearhead.models.checks import run
 from clearhead.models.table import Table
@@ -180,7 +180,9 @@ def _number(metric: Callable[[Any], Any], output: Any) -> float:
 
 def _sequences(inputs: Any) -> int:
     """How many sequences the inputs hold: the first dimension of their first tensor."""
-    tensors = [one for one in tree_flatten(inputs)[0] if isinstance(one, Tensor) and one.ndim]
+    found: list[Tensor] = []
+    tree_map_only(Tensor, found.append, dict(inputs) if isinstance(inputs, Mapping) else inputs)
+    tensors = [one for one in found if one.ndim]
     if not tensors:
         raise ClearheadError("sweep: the inputs hold no tensor with a dimension of sequences. Pass batch=1.")
     return tensors[0].shape[0]
@@ -189,25 +191,25 @@ def _sequences(inputs: Any) -> int:
 def _repeated(inputs: Any, count: int, times: int) -> Any:
     """The inputs several times, side by side: a dict, not a tokenizer's class, since its tensors are repeated."""
 
-    def more(one: Any) -> Any:
-        if isinstance(one, Tensor) and one.ndim and one.shape[0] == count:
+    def more(one: Tensor) -> Tensor:
+        if one.ndim and one.shape[0] == count:
             return one.repeat(times, *[1] * (one.ndim - 1))
         return one
 
-    return tree_map(more, dict(inputs) if isinstance(inputs, Mapping) else inputs)
+    return tree_map_only(Tensor, more, dict(inputs) if isinstance(inputs, Mapping) else inputs)
 
 
 def _split(output: Any, count: int, times: int, place: int) -> Any:
     """The part of one cell in an output of several."""
 
-    def own(one: Any) -> Any:
-        if isinstance(one, Tensor) and one.ndim and one.shape[0] == count * times:
+    def own(one: Tensor) -> Tensor:
+        if one.ndim and one.shape[0] == count * times:
             return one[place * count : (place + 1) * count]
         return one
 
     if isinstance(output, Mapping):  # an output of transformers has its fields as attributes too
-        return type(output)(**{name: tree_map(own, value) for name, value in output.items()})
-    return tree_map(own, output)
+        return type(output)(**{name: tree_map_only(Tensor, own, value) for name, value in output.items()})
+    return tree_map_only(Tensor, own, output)
 
 
 class _Kept:
