@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 import torch.nn.functional as F
+from small_models import MODELS, pair
 from torch import nn
 from transformers import (
     BertConfig,
@@ -199,6 +200,12 @@ def test_composition_is_that_of_whole_matrices(name: str, through: str) -> None:
         whole = reads.dense().T if through == "query" else reads.dense()
         norm = torch.linalg.matrix_norm
         assert math.isclose(row["composition"], float(norm(whole @ ov) / (norm(whole) * norm(ov))), rel_tol=1e-9)
+
+
+def test_composition_needs_the_residual_stream() -> None:
+    found = ch.models.circuits(pair("DeepseekV3", MODELS["DeepseekV3"])[0], {"input_ids": IDS})
+    with pytest.raises(ch.UnsupportedError, match="not the residual stream"):
+        found.composition("value")
 
 
 def linear_norm(module: nn.Module, given: torch.Tensor, part: torch.Tensor) -> torch.Tensor:

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from small_models import OWN_EAGER, pair
 from torch import Tensor, nn
 from transformers import (
     GPT2Config,
@@ -291,6 +292,30 @@ def test_what_a_record_cannot_hold_is_said(plain: Any) -> None:
         with ch.edit(model, edit), ch.watch(model) as ran:
             model(IDS)
         assert len(ran.calls) == 2
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("heads", [None, [1, 2]])
+def test_frozen_weights_of_a_model_with_sinks_that_returns_its_weights(heads: Any) -> None:
+    model = pair("GptOss", OWN_EAGER["GptOss"])[0]
+    with ch.watch(model, values=True) as seen:
+        model(input_ids=OTHER)
+    with ch.edit(model, ch.edits.Freeze(seen, 1, heads)), ch.watch(model, values=True) as ran:
+        model(input_ids=IDS)
+    some = slice(None) if heads is None else heads
+    assert torch.allclose(ran[1].weights.dense()[:, some], seen[1].weights.dense()[:, some], atol=1e-6)
+    value = ran[1].value.repeat_interleave(2, 1)
+    assert torch.allclose(ran[1].weights.dense() @ value, ran[1].output, atol=1e-5)
+
+
+def test_a_tensor_as_a_source_has_no_gradient(plain: Any) -> None:
+    model, _, kept = plain
+    for part in ("value", "weights"):
+        source = kept[0][part].clone().requires_grad_()
+        with ch.edit(model, ch.edits.Patch(source, 0, part=part)):
+            model(IDS).sum().backward()
+        assert source.grad is None
+    model.zero_grad()
 
 
 @torch.no_grad()

@@ -29,7 +29,7 @@ class FromRun:
     def __init__(self, source: Any, who: str) -> None:
         self.source, self.who = source, who
         if isinstance(source, np.ndarray | Tensor):
-            self.source = to_tensor(source, f"{who}: source")
+            self.source = to_tensor(source, f"{who}: source").detach()
             check_float(self.source, f"{who}: source")
             if self.source.ndim != 4:
                 raise ShapeError(
