@@ -209,6 +209,28 @@ def test_a_batched_sweep_is_not_recorded(llama: Any) -> None:
         ch.models.sweep(llama, ablated, IDS, ch.models.logit_difference(1), batch=4)
 
 
+@torch.no_grad()
+def test_a_folder_of_a_metric_that_is_no_number_and_a_broken_header(llama: Any, tmp_path: Path) -> None:
+    nan = lambda out: torch.tensor(float("nan"))
+    given = (llama, lambda layer: ch.edits.Ablate(layer), IDS, nan, "layer")
+    for _ in range(2):
+        assert len(ch.models.sweep(*given, folder=tmp_path)) == 2
+    header = {"clearhead sweep": 1, "cells": [{"layer": 0}, {"layer": 1}]}
+    for wrong in (header, {**header, "plain": "much"}):
+        (tmp_path / "sweep.jsonl").write_text(json.dumps(wrong) + "\n")
+        with pytest.raises(ch.ClearheadError, match="another sweep"):
+            ch.models.sweep(*given, folder=tmp_path)
+
+
+def test_measures_at_their_edges() -> None:
+    none, some = torch.tensor([[0.0, -torch.inf, 1.0]]), torch.zeros(1, 3)
+    assert ch.models.kl(none)(none) == 0 and ch.models.kl(some)(none) == torch.inf
+    assert torch.isfinite(ch.models.kl(none)(some)).all()
+    for ids in (torch.tensor([[0, 3]]), torch.tensor([[0.0, 1.0]])):
+        with pytest.raises(ch.ClearheadError, match="below 3"):
+            ch.models.next_token_loss(ids)(torch.zeros(1, 2, 3))
+
+
 def test_a_sweep_is_drawn(llama: Any) -> None:
     pytest.importorskip("matplotlib")
     found = ch.models.sweep(llama, ablated, IDS, ch.models.logit_difference(1), batch=4)

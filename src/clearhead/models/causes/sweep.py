@@ -244,7 +244,11 @@ class _Kept:
             return
         found, *rest = (_line(line) for line in lines)
         same = isinstance(found, dict) and found.get(HEADER) == 1 and found.get("cells") == cells
-        if not same or not math.isclose(float(found["plain"]), plain, rel_tol=1e-4, abs_tol=1e-6):
+        before = found.get("plain") if same else None
+        same = isinstance(before, float) and (
+            math.isclose(before, plain, rel_tol=1e-4, abs_tol=1e-6) or (math.isnan(before) and math.isnan(plain))
+        )
+        if not same:
             raise ClearheadError(
                 f"sweep: {self._path} is of another sweep: of other cells, or of a model or inputs on which the metric "
                 "is another. Pass a folder that only this sweep uses."

@@ -82,6 +82,8 @@ class FromRun:
             value = call.value
         elif part == "output":
             value = None if call.outcome is None else call.outcome.output
+            if value is None and call.value is not None:  # torch.nn.MultiheadAttention gives no output by head
+                value = call.weights @ call.value
         else:
             problem = call.problem
             return problem.query if part == "query" else problem.key
