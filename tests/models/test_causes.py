@@ -8,6 +8,8 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
+import torch.nn.functional as F
+from small_models import MODELS, pair
 from torch import nn
 from transformers import (
     BertConfig,
@@ -200,6 +202,12 @@ def test_composition_is_that_of_whole_matrices(name: str, through: str) -> None:
         assert math.isclose(row["composition"], float(norm(whole @ ov) / (norm(whole) * norm(ov))), rel_tol=1e-9)
 
 
+def test_composition_needs_the_residual_stream() -> None:
+    found = ch.models.circuits(pair("DeepseekV3", MODELS["DeepseekV3"])[0], {"input_ids": IDS})
+    with pytest.raises(ch.UnsupportedError, match="not the residual stream"):
+        found.composition("value")
+
+
 def linear_norm(module: nn.Module, given: torch.Tensor, part: torch.Tensor) -> torch.Tensor:
     """A part of a norm's input through the norm, at the norm's size for the whole input."""
     centred = isinstance(module, nn.LayerNorm)
@@ -256,3 +264,124 @@ def test_the_parts_of_a_post_norm_model_sum_to_its_logit_without_biases() -> Non
     with torch.no_grad():
         logits = model(**inputs).logits
     assert torch.allclose(found.logit, torch.stack([logits[0, 1, 2], logits[1, 4, 2]]))
+
+
+class Heads(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.q, self.k, self.v, self.o = (nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(4))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        q, k, v = (p(x).unflatten(-1, (HEADS, -1)).transpose(1, 2) for p in (self.q, self.k, self.v))
+        found = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        return self.o(found.transpose(1, 2).flatten(2))
+
+
+class OwnBlock(nn.Module):
+    """`form`: what stands between the layers and the residual stream."""
+
+    def __init__(self, form: str) -> None:
+        super().__init__()
+        self.form, self.heads, self.norm = form, Heads(), nn.LayerNorm(WIDTH, bias=False)
+        self.up, self.down = nn.Linear(WIDTH, 48, bias=False), nn.Linear(48, WIDTH, bias=False)
+        self.gate = nn.Linear(WIDTH, 1 if form == "gate of one number" else WIDTH, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        written = self.heads(self.norm(x))
+        if self.form == "in place":
+            written *= 0.5
+            written += x
+            x = written
+        else:
+            x = x + written
+        given = self.norm(x)
+        added = self.down(F.gelu(self.up(given)))
+        if self.form.startswith("gate"):
+            added = torch.sigmoid(self.gate(given)) * added
+        return x + added
+
+
+class OwnModel(nn.Module):
+    """A model of our own without biases: its blocks, the norm and the unembedding in several forms."""
+
+    def __init__(self, form: str) -> None:
+        super().__init__()
+        self.form, self.embed = form, nn.Embedding(40, WIDTH)
+        blocks = [OwnBlock(form) for _ in range(2)]
+        if "words" in form:
+            self.first, self.second = blocks
+        else:
+            self.layers = nn.ModuleList(blocks)
+        self.norm = nn.LayerNorm(WIDTH, bias=False)
+        self.unembed: Any = (
+            nn.Parameter(torch.rand(WIDTH, 40)) if "matrix" in form else nn.Linear(WIDTH, 40, bias=False)
+        )
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        x = self.embed(ids)
+        for block in (self.first, self.second) if "words" in self.form else self.layers:
+            x = block(x)
+        if self.form == "a norm by hand":
+            x = x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6)
+        elif self.form == "a norm by powers":
+            x = (x - x.mean(-1, keepdim=True)) * (x.var(-1, keepdim=True) + 1e-6) ** -0.5
+        elif self.form == "a norm of torch.nn.functional":
+            x = F.layer_norm(x, (WIDTH,), self.norm.weight)
+        else:
+            x = self.norm(x)
+        if "tied" in self.form:
+            return F.linear(x, self.embed.weight)
+        return x @ self.unembed if "matrix" in self.form else self.unembed(x)
+
+
+FORMS = ["plain", "matrix", "words", "words, tied", "tied", "in place", "gate of one number", "gate", "a norm by hand"]
+FORMS += ["a norm by powers", "a norm of torch.nn.functional", "inside a list", "inference mode"]
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_the_parts_sum_to_the_logit_in_models_of_every_form(form: str) -> None:
+    torch.manual_seed(2)
+    model: nn.Module = OwnModel(form).eval().double()
+    given: dict[str, torch.Tensor] = {}
+    hook = model.norm.register_forward_pre_hook(lambda m, args: given.__setitem__("x", args[0].detach()))
+    blocks = [model.first, model.second] if "words" in form else list(model.layers)
+    hooks = [hook, *(
+        block.heads.o.register_forward_hook(lambda m, args, out, n=n: given.__setitem__(n, out.detach().clone()))
+        for n, block in enumerate(blocks)
+    )]  # fmt: skip
+    with torch.no_grad():
+        model(IDS)
+    for one in hooks:
+        one.remove()
+    whole = nn.Sequential(model).eval() if form == "inside a list" else model
+    with torch.inference_mode(form == "inference mode"):
+        found = ch.models.logit_attribution(whole, IDS, token=7)
+    assert len(found.calls) == 2 and found.remainder.abs().max() < 1e-9
+    assert not any(module._forward_hooks or module._forward_pre_hooks for module in whole.modules())
+    if form in ("plain", "inside a list", "gate", "inference mode"):  # what a head adds goes through the norm alone
+        for n, call in enumerate(found):
+            part = F.linear(linear_norm(model.norm, given["x"], given[n]), model.unembed.weight)[:, -1, 7]
+            assert torch.allclose(call.heads.sum(1), part, rtol=1e-6)
+
+
+def test_a_model_without_gradients_is_told() -> None:
+    model = OwnModel("plain").eval()
+    model.forward = torch.no_grad()(model.forward)
+    with pytest.raises(ch.ClearheadError, match="no_grad"):
+        ch.models.logit_attribution(model, IDS, token=7)
+
+
+def test_a_norm_beside_the_residual_stream_is_no_error() -> None:
+    class OddNorm(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x / (1 + x.abs().amax(-1, keepdim=True))
+
+    torch.manual_seed(2)
+    model = OwnModel("plain").eval().double()
+    model.layers[0].heads.q = nn.Sequential(nn.Linear(WIDTH, WIDTH, bias=False), OddNorm()).eval().double()
+    found = ch.models.logit_attribution(model, IDS, token=7)
+    assert len(found.calls) == 2 and found.remainder.abs().max() < 1e-9
+    model.norm = OddNorm().eval()
+    with pytest.raises(ch.UnsupportedError, match="OddNorm in the residual stream"):
+        ch.models.logit_attribution(model, IDS, token=7)
+    assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from small_models import OWN_EAGER, pair
 from torch import Tensor, nn
 from transformers import (
     GPT2Config,
@@ -315,6 +316,53 @@ def test_what_a_record_cannot_hold_is_said(plain: Any) -> None:
         with ch.edit(model, edit), ch.watch(model) as ran:
             model(IDS)
         assert len(ran.calls) == 2
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("heads", [None, [1, 2]])
+def test_frozen_weights_of_a_model_with_sinks_that_returns_its_weights(heads: Any) -> None:
+    model = pair("GptOss", OWN_EAGER["GptOss"])[0]
+    with ch.watch(model, values=True) as seen:
+        model(input_ids=OTHER)
+    with ch.edit(model, ch.edits.Freeze(seen, 1, heads)), ch.watch(model, values=True) as ran:
+        model(input_ids=IDS)
+    some = slice(None) if heads is None else heads
+    assert torch.allclose(ran[1].weights.dense()[:, some], seen[1].weights.dense()[:, some], atol=1e-6)
+    value = ran[1].value.repeat_interleave(2, 1)
+    assert torch.allclose(ran[1].weights.dense() @ value, ran[1].output, atol=1e-5)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("kind", ["patch", "mean", "resample"])
+def test_outputs_of_a_module_that_mixes_its_heads(kind: str) -> None:
+    torch.manual_seed(0)
+    block, x, other = nn.MultiheadAttention(16, 4, batch_first=True).eval(), torch.rand(2, 5, 16), torch.rand(2, 5, 16)
+    with ch.watch(block, values=True) as seen:
+        block(other, other, other)
+
+    def heads(given: Tensor) -> Tensor:
+        sides = F.linear(given, block.in_proj_weight, block.in_proj_bias).chunk(3, -1)
+        q, k, v = (side.unflatten(-1, (4, -1)).transpose(1, 2) for side in sides)
+        return (q @ k.mT / 2).softmax(-1) @ v
+
+    there = heads(other)
+    put = {"patch": there, "mean": there.mean((0, 2), keepdim=True).expand_as(there), "resample": there.flip(0)}[kind]
+    wanted = heads(x)
+    wanted[:, 1:3] = put[:, 1:3]
+    edit = ch.edits.Patch(seen, heads=[1, 2]) if kind == "patch" else ch.edits.Ablate(None, [1, 2], kind, seen)
+    with ch.edit(block, edit):
+        found = block(x, x, x)[0]
+    assert torch.allclose(found, block.out_proj(wanted.transpose(1, 2).flatten(2)), atol=1e-6)
+
+
+def test_a_tensor_as_a_source_has_no_gradient(plain: Any) -> None:
+    model, _, kept = plain
+    for part in ("value", "weights"):
+        source = kept[0][part].clone().requires_grad_()
+        with ch.edit(model, ch.edits.Patch(source, 0, part=part)):
+            model(IDS).sum().backward()
+        assert source.grad is None
+    model.zero_grad()
 
 
 @torch.no_grad()

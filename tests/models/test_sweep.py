@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from small_models import OWN_EAGER, SMALL, pair
 from transformers import (
     BertConfig,
     BertForMaskedLM,
@@ -105,6 +106,51 @@ def test_stacks_are_named_and_padding_is_kept(llama: Any) -> None:
 
 
 @torch.no_grad()
+@pytest.mark.parametrize("name", ["Gemma2", "GptOss", "DiffLlama"])
+def test_models_that_return_weights_run_several_cells_at_once(name: str) -> None:
+    model = pair(name, OWN_EAGER.get(name, SMALL))[1]
+    metric = lambda out: out.last_hidden_state.flatten(1).std(1)
+    one, three = (ch.models.sweep(model, ablated, {"input_ids": IDS}, metric, batch=batch) for batch in (1, 3))
+    assert max(abs(a["value"] - b["value"]) for a, b in zip(one, three, strict=True)) < 1e-4
+    torch.manual_seed(0)
+    block, x = torch.nn.MultiheadAttention(16, 4, batch_first=True).eval(), torch.randn(2, 5, 16)
+    for mean in (True, False):  # the weights that the module returns are those of each cell
+        given, weights = (x, x, x, None, True, None, mean), lambda out: out[1].square().flatten(1).sum(1)
+        edit = lambda head: ch.edits.Knockout(heads=head, keys=0)
+        one, three = (ch.models.sweep(block, edit, given, weights, "head", batch=batch) for batch in (1, 3))
+        assert max(abs(a["value"] - b["value"]) for a, b in zip(one, three, strict=True)) < 1e-6
+        assert max(abs(a["effect"]) for a in one) > 1e-3
+
+
+@torch.no_grad()
+def test_what_is_repeated_is_told_by_the_attention_calls(llama: Any) -> None:
+    metric, places = ch.models.logit_difference(token=7), torch.arange(6)[None]
+    inputs = {"position_ids": places, "input_ids": IDS}  # the first one is for all sequences
+    one, three = (ch.models.sweep(llama, ablated, inputs, metric, batch=batch) for batch in (1, 3))
+    assert max(abs(a["value"] - b["value"]) for a, b in zip(one, three, strict=True)) < 1e-5
+    cache = {"input_ids": IDS[:, 3:], "past_key_values": llama(input_ids=IDS[:, :3], use_cache=True).past_key_values}
+    with pytest.raises(ch.ClearheadError, match="DynamicCache, which is not repeated"):
+        ch.models.sweep(llama, ablated, cache, metric, batch=3)
+    with pytest.raises(ch.ClearheadError, match="such as a loss, are None"):  # it is of all cells together
+        ch.models.sweep(llama, ablated, {"input_ids": IDS, "labels": IDS}, lambda out: out.loss, batch=3)
+    block, x = torch.nn.MultiheadAttention(16, 4).eval(), torch.randn(2, 5, 16)  # (L, B, E)
+    with pytest.raises(ch.ClearheadError, match="have 5 sequences"):
+        ch.models.sweep(block, ablated, (x, x, x), lambda out: out[0].std(), batch=3)
+
+    class Learned(torch.nn.Module):
+        """A call of one sequence for all."""
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            one = torch.ones(1, 4, 5, 8)
+            every = torch.nn.functional.scaled_dot_product_attention(one, one, one)
+            return torch.nn.functional.scaled_dot_product_attention(x, x, x + every)
+
+    for count in (1, 2):
+        with pytest.raises(ch.ClearheadError, match="batch=1"):
+            ch.models.sweep(Learned(), ablated, torch.randn(count, 4, 5, 8), lambda out: out.std(), batch=3)
+
+
+@torch.no_grad()
 def test_an_interrupted_sweep_goes_on(llama: Any, tmp_path: Path) -> None:
     metric, made = ch.models.logit_difference(token=7), []
 
@@ -161,6 +207,28 @@ def test_wrong_arguments_are_told(llama: Any, given: dict[str, Any], words: str)
 def test_a_batched_sweep_is_not_recorded(llama: Any) -> None:
     with pytest.raises(ch.UnsupportedError, match="batch=1"), ch.watch(llama):
         ch.models.sweep(llama, ablated, IDS, ch.models.logit_difference(1), batch=4)
+
+
+@torch.no_grad()
+def test_a_folder_of_a_metric_that_is_no_number_and_a_broken_header(llama: Any, tmp_path: Path) -> None:
+    nan = lambda out: torch.tensor(float("nan"))
+    given = (llama, lambda layer: ch.edits.Ablate(layer), IDS, nan, "layer")
+    for _ in range(2):
+        assert len(ch.models.sweep(*given, folder=tmp_path)) == 2
+    header = {"clearhead sweep": 1, "cells": [{"layer": 0}, {"layer": 1}]}
+    for wrong in (header, {**header, "plain": "much"}):
+        (tmp_path / "sweep.jsonl").write_text(json.dumps(wrong) + "\n")
+        with pytest.raises(ch.ClearheadError, match="another sweep"):
+            ch.models.sweep(*given, folder=tmp_path)
+
+
+def test_measures_at_their_edges() -> None:
+    none, some = torch.tensor([[0.0, -torch.inf, 1.0]]), torch.zeros(1, 3)
+    assert ch.models.kl(none)(none) == 0 and ch.models.kl(some)(none) == torch.inf
+    assert torch.isfinite(ch.models.kl(none)(some)).all()
+    for ids in (torch.tensor([[0, 3]]), torch.tensor([[0.0, 1.0]])):
+        with pytest.raises(ch.ClearheadError, match="below 3"):
+            ch.models.next_token_loss(ids)(torch.zeros(1, 2, 3))
 
 
 def test_a_sweep_is_drawn(llama: Any) -> None:

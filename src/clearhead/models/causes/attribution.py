@@ -16,7 +16,7 @@ from clearhead.explanation.modules.projection import Linear
 from clearhead.models.attention_call import AttentionCall
 from clearhead.models.calls import Calls
 from clearhead.models.causes.frozen import Frozen, Written
-from clearhead.models.causes.metrics import logit_difference
+from clearhead.models.causes.metrics import Metric, logit_difference
 from clearhead.models.causes.written import Writers, found_writers
 from clearhead.models.checks import ran
 from clearhead.models.table import Table
@@ -91,7 +91,8 @@ def logit_attribution(
     Formula: the logit is u · N(x), with the unembedding's row u, the last norm N and the residual stream x = Σ parts.
     N is taken at its own size in this run, √(mean square + ε), so it is linear, and each part p of x adds
     u · (N's matrix) · p. Where norms or factors stand between a layer and the residual stream, or in it, the part goes
-    through all of them, each at its own size. A head's part at position i is Σ_j w_ij · W_O v_j.
+    through all of them, each at its own size, and through gates, sigmoids and softmaxes, at their values of this run. A
+    head's part at position i is Σ_j w_ij · W_O v_j.
     `model`: in eval mode, whose output has `logits`, (B, L, V) or (B, V), or is a tensor of that shape. `inputs`: as
     for `assert_attends`. `token`: the number of the logit, one for all sequences or one for each. `against`: a second
     one: the difference of the two logits is attributed. `position`: which of the L outputs is
@@ -108,24 +109,36 @@ def logit_attribution(
     if any(part.training for part in model.modules()):
         raise ClearheadError("logit_attribution takes a model in eval mode, without dropout: model.eval().")
     refuse_edited(model, "logit_attribution")
+    with torch.inference_mode(False):
+        return _attribution(model, inputs, logit_difference(token, against, position))
+
+
+def _attribution(model: nn.Module, inputs: Any, metric: Metric) -> LogitAttribution:
+    """The parts of the logit that `metric` gives of the model's output."""
     before = found_writers(model, inputs)
     if not before.seen.calls:
         raise ClearheadError("logit_attribution: the model made no attention call that is recognised.")
     with torch.enable_grad(), watch(model, values=True) as seen:
         frozen = Frozen(model, before, Writers(model, seen))
         with frozen.hooked():
-            logit = logit_difference(token, against, position)(ran(model, inputs))
+            logit = metric(ran(model, inputs))
+        if not logit.requires_grad:
+            raise _none_reaches()
         with without_autocast(logit.device):
             leaves = [one.result for one in frozen.written]
             grads = [torch.autograd.grad(one, leaves, allow_unused=True, retain_graph=True) for one in logit]
     with torch.no_grad():
         found = _attributed(seen.calls, frozen.written, list(zip(*grads, strict=True)), logit.detach())
     if not found.calls and not found.others:
-        raise ClearheadError(
-            "logit_attribution: no layer's result reaches the logit through the residual stream. The model's blocks "
-            "are of a form that is not known."
-        )
+        raise _none_reaches()
     return found
+
+
+def _none_reaches() -> ClearheadError:
+    return ClearheadError(
+        "logit_attribution: no layer's result reaches the logit through the residual stream. The model's blocks are of "
+        "a form that is not known, or its forward() switches gradients off, with torch.no_grad()."
+    )
 
 
 def _attributed(

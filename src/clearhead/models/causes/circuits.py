@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from clearhead.base.arrays import accumulated
-from clearhead.base.errors import ClearheadError
+from clearhead.base.errors import ClearheadError, UnsupportedError
 from clearhead.base.text import listed
 from clearhead.inspection.low_rank import LowRank
 from clearhead.models.attention_call import AttentionCall
@@ -110,7 +110,7 @@ class Circuits:
         for "key", ‖OV' · OV‖ / (‖OV'‖ ‖OV‖) for "value"; Frobenius norms, so each is between 0 and 1. Two random heads
         compose by about 1/√d_model, as far as their rank is small beside it.
         Pairs are of self attentions of one stack, the earlier layer first. Raises an `UnsupportedError` where a layer's
-        projections are not found. Cost: O(H² r² d_model) for H heads of width r.
+        projections are not found, or do not read the residual stream. Cost: O(H² r² d_model) for H heads of width r.
         Source: Elhage et al. 2021, "A Mathematical Framework for Transformer Circuits".
         """
         if not isinstance(through, str) or through not in get_args(Composed):
@@ -126,6 +126,12 @@ class Circuits:
                 mine, other = later.call.layer, earlier.call.layer
                 if mine.stack != other.stack or mine.number <= other.number:
                     continue
+                if right.shape[-1] != out.shape[-2]:
+                    raise UnsupportedError(
+                        f"composition: heads of {other} write {out.shape[-2]} numbers, and those of {mine} read their "
+                        f"{through} from {right.shape[-1]}, which are not the residual stream, as in multi-head latent "
+                        "attention."
+                    )
                 found = _composed(left, right, out, into)
                 rows += Table(
                     {

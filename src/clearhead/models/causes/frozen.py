@@ -6,7 +6,10 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any, NamedTuple
 
+import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from clearhead.base.errors import UnsupportedError
 from clearhead.base.torch_private import parts_of, tree_map_only
@@ -14,6 +17,13 @@ from clearhead.explanation.modules.origin.find import near
 from clearhead.explanation.modules.origin.ran import layer_of
 from clearhead.explanation.modules.projection import Linear, Norm
 from clearhead.models.causes.written import Writer, Writers
+
+# What these give of a run is a constant: the size that a norm divides by, and the gate that a result is multiplied by.
+SIZES = {torch.rsqrt, Tensor.rsqrt, torch.sqrt, Tensor.sqrt, torch.norm, Tensor.norm, torch.linalg.norm}
+SIZES |= {torch.linalg.vector_norm, torch.std, Tensor.std, torch.var, Tensor.var}
+GATES = {torch.sigmoid, Tensor.sigmoid, torch.softmax, Tensor.softmax, F.softmax}
+POWERS = {torch.pow, Tensor.pow, Tensor.__pow__}
+NORMS = {F.layer_norm: True, F.rms_norm: False, F.normalize: False}  # whether each takes the mean away
 
 
 class Written(NamedTuple):
@@ -31,14 +41,19 @@ class Frozen:
 
     - A layer with weights of two axes or more takes its inputs as constants, and its result is a leaf of the graph:
       linear layers, embeddings, experts. Layers behind the last block, such as the unembedding, stay in the graph.
-    - A norm divides by its size of this run, a constant, so it is linear in its input.
+      Modules around an attention module are left whole, whatever weights they hold themselves.
+    - A norm divides by its size of this run, a constant, so it is linear in its input: a module, a function of
+      `torch.nn.functional`, or a size computed by hand.
+    - A gate, a sigmoid or a softmax, has its value of this run.
 
     `before`: the writers that a run on the same inputs has found. `now`: those of the run with these hooks.
     """
 
     def __init__(self, model: nn.Module, before: Writers, now: Writers) -> None:
         self.model, self.before, self.writers = model, before, now
-        self.blocks = {_block(call.name) for call in before.seen.calls}
+        names = {call.name for call in before.seen.calls}
+        self.around = {"", *(name[:end] for name in names for end, letter in enumerate(name) if letter == ".")}
+        self.blocks, self.told = _blocks(dict(model.named_modules()), names, before.last)
         self.written: list[Written] = []
         self._running: dict[int, tuple[bool, int | None]] = {}  # by module: whether it is cut, and its call
 
@@ -49,12 +64,13 @@ class Frozen:
                 layer = layer_of(module)
                 if isinstance(layer, Norm):
                     stack.callback(module.register_forward_hook(self._linear(name, layer)).remove)
-                elif layer is None and "Norm" in type(module).__name__:
+                elif layer is None and "Norm" in type(module).__name__ and not any(module.children()):
                     stack.callback(module.register_forward_hook(self._unknown(name)).remove)
-                elif self._learns_matrix(module):
+                elif name not in self.around and self._learns_matrix(module):
                     before, after = self._cut(name, layer)
                     stack.callback(module.register_forward_pre_hook(before, with_kwargs=True).remove)
                     stack.callback(module.register_forward_hook(after).remove)
+            stack.enter_context(_Constants())
             yield
 
     @staticmethod
@@ -65,9 +81,9 @@ class Frozen:
         """Whether a module runs behind the last block, so that its input is the residual stream."""
         if len(self.writers.seen.calls) < len(self.before.seen.calls):
             return False
-        if "" in self.blocks:  # the names of the modules do not show where a block ends
-            return name == self.before.last
-        return not any(name == block or name.startswith(f"{block}.") for block in self.blocks)
+        if any(_within(name, block) for block in self.blocks):
+            return False
+        return self.told or name == self.before.last  # names without numbers do not show where a block ends
 
     def _cut(self, name: str, layer: Any) -> tuple[Callable[..., Any], Callable[..., Any]]:
         """The hooks that run before and after a module with weights."""
@@ -88,7 +104,7 @@ class Frozen:
                     return one
                 own = one.detach().requires_grad_()
                 self.written.append(Written(name, own, number, layer))
-                return own
+                return own.clone()  # the model may write to it
 
             return tree_map_only(Tensor, leaf, result) if cut else None
 
@@ -101,11 +117,8 @@ class Frozen:
         def after(module: nn.Module, args: tuple[Any, ...], result: Any) -> Any:
             if len(args) != 1 or not isinstance(args[0], Tensor) or not args[0].requires_grad:
                 return None
-            given = args[0]
-            slope, centred = _slope(name, norm, given.detach(), result.detach())
-            moved = given - given.mean(-1, keepdim=True) if centred else given
-            through = moved * slope
-            return result.detach() + (through - through.detach())
+            linear = _linearized(norm, args[0], result)
+            return _refused(name, module, result) if linear is None else linear
 
         return after
 
@@ -113,43 +126,105 @@ class Frozen:
     def _unknown(name: str) -> Callable[..., Any]:
         """The hook of a norm of another kind, which is an error where it stands in the residual stream."""
 
-        def after(module: nn.Module, args: tuple[Any, ...], result: Any) -> None:
-            if any(isinstance(one, Tensor) and one.requires_grad for one in args):
-                raise _other_norm(name, module)
+        def after(module: nn.Module, args: tuple[Any, ...], result: Any) -> Any:
+            return _refused(name, module, result) if isinstance(result, Tensor) else None
 
         return after
 
 
-def _slope(name: str, norm: Norm, given: Tensor, result: Tensor) -> tuple[Tensor, bool]:
-    """What a norm multiplies each number by at its size in this run, and whether it takes the mean away first.
+class _Constants(TorchFunctionMode):
+    """Takes the gradient from sizes and gates, and makes the norms of `torch.nn.functional` linear."""
 
-    Gemma's norms learn the factor less 1, and T5's layer norm takes no mean away: the numbers say which it is.
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        result = func(*args, **kwargs)
+        if func in SIZES or func in GATES or (func in POWERS and _root(*args, **kwargs)):
+            return result.detach()
+        if func in NORMS and isinstance(result, Tensor) and result.requires_grad:
+            given, weight, bias = (args[0] if args else kwargs["input"]), None, None
+            if func is not F.normalize:
+                weight, bias = ((args[n] if len(args) > n else kwargs.get(s)) for n, s in ((2, "weight"), (3, "bias")))
+            norm = Norm(weight, bias if NORMS[func] else None, 0.0, NORMS[func])
+            linear = _linearized(norm, given, result)
+            return result if linear is None else linear
+        return result
+
+
+def _root(base: Any, exponent: Any = None, **_: Any) -> bool:
+    """Whether a power is a root or a quotient, as of a norm's size."""
+    return isinstance(exponent, int | float) and (exponent < 0 or 0 < exponent < 1)
+
+
+def _linearized(norm: Norm, given: Tensor, result: Tensor) -> Tensor | None:
+    """A norm's result, linear in its input at its size of this run; None where the layer computes something else.
+
+    Gemma's norms learn the factor less 1, and T5's layer norm takes no mean away: the numbers say which it is. So they
+    do where the layer does not tell its ε.
     """
-    x, wanted = given.double(), result.double()
-    own = norm.to(x)
-    shift = 0.0 if own.bias is None else own.bias
+    x, wanted = given.detach().double(), result.detach().double()
+    weight, bias = (None if t is None else t.detach().to(x) for t in (norm.weight, norm.bias))
+    own = torch.ones((), dtype=x.dtype, device=x.device) if weight is None else weight
+    factors = [own] if weight is None else [own, 1.0 + own]
+    shift = 0.0 if bias is None else bias
     for centred in (norm.centred, not norm.centred):
         inner = x - x.mean(-1, keepdim=True) if centred else x
         size = (inner.square().mean(-1, keepdim=True) + norm.eps).rsqrt()
-        weights = [x.new_ones(())] if own.weight is None else [own.weight, 1.0 + own.weight]
-        for weight in weights:
-            if near(inner * size * weight + shift, wanted, result.dtype):
-                return (size * weight).to(given.dtype), centred
-    raise UnsupportedError(
-        f"{name} gives other numbers than a layer norm or an RMS norm with its weights, so what a head adds to the "
-        "logit behind it is not known."
-    )
+        for factor in factors:
+            through = inner * factor
+            told = (through * (wanted - shift)).sum(-1, keepdim=True)
+            told = told / through.square().sum(-1, keepdim=True).clamp_min(torch.finfo(x.dtype).tiny)
+            for scale in (size, told) if norm.eps else (told,):
+                if near(through * scale + shift, wanted, result.dtype):
+                    moved = given - given.mean(-1, keepdim=True) if centred else given
+                    linear = moved * (scale * factor).to(given.dtype)
+                    return result.detach() + (linear - linear.detach())
+    return None
 
 
-def _other_norm(name: str, module: nn.Module) -> UnsupportedError:
-    return UnsupportedError(
-        f"{name} is a {type(module).__name__} in the residual stream. What a head adds to the logit behind it is known "
-        "for layer norms and RMS norms."
-    )
+def _refused(name: str, module: nn.Module, result: Tensor) -> Tensor:
+    """The same result, where a gradient that reaches it, through the residual stream, is an error."""
+
+    def reached(grad: Tensor) -> None:
+        raise UnsupportedError(
+            f"{name} is a {type(module).__name__} in the residual stream, and gives other numbers than a layer norm or "
+            "an RMS norm with its weights. So what a head adds to the logit behind it is not known."
+        )
+
+    if not result.requires_grad:
+        return result
+    result = result.view_as(result)
+    result.register_hook(reached)  # type: ignore[no-untyped-call]
+    return result
 
 
-def _block(name: str) -> str:
-    """The path of the block that a module of attention is in: up to the first number in its name."""
-    parts = name.split(".")
-    number = next((place for place, part in enumerate(parts) if part.isdecimal()), None)
-    return "" if number is None else ".".join(parts[: number + 1])
+def _within(name: str, block: str) -> bool:
+    return name == block or name.startswith(f"{block}.")
+
+
+def _blocks(modules: dict[str, nn.Module], names: set[str], last: str) -> tuple[set[str], bool]:
+    """The paths of the model's blocks, and whether numbers in the names of modules tell them.
+
+    A block is on the path of a module of attention, and stands beside blocks of its own class; it ends with the first
+    number in the path, unless that number is of a module around the whole model. `last`: the last linear layer.
+    """
+    found, told = set(), True
+    for name in names:
+        parts = name.split(".") if name in modules else []
+        paths = [".".join(parts[: n + 1]) for n in range(len(parts))]
+        numbered = [path for path, part in zip(paths, parts, strict=True) if part.isdecimal()]
+        told = told and bool(numbered)
+        for path in numbered or paths:
+            around = path.rpartition(".")[0]
+            alike = {
+                other
+                for other, module in modules.items()
+                if other and other.rpartition(".")[0] == around and type(module) is type(modules[path])
+            }
+            if len(alike) > 1 or (numbered and not _within(last, path)):
+                found |= alike
+                break
+        else:
+            found |= set(numbered[:1])
+    return found, told

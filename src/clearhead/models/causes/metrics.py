@@ -92,7 +92,8 @@ def kl(reference: Any, position: Any = -1) -> Metric:
             raise ShapeError(
                 f"kl: the reference has logits {tuple(wanted.shape)}, and the output {tuple(found.shape)}."
             )
-        divergence: Tensor = (wanted.exp() * (wanted - found)).nan_to_num().sum(-1)
+        chances = wanted.exp()
+        divergence: Tensor = (chances * (wanted - found)).masked_fill(chances == 0, 0.0).sum(-1)
         return divergence
 
     return metric
@@ -117,6 +118,11 @@ def next_token_loss(ids: Any) -> Metric:
             raise ShapeError(
                 f"next_token_loss: ids are {tuple(given.shape)} and the logits {tuple(logits.shape)}; expected (B, L) "
                 "and (B, L, V)."
+            )
+        if given.is_floating_point() or given.dtype == torch.bool or bool((given >= logits.shape[2]).any()):
+            raise ClearheadError(
+                f"next_token_loss: ids are of {given.dtype}, up to {given.max():g}; expected whole numbers below "
+                f"{logits.shape[2]}, the size of the vocabulary."
             )
         wanted = given[:, 1:].to(logits.device)
         counts = wanted >= 0

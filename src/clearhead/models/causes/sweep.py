@@ -30,6 +30,7 @@ from clearhead.models.use.surveys.run import bar
 from clearhead.models.watch import watch
 
 HEADER = "clearhead sweep"
+PLAIN = (Tensor, int, float, str, type(None), torch.dtype, torch.device)  # inputs that can be repeated, or shared
 Over = Literal["layer", "head", "position"]
 Cell = dict[str, int | str]
 
@@ -94,9 +95,10 @@ def sweep(
     mean counts: `logit_difference`, `kl`, `next_token_loss`, or your own. `over`: one or several of "layer", "head" and
     "position", a query's; layers and heads are those of the model's attention calls on these inputs.
     `batch`: how many cells run at once, as copies of the inputs side by side, each with its own edit. Tensors of the
-    inputs whose first dimension is the number of sequences are repeated, and the outputs' are split again; so it
-    is for models whose sequences do not act on each other. `folder`: a folder where results are kept, from which an
-    interrupted sweep goes on; it belongs to one model, inputs and edit.
+    inputs whose first dimension is the number of sequences are repeated, and the outputs' are split again; what else
+    the model gives, such as a loss or a cache, is None. So it is for models whose sequences do not act on each other,
+    and whose attention calls all have as many sequences as the inputs. `folder`: a folder where results are kept, from
+    which an interrupted sweep goes on; it belongs to one model, inputs and edit.
     Gives a `Sweep`, a `Table` with a row for each cell, which has `plain`, `grid` and `plot()`. Raises a
     `ClearheadError` for an edit that changed nothing, and for a metric that gives no number.
     Cost: a run of the model for each cell, without gradients, or for each `batch` cells a run on so many copies.
@@ -117,7 +119,7 @@ def sweep(
         plain = _number(metric, run(model, inputs))
     cells = list(_cells(seen.calls, sides))
     kept = _Kept(folder, cells, plain)
-    count = _sequences(inputs) if batch > 1 else 1
+    count = _sequences(inputs, seen.calls) if batch > 1 else 1
     with bar(len(cells), "cells", len(kept.values)) as shown:
         while len(kept.values) < len(cells):
             some = cells[len(kept.values) :][:batch]
@@ -174,18 +176,29 @@ def _number(metric: Callable[[Any], Any], output: Any) -> float:
         numbers = torch.empty(0, dtype=torch.float64, device="cpu")
     if numbers.ndim > 1 or not numbers.numel():
         what = tuple(found.shape) if isinstance(found, Tensor) else repr(found)[:60]
-        raise ClearheadError(f"sweep: the metric gave {what}; expected a number, or one for each sequence, (B,).")
+        raise ClearheadError(
+            f"sweep: the metric gave {what}; expected a number, or one for each sequence, (B,). With batch > 1, parts "
+            "of the output without a dimension of sequences, such as a loss, are None."
+        )
     return float(numbers.mean())
 
 
-def _sequences(inputs: Any) -> int:
-    """How many sequences the inputs hold: the first dimension of their first tensor."""
-    found: list[Tensor] = []
-    tree_map_only(Tensor, found.append, dict(inputs) if isinstance(inputs, Mapping) else inputs)
-    tensors = [one for one in found if one.ndim]
-    if not tensors:
-        raise ClearheadError("sweep: the inputs hold no tensor with a dimension of sequences. Pass batch=1.")
-    return tensors[0].shape[0]
+def _sequences(inputs: Any, calls: Sequence[AttentionCall]) -> int:
+    """How many sequences the inputs hold: those of every attention call, and the first dimension of a tensor."""
+    leaves: list[Any] = []
+    tree_map_only(object, leaves.append, dict(inputs) if isinstance(inputs, Mapping) else inputs)
+    for one in leaves:
+        if not isinstance(one, PLAIN):
+            raise ClearheadError(f"sweep: the inputs hold a {type(one).__name__}, which is not repeated. Pass batch=1.")
+    shapes = [tuple(one.shape) for one in leaves if isinstance(one, Tensor)]
+    counts = {call.shape[0] for call in calls}
+    if len(counts) != 1 or not counts <= {shape[0] for shape in shapes if shape}:
+        raise ClearheadError(
+            f"sweep: the inputs are tensors of the shapes {', '.join(map(str, shapes))}, and the model's attention "
+            f"calls have {' or '.join(map(str, sorted(counts)))} sequences. Copies of the inputs side by side are told "
+            "apart where both are the same number. Pass batch=1."
+        )
+    return counts.pop()
 
 
 def _repeated(inputs: Any, count: int, times: int) -> Any:
@@ -200,12 +213,12 @@ def _repeated(inputs: Any, count: int, times: int) -> Any:
 
 
 def _split(output: Any, count: int, times: int, place: int) -> Any:
-    """The part of one cell in an output of several."""
+    """The part of one cell in an output of several: None where the output has no dimension of sequences."""
 
-    def own(one: Tensor) -> Tensor:
+    def own(one: Tensor) -> Tensor | None:
         if one.ndim and one.shape[0] == count * times:
             return one[place * count : (place + 1) * count]
-        return one
+        return None  # of all cells together
 
     if isinstance(output, Mapping):  # an output of transformers has its fields as attributes too
         return type(output)(**{name: tree_map_only(Tensor, own, value) for name, value in output.items()})
@@ -234,7 +247,11 @@ class _Kept:
             return
         found, *rest = (_line(line) for line in lines)
         same = isinstance(found, dict) and found.get(HEADER) == 1 and found.get("cells") == cells
-        if not same or not math.isclose(float(found["plain"]), plain, rel_tol=1e-4, abs_tol=1e-6):
+        before = found.get("plain") if same else None
+        same = isinstance(before, float) and (
+            math.isclose(before, plain, rel_tol=1e-4, abs_tol=1e-6) or (math.isnan(before) and math.isnan(plain))
+        )
+        if not same:
             raise ClearheadError(
                 f"sweep: {self._path} is of another sweep: of other cells, or of a model or inputs on which the metric "
                 "is another. Pass a folder that only this sweep uses."

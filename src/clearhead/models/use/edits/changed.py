@@ -173,12 +173,12 @@ def check_steady(problem: Problem, edits: Sequence[Edit], spot: Spot, name: str)
 def _same_problem(one: Problem, other: Problem) -> bool:
     if one is other:
         return True
-    if not _same(_parts(one), _parts(other)):
+    if not same(_parts(one), _parts(other)):
         return False
     rests = [None if p.spans is None else p.spans.residual for p in (one, other)]
     if rests[0] is rests[1] or one.spans is None or other.spans is None:
         return True
-    return None not in rests and _same(one.spans.rest(*EVERY), other.spans.rest(*EVERY))
+    return None not in rests and same(one.spans.rest(*EVERY), other.spans.rest(*EVERY))
 
 
 def _parts(problem: Problem) -> tuple[Any, ...]:
@@ -189,13 +189,14 @@ def _parts(problem: Problem) -> tuple[Any, ...]:
     return problem.scores, problem.value, problem.sinks, added, edges
 
 
-def _same(one: Any, other: Any) -> bool:
+def same(one: Any, other: Any) -> bool:
+    """Whether two parts of a problem have the same numbers."""
     if one is other:
         return True
     if isinstance(one, Tensor) and isinstance(other, Tensor):
         return one.shape == other.shape and bool(((one == other) | ((one != one) & (other != other))).all())
     if isinstance(one, tuple) and isinstance(other, tuple):
-        return type(one) is type(other) and all(map(_same, one, other))
+        return type(one) is type(other) and all(map(same, one, other))
     if isinstance(one, Tensor | tuple) or isinstance(other, Tensor | tuple):
         return False
     return not isinstance(one, int | float | str) or bool(one == other)

@@ -265,6 +265,11 @@ class Editor(Receiver):
 
     def _batches(self, edits: list[int], batch: int) -> Iterator[tuple[slice, list[int]]]:
         """Sequences that the same edits change, and the places of these edits in the list."""
+        if any((self.edits[number].sequences.stop or 0) > batch for number in edits):
+            raise UnsupportedError(
+                f"a call of {batch} sequences, however many the inputs have, is one of all cells of a sweep. Pass "
+                "batch=1 to sweep."
+            )
         places = [range(batch)[self.edits[number].sequences] for number in edits]
         edges = sorted({0, batch, *(edge for place in places for edge in (place.start, place.stop))})
         for start, stop in itertools.pairwise(edges):

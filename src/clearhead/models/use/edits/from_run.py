@@ -30,7 +30,7 @@ class FromRun:
     def __init__(self, source: Any, who: str) -> None:
         self.source, self.who = source, who
         if isinstance(source, np.ndarray | Tensor):
-            self.source = to_tensor(source, f"{who}: source")
+            self.source = to_tensor(source, f"{who}: source").detach()
             check_float(self.source, f"{who}: source")
             if empty_of_values(self.source):
                 raise ClearheadError(f"{who}: source has a shape alone (meta or fake); expected a tensor with values.")
@@ -85,6 +85,8 @@ class FromRun:
             value = call.value
         elif part == "output":
             value = None if call.outcome is None else call.outcome.output
+            if value is None and call.value is not None:  # torch.nn.MultiheadAttention gives no output by head
+                value = call.weights @ call.value
         else:
             problem = call.problem
             return problem.query if part == "query" else problem.key

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -20,7 +20,7 @@ from clearhead.inspection.weights import Weights
 from clearhead.masks.base import Mask, Spans
 from clearhead.masks.intervals import Intervals
 from clearhead.models.tap.choice import runs_of
-from clearhead.models.use.edits.changed import Change, before, check_steady, factor_of, gone
+from clearhead.models.use.edits.changed import Change, before, check_steady, factor_of, gone, same
 from clearhead.models.use.edits.patch import Patch
 from clearhead.models.use.edits.spot import without_keys
 from clearhead.models.weights import weights_of
@@ -71,10 +71,10 @@ def _edited(change: Change, score: Score, query: Tensor, uniform: Tensor | None,
         if values and new.value is not own.value:
             value = _with_value(value, new.value, run, rows, problem, name)
         own, new = own._replace(value=None), new._replace(value=None)
-        if new.sinks is not own.sinks:
+        if not same(new.sinks, own.sinks):
             raise UnsupportedError(
                 f"{name}: an edit replaces the sinks of some heads or queries, and a record has one sink a head. Watch "
-                "outside of the edit's `with`."
+                "outside of the edit's `with`, and run the model on a backend that returns no weights."
             )
         inside = torch.zeros(1, *sizes.shape[1:3], dtype=torch.bool, device=sizes.device)
         inside[:, run, torch.from_numpy(rows).to(sizes.device)] = True
@@ -229,11 +229,15 @@ def with_weights(change: Change, result: Any) -> Any:
         return result
     averaged = given.shape in mean  # with one head, the weights and their mean are the same
     with torch.no_grad(), unobserved(), without_autocast(given.device):
-        inside = torch.zeros(1, heads, queries, 1, dtype=torch.bool, device=given.device)
-        for _, _, numbers, rows in change.regions:
-            of_rows = torch.from_numpy(rows).to(given.device)[None, :, None]
-            inside[:, list(numbers)] |= of_rows
-        new = edited_weights(change).dense(None)
+        inside = torch.zeros(batch, heads, queries, 1, dtype=torch.bool, device=given.device)
+        new: Tensor | None = None
+        for sequences, part in _by_sequences(change):
+            for _, _, numbers, rows in part.regions:
+                inside[sequences, list(numbers)] |= torch.from_numpy(rows).to(given.device)[None, :, None]
+            some = edited_weights(part).dense(None)
+            new = some.new_zeros(batch, heads, queries, keys) if new is None else new
+            new[sequences] = some
+        assert new is not None
         if averaged:
             before = change.problem._replace(value=None)
             old = Weights(FromRecord(now(before._replace(sizes=before.sizes._replace(leading=None))), {})).dense(None)
@@ -244,6 +248,16 @@ def with_weights(change: Change, result: Any) -> Any:
         return (result[0], new.view(given.shape), *result[2:])
     kept = given.view(new.shape)
     return (result[0], torch.where(inside, new.to(given.dtype), kept).view(given.shape), *result[2:])
+
+
+def _by_sequences(change: Change) -> Iterator[tuple[slice, Change]]:
+    """The sequences that are changed, each with a call of them alone: a sweep gives cells edits of their own."""
+    problem = change.problem._replace(sizes=change.problem.sizes._replace(leading=None))
+    for start, stop in dict.fromkeys((one.start, one.stop) for _, one, _, _ in change.regions):
+        sequences = slice(start, stop)
+        regions = [(edits, EVERY[0], heads, rows) for edits, one, heads, rows in change.regions if one == sequences]
+        part = cut(problem, Region(sequences))
+        yield sequences, Change(part, change.spot.of_heads(EVERY[1], sequences), regions, change.inside)
 
 
 class RanEdited:
