@@ -118,8 +118,8 @@ class FromRun:
             )
         every = list(spot.heads)
         each = [every[n * len(every) // like.shape[1]] * heads // spot.all_heads for n in range(like.shape[1])]
-        index = torch.tensor(places, device=source.device, dtype=torch.long)
-        return source[:, each].index_select(2, index)
+        numbers = torch.tensor([*each, *places], device=source.device, dtype=torch.long)  # one copy to the device
+        return source.index_select(1, numbers[: len(each)]).index_select(2, numbers[len(each) :])
 
 
 def _recorded(source: Calls[Any]) -> bool:
