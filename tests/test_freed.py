@@ -20,8 +20,17 @@ def free(t, size=0):
 class Model(torch.nn.Module):
     def forward(self, x):
         return torch.nn.functional.scaled_dot_product_attention(x, x, x)
+def backward(call, freed, size=0, learn=True):
+    # one call, with tensors that are no leaves; one of them, or the output, is freed before the backward pass
+    given = {name: torch.rand(1, 8, 20, 16).requires_grad_(learn) * 1 for name in "qkv"}
+    given |= {"bias": torch.rand(1, 8, 20, 20).requires_grad_() * 1, "sinks": torch.rand(8).requires_grad_() * 1}
+    given |= {"keep": torch.rand(20, 20) > 0.3, "grad": torch.ones(())}
+    output = eval(call, globals() | given)
+    given["output"], given["grad"] = output, torch.ones_like(output)
+    free(given[freed].data, size)
+    output.backward(given["grad"])
 def run(text):
-    names = globals() | {"x": torch.rand(1, 8, 20, 16), "q": free(torch.rand(1, 8, 20, 16))}
+    names = globals() | {"x": torch.rand(1, 8, 20, 16), "q": free(torch.rand(1, 8, 20, 16)), "few": free(torch.rand(8))}
     names["whole"] = torch.rand(3, 1, 8, 20, 16)
     names["parts"] = list(names["whole"])
     names["keep"] = torch.rand(20, 20) > 0.5
@@ -63,15 +72,55 @@ CASES = [
     "one = ch.edits.ForceMask(keep); free(keep)\nwith ch.edit(recorded, one): recorded(x)",
     "one = ch.edits.AddBias(x[0, 0]); free(one.bias)\nwith ch.edit(recorded, one): recorded(x)",
     "free(seen.calls[0].query); seen.calls[0].weights.dense()",
+    # PyTorch's repr of such a tensor ends the process, and errors name wrong arguments
+    "ch.attention(x, x, x, dropout_p=few)",
+    "ch.attention(x, x, x, scale=few)",
+    "ch.attention(x, x, x, engine=few)",
+    "ch.attention(x, x, x, mask=[few])",
+    "ch.attention(x, x, x, bias=[few])",
+    "ch.SlidingWindow(few)",
+    "ch.ALiBi(few)",
+    "ch.Lengths(few)",
+    "ch.Dot(scale=few)",
+    "ch.nn.MultiHeadAttention(few, 2)",
+    "ch.weights(x, x)[few]",
+    "ch.weights(x, x).sum(dim=few)",
+    "ch.weights(x, x).reduce(ch.reductions.TopK(few))",
+    "ch.watch(recorded, layers=few)",
+    "ch.models.monitor(recorded, every=few)",
+    "ch.edits.Knockout(few)",
+    "seen[few]",
     "free(seen.calls[0].query); seen.write(tempfile.mktemp('.safetensors'))",
 ]
+# Autograd keeps tensors from the forward pass for the backward pass: (a call, the tensors that may be freed between)
+TRAINED = [
+    ("ch.attention(q, k, v{}, engine='native')", "q k v output grad"),
+    ("ch.attention(q, k, v{}, engine='tiled')", "q k v output grad"),
+    ("ch.attention(q, k, v, bias=bias{}, engine='native')", "q k v bias output"),
+    ("ch.attention(q, k, v, sinks=sinks{}, engine='tiled')", "q k v sinks output"),
+    ("ch.attention(q, k, v, score=ch.Gaussian(){})", "q k v output grad"),
+    ("ch.attention(q, k, v, mask=keep)", "q k v keep output"),
+    ("ch.attention(q, k, v, mask=ch.DenseMask(keep), engine='tiled')", "q k v keep"),
+    ("ch.attention(q, k, v, engine='sdpa')", "q k v output grad"),
+    ("ch.partial(q, k, v{}).output", "q k v"),
+    ("ch.weights(q, k{}).entropy()", "q k grad"),
+    ("torch.compile(ch.attention, backend='aot_eager')(q, k, v{}, engine='native')", "q k v output"),
+]
+
+
+def trained(number):
+    rng = random.Random(number)
+    call, names = rng.choice(TRAINED)
+    call = call.format(rng.choice(["", ", mask=ch.Causal()", ", mask=ch.SlidingWindow(5)", ", mask=ch.Lengths([3])"]))
+    return f"backward({call!r}, {rng.choice(names.split())!r}, {rng.choice([0, 24])})"
 
 
 def ended(cases):
     """How each of these cases ends, in one process: it is told before each case, so a death is told too."""
     lines = "\n".join(
         f"print('at', {i}, flush=True)\ntry:\n    run({text!r})\n    print('silent', flush=True)\n"
-        "except Exception as e:\n    print(type(e).__name__, 'no memory' in str(e), flush=True)"
+        "except Exception as e:\n    kind = ch.ClearheadError if isinstance(e, ch.ClearheadError) else type(e)\n"
+        "    print(kind.__name__, 'no memory' in str(e), flush=True)"
         for i, text in enumerate(cases)
     )
     done = subprocess.run(
@@ -84,12 +133,20 @@ def ended(cases):
     return done.stdout.splitlines(), done.returncode, done.stderr[-800:]
 
 
-def test_each_use_is_an_error_in_words():
-    lines, code, error = ended(CASES)
-    wrong = [f"{CASES[int(a.split()[1])]}: {b}" for a, b in zip(lines[::2], lines[1::2], strict=False)
+def check(cases):
+    lines, code, error = ended(cases)
+    wrong = [f"{cases[int(a.split()[1])]}: {b}" for a, b in zip(lines[::2], lines[1::2], strict=False)
              if b != "ClearheadError True"]  # fmt: skip
-    assert code == 0, f"the process ended in {CASES[int(lines[-1].split()[1])]}: {error}"
+    assert code == 0, f"the process ended in {cases[int(lines[-1].split()[1])]}: {error}"
     assert not wrong, "\n".join(wrong)
+
+
+def test_each_use_is_an_error_in_words():
+    check(CASES)
+
+
+def test_what_is_freed_between_forward_and_backward_is_an_error_in_words():
+    check([trained(number) for number in range(60)])
 
 
 @pytest.mark.parametrize("number", range(20))

@@ -220,6 +220,23 @@ class First(torch.nn.Module):
         return self.module(**given)[0]
 
 
+class Attends(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.attend = nn.MultiHeadAttention(4, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.attend(x, x, x)
+
+
+def circuits_of(**given: Any) -> Any:
+    return ch.models.circuits(inputs=x3(), **given).ov(0, 1).dense()
+
+
+SELF = Attends().eval()
+BLOCK = Block()
+with ch.watch(BLOCK, values=True) as RECORDED, torch.no_grad():
+    BLOCK(x3())
 IDS = torch.tensor([0, 0, 1, 1, 1])
 LENS = torch.tensor([2, 5])
 E = Entry
@@ -873,6 +890,31 @@ ENTRIES: dict[str, Entry] = {
         edited(ch.edits.AddBias),
         EDITED | {"bias": torch.zeros(5, 5)},
         EDITS | {"bias": {"scalar tensor": "else", "NaN tensor": "nan", "tensor of another size": "else"}},
+    ),
+    "edits.Patch": E(
+        "models",
+        edited(ch.edits.Patch),
+        EDITED | {"source": x4()[:, :1], "part": "value", "keys": 1, "positions": None},
+        EDITS
+        | {
+            "source": {"NaN tensor": "nan"},
+            "keys": {"None": "else", "negative": "else"},
+            "positions": ABSENT,
+        },
+    ),
+    "edits.Freeze": E("models", edited(ch.edits.Freeze), EDITED | {"source": torch.eye(5).expand(2, 1, 5, 5)}, EDITS),
+    "edits.Ablate": E(
+        "models",
+        edited(ch.edits.Ablate),
+        EDITED | {"kind": "mean", "over": RECORDED, "seed": 0},
+        EDITS,
+    ),
+    "models.circuits": E("models", circuits_of, {"model": SELF}),
+    "models.logit_attribution": E(
+        "models",
+        lambda **given: ch.models.logit_attribution(inputs=x3(), **given).logit,
+        {"model": SELF, "token": 1, "against": 2, "position": 0},
+        {"against": {"None": "else"}, "position": {"negative": "else"}},
     ),
     "models.assert_attends": E(
         "models",

@@ -11,6 +11,10 @@ REFUSED = {
 }  # fmt: skip
 
 
+def test_mean_distances_in_bfloat16():
+    assert on_ranks(2, "ranks.looked_at:low_precision", 40) == [[], []]
+
+
 @pytest.mark.parametrize(("ranks", "every"), [(2, 4), (2, 1), (4, 3)])
 def test_statistics_are_those_of_one_process(ranks, every):
     """With every score, mask and bias, layouts and messages of few keys, or one in `every` of them."""

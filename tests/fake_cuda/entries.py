@@ -20,6 +20,7 @@ APART = {
         "models.assert_attends", "models.compare_backends", "models.lazy_attentions", "models.match_tokens",
         "models.monitor", "models.run_on_clearhead", "models.statistics", "models.survey",
     ), MODELS),
+    **dict.fromkeys(("models.circuits", "models.logit_attribution"), MODELS),
     "edits.Edit": "abstract",
 }  # fmt: skip
 

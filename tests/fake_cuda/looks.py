@@ -49,11 +49,17 @@ def cases(query, key, value, x):
         with torch.no_grad(), ch.edit(ours, change):
             return ours(x, x, x, ch.Causal())
 
+    with torch.no_grad(), ch.watch(ours, values=True) as before:
+        ours(x, x, x, ch.Causal())
+
     changes = {
         "ScaleHeads": ch.edits.ScaleHeads(heads=[0], factor=0.5),
         "Knockout": ch.edits.Knockout(heads=[0]),
         "AddBias": ch.edits.AddBias(ch.ALiBi(HEADS)),
         "ForceMask": ch.edits.ForceMask(ch.SlidingWindow(before=9)),
+        "Patch": ch.edits.Patch(before, heads=[0]),
+        "Freeze": ch.edits.Freeze(before, heads=[0]),
+        "Ablate": ch.edits.Ablate(heads=[0]),
     }
 
     methods = ("amax", "amin", "argmax", "argmin", "max", "mean", "min", "sum")

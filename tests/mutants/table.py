@@ -797,4 +797,63 @@ TRITON = [
     ),
 ]
 
-MUTANTS = [*MASKS, *SCORES, *ENGINES, *TRITON, *LOOKS, *MODULES, *MODELS, *PAGES, *EXPLANATIONS]
+CAUSES = [
+    Mutant(
+        "models/causes/frozen.py",
+        "            return result.detach() + (through - through.detach())\n",
+        "            return None\n",
+        "causes: the size of a norm follows the part that is attributed: it is not frozen",
+        "models/test_causes.py",
+    ),
+    Mutant(
+        "models/causes/attribution.py",
+        "value = value.repeat_interleave(output.shape[1] // value.shape[1], 1)",
+        "value = value.repeat(1, output.shape[1] // value.shape[1], 1, 1)",
+        "causes: a source's part is read from the values of another key head",
+        "models/test_causes.py",
+    ),
+    Mutant(
+        "models/causes/circuits.py",
+        '        other = "key" if through == "query" else "query"\n',
+        '        other, through = through, "key" if through == "query" else "query"\n',
+        "causes: composition is of the transposed product: queries are read as keys",
+        "models/test_causes.py",
+    ),
+    Mutant(
+        "models/causes/sweep.py",
+        "return one[place * count : (place + 1) * count]",
+        "return one[place::times]",
+        "causes: the outputs of a batched sweep are split across its cells",
+        "models/test_sweep.py",
+    ),
+    Mutant(
+        "models/use/edits/from_run.py",
+        "* heads // spot.all_heads for n in",
+        "% heads for n in",
+        "causes: a patch takes the key of another key head",
+        "models/test_patch.py",
+    ),
+    Mutant(
+        "models/use/edits/patch.py",
+        "            if factor is None:\n",
+        "            if True:\n",
+        "causes: weights that are frozen lose the factor that an edit gave them",
+        "models/test_patch.py",
+    ),
+    Mutant(
+        "models/use/edits/ablate.py",
+        "torch.randint(int(own), there,",
+        "torch.randint(0, there,",
+        "causes: resampling takes a sequence's own output",
+        "models/test_patch.py",
+    ),
+    Mutant(
+        "models/use/edits/edit.py",
+        "[*outer.edits, *self.edits]",
+        "[*self.edits, *outer.edits]",
+        "causes: of two edits, one inside the other, the inner one comes first",
+        "models/test_patch.py",
+    ),
+]
+
+MUTANTS = [*MASKS, *SCORES, *ENGINES, *TRITON, *LOOKS, *MODULES, *MODELS, *CAUSES, *PAGES, *EXPLANATIONS]

@@ -2,6 +2,7 @@
 
 import copy
 import pickle
+import random
 
 import pytest
 import torch
@@ -124,6 +125,50 @@ def test_a_module_called_twice_with_one_cache_sees_the_keys_of_both_calls():
                 part = module(part, part, part, ch.Causal(), cache=cache)
             steps.append(part)
         torch.testing.assert_close(torch.cat(steps, 1), module(first, first, first, ch.Causal()))
+
+
+def pickled(given):
+    return pickle.loads(pickle.dumps(given))
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, pickled, lambda cache: pickled(copy.deepcopy(cache))])
+def test_a_copy_of_a_cache_is_refused_by_a_layer_with_other_weights(copied):
+    first, second, cache = make(1), make(2), KeyValueCache()
+    with torch.no_grad():
+        want = first(X, X, X, ch.Causal())
+        start, rest = X[:, :4], X[:, 4:]
+        first(start, start, start, ch.Causal(), cache=cache)
+        other, branch = copied(cache), copy.copy(copied(cache))
+        for each in (other, branch):
+            with pytest.raises(ch.ClearheadError, match="for each layer"):
+                second(rest, rest, rest, ch.Causal(), cache=each)
+            assert each.lengths == (4, 4)
+        torch.testing.assert_close(pickled(first)(rest, rest, rest, ch.Causal(), cache=other), want[:, 4:])
+        torch.testing.assert_close(first(rest, rest, rest, ch.Causal(), cache=branch), want[:, 4:])
+        other.reset()
+        second(rest, rest, rest, ch.Causal(), cache=other)  # an empty cache is any module's
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_copies_of_the_caches_of_many_layers_go_to_no_other_layer(seed):
+    """Random kinds of layers; the layers' weights differ in one number of W_k or W_v."""
+    choose = random.Random(seed)
+    layers = [MultiHeadAttention(16, 4, num_kv_heads=choose.choice([1, 2, 4])).eval()]
+    for _ in range(3):
+        layers.append(copy.deepcopy(layers[0]))
+        with torch.no_grad():
+            choose.choice([layers[-1].W_k, layers[-1].W_v]).weight[choose.randrange(4), choose.randrange(16)] += 0.5
+    caches = [KeyValueCache() for _ in layers]
+    with torch.no_grad():
+        for layer, cache in zip(layers, caches, strict=True):
+            layer(X, X, X, ch.Causal(), cache=cache)
+        for place, layer in enumerate(layers):
+            for other, cache in enumerate(choose.choice([pickled, copy.deepcopy])(caches)):
+                if other == place:
+                    layer(X, X, X, ch.Causal(), cache=cache)
+                    continue
+                with pytest.raises(ch.ClearheadError, match="for each layer"):
+                    layer(X, X, X, ch.Causal(), cache=cache)
 
 
 @pytest.mark.parametrize(

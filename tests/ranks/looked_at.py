@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import resource
 from collections.abc import Iterator
 from typing import Any
@@ -121,6 +122,41 @@ def _unlike(layout: Any, of: str, found: Any, true: Any) -> Iterator[str]:
         yield f"{tuple(found.shape)} {found.dtype}, not {tuple(true.shape)} {true.dtype}"
     elif not torch.allclose(found, true, rtol=EXACT, atol=EXACT):
         yield f"{float((found - true).abs().max()):.2g} apart"
+
+
+def low_precision(rank: int, count: int) -> list[str]:
+    """MeanDistance of random calls in bfloat16, beside float64 in one process.
+
+    Its error is three times that of one process in bfloat16 at most: more would come from the ranks.
+    """
+    wrong = []
+    for number in range(count):
+        found, true, alone = _mean_distances(number)
+        error, budget = (found - true).abs().max(), 3 * (alone - true).abs().max() + 1e-5 * LENGTH
+        if not error <= budget:
+            wrong.append(f"{number} on {rank}: {error:.2g} of {budget:.2g}")
+    return wrong
+
+
+def _mean_distances(number: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Those of this rank's queries: over ranks in bfloat16; in one process in float64, and in bfloat16."""
+    draw = random.Random(number)
+    torch.manual_seed(number)
+    length, width, heads = draw.choice([7, 33, 64]), draw.choice([8, 16]), draw.choice([2, 4])
+    query, key = torch.randn(2, heads, length, width).bfloat16(), torch.randn(2, 2, length, width).bfloat16()
+    score = draw.choice([None, ch.Bilinear(width, width).bfloat16(), ch.Additive(width, width, 8).bfloat16()])
+    sinks = draw.choice([None, torch.randn(heads).bfloat16()])
+    mask = draw.choice([None, ch.Causal(), ch.Causal() & ch.SlidingWindow(9)])
+    shared = {"mask": mask, "bias": draw.choice([None, ch.ALiBi(heads)])}
+    layout, distance = draw.choice([D.ZigZag, D.Contiguous])(length), ch.reductions.MeanDistance()
+    own = (layout.shard(t, 2) for t in (query, key))
+    with torch.no_grad():
+        over_ranks = D.weights(*own, layout=layout, score=score, sinks=sinks, **shared).reduce(distance)[0]
+        alone = ch.weights(query, key, score=score, sinks=sinks, **shared).reduce(distance)[0]
+        score, sinks = (None if x is None else x.double() for x in (score, sinks))
+        true = ch.weights(query.double(), key.double(), score=score, sinks=sinks, **shared).reduce(distance)[0]
+    places = layout.positions()
+    return over_ranks.double(), true[..., places], alone.double()[..., places]
 
 
 def ties(rank: int) -> bool:

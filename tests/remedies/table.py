@@ -698,6 +698,11 @@ class Later(ch.extend.Bias):
         ),
     ),
     case(
+        "freed(lambda tensor: tensor)",
+        ("tensor.clone()", "freed(lambda tensor: @)", "plain(x, x, x)"),
+        setup="def freed(given):\n    whole = x.clone()\n    part = given(whole)\n    whole.untyped_storage().resize_(0)\n    return ch.attention(x, x, part)",
+    ),
+    case(
         "stale(lambda tensor: tensor)",
         ("tensor.clone()", "stale(lambda tensor: @)", "keep @ keep.mT"),
         setup="keep = x.clone()\ndef stale(given):\n    value = keep.clone()\n    found = ch.weights(x, x).gradients(given(value), keep)\n    value.zero_()\n    return found[...]",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -92,6 +92,17 @@ def check_memory(tensor: Tensor, name: str) -> Tensor:
             "Pass a copy that is made before: tensor.clone()."
         )
     return tensor
+
+
+Saved = TypeVar("Saved", bound=Sequence[Tensor | None])
+
+
+def in_memory_still(tensors: Saved) -> Saved:
+    """The tensors that a forward pass kept for its backward pass. Raise where the storage of one was freed since."""
+    for tensor in tensors:
+        if tensor is not None:
+            check_memory(tensor, "a tensor that attention() reads in its backward pass")
+    return tensors
 
 
 def check_float(tensor: Tensor, name: str) -> None:

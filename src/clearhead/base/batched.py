@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from clearhead.base.arrays import check_memory
 from clearhead.base.torch_state import add_batch_dim, is_batch_of_losses, remove_batch_dim
 from clearhead.base.tracing import batch_level, batched
 
@@ -35,8 +36,12 @@ def unbatched(compute: Compute, *grads: Tensor | None) -> Gradients:
     given = [g for g in grads if g is not None]
     if any(is_batch_of_losses(g) for g in given):
         return _each_of(compute, grads)
-    found: Gradients = _OneByOne.apply(compute, *grads) if any(map(batched, given)) else compute(*grads)  # type: ignore[no-untyped-call]
-    return found
+    if any(map(batched, given)):
+        found: Gradients = _OneByOne.apply(compute, *grads)  # type: ignore[no-untyped-call]
+        return found
+    for grad in given:
+        check_memory(grad, "the gradient that the backward pass of attention() is given")
+    return compute(*grads)
 
 
 def _each_of(compute: Compute, grads: Gradients) -> Gradients:

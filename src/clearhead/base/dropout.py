@@ -23,6 +23,7 @@ from torch import Tensor
 
 from clearhead.base.errors import ClearheadError, UnsupportedError
 from clearhead.base.shapes import Sizes
+from clearhead.base.text import brief
 from clearhead.base.tracing import batch_level, vectorized
 
 _FIRST, _SECOND = 0x7FEB352D, 0x846CA68B - 2**32  # as signed numbers, for PyTorch's int32
@@ -32,9 +33,9 @@ _COLUMNS = 0x9E3779B9 - 2**32
 def check_dropout(p: Any, name: str) -> float:
     """A probability below 1."""
     if isinstance(p, bool) or not isinstance(p, int | float | np.number) or not 0.0 <= float(p) < 1.0:
-        raise ClearheadError(f"{name} is {p!r}; expected a probability: 0 ≤ {name} < 1.")
+        raise ClearheadError(f"{name} is {brief(p)}; expected a probability: 0 ≤ {name} < 1.")
     if p > 1 - 2.0**-32:
-        raise ClearheadError(f"{name} is {p!r}: its steps are of 2⁻³², so the last one below 1 is 1 − 2⁻³².")
+        raise ClearheadError(f"{name} is {brief(p)}: its steps are of 2⁻³², so the last one below 1 is 1 − 2⁻³².")
     return float(p)
 
 

@@ -10,6 +10,7 @@ import numpy as np
 from torch import Tensor
 
 from clearhead.base.errors import ClearheadError
+from clearhead.base.text import brief
 
 MOST = 2**40  # of a size, a count or a position: larger ones exceed any memory
 
@@ -24,7 +25,7 @@ def check_count(number: Any, least: int, name: str, most: float = MOST) -> int:
     except TypeError:
         count = least - 1
     if count < least:
-        raise ClearheadError(f"{name} is {number!r:.60}; expected a whole number, {least} or more.")
+        raise ClearheadError(f"{name} is {brief(number)}; expected a whole number, {least} or more.")
     if count > most:
         raise ClearheadError(f"{name} is {count:,}; expected {most:,} at most.")
     return count
@@ -33,7 +34,7 @@ def check_count(number: Any, least: int, name: str, most: float = MOST) -> int:
 def check_flag(flag: Any, name: str) -> bool:
     """True or False, Python's or NumPy's."""
     if not isinstance(flag, bool | np.bool_):
-        raise ClearheadError(f"{name} is {flag!r:.60}; expected True or False.")
+        raise ClearheadError(f"{name} is {brief(flag)}; expected True or False.")
     return bool(flag)
 
 
@@ -45,7 +46,7 @@ def check_number(value: Any, name: str) -> float:
     except OverflowError:  # a whole number above every float
         finite = False
     if not finite:
-        raise ClearheadError(f"{name} is {value!r:.60}; expected a finite number.")
+        raise ClearheadError(f"{name} is {brief(value)}; expected a finite number.")
     return float(value)
 
 
@@ -53,5 +54,5 @@ def check_positive(value: Any, name: str) -> float:
     """A finite number above 0, whose square is finite and above 0 too."""
     number = check_number(value, name)
     if not number > 0 or not 0 < number * number < np.inf:
-        raise ClearheadError(f"{name} is {value!r}; expected a number above 0 whose square is finite and above 0.")
+        raise ClearheadError(f"{name} is {brief(value)}; expected a number above 0 whose square is finite and above 0.")
     return number

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from clearhead.base.errors import ClearheadError
-from clearhead.base.tracing import readable
+from clearhead.base.text import brief
+from clearhead.base.tracing import freed, readable
 
 LISTS = (list, tuple, range)
 FORMS = "a number, a slice, or a list of these"
@@ -20,6 +21,7 @@ def items_of(selector: Any) -> tuple[Any, ...]:
     """The parts of a selector: whole numbers as Python's, slices, and whatever else stands in it, as it is. Arrays of
     NumPy and tensors are lists of their numbers."""
     numbers = isinstance(selector, Tensor) and selector.layout == torch.strided and readable(selector)
+    numbers = numbers and not freed(selector)
     if numbers or isinstance(selector, np.ndarray):
         selector = selector.tolist()
     return tuple(map(_plain, selector if isinstance(selector, LISTS) else (selector,)))
@@ -53,7 +55,7 @@ def checked_numbers(selector: Any, name: str) -> tuple[int | slice, ...]:
     """The parts of a selector of numbers. `name`: what it is called."""
     items = items_of(selector)
     if not items or not all(is_number(item) or is_slice(item) for item in items):
-        raise ClearheadError(f"{name} is {selector!r:.60}; expected {FORMS}, or None for all.")
+        raise ClearheadError(f"{name} is {brief(selector)}; expected {FORMS}, or None for all.")
     return items
 
 
@@ -69,7 +71,7 @@ def numbers_of(selector: Any, count: int, name: str, of: str) -> tuple[int, ...]
         elif -count <= item < count:
             found.append(item % count)
         else:
-            raise ClearheadError(f"{name} is {selector!r:.60}, and {of}, numbered from 0.")
+            raise ClearheadError(f"{name} is {brief(selector)}, and {of}, numbered from 0.")
     if not found:
-        raise ClearheadError(f"{name} is {selector!r:.60}, and {of}, numbered from 0: it chooses none.")
+        raise ClearheadError(f"{name} is {brief(selector)}, and {of}, numbered from 0: it chooses none.")
     return tuple(found)

@@ -4,6 +4,11 @@ from __future__ import annotations
 
 import html
 from collections.abc import Callable, Iterable
+from typing import Any
+
+from torch import Tensor
+
+from clearhead.base.tracing import freed
 
 KEPT = "\N{NO-BREAK SPACE}"
 
@@ -19,6 +24,18 @@ def said(of: object, make: Callable[[], str]) -> str:
         return str(make())
     except Exception:  # a repr raises nothing
         return f"{type(of).__name__}()"
+
+
+def brief(thing: Any, most: int = 60) -> str:
+    """The first characters of an object's repr, for an error that names a wrong argument.
+
+    A tensor whose memory was freed, alone or in a list, is named by its shape: PyTorch's repr of it ends the process.
+    """
+    for part in thing if isinstance(thing, list | tuple) else (thing,):
+        if isinstance(part, Tensor) and freed(part):
+            said = f"a tensor of {part.dtype}, shape {tuple(part.shape)}, that has no memory"
+            return said if part is thing else f"a {type(thing).__name__} with {said}"
+    return f"{thing!r:.{most}}"
 
 
 def escaped(text: str, lines: bool = False) -> str:

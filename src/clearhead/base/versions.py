@@ -8,9 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from clearhead.base.arrays import check_memory
 from clearhead.base.errors import ClearheadError
 from clearhead.base.torch_private import uncounted, version
-from clearhead.base.tracing import address, compiling, transformed
+from clearhead.base.tracing import address, compiling, freed, transformed
 
 _BAND = 2**15  # numbers that are read at a time: 256 KB
 SAME_SIZE = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
@@ -50,7 +51,7 @@ class Versions:
         """The first tensor that has been written to since, or whose memory is freed, with the name of what reads it. A
         wrapper that shares out parameters frees the memory of each after the layer that it belongs to has run."""
         for name, tensor, before, at in self._seen:
-            if version(tensor) != before or (at and not address(tensor)):
+            if version(tensor) != before or (at and not address(tensor)) or freed(tensor):
                 return name, tensor
         return None
 
@@ -59,6 +60,7 @@ class Versions:
         found = self.written()
         if found is not None:
             name, tensor = found
+            check_memory(tensor, f"a tensor that {name} of attention() reads")
             raise ClearheadError(
                 f"a tensor that {name} of attention() reads, {tensor.dtype}, shape {tuple(tensor.shape)}, was modified "
                 "in place after the forward pass, and the backward pass needs it as it was. Pass a copy: "

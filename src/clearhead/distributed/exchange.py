@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from clearhead.base.arrays import accumulated
+from clearhead.base.arrays import accumulated, in_memory_still
 from clearhead.base.batched import Gradients
 from clearhead.distributed.needs import Job, Needs
 from clearhead.distributed.once import gradients
@@ -38,7 +38,7 @@ class _Attend(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Any:
         ctx.reads.check()
-        saved, wanted = ctx.saved_tensors, ctx.needs_input_grad[1:]
+        saved, wanted = in_memory_still(ctx.saved_tensors), ctx.needs_input_grad[1:]
         shard = ctx.shard._replace(local=with_operands(ctx.shard.local, saved[: len(wanted)]))
 
         def compute(grad: Tensor) -> Gradients:

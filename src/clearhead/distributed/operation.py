@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from clearhead.base.arrays import accumulated
+from clearhead.base.arrays import accumulated, in_memory_still
 from clearhead.base.batched import followed_back
 from clearhead.base.errors import UnsupportedError
 from clearhead.base.tracing import differentiated_forward, with_autograd, without_autocast
@@ -73,6 +73,7 @@ attend.register_fake(room_for_results)
 def attend_backward(grad: Tensor, output: Tensor, maximum: Tensor, log_sum: Tensor, *arguments: Any) -> list[Tensor]:
     """The gradients of the operands, each empty where it is not wanted."""
     *problem, method, _, wanted = arguments
+    in_memory_still((grad, output, maximum, log_sum, *problem[:TENSORS]))
     shard = _shard(problem, wanted)
     with without_autocast(grad.device):
         shard = _seeded(shard)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from clearhead.base.errors import UnsupportedError
+from clearhead.base.text import brief
 from clearhead.engines.base import Engine
 from clearhead.engines.flex.engine import Flex
 from clearhead.engines.native.engine import Native
@@ -37,7 +38,7 @@ def choose(problem: Problem, engine: str | Engine | None, rows: bool = False) ->
         return found if ours(found) else Own(found)
     named = {candidate.name: candidate for candidate in ENGINES}
     if not isinstance(engine, str) or engine not in named:
-        raise UnsupportedError(f"engine is {engine!r}; the engines are {', '.join(map(repr, named))}.")
+        raise UnsupportedError(f"engine is {brief(engine)}; the engines are {', '.join(map(repr, named))}.")
     return _willing(named[engine], problem)
 
 

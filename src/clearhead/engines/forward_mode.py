@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from clearhead.base.arrays import accumulated
+from clearhead.base.arrays import accumulated, in_memory_still
 from clearhead.base.batched import Gradients, followed_back, unbatched, views
 from clearhead.base.shapes import unflatten
 from clearhead.base.tracing import dispatches, forward_alone, with_memory, without_autocast
@@ -61,7 +61,7 @@ class _Output(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor, *_: Any) -> Any:
         ctx.reads.check()
-        saved, wanted = ctx.saved_tensors, ctx.needs_input_grad[1:]
+        saved, wanted = in_memory_still(ctx.saved_tensors), ctx.needs_input_grad[1:]
         problem, kept = with_operands(ctx.rest, saved[:-3]), Partial(*saved[-3:])
 
         def compute(grad: Tensor) -> Gradients:
@@ -97,7 +97,7 @@ class _Tangent(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Any:
-        wanted, both = ctx.needs_input_grad[2:], ctx.saved_tensors
+        wanted, both = ctx.needs_input_grad[2:], in_memory_still(ctx.saved_tensors)
         with torch.enable_grad():
             own = views(both)
             found = _along(ctx.rest, own[: ctx.count], own[ctx.count :])

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from clearhead.base.arrays import accumulated
+from clearhead.base.arrays import accumulated, in_memory_still
 from clearhead.base.batched import Gradients, unbatched
 from clearhead.base.errors import ClearheadError, UnsupportedError
 from clearhead.base.tracing import (
@@ -89,7 +89,7 @@ class _Attend(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> Any:
         ctx.reads.check()
         wanted, grad = ctx.needs_input_grad[2:], grads[0]
-        saved = ctx.saved_tensors  # read once: a checkpoint raises at the second access
+        saved = in_memory_still(ctx.saved_tensors)  # read once: a checkpoint raises at the second access
         problem, kept = with_operands(ctx.problem, saved[: len(wanted)]), saved[len(wanted) :]
         again = torch.is_grad_enabled()  # the gradient is to be differentiated
 
@@ -191,6 +191,7 @@ def attend_backward(
     """The gradients of the operands, each empty where it is not wanted."""
     expected, rows, wanted = arguments[-3:]
     known = any(expected)
+    in_memory_still((grad, to_log_sum, output, maximum, log_sum, *arguments[:TENSORS]))
     problem, chosen = _chosen(arguments[:-1], expected if known else wanted)
     if 0 in problem.sizes.shape:
         found = tuple(None if t is None else torch.zeros_like(t) for t in operands(problem))

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from clearhead.base.arrays import in_memory_still
 from clearhead.base.batched import Gradients, followed_back, unbatched, views
 from clearhead.base.tracing import compiling, dispatches, on_the_host, readable, with_memory, without_autocast
 from clearhead.engines.base import Engine
@@ -61,7 +62,7 @@ class _Summarise(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> Any:
         ctx.reads.check()
-        wanted, saved = ctx.needs_input_grad[3:], ctx.saved_tensors
+        wanted, saved = ctx.needs_input_grad[3:], in_memory_still(ctx.saved_tensors)
         problem, kept = with_operands(ctx.problem, saved[: len(wanted)]), saved[len(wanted) :]
         found = Found(*kept[:-3])._replace(finite=ctx.finite)
         groups, distance, factors = kept[-3:]

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from clearhead.base.errors import ClearheadError, human_bytes
 from clearhead.base.shapes import Sizes
+from clearhead.base.text import brief
 
 
 class OutOfRange(ClearheadError, IndexError):
@@ -92,7 +93,7 @@ def _one(item: Any, size: int, index: Any, shape: torch.Size) -> range:
         place = operator.index(item)
     except TypeError:
         raise ClearheadError(
-            f"the index {index!r} is not basic: use integers, slices, ... and None, or index dense()."
+            f"the index {brief(index, 200)} is not basic: use integers, slices, ... and None, or index dense()."
         ) from None
     if not -size <= place < size:
         raise OutOfRange(f"the index {index!r} is out of range for weights of shape {tuple(shape)}.")

@@ -16,7 +16,7 @@ from clearhead.base.arrays import to_tensor
 from clearhead.base.errors import ClearheadError, UnsupportedError, human_bytes
 from clearhead.base.numbers import check_count, check_flag
 from clearhead.base.shapes import Sizes
-from clearhead.base.text import said
+from clearhead.base.text import brief, said
 from clearhead.base.torch_private import tree_map_only
 from clearhead.base.tracing import compiling, looked_into
 from clearhead.inspection.by_blocks import extreme, extreme_places, summed
@@ -191,9 +191,9 @@ class LazyMatrix(ABC):
         given = tuple(dim) if isinstance(dim, tuple | list) else () if dim is None else (dim,)
         dims = tuple(check_count(d, -count, "dim", most=count - 1) % count for d in given) or tuple(range(count))
         if len(set(dims)) < len(dims):
-            raise ClearheadError(f"dim is {dim!r:.60}: a dimension is named twice.")
+            raise ClearheadError(f"dim is {brief(dim)}: a dimension is named twice.")
         if some and 0 in (self.shape[d] for d in dims):
-            raise ClearheadError(f"a matrix of shape {tuple(self.shape)} has no largest number along dim={dim!r:.60}.")
+            raise ClearheadError(f"a matrix of shape {tuple(self.shape)} has no largest number along dim={brief(dim)}.")
         return dims
 
     def _extreme(self, dim: int | tuple[int, ...] | None, keepdim: bool, sign: int) -> Any:

@@ -14,7 +14,7 @@ from torch import Tensor
 from clearhead.base.errors import ClearheadError
 from clearhead.base.pictures import MOST, Array, Panel
 from clearhead.base.selected import numbers_of
-from clearhead.base.text import escaped, said
+from clearhead.base.text import brief, escaped, said
 from clearhead.base.thumbnails import picture, short
 from clearhead.inspection.index import parse
 from clearhead.masks._draw import cell_of, of, shares
@@ -31,7 +31,7 @@ def picks(head: tuple[Any, ...], outer: tuple[int, ...]) -> list[Pick]:
     """The heads to draw, each by its numbers; a dimension without a given number means all of it."""
     if len(head) > len(outer):
         raise ClearheadError(
-            f"plot() takes {len(outer)} numbers at most, one for each of the dimensions {outer}; got {head!r:.80}."
+            f"plot() takes {len(outer)} numbers at most, one for each of the dimensions {outer}; got {brief(head, 80)}."
         )
     chosen = [
         list(numbers_of(head[i], size, "a head of plot()", f"there are {size}")) if i < len(head) else list(range(size))

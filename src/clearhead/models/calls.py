@@ -11,7 +11,7 @@ import numpy as np
 
 from clearhead.base.errors import ClearheadError
 from clearhead.base.selected import numbers_of
-from clearhead.base.text import listed
+from clearhead.base.text import brief, listed
 from clearhead.models.attention_call import AttentionCall
 from clearhead.models.tap.choice import PATTERNS, Item, checked_layers, fits, made_by
 from clearhead.models.tap.layers import LayerName, Site
@@ -41,7 +41,9 @@ class Calls(Generic[Seen]):
         found = [call for call in self.calls if call.name == which]
         found = found or [call for call in self.calls if isinstance(which, str) and fnmatchcase(call.name, which)]
         if not found:
-            raise ClearheadError(f"no attention call of a module {which!r} was seen; there are {listed(self.names)}.")
+            raise ClearheadError(
+                f"no attention call of a module {brief(which, 200)} was seen; there are {listed(self.names)}."
+            )
         return found
 
     def __iter__(self) -> Iterator[Seen]:
@@ -160,7 +162,7 @@ def chosen_calls(calls: Sequence[AttentionCall], layers: Any, who: str) -> list[
     for item in items:
         if not any(meant(item, number) for number in range(len(calls))):
             raise ClearheadError(
-                f"{who}: there is no layer {item!r:.80}; calls were made by {made_by(sites)}, numbered from "
+                f"{who}: there is no layer {brief(item, 80)}; calls were made by {made_by(sites)}, numbered from "
                 f"0. {PATTERNS}"
             )
     return [number for number in range(len(calls)) if any(meant(item, number) for item in items)]
@@ -184,7 +186,7 @@ def one_call(calls: Sequence[AttentionCall], layer: Any, step: int | None, who: 
     if len(found) != 1:
         by_step = step is None and len({calls[place].layer for place in found}) < len(found)
         raise ClearheadError(
-            f"{who}: {layer!r:.80} means {len(found)} calls; pass {'step=, and ' * by_step}a layer that means one: "
+            f"{who}: {brief(layer)} means {len(found)} calls; pass {'step=, and ' * by_step}a layer that means one: "
             f"{listed(str(said[place]) for place in found)}."
         )
     return found[0]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from typing import Any, NamedTuple
 
 import torch
@@ -12,7 +11,8 @@ from clearhead.base.arrays import check_float, check_memory
 from clearhead.base.errors import ClearheadError, ShapeError, UnsupportedError, columns
 from clearhead.base.numbers import check_count
 from clearhead.base.shapes import moved, placed
-from clearhead.base.tracing import compiling, ensure, looked_into, traced
+from clearhead.base.tracing import compiling, dispatches, ensure, freed, looked_into, readable, traced
+from clearhead.base.versions import digest
 from clearhead.masks._read import check_lengths
 
 LEAST = 16  # the positions of the first room
@@ -92,7 +92,8 @@ class KeyValueCache:
     choose from its batch and positions. Where gradients are off, a full room is doubled, so that the cost of a step
     follows the positions that it adds; where they are on, each step makes new tensors. A position in a tensor that was
     given out is never written again. `copy.copy(cache)` is a branch that grows by itself and shares the past;
-    `copy.deepcopy(cache)` and a cache from a pickle may go to a copy of the module. In compiled code a step without
+    `copy.deepcopy(cache)` and a cache from a pickle may go to a copy of the module: one with the same weights W_k and
+    W_v, which are read when the copy is made, and at its first call in eager code. In compiled code a step without
     `new_lens` is one graph, for any length. Raises a `ShapeError` where batch, heads or widths change, a
     `ClearheadError` where dtype, device or the module do.
 
@@ -110,6 +111,7 @@ class KeyValueCache:
     """
 
     _by: nn.Module | None = None  # the module that made the keys
+    _made: int | None = None  # in a copy: a number made of the weights that made the keys; None: not known
 
     def __init__(self) -> None:
         self._state: _State | None = None
@@ -197,13 +199,13 @@ class KeyValueCache:
 
     def reset(self) -> None:
         """Forget everything, for another batch."""
-        self._state, self._by = None, None
+        self._state, self._by, self._made = None, None, None
 
     def _extended(self, key: Tensor, value: Tensor, new_lens: Any = None, by: nn.Module | None = None) -> _State:
         """The state after `append`; the cache stays as it is until it gets this, by `_hold`."""
         if self._state is not None:
             _check(self._state, key, value)
-            if by is not None and self._by is not None and self._by is not by:
+            if by is not None and self._is_of_another(by):
                 raise ClearheadError(
                     f"{self!r} holds the keys of another module than this {type(by).__name__}, which has other "
                     "weights.\nMake one KeyValueCache() for each layer. For a copy of the module pass "
@@ -215,6 +217,11 @@ class KeyValueCache:
             starts = torch.zeros(key.shape[0], dtype=torch.int64, device="cpu")
             new = _New(starts if self._state is None else self._state.starts(), counts, len(self), key.shape[2])
         return self._joined(key, value, new) if torch.is_grad_enabled() else self._written(key, value, new)
+
+    def _is_of_another(self, module: nn.Module) -> bool:
+        if self._by is not None:
+            return self._by is not module
+        return self._made is not None and not compiling() and _digest(module) not in (None, self._made)
 
     def _hold(self, state: _State, by: nn.Module) -> None:
         self._state, self._by = state, by
@@ -253,17 +260,18 @@ class KeyValueCache:
         return room
 
     def __copy__(self) -> KeyValueCache:
-        branch = copy.deepcopy(self)
-        branch._by = self._by
+        branch = type(self)()  # both may share the room: no position that was given out is written again
+        branch._state, branch._by, branch._made = self._state, self._by, self._made
         return branch
 
     def __deepcopy__(self, memo: object) -> KeyValueCache:
-        copied = type(self)()  # both may share the room: no position that was given out is written again
-        copied._state = self._state  # and a copy of the module may take this cache
+        copied = type(self)()
+        copied.__dict__.update(self.__getstate__())
         return copied
 
     def __getstate__(self) -> dict[str, Any]:  # pickle calls it
-        return {"_state": self._state}
+        # without the module: a copy of it, which has the same weights, may take the copy of the cache
+        return {"_state": self._state, "_made": self._made if self._by is None else _digest(self._by)}
 
     def __repr__(self) -> str:
         if self._state is None:
@@ -317,6 +325,14 @@ class _New(NamedTuple):
         at = torch.where(every < starts, every, self.length + every - starts)
         at = moved(torch.where(every < ends, at, self.length + self.size), new.device)
         return torch.cat(parts, 2).gather(2, at[:, None, :, None].expand(whole.shape))
+
+
+def _digest(module: nn.Module) -> int | None:
+    """A number made of the weights that make a module's keys and values; None where they can't be read."""
+    layers = [layer for name in ("W_k", "W_v") if (layer := getattr(module, name, None)) is not None]
+    tensors = [t for layer in layers for t in (*layer.parameters(), *layer.buffers())]
+    known = all(t.layout is torch.strided and not dispatches(t) and readable(t) and not freed(t) for t in tensors)
+    return hash(tuple(map(digest, tensors))) if tensors and known else None
 
 
 def _longest(lengths: Tensor) -> tuple[int, Tensor | None]:

@@ -12,6 +12,7 @@ from clearhead.base.errors import ClearheadError, ShapeError
 from clearhead.base.numbers import check_count, check_flag
 from clearhead.base.positions import check_align
 from clearhead.base.shapes import Sizes
+from clearhead.base.text import brief
 from clearhead.nn import _torch
 from clearhead.nn._heads import (
     Projection,
@@ -109,7 +110,7 @@ class MultiHeadAttention(RecordingModule):
         self.dropout = check_dropout(dropout, "dropout")
         self.score = Dot() if score is None else as_score(score)
         if rotary is not None and not isinstance(rotary, RotaryEmbedding):
-            raise ClearheadError(f"rotary is {rotary!r:.60}; expected RotaryEmbedding(dim={self.head_dim}).")
+            raise ClearheadError(f"rotary is {brief(rotary)}; expected RotaryEmbedding(dim={self.head_dim}).")
         if rotary is not None and rotary.dim > self.head_dim:
             raise ClearheadError(f"rotary turns {rotary.dim} entries, and a head has head_dim = {self.head_dim}.")
         self.rotary = rotary
@@ -263,7 +264,7 @@ class MultiHeadAttention(RecordingModule):
     def _past(self, cache: Any, new_lens: Any) -> int | Tensor:
         """The number of positions in the cache; (B,), of each sequence, where they differ."""
         if cache is not None and not isinstance(cache, KeyValueCache):
-            raise ClearheadError(f"cache is {cache!r:.60}; expected a KeyValueCache().")
+            raise ClearheadError(f"cache is {brief(cache)}; expected a KeyValueCache().")
         if cache is None and new_lens is not None:
             raise ClearheadError(
                 "new_lens says how many new keys a cache keeps, and there is no cache. For how many keys may be seen "

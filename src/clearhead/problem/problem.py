@@ -15,6 +15,7 @@ from clearhead.base.errors import ClearheadError, ShapeError, UnsupportedError, 
 from clearhead.base.numbers import check_number
 from clearhead.base.positions import check_align
 from clearhead.base.shapes import Sizes, apart, as_inputs, fit, no_heads, plain_sizes
+from clearhead.base.text import brief
 from clearhead.base.torch_state import any_autocast
 from clearhead.base.tracing import (
     autocast,
@@ -256,7 +257,9 @@ def refuse_distributed(inputs: dict[str, Tensor | None]) -> None:
 def _call_scale(scale: Any, score: Score) -> float:
     own = score.own_scale()
     if own is not None:
-        raise ClearheadError(f"scale is {scale!r:.40}, and {score} has its own, by its {own}: pass one of the two.")
+        raise ClearheadError(
+            f"scale is {brief(scale, 40)}, and {score} has its own, by its {own}: pass one of the two."
+        )
     return check_number(scale, "scale")
 
 
@@ -294,7 +297,7 @@ def _as_bias(bias: Any, mask: Any, sizes: Sizes) -> Added | None:
     if isinstance(bias, Tensor | np.ndarray):
         bias = DenseBias(bias)
     if not isinstance(bias, Bias):
-        what = f"the class {bias.__name__}" if isinstance(bias, type) else f"{bias!r:.60}"
+        what = f"the class {bias.__name__}" if isinstance(bias, type) else f"{brief(bias)}"
         raise ClearheadError(f"bias is {what}; expected a Bias, such as ALiBi(num_heads), or a float tensor.")
     if bias.positional and isinstance(mask, Mask) and mask.counts_inside:
         raise positions_unknown(f"a bias that depends on positions ({type(bias).__name__}) beside {mask.title()}")
@@ -323,7 +326,7 @@ def _as_mask(mask: Any, sizes: Sizes, dtype: torch.dtype, as_written: bool) -> t
     if isinstance(mask, Mask):
         return resolve(mask, sizes, as_written), None
     if not isinstance(mask, Tensor | np.ndarray):
-        what = f"the class {mask.__name__}" if isinstance(mask, type) else f"{mask!r:.60}"
+        what = f"the class {mask.__name__}" if isinstance(mask, type) else f"{brief(mask)}"
         raise ClearheadError(
             f"mask is {what}; expected a Mask, such as Causal(), a bool tensor (True: may attend), or a float tensor."
         )

@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from clearhead.base.arrays import in_memory_still
 from clearhead.base.batched import Gradients, unbatched
 from clearhead.base.shapes import Sizes
 from clearhead.base.torch_private import UNKNOWN, flash, flash_backward, fused_choice
@@ -79,7 +80,7 @@ class _Flash(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Any:
         grad = grads[0]
-        *inputs, output, logsumexp, mask = ctx.saved_tensors
+        *inputs, output, logsumexp, mask = in_memory_still(ctx.saved_tensors)
         again = torch.is_grad_enabled()
         if again or dispatches(grad):
             return (*_by_blocks(inputs, grad, ctx, mask, again), None, None, None)

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
+from clearhead.base.arrays import in_memory_still
 from clearhead.problem.packing import Operands, operands, with_operands, without_operands
 from clearhead.problem.problem import Problem
 from clearhead.problem.region import EVERY, Region
@@ -30,6 +31,7 @@ def checkpointed(
     def again(region: Region, *tensors: Tensor | None) -> Result:
         nonlocal reads
         reads.check()
+        in_memory_still(tensors)
         try:  # a checkpoint stops its second run once it has all that it needs
             group = cut(shapes, Region(region.batch, region.heads))
             return compute(cut(with_operands(group, tensors), region._replace(batch=EVERY, heads=EVERY)), region)

@@ -14,6 +14,7 @@ from clearhead.base.errors import ClearheadError
 from clearhead.base.expressions import side_by_side
 from clearhead.base.shapes import Sizes
 from clearhead.base.steps import Step, made
+from clearhead.base.text import brief
 from clearhead.explanation.explanation import Explanation, Part
 from clearhead.explanation.modules.projection import rotary_steps, speeds
 from clearhead.explanation.shown import QUERIES, Shown
@@ -68,7 +69,7 @@ def _places(at: Any, every: range) -> range:
         found = range(0)
     if not found or (not isinstance(at, slice) and not -len(every) <= at < len(every)):
         raise ClearheadError(
-            f"at is {at!r:.60}, and x has {len(every)} positions; expected the number of one, or a slice of them."
+            f"at is {brief(at)}, and x has {len(every)} positions; expected the number of one, or a slice of them."
         )
     return found
 

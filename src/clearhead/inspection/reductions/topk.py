@@ -8,6 +8,7 @@ import numpy as np
 from torch import Tensor
 
 from clearhead.base.errors import ClearheadError
+from clearhead.base.text import brief
 from clearhead.inspection.reductions.base import Reduction
 from clearhead.problem.problem import Problem
 from clearhead.problem.summary import Found, Summary
@@ -36,7 +37,7 @@ class TopK(Reduction):
     def check(self, problem: Problem) -> None:
         whole = isinstance(self.k, int | np.integer) and not isinstance(self.k, bool)
         if not whole or not 1 <= self.k <= problem.sizes.keys:
-            raise ClearheadError(f"k is {self.k!r}, and there are {problem.sizes.keys} keys; pass 1 ≤ k ≤ Lk.")
+            raise ClearheadError(f"k is {brief(self.k)}, and there are {problem.sizes.keys} keys; pass 1 ≤ k ≤ Lk.")
 
     def summary(self, problem: Problem) -> Summary:
         return Summary(top=int(self.k))

@@ -113,7 +113,7 @@ class Circuits:
         projections are not found, or do not read the residual stream. Cost: O(H² r² d_model) for H heads of width r.
         Source: Elhage et al. 2021, "A Mathematical Framework for Transformer Circuits".
         """
-        if through not in get_args(Composed):
+        if not isinstance(through, str) or through not in get_args(Composed):
             raise ClearheadError(
                 f"composition: through is {through!r:.60}; expected one of {listed(get_args(Composed))}."
             )
@@ -155,7 +155,7 @@ class Circuits:
                 total = 1 + max(one.call.layer.number for one in self._sides.values() if one.call.layer[1:] == own[1:])
                 fits = own.number == (layer + total if layer < 0 else layer)  # type: ignore[operator]
             else:
-                fits = layer in (name, str(own), sides.call.name)
+                fits = isinstance(layer, str) and layer in (name, str(own), sides.call.name)
             found += [sides] * fits
         if len(found) == 1:
             return found[0]

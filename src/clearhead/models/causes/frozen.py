@@ -166,7 +166,7 @@ def _linearized(norm: Norm, given: Tensor, result: Tensor) -> Tensor | None:
     """
     x, wanted = given.detach().double(), result.detach().double()
     weight, bias = (None if t is None else t.detach().to(x) for t in (norm.weight, norm.bias))
-    own = torch.ones((), dtype=x.dtype, device=x.device) if weight is None else weight
+    own = x.new_ones(()) if weight is None else weight
     factors = [own] if weight is None else [own, 1.0 + own]
     shift = 0.0 if bias is None else bias
     for centred in (norm.centred, not norm.centred):

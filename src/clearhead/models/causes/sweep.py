@@ -19,6 +19,7 @@ from clearhead.base.errors import ClearheadError
 from clearhead.base.numbers import check_count
 from clearhead.base.pages import write_page
 from clearhead.base.pictures import Panel, Side, Style, draw
+from clearhead.base.selected import items_of
 from clearhead.base.text import listed
 from clearhead.models.attention_call import AttentionCall
 from clearhead.models.checks import run
@@ -104,8 +105,9 @@ def sweep(
     Source: Michel et al. 2019, "Are Sixteen Heads Really Better than One?"; Meng et al. 2022, "Locating and Editing
     Factual Associations in GPT".
     """
-    sides = (over,) if isinstance(over, str) else tuple(over)
-    if not sides or len(set(sides)) != len(sides) or not set(sides) <= set(get_args(Over)):
+    sides = items_of(over)
+    known = [side for side in sides if isinstance(side, str) and side in get_args(Over)]
+    if not sides or len(set(known)) != len(sides):
         raise ClearheadError(f"sweep: over is {over!r:.60}; expected one or several of {listed(get_args(Over))}.")
     if not callable(make_edit) or not callable(metric):
         raise ClearheadError(

@@ -10,6 +10,7 @@ import numpy as np
 
 from clearhead.base.errors import ClearheadError
 from clearhead.base.selected import checked_numbers, is_number, is_slice, items_of, numbers_of
+from clearhead.base.text import brief
 from clearhead.models.tap.layers import Site
 
 Layers = int | slice | str | Sequence[int | slice | str] | None
@@ -27,7 +28,7 @@ def checked_layers(layers: Any, who: str) -> tuple[Item, ...] | None:
     found = items_of(layers)
     if not found or not all(is_number(one) or is_slice(one) or isinstance(one, str) for one in found):
         raise ClearheadError(
-            f"{who}: layers is {layers!r:.60}; expected layers by their numbers in the model, slices of these, names "
+            f"{who}: layers is {brief(layers)}; expected layers by their numbers in the model, slices of these, names "
             "such as 'encoder 1', modules' names or patterns of them, such as 'layers.3.*', or a list of these."
         )
     return found

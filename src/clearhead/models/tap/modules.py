@@ -69,8 +69,9 @@ class Stack:
     """
 
     def __init__(self, model: nn.Module) -> None:
-        self.names = {id(module): name or type(model).__name__ for name, module in model.named_modules()}
-        self.classes = {name: type(module).__name__ for name, module in model.named_modules() if name}
+        named = list(model.named_modules())
+        self.names = {id(module): name or type(model).__name__ for name, module in named}
+        self.classes = {name: type(module).__name__ for name, module in named if name}
         self._generates = {id(one) for one in model.modules() if callable(getattr(type(one), "generate", None))}
         self.model = model  # keeps the modules alive, so that their ids are not reused
         self._running = _Running()

@@ -10,6 +10,7 @@ from torch import Tensor
 from clearhead.base.arrays import check_float, to_tensor
 from clearhead.base.errors import ClearheadError
 from clearhead.base.shapes import fit, placed
+from clearhead.base.text import brief
 from clearhead.biases.base import Added, Bias
 from clearhead.models.tap.choice import Heads, Layers, Positions
 from clearhead.models.use.edits.base import Edit
@@ -36,7 +37,7 @@ class AddBias(Edit):
         super().__init__(layers, heads, queries)
         if not isinstance(bias, Bias | Tensor | np.ndarray):
             raise ClearheadError(
-                f"AddBias: bias is {bias!r:.60}; expected a Bias, such as ALiBi(num_heads), or a float tensor."
+                f"AddBias: bias is {brief(bias)}; expected a Bias, such as ALiBi(num_heads), or a float tensor."
             )
         self.bias: Bias | Tensor = bias if isinstance(bias, Bias) else to_tensor(bias, "AddBias: bias")
         if isinstance(self.bias, Tensor):

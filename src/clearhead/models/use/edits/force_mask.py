@@ -10,6 +10,7 @@ from torch import Tensor
 from clearhead.base.arrays import to_tensor
 from clearhead.base.errors import ClearheadError
 from clearhead.base.shapes import placed
+from clearhead.base.text import brief
 from clearhead.masks.base import Mask
 from clearhead.masks.dense import DenseMask, check_keep
 from clearhead.models.tap.choice import Heads, Layers, Positions
@@ -39,7 +40,7 @@ class ForceMask(Edit):
         super().__init__(layers, heads, queries)
         if not isinstance(mask, Mask | Tensor | np.ndarray):
             raise ClearheadError(
-                f"ForceMask: mask is {mask!r:.60}; expected a Mask, such as Causal(), or a bool tensor (True: may "
+                f"ForceMask: mask is {brief(mask)}; expected a Mask, such as Causal(), or a bool tensor (True: may "
                 "attend)."
             )
         if isinstance(mask, DenseMask):

@@ -11,6 +11,7 @@ from torch import Tensor
 from clearhead.base.arrays import check_float, to_tensor
 from clearhead.base.errors import ClearheadError, ShapeError
 from clearhead.base.text import listed
+from clearhead.base.tracing import empty_of_values
 from clearhead.models.attention_call import AttentionCall
 from clearhead.models.calls import Calls
 from clearhead.models.tap.layers import Site
@@ -31,6 +32,8 @@ class FromRun:
         if isinstance(source, np.ndarray | Tensor):
             self.source = to_tensor(source, f"{who}: source").detach()
             check_float(self.source, f"{who}: source")
+            if empty_of_values(self.source):
+                raise ClearheadError(f"{who}: source has a shape alone (meta or fake); expected a tensor with values.")
             if self.source.ndim != 4:
                 raise ShapeError(
                     f"{who}: source has shape {tuple(self.source.shape)}; expected one of all heads and positions, (B, "

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any, Literal, get_args
 
-import numpy as np
 from torch import Tensor
 
 from clearhead.base.errors import ClearheadError, ShapeError
-from clearhead.base.selected import checked_numbers, is_number
+from clearhead.base.selected import is_number, items_of
 from clearhead.base.text import listed
 from clearhead.biases.base import Added
 from clearhead.models.tap.choice import Heads, Layers, Positions, checked_positions, chosen
@@ -63,7 +61,7 @@ class Patch(Edit):
     ) -> None:
         super().__init__(layers, heads, queries)
         who = type(self).__name__
-        if part not in get_args(PatchedPart):
+        if not isinstance(part, str) or part not in get_args(PatchedPart):
             raise ClearheadError(f"{who}: part is {part!r:.60}; expected one of {listed(get_args(PatchedPart))}.")
         if keys is not None and part not in ("key", "value"):
             raise ClearheadError(f"{who}: keys choose positions of part='key' and part='value'; this is part={part!r}.")
@@ -186,12 +184,10 @@ class Freeze(Patch):
 
 def _pairs(positions: Any, who: str) -> dict[int, int]:
     """The positions of the source by those of this text."""
-    sides = list(positions) if isinstance(positions, Sequence | Tensor | np.ndarray) else []
-    if len(sides) == 2 and all(isinstance(side, Sequence | Tensor | np.ndarray) for side in sides):
-        mine, theirs = (list(map(int, np.asarray(side).tolist())) if len(side) else [] for side in sides)
-        right = all(is_number(n) and n >= 0 for n in (*mine, *theirs))
-        if right and len(mine) == len(theirs) == len(set(mine)) and mine:
-            checked_numbers(mine, f"{who}: positions")
+    sides = [items_of(side) for side in items_of(positions)]
+    if len(sides) == 2 and all(is_number(n) and n >= 0 for side in sides for n in side):
+        mine, theirs = sides
+        if len(mine) == len(theirs) == len(set(mine)) and mine:
             return dict(zip(mine, theirs, strict=True))
     raise ClearheadError(
         f"{who}: positions is {positions!r:.60}; expected two lists of equal length, ([of this text], [of the source]),"
