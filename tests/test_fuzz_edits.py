@@ -41,7 +41,7 @@ def test_an_edit_of_another_head_is_found(monkeypatch):
 
     def shifted(change, place, result):
         heads = change.problem.sizes.heads
-        regions = [(edits, tuple((n - 1) % heads for n in some[:1]), rows) for edits, some, rows in change.regions]
+        regions = [(one[0], one[1], tuple((n - 1) % heads for n in one[2][:1]), one[3]) for one in change.regions]
         return changed(change._replace(regions=regions), place, result)
 
     monkeypatch.setattr(edit, "changed", shifted)

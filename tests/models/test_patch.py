@@ -284,6 +284,30 @@ def test_a_patched_run_is_recorded_as_it_ran(plain: Any, part: str, inside: bool
 
 
 @torch.no_grad()
+def test_frozen_weights_of_a_scaled_run_keep_its_factor(plain: Any) -> None:
+    model, _, kept = plain
+    with ch.edit(model, ch.edits.ScaleHeads(1, [1, 3], 0.5, queries=[1, 4])), ch.watch(model) as scaled:
+        model(OTHER)
+
+    def change(n: int, name: str, tensor: Tensor) -> Tensor:
+        if n != 1 or name != "weights":
+            return tensor
+        new = tensor.clone()
+        for head in (1, 2):
+            new[:, head, 1:] = kept[1]["weights"][:, head, 1:]
+        new[:, 1, [1, 4]] *= 0.5
+        return new
+
+    with ch.edit(model, ch.edits.Freeze(scaled, 1, [1, 2], queries=range(1, 6))):
+        found = model(IDS)
+    assert (found - model(IDS, change)).abs().max() < 1e-12
+    with ch.edit(model, ch.edits.Freeze(scaled, 1, [1, 2])), ch.watch(model, values=True) as ran:
+        model(IDS)
+    value = ran[1].value.repeat_interleave(2, 1)
+    assert (ran[1].weights.dense() @ value - ran[1].output).abs().max() < 1e-12
+
+
+@torch.no_grad()
 def test_what_a_record_cannot_hold_is_said(plain: Any) -> None:
     model, seen, _ = plain
     for edit in (ch.edits.Patch(seen, 1, 2, "value", keys=0), ch.edits.Patch(seen, 1, [2, 3], "value", queries=1)):

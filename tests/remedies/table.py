@@ -566,7 +566,7 @@ class Later(ch.extend.Bias):
     case(
         "twice(block, ch.edits.ScaleHeads(heads=0, factor=0.0), ch.edits.ScaleHeads(heads=1, factor=0.0))",
         ("ch.edit(model, first, second)", "inside(@, model)", "torch.zeros_like(q)"),
-        setup="model = block = Block(); first, second = ch.edits.ScaleHeads(heads=0, factor=0.0), ch.edits.ScaleHeads(heads=1, factor=0.0)\ndef inside(manager, model):\n    with manager:\n        return model(q)\ndef twice(block, a, b):\n    with ch.edit(block, a), ch.edit(block, b):\n        return block(q)",
+        setup="model = block = torch.nn.Sequential(Block()); first, second = ch.edits.ScaleHeads(heads=0, factor=0.0), ch.edits.ScaleHeads(heads=1, factor=0.0)\ndef inside(manager, model):\n    with manager:\n        return model(q)\ndef twice(block, a, b):\n    with ch.edit(block, a), ch.edit(block[0], b):\n        return block(q)",
     ),
     case(
         "unread(block)",

@@ -253,7 +253,8 @@ def whole_of(tensor: Tensor) -> Tensor:
 
 wrapper_subclass: Callable[..., Any] = part("torch.Tensor._make_wrapper_subclass", "to make lazy weights")
 tree_map_only: Callable[..., Any] = part(
-    "torch.utils._pytree.tree_map_only", "to find lazy weights among the arguments of an operation"
+    "torch.utils._pytree.tree_map_only",
+    "to find lazy weights among the arguments of an operation, and tensors in what a model takes and gives",
 )
 PARTS["torch._ops.OpOverload._schema"] = Part("to see which arguments an operation on lazy weights writes to", RAISES)
 

@@ -10,10 +10,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
-from torch.utils._pytree import tree_map
 
 from clearhead.base.errors import UnsupportedError
-from clearhead.base.torch_private import parts_of
+from clearhead.base.torch_private import parts_of, tree_map_only
 from clearhead.explanation.modules.origin.find import near
 from clearhead.explanation.modules.origin.ran import layer_of
 from clearhead.explanation.modules.projection import Linear, Norm
@@ -95,19 +94,19 @@ class Frozen:
                 number = self.writers.note(Writer(name, module, layer), args[0])
             cut = number is not None or not self._behind(name)
             self._running[id(module)] = cut, number
-            return tree_map(_constant, (args, kwargs)) if cut else None
+            return tree_map_only(Tensor, Tensor.detach, (args, kwargs)) if cut else None
 
         def after(module: nn.Module, args: tuple[Any, ...], result: Any) -> Any:
             cut, number = self._running.pop(id(module))
 
-            def leaf(one: Any) -> Any:
-                if not isinstance(one, Tensor) or not one.is_floating_point():
+            def leaf(one: Tensor) -> Tensor:
+                if not one.is_floating_point():
                     return one
                 own = one.detach().requires_grad_()
                 self.written.append(Written(name, own, number, layer))
                 return own.clone()  # the model may write to it
 
-            return tree_map(leaf, result) if cut else None
+            return tree_map_only(Tensor, leaf, result) if cut else None
 
         return before, after
 
@@ -198,10 +197,6 @@ def _refused(name: str, module: nn.Module, result: Tensor) -> Tensor:
     result = result.view_as(result)
     result.register_hook(reached)  # type: ignore[no-untyped-call]
     return result
-
-
-def _constant(one: Any) -> Any:
-    return one.detach() if isinstance(one, Tensor) else one
 
 
 def _within(name: str, block: str) -> bool:

@@ -13,7 +13,6 @@ from typing import Any, Literal, get_args
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_flatten, tree_map
 
 from clearhead.base.errors import ClearheadError
 from clearhead.base.numbers import check_count
@@ -21,6 +20,7 @@ from clearhead.base.pages import write_page
 from clearhead.base.pictures import Panel, Side, Style, draw
 from clearhead.base.selected import items_of
 from clearhead.base.text import listed
+from clearhead.base.torch_private import tree_map_only
 from clearhead.models.attention_call import AttentionCall
 from clearhead.models.checks import run
 from clearhead.models.table import Table
@@ -185,7 +185,8 @@ def _number(metric: Callable[[Any], Any], output: Any) -> float:
 
 def _sequences(inputs: Any, calls: Sequence[AttentionCall]) -> int:
     """How many sequences the inputs hold: those of every attention call, and the first dimension of a tensor."""
-    leaves = tree_flatten(dict(inputs) if isinstance(inputs, Mapping) else inputs)[0]
+    leaves: list[Any] = []
+    tree_map_only(object, leaves.append, dict(inputs) if isinstance(inputs, Mapping) else inputs)
     for one in leaves:
         if not isinstance(one, PLAIN):
             raise ClearheadError(f"sweep: the inputs hold a {type(one).__name__}, which is not repeated. Pass batch=1.")
@@ -203,25 +204,25 @@ def _sequences(inputs: Any, calls: Sequence[AttentionCall]) -> int:
 def _repeated(inputs: Any, count: int, times: int) -> Any:
     """The inputs several times, side by side: a dict, not a tokenizer's class, since its tensors are repeated."""
 
-    def more(one: Any) -> Any:
-        if isinstance(one, Tensor) and one.ndim and one.shape[0] == count:
+    def more(one: Tensor) -> Tensor:
+        if one.ndim and one.shape[0] == count:
             return one.repeat(times, *[1] * (one.ndim - 1))
         return one
 
-    return tree_map(more, dict(inputs) if isinstance(inputs, Mapping) else inputs)
+    return tree_map_only(Tensor, more, dict(inputs) if isinstance(inputs, Mapping) else inputs)
 
 
 def _split(output: Any, count: int, times: int, place: int) -> Any:
     """The part of one cell in an output of several: None where the output has no dimension of sequences."""
 
-    def own(one: Any) -> Any:
-        if isinstance(one, Tensor) and one.ndim and one.shape[0] == count * times:
+    def own(one: Tensor) -> Tensor | None:
+        if one.ndim and one.shape[0] == count * times:
             return one[place * count : (place + 1) * count]
         return None  # of all cells together
 
     if isinstance(output, Mapping):  # an output of transformers has its fields as attributes too
-        return type(output)(**{name: tree_map(own, value) for name, value in output.items()})
-    return tree_map(own, output)
+        return type(output)(**{name: tree_map_only(Tensor, own, value) for name, value in output.items()})
+    return tree_map_only(Tensor, own, output)
 
 
 class _Kept:

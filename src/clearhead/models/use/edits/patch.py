@@ -95,19 +95,22 @@ class Patch(Edit):
         return problem._replace(scores=scores._replace(query=new) if self.part == "query" else scores._replace(key=new))
 
     def after(self, output: Tensor, spot: Spot) -> Tensor:
-        if self.part == "weights" and self.source.call_of:
-            factor = self.source.call(spot.site).factor
-            if factor is None:
-                return output
-            rows = [row - spot.queries.start for row in spot.rows]
-            return output * factor[:, spot.heads.start : spot.heads.stop][:, :, rows].unsqueeze(-1).to(output.dtype)
         if self.part != "output":
-            return output
+            factor = self.frozen_factor(spot)
+            return output if factor is None else output * factor.unsqueeze(-1).to(output.dtype)
         known = dict(zip(*self._positions(spot), strict=True))
         here = [n for n, row in enumerate(spot.rows) if row in known]
         new = output.clone()
         new[:, :, here] = self.source.taken("output", spot, output, [known[spot.rows[n]] for n in here])
         return new
+
+    def frozen_factor(self, spot: Spot) -> Tensor | None:
+        """The factors of weights that are the source's, (B or 1, h, q), where the source itself was edited."""
+        factor = self.source.call(spot.site).factor if self.part == "weights" and self.source.call_of else None
+        if factor is None:
+            return None
+        rows = [row - spot.queries.start for row in spot.rows]
+        return factor[:, spot.heads.start : spot.heads.stop][:, :, rows]
 
     def _positions(self, spot: Spot) -> tuple[list[int], list[int]]:
         """The positions of this call that have a partner in the source, and their partners."""

@@ -21,6 +21,7 @@ from clearhead.masks.base import Mask, Spans
 from clearhead.masks.intervals import Intervals
 from clearhead.models.tap.choice import runs_of
 from clearhead.models.use.edits.changed import Change, before, check_steady, factor_of, gone, same
+from clearhead.models.use.edits.patch import Patch
 from clearhead.models.use.edits.spot import without_keys
 from clearhead.models.weights import weights_of
 from clearhead.problem._recorded import RecordedMask
@@ -79,6 +80,10 @@ def _edited(change: Change, score: Score, query: Tensor, uniform: Tensor | None,
         inside[:, run, torch.from_numpy(rows).to(sizes.device)] = True
         removed = gone(edits, here)
         times = factor.new_full((1, 1, 1), factor_of(edits))
+        whole = here._replace(rows=tuple(here.queries))
+        for one in edits:
+            frozen = one.frozen_factor(whole) if isinstance(one, Patch) else None
+            times = times if frozen is None else times * frozen
         if removed.any():
             rest = without_keys(new, removed)
             some, every = (Weights(FromRecord(now(one), {})).logsumexp() for one in (rest, new))
