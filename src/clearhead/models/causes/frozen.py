@@ -172,14 +172,14 @@ def _linearized(norm: Norm, given: Tensor, result: Tensor) -> Tensor | None:
         inner = x - x.mean(-1, keepdim=True) if centred else x
         size = (inner.square().mean(-1, keepdim=True) + norm.eps).rsqrt()
         for factor in factors:
-            through = inner * factor
-            told = (through * (wanted - shift)).sum(-1, keepdim=True)
-            told = told / through.square().sum(-1, keepdim=True).clamp_min(torch.finfo(x.dtype).tiny)
+            direction = inner * factor
+            told = (direction * (wanted - shift)).sum(-1, keepdim=True)
+            told = told / direction.square().sum(-1, keepdim=True).clamp_min(torch.finfo(x.dtype).tiny)
             for scale in (size, told) if norm.eps else (told,):
-                if near(through * scale + shift, wanted, result.dtype):
+                if near(direction * scale + shift, wanted, result.dtype):
                     moved = given - given.mean(-1, keepdim=True) if centred else given
-                    linear = moved * (scale * factor).to(given.dtype)
-                    return result.detach() + (linear - linear.detach())
+                    through = moved * (scale * factor).to(given.dtype)
+                    return result.detach() + (through - through.detach())
     return None
 
 
