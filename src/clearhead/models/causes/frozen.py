@@ -165,21 +165,21 @@ def _linearized(norm: Norm, given: Tensor, result: Tensor) -> Tensor | None:
     """
     x, wanted = given.detach().double(), result.detach().double()
     weight, bias = (None if t is None else t.detach().to(x) for t in (norm.weight, norm.bias))
-    own = torch.ones((), dtype=x.dtype, device=x.device) if weight is None else weight
+    own = x.new_ones(()) if weight is None else weight
     factors = [own] if weight is None else [own, 1.0 + own]
     shift = 0.0 if bias is None else bias
     for centred in (norm.centred, not norm.centred):
         inner = x - x.mean(-1, keepdim=True) if centred else x
         size = (inner.square().mean(-1, keepdim=True) + norm.eps).rsqrt()
         for factor in factors:
-            through = inner * factor
-            told = (through * (wanted - shift)).sum(-1, keepdim=True)
-            told = told / through.square().sum(-1, keepdim=True).clamp_min(torch.finfo(x.dtype).tiny)
+            direction = inner * factor
+            told = (direction * (wanted - shift)).sum(-1, keepdim=True)
+            told = told / direction.square().sum(-1, keepdim=True).clamp_min(torch.finfo(x.dtype).tiny)
             for scale in (size, told) if norm.eps else (told,):
-                if near(through * scale + shift, wanted, result.dtype):
+                if near(direction * scale + shift, wanted, result.dtype):
                     moved = given - given.mean(-1, keepdim=True) if centred else given
-                    linear = moved * (scale * factor).to(given.dtype)
-                    return result.detach() + (linear - linear.detach())
+                    through = moved * (scale * factor).to(given.dtype)
+                    return result.detach() + (through - through.detach())
     return None
 
 
