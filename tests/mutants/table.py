@@ -549,8 +549,8 @@ MODELS = [
     ),
     Mutant(
         "models/use/edits/changed.py",
-        "return output if factor == 1.0 else output * factor",
-        "return output",
+        "output = output if factor == 1.0 else output * factor",
+        "output = output",
         "scaling a head does nothing",
         "models/test_edit.py",
     ),
@@ -800,8 +800,8 @@ TRITON = [
 CAUSES = [
     Mutant(
         "models/causes/frozen.py",
-        "            return result.detach() + (through - through.detach())\n",
-        "            return None\n",
+        "                    return result.detach() + (linear - linear.detach())\n",
+        "                    return result\n",
         "causes: the size of a norm follows the part that is attributed: it is not frozen",
         "models/test_causes.py",
     ),
@@ -835,8 +835,8 @@ CAUSES = [
     ),
     Mutant(
         "models/use/edits/patch.py",
-        "            if factor is None:\n",
-        "            if True:\n",
+        "        if factor is None:\n",
+        "        if True:\n",
         "causes: weights that are frozen lose the factor that an edit gave them",
         "models/test_patch.py",
     ),
