@@ -800,8 +800,8 @@ TRITON = [
 CAUSES = [
     Mutant(
         "models/causes/frozen.py",
-        "                    return result.detach() + (linear - linear.detach())\n",
-        "                    return result\n",
+        "                    return result.detach() + (through - through.detach())\n",
+        "                    return None\n",
         "causes: the size of a norm follows the part that is attributed: it is not frozen",
         "models/test_causes.py",
     ),

@@ -14,4 +14,11 @@ UNTRIED = {
         "engines/proof.py: it was not proved on this device yet, and a CUDA graph is captured: call once before the capture",
         "engines/triton/launch.py: the kernel {} was not compiled yet for a call of this kind (dtypes, widths, lengths, mask), and a CU",
     ],
+    "It says what there is, and has no advice: 'call of' and 'read' are no verbs of one": [
+        "models/use/edits/from_run.py: no call of {} ({}); it has {}",
+        "models/causes/circuits.py: composition: heads of {} write {} numbers, and those of {} read their {} from {}, which are not the ",
+    ],
+    "It needs a model whose calls have other sequences than its inputs; tests/models/test_sweep.py raises it, and runs batch=1": [
+        "models/use/edits/edit.py: a call of {} sequences, however many the inputs have, is one of all cells of a sweep. Pass batch=1 t",
+    ],
 }

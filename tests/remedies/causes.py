@@ -1,0 +1,119 @@
+"""Messages of patches, sweeps, circuits and attributions: see `table.py`."""
+
+from .table import case
+
+SETUP = """
+import transformers
+IDS = torch.arange(12).view(2, 6)
+torch.manual_seed(0)
+config = transformers.LlamaConfig(vocab_size=50, hidden_size=16, intermediate_size=16, num_hidden_layers=2,
+                                  num_attention_heads=2)
+one = transformers.LlamaForCausalLM(config).eval()
+first, second = (layer.self_attn for layer in one.model.layers)
+metric = ch.models.logit_difference(7)
+def swept(inputs=IDS, model=one, **options):
+    make = lambda layer, head: ch.edits.Ablate(layer, head)
+    return torch.tensor([row["value"] for row in ch.models.sweep(model, make, inputs, metric, **options)])
+def seen(*texts, **options):
+    with torch.no_grad(), ch.watch(one, values=True) as found:
+        for ids in texts or (IDS,):
+            one(ids, **options)
+    return found
+def patched(source, ids=IDS, **options):
+    with torch.no_grad(), ch.edit(one, ch.edits.Patch(source, **options)):
+        return one(ids).logits
+def whole():
+    return one(IDS).logits
+"""
+CASES = [
+    case(
+        "ch.models.circuits(one, IDS).qk('L9', 0)",
+        (
+            "Pass a number",
+            "ch.models.circuits(one, IDS).qk(1, 0).dense() # @",
+            "second.q_proj.weight[:8].T @ second.k_proj.weight[:8]",
+        ),
+        setup=SETUP,
+    ),
+    case(
+        "metric(one.model(IDS))",
+        ("Pass the model with its head", "metric(one(IDS)) # @", "whole()[:, -1, 7]"),
+        setup=SETUP,
+    ),
+    case(
+        "three.plot()",
+        (
+            "grid(rows, columns)",
+            "torch.from_numpy(three.@[0])",
+            "torch.tensor([[row['effect'] for row in three if row['layer'] == n] for n in (0, 1)], dtype=torch.float64)",
+        ),
+        setup=SETUP
+        + "rows, columns = 'layer', 'position'\n"
+        + "cut = lambda layer, head, position: ch.edits.Ablate(layer, queries=position)\n"
+        + "three = ch.models.sweep(one, cut, IDS[:, :1], metric, ('layer', 'head', 'position'))\n"
+        + "three[:] = [row for row in three if row['head'] == 0]\n",
+    ),
+    case(
+        "swept(IDS.T, turned, batch=2)",
+        ("batch=1", "swept(IDS.T, turned, @)", "swept()"),
+        setup=SETUP
+        + "class Turned(torch.nn.Module):\n    def __init__(self):\n        super().__init__()\n        self.one = one\n"
+        + "    def forward(self, ids):\n        return self.one(ids.T)\nturned = Turned()\n",
+    ),
+    case(
+        "swept({'input_ids': IDS, 'past_key_values': transformers.DynamicCache()}, batch=2)",
+        ("batch=1", "swept({'input_ids': IDS, 'past_key_values': transformers.DynamicCache()}, @)", "swept()"),
+        setup=SETUP,
+    ),
+    case(
+        "swept(IDS.flip(1), folder=folder)",
+        (
+            "Pass a folder that only this sweep uses",
+            "swept(IDS.flip(1), folder=f'{folder}/own') # @",
+            "swept(IDS.flip(1))",
+        ),
+        setup=SETUP
+        + "import tempfile\nkept = tempfile.TemporaryDirectory()\nfolder = kept.name\nswept(folder=folder)\n",
+    ),
+    case(
+        "patched(recording)",
+        ("recording.runs[0]", "patched(@, part='value')", "patched(seen(), part='value')"),
+        setup=SETUP + "recording = seen(IDS, IDS.flip(1))\n",
+    ),
+    case(
+        "patched(torch.zeros(3, 2, 6, 8))",
+        ("of one for all", "patched(torch.zeros(1, 2, 6, 8)) # @", "patched(torch.zeros(2, 2, 6, 8))"),
+        setup=SETUP,
+    ),
+    case(
+        "patched(source)",
+        ("source.to('cpu', torch.float32)", "patched(@)", "patched(torch.zeros(2, 2, 6, 8))"),
+        setup=SETUP + "source = torch.zeros(2, 2, 6, 8, dtype=torch.float64)\n",
+    ),
+    case(
+        "patched(step, part='query')",
+        ("Pass a run on the whole text", "patched(seen(), part='query') # @", "whole()"),
+        setup=SETUP
+        + "cache = transformers.DynamicCache()\nwith torch.no_grad():\n    one(IDS, past_key_values=cache)\n"
+        + "step = seen(IDS[:, :1], past_key_values=cache)\n",
+    ),
+    case(
+        "patched(seen(IDS[:, :4]), part='weights')",
+        ("of the same length", "patched(seen(), part='weights') # @", "whole()"),
+        setup=SETUP,
+    ),
+    case(
+        "patched(shorter)",
+        (
+            "positions=([of this text], [of the source])",
+            "patched(shorter, positions=([0, 1, 2, 3], [0, 1, 2, 3])) # @",
+            "whole()",
+        ),
+        setup=SETUP + "shorter = seen(IDS[:, :4])\n",
+    ),
+    case(
+        "recorded(batch=2)",
+        ("batch=1", "recorded(@)", "swept()"),
+        setup=SETUP + "def recorded(**options):\n    with ch.watch(one):\n        return swept(**options)\n",
+    ),
+]
