@@ -73,7 +73,7 @@ CASES = [
             "swept(IDS.flip(1))",
         ),
         setup=SETUP
-        + "import tempfile\nkept = tempfile.TemporaryDirectory()\nfolder = kept.name\nswept(folder=folder)\n",
+        + "import tempfile\nfolder = tempfile.mkdtemp()\nswept(folder=folder)\n",
     ),
     case(
         "patched(recording)",
