@@ -72,8 +72,7 @@ CASES = [
             "swept(IDS.flip(1), folder=f'{folder}/own') # @",
             "swept(IDS.flip(1))",
         ),
-        setup=SETUP
-        + "import tempfile\nfolder = tempfile.mkdtemp()\nswept(folder=folder)\n",
+        setup=SETUP + "import tempfile\nfolder = tempfile.mkdtemp()\nswept(folder=folder)\n",
     ),
     case(
         "patched(recording)",
@@ -115,5 +114,16 @@ CASES = [
         "recorded(batch=2)",
         ("batch=1", "recorded(@)", "swept()"),
         setup=SETUP + "def recorded(**options):\n    with ch.watch(one):\n        return swept(**options)\n",
+    ),
+    case(
+        "fixed(batch=2)",
+        ("batch=1", "fixed(@)", "fixed()"),
+        setup=SETUP
+        + "class Fixed(torch.nn.Module):\n    def __init__(self):\n        super().__init__()\n"
+        + "        self.first, self.second = Block(), Block()\n"
+        + "    def forward(self, x):\n        return self.first(x).sum((1, 2)) + self.second(q).sum()\n"
+        + "def fixed(**options):\n    make = lambda layer, head: ch.edits.Ablate(layer, head)\n"
+        + "    found = ch.models.sweep(Fixed(), make, q + 1, lambda out: out.sum(), **options)\n"
+        + "    return torch.tensor([row['value'] for row in found])\n",
     ),
 ]

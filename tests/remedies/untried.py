@@ -18,7 +18,4 @@ UNTRIED = {
         "models/use/edits/from_run.py: no call of {} ({}); it has {}",
         "models/causes/circuits.py: composition: heads of {} write {} numbers, and those of {} read their {} from {}, which are not the ",
     ],
-    "It needs a model whose calls have other sequences than its inputs; tests/models/test_sweep.py raises it, and runs batch=1": [
-        "models/use/edits/edit.py: a call of {} sequences, however many the inputs have, is one of all cells of a sweep. Pass batch=1 t",
-    ],
 }
