@@ -12,14 +12,17 @@ from interpreted import strict
 import clearhead as ch
 from clearhead.engines import proof
 from clearhead.engines.choose import choose
+from clearhead.engines.tiled.engine import Tiled
 from clearhead.engines.triton import blocks, launch
 from clearhead.engines.triton.blocks import Blocks
 from clearhead.engines.triton.engine import Triton
 from clearhead.engines.triton.proof import problems
 from clearhead.engines.triton.ranges import ranges
 from clearhead.masks import Intervals
+from clearhead.problem.packing import operands
+from clearhead.problem.partial import Rows
 from clearhead.problem.problem import make_problem
-from clearhead.problem.summary import Summary
+from clearhead.problem.summary import Sent, Summary
 from clearhead.testing import Error, compare
 
 SCORES = {
@@ -130,6 +133,26 @@ def test_what_is_not_finite(phi):
     huge = torch.full((1, 1, 40, width), 3e38)
     got = ch.attention(query[:, :, 4:35], key[:, :, :35], huge[:, :, :35], score=score, engine="triton")
     assert got.isfinite().all()
+
+
+@PHI
+@pytest.mark.parametrize("lengths", [(0, 5), (5, 0), (0, 0), (0, 1)], ids=str)
+@pytest.mark.parametrize("bias", ["distance", "every pair"])
+def test_a_part_without_pairs(phi, lengths, bias):
+    """A reduction may cut a part of no queries, whose objections are not asked for. All its gradients are 0."""
+    score, width, _ = example(phi)
+    added = ch.RelativeBias(2) if bias == "distance" else ch.DenseBias(draw(1, 2, *lengths))
+    query, key, value = (draw(3, 2, length, width) for length in (lengths[0], lengths[1], lengths[1]))
+    problem = make_problem(query, key, value, score=score, bias=added, align="lower_right")
+    wanted, found = tuple(t is not None for t in operands(problem)), []
+    for engine in (Triton(), Tiled()):
+        partial = engine.forward(problem, rows=True)
+        rows = Rows(partial.maximum, partial.log_sum, torch.zeros_like(partial.maximum))
+        gradients = engine.backward(problem, rows, torch.ones_like(partial.output), wanted, Sent())
+        found.append([*partial[:3], *(t for t in gradients if t is not None)])
+    assert len(found[0]) > 3
+    for got, want in zip(*found, strict=True):
+        assert torch.equal(got, want)
 
 
 @PHI
