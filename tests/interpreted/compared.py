@@ -7,6 +7,7 @@ import math
 import pytest
 import torch
 import triton
+import triton.language as tl
 from interpreted import strict
 
 import clearhead as ch
@@ -16,6 +17,7 @@ from clearhead.engines.tiled.engine import Tiled
 from clearhead.engines.triton import blocks, launch
 from clearhead.engines.triton.blocks import Blocks
 from clearhead.engines.triton.engine import Triton
+from clearhead.engines.triton.kernels.numbers import product
 from clearhead.engines.triton.proof import problems
 from clearhead.engines.triton.ranges import ranges
 from clearhead.masks import Intervals
@@ -106,6 +108,36 @@ def test_low_precision(phi, dtype):
         assert got.dtype is dtype
         off = (got.double() - want).norm() / want.norm()
         assert off < 4 * torch.finfo(dtype).eps, off
+
+
+@triton.jit
+def multiply(x, y, to, shape):
+    places = tl.arange(0, 16)
+    at = places[:, None] * 16 + places[None, :]
+    tl.store(to + at, product(tl.load(x + at), tl.load(y + at), tl.zeros((16, 16), tl.float32), shape))
+
+
+def test_a_product_in_tf32_has_the_digits_of_float32():
+    """Each term to 2^−21, where the other terms are 0: also at the largest rests, and at the largest number."""
+    odd = torch.tensor([1 + 2**-10 - 2**-23, 1 + 2**-11, 1.5 - 2**-23, 1e-15, -1 / 3])
+    x, factors, found = draw(16, 16), draw(16, seed=1), torch.empty(16, 16)
+    x[:, :5], factors[:5] = odd, odd
+    x[0, 5], factors[5] = torch.finfo(torch.float32).max, 1.0
+    shape = launch.given(make_problem(x[None], x[None], x[None]), Blocks(16, 16)).shape
+    assert shape.PRODUCTS.value == 3
+    multiply[(1,)](x, factors.diag(), found, shape)
+    want = x.double() * factors.double()
+    assert ((found.double() - want).abs() <= 2**-21 * want.abs()).all()
+
+
+def test_a_gradient_that_is_0_is_nearly_0():
+    """One key has all the weight: Ṗ and δ are one number, each a sum of products that is rounded in its own way."""
+    query, key, value, grad = (draw(1, 1, 20, width, seed=seed) for seed, width in enumerate((3, 3, 16, 16)))
+    query.requires_grad_()
+    output = ch.attention(query, key[:, :, :1], value[:, :, :1], scale=100.0, engine="triton")
+    (found,) = torch.autograd.grad(output, query, grad)
+    sizes = 100.0 * (grad.abs() @ value[0, 0, 0].abs())[..., None] * key[0, 0, 0].abs()
+    assert (found.abs() <= 2 * torch.finfo(torch.float32).eps * sizes).all()
 
 
 @PHI
