@@ -7,19 +7,24 @@ import math
 import pytest
 import torch
 import triton
+import triton.language as tl
 from interpreted import strict
 
 import clearhead as ch
 from clearhead.engines import proof
 from clearhead.engines.choose import choose
+from clearhead.engines.tiled.engine import Tiled
 from clearhead.engines.triton import blocks, launch
 from clearhead.engines.triton.blocks import Blocks
 from clearhead.engines.triton.engine import Triton
+from clearhead.engines.triton.kernels.numbers import product
 from clearhead.engines.triton.proof import problems
 from clearhead.engines.triton.ranges import ranges
 from clearhead.masks import Intervals
+from clearhead.problem.packing import operands
+from clearhead.problem.partial import Rows
 from clearhead.problem.problem import make_problem
-from clearhead.problem.summary import Summary
+from clearhead.problem.summary import Sent, Summary
 from clearhead.testing import Error, compare
 
 SCORES = {
@@ -105,6 +110,36 @@ def test_low_precision(phi, dtype):
         assert off < 4 * torch.finfo(dtype).eps, off
 
 
+@triton.jit
+def multiply(x, y, to, shape):
+    places = tl.arange(0, 16)
+    at = places[:, None] * 16 + places[None, :]
+    tl.store(to + at, product(tl.load(x + at), tl.load(y + at), tl.zeros((16, 16), tl.float32), shape))
+
+
+def test_a_product_in_tf32_has_the_digits_of_float32():
+    """Each term to 2^−21, where the other terms are 0: also at the largest rests, and at the largest number."""
+    odd = torch.tensor([1 + 2**-10 - 2**-23, 1 + 2**-11, 1.5 - 2**-23, 1e-15, -1 / 3])
+    x, factors, found = draw(16, 16), draw(16, seed=1), torch.empty(16, 16)
+    x[:, :5], factors[:5] = odd, odd
+    x[0, 5], factors[5] = torch.finfo(torch.float32).max, 1.0
+    shape = launch.given(make_problem(x[None], x[None], x[None]), Blocks(16, 16)).shape
+    assert shape.PRODUCTS.value == 3
+    multiply[(1,)](x, factors.diag(), found, shape)
+    want = x.double() * factors.double()
+    assert ((found.double() - want).abs() <= 2**-21 * want.abs()).all()
+
+
+def test_a_gradient_that_is_0_is_nearly_0():
+    """One key has all the weight: Ṗ and δ are one number, each a sum of products that is rounded in its own way."""
+    query, key, value, grad = (draw(1, 1, 20, width, seed=seed) for seed, width in enumerate((3, 3, 16, 16)))
+    query.requires_grad_()
+    output = ch.attention(query, key[:, :, :1], value[:, :, :1], scale=100.0, engine="triton")
+    (found,) = torch.autograd.grad(output, query, grad)
+    sizes = 100.0 * (grad.abs() @ value[0, 0, 0].abs())[..., None] * key[0, 0, 0].abs()
+    assert (found.abs() <= 2 * torch.finfo(torch.float32).eps * sizes).all()
+
+
 @PHI
 @pytest.mark.parametrize("factor", [0.01, 30.0, 1000.0])
 def test_any_size_of_number(phi, factor):
@@ -130,6 +165,26 @@ def test_what_is_not_finite(phi):
     huge = torch.full((1, 1, 40, width), 3e38)
     got = ch.attention(query[:, :, 4:35], key[:, :, :35], huge[:, :, :35], score=score, engine="triton")
     assert got.isfinite().all()
+
+
+@PHI
+@pytest.mark.parametrize("lengths", [(0, 5), (5, 0), (0, 0), (0, 1)], ids=str)
+@pytest.mark.parametrize("bias", ["distance", "every pair"])
+def test_a_part_without_pairs(phi, lengths, bias):
+    """A reduction may cut a part of no queries, whose objections are not asked for. All its gradients are 0."""
+    score, width, _ = example(phi)
+    added = ch.RelativeBias(2) if bias == "distance" else ch.DenseBias(draw(1, 2, *lengths))
+    query, key, value = (draw(3, 2, length, width) for length in (lengths[0], lengths[1], lengths[1]))
+    problem = make_problem(query, key, value, score=score, bias=added, align="lower_right")
+    wanted, found = tuple(t is not None for t in operands(problem)), []
+    for engine in (Triton(), Tiled()):
+        partial = engine.forward(problem, rows=True)
+        rows = Rows(partial.maximum, partial.log_sum, torch.zeros_like(partial.maximum))
+        gradients = engine.backward(problem, rows, torch.ones_like(partial.output), wanted, Sent())
+        found.append([*partial[:3], *(t for t in gradients if t is not None)])
+    assert len(found[0]) > 3
+    for got, want in zip(*found, strict=True):
+        assert torch.equal(got, want)
 
 
 @PHI

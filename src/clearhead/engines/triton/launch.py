@@ -112,7 +112,7 @@ def given(problem: Problem, blocks: Blocks, top: int = 0) -> Given:
     added = problem.bias
     # float16 has no room for terms so small, and its values no sum that overflows
     tiny = value is None or value.dtype is torch.float16
-    shift = 0 if tiny else math.ceil(math.log2(2 * keys / (1 - problem.dropout_p)))
+    shift = 0 if tiny else math.ceil(math.log2(2 * max(1, keys) / (1 - problem.dropout_p)))
     values = 0 if value is None else value.shape[-1]
     one_product = torch.get_float32_matmul_precision() != "highest"
     return Given(
@@ -417,8 +417,8 @@ def _of_bias(
     ]
     across, lead = -(-sizes.keys // blocks.keys), sizes.batch * sizes.heads
     row = blocks.queries * lead * sizes.keys
-    count = -(-sizes.queries // blocks.queries)
-    at_once = min(count, max(1, BAND // row))
+    count = -(-sizes.queries // blocks.queries) if row else 0  # a part of no pairs has no band
+    at_once = max(1, min(count, BAND // max(1, row)))
     for first in range(0, count, at_once):
         some = min(at_once, count - first)
         band = _new(problem.query, sizes.batch, sizes.heads, some * blocks.queries, sizes.keys)

@@ -11,6 +11,7 @@ BITS = tl.constexpr(2.8853900817779268)  # log2(e^2)
 LIMIT = tl.constexpr(2147483648.0)  # 2^31: beyond it 1 / t is 0 to float32's digits
 LIMIT_LOG2 = tl.constexpr(31.0)
 NEAR = tl.constexpr(0.625)
+HIGHEST = tl.constexpr(3.401162134214653e38)  # (2 − 2^−10) 2^127: the largest number of 11 bits
 
 
 @triton.jit
@@ -61,8 +62,14 @@ def zeros(ROWS: tl.constexpr, COLUMNS: tl.constexpr, BACKEND: tl.constexpr):
 
 @triton.jit
 def high(x):
-    """The 11 leading bits of a float32: what a tensor core reads of it in tf32."""
-    return (x.to(tl.uint32, bitcast=True) & 0xFFFFE000).to(tl.float32, bitcast=True)
+    """A float32 rounded to 11 bits, which are what a tensor core reads of it in tf32; never rounded to infinity.
+
+    The rest, x − high(x), is at most 2^−11 |x|. With bits cut off instead, it is up to 2^−10 |x| and has the sign of x:
+    then the product of two rests, which `product` leaves out, is up to 2^−20 of a term and has the term's sign, so
+    that the errors of a sum add up.
+    """
+    nearest = ((x.to(tl.uint32, bitcast=True) + 0x1000) & 0xFFFFE000).to(tl.float32, bitcast=True)
+    return tl.clamp(nearest, -HIGHEST, HIGHEST)
 
 
 @triton.jit
