@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -192,13 +192,14 @@ class Bias(nn.Module, ABC):
         tile = _lowered(self, sizes).tile(every, every, every, every, sizes)
         return sizes.restore(tile.expand(sizes.shape))
 
-    def _keep(self, name: str, given: Any, expected: str, dimensions: Sequence[int] = range(65)) -> None:
+    def _keep(self, name: str, given: Any, expected: str, dimensions: tuple[int, ...] = ()) -> None:
         """Keep given numbers as they are: a parameter as the module's own, any other outside of the state dict.
-        `expected`: the words of the error for other dtypes, and for another number of dimensions."""
+        `expected`: the words of the error for other dtypes, and for another number of `dimensions`, if any are
+        named."""
         tensor, who = owned(given, name), f"{type(self).__name__}: {name}"
         if tensor.is_floating_point():
             check_float(tensor, who)
-        if not tensor.is_floating_point() or tensor.ndim not in dimensions:
+        if not tensor.is_floating_point() or (dimensions and tensor.ndim not in dimensions):
             raise ClearheadError(f"{who} has dtype {tensor.dtype}, shape {tuple(tensor.shape)}; expected {expected}")
         if isinstance(tensor, nn.Parameter):
             setattr(self, name, tensor)

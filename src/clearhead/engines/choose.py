@@ -26,8 +26,10 @@ def choose(problem: Problem, engine: str | Engine | None, rows: bool = False) ->
     `rows`: for the output and the log-sum-exp, and the gradients of both. An engine gives them as it gives statistics;
     FlexAttention, which has no statistics, gives these two.
     """
-    if rows and (engine == Flex.name or (engine is None and not (FLEX.costs(problem) or FLEX.objections(problem)))):
-        return _willing(FLEX, problem)
+    if rows and isinstance(engine, str | None):
+        able = engine is None and not (FLEX.costs(problem) or FLEX.objections(problem))
+        if able or engine == Flex.name:
+            return _willing(FLEX, problem)
     problem = problem._replace(value=None) if rows else problem
     if engine is None:
         for candidate in ENGINES:
