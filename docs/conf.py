@@ -63,7 +63,8 @@ nitpick_ignore_regex = [
     (r"py:.*", r"(torch|np|numpy|matplotlib|pandas|collections|contextlib|pathlib)\..*"),
     (
         r"py:class",
-        r"Tensor|Phi|Residual|Edges|Part|Align|Kind|Cached|Record|Words|Outcome|Origin|ByTile|Visible|LayerName",
+        r"Tensor|Phi|Residual|Edges|Part|Align|Kind|Cached|Record|Words|Outcome|Origin|ByTile|Visible|LayerName|"
+        r"Linear|HeadView",
     ),
     (r"py:.*", r"clearhead\.(?!nn\.|testing\.)[a-z_]+\..*"),
 ]
