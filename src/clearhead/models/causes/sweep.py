@@ -51,7 +51,7 @@ class Sweep(Table):
             found[names[0].index(row[rows]), names[1].index(row[columns])] = row["effect"]
         return found, names[0], names[1]
 
-    def plot(self, style: Style = Style(scale="signed")) -> Any:  # noqa: B008 - a frozen value
+    def plot(self, style: Style = Style(cmap="RdBu", scale="signed")) -> Any:  # noqa: B008 - a frozen value
         """A picture of the effects, with layers in rows. Needs matplotlib. Gives the axes."""
         sides: list[Over] = [side for side in get_args(Over) if self and side in self[0]]
         if len(sides) > 2:
