@@ -235,5 +235,7 @@ def test_a_sweep_is_drawn(llama: Any) -> None:
     pytest.importorskip("matplotlib")
     found = ch.models.sweep(llama, ablated, IDS, ch.models.logit_difference(1), batch=4)
     axes = found.plot()
-    assert (axes.get_xlabel(), axes.get_ylabel()) == ("head", "layer") or axes is not None
+    assert (axes.get_xlabel(), axes.get_ylabel()) == ("head", "layer")
+    drawn = axes.images[0].get_array()
+    assert np.allclose(np.asarray(drawn), found.grid("layer", "head")[0])
     ch.models.sweep(llama, lambda layer: ch.edits.Ablate(layer), IDS, ch.models.logit_difference(1), "layer").plot()

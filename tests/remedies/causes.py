@@ -72,7 +72,8 @@ CASES = [
             "swept(IDS.flip(1), folder=f'{folder}/own') # @",
             "swept(IDS.flip(1))",
         ),
-        setup=SETUP + "import tempfile\nfolder = tempfile.mkdtemp()\nswept(folder=folder)\n",
+        setup=SETUP
+        + "import atexit, shutil, tempfile\nfolder = tempfile.mkdtemp()\natexit.register(shutil.rmtree, folder, True)\nswept(folder=folder)\n",
     ),
     case(
         "patched(recording)",

@@ -95,13 +95,13 @@ def logit_attribution(
     head's part at position i is Σ_j w_ij · W_O v_j.
     `model`: in eval mode, whose output has `logits`, (B, L, V) or (B, V), or is a tensor of that shape. `inputs`: as
     for `assert_attends`. `token`: the number of the logit, one for all sequences or one for each. `against`: a second
-    one: the difference of the two logits is attributed. `position`: which of the L outputs is
-    looked at, one for all sequences or one for each.
+    one: the difference of the two logits is attributed. `position`: which of the L outputs is looked at, one for all
+    sequences or one for each.
     Gives a `LogitAttribution`. Raises a `ClearheadError` where the model gives no logits, or no part of the residual
     stream reaches them; an `UnsupportedError` for a norm that computes something else.
     A head whose last layer is not found, see `circuits`, counts among the others, under the name of its module.
-    Cost: two runs of the model under `watch(values=True)`, and a backward pass through its residual
-    stream for each sequence.
+    Cost: two runs of the model under `watch(values=True)`, and a backward pass through its residual stream for each
+    sequence.
     Source: nostalgebraist 2020, "interpreting GPT: the logit lens"; Wang et al. 2023, "Interpretability in the Wild".
     """
     if not isinstance(model, nn.Module):
@@ -153,7 +153,8 @@ def _attributed(
             continue
         exact = accumulated(logit.dtype)
         result = one.result.detach().to(exact)
-        name, part = one.name, torch.stack([(0 * result if g is None else g * result).sum() for g in each])
+        sums = [result.new_zeros(()) if grad is None else (grad * result).sum() for grad in each]
+        name, part = one.name, torch.stack(sums)
         if one.call is not None:
             call = _of_call(calls[one.call], one.layer, torch.stack(there).sum(0).to(exact))
             found.append(call)

@@ -51,8 +51,11 @@ class Sweep(Table):
             found[names[0].index(row[rows]), names[1].index(row[columns])] = row["effect"]
         return found, names[0], names[1]
 
-    def plot(self, style: Style = Style(cmap="RdBu", scale="signed")) -> Any:  # noqa: B008 - a frozen value
-        """A picture of the effects, with layers in rows. Needs matplotlib. Gives the axes."""
+    def plot(self, *, title: str | None = None, cmap: Any = "RdBu", ax: Any = None, bar: bool = True) -> Any:
+        """A picture of the effects, with layers in rows: blue where the metric grows, red where it falls.
+
+        `title`, `cmap`, `ax`, `bar`: as for `Weights.plot`. Needs matplotlib. Gives the axes.
+        """
         sides: list[Over] = [side for side in get_args(Over) if self and side in self[0]]
         if len(sides) > 2:
             raise ClearheadError("plot() draws two sides: choose some rows of the sweep, or use grid(rows, columns).")
@@ -64,6 +67,7 @@ class Sweep(Table):
             across = Side(sides[1], len(others), [str(name) for name in others])
         down = Side(sides[0], len(names), [str(name) for name in names])
         meaning = f"change of the metric, {self.plain:.4g} without an edit"
+        style = Style(title, cmap, "signed", ax, bar)
         return draw([Panel(effects, np.isnan(effects))], down, across, style, meaning)
 
 

@@ -66,16 +66,15 @@ class Ablate(Edit):
         if self.over is None:
             return output
         given = self.over.tensor("output", spot.site)
+        own = given[:, spot.heads.start : spot.heads.stop]
         if self.kind == "mean":
             call = self.over.call(spot.site)
             words = None if call.padding is None else call.padding.queries
             keep = given.new_ones(given.shape[0], given.shape[2]) if words is None else words.to(given)
-            exact = given.to(accumulated(given.dtype))
-            mean = (exact * keep[:, None, :, None]).sum((0, 2)) / keep.sum()
-            some = mean[spot.heads.start : spot.heads.stop].to(output.dtype)
-            return some[None, :, None].expand_as(output).clone()
-        like = given[:, spot.heads.start : spot.heads.stop]
-        taken = self.over.taken("output", spot, like, list(spot.rows))
+            exact = own.to(accumulated(own.dtype))
+            mean = ((exact * keep[:, None, :, None]).sum((0, 2)) / keep.sum()).to(output.dtype)
+            return mean[None, :, None].expand_as(output).clone()
+        taken = self.over.taken("output", spot, own, list(spot.rows))
         return taken[self._drawn(output.shape[0], given.shape[0])].to(output.dtype)
 
     def _drawn(self, here: int, there: int) -> Tensor:

@@ -71,16 +71,27 @@ class FromRun:
         call: AttentionCall = found[0]
         return call
 
-    def tensor(self, part: Part, site: Site | None) -> Tensor:
-        """The query, key, value or output of a layer, (B, H or Hk, L, E)."""
+    def length(self, part: Part, site: Site | None) -> int:
+        """How many positions a part of a layer has, without the part itself, which may have to be computed."""
         if isinstance(self.source, Tensor):
-            return self.source
+            return self.source.shape[2]
+        return self._whole(part, site).shape[2 if part in ("query", "output") else 3]
+
+    def _whole(self, part: Part, site: Site | None) -> AttentionCall:
+        """The source's call of a layer, which has all positions of its text."""
         call = self.call(site)
         if part in ("query", "output") and call.kind == "self" and call.shape[2] != call.shape[3]:
             raise ClearheadError(
                 f"{self.who}: the source's call of {call.layer} has {call.shape[2]} queries and {call.shape[3]} keys: "
                 "it is a step of a generation, or has empty slots of a cache. Pass a run on the whole text."
             )
+        return call
+
+    def tensor(self, part: Part, site: Site | None) -> Tensor:
+        """The query, key, value or output of a layer, (B, H or Hk, L, E)."""
+        if isinstance(self.source, Tensor):
+            return self.source
+        call = self._whole(part, site)
         if part == "value":
             value = call.value
         elif part == "output":

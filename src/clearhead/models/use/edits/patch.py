@@ -116,7 +116,7 @@ class Patch(Edit):
         """The positions of this call that have a partner in the source, and their partners."""
         places = spot.queries if self.part in ("query", "output") else range(spot.keys.start, spot.newest)
         if self.positions is None:
-            length = self.source.tensor(self.part, spot.site).shape[2]  # type: ignore[arg-type]
+            length = self.source.length(self.part, spot.site)  # type: ignore[arg-type]
             if places.start == 0 and len(places) != length and len(spot.queries) > 1:
                 raise ShapeError(
                     f"{type(self).__name__}: the source's {self.part} has {length} positions, and this run has "
