@@ -86,6 +86,36 @@ CASES = [
         + "import atexit, shutil, tempfile\nfolder = tempfile.mkdtemp()\natexit.register(shutil.rmtree, folder, True)\nswept(folder=folder)\n",
     ),
     case(
+        "estimated(lambda out: out.logits.argmax())",
+        (
+            "ch.models.logit_difference(token)",
+            "estimated(@)",
+            "torch.tensor([row['effect'] for row in halved(metric)])",
+        ),
+        (
+            "ch.models.sweep",
+            "torch.tensor([row['value'] for row in @(one, half, IDS, lambda out: out.logits.argmax())])",
+            "torch.tensor([row['value'] for row in halved(lambda out: out.logits.argmax())])",
+        ),
+        setup=SETUP
+        + "token, half = 7, lambda layer, head: ch.edits.ScaleHeads(layer, head, 1 - 1e-6)\n"
+        + "def halved(metric):\n    return ch.models.sweep(one.double(), half, IDS, metric)\n"
+        + "def estimated(metric):\n    found = ch.models.attribution_patching(one.double(), half, IDS, metric)\n"
+        + "    return found.values.float().flatten()\n",
+    ),
+    case(
+        "ch.models.attribution_patching(silent, zero, IDS, metric)",
+        (
+            "ch.models.sweep",
+            "torch.tensor([row['value'] for row in @(silent, zero, IDS, metric)])",
+            "swept()",
+        ),
+        setup=SETUP
+        + "class Silent(torch.nn.Module):\n    def __init__(self):\n        super().__init__()\n        self.one = one\n"
+        + "    @torch.no_grad()\n    def forward(self, ids):\n        return self.one(ids)\nsilent = Silent()\n"
+        + "zero = lambda layer, head: ch.edits.Ablate(layer, head)\n",
+    ),
+    case(
         "patched(recording)",
         ("recording.runs[0]", "patched(@, part='value')", "patched(seen(), part='value')"),
         setup=SETUP + "recording = seen(IDS, IDS.flip(1))\n",
