@@ -116,6 +116,43 @@ CASES = [
         + "zero = lambda layer, head: ch.edits.Ablate(layer, head)\n",
     ),
     case(
+        "stored(cut())[0].unedited.weights.dense()",
+        (
+            "ch.models.Recording([call.unedited for call in seen.calls]).write(path)",
+            "with_path(lambda seen, path: @)[0].weights.dense()",
+            "cut()[0].unedited.weights.dense()",
+        ),
+        setup=SETUP
+        + "def cut():\n    with torch.no_grad(), ch.watch(one) as found, ch.edit(one, ch.edits.Knockout(0, keys=0)):\n"
+        + "        one(IDS)\n    return found\n"
+        + "import tempfile\n"
+        + "def with_path(write):\n    with tempfile.TemporaryDirectory() as folder:\n"
+        + "        return ch.models.load_recording(write(cut(), folder + '/seen'))\n"
+        + "def stored(found):\n    return with_path(lambda seen, path: seen.write(path))\n",
+    ),
+    case(
+        "kept()[0].unedited.weights.dense()",
+        ("ch.watch(model)", "inside(@)[0].unedited.weights.dense()", "before()[0].weights.dense()"),
+        setup=SETUP
+        + "model = one\n"
+        + "def inside(watching):\n    with torch.no_grad(), watching as found, ch.edit(one, ch.edits.Knockout(0, keys=0)):\n"
+        + "        one(IDS)\n    return found\n"
+        + "def kept():\n    return inside(ch.models.statistics(one, ch.reductions.Entropy()))\n"
+        + "def before():\n    with torch.no_grad(), ch.watch(one) as found:\n        one(IDS)\n    return found\n",
+    ),
+    case(
+        "scaled(2.0).compare(scaled(1.0))",
+        (
+            "parts by hand: seen[0].weights[index]",
+            "(scaled(2.0)[0].weights[index] - scaled(1.0)[0].weights[index]) # @",
+            "scaled(1.0)[0].weights[index]",
+        ),
+        setup=SETUP
+        + "index = (0, 1, 3)\n"
+        + "def scaled(factor):\n    with torch.no_grad(), ch.watch(one) as found, ch.edit(one, ch.edits.ScaleHeads(0, 1, factor)):\n"
+        + "        one(IDS)\n    return found\n",
+    ),
+    case(
         "patched(recording)",
         ("recording.runs[0]", "patched(@, part='value')", "patched(seen(), part='value')"),
         setup=SETUP + "recording = seen(IDS, IDS.flip(1))\n",

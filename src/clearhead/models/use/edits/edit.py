@@ -50,8 +50,8 @@ def edit(model: nn.Module, *edits: Edit) -> AbstractContextManager[None]:
     The model's own function runs. Then the outputs of the changed heads and queries are computed again from the same
     query, key, value, mask and bias, and put in their place. All other outputs of the layer are the backend's, to the
     bit. Gradients flow through the outputs that were computed again. `watch`, `monitor` and `lazy_attentions`, nested
-    in either order, are given the edited weights and outputs. So are the weights that the model itself returns, where
-    the changed rows have no gradient.
+    in either order, are given the edited weights and outputs; of a recorded call, `call.unedited` is the call without
+    the edit. So are the weights that the model itself returns, where the changed rows have no gradient.
     Positions are those of the whole sequence, in a prompt and in each step of a generation with any cache.
     Gradient checkpointing computes layers again in the backward pass, so the backward pass belongs inside the `with`.
     `torch.nn`'s Transformer layers leave their fast path here, as they do in training: outputs at padding differ.
