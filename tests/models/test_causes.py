@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import math
 from typing import Any, NamedTuple
@@ -184,6 +185,70 @@ def test_projections_are_the_models_own(name: str, dtype: torch.dtype) -> None:
                 assert ((u * s) @ vh - low.dense()).abs().max() <= budget
                 mine_trace, theirs = low.eigenvalues().sum().real.double(), whole.trace()
                 assert (mine_trace - theirs).abs() <= budget * WIDTH
+
+
+class Turned(ch.edits.Edit):
+    """The queries of another sequence."""
+
+    def before(self, problem: Any, spot: Any) -> Any:
+        return problem._replace(scores=problem.scores._replace(query=problem.query.flip(0)))
+
+
+@pytest.mark.parametrize("edited", [False, True])
+@pytest.mark.parametrize("name", [*ARCHITECTURES, "torch", "own"])
+@torch.no_grad()
+def test_circuits_of_a_recording_are_those_of_the_model(name: str, edited: bool) -> None:
+    """Where its modules of attention ran the layers themselves; also where an edit changed the numbers they gave."""
+    if name in ARCHITECTURES:
+        model, inputs = made(ARCHITECTURES[name], torch.float64)
+    else:
+        torch.manual_seed(0)
+        x = torch.randn(2, 5, WIDTH)
+        inputs = (x, x, x)  # type: ignore[assignment]
+        model = (
+            nn.MultiheadAttention(WIDTH, HEADS, batch_first=True)
+            if name == "torch"
+            else ch.nn.MultiHeadAttention(WIDTH, HEADS)
+        ).eval()
+    wanted = ch.models.circuits(model, inputs)
+    edits = Turned(heads=1), ch.edits.ScaleHeads(heads=2, factor=0.5)
+    with ch.edit(model, *edits) if edited else contextlib.nullcontext(), ch.watch(model, values=True) as seen:
+        model(**inputs) if isinstance(inputs, dict) else model(*inputs)
+        inside = ch.models.circuits(model, inputs)
+    found = ch.models.circuits(seen)
+    assert found.layers == wanted.layers == inside.layers
+    for layer in found.layers:
+        mine, theirs, there = (
+            one.projections(layer, 1) if name not in ("bert", "torch") else None for one in (found, wanted, inside)
+        )
+        if mine is None or theirs is None or there is None:
+            with pytest.raises(ch.UnsupportedError, match="pass the model instead"):
+                found.ov(layer, 1)
+            assert torch.equal(found.qk(layer, 1).dense(), wanted.qk(layer, 1).dense())
+            continue
+        for side in ("query", "key", "value", "output"):
+            assert torch.equal(getattr(mine, side).weight, getattr(theirs, side).weight)
+            assert torch.equal(getattr(there, side).weight, getattr(theirs, side).weight)
+        assert mine.between == theirs.between or name == "own"
+
+
+@torch.no_grad()
+def test_a_recording_without_layers_is_told(tmp_path: Any) -> None:
+    model, inputs = made(ARCHITECTURES["llama"], torch.float32)
+    with ch.watch(model) as bare:
+        model(**inputs)
+    with ch.watch(model, values=True) as seen:
+        model(**inputs)
+    stored = ch.models.load_recording(seen.write(tmp_path / "seen"))
+    for recording in (bare, stored):
+        with pytest.raises(ch.ClearheadError, match="made without values=True, or read from a file"):
+            ch.models.circuits(recording)
+    for wrong in ((seen, inputs), (model,), (3,)):
+        with pytest.raises(ch.ClearheadError, match="takes a model and inputs"):
+            ch.models.circuits(*wrong)  # type: ignore[arg-type]
+    model.model.layers[0].self_attn.q_proj.weight.mul_(2)
+    with pytest.raises(ch.UnsupportedError, match="gives its query"):
+        ch.models.circuits(seen).qk(0, 0)
 
 
 @pytest.mark.parametrize("through", ["query", "key", "value"])

@@ -27,6 +27,61 @@ def whole():
 """
 CASES = [
     case(
+        "ch.models.circuits(bare()).qk(1, 0)",
+        (
+            "circuits(model, inputs)",
+            "ch.models.@.qk(1, 0).dense()",
+            "second.q_proj.weight[:8].T @ second.k_proj.weight[:8]",
+        ),
+        (
+            "watch(model, values=True)",
+            "ch.models.circuits(watched(ch.@)).qk(1, 0).dense()",
+            "second.q_proj.weight[:8].T @ second.k_proj.weight[:8]",
+        ),
+        setup=SETUP
+        + "model, inputs = one, IDS\n"
+        + "def watched(watching):\n    with torch.no_grad(), watching as found:\n        one(IDS)\n    return found\n"
+        + "def bare():\n    return watched(ch.watch(one))\n",
+    ),
+    case(
+        "ch.models.circuits(one)",
+        (
+            "circuits(seen)",
+            "ch.models.@.qk(1, 0).dense()",
+            "second.q_proj.weight[:8].T @ second.k_proj.weight[:8]",
+        ),
+        setup=SETUP.replace("def seen(", "def recorded(") + "seen = recorded()\n",
+    ),
+    case(
+        "ch.models.circuits(elsewhere()).ov(0, 1)",
+        (
+            "circuits(model, inputs)",
+            "ch.models.@.ov(0, 1).dense()",
+            "model.out.weight[:, 8:] @ model.inner.three.weight[8 + 32 : 16 + 32]",
+        ),
+        setup="""
+class Inner(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.three = torch.nn.Linear(16, 48)
+    def forward(self, x):
+        q, k, v = self.three(x).unflatten(-1, (3, 2, 8)).permute(2, 0, 3, 1, 4)
+        return torch.nn.functional.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)
+class Outer(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner, self.out = Inner(), torch.nn.Linear(16, 16)
+    def forward(self, x):
+        return self.out(self.inner(x))
+torch.manual_seed(0)
+model, inputs = Outer().eval(), torch.randn(1, 5, 16)
+def elsewhere():
+    with torch.no_grad(), ch.watch(model, values=True) as found:
+        model(inputs)
+    return found
+""",
+    ),
+    case(
         "ch.models.circuits(one, IDS).qk('L9', 0)",
         (
             "Pass a number",

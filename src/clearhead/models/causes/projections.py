@@ -14,7 +14,7 @@ from clearhead.explanation.modules.origin.find import find
 from clearhead.explanation.modules.origin.ran import layer_of
 from clearhead.explanation.modules.projection import Linear
 from clearhead.models.attention_call import AttentionCall
-from clearhead.models.causes.written import Writer
+from clearhead.models.causes.written import Writer, side_by_side
 from clearhead.nn.multi_head_attention import MultiHeadAttention
 
 
@@ -81,7 +81,7 @@ class Sides:
         return Made(found, torch.arange(found.weight.shape[0], device="cpu").view(count, -1), between=turned)
 
     def _found(self, side: str) -> Made | None:
-        call = self.call
+        call = self.call.unedited
         tensor = getattr(call, side)
         if call.origin is None or tensor is None:
             return None
@@ -97,13 +97,19 @@ class Sides:
         """The layer that writes the heads. Raises an `UnsupportedError` where none is found."""
         if self.writer is not None:
             return self.writer.layer
+        origin = self.call.origin
+        after = [] if origin is None else origin.ran[origin.before :]
+        for one in after:
+            if one.stands and isinstance(one.layer, Linear) and side_by_side(self.call, one.layer, one.x):
+                return one.layer
         if isinstance(self.module, nn.MultiheadAttention):
             last = layer_of(self.module.out_proj)
             if isinstance(last, Linear):
                 return last
         raise UnsupportedError(
             f"{self.call.name}: no linear layer was given the outputs of its heads side by side. The model computes "
-            "something between, such as a gate, or a function that holds the layer's weights ran it."
+            "something between, such as a gate, or a function that holds the layer's weights ran it. A recording has "
+            "no layers of other modules: pass the model instead, circuits(model, inputs)."
         )
 
     def side(self, name: str, head: int) -> Linear:

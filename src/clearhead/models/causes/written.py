@@ -56,13 +56,13 @@ class Writers:
         for number in range(len(self.seen.calls) - 1, -1, -1):
             if number in self.found:
                 continue
-            if _side_by_side(self.seen.calls[number], writer.layer, x):
+            if side_by_side(self.seen.calls[number], writer.layer, x):
                 self.found[number] = writer
                 return number
         return None
 
 
-def _side_by_side(call: AttentionCall, layer: Linear, x: Tensor) -> bool:
+def side_by_side(call: AttentionCall, layer: Linear, x: Tensor) -> bool:
     heads = None if call.outcome is None else call.outcome.output
     if heads is None or layer.weight.shape[-1] != heads.shape[1] * heads.shape[3]:
         return False
