@@ -317,6 +317,59 @@ def test_what_heads_add_is_what_hooks_find(name: str, dtype: torch.dtype) -> Non
         assert (found.remainder[0] - found.remainder[1]).abs() <= BUDGET[dtype] * 10
 
 
+class Mixed(nn.Module):
+    """Two residual streams, which a layer with a matrix of its own mixes, as in hyper-connections."""
+
+    class Mixes(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.matrix = nn.Parameter(0.3 * torch.randn(4, 2 * WIDTH))
+
+        def forward(self, streams: torch.Tensor) -> torch.Tensor:
+            return (streams.flatten(2) @ self.matrix.T).unflatten(-1, (2, 2)).tanh()
+
+    class Block(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.mixes, self.attend = Mixed.Mixes(), ch.nn.MultiHeadAttention(WIDTH, HEADS, bias=False)
+            self.two = nn.Linear(WIDTH, WIDTH, bias=False)
+
+        def forward(self, streams: torch.Tensor) -> torch.Tensor:
+            x = streams.sum(2)
+            wrote = self.attend(x, x, x) + self.two(x.relu())
+            return self.mixes(streams) @ streams + wrote.unsqueeze(2)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.blocks = nn.Embedding(40, WIDTH), nn.ModuleList(Mixed.Block() for _ in range(2))
+        self.choose = nn.Linear(WIDTH, 40, bias=False)
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        streams = self.embed(ids).unsqueeze(2).expand(-1, -1, 2, -1)
+        for block in self.blocks:
+            streams = block(streams)
+        logits: torch.Tensor = self.choose(streams.sum(2))
+        return logits
+
+
+def test_what_mixes_streams_is_no_part_of_a_logit() -> None:
+    torch.manual_seed(0)
+    model = Mixed().double().eval()
+    found = ch.models.logit_attribution(model, (IDS,), 3)
+    assert not any("mixes" in name for name in found.others) and len(found.calls) == 2
+    assert found.remainder.abs().max() < 1e-12
+    heads = found[0].heads.sum(1)  # what layer 0 wrote, through the mixture of layer 1 at its numbers of this run
+    kept = {}
+    hooks = [model.blocks[0].attend.register_forward_hook(lambda m, a, out: kept.__setitem__("wrote", out.detach()))]
+    hooks += [model.blocks[1].mixes.register_forward_hook(lambda m, a, out: kept.__setitem__("mix", out.detach()))]
+    with torch.no_grad():
+        model(IDS)
+    for hook in hooks:
+        hook.remove()
+    through = kept["mix"][:, -1].sum(1).sum(-1, keepdim=True) * kept["wrote"][:, -1]
+    assert torch.allclose(heads, through @ model.choose.weight[3], rtol=1e-10)
+
+
 def test_the_parts_of_a_post_norm_model_sum_to_its_logit_without_biases() -> None:
     model, inputs = made(ARCHITECTURES["bert"], torch.float64)
     with torch.no_grad():
