@@ -13,7 +13,9 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 PARTS = ("query", "key", "value", "weights", "output")
 
@@ -72,6 +74,23 @@ Changed = tuple[Attention, Tensor] | None
 Change = Callable[[int, Attention], Changed]
 
 
+class AllInFloat64(TorchFunctionMode):
+    """Models cast to float32 here and there, as in norms; in this mode a float64 tensor stays what it is."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        single = (torch.float32, torch.float)
+        wide = bool(args) and isinstance(args[0], Tensor) and args[0].dtype == torch.float64
+        if wide and func is Tensor.float:
+            return args[0]
+        if wide and func in (Tensor.to, Tensor.type, F.softmax, Tensor.softmax, torch.softmax):
+            args = tuple(torch.float64 if isinstance(one, torch.dtype) and one in single else one for one in args)
+            kwargs = {
+                name: torch.float64 if isinstance(one, torch.dtype) and one in single else one
+                for name, one in (kwargs or {}).items()
+            }
+        return func(*args, **(kwargs or {}))
+
+
 @contextlib.contextmanager
 def by_hand(model: Any, change: Change | None = None, gradients: bool = False) -> Iterator[list[Attention]]:
     from transformers.modeling_utils import AttentionInterface
@@ -97,6 +116,7 @@ def by_hand(model: Any, change: Change | None = None, gradients: bool = False) -
         new = None if change is None else change(number, own)
         if new is not None:
             output = torch.where(new[1][None, :, :, None], new[0].output(), output)
+        own.parts["result"] = output
         return output.transpose(1, 2).contiguous(), own.parts["weights"]
 
     configs = {id(part.config): part.config for part in model.modules() if hasattr(part, "config")}.values()
