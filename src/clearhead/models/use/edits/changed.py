@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from clearhead.base.arrays import is_dense
+from clearhead.base.arrays import check_memory, is_dense
 from clearhead.base.errors import ClearheadError, ShapeError, UnsupportedError
 from clearhead.base.numbers import check_number
 from clearhead.base.tracing import unobserved, without_autocast
@@ -164,6 +164,7 @@ def _check_output(new: Any, output: Tensor, who: str) -> None:
             f"{who} gave {got}; expected an output of the same shape, {tuple(output.shape)} (B, h, q, Ev), of "
             f"{output.dtype} on {output.device}."
         )
+    check_memory(new, f"the output that {who} gave")
 
 
 def _attended(problem: Problem) -> Tensor:
