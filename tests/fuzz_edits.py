@@ -326,7 +326,7 @@ WRONG_AFTER: dict[str, Callable[[Tensor], Any]] = {
 }
 WRONG_SOURCE: dict[str, Callable[[Tensor], Any]] = {
     "source: three sequences": lambda t: t[:1].repeat(3, 1, 1, 1),
-    "source: more heads": lambda t: t.repeat(1, 2, 1, 1)[:, : t.shape[1] + 1],
+    "source: seven heads": lambda t: t[:, :1].repeat(1, 7, 1, 1),  # which divide no number of heads
     "source: wider": lambda t: t.repeat(1, 1, 1, 2),
     "source: shorter": lambda t: t[:, :, :-1],
     "source: longer": lambda t: t.repeat(1, 1, 2, 1),

@@ -276,3 +276,24 @@ def test_rows_with_other_sinks_are_recorded(kind: str) -> None:
         wanted = torch.where(where[None, :, :, None], changed.weights() * factor, calls[one.number].parts["weights"])
         for found in (seen[one.number].weights.dense(), returned[one.number]):
             assert (found - wanted).abs().max() < CLOSE
+
+
+@pytest.mark.parametrize("name", list(ALL))
+def test_estimates_of_small_edits_are_their_effects(name: str) -> None:
+    """Attribution patching is exact to first order: for a change of 1e-5, to about as many digits."""
+    run, small = run_of(name), 1e-5
+    generator = torch.Generator().manual_seed(0)
+    weight = torch.randn(32, generator=generator, dtype=torch.float64)
+    metric = lambda out: (out.last_hidden_state @ weight).sin().sum(1)
+    bias = small * torch.randn(1, 1, 64, 64, generator=generator, dtype=torch.float64)
+    larger = lambda problem: _scores(problem, query=problem.query * (1 + small))
+    for make in (
+        lambda layer, head: ch.edits.ScaleHeads(layer, head, 1 - small),
+        lambda layer, head: [ch.edits.AddBias(bias, layer, head), Own(larger, layers=layer, heads=head)],
+        lambda layer, head: Own(lambda p: p._replace(value=p.value * (1 + small)), layers=layer, heads=head),
+    ):
+        with AllInFloat64():
+            found = ch.models.attribution_patching(run.model, make, run.inputs, metric, exact=4)
+        assert len(found.checked) == 4
+        for row in found.checked:
+            assert abs(row["error"]) < 1e-3 * abs(row["exact"]) and abs(row["exact"]) > 1e-9
