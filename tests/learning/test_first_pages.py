@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from browser import Opened
+from chapters import cells
 
-COURSE = Path(__file__).parents[2] / "docs" / "course"
-CELL = re.compile(r"```\{code-cell\} ipython3\n(?:---\n.*?\n---\n)?(.*?)```", re.S)
 SEEN = "(name) => [clearhead.numbers(name), clearhead.sizes(name)]"
 
 # chapter: the input, the row and the column that are changed, what is typed, and what is then so of the weights w
@@ -24,17 +22,9 @@ TASKS = {
 }
 
 
-def first_cells(chapter: int) -> list[str]:
-    """The cells that stand before the second heading: the imports, the page, and the answer to its task."""
-    (path,) = COURSE.glob(f"{chapter:02}_*.md")
-    text = path.read_text(encoding="utf-8")
-    ends = [found.start() for found in re.finditer(r"^## ", text, re.M)]
-    return [found[1].rstrip().removesuffix(";") for found in CELL.finditer(text[: ends[1]])]
-
-
 def run(chapter: int) -> Any:
     """The page's frame, which its cell ends with; the answer has been checked by its own cell."""
-    *before, page, answer = first_cells(chapter)
+    *before, page, answer = cells(chapter, 1)
     names: dict[str, Any] = {}
     for cell in before:
         exec(cell, names)
