@@ -1,4 +1,4 @@
-"""The course as notebooks: each chapter beside its page, with its outputs, and all in one archive with what they import.
+"""The course as notebooks: each chapter beside its page, with its outputs, and all in one archive with their imports.
 
 The build runs every cell and keeps what it ran: these files are that run. A chapter's page has a link to its own.
 """
@@ -19,6 +19,7 @@ def write(app: Sphinx, error: Exception | None) -> None:
         return
     site = Path(app.outdir)
     run = sorted((site.parent / "jupyter_execute" / "course").glob("*.ipynb"))
+    run = [notebook for notebook in run if (site / "course" / f"{notebook.stem}.html").is_file()]  # a chapter of now
     with zipfile.ZipFile(site / "course" / "course.zip", "w", zipfile.ZIP_DEFLATED) as archive:
         for notebook in run:
             (site / "course" / notebook.name).write_bytes(notebook.read_bytes())
