@@ -69,7 +69,8 @@ def found(request):
 def test_the_host_waits_only_where_it_is_said(found):
     found = {name: case for name, case in found.items() if name not in ("without float64", "unseen")}
     plans = found.pop("plans")
-    assert plans["shapes alone"] == {row: plans["engines"][row][0] for row in plans["shapes alone"]}
+    assert plans["shapes alone"] == {row: plans["engines"][row] for row in plans["shapes alone"]}
+    assert ["triton"] in plans["shapes alone"].values()
     for row, engines in plans["engines"].items():
         lines = [line.split("|") for line in TABLE if line.startswith(f"| {row}")]
         assert len(lines) == 1, f"docs/guides/devices.md has {len(lines)} rows that begin with {row!r}"
@@ -143,9 +144,13 @@ def of_triton():
 
 
 def test_calls_of_triton_wait_for_nothing_up_to_their_kernels(of_triton):
-    *calls, _ = of_triton
+    *calls, _, _ = of_triton
     assert [call["case"] for call in calls if call["waits"]] == []
     assert len(calls) >= 7 and all(call["kernels"] for call in calls)
+
+
+def test_tensors_without_values_give_shapes_and_start_no_kernel(of_triton):
+    assert of_triton[-2] == {"engine": "triton", "same": True}
 
 
 def test_while_a_graph_is_captured_nothing_is_proved_compiled_or_kept(of_triton):

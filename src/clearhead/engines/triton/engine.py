@@ -9,7 +9,7 @@ from torch import Tensor
 
 from clearhead.base.installed import has_triton
 from clearhead.base.torch_private import is_zero_tensor
-from clearhead.base.tracing import compiling, constant, dispatches, empty_of_values, looked_into, traced
+from clearhead.base.tracing import compiling, constant, dispatches, empty_of_values, looked_into, recorded, traced
 from clearhead.engines import proof
 from clearhead.engines.base import Cost, Engine
 from clearhead.engines.triton import blocks
@@ -75,6 +75,9 @@ class Triton(Engine):
             found.append("there is nothing to compute")
         if looked_into():
             found.append("torch.func and forward mode look into PyTorch's own operations only")
+        elif empty_of_values(problem.query):
+            if recorded():
+                found.append("a trace records PyTorch's own operations, and the kernels are none")
         elif traced() or not (compiling() or all(map(_dense, operands(problem)))):
             found.append("the kernels read memory, and an input is no plain tensor on the device")
         elif not found and sizes.device.type == "cuda" and not compiling():

@@ -12,6 +12,7 @@ from torch import Tensor
 from triton.language import constexpr
 
 from clearhead.base.errors import UnsupportedError
+from clearhead.base.tracing import empty_of_values
 from clearhead.engines.tiled.backward import add_along
 from clearhead.engines.triton.blocks import PROGRAMS, SHARED, SPLIT, Blocks, blocks_for, power
 from clearhead.engines.triton.given import (
@@ -56,9 +57,9 @@ def backend() -> int:
 def start(kernel: Any, programs: tuple[int, ...], *arguments: Any, warps: int = 4, **constants: Any) -> None:
     """Start a kernel; by another name than `launch`, so that a check can put one that compiles alone in its place.
 
-    An empty part of a problem has no programs, and a device starts none.
+    An empty part of a problem has no programs, and a device starts none. Of shapes alone nothing is computed.
     """
-    if 0 in programs:
+    if 0 in programs or empty_of_values(_first(arguments)):
         return
     if not capturing():
         kernel[programs](*arguments, num_warps=warps, num_stages=1, **constants)
@@ -66,6 +67,11 @@ def start(kernel: Any, programs: tuple[int, ...], *arguments: Any, warps: int = 
     with triton.knobs.runtime.scope():
         triton.knobs.runtime.jit_cache_hook = _refuse_to_compile
         kernel[programs](*arguments, num_warps=warps, num_stages=1, **constants)
+
+
+def _first(arguments: Any) -> Tensor:
+    """The first of the tensors in tuples."""
+    return _first(arguments[0]) if isinstance(arguments, tuple) else arguments
 
 
 def _refuse_to_compile(*_: Any, fn: Any, **__: Any) -> bool:
@@ -80,15 +86,15 @@ def _refuse_to_compile(*_: Any, fn: Any, **__: Any) -> bool:
 
 def on(tensor: Tensor) -> AbstractContextManager[Any]:
     """Triton starts kernels on the current device: that of the tensor, while this lasts."""
-    return torch.cuda.device(tensor.device) if tensor.is_cuda else nullcontext()
+    return nullcontext() if not tensor.is_cuda or empty_of_values(tensor) else torch.cuda.device(tensor.device)
 
 
 def _new(tensor: Tensor, *shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
-    return torch.empty(shape, dtype=dtype, device=tensor.device)
+    return tensor.new_empty(shape, dtype=dtype)
 
 
 def _zeros(tensor: Tensor, *shape: int) -> Tensor:
-    return torch.zeros(shape, dtype=torch.float32, device=tensor.device)
+    return tensor.new_zeros(shape, dtype=torch.float32)
 
 
 def given(problem: Problem, blocks: Blocks, top: int = 0) -> Given:
