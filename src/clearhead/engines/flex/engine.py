@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import Any
 
 import torch
@@ -20,7 +21,7 @@ from clearhead.engines import proof
 from clearhead.engines.base import Cost, Engine
 from clearhead.engines.flex import kernel, rules
 from clearhead.engines.flex.blocks import BLOCK, blocks_of, residual_rule
-from clearhead.engines.flex.proof import problems
+from clearhead.engines.flex.proof import problems, row_of
 from clearhead.engines.flex.rules import Traced
 from clearhead.engines.sdpa.pieces import pieces
 from clearhead.engines.tiled import tiles
@@ -79,7 +80,9 @@ class Flex(Engine):
         elif recorded() if _shapes_alone(problem) else traced():
             found.append("a trace records PyTorch's own operations, and this one is compiled")
         elif not (found or compiling() or _shapes_alone(problem)) and kernel.for_a_gpu(device):
-            found += proof.objections(self, device, problem.query.dtype, problems)
+            row = row_of(problem)
+            about = f"rows up to {row}", partial(problems, row)
+            found += proof.objections(self, device, problem.query.dtype, *about)
         return found
 
     def reservations(self, problem: Problem) -> list[str]:
