@@ -222,6 +222,7 @@ ANYWHERE |= {name: case for name, case in CASES.items() if name.startswith(BESID
 def without_float64():
     """Which of the cases need it, and what they said."""
     DEVICE.refuse_float64()
+    DEVICE.names(), DEVICE.names(True)
     failed = {}
     for name, case in ANYWHERE.items():
         try:
@@ -229,7 +230,8 @@ def without_float64():
         except Exception as error:
             failed[name] = traceback.format_exc()[-600:] if "float64" in str(error) else repr(error)
     DEVICE.refuse_float64(False)
-    print(json.dumps({"case": "without float64", "tried": len(ANYWHERE), "failed": failed}), flush=True)
+    found = {"tried": len(ANYWHERE), "failed": failed, "dtypes": DEVICE.names(True), "operations": DEVICE.names()}
+    print(json.dumps({"case": "without float64", **found}), flush=True)
 
 
 def unseen():
