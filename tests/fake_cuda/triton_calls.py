@@ -50,6 +50,7 @@ def drawn(*shape):
 QUERY, KEY, VALUE = drawn(2, 8, 256, 64), drawn(2, 2, 256, 64), drawn(2, 2, 256, 64)
 ONE = QUERY[:, :, :1]
 LENGTHS = ch.Lengths(torch.tensor([256, 100]))
+MASK = ch.Lengths(LENGTHS.valid_lens.cuda())
 GAPS = ch.SlidingWindow(before=20) | ch.PrefixLM([4])
 ADDITIVE = ch.Additive.from_weights(None, None, torch.ones(64)).cuda()
 
@@ -57,6 +58,11 @@ ADDITIVE = ch.Additive.from_weights(None, None, torch.ones(64)).cuda()
 def trained(**options):
     output = ch.attention(QUERY, KEY, VALUE, engine="triton", **options)
     return torch.autograd.grad(output.sum(), (QUERY, KEY, VALUE))
+
+
+def computed(**options):
+    with torch.no_grad():
+        return ch.attention(QUERY, KEY, VALUE, engine="triton", **options)
 
 
 def decoded(**options):
@@ -78,6 +84,8 @@ CASES = {
     "decoding": lambda: decoded(mask=LENGTHS),
     "decoding, sinks": lambda: decoded(sinks=torch.zeros(8, device="cuda"), bias=ch.ALiBi(8)),
     "statistics": reduced,
+    "a mask on the device": lambda: computed(mask=MASK),
+    "additive, a mask on the device": lambda: computed(score=ADDITIVE, mask=MASK),
 }
 
 
@@ -88,8 +96,9 @@ def counted():
         STARTED.clear()
         before = DEVICE.counts()
         case()
-        waits = sum(now - then for now, then in list(zip(DEVICE.counts(), before, strict=True))[:3])
-        print(json.dumps({"case": name, "waits": waits, "kernels": STARTED}), flush=True)
+        *waits, operations = (now - then for now, then in zip(DEVICE.counts(), before, strict=True))
+        found = {"waits": sum(waits), "operations": operations, "kernels": STARTED}
+        print(json.dumps({"case": name, **found}), flush=True)
 
 
 def shapes_alone():
