@@ -237,7 +237,7 @@ def test_measures_say_what_they_are():
     with pytest.raises(ch.ClearheadError, match="'banana' is no measure of a head; the measures are previous, next"):
         table.about("banana")
     assert not SHARES - {"same word", "induction"} - table[0].keys() and "same word" not in table[0]
-    assert list(seen_of(torch.randn(1, 1, 6, 4)).table(ch.reductions.Entropy())[0])[-2:] == ["head", "Entropy"]
+    assert list(seen_of(torch.randn(1, 1, 6, 4)).table(ch.reductions.Entropy())[0])[-2:] == ["head", "Entropy (nats)"]
 
 
 def test_without_pandas_the_error_says_what_to_do(monkeypatch):
@@ -357,7 +357,7 @@ def test_focus_of_no_kind_is_said_by_its_entropy():
     with ch.watch(model := Permuted()) as seen:
         model(x[far][None, None], x[None, None])
     found = seen.distinctive()
-    assert found.measure == "entropy" and found.value < 0.2
+    assert found.measure == "normalised entropy" and found.value < 0.2
     assert "attends to few keys, of no one kind: its entropy is" in str(found)
 
 

@@ -326,7 +326,7 @@ def across(x, y):
         "pandasless()",
         (
             "use the table as it is: a list of dicts",
-            "torch.tensor([row['Entropy'] for row in watched().table(ch.reductions.Entropy())]) # @",
+            "torch.tensor([row['Entropy (nats)'] for row in watched().table(ch.reductions.Entropy())]) # @",
             "entropy.nanmean((0, 2))",
         ),
         setup="""

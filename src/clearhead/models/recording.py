@@ -74,10 +74,10 @@ class Recording(Calls[AttentionCall]):
 
         The first columns: layer, its number in the model, or its name, such as "decoder 0, cross", where the model has
         several stacks; run; in generations step, 0 for the prompt; module, kind, backend, queries, keys, head.
-        Without `reductions`: the means over queries of the entropy, the largest weight, for self attention the mean
-        distance, and with sinks their share; then each measure, and beside it "… uniform": previous, next, itself,
-        first, same word, induction, entropy (a part of the largest possible), sink, distance, weighted value norm,
-        weighted transformed norm. A measure is left out if it needs tokens, positions, values or the layer that writes
+        Without `reductions`: the means over queries of the entropy in nats, the largest weight, for self attention the
+        mean distance, and with sinks their share; then each measure, and beside it "… uniform": previous, next, itself,
+        first, same word, induction, normalised entropy (a part of the largest possible), sink, distance, weighted value
+        norm, weighted transformed norm. A measure is left out if it needs tokens, positions, values or the layer that writes
         the heads, and they are not known (`watch(values=True)`). `about(column)` of the result describes a measure.
         Where there are sinks, measures except the norms are of the keys' weights divided by their sum. Padding, and
         queries whose mask leaves them no key, are left out; NaN where no query counts.

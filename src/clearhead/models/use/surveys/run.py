@@ -29,7 +29,7 @@ from clearhead.models.use.surveys.batches import WINDOW, Batch, batches
 from clearhead.models.use.surveys.looks import NAMED, Kept, WordClasses, read
 from clearhead.models.use.surveys.state import Done, State, done
 
-USUAL = ("entropy", "first", "sink", "previous", "distance")
+USUAL = ("normalised entropy", "first", "sink", "previous", "distance")
 CLASSED = "word classes"
 
 
