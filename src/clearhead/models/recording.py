@@ -21,13 +21,14 @@ from clearhead.inspection.reductions.mean_distance import MeanDistance
 from clearhead.inspection.reductions.sink_share import SinkShare
 from clearhead.inspection.reductions.topk import TopK
 from clearhead.models.attention_call import AttentionCall, case_of
+from clearhead.models.call import word_list
 from clearhead.models.calls import Calls, chosen_calls, labels, one_call
 from clearhead.models.chain.generation import Generation
 from clearhead.models.read.audit import Audit, Expected, audit
 from clearhead.models.read.differences import Differences, compare_calls
 from clearhead.models.read.distinctive import Distinctive, distinctive, measured
 from clearhead.models.read.rollout import rollout
-from clearhead.models.read.tokens import Tokens, place_of
+from clearhead.models.read.tokens import Tokens, place_of, told_unread, words_read
 from clearhead.models.show.beside import beside_of
 from clearhead.models.show.framed import Framed, framed
 from clearhead.models.show.paged import Paged
@@ -238,12 +239,15 @@ class Recording(Calls[AttentionCall]):
         tensor([[[[0.2151, 0.2151, 0.2151, 0.3547]]]])
 
         `layer`: its number in the model, negative ones from the last; its name, such as "decoder 0, cross"; or the name
-        of its module. `head`, `query`, `key`: numbers. Query and key may be words of `tokens`, where the first
-        occurrence is meant; in cross attention the key is a word of `source_tokens`. With `key=None` the first key that
+        of its module. `head`, `query`, `key`: numbers. Query and key may be words of `tokens` that occur
+        once; in cross attention the key is a word of `source_tokens`. With `key=None` the first key that
         the query may see is written out. `step`: of a generation, 0 for the prompt. `sequence`: its number in the
         batch.
         """
         call = self.calls[one_call(self.calls, layer, step, "explain")]
+        tokens = told_unread([call], word_list("tokens", tokens), "tokens")
+        if tokens is not None:
+            tokens = tokens[: words_read(call, len(tokens))]
         keys = source_tokens if call.kind == "cross" else tokens
         at: tuple[Any, ...] = (sequence, head, place_of(query, tokens, call.shape[2], "query"))
         if key is not None:
@@ -370,7 +374,7 @@ class Recording(Calls[AttentionCall]):
         there, and for words that do not fit.
         """
         number = one_call(self.calls, layer, step, "plot")
-        label = labels(self.calls)[number]
+        label, tokens = labels(self.calls)[number], told_unread([self.calls[number]], tokens, "tokens")
         return plotted(self.calls[number], label, heads, sequence, (tokens, source_tokens), Style(title, cmap, scale))
 
     def _repr_html_(self) -> str:

@@ -16,7 +16,7 @@ from clearhead.models.attention_call import AttentionCall, norms_of
 from clearhead.models.call import word_list
 from clearhead.models.calls import labels
 from clearhead.models.read.distinctive import distinctive, measured
-from clearhead.models.read.tokens import Tokens
+from clearhead.models.read.tokens import Tokens, told_unread, words_read
 from clearhead.report import Layer, Page
 from clearhead.report.from_call import layer_from_call
 from clearhead.report.layer import LeftOut
@@ -44,7 +44,10 @@ class Paged:
         self.answer = answer
         self.calls, self.sequence, self.error = calls, whole(sequence), checked_error(error)
         sizes = _sizes(calls, self.sequence)
+        tokens = told_unread(calls, word_list(name, tokens), name)
         self.words, self.source = words(name, tokens, sizes), words("source_tokens", source_tokens, sizes)
+        steps = [(call.run, words_read(call, len(self.words))) for call in calls]
+        self.read = {run: read for run, read in steps if read is not None}
         self.tokens = Tokens(self.words or None, self.source or None)
         self.labels = labels(calls)
         self.roles = roles([(call.name, call.kind) for call in calls])
@@ -90,6 +93,10 @@ class Paged:
         call = self.calls[number]
         queries, keys = call.weights.shape[-2:]
         own, other = self.words, self.source or self.words
+        cross = call.kind == "cross"
+        read = self.read.get(call.run) if cross else words_read(call, len(own))
+        if read is not None:  # a step of a generation has read a part of the text
+            return own[:read][-queries:], other if cross else own[:read]
         fits = len(own) in (keys, *words_of(call, self.sequence)[1:])
         if call.kind == "self" and (not fits or (self.roles[number] == "encoder" and self.source)):
             own = other
