@@ -394,5 +394,6 @@ def test_a_table_as_text_fits_a_screen():
     lines = str(ch.models.Table(rows)).splitlines()
     assert len(lines) == 23 and max(map(len, lines)) <= 100
     assert lines[1].split()[:3] == ["x" * 39 + "…", "0", "nan"]
+    assert repr(ch.models.Table(rows)).splitlines() == lines and len(lines) <= 24
     assert lines[21:] == ["30 more rows", "33 more columns: '7', '8', '9', '10', '11', '12', …"]
     assert str(ch.models.Table()) == "no rows"

@@ -11,6 +11,7 @@ from torch import Tensor
 from clearhead.base.errors import ClearheadError
 from clearhead.base.pictures import Style
 from clearhead.base.renamed import missing, refuse
+from clearhead.base.selected import as_index
 from clearhead.explanation.diagnosis.diagnose import diagnosis_of
 from clearhead.explanation.diagnosis.diagnosis import Diagnosis
 from clearhead.explanation.explanation import Explanation
@@ -239,9 +240,9 @@ class Recording(Calls[AttentionCall]):
         tensor([[[[0.2151, 0.2151, 0.2151, 0.3547]]]])
 
         `layer`: its number in the model, negative ones from the last; its name, such as "decoder 0, cross"; or the name
-        of its module. `head`, `query`, `key`: numbers. Query and key may be words of `tokens` that occur
-        once; in cross attention the key is a word of `source_tokens`. With `key=None` the first key that
-        the query may see is written out. `step`: of a generation, 0 for the prompt. `sequence`: its number in the
+        of its module. `head`, `query`, `key`: numbers, slices, or lists with even steps. Query and key may be words of
+        `tokens` that occur once; in cross attention the key is a word of `source_tokens`. With `key=None` the first key
+        that the query may see is written out. `step`: of a generation, 0 for the prompt. `sequence`: its number in the
         batch.
         """
         call = self.calls[one_call(self.calls, layer, step, "explain")]
@@ -249,10 +250,14 @@ class Recording(Calls[AttentionCall]):
         if tokens is not None:
             tokens = tokens[: words_read(call, len(tokens))]
         keys = source_tokens if call.kind == "cross" else tokens
-        at: tuple[Any, ...] = (sequence, head, place_of(query, tokens, call.shape[2], "query"))
+        at: dict[str, Any] = {"head": head, "query": place_of(query, tokens, call.shape[2], "query")}
         if key is not None:
-            at = (*at, place_of(key, keys, call.shape[3], "key"))
-        return call.explain(at, tokens=tokens, source_tokens=source_tokens)
+            at["key"] = place_of(key, keys, call.shape[3], "key")
+        chosen = [
+            as_index(one, size, f"explain: {name}")
+            for (name, one), size in zip(at.items(), call.shape[1:], strict=False)
+        ]
+        return call.explain((sequence, *chosen), tokens=tokens, source_tokens=source_tokens)
 
     def diagnose(self) -> Diagnosis:
         """Faults and risks of the calls: see `clearhead.diagnose`. Findings name the layer and the module, and the run,

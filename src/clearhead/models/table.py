@@ -50,6 +50,10 @@ class Table(list[dict[str, Any]]):
         """The first rows and columns that fit a screen of 100 columns and 24 lines."""
         return said(self, self._fitted)
 
+    def __repr__(self) -> str:
+        """The same, so that a table at a prompt or in a notebook does not fill it; `list(table)` shows every row."""
+        return str(self)
+
     def _fitted(self) -> str:
         rows = self[:ROWS]
         columns = list(dict.fromkeys(column for row in rows for column in row))
