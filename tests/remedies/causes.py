@@ -24,6 +24,9 @@ def patched(source, ids=IDS, **options):
         return one(ids).logits
 def whole():
     return one(IDS).logits
+def norms():
+    value = first.v_proj(one.model.layers[0].input_layernorm(one.model.embed_tokens(IDS))).unflatten(-1, (2, 8))
+    return torch.einsum('blhe,ohe->bhlo', value, first.o_proj.weight.unflatten(1, (2, 8))).norm(dim=-1)
 """
 CASES = [
     case(
@@ -53,39 +56,33 @@ CASES = [
         setup=SETUP.replace("def seen(", "def recorded(") + "seen = recorded()\n",
     ),
     case(
-        "ch.models.circuits(elsewhere()).ov(0, 1)",
-        (
-            "circuits(model, inputs)",
-            "ch.models.@.ov(0, 1).dense()",
-            "model.out.weight[:, 8:] @ model.inner.three.weight[8 + 32 : 16 + 32]",
-        ),
-        setup="""
-class Inner(torch.nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.three = torch.nn.Linear(16, 48)
-    def forward(self, x):
-        q, k, v = self.three(x).unflatten(-1, (3, 2, 8)).permute(2, 0, 3, 1, 4)
-        return torch.nn.functional.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)
-class Outer(torch.nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.inner, self.out = Inner(), torch.nn.Linear(16, 16)
-    def forward(self, x):
-        return self.out(self.inner(x))
-torch.manual_seed(0)
-model, inputs = Outer().eval(), torch.randn(1, 5, 16)
-def elsewhere():
-    with torch.no_grad(), ch.watch(model, values=True) as found:
-        model(inputs)
-    return found
-""",
+        "of_gradients()[0].transformed_norms",
+        ("values=True", "of_gradients(@)[0].transformed_norms", "norms()"),
+        setup=SETUP
+        + "def of_gradients(**more):\n    with ch.watch(one, gradients=True, **more) as found:\n        one(IDS)\n"
+        + "    return found\n",
     ),
     case(
-        "ch.models.circuits(one, IDS).qk('L9', 0)",
+        "later[0].transformed_norms",
+        ("Read this before the next step of the optimizer", "kept # @", "norms() / 2"),
+        setup=SETUP
+        + "later = seen()\nkept = later[0].transformed_norms\n"
+        + "with torch.no_grad():\n    first.o_proj.weight.mul_(2)\n",
+    ),
+    case(
+        "ch.models.circuits(one, IDS).qk(1, slice(0, 2))",
         (
-            "Pass a number",
+            "pass one of them",
             "ch.models.circuits(one, IDS).qk(1, 0).dense() # @",
+            "second.q_proj.weight[:8].T @ second.k_proj.weight[:8]",
+        ),
+        setup=SETUP,
+    ),
+    case(
+        "ch.models.circuits(one, IDS).qk('L*', 0)",
+        (
+            "pass a layer that means one",
+            "ch.models.circuits(one, IDS).qk('L1', 0).dense() # @",
             "second.q_proj.weight[:8].T @ second.k_proj.weight[:8]",
         ),
         setup=SETUP,

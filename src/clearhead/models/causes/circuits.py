@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, Literal, get_args
 
 import torch
@@ -13,13 +13,12 @@ from clearhead.base.errors import ClearheadError, UnsupportedError
 from clearhead.base.text import listed
 from clearhead.inspection.low_rank import LowRank
 from clearhead.models.attention_call import AttentionCall
-from clearhead.models.calls import labels
+from clearhead.models.calls import labels, one_call
 from clearhead.models.causes.projections import Projections, Sides
-from clearhead.models.causes.written import Writer, found_writers
+from clearhead.models.checks import run
 from clearhead.models.recording import Recording
 from clearhead.models.table import Table
-from clearhead.models.tap.choice import made_by
-from clearhead.models.tap.layers import Site
+from clearhead.models.watch import watch
 
 Composed = Literal["query", "key", "value"]
 
@@ -45,11 +44,9 @@ def circuits(model: nn.Module | Recording, inputs: Any = None) -> Circuits:
     `model`: any model that `watch` recognises. `inputs`: as for `assert_attends`; any short input of the model serves,
     for it says only which layers made and read which numbers. The model runs once on it, without gradients. Or `model`
     is a `Recording` of `watch(model, values=True)`, without `inputs`, while the model still has the weights that it
-    had: then the layers are those that ran in the modules of attention themselves. A layer that reads the heads in
-    another module, as BERT's does, is found with the model alone.
-    The layers are found by the numbers that they gave, not by their names, as `explain` finds them. Gives `Circuits`. A
-    head whose layers are not found raises an `UnsupportedError` that says which numbers no layer gave, when it is asked
-    for. Raises a `ClearheadError` for a recording without values, and for one from a file.
+    had. The layers are found by the numbers that they gave, not by their names, as `explain` finds them. Gives
+    `Circuits`. A head whose layers are not found raises an `UnsupportedError` that says which numbers no layer gave,
+    when it is asked for. Raises a `ClearheadError` for a recording without values, and for one from a file.
     The layer's input is the result of the norm before it, where there is one. Weights are the model's own: a norm's
     factor is not multiplied into them.
     Cost: one run of the model under `watch(values=True)`; each product is of the size of a projection.
@@ -61,34 +58,33 @@ def circuits(model: nn.Module | Recording, inputs: Any = None) -> Circuits:
                 "circuits: the recording has no layers around its calls: it was made without values=True, or read from "
                 "a file. Pass a recording of watch(model, values=True), or the model, circuits(model, inputs)."
             )
-        return Circuits(model.calls, {}, {})
+        return Circuits(model, {})
     if not isinstance(model, nn.Module) or inputs is None:
         got = type(model).__name__ + ("" if inputs is None else f" and inputs, a {type(inputs).__name__}")
         raise ClearheadError(
             f"circuits takes a model and inputs, circuits(model, inputs), or a recording alone, circuits(seen); got a "
             f"{got}."
         )
-    writers = found_writers(model, inputs)
-    return Circuits(writers.seen.calls, writers.found, {**dict(model.named_modules()), type(model).__name__: model})
+    with watch(model, values=True) as seen:
+        run(model, inputs)
+    return Circuits(seen, {**dict(model.named_modules()), type(model).__name__: model})
 
 
 class Circuits:
     """The projections and the circuits of every head of a model. `circuits` gives it.
 
-    Layers are chosen by their number in the model, or by a name such as "decoder 1, cross" where it has several stacks;
-    heads by their number. Negative numbers count from the last.
+    A layer is chosen as in `Recording.explain`: by its number in the model, negative ones from the last; by its name,
+    such as "decoder 1, cross", where the model has several stacks; or by the name of its module. Heads by their number.
     """
 
-    def __init__(
-        self, calls: Sequence[AttentionCall], writers: Mapping[int, Writer], modules: Mapping[str, nn.Module]
-    ) -> None:
+    def __init__(self, seen: Recording, modules: Mapping[str, nn.Module]) -> None:
         self._sides: dict[str, Sides] = {}
         first: dict[Any, AttentionCall] = {}
-        for number, call in enumerate(calls):
+        for call in seen.calls:
             if (call.layer, call.name) not in first:
                 first[call.layer, call.name] = call
                 label = str(labels([call])[0])
-                self._sides[label] = Sides(call, modules.get(call.name), writers.get(number))
+                self._sides[label] = Sides(call, modules.get(call.name))
         if not first:
             raise ClearheadError("circuits: the model made no attention call that is recognised.")
 
@@ -164,25 +160,9 @@ class Circuits:
                 )
         return Table(sorted(rows, key=lambda row: -row["composition"]))
 
-    def _of(self, layer: int | str) -> Sides:
-        numbered = isinstance(layer, int) and not isinstance(layer, bool)
-        found = []
-        for name, sides in self._sides.items():
-            own = sides.call.layer
-            if numbered:
-                total = 1 + max(one.call.layer.number for one in self._sides.values() if one.call.layer[1:] == own[1:])
-                fits = own.number == (layer + total if layer < 0 else layer)  # type: ignore[operator]
-            else:
-                fits = isinstance(layer, str) and layer in (name, str(own), sides.call.name)
-            found += [sides] * fits
-        if len(found) == 1:
-            return found[0]
-        sites = [Site(one.call.name, one.call.layer, None) for one in self._sides.values()]
-        what = "no layer" if not found else f"{len(found)} layers, {listed([one.call.name for one in found])}"
-        raise ClearheadError(
-            f"circuits: layer is {layer!r:.60}, which means {what}. Calls were made by {made_by(sites)}. Pass a "
-            "number, or the name of a layer or of a module."
-        )
+    def _of(self, layer: Any) -> Sides:
+        every = list(self._sides.values())
+        return every[one_call([one.call for one in every], layer, None, "circuits")]
 
 
 def _exact(weight: Tensor) -> Tensor:
