@@ -308,6 +308,7 @@ class Recording(Calls[AttentionCall]):
         error: float = ERROR,
         beside: Recording | None = None,
         beside_tokens: Iterable[str] | None = None,
+        effects: Any = None,
         height: int = 900,
     ) -> Framed:
         """The report, one HTML page: `.write(path)` makes a file of it, which needs no network; a notebook shows it.
@@ -336,6 +337,11 @@ class Recording(Calls[AttentionCall]):
         divergence of a head is that of `compare` over the tokens that are no padding, with `match_tokens` of the words
         where the two texts differ in length; it is not known where masks differ. Both have the same `sequence` and the
         same source text.
+        The control "show" of the page chooses the number of a pair: its weight; with `watch(values=True)` the weight
+        times the length of the value, and times the length of the value's part of the output; with
+        `watch(gradients=True)`, after a backward pass, the weight times its gradient; and the rollout up to a layer,
+        where all layers of a run are on the page. `effects`: a `Sweep` over layers and heads, or several by name in a
+        dict: each is a measure of heads.
         Raises a `ClearheadError` for words that fit no call, and for a layer or heads that are not there. `.write`
         raises a `ClearheadError` for a path that cannot be written, before it computes, and an `UnsupportedError` where
         no call is left. Layers are made one at a time when the page is written or shown, and an old file is replaced
@@ -343,7 +349,7 @@ class Recording(Calls[AttentionCall]):
         a notebook holds the page, except as a widget.
         """
         some = None if layer is None else chosen_calls(self.calls, layer, "view")
-        paged = Paged(self.calls, tokens, source_tokens, sequence, error)
+        paged = Paged(self.calls, tokens, source_tokens, sequence, error, effects=effects)
         alone = beside is None and beside_tokens is None
         return framed(paged if alone else beside_of(paged, beside, beside_tokens), some, heads, title, height)
 

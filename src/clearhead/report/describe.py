@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from clearhead.report._blocks import Blocks, multiples, plain, planes, thumbnail_codes
-from clearhead.report.layer import Array, Layer, Measures, PageBias, Tiles, seen_keys
+from clearhead.report.layer import Array, Layer, Measures, PageBias, Slopes, Tiles, seen_keys
 
 CHUNK = 8192  # tokens of an operand in a block
 AT_ONCE = 2**24  # up to so many products of features, the page computes log-sum-exps itself
@@ -40,6 +40,8 @@ def described(layer: Layer, texts: tuple[int, int], steps: tuple[int, int], bloc
         _describe_bias(layer.bias, put, blocks)
     if layer.values is not None:
         put("values", [blocks.one(plain(row, "float32")) for row in layer.values])
+    if layer.outputs is not None:
+        put("outputs", [blocks.one(plain(row, "float32")) for row in layer.outputs])
     put("holes", [_tiles(tiles, blocks) for tiles in layer.holes])
     for number, head in enumerate(heads):
         head |= _operands(layer, number, blocks) | _rows(layer, number, blocks)
@@ -47,6 +49,8 @@ def described(layer: Layer, texts: tuple[int, int], steps: tuple[int, int], bloc
             head["sink"] = float(layer.sinks[number])
         if layer.pyramid is not None:
             head["pyramid"] = _pyramid(layer, number, blocks)
+        if layer.slopes is not None:
+            head["slopes"] = _slopes(layer.slopes, number, layer.heads, blocks)
     return {
         "name": layer.name,
         "label": layer.label,
@@ -124,6 +128,18 @@ def _tiles(tiles: Tiles | None, blocks: Blocks) -> dict[str, Any] | None:
     bits = values.dtype == np.bool_
     packed = plain(np.packbits(values.ravel()), "uint8") if bits else plain(values, "float32")
     return {"side": tiles.side, "places": blocks.one(places), "values": blocks.one(packed)}
+
+
+def _slopes(slopes: Slopes, number: int, heads: int, blocks: Blocks) -> dict[str, Any]:
+    """The places of the gradient of the output, of the values, and of the sums over the queries."""
+    own, steps = number // (heads // len(slopes.value)), slopes.steps
+    sides = ("grad", slopes.grad[number], 0, number), ("value", slopes.value[own], 1, own)
+    places: dict[str, Any] = {"features": slopes.grad.shape[-1]}
+    for name, array, side, row in sides:
+        parts = _packed(array, None if steps is None else steps[side][row])
+        places[name] = [blocks.one(part) for part in parts]
+    sums = blocks.add(*(plain(each[number], "float32") for each in (slopes.raises, slopes.lowers)))
+    return places | dict(zip(("raises", "lowers"), sums, strict=True))
 
 
 def _pyramid(layer: Layer, number: int, blocks: Blocks) -> dict[str, int]:

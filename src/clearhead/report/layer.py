@@ -133,6 +133,22 @@ class Pyramid:
 
 
 @dataclass(frozen=True, eq=False)
+class Slopes:
+    """The gradient of the output, from which A_ij ∂L/∂A_ij = w_ij Σ_e grad_ie value_je follows for every pair.
+
+    `grad`: (H, Lq, Ev); `value`: (Hk, Lk, Ev), where Hk divides H. `steps`: (H, Ev) and (Hk, Ev), of which they are
+    whole multiples; None writes float32. `raises`, `lowers`: (H, Lk), for each key the sum of the products above 0
+    over the queries, and the sum of those below 0 without their sign.
+    """
+
+    grad: Array
+    value: Array
+    steps: tuple[Array, Array] | None
+    raises: Array
+    lowers: Array
+
+
+@dataclass(frozen=True, eq=False)
 class Layer:
     """One attention call on one sequence, with all numbers that are needed to compute its weights again.
 
@@ -183,6 +199,8 @@ class Layer:
         measures: for each head, by measure: value, uniform attention's value, and the key of the measure or None.
         pyramid: the largest and mean weights of cells, where a side is long.
         values: (H, Lk), the length ‖v_j‖ of each key's value vector, where values were kept.
+        outputs: (H, Lk), the length ‖v_j W_O‖ of each key's value after the head's part of the last layer, or None.
+        slopes: the gradient of the output, where it was kept.
         answer: the first query that a model has generated, or None.
         pairs: two features that rotary positions turn together, and the number of positions of a full turn, or None
             where it is not known.
@@ -225,6 +243,8 @@ class Layer:
     measures: tuple[Measures, ...] | None = None
     pyramid: Pyramid | None = None
     values: Array | None = None
+    outputs: Array | None = None
+    slopes: Slopes | None = None
     answer: int | None = None
     pairs: tuple[tuple[int, int, float | None], ...] = ()
 
@@ -258,6 +278,13 @@ class Layer:
         self._check("received", self.received, (heads,), keys)
         self._check("sinks", self.sinks, (heads,))
         self._check("values", self.values, (heads,), keys)
+        self._check("outputs", self.outputs, (heads,), keys)
+        if self.slopes is not None:
+            self._check("slopes.grad", self.slopes.grad, (heads,), queries, self.slopes.grad.shape[-1])
+            each = tuple(n for n in range(1, heads + 1) if heads % n == 0)
+            self._check("slopes.value", self.slopes.value, each, keys, self.slopes.grad.shape[-1])
+            self._check("slopes.raises", self.slopes.raises, (heads,), keys)
+            self._check("slopes.lowers", self.slopes.lowers, (heads,), keys)
         self._check("distance", self.distance, (heads,), queries)
         if self.bias is not None:
             self._check("bias.relative", self.bias.relative, one_or_all, queries + keys - 1)
@@ -353,6 +380,7 @@ BY_HEAD = [
     "thumbnail",
     "sinks",
     "values",
+    "outputs",
     "seen",
 ]
 
@@ -370,11 +398,17 @@ def of_heads(layer: Layer, heads: Sequence[int]) -> Layer:
 
     keys, steps, bias, pyramid = [layer.key_head(h) for h in chosen], layer.operand_steps, layer.bias, layer.pyramid
     numbers = layer.numbers or tuple(range(layer.heads))
+    slopes = layer.slopes
+    if slopes is not None:
+        own = [head // (layer.heads // len(slopes.value)) for head in chosen]
+        each_step = None if slopes.steps is None else (some(slopes.steps[0]), slopes.steps[1][own])
+        slopes = Slopes(some(slopes.grad), slopes.value[own], each_step, some(slopes.raises), some(slopes.lowers))
     return replace(
         layer,
         name=f"{layer.name} (head{'s' * (len(chosen) > 1)} {', '.join(map(str, chosen))})",
         **{name: some(getattr(layer, name)) for name in BY_HEAD},
         key=layer.key[keys],
+        slopes=slopes,
         bias=None if bias is None else PageBias(some(bias.relative), some(bias.dense), each(bias.tiles)),
         holes=each(layer.holes),
         operand_steps=None if steps is None else (some(steps[0]), steps[1][keys]),

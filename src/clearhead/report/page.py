@@ -11,12 +11,14 @@ of messages.
 `meta`:
   title; texts: lists of tokens; originals: {text: {token: spelling}} of words that the tokenizer does not know;
   steps: lists of {name, formula, tree}, as `base/front/language.js` says it, null where the step is given;
-  measures: [{name, says, formula, range, does}], the measures that some head has;
+  measures: [{name, says, formula, range, does, alone}], the measures that some head has; alone: it has no value of
+    uniform attention;
   distinctive: {layer, head, sentence, measure, nearUniform}, layer and head by their places in this page, or null;
   leftOut: [{name, reason}], calls that are not shown;
   beside: [[layer, layer], …], the calls with the same number in two recordings, by their places in this page;
   aligned: [{texts: [text, text], positions: [[…], […]]}, …], the positions of two texts that correspond, ascending;
     other texts of one length correspond position by position;
+  flows: [[layer, …], …], the places of layers that read each other's results in one run, all of them, for rollout;
   layers: [{name, label, kind, role, queryText, keyText, queries, keys, position, answer, phi, features, pairs, scale,
     softcap, error, why, whyBlind, thumbnail, shared, heads}].
     position: the position of query 0 among the keys, or null. answer: the first query that the model generated, or
@@ -31,7 +33,8 @@ The entries of a head:
     each key would receive from uniform attention under the same mask;
   relative (queries + keys − 1), dense {rows, columns, values}, tiles {side, places, values}: the bias of the scores;
   holes {side, places, values}: bits, 1 for pairs inside the spans that the mask hides;
-  values (keys): the length of each value vector, where values were kept;
+  values, outputs (keys): the length of each value vector, and of its part of the module's output, where they are known;
+  slopes: {grad (queries, features), value (keys, features), raises (keys), lowers (keys), features}: see `Slopes`;
   logsumexp, entropy, received, distance: left out where `rowsOf` in `weights.js` computes them at once;
   sink: the score of the sink;
   measures: [[value, of uniform attention, key], …] in the order of meta.measures, 0 where there is none;
@@ -55,7 +58,7 @@ from clearhead.report.describe import described, measured
 from clearhead.report.layer import Layer, LeftOut, Measures
 
 # Entries of a head that are no places of arrays.
-NO_PLACES = ("number", "sink", "rows", "columns", "perRow", "perColumn", "side")
+NO_PLACES = ("number", "sink", "rows", "columns", "perRow", "perColumn", "side", "features")
 
 Positions = tuple[Sequence[int], Sequence[int]]
 
@@ -69,6 +72,7 @@ class Page:
         self.title = title
         self.distinctive: Mapping[str, Any] | None = None
         self.beside: list[tuple[int, int]] = []
+        self.flows: list[list[int]] = []
         self._originals: dict[int, Mapping[int, str]] = {}
         self._aligned: dict[tuple[int, int], Positions] = {}
         self._blocks, self._texts, self._steps = Blocks(), _Once(), _Once()
@@ -136,7 +140,7 @@ class Page:
         place = self.distinctive or {"layer": 0, "head": 0}
         layer = self._layers[place["layer"]]
         parts = layer["shared"] | layer["heads"][place["head"]]
-        operands = {name: parts.pop(name) for name in ("query", "key") if name in parts}
+        operands = {name: parts.pop(name) for name in ("query", "key", "slopes") if name in parts}
         return list(dict.fromkeys([*_blocks_in(parts), *_blocks_in(operands)]))
 
     @property
@@ -161,10 +165,14 @@ class Page:
             "texts": self._texts.all,
             "originals": self._originals,
             "steps": self._steps.all,
-            "measures": [{name: getattr(measure, name) for name in about} for measure in known],
+            "measures": [
+                {name: getattr(measure, name) for name in about} | {"alone": getattr(measure, "alone", False)}
+                for measure in known
+            ],
             "distinctive": self.distinctive,
             "leftOut": [call._asdict() for call in self._left_out],
             "beside": self.beside,
+            "flows": self.flows,
             "aligned": [{"texts": texts, "positions": lists} for texts, lists in self._aligned.items()],
             "layers": layers,
         }

@@ -17,6 +17,15 @@ from clearhead.models.call import word_list
 from clearhead.models.calls import labels
 from clearhead.models.read.distinctive import distinctive, measured
 from clearhead.models.read.tokens import Tokens
+from clearhead.models.show.meanings import (
+    effects_of,
+    flow_of,
+    flows,
+    lengths,
+    output_lengths,
+    slopes_of,
+    with_effects,
+)
 from clearhead.report import Layer, Page
 from clearhead.report.from_call import layer_from_call
 from clearhead.report.layer import LeftOut
@@ -40,8 +49,9 @@ class Paged:
         error: Any = ERROR,
         answer: int | None = None,
         name: str = "tokens",
+        effects: Any = None,
     ) -> None:
-        self.answer = answer
+        self.answer, self.effects = answer, effects_of(effects)
         self.calls, self.sequence, self.error = calls, whole(sequence), checked_error(error)
         sizes = _sizes(calls, self.sequence)
         self.words, self.source = words(name, tokens, sizes), words("source_tokens", source_tokens, sizes)
@@ -71,15 +81,18 @@ class Paged:
             return layer
         self.found[number] = measured(call, self.tokens, sequence)
         each = _by_head(self.found[number], call, sequence)
-        return replace(
+        layer = replace(
             layer,
             label=str(self.labels[number]),
             role=self.roles[number],
             measures=each,
-            values=_lengths(call, sequence),
+            values=lengths(call, sequence),
+            outputs=output_lengths(call, sequence),
+            slopes=slopes_of(call, sequence, self.error),
             answer=self.answer,
             pairs=_turned(call, layer, sequence),
         )
+        return with_effects(layer, call, self.effects)
 
     def place(self, number: int) -> int:
         """The place of the sequence in the batch of a call."""
@@ -101,9 +114,13 @@ class Paged:
 
     def page(self, layers: Iterable[Layer | LeftOut], title: str) -> Page:
         """The page of these layers. It opens on the head that departs most from uniform attention."""
-        page = Page(title)
+        page, names = Page(title), list(map(str, self.labels))
+        shown = []
         for layer in layers:
             page.add(layer)
+            if isinstance(layer, Layer):
+                shown.append((names.index(layer.label), flow_of(layer)))
+        page.flows = flows(self.calls, shown)
         page.distinctive = self.distinctive(page.shown)
         return page
 
@@ -151,15 +168,6 @@ def roles(calls: Sequence[tuple[str, str]]) -> list[str]:
         return "cross" if kind == "cross" else "decoder" if name.split(".")[: len(stack)] == stack else "encoder"
 
     return [role(name, kind) for name, kind in calls]
-
-
-def _lengths(call: AttentionCall, sequence: int) -> Any:
-    """The length of each value vector, (H, Lk), of keys that are no padding; None where values were not kept."""
-    if call.value is None:
-        return None
-    words = None if call.padding is None else call.padding.keys
-    norms = call.value_norms[sequence].float().cpu()
-    return (norms if words is None else norms[:, words[sequence].cpu()]).numpy()
 
 
 def _turned(call: AttentionCall, layer: Layer, sequence: int) -> tuple[Pair, ...]:

@@ -123,7 +123,7 @@ export const messageSource = (meta, ask) => ({ meta, block: async (number) => un
 export class Run {
   /** @param {DataSource} source */
   constructor(source) {
-    const { title, texts, originals, steps, measures, distinctive, leftOut, beside, aligned } = source.meta;
+    const { title, texts, originals, steps, measures, distinctive, leftOut, beside, aligned, flows } = source.meta;
     this.title = title;
     this.texts = texts;
     this.originals = originals;
@@ -133,6 +133,7 @@ export class Run {
     this.leftOut = leftOut;
     this.beside = beside;
     this.aligned = aligned;
+    this.flows = flows;
     /** @type {Layer[]} */
     this.layers = source.meta.layers.map((layer) => ({
       ...layer,

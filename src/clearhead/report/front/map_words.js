@@ -2,7 +2,7 @@
 
 import { everyIn } from "../../base/front/dom.js";
 import { evenness, receivedRatios } from "./marks.js";
-import { headName } from "./names.js";
+import { isWeights, titleOfMap } from "./meaning_words.js";
 import { placeInRow } from "./tiles.js";
 import { countsOf, mayLook, weightOf } from "./weights.js";
 import { LONG } from "./why.js";
@@ -28,14 +28,15 @@ export const measuredError = ({ error }) => (error === null ? "" : `, within abo
 export function describeMap(pane) {
   const { layout, page } = pane;
   const { down, across } = layout;
-  const { head, layer } = page.drawn;
+  const { head, layer, meaning } = page.drawn;
   const { view } = page;
-  page.find("map-title").textContent = `The weights of ${headName(page, view)}`;
+  const weights = isWeights(meaning);
+  page.find("map-title").textContent = titleOfMap(page, meaning);
   const pairs = `${down.per} × ${across.per} pairs`;
   const mean = view.pool === "mean";
   page.find("map-note").textContent = (layout.single
-    ? `Each cell is the weight of one pair${measuredError(layer)}. `
-    : `Each cell shows the ${mean ? "mean weight" : "largest weight"} of ${pairs}. `) +
+    ? `Each cell is the ${weights ? "weight" : "number"} of one pair${measuredError(layer)}. `
+    : `Each cell shows the ${mean ? "mean" : "largest"} ${weights ? "weight" : "number"} of ${pairs}. `) +
     "Bars above: what each key receives, up where that is more than of uniform attention; a cap: cut at 16 × or 1/8 ×. " +
     (head.entropy ? "Bars at the right: the entropy of each query; to the line: uniform." : "");
   page.find("map-pool").hidden = layout.single;

@@ -98,7 +98,10 @@ export const figureWords = (name, figure) => `${titleOf(name)} ${figure === null
  */
 export function limitOf(name, figures) {
   const most = figures.reduce((largest, figure) => Math.max(largest, Math.abs(figure?.departs ?? 0)), 0);
-  if (ALONE.has(name) && most > 1) return Number(most.toPrecision(1)) >= most ? Number(most.toPrecision(1)) : Math.ceil(most);
+  if (ALONE.has(name) && name !== NATS && most > 0) {
+    const digit = 10 ** Math.floor(Math.log10(most)); // rounded up to one digit
+    return Number((Math.ceil(most / digit - 1e-9) * digit).toPrecision(1));
+  }
   const steps = RATIOS.has(name) ? [1, 2, 3, 4, 6] : [WORTH_A_NAME, 0.1, 0.2, 0.5, 1];
   return steps.find((step) => step >= most) ?? lastOf(steps);
 }

@@ -4,8 +4,9 @@ import { everyIn, make } from "../../base/front/dom.js";
 import { grouped } from "../../base/front/numbers.js";
 import { barOf } from "./bar.js";
 import { receivedRatios } from "./marks.js";
+import { isWeights, movesOf, numberWords } from "./meaning_words.js";
 import { oneText } from "./view.js";
-import { countsOf, entropyOf, equalShare, lookOf, mayLook, rankOf, sinkShareOf, term, weightOf } from "./weights.js";
+import { countsOf, entropyOf, equalShare, lookOf, mayLook, rankOf, sinkShareOf, term } from "./weights.js";
 import { LONG, paintWhy } from "./why.js";
 import { nameOf, percent, plural, signed, times } from "./words.js";
 
@@ -31,21 +32,6 @@ function placeOf(look, other) {
   const ratio = times(weight / equalShare(look.head, i));
   return `rank ${rankOf(look, other)} of ${look.allowed.length}` +
     `${look.view === "out" ? "" : " lookers"}, ${ratio} uniform`;
-}
-
-/**
- * The words about a pair's value: the length of the weighted value, and its share of the query's sum (Kobayashi et al. 2020).
- *
- * @param {Head} head
- * @param {number} i
- * @param {number} j
- */
-function movesOf(head, i, j) {
-  const moved = Float64Array.from(head.values ?? [], (length, key) => weightOf(head, i, key) * length);
-  const all = moved.reduce((sum, one) => sum + one, 0);
-  const rank = 1 + moved.reduce((above, one) => above + (one > moved[j] ? 1 : 0), 0);
-  return `moves the output by ‖weight · value‖ = ${moved[j].toPrecision(3)}, ` +
-    `${percent(all > 0 ? moved[j] / all : 0)} of all such lengths of this query, rank ${rank}`;
 }
 
 /**
@@ -100,8 +86,9 @@ export class PairPane {
     this.page.find("strongest-title").textContent = `Strongest ${out ? "keys of" : "lookers at"} “${name}”`;
     this.say(shown, look, pair);
     // a score that is no product has no steps here; a score that was given as a matrix has no terms either
-    this.page.find("why").hidden = pair === null || this.page.run.steps[layer.why].length === 0;
-    this.terms.hidden = pair === null || head.features === 0;
+    const rolled = Boolean(head.shares); // a rollout is of several layers
+    this.page.find("why").hidden = rolled || pair === null || this.page.run.steps[layer.why].length === 0;
+    this.terms.hidden = rolled || pair === null || head.features === 0;
     const each = layer.pairs.length ? "rotary frequency" : "dimension";
     this.page.find("terms-title").textContent = `What each ${each} adds to the score`;
     if (i !== null && j !== null) {
@@ -124,7 +111,7 @@ export class PairPane {
     const title = this.page.find("pair-title");
     const place = this.page.find("pair-place");
     const moves = this.page.find("pair-moves");
-    moves.hidden = pair === null || look.head.values === null;
+    moves.hidden = pair === null || look.head.values === null || Boolean(look.head.shares);
     if (pair === null) {
       title.textContent = `“${nameOf(names[out ? 0 : 1], look.token)}”`;
       place.textContent = out
@@ -133,7 +120,7 @@ export class PairPane {
       return;
     }
     const [i, j] = out ? [look.token, pair] : [pair, look.token];
-    const weight = mayLook(look.head, i, j) ? percent(look.weights[pair]) : "masked";
+    const weight = mayLook(look.head, i, j) ? numberWords(this.page.now.meaning, look.weights[pair]) : "masked";
     title.textContent = `“${nameOf(names[0], i)}” → “${nameOf(names[1], j)}” ${weight}`;
     place.textContent = placeOf(look, pair);
     if (!moves.hidden) moves.textContent = movesOf(look.head, i, j);
@@ -244,11 +231,12 @@ export class PairPane {
   }
 
   /** @param {Shown} given */
-  paintFacts({ head, look, layer }) {
+  paintFacts({ head, look, layer, meaning }) {
     const at = look.token;
     const facts = [];
     const seen = countsOf(head)[at];
-    if (look.view === "out" && seen > 0) {
+    if (!isWeights(meaning)) facts.push(["in all", numberWords(meaning, look.sum)]);
+    else if (look.view === "out" && seen > 0) {
       facts.push(["may look at", `${plural(seen, "key")}, uniform share ${percent(1 / seen)}`]);
       const entropy = entropyOf(look);
       const alike = Number(Math.exp(entropy).toPrecision(2));
@@ -263,7 +251,8 @@ export class PairPane {
       const ratio = receivedRatios(head)[at];
       const share = ratio === ratio ? `, ${times(ratio)} what uniform attention would give it` : "";
       const all = Float64Array.from(head.received).reduce((sum, one) => sum + one, 0);
-      facts.push(["receives in all", `${percent(all > 0 ? received / all : 0)} of the head's attention${share}`]);
+      const what = isWeights(meaning) ? "the head's attention" : "all pairs";
+      facts.push(["receives in all", `${percent(all > 0 ? received / all : 0)} of ${what}${share}`]);
     }
     this.page.find("facts").replaceChildren(
       ...facts.flatMap(([term, words]) => [make("dt", "", term), make("dd", "", words)]),

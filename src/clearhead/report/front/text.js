@@ -5,6 +5,7 @@ import { grouped } from "../../base/front/numbers.js";
 import { drawArcs } from "./arcs.js";
 import { chosenOf, meanLook, oneLook, rangesOf } from "./chosen.js";
 import { Find } from "./find.js";
+import { isWeights } from "./meaning_words.js";
 import { Prose } from "./prose.js";
 import { Strip } from "./strip.js";
 import { listenTo } from "./take.js";
@@ -185,7 +186,7 @@ export class TextPane {
       else if (!inside || !this.chosen.has(prose.at)) prose.stand(look.token);
       prose.look();
     }
-    const what = `${page.view.layer} ${page.view.head} ${look.view} ${tokens.join()}`;
+    const what = `${page.view.layer} ${page.view.head} ${page.now.meaning.name} ${look.view} ${tokens.join()}`;
     const same = this.previewing && what === this.painted; // only the room has changed: a preview stays
     if (what !== this.painted) clearTimeout(this.resting);
     this.painted = what;
@@ -224,7 +225,7 @@ export class TextPane {
   say(preview) {
     const { page, shading, chosen } = this;
     if (!shading) return;
-    const { names, head, layer } = page.now;
+    const { names, head, layer, meaning } = page.now;
     const { tokens, view } = shading;
     const out = view === "out";
     /** @param {number} index */
@@ -235,7 +236,7 @@ export class TextPane {
       ? `${out ? `Where ${who} looks` : `What looks at ${who}`}${preview ? ", in passing" : ""}`
       : `${out ? "Where" : "From where"} ${who} ${mean}`;
     const seen = countsOf(head)[tokens[0]];
-    const notes = [];
+    const notes = isWeights(meaning) ? [] : [`Shown: ${meaning.title}.`];
     if (tokens.length > 1) {
       const few = tokens.slice(0, 6).map(nameAt).join(", ");
       notes.push(`Chosen: ${few}${tokens.length > 6 ? ", …" : ""}. Shaded: more than the uniform share, on average.`);

@@ -3,6 +3,7 @@
 import type { Computed, Tree } from "../../base/front/types.d.ts";
 import type { Theme } from "../../base/front/theme.js";
 import type { Scale } from "./colour.js";
+import type { Run } from "./data.js";
 import type { Layout } from "./layout.js";
 import type { Prose } from "./prose.js";
 import type { Strip } from "./strip.js";
@@ -18,7 +19,7 @@ export type Places = number | number[];
 /** A measure of a head: its value, uniform attention's value, and the key of the measure or null. */
 export type MeasureFigure = [number, number, (number | null)?];
 
-export interface Measure { name: string; says: string; formula: string; range: string; does: string | null }
+export interface Measure { name: string; says: string; formula: string; range: string; does: string | null; alone?: boolean }
 export interface StepText { name: string; formula: string; tree: Tree | null }
 export interface Aligned { texts: [number, number]; positions: [number[], number[]] }
 export interface HeadAt { layer: number; head: number }
@@ -31,7 +32,8 @@ export interface Parts {
   start: Places; stop: Places; counts: Places; expected?: Places | null;
   logsumexp?: Places | null; entropy?: Places | null; received?: Places | null; distance?: Places | null;
   query?: Places | null; key?: Places | null; weight?: Places | null; scores?: Places | null;
-  relative?: Places | null; values?: Places | null;
+  relative?: Places | null; values?: Places | null; outputs?: Places | null;
+  slopes?: { grad: Places; value: Places; raises: number; lowers: number; features: number };
   dense?: { rows: number; columns: number; values: number } | null;
   tiles?: TilesAt | null; holes?: TilesAt | null;
   pyramid?: Grid & { max: Places; mean: Places } | null;
@@ -53,7 +55,7 @@ export interface Layer {
 export interface Meta {
   title: string; texts: string[][]; originals: Record<string, Record<string, string>>; steps: StepText[][];
   measures: Measure[]; distinctive: Distinctive | null; leftOut: { name: string; reason: string }[];
-  beside: [number, number][]; aligned: Aligned[];
+  beside: [number, number][]; aligned: Aligned[]; flows: number[][];
   layers: (Omit<Layer, "heads"> & { heads: (Parts & { measures?: (MeasureFigure | 0)[] })[] })[];
 }
 
@@ -74,8 +76,9 @@ export interface Afar {
 }
 
 /** A head as `weights.js` reads it. */
-export interface Head extends Afar, Operands {
-  logsumexp: Numbers; entropy: Numbers; received: Numbers;
+export interface Head extends Afar, Operands, Remade {
+  logsumexp: Numbers; received: Numbers;
+  plain?: Head; // of a head with another meaning, the head with its weights
   values: Numbers | null;
   rows?: Int32Array | null; columns?: Int32Array | null; // the places of another text's tokens in its own: `difference.js`
   strongest?: Map<number, [number, number][]>; why?: { row: number; steps: Map<string, WhyStep> }; // computed once
@@ -87,8 +90,19 @@ export interface Operands {
   dense: { rows: number; columns: number; values: Numbers } | null; tiles: Tiles | null; holes: Tiles | null;
 }
 
+/** A number that the page shows of each pair: its words, and what is missing for it, "" where nothing is. */
+export interface Meaning {
+  name: string; title: string; unit: string; says: string; lacks(run: Run, at: HeadAt): string;
+}
+
+/** What makes another number of each weight: a factor of each key, or of each pair; or the numbers themselves. */
+export interface Remade {
+  times?: Numbers | null; slope?: { grad: Numbers; value: Numbers; features: number; factor: number } | null;
+  shares?: Numbers | null;
+}
+
 /** The numbers from which the weights of a head are computed: a head, or the part that the worker gets. */
-export type Weighed = Operands & Pick<Head, "queries" | "keys" | "features" | "phi" | "scale" | "softcap" | "start" | "stop"
+export type Weighed = Operands & Remade & Pick<Head, "queries" | "keys" | "features" | "phi" | "scale" | "softcap" | "start" | "stop"
   | "counts" | "logsumexp" | "sink" | "mostKeys" | "alike">;
 
 /** The same without the sums over the keys. */
@@ -119,17 +133,17 @@ export interface FullPair { i: number; j: number }
 
 /** The shown head, token and pair. */
 export interface Shown extends Pair {
-  head: Head; layer: Layer; look: Look; pair: number | null; names: Names; view: Direction; scale: Scale;
+  head: Head; layer: Layer; look: Look; pair: number | null; names: Names; view: Direction; scale: Scale; meaning: Meaning;
 }
 
 /** The same before the head's operands are read. */
 export interface Sketch extends Pair {
-  head: Afar; layer: Layer; look: null; pair: null; names: Names; view: Direction; scale: Scale;
+  head: Afar; layer: Layer; look: null; pair: null; names: Names; view: Direction; scale: Scale; meaning: Meaning;
 }
 
 /** The entries that panes add to the address. */
 export type More = "by" | "against" | "show" | "only" | "pins" | "tokens" | "arcs" | "spelling" | "zoom" | "pool" | "a" | "b"
-  | "lines";
+  | "lines" | "meaning";
 export type Reader = (text: string | null, run: Heads) => string | null;
 export type Readers = Partial<Record<More, Reader>>;
 export type Change = Partial<Record<More, string | null> & {
