@@ -54,6 +54,16 @@ CASES = [
         + "three[:] = [row for row in three if row['head'] == 0]\n",
     ),
     case(
+        "by_position.values",
+        ("grid(rows, columns)", "torch.from_numpy(by_position.@[0])", "whole_grid"),
+        setup=SETUP
+        + "rows, columns = 'layer', 'position'\n"
+        + "cut = lambda layer, position: ch.edits.Ablate(layer, queries=position)\n"
+        + "by_position = ch.models.sweep(one, cut, IDS, metric, (rows, columns))\n"
+        + "whole_grid = torch.tensor([[row['effect'] for row in by_position if row['layer'] == n] for n in (0, 1)],\n"
+        + "                          dtype=torch.float64)\n",
+    ),
+    case(
         "swept(IDS.T, turned, batch=2)",
         ("batch=1", "swept(IDS.T, turned, @)", "swept()"),
         setup=SETUP

@@ -38,10 +38,33 @@ Cell = dict[str, int | str]
 class Sweep(Table):
     """A row for each cell of a sweep: its layer, head or position, the `value` of the metric, and the `effect`.
 
-    `sweep` gives it. `plain`: the metric without an edit. The effect is value − plain.
+    `sweep` gives it. `plain`: the metric without an edit. The effect is value − plain. `values`, (layers, heads): the
+    effects as a tensor, whose meaning `name`, `unit` and `sentence` say, for a picture of every head.
     """
 
     plain: float
+    metric: str = "metric"  # its name
+    unit: str = ""
+
+    @property
+    def name(self) -> str:
+        return f"effect on the {self.metric}"
+
+    @property
+    def sentence(self) -> str:
+        plain = f"{self.plain:.4g} {self.unit}".rstrip()
+        return f"The change of the {self.metric} when this head alone is edited; without an edit it is {plain}."
+
+    @property
+    def values(self) -> Tensor:
+        """The effects, float64 (layers, heads), layers in the order of the table; NaN where there is no such head."""
+        sides = [side for side in get_args(Over) if self and side in self[0]]
+        if sides != ["layer", "head"]:
+            raise ClearheadError(
+                f"values has a number for each layer and head, and this sweep is over {listed(sides)}. "
+                'Sweep over ("layer", "head"), or use grid(rows, columns).'
+            )
+        return torch.from_numpy(self.grid("layer", "head")[0])
 
     def grid(self, rows: Over, columns: Over) -> tuple[np.ndarray, list[int | str], list[int | str]]:
         """The effects as a matrix, with the names of its rows and of its columns; NaN where there is no cell."""
@@ -66,7 +89,7 @@ class Sweep(Table):
             effects, names, others = self.grid(*sides)
             across = Side(sides[1], len(others), [str(name) for name in others])
         down = Side(sides[0], len(names), [str(name) for name in names])
-        meaning = f"change of the metric, {self.plain:.4g} without an edit"
+        meaning = f"change of the {self.metric}, {self.plain:.4g} without an edit"
         style = Style(title, cmap, "signed", ax, bar)
         return draw([Panel(effects, np.isnan(effects))], down, across, style, meaning)
 
@@ -96,14 +119,15 @@ def sweep(
     `make_edit`: a function of the cell's `layer`, `head` and `position`, whichever `over` names, as keywords; it gives
     an edit, or a list of edits. A layer is its number, or its name where the model has several stacks. `inputs`: as for
     `assert_attends`. `metric`: a function of the model's output that gives a number, or one for each sequence, whose
-    mean counts: `logit_difference`, `kl`, `next_token_loss`, or your own. `over`: one or several of "layer", "head" and
-    "position", a query's; layers and heads are those of the model's attention calls on these inputs.
+    mean counts: `logit_difference`, `kl`, `next_token_loss`, or your own, which may have attributes `name` and `unit`.
+    `over`: one or several of "layer", "head" and "position", a query's; layers and heads are those of the model's
+    attention calls on these inputs.
     `batch`: how many cells run at once, as copies of the inputs side by side, each with its own edit. Tensors of the
     inputs whose first dimension is the number of sequences are repeated, and the outputs' are split again; what else
     the model gives, such as a loss or a cache, is None. So it is for models whose sequences do not act on each other,
     and whose attention calls all have as many sequences as the inputs. `folder`: a folder where results are kept, from
     which an interrupted sweep goes on; it belongs to one model, inputs and edit.
-    Gives a `Sweep`, a `Table` with a row for each cell, which has `plain`, `grid` and `plot()`. Raises a
+    Gives a `Sweep`, a `Table` with a row for each cell, which has `plain`, `values`, `grid` and `plot()`. Raises a
     `ClearheadError` for an edit that changed nothing, and for a metric that gives no number.
     Cost: a run of the model for each cell, without gradients, or for each `batch` cells a run on so many copies.
     Source: Michel et al. 2019, "Are Sixteen Heads Really Better than One?"; Meng et al. 2022, "Locating and Editing
@@ -131,8 +155,14 @@ def sweep(
             shown.update(len(some))
     rows = zip(cells, kept.values, strict=True)
     found = Sweep({**cell, "value": value, "effect": value - plain} for cell, value in rows)
-    found.plain = plain
+    found.plain, found.metric, found.unit = plain, *_said(metric)
     return found
+
+
+def _said(metric: Any) -> tuple[str, str]:
+    """The name and the unit of a metric: its attributes, where it has them."""
+    name, unit = getattr(metric, "name", None), getattr(metric, "unit", None)
+    return name if isinstance(name, str) else "metric", unit if isinstance(unit, str) else ""
 
 
 def _cells(calls: Sequence[AttentionCall], sides: Sequence[Over]) -> Iterator[Cell]:

@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from clearhead.base.errors import ClearheadError, ShapeError, UnsupportedError, columns
 from clearhead.base.text import said
@@ -298,8 +299,21 @@ class Differences(Calls[CallDifference]):
     """The differences between the calls of two recordings. `Recording.compare` gives it.
 
     Calls are found as in a `Recording`, by number, module and run: each is a `CallDifference`. `most`: the number of
-    the call and the head that differ most. `str()` names them in a sentence.
+    the call and the head that differ most. `str()` names them in a sentence. `values`, (calls, heads): the divergences
+    as a tensor, whose meaning `name`, `unit` and `sentence` say, for a picture of every head.
     """
+
+    name = "divergence"
+    unit = "nats"
+    sentence = (
+        "The Jensen–Shannon divergence of this head's weights in one recording from those in the other, a mean over "
+        "the queries."
+    )
+
+    @property
+    def values(self) -> Tensor:
+        """The divergences, float64 (calls, heads); NaN where no query counts, and where a call has no such head."""
+        return pad_sequence([call.divergence for call in self.calls], batch_first=True, padding_value=torch.nan)
 
     @property
     def most(self) -> tuple[int, int]:
