@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -61,10 +62,10 @@ def known(tmp_path_factory: Any) -> Known:
         values.append(v)
         now = now + (w @ v).transpose(0, 1).flatten(-2)
     now.pow(3).sum().backward()
-    effects = ch.models.Table(
-        {"layer": n, "head": h, "effect": n - 2.5 * h} for n in range(LAYERS) for h in range(HEADS)
-    )
-    view = seen.view(tokens=WORDS, sequence=1, error=1e-6, effects={"<b>drop</b>": effects})
+    cells = itertools.product(range(LAYERS), range(HEADS))
+    effects = ch.models.Sweep({"layer": n, "head": h, "effect": n - 2.5 * h} for n, h in cells)
+    effects.plain, effects.metric, effects.unit = 4.0, "<b>drop</b>", "nats"
+    view = seen.view(tokens=WORDS, sequence=1, error=1e-6, effects=[effects])
     path: Path = view.write(tmp_path_factory.mktemp("meanings") / "page.html")
     found = [[t.detach().numpy() for t in each] for each in (weights, values, [w.grad for w in weights])]
     return Known(seen, path.read_text(), *found)
@@ -144,11 +145,13 @@ def test_a_number_that_was_not_recorded_says_how_to_record_it(make_case: Make, o
 
 def test_the_effect_of_an_edit_is_a_measure_of_heads(known: Known, open_report: Make) -> None:
     opened = open_report([], html=known.page)
-    opened.page.select_option("#measure", "<b>drop</b>")
+    opened.page.select_option("#measure", "effect on the <b>drop</b>")
     labels = opened.page.locator(".head").evaluate_all("all => all.map(one => one.getAttribute('aria-label'))")
     assert [label.split("</b> ")[1] for label in labels] == ["0", "-2.5", "1", "-1.5", "2", "-0.5"]
     assert opened.page.inner_text("#heads-ticks").split() == ["-3", "0", "3"]
-    assert opened.page.locator("#measure option").last.inner_text() == "<b>drop</b>"
+    assert opened.page.locator("#measure option").last.inner_text() == "effect on the <b>drop</b>"
+    said = "The change of the <b>drop</b> when this head alone is edited; without an edit it is 4 nats."
+    assert opened.page.inner_text("#measure-says") == said
 
 
 def test_a_part_of_the_layers_or_heads_has_no_rollout(known: Known) -> None:
@@ -158,6 +161,6 @@ def test_a_part_of_the_layers_or_heads_has_no_rollout(known: Known) -> None:
 
 
 def test_effects_that_are_no_sweep_are_an_error(known: Known) -> None:
-    for wrong in (3, [], [{"layer": 0, "value": 1.0}], {"drop": {"layer": 0}}):
-        with pytest.raises(ch.ClearheadError, match="expected a sweep over layers and heads"):
+    for wrong in (3, [{"layer": 0, "value": 1.0}], {"drop": {"layer": 0}}):
+        with pytest.raises(ch.ClearheadError, match="expected a number for each layer and head"):
             known.seen.view(effects=wrong)

@@ -340,8 +340,8 @@ class Recording(Calls[AttentionCall]):
         The control "show" of the page chooses the number of a pair: its weight; with `watch(values=True)` the weight
         times the length of the value, and times the length of the value's part of the output; with
         `watch(gradients=True)`, after a backward pass, the weight times its gradient; and the rollout up to a layer,
-        where all layers of a run are on the page. `effects`: a `Sweep` over layers and heads, or several by name in a
-        dict: each is a measure of heads.
+        where all layers of a run are on the page. `effects`: a `Sweep` over layers and heads, a `LogitAttribution`,
+        `Differences`, or a list of these: each is a measure of heads.
         Raises a `ClearheadError` for words that fit no call, and for a layer or heads that are not there. `.write`
         raises a `ClearheadError` for a path that cannot be written, before it computes, and an `UnsupportedError` where
         no call is left. Layers are made one at a time when the page is written or shown, and an old file is replaced

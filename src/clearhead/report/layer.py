@@ -281,8 +281,8 @@ class Layer:
         self._check("outputs", self.outputs, (heads,), keys)
         if self.slopes is not None:
             self._check("slopes.grad", self.slopes.grad, (heads,), queries, self.slopes.grad.shape[-1])
-            each = tuple(n for n in range(1, heads + 1) if heads % n == 0)
-            self._check("slopes.value", self.slopes.value, each, keys, self.slopes.grad.shape[-1])
+            divisors = tuple(n for n in range(1, heads + 1) if heads % n == 0)
+            self._check("slopes.value", self.slopes.value, divisors, keys, self.slopes.grad.shape[-1])
             self._check("slopes.raises", self.slopes.raises, (heads,), keys)
             self._check("slopes.lowers", self.slopes.lowers, (heads,), keys)
         self._check("distance", self.distance, (heads,), queries)

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-import torch
+from torch import Tensor
 
 from clearhead.base.errors import ClearheadError
 from clearhead.inspection.measures import Measure
 from clearhead.models.attention_call import AttentionCall
+from clearhead.models.table import Table
 from clearhead.report.layer import About, Array, Layer, Slopes
 from clearhead.report.operands import rounded, steps_of
 from clearhead.scores.base import Pairwise
@@ -73,7 +75,7 @@ def slopes_of(call: AttentionCall, sequence: int, error: float) -> Slopes | None
     )
 
 
-def _of_words(call: AttentionCall, numbers: torch.Tensor, sequence: int) -> Array:
+def _of_words(call: AttentionCall, numbers: Tensor, sequence: int) -> Array:
     """Numbers (H, Lk) of the keys that are no padding."""
     words = None if call.padding is None else call.padding.keys
     numbers = numbers.detach().float().cpu()
@@ -111,36 +113,33 @@ def flows(calls: Sequence[AttentionCall], shown: Sequence[tuple[int, int | None]
 
 
 def effects_of(given: Any) -> list[tuple[Effect, Effects]]:
-    """The effects that a page shows as measures of heads, from `effects=` of `Recording.view`."""
-    if given is None:
-        return []
-    named = dict(given) if isinstance(given, Mapping) else {str(getattr(given, "name", "effect")): given}
-    found = []
-    for name, rows in named.items():
-        cells = list(rows) if isinstance(rows, list) else []
-        if not cells or not all(
-            isinstance(row, Mapping) and {"layer", "head", "effect"} <= row.keys() for row in cells
-        ):
+    """The numbers that a page shows as measures of heads, from `effects=` of `Recording.view`."""
+    several = given if isinstance(given, list | tuple) and not hasattr(given, "values") else [given]
+    found: list[tuple[Effect, Effects]] = []
+    for one in [] if given is None else several:
+        values, name, sentence = (getattr(one, part, None) for part in ("values", "name", "sentence"))
+        layers = _layers(one)
+        if not isinstance(values, Tensor) or not layers or values.shape[0] != len(layers):
             raise ClearheadError(
-                f"view: effects has a {type(rows).__name__} for {name!r:.60}; expected a sweep over layers and heads, "
-                "such as ch.models.sweep(model, make_edit, inputs, metric), or a dict of sweeps by name."
+                f"view: effects has a {type(one).__name__:.60}; expected a number for each layer and head: a sweep, a "
+                "logit attribution or the differences of two recordings, such as ch.models.sweep(model, make_edit, "
+                "inputs, metric), or a list of these."
             )
-        plain = getattr(rows, "plain", None)
-        says = getattr(rows, "sentence", None) or (
-            "What the edit of this head changes in the metric"
-            + ("." if plain is None else f", which is {plain:.4g} without an edit.")
-        )
-        about = Effect(str(name), str(says), "the metric with the edit − the metric without it", "any number", None)
-        found.append((about, _by_head(cells)))
+        rows = values.detach().cpu().tolist()
+        of = {(layer, head): value for layer, row in zip(layers, rows, strict=True) for head, value in enumerate(row)}
+        unit = getattr(one, "unit", "")
+        about = Effect(str(name), str(sentence), "one number for each head", f"any number{unit and ' of '}{unit}", None)
+        found.append((about, of))
     return found
 
 
-def _by_head(rows: Sequence[Mapping[str, Any]]) -> Effects:
-    """The mean effect of each head: a sweep over positions has several cells for a head."""
-    every: dict[tuple[int | str, int], list[float]] = {}
-    for row in rows:
-        every.setdefault((row["layer"], row["head"]), []).append(float(row["effect"]))
-    return {at: sum(each) / len(each) for at, each in every.items()}
+def _layers(given: Any) -> list[int | str]:
+    """The layer of each row of the values."""
+    calls = getattr(given, "calls", None)
+    if calls is not None:
+        return [call.layer.column for call in calls]
+    rows = given if isinstance(given, Table) else []
+    return list(dict.fromkeys(row["layer"] for row in rows if "layer" in row))
 
 
 def with_effects(layer: Layer, call: AttentionCall, effects: Sequence[tuple[Effect, Effects]]) -> Layer:
@@ -151,7 +150,7 @@ def with_effects(layer: Layer, call: AttentionCall, effects: Sequence[tuple[Effe
     for about, of in effects:
         for head, known in enumerate(each):
             value = of.get((call.layer.column, head))
-            if value is not None:
+            if value is not None and math.isfinite(value):
                 known[about] = value, 0.0, None
     measures: tuple[Mapping[Measure | About, Any], ...] = tuple(each)
     return replace(layer, measures=measures)
