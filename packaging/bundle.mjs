@@ -33,7 +33,7 @@ await build({ ...options, define, entryPoints: { widget: join(REPORT, "widget.js
 // of a report.
 const styles = {
   report: [REPORT, "page", "heads", "text", "map", "compare", "lines", "pair", "tools"],
-  survey: [REPORT, "page", "heads", "survey"],
+  survey: [REPORT, "page", "heads", "examples", "survey"],
   outside: [REPORT, "outside"],
   explanation: [join(SOURCES, "explanation", "front"), "page"],
 };

@@ -75,8 +75,9 @@ class Recording(Calls[AttentionCall]):
         The first columns: layer, its number in the model, or its name, such as "decoder 0, cross", where the model has
         several stacks; run; in generations step, 0 for the prompt; module, kind, backend, queries, keys, head.
         Without `reductions`: the means over queries of the entropy, the largest weight, for self attention the mean
-        distance, and with sinks their share; then each measure, and beside it "… uniform": previous, next, itself,
-        first, same word, induction, entropy (a part of the largest possible), sink, distance, value mass. A measure is
+        distance, and with sinks their share; then each measure, and beside it "… uniform" and "… queries", the number
+        of queries that it is a mean over: previous, next, itself, first, same word, induction, entropy (a part of the
+        largest possible), sink, distance, value mass. A measure is
         left out if it needs tokens, positions or values that are not known (`watch(values=True)`). `about(column)` of
         the result describes a measure. Where there are sinks, measures except value mass are of the keys' weights
         divided by their sum. Padding, and queries whose mask leaves them no key, are left out; NaN where no query
@@ -114,12 +115,12 @@ class Recording(Calls[AttentionCall]):
 
         Heads are compared by shares of weight: on the previous token, the next, itself, the first, the sink, and, with
         `tokens`, as for `table`, the same word and induction; each less the share of uniform attention. The shares are
-        means over the queries that may see such a key, at least 8, or half of all. Where no share is 5% above uniform,
-        the head with the least entropy is named; and where no entropy is below 98% of the largest possible, the
-        sentence says that all heads are near uniform. `L1H8` is head 8 of layer 1; in a generation it is
-        `L1H8, step 2`, and where a model has several stacks "decoder 1, cross, head 8". Gives a `Distinctive`, whose
-        `str()` is the sentence. Raises a `ClearheadError` where no query sees several keys. Cost: the passes of
-        `table` for its measures.
+        means over the queries that may see such a key, at least 8, or half of all, and never fewer than 5. Where no
+        share is 5% above uniform, the head with the least entropy is named; and where no entropy is below 98% of the
+        largest possible, the sentence says that all heads are near uniform. `L1H8` is head 8 of layer 1; in a
+        generation it is `L1H8, step 2`, and where a model has several stacks "decoder 1, cross, head 8". Gives a
+        `Distinctive`, whose `str()` is the sentence. Raises a `ClearheadError` where fewer than 5 queries see several
+        keys. Cost: the passes of `table` for its measures.
         """
         return distinctive(self.calls, Tokens(tokens, source_tokens))
 
@@ -424,4 +425,5 @@ def _beside(rows: Table, found: Mapping[Measure, Found]) -> Table:
     for measure, values in found.items():
         columns[measure.name] = values.value.tolist()
         columns[f"{measure.name} uniform"] = values.uniform.tolist()
+        columns[f"{measure.name} queries"] = [int(count) for count in values.queries]
     return Table(row | more for row, more in zip(rows, Table.of({}, columns), strict=True))

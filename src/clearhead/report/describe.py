@@ -156,12 +156,14 @@ def _pyramid(layer: Layer, number: int, blocks: Blocks) -> dict[str, int]:
 
 
 def measured(measures: Measures, known: Sequence[Any]) -> list[Any]:
-    """A head's measures in the given order: (value, uniform attention's value, perhaps a key), or 0 for none."""
+    """A head's measures in the given order: value, uniform attention's value, key, queries; or 0 for none."""
     found: list[Any] = []
     for measure in known:
-        value, uniform, key = measures.get(measure, (None, None, None))
+        value, uniform, *more = measures.get(measure, (None, None))
         numbers = [None if number is None else finite(number) for number in (value, uniform)]
-        found.append(0 if numbers == [None, None] else numbers + ([] if key is None else [key]))
+        while more and more[-1] is None:
+            more.pop()
+        found.append(0 if numbers == [None, None] else numbers + more)
     return found
 
 

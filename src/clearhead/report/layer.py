@@ -75,7 +75,8 @@ class About(NamedTuple):
     does: str | None
 
 
-Measures = Mapping[Any, tuple[float, float, int | None]]  # by measure, or About
+# by measure, or About: value, uniform attention's value, key or None, and perhaps the number of queries
+Measures = Mapping[Any, tuple[float, float, int | None] | tuple[float, float, int | None, int]]
 
 
 @dataclass(frozen=True, eq=False)
@@ -196,7 +197,8 @@ class Layer:
         label, role: such as `"L3"`, and `"encoder"`, `"decoder"`, `"cross"`, or `"self"` where there is one stack; in
             the second of two recordings such as `"self, beside"`.
         numbers: each head's own number, where some are left out; None for 0, 1, ….
-        measures: for each head, by measure: value, uniform attention's value, and the key of the measure or None.
+        measures: for each head, by measure: value, uniform attention's value, the key of the measure or None, and
+            perhaps how many queries both are means over.
         pyramid: the largest and mean weights of cells, where a side is long.
         values: (H, Lk), the length ‖v_j‖ of each key's value vector, where values were kept.
         outputs: (H, Lk), the length ‖v_j W_O‖ of each key's value after the head's part of the last layer, or None.

@@ -37,7 +37,8 @@ The entries of a head:
   slopes: {grad (queries, features), value (keys, features), raises (keys), lowers (keys), features}: see `Slopes`;
   logsumexp, entropy, received, distance: left out where `rowsOf` in `weights.js` computes them at once;
   sink: the score of the sink;
-  measures: [[value, of uniform attention, key], …] in the order of meta.measures, 0 where there is none;
+  measures: [[value, of uniform attention, key or null, queries], …] in the order of meta.measures, 0 where there is
+    none, the last ones left out where they are not known;
   pyramid: {max, mean, rows, columns, perRow, perColumn}, of sides longer than 1,024: see `codes.py`.
 Where a sink has a share of the softmax, entropy, received and distance are of the weights divided by their sum.
 """

@@ -179,16 +179,16 @@ def _turned(call: AttentionCall, layer: Layer, sequence: int) -> tuple[Pair, ...
 
 def _by_head(
     found: Mapping[Measure, Found], call: AttentionCall, sequence: int
-) -> tuple[dict[Measure, tuple[float, float, int | None]], ...]:
+) -> tuple[dict[Measure, tuple[float, float, int | None, int]], ...]:
     """The measures of each head. Keys are given by their place among those that are no padding."""
     words = None if call.padding is None else call.padding.keys
 
     def place(key: int) -> int:
         return key if words is None else int(words[sequence, :key].sum())
 
-    def of(one: Found, head: int) -> tuple[float, float, int | None]:
+    def of(one: Found, head: int) -> tuple[float, float, int | None, int]:
         key = None if one.key is None else place(int(one.key[0, head]))
-        return float(one.value[head]), float(one.uniform[head]), key
+        return float(one.value[head]), float(one.uniform[head]), key, int(one.queries[head])
 
     return tuple({m: of(one, head) for m, one in found.items()} for head in range(call.query.shape[1]))
 

@@ -148,7 +148,7 @@ export class Run {
   }
 
   /**
-   * The measures of a head by their names: [value, uniform attention's value, the key of the measure or null].
+   * The measures of a head by their names: [value, uniform attention's value, key or null, number of queries or null].
    *
    * @param {(MeasureFigure | 0)[] | undefined} values
    */
@@ -156,7 +156,7 @@ export class Run {
     /** @type {Record<string, MeasureFigure>} */
     const found = {};
     (values ?? []).forEach((value, number) => {
-      if (value) found[this.measures[number].name] = [value[0], value[1], value[2] ?? null];
+      if (value) found[this.measures[number].name] = [value[0], value[1], value[2] ?? null, value[3] ?? null];
     });
     return found;
   }

@@ -2,6 +2,7 @@
 
 import { numberIn } from "../../base/front/address.js";
 import { lastOf } from "../../base/front/numbers.js";
+import { plural } from "./words.js";
 
 /** @import { Figure, HeadAt, Heads, Measure } from "./types.d.ts" */
 
@@ -19,6 +20,8 @@ export const RATIOS = new Set(["distance", "value mass"]); // measures that are 
 export const NATS = "divergence";
 export const ALONE = new Set([NATS]); // measures without a value of uniform attention, for which 0 is the ground
 const WORTH_A_NAME = 0.05; // the least weight beyond uniform for a name
+
+const FEWEST = 5; // no head is named by fewer queries
 
 /** @param {HeadAt} given */
 export const keyOf = ({ layer, head }) => `${layer}.${head}`;
@@ -51,10 +54,10 @@ export function placesIn(text, run) {
  * @returns {Figure | null}
  */
 export function figureOf(run, { layer, head }, name) {
-  const [value, uniform, key] = run.layers[layer].heads[head].measures?.[name] ?? [NaN, NaN];
+  const [value, uniform, key, queries] = run.layers[layer].heads[head].measures?.[name] ?? [NaN, NaN];
   if (!Number.isFinite(value) || !Number.isFinite(uniform)) return null;
   const ratio = uniform > 0 ? Math.max(value / uniform, 2 ** -10) : 1;
-  return { value, uniform, key: key ?? null, departs: RATIOS.has(name) && !ALONE.has(name) ? Math.log2(ratio) : value - uniform };
+  return { value, uniform, key: key ?? null, queries: queries ?? null, departs: RATIOS.has(name) && !ALONE.has(name) ? Math.log2(ratio) : value - uniform };
 }
 
 /**
@@ -82,13 +85,21 @@ export function valueWords(name, value) {
 }
 
 /**
- * "previous token 71%, uniform would be 4%"
+ * ", over 31 queries", of a measure; "" where their number is not known.
+ *
+ * @param {number | null | undefined} queries
+ */
+export const queriesWords = (queries) => (queries === null || queries === undefined ? "" : `, over ${plural(queries, "query")}`);
+
+/**
+ * "previous token 71%, uniform would be 4%, over 31 queries"
  *
  * @param {string} name
  * @param {Figure | null} figure
  */
 export const figureWords = (name, figure) => `${titleOf(name)} ${figure === null ? "–" : valueWords(name, figure.value)}` +
-  (figure === null ? ", not known" : ALONE.has(name) ? "" : `, uniform would be ${valueWords(name, figure.uniform)}`);
+  (figure === null ? ", not known" : ALONE.has(name) ? "" : `, uniform would be ${valueWords(name, figure.uniform)}`) +
+  queriesWords(figure?.queries);
 
 /**
  * The departure that has the strongest colour: a round number that no head of the page exceeds by much.
@@ -143,7 +154,7 @@ export function rankedBy(name, entries) {
 export function mostDistinctive(run, places) {
   const every = run.measures.filter(({ does }) => does).flatMap((measure) => places.flatMap((place) => {
     const figure = figureOf(run, place, measure.name);
-    if (figure === null || figure.departs < WORTH_A_NAME) return [];
+    if (figure === null || figure.departs < WORTH_A_NAME || (figure.queries ?? FEWEST) < FEWEST) return [];
     const first = measure.name === "sink" ? figureOf(run, place, "first") : null;
     const same = first && Math.abs(first.departs - figure.departs) < 1e-4; // the sink is the first token
     return same ? [] : [{ place, measure, figure }];

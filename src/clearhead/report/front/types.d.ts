@@ -16,8 +16,8 @@ export type Phi = "mul" | "tanh_add" | "sq_diff";
 /** The place of an array, in one part or in several. */
 export type Places = number | number[];
 
-/** A measure of a head: its value, uniform attention's value, and the key of the measure or null. */
-export type MeasureFigure = [number, number, (number | null)?];
+/** A measure of a head: its value, uniform attention's value, the key of the measure or null, the number of queries. */
+export type MeasureFigure = [number, number, (number | null)?, (number | null)?];
 
 export interface Measure { name: string; says: string; formula: string; range: string; does: string | null; alone?: boolean }
 export interface StepText { name: string; formula: string; tree: Tree | null }
@@ -179,7 +179,7 @@ export interface Pane {
 export interface HeadPlace extends HeadAt { name: string; element: HTMLElement; row?: HTMLElement }
 
 /** A head's value of a measure: see `figureOf`. */
-export interface Figure { value: number; uniform: number; key: number | null; departs: number }
+export interface Figure { value: number; uniform: number; key: number | null; queries: number | null; departs: number }
 
 /** A rectangle of cells that is asked for: see `tileOf`. */
 export interface TileRequest extends Grid { i: number; j: number; mean: boolean; relative: boolean }
@@ -224,11 +224,18 @@ export interface Meeting { x: number; top: number; bottom: number; off: string }
 /** Heads that are pinned; a survey has none. */
 export interface PinsOfHeads { toggle(place: HeadAt): void; paint(): void }
 
+export interface HeadOfSurvey {
+  number: number; measures: (SurveyFigure | 0)[]; examples: Record<number, ExampleOfHead[]>;
+}
+
 /** The data of a survey's page: see `heads_page.py`. */
-export type SurveyFigure = [number, number | null];
+export type SurveyFigure = [number, number | null, number | null];
+
+/** An example of a head: value, uniform attention's value, query, key, and tokens as [position, word, word, …]. */
+export type ExampleOfHead = [number, number | null, number | null, number, [number, ...number[]][]];
 export interface SurveyMeta {
   title: string; said: string; measures: (Measure & { share: boolean })[];
-  layers: { name: string; label: string; heads: { number: number; measures: (SurveyFigure | 0)[] }[] }[];
+  layers: { name: string; label: string; heads: HeadOfSurvey[] }[]; words: string[];
 }
 
 /** The model of `anywidget`: the state that is shared with Python, and messages. */
