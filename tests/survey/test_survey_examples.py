@@ -94,7 +94,7 @@ def test_as_many_as_were_asked_for(found, tmp_path):
 class Words:
     """A tokenizer of words, which are hostile."""
 
-    words = ["<b>", "<img src=x onerror=alert(1)>", "‮drawkcab", "</template>", "plain", "ABCDE"]
+    words = ("<b>", "<img src=x onerror=alert(1)>", "\u202edrawkcab", "</template>", "plain", "ABCDE")
 
     def __call__(self, texts, **options):
         return {"input_ids": [[self.words.index(word) for word in text.split("|")] for text in texts]}
