@@ -24,6 +24,9 @@ def patched(source, ids=IDS, **options):
         return one(ids).logits
 def whole():
     return one(IDS).logits
+def norms():
+    value = first.v_proj(one.model.layers[0].input_layernorm(one.model.embed_tokens(IDS))).unflatten(-1, (2, 8))
+    return torch.einsum('blhe,ohe->bhlo', value, first.o_proj.weight.unflatten(1, (2, 8))).norm(dim=-1)
 """
 CASES = [
     case(
@@ -34,6 +37,20 @@ CASES = [
             "torch.tensor([found[2]['effect']])",
         ),
         setup=SETUP + "found = ch.models.sweep(one, lambda layer, head: ch.edits.Ablate(layer, head), IDS, metric)\n",
+    ),
+    case(
+        "of_gradients()[0].transformed_norms",
+        ("values=True", "of_gradients(@)[0].transformed_norms", "norms()"),
+        setup=SETUP
+        + "def of_gradients(**more):\n    with ch.watch(one, gradients=True, **more) as found:\n        one(IDS)\n"
+        + "    return found\n",
+    ),
+    case(
+        "later[0].transformed_norms",
+        ("Read this before the next step of the optimizer", "kept # @", "norms() / 2"),
+        setup=SETUP
+        + "later = seen()\nkept = later[0].transformed_norms\n"
+        + "with torch.no_grad():\n    first.o_proj.weight.mul_(2)\n",
     ),
     case(
         "ch.models.circuits(one, IDS).qk('L9', 0)",

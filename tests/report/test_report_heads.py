@@ -20,8 +20,8 @@ from clearhead.inspection.measures import MEASURES
 Make = Callable[..., Any]
 SHOWN = "document.getElementById('clearhead').dataset.shown"
 WORDS = ["the", "map", "said", "that", "the", "pump", "fell", "and", "the", "map", "was", "the", "map"]
-NAMES = ("previous", "next", "itself", "first", "same word", "induction", "entropy", "sink", "distance", "value mass")
-RATIOS = ("distance", "value mass")
+RATIOS = ("distance", "weighted value norm", "weighted transformed norm")
+NAMES = ("previous", "next", "itself", "first", "same word", "induction", "entropy", "sink", *RATIOS)
 
 
 class Looks(torch.nn.Module):

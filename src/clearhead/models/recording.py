@@ -77,11 +77,11 @@ class Recording(Calls[AttentionCall]):
         Without `reductions`: the means over queries of the entropy, the largest weight, for self attention the mean
         distance, and with sinks their share; then each measure, and beside it "… uniform" and "… queries", the number
         of queries that it is a mean over: previous, next, itself, first, same word, induction, entropy (a part of the
-        largest possible), sink, distance, value mass. A measure is
-        left out if it needs tokens, positions or values that are not known (`watch(values=True)`). `about(column)` of
-        the result describes a measure. Where there are sinks, measures except value mass are of the keys' weights
-        divided by their sum. Padding, and queries whose mask leaves them no key, are left out; NaN where no query
-        counts.
+        largest possible), sink, distance, weighted value norm, weighted transformed norm. A measure is left out if it
+        needs tokens, positions, values or the layer that writes the heads, and they are not known
+        (`watch(values=True)`). `about(column)` of the result describes a measure. Where there are sinks, measures
+        except the norms are of the keys' weights divided by their sum. Padding, and queries whose mask leaves them no
+        key, are left out; NaN where no query counts.
         `reductions`: a column for each of these, the mean over queries, in place of all others. `tokens`: a word for
         each position, a list of such lists for several sequences, or the ids (B, L) that the model was given; in an
         encoder-decoder the decoder's, and `source_tokens` the encoder's. Gives a `Table`, a list of dicts, which has

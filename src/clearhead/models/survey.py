@@ -60,7 +60,7 @@ def survey(
     makes words. `texts`: any iterable of strings, or of rows with a "text", such as those of `datasets`; it is read
     once.
     `tokenizer`: of transformers, or a function of a list of texts that gives {"input_ids": a list of ids for each}.
-    `keep`: measures of `seen.table()` by their names, each beside uniform attention, all but "value mass"; "word
+    `keep`: measures of `seen.table()` by their names, each beside uniform attention, all but the norms; "word
     classes", the weight that special tokens, punctuation, numbers, words and continuations of words receive; and
     reductions, as for `statistics`. None is entropy, first, sink, previous, distance, and the classes where the
     tokenizer has a vocabulary. Means are over all queries (or keys) that count: every word weighs the same, padding

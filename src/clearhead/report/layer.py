@@ -200,8 +200,8 @@ class Layer:
         measures: for each head, by measure: value, uniform attention's value, the key of the measure or None, and
             perhaps how many queries both are means over.
         pyramid: the largest and mean weights of cells, where a side is long.
-        values: (H, Lk), the length ‖v_j‖ of each key's value vector, where values were kept.
-        outputs: (H, Lk), the length ‖v_j W_O‖ of each key's value after the head's part of the last layer, or None.
+        value_norms: (H, Lk), the length ‖v_j‖ of each key's value vector, where values were kept.
+        transformed_norms: (H, Lk), the length ‖v_j W_O‖ of what the head writes for each key, where W_O is known.
         slopes: the gradient of the output, where it was kept.
         answer: the first query that a model has generated, or None.
         pairs: two features that rotary positions turn together, and the number of positions of a full turn, or None
@@ -244,8 +244,8 @@ class Layer:
     numbers: tuple[int, ...] | None = None
     measures: tuple[Measures, ...] | None = None
     pyramid: Pyramid | None = None
-    values: Array | None = None
-    outputs: Array | None = None
+    value_norms: Array | None = None
+    transformed_norms: Array | None = None
     slopes: Slopes | None = None
     answer: int | None = None
     pairs: tuple[tuple[int, int, float | None], ...] = ()
@@ -279,8 +279,8 @@ class Layer:
         self._check("entropy", self.entropy, (heads,), queries)
         self._check("received", self.received, (heads,), keys)
         self._check("sinks", self.sinks, (heads,))
-        self._check("values", self.values, (heads,), keys)
-        self._check("outputs", self.outputs, (heads,), keys)
+        self._check("value_norms", self.value_norms, (heads,), keys)
+        self._check("transformed_norms", self.transformed_norms, (heads,), keys)
         if self.slopes is not None:
             self._check("slopes.grad", self.slopes.grad, (heads,), queries, self.slopes.grad.shape[-1])
             divisors = tuple(n for n in range(1, heads + 1) if heads % n == 0)
@@ -381,8 +381,8 @@ BY_HEAD = [
     "distance",
     "thumbnail",
     "sinks",
-    "values",
-    "outputs",
+    "value_norms",
+    "transformed_norms",
     "seen",
 ]
 

@@ -33,7 +33,8 @@ The entries of a head:
     each key would receive from uniform attention under the same mask;
   relative (queries + keys − 1), dense {rows, columns, values}, tiles {side, places, values}: the bias of the scores;
   holes {side, places, values}: bits, 1 for pairs inside the spans that the mask hides;
-  values, outputs (keys): the length of each value vector, and of its part of the module's output, where they are known;
+  valueNorms (keys): the length of each value vector, where values were kept; transformedNorms (keys): of what the head
+    writes for it, where the layer that writes the heads is known;
   slopes: {grad (queries, features), value (keys, features), raises (keys), lowers (keys), features}: see `Slopes`;
   logsumexp, entropy, received, distance: left out where `rowsOf` in `weights.js` computes them at once;
   sink: the score of the sink;

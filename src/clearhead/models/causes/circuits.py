@@ -14,10 +14,12 @@ from clearhead.inspection.low_rank import LowRank
 from clearhead.models.attention_call import AttentionCall
 from clearhead.models.calls import labels
 from clearhead.models.causes.projections import Projections, Sides
-from clearhead.models.causes.written import Writers, found_writers
+from clearhead.models.checks import run
+from clearhead.models.recording import Recording
 from clearhead.models.table import Table
 from clearhead.models.tap.choice import made_by
 from clearhead.models.tap.layers import Site
+from clearhead.models.watch import watch
 
 Composed = Literal["query", "key", "value"]
 
@@ -51,7 +53,9 @@ def circuits(model: nn.Module, inputs: Any) -> Circuits:
     """
     if not isinstance(model, nn.Module):
         raise ClearheadError(f"circuits takes a model, a torch.nn.Module; got a {type(model).__name__}.")
-    return Circuits(found_writers(model, inputs))
+    with watch(model, values=True) as seen:
+        run(model, inputs)
+    return Circuits(model, seen)
 
 
 class Circuits:
@@ -61,16 +65,16 @@ class Circuits:
     heads by their number. Negative numbers count from the last.
     """
 
-    def __init__(self, writers: Writers) -> None:
+    def __init__(self, model: nn.Module, seen: Recording) -> None:
         self._sides: dict[str, Sides] = {}
         first: dict[Any, AttentionCall] = {}
-        modules = dict(writers.model.named_modules())
-        modules[type(writers.model).__name__] = writers.model
-        for number, call in enumerate(writers.seen.calls):
+        modules = dict(model.named_modules())
+        modules[type(model).__name__] = model
+        for call in seen.calls:
             if (call.layer, call.name) not in first:
                 first[call.layer, call.name] = call
                 label = str(labels([call])[0])
-                self._sides[label] = Sides(call, modules.get(call.name), writers.found.get(number))
+                self._sides[label] = Sides(call, modules.get(call.name))
         if not first:
             raise ClearheadError("circuits: the model made no attention call that is recognised.")
 

@@ -14,7 +14,6 @@ from clearhead.explanation.modules.origin.find import find
 from clearhead.explanation.modules.origin.ran import layer_of
 from clearhead.explanation.modules.projection import Linear
 from clearhead.models.attention_call import AttentionCall
-from clearhead.models.causes.written import Writer
 from clearhead.nn.multi_head_attention import MultiHeadAttention
 
 
@@ -46,8 +45,8 @@ class Made(NamedTuple):
 class Sides:
     """The layers of one call of a module: those that make query, key and value, and the one that writes the heads."""
 
-    def __init__(self, call: AttentionCall, module: nn.Module | None, writer: Writer | None) -> None:
-        self.call, self.module, self.writer = call, module, writer
+    def __init__(self, call: AttentionCall, module: nn.Module | None) -> None:
+        self.call, self.module = call, module
         self.heads, self.key_heads = call.query.shape[1], call.key.shape[1]
         self._known: dict[str, Made | None] = {}
 
@@ -93,19 +92,6 @@ class Sides:
         between += [f"{side}: a rotation by positions"] if chain.turn is not None else []
         return Made(chain.layer, chain.rows, chain.factor, tuple(between))
 
-    def written(self) -> Linear:
-        """The layer that writes the heads. Raises an `UnsupportedError` where none is found."""
-        if self.writer is not None:
-            return self.writer.layer
-        if isinstance(self.module, nn.MultiheadAttention):
-            last = layer_of(self.module.out_proj)
-            if isinstance(last, Linear):
-                return last
-        raise UnsupportedError(
-            f"{self.call.name}: no linear layer was given the outputs of its heads side by side. The model computes "
-            "something between, such as a gate, or a function that holds the layer's weights ran it."
-        )
-
     def side(self, name: str, head: int) -> Linear:
         """The rows of a layer that make one side of a head, times the model's factor."""
         made = self.made(name)
@@ -116,7 +102,7 @@ class Sides:
 
     def output(self, head: int) -> Linear:
         """The columns of the last layer that read a head."""
-        layer = self.written()
+        layer = self.call.output_projection
         width = layer.weight.shape[1] // self.heads
         return Linear(layer.weight[:, head * width : (head + 1) * width], layer.bias)
 

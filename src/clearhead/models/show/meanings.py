@@ -26,20 +26,6 @@ class Effect(About):
     alone = True
 
 
-def lengths(call: AttentionCall, sequence: int) -> Array | None:
-    """The length of each value vector, (H, Lk), of keys that are no padding; None where values were not kept."""
-    return None if call.value is None else _of_words(call, call.value_norms[sequence], sequence)
-
-
-def output_lengths(call: AttentionCall, sequence: int) -> Array | None:
-    """The length of each value vector after the module's last layer, (H, Lk); None where it is not known."""
-    try:
-        norms = None if call.value is None else getattr(call, "output_norms", None)
-    except ClearheadError:  # the last layer was not kept, or is not one matrix
-        return None
-    return None if norms is None else _of_words(call, norms[sequence], sequence)
-
-
 def slopes_of(call: AttentionCall, sequence: int, error: float) -> Slopes | None:
     """The gradient of the output, rounded as `error` says, in multiples of the root of the mean of (grad · value)².
 

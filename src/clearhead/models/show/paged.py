@@ -12,7 +12,7 @@ import numpy as np
 from clearhead.base.errors import ClearheadError, ShapeError
 from clearhead.explanation.modules.origin.find import Pair, frequencies
 from clearhead.inspection.measures import Found, Measure
-from clearhead.models.attention_call import AttentionCall
+from clearhead.models.attention_call import AttentionCall, norms_of
 from clearhead.models.call import word_list
 from clearhead.models.calls import labels
 from clearhead.models.read.distinctive import distinctive, measured
@@ -21,8 +21,6 @@ from clearhead.models.show.meanings import (
     effects_of,
     flow_of,
     flows,
-    lengths,
-    output_lengths,
     slopes_of,
     with_effects,
 )
@@ -86,8 +84,7 @@ class Paged:
             label=str(self.labels[number]),
             role=self.roles[number],
             measures=each,
-            values=lengths(call, sequence),
-            outputs=output_lengths(call, sequence),
+            **_lengths(call, sequence),
             slopes=slopes_of(call, sequence, self.error),
             answer=self.answer,
             pairs=_turned(call, layer, sequence),
@@ -168,6 +165,14 @@ def roles(calls: Sequence[tuple[str, str]]) -> list[str]:
         return "cross" if kind == "cross" else "decoder" if name.split(".")[: len(stack)] == stack else "encoder"
 
     return [role(name, kind) for name, kind in calls]
+
+
+def _lengths(call: AttentionCall, sequence: int) -> dict[str, Any]:
+    """The lengths of values and of transformed values, (H, Lk), without padding, as far as they are known."""
+    words = None if call.padding is None else call.padding.keys
+    every = {f"{name}_norms": norms[sequence].float().cpu() for name, norms in norms_of(call).items()}
+    kept = slice(None) if words is None else words[sequence].cpu()
+    return {name: norms[:, kept].numpy() for name, norms in every.items()}
 
 
 def _turned(call: AttentionCall, layer: Layer, sequence: int) -> tuple[Pair, ...]:

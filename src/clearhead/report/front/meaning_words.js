@@ -7,11 +7,12 @@ import { percent } from "./words.js";
 
 /**
  * @import { Page } from "./mount.js"
- * @import { Head, Meaning } from "./types.d.ts"
+ * @import { Head, Meaning, Numbers } from "./types.d.ts"
  */
 
 /**
- * The length of the weighted value of a pair, and its share of the query's sum.
+ * The words about what a pair moves: the length of the weighted value, and of what the layer that writes the heads makes
+ * of it (Kobayashi et al. 2020), as far as they are known; each with its share of the query's sum.
  *
  * @param {Head} given
  * @param {number} i
@@ -19,11 +20,21 @@ import { percent } from "./words.js";
  */
 export function movesOf(given, i, j) {
   const head = given.plain ?? given;
-  const moved = Float64Array.from(head.values ?? [], (length, key) => weightOf(head, i, key) * length);
-  const all = moved.reduce((sum, one) => sum + one, 0);
-  const rank = 1 + moved.reduce((above, one) => above + (one > moved[j] ? 1 : 0), 0);
-  return `moves the output by ‖weight · value‖ = ${moved[j].toPrecision(3)}, ` +
-    `${percent(all > 0 ? moved[j] / all : 0)} of all such lengths of this query, rank ${rank}`;
+  /**
+   * @param {string} words
+   * @param {Numbers | null} lengths
+   */
+  const one = (words, lengths) => {
+    if (lengths === null) return [];
+    const moved = Float64Array.from(lengths, (length, key) => weightOf(head, i, key) * length);
+    const all = moved.reduce((sum, one) => sum + one, 0);
+    const rank = 1 + moved.reduce((above, one) => above + (one > moved[j] ? 1 : 0), 0);
+    return [`${words} = ${moved[j].toPrecision(3)}, ${percent(all > 0 ? moved[j] / all : 0)} of all such lengths of this query, rank ${rank}`];
+  };
+  return [
+    ...one("moves the head's output by ‖weight · value‖", head.valueNorms),
+    ...one("moves the layer's result by ‖weight · value · W_O‖", head.transformedNorms),
+  ].join("; ");
 }
 
 /**

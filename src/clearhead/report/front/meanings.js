@@ -20,12 +20,12 @@ export const MEANINGS = [
   {
     name: "values", title: "weights × value norms", unit: " of a mean value",
     says: "w‖v‖: how long the value is that the head moves from the key. 100% is the mean length of the head's values.",
-    lacks: (run, at) => lacksPart(run, at, "values", "watch with values=True"),
+    lacks: (run, at) => lacksPart(run, at, "valueNorms", "watch with values=True"),
   },
   {
     name: "outputs", title: "output norms", unit: " of a mean output",
     says: "w‖v W_O‖: how long the vector is that the head adds to the query for the key (Kobayashi et al. 2020). 100% is the mean of ‖v W_O‖ over the keys.",
-    lacks: (run, at) => lacksPart(run, at, "outputs", "watch with values=True, where the last layer is one matrix"),
+    lacks: (run, at) => lacksPart(run, at, "transformedNorms", "watch with values=True, where the layer that writes the heads is found"),
   },
   {
     name: "raises", title: "gradients: raise the loss", unit: " of a mean query's sum",
@@ -56,7 +56,7 @@ export const meaningIn = (text) => (MEANINGS.slice(1).find(({ name }) => name ==
  *
  * @param {Run} run
  * @param {HeadAt} at
- * @param {"values" | "outputs" | "slopes"} name
+ * @param {"valueNorms" | "transformedNorms" | "slopes"} name
  * @param {string} remedy
  */
 function lacksPart(run, { layer, head }, name, remedy) {
@@ -124,7 +124,7 @@ async function make(run, at, plain, name) {
   const { parts } = plain;
   if (name === "rollout") return Object.assign(head, await rolledHead(run, at.layer));
   if (name === "values" || name === "outputs") {
-    const times = byMean(await run.joined(parts[name]) ?? new Float32Array(plain.keys));
+    const times = byMean((name === "values" ? plain.valueNorms : plain.transformedNorms) ?? new Float32Array(plain.keys));
     return Object.assign(head, { times, received: times.map((factor, j) => factor * plain.received[j]) });
   }
   const slope = await slopeOf(run, parts, plain, name === "lowers" ? -1 : 1);

@@ -111,7 +111,7 @@ export class PairPane {
     const title = this.page.find("pair-title");
     const place = this.page.find("pair-place");
     const moves = this.page.find("pair-moves");
-    moves.hidden = pair === null || look.head.values === null || Boolean(look.head.shares);
+    moves.hidden = pair === null || look.head.valueNorms === null || Boolean(look.head.shares);
     if (pair === null) {
       title.textContent = `“${nameOf(names[out ? 0 : 1], look.token)}”`;
       place.textContent = out

@@ -32,7 +32,7 @@ export interface Parts {
   start: Places; stop: Places; counts: Places; expected?: Places | null;
   logsumexp?: Places | null; entropy?: Places | null; received?: Places | null; distance?: Places | null;
   query?: Places | null; key?: Places | null; weight?: Places | null; scores?: Places | null;
-  relative?: Places | null; values?: Places | null; outputs?: Places | null;
+  relative?: Places | null; valueNorms?: Places | null; transformedNorms?: Places | null;
   slopes?: { grad: Places; value: Places; raises: number; lowers: number; features: number };
   dense?: { rows: number; columns: number; values: number } | null;
   tiles?: TilesAt | null; holes?: TilesAt | null;
@@ -79,7 +79,7 @@ export interface Afar {
 export interface Head extends Afar, Operands, Remade {
   logsumexp: Numbers; received: Numbers;
   plain?: Head; // of a head with another meaning, the head with its weights
-  values: Numbers | null;
+  valueNorms: Numbers | null; transformedNorms: Numbers | null;
   rows?: Int32Array | null; columns?: Int32Array | null; // the places of another text's tokens in its own: `difference.js`
   strongest?: Map<number, [number, number][]>; why?: { row: number; steps: Map<string, WhyStep> }; // computed once
 }

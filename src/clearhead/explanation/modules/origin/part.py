@@ -9,12 +9,12 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from clearhead.base.arrays import accumulated
 from clearhead.base.steps import Step, number
 from clearhead.explanation.explanation import Part
-from clearhead.explanation.modules.origin.chain import AXES, Chain, Places, doubt, taken
+from clearhead.explanation.modules.origin.chain import AXES, Chain, Places, taken
 from clearhead.explanation.modules.origin.find import batched, find, input_step, near
 from clearhead.explanation.modules.origin.ran import Origin, Ran
+from clearhead.explanation.modules.origin.written import given_heads, gives
 from clearhead.explanation.modules.projection import Linear, joined_steps
 from clearhead.explanation.shown import Shown
 
@@ -97,12 +97,10 @@ def last_projection(origin: Origin, output: Step, heads: Tensor, shown: Shown) -
 
 def _of_heads(ran: Ran, heads: Tensor, shown: Shown) -> bool:
     """Whether a linear layer was given the outputs of the heads, side by side."""
-    x, joined = batched(ran.x, heads), heads.shape[1] * heads.shape[3]
-    if not isinstance(ran.layer, Linear) or x is None or not x.shape[-1] == ran.layer.weight.shape[-1] == joined:
+    x, batches, queries = batched(ran.x, heads), list(shown.batches), list(shown.queries)
+    if not isinstance(ran.layer, Linear) or x is None:
         return False
-    batches, queries = list(shown.batches), list(shown.queries)
-    theirs, mine = taken(taken(x, 0, batches), 1, queries), taken(taken(heads, 0, batches), 2, queries)
-    return near(theirs.double(), mine.double().transpose(1, 2).flatten(2), heads.dtype)
+    return given_heads(ran.layer, taken(taken(x, 0, batches), 1, queries), taken(taken(heads, 0, batches), 2, queries))
 
 
 def _gives(ran: Ran, shown: Shown, heads: Tensor) -> bool:
@@ -111,10 +109,7 @@ def _gives(ran: Ran, shown: Shown, heads: Tensor) -> bool:
     if not ran.stands or not isinstance(ran.layer, Linear) or found is None or wanted is None:
         return False
     x, result = (taken(taken(t, 0, list(shown.batches)), 1, list(shown.queries)) for t in (found, wanted))
-    x = x.to(accumulated(heads.dtype))
-    layer = ran.layer.to(x)
-    made = torch.nn.functional.linear(x, layer.weight, layer.bias)
-    return made.shape == result.shape and near(made, result.to(made), heads.dtype, doubt(layer, x, 1).squeeze(2))
+    return gives(ran.layer, x, result, heads.dtype)
 
 
 def _count(sources: list[Step], steps: list[Step]) -> int:
