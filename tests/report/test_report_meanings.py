@@ -25,22 +25,24 @@ class Layers(torch.nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.layers = torch.nn.ModuleList(torch.nn.Linear(WIDTH, 3 * WIDTH) for _ in range(LAYERS))
+        self.writers = torch.nn.ModuleList(torch.nn.Linear(WIDTH, 2 * WIDTH) for _ in range(LAYERS))
 
     def forward(self, x: Any) -> Any:
-        for layer in self.layers:
+        for layer, writer in zip(self.layers, self.writers, strict=True):
             q, k, v = (t.unflatten(-1, (HEADS, -1)).transpose(1, 2) for t in layer(x).chunk(3, -1))
             found = torch.nn.functional.scaled_dot_product_attention(3 * q, k, v, is_causal=True)
-            x = x + found.transpose(1, 2).flatten(-2)
+            x = x + writer(found.transpose(1, 2).flatten(-2))[..., :WIDTH]
         return x
 
 
 class Known(NamedTuple):
-    """The recording, its page, and by layer the weights, values and gradients of weights in float64."""
+    """The recording, its page, and by layer the weights, values, those times W_O, and gradients, in float64."""
 
     seen: Any
     page: str
     weights: list[Any]
     values: list[Any]
+    written: list[Any]
     gradients: list[Any]
 
 
@@ -48,31 +50,32 @@ class Known(NamedTuple):
 def known(tmp_path_factory: Any) -> Known:
     torch.manual_seed(2)
     model, x = Layers(), torch.randn(2, LENGTH, WIDTH)
-    with ch.watch(model, gradients=True) as seen:
+    with ch.watch(model, values=True, gradients=True) as seen:
         model(x)[1].pow(3).sum().backward()
     plain = Layers().double()
     plain.load_state_dict(model.state_dict())
-    now, weights, values = x[1].double(), [], []
+    now, weights, values, written = x[1].double(), [], [], []
     hidden = torch.ones(LENGTH, LENGTH, dtype=torch.bool).triu(1)
-    for layer in plain.layers:
+    for layer, writer in zip(plain.layers, plain.writers, strict=True):
         q, k, v = (t.unflatten(-1, (HEADS, -1)).transpose(0, 1) for t in layer(now).chunk(3, -1))
         w = (3 * q @ k.mT / (WIDTH // HEADS) ** 0.5).masked_fill(hidden, -torch.inf).softmax(-1)
         w.retain_grad()
         weights.append(w)
         values.append(v)
-        now = now + (w @ v).transpose(0, 1).flatten(-2)
+        written.append(v @ writer.weight.T.unflatten(0, (HEADS, -1)))
+        now = now + writer((w @ v).transpose(0, 1).flatten(-2))[..., :WIDTH]
     now.pow(3).sum().backward()
     cells = itertools.product(range(LAYERS), range(HEADS))
     effects = ch.models.Sweep({"layer": n, "head": h, "effect": n - 2.5 * h} for n, h in cells)
     effects.plain, effects.metric, effects.unit = 4.0, "<b>drop</b>", "nats"
     view = seen.view(tokens=WORDS, sequence=1, error=1e-6, effects=[effects])
     path: Path = view.write(tmp_path_factory.mktemp("meanings") / "page.html")
-    found = [[t.detach().numpy() for t in each] for each in (weights, values, [w.grad for w in weights])]
+    found = [[t.detach().numpy() for t in each] for each in (weights, values, written, [w.grad for w in weights])]
     return Known(seen, path.read_text(), *found)
 
 
-def of_values(known: Known, layer: int) -> Any:
-    lengths = np.linalg.norm(known.values[layer], axis=-1)
+def of_values(known: Known, layer: int, vectors: str = "values") -> Any:
+    lengths = np.linalg.norm(getattr(known, vectors)[layer], axis=-1)
     return known.weights[layer] * (lengths / lengths.mean(-1, keepdims=True))[:, None]
 
 
@@ -90,6 +93,7 @@ def rollout(known: Known, layer: int) -> Any:
 
 WANTED: dict[str, Callable[[Known, int], Any]] = {
     "values": of_values,
+    "outputs": lambda known, layer: of_values(known, layer, "written"),
     "raises": lambda known, layer: of_gradients(known, layer, 1),
     "lowers": lambda known, layer: of_gradients(known, layer, -1),
     "rollout": rollout,

@@ -2,6 +2,7 @@
 
 import { make } from "../../base/front/dom.js";
 import { ALONE, titleOf, valueWords } from "./measures.js";
+import { run } from "./running.js";
 import { readText } from "./words.js";
 
 /** @import { ExampleOfHead } from "./types.d.ts" */
@@ -39,15 +40,11 @@ function textOf(runs, words, query, key) {
   text.lang = "";
   for (const [start, ...numbers] of runs) {
     if (start > 0 || text.firstChild) text.append(text.firstChild ? " … " : "… ");
-    readText(numbers.map((number) => words[number])).forEach(({ prose, gap, special }, at) => {
-      if (gap && at) text.append(" ");
+    run(text, readText(numbers.map((number) => words[number])), (span, at) => {
       const place = start + at;
-      const marks = [place === query ? "query" : "", place === key ? "key" : "", special ? "special" : ""].filter(Boolean);
-      const span = make("span", marks.join(" "), prose);
-      if (place === query || place === key) {
-        span.title = [place === query ? "query" : "", place === key ? "key" : ""].filter(Boolean).join(" and ") + `, position ${place}`;
-      }
-      text.append(span);
+      const marks = [...(place === query ? ["query"] : []), ...(place === key ? ["key"] : [])];
+      span.classList.add(...marks);
+      if (marks.length) span.title = `${marks.join(" and ")}, position ${place}`;
     });
   }
   return text;

@@ -4,6 +4,7 @@ import { elementIn, firstIn } from "../../base/front/dom.js";
 import { Theme } from "../../base/front/theme.js";
 import { ADDRESS_OF_TOKENS } from "./chosen.js";
 import { Scale } from "./colour.js";
+import { ADDRESS_OF_COLOURS, ColoursPane } from "./colours.js";
 import { ADDRESS_OF_COMPARISON, ComparePane } from "./compare.js";
 import { EverywherePane } from "./everywhere.js";
 import { HeaderPane } from "./header.js";
@@ -35,12 +36,12 @@ import { readText } from "./words.js";
  */
 const panesOf = (page) => [
   new MapPane(page), new HeadsPane(page, HeadPins), new HeaderPane(page), new MeaningPane(page), new ToolsPane(page), new TextPane(page),
-  new ComparePane(page), new LinesPane(page), new PairPane(page), new EverywherePane(page),
+  new ComparePane(page), new ColoursPane(page), new LinesPane(page), new PairPane(page), new EverywherePane(page),
 ];
 
 const ADDRESS = {
   ...ADDRESS_OF_HEADS, ...ADDRESS_OF_TOKENS, ...ADDRESS_OF_TEXT, ...ADDRESS_OF_MAP, ...ADDRESS_OF_COMPARISON,
-  ...ADDRESS_OF_LINES, ...ADDRESS_OF_MEANING,
+  ...ADDRESS_OF_LINES, ...ADDRESS_OF_MEANING, ...ADDRESS_OF_COLOURS,
 };
 
 /**

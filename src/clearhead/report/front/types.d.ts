@@ -143,7 +143,7 @@ export interface Sketch extends Pair {
 
 /** The entries that panes add to the address. */
 export type More = "by" | "against" | "show" | "only" | "pins" | "tokens" | "arcs" | "spelling" | "zoom" | "pool" | "a" | "b"
-  | "lines" | "meaning";
+  | "lines" | "meaning" | "colours";
 export type Reader = (text: string | null, run: Heads) => string | null;
 export type Readers = Partial<Record<More, Reader>>;
 export type Change = Partial<Record<More, string | null> & {
