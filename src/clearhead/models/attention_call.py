@@ -61,7 +61,7 @@ class AttentionCall(Call):
     padding out, see `PaddedWeights`. `run`: which run of the model made the call, from 0 on.
     The record is of the computation that ran, with the changes of an `edit`. `factor`, (B, H, Lq): the factor by which
     an edit, `ScaleHeads` or `Knockout(after=True)`, multiplied the rows of the softmax over `problem`; `weights` are
-    the product. None: no edit did.
+    the product. None: no edit did. `begins`: of a joined generation, the first query of each step; else ().
     With `watch(values=True)`: `value` (B, Hk, Lk, Ev), and `output`, `value_norms`, `weighted_value_norms`, and where
     the layer that writes the heads is found, `output_projection`, `transformed_norms` and `weighted_transformed_norms`;
     with `watch(gradients=True)` value, output and value norms, and after a backward pass `gradients` and
@@ -84,6 +84,7 @@ class AttentionCall(Call):
     origin: Origin | None = None  # the layers around the call, for `explain`
     factor: Tensor | None = None
     layer: LayerName = FIRST
+    begins: tuple[int, ...] = ()
 
     @property
     def shape(self) -> tuple[int, int, int, int]:  # type: ignore[override]

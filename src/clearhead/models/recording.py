@@ -22,7 +22,7 @@ from clearhead.inspection.reductions.sink_share import SinkShare
 from clearhead.inspection.reductions.topk import TopK
 from clearhead.models.attention_call import AttentionCall, case_of
 from clearhead.models.calls import Calls, chosen_calls, labels, one_call
-from clearhead.models.chain.generation import Generation
+from clearhead.models.chain.generation import Generation, joined_call
 from clearhead.models.read.audit import Audit, Expected, audit
 from clearhead.models.read.differences import Differences, compare_calls
 from clearhead.models.read.distinctive import Distinctive, distinctive, measured
@@ -183,6 +183,29 @@ class Recording(Calls[AttentionCall]):
         """
         return rollout(self.calls, tokens, layers)
 
+    def joined(self) -> Recording:
+        """The steps of a generation as one recording: one call for each module, as a forward over the final text.
+
+        >>> import torch, torch.nn.functional as F, clearhead as ch
+        >>> class Block(torch.nn.Module):
+        ...     def forward(self, x, past):
+        ...         keys = torch.cat([past, x], 2)
+        ...         return F.scaled_dot_product_attention(x, keys, keys, is_causal=x.shape[2] > 1), keys
+        >>> block, past = Block(), torch.rand(1, 4, 0, 8)
+        >>> with ch.watch(block) as seen:
+        ...     for length in (5, 1, 1):
+        ...         output, past = block(torch.rand(1, 4, length, 8), past)
+        >>> seen.joined()[0].shape
+        (1, 4, 7, 7)
+
+        Its tables, pages and explanations are those of the whole text. The page tells prompt and answer apart, and says
+        in which step a token was read. `call.begins`: the first query of each step. Values are joined where they were
+        kept; outputs, gradients and the layers around a call are not. The last token of an answer was never read, so it
+        has no query: leave it out of `tokens`.
+        Raises a `ClearheadError` as `Generation.joined`. Cost: a copy of the queries and of the keys, once.
+        """
+        return Recording([joined_call(self[name]) for name in self.names])
+
     def check(self, expected: Expected) -> Audit:
         """Compare the pairs that each call allowed with an expected mask: mass leaked and mass hidden.
 
@@ -310,6 +333,7 @@ class Recording(Calls[AttentionCall]):
         beside: Recording | None = None,
         beside_tokens: Iterable[str] | None = None,
         effects: Any = None,
+        image: Any = None,
         height: int = 900,
     ) -> Framed:
         """The report, one HTML page: `.write(path)` makes a file of it, which needs no network; a notebook shows it.
@@ -343,6 +367,9 @@ class Recording(Calls[AttentionCall]):
         `watch(gradients=True)`, after a backward pass, the weight times its gradient; and the rollout up to a layer,
         where all layers of a run are on the page. `effects`: a `Sweep` over layers and heads, a `LogitAttribution`,
         `Differences`, or a list of these: each is a measure of heads.
+        `image`: of a vision model the picture as it was given to the model, resized and cropped, (height, width, 3) or
+        (3, height, width), whole numbers to 255 or floats to 1, or of PIL: its patches are the tokens after the first
+        few, and the weights of a patch lie over the picture. Without `tokens` a patch is named by its row and column.
         Raises a `ClearheadError` for words that fit no call, and for a layer or heads that are not there. `.write`
         raises a `ClearheadError` for a path that cannot be written, before it computes, and an `UnsupportedError` where
         no call is left. Layers are made one at a time when the page is written or shown, and an old file is replaced
@@ -350,7 +377,7 @@ class Recording(Calls[AttentionCall]):
         a notebook holds the page, except as a widget.
         """
         some = None if layer is None else chosen_calls(self.calls, layer, "view")
-        paged = Paged(self.calls, tokens, source_tokens, sequence, error, effects=effects)
+        paged = Paged(self.calls, tokens, source_tokens, sequence, error, effects=effects, image=image)
         alone = beside is None and beside_tokens is None
         return framed(paged if alone else beside_of(paged, beside, beside_tokens), some, heads, title, height)
 

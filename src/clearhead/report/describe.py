@@ -60,6 +60,7 @@ def described(layer: Layer, texts: tuple[int, int], steps: tuple[int, int], bloc
         "keys": keys,
         "position": layer.position,
         "answer": layer.answer,
+        "begins": list(layer.begins),
         "phi": None if layer.scores is not None else layer.phi,
         "features": layer.query.shape[2],
         "pairs": [[one, other, None if turn is None else finite(turn)] for one, other, turn in layer.pairs],

@@ -203,7 +203,8 @@ class Layer:
         value_norms: (H, Lk), the length ‖v_j‖ of each key's value vector, where values were kept.
         transformed_norms: (H, Lk), the length ‖v_j W_O‖ of what the head writes for each key, where W_O is known.
         slopes: the gradient of the output, where it was kept.
-        answer: the first query that a model has generated, or None.
+        answer: the first query that a model has generated, or None. `begins`: the first query of each step of a
+            generation, or ().
         pairs: two features that rotary positions turn together, and the number of positions of a full turn, or None
             where it is not known.
 
@@ -248,6 +249,7 @@ class Layer:
     transformed_norms: Array | None = None
     slopes: Slopes | None = None
     answer: int | None = None
+    begins: tuple[int, ...] = ()
     pairs: tuple[tuple[int, int, float | None], ...] = ()
 
     def __post_init__(self) -> None:

@@ -19,13 +19,14 @@ of messages.
   aligned: [{texts: [text, text], positions: [[…], […]]}, …], the positions of two texts that correspond, ascending;
     other texts of one length correspond position by position;
   flows: [[layer, …], …], the places of layers that read each other's results in one run, all of them, for rollout;
-  layers: [{name, label, kind, role, queryText, keyText, queries, keys, position, answer, phi, features, pairs, scale,
-    softcap, error, why, whyBlind, thumbnail, shared, heads}].
+  image: {place, width, height, rows, columns, extra}: a picture in bytes, its patches, and the tokens before; or null;
+  layers: [{name, label, kind, role, queryText, keyText, queries, keys, position, answer, begins, phi, features, pairs,
+    scale, softcap, error, why, whyBlind, thumbnail, shared, heads}].
     position: the position of query 0 among the keys, or null. answer: the first query that the model generated, or
-    null. phi: null where scores are given. pairs: [feature, feature, positions in a turn or null], for rotary
-    positions. thumbnail: {block, rows, columns}: the place of the bytes of all heads, each rows × columns: see
-    `codes.py`. heads: [{number, query, key, scores, start, …, sink, measures, pyramid}]; shared: the entries that all
-    heads share.
+    null. begins: the first query of each step of a generation, or []. phi: null where scores are given. pairs:
+    [feature, feature, positions in a turn or null], for rotary positions. thumbnail: {block, rows, columns}: the place
+    of the bytes of all heads, each rows × columns: see `codes.py`. heads: [{number, query, key, scores, start, …, sink,
+    measures, pyramid}]; shared: the entries that all heads share.
 
 The entries of a head:
   query (queries, features), key (keys, features); weight (features), where φ's terms are weighted; or scores;
@@ -55,9 +56,9 @@ from typing import Any
 
 from clearhead.base.errors import UnsupportedError
 from clearhead.base.pages import embedded, filled, filled_parts, head, program, source, style, write_parts
-from clearhead.report._blocks import PLACES, Blocks
+from clearhead.report._blocks import PLACES, Blocks, plain
 from clearhead.report.describe import described, measured
-from clearhead.report.layer import Layer, LeftOut, Measures
+from clearhead.report.layer import Array, Layer, LeftOut, Measures
 
 # Entries of a head that are no places of arrays.
 NO_PLACES = ("number", "sink", "rows", "columns", "perRow", "perColumn", "side", "features")
@@ -75,6 +76,7 @@ class Page:
         self.distinctive: Mapping[str, Any] | None = None
         self.beside: list[tuple[int, int]] = []
         self.flows: list[list[int]] = []
+        self._image: dict[str, int] | None = None
         self._originals: dict[int, Mapping[int, str]] = {}
         self._aligned: dict[tuple[int, int], Positions] = {}
         self._blocks, self._texts, self._steps = Blocks(), _Once(), _Once()
@@ -100,6 +102,11 @@ class Page:
     def spell(self, tokens: Sequence[str], originals: Mapping[int, str]) -> None:
         """Add the spelling of tokens of a text that the tokenizer does not know, by their places."""
         self._originals[self._texts.add([str(token) for token in tokens])] = originals
+
+    def show(self, pixels: Array, rows: int, columns: int, extra: int) -> None:
+        """Add a picture, uint8 (height, width, 3), whose patches are the tokens after the first `extra` ones."""
+        sizes = {"height": pixels.shape[0], "width": pixels.shape[1], "rows": rows, "columns": columns, "extra": extra}
+        self._image = sizes | {"place": self._blocks.one(plain(pixels, "uint8"))}
 
     def align(self, tokens: Sequence[str], other_tokens: Sequence[str], positions: Positions) -> None:
         """Add the positions of two texts that correspond."""
@@ -175,6 +182,7 @@ class Page:
             "leftOut": [call._asdict() for call in self._left_out],
             "beside": self.beside,
             "flows": self.flows,
+            "image": self._image,
             "aligned": [{"texts": texts, "positions": lists} for texts, lists in self._aligned.items()],
             "layers": layers,
         }

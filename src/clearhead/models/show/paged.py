@@ -17,6 +17,7 @@ from clearhead.models.call import word_list
 from clearhead.models.calls import labels
 from clearhead.models.read.distinctive import distinctive, measured
 from clearhead.models.read.tokens import Tokens
+from clearhead.models.show.image import patches_of
 from clearhead.models.show.meanings import (
     effects_of,
     flow_of,
@@ -48,10 +49,15 @@ class Paged:
         answer: int | None = None,
         name: str = "tokens",
         effects: Any = None,
+        image: Any = None,
     ) -> None:
         self.answer, self.effects = answer, effects_of(effects)
         self.calls, self.sequence, self.error = calls, whole(sequence), checked_error(error)
         sizes = _sizes(calls, self.sequence)
+        own = {call.shape[2] for call in calls if call.kind == "self"}
+        self.image = None if image is None else patches_of(image, own)
+        if self.image is not None and tokens is None:
+            tokens = self.image.words
         self.words, self.source = words(name, tokens, sizes), words("source_tokens", source_tokens, sizes)
         self.tokens = Tokens(self.words or None, self.source or None)
         self.labels = labels(calls)
@@ -86,7 +92,7 @@ class Paged:
             measures=each,
             **_lengths(call, sequence),
             slopes=slopes_of(call, sequence, self.error),
-            answer=self.answer,
+            **_steps(call, sequence, self.answer),
             pairs=_turned(call, layer, sequence),
         )
         return with_effects(layer, call, self.effects)
@@ -118,6 +124,8 @@ class Paged:
             if isinstance(layer, Layer):
                 shown.append((names.index(layer.label), flow_of(layer)))
         page.flows = flows(self.calls, shown)
+        if self.image is not None:
+            page.show(*self.image)
         page.distinctive = self.distinctive(page.shown)
         return page
 
@@ -173,6 +181,15 @@ def _lengths(call: AttentionCall, sequence: int) -> dict[str, Any]:
     every = {f"{name}_norms": norms[sequence].float().cpu() for name, norms in norms_of(call).items()}
     kept = slice(None) if words is None else words[sequence].cpu()
     return {name: norms[:, kept].numpy() for name, norms in every.items()}
+
+
+def _steps(call: AttentionCall, sequence: int, answer: int | None) -> dict[str, Any]:
+    """The first query of each step of a joined generation, and of the answer, among the queries that are no padding."""
+    if not call.begins:
+        return {"answer": answer}
+    words = None if call.padding is None else call.padding.queries
+    begins = tuple(first if words is None else int(words[sequence, :first].sum()) for first in call.begins)
+    return {"begins": begins, "answer": begins[1] if answer is None and len(begins) > 1 else answer}
 
 
 def _turned(call: AttentionCall, layer: Layer, sequence: int) -> tuple[Pair, ...]:

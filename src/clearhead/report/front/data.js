@@ -123,7 +123,7 @@ export const messageSource = (meta, ask) => ({ meta, block: async (number) => un
 export class Run {
   /** @param {DataSource} source */
   constructor(source) {
-    const { title, texts, originals, steps, measures, distinctive, leftOut, beside, aligned, flows } = source.meta;
+    const { title, texts, originals, steps, measures, distinctive, leftOut, beside, aligned, flows, image } = source.meta;
     this.title = title;
     this.texts = texts;
     this.originals = originals;
@@ -134,6 +134,7 @@ export class Run {
     this.beside = beside;
     this.aligned = aligned;
     this.flows = flows;
+    this.image = image;
     /** @type {Layer[]} */
     this.layers = source.meta.layers.map((layer) => ({
       ...layer,

@@ -9,6 +9,7 @@ import { ADDRESS_OF_COMPARISON, ComparePane } from "./compare.js";
 import { EverywherePane } from "./everywhere.js";
 import { HeaderPane } from "./header.js";
 import { ADDRESS_OF_HEADS, HeadsPane } from "./heads.js";
+import { ImagePane } from "./image.js";
 import { ADDRESS_OF_LINES, LinesPane } from "./lines.js";
 import { ADDRESS_OF_MAP, MapPane } from "./map.js";
 import { ADDRESS_OF_MEANING, MeaningPane } from "./meaning_pane.js";
@@ -35,7 +36,7 @@ import { readText } from "./words.js";
  * @returns {Pane[]}
  */
 const panesOf = (page) => [
-  new MapPane(page), new HeadsPane(page, HeadPins), new HeaderPane(page), new MeaningPane(page), new ToolsPane(page), new TextPane(page),
+  new MapPane(page), new HeadsPane(page, HeadPins), new HeaderPane(page), new MeaningPane(page), new ToolsPane(page), new ImagePane(page), new TextPane(page),
   new ComparePane(page), new ColoursPane(page), new LinesPane(page), new PairPane(page), new EverywherePane(page),
 ];
 

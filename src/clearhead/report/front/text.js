@@ -247,6 +247,10 @@ export class TextPane {
       notes.push(`Arcs, the strongest ${shading.strongest.length}: ${
         shading.strongest.map(([weight, i, j]) => `${pairName(names, i, j)} ${percent(weight)}`).join(", ")}.`);
     }
+    if (out && tokens.length === 1 && layer.begins.length > 1) {
+      const step = layer.begins.filter((first) => first <= tokens[0]).length - 1;
+      notes.push(`The model read ${who} in step ${step} of ${layer.begins.length - 1}${step ? "" : ", the prompt"}.`);
+    }
     if (layer.answer ?? null) notes.push(`The answer begins at token ${layer.answer}; before it is the prompt.`);
     page.find("prose-note").textContent = notes.join(" ");
     if (!preview) page.find("prose-said").textContent = chosen.size > 1 ? `${chosen.size} tokens chosen` : "";

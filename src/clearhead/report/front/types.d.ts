@@ -45,7 +45,7 @@ export interface HeadOfLayer extends Parts { measures: Record<string, MeasureFig
 export interface Layer {
   name: string; label: string; kind: string; role?: string | null;
   queryText: number; keyText: number; queries: number; keys: number;
-  position: number | null; answer: number | null; phi: Phi | null; features: number;
+  position: number | null; answer: number | null; begins: number[]; phi: Phi | null; features: number;
   pairs: [number, number, number | null][];
   scale: number; softcap: number | null; error: number | null; why: number; whyBlind: number;
   thumbnail: { block: number; rows: number; columns: number };
@@ -55,9 +55,12 @@ export interface Layer {
 export interface Meta {
   title: string; texts: string[][]; originals: Record<string, Record<string, string>>; steps: StepText[][];
   measures: Measure[]; distinctive: Distinctive | null; leftOut: { name: string; reason: string }[];
-  beside: [number, number][]; aligned: Aligned[]; flows: number[][];
+  beside: [number, number][]; aligned: Aligned[]; flows: number[][]; image: Picture | null;
   layers: (Omit<Layer, "heads"> & { heads: (Parts & { measures?: (MeasureFigure | 0)[] })[] })[];
 }
+
+/** A picture whose patches are tokens: the place of its bytes, its pixels, its patches, and the tokens before these. */
+export interface Picture { place: number; width: number; height: number; rows: number; columns: number; extra: number }
 
 /** Where the data come from. */
 export interface DataSource { meta: Meta; block(number: number): Promise<ArrayBuffer> }
