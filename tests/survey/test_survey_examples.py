@@ -9,7 +9,8 @@ from test_survey_state import Reader, corpus, letters
 
 import clearhead as ch
 
-KEEP = ["first", "previous", "entropy", "sink", "induction"]
+NAMES = ["first", "previous", "entropy", "sink", "induction"]
+KEEP = [*NAMES, "examples"]
 TEXTS = list(dict.fromkeys(corpus(60)))
 
 
@@ -52,9 +53,9 @@ def peak(name, w, text):
 
 def test_they_are_the_strongest_of_all_texts(found):
     rows, every = found.examples(), [weights_of(text) for text in TEXTS]
-    assert len(rows) == 2 * len(KEEP) * 3
+    assert len(rows) == 2 * len(NAMES) * 3
     for head in (0, 1):
-        for name in KEEP:
+        for name in NAMES:
             own = [row for row in rows if row["head"] == head and row["measure"] == name]
             wanted = [peak(name, w[head], text) for w, text in zip(every, TEXTS, strict=True)]
             best = sorted((one for one in wanted if one[0] > -np.inf), key=lambda one: -one[0])
@@ -80,15 +81,12 @@ def test_a_text_that_is_read_twice_is_one_example(found):
     assert run(texts=[*TEXTS, *TEXTS]).examples() == found.examples()
 
 
-def test_as_many_as_were_asked_for(found, tmp_path):
-    none = run(examples=0)
+def test_none_where_they_were_not_asked_for(found, tmp_path):
+    none = run(tmp_path, keep=NAMES)
     assert none.examples() == [] and none.digest == found.digest
-    one = run(tmp_path, examples=1)
-    assert one.examples() == [row for number, row in enumerate(found.examples()) if number % 3 == 0]
     with pytest.raises(ch.ClearheadError, match="another survey, which differs in examples"):
-        run(tmp_path, examples=2)
-    with pytest.raises(ch.ClearheadError, match="examples"):
-        run(examples=-1)
+        run(tmp_path)
+    assert len(run(keep=None).examples()) == 2 * 5 * 3
 
 
 class Words:
@@ -105,7 +103,7 @@ class Words:
 
 def test_the_page_marks_query_and_key(tmp_path, browser):
     texts = ["|".join(Words.words), "|".join([*Words.words[::-1], *Words.words])]
-    survey = run(texts=texts, tokenizer=Words(), keep=["previous", "sink"], examples=2)
+    survey = run(texts=texts, tokenizer=Words(), keep=["previous", "sink", "examples"])
     path = survey.write(tmp_path / "page.html")
     opened = browser.open(path, Opened, "#layer=0&head=1&by=previous", viewport={"width": 390, "height": 800})
     opened.until(inside("root.querySelectorAll('.examples li').length"), 2)

@@ -37,7 +37,6 @@ def survey(
     max_length: int | None = None,
     rank: tuple[int, int] | None = None,
     wait: float = 600.0,
-    examples: int = 3,
 ) -> Survey:
     """Statistics of every head of a model over many texts, by one process or many; a stopped survey can go on.
 
@@ -61,9 +60,10 @@ def survey(
     once.
     `tokenizer`: of transformers, or a function of a list of texts that gives {"input_ids": a list of ids for each}.
     `keep`: measures of `seen.table()` by their names, each beside uniform attention, all but the norms; "word
-    classes", the weight that special tokens, punctuation, numbers, words and continuations of words receive; and
-    reductions, as for `statistics`. None is entropy, first, sink, previous, distance, and the classes where the
-    tokenizer has a vocabulary. Means are over all queries (or keys) that count: every word weighs the same, padding
+    classes", the weight that special tokens, punctuation, numbers, words and continuations of words receive;
+    "examples", for each head and measure the three texts in which one query departs most from uniform attention; and
+    reductions, as for `statistics`. None is entropy, first, sink, previous, distance, the examples, and the classes
+    where the tokenizer has a vocabulary. Means are over all queries (or keys) that count: every word weighs the same, padding
     does not count.
     `state`: a folder with one file for each batch. A file is written under another name first, so that a call that was
     killed at any point can be made again, goes on, and gives the same result. Several processes may share the folder.
@@ -71,8 +71,7 @@ def survey(
     reads all texts, computes its batches, waits for those of the others, and returns the whole. `wait`: how many
     seconds a process waits without a new file. `batch`: the largest number of tokens in one pass of the model, with
     padding; texts are sorted by length among 1,024. `max_length`: longer texts are cut to it; None is the length that
-    the model takes. `examples`: how many texts are kept of each head and measure, those in which one query's measure
-    departs most from uniform attention; 0 keeps none. Gives a `Survey`.
+    the model takes. Gives a `Survey`.
     Formula: each mean is Σ over batches of a sum / Σ of counts, both float64, added in the order of the batches. The
     batches do not depend on ranks, so one process and many give the same bits, where the model does (one kind of
     device, one number of threads).
@@ -83,7 +82,7 @@ def survey(
     for "first" and "previous"; a row of weights for each example of another measure; memory O(batch). The model's
     weights are read once for their digest.
     """
-    parts = surveyed(model, texts, tokenizer, keep, state, batch, max_length, rank, wait, examples)
+    parts = surveyed(model, texts, tokenizer, keep, state, batch, max_length, rank, wait)
     return Survey(type(model).__name__, **parts, layers=_layers(model, parts["means"]))
 
 

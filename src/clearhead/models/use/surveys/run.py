@@ -31,27 +31,28 @@ from clearhead.models.use.surveys.looks import NAMED, Kept, WordClasses, read
 from clearhead.models.use.surveys.state import Done, State, done
 
 USUAL = ("entropy", "first", "sink", "previous", "distance")
-CLASSED = "word classes"
+CLASSED, EXAMPLES = "word classes", "examples"
+STRONGEST = 3  # examples of each head and measure
 
 
-def kept_of(keep: Any, tokenizer: Any, examples: int) -> Kept:
+def kept_of(keep: Any, tokenizer: Any) -> Kept:
     if keep is None:
-        keep = [*USUAL, *([CLASSED] if hasattr(tokenizer, "get_vocab") else [])]
+        keep = [*USUAL, EXAMPLES, *([CLASSED] if hasattr(tokenizer, "get_vocab") else [])]
     given = list(keep) if isinstance(keep, list | tuple) else [keep]
     names = [one for one in given if isinstance(one, str)]
     reductions = [one for one in given if not isinstance(one, str)]
     known = [name for name, one in NAMED.items() if not {"value", "transformed"} & {*one.needs}]
-    wrong = [name for name in names if name not in (*known, CLASSED)]
+    wrong = [name for name in names if name not in (*known, CLASSED, EXAMPLES)]
     if not given or wrong or not all(isinstance(one, Reduction) for one in reductions):
         raise ClearheadError(
-            f"survey: keep is {keep!r:.300}; expected some of {', '.join(map(repr, known))}, {CLASSED!r}, and "
-            "reductions such as ch.reductions.Entropy()."
+            f"survey: keep is {keep!r:.300}; expected some of {', '.join(map(repr, known))}, {CLASSED!r}, "
+            f"{EXAMPLES!r}, and reductions such as ch.reductions.Entropy()."
         )
     if reductions:
         asked_to_reduce(reductions)  # raises for reductions that need a value of one call
     classes = WordClasses(tokenizer) if CLASSED in names else None
-    measures = tuple(NAMED[name] for name in dict.fromkeys(names) if name != CLASSED)
-    return Kept(measures, classes, tuple(reductions), check_count(examples, 0, "survey: examples"))
+    measures = tuple(NAMED[name] for name in dict.fromkeys(names) if name in NAMED)
+    return Kept(measures, classes, tuple(reductions), STRONGEST if EXAMPLES in names else 0)
 
 
 def rank_of(rank: Any, state: Any) -> tuple[int, int]:
@@ -171,10 +172,9 @@ def surveyed(
     max_length: int | None,
     rank: tuple[int, int] | None,
     wait: float,
-    examples: int,
 ) -> dict[str, Any]:
     """The means over all texts, and the other parts of a `Survey`: see `models/survey.py`."""
-    kept = kept_of(keep, tokenizer, examples)
+    kept = kept_of(keep, tokenizer)
     number, ranks = rank_of(rank, state)
     check_count(batch, 1, "survey: batch")
     if check_number(wait, "survey: wait") < 0:
