@@ -290,6 +290,17 @@ def test_the_list_is_in_order_and_grows(make_case: Make, open_report: Make) -> N
     assert shown == sorted(shown) and len(shown) == 270
 
 
+def test_the_bars_of_the_list_have_one_middle(make_case: Make, open_report: Make) -> None:
+    layer = make_case(4, heads=3, features=2).layer
+    layer = replace(layer, measures=tuple(measured(distance=(far, 40.0)) for far in (1.5, 40.0, 1234.5)))
+    page = open_report([layer], "#show=list&by=distance").page
+    assert page.locator(".ranked .share").last.inner_text() == "1.5 positions"
+    edges = page.locator(".ranked .bar").evaluate_all(
+        "all => all.map((e) => [e.getBoundingClientRect().left, e.getBoundingClientRect().right])"
+    )
+    assert np.ptp(edges, axis=0).max() < 0.5
+
+
 def test_what_is_not_known_is_no_number(make_case: Make, open_report: Make) -> None:
     layer = make_case(4, heads=2).layer
     layer = replace(layer, measures=(measured(previous=(0.5, 0.1)), measured(previous=(np.nan, np.nan))))

@@ -135,6 +135,15 @@ def test_keys(case: Any, open_report: Make) -> None:
     assert page.evaluate("clearhead.state().scale") == "log"
 
 
+def test_the_list_of_keys_opens_at_its_title(case: Any, open_report: Make) -> None:
+    page = open_report([case.layer], viewport={"width": 390, "height": 420}).page
+    page.locator("#help-button").click()
+    assert page.locator("#help").evaluate("e => [e.scrollTop, e.scrollHeight > e.clientHeight]") == [0, True]
+    assert page.evaluate(f"{ROOT}.activeElement.id") == "help-title"
+    page.keyboard.press("Tab")
+    assert page.evaluate(f"{ROOT}.activeElement.textContent") == "Close"
+
+
 def test_larger_fits_the_window(case: Any, open_report: Make) -> None:
     opened = open_report([case.layer], viewport={"width": 900, "height": 700})
     opened.page.locator("#present").click()
@@ -200,6 +209,26 @@ def test_what_each_dimension_adds(case: Any, open_report: Make) -> None:
     np.testing.assert_allclose(shares, [*terms[order[:6]], terms[order[6:]].sum()], atol=6e-4)
     together = re.search(r"together (\S+):", opened.page.inner_text("#term-sum"))
     assert together and float(together[1].replace("−", "-")) == pytest.approx(terms.sum(), abs=6e-4)
+
+
+EDGES = "all => all.map((e) => [e.getBoundingClientRect().left, e.getBoundingClientRect().right])"
+
+
+def test_bars_have_one_baseline(make_case: Make, open_report: Make) -> None:
+    """The bars of the strongest keys begin at one place, however long their numbers; those of terms at their middle."""
+    case = make_case(6, heads=1, spread=6.0)
+    assert case.weights[0, 3].min() < 1e-7 and case.weights[0, 3].max() > 0.5
+    page = open_report([case.layer], "#token=3").page
+    assert "< 0.00001%" in page.inner_text("#strongest")
+    assert np.ptp(page.locator("#strongest .bar").evaluate_all(EDGES), axis=0).max() < 0.5
+    page.locator("#terms summary").click()
+    bars = np.array(page.locator(".term .bar").evaluate_all(EDGES))
+    filled = np.array(page.locator(".term .bar span").evaluate_all(EDGES))
+    shares = [float(x.replace("−", "-")) for x in page.locator(".term .share").all_inner_texts()]
+    assert np.ptp(bars, axis=0).max() < 0.5 and min(shares) < 0 < max(shares)
+    middle = bars[0].mean()
+    for (left, right), share in zip(filled, shares, strict=True):
+        assert (left if share > 0 else right) == pytest.approx(middle, abs=1), share
 
 
 def test_the_same_pair_in_all_heads(make_case: Make, open_report: Make) -> None:

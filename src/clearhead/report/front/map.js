@@ -249,7 +249,8 @@ export class MapPane {
     const pointed = page.hovered || page.root.activeElement === canvas;
     const { i, j } = pair;
     const { shown } = page;
-    if (!pointed || i === null || j === null || !shown?.look || this.closed) this.lens.hide();
+    const worded = [layout.down, layout.across].every((axis) => hasWords(axis, layout.ratio)); // the map says it all
+    if (!pointed || worded || i === null || j === null || !shown?.look || this.closed) this.lens.hide();
     else this.lens.show(shown, { i, j }, layout, colours, this.odd);
   }
 

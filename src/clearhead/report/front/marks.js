@@ -171,13 +171,43 @@ function writeLabel(pen, layout, side, text, index, { ink, ground, bold, turned 
   const room = (side === "down" ? left : words) - 2 * gap;
   if (ground) {
     const wide = Math.min(room, pen.measureText(text).width) + 2 * gap;
-    const tall = Math.round(15 * ratio);
+    const tall = hasWords(axis, ratio) ? Math.min(axis.cell, Math.round(15 * ratio)) : Math.round(15 * ratio);
     pen.fillStyle = ground;
     pen.fillRect(side === "down" ? gap - wide : across ? -wide / 2 : -gap, -tall / 2, wide, tall);
   }
   pen.fillStyle = ink;
   pen.fillText(text, 0, across ? -gap : 0, across ? 12 * gap : room);
   pen.restore();
+}
+
+/** CSS pixels between the middles of two positions that are written on an axis. */
+const APART = { down: 30, across: 46 };
+
+/**
+ * Paints the ground over the positions on an axis that a word at `index` would cover in part, such as the 8 of 80.
+ *
+ * @param {CanvasRenderingContext2D} pen
+ * @param {Layout} layout
+ * @param {"down" | "across"} side
+ * @param {number} index
+ * @param {string} ground
+ */
+function clearBeside(pen, layout, side, index, ground) {
+  const { left, top, words, ratio } = layout;
+  const axis = layout[side];
+  if (hasWords(axis, ratio)) return;
+  const half = 8 * ratio; // of a line of letters
+  pen.font = `${Math.round(11 * ratio)}${SMALL}`;
+  pen.fillStyle = ground;
+  for (const tick of labelled(axis, ratio, APART[side])) {
+    const wide = pen.measureText(String(tick)).width + 4 * ratio;
+    const apart = axis.startOf(tick) - axis.startOf(index);
+    const middle = axis.startOf(tick) + axis.cell / 2;
+    if (side === "down" && Math.abs(apart) < 2 * half) pen.fillRect(left - wide - 2 * ratio, top + middle - half, wide, 2 * half);
+    if (side === "across" && Math.abs(apart) < half + wide / 2) {
+      pen.fillRect(left + middle - wide / 2, words - 18 * ratio, wide, 17 * ratio);
+    }
+  }
 }
 
 /**
@@ -201,7 +231,7 @@ export function drawLabels(pen, { names }, layout, colours) {
   SIDES.forEach((side, at) => {
     const axis = layout[side];
     const turned = side === "across" && hasWords(axis, layout.ratio);
-    for (const index of labelled(axis, layout.ratio, side === "down" ? 30 : 46)) {
+    for (const index of labelled(axis, layout.ratio, APART[side])) {
       const text = hasWords(axis, layout.ratio) ? labelOf(names[at], index, layout) : String(index);
       writeLabel(pen, layout, side, text, index, { ink: colours.quiet, turned });
     }
@@ -244,6 +274,7 @@ export function drawCross(pen, { names }, pair, layout, colours) {
     const word = labelOf(names[at], index, layout);
     const text = names[at][index].repeated && !hasWords(axis, ratio) ? `${word} ${index}` : word;
     const style = { ink: colours.accent, ground: colours.panel, bold: true, turned: side === "across" };
+    clearBeside(pen, layout, side, index, colours.panel);
     writeLabel(pen, layout, side, text, index, style);
     pen.fillStyle = colours.accent;
     return [from, size];

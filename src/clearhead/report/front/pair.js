@@ -2,7 +2,7 @@
 
 import { everyIn, make } from "../../base/front/dom.js";
 import { grouped } from "../../base/front/numbers.js";
-import { barOf } from "./bar.js";
+import { barOf, signedBarOf } from "./bar.js";
 import { receivedRatios } from "./marks.js";
 import { oneText } from "./view.js";
 import { countsOf, entropyOf, equalShare, lookOf, mayLook, rankOf, sinkShareOf, term, weightOf } from "./weights.js";
@@ -198,8 +198,8 @@ export class PairPane {
      * @param {number} value
      */
     const row = (words, value) => {
-      const item = make("li", value < 0 ? "term less" : "term");
-      item.append(make("span", "name", words), barOf(Math.min(100, (100 * Math.abs(value)) / most)), make("span", "share", signed(value, 3)));
+      const item = make("li", "term");
+      item.append(make("span", "name", words), signedBarOf(value / most), make("span", "share", signed(value, 3)));
       return item;
     };
     const rows = first.map(({ name, value }) => row(name, value));
