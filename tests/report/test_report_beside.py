@@ -209,7 +209,7 @@ def test_the_matrix_and_the_choices(bert: Any, open_report: Make, tmp_path: Path
     assert page.inner_text("#only-count").startswith("12 of 144")
     page.fill("#only", "")
     # one button for the same head of the other
-    assert page.inner_text("#counterpart") == f"L{layer}H{head} beside L{layer}′H{head}"
+    assert page.inner_text("#counterpart") == f"Compare L{layer}H{head} with L{layer}′H{head}"
     page.click("#counterpart")
     opened.until(COMPARED, "drawn")
     assert page.inner_text("#compare-title") == f"L{layer}H{head} − L{layer}′H{head}"

@@ -207,7 +207,7 @@ def test_what_each_dimension_adds(case: Any, open_report: Make) -> None:
     shares = [float(x.replace("−", "-")) for x in opened.page.locator("#term-list .share").all_inner_texts()]
     assert names == [f"dimension {d}" for d in order[:6]] + ["the other 2"]
     np.testing.assert_allclose(shares, [*terms[order[:6]], terms[order[6:]].sum()], atol=6e-4)
-    together = re.search(r"together (\S+):", opened.page.inner_text("#term-sum"))
+    together = re.search(r"sum (\S+):", opened.page.inner_text("#term-sum"))
     assert together and float(together[1].replace("−", "-")) == pytest.approx(terms.sum(), abs=6e-4)
 
 
@@ -258,7 +258,7 @@ def test_a_weight_near_none_is_said_to_be_below_what_matters(make_case: Make, op
     assert case.weights[0, 3, least] < 1e-8
     page = open_report([case.layer], f"#token=3&pair={least}").page
     assert page.inner_text("#pair-title").endswith(" < 0.00001%")
-    assert page.inner_text("#pair-place") == "rank 6 of 6, < 0.001 × uniform"
+    assert page.inner_text("#pair-place") == "rank 6 of the 6 keys of “\u2068w3\u2069”, < 0.001 × uniform attention"
 
 
 def test_pointing_at_a_token_of_the_text_previews_the_pair(case: Any, open_report: Make) -> None:
@@ -297,7 +297,7 @@ def test_a_query_that_sees_nothing_moves_nothing(make_case: Make, open_report: M
     lengths = np.array([[1.0, 2.0, 0.5, 4.0]], dtype=np.float32)
     case = replace(layer, values=lengths)
     opened = open_report([case], "#token=1&pair=3")
-    assert "moves the output by ‖weight · value‖ = " in opened.page.inner_text("#pair-moves")
+    assert "‖weight · value‖ = " in opened.page.inner_text("#pair-moves")
     opened.page.locator(".token").nth(2).click()
     opened.until("document.getElementById('clearhead').dataset.shown", "0/0/out/2/none")
     assert not opened.page.locator("#pair-moves").is_visible()
@@ -310,5 +310,5 @@ def test_what_a_key_receives_is_beside_uniform_attention(case: Any, open_report:
     facts = opened.page.inner_text("#facts")
     share = re.search(r"(\S+)% of the head's attention", facts)  # of all rows, each 1
     assert share and float(share[1]) == pytest.approx(100 * case.weights[1, :, 0].sum() / 6, rel=0.01)
-    said = re.search(r", (\S+) × what uniform attention would give it", facts)
+    said = re.search(r", (\S+) × its share under uniform attention", facts)
     assert said and float(said[1]) == pytest.approx(ratio, rel=0.06)

@@ -72,7 +72,7 @@ export class HeadsPane {
     const only = page.find("only", HTMLInputElement);
     page.find("overview-title").textContent = `All ${plural(this.places.length, "head")}`;
     page.find("left-out").hidden = run.leftOut.length === 0;
-    page.find("left-out").textContent = run.leftOut.map(({ name, reason }) => `Left out: ${name}: ${reason}`).join(" ");
+    page.find("left-out").textContent = run.leftOut.map(({ name, reason }) => `Not shown: ${name}: ${reason}`).join(" ");
     for (const { name } of run.measures) {
       for (const choice of [by, against]) choice.append(new Option(titleOf(name), name));
     }
@@ -103,7 +103,7 @@ export class HeadsPane {
   }
 
   /**
-   * "L3H8, decoder, previous token 71%, uniform would be 4%, pinned"
+   * "L3H8, decoder, previous token 71%; uniform attention: 4%, pinned"
    *
    * @param {HeadPlace} place
    */

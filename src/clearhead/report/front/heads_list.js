@@ -138,7 +138,7 @@ export class HeadScatter {
     }
     const unknown = pane.places.length - known.length;
     this.name.textContent = "Each point is a head: point at one, or use the arrow keys." +
-      (unknown ? ` Not known of ${plural(unknown, "head")}.` : "");
+      (unknown ? ` Without a point, since a measure is not known: ${plural(unknown, "head")}.` : "");
   }
 }
 

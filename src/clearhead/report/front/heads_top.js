@@ -41,13 +41,13 @@ export class HeadsTop {
     const five = mostDistinctive(page.run, pane.places.filter(({ layer }) => !isSecond(page.run.layers[layer])));
     page.find("five").hidden = five.length === 0;
     page.find("five-title").hidden = five.length === 0;
-    page.find("five-title").textContent = five.length > 1 ? `The ${five.length} most distinctive` : "The most distinctive";
+    page.find("five-title").textContent = five.length > 1 ? `The ${five.length} heads furthest from uniform attention` : "The head furthest from uniform attention";
     page.find("five").append(...five.map(({ place, measure, figure }) => {
       const { layer, head } = place;
       const name = headName(page, place);
       const button = offer(make("button", "chip"), { layer, head }, measure.name,
         `${name} ${measure.name} ${shareWords(figure.value)}`);
-      button.title = `${name} ${measure.does}: ${shareWords(figure.value)}, uniform would be ${shareWords(figure.uniform)}`;
+      button.title = `${name} ${measure.does}: ${shareWords(figure.value)}; uniform attention: ${shareWords(figure.uniform)}`;
       return button;
     }));
   }
@@ -65,7 +65,7 @@ export class HeadsTop {
     const signs = signedTables[dark ? "dark" : "light"];
     const above = measure === NATS ? signs.map((_, at) => signs[3 * (128 + Math.floor(at / 6)) + (at % 3)]) : signs;
     drawRamp(page.find("heads-ramp", HTMLCanvasElement), maps ? scale.table : above);
-    const words = maps ? ["≤ 1/64 ×", "as uniform", times(scale.most)]
+    const words = maps ? ["≤ 1/64 ×", "1 × uniform", times(scale.most)]
       : limitWords(measure, limitOf(measure, places.map((place) => this.pane.figure(place))));
     page.find("heads-ticks").replaceChildren(...words.map((text) => make("span", "", text)));
   }

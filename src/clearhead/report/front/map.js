@@ -51,7 +51,6 @@ export class MapPane {
     this.telling = undefined;
     this.stale = false;
     this.closed = false; // whether the lens was closed, with Escape
-    this.said = 0; // the number of pairs that have been named
     this.helper = new Helper();
     this.picture = new Picture(this.helper, () => this.schedule());
     this.lens = new Lens(page.find("lens", HTMLCanvasElement));

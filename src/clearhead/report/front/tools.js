@@ -14,7 +14,7 @@ const KEYS = [
   ["p, a, b", "among the heads: pins one, compares it as the first, as the second"],
   ["/", "finds a word in the text"],
   ["+ − 0", "zoom the map in, out, and to the whole"],
-  ["x", "turns from what a token looks at to what looks at it, and back"],
+  ["x", "switches between what a token looks at and what looks at it"],
   ["s", "the next colour scale"],
   ["t", "light, dark, or as the system"],
   ["l", "larger, for a talk"],

@@ -158,7 +158,8 @@ export interface PageOfHeads {
 
 /** A pane. A method is left out where it would do nothing. */
 export interface Pane {
-  paint?(shown: Shown): void; sketch?(shown: Sketch): void; hover?(pair: Pair | null): void; close?(): void;
+  paint?(shown: Shown): void; sketch?(shown: Sketch): void; hover?(pair: Pair | null): void; linger?(shown: Shown): void;
+  close?(): void;
 }
 
 /** A head in the pane of heads: its name, its square, and its row in the list. */
@@ -180,8 +181,8 @@ export interface TileInSight extends TileRequest { head: Afar | Head; name: stri
 export interface Tile extends TileRequest { values: Float32Array; canvas: HTMLCanvasElement | null; colours: string }
 
 /** Computations beside the page. */
-export type Asked = { job: "tile"; request: TileRequest } | { job: "place"; request: FullPair };
-export type Answer = Float32Array | Float64Array | null;
+export interface Asked { job: "tile"; request: TileRequest }
+export type Answer = Float32Array | null;
 
 /** The messages to the worker, and its answers. */
 export type ToWorker = { job: "keep"; number: number; head: Weighed } | { job: "forget"; number: number }
