@@ -150,6 +150,36 @@ def test_larger_fits_the_window(case: Any, open_report: Make) -> None:
     opened.until("document.documentElement.scrollWidth <= innerWidth")
 
 
+LETTERS = """window.letters = [];
+const write = CanvasRenderingContext2D.prototype.fillText;
+CanvasRenderingContext2D.prototype.fillText = function (...given) {
+    window.letters.push(parseFloat(this.font.match(/([\\d.]+)px/)[1]));
+    return write.apply(this, given);
+};"""
+
+
+def test_larger_fills_the_width_with_the_map_and_has_larger_letters_on_it(make_case: Make, open_report: Make) -> None:
+    for count in (12, 90):
+        opened = open_report([make_case(count, heads=2).layer], "#token=3&pair=2&a=0.0&b=0.1", init=LETTERS)
+        page = opened.page
+        opened.until("document.getElementById('clearhead').dataset.compare", "drawn")
+        letters = set(page.evaluate("window.letters"))
+        page.evaluate("window.letters.length = 0")
+        page.locator("#present").click()
+        wide = f"{ROOT}.getElementById('%s').clientWidth / {ROOT}.getElementById('%s').clientWidth > 0.9"
+        fits = f"{ROOT}.getElementById('map').clientHeight <= innerHeight"
+        opened.until(wide % ("map", "map-box"))
+        opened.until(wide % ("apart", "apart-box"))
+        opened.until(fits)
+        page.wait_for_timeout(200)
+        assert min(page.evaluate("window.letters")) >= 1.3 * min(letters)
+        shown = page.evaluate("clearhead.map()")
+        axes = shown["across"], shown["down"]
+        x, y = (a["cell"] * 7.5 + shown[side] for a, side in zip(axes, ("left", "top"), strict=True))
+        page.locator("#map").click(position={"x": x / shown["ratio"], "y": y / shown["ratio"]})
+        opened.until("document.getElementById('clearhead').dataset.shown", "0/0/out/7/7")
+
+
 def test_larger_has_larger_letters_and_one_pane_below_the_other(case: Any, open_report: Make) -> None:
     opened = open_report([case.layer])
     page = opened.page
@@ -282,6 +312,19 @@ def test_on_a_phone_the_pair_stays_in_sight_and_opens(case: Any, open_report: Ma
     page.locator("#sheet").click()
     assert page.locator("#strongest").is_visible()
     opened.until("document.documentElement.scrollWidth <= innerWidth")
+
+
+def test_on_a_phone_the_heads_come_first(case: Any, open_report: Make) -> None:
+    opened = open_report([case.layer], viewport={"width": 390, "height": 844})
+    page = opened.page
+    tops = [page.locator(one).bounding_box()["y"] for one in ("#heads", "#reading", "#matrix")]
+    assert tops == sorted(tops) and tops[1] < 500  # the text begins on the first screen
+    assert page.locator(".head").nth(1).is_visible() and not page.locator("#sides").is_visible()
+    page.get_by_role("button", name="more about the heads").click()
+    assert page.locator("#sides").is_visible() and page.get_attribute("#more-heads", "aria-expanded") == "true"
+    opened.until("document.documentElement.scrollWidth <= innerWidth")
+    page.set_viewport_size({"width": 1280, "height": 844})
+    opened.until(f"{ROOT}.getElementById('more-heads').checkVisibility()", False)
 
 
 def test_of_a_long_text_the_map_is_saved_as_it_stands(make_case: Make, open_report: Make, tmp_path: Path) -> None:

@@ -30,6 +30,10 @@ def test_the_page_shows_each_head_by_each_statistic(tmp_path, browser):
     assert opened.page.evaluate("document.documentElement.scrollWidth <= window.innerWidth")
     names = opened.page.evaluate(inside("[...root.getElementById('measure').options].map((one) => one.value)"))
     assert names == ["first", "previous", "distance", "Entropy"]
+    # it opens on the measure by which some head is furthest above uniform attention
+    apart = {name: max(row[name] - row[f"{name} uniform"] for row in survey.table()) for name in ("first", "previous")}
+    usual = max(apart, key=lambda name: apart[name]) if max(apart.values()) >= 0.05 else "first"
+    assert opened.page.evaluate(inside("root.getElementById('measure').value")) == usual
     row = survey.table()[1]
     for name, shown in (
         ("previous", f"{100 * row['previous']:.0f}%"),

@@ -148,7 +148,7 @@ export class ComparePane {
       return;
     }
     if (started) section.scrollIntoView({ block: "nearest" });
-    const wanted = [a, b, pins, page.host.clientWidth].join();
+    const wanted = [a, b, pins, page.host.clientWidth, page.host.hasAttribute("data-large")].join();
     if (this.wanted === wanted) {
       if (this.found) this.draw(shown);
       return;
@@ -168,7 +168,8 @@ export class ComparePane {
     if (objection === null) {
       const names = this.wordsOf(head, other.heads[0] ?? head);
       const width = page.find("apart-box").clientWidth - 6;
-      const layout = new Layout(head, names, width, Math.max(280, 0.8 * window.innerHeight), window.devicePixelRatio || 1);
+      const large = page.host.hasAttribute("data-large");
+      const layout = new Layout(head, names, width, Math.max(280, 0.8 * window.innerHeight), window.devicePixelRatio || 1, large);
       const wantedStill = () => job === this.job && this.wanted === wanted;
       const difference = await differenceOf(one, other, layout.down.per, layout.across.per, wantedStill);
       if (difference === null) return;

@@ -75,7 +75,7 @@ export class MapPane {
      */
     const side = (axis) => {
       const { count, per, cell, cells, length, room, offset, seen } = axis;
-      const words = hasWords(axis, layout.ratio) ? labelled(axis, layout.ratio, 0) : [];
+      const words = hasWords(axis, layout.unit) ? labelled(axis, layout.unit, 0) : [];
       return { count, per, cell, cells, length, room, offset, seen, words };
     };
     const { left, top, ratio } = layout;
@@ -103,10 +103,11 @@ export class MapPane {
     const ratio = window.devicePixelRatio || 1;
     const width = page.find("map-box").clientWidth;
     const tallest = Math.max(280, Math.round(0.84 * window.innerHeight));
-    const frame = [width, tallest, ratio, head.queries, head.keys, layer.queryText, layer.keyText].join();
+    const large = page.host.hasAttribute("data-large");
+    const frame = [width, tallest, ratio, large, head.queries, head.keys, layer.queryText, layer.keyText].join();
     if (this.frame !== frame) {
       this.frame = frame;
-      this.made = new Layout(head, shown.names, width, tallest, ratio);
+      this.made = new Layout(head, shown.names, width, tallest, ratio, large);
       this.zoomed = null;
     }
     const { zoom } = page.view;
@@ -248,7 +249,7 @@ export class MapPane {
     const pointed = page.hovered || page.root.activeElement === canvas;
     const { i, j } = pair;
     const { shown } = page;
-    const worded = [layout.down, layout.across].every((axis) => hasWords(axis, layout.ratio)); // the map says it all
+    const worded = [layout.down, layout.across].every((axis) => hasWords(axis, layout.unit)); // the map says it all
     if (!pointed || worded || i === null || j === null || !shown?.look || this.closed) this.lens.hide();
     else this.lens.show(shown, { i, j }, layout, colours, this.odd);
   }

@@ -108,12 +108,14 @@ export function limitOf(name, figures) {
  *
  * @param {string} name
  * @param {number} limit
+ * @param {boolean} [below] whether no head is above uniform attention
  */
-export function limitWords(name, limit) {
+export function limitWords(name, limit, below = false) {
   if (name === NATS) return ["the same weights", `${limit} nats`];
   if (ALONE.has(name)) return [String(-limit), "0", String(limit)];
-  if (RATIOS.has(name)) return [`≤ 1/${2 ** limit} ×`, "1 × uniform attention", `≥ ${2 ** limit} ×`];
-  return [`−${100 * limit}`, "percentage points from uniform attention", `+${100 * limit}`];
+  const words = RATIOS.has(name) ? [`≤ 1/${2 ** limit} ×`, "1 × uniform attention", `≥ ${2 ** limit} ×`]
+    : [`−${100 * limit}`, "percentage points from uniform attention", `+${100 * limit}`];
+  return below ? words.slice(0, 2) : words;
 }
 
 /**

@@ -67,10 +67,12 @@ export class PairPane {
     this.waiting = undefined;
     /** @type {Look | null} the weights that are listed */
     this.listed = null;
-    const [pane, sheet] = [page.find("detail"), page.find("sheet")];
-    sheet.addEventListener("click", () => { // a sheet at the foot of narrow screens
-      sheet.setAttribute("aria-expanded", String(pane.toggleAttribute("data-open")));
-    });
+    for (const [name, button] of [["detail", "sheet"], ["overview", "more-heads"]]) { // parts of which narrow screens show little
+      page.find(button).addEventListener("click", ({ currentTarget }) => {
+        const open = page.find(name).toggleAttribute("data-open");
+        if (currentTarget instanceof HTMLElement) currentTarget.setAttribute("aria-expanded", String(open));
+      });
+    }
     this.terms = page.find("terms", HTMLDetailsElement);
     this.terms.addEventListener("toggle", () => this.paintTerms(page.shown));
   }
