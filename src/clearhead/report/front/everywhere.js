@@ -2,7 +2,7 @@
 
 import { everyIn, make } from "../../base/front/dom.js";
 import { Scale } from "./colour.js";
-import { headName, rowName } from "./names.js";
+import { headName } from "./names.js";
 import { countsOf, mostKeysOf, weightOf } from "./weights.js";
 import { nameOf, percent } from "./words.js";
 
@@ -39,7 +39,7 @@ export class EverywherePane {
     for (const [at, layer] of layers.entries()) {
       if (layer.queryText !== own.queryText || layer.keyText !== own.keyText || layer.kind !== own.kind) continue;
       const row = make("div", "row");
-      row.append(make("span", "number", rowName(page.labels[at])));
+      row.append(make("span", "number", page.labels[at]));
       for (let number = 0; number < layer.heads.length; number++) {
         const head = await page.run.open(at, number);
         if (turn !== this.turn) return;

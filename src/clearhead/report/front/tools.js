@@ -36,7 +36,10 @@ export class ToolsPane {
       l: () => this.enlarge(),
       s: () => page.choose({ scale: SCALES[(SCALES.indexOf(page.view.scale) + 1) % SCALES.length] }),
       x: () => page.choose({ view: page.view.view === "out" ? "in" : "out" }),
-      "?": () => this.help.showModal(),
+      "?": () => {
+        this.help.showModal();
+        page.find("help-title").focus(); // else the button at the end has the focus, and the list is scrolled to it
+      },
     };
     page.find("theme").addEventListener("click", this.does.t);
     page.find("present").addEventListener("click", this.does.l);
