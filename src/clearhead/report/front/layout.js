@@ -14,13 +14,20 @@ const LABEL_SIGNS = 12; // a label is cut to this many signs
 const longest = new WeakMap();
 
 /**
+ * The label of a word beside a map: of two texts as one "street/road", where the second has another word.
+ *
+ * @param {Word} word
+ */
+export const axisLabel = ({ label, other }) => (other === undefined ? label : `${label}/${other}`);
+
+/**
  * The largest number of signs in a token of a text, at most as many as a label shows.
  *
  * @param {Word[]} words
  * @param {number} width
  */
 export function labelSigns(words, width) {
-  const most = longest.get(words) ?? words.reduce((found, { label }) => Math.max(found, label.length), 0);
+  const most = longest.get(words) ?? words.reduce((found, word) => Math.max(found, axisLabel(word).length), 0);
   longest.set(words, most);
   return Math.min(most, width < 480 ? 8 : LABEL_SIGNS);
 }

@@ -111,7 +111,7 @@ export class LinesPane {
     const [reach, words] = view === "out" ? ["of", names[0]] : ["that reach", names[1]];
     this.page.find("lines-note").textContent =
       `Each query, left, has lines to the ${lines === "1" ? "key" : `${lines} keys`} of its largest weights, right; a thicker ` +
-      `line is a larger weight. The lines ${reach} “${nameOf(words, token)}” are red. Point at a token to see its lines alone; click to choose it.`;
+      `line is a larger weight. The lines ${reach} “${nameOf(words, token)}” are highlighted. Point at a token to see its lines alone; click to choose it.`;
     const wanted = `${this.page.view.layer} ${view} ${token}`;
     if (scrolls && wanted !== this.revealed) {
       const y = token * ROW;

@@ -1,6 +1,6 @@
 // ---- Drawings around the map: bars, words, and the marks of a pair.
 
-import { BARS, labelSigns, SMALLEST_LABELLED, ticksOf } from "./layout.js";
+import { axisLabel, BARS, labelSigns, SMALLEST_LABELLED, ticksOf } from "./layout.js";
 import { countsOf } from "./weights.js";
 import { shortened } from "./words.js";
 
@@ -218,7 +218,7 @@ function clearBeside(pen, layout, side, index, ground) {
  * @param {Layout} layout
  */
 function labelOf(words, index, layout) {
-  return shortened(words[index].label, labelSigns(words, layout.width / layout.ratio));
+  return shortened(axisLabel(words[index]), labelSigns(words, layout.width / layout.ratio));
 }
 
 /**
@@ -226,14 +226,15 @@ function labelOf(words, index, layout) {
  * @param {{ names: Names }} given
  * @param {Layout} layout
  * @param {Colours} colours
+ * @param {string[]} [only] the colours of words that one of two texts alone has
  */
-export function drawLabels(pen, { names }, layout, colours) {
+export function drawLabels(pen, { names }, layout, colours, only = []) {
   SIDES.forEach((side, at) => {
     const axis = layout[side];
     const turned = side === "across" && hasWords(axis, layout.unit);
     for (const index of labelled(axis, layout.unit, APART[side])) {
       const text = hasWords(axis, layout.unit) ? labelOf(names[at], index, layout) : String(index);
-      writeLabel(pen, layout, side, text, index, { ink: colours.quiet, turned });
+      writeLabel(pen, layout, side, text, index, { ink: only[names[at][index].only ?? 2] ?? colours.quiet, turned });
     }
   });
 }

@@ -108,6 +108,7 @@ export interface Look {
 export interface Word {
   raw: string; label: string; gap: boolean; joined: boolean; special: boolean; prose: string; plain: boolean;
   ends: boolean; repeated: boolean; other?: string;
+  at?: number; only?: 0 | 1; // in two texts as one: its place in its own text, and which text alone has it
 }
 
 /** The words of the queries, and of the keys. */
@@ -241,14 +242,25 @@ export interface Shading {
 
 /** A side of a comparison: the heads whose mean it is; uniform attention has no heads. */
 export interface Side { name: string; heads: Head[]; places: HeadAt[] }
+/**
+ * Two texts as one: its queries and keys, and for the layers of the first and of the second text the places of these in the
+ * layer's own texts, −1 for a token that the text lacks; null where all places are equal.
+ */
+export interface Frame {
+  queries: number; keys: number; layers: [Layer, Layer]; rows: (Int32Array | null)[]; columns: (Int32Array | null)[];
+}
 export interface ApartPair extends FullPair { a: number; b: number }
 export interface Difference {
   pool: Float32Array; limit: number; byQuery: Float64Array; byKey: Float64Array; mean: number; compared: number;
-  leftOut: number; alone: number; step: number; largest: ApartPair[];
+  leftOut: number; alone: [number, number]; step: number; largest: ApartPair[];
 }
+/** The largest weight of each cell of a side, and the largest multiple of uniform attention; NaN where it has none. */
+export interface SideMap { plain: Float32Array; relative: Float32Array }
 
 /** A comparison, and the way it is shown. */
-export interface Compared { sides: [Side, Side]; head: Head; names: Names; layout: Layout; difference: Difference }
+export interface Compared {
+  sides: [Side, Side]; head: Head; frame: Frame; names: Names; layout: Layout; difference: Difference; maps: SideMap[];
+}
 
 /** A point in CSS pixels. */
 export type Point = [number, number];

@@ -126,9 +126,9 @@ export const shortened = (text, most) => {
  * @param {number} index
  */
 export function nameOf(words, index) {
-  const { label, repeated, other } = words[index];
+  const { label, repeated, other, at } = words[index];
   const names = [label, ...(other === undefined ? [] : [other])].map((name) => `\u2068${shortened(name, 24)}\u2069`);
-  return `${names.join(" / ")}${repeated ? ` (${index})` : ""}`;
+  return `${names.join(" / ")}${repeated ? ` (${at ?? index})` : ""}`;
 }
 
 /**
