@@ -32,7 +32,7 @@ export class HeadList {
     const rows = ranked.slice(0, this.most).map(({ place, figure }) => {
       const row = make("button", "ranked");
       place.row = row;
-      row.setAttribute("aria-label", pane.words(place));
+      row.title = pane.words(place); // the name is what is seen: the head and its value
       row.append(make("span", "name", place.name), signedBarOf((figure?.departs ?? 0) / limit),
         make("span", "share", figure === null ? "–" : valueWords(pane.measure, figure.value)));
       row.setAttribute("aria-current", String(place.layer === view.layer && place.head === view.head));

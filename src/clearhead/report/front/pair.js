@@ -7,7 +7,7 @@ import { receivedRatios } from "./marks.js";
 import { oneText } from "./view.js";
 import { countsOf, entropyOf, mayLook, sinkShareOf, term, weightOf } from "./weights.js";
 import { LONG, paintWhy } from "./why.js";
-import { nameOf, percent, placeWords, plural, signed, times } from "./words.js";
+import { nameOf, percent, placeWords, signed, times } from "./words.js";
 
 /**
  * @import { Page } from "./mount.js"
@@ -248,7 +248,8 @@ export class PairPane {
       facts.push(["keys it sees", `${grouped(seen)}; uniform attention would give each ${percent(1 / seen)}`]);
       const entropy = entropyOf(look);
       const alike = Number(Math.exp(entropy).toPrecision(2));
-      facts.push(["entropy", `${entropy.toFixed(2)} nats of at most ${Math.log(seen).toFixed(2)}; exp(entropy) = ${plural(alike, "key")}`]);
+      facts.push(["entropy", `${entropy.toFixed(2)} nats of at most ${Math.log(seen).toFixed(2)}`]);
+      facts.push(["effective keys", `${grouped(alike)} = exp(entropy)`]);
       if (head.distance) facts.push(["mean distance", `${head.distance[at].toFixed(1)} positions, weighted by attention`]);
       const sink = sinkShareOf(head, at);
       if (sink > 0.001) facts.push(["weight on no key", `${percent(sink)}, the share of the sink in the softmax`]);
