@@ -63,6 +63,7 @@ class Paged:
         self.labels = labels(calls)
         self.roles = roles([(call.name, call.kind) for call in calls])
         self.found: dict[int, Mapping[Measure, Found]] = {}
+        self.last = {call.cached_key.chain: call for call in calls}
 
     def alike(self, calls: Sequence[AttentionCall], tokens: Iterable[str] | None) -> Paged:
         """The calls of another recording, for the same page. `tokens`: its words; None for the same words."""
@@ -105,11 +106,32 @@ class Paged:
         """The words of a call's queries and keys."""
         call = self.calls[number]
         queries, keys = call.weights.shape[-2:]
-        own, other = self.words, self.source or self.words
-        fits = len(own) in (keys, *words_of(call, self.sequence)[1:])
-        if call.kind == "self" and (not fits or (self.roles[number] == "encoder" and self.source)):
-            own = other
-        return own[-queries:], other if call.kind == "cross" else own
+        if call.kind == "cross":
+            return self._looking(call, queries), self.source or self.words
+        role = self.roles[number]
+        given = [self.words, self.source] if role != "encoder" else [self.source, self.words]
+        lengths = keys, *words_of(call, self.sequence)[1:]
+        last = self.last[
+            call.cached_key.chain
+        ]  # a step of a generation has read the first of the words of the last step
+        whole = last.cached_key.shape[2], *words_of(last, self.sequence)[1:]
+        for text in given[: 1 if role == "decoder" else 2]:
+            if len(text) in lengths:
+                return text[-queries:], text
+            if len(text) in whole:
+                text = text[: lengths[whole.index(len(text))]]
+                return text[-queries:], text
+        return [str(place) for place in range(keys)][-queries:], []
+
+    def _looking(self, call: AttentionCall, queries: int) -> list[str]:
+        """The words of the queries of cross attention, whose steps in a generation follow each other."""
+        steps = [other for other in self.calls if other.cached_key.chain is call.cached_key.chain]
+        if len(steps) == 1:
+            return self.words[-queries:]
+        before = sum(other.query.shape[2] for other in steps if other.cached_key.number < call.cached_key.number)
+        every = sum(other.query.shape[2] for other in steps)
+        text = self.words or [str(place) for place in range(every)]
+        return text[before:][:queries] if every == len(text) else []
 
     def layers(self, numbers: Iterable[int] | None = None) -> Iterator[Layer | LeftOut]:
         """These calls, one at a time."""

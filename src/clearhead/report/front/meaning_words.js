@@ -21,19 +21,21 @@ import { percent } from "./words.js";
 export function movesOf(given, i, j) {
   const head = given.plain ?? given;
   /**
-   * @param {string} words
+   * @param {string} what
+   * @param {string} adds
    * @param {Numbers | null} lengths
    */
-  const one = (words, lengths) => {
+  const one = (what, adds, lengths) => {
     if (lengths === null) return [];
     const moved = Float64Array.from(lengths, (length, key) => weightOf(head, i, key) * length);
     const all = moved.reduce((sum, one) => sum + one, 0);
     const rank = 1 + moved.reduce((above, one) => above + (one > moved[j] ? 1 : 0), 0);
-    return [`${words} = ${moved[j].toPrecision(3)}, ${percent(all > 0 ? moved[j] / all : 0)} of all such lengths of this query, rank ${rank}`];
+    return [`${what} = ${moved[j].toPrecision(3)}, the length of what ${adds}: ` +
+      `${percent(all > 0 ? moved[j] / all : 0)} of the sum of all keys' lengths, rank ${rank} by length`];
   };
   return [
-    ...one("moves the head's output by ‖weight · value‖", head.valueNorms),
-    ...one("moves the layer's result by ‖weight · value · W_O‖", head.transformedNorms),
+    ...one("‖weight · value‖", "this key adds to the head's output", head.valueNorms),
+    ...one("‖weight · value · W_O‖", "it adds to the layer's result", head.transformedNorms),
   ].join("; ");
 }
 
