@@ -341,7 +341,7 @@ def test_a_query_that_sees_nothing_moves_nothing(make_case: Make, open_report: M
     case = replace(layer, value_norms=lengths, transformed_norms=2 * lengths)
     opened = open_report([case], "#token=1&pair=3")
     weights = opened.page.evaluate("clearhead.look()") * lengths[0]
-    share = f"{100 * weights[3] / weights.sum():.0f}% of the sum of all keys' lengths, rank "
+    share = f"{100 * weights[3] / weights.sum():.1f}% of the sum of all keys' lengths, rank "
     rank = 1 + int((weights > weights[3]).sum())
     assert opened.page.inner_text("#pair-moves") == (
         f"‖weight · value‖ = {weights[3]:.3g}, the length of what this key adds to the head's output: {share}{rank} by "

@@ -33,9 +33,12 @@ def slopes_of(call: AttentionCall, sequence: int, error: float) -> Slopes | None
     """
     if call.value is None or call.outcome is None or call.outcome.grad is None or call.factor is not None:
         return None
-    gradients = call.gradients
-    above = gradients.by_key(positive=True)[sequence]
-    below = above - gradients.by_key()[sequence]
+    try:
+        gradients = call.gradients
+        above = gradients.by_key(positive=True)[sequence]
+        below = above - gradients.by_key()[sequence]
+    except ClearheadError:  # its tensors were written to since
+        return None
     rows, columns = (None, None) if call.padding is None else call.padding
     grad = call.outcome.grad[sequence].float()
     value = call.value[sequence].float()
