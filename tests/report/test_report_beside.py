@@ -284,9 +284,8 @@ def test_both_texts_and_both_maps_stand_in_the_comparison(bert: Any, open_report
     for got, all_weights, text in zip(shaded, weights, (words, others), strict=True):
         clear = np.abs(all_weights[text.index("street")] * len(text) - 1) > 0.02
         assert (np.array(got) == (all_weights[text.index("street")] * len(text) > 1))[clear].all()
-    assert "Words in blue are in the text of L0H8 alone, words in brown in that of L0′H8" in page.inner_text(
-        "#apart-only"
-    )
+    only = "Words in blue are in the text of L0H8 alone, words in brown in that of L0′H8"
+    assert only in page.inner_text("#apart-only")
     assert "square root" in page.inner_text("#compare-shown")
     grey = [int("b3b9c4"[at : at + 2], 16) for at in (0, 2, 4)]  # hatched, where a text lacks a word
     for side in (0, 1):

@@ -240,10 +240,7 @@ def test_the_lens_shows_the_pairs_around_one_with_their_words(long: Any, open_re
         weight = long.weights[0, i, j]
         rank = 1 + (long.weights[0, i, : i + 1] > weight).sum()
         text = page.inner_text("#map-pair").replace("\u2068", "").replace("\u2069", "")
-        assert (
-            text.startswith(f"w{i} → w{j} ")
-            and f", rank {rank} of the {i + 1} {'key' if i == 0 else 'keys'} of “w{i}”, " in text
-        )
+        assert text.startswith(f"w{i} → w{j} ") and f", rank {rank} of the {i + 1} keys of “w{i}”, " in text
         assert float(text.split(", ")[2].split()[0]) == pytest.approx(weight * (i + 1), rel=0.06)
     page.mouse.move(0, 0)
     opened.until(f"{MAP}.lens", None)

@@ -66,7 +66,7 @@ def test_it_opens_on_a_measure_that_tells_heads_apart(tmp_path, browser):
     (tmp_path / "p.html").write_text(heads_page("Heads", "", statistics, rows), encoding="utf-8")
     opened = browser.open(tmp_path / "p.html", Opened)
     opened.until(inside("root.getElementById('measure').value"), "previous")
-    hues = "[...root.querySelectorAll('.head')].map((one) => getComputedStyle(one).backgroundColor.match(/\\d+/g).map(Number))"
-    more, less, _ = opened.page.evaluate(inside(hues))
+    colour = "getComputedStyle(one).backgroundColor.match(/\\d+/g).map(Number)"
+    more, less, _ = opened.page.evaluate(inside(f"[...root.querySelectorAll('.head')].map((one) => {colour})"))
     assert more[2] > more[0] and less[0] > less[2]  # blue, brown
     assert not opened.faults

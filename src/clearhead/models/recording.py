@@ -360,8 +360,8 @@ class Recording(Calls[AttentionCall]):
         `beside`: another recording, of a text or of a checkpoint, whose layers are on the page too, as L0′, L1′, …;
         `beside_tokens`: its words, None where both read the same words. The page compares the heads of both: the
         divergence of a head is that of `compare` over the tokens that are no padding, with `match_tokens` of the words,
-        `replaced=True`, where the two texts differ in length; it is not known where masks differ. Both have the same `sequence` and the
-        same source text.
+        `replaced=True`, where the two texts differ in length; it is not known where masks differ. Both have the same
+        `sequence` and the same source text.
         The control "show" of the page chooses the number of a pair: its weight; with `watch(values=True)` the weight
         times the length of the value, and times the length of the value's part of the output; with
         `watch(gradients=True)`, after a backward pass, the weight times its gradient; and the rollout up to a layer,

@@ -159,9 +159,8 @@ def match_tokens(
 
     `tokens`, `other_tokens`: words, or numbers of tokens. The longest stretch that is equal in both texts is matched
     first, then the longest stretches before and after it, and so on. Gives two ascending lists of equal length, of
-    positions in the first text and in the second. `replaced`: whether tokens that stand in each other's place correspond
-    too, where a stretch between two matches is as long in both texts, as "tired" and "wide" before a full stop; by default
-    a token that was replaced by another is in neither list.
+    positions in the first text and in the second. A token that was replaced by another is in neither list, unless
+    `replaced`: then a stretch between two matches that is as long in both texts is matched token by token.
     Raises a `ClearheadError` for an argument that is no list of tokens, and where the texts have no token in common.
     Cost: O(L²) time for most texts, O(L) memory. Source: Ratcliff and Metzener 1988, "Pattern Matching: The Gestalt
     Approach", as in Python's `difflib`.

@@ -44,8 +44,9 @@ class Beside:
     """The layers of two recordings, as `Paged` gives those of one, and the divergences of the first's heads.
 
     The positions of two calls correspond one to one where equally many are shown, else by `match_tokens` of their
-    words, replaced ones too. `match_tokens` is used too where it finds more equal words, as where one word was put in and another left
-    out. Raises the errors of `Recording.compare` where calls do not fit, and a `ClearheadError` where words are needed.
+    words, those too that replace each other. `match_tokens` is used too where it finds more equal words, as where one
+    word was put in and another left out. Raises the errors of `Recording.compare` where calls do not fit, and a
+    `ClearheadError` where words are needed.
     """
 
     def __init__(self, mine: Paged, theirs: Paged) -> None:

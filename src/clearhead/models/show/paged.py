@@ -111,9 +111,7 @@ class Paged:
         role = self.roles[number]
         given = [self.words, self.source] if role != "encoder" else [self.source, self.words]
         lengths = keys, *words_of(call, self.sequence)[1:]
-        last = self.last[
-            call.cached_key.chain
-        ]  # a step of a generation has read the first of the words of the last step
+        last = self.last[call.cached_key.chain]  # a step of a generation has read the first words of the last step
         whole = last.cached_key.shape[2], *words_of(last, self.sequence)[1:]
         for text in given[: 1 if role == "decoder" else 2]:
             if len(text) in lengths:
