@@ -44,7 +44,7 @@ def measures(weights, allowed, words=(None, None), tokens=(None, None), norms=No
             count = may.sum()
             if count > 1:
                 entropy = -sum(x * np.log(x) for x in w if x > 0)
-                collected.setdefault("entropy", []).append((entropy / np.log(count), 1.0))
+                collected.setdefault("normalised entropy", []).append((entropy / np.log(count), 1.0))
             if kind == "self":
                 far = np.abs(np.arange(w.size) - place)
                 collected.setdefault("distance", []).append((w @ far, u @ far))

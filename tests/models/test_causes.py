@@ -6,6 +6,7 @@ import itertools
 import math
 from typing import Any, NamedTuple
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -296,6 +297,41 @@ def test_norms_of_modules_that_hold_their_own_projection(need_weights: bool) -> 
             1, 2, 0
         )
         torch.testing.assert_close(of_own[0].transformed_norms, wanted.norm(dim=-1))
+
+
+ONE = [1, -1, np.int64(1), torch.tensor(1), "L1", "*.h.1.attn", slice(1, None), [1], ["L1"]]
+
+
+@pytest.mark.parametrize("which", ONE, ids=str)
+def test_a_layer_and_a_head_are_chosen_as_everywhere(which: Any) -> None:
+    """By a number, a slice, a list or a name in circuits, explanations, pages and pictures alike."""
+    model, inputs = made(ARCHITECTURES["gpt2"], torch.float32)
+    found = ch.models.circuits(model, inputs)
+    with torch.no_grad(), ch.watch(model, values=True) as seen:
+        model(**inputs)
+    assert torch.equal(found.qk(which, 2).dense(), found.qk(1, 2).dense())
+    assert seen.explain(which, 2, 3).title == seen.explain(1, 2, 3).title
+    assert [label for label, _ in seen.view(which).page.shown] == ["L1"]
+    assert seen.plot(which, 2).get_title().startswith("L1H2")
+    if not isinstance(which, str) and which != ["L1"]:  # heads, queries and keys have numbers alone
+        number = 3 if which == -1 else 1
+        head = slice(1, 2) if isinstance(which, slice) else which
+        weights, wanted = (seen.explain(1, one, 3, 2)["weights"] for one in (head, number))
+        assert torch.equal(weights, wanted)
+    with pytest.raises(ch.ClearheadError, match="which means 2 heads; pass one of them"):
+        found.ov(1, [0, 1])
+
+
+def test_lists_of_an_explanation_have_even_steps() -> None:
+    model, inputs = made(ARCHITECTURES["gpt2"], torch.float32)
+    with torch.no_grad(), ch.watch(model, values=True) as seen:
+        model(**inputs)
+    assert torch.equal(
+        seen.explain(1, [0, 2], [1, 3, 5])["weights"], seen.explain(1, slice(0, 3, 2), slice(1, 6, 2))["weights"]
+    )
+    for wrong, said in (([0, 1, 3], "a list with even steps"), ([9], "and there are 4"), ([], "expected a number")):
+        with pytest.raises(ch.ClearheadError, match=said):
+            seen.explain(1, wrong, 0)
 
 
 @pytest.mark.parametrize("through", ["query", "key", "value"])

@@ -238,7 +238,7 @@ def test_what_is_made_of_a_recording(tmp_path):
     rows, before = (recording.table() for recording in (scaled, plain))
     for name in ("weighted value norm", "weighted transformed norm"):
         assert rows[2][name] == pytest.approx(before[2][name] / 4, rel=1e-4)
-    assert rows[2]["entropy"] == pytest.approx(before[2]["entropy"], rel=1e-4)
+    assert rows[2]["normalised entropy"] == pytest.approx(before[2]["normalised entropy"], rel=1e-4)
     assert np.isnan(rows[7]["first"])  # its weights are all 0: no query sees a key
     assert "after the softmax, by 0.25" in " ".join(str(scaled.explain(0, 2, 5, 0)).split())
     with pytest.raises(ch.UnsupportedError, match="after the softmax"):

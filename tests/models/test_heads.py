@@ -237,7 +237,7 @@ def test_measures_say_what_they_are():
     with pytest.raises(ch.ClearheadError, match="'banana' is no measure of a head; the measures are previous, next"):
         table.about("banana")
     assert not SHARES - {"same word", "induction"} - table[0].keys() and "same word" not in table[0]
-    assert list(seen_of(torch.randn(1, 1, 6, 4)).table(ch.reductions.Entropy())[0])[-2:] == ["head", "Entropy"]
+    assert list(seen_of(torch.randn(1, 1, 6, 4)).table(ch.reductions.Entropy())[0])[-2:] == ["head", "Entropy (nats)"]
 
 
 def test_without_pandas_the_error_says_what_to_do(monkeypatch):
@@ -327,7 +327,7 @@ def test_no_head_is_named_by_fewer_than_five_queries(words, targets, named):
     repeated = sum(words.count(word) > 1 for word in words)
     assert row["same word"] > 0.99 and row["same word queries"] == repeated == (6 if named else 4)
     assert row["induction queries"] == sum(any(a == b for a in words[:i]) for i, b in enumerate(words))
-    assert row["previous queries"] == 7 and row["entropy queries"] == row["sink queries"] == 8
+    assert row["previous queries"] == 7 and row["normalised entropy queries"] == row["sink queries"] == 8
     assert (seen.distinctive(words).measure == "same word") is named
     measures = seen.view(tokens=words).page.meta()
     figure = dict(
@@ -401,7 +401,7 @@ def test_focus_of_no_kind_is_said_by_its_entropy():
     with ch.watch(model := Permuted()) as seen:
         model(x[far][None, None], x[None, None])
     found = seen.distinctive()
-    assert found.measure == "entropy" and found.value < 0.2
+    assert found.measure == "normalised entropy" and found.value < 0.2
     assert "attends to few keys, of no one kind: its entropy is" in str(found)
 
 
@@ -438,5 +438,6 @@ def test_a_table_as_text_fits_a_screen():
     lines = str(ch.models.Table(rows)).splitlines()
     assert len(lines) == 23 and max(map(len, lines)) <= 100
     assert lines[1].split()[:3] == ["x" * 39 + "…", "0", "nan"]
+    assert repr(ch.models.Table(rows)).splitlines() == lines and len(lines) <= 24
     assert lines[21:] == ["30 more rows", "33 more columns: '7', '8', '9', '10', '11', '12', …"]
     assert str(ch.models.Table()) == "no rows"

@@ -28,7 +28,7 @@ def test_it_is_a_full_forward(mask, tmp_path):
         assert call.begins == (0, *range(9, 9 + STEPS - 1))
     for row, other in zip(joined.table(tokens=sequences), whole.table(tokens=sequences), strict=True):
         assert "step" not in row
-        for name in ("previous", "same word", "entropy", "distance", "weighted value norm"):
+        for name in ("previous", "same word", "normalised entropy", "distance", "weighted value norm"):
             assert row[name] == pytest.approx(other[name], abs=1e-5), name
     view = joined.view(sequence=1, tokens=[f"w{i}" for i in range(sequences.shape[1])])
     meta = view.page.meta()

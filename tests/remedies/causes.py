@@ -53,10 +53,19 @@ CASES = [
         + "with torch.no_grad():\n    first.o_proj.weight.mul_(2)\n",
     ),
     case(
-        "ch.models.circuits(one, IDS).qk('L9', 0)",
+        "ch.models.circuits(one, IDS).qk(1, slice(0, 2))",
         (
-            "Pass a number",
+            "pass one of them",
             "ch.models.circuits(one, IDS).qk(1, 0).dense() # @",
+            "second.q_proj.weight[:8].T @ second.k_proj.weight[:8]",
+        ),
+        setup=SETUP,
+    ),
+    case(
+        "ch.models.circuits(one, IDS).qk('L*', 0)",
+        (
+            "pass a layer that means one",
+            "ch.models.circuits(one, IDS).qk('L1', 0).dense() # @",
             "second.q_proj.weight[:8].T @ second.k_proj.weight[:8]",
         ),
         setup=SETUP,

@@ -9,7 +9,7 @@ from test_survey_state import Reader, corpus, letters
 
 import clearhead as ch
 
-NAMES = ["first", "previous", "entropy", "sink", "induction"]
+NAMES = ["first", "previous", "normalised entropy", "sink", "induction"]
 KEEP = [*NAMES, "examples"]
 TEXTS = list(dict.fromkeys(corpus(60)))
 
@@ -37,7 +37,7 @@ def peak(name, w, text):
     if name == "sink":
         key = (w.sum(0) - uniform.sum(0)).argmax()
         return w.sum(0)[key] / length - 1 / length, w.sum(0)[key] / length, 1 / length, None, key
-    if name == "entropy":
+    if name == "normalised entropy":
         values, even = -(w * np.log(w)).sum(-1) / np.log(length), np.ones(length)
         apart, keys = even - values, w.argmax(-1)
     else:
@@ -118,7 +118,7 @@ def test_the_page_marks_query_and_key(tmp_path, browser):
     assert opened.page.evaluate(inside("root.querySelectorAll('.example img').length")) == 0
     assert opened.page.evaluate("document.documentElement.scrollWidth <= window.innerWidth")
     said = opened.page.evaluate(inside("root.querySelector('.examples .quiet').textContent"))
-    assert said == f"{100 * row['value']:.0f}%, uniform would be {100 * row['uniform']:.0f}%"
+    assert said == f"{100 * row['value']:.0f}%; uniform attention: {100 * row['uniform']:.0f}%"
     figures = opened.page.evaluate(inside("root.getElementById('figures').textContent"))
     assert ", over 16 queries" in figures  # of 18, the first of each text sees no token before it
     opened.page.evaluate(inside("root.getElementById('measure').value = 'sink'"))

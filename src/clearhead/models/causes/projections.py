@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from clearhead.base.errors import UnsupportedError
+from clearhead.base.errors import ClearheadError, UnsupportedError
 from clearhead.base.selected import numbers_of
+from clearhead.base.text import brief
 from clearhead.explanation.modules.origin.chain import Places
 from clearhead.explanation.modules.origin.find import find
 from clearhead.explanation.modules.origin.ran import layer_of
@@ -111,10 +112,12 @@ class Sides:
         query, key, value = (self.side(name, head) for name in ("query", "key", "value"))
         return Projections(query, key, value, self.output(head), between)
 
-    def number(self, head: int) -> int:
+    def number(self, head: Any) -> int:
         """A head's number, checked; negative numbers count from the last."""
-        (found,) = numbers_of(head, self.heads, "circuits: head", f"{self.call.name} has {self.heads} heads")
-        return found
+        found = numbers_of(head, self.heads, "circuits: head", f"{self.call.name} has {self.heads} heads")
+        if len(found) > 1:
+            raise ClearheadError(f"circuits: head is {brief(head)}, which means {len(found)} heads; pass one of them.")
+        return found[0]
 
 
 def projection_of(module: nn.MultiheadAttention, side: str) -> tuple[Tensor, Tensor | None]:

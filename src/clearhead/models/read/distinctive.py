@@ -48,7 +48,7 @@ LEAST = 8  # a share is a mean over so many queries at least, or over half of th
 FEWEST = 5  # no head is named by fewer queries
 NAMED = 0.05  # a share of weight that is above uniform by less is not named
 NEAR = 0.98  # a head with this part of the largest entropy, or more, is near uniform
-ENTROPY = "entropy"
+ENTROPY = "normalised entropy"
 
 
 @dataclass(frozen=True)

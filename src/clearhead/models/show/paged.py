@@ -16,7 +16,7 @@ from clearhead.models.attention_call import AttentionCall, norms_of
 from clearhead.models.call import word_list
 from clearhead.models.calls import labels
 from clearhead.models.read.distinctive import distinctive, measured
-from clearhead.models.read.tokens import Tokens
+from clearhead.models.read.tokens import Tokens, told_unread
 from clearhead.models.show.image import patches_of
 from clearhead.models.show.meanings import (
     effects_of,
@@ -58,6 +58,7 @@ class Paged:
         self.image = None if image is None else patches_of(image, own)
         if self.image is not None and tokens is None:
             tokens = self.image.words
+        tokens = told_unread(calls, word_list(name, tokens), name)
         self.words, self.source = words(name, tokens, sizes), words("source_tokens", source_tokens, sizes)
         self.tokens = Tokens(self.words or None, self.source or None)
         self.labels = labels(calls)

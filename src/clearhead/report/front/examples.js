@@ -19,7 +19,7 @@ export function listOf(name, examples, words) {
   const list = make("ol", "examples");
   list.append(...examples.map(([value, uniform, query, key, runs]) => {
     const item = make("li");
-    const beside = ALONE.has(name) || uniform === null ? "" : `, uniform would be ${valueWords(name, uniform)}`;
+    const beside = ALONE.has(name) || uniform === null ? "" : `; uniform attention: ${valueWords(name, uniform)}`;
     item.append(make("p", "quiet", `${valueWords(name, value)}${beside}`), textOf(runs, words, query, key));
     return item;
   }));

@@ -9,7 +9,7 @@ import { plural } from "./words.js";
 /** @type {Record<string, string>} */
 const measureTitles = {
   previous: "previous token", next: "next token", itself: "the token itself", first: "first token",
-  "same word": "same word elsewhere", entropy: "normalised entropy", sink: "sink (one key)", distance: "mean distance",
+  "same word": "same word elsewhere", sink: "sink (one key)", distance: "mean distance",
   "weighted value norm": "weighted value norm Σ w‖v‖", "weighted transformed norm": "weighted transformed norm Σ w‖v·W_O‖",
   divergence: "divergence from the other",
 };
@@ -142,7 +142,7 @@ export function limitWords(name, limit, below = false) {
  * @param {Entry[]} entries
  */
 export function rankedBy(name, entries) {
-  const way = name === "entropy" ? 1 : -1;
+  const way = name === "normalised entropy" ? 1 : -1;
   /** @param {Entry} entry */
   const place = ({ figure }) => (figure === null ? Infinity : way * figure.departs);
   return entries.slice().sort((a, b) => (place(a) === place(b) ? 0 : place(a) - place(b)));

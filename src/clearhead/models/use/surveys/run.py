@@ -30,7 +30,7 @@ from clearhead.models.use.surveys.examples import Examples
 from clearhead.models.use.surveys.looks import NAMED, Kept, WordClasses, read
 from clearhead.models.use.surveys.state import Done, State, done
 
-USUAL = ("entropy", "first", "sink", "previous", "distance")
+USUAL = ("normalised entropy", "first", "sink", "previous", "distance")
 CLASSED, EXAMPLES = "word classes", "examples"
 STRONGEST = 3  # examples of each head and measure
 
