@@ -38,6 +38,14 @@ def test_it_is_a_full_forward(mask, tmp_path):
     assert meta["flows"] == [[0, 1]]  # one text, as of one run
 
 
+def test_the_token_that_was_never_read_is_left_out():
+    seen, sequences = generated(made(llama))
+    words = [f"w{i}" for i in range(sequences.shape[1] + 1)]
+    with pytest.warns(UserWarning, match="the last one was generated and never read"):
+        meta = seen.joined().view(tokens=words).page.meta()
+    assert meta["texts"] == [words[:-1]]
+
+
 def test_an_encoder_decoder_has_its_cross_attention_too():
     model = made(
         lambda: transformers.BartForConditionalGeneration(transformers.BartConfig(**BART, decoder_start_token_id=2))

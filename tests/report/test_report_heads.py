@@ -134,7 +134,7 @@ RAMP = """canvas => {
 
 
 def test_a_measure_on_one_side_of_uniform_attention_has_one_half_of_the_colours(html: str, open_report: Make) -> None:
-    page = open_report([], "#by=entropy", html=html).page
+    page = open_report([], "#by=normalised%20entropy", html=html).page
     ticks = page.locator("#heads-ticks span").all_inner_texts()
     assert len(ticks) == 2 and ticks[0].startswith("−") and ticks[1].endswith("uniform attention")
     left, middle, right = page.locator("#heads-ramp").evaluate(RAMP)

@@ -55,9 +55,9 @@ def test_the_page_shows_each_head_by_each_statistic(tmp_path, browser):
 def test_it_opens_on_a_measure_that_tells_heads_apart(tmp_path, browser):
     """Of all heads the entropy is below uniform attention's, so that every square would have one hue."""
     about = {one.name: About(one.name, one.says, one.formula, one.range, one.does) for one in MEASURES}
-    names = ("entropy", "first", "previous")
+    names = ("normalised entropy", "first", "previous")
     statistics = [Statistic(about[name], f"{name} uniform", share=True) for name in names]
-    uniform = {"entropy uniform": 1.0, "first uniform": 0.2, "previous uniform": 0.2}
+    uniform = {"normalised entropy uniform": 1.0, "first uniform": 0.2, "previous uniform": 0.2}
     shares = [(0.4, 0.1, 0.9), (0.7, 0.5, 0.05), (0.9, 0.3, 0.2)]
     rows = [
         {"layer": 0, "module": "m", "head": n, **uniform, **dict(zip(names, each, strict=True))}
