@@ -32,12 +32,12 @@ def test_the_page_shows_each_head_by_each_statistic(tmp_path, browser):
     assert opened.page.evaluate(inside("root.getElementById('title').textContent")) == "<b>Heads</b> & texts"
     assert opened.page.evaluate("document.documentElement.scrollWidth <= window.innerWidth")
     names = opened.page.evaluate(inside("[...root.getElementById('measure').options].map((one) => one.value)"))
-    assert names == ["first", "previous", "distance", "Entropy"]
+    assert names == ["first", "previous", "distance", "Entropy (nats)"]
     row = survey.table()[1]
     for name, shown in (
         ("previous", f"{100 * row['previous']:.0f}%"),
         ("distance", f"{row['distance']:.1f} positions"),
-        ("Entropy", f"{row['Entropy']:.3g}"),
+        ("Entropy (nats)", f"{row['Entropy (nats)']:.3g}"),
     ):
         choose = f"(root.getElementById('measure').value = '{name}', "
         opened.page.evaluate(inside(choose + "root.getElementById('measure').dispatchEvent(new Event('change')))"))
@@ -55,9 +55,9 @@ def test_the_page_shows_each_head_by_each_statistic(tmp_path, browser):
 def test_it_opens_on_a_measure_that_tells_heads_apart(tmp_path, browser):
     """Of all heads the entropy is below uniform attention's, so that every square would have one hue."""
     about = {one.name: About(one.name, one.says, one.formula, one.range, one.does) for one in MEASURES}
-    names = ("entropy", "first", "previous")
+    names = ("normalised entropy", "first", "previous")
     statistics = [Statistic(about[name], f"{name} uniform", share=True) for name in names]
-    uniform = {"entropy uniform": 1.0, "first uniform": 0.2, "previous uniform": 0.2}
+    uniform = {"normalised entropy uniform": 1.0, "first uniform": 0.2, "previous uniform": 0.2}
     shares = [(0.4, 0.1, 0.9), (0.7, 0.5, 0.05), (0.9, 0.3, 0.2)]
     rows = [
         {"layer": 0, "module": "m", "head": n, **uniform, **dict(zip(names, each, strict=True))}

@@ -11,25 +11,37 @@ import { nameOf, percent, placeWords, signed, times } from "./words.js";
 
 /**
  * @import { Page } from "./mount.js"
- * @import { Head, Look, Pair, Shown, Sketch } from "./types.d.ts"
+ * @import { Head, Look, Numbers, Pair, Shown, Sketch } from "./types.d.ts"
  */
 
 const LISTED = 8;
 const TERMS = 6; // dimensions of a score that are shown, the largest first
 
 /**
- * The words about a pair's value: the length of the weighted value, and its share of the query's sum (Kobayashi et al. 2020).
+ * The words about what a pair moves: the length of the weighted value, and of what the layer that writes the heads makes
+ * of it (Kobayashi et al. 2020), as far as they are known; each with its share of the query's sum.
  *
  * @param {Head} head
  * @param {number} i
  * @param {number} j
  */
 function movesOf(head, i, j) {
-  const moved = Float64Array.from(head.values ?? [], (length, key) => weightOf(head, i, key) * length);
-  const all = moved.reduce((sum, one) => sum + one, 0);
-  const rank = 1 + moved.reduce((above, one) => above + (one > moved[j] ? 1 : 0), 0);
-  return `‖weight · value‖ = ${moved[j].toPrecision(3)}, the length of what this key adds to the head's output: ` +
-    `${percent(all > 0 ? moved[j] / all : 0)} of the sum of all keys' lengths, rank ${rank} by length`;
+  /**
+   * @param {string} name
+   * @param {string} adds
+   * @param {Numbers | null} lengths
+   */
+  const one = (name, adds, lengths) => {
+    if (lengths === null) return [];
+    const moved = Float64Array.from(lengths, (length, key) => weightOf(head, i, key) * length);
+    const all = moved.reduce((sum, one) => sum + one, 0);
+    const rank = 1 + moved.reduce((above, one) => above + (one > moved[j] ? 1 : 0), 0);
+    return [`${name} = ${moved[j].toPrecision(3)}, the length of what ${adds}: ${percent(all > 0 ? moved[j] / all : 0)} of the sum of all keys' lengths, rank ${rank} by length`];
+  };
+  return [
+    ...one("‖weight · value‖", "this key adds to the head's output", head.valueNorms),
+    ...one("‖weight · value · W_O‖", "it adds to the layer's result", head.transformedNorms),
+  ].join("; ");
 }
 
 /**
@@ -125,7 +137,7 @@ export class PairPane {
     const title = this.page.find("pair-title");
     const place = this.page.find("pair-place");
     const moves = this.page.find("pair-moves");
-    moves.hidden = pair === null || look.head.values === null;
+    moves.hidden = pair === null || look.head.valueNorms === null;
     if (pair === null) {
       title.textContent = `“${nameOf(names[out ? 0 : 1], look.token)}”`;
       place.textContent = out
