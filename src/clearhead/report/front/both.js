@@ -28,6 +28,18 @@ export function weightIn({ heads }, head, i, j) {
   const own = heads.length ? heads : [head];
   if (!haveQuery(own, i) || !haveKey(own, j)) return NaN;
   if (!own.every((one) => mayBeside(one, i, j))) return 0;
+  return meanWeight({ heads }, head, i, j);
+}
+
+/**
+ * The same of a pair that the side's text has and no mask hides.
+ *
+ * @param {Pick<Side, "heads">} side
+ * @param {Head} head
+ * @param {number} i
+ * @param {number} j
+ */
+function meanWeight({ heads }, head, i, j) {
   if (!heads.length) return equalShare(head, inText(head.rows, i));
   return heads.reduce((sum, one) => sum + weightBeside(one, i, j), 0) / heads.length;
 }
@@ -56,7 +68,7 @@ export async function mapsOf(sides, { queries, keys }, perRow, perColumn, wanted
       const count = countsOf(own[0])[inText(own[0].rows, i)];
       for (let j = 0; j < keys; j++) {
         if (!haveKey(own, j) || !own.every((head) => mayBeside(head, i, j))) continue;
-        const weight = weightIn(side, heads[0], i, j);
+        const weight = meanWeight(side, heads[0], i, j);
         const cell = Math.floor(i / perRow) * columns + Math.floor(j / perColumn);
         const { plain, relative } = maps[number];
         if (!(weight <= plain[cell])) plain[cell] = weight;

@@ -19,9 +19,6 @@ const LISTED = 8;
 const TERMS = 6; // dimensions of a score that are shown, the largest first
 
 /**
-}
-
-/**
  * The terms of a pair's score: one for each dimension, or for two that rotary positions turn together.
  *
  * @param {Head} head
