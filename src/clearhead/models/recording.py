@@ -203,7 +203,7 @@ class Recording(Calls[AttentionCall]):
         Its tables, pages and explanations are those of the whole text. The page tells prompt and answer apart, and says
         in which step a token was read. `call.begins`: the first query of each step. Values are joined where they were
         kept; outputs, gradients and the layers around a call are not. The last token of an answer was never read, so it
-        has no query: it is left out of `tokens`, with a warning.
+        has no query: it is left out of `tokens`, with a warning. A file that `write` makes of it has no steps.
         Raises a `ClearheadError` as `Generation.joined`. Cost: a copy of the queries and of the keys, once.
         """
         return Recording([joined_call(self[name]) for name in self.names])
