@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 from inspect import signature
 from typing import Any, NoReturn, Protocol, runtime_checkable
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from clearhead._attention import Arguments, ScoreLike
 from clearhead.base.errors import ClearheadError
@@ -71,7 +72,8 @@ def diagnose(
     For training, pass the `Monitor` that `ch.models.monitor` gives: `diagnose(monitor)`.
 
     The checks look at the mask (queries that see nothing, the opposite polarity, padding attended, 0 and 1, all true,
-    positions of unequal lengths, finite fills), at numbers (NaN and infinity and their places, NaN that SDPA would
+    positions of unequal lengths, finite fills), at axes (heads without the transposition, and length and batch
+    exchanged, where memory or numbers show it), at numbers (NaN and infinity and their places, NaN that SDPA would
     leak, the error against float64), and at the softmax (a scale missing or applied twice, saturation, few effective
     keys, uniform heads, heads that rest on one key, values of 0). Entropies are compared to a uniform softmax under the
     same mask; a scale is judged by the spread of the scores, not by its constant.
@@ -144,7 +146,10 @@ def _of_module(module: nn.Module, inputs: tuple[Any, ...], keywords: dict[str, A
             named = {name: for_twin(one, module, twin) for name, one in given.kwargs.items()}
             twin(*(for_twin(one, module, twin) for one in given.args), **named)
     except _Reached as reached:
-        return case_of(reached.call, name)
+        length_first = isinstance(module, nn.MultiheadAttention) and not module.batch_first
+        three = {side: given.arguments.get(side) for side in ("query", "key", "value")} if length_first else {}
+        batched = {side: t for side, t in three.items() if isinstance(t, Tensor) and t.ndim == 3}
+        return replace(case_of(reached.call, name), length_first=batched)
     raise ClearheadError(f"{type(module).__name__} computed no attention for these inputs.")
 
 
