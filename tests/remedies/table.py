@@ -184,7 +184,7 @@ CASES = [
         "blocks = torch.block_diag(torch.ones(2, 2), torch.ones(2, 2)).bool()",
     ),
     case(
-        "Lengths([2, 3]).dense(4, 4)",
+        "Lengths([2, 3]).dense(x[0], x[0])",
         ("query (B, Lq, E) and key (B, Lk, E)", "Lengths([2, 3]).dense(x[:2], x[:2]).float() # @", "two"),
         setup="two = (torch.arange(4) < torch.tensor([[2], [3]]))[:, None].expand(2, 4, 4).float()",
     ),

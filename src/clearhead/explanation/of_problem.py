@@ -297,18 +297,19 @@ def _shares(weights: Tensor, shown: Shown) -> str:
     return "; ".join(found + ["…"] * (weights.shape[2] > len(found)))
 
 
-def explain_softmax(scores: Tensor, mask: Mask | None) -> Explanation:
+def explain_softmax(scores: Tensor, mask: Mask | None, at: Any = None, align: Any = None) -> Explanation:
     """The masked softmax of scores (..., Lq, Lk), over the keys."""
-    keys = torch.eye(scores.shape[-1], dtype=scores.dtype, device=scores.device)  # so that query · key is the score
-    keys = keys.expand(*scores.shape[:-2], *keys.shape)
-    problem = Arguments(scores, keys, ABSENT, scale=1.0, mask=mask).problem()
-    shown = choose(None, problem.sizes)
+    width = scores.shape[-1]  # the scores stand in the place of queries, and no number of a key is read
+    keys = scores.detach().new_zeros(()).expand(*scores.shape[:-2], width, width)
+    whole = Arguments(scores, keys, ABSENT, scale=1.0, mask=mask, align=align).problem()
+    shown = choose(at, whole.sizes)
+    problem = cut(whole, shown.region)
     why = "One number for each query and key: the better they fit, the larger it is."
-    given = Step("scores", why, problem.query, SCORES)
+    given = Step("scores", why, problem.query.to(accumulated(scores.dtype)), SCORES)
     lead = [axis for axis in ("B", "H") if axis not in shown.absent]
     parts, last, otherwise, keep = [Part("Scores", (given,), letters(lead))], given, [], None
     if mask is not None:
-        masked = mask_part(mask, problem.sizes, shown, given)
+        masked = mask_part(mask, whole.sizes, shown, given)
         parts.append(Part("Mask: who may see whom", tuple(masked)))
         last, otherwise, keep = masked[-1], masked_after(given, masked[-2]), masked[-2].value
     steps = softmax_part(problem, last)

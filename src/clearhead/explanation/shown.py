@@ -15,7 +15,8 @@ from clearhead.base.steps import Step
 from clearhead.inspection.index import parse
 from clearhead.problem.region import Region
 
-BLOCKS = 8  # the most sequences times heads that are explained
+BLOCKS = 8  # the most sequences times heads that are explained where `at` does not name them
+ASKED = 64  # the most heads that are explained of those that it names
 QUERIES = 8  # the most queries that are explained
 KEYS = 64  # the most keys that any view of an explanation holds; of more keys, those with the largest weights
 
@@ -89,9 +90,14 @@ def choose(at: Any, sizes: Sizes) -> Shown:
     else:
         batches, heads, queries, keys = _named(at, shape, sizes)
     left_out = []
-    if len(batches) * len(heads) > BLOCKS:
-        left_out.append(f"{len(batches) * len(heads)} sequences and heads: the first is shown")
-        batches, heads = batches[:1], heads[:1]
+    if len(batches) * len(heads) > BLOCKS and len(batches) > 1:
+        left_out.append(f"{len(batches)} sequences: the first is shown")
+        batches = batches[:1]
+    most = ASKED if _names_heads(at, shape) or len(heads) < sizes.heads else BLOCKS
+    if len(heads) > most:
+        first = f"first {ASKED} are" if most == ASKED else "first is"
+        left_out.append(f"{len(heads)} heads: the {first} shown")
+        heads = heads[: ASKED if most == ASKED else 1]
     if len(queries) > QUERIES:
         left_out.append(f"{len(queries)} queries: the first {QUERIES} are shown")
         queries = queries[:QUERIES]
@@ -99,6 +105,11 @@ def choose(at: Any, sizes: Sizes) -> Shown:
     whole = len(keys) in (1, sizes.keys)  # beside one named key, the keys with the largest weights are shown
     pair = (0, 0, 0, -1 if len(keys) == sizes.keys else keys[0])
     return Shown(sizes, batches, heads, queries, () if whole else keys, pair, absent, tuple(left_out))
+
+
+def _names_heads(at: Any, shape: torch.Size) -> bool:
+    """Whether an index of weights of this shape has an entry for the heads."""
+    return isinstance(at, tuple) and len(shape) > 3 and len(at) > len(shape) - 3 and Ellipsis not in at
 
 
 def _named(at: Any, shape: torch.Size, sizes: Sizes) -> tuple[tuple[int, ...], ...]:

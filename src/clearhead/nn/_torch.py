@@ -160,6 +160,7 @@ def from_torch_masks(
     batch, heads, queries, keys = max(query.shape[0], key.shape[0]), *query.shape[1:3], key.shape[2]
     masks: list[Mask] = [_CAUSAL] if is_causal else []
     added: list[Tensor] = []
+    exchanged: tuple[int, ...] | None
     if attn_mask is not None:
         shapes = ((queries, keys), (batch * heads, queries, keys))
         exchanged = (batch, batch) if length_first and queries == keys else None

@@ -19,6 +19,7 @@ from clearhead.explanation.diagnosis.reading import case_of
 from clearhead.explanation.modules.captured import for_twin, twin_of
 from clearhead.explanation.modules.multi_head import as_ours
 from clearhead.nn._record import RecordingModule
+from clearhead.problem.lengths import joined
 
 
 @runtime_checkable
@@ -35,6 +36,7 @@ def diagnose(
     *inputs: Any,
     score: ScoreLike = None,
     mask: Any = None,
+    valid_lens: Any = None,
     bias: Any = None,
     scale: float | None = None,
     sinks: Any = None,
@@ -86,7 +88,8 @@ def diagnose(
     2024, "Efficient Streaming Language Models with Attention Sinks".
     """
     options = {"score": score, "mask": mask, "bias": bias, "scale": scale, "sinks": sinks, "align": align}
-    given = {name: option for name, option in options.items() if option is not None} | keywords
+    every = options | {"valid_lens": valid_lens}
+    given = {name: option for name, option in every.items() if option is not None} | keywords
     positional = (key, value, *inputs)
     while positional and positional[-1] is None:
         positional = positional[:-1]
@@ -98,7 +101,7 @@ def diagnose(
         return query.diagnose()
     if keywords or inputs:
         raise ClearheadError(
-            f"diagnose takes query, key, value and these options of attention: {', '.join(options)}; got "
+            f"diagnose takes query, key, value and these options of attention: {', '.join(every)}; got "
             f"{', '.join(keywords) or f'{len(inputs)} more inputs'}."
         )
     if key is None or value is None:
@@ -106,6 +109,7 @@ def diagnose(
             f"diagnose was given a {type(query).__name__} alone, or without a value. Pass query, key and value; a "
             "module and its inputs; or an AttentionCall, a Recording or a Monitor."
         )
+    options["mask"], options["bias"] = joined(mask, valid_lens, bias)
     return diagnosis_of([case_of(Arguments(query, key, value, **options))])
 
 
