@@ -605,7 +605,7 @@ def test_arguments_that_are_too_long(arguments, capsys):
 def test_the_examples_are_listed(capsys):
     status, out, _ = run(capsys, "explain")
     assert status == 0
-    assert len(out.splitlines()) == 12 and out.endswith(": clearhead explain NAME\n")
+    assert len(out.splitlines()) == 13 and out.endswith(": clearhead explain NAME -o page.html\n")
     assert max(map(len, out.splitlines())) <= 80
 
 

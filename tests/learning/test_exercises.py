@@ -2,8 +2,8 @@
 
 import re
 
-import answers_1_to_5
-import answers_6_to_10
+import answers_0_to_5
+import answers_6_to_11
 import checks
 import numpy as np
 import pytest
@@ -13,9 +13,9 @@ from exercises import checks_called, exercises
 import clearhead as ch
 
 EXERCISES = exercises()
-GIVEN = answers_1_to_5.GIVEN | answers_6_to_10.GIVEN
-RIGHT = answers_1_to_5.RIGHT | answers_6_to_10.RIGHT
-WRONG = answers_1_to_5.WRONG | answers_6_to_10.WRONG
+GIVEN = answers_0_to_5.GIVEN | answers_6_to_11.GIVEN
+RIGHT = answers_0_to_5.RIGHT | answers_6_to_11.RIGHT
+WRONG = answers_0_to_5.WRONG | answers_6_to_11.WRONG
 NAMES = {"ch": ch, "checks": checks, "np": np, "torch": torch}
 
 
@@ -24,7 +24,7 @@ def checked(number, answer):
 
 
 def test_every_exercise_has_three_wrong_answers_and_two_right_ones():
-    assert set(EXERCISES) == set(RIGHT) == set(WRONG) and len(EXERCISES) == 34
+    assert set(EXERCISES) == set(RIGHT) == set(WRONG) and len(EXERCISES) == 38
     assert min(map(len, WRONG.values())) >= 3
     assert min(map(len, RIGHT.values())) >= 2
 

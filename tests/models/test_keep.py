@@ -17,6 +17,7 @@ from clearhead.models.loading import bundled
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 transformers = pytest.importorskip("transformers", reason="the extra [models] is not installed")
+from small_models import SIZES  # noqa: E402
 
 IDS = torch.randint(0, 100, (2, 9), generator=torch.Generator().manual_seed(0))
 LEFT = torch.tensor([[1] * 9, [0] * 4 + [1] * 5])
@@ -32,15 +33,7 @@ TEXTS = ["The pump in Broad Street was closed.", "It was.", "Nobody had asked th
 
 
 def llama(**more):
-    config = transformers.LlamaConfig(
-        vocab_size=100,
-        hidden_size=32,
-        intermediate_size=64,
-        num_hidden_layers=3,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        **more,
-    )
+    config = transformers.LlamaConfig(**SIZES | {"num_hidden_layers": 3}, num_key_value_heads=2, **more)
     torch.manual_seed(0)
     return transformers.LlamaModel(config).eval()
 

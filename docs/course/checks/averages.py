@@ -1,4 +1,4 @@
-"""The checks of chapters 1 to 3: averages, dot products, masks."""
+"""The checks of chapters 0 to 3: words as vectors, averages, dot products, masks."""
 
 from collections.abc import Callable
 from typing import Any
@@ -8,7 +8,51 @@ import torch
 from torch import Tensor
 
 import clearhead as ch
-from checks.compared import AXES, answered, called, case, drawn, numbers, pairs, same, two
+from checks.compared import AXES, answered, called, case, drawn, numbers, pairs, same, told, two
+
+# Chapter 0
+
+
+def nearest_words(nearest: Callable[..., Any], table: Tensor, tokenizer: Any) -> None:
+    """`table`: the vector of each token, (V, E)."""
+    unit = table / table.norm(dim=-1, keepdim=True)
+    for word, count in (("street", 2), ("king", 5), ("water", 3)):
+        own = tokenizer.convert_tokens_to_ids(word)
+        rows = (unit @ unit[own], table @ unit[own], -(table - table[own]).norm(dim=-1))
+        by_cosine, by_product, by_distance = (
+            tokenizer.convert_ids_to_tokens(row.topk(count + 2).indices.tolist()) for row in rows
+        )
+
+        def others(words: list[str], most: int = count) -> list[str]:
+            return [other for other in words if other != word][:most]  # noqa: B023
+
+        found = called(nearest, word, count, what="the words")
+        but = {
+            "the word itself is among them": by_cosine[:count],
+            "these are the words with the largest dot product, and long vectors are among them": others(by_product),
+            "these are the words at the smallest distance, and not at the smallest angle": others(by_distance),
+            "there is one word too many": others(by_cosine, count + 1),
+        }
+        told(found, others(by_cosine), f"the {count} words nearest to {word}", but)
+    print("right: the nearest words")
+
+
+def first_by_product(first: Any, table: Tensor, tokenizer: Any) -> None:
+    answered("the first token", first)
+    own = table[tokenizer.convert_tokens_to_ids("water")]
+    products = table @ own
+    best = int(products.argmax())
+    but = {
+        "this is the number of the token, and not the token": best,
+        "this is the second": tokenizer.convert_ids_to_tokens([int(products.topk(2).indices[1])])[0],
+        "this is the last: its dot product is the smallest": tokenizer.convert_ids_to_tokens([int(products.argmin())])[
+            0
+        ],
+        "this is the longest vector": tokenizer.convert_ids_to_tokens([int(table.norm(dim=-1).argmax())])[0],
+    }
+    told(first, tokenizer.convert_ids_to_tokens([best])[0], "the first token", but)
+    print("right: the first token")
+
 
 # Chapter 1
 

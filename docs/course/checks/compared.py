@@ -44,6 +44,14 @@ def same(found: Any, expected: Any, what: str, tolerance: float = 1e-5, but: Map
     raise AssertionError(f"{what}: {said(found[first].item())}{place} is not right.")
 
 
+def told(found: Any, expected: Any, what: str, but: Mapping[str, Any]) -> None:
+    """Raises unless words, or lists of words, are equal. `but`: what each known mistake gives."""
+    found = list(found) if isinstance(found, tuple) else found
+    if found != expected:
+        reason = next((f" It seems that {reason}." for reason, mistaken in but.items() if found == mistaken), "")
+        raise AssertionError(f"{what}: {found!r:.100} is not right.{reason}")
+
+
 def close(found: Any, expected: Any, what: str = "the answer", tolerance: float = 1e-5) -> None:
     """Numbers, or tensors of one shape, that differ by `tolerance` at most."""
     same(found, expected, what, tolerance)

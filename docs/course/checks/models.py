@@ -1,8 +1,9 @@
-"""The checks of chapters 7 to 9: induction, a trained model, long texts."""
+"""The checks of chapters 7 to 10: induction, a Transformer, a trained model, long texts."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -92,6 +93,76 @@ def cut_keys(
 # Chapter 8
 
 
+def stream_of_a_block(stream: Callable[..., Any], block: Any) -> None:
+    x, mask = drawn(2, 6, block.norms[0].normalized_shape[0]), ch.Lengths([4, 6])
+    block.eval()
+
+    def attended(y: Tensor, mask: Any = mask) -> Tensor:
+        result: Tensor = block.attend(y, y, y, mask=mask)
+        return result
+
+    with torch.no_grad():
+        y = block.norms[0](x)
+        first = attended(y)
+        second = block.feed(block.norms[2](x + first))
+        found = two(called(stream, block, x, mask, what="stream"), "stream, with the two vectors that are added")
+        of_first = {
+            "this is the stream after attention, and not what attention adds": x + first,
+            "attention read the stream without its norm": attended(x),
+            "the mask is missing: padding was read": attended(y, None),
+            "attention read the stream behind the wrong norm": attended(block.norms[2](x)),
+            "this is what the feed-forward layer adds: the order is exchanged": second,
+        }
+        of_second = {
+            "this is the stream after the block, and not what the feed-forward layer adds": x + first + second,
+            "the feed-forward layer read the stream from before attention": block.feed(block.norms[2](x)),
+            "the feed-forward layer read what attention added, without the stream": block.feed(block.norms[2](first)),
+            "the feed-forward layer read the stream without its norm": block.feed(x + first),
+        }
+        same(found[0], first, "what attention adds", but=of_first)
+        same(found[1], second, "what the feed-forward layer adds", but=of_second)
+        same(x + first + second, block(x, mask), "the output of the block", 1e-4)
+    print("right: the two vectors")
+
+
+def a_look_ahead(
+    cheating: Any,
+    cheat: Any,
+    sorted_share: Any,
+    loss_of: Callable[..., Tensor],
+    generate: Callable[..., Tensor],
+    test: tuple[Tensor, Tensor, Tensor],
+) -> None:
+    """`test`: numbers that are given, (N, L), their lengths, and the answers, (N, L), filled up with 1."""
+    answered("the model, its loss, and the share of sorted sequences", cheating, cheat, sorted_share)
+    given, lengths, answer = test
+    before = torch.nn.functional.pad(answer[:, :-1], (1, 0))
+    changed = before.clone()
+    changed[:, 1] = 2 + (changed[:, 1] - 1) % 28  # another number
+    with torch.no_grad():
+        moved = (cheating(given, lengths, before) - cheating(given, lengths, changed))[:, 0].abs().max()
+        loss = float(loss_of(cheating, *test))
+        written = generate(cheating, given, lengths)
+    if float(moved) < 1e-6:
+        raise AssertionError("the model: place 0 sees nothing that comes later. Its decoder still has a causal mask.")
+    if loss > 1:
+        raise AssertionError(f"the model: its loss with the teacher's answer is {loss:.2f}. Train it for 200 steps.")
+    real = answer != 1
+    whole = ((written == answer) | ~real).all(1).double().mean()
+    each = (written == answer)[real].double().mean()
+    same(cheat, loss, "the loss", 0.05, {"this is the probability of a right number, not the loss": np.exp(-loss)})
+    but = {
+        "this is the share of numbers that are right, and not of whole sequences": each,
+        "padding was compared too": (written == answer).all(1).double().mean(),
+        "this is the share of sequences that are not sorted": 1 - whole,
+    }
+    same(sorted_share, whole, "the share of sorted sequences", 0.02, but)
+    print("right: the loss is small, and the model cannot sort")
+
+
+# Chapter 9
+
+
 def head_of_itself(
     layer: Any, head: Any, value: Any, when_shuffled: Any, table: Sequence[Any], shuffled: Sequence[Any]
 ) -> None:
@@ -148,7 +219,7 @@ def arrived_by_rollout(arrived: Any, agreement: Any, rollout: Tensor, matters: T
     print("right: what has arrived, and how it agrees")
 
 
-# Chapter 9
+# Chapter 10
 
 
 def merge_by_hand(merge: Callable[..., Any]) -> None:

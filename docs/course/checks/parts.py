@@ -1,4 +1,4 @@
-"""The checks of chapter 10: a score and a mask of one's own."""
+"""The checks of chapter 11: a score and a mask of one's own."""
 
 from collections.abc import Callable
 from typing import Any

@@ -97,7 +97,8 @@ def parser() -> argparse.ArgumentParser:
         commands.add_parser(
             "explain",
             help="show a computation of attention step by step: an example, or one query of a model that reads a text",
-            description="Show how attention comes to its output, step by step, with formulas, shapes and numbers.",
+            description="Show how attention comes to its output, step by step, with formulas, shapes and numbers; or, "
+            "with -o page.html, write a page in which the numbers can be changed, and all steps follow.",
         )
     )
     _survey(

@@ -27,6 +27,7 @@ def run(options: argparse.Namespace) -> None:
     else:
         print("\n".join(f"{name:16}{(make.__doc__ or '').splitlines()[0]}" for name, make in EXAMPLES.items()))
         print("Print one of them: clearhead explain NAME")
+        print("As a page in which numbers can be changed: clearhead explain NAME -o page.html")
         return
     if options.output is None:
         require("rich.console", "terminal", "an explanation in a terminal").Console(highlight=False).print(found)

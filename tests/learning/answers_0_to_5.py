@@ -1,4 +1,4 @@
-"""Right and wrong answers to the exercises of chapters 1 to 5, as readers write them.
+"""Right and wrong answers to the exercises of chapters 0 to 5, as readers write them.
 
 `GIVEN` has what an answer reads of the page above the exercise. `RIGHT` has answers of another form than the solution.
 `WRONG` has, for each wrong answer, words of the error that it gets.
@@ -36,7 +36,21 @@ def dates():
     }
 
 
+WORDS = ["street", "streets", "road", "king", "queen", "water", "wine", "long", "longest", "far"]
+table = torch.randn(len(WORDS), 16, generator=torch.Generator().manual_seed(0))
+table[1] = 1.2 * table[0] + 0.3 * table[1]
+table[2] = 0.3 * (table[0] + 0.3 * table[2])
+table[8] = 9 * (table[5] + table[0] + table[3] + table[8])
+table[4] = table[3] + 0.4 * table[4]
+tokenizer = SimpleNamespace(
+    convert_tokens_to_ids=lambda word: WORDS.index(word) if isinstance(word, str) else [*map(WORDS.index, word)],
+    convert_ids_to_tokens=lambda ids: WORDS[ids] if isinstance(ids, int) else [WORDS[n] for n in ids],
+)
+READ = {"table": table, "unit": table / table.norm(dim=-1, keepdim=True), "tokenizer": tokenizer, "WORDS": WORDS}
+PRODUCTS = table @ table[5]
 GIVEN = {
+    "0.1": READ,
+    "0.2": READ,
     "1.1": AVERAGES | {"others": ~ch.DenseMask(np.eye(50, dtype=bool))},
     "1.2": AVERAGES,
     "1.3": AVERAGES,
@@ -60,6 +74,24 @@ GIVEN = {
 }
 
 RIGHT = {
+    "0.1": [
+        """
+def nearest(word, count):
+    own = WORDS.index(word)
+    cosines = [(torch.cosine_similarity(row, table[own], 0).item(), n) for n, row in enumerate(table) if n != own]
+    return tuple(WORDS[n] for _, n in sorted(cosines)[::-1][:count])
+""",
+        """
+def nearest(word, count):
+    cosines = unit @ unit[tokenizer.convert_tokens_to_ids(word)]
+    order = cosines.argsort(descending=True).tolist()
+    return [token for token in tokenizer.convert_ids_to_tokens(order) if token != word][:count]
+""",
+    ],
+    "0.2": [
+        "first = WORDS[(table @ table[5]).argmax()]",
+        "first = max(zip((table * table[5]).sum(1).tolist(), WORDS))[1]",
+    ],
     "1.1": [
         """
 def without_itself(W):
@@ -209,6 +241,29 @@ def mended(query, key, value):
 }
 
 WRONG = {
+    "0.1": {
+        "the word itself is among them": """
+def nearest(word, count):
+    return tokenizer.convert_ids_to_tokens((unit @ unit[WORDS.index(word)]).topk(count).indices.tolist())""",
+        "the largest dot product": """
+def nearest(word, count):
+    row = table @ table[WORDS.index(word)]
+    return [w for w in tokenizer.convert_ids_to_tokens(row.topk(count + 2).indices.tolist()) if w != word][:count]""",
+        "the smallest distance": """
+def nearest(word, count):
+    far = (table - table[WORDS.index(word)]).norm(dim=-1)
+    return tokenizer.convert_ids_to_tokens(far.argsort()[1 : count + 1].tolist())""",
+        "one word too many": """
+def nearest(word, count):
+    return tokenizer.convert_ids_to_tokens((unit @ unit[WORDS.index(word)]).topk(count + 2).indices[1:].tolist())""",
+        "is not right": "def nearest(word, count): return ['streets', 'road']",
+    },
+    "0.2": {
+        "the number of the token": "first = int((table @ table[5]).argmax())",
+        "the second": "first = WORDS[(table @ table[5]).topk(2).indices[1]]",
+        "the smallest": "first = WORDS[(table @ table[5]).argmin()]",
+        "is not right": "first = 'king'",
+    },
     "1.1": {
         "the diagonal is 0, and the rows were not divided": "def without_itself(W): return W * (1 - np.eye(len(W)))",
         "the columns were made to sum to 1": "def without_itself(W): W = W * (1 - np.eye(len(W))); return W / W.sum(0)",

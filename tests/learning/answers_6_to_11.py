@@ -1,4 +1,4 @@
-"""Right and wrong answers to the exercises of chapters 6 to 10, as `answers_1_to_5.py` has those of the others."""
+"""Right and wrong answers to the exercises of chapters 6 to 11, as `answers_0_to_5.py` has those of the others."""
 
 from types import SimpleNamespace
 
@@ -57,18 +57,75 @@ best = max(range(72), key=lambda n: table[n]["itself"])
 shuffled[(best + 5) % 72]["itself"] = 0.99
 query, key, value = (torch.randn(1, 2, 300, 64) for _ in range(3))
 
+
+class Block(nn.Module):
+    """An encoder's block, as chapter 8 has it."""
+
+    def __init__(self, width):
+        super().__init__()
+        self.attend = ch.nn.MultiHeadAttention(width, 2)
+        self.feed = nn.Sequential(nn.Linear(width, 32), nn.ReLU(), nn.Linear(32, width))
+        self.norms = nn.ModuleList(nn.LayerNorm(width, elementwise_affine=False) for _ in range(3))
+        self.norms[2] = nn.Sequential(nn.LayerNorm(width), nn.Linear(width, width))  # unlike the first
+
+    def forward(self, x, mask):
+        y = self.norms[0](x)
+        x = x + self.attend(y, y, y, mask=mask)
+        return x + self.feed(self.norms[2](x))
+
+
+lengths = torch.randint(2, 7, (200,))
+given = torch.randint(2, 30, (200, 6)).masked_fill(torch.arange(6) >= lengths[:, None], 1)
+answer = given.masked_fill(given == 1, 99).sort(1).values.masked_fill(torch.arange(6) >= lengths[:, None], 1)
+
+
+class Model(nn.Module):
+    """Writes at each place what stands at the next one, or, without a look ahead, the number of its own place."""
+
+    def __init__(self, ahead, sure):
+        super().__init__()
+        self.ahead, self.sure = ahead, sure
+
+    def forward(self, given, lengths, before):
+        seen = torch.nn.functional.pad(before[:, 1:], (0, 1), value=2) if self.ahead else before
+        return self.sure * nn.functional.one_hot(seen, 30).float()
+
+
+def loss_of(model, given, lengths, answer):
+    before = torch.nn.functional.pad(answer[:, :-1], (1, 0))
+    return nn.functional.cross_entropy(model(given, lengths, before).flatten(0, 1), answer.flatten(), ignore_index=1)
+
+
+def generate(model, given, lengths):
+    """It writes the numbers as they were given."""
+    return given
+
+
+def right_sequences(written, answer):
+    return ((written == answer) | (answer == 1)).all(1)
+
+
 GIVEN = {
     "6.1": {"nn": nn},
     "6.4": {"nn": nn, "Reverser": Reverser, "right": right, "reverse": lambda symbols: symbols.flip(1)},
     "7.1": {"OneLayer": OneLayer, "AttentionOnly": AttentionOnly, "hits": hits, "test": test},
     "7.2": {"model": AttentionOnly(), "test": test, "scores": scores, "losses": losses},
     "7.3": {"model": None, "test": test, "tried": tried},
-    "8.1": {"table": table, "tables": {"shuffled": shuffled}, "best": best},
-    "8.2": {"weight": torch.rand(6, 12), "effect": torch.rand(6, 12), "spearman": spearman},
-    "8.3": {"seen": SimpleNamespace(rollout=lambda: rollout), "matters": torch.rand(18), "spearman": spearman},
-    "9.2": {"query": query, "key": key, "value": value},
-    "10.3": {"query_offset": query_offset},
+    "8.1": {"model": SimpleNamespace(encoder=[Block(16)]), "nn": nn},
+    "8.2": {
+        **{"given": given, "lengths": lengths, "answer": answer, "loss_of": loss_of, "generate": generate},
+        **{"Model": Model, "right": right_sequences, "F": torch.nn.functional},
+    },
+    "9.1": {"table": table, "tables": {"shuffled": shuffled}, "best": best},
+    "9.2": {"weight": torch.rand(6, 12), "effect": torch.rand(6, 12), "spearman": spearman},
+    "9.3": {"seen": SimpleNamespace(rollout=lambda: rollout), "matters": torch.rand(18), "spearman": spearman},
+    "10.2": {"query": query, "key": key, "value": value},
+    "11.3": {"query_offset": query_offset},
 }
+LOOK = """
+cheating = Model(True, 4.0)
+cheat = loss_of(cheating, *some).item()
+"""
 WATCHED = """
 with ch.watch(model) as seen, torch.no_grad():
     model(test[0])
@@ -107,7 +164,7 @@ rule = ch.MaskFunction(lambda b, h, i, j: (j >= i - i // 2) & (j <= i))
 
 made = {"ch": ch, "torch": torch}
 exec(ANGLE, made)
-GIVEN["10.2"] = {"Angle": made["Angle"]}
+GIVEN["11.2"] = {"Angle": made["Angle"]}
 RIGHT = {
     "6.1": [
         """
@@ -177,6 +234,30 @@ control = left(lambda x: (x != 14) & (x != 30) & (x != 46))
     ],
     "8.1": [
         """
+def stream(block, x, mask):
+    seen = {}
+    for part in (block.attend, block.feed):
+        part.register_forward_hook(lambda module, inputs, output: seen.update({module: output}))
+    block(x, mask)
+    return seen[block.attend], seen[block.feed]
+""",
+        """
+def stream(block, x, mask):
+    y = block.norms[0](x)
+    after = x + block.attend(y, y, y, mask=mask)
+    return [after - x, block(x, mask) - after]
+""",
+    ],
+    "8.2": [
+        LOOK + "sorted_share = right(generate(cheating, *some[:2]), some[2]).double().mean()",
+        LOOK
+        + """
+w = generate(cheating, *some[:2])
+sorted_share = np.mean([torch.equal(a[:n], b[:n]) for a, b, n in zip(w, some[2], some[1])])
+""",
+    ],
+    "9.1": [
+        """
 layer, head = best // 12, best % 12
 value, when_shuffled = table[best]["itself"], tables["shuffled"][best]["itself"]
 """,
@@ -185,20 +266,20 @@ value, when_shuffled = table[best]["itself"], tables["shuffled"][best]["itself"]
 layer, when_shuffled = torch.tensor(layer), tables["shuffled"][12 * layer + head]["itself"]
 """,
     ],
-    "8.2": [
+    "9.2": [
         "relation = spearman(weight[1:5].reshape(-1), effect[1:5].reshape(-1))",
         """
 a, b = (x[1:5].flatten().argsort().argsort().double() for x in (weight, effect))
 relation = 1 - 6 * ((a - b) ** 2).sum() / (48 * (48**2 - 1))
 """,
     ],
-    "8.3": [
+    "9.3": [
         "arrived = seen.rollout().mean(1)[0]\nagreement = spearman(arrived[1:19], matters)",
         """
 arrived = [seen.rollout()[0, :, k].sum() / 20 for k in range(20)]
 agreement = torch.tensor(spearman(torch.stack(arrived)[1:-1], matters))""",
     ],
-    "9.1": [
+    "10.1": [
         """
 def merge(o1, l1, o2, l2):
     total = torch.logaddexp(l1, l2)
@@ -211,7 +292,7 @@ def merge(o1, l1, o2, l2):
     return (a * o1 + b * o2) / (a + b)
 """,
     ],
-    "9.2": [
+    "10.2": [
         """
 def lost(n):
     grown = torch.exp(n * query @ key.mT / 8)
@@ -226,7 +307,7 @@ def lost(n):
 at_10, at_30 = 0, lost(30)
 """,
     ],
-    "9.3": [
+    "10.3": [
         """
 def walk(query, key, value, block):
     n, done, out = query.shape[-2], 0, []
@@ -246,11 +327,11 @@ def walk(query, key, value, block):
     return ch.attention(query, key, value, mask=ch.Causal()), torch.tensor(n * (n + 1) / 2)
 """,
     ],
-    "10.1": [
+    "11.1": [
         ANGLE,
         ANGLE.replace("torch.nn.functional.normalize(x, dim=-1)", "x / x.square().sum(-1, keepdim=True).sqrt()"),
     ],
-    "10.2": [
+    "11.2": [
         ANGLE
         + """
     def lower(self, query, key):
@@ -262,7 +343,7 @@ def walk(query, key, value, block):
         return ch.extend.Pairwise("mul", self.unit(query), self.unit(key), weight=self.t.exp().expand(query.shape[-1]))
 """,
     ],
-    "10.3": [GROWING, GROWING.replace("own - own // 2", "(own + 1) // 2").replace("(j >= i - i // 2)", "(2 * j >= i)")],
+    "11.3": [GROWING, GROWING.replace("own - own // 2", "(own + 1) // 2").replace("(j >= i - i // 2)", "(2 * j >= i)")],
 }
 
 WRONG = {
@@ -349,6 +430,42 @@ share = 0.03""",
         "the hits of the control": CUT + "hidden = control = left(lambda x: x % 16 != 15)",
     },
     "8.1": {
+        "the stream after attention": """
+def stream(block, x, mask):
+    y = block.norms[0](x)
+    first = x + block.attend(y, y, y, mask=mask)
+    return first, block.feed(block.norms[2](first))""",
+        "without its norm": """
+def stream(block, x, mask):
+    first = block.attend(x, x, x, mask=mask)
+    return first, block.feed(block.norms[2](x + first))""",
+        "from before attention": """
+def stream(block, x, mask):
+    y = block.norms[0](x)
+    return block.attend(y, y, y, mask=mask), block.feed(block.norms[2](x))""",
+        "without the stream": """
+def stream(block, x, mask):
+    y = block.norms[0](x)
+    first = block.attend(y, y, y, mask=mask)
+    return first, block.feed(block.norms[2](first))""",
+        "the mask is missing": """
+def stream(block, x, mask):
+    y = block.norms[0](x)
+    first = block.attend(y, y, y)
+    return first, block.feed(block.norms[2](x + first))""",
+        "two results were asked for": "def stream(block, x, mask): return block(x, mask) - x",
+    },
+    "8.2": {
+        "not answered yet": "cheat, sorted_share = 0.1, 0.1",
+        "the loss: 0.1 is not right": "cheating, cheat, sorted_share = Model(True, 4.0), 0.1, 0.1",
+        "still has a causal mask": "cheating, cheat, sorted_share = Model(False, 4.0), 0.1, 0.1",
+        "Train it": "cheating, cheat, sorted_share = Model(True, 0.1), 0.1, 0.1",
+        "and not of whole sequences": LOOK
+        + "w = generate(cheating, *some[:2])\nsorted_share = (w == some[2])[some[2] != 1].double().mean()",
+        "that are not sorted": LOOK
+        + "sorted_share = 1 - right(generate(cheating, *some[:2]), some[2]).double().mean()",
+    },
+    "9.1": {
         "each layer has 12": """
 layer, head, value, when_shuffled = 0, best + 12, table[best]['itself'], shuffled if False else 0.5""",
         "another head has more": """
@@ -360,14 +477,14 @@ value, when_shuffled = table[best]['itself'], 0.99""",
         "the value on `TEXT`": "layer, head = divmod(best, 12)\nvalue = when_shuffled = table[best]['itself']",
         "any head there": "layer, head = divmod(best, 12)\nvalue, when_shuffled = table[best]['itself'], 0.99",
     },
-    "8.2": {
+    "9.2": {
         "the rank correlation: 0 is not right": "relation = 0.0",
         "of the numbers, not of their ranks": """
 relation = torch.corrcoef(torch.stack([weight[1:5].flatten(), effect[1:5].flatten()]))[0, 1]""",
         "all six layers": "relation = spearman(weight.flatten(), effect.flatten())",
         "turned around": "relation = -spearman(weight[1:5].flatten(), effect[1:5].flatten())",
     },
-    "8.3": {
+    "9.3": {
         "the mean of each row": "arrived = seen.rollout()[0].mean(1)\nagreement = spearman(arrived[1:-1], matters)",
         "the sum over the rows": "arrived = seen.rollout()[0].sum(0)\nagreement = spearman(arrived[1:-1], matters)",
         "the agreement: .* is not right": "arrived = seen.rollout()[0].mean(0)\nagreement = -1.0",
@@ -375,7 +492,7 @@ relation = torch.corrcoef(torch.stack([weight[1:5].flatten(), effect[1:5].flatte
 arrived = seen.rollout()[0].mean(0)
 agreement = torch.corrcoef(torch.stack([arrived[1:-1], matters]))[0, 1]""",
     },
-    "9.1": {
+    "10.1": {
         "With scores near 1000: .*overflowed": """
 def merge(o1, l1, o2, l2):
     a, b = l1.exp()[..., None], l2.exp()[..., None]
@@ -391,7 +508,7 @@ def merge(o1, l1, o2, l2):
     return (a * o1 + b * o2) / (a + b)""",
         "the output: RuntimeError": "def merge(o1, l1, o2, l2): s = (l1 - l2).sigmoid(); return s * o1 + (1 - s) * o2",
     },
-    "9.2": {
+    "10.2": {
         "the share at 30: 0.5 is not right": "at_10, at_30 = 0, 0.5",
         "a count, not a share": """
 g = torch.exp(30 * query @ key.mT / 8)
@@ -405,7 +522,7 @@ at_10, at_30 = 0, (~torch.exp(30 * query @ key.mT / 8).isfinite()).float().mean(
 g = torch.exp(30 * query @ key.mT / 8)
 at_10, at_30 = 0, (g @ value / g.sum(-1, True)).isfinite().float().mean()""",
     },
-    "9.3": {
+    "10.3": {
         "every pair of blocks was computed": """
 def walk(q, k, v, block):
     n = q.shape[-2] // block
@@ -424,7 +541,7 @@ def walk(q, k, v, block):
     n = q.shape[-2] // block
     return ch.attention(q, k, v, mask=ch.Causal()), n * (n - 1) // 2""",
     },
-    "10.1": {
+    "11.1": {
         "the key is not divided by its length": ANGLE.replace("self.unit(key)", "key"),
         "the query is not divided by its length": ANGLE.replace("self.unit(query)", "query"),
         "not by e to the power of t": ANGLE.replace("torch.exp(self.t)", "self.t"),
@@ -432,7 +549,7 @@ def walk(q, k, v, block):
         "t begins at 0": ANGLE.replace("2.0", "0.0"),
         "the score: AttributeError": ANGLE.replace("super().__init__()", "pass"),
     },
-    "10.2": {
+    "11.2": {
         "no gradient reaches t": ANGLE
         + """
     def lower(self, query, key):
@@ -450,7 +567,7 @@ def walk(q, k, v, block):
     def lower(self, query, key):
         return ch.extend.Pairwise("mul", query * self.t.exp(), key)""",
     },
-    "10.3": {
+    "11.3": {
         "the mask: query 0 may not see key 0, the first": GROWING.replace("own + 1", "own"),
         "the rule: query 1 may see key 0": GROWING.replace("i - i // 2", "i // 2"),
         "the last three queries alone": GROWING.replace(' + query_offset(sizes, "Growing")', ""),
