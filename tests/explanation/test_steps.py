@@ -4,6 +4,7 @@ import contextlib
 import html
 import itertools
 import json
+import re
 
 import numpy as np
 import pytest
@@ -258,6 +259,22 @@ def test_arrays_give_arrays():
     found = ch.explain(module, query.numpy(), key.numpy(), key.numpy(), lengths)["output"]
     np.testing.assert_allclose(found, module(query, key, key, lengths).numpy(), rtol=1e-5, atol=1e-6)
     assert isinstance(ch.explain(module, query, key, key, lengths)["output"], torch.Tensor)
+
+
+def test_the_keys_that_are_shown_have_the_largest_weights_and_are_those_that_lines_name():
+    query, key = draw(10, 8), draw(10, 8, seed=1)
+    for seed in range(5):
+        key = draw(10, 8, seed=seed)
+        for given in ({}, {"mask": ch.Causal()}):
+            explanation = ch.explain(query, key, key, **given)
+            weights = explanation["weights"]
+            shown = explanation.shown.strongest[:5]
+            text = " ".join(str(explanation).split())
+            said = re.search("each times its weight: (.*?); …", text)[1]
+            named = {int(n) for n in re.findall(r"the value of key (\d+)", said)}
+            assert named <= set(shown) and set(weights[:3].argmax(-1).tolist()) <= named
+    first = ch.explain(query, key, key, mask=ch.Causal(), at=(slice(0, 3),))
+    assert first.shown.strongest[:5][-2:] == (3, 4)  # of keys that no row sees the first ones, and not any
 
 
 def test_what_was_chosen_is_said():

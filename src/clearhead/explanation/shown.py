@@ -19,6 +19,8 @@ BLOCKS = 8  # the most sequences times heads that are explained where `at` does 
 ASKED = 64  # the most heads that are explained of those that it names
 QUERIES = 8  # the most queries that are explained
 KEYS = 64  # the most keys that any view of an explanation holds; of more keys, those with the largest weights
+FEW = 5  # as many keys fit in the narrowest view, text
+SAID = 3  # rows of the first table whose largest weights are said in words
 
 
 @dataclass(frozen=True)
@@ -127,17 +129,22 @@ def _named(at: Any, shape: torch.Size, sizes: Sizes) -> tuple[tuple[int, ...], .
 
 
 def settle(shown: Shown, weights: Tensor, keep: Tensor | None) -> Shown:
-    """The keys that are shown, and the pair: the chosen key, or the first one that the first query may see."""
+    """The keys that are shown, and the pair: the chosen key, or the first one that the first query may see.
+
+    Where not all keys are shown, these come first: the key of the pair, then the key with the largest weight of each
+    row that is said in words, then the keys with the largest weight of any row. Of equal ones the first comes first.
+    """
     b, h, i, j = shown.pair
     if j < 0:
         allowed = None if keep is None else keep.expand(weights.shape)[b, h, i].nonzero()
         j = 0 if allowed is None or not len(allowed) else int(allowed[0])
     keys, left_out = shown.keys or tuple(range(shown.sizes.keys)), shown.left_out
-    largest = weights.detach().nan_to_num().amax((0, 1, 2))[list(keys)]
-    ranked = [keys[n] for n in largest.topk(min(len(keys), KEYS)).indices.tolist()]
+    of_keys = weights.detach().nan_to_num()[..., list(keys)]
+    of_rows = of_keys[0, 0, :SAID].argmax(-1).tolist() if of_keys.numel() else []
+    ranked = of_keys.amax((0, 1, 2)).argsort(descending=True, stable=True).tolist()
     if len(keys) > KEYS:
         left_out = (*left_out, few_keys(len(keys), KEYS))
-    strongest = tuple(dict.fromkeys([j, *ranked]))[:KEYS]
+    strongest = tuple(dict.fromkeys([j, *(keys[n] for n in (*of_rows, *ranked))]))[:KEYS]
     return replace(shown, keys=tuple(sorted(strongest)), strongest=strongest, pair=(b, h, i, j), left_out=left_out)
 
 
