@@ -174,7 +174,7 @@ def compiled(device: str, only: list[str]) -> Iterator[tuple[str, Used]]:
                 **constants: Any,
             ) -> None:
                 name = kernel.fn.__name__.removesuffix("_kernel")
-                line = f"{device:6} {name:8} {about} {'' if name in ('lay', 'join') else kind}".rstrip()
+                line = f"{device:6} {name:8} {about} {'' if name in ('lay', 'weigh', 'join') else kind}".rstrip()
                 if line not in done and all(word in line.split() for word in only):
                     done.add(line)
                     result = kernel.warmup(*arguments, grid=programs, num_warps=warps, num_stages=1, **constants)

@@ -75,8 +75,8 @@ def attention(
     "upper_left" (at key 0), "lower_right" (the last query at the last key), a number, or a (B,) integer tensor.
     `dropout_p`: the probability with which a weight is set to 0; the other weights are divided by 1 − dropout_p. The
     seed is drawn from torch's generator, so `torch.manual_seed` makes the same dropout again, on every engine.
-    `engine`: "native", "flex", "sdpa", "tiled", "reference", an `Engine` of your own, or None for the first engine that
-    takes the call: see `plan`.
+    `engine`: "native", "flex", "sdpa", "triton", "tiled", "reference", an `Engine` of your own, or None for the first
+    engine that takes the call: see `plan`.
     Returns (..., Lq, Ev) of the value's dtype; NumPy arrays give a NumPy array. Differentiable in all inputs.
     Raises `ClearheadError`, `ShapeError` or `UnsupportedError`; no argument is changed.
     Cost: the work of the allowed pairs; memory O(Lq + Lk), except on the engine "reference".

@@ -272,17 +272,17 @@ def test_the_table_has_a_row_a_head():
     with torch.no_grad(), ch.watch(model) as seen:
         model(**inputs)
     rows = seen.table()
-    assert {"Entropy", "TopK"} < rows[0].keys()
+    assert {"Entropy (nats)", "TopK"} < rows[0].keys()
     assert len(rows) == 6 * 4 and [row["head"] for row in rows[:5]] == [0, 1, 2, 3, 0]
     for row in rows:
         (call,) = seen[row["module"]]
-        assert row["Entropy"] == pytest.approx(call.weights.entropy()[:, row["head"]].mean().item(), rel=1e-5)
+        assert row["Entropy (nats)"] == pytest.approx(call.weights.entropy()[:, row["head"]].mean().item(), rel=1e-5)
         assert row["TopK"] == pytest.approx(call.weights.topk(1)[0][:, row["head"]].mean().item(), rel=1e-5)
-        assert ("MeanDistance" in row) == (call.kind == "self")
+        assert ("MeanDistance (positions)" in row) == (call.kind == "self")
     with torch.no_grad(), ch.models.statistics(model, [ch.reductions.Entropy(), ch.reductions.TopK(1)]) as kept:
         model(**inputs)
     for few, row in zip(kept.table(), rows, strict=True):
-        assert few["Entropy"] == pytest.approx(row["Entropy"]) and few["module"] == row["module"]
+        assert few["Entropy (nats)"] == pytest.approx(row["Entropy (nats)"]) and few["module"] == row["module"]
 
 
 BAD = {

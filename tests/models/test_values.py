@@ -94,7 +94,7 @@ def test_outputs_and_norms_are_those_of_the_weights(name):
         torch.testing.assert_close(call.output[sees], wanted[sees], rtol=1e-5, atol=1e-5 * float(value.abs().max()))
         norms = value.norm(dim=-1)
         assert torch.equal(call.value_norms, norms)
-        torch.testing.assert_close(call.weighted_norms, (dense @ norms[..., None])[..., 0], rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(call.weighted_value_norms, (dense @ norms[..., None])[..., 0], rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("need_weights", [False, True])
@@ -179,7 +179,7 @@ def test_what_was_not_kept_says_so():
     model, x = Direct(), torch.randn(1, 2, 5, 4)
     with ch.watch(model) as seen:
         model(x)
-    for name in ("output", "value_norms", "weighted_norms", "gradients", "head_importance"):
+    for name in ("output", "value_norms", "weighted_value_norms", "transformed_norms", "gradients", "head_importance"):
         with pytest.raises(ch.ClearheadError, match="Watch with values=True"):
             getattr(seen.calls[0], name)
     with ch.watch(model, values=True) as seen:

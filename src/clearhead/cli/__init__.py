@@ -126,8 +126,8 @@ def _survey(survey: argparse.ArgumentParser) -> None:
     survey.add_argument(
         "--keep",
         metavar="LIST",
-        help="measures, such as 'entropy,first,word classes' (default: entropy, first, sink, previous, distance, word "
-        "classes)",
+        help="measures, such as 'sink,first,word classes' (default: normalised entropy, first, sink, previous, "
+        "distance, word classes)",
     )
     survey.add_argument(
         "--batch", metavar="N", type=int, default=4096, help="tokens of one pass of the model (default: %(default)s)"

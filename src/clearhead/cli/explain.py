@@ -58,8 +58,8 @@ def _of_text(options: argparse.Namespace) -> Explanation:
 
 
 def place(word: str, tokens: list[str], name: str) -> int:
-    """The first place of a word among the tokens, or the given number itself."""
-    found = place_among(word, tokens)
+    """The place of a word among the tokens, or the given number itself."""
+    found = place_among(word, tokens, name)
     if found is not None:
         return found
     if word.isascii() and word.isdecimal() and int(word) < len(tokens):

@@ -185,9 +185,8 @@ def settled(explanation: Explanation) -> Explanation:
     """A copy that holds no function, and shares no memory with the inputs, which may change later."""
 
     def one(step: Step) -> Step:
-        value = step.value.detach() if step.code else step.value.detach().clone()
-        said = Said(step.cell(at_pair(step, explanation.shown))) if step.cell and value.numel() else None
-        return replace(step, value=value, cell=said, made=None, by=None)
+        said = Said(step.cell(at_pair(step, explanation.shown))) if step.cell and step.value.numel() else None
+        return step.settled(said)
 
     parts = tuple(replace(part, steps=tuple(map(one, part.steps))) for part in explanation.parts)
     return replace(explanation, parts=parts)
