@@ -101,7 +101,7 @@ def test_hostile_names_are_text_in_markdown():
         (lambda: ch.diagnose(torch.ones(2, 2)), "value"),
         (lambda: ch.diagnose(ch.models.Recording), "Recording"),
         (lambda: ch.diagnose(*qkv(2), torch.ones(2)), "1 more inputs"),
-        (lambda: ch.diagnose(*qkv(2), valid_lens=[2, 2]), "valid_lens"),
+        (lambda: ch.diagnose(*qkv(2), dropout_p=0.5), "dropout_p"),
         (lambda: ch.diagnose(ch.models.Recording([]), torch.ones(2)), "nothing else"),
         (lambda: ch.diagnose(ch.nn.MultiHeadAttention(64, 4), *qkv(2), mask=torch.ones(3, 3).bool()), "mask"),
         (lambda: ch.diagnose(ch.nn.MultiHeadAttention(64, 4), torch.ones(2, 64)), "'key'"),
