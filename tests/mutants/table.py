@@ -166,8 +166,8 @@ SCORES = [
     ),
     Mutant(
         "scores/additive.py",
-        'Pairwise("tanh_add", *self.project(query, key), weight=self.w_v)',
-        'Pairwise("tanh_add", *self.project(query, key), weight=self.w_v.abs())',
+        'Pairwise("tanh_add", *self.project(query, key), weight=self._vector)',
+        'Pairwise("tanh_add", *self.project(query, key), weight=self._vector.abs())',
         "the fused kernels take the weights' sizes for them",
         CONTRACT,
     ),
