@@ -8,6 +8,8 @@ import torch
 from recomputed import check_script, run
 
 import clearhead as ch
+from clearhead.base import steps
+from clearhead.base.expressions import Operand
 
 
 def draw(*shape, seed=0):
@@ -118,6 +120,32 @@ def test_an_explanation_is_copied_and_pickled(how, gradients):
     again = COPIES[how](explanation)
     assert str(again) == str(explanation)
     assert again.script() == explanation.script()
+
+
+@pytest.mark.parametrize("gradients", [False, True])
+def test_texts_are_written_when_they_are_read(monkeypatch, gradients):
+    def written(*arguments):
+        raise AssertionError("a text is written")
+
+    given = {"score": ch.Cosine(), "mask": ch.Causal(), "align": 0, "gradients": gradients}
+    said = str(ch.explain(QUERY, KEY, VALUE, **given))
+    with monkeypatch.context() as patch:
+        for name in ("formula_of", "code_of", "tree_of", "written"):
+            patch.setattr(steps, name, written)
+        explanation = ch.explain(QUERY, KEY, VALUE, **given)
+    assert str(explanation) == said
+    with torch.autocast("cpu"):
+        assert str(explanation) == said
+    assert not [one for step in explanation.steps for one in held(step.made) if isinstance(one, torch.Tensor)]
+
+
+def held(thing):
+    """What an expression holds, and its inputs."""
+    inner = vars(thing).values() if isinstance(thing, Operand) else thing if isinstance(thing, list | tuple) else None
+    for one in inner or ():
+        yield from held(one)
+    if inner is None:
+        yield thing
 
 
 @pytest.mark.parametrize("gradients", [False, True])

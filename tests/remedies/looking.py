@@ -307,6 +307,14 @@ def across(x, y):
         ),
     ),
     case(
+        "watched().explain(0, 0, query='a', tokens=['a', 'b', 'c', 'a', 'd'])",
+        (
+            "pass the place that is meant",
+            "watched().explain(0, 0, query=3, tokens=['a', 'b', 'c', 'a', 'd'])['weights'].sum() # @",
+            "torch.tensor(1.0)",
+        ),
+    ),
+    case(
         "edited(ch.edits.ScaleHeads(layers=-1, factor=0.0))",
         ("numbers from 0 on", "edited(ch.edits.ScaleHeads(layers=0, factor=0.0)) # @", "torch.zeros(2, 2, 5, 8)"),
         setup="class Two(torch.nn.Module):\n    def __init__(self):\n        super().__init__()\n        self.one = Block()\n"
@@ -326,7 +334,7 @@ def across(x, y):
         "pandasless()",
         (
             "use the table as it is: a list of dicts",
-            "torch.tensor([row['Entropy'] for row in watched().table(ch.reductions.Entropy())]) # @",
+            "torch.tensor([row['Entropy (nats)'] for row in watched().table(ch.reductions.Entropy())]) # @",
             "entropy.nanmean((0, 2))",
         ),
         setup="""

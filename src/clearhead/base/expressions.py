@@ -6,13 +6,13 @@ program that a page computes, and the formula of its gradient. Each operation is
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from clearhead.base.formulas import ATOM, UNARY, Linear, Places, Text, View, joined, letter, moved, numeral
+from clearhead.base.formulas import ATOM, UNARY, Linear, Places, Text, View, joined, letter, moved, number_at, numeral
 
 
 def _operator(name: str, reflected: bool = False) -> Callable[..., Expression]:
@@ -25,6 +25,11 @@ class Operand:
 
     value: Tensor
     axes: tuple[str, ...]
+    shape: torch.Size
+
+    @property
+    def ndim(self) -> int:
+        return len(self.shape)
 
     @property
     def mT(self) -> Expression:
@@ -56,6 +61,7 @@ class Expression(Operand):
         self.name, self.inputs, self.options = name, inputs, options
         values = [_values(x) for x in inputs]
         self.value: Tensor = OPERATIONS[name].compute(*values, **options)
+        self.shape = self.value.shape
         self.axes = OPERATIONS[name].axes(self) if axes is None else axes
 
     @property
@@ -95,6 +101,34 @@ def _flat(inputs: Sequence[Any]) -> Iterator[Any]:
         yield from _flat(x) if isinstance(x, list) else [x]
 
 
+class Leaf(Operand):
+    """A named operand without numbers."""
+
+    def __init__(self, name: str, axes: tuple[str, ...], shape: torch.Size) -> None:
+        self.name, self.axes, self.shape = name, axes, shape
+
+
+def outline(x: Any) -> Any:
+    """x without its numbers: its formula, its code and its tree are the same. `computed` gives its numbers again."""
+    if isinstance(x, Expression):
+        found = Expression.__new__(Expression)
+        found.name, found.options, found.axes, found.shape = x.name, x.options, x.axes, x.shape
+        found.inputs = tuple(map(outline, x.inputs))
+        return found
+    if isinstance(x, Operand):
+        return Leaf(getattr(x, "name", "?"), x.axes, x.shape)
+    return list(map(outline, x)) if isinstance(x, list) else x
+
+
+def computed(x: Any, operands: Mapping[str, Operand]) -> Any:
+    """The expression of an outline, computed from operands by name."""
+    if isinstance(x, Expression):
+        return Expression(x.name, tuple(computed(each, operands) for each in x.inputs), x.options, x.axes)
+    if isinstance(x, Leaf):
+        return operands[x.name]
+    return [computed(each, operands) for each in x] if isinstance(x, list) else x
+
+
 # ---- Formula, code, tree for a page, and gradients of an expression
 
 
@@ -106,7 +140,7 @@ def formula_of(name: str, x: Operand, axes: tuple[str, ...]) -> str:
         places.append(letter(found))
     lines = []
     for own in _openings(x, places, axes):
-        right = written(x, own[len(own) - x.value.ndim :] if x.value.ndim else (), view)
+        right = written(x, own[len(own) - x.ndim :] if x.ndim else (), view)
         lines.append(f"{view.named(name, axes, own).text} = {right.text}")
     return ", ".join(lines)
 
@@ -124,9 +158,9 @@ def _openings(x: Operand, places: list[Linear], axes: tuple[str, ...]) -> list[l
         return [[*places[:-1], moved(pair, len(inner.inputs[0]), k)] for k in range(len(inner.inputs[0]))]
     if flat is not x:
         return [list(places)]
-    start = flat.inputs[1] % inner.value.ndim
+    start = flat.inputs[1] % inner.ndim
     names = [View(False).fresh(axis)[0] for axis in inner.axes[start:]]
-    return [[*places[:-1], joined([letter(name) for name in names], inner.value.shape[start:])]]
+    return [[*places[:-1], joined([letter(name) for name in names], inner.shape[start:])]]
 
 
 def _begins(x: Expression) -> bool:
@@ -147,7 +181,7 @@ def written(x: Any, places: Places, view: View) -> Text:
     if isinstance(x, Expression):
         return OPERATIONS[x.name].write(x, places, view)
     if isinstance(x, Operand):
-        return view.leaf(getattr(x, "name", "?"), x.value, x.axes, places)
+        return number_at(x.value, places) if view.numbers else view.named(getattr(x, "name", "?"), x.axes, places)
     text = numeral(x).text
     return Text(UNARY if text.startswith("-") else ATOM, text)
 
@@ -216,9 +250,9 @@ def _summed(d: Operand | None, like: Operand) -> Operand:
     """d summed over the axes along which `like` was repeated."""
     if d is None:
         raise Unsaid
-    for axis in range(d.value.ndim - 1, -1, -1):
-        mine = axis - (d.value.ndim - like.value.ndim)
-        repeated = d.value.shape[axis] > 1 and (mine < 0 or like.value.shape[mine] == 1)
+    for axis in range(d.ndim - 1, -1, -1):
+        mine = axis - (d.ndim - like.ndim)
+        repeated = d.shape[axis] > 1 and (mine < 0 or like.shape[mine] == 1)
         if repeated and d.axes[axis] in ("B", "H"):
             raise Unsaid
         if repeated:

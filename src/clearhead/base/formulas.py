@@ -109,14 +109,6 @@ class View(NamedTuple):
     def times(self) -> str:
         return "·" if self.numbers else " · "
 
-    def leaf(self, name: str, value: Tensor, axes: Sequence[str], places: Places) -> Text:
-        """A step at a place: its name with letters, or its number."""
-        if self.numbers:
-            return numeral(
-                value.detach()[_numbers(0 if n == 1 else p for p, n in zip(places, value.shape, strict=True))]
-            )
-        return self.named(name, axes, places)
-
     def named(self, name: str, axes: Sequence[str], places: Places) -> Text:
         shown = [
             str(place)
@@ -155,6 +147,11 @@ class View(NamedTuple):
 
 def _numbers(places: Iterable[Place]) -> tuple[int, ...]:
     return tuple(place for place in places if isinstance(place, int))
+
+
+def number_at(value: Tensor, places: Places) -> Text:
+    """The number of a step at a place."""
+    return numeral(value.detach()[_numbers(0 if n == 1 else p for p, n in zip(places, value.shape, strict=True))])
 
 
 def row_at(value: Tensor, places: Places, axis: int) -> Tensor:

@@ -33,9 +33,12 @@ from clearhead.base.rearrangements import axis_of, fit, method, torch_function
 
 def _repeated_axes(x: Expression) -> tuple[str, ...]:
     """The name of each axis, taken from an input that is not repeated along it."""
+    first, *others = x.operands
+    if all(each.axes == first.axes for each in others):
+        return first.axes
     found = []
-    for n in range(-x.value.ndim, 0):
-        every = [(each.value.shape[n], each.axes[n]) for each in x.operands if each.value.ndim >= -n]
+    for n in range(-x.ndim, 0):
+        every = [(each.shape[n], each.axes[n]) for each in x.operands if each.ndim >= -n]
         found.append(max(every, key=lambda one: (one[0], one[1] != "1"))[1])
     return tuple(found)
 
@@ -69,25 +72,28 @@ def _unary(compute: Any, name: str, back: Any, shown: Any = None) -> Operation:
     return _entry(compute, function(f"torch.{name}"), lambda view: shown or function(name), back)
 
 
+def _series(x: Expression, axis: int, sign: str, places: Places, view: View, of: Any = lambda term: term) -> Text:
+    """A sign over one axis of the first input. `of`: the text of a term, from the text of a number of the input."""
+    inner, keeps = x.inputs[0], x.ndim == x.inputs[0].ndim
+    before, after = list(places[:axis]), list(places[axis + keeps :])
+    sides = [0 if n == 1 and view.numbers else p for p, n in zip([*before, 0, *after], inner.shape, strict=True)]
+    return view.series(
+        sign,
+        inner.axes[axis],
+        inner.shape[axis],
+        lambda place, view: of(written(inner, [*sides[:axis], place, *sides[axis + 1 :]], view)),
+        lambda: row_at(inner.value, sides, axis),
+    )
+
+
 def _reduced(compute: Any, sign: str, back: Any = None) -> Operation:
     """An operation over one axis. `sign`: its sign in a formula."""
 
     def write(x: Expression, places: Places, view: View) -> Text:
-        inner, axis = x.inputs[0], x.inputs[1] % x.inputs[0].value.ndim
-        before, after = list(places[:axis]), list(places[axis + bool(x.options.get("keepdim")) :])
-        sides = [
-            0 if n == 1 and view.numbers else p for p, n in zip([*before, 0, *after], inner.value.shape, strict=True)
-        ]
-        return view.series(
-            sign,
-            inner.axes[axis],
-            inner.value.shape[axis],
-            lambda place, view: written(inner, [*sides[:axis], place, *sides[axis + 1 :]], view),
-            lambda: row_at(inner.value, sides, axis),
-        )
+        return _series(x, axis_of(x), sign, places, view)
 
     def axes(x: Expression) -> tuple[str, ...]:
-        inner, axis = x.inputs[0].axes, x.inputs[1] % x.inputs[0].value.ndim
+        inner, axis = x.inputs[0].axes, axis_of(x)
         return (*inner[:axis], *(("1",) if x.options.get("keepdim") else ()), *inner[axis + 1 :])
 
     return Operation(compute, lambda x: method(x.name)(x), write, axes, back)
@@ -95,7 +101,7 @@ def _reduced(compute: Any, sign: str, back: Any = None) -> Operation:
 
 def _matmul_write(x: Expression, places: Places, view: View) -> Text:
     left, right = x.inputs
-    vector = right.value.ndim == 1
+    vector = right.ndim == 1
     row, column = (places, []) if vector else (places[:-1], [places[-1]])
 
     def of(side: Operand, inner: list[Any]) -> Places:
@@ -106,20 +112,20 @@ def _matmul_write(x: Expression, places: Places, view: View) -> Text:
         other = written(right, of(right, [place, *column]), view)
         return infix(view.times, PRODUCT, PRODUCT, PRODUCT)(one, other)
 
-    size = left.value.shape[-1]
+    size = left.shape[-1]
     return view.series("Σ", left.axes[-1], size, term, lambda: row_at(left.value, of(left, [0]), -1))
 
 
 def _matmul_back(x: Expression, d: Operand, out: Operand) -> list[Operand]:
     left, right = x.inputs
-    if right.value.ndim == 1:
+    if right.ndim == 1:
         return [d.unsqueeze(-1) * right, d.unsqueeze(-1) * left]
     return [d @ right.mT, (d.mT @ left).mT]
 
 
 def _matmul_axes(x: Expression) -> tuple[str, ...]:
     left, right = x.inputs
-    return left.axes[:-1] if right.value.ndim == 1 else (*left.axes[:-1], right.axes[-1])
+    return left.axes[:-1] if right.ndim == 1 else (*left.axes[:-1], right.axes[-1])
 
 
 def _fill_write(x: Expression, places: Places, view: View) -> Text:
@@ -149,7 +155,7 @@ class _Lead(Operand):
     """All axes of an operand but the last."""
 
     def __init__(self, whole: Operand) -> None:
-        self.value, self.axes = whole.value[..., 0], whole.axes[:-1]
+        self.axes, self.shape = whole.axes[:-1], whole.shape[:-1]
 
 
 def _softmax_write(x: Expression, places: Places, view: View) -> Text:
@@ -158,7 +164,7 @@ def _softmax_write(x: Expression, places: Places, view: View) -> Text:
     def power(place: Any, view: View) -> Text:
         return function("exp")(written(inner, [*places[:axis], place, *places[axis + 1 :]], view))
 
-    sums = view.series("Σ", inner.axes[axis], x.value.shape[axis], power, lambda: row_at(x.value, places, axis))
+    sums = view.series("Σ", inner.axes[axis], x.shape[axis], power, lambda: row_at(x.value, places, axis))
     return infix(" / ", PRODUCT, PRODUCT, SERIES if sums.binds == SERIES else UNARY)(power(places[axis], view), sums)
 
 
@@ -170,8 +176,15 @@ def _equal(a: Text, b: Text) -> Text:
     return infix(" is " if b.text == "-∞" else " == ", COMPARE, SUM, SUM)(a, b)
 
 
+_TWO = Text(ATOM, "2")
+
+
 def _squared(a: Text, b: Text) -> Text:
     return Text(POWER, f"{a.inside(ATOM)}²" if b.text == "2" else f"{a.inside(ATOM)}^{b.inside(ATOM)}")
+
+
+def _root(a: Text) -> Text:
+    return Text(ATOM, f"√({a.text})")
 
 
 OPERATIONS |= {
@@ -191,14 +204,14 @@ OPERATIONS |= {
     ),
     "square": _entry(
         torch.square, lambda a: Text(ATOM, f"{a.inside(ATOM)}.square()"),
-        lambda view: lambda a: _squared(a, Text(ATOM, "2")),
+        lambda view: lambda a: _squared(a, _TWO),
         lambda x, d, out: [d * (2 * x.inputs[0])],
     ),
     "exp": _unary(torch.exp, "exp", lambda x, d, out: [d * out]),
     "tanh": _unary(torch.tanh, "tanh", lambda x, d, out: [d * (1 - out.square())]),
     "sin": _unary(torch.sin, "sin", lambda x, d, out: [d * x.inputs[0].cos()]),
     "cos": _unary(torch.cos, "cos", lambda x, d, out: [-d * x.inputs[0].sin()]),
-    "sqrt": _unary(torch.sqrt, "sqrt", lambda x, d, out: [d / (2 * out)], lambda a: Text(ATOM, f"√({a.text})")),
+    "sqrt": _unary(torch.sqrt, "sqrt", lambda x, d, out: [d / (2 * out)], _root),
     "abs": _unary(torch.abs, "abs", None, lambda a: Text(ATOM, f"|{a.text}|")),
     "maximum": _entry(torch.maximum, function("torch.maximum"), lambda view: function("max")),
     "le": _compared(operator.le, " <= "), "lt": _compared(operator.lt, " < "),
@@ -225,7 +238,7 @@ OPERATIONS |= {
     "any": _reduced(torch.any, "some"),
     "vector_norm": Operation(
         torch.linalg.vector_norm, torch_function("torch.linalg.vector_norm"),
-        lambda x, places, view: written(x.inputs[0].square().sum(-1, keepdim=True).sqrt(), places, view),
+        lambda x, places, view: _root(_series(x, x.ndim - 1, "Σ", places, view, lambda a: _squared(a, _TWO))),
         lambda x: (*x.inputs[0].axes[:-1], "1"),
     ),
     "softmax": Operation(torch.softmax, method("softmax"), _softmax_write, _repeated_axes, _softmax_back),

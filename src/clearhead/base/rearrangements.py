@@ -20,8 +20,8 @@ def fit(places: Places, x: Any, view: View) -> Places:
     """The places in an input, which is repeated along some axes, for these places of the result."""
     if not isinstance(x, Operand):
         return ()
-    mine = places[len(places) - x.value.ndim :] if x.value.ndim else ()
-    return [0 if n == 1 else p for p, n in zip(mine, x.value.shape, strict=True)] if view.numbers else mine
+    mine = places[len(places) - x.ndim :] if x.ndim else ()
+    return [0 if n == 1 else p for p, n in zip(mine, x.shape, strict=True)] if view.numbers else mine
 
 
 def method(name: str) -> Callable[[Expression], Text]:
@@ -51,7 +51,7 @@ def _moved(compute: Any, text: Any, source: Any, axes: Any, back: Any = None) ->
 
 
 def axis_of(x: Expression) -> int:
-    return int(x.inputs[1] % x.inputs[0].value.ndim)
+    return int(x.inputs[1] % x.inputs[0].ndim)
 
 
 def _swapped(x: Expression, items: Any) -> Any:
@@ -62,12 +62,12 @@ def _swapped(x: Expression, items: Any) -> Any:
 
 
 def _unsqueezed_at(x: Expression) -> int:
-    return int(x.inputs[1] % x.value.ndim)
+    return int(x.inputs[1] % x.ndim)
 
 
 def entries(x: Expression) -> list[Any]:
     """The part of an index for each axis of its input."""
-    given, ndim = list(x.inputs[1:]), x.inputs[0].value.ndim
+    given, ndim = list(x.inputs[1:]), x.inputs[0].ndim
     gap = given.index(Ellipsis) if Ellipsis in given else len(given)
     rest = given[gap + 1 :]
     return [*given[:gap], *[slice(None)] * (ndim - gap - len(rest)), *rest]
@@ -107,20 +107,20 @@ def _indexed(value: Tensor, *places: Any) -> Tensor:
 
 
 def _flat_source(x: Expression, places: Places) -> Places:
-    inner = x.inputs[0].value.shape
+    inner = x.inputs[0].shape
     start = x.inputs[1] % len(inner)
     return [*places[:start], *apart(places[start], inner[start:])]
 
 
 def _flat_axes(x: Expression) -> tuple[str, ...]:
-    inner, start = x.inputs[0], x.inputs[1] % x.inputs[0].value.ndim
+    inner, start = x.inputs[0], x.inputs[1] % x.inputs[0].ndim
     return (*inner.axes[:start], inner.axes[-1])
 
 
 def _flat_back(x: Expression, d: Operand, out: Operand) -> list[Operand]:
     inner = x.inputs[0]
-    start = x.inputs[1] % inner.value.ndim
-    return [call("unflatten", d, start, tuple(inner.value.shape[start:]), axes=inner.axes)]
+    start = x.inputs[1] % inner.ndim
+    return [call("unflatten", d, start, tuple(inner.shape[start:]), axes=inner.axes)]
 
 
 def _beside(places: Places, axis: int, parts: Sequence[tuple[int, Any]]) -> Text:
@@ -154,13 +154,13 @@ def _ranged(place: str, size: int, text: str, first: int, end: int) -> str:
 
 
 def _cat_write(x: Expression, places: Places, view: View) -> Text:
-    each, axis = x.inputs[0], x.inputs[1] % x.value.ndim
-    parts = [(one.value.shape[axis], lambda inner, one=one: written(one, fit(inner, one, view), view)) for one in each]
+    each, axis = x.inputs[0], x.inputs[1] % x.ndim
+    parts = [(one.shape[axis], lambda inner, one=one: written(one, fit(inner, one, view), view)) for one in each]
     return _beside(places, axis, parts)
 
 
 def _stack_write(x: Expression, places: Places, view: View) -> Text:
-    each, axis = x.inputs[0], x.inputs[1] % x.value.ndim
+    each, axis = x.inputs[0], x.inputs[1] % x.ndim
     rest = [*places[:axis], *places[axis + 1 :]]
     return _beside(places, axis, [(1, lambda _, one=one: written(one, fit(rest, one, view), view)) for one in each])
 
@@ -168,17 +168,17 @@ def _stack_write(x: Expression, places: Places, view: View) -> Text:
 def _pad_write(x: Expression, places: Places, view: View) -> Text:
     inner, (_, after) = x.inputs
     parts = [
-        (inner.value.shape[-1], lambda at: written(inner, fit(at, inner, view), view)),
+        (inner.shape[-1], lambda at: written(inner, fit(at, inner, view), view)),
         (after, lambda _: Text(ATOM, "0")),
     ]
-    return _beside(places, x.value.ndim - 1, parts)
+    return _beside(places, x.ndim - 1, parts)
 
 
 def _listed_axes(x: Expression) -> tuple[str, ...]:
     inner = x.inputs[0][0]
     if x.name == "cat":
         return tuple(inner.axes)
-    axis = x.inputs[1] % x.value.ndim
+    axis = x.inputs[1] % x.ndim
     return (*inner.axes[:axis], "1", *inner.axes[axis:])
 
 
@@ -234,11 +234,11 @@ OPERATIONS |= {
     ),
     "repeat": _moved(
         lambda a, times: a.repeat(times), method("repeat"),
-        lambda x, places: apart(places[0], [x.inputs[1], x.inputs[0].value.shape[0]])[1:], lambda x: x.inputs[0].axes,
+        lambda x, places: apart(places[0], [x.inputs[1], x.inputs[0].shape[0]])[1:], lambda x: x.inputs[0].axes,
     ),
     "repeat_interleave": _moved(
         lambda a, times: a.repeat_interleave(times), method("repeat_interleave"),
-        lambda x, places: apart(places[0], [x.inputs[0].value.shape[0], x.inputs[1]])[:1], lambda x: x.inputs[0].axes,
+        lambda x, places: apart(places[0], [x.inputs[0].shape[0], x.inputs[1]])[:1], lambda x: x.inputs[0].axes,
     ),
     "arange": Operation(
         torch.arange,

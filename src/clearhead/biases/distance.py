@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -45,7 +44,7 @@ class DistanceBias(Bias):
         rows, columns = positions(sizes._replace(align=0), at, name, "DistanceBias")  # the table counts from 0 for both
         after = columns.value - rows.value
         first, last = int(after.min()), int(after.max())
-        rows = replace(rows, within=(int(rows.value.min()), int(rows.value.max())))  # each place is in the table
+        rows = rows.but(within=(int(rows.value.min()), int(rows.value.max())))  # each place is in the table
         along = wide(part(self._table(sizes), *at[:2]))[:, :, None, sizes.queries - 1 + first : sizes.queries + last]
         given = "The numbers that were given, one a distance, for the distances here."
         table = Step(f"{name}_table", given, along, (*PAIRS[:2], "1", "distance"))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from clearhead.base.steps import Step, number
+from clearhead.base.tracing import without_autocast
 from clearhead.explanation.shown import Shown
 
 WIDTH = 64  # the most entries of a vector that any view holds
@@ -102,10 +103,11 @@ class Part:
 
 @dataclass(frozen=True)
 class Entry:
-    """A step, and the part of the call that is shown."""
+    """A step, the part of the call that is shown, and all steps by their names."""
 
     step: Step
     shown: Shown
+    steps: Mapping[str, Step]
 
     @property
     def formula(self) -> str:
@@ -129,14 +131,17 @@ class Entry:
         Empty where the step's numbers are given, and where the sentence would be too long.
         """
         step, shown = self.step, self.shown
-        if step.cell is None:
+        cell = step.writes(self.steps)
+        if cell is None or not step.value.numel():
             return ""
         index, names = at_pair(step, shown), []
         for axis, at, size in zip(step.axes, index, step.value.shape, strict=True):
             count = {"B": len(shown.batches), "H": len(shown.heads)}.get(axis, 2)
             if axis != "1" and not (count == 1 and shown.sizes.shape["BH".index(axis)] == 1):
                 names.append(str(shown.places(axis, size)[at]))
-        made, value, kind = step.cell(index), step.value[index], kind_of(step.value)
+        with without_autocast(step.value.device):
+            made = cell(index)
+        value, kind = step.value[index], kind_of(step.value)
         result = str(bool(value)) if kind == "allowed" else text_of(float(value), kind)
         place = f"{step.name}[{', '.join(names)}]" if names else step.name
         return f"{place} = {made} = {result}" if made != result and len(made) <= LONG else ""
@@ -178,8 +183,9 @@ class Document:
 
     @property
     def sections(self) -> Iterator[Section]:
+        steps = {step.name: step for part in self.parts for step in part.steps}
         for part in self.parts:
-            yield Section(part.title, part.drawn, [Entry(step, self.shown) for step in part.steps])
+            yield Section(part.title, part.drawn, [Entry(step, self.shown, steps) for step in part.steps])
 
     @property
     def record(self) -> dict[str, Any]:

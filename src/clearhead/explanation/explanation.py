@@ -12,7 +12,8 @@ import numpy as np
 from torch import Tensor
 
 from clearhead.base.errors import ClearheadError, require
-from clearhead.base.pages import write_page
+from clearhead.base.numbers import check_count
+from clearhead.base.pages import Frame, write_page
 from clearhead.base.renamed import refuse
 from clearhead.base.steps import Step
 from clearhead.base.text import said
@@ -41,7 +42,8 @@ class Explanation:
     `title`, its `steps` and the text that is `drawn` before them; and `shown`, the part of the call that is explained.
     `print(explanation)` shows it within 80 columns; `.html()` is a page that also computes with other inputs;
     `.script()`, `.markdown()` and `.to_dict()` give the same steps as a program, as Markdown, and as plain numbers;
-    `.write(path)` makes a file of any of these. A notebook shows the steps as tables.
+    `.write(path)` makes a file of any of these. A notebook shows the steps as tables, and with `.frame()`
+    the page.
     """
 
     title: str
@@ -93,6 +95,19 @@ class Explanation:
         if path is not None:
             refuse("Explanation.html", {"path": path})
         return render_page(self.document)
+
+    def frame(self, height: int = 640) -> Frame:
+        """The page inside a notebook: numbers are changed there, and all steps follow.
+
+        >>> import torch, clearhead as ch
+        >>> ch.explain(torch.eye(2), torch.eye(2), torch.eye(2)).frame(height=500)
+        Frame(title='Attention by Dot(), step by step', height=500)
+
+        As the last line of a cell it is shown. The cell's output holds the whole page, some 50 KB, which works without
+        Python and without a network. `height`: of the frame, in pixels. Raises a `ClearheadError` for a height that is
+        no positive integer.
+        """
+        return Frame(self.title, self.html(), check_count(height, 1, "height"))
 
     def write(self, path: str | Path) -> Path:
         """Write the explanation to a file, and return its path. The ending of the path says the form.
@@ -168,9 +183,8 @@ def settled(explanation: Explanation) -> Explanation:
     """A copy that holds no function, and shares no memory with the inputs, which may change later."""
 
     def one(step: Step) -> Step:
-        value = step.value.detach() if step.code else step.value.detach().clone()
-        said = Said(step.cell(at_pair(step, explanation.shown))) if step.cell and value.numel() else None
-        return replace(step, value=value, cell=said, made=None, by=None)
+        said = Said(step.cell(at_pair(step, explanation.shown))) if step.cell and step.value.numel() else None
+        return step.settled(said)
 
     parts = tuple(replace(part, steps=tuple(map(one, part.steps))) for part in explanation.parts)
     return replace(explanation, parts=parts)

@@ -51,7 +51,7 @@ def with_gradients(explanation: Explanation, given: Any) -> Explanation:
     )
     back = [Step(f"d_{last.name}", why, grad, last.axes)]
     # the script holds a step without code as numbers, so no gradient passes through such a step there
-    opaque = [i for i, step in enumerate(found) if step.formula and not step.code]
+    opaque = [i for i, step in enumerate(found) if step.made is None and step.formula and not step.code]
     known = {last.name: back[0]}
     for i, (step, flown) in reversed(list(enumerate(zip(found, grads, strict=True)))):
         if flown is not None:
@@ -95,7 +95,7 @@ def _backward(step: Step, known: Mapping[str, Step], last: str, steps: Sequence[
         if gone:
             why += f" {gone} of {grad.value.shape[-2]} keys got 0: no query sees them, so they do not change the loss."
     code = f"({grad.name},) = torch.autograd.grad({last}, {step.name}, d_{last}, retain_graph=True)"
-    return replace(grad, why=why, formula=formula, code=code if followed else "")
+    return grad.but(why=why, formula=formula, code=code if followed else "")
 
 
 def _said(step: Step, known: Mapping[str, Step], steps: Sequence[Step]) -> tuple[str, str] | None:

@@ -191,7 +191,7 @@ def _projected(layers: Projections, sources: dict[str, Step], shown: Shown, foun
         linear = layer.rows_of(heads, width).to(source.value)
         why = f"A linear layer makes {len(heads)} × {width} numbers of each vector: {width} for each head"
         why += "." if every else f", here for head {', '.join(map(str, heads))} alone."
-        source = replace(source, axes=("B", SIDES[name], "in"))  # positions of one array may be queries and keys
+        source = source.but(axes=("B", SIDES[name], "in"))  # positions of one array may be queries and keys
         steps += projection_steps(linear, source, name, f"flat_{name}", why)
         turns = layers.rotary is not None and name != "value"
         places = [heads.index(head) for head in each]
@@ -205,7 +205,7 @@ def _given(name: str, found: Captured, shown: Shown) -> Step:
     """Keys or values that were projected before this call."""
     steps = {step.name: step for step in input_steps(found.problem, shown)}
     why = f"Computed before this call, and kept in the cache or by prepare(). Each new {name} of this call stands last."
-    return replace(steps[name], why=why)
+    return steps[name].but(why=why)
 
 
 def _positions(name: str, found: Captured, shown: Shown) -> Tensor:

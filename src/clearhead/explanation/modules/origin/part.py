@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from clearhead.base.arrays import accumulated
 from clearhead.base.steps import Step, number
 from clearhead.explanation.explanation import Part
-from clearhead.explanation.modules.origin.chain import AXES, Chain, Places, doubt, taken
+from clearhead.explanation.modules.origin.chain import AXES, Chain, Places, taken
 from clearhead.explanation.modules.origin.find import batched, find, input_step, near
 from clearhead.explanation.modules.origin.ran import Origin, Ran
+from clearhead.explanation.modules.origin.written import given_heads, gives
 from clearhead.explanation.modules.projection import Linear, joined_steps
 from clearhead.explanation.shown import Shown
 
@@ -49,7 +48,7 @@ def from_input(origin: Origin, tensors: Mapping[str, Tensor], given: list[Step],
     for step in given:
         if step.name in found:
             chain, places = found[step.name]
-            source = replace(sources[step.name], axes=("B", AXES[step.name], "in"))
+            source = sources[step.name].but(axes=("B", AXES[step.name], "in"))
             steps = chain.steps(step.name, source, places)
             values = steps[-1].value, step.value, tensors[step.name].dtype
             if near(*values) or near(*values, chain.doubt(source, places)):
@@ -90,19 +89,17 @@ def last_projection(origin: Origin, output: Step, heads: Tensor, shown: Shown) -
     steps, said = joined_steps(ran.layer, output, heads, shown), f"The module's layer {ran.name}."
     if ran.layer.weight.numel() > LISTED:
         steps = [step for step in steps if step.name not in ("W_output", "b_output")]
-        steps[-1] = replace(steps[-1], code="", tree=None)
+        steps[-1] = steps[-1].listed(formula=steps[-1].formula)
         said += f" Its weights ({_sizes(ran.layer)}) are too many to be listed."
     return Part(title, tuple(steps), said)
 
 
 def _of_heads(ran: Ran, heads: Tensor, shown: Shown) -> bool:
     """Whether a linear layer was given the outputs of the heads, side by side."""
-    x, joined = batched(ran.x, heads), heads.shape[1] * heads.shape[3]
-    if not isinstance(ran.layer, Linear) or x is None or not x.shape[-1] == ran.layer.weight.shape[-1] == joined:
+    x, batches, queries = batched(ran.x, heads), list(shown.batches), list(shown.queries)
+    if not isinstance(ran.layer, Linear) or x is None:
         return False
-    batches, queries = list(shown.batches), list(shown.queries)
-    theirs, mine = taken(taken(x, 0, batches), 1, queries), taken(taken(heads, 0, batches), 2, queries)
-    return near(theirs.double(), mine.double().transpose(1, 2).flatten(2), heads.dtype)
+    return given_heads(ran.layer, taken(taken(x, 0, batches), 1, queries), taken(taken(heads, 0, batches), 2, queries))
 
 
 def _gives(ran: Ran, shown: Shown, heads: Tensor) -> bool:
@@ -111,10 +108,7 @@ def _gives(ran: Ran, shown: Shown, heads: Tensor) -> bool:
     if not ran.stands or not isinstance(ran.layer, Linear) or found is None or wanted is None:
         return False
     x, result = (taken(taken(t, 0, list(shown.batches)), 1, list(shown.queries)) for t in (found, wanted))
-    x = x.to(accumulated(heads.dtype))
-    layer = ran.layer.to(x)
-    made = torch.nn.functional.linear(x, layer.weight, layer.bias)
-    return made.shape == result.shape and near(made, result.to(made), heads.dtype, doubt(layer, x, 1).squeeze(2))
+    return gives(ran.layer, x, result, heads.dtype)
 
 
 def _count(sources: list[Step], steps: list[Step]) -> int:
@@ -147,7 +141,7 @@ def _sources(
             sources[name] = sources[twin]
             continue
         step = input_step("x" if whole else f"x_{name}", x, name, places, given[0].value.dtype)
-        sources[name] = replace(step, axes=("B", "L", "in")) if whole else step
+        sources[name] = step.but(axes=("B", "L", "in")) if whole else step
     return sources
 
 
@@ -157,10 +151,10 @@ def _ended(steps: list[Step], given: Step, found: Tensor, dtype: torch.dtype) ->
     if torch.finfo(dtype).bits >= 32:
         exact = "exactly" if far == 0 else f"to within {number(far)}"
         why = f"{last.why} These are the model's own numbers: the line gives them {exact}."
-        return [*steps[:-1], replace(last, why=why, value=given.value)]
+        return [*steps[:-1], last.but(why=why, value=given.value)]
     kind = str(dtype).removeprefix("torch.")
     why = f"{given.why} The model's own numbers, rounded to {kind} on the way; the last step is within {number(far)}."
-    return [*steps[:-1], last.called(f"exact_{given.name}"), replace(given, why=why)]
+    return [*steps[:-1], last.called(f"exact_{given.name}"), given.but(why=why)]
 
 
 def _unlisted(steps: list[Step], name: str) -> list[Step]:
@@ -169,10 +163,10 @@ def _unlisted(steps: list[Step], name: str) -> list[Step]:
     flat, after = steps[start], steps[start + 1]
     why = f"{flat.why} {flat.formula}."
     if after.value.numel() != flat.value.numel() or after.value.ndim != 4:
-        return [replace(flat, formula="", code="", tree=None, why=why), *steps[start + 1 :]]
-    why, of_layer = why.replace(flat.name, after.name), flat.cell
+        return [flat.listed(why=why), *steps[start + 1 :]]
+    why, of_layer = why.replace(flat.name, after.name), flat.writes()
     assert of_layer is not None
-    head = replace(after, formula="", code="", tree=None, why=why, cell=lambda at: of_layer((at[0], *at[2:])))
+    head = after.listed(why=why, cell=lambda at: of_layer((at[0], *at[2:])))
     return [head, *steps[start + 2 :]]
 
 
