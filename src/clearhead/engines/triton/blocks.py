@@ -44,7 +44,7 @@ def blocks_for(phi: str, pass_: str, width: int, values: int, size: int, queries
         return Blocks(16, 16, 8 if columns > 64 else 4)
     split = phi == "mul" and size == 4  # each number of a product is two in tf32: see `numbers.product`
     small = row > 256 or (phi == "mul" and pass_ != "forward" and (split or row > 128))
-    found = Blocks(32, 32, 8) if small else Blocks(64, 32, 8)
+    found = Blocks(32, 16 if split and pass_ == "summarise" else 32, 8) if small else Blocks(64, 32, 8)
     if pass_ == "forward" and row <= 256 and plain and not split:
         found = Blocks(64, 64 if phi == "mul" else 32)
     return found._replace(queries=FEW, warps=4) if queries <= FEW and pass_ == "forward" else found
