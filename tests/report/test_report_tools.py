@@ -272,7 +272,7 @@ def test_a_query_that_sees_nothing_moves_nothing(make_case: Make, open_report: M
     share = f"{100 * weights[3] / weights.sum():.1f}% of all such lengths of this query, rank "
     rank = 1 + int((weights > weights[3]).sum())
     assert opened.page.inner_text("#pair-moves") == (
-        f"moves the head's output by ‖weight · value‖ = {weights[3]:.3g}, {share}{rank}; "
+        f"moves the head's output by ‖weight · value‖ = {weights[3]:.3g}, {share}{rank}\n"
         f"moves the layer's result by ‖weight · value · W_O‖ = {2 * weights[3]:.3g}, {share}{rank}"
     )
     opened.page.locator(".token").nth(2).click()

@@ -56,7 +56,7 @@ function movesOf(head, i, j) {
   return [
     ...one("moves the head's output by ‖weight · value‖", head.valueNorms),
     ...one("moves the layer's result by ‖weight · value · W_O‖", head.transformedNorms),
-  ].join("; ");
+  ].join("\n");
 }
 
 /**
