@@ -2,7 +2,7 @@
 
     OMP_NUM_THREADS=1 python -m benchmarks.lengths docs/course/at_scale.json
 
-writes the file that docs/course/09_at_scale.md draws: on one thread, at (1, 4, L, 64), some five minutes and 9 GiB.
+writes the file that docs/course/10_at_scale.md draws: on one thread, at (1, 4, L, 64), some five minutes and 9 GiB.
 Seconds are the processor's, so that what else the machine does disturbs them less; memory is of a process for each.
 """
 

@@ -16,7 +16,7 @@ from clearhead.models.use.surveys.batches import batches
 from clearhead.models.use.surveys.looks import NAMED, Kept, read
 
 os.environ["HF_HUB_OFFLINE"] = "1"
-FOUR = ("entropy", "first", "previous", "distance")
+FOUR = ("normalised entropy", "first", "previous", "distance")
 WORDS = ("the", "pump", "in", "Broad", "street", "was", "closed", "after", "Doctor", "Snow", "had", "drawn", "a", "map")
 
 

@@ -1,5 +1,6 @@
 """How the site is built: `make docs`. Every cell is run, and what is wrong with a page is an error."""
 
+import hashlib
 import os
 import sys
 from pathlib import Path
@@ -15,7 +16,21 @@ os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PAT
 
 os.environ["PYTHONWARNINGS"] = "ignore:IProgress not found"  # tqdm's, where there are no widgets
 
+import torch
+
 import clearhead
+
+KINDS = (".py", ".js", ".css", ".json", ".txt", ".h", ".cpp")
+
+
+def digest() -> str:
+    """Of all that cells import from here: where it changes, every cell is run again."""
+    root, found = Path(__file__).parents[1], hashlib.sha256(torch.__version__.encode())
+    folders = (Path(clearhead.__file__).parent, root / "examples", root / "docs" / "course")
+    for file in sorted(file for folder in folders for file in folder.rglob("*") if file.suffix in KINDS):
+        found.update(file.name.encode() + file.read_bytes())
+    return found.hexdigest()[:16]
+
 
 project = "clearhead"
 copyright = "the authors of clearhead, Apache-2.0"
@@ -27,6 +42,7 @@ extensions = [
     "sphinx_design",
     "docstrings",
     "mathml",
+    "notebooks",
     "reference",
 ]
 exclude_patterns = ["jupyter_execute", "ext", "static"]
@@ -41,8 +57,10 @@ smartquotes = False  # "lower_right" is to be copied
 highlight_language = "none"
 
 # Cells
-# all are run; with "cache", those that have changed since the last build, whatever has changed in clearhead
-nb_execution_mode = os.environ.get("CLEARHEAD_DOCS_CELLS", "force")
+# Each is run once for what it depends on: its page, clearhead, the examples and the helpers of the course. So a second
+# build runs what has changed; CLEARHEAD_DOCS_CELLS=force runs all.
+nb_execution_mode = os.environ.get("CLEARHEAD_DOCS_CELLS", "cache")
+nb_execution_cache_path = str(Path(__file__).parents[1] / "build" / "cells" / digest())
 nb_execution_timeout = 300
 nb_execution_show_tb = True  # a cell that raises is a warning, with its traceback, and so fails the build
 nb_output_stderr = "warn"  # and so does one that warns

@@ -1,10 +1,10 @@
-"""Weights beside the lengths of the values that they weigh, and a figure for a paper.
+"""Weights beside the lengths of what they move, and a figure for a paper.
 
 >>> from weighted_values import figure, shares
 >>> from clearhead.models import bundled, load
 >>> model, tokenizer = load(bundled())
->>> weights, moved = shares(model, tokenizer, "The pump in Broad Street was closed.", layer=3)
->>> weights.shape == moved.shape                                # each key's share, (heads, keys)
+>>> weights, values, written = shares(model, tokenizer, "The pump in Broad Street was closed.", layer=3)
+>>> weights.shape == values.shape == written.shape              # each key's share, (heads, keys)
 True
 >>> axes = figure(model, tokenizer, "The pump in Broad Street was closed.", layer=3, head=5)
 
@@ -20,13 +20,17 @@ import clearhead as ch
 
 
 @torch.no_grad()
-def shares(model: Any, tokenizer: Any, text: str, layer: int) -> tuple[Tensor, Tensor]:
-    """(heads, keys): the part of all weight that a key receives, and its part of Σ w ‖v‖."""
+def shares(model: Any, tokenizer: Any, text: str, layer: int) -> tuple[Tensor, Tensor, Tensor]:
+    """(heads, keys): the part of all weight that a key receives, its part of Σ w ‖v‖, and its part of Σ w ‖v W_O‖.
+
+    The last is the norm of the paper: of what the head writes for the key, behind the layer that writes the heads.
+    """
     with ch.watch(model, layers=layer, values=True) as seen:
         model(**tokenizer(text, return_tensors="pt"))
     received = seen[0].weights.received()[0]
-    moved = received * seen[0].value_norms[0]
-    return received / received.sum(-1, keepdim=True), moved / moved.sum(-1, keepdim=True)
+    values, written = received * seen[0].value_norms[0], received * seen[0].transformed_norms[0]
+    first, second, third = (every / every.sum(-1, keepdim=True) for every in (received, values, written))
+    return first, second, third
 
 
 @torch.no_grad()

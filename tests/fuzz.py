@@ -167,18 +167,24 @@ def fuzz(
     return failures
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("count", type=int, nargs="?", default=1000, help="how many problems, from number --from on")
+def arguments(about: str | None, count: int = 1000) -> argparse.ArgumentParser:
+    """What each program of random problems is given."""
+    parser = argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("count", type=int, nargs="?", default=count, help="how many problems, from number --from on")
     parser.add_argument("--from", "--first", dest="first", type=int, default=0, metavar="N")
     parser.add_argument("--only", type=int, metavar="N", help="run and show one problem, in this process")
     parser.add_argument("--jobs", type=int, default=1, help="processes at once")
+    parser.add_argument("--child", help=argparse.SUPPRESS)
+    return parser
+
+
+def main() -> int:
+    parser = arguments(__doc__)
     parser.add_argument("--instructions", help="kernels of one instruction set: baseline, avx2 or avx512")
     parser.add_argument(
         "--without", default="", help="layouts, surroundings or tasks to leave out, with commas between"
     )
     parser.add_argument("--device", help="another device, such as cuda, in the surroundings that are of any device")
-    parser.add_argument("--child", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.device:
         use_device(options)

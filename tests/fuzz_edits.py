@@ -23,6 +23,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from fuzzing import numbered
+from fuzzing.choices import Choices
 from torch import Tensor, nn
 
 import clearhead as ch
@@ -34,14 +35,7 @@ LENGTH = 10
 NO_KEY = -torch.inf
 
 
-class Draw:
-    def __init__(self, number: int) -> None:
-        self.rng = np.random.default_rng(number)
-        self.torch = torch.Generator().manual_seed(number)
-
-    def one(self, *choices: Any) -> Any:
-        return choices[self.rng.integers(len(choices))]
-
+class Draw(Choices):
     def some(self, count: int) -> list[int]:
         """Some of the first numbers, at least one."""
         return sorted(self.rng.choice(count, self.rng.integers(1, count + 1), replace=False).tolist())

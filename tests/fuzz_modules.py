@@ -12,7 +12,6 @@ oracle has it. Problems run in child processes, as those of `fuzz.py`.
 
 from __future__ import annotations
 
-import argparse
 import os
 import sys
 import time
@@ -40,13 +39,7 @@ def failures_of(number: int) -> Iterator[str]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("count", type=int, nargs="?", default=1000)
-    parser.add_argument("--from", dest="first", type=int, default=0, metavar="N")
-    parser.add_argument("--only", type=int, metavar="N", help="run and show one problem, in this process")
-    parser.add_argument("--jobs", type=int, default=1, help="processes at once")
-    parser.add_argument("--child", help=argparse.SUPPRESS)
-    options = parser.parse_args()
+    options = fuzz.arguments(__doc__).parse_args()
     if options.child:
         first, stop, at = options.child.split(":")
         fuzz.run_all(int(first), int(stop), at, failures_of)

@@ -12,7 +12,6 @@ what a GPU would do otherwise (`interpreted/strict.py`). Problems run in child p
 
 from __future__ import annotations
 
-import argparse
 import os
 import random
 import sys
@@ -103,13 +102,7 @@ def failures_of(number: int) -> Iterator[str]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("count", type=int, nargs="?", default=2000)
-    parser.add_argument("--from", dest="first", type=int, default=0, metavar="N")
-    parser.add_argument("--only", type=int, metavar="N", help="run and show one problem, in this process")
-    parser.add_argument("--jobs", type=int, default=1, help="processes at once")
-    parser.add_argument("--child", help=argparse.SUPPRESS)
-    options = parser.parse_args()
+    options = fuzz.arguments(__doc__, 2000).parse_args()
     os.environ["TRITON_INTERPRET"] = "1"  # before Triton is imported, here or in a child
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     if options.child or options.only is not None:

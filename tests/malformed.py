@@ -22,6 +22,7 @@ import oracle
 import other_kernels
 import torch
 from fuzzing import numbered
+from fuzzing.choices import Choices
 
 import clearhead as ch
 from clearhead.base.errors import ClearheadError
@@ -47,15 +48,8 @@ EVERY = (slice(None),) * 4
 NATIVE = next(engine for engine in ENGINES if isinstance(engine, Native))
 
 
-class Draw:
+class Draw(Choices):
     """A random source with the choices that are made here."""
-
-    def __init__(self, number: int) -> None:
-        self.rng = np.random.default_rng(number)
-        self.torch = torch.Generator().manual_seed(number)
-
-    def one(self, *choices: Any) -> Any:
-        return choices[self.rng.integers(len(choices))]
 
     def count(self, low: int, high: int) -> int:
         return int(self.rng.integers(low, high + 1))

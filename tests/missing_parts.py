@@ -67,14 +67,8 @@ def llama():
     from transformers import LlamaConfig, LlamaModel
 
     torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=20,
-        hidden_size=16,
-        intermediate_size=16,
-        num_hidden_layers=1,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-    )
+    layers = {"num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 1}
+    config = LlamaConfig(vocab_size=20, hidden_size=16, intermediate_size=16, **layers)
     return LlamaModel(config).eval()
 
 

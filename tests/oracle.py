@@ -14,7 +14,8 @@ weights. Masks, scores and biases are written as tuples, whose first item names 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -41,6 +42,16 @@ class Problem:
     @property
     def inputs(self) -> tuple[Array, Array, Array]:
         return self.query, self.key, self.value
+
+
+def mapped(p: Problem, number: Callable[[Array], Array], added: Callable[[Array], Array]) -> Problem:
+    """The problem with `number` of each array, and `added` of those that are added to scores: biases and sinks."""
+    kind, settings, learnt = p.score
+    score = kind, settings, {name: number(x) for name, x in learnt.items()}
+    biases = tuple((k, s, {name: added(x) for name, x in arrays.items()}) for k, s, arrays in p.biases)
+    query, key, value = (number(x) for x in p.inputs)
+    sinks = None if p.sinks is None else added(p.sinks)
+    return replace(p, query=query, key=key, value=value, score=score, biases=biases, sinks=sinks)
 
 
 @dataclass

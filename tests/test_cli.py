@@ -605,7 +605,7 @@ def test_arguments_that_are_too_long(arguments, capsys):
 def test_the_examples_are_listed(capsys):
     status, out, _ = run(capsys, "explain")
     assert status == 0
-    assert len(out.splitlines()) == 12 and out.endswith(": clearhead explain NAME\n")
+    assert len(out.splitlines()) == 13 and out.endswith(": clearhead explain NAME -o page.html\n")
     assert max(map(len, out.splitlines())) <= 80
 
 
@@ -645,6 +645,7 @@ def test_an_explanation_in_a_file(kind, tmp_path, capsys):
         (["--text", "A word"], "--from is missing"),
         (["--text", " ", "--from", "word"], "the text is empty"),
         (["--text", "A word", "--from", "cat"], "no token of the text: [CLS] a word [SEP]"),
+        (["--text", "A word, a dog", "--from", "A"], "--from is 'A', which stands at the places 1, 4 of the text"),
         (["--text", "A word", "--from", "word", "--to", "99"], "--to is '99'"),
         (["--text", "A word", "--from", "word", "--layer", "99"], "there is no layer 99"),
         (["--text", "A word", "--from", "word", "--head", "99"], "out of range"),

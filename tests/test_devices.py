@@ -5,7 +5,9 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 import clearhead as ch
-from clearhead.problem import unseen
+from clearhead.inspection import weights
+from clearhead.problem import problem, unseen
+from clearhead.problem.guard import guard
 
 T = torch.Tensor
 READS = {
@@ -59,6 +61,28 @@ def test_nothing_is_read_back(name, engine, monkeypatch):
     torch.testing.assert_close(output, want)
     for a, b in zip(found, torch.autograd.grad(want.sum(), (query, key, value)), strict=True):
         torch.testing.assert_close(a, b)
+
+
+def test_raw_scores_of_what_no_query_sees_are_those_of_zeros_there_too(monkeypatch):
+    """On another device the operands are left as they are until somebody looks at raw scores."""
+    query, key, _ = inputs()
+    key[0, :, 6] = torch.nan
+    mask = ch.Lengths([5, 9])
+    want = ch.weights(query, key, mask=mask).scores()
+    for module in (unseen, problem, weights):
+        monkeypatch.setattr(module, "on_the_host", lambda tensor: False)
+    found = problem.make_problem(query, key, mask=mask)
+    assert found.key.isnan().any()
+    torch.testing.assert_close(ch.weights(query, key, mask=mask).scores(), want, rtol=0, atol=0)
+
+
+def test_a_problem_is_guarded_once(monkeypatch):
+    """Its poison stays, where it is not known whether its operands are finite."""
+    query, key, value = inputs()
+    key[0, 0, 3] = torch.nan
+    monkeypatch.setattr(unseen, "on_the_host", lambda tensor: False)
+    once = guard(problem.make_problem(query, key, value, mask=ch.Causal()))
+    assert guard(once) is once and once.poison[1].isnan().any()
 
 
 def test_the_mode_sees_reads():

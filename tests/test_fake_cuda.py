@@ -12,8 +12,11 @@ import sys
 from pathlib import Path
 
 import pytest
+import torchgen
+import yaml
 
 HERE = Path(__file__).parent / "fake_cuda"
+OPERATIONS = Path(torchgen.__file__).parent / "packaged" / "ATen" / "native" / "native_functions.yaml"
 sys.path.append(str(HERE))
 import device  # noqa: E402
 from bad_input.entries import NOT_CALLED  # noqa: E402
@@ -69,7 +72,8 @@ def found(request):
 def test_the_host_waits_only_where_it_is_said(found):
     found = {name: case for name, case in found.items() if name not in ("without float64", "unseen")}
     plans = found.pop("plans")
-    assert plans["shapes alone"] == {row: plans["engines"][row][0] for row in plans["shapes alone"]}
+    assert plans["shapes alone"] == {row: plans["engines"][row] for row in plans["shapes alone"]}
+    assert ["triton"] in plans["shapes alone"].values()
     for row, engines in plans["engines"].items():
         lines = [line.split("|") for line in TABLE if line.startswith(f"| {row}")]
         assert len(lines) == 1, f"docs/guides/devices.md has {len(lines)} rows that begin with {row!r}"
@@ -88,9 +92,27 @@ def test_every_public_entry_is_counted_or_says_why_not():
 
 
 def test_the_engines_for_any_device_need_no_float64(found):
-    """Apple's devices have none. What else they lack, this device cannot tell."""
+    """Apple's devices have none: on a device that refuses it, each case runs, with tensors of these dtypes alone."""
     tried = found["without float64"]
     assert tried["tried"] > 50 and not tried["failed"], tried["failed"]
+    assert set(tried["dtypes"]) <= {"Bool", "Byte", "Char", "Int", "Long", "Float"}
+
+
+def test_each_operation_of_the_engines_for_any_device_has_a_kernel_for_mps(found):
+    """PyTorch's own table says which operations have one: of their own, or made of other operations."""
+    table = {entry["func"].split("(")[0]: entry for entry in yaml.safe_load(OPERATIONS.read_text(encoding="utf-8"))}
+
+    def on_mps(name):
+        entry = table[name]
+        if "structured_delegate" in entry:
+            return on_mps(entry["structured_delegate"])
+        keys = [key.strip() for several in entry.get("dispatch", ["Composite"]) for key in several.split(",")]
+        return any(key == "MPS" or key.startswith("Composite") for key in keys)
+
+    names = [name.removeprefix("aten::") for name in found["without float64"]["operations"]]
+    assert len(names) > 50
+    assert [name for name in names if not on_mps(name)] == []
+    assert not on_mps("linalg_eig")  # the table says so of some
 
 
 def test_the_device_sees_what_would_wait(found):
@@ -143,9 +165,21 @@ def of_triton():
 
 
 def test_calls_of_triton_wait_for_nothing_up_to_their_kernels(of_triton):
-    *calls, _ = of_triton
+    *calls, _, _ = of_triton
     assert [call["case"] for call in calls if call["waits"]] == []
-    assert len(calls) >= 7 and all(call["kernels"] for call in calls)
+    assert len(calls) >= 9 and all(call["kernels"] for call in calls)
+
+
+def test_a_call_of_triton_is_few_operations_beside_its_kernels(of_triton):
+    """One, zeros, in the second call with a mask: a kernel finds what is not finite."""
+    found = {call["case"]: call for call in of_triton if "kernels" in call}
+    for name in ("decoding", "a mask on the device", "additive, a mask on the device"):
+        assert found[name]["operations"] <= 1, found[name]
+    assert found["a mask on the device"]["kernels"] == ["poison_kernel", "forward_kernel"]
+
+
+def test_tensors_without_values_give_shapes_and_start_no_kernel(of_triton):
+    assert of_triton[-2] == {"engine": "triton", "same": True}
 
 
 def test_while_a_graph_is_captured_nothing_is_proved_compiled_or_kept(of_triton):

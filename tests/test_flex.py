@@ -3,6 +3,7 @@
 What runs on CUDA is another kernel of the same name: of that, these tests show what goes into it.
 """
 
+import functools
 import math
 
 import pytest
@@ -311,9 +312,10 @@ def test_edges_of_another_device_are_read_when_they_are_asked_for(monkeypatch):
         wrong.edges  # noqa: B018
 
 
+@pytest.mark.parametrize("row", [64, 128])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_the_proof_of_a_device_passes(dtype, as_written):
-    assert proof.differences(FLEX, torch.device("cpu"), dtype, problems) == []
+def test_the_proof_of_a_device_passes(dtype, row, as_written):
+    assert proof.differences(FLEX, torch.device("cpu"), dtype, functools.partial(problems, row)) == []
 
 
 def test_a_device_that_computes_otherwise_is_objected_to(as_written, monkeypatch, tmp_path):
@@ -328,10 +330,13 @@ def test_a_device_that_computes_otherwise_is_objected_to(as_written, monkeypatch
     monkeypatch.setattr(kernel, "attend", wrong)
     monkeypatch.setattr(proof, "_found", {})
     monkeypatch.setattr(proof, "_file", lambda *about: tmp_path / "result.json")
-    one = [pair for pair in problems(torch.device("cpu"), torch.float32) if pair[0] == "one query"]
-    about = FLEX, torch.device("cpu"), torch.float32, lambda *about: one
+    one = [pair for pair in problems(64, torch.device("cpu"), torch.float32) if "one query" in pair[0]]
+    about = FLEX, torch.device("cpu"), torch.float32, "rows up to 64", lambda *about: one
     first = proof.objections(*about)
-    assert len(first) == 1 and "on cpu it differs from tiled in one query: output, by 0.001 of its size" in first[0]
+    assert (
+        len(first) == 1
+        and "on cpu it differs from tiled in 64 wide, one query: output, by 0.001 of its size" in first[0]
+    )
     monkeypatch.setattr(proof, "_found", {})  # as another process finds it
     assert proof.objections(*about) == first and len(asked) == 1
 

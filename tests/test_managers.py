@@ -80,6 +80,42 @@ def test_one_that_was_never_entered_says_so_at_its_line(name):
     assert source[1] <= said.lineno < source[1] + len(source[0])
 
 
+def kept_by_a_function(make):
+    model, _manager = make()
+    return model
+
+
+def replaced_by_another(make):
+    manager = make()
+    manager = None
+    return manager
+
+
+def printed_after_an_error(make):
+    with contextlib.suppress(ZeroDivisionError):
+        then_fails(lambda: None)
+    made = make()
+    str(made)
+
+
+@pytest.mark.parametrize("name", ["watch", "models.monitor"])
+@pytest.mark.parametrize("use", [kept_by_a_function, replaced_by_another, printed_after_an_error])
+def test_one_that_was_let_go_in_another_way_says_so_too(name, use):
+    assert len(alarms(lambda: use(MAKERS[name][0]) and None)) == 1
+
+
+@pytest.mark.parametrize("name", sorted(MAKERS.keys() - {"models.monitor"}))
+def test_its_text_says_that_nothing_is_switched_on(name):
+    model, manager = MAKERS[name][0]()
+    assert (
+        repr(manager)
+        == f"ch.{name}(...): nothing is switched on. It begins in a with statement: `with ch.{name}(...):`"
+    )
+    with manager:
+        assert repr(manager) == f"ch.{name}(...), used"
+        model(MAKERS[name][1])
+
+
 def entered(make, x):
     model, manager = make()
     with manager:
@@ -151,14 +187,60 @@ def decorating(make, x):
             model(x)
 
 
-USES = [entered, on_a_stack, kept_for_later, that_fails_inside, in_a_thread, in_a_coroutine, nested]
-USES += [while_an_error_is_handled, decorating]
+def then_fails(make):
+    kept = make()
+    raise ZeroDivisionError(str(kept))
+
+
+def before_an_error(make, x):
+    try:
+        then_fails(make)
+    except ZeroDivisionError:
+        kept = None
+    try:
+        then_fails(make)
+    except ZeroDivisionError as error:
+        kept = str(error)
+    assert kept
+    for guard in (contextlib.suppress, pytest.raises):
+        with guard(ZeroDivisionError):
+            then_fails(make)
+
+
+def made_by_an_object_that_fails(make, x):
+    class Holds:
+        def __init__(self):
+            self.made = make()
+            raise ZeroDivisionError
+
+    with contextlib.suppress(ZeroDivisionError):
+        Holds()
+
+
+USES = [entered, on_a_stack, kept_for_later, that_fails_inside, in_a_thread, in_a_coroutine, nested, decorating]
+USES += [while_an_error_is_handled, before_an_error, made_by_an_object_that_fails]
 
 
 @pytest.mark.parametrize("name", MAKERS)
 @pytest.mark.parametrize("use", USES, ids=lambda use: use.__name__)
 def test_one_that_was_used_is_silent(name, use):
     assert [str(one.message) for one in alarms(lambda: use(*MAKERS[name]))] == []
+
+
+def test_one_beside_an_argument_that_fails_is_silent():
+    def take(given, number):
+        raise AssertionError
+
+    def fail():
+        with contextlib.suppress(ZeroDivisionError):
+            take(ch.watch(Block()), 1 / 0)
+        with contextlib.suppress(ZeroDivisionError):
+            take([ch.watch(Block())], fails())
+
+    def fails():
+        raise ZeroDivisionError
+
+    assert alarms(fail) == []
 
 
 @pytest.mark.parametrize("name", MAKERS)

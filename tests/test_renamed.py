@@ -19,7 +19,7 @@ class Block(torch.nn.Module):
 
 def recording():
     block = Block()
-    with ch.watch(block) as seen:
+    with ch.watch(block, values=True) as seen:
         block(torch.rand(1, 2, 3, 4))
     return seen
 
@@ -32,7 +32,12 @@ def explanation():
     return ch.explain(torch.eye(2), torch.eye(2), torch.eye(2))
 
 
-OBJECTS = {"Recording": recording, "Survey": survey, "Explanation": explanation}
+OBJECTS = {
+    "Recording": recording,
+    "AttentionCall": lambda: recording()[0],
+    "Survey": survey,
+    "Explanation": explanation,
+}
 KEYWORDS = {
     "Recording.compare": lambda given: recording().compare(recording(), **given),
     "Explanation.html": lambda given: explanation().html(**given),

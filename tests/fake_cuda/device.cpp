@@ -11,6 +11,7 @@
 #include <atomic>
 #include <cstdlib>
 #include <cstring>
+#include <mutex>
 #include <set>
 #include <string>
 
@@ -38,6 +39,10 @@ REGISTER_CUDA_HOOKS(CUDAHooks);
 }  // namespace at
 
 namespace {
+
+std::mutex of_names;
+std::set<std::string> ran, made;  // the names of operations, and of dtypes of tensors, so far
+std::string listed;
 
 std::atomic<long> reads{0}, downloads{0}, uploads{0}, operations{0};
 std::atomic<int (*)(const char*)> observer{nullptr};
@@ -75,6 +80,8 @@ std::atomic<bool> without_float64{false};  // as on Apple's devices
 c10::ScalarType kind(std::optional<at::ScalarType> type) {
   const auto found = c10::dtype_or_default(type);
   TORCH_CHECK(!without_float64 || found != at::kDouble, "this device has no float64");
+  std::lock_guard<std::mutex> one(of_names);
+  made.insert(c10::toString(found));
   return found;
 }
 
@@ -171,6 +178,10 @@ bool indexed_by_bools(const c10::OperatorHandle& op, const torch::jit::Stack& st
 void on_the_cpu(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   operations++;
   const auto& name = op.schema().name();
+  {
+    std::lock_guard<std::mutex> one(of_names);
+    ran.insert(c10::toString(op.operator_name()));
+  }
   if (sized_by_values.count(name) || indexed_by_bools(op, *stack)) count(reads, name.c_str());
   const bool before = on_the_way;
   on_the_way = true;
@@ -206,6 +217,15 @@ long count_of_reads() { return reads; }
 long count_of_downloads() { return downloads; }
 long count_of_uploads() { return uploads; }
 long count_of_operations() { return operations; }
+// The names of the operations, or of the dtypes, so far, one a line; then none.
+const char* names(int dtypes) {
+  std::lock_guard<std::mutex> one(of_names);
+  auto& of = dtypes ? made : ran;
+  listed.clear();
+  for (const auto& name : of) listed += name + "\n";
+  of.clear();
+  return listed.c_str();
+}
 void refuse_float64(int refuse) { without_float64 = refuse; }
 // What is asked, with a name, whenever the host would wait, whether that counts.
 void observe(int (*counts)(const char*)) { observer = counts; }

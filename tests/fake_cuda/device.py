@@ -77,6 +77,12 @@ class Device:
         """As Apple's devices do: a tensor of float64 there is an error, until it is no longer refused."""
         self.library.refuse_float64(int(refuse))
 
+    def names(self, dtypes: bool = False) -> list[str]:
+        """The names of the operations, or of the dtypes of tensors, since this was asked before."""
+        self.library.names.restype = ctypes.c_char_p
+        found: str = self.library.names(int(dtypes)).decode()
+        return found.split()
+
     def _note(self, name: bytes) -> int:
         """Note a place, and say whether it counts: a number that a compiled graph copies is one of the kernel's own,
         for which the graph stands here."""
@@ -120,6 +126,7 @@ def there(properties: types.SimpleNamespace = OLD) -> Device:
             "current_device": 0,
             "get_device_properties": properties,
         },
+        "is_current_stream_capturing": False,
         **dict.fromkeys(("_lazy_init", "synchronize", "set_device", "manual_seed", "manual_seed_all"), None),
     }
     for name, answer in answers.items():

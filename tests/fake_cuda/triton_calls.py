@@ -1,7 +1,8 @@
 """The engine `triton` on the fake device, up to the start of its kernels: what waits, and what a CUDA graph meets.
 
 python triton_calls.py prints a line of JSON each: the counts of each call, whose kernels are not started; what is said
-while a graph is captured; and, with --time, the host's time of a call beside that of PyTorch's SDPA, in microseconds.
+while a graph is captured; and, with --time, the host's time of a call beside that of PyTorch's SDPA, in microseconds,
+with the operations of PyTorch's and the kernels that it starts.
 """
 
 import json
@@ -15,6 +16,7 @@ DEVICE = fake.there()
 import torch  # noqa: E402
 import torch.nn.functional as F  # noqa: E402
 import triton  # noqa: E402
+from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: E402
 from triton.backends.compiler import GPUTarget  # noqa: E402
 
 import clearhead as ch  # noqa: E402
@@ -48,6 +50,7 @@ def drawn(*shape):
 QUERY, KEY, VALUE = drawn(2, 8, 256, 64), drawn(2, 2, 256, 64), drawn(2, 2, 256, 64)
 ONE = QUERY[:, :, :1]
 LENGTHS = ch.Lengths(torch.tensor([256, 100]))
+MASK = ch.Lengths(LENGTHS.valid_lens.cuda())
 GAPS = ch.SlidingWindow(before=20) | ch.PrefixLM([4])
 ADDITIVE = ch.Additive.from_weights(None, None, torch.ones(64)).cuda()
 
@@ -55,6 +58,11 @@ ADDITIVE = ch.Additive.from_weights(None, None, torch.ones(64)).cuda()
 def trained(**options):
     output = ch.attention(QUERY, KEY, VALUE, engine="triton", **options)
     return torch.autograd.grad(output.sum(), (QUERY, KEY, VALUE))
+
+
+def computed(**options):
+    with torch.no_grad():
+        return ch.attention(QUERY, KEY, VALUE, engine="triton", **options)
 
 
 def decoded(**options):
@@ -76,6 +84,8 @@ CASES = {
     "decoding": lambda: decoded(mask=LENGTHS),
     "decoding, sinks": lambda: decoded(sinks=torch.zeros(8, device="cuda"), bias=ch.ALiBi(8)),
     "statistics": reduced,
+    "a mask on the device": lambda: computed(mask=MASK),
+    "additive, a mask on the device": lambda: computed(score=ADDITIVE, mask=MASK),
 }
 
 
@@ -86,8 +96,24 @@ def counted():
         STARTED.clear()
         before = DEVICE.counts()
         case()
-        waits = sum(now - then for now, then in list(zip(DEVICE.counts(), before, strict=True))[:3])
-        print(json.dumps({"case": name, "waits": waits, "kernels": STARTED}), flush=True)
+        *waits, operations = (now - then for now, then in zip(DEVICE.counts(), before, strict=True))
+        found = {"waits": sum(waits), "operations": operations, "kernels": STARTED}
+        print(json.dumps({"case": name, **found}), flush=True)
+
+
+def shapes_alone():
+    """The engine of a call on tensors without values, and whether outputs, gradients and statistics have the shapes of
+    those of tensors with values. A kernel that starts fails: there is no device for it."""
+    global QUERY, KEY, VALUE, ONE
+    real = [[t.shape for t in found] for found in (case() for case in CASES.values())]
+    before, launch.start = (QUERY, KEY, VALUE, ONE, launch.start), START
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        QUERY, KEY, VALUE = (torch.empty(t.shape, device="cuda", requires_grad=True) for t in before[:3])
+        ONE = QUERY[:, :, :1]
+        alone = [[t.shape for t in found] for found in (case() for case in CASES.values())]
+        engine = ch.plan(QUERY, KEY, VALUE, mask=GAPS, dropout_p=0.1).engine
+    QUERY, KEY, VALUE, ONE, launch.start = before
+    print(json.dumps({"engine": engine, "same": alone == real}), flush=True)
 
 
 def captured():
@@ -133,12 +159,17 @@ def timed(rounds=300):
         every[name] = lambda of=of, options=options: ch.attention(of, key, key, engine="triton", **options)
     with torch.no_grad():
         for name, call in every.items():
-            took = []
+            call()
+            took, before = [], DEVICE.counts().operations
+            STARTED.clear()
+            call()
+            operations, kernels = DEVICE.counts().operations - before, len(STARTED)
             for _ in range(rounds):
                 began = time.perf_counter()
                 call()
                 took.append(time.perf_counter() - began)
-            print(json.dumps({"case": name, "host_us": round(1e6 * sorted(took)[rounds // 10], 1)}), flush=True)
+            found = {"host_us": round(1e6 * sorted(took)[rounds // 10], 1), "operations": operations}
+            print(json.dumps({"case": name, **found, "kernels": kernels}), flush=True)
 
 
 if __name__ == "__main__":
@@ -149,4 +180,5 @@ if __name__ == "__main__":
         timed()
     else:
         counted()
+        shapes_alone()
         captured()

@@ -17,7 +17,7 @@ from typing import NamedTuple
 import numpy as np
 import oracle
 import torch
-from oracle import Array, Found, Loss, Problem
+from oracle import Array, Found, Loss, Problem, mapped
 
 from clearhead.testing import EXACT
 from fuzzing.plain import plain
@@ -144,9 +144,4 @@ def move(x: Array, step: Callable[[tuple[int, ...]], Array]) -> Array:
 
 def moved(p: Problem, step: Callable[[tuple[int, ...]], Array]) -> Problem:
     """The same problem, every number of it moved by some roundings."""
-    kind, settings, learnt = p.score
-    score = kind, settings, {n: move(x, step) for n, x in learnt.items()}
-    biases = tuple((k, s, {n: move(x, step) for n, x in t.items()}) for k, s, t in p.biases)
-    query, key, value = (move(x, step) for x in p.inputs)
-    sinks = None if p.sinks is None else move(p.sinks, step)
-    return replace(p, query=query, key=key, value=value, score=score, biases=biases, sinks=sinks)
+    return mapped(p, lambda x: move(x, step), lambda x: move(x, step))

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import oracle
 import torch
-from oracle import Array, Problem
+from oracle import Array, Problem, mapped
 
 from clearhead.base import dropout
 from fuzzing.table import SURROUNDINGS
@@ -354,12 +354,7 @@ def slopes(heads: int) -> Array:
 
 def problem_of(p: Problem, dtype: str, bias_dtype: str) -> Problem:
     """The same problem of numbers that these dtypes have."""
-    kind, settings, learnt = p.score
-    score = kind, settings, {n: rounded(x, dtype) for n, x in learnt.items()}
-    biases = tuple((k, s, {n: rounded(x, bias_dtype) for n, x in t.items()}) for k, s, t in p.biases)
-    query, key, value = (rounded(x, dtype) for x in p.inputs)
-    sinks = None if p.sinks is None else rounded(p.sinks, bias_dtype)
-    return replace(p, query=query, key=key, value=value, score=score, biases=biases, sinks=sinks)
+    return mapped(p, lambda x: rounded(x, dtype), lambda x: rounded(x, bias_dtype))
 
 
 def draw(number: int) -> Spec:

@@ -98,6 +98,12 @@ def found(subject, earlier):
     return pairs, grouped(subject.problem, pairs)
 
 
+def norms_of(value):
+    """Lengths of vectors, those of the values and others, for each query head."""
+    own = value.to(torch.promote_types(value.dtype, torch.float32)).norm(dim=-1).repeat_interleave(2, 1)
+    return {"value": own, "transformed": own.square()}
+
+
 def hold(got, want, dtype):
     assert got.shape[0] == want.shape[0] and got.shape[2:] == want.shape[2:]
     np.testing.assert_allclose(got.double().numpy(), np.broadcast_to(want, got.shape), atol=TOLERANCE[dtype])
@@ -109,7 +115,7 @@ def hold(got, want, dtype):
 def test_pairs_with_equal_tokens(mask, tokens, dtype):
     given, rule, intervals = MASKS[mask]
     query, key, value = operands(dtype)
-    subject = Subject(make_problem(query, key, mask=given), True, tokens=(None, TOKENS[tokens]), value=value)
+    subject = Subject(make_problem(query, key, mask=given), True, tokens=(None, TOKENS[tokens]), norms=norms_of(value))
     keep = rule(70, 70)
     own, uniform = dense(query, key, keep), even(keep, (2, 4, 70, 70))
     for earlier in (False, True):
@@ -122,10 +128,9 @@ def test_pairs_with_equal_tokens(mask, tokens, dtype):
         hold(got, (uniform * want).sum(-1)[:, :heads], dtype)
         hold(subject.own.on_pairs(pairs, None), (own * want).sum(-1), dtype)  # the look at all pairs
     norms = np.linalg.norm(value.double().numpy(), axis=-1).repeat(2, 1)
-    np.testing.assert_allclose(subject.moved.double(), (own * norms[:, :, None]).sum(-1), rtol=1e-4, atol=1e-5)
-    np.testing.assert_allclose(
-        subject.uniform.moved.double(), (uniform * norms[:, :, None]).sum(-1), rtol=1e-4, atol=1e-5
-    )
+    for name, lengths in (("value", norms), ("transformed", norms**2)):
+        for moved, weights in ((subject.moved(name), own), (subject.uniform.moved(name), uniform)):
+            np.testing.assert_allclose(moved.double(), (weights * lengths[:, :, None]).sum(-1), rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("shift", [-1, 0, 3])
@@ -183,7 +188,12 @@ def test_sinks_take_their_share_of_what_is_moved_alone():
     sinks = torch.tensor([0.5, -2.0, 30.0, -torch.inf], dtype=torch.float64)
     lengths = ch.Lengths([70, 0])  # the second sequence sees nothing
     subject = Subject(
-        make_problem(query, key, mask=lengths, sinks=sinks), True, Words(), None, (None, TOKENS["some"]), value
+        make_problem(query, key, mask=lengths, sinks=sinks),
+        True,
+        Words(),
+        None,
+        (None, TOKENS["some"]),
+        norms_of(value),
     )
     keep = np.stack([every(70, 70), ~every(70, 70)])[:, None]
     own = dense(query, key, keep)
@@ -191,7 +201,9 @@ def test_sinks_take_their_share_of_what_is_moved_alone():
     scores = query.numpy() @ key.numpy().repeat(2, 1).swapaxes(-1, -2) / 8**0.5
     share = 1 / (1 + np.exp(sinks.numpy()[:, None] - np.log(np.exp(scores).sum(-1))))
     norms = np.linalg.norm(value.numpy(), axis=-1).repeat(2, 1)
-    np.testing.assert_allclose(subject.moved, (own * norms[:, :, None]).sum(-1) * share, rtol=1e-12, atol=1e-300)
+    np.testing.assert_allclose(
+        subject.moved("value"), (own * norms[:, :, None]).sum(-1) * share, rtol=1e-12, atol=1e-300
+    )
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])

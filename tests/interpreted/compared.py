@@ -3,6 +3,7 @@ which of it `make test` runs.
 """
 
 import math
+from functools import partial
 
 import pytest
 import torch
@@ -16,11 +17,12 @@ from clearhead.engines.choose import choose
 from clearhead.engines.tiled.engine import Tiled
 from clearhead.engines.triton import blocks, launch
 from clearhead.engines.triton.blocks import Blocks
-from clearhead.engines.triton.engine import Triton
+from clearhead.engines.triton.engine import Triton, _proved
 from clearhead.engines.triton.kernels.numbers import product
 from clearhead.engines.triton.proof import problems
 from clearhead.engines.triton.ranges import ranges
 from clearhead.masks import Intervals
+from clearhead.problem.guard import guard
 from clearhead.problem.packing import operands
 from clearhead.problem.partial import Rows
 from clearhead.problem.problem import make_problem
@@ -168,6 +170,38 @@ def test_what_is_not_finite(phi):
 
 
 @PHI
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf, torch.finfo(torch.float32).max])
+def test_what_no_query_sees_may_hold_anything(phi, bad):
+    """Keys that none sees, and a query that sees none, whose differences and products may overflow."""
+    score, width, _ = example(phi)
+    score.softcap = 2.0
+    query, key, value = (draw(1, 1, 40, width, seed=seed) for seed in range(3))
+    query[0, 0, 5], key[0, 0, 30:], value[0, 0, 30:] = -bad, bad, bad
+    stop = torch.where(torch.arange(40) == 5, 0, 30).view(1, 1, 40)
+    found = []
+    for engine in ("triton", "tiled"):
+        leaves = [t.clone().requires_grad_() for t in (query, key, value)]
+        output = ch.attention(*leaves, score=score, mask=Intervals(torch.zeros_like(stop), stop), engine=engine)
+        found.append([output, *torch.autograd.grad(output.sum(), [*leaves, *score.parameters()])])
+    for got, want in zip(*found, strict=True):
+        assert got.isfinite().all()
+        torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-5)
+
+
+@PHI
+def test_a_problem_that_is_guarded_before_keeps_its_poison(phi):
+    """As where ranks or an inspection have guarded it: the operands are finite then."""
+    score, width, _ = example(phi)
+    query, key, value = (draw(1, 1, 40, width, seed=seed) for seed in range(3))
+    key[0, 0, 35], query[0, 0, 3] = torch.nan, torch.inf
+    problem = make_problem(query, key, value, score=score, mask=ch.Causal())
+    got, want = (Triton().forward(p, rows=True) for p in (guard(problem), problem))
+    for one, other in zip(got[:3], want[:3], strict=True):
+        torch.testing.assert_close(one, other, rtol=0, atol=0, equal_nan=True)
+    assert want.output.isnan().any() and not want.output.isnan().all()
+
+
+@PHI
 @pytest.mark.parametrize("lengths", [(0, 5), (5, 0), (0, 0), (0, 1)], ids=str)
 @pytest.mark.parametrize("bias", ["distance", "every pair"])
 def test_a_part_without_pairs(phi, lengths, bias):
@@ -286,14 +320,16 @@ def test_a_key_is_read_once_for_the_heads_of_its_group(name, queries, monkeypatc
     key[1, 1, 50] = torch.nan  # which some see
     if name == "each pair":
         given["bias"] = ch.DenseBias(draw(2, 6, queries, 63))
-    started = []
-    right = launch.start
-    monkeypatch.setattr(
-        launch, "start", lambda kernel, *given, **more: started.append(given[0]) or right(kernel, *given, **more)
-    )
+    started, right = {}, launch.start
+
+    def start(kernel, programs, *given, **more):
+        started[kernel.fn.__name__] = programs
+        right(kernel, programs, *given, **more)
+
+    monkeypatch.setattr(launch, "start", start)
     got, want = (ch.attention(query, key, value, engine=engine, **given) for engine in ("triton", "tiled"))
     torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-6, equal_nan=True)
-    assert started[0][0] == (12 if name == "by distance" and queries > 1 else 4)
+    assert started["forward_kernel"][0] == (12 if name == "by distance" and queries > 1 else 4)
 
 
 def test_the_bits_do_not_change_from_run_to_run():
@@ -347,16 +383,37 @@ def test_blocks_are_powers_of_two():
                 assert all(math.log2(number).is_integer() for number in found)
 
 
+@PHI
+@pytest.mark.parametrize("row", [16, 128])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
-def test_the_proof_of_a_device_passes(dtype, monkeypatch):
+def test_the_proof_of_a_device_passes(dtype, row, phi, monkeypatch):
     """The interpreter is a device too."""
     monkeypatch.undo()  # the blocks of a device
-    assert proof.differences(Triton(), torch.device("cpu"), dtype, problems) == []
+    assert proof.differences(Triton(), torch.device("cpu"), dtype, partial(problems, phi, row)) == []
+
+
+def test_each_width_and_each_score_is_proved_when_it_is_first_used(monkeypatch):
+    """Once for each: the widest row up to a power of two, of a dot product's operands or of the values."""
+    monkeypatch.setattr(proof, "_found", {})
+    monkeypatch.setattr(proof, "_read", lambda file: None)
+    monkeypatch.setattr(proof, "_write", lambda file, lines: None)
+    proved = []
+    monkeypatch.setattr(proof, "differences", lambda engine, device, dtype, about: proved.append(about.args) or [])
+
+    def asked(score, width, columns):
+        query, value = draw(1, 1, 5, width), draw(1, 1, 5, columns)
+        _proved(Triton(), make_problem(query, query, value, score=score))
+        return len(proved)
+
+    gaussian = ch.Gaussian()
+    assert [asked(None, 20, 16), asked(None, 30, 32), asked(None, 16, 40), asked(None, 100, 16)] == [1, 1, 2, 3]
+    assert [asked(gaussian, 100, 16), asked(gaussian, 16, 10)] == [4, 4]
+    assert proved == [("mul", 32), ("mul", 64), ("mul", 128), ("sq_diff", 16)]
 
 
 def test_a_device_that_computes_otherwise_is_objected_to(monkeypatch, tmp_path):
     """The proof runs once for a device, is kept for other processes, and its words are the engine's."""
-    one_query = [pair for pair in problems(torch.device("cpu"), torch.float32) if "mul, one" in pair[0]]
+    one_query = [pair for pair in problems("mul", 16, torch.device("cpu"), torch.float32) if "one query" in pair[0]]
     right, proved = launch.output, []
 
     def wrong(problem, rows):
@@ -365,11 +422,11 @@ def test_a_device_that_computes_otherwise_is_objected_to(monkeypatch, tmp_path):
         return found._replace(output=1.001 * found.output)
 
     monkeypatch.setattr(triton.knobs.cache, "dir", str(tmp_path))
-    asked = Triton(), torch.device("cpu"), torch.float32, lambda *about: one_query
+    asked = Triton(), torch.device("cpu"), torch.float32, "mul, rows up to 16", lambda *about: one_query
     monkeypatch.setattr(proof, "_found", {})
     monkeypatch.setattr(launch, "output", wrong)
     first = proof.objections(*asked)
-    assert len(first) == 1 and "mul, one query: output, by 0.001 of its size" in first[0]
+    assert len(first) == 1 and "mul 10 wide, one query: output, by 0.001 of its size" in first[0]
     monkeypatch.setattr(proof, "_found", {})  # as another process finds it
     assert proof.objections(*asked) == first
     assert len(proved) == 1

@@ -170,7 +170,7 @@ def looked_at(seen):
                 ch.reductions.MeanDistance(),
             ),
             lambda call=call: (call.weights[0, 0, 0], call.weights.topk(2), call.weights.pool(2)),
-            lambda call=call: (call.output, call.value_norms, call.weighted_norms),
+            lambda call=call: (call.output, call.value_norms, call.weighted_value_norms),
             lambda call=call: (call.gradients.by_key(), call.head_importance),
             lambda call=call: str(call.explain((0, 0, 0))),
         ]

@@ -9,7 +9,7 @@ def measures(weights, allowed, words=(None, None), tokens=(None, None), norms=No
     """Each measure of one head, with that of uniform attention, as {name: (value, uniform)}; NaN where none counts.
 
     `weights` (B, Lq, Lk), as the model has them; `allowed`, bool, of that shape; `words`: (B, Lq), (B, Lk), bool;
-    `tokens`: a list of anything for each sequence's queries, and one for its keys; `norms` (B, Lk).
+    `tokens`: a list of anything for each sequence's queries, and one for its keys; `norms`: (B, Lk) each, by column.
     """
     collected = {}
     received = []
@@ -44,12 +44,12 @@ def measures(weights, allowed, words=(None, None), tokens=(None, None), norms=No
             count = may.sum()
             if count > 1:
                 entropy = -sum(x * np.log(x) for x in w if x > 0)
-                collected.setdefault("entropy", []).append((entropy / np.log(count), 1.0))
+                collected.setdefault("normalised entropy", []).append((entropy / np.log(count), 1.0))
             if kind == "self":
                 far = np.abs(np.arange(w.size) - place)
                 collected.setdefault("distance", []).append((w @ far, u @ far))
-            if norms is not None:
-                collected.setdefault("value mass", []).append((raw @ norms[b], u @ norms[b]))
+            for name, lengths in (norms or {}).items():
+                collected.setdefault(name, []).append((raw @ lengths[b], u @ lengths[b]))
         received.append((np.sum(shares, 0), np.sum(evens, 0), len(shares), real))
     found = {name: tuple(np.mean(pairs, 0)) for name, pairs in collected.items()}
     found["sink"] = sink(received)

@@ -1,5 +1,7 @@
 """Small random models of transformers on two backends, and inputs for them."""
 
+import copy
+
 import torch
 import transformers
 
@@ -62,8 +64,9 @@ OWN_EAGER = {  # transformers runs these on no SDPA
 KEYS = ("attentions", "encoder_attentions", "decoder_attentions", "cross_attentions")
 
 
-def pair(name, options, head="Model"):
-    """The model on the backend it takes by itself, and on eager, with the same weights."""
+def pair(name, options, head="Model", times=None):
+    """The model on the backend it takes by itself, and on eager, with the same weights, made larger: else every row
+    were nearly uniform, and a wrong one would not be seen."""
     torch.manual_seed(0)
     options = {key: value for key, value in options.items() if name != "ViT" or key != "vocab_size"}
     config, model = getattr(transformers, name + "Config"), getattr(transformers, name + head)
@@ -71,7 +74,7 @@ def pair(name, options, head="Model"):
     with torch.no_grad():
         for weight in fast.parameters():
             if weight.ndim > 1:
-                weight *= 1 if name == "T5" else 10  # else every row is nearly uniform, and a wrong one not seen
+                weight *= times or (1 if name == "T5" else 10)
     slow = model(config(**{**options, "attn_implementation": "eager"})).eval()
     slow.load_state_dict(fast.state_dict())
     return fast, slow
@@ -89,6 +92,24 @@ def inputs_of(name, mask=None):
 
 def own_attentions(output):
     return {key: output[key] for key in KEYS if output.get(key)}  # BERT has an empty tuple of cross attentions
+
+
+def in_order(output):
+    """The weights of an output, in the order of the calls."""
+    if getattr(output, "encoder_attentions", None) is None:
+        return list(output.attentions)
+    pairs = zip(output.decoder_attentions, output.cross_attentions, strict=True)
+    return [*output.encoder_attentions, *(weights for pair in pairs for weights in pair)]
+
+
+def perturbed(model, by):
+    """A copy whose weights are each moved by a normal number, times `by`."""
+    other = copy.deepcopy(model)
+    generator = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for weight in other.parameters():
+            weight += by * torch.randn(weight.shape, generator=generator)
+    return other
 
 
 def tensors(output):

@@ -9,7 +9,7 @@ import clearhead as ch
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 transformers = pytest.importorskip("transformers", reason="the extra [models] is not installed")
-from small_models import GROUPED, IDS, PADDINGS, SEQ2SEQ_SIZES, SIZES  # noqa: E402
+from small_models import GROUPED, IDS, PADDINGS, SEQ2SEQ_SIZES, SIZES, in_order, pair  # noqa: E402
 
 GENERATOR = torch.Generator().manual_seed(1)
 
@@ -45,35 +45,13 @@ TEXT = {
 }
 
 
-def pair(name, options):
-    """The model on the backend it takes by itself, and on eager, with the same weights."""
-    torch.manual_seed(0)
-    config, model = getattr(transformers, name + "Config"), getattr(transformers, name + "Model")
-    fast = model(config(**options)).eval()
-    with torch.no_grad():
-        for weight in fast.parameters():
-            if weight.ndim > 1:
-                weight *= 10  # else every row is nearly uniform, and a wrong score would not be seen
-    slow = model(config(**{**options, "attn_implementation": "eager"})).eval()
-    slow.load_state_dict(fast.state_dict())
-    return fast, slow
-
-
-def own_attentions(output):
-    """The model's own weights, in the order of the calls."""
-    if getattr(output, "encoder_attentions", None) is None:
-        return list(output.attentions)
-    pairs = zip(output.decoder_attentions, output.cross_attentions, strict=True)
-    return [*output.encoder_attentions, *(weights for pair in pairs for weights in pair)]
-
-
 def check(fast, slow, inputs, padding=None):
     """Outputs equal, and each record of both within 1e-5 of the model's own. Gives the calls on the fast backend."""
     with torch.no_grad():
         plain = fast(**inputs)
         with ch.watch(fast) as seen:
             watched = fast(**inputs)
-        own = own_attentions(slow(**inputs, output_attentions=True))
+        own = in_order(slow(**inputs, output_attentions=True))
         with ch.watch(slow) as seen_slow:
             slow(**inputs)
     assert torch.equal(plain[0], watched[0]), "watching changed the output"

@@ -6,6 +6,7 @@ import itertools
 import math
 from typing import Any, NamedTuple
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -184,6 +185,152 @@ def test_projections_are_the_models_own(name: str, dtype: torch.dtype) -> None:
                 assert ((u * s) @ vh - low.dense()).abs().max() <= budget
                 mine_trace, theirs = low.eigenvalues().sum().real.double(), whole.trace()
                 assert (mine_trace - theirs).abs() <= budget * WIDTH
+
+
+@pytest.mark.parametrize("dtype", list(BUDGET))
+@pytest.mark.parametrize("name", ["gpt2", "bert", "llama", "t5", "vit"])
+def test_norms_are_of_what_each_head_writes_for_a_key(name: str, dtype: torch.dtype) -> None:
+    read = ARCHITECTURES[name]
+    model, inputs = made(read, dtype)
+    given: dict[nn.Module, torch.Tensor] = {}  # the heads, as the layer that writes them is given them
+    writers = {read.writes(model, n): n for n in range(2)}
+    for module in writers:
+        module.register_forward_pre_hook(lambda module, args: given.update({module: args[0]}))
+    with torch.no_grad(), ch.watch(model, values=True) as seen:
+        model(**inputs)
+    for call in seen:
+        module = next(
+            (one for one in writers if one.weight.data_ptr() == call.output_projection.weight.data_ptr()), None
+        )
+        if module is None:
+            assert name == "t5" and (call.kind == "cross" or call.name.startswith("encoder"))
+            continue
+        n = writers.pop(module)
+        weight = read.side(model, n, "o").detach()
+        value = call.value.repeat_interleave(HEADS // call.value.shape[1], 1)
+        heads, dense = given[module].unflatten(-1, (HEADS, -1)).transpose(1, 2), call.weights.dense()
+        torch.testing.assert_close(dense @ value, heads, rtol=1e-4, atol=1e-5)  # so these values are what W_O is given
+        # each pair's vector in full, as it is added to the layer's result
+        parts = torch.einsum("bhqk,bhke,ohe->bhqko", dense, value, weight.unflatten(1, (HEADS, -1)))
+        norms = parts.norm(dim=-1)
+        scale = BUDGET[dtype] * float(norms.max())
+        assert (dense * call.transformed_norms[:, :, None] - norms).abs().max() <= scale
+        assert (call.weighted_transformed_norms - norms.sum(-1)).abs().max() <= scale
+        assert (dense * call.value_norms[:, :, None] - norms).abs().max() > 100 * scale  # which is another number
+        row = next(row for row in ch.models.Recording([call]).table() if row["head"] == 1)
+        assert math.isclose(row["weighted transformed norm"], float(norms.sum(-1)[:, 1].mean()), rel_tol=1e-4)
+    assert not writers
+
+
+class Joined(nn.Module):
+    """Attention by hand of two heads side by side. `between`: what is computed before the last layer."""
+
+    def __init__(self, between: Any, last: Any = nn.Linear) -> None:
+        super().__init__()
+        self.inner, self.last, self.between = nn.Linear(8, 8), last(8, 8), between
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        heads = self.inner(x).unflatten(-1, (2, 4)).transpose(1, 2)
+        result = F.scaled_dot_product_attention(heads, heads, heads).transpose(1, 2).flatten(2)
+        return self.last(self.between(x, result))
+
+
+class Doubled(nn.Linear):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return 2 * super().forward(x)
+
+
+X8 = torch.randn(2, 5, 8, generator=torch.Generator().manual_seed(0))
+UNKNOWN = {
+    "a gate": Joined(lambda x, result: result * x.sigmoid()),
+    "no layer": nn.Sequential(Joined(lambda x, result: result, lambda *_: nn.Identity()), nn.ReLU()),
+    "another layer than its weights say": Joined(lambda x, result: result, Doubled),
+}
+
+
+@pytest.mark.parametrize("name", UNKNOWN)
+def test_norms_of_heads_that_no_layer_is_given_are_an_error(name: str) -> None:
+    with torch.no_grad(), ch.watch(UNKNOWN[name], values=True) as seen:
+        UNKNOWN[name](X8)
+    for ask in (seen[0].__class__.transformed_norms, seen[0].__class__.weighted_transformed_norms):
+        with pytest.raises(ch.UnsupportedError, match="no linear layer was given the outputs of its heads"):
+            ask.fget(seen[0])
+    assert "weighted value norm" in seen.table()[0] and "weighted transformed norm" not in seen.table()[0]
+
+
+def test_norms_need_the_weights_of_the_run(tmp_path: Any) -> None:
+    model = Joined(lambda x, result: result)
+    with ch.watch(model, values=True) as seen:
+        model(X8)
+    norms = seen[0].transformed_norms
+    wanted = seen[0].value @ model.last.weight.detach().unflatten(1, (2, 4)).permute(1, 2, 0)
+    torch.testing.assert_close(norms, wanted.norm(dim=-1))
+    with pytest.raises(ch.ClearheadError, match="a file of a recording has none"):
+        _ = ch.models.load_recording(seen.write(tmp_path / "seen.safetensors"))[0].transformed_norms
+    with torch.no_grad():
+        model.last.weight.mul_(2)
+    with pytest.raises(ch.ClearheadError, match="weights of last, which writes its heads, were written to"):
+        _ = seen[0].transformed_norms
+    assert "weighted transformed norm" not in seen.table()[0]
+
+
+@pytest.mark.parametrize("need_weights", [False, True])
+def test_norms_of_modules_that_hold_their_own_projection(need_weights: bool) -> None:
+    torch.manual_seed(0)
+    layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True).eval()
+    own = ch.nn.MultiHeadAttention(8, 2)
+    with torch.no_grad():
+        with ch.watch(layer, values=True) as fast:  # one function computes the whole layer
+            layer(X8)
+        with ch.watch(layer.self_attn, values=True) as seen:
+            layer.self_attn(X8, X8, X8, need_weights=need_weights)
+        with ch.watch(own, values=True) as of_own:
+            own(X8, X8, X8)
+        value = F.linear(X8, layer.self_attn.in_proj_weight, layer.self_attn.in_proj_bias).chunk(3, -1)[2]
+        wanted = value.unflatten(-1, (2, 4)).transpose(1, 2) @ layer.self_attn.out_proj.weight.unflatten(
+            1, (2, 4)
+        ).permute(1, 2, 0)
+        for call in (fast[0], seen[0]):
+            torch.testing.assert_close(call.transformed_norms, wanted.norm(dim=-1))
+        wanted = own.W_v(X8).unflatten(-1, (2, 4)).transpose(1, 2) @ own.W_o.weight.unflatten(1, (2, 4)).permute(
+            1, 2, 0
+        )
+        torch.testing.assert_close(of_own[0].transformed_norms, wanted.norm(dim=-1))
+
+
+ONE = [1, -1, np.int64(1), torch.tensor(1), "L1", "*.h.1.attn", slice(1, None), [1], ["L1"]]
+
+
+@pytest.mark.parametrize("which", ONE, ids=str)
+def test_a_layer_and_a_head_are_chosen_as_everywhere(which: Any) -> None:
+    """By a number, a slice, a list or a name in circuits, explanations, pages and pictures alike."""
+    model, inputs = made(ARCHITECTURES["gpt2"], torch.float32)
+    found = ch.models.circuits(model, inputs)
+    with torch.no_grad(), ch.watch(model, values=True) as seen:
+        model(**inputs)
+    assert torch.equal(found.qk(which, 2).dense(), found.qk(1, 2).dense())
+    assert seen.explain(which, 2, 3).title == seen.explain(1, 2, 3).title
+    assert [label for label, _ in seen.view(which).page.shown] == ["L1"]
+    assert seen.plot(which, 2).get_title().startswith("L1H2")
+    if not isinstance(which, str) and which != ["L1"]:  # heads, queries and keys have numbers alone
+        number = 3 if which == -1 else 1
+        head = slice(1, 2) if isinstance(which, slice) else which
+        weights, wanted = (seen.explain(1, one, 3, 2)["weights"] for one in (head, number))
+        assert torch.equal(weights, wanted)
+    with pytest.raises(ch.ClearheadError, match="which means 2 heads; pass one of them"):
+        found.ov(1, [0, 1])
+
+
+def test_lists_of_an_explanation_have_even_steps() -> None:
+    model, inputs = made(ARCHITECTURES["gpt2"], torch.float32)
+    with torch.no_grad(), ch.watch(model, values=True) as seen:
+        model(**inputs)
+    assert torch.equal(
+        seen.explain(1, [0, 2], [1, 3, 5])["weights"], seen.explain(1, slice(0, 3, 2), slice(1, 6, 2))["weights"]
+    )
+    for wrong, said in (([0, 1, 3], "a list with even steps"), ([9], "and there are 4"), ([], "expected a number")):
+        with pytest.raises(ch.ClearheadError, match=said):
+            seen.explain(1, wrong, 0)
 
 
 @pytest.mark.parametrize("through", ["query", "key", "value"])

@@ -236,8 +236,9 @@ def test_what_is_made_of_a_recording(tmp_path):
     seen.view().write(tmp_path / "page.html")
     assert float(seen.explain(0, 1, 5, 1)["weights"][..., 0].abs().max()) == 0.0
     rows, before = (recording.table() for recording in (scaled, plain))
-    assert rows[2]["value mass"] == pytest.approx(before[2]["value mass"] / 4, rel=1e-4)
-    assert rows[2]["entropy"] == pytest.approx(before[2]["entropy"], rel=1e-4)
+    for name in ("weighted value norm", "weighted transformed norm"):
+        assert rows[2][name] == pytest.approx(before[2][name] / 4, rel=1e-4)
+    assert rows[2]["normalised entropy"] == pytest.approx(before[2]["normalised entropy"], rel=1e-4)
     assert np.isnan(rows[7]["first"])  # its weights are all 0: no query sees a key
     assert "after the softmax, by 0.25" in " ".join(str(scaled.explain(0, 2, 5, 0)).split())
     with pytest.raises(ch.UnsupportedError, match="after the softmax"):

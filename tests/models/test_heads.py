@@ -30,6 +30,23 @@ def watched(model, **inputs):
     return seen, output
 
 
+def norms_of(model, call, head):
+    """The lengths of a head's values, and of what its last layer makes of them, by the names of the model's modules."""
+    modules = dict(model.named_modules())
+    own = modules[call.name]
+    layer = modules.get(f"{call.name.removesuffix('.self')}.output.dense")  # BERT's is in another module
+    if layer is None:
+        layer = next(getattr(own, name) for name in ("o_proj", "c_proj", "o", "out_proj") if hasattr(own, name))
+    weight = layer.weight.T if type(layer).__name__ == "Conv1D" else layer.weight
+    heads = call.query.shape[1]
+    value = call.value[:, head * call.value.shape[1] // heads].double()
+    part = weight.detach().double().unflatten(1, (heads, -1))[:, head]
+    return {
+        "weighted value norm": value.norm(dim=-1).numpy(),
+        "weighted transformed norm": (value @ part.T).norm(dim=-1).numpy(),
+    }
+
+
 def causal(length, window=None):
     far = np.arange(length)[:, None] - np.arange(length)
     return (far >= 0) & (far < (window or length))
@@ -72,11 +89,10 @@ def test_every_measure_is_that_of_the_eager_weights(name, padded):
     table = seen.table(tokens=ids)
     for layer, (call, dense) in enumerate(zip(seen.calls, eager, strict=True)):
         keep = allowed_by(slow.config, layer, dense.shape, words, name != "Bert")
-        norms = call.value.double().norm(dim=-1).repeat_interleave(4 // call.value.shape[1], 1).numpy()
         for head in range(4):
             row = table[layer * 4 + head]
-            tokens = ids.tolist()
-            want = measures(dense[:, head].numpy(), keep, (words, words), (tokens, tokens), norms[:, head])
+            tokens, norms = ids.tolist(), norms_of(slow if name in OWN_EAGER else fast, call, head)
+            want = measures(dense[:, head].numpy(), keep, (words, words), (tokens, tokens), norms)
             hold(row, want)
     if name == "GptOss":  # of the first sequence, which has no padding, where there is any
         assert all(0 < row["SinkShare"] < 1 for row in table)
@@ -100,16 +116,15 @@ def test_cross_attention_has_no_positions_and_two_texts(name):
             row = rows["cross"][layer * 4 + head]
             tokens = ids[:, 2:7].tolist(), ids.tolist()
             (call,) = seen[row["module"]]
-            norms = call.value.double().norm(dim=-1)[:, head].numpy()
+            norms = norms_of(fast, call, head)
             want = measures(dense[:, head].numpy(), keep, (None, words), tokens, norms, kind="cross")
             hold(row, want)
     encoder = [row for row in rows["self"] if "encoder" in row["module"].split(".")]
     for i, row in enumerate(encoder):
         dense = output.encoder_attentions[i // 4][:, i % 4].numpy()
         (call,) = seen[row["module"]]
-        norms = call.value.double().norm(dim=-1)[:, i % 4].numpy()
         keep = np.broadcast_to(words[:, None], (2, 9, 9))
-        hold(row, measures(dense, keep, (words, words), (ids.tolist(),) * 2, norms))
+        hold(row, measures(dense, keep, (words, words), (ids.tolist(),) * 2, norms_of(fast, call, i % 4)))
     assert len(encoder) == 8
 
 
@@ -129,10 +144,10 @@ def test_every_measure_of_the_bundled_bert(padded):
         assert table == seen.table(tokens=tokenizer.convert_ids_to_tokens(ids[0]))
     for layer, dense in enumerate(eager):
         keep = np.broadcast_to(words[:, None], (len(ids), ids.shape[1], ids.shape[1]))
-        norms = seen[layer].value.double().norm(dim=-1).numpy()
         for head in range(0, 12, 5):
             tokens = ids.tolist()
-            want = measures(dense[:, head].numpy(), keep, (words, words), (tokens, tokens), norms[:, head])
+            norms = norms_of(model, seen[layer], head)
+            want = measures(dense[:, head].numpy(), keep, (words, words), (tokens, tokens), norms)
             hold(table[layer * 12 + head], want)
 
 
@@ -170,7 +185,9 @@ def test_in_float64_they_are_exact(options):
     table = seen.table(tokens=ids)
     norms = x.norm(dim=-1).numpy()
     for head in range(3):
-        want = measures(weights[:, head], may[:, head], tokens=(ids.tolist(),) * 2, norms=norms[:, head])
+        want = measures(
+            weights[:, head], may[:, head], tokens=(ids.tolist(),) * 2, norms={"weighted value norm": norms[:, head]}
+        )
         hold(table[head], want, 1e-11)
 
 
@@ -211,7 +228,7 @@ def test_later_steps_of_a_generation_stand_at_the_end():
 def test_measures_say_what_they_are():
     table = seen_of(torch.randn(1, 2, 6, 4)).table()
     names = [measure.name for measure in MEASURES]
-    assert len(set(names)) == 10
+    assert len(set(names)) == 11
     for measure in MEASURES:
         assert isinstance(measure, Measure)
         assert all(part in table.about(measure.name) for part in (measure.says, measure.formula, measure.source))
@@ -220,7 +237,7 @@ def test_measures_say_what_they_are():
     with pytest.raises(ch.ClearheadError, match="'banana' is no measure of a head; the measures are previous, next"):
         table.about("banana")
     assert not SHARES - {"same word", "induction"} - table[0].keys() and "same word" not in table[0]
-    assert list(seen_of(torch.randn(1, 1, 6, 4)).table(ch.reductions.Entropy())[0])[-2:] == ["head", "Entropy"]
+    assert list(seen_of(torch.randn(1, 1, 6, 4)).table(ch.reductions.Entropy())[0])[-2:] == ["head", "Entropy (nats)"]
 
 
 def test_without_pandas_the_error_says_what_to_do(monkeypatch):
@@ -340,7 +357,7 @@ def test_focus_of_no_kind_is_said_by_its_entropy():
     with ch.watch(model := Permuted()) as seen:
         model(x[far][None, None], x[None, None])
     found = seen.distinctive()
-    assert found.measure == "entropy" and found.value < 0.2
+    assert found.measure == "normalised entropy" and found.value < 0.2
     assert "attends to few keys, of no one kind: its entropy is" in str(found)
 
 
@@ -377,5 +394,6 @@ def test_a_table_as_text_fits_a_screen():
     lines = str(ch.models.Table(rows)).splitlines()
     assert len(lines) == 23 and max(map(len, lines)) <= 100
     assert lines[1].split()[:3] == ["x" * 39 + "…", "0", "nan"]
+    assert repr(ch.models.Table(rows)).splitlines() == lines and len(lines) <= 24
     assert lines[21:] == ["30 more rows", "33 more columns: '7', '8', '9', '10', '11', '12', …"]
     assert str(ch.models.Table()) == "no rows"

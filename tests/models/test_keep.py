@@ -17,6 +17,7 @@ from clearhead.models.loading import bundled
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 transformers = pytest.importorskip("transformers", reason="the extra [models] is not installed")
+from small_models import SIZES  # noqa: E402
 
 IDS = torch.randint(0, 100, (2, 9), generator=torch.Generator().manual_seed(0))
 LEFT = torch.tensor([[1] * 9, [0] * 4 + [1] * 5])
@@ -32,15 +33,7 @@ TEXTS = ["The pump in Broad Street was closed.", "It was.", "Nobody had asked th
 
 
 def llama(**more):
-    config = transformers.LlamaConfig(
-        vocab_size=100,
-        hidden_size=32,
-        intermediate_size=64,
-        num_hidden_layers=3,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        **more,
-    )
+    config = transformers.LlamaConfig(**SIZES | {"num_hidden_layers": 3}, num_key_value_heads=2, **more)
     torch.manual_seed(0)
     return transformers.LlamaModel(config).eval()
 
@@ -279,17 +272,17 @@ def test_the_table_has_a_row_a_head():
     with torch.no_grad(), ch.watch(model) as seen:
         model(**inputs)
     rows = seen.table()
-    assert {"Entropy", "TopK"} < rows[0].keys()
+    assert {"Entropy (nats)", "TopK"} < rows[0].keys()
     assert len(rows) == 6 * 4 and [row["head"] for row in rows[:5]] == [0, 1, 2, 3, 0]
     for row in rows:
         (call,) = seen[row["module"]]
-        assert row["Entropy"] == pytest.approx(call.weights.entropy()[:, row["head"]].mean().item(), rel=1e-5)
+        assert row["Entropy (nats)"] == pytest.approx(call.weights.entropy()[:, row["head"]].mean().item(), rel=1e-5)
         assert row["TopK"] == pytest.approx(call.weights.topk(1)[0][:, row["head"]].mean().item(), rel=1e-5)
-        assert ("MeanDistance" in row) == (call.kind == "self")
+        assert ("MeanDistance (positions)" in row) == (call.kind == "self")
     with torch.no_grad(), ch.models.statistics(model, [ch.reductions.Entropy(), ch.reductions.TopK(1)]) as kept:
         model(**inputs)
     for few, row in zip(kept.table(), rows, strict=True):
-        assert few["Entropy"] == pytest.approx(row["Entropy"]) and few["module"] == row["module"]
+        assert few["Entropy (nats)"] == pytest.approx(row["Entropy (nats)"]) and few["module"] == row["module"]
 
 
 BAD = {

@@ -1,5 +1,6 @@
 """A layer's number on a page, in a table and in a sentence is that of the layer in its model, in generations too."""
 
+import contextlib
 import os
 
 import numpy as np
@@ -77,6 +78,39 @@ def test_generations(tmp_path, use_cache):
     seen.view(beside=again).write(tmp_path / "beside.html")
 
 
+def test_a_last_token_that_no_step_has_read_is_left_out_with_a_warning(tmp_path):
+    """By the ids of the whole text: each step has the words of its own queries and keys, of its first Lk tokens."""
+    torch.manual_seed(0)
+    config = transformers.GPT2Config(vocab_size=20, n_embd=32, n_layer=1, n_head=4, bos_token_id=1, eos_token_id=19)
+    model = transformers.GPT2LMHeadModel(config).eval()
+    with torch.no_grad(), ch.watch(model, values=True) as seen:
+        ids = model.generate(torch.arange(2, 7)[None], max_new_tokens=4, min_new_tokens=4, pad_token_id=0)
+    words = [f"w{place}" for place in range(9)]
+    for given in (words, words[:8]):
+        told = pytest.warns(UserWarning, match="tokens has 9 tokens, and the model has read 8: .* never read")
+        with told if len(given) == 9 else contextlib.nullcontext():
+            layers = seen.layers(given)
+        assert [layer.query_tokens for layer in layers] == [words[:5], ["w5"], ["w6"], ["w7"]]
+        assert [layer.key_tokens for layer in layers] == [words[:length] for length in (5, 6, 7, 8)]
+    with pytest.warns(UserWarning, match="never read") as said:
+        seen.view(tokens=words).write(tmp_path / "page.html")
+        table, axes = seen.table(tokens=ids), seen.plot(0, 0, step=1, tokens=words)
+        assert seen.explain(0, 2, "w6", "w1", step=2, tokens=words).title
+        assert seen.distinctive(ids)
+    assert [one.filename for one in said] == [__file__] * 5
+    assert [label.get_text() for label in axes.get_yticklabels()] == ["w5"]
+    for step, (length, call) in enumerate(zip((5, 6, 7, 8), seen, strict=True)):
+        last = ids[0, length - 1]
+        same = [place for place in range(length - 1) if ids[0, place] == last]
+        if same and step:
+            wanted = call.weights.dense()[0, 1, 0, same].sum()
+            assert table[4 * step + 1]["same word"] == pytest.approx(float(wanted), rel=1e-5)
+    assert any("same word" in row for row in table[4:])
+    for wrong in (words[:4], [*words, "w9"]):  # no more than one
+        with pytest.raises(ch.ShapeError, match=f"tokens has {len(wrong)} words"):
+            seen.view(tokens=wrong)
+
+
 def test_two_layers_that_generate_six_tokens():
     torch.manual_seed(0)
     model = transformers.GPT2LMHeadModel(transformers.GPT2Config(vocab_size=100, n_embd=32, n_layer=2, n_head=4))
@@ -96,6 +130,9 @@ def test_two_layers_that_generate_six_tokens():
         seen.explain(1, 2, "w3", step=2, tokens=words)
     with pytest.raises(ch.ClearheadError, match="pass tokens="):
         seen.explain(1, 2, "w3", step=2)
+    twice = [*words[:4], "w1", *words[5:]]
+    with pytest.raises(ch.ClearheadError, match="key is 'w1', which stands at the places 1, 4 of the text: pass the"):
+        seen.explain(1, 2, 0, "w1", step=2, tokens=twice)
     assert len(seen.view(layer="L1, step *").page.shown) == 6
     assert [label for label, _ in seen.view(layer="*step 2", heads=slice(1, None)).page.shown] == [
         "L0, step 2", "L1, step 2",

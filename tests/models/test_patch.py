@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from small_models import OWN_EAGER, pair
+from small_models import OWN_EAGER, SIZES, pair
 from torch import Tensor, nn
 from transformers import (
     GPT2Config,
@@ -198,14 +198,7 @@ def test_the_mean_of_an_ablation_is_of_words_alone() -> None:
 def test_path_patching_in_a_model_of_transformers() -> None:
     """The whole run of another text through the keys of one layer: the same as its keys put in by a hook of our own."""
     torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=20,
-        hidden_size=32,
-        intermediate_size=48,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-    )
+    config = LlamaConfig(**SIZES, num_key_value_heads=2)
     model = LlamaForCausalLM(config).eval()
     with ch.watch(model, values=True) as seen:
         model(input_ids=OTHER)

@@ -10,6 +10,7 @@ import clearhead as ch
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 transformers = pytest.importorskip("transformers", reason="the extra [models] is not installed")
+from small_models import pair  # noqa: E402
 
 IDS = torch.randint(3, 100, (2, 9), generator=torch.Generator().manual_seed(0))
 LEFT = torch.tensor([[1] * 9, [0] * 4 + [1] * 5])
@@ -33,20 +34,6 @@ MODELS = {
 }
 
 
-def pair(name, options):
-    torch.manual_seed(0)
-    name = name.split(",")[0]
-    config, model = getattr(transformers, name + "Config"), getattr(transformers, name + "Model")
-    fast = model(config(**options)).eval()
-    with torch.no_grad():
-        for weight in fast.parameters():
-            if weight.ndim > 1:
-                weight *= 4  # else every row is nearly uniform, and a wrong one would not be seen
-    slow = model(config(**{**options, "attn_implementation": "eager"})).eval()
-    slow.load_state_dict(fast.state_dict())
-    return fast, slow
-
-
 def attentions(output):
     """By kind of module: all that an eager model gives."""
     named = ("attentions", "encoder_attentions", "decoder_attentions", "cross_attentions")
@@ -64,7 +51,7 @@ def matched(calls, weights):
 @pytest.mark.parametrize("name", MODELS)
 def test_gradients_are_those_of_the_eager_models_weights(name):
     options, inputs = MODELS[name]
-    fast, slow = pair(name, options)
+    fast, slow = pair(name.split(",")[0], options, times=4)
     mixing = torch.randn(32, generator=torch.Generator().manual_seed(1))
 
     def loss(output):
@@ -93,7 +80,7 @@ def test_gradients_are_those_of_the_eager_models_weights(name):
 @pytest.mark.parametrize("name", MODELS)
 def test_outputs_and_norms_are_those_of_the_weights(name):
     options, inputs = MODELS[name]
-    fast, _ = pair(name, options)
+    fast, _ = pair(name.split(",")[0], options, times=4)
     with torch.no_grad():
         plain = fast(**inputs).last_hidden_state
         with ch.watch(fast, values=True) as seen:
@@ -107,7 +94,7 @@ def test_outputs_and_norms_are_those_of_the_weights(name):
         torch.testing.assert_close(call.output[sees], wanted[sees], rtol=1e-5, atol=1e-5 * float(value.abs().max()))
         norms = value.norm(dim=-1)
         assert torch.equal(call.value_norms, norms)
-        torch.testing.assert_close(call.weighted_norms, (dense @ norms[..., None])[..., 0], rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(call.weighted_value_norms, (dense @ norms[..., None])[..., 0], rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("need_weights", [False, True])
@@ -175,7 +162,7 @@ def test_own_code(module, shape):
 
 
 def test_bit_identical_with_gradients():
-    fast, _ = pair("Llama", SMALL | GROUPED)
+    fast, _ = pair("Llama", SMALL | GROUPED, times=4)
 
     def grads(context):
         fast.zero_grad()
@@ -192,7 +179,7 @@ def test_what_was_not_kept_says_so():
     model, x = Direct(), torch.randn(1, 2, 5, 4)
     with ch.watch(model) as seen:
         model(x)
-    for name in ("output", "value_norms", "weighted_norms", "gradients", "head_importance"):
+    for name in ("output", "value_norms", "weighted_value_norms", "transformed_norms", "gradients", "head_importance"):
         with pytest.raises(ch.ClearheadError, match="Watch with values=True"):
             getattr(seen.calls[0], name)
     with ch.watch(model, values=True) as seen:

@@ -16,6 +16,7 @@ from clearhead.models.loading import bundled
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 transformers = pytest.importorskip("transformers", reason="the extra [models] is not installed")
+from small_models import SIZES, in_order  # noqa: E402
 
 IDS = torch.randint(0, 100, (2, 9), generator=torch.Generator().manual_seed(0))
 RIGHT = torch.tensor([[1] * 9, [1] * 5 + [0] * 4])
@@ -27,15 +28,7 @@ def bert(implementation):
 
 
 def llama(implementation):
-    config = transformers.LlamaConfig(
-        **SMALL,
-        hidden_size=32,
-        intermediate_size=64,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        attn_implementation=implementation,
-    )
+    config = transformers.LlamaConfig(**SIZES, num_key_value_heads=2, attn_implementation=implementation)
     return transformers.LlamaModel(config)
 
 
@@ -72,14 +65,6 @@ MODELS = {
 }
 
 
-def own_attentions(output):
-    """The model's own weights, in the order of the calls."""
-    if getattr(output, "encoder_attentions", None) is None:
-        return list(output.attentions)
-    pairs = zip(output.decoder_attentions, output.cross_attentions, strict=True)
-    return [*output.encoder_attentions, *(weights for pair in pairs for weights in pair)]
-
-
 @pytest.mark.parametrize("name", MODELS)
 def test_records_equal_the_models_own_eager_attentions(name):
     make, inputs = MODELS[name]
@@ -90,7 +75,7 @@ def test_records_equal_the_models_own_eager_attentions(name):
         plain = model(**inputs)
         with ch.watch(model) as seen:
             watched = model(**inputs)
-        own = own_attentions(eager(**inputs, output_attentions=True))
+        own = in_order(eager(**inputs, output_attentions=True))
         with ch.watch(eager) as seen_eager:
             eager(**inputs)
     assert torch.equal(plain[0], watched[0]), "watching changed the output"

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from ranks.words import each_said
 
 import clearhead as ch
 
@@ -119,13 +120,7 @@ def bad_input(rank: int) -> dict[str, str]:
         "mesh": lambda: D.ZigZag(LENGTH, DeviceMesh("cpu", [[0], [1]])),
         "dropout": lambda: D.attention(part, part, part, layout=layout, dropout_p=2.0),
     }
-    said = {}
-    for name, call in given.items():
-        try:
-            call()
-            said[name] = "done"
-        except ch.ClearheadError as error:
-            said[name] = str(error)
+    said = each_said(given)
     mesh_layout = D.Contiguous(LENGTH, mesh)
     said["through a mesh"] = _call(rank, layout=mesh_layout)
     return said

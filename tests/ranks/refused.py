@@ -4,27 +4,19 @@ from __future__ import annotations
 
 import copy
 import pickle
-from collections.abc import Callable
 from typing import Any
 
 import torch
 import torch.distributed as dist
 import transformers
 from ranks.of_transformers import GROUPED, LENGTH, SMALL, batch_of, llama, made
+from ranks.words import each_said, said
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
 import clearhead as ch
 
 D = ch.distributed
-
-
-def said(call: Callable[[], Any]) -> str:
-    try:
-        call()
-    except ch.ClearheadError as error:
-        return str(error)
-    return "done"
 
 
 def calls(rank: int) -> dict[str, str]:
@@ -88,7 +80,7 @@ def calls(rank: int) -> dict[str, str]:
         "watch": seen,
         "after": lambda: model(**given),
     }
-    return {name: said(call) for name, call in found.items()}
+    return each_said(found)
 
 
 def _by_own_rule(model: Any, given: dict[str, Any]) -> None:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from typing import Any
 
 import torch
 import torch.autograd.forward_ad as forward_ad
 import torch.distributed as dist
+from ranks.words import said
 from torch import Tensor
 
 import clearhead as ch
@@ -26,14 +26,6 @@ def _draw(*shape: int) -> list[Tensor]:
 
 def _parts(layout: Any, whole: list[Tensor]) -> list[Tensor]:
     return [layout.shard(t.detach(), -2).requires_grad_() for t in whole]
-
-
-def _said(call: Callable[[], Any]) -> str:
-    try:
-        call()
-    except ch.UnsupportedError as error:
-        return str(error)
-    return "done"
 
 
 def derivatives(rank: int) -> dict[str, Any]:
@@ -64,10 +56,10 @@ def derivatives(rank: int) -> dict[str, Any]:
             assert all(torch.allclose(g, t) for g, t in zip(first, expected, strict=True))
             torch.autograd.grad(sum(g.square().sum() for g in first), own, allow_unused=True)
 
-        found[f"func {method}"] = _said(lambda: torch.func.grad(lambda q: one(q).sum())(query))
-        found[f"vmap {method}"] = _said(lambda: torch.func.vmap(one)(query))
-        found[f"dual {method}"] = _said(dual)
-        found[f"twice {method}"] = _said(twice)
+        found[f"func {method}"] = said(lambda: torch.func.grad(lambda q: one(q).sum())(query), ch.UnsupportedError)
+        found[f"vmap {method}"] = said(lambda: torch.func.vmap(one)(query), ch.UnsupportedError)
+        found[f"dual {method}"] = said(dual, ch.UnsupportedError)
+        found[f"twice {method}"] = said(twice, ch.UnsupportedError)
         mine = torch.autograd.grad(call(*own), own, parts, is_grads_batched=True)
         found[f"batched {method}"] = all(
             torch.allclose(a, layout.shard(b, 3)) for a, b in zip(mine, theirs, strict=True)

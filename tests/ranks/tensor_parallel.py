@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from ranks.words import each_said
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
@@ -113,11 +114,4 @@ def refused(rank: int) -> dict[str, str]:
     theirs = TorchMultiheadAttention(E, HEADS, batch_first=True).double()
     mesh = init_device_mesh("cpu", (ranks,))
     calls["torch's"] = partial(parallelize_module(theirs, mesh, {"out_proj": RowwiseParallel()}), x, x, x)
-    said = {}
-    for name, call in calls.items():
-        try:
-            call()
-            said[name] = "done"
-        except ch.ClearheadError as error:
-            said[name] = str(error)
-    return said
+    return each_said(calls)

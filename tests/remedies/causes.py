@@ -24,13 +24,39 @@ def patched(source, ids=IDS, **options):
         return one(ids).logits
 def whole():
     return one(IDS).logits
+def norms():
+    value = first.v_proj(one.model.layers[0].input_layernorm(one.model.embed_tokens(IDS))).unflatten(-1, (2, 8))
+    return torch.einsum('blhe,ohe->bhlo', value, first.o_proj.weight.unflatten(1, (2, 8))).norm(dim=-1)
 """
 CASES = [
     case(
-        "ch.models.circuits(one, IDS).qk('L9', 0)",
+        "of_gradients()[0].transformed_norms",
+        ("values=True", "of_gradients(@)[0].transformed_norms", "norms()"),
+        setup=SETUP
+        + "def of_gradients(**more):\n    with ch.watch(one, gradients=True, **more) as found:\n        one(IDS)\n"
+        + "    return found\n",
+    ),
+    case(
+        "later[0].transformed_norms",
+        ("Read this before the next step of the optimizer", "kept # @", "norms() / 2"),
+        setup=SETUP
+        + "later = seen()\nkept = later[0].transformed_norms\n"
+        + "with torch.no_grad():\n    first.o_proj.weight.mul_(2)\n",
+    ),
+    case(
+        "ch.models.circuits(one, IDS).qk(1, slice(0, 2))",
         (
-            "Pass a number",
+            "pass one of them",
             "ch.models.circuits(one, IDS).qk(1, 0).dense() # @",
+            "second.q_proj.weight[:8].T @ second.k_proj.weight[:8]",
+        ),
+        setup=SETUP,
+    ),
+    case(
+        "ch.models.circuits(one, IDS).qk('L*', 0)",
+        (
+            "pass a layer that means one",
+            "ch.models.circuits(one, IDS).qk('L1', 0).dense() # @",
             "second.q_proj.weight[:8].T @ second.k_proj.weight[:8]",
         ),
         setup=SETUP,

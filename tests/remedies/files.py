@@ -66,10 +66,10 @@ def by_hand(texts):
             w = soft(x, x).double()
             found.append(-(w * w.log()).sum(-1) / np.log(len(text)))  # as a part of the most
     return torch.cat(found, -1).mean(-1)
-def survey(texts=texts, model=None, tokenizer=letters, keep='entropy', batch=8, **options):
+def survey(texts=texts, model=None, tokenizer=letters, keep='normalised entropy', batch=8, **options):
     return ch.models.survey(Reader().eval() if model is None else model, texts, tokenizer, keep=keep, batch=batch, **options)
 def entropies(*given, **options):
-    return torch.tensor([row['entropy'] for row in survey(*given, **options).table()]).double()
+    return torch.tensor([row['normalised entropy'] for row in survey(*given, **options).table()]).double()
 """
 )
 TRUE = "torch.tensor(True)"

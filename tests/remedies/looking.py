@@ -307,6 +307,14 @@ def across(x, y):
         ),
     ),
     case(
+        "watched().explain(0, 0, query='a', tokens=['a', 'b', 'c', 'a', 'd'])",
+        (
+            "pass the place that is meant",
+            "watched().explain(0, 0, query=3, tokens=['a', 'b', 'c', 'a', 'd'])['weights'].sum() # @",
+            "torch.tensor(1.0)",
+        ),
+    ),
+    case(
         "edited(ch.edits.ScaleHeads(layers=-1, factor=0.0))",
         ("numbers from 0 on", "edited(ch.edits.ScaleHeads(layers=0, factor=0.0)) # @", "torch.zeros(2, 2, 5, 8)"),
         setup="class Two(torch.nn.Module):\n    def __init__(self):\n        super().__init__()\n        self.one = Block()\n"
@@ -326,7 +334,7 @@ def across(x, y):
         "pandasless()",
         (
             "use the table as it is: a list of dicts",
-            "torch.tensor([row['Entropy'] for row in watched().table(ch.reductions.Entropy())]) # @",
+            "torch.tensor([row['Entropy (nats)'] for row in watched().table(ch.reductions.Entropy())]) # @",
             "entropy.nanmean((0, 2))",
         ),
         setup="""
@@ -539,5 +547,30 @@ def asked():
         pass
     raise ValueError(said)
 """,
+    ),
+    case(
+        "ch.explain(ch.masked_softmax, scores, [2, 3, 1], dim=0)",
+        (
+            "scores.movedim(dim, -1)",
+            "ch.explain(ch.masked_softmax, @[None], [2])['weights'][0]",
+            "scores.T[:, :2].softmax(-1) @ torch.eye(2, 4)",
+        ),
+        setup="scores, dim = torch.rand(4, 4), 0",
+    ),
+    case(
+        "ch.explain(scores, scale=scale, bias=bias)",
+        ("scores * scale + bias", "ch.explain(@)['weights']", "(scores / 3 + added).softmax(-1)"),
+        ("pass query, key and value", "ch.explain(x, x, x, scale=scale)['weights'] # @", "soft(x, x, scale=1 / 3)"),
+        setup="scores, scale, bias = torch.rand(4, 4), 1 / 3, added",
+    ),
+    case(
+        "ch.explain(scores, mask=mask)",
+        ("scores + mask", "ch.explain(@)['weights']", "(scores + added).softmax(-1)"),
+        setup="scores, mask = torch.rand(4, 4), added",
+    ),
+    case(
+        "ch.explain(scores, mask=mask)",
+        ("valid_lens=mask", "ch.explain(scores, @)['weights']", "scores[..., :2].softmax(-1) @ torch.eye(2, 4)"),
+        setup="scores, mask = torch.rand(3, 4, 4), torch.tensor([2, 2, 2])",
     ),
 ]

@@ -20,8 +20,8 @@ from clearhead.inspection.measures import MEASURES
 Make = Callable[..., Any]
 SHOWN = "document.getElementById('clearhead').dataset.shown"
 WORDS = ["the", "map", "said", "that", "the", "pump", "fell", "and", "the", "map", "was", "the", "map"]
-NAMES = ("previous", "next", "itself", "first", "same word", "induction", "entropy", "sink", "distance", "value mass")
-RATIOS = ("distance", "value mass")
+RATIOS = ("distance", "weighted value norm", "weighted transformed norm")
+NAMES = ("previous", "next", "itself", "first", "same word", "induction", "normalised entropy", "sink", *RATIOS)
 
 
 class Looks(torch.nn.Module):
@@ -55,7 +55,7 @@ def table_of(seen: Any) -> dict[str, Any]:
 
 def with_measures(layer: Any, seed: int = 0, **more: Any) -> Any:
     rng = np.random.default_rng(seed)
-    each = tuple(measured(previous=(v, 0.1), entropy=(1 - v, 1.0)) for v in rng.random(layer.heads))
+    each = tuple(measured(previous=(v, 0.1), **{"normalised entropy": (1 - v, 1.0)}) for v in rng.random(layer.heads))
     return replace(layer, measures=each, **more)
 
 
@@ -141,7 +141,7 @@ def test_the_most_distinctive_are_of_other_heads(seen: Any, html: str, open_repo
         table[head][measure] - table[head][f"{measure} uniform"] for head, measure in zip(heads, measures, strict=True)
     ]
     assert apart == sorted(apart, reverse=True) and min(apart) >= 0.05
-    shares = [m for m in NAMES if m not in (*RATIOS, "entropy")]
+    shares = [m for m in NAMES if m not in (*RATIOS, "normalised entropy")]
     assert apart[0] == pytest.approx(max(row[m] - row[f"{m} uniform"] for row in table.values() for m in shares))
     page.locator("#five button").last.click()
     opened.until(f"{SHOWN}.slice(0, 4)", place(heads[-1]))
@@ -285,7 +285,7 @@ def test_the_list_is_in_order_and_grows(make_case: Make, open_report: Make) -> N
     assert rows.count() == 270
     shown = [float(x.rstrip("%")) for x in rows.all_inner_texts()]
     assert shown == sorted(shown, reverse=True)
-    page.select_option("#measure", "entropy")
+    page.select_option("#measure", "normalised entropy")
     shown = [float(x.rstrip("%")) for x in rows.all_inner_texts()]
     assert shown == sorted(shown) and len(shown) == 270
 
@@ -359,7 +359,7 @@ def contrast(one: Any, other: Any) -> float:
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_marks_stand_out_on_every_colour(make_case: Make, open_report: Make, scheme: Any) -> None:
     layer = make_case(4, heads=30, features=2).layer
-    each = tuple(measured(previous=(n / 29, 0.5), entropy=(0.5, 1.0)) for n in range(30))
+    each = tuple(measured(previous=(n / 29, 0.5), **{"normalised entropy": (0.5, 1.0)}) for n in range(30))
     pins = "_".join(f"0.{n}" for n in range(30))
     page = open_report([replace(layer, measures=each)], f"#pins={pins}&head=3", color_scheme=scheme).page
     of = "one => [getComputedStyle(one).backgroundColor, getComputedStyle(one, '::after').backgroundColor]"

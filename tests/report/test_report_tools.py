@@ -266,9 +266,15 @@ def test_of_a_long_text_the_map_is_saved_as_it_stands(make_case: Make, open_repo
 def test_a_query_that_sees_nothing_moves_nothing(make_case: Make, open_report: Make) -> None:
     layer = make_case(4, heads=1, stop=[4, 4, 0, 4]).layer
     lengths = np.array([[1.0, 2.0, 0.5, 4.0]], dtype=np.float32)
-    case = replace(layer, values=lengths)
+    case = replace(layer, value_norms=lengths, transformed_norms=2 * lengths)
     opened = open_report([case], "#token=1&pair=3")
-    assert "moves the output by ‖weight · value‖ = " in opened.page.inner_text("#pair-moves")
+    weights = opened.page.evaluate("clearhead.look()") * lengths[0]
+    share = f"{100 * weights[3] / weights.sum():.1f}% of all such lengths of this query, rank "
+    rank = 1 + int((weights > weights[3]).sum())
+    assert opened.page.inner_text("#pair-moves") == (
+        f"moves the head's output by ‖weight · value‖ = {weights[3]:.3g}, {share}{rank}\n"
+        f"moves the layer's result by ‖weight · value · W_O‖ = {2 * weights[3]:.3g}, {share}{rank}"
+    )
     opened.page.locator(".token").nth(2).click()
     opened.until("document.getElementById('clearhead').dataset.shown", "0/0/out/2/none")
     assert not opened.page.locator("#pair-moves").is_visible()

@@ -17,7 +17,7 @@ TEXTS = [
     "Doctor Snow had drawn deaths around it; the committee uncharacteristically listened to 2 unforgettable talks.",
     "Water and water again, the pump and the pump.",
 ]
-KEEP = ["entropy", "first", "sink", "previous", "distance"]
+KEEP = ["normalised entropy", "first", "sink", "previous", "distance"]
 
 
 def letters(texts, **options):
@@ -50,7 +50,7 @@ def of_one_text(w):
     far = np.abs(np.arange(length)[:, None] - np.arange(length))
     found = {"queries": (np.full(len(w), length), 1)}
     several = count > 1
-    found["entropy"] = ((-(w * logs).sum(-1)[:, several] / np.log(count[several])).sum(-1), several.sum())
+    found["normalised entropy"] = ((-(w * logs).sum(-1)[:, several] / np.log(count[several])).sum(-1), several.sum())
     for name, a in (("", w), (" uniform", uniform)):
         found["first" + name] = a[..., 0].sum(-1), length
         found["previous" + name] = np.diagonal(a, -1, 1, 2).sum(-1), length - 1

@@ -29,12 +29,12 @@ def test_the_page_shows_each_head_by_each_statistic(tmp_path, browser):
     assert opened.page.evaluate(inside("root.getElementById('title').textContent")) == "<b>Heads</b> & texts"
     assert opened.page.evaluate("document.documentElement.scrollWidth <= window.innerWidth")
     names = opened.page.evaluate(inside("[...root.getElementById('measure').options].map((one) => one.value)"))
-    assert names == ["first", "previous", "distance", "Entropy"]
+    assert names == ["first", "previous", "distance", "Entropy (nats)"]
     row = survey.table()[1]
     for name, shown in (
         ("previous", f"{100 * row['previous']:.0f}%"),
         ("distance", f"{row['distance']:.1f} positions"),
-        ("Entropy", f"{row['Entropy']:.3g}"),
+        ("Entropy (nats)", f"{row['Entropy (nats)']:.3g}"),
     ):
         choose = f"(root.getElementById('measure').value = '{name}', "
         opened.page.evaluate(inside(choose + "root.getElementById('measure').dispatchEvent(new Event('change')))"))

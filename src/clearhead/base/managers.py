@@ -8,8 +8,8 @@ import threading
 import warnings
 from collections.abc import Callable
 from contextlib import AbstractContextManager, ContextDecorator
-from types import FrameType, TracebackType
-from typing import Any, Generic, TypeVar
+from types import CodeType, FrameType, TracebackType
+from typing import Any, Generic, NamedTuple, TypeVar
 
 from clearhead.base.errors import ClearheadError
 
@@ -62,20 +62,32 @@ class Managed(AbstractContextManager[Given], ContextDecorator, Generic[Given]):
         return Managed(self._call, self._make)
 
     def __repr__(self) -> str:
-        return f"ch.{self._call}, for a with statement"
+        if self._used:
+            return f"ch.{self._call}, used"
+        return f"ch.{self._call}: nothing is switched on. It begins in a with statement: `with ch.{self._call}:`"
 
     def __del__(self) -> None:
         if not getattr(self, "_used", True):  # without `_used`, __init__ has failed
             warn_unused(f"{self._call} was never entered, so it did nothing: write `with ch.{self._call}:`", self._line)
 
 
-Line = tuple[str, int, str]
+class Line(NamedTuple):
+    """A line of code outside of this package."""
+
+    file: str
+    number: int
+    module: str
+    code: CodeType
+
+    def warn(self, message: str) -> None:
+        """Warn as if the line did."""
+        warnings.warn_explicit(message, UserWarning, self.file, self.number, self.module)
 
 
 def caller() -> Line:
-    """File, line and module of the code outside of this package that called it."""
+    """The line outside of this package that called it."""
     frame = _outside()
-    return frame.f_code.co_filename, frame.f_lineno, frame.f_globals.get("__name__", "")
+    return Line(frame.f_code.co_filename, frame.f_lineno, frame.f_globals.get("__name__", ""), frame.f_code)
 
 
 def _outside() -> FrameType:
@@ -88,13 +100,34 @@ def _outside() -> FrameType:
 def in_with_statement() -> bool:
     """Whether the present call, made outside of this package, is the `expression` of a `with expression:`. Python
     reports that a result is no context manager only after the call."""
-    frame = _outside()
-    after = [step.opname for step in dis.get_instructions(frame.f_code) if step.offset > frame.f_lasti][:2]
+    after = _operations(_outside())[1][:2]
     return "BEFORE_WITH" in after[:1] or after == ["COPY", "LOAD_SPECIAL"]  # the latter from Python 3.14 on
 
 
+def _operations(frame: FrameType) -> tuple[list[str], list[str]]:
+    """The names of a frame's operations, up to the one at work and behind it."""
+    steps = list(dis.get_instructions(frame.f_code))
+    until = sum(step.offset <= frame.f_lasti for step in steps)
+    names = [step.opname for step in steps]
+    return names[:until], names[until:]
+
+
+LETS_GO = ("POP_", "STORE_", "DELETE_", "RETURN_", "JUMP_", "SWAP", "END_")  # operations that let an object go
+
+
+def _failing(line: Line) -> bool:
+    """Whether an error is on its way, or has just been dropped, and with it what it left behind. Python does not tell a
+    `__del__` of it."""
+    frame = _outside()
+    last = _operations(frame)[0][-4:]
+    if sys.exception() is not None or "POP_EXCEPT" in last:  # an except, or a with, has ended
+        return True
+    # in the code that made the object, an operation that lets nothing go has failed, and its operands are dropped
+    return frame.f_code is line.code and not last[-1].startswith(LETS_GO)
+
+
 def warn_unused(message: str, line: Line) -> None:
-    """Warn, from a `__del__`, of an object that was not used, unless the interpreter ends or an error is handled."""
-    if sys is None or sys.is_finalizing() or sys.exception() is not None:
+    """Warn, from a `__del__`, of an object that was not used, unless the interpreter ends or an error came between."""
+    if sys is None or sys.is_finalizing() or _failing(line):
         return
-    warnings.warn_explicit(message, UserWarning, *line)
+    line.warn(message)

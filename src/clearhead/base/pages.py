@@ -8,6 +8,7 @@ import html
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -92,6 +93,25 @@ def filled_parts(template: str, parts: Mapping[str, str | Iterable[str]]) -> Ite
         yield from (part,) if isinstance(part, str) else part
         at = found.end()
     yield template[at:]
+
+
+@dataclass(frozen=True)
+class Frame:
+    """A page in a notebook, or in a site that shows notebooks. It stands whole in the cell's output.
+
+    The frame runs only the page's own scripts, and has no access to what is around it. `title`: for readers who hear
+    the page. `height`: in pixels.
+    """
+
+    title: str
+    page: str = field(repr=False)
+    height: int
+
+    def _repr_html_(self) -> str:
+        return (
+            f'<iframe title="{html.escape(self.title)}" sandbox="allow-scripts allow-downloads" '
+            f'style="width:100%;height:{self.height}px;border:0" srcdoc="{html.escape(self.page)}"></iframe>'
+        )
 
 
 def write_page(path: Any, page: str, what: str = "report") -> Path:

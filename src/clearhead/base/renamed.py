@@ -39,6 +39,7 @@ RENAMED: Mapping[str, str] = {
     **{f"clearhead.models.{name}": f"clearhead.edits.{name}" for name in ("Edit", "Knockout", "AddBias")},
     **{f"clearhead.edits.{name}": _OF_MODELS[name] for name in ("Scale", "Force")},
     "clearhead.distributed.Plan": "clearhead.distributed.RankPlan",
+    "AttentionCall.weighted_norms": "AttentionCall.weighted_value_norms",
     "Recording.save": "Recording.write(path)",
     "Recording.report": "Recording.view(tokens=…).write(path)",
     "Survey.save": "Survey.write(path), with a path that ends in .csv",

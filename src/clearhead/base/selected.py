@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -75,3 +76,16 @@ def numbers_of(selector: Any, count: int, name: str, of: str) -> tuple[int, ...]
     if not found:
         raise ClearheadError(f"{name} is {brief(selector)}, and {of}, numbered from 0: it chooses none.")
     return tuple(found)
+
+
+def as_index(selector: Any, count: int, name: str) -> Any:
+    """A list of numbers as a number or a slice, for indices that take these alone; anything else as it is."""
+    if not isinstance(selector, (*LISTS, Tensor, np.ndarray)):
+        return selector
+    found = numbers_of(selector, count, name, f"there are {count}")
+    steps = {later - one for one, later in pairwise(found)}
+    if len(found) == 1:
+        return found[0]
+    if len(steps) > 1 or min(steps) < 1:
+        raise ClearheadError(f"{name} is {brief(selector)}; expected a number, a slice, or a list with even steps.")
+    return slice(found[0], found[-1] + 1, steps.pop())

@@ -230,6 +230,11 @@ def tracing_modes() -> Iterator[Any]:
     return (_mode_of(key) for key in _tracers)
 
 
+def recording_modes() -> Iterator[Any]:
+    """The modes that record each operation, as `tracing_modes`: those without the mode of fake tensors."""
+    return (_mode_of(key) for key in _tracers[1:])
+
+
 function_modes: Callable[[], int] = part(
     "torch._C._len_torch_function_stack",
     "to see whether a function mode may change what a function computes",

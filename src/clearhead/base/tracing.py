@@ -274,6 +274,19 @@ def traced() -> bool:
     return any(torch_state.tracing_modes())
 
 
+def recorded() -> bool:
+    """Whether PyTorch records each operation (`make_fx`), of tensors with or without values."""
+    if compiling() or not dispatch_modes():
+        return False
+    return any(torch_state.recording_modes())
+
+
+def capturing() -> bool:
+    """Whether a CUDA graph is captured: memory that is made meanwhile is the graph's, and is kept nowhere else."""
+    started: bool = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+    return started and torch.cuda.is_current_stream_capturing()
+
+
 def in_place() -> bool:
     """Whether a tensor that was just made may be written to. A trace (`torch.func.linearize`) may keep it as a
     constant, and each run of the trace would write to the constant again."""

@@ -97,7 +97,8 @@ def parser() -> argparse.ArgumentParser:
         commands.add_parser(
             "explain",
             help="show a computation of attention step by step: an example, or one query of a model that reads a text",
-            description="Show how attention comes to its output, step by step, with formulas, shapes and numbers.",
+            description="Show how attention comes to its output, step by step, with formulas, shapes and numbers; or, "
+            "with -o page.html, write a page in which the numbers can be changed, and all steps follow.",
         )
     )
     _survey(
@@ -125,8 +126,8 @@ def _survey(survey: argparse.ArgumentParser) -> None:
     survey.add_argument(
         "--keep",
         metavar="LIST",
-        help="measures, such as 'entropy,first,word classes' (default: entropy, first, sink, previous, distance, word "
-        "classes)",
+        help="measures, such as 'sink,first,word classes' (default: normalised entropy, first, sink, previous, "
+        "distance, word classes)",
     )
     survey.add_argument(
         "--batch", metavar="N", type=int, default=4096, help="tokens of one pass of the model (default: %(default)s)"

@@ -27,6 +27,7 @@ def run(options: argparse.Namespace) -> None:
     else:
         print("\n".join(f"{name:16}{(make.__doc__ or '').splitlines()[0]}" for name, make in EXAMPLES.items()))
         print("Print one of them: clearhead explain NAME")
+        print("As a page in which numbers can be changed: clearhead explain NAME -o page.html")
         return
     if options.output is None:
         require("rich.console", "terminal", "an explanation in a terminal").Console(highlight=False).print(found)
@@ -57,8 +58,8 @@ def _of_text(options: argparse.Namespace) -> Explanation:
 
 
 def place(word: str, tokens: list[str], name: str) -> int:
-    """The first place of a word among the tokens, or the given number itself."""
-    found = place_among(word, tokens)
+    """The place of a word among the tokens, or the given number itself."""
+    found = place_among(word, tokens, name)
     if found is not None:
         return found
     if word.isascii() and word.isdecimal() and int(word) < len(tokens):

@@ -72,6 +72,10 @@ class Engine(ABC):
         An engine without a `backward` may leave out maximum and log_sum.
         """
 
+    def guarded(self, problem: Problem) -> Problem:
+        """The problem as `backward` takes it: with finite operands, unless the engine keeps the others apart itself."""
+        return guard(problem)
+
     def merge(self, problem: Problem, into: Partial) -> None:
         """Merge the result of a problem without sinks into that over other keys, `into`: see `Partial.add_`."""
         into.add_(self.forward(problem, rows=True))
@@ -89,7 +93,7 @@ class Engine(ABC):
         """The gradients of the operands, without the sinks, in float32 at least; None where not wanted.
 
         `grad` is the gradient of the output. `sent`, which statistics send back, is given only to an engine that
-        `fuses` them. The problem is guarded (`problem.guard`).
+        `fuses` them. The problem is `guarded`.
         """
         raise NotImplementedError(f"{self.name} has no backward pass: it is transparent")
 
@@ -159,7 +163,7 @@ def gradients_of(
     of its forward pass. `grad` and `to_log_sum`: the gradients of output and log_sum."""
     delta = (grad * kept.output).sum(-1)
     rows = Rows(*rows_of(kept), delta if to_log_sum is None else delta - to_log_sum)
-    found = engine.backward(problem if kept.finite else guard(problem), rows, grad, wanted)
+    found = engine.backward(problem if kept.finite else engine.guarded(problem), rows, grad, wanted)
     if problem.sinks is not None and wanted[-1]:
         found = found._replace(sinks=sinks_gradient(problem.sinks, rows))
     return in_dtypes(found, operands(problem))

@@ -31,7 +31,7 @@ class Own(Engine):
         self.name = engine.name  # type: ignore[misc]
 
     objections, reservations, notes = map(_asked, ("objections", "reservations", "notes"))
-    cost, transparent, walk, fuses = map(_asked, ("cost", "transparent", "walk", "fuses"))
+    cost, transparent, walk, fuses, guarded = map(_asked, ("cost", "transparent", "walk", "fuses", "guarded"))
 
     def forward(self, problem: Problem, rows: bool = False) -> Partial:
         found, value = self.engine.forward(problem, rows), problem.value

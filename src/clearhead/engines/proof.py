@@ -2,7 +2,8 @@
 
 The kernels for GPUs were compiled, and interpreted or traced, and never run on a device. So an engine that uses them
 compares outputs, gradients and statistics of a few problems of its own at the first use of a device: once for an
-engine, device, driver, versions and sources. The result is kept beside the kernels that Triton has compiled. Where
+engine, device, driver, versions and sources, and for each dtype and each kind of call, such as "mul, rows up to 64":
+kernels of another width have other tiles. The result is kept beside the kernels that Triton has compiled. Where
 something differs, the engine objects in these words.
 """
 
@@ -32,12 +33,12 @@ from clearhead.problem.summary import Found, Summary
 Problems = Callable[[torch.device, torch.dtype], Iterator[tuple[str, Problem]]]  # by name
 
 DRIVER = Path("/proc/driver/nvidia/version")  # Linux says there which driver is loaded
-_found: dict[tuple[str, torch.device, torch.dtype, str], list[str]] = {}
+_found: dict[tuple[str, torch.device, torch.dtype, str, str], list[str]] = {}
 
 
-def objections(engine: Engine, device: torch.device, dtype: torch.dtype, problems: Problems) -> list[str]:
-    """What differed on this device in this dtype; empty where nothing did."""
-    about = device, dtype, torch.get_float32_matmul_precision()
+def objections(engine: Engine, device: torch.device, dtype: torch.dtype, kind: str, problems: Problems) -> list[str]:
+    """What differed on this device in this dtype, in the `problems` of this kind; empty where nothing did."""
+    about = device, dtype, kind, torch.get_float32_matmul_precision()
     key = (engine.name, *about)
     if key not in _found:
         if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
@@ -141,7 +142,7 @@ def _title(device: torch.device) -> str:
     return torch.cuda.get_device_name(device) if device.type == "cuda" else str(device)
 
 
-def _file(engine: Engine, device: torch.device, dtype: torch.dtype, precision: str) -> Path:
+def _file(engine: Engine, device: torch.device, dtype: torch.dtype, kind: str, precision: str) -> Path:
     """Where the result is kept, beside what Triton has compiled, by all that it depends on."""
     import triton
 
@@ -150,7 +151,7 @@ def _file(engine: Engine, device: torch.device, dtype: torch.dtype, precision: s
         digest.update(path.read_bytes())
     driver = DRIVER.read_text(encoding="utf-8") if device.type == "cuda" and DRIVER.exists() else None
     ability = torch.cuda.get_device_capability(device) if device.type == "cuda" else (0, 0)
-    about = (_title(device), ability, driver, torch.__version__, triton.__version__, str(dtype), precision)
+    about = (_title(device), ability, driver, torch.__version__, triton.__version__, str(dtype), kind, precision)
     digest.update(repr(about).encode())
     return Path(triton.knobs.cache.dir) / f"clearhead-{digest.hexdigest()[:32]}.json"
 

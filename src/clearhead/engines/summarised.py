@@ -16,7 +16,6 @@ from clearhead.base.batched import Gradients, followed_back, unbatched, views
 from clearhead.base.tracing import compiling, dispatches, on_the_host, readable, with_memory, without_autocast
 from clearhead.engines.base import Engine
 from clearhead.engines.tiled.engine import PLAIN
-from clearhead.problem.guard import guard
 from clearhead.problem.packing import in_dtypes, operands, with_operands, without_operands
 from clearhead.problem.partial import Rows, rows_of, sinks_gradient
 from clearhead.problem.problem import Problem
@@ -99,7 +98,7 @@ def _gradients(
 ) -> Gradients:
     """The gradients of the operands, each of its operand's dtype, by the engine's own backward pass."""
     maximum, log_sum = rows_of(found)
-    problem = problem if found.finite else guard(problem)
+    problem = problem if found.finite else engine.guarded(problem)
     delta = torch.zeros_like(log_sum)
     if grads.log_sum is not None:
         delta = delta - grads.log_sum

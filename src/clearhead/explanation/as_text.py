@@ -17,6 +17,7 @@ COLUMNS = 80
 NAMES = 14  # characters of a row's name
 CELL = 10  # characters of a number
 FIT = (COLUMNS - 4 - NAMES) // (CELL + 1)  # numbers to a row
+LIVING = 'As a page that computes: .write("page.html"), .frame() in a notebook, -o page.html in a terminal.'
 FILLER = "\0"  # stands behind each character that is two columns wide, so that a length is a width
 
 
@@ -44,6 +45,7 @@ def lines(document: Document) -> Iterator[tuple[Kind, str]]:
         for entry in section.entries:
             yield "text", ""
             yield from _entry(entry, few)
+    yield from (("text", line) for line in ("", *wrapped(LIVING, "")))
 
 
 def _entry(entry: Entry, few: Shown) -> Iterator[tuple[Kind, str]]:

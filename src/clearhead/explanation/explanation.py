@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from torch import Tensor
 
 from clearhead.base.errors import ClearheadError, require
-from clearhead.base.pages import write_page
+from clearhead.base.numbers import check_count
+from clearhead.base.pages import Frame, write_page
 from clearhead.base.renamed import refuse
 from clearhead.base.steps import Step
 from clearhead.base.text import said
@@ -38,15 +38,18 @@ class Explanation:
     ['query', 'key', 'value', 'products']
 
     It shares no memory with the inputs, and can be copied and pickled. Its fields are `title`; `parts`, each with a
-    `title`, its `steps` and the text that is `drawn` before them; and `shown`, the part of the call that is explained.
+    `title`, its `steps` and the text that is `drawn` before them; `shown`, the part of the call that is explained; and
+    `numpy`, whether the inputs were NumPy arrays, and so the results of steps are.
     `print(explanation)` shows it within 80 columns; `.html()` is a page that also computes with other inputs;
     `.script()`, `.markdown()` and `.to_dict()` give the same steps as a program, as Markdown, and as plain numbers;
-    `.write(path)` makes a file of any of these. A notebook shows the steps as tables.
+    `.write(path)` makes a file of any of these. A notebook shows the steps as tables, and with `.frame()`
+    the page.
     """
 
     title: str
     parts: tuple[Part, ...]
     shown: Shown
+    numpy: bool = False
 
     @property
     def steps(self) -> tuple[Step, ...]:
@@ -58,9 +61,10 @@ class Explanation:
         """The content that each way to show the explanation prints."""
         return Document(self.title, self.parts, self.shown)
 
-    def __getitem__(self, name: str) -> Tensor:
+    def __getitem__(self, name: str) -> Any:
         """The result of the step of this name, with as many leading dimensions as the inputs have."""
-        return self.shown.squeezed(self._step(name))
+        found = self.shown.squeezed(self._step(name))
+        return found.numpy() if self.numpy else found
 
     def _step(self, name: str) -> Step:
         for step in self.steps:
@@ -93,6 +97,19 @@ class Explanation:
         if path is not None:
             refuse("Explanation.html", {"path": path})
         return render_page(self.document)
+
+    def frame(self, height: int = 640) -> Frame:
+        """The page inside a notebook: numbers are changed there, and all steps follow.
+
+        >>> import torch, clearhead as ch
+        >>> ch.explain(torch.eye(2), torch.eye(2), torch.eye(2)).frame(height=500)
+        Frame(title='Attention by Dot(), step by step', height=500)
+
+        As the last line of a cell it is shown. The cell's output holds the whole page, some 50 KB, which works without
+        Python and without a network. `height`: of the frame, in pixels. Raises a `ClearheadError` for a height that is
+        no positive integer.
+        """
+        return Frame(self.title, self.html(), check_count(height, 1, "height"))
 
     def write(self, path: str | Path) -> Path:
         """Write the explanation to a file, and return its path. The ending of the path says the form.

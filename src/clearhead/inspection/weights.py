@@ -14,7 +14,7 @@ from clearhead.base.arrays import accumulated, check_float, is_numpy, to_tensor_
 from clearhead.base.errors import ClearheadError, ShapeError
 from clearhead.base.pictures import Side, Style, check_style, draw
 from clearhead.base.shapes import refuse_fakes
-from clearhead.base.tracing import looked_into, without_autocast
+from clearhead.base.tracing import looked_into, on_the_host, without_autocast
 from clearhead.engines.base import Engine
 from clearhead.engines.choose import choose
 from clearhead.engines.operation import run
@@ -34,7 +34,8 @@ from clearhead.inspection.reductions.topk import TopK
 from clearhead.inspection.source import FromCall, Source, shown
 from clearhead.inspection.stream import stream
 from clearhead.problem.checked import checked, ours
-from clearhead.problem.guard import guard
+from clearhead.problem.guard import guard, zero_unseen
+from clearhead.problem.lengths import joined
 from clearhead.problem.packing import operands, with_operands
 from clearhead.problem.partial import log_sum_exp, rows_of
 from clearhead.problem.problem import Problem
@@ -130,6 +131,8 @@ class Weights(LazyMatrix):
         """The raw scores at an index, before mask and bias: `score(query, key)[index]`."""
         part = parse(index, self.shape, self._sizes)
         whole, parts = self.problem, []
+        if not on_the_host(whole.query):  # `make_problem` has done it on the host
+            whole = zero_unseen(whole, only_not_finite=True)
         with without_autocast(whole.sizes.device):
             for batch in part.batches:
                 region = Region(batch, part.heads, part.queries, part.keys, masked=False)
@@ -336,6 +339,7 @@ def weights(
     *,
     score: ScoreLike = None,
     mask: Any = None,
+    valid_lens: Any = None,
     bias: Any = None,
     scale: float | None = None,
     sinks: Any = None,
@@ -356,5 +360,6 @@ def weights(
     `UnsupportedError` (`engine="sdpa"` does not show its weights). Cost: that of the parts you look at; see `Weights`.
     """
     is_numpy(query=query, key=key)
+    mask, bias = joined(mask, valid_lens, bias)
     call = Arguments(query, key, None, score, mask, bias, scale, sinks, align, 0.0, engine)
     return Weights(FromCall(call), engine)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from clearhead.base.arrays import accumulated
-from clearhead.base.errors import ClearheadError, ShapeError
+from clearhead.base.errors import ClearheadError, ShapeError, UnsupportedError
+from clearhead.base.renamed import missing
 from clearhead.base.steps import Step, number
 from clearhead.base.text import said
 from clearhead.base.tracing import without_autocast
@@ -22,8 +23,10 @@ from clearhead.explanation.explanation import Explanation, Part, settled
 from clearhead.explanation.inputs import drawn
 from clearhead.explanation.modules.origin.part import FromInput, from_input, last_projection
 from clearhead.explanation.modules.origin.ran import Origin
+from clearhead.explanation.modules.projection import Linear
 from clearhead.explanation.of_problem import attention_parts, input_steps
 from clearhead.explanation.shown import Shown, choose, settle
+from clearhead.inspection.by_head import as_value, of_value
 from clearhead.inspection.gradients import WeightGradients
 from clearhead.inspection.source import FromRecord
 from clearhead.inspection.weights import Weights
@@ -59,8 +62,10 @@ class AttentionCall(Call):
     The record is of the computation that ran, with the changes of an `edit`. `factor`, (B, H, Lq): the factor by which
     an edit, `ScaleHeads` or `Knockout(after=True)`, multiplied the rows of the softmax over `problem`; `weights` are
     the product. None: no edit did.
-    With `watch(values=True)`: `value` (B, Hk, Lk, Ev), and `output`, `value_norms` and `weighted_norms`; with
-    `watch(gradients=True)` these, and after a backward pass `gradients` and `head_importance`.
+    With `watch(values=True)`: `value` (B, Hk, Lk, Ev), and `output`, `value_norms`, `weighted_value_norms`, and where
+    the layer that writes the heads is found, `output_projection`, `transformed_norms` and `weighted_transformed_norms`;
+    with `watch(gradients=True)` value, output and value norms, and after a backward pass `gradients` and
+    `head_importance`.
     """
 
     name: str
@@ -135,20 +140,72 @@ class AttentionCall(Call):
 
     @property
     def value_norms(self) -> Tensor:
-        """‖v_j‖ of each key, (B, H, Lk): the part of a key in an output grows with its weight and with this norm."""
+        """‖v_j‖ of each key, (B, H, Lk): the part of a key in the head's output grows with its weight and this norm."""
         value, _ = self.values()
         norms: Tensor = value.norm(dim=-1, dtype=accumulated(value.dtype))
         return norms.repeat_interleave(self.query.shape[1] // value.shape[1], 1)
 
     @property
-    def weighted_norms(self) -> Tensor:
-        """Σ_j w_ij ‖v_j‖ of each query, (B, H, Lq). One pair has `weights[b, h, i, j] * value_norms[b, h, j]`.
-
-        Source: Kobayashi et al. 2020, "Attention is Not Only a Weight: Analyzing Transformers with Vector Norms".
-        """
+    def weighted_value_norms(self) -> Tensor:
+        """Σ_j w_ij ‖v_j‖ of each query, (B, H, Lq). One pair has `weights[b, h, i, j] * value_norms[b, h, j]`."""
         value, _ = self.values()
         norms: Tensor = self.weights @ value.norm(dim=-1, keepdim=True, dtype=accumulated(value.dtype))
         return norms.squeeze(-1)
+
+    @property
+    def transformed_norms(self) -> Tensor:
+        """‖f(x_j)‖ of each key, (B, H, Lk): the length of what the head would write for this key with a weight of 1.
+
+        Formula: f(x_j) = v_j W_O, v_j = x_j W_V + b_V, with the part W_O of `output_projection` that reads the head.
+        With W_Oᵀ = Q R, ‖v_j W_O‖ = ‖R v_j‖, so no vector of d_model numbers is made for a key. The key with the
+        largest norm need not be that of `value_norms`. Raises the errors of `output_projection`.
+        Cost: O(H Ev² (B Lk + d_model)) time, O(B H Lk Ev) memory.
+        Source: Kobayashi et al. 2020, "Attention is Not Only a Weight: Analyzing Transformers with Vector Norms".
+        """
+        value, layer = self.values()[0], self.output_projection
+        value = value.to(accumulated(value.dtype))
+        by_head = layer.weight.to(value).reshape(-1, self.query.shape[1], value.shape[-1]).transpose(0, 1)
+        turned: Tensor = torch.linalg.qr(by_head, mode="r").R  # (H, Ev, Ev)
+        with without_autocast(value.device):
+            turned = value.unsqueeze(2) @ turned.view(value.shape[1], -1, *turned.shape[1:]).mT  # (B, Hk, H / Hk, …)
+        norms: Tensor = turned.norm(dim=-1)
+        return norms.flatten(1, 2)
+
+    @property
+    def weighted_transformed_norms(self) -> Tensor:
+        """Σ_j ‖w_ij f(x_j)‖ of each query, (B, H, Lq). One pair has `weights[b, h, i, j] * transformed_norms[b, h, j]`.
+
+        Raises the errors of `output_projection`.
+        Source: Kobayashi et al. 2020, "Attention is Not Only a Weight: Analyzing Transformers with Vector Norms".
+        """
+        norms = as_value(self.transformed_norms.unsqueeze(-1), self.cached_key.shape[1])
+        return of_value(self.weights @ norms, 1).squeeze(-1)
+
+    @property
+    def output_projection(self) -> Linear:
+        """The linear layer that was given the outputs of the heads side by side: `weight` (d_model, H · Ev), `bias`.
+
+        It is found by its numbers, as `explain` finds layers, and may be in another module than the call's. Its weights
+        are the model's own, no copies. Raises a `ClearheadError` where the layers around the call were not kept, or the
+        weights were written to since; an `UnsupportedError` where no layer was given these numbers.
+        """
+        self.values()
+        if self.origin is None:
+            raise ClearheadError(
+                f"the layers around {self.name} were not kept. Watch with values=True; a file of a recording has none."
+            )
+        if not self.origin.writers:
+            raise UnsupportedError(
+                f"{self.name}: no linear layer was given the outputs of its heads side by side. The model computes "
+                "something between, such as a gate, or a function that holds the layer's weights ran it."
+            )
+        found = self.origin.writers[0]
+        if found.versions.written() is not None:
+            raise ClearheadError(
+                f"{self.name}: the weights of {found.name}, which writes its heads, were written to or freed since the "
+                "run. Read this before the next step of the optimizer."
+            )
+        return found.layer
 
     @property
     def gradients(self) -> WeightGradients:
@@ -203,6 +260,21 @@ class AttentionCall(Call):
             counts = [f"{int((~t).sum())} {side}" for side, t in self.padding._asdict().items() if t is not None]
             parts.append(f"padding: {' and '.join(counts)}")
         return f"AttentionCall({self.name!r}, {', '.join(parts)})"
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> object:
+            raise missing("AttentionCall", name)
+
+
+def norms_of(call: AttentionCall) -> dict[str, Tensor]:
+    """The lengths of the "value" and of the "transformed" value of each key, (B, H, Lk), as far as they are known."""
+    if call.value is None:
+        return {}
+    found = {"value": call.value_norms}
+    if call.origin is not None and any(one.versions.written() is None for one in call.origin.writers):
+        found["transformed"] = call.transformed_norms
+    return found
 
 
 def explain_call(

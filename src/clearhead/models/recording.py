@@ -11,6 +11,7 @@ from torch import Tensor
 from clearhead.base.errors import ClearheadError
 from clearhead.base.pictures import Style
 from clearhead.base.renamed import missing, refuse
+from clearhead.base.selected import as_index
 from clearhead.explanation.diagnosis.diagnose import diagnosis_of
 from clearhead.explanation.diagnosis.diagnosis import Diagnosis
 from clearhead.explanation.explanation import Explanation
@@ -21,13 +22,14 @@ from clearhead.inspection.reductions.mean_distance import MeanDistance
 from clearhead.inspection.reductions.sink_share import SinkShare
 from clearhead.inspection.reductions.topk import TopK
 from clearhead.models.attention_call import AttentionCall, case_of
+from clearhead.models.call import word_list
 from clearhead.models.calls import Calls, chosen_calls, labels, one_call
 from clearhead.models.chain.generation import Generation
 from clearhead.models.read.audit import Audit, Expected, audit
 from clearhead.models.read.differences import Differences, compare_calls
 from clearhead.models.read.distinctive import Distinctive, distinctive, measured
 from clearhead.models.read.rollout import rollout
-from clearhead.models.read.tokens import Tokens, place_of
+from clearhead.models.read.tokens import Tokens, place_of, told_unread, words_read
 from clearhead.models.show.beside import beside_of
 from clearhead.models.show.framed import Framed, framed
 from clearhead.models.show.paged import Paged
@@ -74,13 +76,13 @@ class Recording(Calls[AttentionCall]):
 
         The first columns: layer, its number in the model, or its name, such as "decoder 0, cross", where the model has
         several stacks; run; in generations step, 0 for the prompt; module, kind, backend, queries, keys, head.
-        Without `reductions`: the means over queries of the entropy, the largest weight, for self attention the mean
-        distance, and with sinks their share; then each measure, and beside it "… uniform": previous, next, itself,
-        first, same word, induction, entropy (a part of the largest possible), sink, distance, value mass. A measure is
-        left out if it needs tokens, positions or values that are not known (`watch(values=True)`). `about(column)` of
-        the result describes a measure. Where there are sinks, measures except value mass are of the keys' weights
-        divided by their sum. Padding, and queries whose mask leaves them no key, are left out; NaN where no query
-        counts.
+        Without `reductions`: the means over queries of the entropy in nats, the largest weight, for self attention the
+        mean distance, and with sinks their share; then each measure, and beside it "… uniform": previous, next, itself,
+        first, same word, induction, normalised entropy (a part of the largest possible), sink, distance, weighted value
+        norm, weighted transformed norm. A measure is left out if it needs tokens, positions, values or the layer that
+        writes the heads, and they are not known (`watch(values=True)`). `about(column)` of the result describes a
+        measure. Where there are sinks, measures except the norms are of the keys' weights divided by their sum.
+        Padding, and queries whose mask leaves them no key, are left out; NaN where no query counts.
         `reductions`: a column for each of these, the mean over queries, in place of all others. `tokens`: a word for
         each position, a list of such lists for several sequences, or the ids (B, L) that the model was given; in an
         encoder-decoder the decoder's, and `source_tokens` the encoder's. Gives a `Table`, a list of dicts, which has
@@ -238,17 +240,24 @@ class Recording(Calls[AttentionCall]):
         tensor([[[[0.2151, 0.2151, 0.2151, 0.3547]]]])
 
         `layer`: its number in the model, negative ones from the last; its name, such as "decoder 0, cross"; or the name
-        of its module. `head`, `query`, `key`: numbers. Query and key may be words of `tokens`, where the first
-        occurrence is meant; in cross attention the key is a word of `source_tokens`. With `key=None` the first key that
-        the query may see is written out. `step`: of a generation, 0 for the prompt. `sequence`: its number in the
+        of its module. `head`, `query`, `key`: numbers, slices, or lists with even steps. Query and key may be words of
+        `tokens` that occur once; in cross attention the key is a word of `source_tokens`. With `key=None` the first key
+        that the query may see is written out. `step`: of a generation, 0 for the prompt. `sequence`: its number in the
         batch.
         """
         call = self.calls[one_call(self.calls, layer, step, "explain")]
+        tokens = told_unread([call], word_list("tokens", tokens), "tokens")
+        if tokens is not None:
+            tokens = tokens[: words_read(call, len(tokens))]
         keys = source_tokens if call.kind == "cross" else tokens
-        at: tuple[Any, ...] = (sequence, head, place_of(query, tokens, call.shape[2], "query"))
+        at: dict[str, Any] = {"head": head, "query": place_of(query, tokens, call.shape[2], "query")}
         if key is not None:
-            at = (*at, place_of(key, keys, call.shape[3], "key"))
-        return call.explain(at, tokens=tokens, source_tokens=source_tokens)
+            at["key"] = place_of(key, keys, call.shape[3], "key")
+        chosen = [
+            as_index(one, size, f"explain: {name}")
+            for (name, one), size in zip(at.items(), call.shape[1:], strict=False)
+        ]
+        return call.explain((sequence, *chosen), tokens=tokens, source_tokens=source_tokens)
 
     def diagnose(self) -> Diagnosis:
         """Faults and risks of the calls: see `clearhead.diagnose`. Findings name the layer and the module, and the run,
@@ -370,7 +379,7 @@ class Recording(Calls[AttentionCall]):
         there, and for words that do not fit.
         """
         number = one_call(self.calls, layer, step, "plot")
-        label = labels(self.calls)[number]
+        label, tokens = labels(self.calls)[number], told_unread([self.calls[number]], tokens, "tokens")
         return plotted(self.calls[number], label, heads, sequence, (tokens, source_tokens), Style(title, cmap, scale))
 
     def _repr_html_(self) -> str:

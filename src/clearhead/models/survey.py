@@ -49,19 +49,19 @@ def survey(
     >>> keep = ["first", ch.reductions.Entropy()]
     >>> found = ch.models.survey(Reader().eval(), ["a cab", "a longer text"], tokenizer, keep=keep)
     >>> found
-    Survey(2 texts, 18 tokens, 1 heads: first, first uniform, Entropy)
+    Survey(2 texts, 18 tokens, 1 heads: first, first uniform, Entropy (nats))
     >>> [row] = found.table()
-    >>> row["queries"], round(row["first"], 4), round(row["first uniform"], 4), round(row["Entropy"], 4)
+    >>> row["queries"], round(row["first"], 4), round(row["first uniform"], 4), round(row["Entropy (nats)"], 4)
     (18, 0.1115, 0.1111, 2.299)
 
     `model`: called with `input_ids` and `attention_mask`, in eval mode; a model of transformers without the layer that
     makes words. `texts`: any iterable of strings, or of rows with a "text", such as those of `datasets`; it is read
     once.
     `tokenizer`: of transformers, or a function of a list of texts that gives {"input_ids": a list of ids for each}.
-    `keep`: measures of `seen.table()` by their names, each beside uniform attention, all but "value mass"; "word
+    `keep`: measures of `seen.table()` by their names, each beside uniform attention, all but the norms; "word
     classes", the weight that special tokens, punctuation, numbers, words and continuations of words receive; and
-    reductions, as for `statistics`. None is entropy, first, sink, previous, distance, and the classes where the
-    tokenizer has a vocabulary. Means are over all queries (or keys) that count: every word weighs the same, padding
+    reductions, as for `statistics`. None is normalised entropy, first, sink, previous, distance, and the classes where
+    the tokenizer has a vocabulary. Means are over all queries (or keys) that count: every word weighs the same, padding
     does not count.
     `state`: a folder with one file for each batch. A file is written under another name first, so that a call that was
     killed at any point can be made again, goes on, and gives the same result. Several processes may share the folder.

@@ -29,10 +29,10 @@ class Table(list[dict[str, Any]]):
     >>> len(table), round(table[0]["previous"], 3), round(table[0]["previous uniform"], 3)
     (2, 0.321, 0.321)
     >>> rows = seen.table(ch.reductions.Entropy())
-    >>> print(ch.models.Table({name: row[name] for name in ("layer", "head", "Entropy")} for row in rows))
-    layer  head  Entropy
-        0     0    0.957
-        0     1    0.957
+    >>> print(ch.models.Table({name: row[name] for name in ("layer", "head", "Entropy (nats)")} for row in rows))
+    layer  head  Entropy (nats)
+        0     0           0.957
+        0     1           0.957
     >>> print(table.about("previous"))
     The weight on the token before the query's own, a mean over the queries that may see one. Formula: mean_i w_ij, ...
 
@@ -49,6 +49,10 @@ class Table(list[dict[str, Any]]):
     def __str__(self) -> str:
         """The first rows and columns that fit a screen of 100 columns and 24 lines."""
         return said(self, self._fitted)
+
+    def __repr__(self) -> str:
+        """The same, so that a table at a prompt or in a notebook does not fill it; `list(table)` shows every row."""
+        return str(self)
 
     def _fitted(self) -> str:
         rows = self[:ROWS]

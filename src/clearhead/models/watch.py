@@ -61,8 +61,9 @@ def watch(
     numbers in the model (-1 is the last), by name ("decoder 0, cross"), or by a module's name or a pattern of it
     ("layers.3.*"): one of these, a slice of numbers, or a list. A module that is called several times in a run is as
     many layers, numbered in the order of the calls.
-    `values`: keep each call's value and output too, for `call.output`, `call.value_norms` and `call.weighted_norms`;
-    and hold on to the inputs of the layers around the call, so that `call.explain` can begin at them.
+    `values`: keep each call's value and output too, for `call.output`, `call.weighted_value_norms` and
+    `call.weighted_transformed_norms`; and hold on to the inputs of the layers around the call, so that `call.explain`
+    can begin at them.
     `gradients`: also keep the gradients that backward passes give the outputs, for `call.gradients`.
     Compiled functions inside the model pause at each attention call, whose record is made in eager code: operations
     that the compiler had fused across the call may change in their last digits.

@@ -8,19 +8,23 @@ import torch
 from torch import Tensor
 
 from clearhead.problem.problem import Problem
-from clearhead.problem.unseen import finite, group, seen, zero
+from clearhead.problem.unseen import finite, group, zero
+from clearhead.problem.visible import seen_of
 
 
-def zero_unseen(problem: Problem) -> Problem:
-    """The same problem with zeros in place of keys that no query sees and of queries that see nothing."""
+def zero_unseen(problem: Problem, only_not_finite: bool = False) -> Problem:
+    """The same problem with zeros in place of keys that no query sees and of queries that see nothing, or only of their
+    numbers that are not finite."""
     visible = problem.visible
     if visible is None or visible.unseen == "none":
         return problem
-    keys, queries = seen(visible.spans, problem.sizes)
+    keys, queries = seen_of(visible, problem.sizes)
     keys = group(keys, problem.key.shape[1])
-    scores = problem.scores._replace(query=zero(problem.query, queries), key=zero(problem.key, keys))
-    value = None if problem.value is None else zero(problem.value, keys)
-    return problem._replace(scores=scores, value=value, visible=visible._replace(unseen="none"))
+    query, key = zero(problem.query, queries, only_not_finite), zero(problem.key, keys, only_not_finite)
+    value = None if problem.value is None else zero(problem.value, keys, only_not_finite)
+    unseen = visible.unseen if only_not_finite else "none"
+    scores = problem.scores._replace(query=query, key=key)
+    return problem._replace(scores=scores, value=value, visible=visible._replace(unseen=unseen))
 
 
 def guard(problem: Problem) -> Problem:
@@ -28,8 +32,10 @@ def guard(problem: Problem) -> Problem:
 
     The poison is NaN for queries and keys (values) that are not finite, else 0. It is added to the scores before the
     mask, so it reaches the queries that may see such a key, and no others. Without it a masked NaN would reach every
-    query, because 0 · NaN is NaN.
+    query, because 0 · NaN is NaN. A problem that has a poison is guarded already.
     """
+    if problem.poison is not None:
+        return problem
     problem = zero_unseen(problem)
     query, key, value = problem.query, problem.key, problem.value
     with_keys = (key,) if value is None else (key, value)

@@ -23,6 +23,7 @@ from clearhead.base.tracing import (
     compiling,
     distributed,
     in_memory,
+    on_the_host,
     ordinary,
     readable,
     refuse_jit,
@@ -34,8 +35,8 @@ from clearhead.masks.base import Mask, Spans, positions_unknown
 from clearhead.masks.dense import DenseMask, check_keep
 from clearhead.problem.reads import tensors_in
 from clearhead.problem.region import Region, bias_part, visible_part
-from clearhead.problem.unseen import finite, group, seen, zero
-from clearhead.problem.visible import Visible, resolve
+from clearhead.problem.unseen import finite, group, zero
+from clearhead.problem.visible import Visible, resolve, seen_of
 from clearhead.scores.base import ByTile, Pairwise, Score, check_pairwise
 from clearhead.scores.dot import Dot
 from clearhead.scores.score_function import ScoreFunction
@@ -178,10 +179,11 @@ def make_problem(
         added = None if added is None else bias_part(added, region, of_all)
     scores = _scores(score, query, key, factor, by_tile)
     projected = scores.query is not query or scores.key is not key
-    unseen = None if visible is None or visible.unseen == "none" else visible.spans
-    if unseen is not None and (projected or not compiling()) and not (finite(query) and finite(key)):
+    unseen = None if visible is None or visible.unseen == "none" else visible
+    here = projected or (on_the_host(query) and not compiling())  # else engines do it, and whoever shows raw scores
+    if unseen is not None and here and not (finite(query) and finite(key)):
         # a key that no query sees may be NaN, which would reach raw scores and the gradients of projections
-        keys, queries = seen(unseen, sizes)
+        keys, queries = seen_of(unseen, sizes)
         query = zero(query, queries, only_not_finite=True)
         key = zero(key, group(keys, key.shape[1]), only_not_finite=True)
         scores = _scores(score, query, key, factor, by_tile)

@@ -11,11 +11,11 @@ from torch import Tensor
 
 from clearhead.base.errors import ShapeError, UnsupportedError
 from clearhead.base.shapes import Sizes, moved, part
-from clearhead.base.tracing import batched, compiling, on_the_host, readable, traced, transformed, unwrapped
+from clearhead.base.tracing import batched, capturing, compiling, on_the_host, readable, traced, transformed, unwrapped
 from clearhead.base.versions import Versions
 from clearhead.masks._spans import edges_on_host
 from clearhead.masks.base import Mask, Spans, all_keys
-from clearhead.problem.unseen import Unseen, where_unseen
+from clearhead.problem.unseen import Unseen, seen, where_unseen
 
 
 class Memo(dict[Any, Any]):
@@ -94,6 +94,17 @@ def intervals_of(visible: Visible) -> tuple[np.ndarray, np.ndarray]:
     if "intervals" not in visible.memo:
         visible.memo["intervals"] = edges_on_host(*visible.spans.intervals())
     found: tuple[np.ndarray, np.ndarray] = visible.memo["intervals"]
+    return found
+
+
+def seen_of(visible: Visible, sizes: Sizes) -> tuple[Tensor, Tensor]:
+    """Which keys and queries see and are seen by some: see `seen`. Found once for as long as the mask is kept."""
+    if compiling() or traced() or transformed() or capturing():
+        return seen(visible.spans, sizes)
+    if "seen" not in visible.memo:
+        with torch.inference_mode(False), torch.no_grad():
+            visible.memo["seen"] = seen(visible.spans, sizes)
+    found: tuple[Tensor, Tensor] = visible.memo["seen"]
     return found
 
 

@@ -38,8 +38,8 @@ def described(layer: Layer, texts: tuple[int, int], steps: tuple[int, int], bloc
         put("weight", [blocks.one(plain(layer.weight, "float64"))])
     if layer.bias is not None:
         _describe_bias(layer.bias, put, blocks)
-    if layer.values is not None:
-        put("values", [blocks.one(plain(row, "float32")) for row in layer.values])
+    for name, norms in (("valueNorms", layer.value_norms), ("transformedNorms", layer.transformed_norms)):
+        put(name, [] if norms is None else [blocks.one(plain(row, "float32")) for row in norms])
     put("holes", [_tiles(tiles, blocks) for tiles in layer.holes])
     for number, head in enumerate(heads):
         head |= _operands(layer, number, blocks) | _rows(layer, number, blocks)

@@ -182,7 +182,8 @@ class Layer:
         numbers: each head's own number, where some are left out; None for 0, 1, ….
         measures: for each head, by measure: value, uniform attention's value, and the key of the measure or None.
         pyramid: the largest and mean weights of cells, where a side is long.
-        values: (H, Lk), the length ‖v_j‖ of each key's value vector, where values were kept.
+        value_norms: (H, Lk), the length ‖v_j‖ of each key's value vector, where values were kept.
+        transformed_norms: (H, Lk), the length ‖v_j W_O‖ of what the head writes for each key, where W_O is known.
         answer: the first query that a model has generated, or None.
         pairs: two features that rotary positions turn together, and the number of positions of a full turn, or None
             where it is not known.
@@ -224,7 +225,8 @@ class Layer:
     numbers: tuple[int, ...] | None = None
     measures: tuple[Measures, ...] | None = None
     pyramid: Pyramid | None = None
-    values: Array | None = None
+    value_norms: Array | None = None
+    transformed_norms: Array | None = None
     answer: int | None = None
     pairs: tuple[tuple[int, int, float | None], ...] = ()
 
@@ -257,7 +259,8 @@ class Layer:
         self._check("entropy", self.entropy, (heads,), queries)
         self._check("received", self.received, (heads,), keys)
         self._check("sinks", self.sinks, (heads,))
-        self._check("values", self.values, (heads,), keys)
+        self._check("value_norms", self.value_norms, (heads,), keys)
+        self._check("transformed_norms", self.transformed_norms, (heads,), keys)
         self._check("distance", self.distance, (heads,), queries)
         if self.bias is not None:
             self._check("bias.relative", self.bias.relative, one_or_all, queries + keys - 1)
@@ -352,7 +355,8 @@ BY_HEAD = [
     "distance",
     "thumbnail",
     "sinks",
-    "values",
+    "value_norms",
+    "transformed_norms",
     "seen",
 ]
 

@@ -31,7 +31,8 @@ The entries of a head:
     each key would receive from uniform attention under the same mask;
   relative (queries + keys − 1), dense {rows, columns, values}, tiles {side, places, values}: the bias of the scores;
   holes {side, places, values}: bits, 1 for pairs inside the spans that the mask hides;
-  values (keys): the length of each value vector, where values were kept;
+  valueNorms (keys): the length of each value vector, where values were kept; transformedNorms (keys): of what the head
+    writes for it, where the layer that writes the heads is known;
   logsumexp, entropy, received, distance: left out where `rowsOf` in `weights.js` computes them at once;
   sink: the score of the sink;
   measures: [[value, of uniform attention, key], …] in the order of meta.measures, 0 where there is none;

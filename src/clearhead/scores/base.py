@@ -293,7 +293,8 @@ def given_parameter(weight: Any, name: str, ndim: int) -> nn.Parameter:
         tensor = to_tensor_float(weight, name).detach().clone()
         parameter = nn.Parameter(tensor, requires_grad=tensor.is_floating_point())
     check_float(parameter, name)
-    if parameter.ndim != ndim:
+    row = ndim == 1 and parameter.ndim == 2 and parameter.shape[0] == 1  # the weight of an nn.Linear of one output
+    if parameter.ndim != ndim and not row:
         expected = {1: "one dimension", 2: "(out, in), as nn.Linear has it"}[ndim]
         raise ShapeError(f"{name} has shape {tuple(parameter.shape)}; expected {expected}.")
     return parameter

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import Any
 
 import torch
@@ -15,12 +16,12 @@ from clearhead.base.installed import has_triton
 from clearhead.base.rules import by_pair
 from clearhead.base.shapes import apart
 from clearhead.base.torch_state import functions_hidden
-from clearhead.base.tracing import compiling, dispatches, empty_of_values, looked_into, readable, traced
+from clearhead.base.tracing import compiling, dispatches, empty_of_values, looked_into, readable, recorded, traced
 from clearhead.engines import proof
 from clearhead.engines.base import Cost, Engine
 from clearhead.engines.flex import kernel, rules
 from clearhead.engines.flex.blocks import BLOCK, blocks_of, residual_rule
-from clearhead.engines.flex.proof import problems
+from clearhead.engines.flex.proof import problems, row_of
 from clearhead.engines.flex.rules import Traced
 from clearhead.engines.sdpa.pieces import pieces
 from clearhead.engines.tiled import tiles
@@ -76,10 +77,12 @@ class Flex(Engine):
             found.append("function modes are hidden here, as where an edit computes a part again, and it needs one")
         if looked_into():
             found.append("torch.func and forward mode look into PyTorch's own operations only")
-        elif traced() and not _shapes_alone(problem):
+        elif recorded() if _shapes_alone(problem) else traced():
             found.append("a trace records PyTorch's own operations, and this one is compiled")
         elif not (found or compiling() or _shapes_alone(problem)) and kernel.for_a_gpu(device):
-            found += proof.objections(self, device, problem.query.dtype, problems)
+            row = row_of(problem)
+            about = f"rows up to {row}", partial(problems, row)
+            found += proof.objections(self, device, problem.query.dtype, *about)
         return found
 
     def reservations(self, problem: Problem) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from types import ModuleType
 
 import torch
@@ -9,7 +10,7 @@ from torch import Tensor
 
 from clearhead.base.installed import has_triton
 from clearhead.base.torch_private import is_zero_tensor
-from clearhead.base.tracing import compiling, constant, dispatches, empty_of_values, looked_into, traced
+from clearhead.base.tracing import compiling, constant, dispatches, empty_of_values, looked_into, recorded, traced
 from clearhead.engines import proof
 from clearhead.engines.base import Cost, Engine
 from clearhead.engines.triton import blocks
@@ -75,15 +76,21 @@ class Triton(Engine):
             found.append("there is nothing to compute")
         if looked_into():
             found.append("torch.func and forward mode look into PyTorch's own operations only")
+        elif empty_of_values(problem.query):
+            if recorded():
+                found.append("a trace records PyTorch's own operations, and the kernels are none")
         elif traced() or not (compiling() or all(map(_dense, operands(problem)))):
             found.append("the kernels read memory, and an input is no plain tensor on the device")
         elif not found and sizes.device.type == "cuda" and not compiling():
-            found += proof.objections(self, sizes.device, dtype, problems)
+            found += _proved(self, problem)
         return found
+
+    def guarded(self, problem: Problem) -> Problem:
+        return problem  # a kernel looks for what is not finite, and the others read it as zeros
 
     def forward(self, problem: Problem, rows: bool = False) -> Partial:
         with torch.no_grad():
-            found: Partial = _launch().output(guard(_folded(problem)), rows)
+            found: Partial = _launch().output(_folded(problem), rows)
         return found
 
     def backward(
@@ -94,7 +101,9 @@ class Triton(Engine):
         if folded is problem or lowered.weight is None:
             found: Operands = _launch().gradients(problem, rows, grad, wanted, sent)
             return found
-        # the weight of a dot product was multiplied into the query
+        # the weight of a dot product was multiplied into the query; its gradient reads the query itself
+        problem = guard(problem)
+        folded = _folded(problem)
         found = _launch().gradients(folded, rows, grad, (True, *wanted[1:]), sent)
         assert found.query is not None
         return found._replace(
@@ -112,7 +121,7 @@ class Triton(Engine):
         if not self.fuses(problem, summary):
             return super().summarise(problem, summary)
         with torch.no_grad():
-            problem = guard(_folded(problem))
+            problem = _folded(problem)
             # in float32, as the results are: a weight in a value's low precision would be rounded before the sum
             value = problem.value.float() if summary.output and problem.value is not None else None
             both = value
@@ -127,6 +136,11 @@ class Triton(Engine):
         output, shares = found.output[..., : value.shape[-1]], found.output[..., value.shape[-1] :]
         return found._replace(output=output, groups=shares)
 
+    def contributions(
+        self, problem: Problem, rows: Rows, grad: Tensor | None, sent: Sent | None, by_key: bool, positive: bool = False
+    ) -> Tensor:
+        return super().contributions(guard(problem), rows, grad, sent, by_key, positive)
+
     def cost(self, problem: Problem) -> Cost:
         low, sizes = problem.lowered, problem.sizes
         areas = (
@@ -138,6 +152,15 @@ class Triton(Engine):
         if low is not None and low.phi != "mul":  # operands by dimension
             numbers = low.query.shape[-1] * sizes.batch * (sizes.heads * sizes.queries + low.key.shape[1] * sizes.keys)
         return Cost(sum(areas), 4 * numbers)
+
+
+def _proved(engine: Triton, problem: Problem) -> list[str]:
+    """What the proof of the kernels of this φ and these widths has found."""
+    lowered, value = problem.lowered, problem.value
+    assert lowered is not None
+    row = blocks.widest(lowered.phi, lowered.query.shape[-1], 0 if value is None else value.shape[-1])
+    kind, about = f"{lowered.phi}, rows up to {row}", partial(problems, lowered.phi, row)
+    return proof.objections(engine, problem.sizes.device, problem.query.dtype, kind, about)
 
 
 def _folded(problem: Problem) -> Problem:

@@ -26,6 +26,8 @@ class Side(NamedTuple):
     view: View
     length: int
     heads: int
+    poison: View | None = None  # (B, heads, length), float32: NaN for the rows that are not finite, 0 for others
+    odd: Tensor | None = None  # how many rows are not finite; None: there may be some
     laid: Tensor | None = None  # (B · heads, wide, padded), float32: by dimension; e^2x for tanh_add
     reach: Tensor | None = None  # (B · heads, blocks): the largest |x| of each block
     padded: int = 0
@@ -46,13 +48,6 @@ class Ranges(NamedTuple):
     """The key blocks that each block of queries sees: see `ranges.py`."""
 
     of_queries: View
-
-
-class Pair(NamedTuple):
-    """One number a query and one a key."""
-
-    query: View
-    key: View
 
 
 class Dropout(NamedTuple):
@@ -93,13 +88,9 @@ class Given(NamedTuple):
     ranges: Ranges | None
     dense: View | None
     relative: View | None
-    poison: Pair | None
     sinks: Tensor | None
     sinks_apart: int
     dropout: Dropout | None
-    queries: int
-    keys: int
-    heads: int
     groups: int  # query heads to a key head
     width: int
     wide: int  # the width up to a multiple of four
@@ -169,4 +160,9 @@ def view(tensor: Tensor | None, *shape: int) -> View | None:
 
 
 def viewed(tensor: Tensor, *shape: int) -> View:
-    return View(tensor, *tensor.expand(shape or tensor.shape).stride())
+    """The same of a tensor whose first dimensions broadcast to this shape; without a shape, of the tensor as it is."""
+    strides = tensor.stride()
+    for place, (size, want) in enumerate(zip(tensor.shape, shape, strict=False)):
+        if size != want:
+            strides = (*strides[:place], 0, *strides[place + 1 :])
+    return View(tensor, *strides[:4])

@@ -7,15 +7,15 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from clearhead.base.tracing import capturing
 from clearhead.biases.base import Added
 from clearhead.engines.triton.blocks import SHARED
-from clearhead.engines.triton.ranges import capturing
 from clearhead.problem.problem import Problem
 from clearhead.problem.visible import Memo, Visible
 
 
 def grouped(problem: Problem) -> Problem:
-    """A guarded problem whose query heads are further queries of their key head, (B, Hk, G · Lq, E), without sinks.
+    """The problem whose query heads are further queries of their key head, (B, Hk, G · Lq, E), without sinks.
 
     Row g · Lq + i is query i of the group's head g, so results lie in memory as those of the heads do. The problem is
     left as it is where there are no groups, where there are many queries, and where a row's place among the heads is

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from contextlib import AbstractContextManager, nullcontext
+from functools import cache
 from typing import Any
 
 import torch
@@ -12,13 +13,13 @@ from torch import Tensor
 from triton.language import constexpr
 
 from clearhead.base.errors import UnsupportedError
+from clearhead.base.tracing import capturing, empty_of_values
 from clearhead.engines.tiled.backward import add_along
 from clearhead.engines.triton.blocks import PROGRAMS, SHARED, SPLIT, Blocks, blocks_for, power
 from clearhead.engines.triton.given import (
     Back,
     Dropout,
     Given,
-    Pair,
     Parts,
     Ranges,
     Rows,
@@ -31,8 +32,8 @@ from clearhead.engines.triton.given import (
 )
 from clearhead.engines.triton.groups import grouped
 from clearhead.engines.triton.kernels import backward as back
-from clearhead.engines.triton.kernels import decode, forward, lay, summarise
-from clearhead.engines.triton.ranges import capturing, ranges
+from clearhead.engines.triton.kernels import decode, forward, lay, poison, summarise
+from clearhead.engines.triton.ranges import ranges
 from clearhead.problem import partial as of_queries
 from clearhead.problem.packing import Operands, operands
 from clearhead.problem.partial import Partial
@@ -43,9 +44,12 @@ from clearhead.scores.base import Pairwise
 
 PHI = {"mul": 0, "tanh_add": 1, "sq_diff": 2}
 INTERPRETER, NVIDIA, AMD = 0, 1, 2
+COUNTS = tuple(map(constexpr, range(5)))  # of gaps
+CHECKED = 64  # rows that a program looks at for numbers that are not finite
 BAND = 2**24  # numbers of a band of Ṡ, from which a bias's gradient is summed
 
 
+@cache
 def backend() -> int:
     """What kernels are compiled for here."""
     if triton.knobs.runtime.interpret:
@@ -54,11 +58,16 @@ def backend() -> int:
 
 
 def start(kernel: Any, programs: tuple[int, ...], *arguments: Any, warps: int = 4, **constants: Any) -> None:
-    """Start a kernel; by another name than `launch`, so that a check can put one that compiles alone in its place.
+    """Start a kernel, whose first argument is a tensor, or tuples that begin with one.
 
-    An empty part of a problem has no programs, and a device starts none.
+    It has another name than `launch`, so that a check can put one that compiles alone in its place.
+
+    An empty part of a problem has no programs, and a device starts none. Of shapes alone nothing is computed.
     """
-    if 0 in programs:
+    first = arguments[0]
+    while isinstance(first, tuple):
+        first = first[0]
+    if 0 in programs or empty_of_values(first):
         return
     if not capturing():
         kernel[programs](*arguments, num_warps=warps, num_stages=1, **constants)
@@ -80,19 +89,19 @@ def _refuse_to_compile(*_: Any, fn: Any, **__: Any) -> bool:
 
 def on(tensor: Tensor) -> AbstractContextManager[Any]:
     """Triton starts kernels on the current device: that of the tensor, while this lasts."""
-    return torch.cuda.device(tensor.device) if tensor.is_cuda else nullcontext()
+    return nullcontext() if not tensor.is_cuda or empty_of_values(tensor) else torch.cuda.device(tensor.device)
 
 
 def _new(tensor: Tensor, *shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
-    return torch.empty(shape, dtype=dtype, device=tensor.device)
+    return tensor.new_empty(shape, dtype=dtype)
 
 
 def _zeros(tensor: Tensor, *shape: int) -> Tensor:
-    return torch.zeros(shape, dtype=torch.float32, device=tensor.device)
+    return tensor.new_zeros(shape, dtype=torch.float32)
 
 
 def given(problem: Problem, blocks: Blocks, top: int = 0) -> Given:
-    """A guarded problem in normal form, whose dot product has no weight, as the kernels read it."""
+    """A problem in normal form, whose dot product has no weight, as the kernels read it."""
     lowered, value = problem.lowered, problem.value
     assert lowered is not None
     batch, heads, queries, keys = problem.sizes.shape
@@ -100,14 +109,14 @@ def given(problem: Problem, blocks: Blocks, top: int = 0) -> Given:
     pairs = lowered.phi != "mul"
     wide = -(-width // 4) * 4
     raised = lowered.phi == "tanh_add"
-    query = _side(lowered.query, wide, blocks.queries, pairs, raised)
-    key = _side(lowered.key, wide, blocks.keys, pairs, raised)
+    query, key = _sides(problem)
+    if pairs:
+        query, key = (_laid(side, width, wide, size, raised) for side, size in ((query, blocks[0]), (key, blocks[1])))
     weight = sums = None
     if pairs:
-        weight = _zeros(lowered.query, wide)
-        weight[:width] = 1.0 if lowered.weight is None else lowered.weight
-    if raised and weight is not None:
-        sums = torch.stack([weight.sum(dtype=torch.float64), weight.abs().sum(dtype=torch.float64)]).float()
+        weight, sums = _new(lowered.query, wide), _new(lowered.query, 2) if raised else None
+        own = None if lowered.weight is None else lowered.weight.contiguous()
+        start(lay.weigh_kernel, (1,), weight, sums, own, width, wide, WIDTH=min(power(wide), 256))
     tiles = ranges(problem, blocks.queries, blocks.keys)
     added = problem.bias
     # float16 has no room for terms so small, and its values no sum that overflows
@@ -122,16 +131,12 @@ def given(problem: Problem, blocks: Blocks, top: int = 0) -> Given:
         weight,
         sums,
         _spans(problem),
-        None if tiles is None else Ranges(_blocks_view(tiles, batch, heads)),
+        None if tiles is None else Ranges(viewed(tiles, batch, heads)),
         None if added is None else view(added.dense, batch, heads, queries, keys),
         None if added is None or added.relative is None else view(added.relative, batch, heads, queries + keys - 1),
-        _poison(problem),
         problem.sinks,
         0 if problem.sinks is None else problem.sinks.stride(0),
         _dropout(problem),
-        queries,
-        keys,
-        heads,
         problem.groups,
         width,
         wide,
@@ -140,45 +145,70 @@ def given(problem: Problem, blocks: Blocks, top: int = 0) -> Given:
         lowered.softcap,
         float(shift),
         2.0**shift,
-        Shape(
-            *map(
-                constexpr,
-                (
-                    PHI[lowered.phi],
-                    blocks.queries,
-                    blocks.keys,
-                    1 if tiles is None else tiles.shape[3],
-                    power(width),
-                    power(values or 1),
-                    power(top or 1, 1),
-                    1 if one_product else 3,
-                    backend(),
-                ),
-            )
+        _shape(
+            PHI[lowered.phi],
+            blocks.queries,
+            blocks.keys,
+            1 if tiles is None else tiles.shape[3],
+            power(width),
+            power(values or 1),
+            power(top or 1, 1),
+            1 if one_product else 3,
+            backend(),
         ),
     )
 
 
-def _side(tensor: Tensor, wide: int, block: int, pairs: bool, raised: bool) -> Side:
-    """Queries or keys; laid by dimension for the φ that are no matrix product."""
-    batch, heads, length, width = tensor.shape
-    side = Side(viewed(tensor), length, heads)
-    if not pairs:
-        return side
-    blocks = -(-length // block)
-    laid = _new(tensor, batch * heads, wide, blocks * block)
-    reach = _new(tensor, batch * heads, blocks) if raised else None
-    side = side._replace(laid=laid, reach=reach, padded=blocks * block, blocks=blocks)
+@cache
+def _shape(*constants: int) -> Shape:
+    """The same object for the same constants: Triton compares each with those of the calls before."""
+    return Shape(*map(constexpr, constants))
+
+
+def _sides(problem: Problem) -> tuple[Side, Side]:
+    """Queries and keys, and which of them are not finite: see kernels/poison.py and `problem.guard`."""
+    lowered, value, masked = problem.lowered, problem.value, problem.visible is not None
+    assert lowered is not None
+    query, key = (Side(viewed(t), t.shape[2], t.shape[1]) for t in (lowered.query, lowered.key))
+    if problem.poison is not None:  # the operands are finite, and these are known
+        of_query, of_key = problem.poison[0][..., 0], problem.poison[1][:, :, 0]
+        return query._replace(poison=viewed(of_query)), key._replace(poison=viewed(of_key))
+    batch, width = lowered.query.shape[0], lowered.query.shape[-1]
+    rows = [batch * side.heads * side.length for side in (query, key)]
+    found = _zeros(lowered.query, rows[0] + rows[1] + 1)
+    odd = found.narrow(0, rows[0] + rows[1], 1)
+    query = query._replace(poison=View(found, query.heads * query.length, query.length, 1), odd=odd)
+    of_queries = batch * query.heads * -(-query.length // CHECKED)
+    of_keys = 0
+    if masked:
+        key_poison = View(found.narrow(0, rows[0], rows[1]), key.heads * key.length, key.length, 1)
+        key = key._replace(poison=key_poison, odd=odd)
+        of_keys = batch * key.heads * -(-key.length // CHECKED)
     start(
-        lay.lay_kernel,
-        (batch * heads * blocks,),
-        side,
+        poison.poison_kernel,
+        (of_queries + of_keys,),
+        query,
+        key,
+        view(value) if masked else None,
+        _spans(problem) if lowered.phi == "sq_diff" else None,
         width,
-        wide,
-        RAISE=raised,
-        WIDTH=min(power(wide), 64),
-        BLOCK=block,
+        0 if value is None else value.shape[-1],
+        of_queries,
+        WIDTH=64,
+        BLOCK=CHECKED,
     )
+    return query, key
+
+
+def _laid(side: Side, width: int, wide: int, block: int, raised: bool) -> Side:
+    """Queries or keys laid by dimension, for the φ that are no matrix product."""
+    tensor, blocks = side.view.at, -(-side.length // block)
+    rows = tensor.shape[0] * side.heads
+    reach = _new(tensor, rows, blocks) if raised else None
+    laid = _new(tensor, rows, wide, blocks * block)
+    side = side._replace(laid=laid, reach=reach, padded=blocks * block, blocks=blocks)
+    options = {"RAISE": raised, "WIDTH": min(power(wide), 64), "BLOCK": block}
+    start(lay.lay_kernel, (rows * blocks,), side, width, wide, **options)
     return side
 
 
@@ -191,18 +221,7 @@ def _spans(problem: Problem) -> Spans | None:
     if spans.gaps is not None:
         count = spans.gaps[0].shape[-1]
         low, high = (viewed(edge, *rows, count) for edge in spans.gaps)
-    return Spans(viewed(spans.start, *rows), viewed(spans.stop, *rows), low, high, constexpr(count))
-
-
-def _blocks_view(tiles: Tensor, batch: int, heads: int) -> View:
-    return View(tiles, *tiles.expand(batch, heads, *tiles.shape[2:]).stride()[:3])
-
-
-def _poison(problem: Problem) -> Pair | None:
-    if problem.poison is None:
-        return None
-    query, key = problem.poison
-    return Pair(viewed(query[..., 0]), viewed(key[:, :, 0]))
+    return Spans(viewed(spans.start, *rows), viewed(spans.stop, *rows), low, high, COUNTS[count])
 
 
 def _dropout(problem: Problem) -> Dropout | None:
@@ -226,7 +245,7 @@ def _programs(problem: Problem, block: int) -> int:
 
 
 def output(problem: Problem, rows: bool) -> Partial:
-    """The output of a guarded problem that has a value, and its rows."""
+    """The output of a problem that has a value, and its rows."""
     value, lead = problem.value, problem.sizes.shape[:3]
     assert value is not None
     found = Parts(
@@ -248,7 +267,7 @@ def output(problem: Problem, rows: bool) -> Partial:
             ends = (_new(value, shares, *lead) for _ in range(2))
             parts = Parts(_new(value, shares, *lead, value.shape[-1]), *ends)  # type: ignore[arg-type]
             start(forward.forward_kernel, (programs, shares), read, parts, warps=blocks.warps, SPLITS=shares)
-            whole = read._replace(**_sinks(problem), queries=lead[2], heads=lead[1])
+            whole = read._replace(**_sinks(problem), query=read.query._replace(heads=lead[1], length=lead[2]))
             start(decode.join_kernel, (math.prod(lead),), whole, parts, found, SPLITS=shares, SHARES=power(shares, 1))
     return Partial(found.output, found.maximum, found.log_sum)  # type: ignore[arg-type]
 
@@ -268,7 +287,7 @@ def _shares(problem: Problem, blocks: Blocks) -> int:
 
 
 def statistics(problem: Problem, summary: Summary) -> Found:
-    """The statistics of a guarded problem; what goes to groups is a part of its value."""
+    """The statistics of a problem; what goes to groups is a part of its value."""
     query, value = problem.query, problem.value
     lead, sizes = problem.sizes.shape[:3], problem.sizes
     rows, top = summary.rows or summary.received or bool(summary.mean or summary.peak), summary.top
@@ -353,7 +372,7 @@ def gradients(
     wanted: tuple[bool, ...],
     sent: Sent | None,
 ) -> Operands:
-    """The gradients of a guarded problem to its operands, but for the sinks; None where not wanted."""
+    """The gradients of a problem to its operands, but for the sinks; None where not wanted."""
     lowered, (query, key, value, weight, dense, relative, _) = problem.lowered, operands(problem)
     assert lowered is not None and query is not None and key is not None
     found = Operands(None, None, None)

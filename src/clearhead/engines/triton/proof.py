@@ -11,29 +11,35 @@ from clearhead.biases.base import Added
 from clearhead.engines.proof import gaps, numbers
 from clearhead.problem.problem import Problem
 from clearhead.problem.visible import visible
-from clearhead.scores.base import Pairwise
+from clearhead.scores.base import Pairwise, Phi
 
-LENGTH, KEYS, WIDTH = 70, 75, 10  # more than one block of either side, and none of them whole
+LENGTH, KEYS = 70, 75  # more than one block of either side, and none of them whole
 
 
-def problems(device: torch.device, dtype: torch.dtype) -> Iterator[tuple[str, Problem]]:
-    """A problem of each score with all that kernels may have code for, one with little of it, and one query."""
-    for phi in ("mul", "tanh_add", "sq_diff"):
-        for kind, queries in (("everything", LENGTH), ("statistics", LENGTH), ("one query", 1)):
-            sizes = Sizes(2, 2, queries, KEYS if queries > 1 else 1200, device)
-            query, key, value = (
-                numbers((2, heads, length, WIDTH), device, seed).to(dtype)
-                for seed, (heads, length) in enumerate(((2, queries), (1, sizes.keys), (1, sizes.keys)))
+def problems(phi: Phi, row: int, device: torch.device, dtype: torch.dtype) -> Iterator[tuple[str, Problem]]:
+    """A problem with all that the kernels of this φ may have code for, one with little of it, and one query.
+
+    `row`: see `blocks.widest`; queries and keys are as wide as values, for the φ that hold no rows of them up to 64.
+    """
+    values = row - 6
+    width = values if phi == "mul" else min(values, 58)
+    for kind, queries in (("everything", LENGTH), ("statistics", LENGTH), ("one query", 1)):
+        sizes = Sizes(2, 2, queries, KEYS if queries > 1 else 1200, device)
+        query, key, value = (
+            numbers((2, heads, length, columns), device, seed).to(dtype)
+            for seed, (heads, length, columns) in enumerate(
+                ((2, queries, width), (1, sizes.keys, width), (1, sizes.keys, values))
             )
-            weight = None if phi == "mul" else numbers((WIDTH,), device, 3).abs().to(dtype)
-            scale = {"mul": WIDTH**-0.5, "tanh_add": 0.5, "sq_diff": -0.05}[phi]
-            scores = Pairwise(phi, query, key, weight, scale, None)
-            problem = Problem(scores, value, sizes)
-            if kind != "one query":
-                problem = problem._replace(visible=visible(gaps(sizes), sizes))
-            if kind == "everything":
-                dense, along = numbers((1, 2, 1, KEYS), device, 4), numbers((1, 2, queries + KEYS - 1), device, 5)
-                seed = torch.tensor(1234567, dtype=torch.int64, device=device)
-                problem = problem._replace(scores=scores._replace(softcap=3.0), bias=Added(dense, along))
-                problem = problem._replace(sinks=numbers((2,), device, 6), dropout_p=0.25, seed=seed)
-            yield f"{phi}, {kind}", problem
+        )
+        weight = None if phi == "mul" else numbers((width,), device, 3).abs().to(dtype)
+        scale = {"mul": width**-0.5, "tanh_add": 5 / width, "sq_diff": -0.5 / width}[phi]
+        scores = Pairwise(phi, query, key, weight, scale, None)
+        problem = Problem(scores, value, sizes)
+        if kind != "one query":
+            problem = problem._replace(visible=visible(gaps(sizes), sizes))
+        if kind == "everything":
+            dense, along = numbers((1, 2, 1, KEYS), device, 4), numbers((1, 2, queries + KEYS - 1), device, 5)
+            seed = torch.tensor(1234567, dtype=torch.int64, device=device)
+            problem = problem._replace(scores=scores._replace(softcap=3.0), bias=Added(dense, along))
+            problem = problem._replace(sinks=numbers((2,), device, 6), dropout_p=0.25, seed=seed)
+        yield f"{phi} {width} wide, {kind}", problem

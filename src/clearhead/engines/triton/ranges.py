@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from clearhead.base.tracing import capturing
 from clearhead.problem.problem import Problem
 from clearhead.problem.visible import Visible
 
@@ -30,12 +31,6 @@ def ranges(problem: Problem, queries: int, keys: int) -> Tensor | None:
     if not capturing():
         visible.memo[name] = found
     return found
-
-
-def capturing() -> bool:
-    """Whether a CUDA graph is captured: memory that is made meanwhile is the graph's, and is kept nowhere else."""
-    started: bool = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
-    return started and torch.cuda.is_current_stream_capturing()
 
 
 def _ranges(visible: Visible, length: int, queries: int, keys: int) -> Tensor:

@@ -12,7 +12,8 @@ from clearhead.inspection.measures.previous import Previous
 from clearhead.inspection.measures.same_word import SameWord
 from clearhead.inspection.measures.sink import Sink
 from clearhead.inspection.measures.subject import Subject as Subject
-from clearhead.inspection.measures.value_mass import ValueMass
+from clearhead.inspection.measures.weighted_transformed_norm import WeightedTransformedNorm
+from clearhead.inspection.measures.weighted_value_norm import WeightedValueNorm
 
 # Where two measures mean the same, as for a sink that is the first token, the earlier one names the head.
 MEASURES: tuple[Measure, ...] = (
@@ -25,5 +26,6 @@ MEASURES: tuple[Measure, ...] = (
     NormalisedEntropy(),
     Sink(),
     Distance(),
-    ValueMass(),
+    WeightedValueNorm(),
+    WeightedTransformedNorm(),
 )

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import cached_property
+from types import MappingProxyType
 
 import torch
 from torch import Tensor
@@ -13,6 +15,7 @@ from clearhead.base.tracing import without_autocast
 from clearhead.engines.choose import choose
 from clearhead.engines.summarised import summarised
 from clearhead.engines.tiled.look import Look
+from clearhead.inspection.by_head import as_value, of_value
 from clearhead.inspection.measures._grouped import Grouped, Pairs
 from clearhead.inspection.reductions.base import Reduction, arange
 from clearhead.inspection.stream import stream
@@ -27,11 +30,12 @@ from clearhead.problem.visible import Visible
 class Attention:
     """The weights of a problem without sinks, (B, H, Lq, Lk), and the statistics of them that measures read.
 
-    `placed`: whether the places of queries among the keys are known. `norms`: the lengths of the values, (B, Hk, Lk),
-    where Hk divides H. Queries that see nothing have 0 everywhere. Each statistic is found when it is first read.
+    `placed`: whether the places of queries among the keys are known. `norms`: lengths of vectors, (B, H', Lk) each; H'
+    is H, or any number where H is 1. Queries that see nothing have 0 everywhere. Each statistic is found when it is
+    first read.
     """
 
-    def __init__(self, problem: Problem, placed: bool, norms: Tensor | None = None) -> None:
+    def __init__(self, problem: Problem, placed: bool, norms: Mapping[str, Tensor] = MappingProxyType({})) -> None:
         self.problem, self.placed, self.norms, self.sizes = problem, placed, norms, problem.sizes
 
     @cached_property
@@ -47,12 +51,12 @@ class Attention:
     def _found(self) -> Found:
         """The statistics that need whole rows, found in one pass."""
         problem, norms = self._read, self.norms
-        if norms is not None:
+        if norms:
             problem = self.problem  # the values of keys that no query sees may be anything
-            alone = self.sizes.heads > 1  # otherwise one head's weights stand for all heads
-            problem = with_value(problem, norms.unsqueeze(-1) if alone else norms.transpose(1, 2).unsqueeze(1))
+            each = torch.stack(list(norms.values()), -1)  # (B, H', Lk, n)
+            problem = with_value(problem, as_value(each, problem.key.shape[1]))
         distance = positions(problem).unsqueeze(1) if self.placed else None
-        summary = Summary(output=norms is not None, rows=True, entropy=True, distance=distance, received=True)
+        summary = Summary(output=bool(norms), rows=True, entropy=True, distance=distance, received=True)
         return _summarised(problem, summary)
 
     @property
@@ -70,11 +74,9 @@ class Attention:
         """The mean distance to the keys, in positions, (B, H, Lq)."""
         return _known(self._found.distance)
 
-    @property
-    def moved(self) -> Tensor:
+    def moved(self, name: str) -> Tensor:
         """Σ_j w_ij norms_j, (B, H, Lq); where one head's weights stand for all, of each head of the norms."""
-        output = _known(self._found.output)
-        return output[..., 0] if self.sizes.heads > 1 else output[:, 0].transpose(1, 2)
+        return of_value(_known(self._found.output), len(self.norms))[..., list(self.norms).index(name)]
 
     @cached_property
     def log_sum_exp(self) -> Tensor:

@@ -14,7 +14,7 @@ from clearhead.inspection.measures._grouped import grouped
 from clearhead.inspection.measures.allowed import one_key
 from clearhead.inspection.measures.subject import Subject as Subject
 
-Needs = tuple[Literal["placed", "tokens", "value"], ...]
+Needs = tuple[Literal["placed", "tokens", "value", "transformed"], ...]
 
 
 class Found(NamedTuple):
@@ -37,7 +37,8 @@ class Measure(ABC):
     `formula`: with w_ij the weights of the keys, which sum to 1: with sinks, they are divided by their sum. `range`:
     its least and largest value. `source`: the publication it comes from. `does`: the behaviour of a head with a high
     value, for shares of weight, which can be compared with one another; None for a measure that is no share. `needs`:
-    the parts of a call that it reads and a call may lack: the places of queries among the keys, tokens, values.
+    the parts of a call that it reads and a call may lack: the places of queries among the keys, tokens, the lengths of
+    values, those of transformed values.
     """
 
     name: ClassVar[str]
@@ -54,8 +55,8 @@ class Measure(ABC):
 
     def applies(self, subject: Subject) -> bool:
         """Whether the measure can be computed of the call: whether the call has all that it needs."""
-        has = {"placed": subject.placed, "tokens": subject.tokens is not None, "value": subject.value is not None}
-        return all(has[name] for name in self.needs)
+        has = {"placed": subject.placed, "tokens": subject.tokens is not None}
+        return all(name in subject.norms or has.get(name, False) for name in self.needs)
 
     @abstractmethod
     def of(self, subject: Subject) -> Found:

@@ -8,7 +8,6 @@ from clearhead.inspection.measures.base import Found, Measure, Subject, averaged
 
 
 class NormalisedEntropy(Measure):
-    name = "entropy"
     says = (
         "How spread the weights are: their entropy as a part of the largest possible, a mean over the queries that may "
         "see several keys."

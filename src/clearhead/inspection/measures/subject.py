@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import cached_property
+from types import MappingProxyType
 
 import torch
 from torch import Tensor
 
-from clearhead.base.arrays import accumulated
 from clearhead.inspection.measures.allowed import among, looked_at, uniform
 from clearhead.inspection.measures.attention import Attention, positions
 from clearhead.inspection.reductions.base import arange
@@ -23,9 +24,10 @@ class Subject:
     `problem`: the problem of the call. `own_text`: whether queries and keys are one text, so that positions compare.
     `words`: which positions are words and no padding. `skipped`: queries that are left out for another reason, bool
     (B or 1, H or 1, Lq). `tokens`: numbers of the tokens, int64 (B or 1, Lq) and (B or 1, Lk), equal for equal tokens;
-    None for the queries means the keys' tokens. `value`: (B, Hk, Lk, Ev). `like`: another call of the same mask, kind,
-    `words` and `skipped`, without bias and value, whose results for uniform attention are shared. `factor` (B, H, Lq):
-    the number by which the model multiplied each row of its weights.
+    None for the queries means the keys' tokens. `norms`: lengths of vectors, (B, H, Lk) each: "value" of the values,
+    "transformed" of what the head writes for them. `like`: another call of the same mask, kind, `words` and `skipped`,
+    without bias and norms, whose results for uniform attention are shared. `factor` (B, H, Lq): the number by which the
+    model multiplied each row of its weights.
 
     Queries that are padding, or may see no key, do not count. A word's row is kept whole: a key of padding that the
     model let the word see stays in the row, but is never a previous, next, first or most received key.
@@ -38,22 +40,20 @@ class Subject:
         words: Words = ALL_WORDS,
         skipped: Tensor | None = None,
         tokens: tuple[Tensor | None, Tensor] | None = None,
-        value: Tensor | None = None,
+        norms: Mapping[str, Tensor] = MappingProxyType({}),
         like: Subject | None = None,
         factor: Tensor | None = None,
     ) -> None:
         sizes = problem.sizes
         self.placed = own_text and (sizes.align is not None or sizes.queries == sizes.keys)
-        self.keys, self._tokens, self.value, self._factor = words.keys, tokens, value, factor
+        self.keys, self._tokens, self.norms, self._factor = words.keys, tokens, norms, factor
         if like is None:
             self.problem = among(problem, looked_at(words.queries, skipped))
         else:
             whole = sizes._replace(leading=None)
             self.problem = problem._replace(sizes=whole, value=None, visible=like.problem.visible)
-        norms = None if value is None else value.to(accumulated(value.dtype)).norm(dim=-1)
-        each = None if norms is None else norms.repeat_interleave(sizes.heads // norms.shape[1], 1)
         self.own = Attention(self.problem._replace(sinks=None), self.placed, norms)
-        self.uniform: Attention = Attention(uniform(self.problem), self.placed, each) if like is None else like.uniform
+        self.uniform: Attention = Attention(uniform(self.problem), self.placed, norms) if like is None else like.uniform
         self.shared: dict[str, tuple[Visible, Tensor]] = {} if like is None else like.shared
 
     @cached_property
@@ -110,11 +110,10 @@ class Subject:
         found = table.expand(batch, -1).gather(-1, places.clamp(0, table.shape[-1] - 1).expand(batch, -1))
         return found.masked_fill((places < 0) | (places >= table.shape[-1]), -1)
 
-    @property
-    def moved(self) -> Tensor:
-        """Σ_j w_ij ‖v_j‖ of each query, by the weights as the model has them, (B, H, Lq). With a sink, the model's
+    def moved(self, name: str) -> Tensor:
+        """Σ_j w_ij norms_j of each query, by the weights as the model has them, (B, H, Lq). With a sink, the model's
         weights are the weights of the keys times 1 / (1 + exp(sink − log-sum-exp of the keys))."""
-        sinks, moved = self.problem.sinks, self.own.moved
+        sinks, moved = self.problem.sinks, self.own.moved(name)
         if self._factor is not None:
             moved = moved * self._factor
         if sinks is None:

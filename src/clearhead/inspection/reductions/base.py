@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, ClassVar, Literal
 
 import numpy as np
@@ -36,11 +37,13 @@ class Reduction:
     `summary` names statistics that engines compute, and `found` makes the result of them, which is differentiable where
     they are. Or `begin` makes buffers, `look` adds one block of rows to them, and `end` gives the result, without
     gradients. Results are tensors that begin with (B, H). `along`: whether dimension 2 of a result counts queries or
-    keys; None for neither. `gives`: the statistic that is the result; or `found` makes another one of several.
+    keys; None for neither. `gives`: the statistic that is the result; or `found` makes another one of several. `unit`:
+    of the result, such as "nats", for the header of a table.
     """
 
     along: ClassVar[Literal["queries", "keys"] | None] = None
     gives: ClassVar[str] = ""
+    unit: ClassVar[str] = ""
 
     def check(self, problem: Problem) -> None:
         """Raise where this cannot be computed for the weights of this problem."""
@@ -118,3 +121,12 @@ def factors(queries: Queries, sizes: Sizes, who: str) -> Tensor | None:
 def arange(length: int, device: torch.device) -> Tensor:
     """Whole numbers from 0 on, on this device, whatever the caller's default device is."""
     return torch.arange(length, device=device)
+
+
+def columns_of(reductions: Sequence[Reduction]) -> list[str]:
+    """The headers of reductions in a table: the names of their classes, with units; equal ones have numbers behind."""
+    found: list[str] = []
+    for one in reductions:
+        name = type(one).__name__ + f" ({one.unit})" * bool(one.unit)
+        found.append(name if name not in found else f"{name} {len(found)}")
+    return found

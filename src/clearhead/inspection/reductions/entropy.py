@@ -25,6 +25,7 @@ class Entropy(Reduction):
 
     along = "queries"
     gives = "entropy"
+    unit = "nats"
 
     def of(self, problem: Problem) -> Problem:
         return over_keys(problem)

@@ -26,6 +26,7 @@ class MeanDistance(Reduction):
     """
 
     along = "queries"
+    unit = "positions"
     gives = "distance"
 
     def check(self, problem: Problem) -> None:

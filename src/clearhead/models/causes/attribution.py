@@ -17,7 +17,7 @@ from clearhead.models.attention_call import AttentionCall
 from clearhead.models.calls import Calls
 from clearhead.models.causes.frozen import Frozen, Written
 from clearhead.models.causes.metrics import Metric, logit_difference
-from clearhead.models.causes.written import Writers, found_writers
+from clearhead.models.causes.written import Writers, first_run
 from clearhead.models.checks import ran
 from clearhead.models.table import Table
 from clearhead.models.tap.layers import LayerName
@@ -115,11 +115,11 @@ def logit_attribution(
 
 def _attribution(model: nn.Module, inputs: Any, metric: Metric) -> LogitAttribution:
     """The parts of the logit that `metric` gives of the model's output."""
-    before = found_writers(model, inputs)
+    before = first_run(model, inputs)
     if not before.seen.calls:
         raise ClearheadError("logit_attribution: the model made no attention call that is recognised.")
     with torch.enable_grad(), watch(model, values=True) as seen:
-        frozen = Frozen(model, before, Writers(model, seen))
+        frozen = Frozen(model, before, Writers(seen))
         with frozen.hooked():
             logit = metric(ran(model, inputs))
         if not logit.requires_grad:

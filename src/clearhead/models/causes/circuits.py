@@ -12,12 +12,12 @@ from clearhead.base.errors import ClearheadError, UnsupportedError
 from clearhead.base.text import listed
 from clearhead.inspection.low_rank import LowRank
 from clearhead.models.attention_call import AttentionCall
-from clearhead.models.calls import labels
+from clearhead.models.calls import labels, one_call
 from clearhead.models.causes.projections import Projections, Sides
-from clearhead.models.causes.written import Writers, found_writers
+from clearhead.models.checks import run
+from clearhead.models.recording import Recording
 from clearhead.models.table import Table
-from clearhead.models.tap.choice import made_by
-from clearhead.models.tap.layers import Site
+from clearhead.models.watch import watch
 
 Composed = Literal["query", "key", "value"]
 
@@ -51,26 +51,28 @@ def circuits(model: nn.Module, inputs: Any) -> Circuits:
     """
     if not isinstance(model, nn.Module):
         raise ClearheadError(f"circuits takes a model, a torch.nn.Module; got a {type(model).__name__}.")
-    return Circuits(found_writers(model, inputs))
+    with watch(model, values=True) as seen:
+        run(model, inputs)
+    return Circuits(model, seen)
 
 
 class Circuits:
     """The projections and the circuits of every head of a model. `circuits` gives it.
 
-    Layers are chosen by their number in the model, or by a name such as "decoder 1, cross" where it has several stacks;
-    heads by their number. Negative numbers count from the last.
+    A layer is chosen as in `Recording.explain`: by its number in the model, negative ones from the last; by its name,
+    such as "decoder 1, cross", where the model has several stacks; or by the name of its module. Heads by their number.
     """
 
-    def __init__(self, writers: Writers) -> None:
+    def __init__(self, model: nn.Module, seen: Recording) -> None:
         self._sides: dict[str, Sides] = {}
         first: dict[Any, AttentionCall] = {}
-        modules = dict(writers.model.named_modules())
-        modules[type(writers.model).__name__] = writers.model
-        for number, call in enumerate(writers.seen.calls):
+        modules = dict(model.named_modules())
+        modules[type(model).__name__] = model
+        for call in seen.calls:
             if (call.layer, call.name) not in first:
                 first[call.layer, call.name] = call
                 label = str(labels([call])[0])
-                self._sides[label] = Sides(call, modules.get(call.name), writers.found.get(number))
+                self._sides[label] = Sides(call, modules.get(call.name))
         if not first:
             raise ClearheadError("circuits: the model made no attention call that is recognised.")
 
@@ -146,25 +148,9 @@ class Circuits:
                 )
         return Table(sorted(rows, key=lambda row: -row["composition"]))
 
-    def _of(self, layer: int | str) -> Sides:
-        numbered = isinstance(layer, int) and not isinstance(layer, bool)
-        found = []
-        for name, sides in self._sides.items():
-            own = sides.call.layer
-            if numbered:
-                total = 1 + max(one.call.layer.number for one in self._sides.values() if one.call.layer[1:] == own[1:])
-                fits = own.number == (layer + total if layer < 0 else layer)  # type: ignore[operator]
-            else:
-                fits = isinstance(layer, str) and layer in (name, str(own), sides.call.name)
-            found += [sides] * fits
-        if len(found) == 1:
-            return found[0]
-        sites = [Site(one.call.name, one.call.layer, None) for one in self._sides.values()]
-        what = "no layer" if not found else f"{len(found)} layers, {listed([one.call.name for one in found])}"
-        raise ClearheadError(
-            f"circuits: layer is {layer!r:.60}, which means {what}. Calls were made by {made_by(sites)}. Pass a "
-            "number, or the name of a layer or of a module."
-        )
+    def _of(self, layer: Any) -> Sides:
+        every = list(self._sides.values())
+        return every[one_call([one.call for one in every], layer, None, "circuits")]
 
 
 def _exact(weight: Tensor) -> Tensor:

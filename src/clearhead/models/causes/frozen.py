@@ -16,7 +16,7 @@ from clearhead.base.torch_private import parts_of, tree_map_only
 from clearhead.explanation.modules.origin.find import near
 from clearhead.explanation.modules.origin.ran import layer_of
 from clearhead.explanation.modules.projection import Linear, Norm
-from clearhead.models.causes.written import Writer, Writers
+from clearhead.models.causes.written import First, Writers
 
 # What these give of a run is a constant: the size that a norm divides by, and the gate that a result is multiplied by.
 SIZES = {torch.rsqrt, Tensor.rsqrt, torch.sqrt, Tensor.sqrt, torch.norm, Tensor.norm, torch.linalg.norm}
@@ -46,10 +46,10 @@ class Frozen:
       `torch.nn.functional`, or a size computed by hand.
     - A gate, a sigmoid or a softmax, has its value of this run.
 
-    `before`: the writers that a run on the same inputs has found. `now`: those of the run with these hooks.
+    `before`: a run on the same inputs. `now`: the calls of the run with these hooks.
     """
 
-    def __init__(self, model: nn.Module, before: Writers, now: Writers) -> None:
+    def __init__(self, model: nn.Module, before: First, now: Writers) -> None:
         self.model, self.before, self.writers = model, before, now
         names = {call.name for call in before.seen.calls}
         self.around = {"", *(name[:end] for name in names for end, letter in enumerate(name) if letter == ".")}
@@ -91,7 +91,7 @@ class Frozen:
         def before(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             number = None
             if isinstance(layer, Linear) and len(args) == 1 and isinstance(args[0], Tensor):
-                number = self.writers.note(Writer(name, module, layer), args[0])
+                number = self.writers.note(layer, args[0])
             cut = number is not None or not self._behind(name)
             self._running[id(module)] = cut, number
             return tree_map_only(Tensor, Tensor.detach, (args, kwargs)) if cut else None

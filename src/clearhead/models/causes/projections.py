@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from clearhead.base.errors import UnsupportedError
+from clearhead.base.errors import ClearheadError, UnsupportedError
 from clearhead.base.selected import numbers_of
+from clearhead.base.text import brief
 from clearhead.explanation.modules.origin.chain import Places
 from clearhead.explanation.modules.origin.find import find
 from clearhead.explanation.modules.origin.ran import layer_of
 from clearhead.explanation.modules.projection import Linear
 from clearhead.models.attention_call import AttentionCall
-from clearhead.models.causes.written import Writer
 from clearhead.nn.multi_head_attention import MultiHeadAttention
 
 
@@ -46,8 +46,8 @@ class Made(NamedTuple):
 class Sides:
     """The layers of one call of a module: those that make query, key and value, and the one that writes the heads."""
 
-    def __init__(self, call: AttentionCall, module: nn.Module | None, writer: Writer | None) -> None:
-        self.call, self.module, self.writer = call, module, writer
+    def __init__(self, call: AttentionCall, module: nn.Module | None) -> None:
+        self.call, self.module = call, module
         self.heads, self.key_heads = call.query.shape[1], call.key.shape[1]
         self._known: dict[str, Made | None] = {}
 
@@ -93,19 +93,6 @@ class Sides:
         between += [f"{side}: a rotation by positions"] if chain.turn is not None else []
         return Made(chain.layer, chain.rows, chain.factor, tuple(between))
 
-    def written(self) -> Linear:
-        """The layer that writes the heads. Raises an `UnsupportedError` where none is found."""
-        if self.writer is not None:
-            return self.writer.layer
-        if isinstance(self.module, nn.MultiheadAttention):
-            last = layer_of(self.module.out_proj)
-            if isinstance(last, Linear):
-                return last
-        raise UnsupportedError(
-            f"{self.call.name}: no linear layer was given the outputs of its heads side by side. The model computes "
-            "something between, such as a gate, or a function that holds the layer's weights ran it."
-        )
-
     def side(self, name: str, head: int) -> Linear:
         """The rows of a layer that make one side of a head, times the model's factor."""
         made = self.made(name)
@@ -116,7 +103,7 @@ class Sides:
 
     def output(self, head: int) -> Linear:
         """The columns of the last layer that read a head."""
-        layer = self.written()
+        layer = self.call.output_projection
         width = layer.weight.shape[1] // self.heads
         return Linear(layer.weight[:, head * width : (head + 1) * width], layer.bias)
 
@@ -125,10 +112,12 @@ class Sides:
         query, key, value = (self.side(name, head) for name in ("query", "key", "value"))
         return Projections(query, key, value, self.output(head), between)
 
-    def number(self, head: int) -> int:
+    def number(self, head: Any) -> int:
         """A head's number, checked; negative numbers count from the last."""
-        (found,) = numbers_of(head, self.heads, "circuits: head", f"{self.call.name} has {self.heads} heads")
-        return found
+        found = numbers_of(head, self.heads, "circuits: head", f"{self.call.name} has {self.heads} heads")
+        if len(found) > 1:
+            raise ClearheadError(f"circuits: head is {brief(head)}, which means {len(found)} heads; pass one of them.")
+        return found[0]
 
 
 def projection_of(module: nn.MultiheadAttention, side: str) -> tuple[Tensor, Tensor | None]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import NamedTuple
 
 import torch
@@ -69,6 +70,16 @@ class Chain:
     links: list[Link]
     run: int = 0
     first: int = 0
+    _appended: tuple[int, bool] = (0, False)
+
+    @property
+    def appended(self) -> bool:
+        """Whether there are several links, and each adds keys of the same rows behind all keys of the link before."""
+        if self._appended[0] != len(self.links):
+            whole = all(one.base == 0 and one.length == one.filled and one.parents is None for one in self.links)
+            behind = all(later.start == one.filled for one, later in pairwise(self.links))
+            self._appended = len(self.links), whole and behind and len(self.links) > 1 and not self.first
+        return self._appended[1]
 
 
 class Cached(NamedTuple):

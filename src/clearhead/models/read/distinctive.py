@@ -10,7 +10,7 @@ import torch
 
 from clearhead.base.errors import ClearheadError
 from clearhead.inspection.measures import MEASURES, Found, Measure, Subject
-from clearhead.models.attention_call import AttentionCall
+from clearhead.models.attention_call import AttentionCall, norms_of
 from clearhead.models.calls import labels
 from clearhead.models.read.tokens import Tokens
 from clearhead.problem.regions import of_sequence
@@ -24,12 +24,12 @@ def measured(call: AttentionCall, tokens: Tokens, sequence: int | None = None) -
     `sequence`: of this sequence alone.
     """
     words = call.padding or ALL_WORDS
-    problem, value, skipped = call.record.problem, call.value, call.uniform
+    problem, norms, skipped = call.record.problem, norms_of(call), call.uniform
     factor = call.factor
     if sequence is not None:
         problem, some = of_sequence(problem, sequence, words.queries), slice(sequence, sequence + 1)
         words = words.of(some)
-        value = None if value is None else value[some]
+        norms = {name: each[some] for name, each in norms.items()}
         factor = None if factor is None else factor[some]
         skipped = skipped if skipped is None or len(skipped) == 1 else skipped[some]
     subject = Subject(
@@ -38,7 +38,7 @@ def measured(call: AttentionCall, tokens: Tokens, sequence: int | None = None) -
         words=words,
         skipped=None if skipped is None else skipped[..., 0],  # the mask leaves these queries no key
         tokens=tokens.of(call, sequence),
-        value=value,
+        norms=norms,
         factor=factor,
     )
     return {measure: measure.of(subject) for measure in MEASURES if measure.applies(subject)}
@@ -47,7 +47,7 @@ def measured(call: AttentionCall, tokens: Tokens, sequence: int | None = None) -
 LEAST = 8  # a share is a mean over so many queries at least, or over half of those that count
 NAMED = 0.05  # a share of weight that is above uniform by less is not named
 NEAR = 0.98  # a head with this part of the largest entropy, or more, is near uniform
-ENTROPY = "entropy"
+ENTROPY = "normalised entropy"
 
 
 @dataclass(frozen=True)

@@ -12,9 +12,33 @@ from torch import Tensor
 
 from clearhead.base.arrays import to_tensor
 from clearhead.base.errors import ClearheadError, ShapeError
+from clearhead.base.managers import caller
 from clearhead.models.attention_call import AttentionCall
 
 Pair = tuple[Tensor | None, Tensor]
+
+
+def words_read(call: AttentionCall, count: int) -> int | None:
+    """How many of the `count` words of a generated text a step of the generation has read; None for another call.
+
+    A model does not read the last token that it generates: the text may have one more than the last step has read.
+    """
+    chain, link = call.cached_key.chain, call.cached_key.link
+    if call.kind == "cross" or not chain.appended or not 0 <= count - chain.links[-1].filled <= 1:
+        return None
+    return link.filled
+
+
+def told_unread(calls: Iterable[AttentionCall], words: Any, name: str) -> Any:
+    """The words without the last one, and a warning that says so, where it was generated and no call has read it."""
+    count = len(words) if hasattr(words, "__len__") else 0
+    if all(words_read(call, count) is None or call.cached_key.chain.links[-1].filled == count for call in calls):
+        return words
+    caller().warn(
+        f"{name} has {count} tokens, and the model has read {count - 1}: the last one was generated and never read. It "
+        "is left out."
+    )
+    return words[:-1]
 
 
 def place_of(word: Any, tokens: Sequence[str] | None, length: int, name: str) -> Any:
@@ -26,22 +50,31 @@ def place_of(word: Any, tokens: Sequence[str] | None, length: int, name: str) ->
         return word
     if tokens is None:
         raise ClearheadError(f"{name} is the word {word!r:.60}, and the words of the text are not known: pass tokens=.")
-    place = place_among(word, tokens)
-    before = max(len(tokens) - length, 0)
-    if place is None or place < before:
-        there = " ".join(map(str, tokens[before : before + 40]))
+    given = tokens[max(len(tokens) - length, 0) :]
+    place = place_among(word, given, name)
+    if place is None:
+        there = " ".join(map(str, given[:40]))
         raise ClearheadError(f"{name} is {word!r:.60}, which is no token of the text: {there}.")
-    return place - before
+    return place
 
 
-def place_among(word: str, tokens: Sequence[str]) -> int | None:
-    """The first place of a word among tokens, or None. Tokens are compared as they are, then without the marks of
-    pieces, then in small letters too."""
+def place_among(word: str, tokens: Sequence[str], name: str) -> int | None:
+    """The place of a word among tokens, or None; an error where there are several. `name`: of the argument.
+
+    Tokens are compared as they are, then without the marks of pieces, then in small letters too.
+    """
     plain = [token.removeprefix("##").strip("Ġ▁ ") for token in tokens]
     for known in (list(tokens), plain, [token.lower() for token in plain]):
         for wanted in (word, word.lower()):
-            if wanted in known:
-                return known.index(wanted)
+            places = [place for place, token in enumerate(known) if token == wanted]
+            if len(places) > 1:
+                some = ", ".join(map(str, places[:8])) + ", …" * (len(places) > 8)
+                raise ClearheadError(
+                    f"{name} is {word!r:.60}, which stands at the places {some} of the text: pass the place that is "
+                    "meant."
+                )
+            if places:
+                return places[0]
     return None
 
 
@@ -69,7 +102,10 @@ class Tokens:
         if call.kind == "cross":
             asked = _placed(self.own, batch, queries, queried)
             return None if asked is None or held is None else (asked.to(device), held.to(device))
-        own = _placed(self.own, batch, keys, words)
+        mine = self.own and [
+            row[: words_read(call, len(row))] for row in self.own
+        ]  # a step has read a part of the text
+        own = _placed(mine, batch, keys, words)
         held = held if own is None else own  # the text of an encoder is the source
         return None if held is None else (None, held.to(device))
 
@@ -80,7 +116,10 @@ class Tokens:
         return None if held is None else self.words.get(int(held[sequence % len(held), key]))
 
     def check(self, calls: Sequence[AttentionCall]) -> None:
-        """Raise where tokens were given and fit no call."""
+        """Raise where tokens were given and fit no call. Leave out a last token that no call has read."""
+        if self.own is not None and len({len(row) for row in self.own}) == 1:
+            shorter = told_unread(calls, self.own[0], "tokens")
+            self.own = [row[: len(shorter)] for row in self.own]
         if (self.own is None and self.source is None) or not calls or any(self.of(call) for call in calls):
             return
         sizes = sorted({(call.problem.sizes.batch, call.problem.sizes.keys) for call in calls})

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import html
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from clearhead.base.errors import ClearheadError, require
 from clearhead.base.numbers import check_count
+from clearhead.base.pages import Frame
 from clearhead.base.written import check_writable
 from clearhead.models.show.beside import Beside
 from clearhead.models.show.paged import Paged
@@ -63,11 +63,7 @@ class Framed:
         return HeadView(self.page, self.height)
 
     def _repr_html_(self) -> str:
-        text = html.escape("".join(self.page.parts()))
-        return (
-            f'<iframe title="{html.escape(self.title)}" sandbox="allow-scripts allow-downloads" '
-            f'style="width:100%;height:{self.height}px;border:0" srcdoc="{text}"></iframe>'
-        )
+        return Frame(self.title, "".join(self.page.parts()), self.height)._repr_html_()
 
 
 def framed(paged: Paged | Beside, calls: Sequence[int] | None, heads: Any, title: Any, height: int) -> Framed:

@@ -12,11 +12,11 @@ import numpy as np
 from clearhead.base.errors import ClearheadError, ShapeError
 from clearhead.explanation.modules.origin.find import Pair, frequencies
 from clearhead.inspection.measures import Found, Measure
-from clearhead.models.attention_call import AttentionCall
+from clearhead.models.attention_call import AttentionCall, norms_of
 from clearhead.models.call import word_list
 from clearhead.models.calls import labels
 from clearhead.models.read.distinctive import distinctive, measured
-from clearhead.models.read.tokens import Tokens
+from clearhead.models.read.tokens import Tokens, told_unread, words_read
 from clearhead.report import Layer, Page
 from clearhead.report.from_call import layer_from_call
 from clearhead.report.layer import LeftOut
@@ -44,7 +44,10 @@ class Paged:
         self.answer = answer
         self.calls, self.sequence, self.error = calls, whole(sequence), checked_error(error)
         sizes = _sizes(calls, self.sequence)
+        tokens = told_unread(calls, word_list(name, tokens), name)
         self.words, self.source = words(name, tokens, sizes), words("source_tokens", source_tokens, sizes)
+        steps = [(call.run, words_read(call, len(self.words))) for call in calls]
+        self.read = {run: read for run, read in steps if read is not None}
         self.tokens = Tokens(self.words or None, self.source or None)
         self.labels = labels(calls)
         self.roles = roles([(call.name, call.kind) for call in calls])
@@ -76,7 +79,7 @@ class Paged:
             label=str(self.labels[number]),
             role=self.roles[number],
             measures=each,
-            values=_lengths(call, sequence),
+            **_lengths(call, sequence),
             answer=self.answer,
             pairs=_turned(call, layer, sequence),
         )
@@ -90,6 +93,10 @@ class Paged:
         call = self.calls[number]
         queries, keys = call.weights.shape[-2:]
         own, other = self.words, self.source or self.words
+        cross = call.kind == "cross"
+        read = self.read.get(call.run) if cross else words_read(call, len(own))
+        if read is not None:  # a step of a generation has read a part of the text
+            return own[:read][-queries:], other if cross else own[:read]
         fits = len(own) in (keys, *words_of(call, self.sequence)[1:])
         if call.kind == "self" and (not fits or (self.roles[number] == "encoder" and self.source)):
             own = other
@@ -153,13 +160,12 @@ def roles(calls: Sequence[tuple[str, str]]) -> list[str]:
     return [role(name, kind) for name, kind in calls]
 
 
-def _lengths(call: AttentionCall, sequence: int) -> Any:
-    """The length of each value vector, (H, Lk), of keys that are no padding; None where values were not kept."""
-    if call.value is None:
-        return None
+def _lengths(call: AttentionCall, sequence: int) -> dict[str, Any]:
+    """The lengths of values and of transformed values, (H, Lk), without padding, as far as they are known."""
     words = None if call.padding is None else call.padding.keys
-    norms = call.value_norms[sequence].float().cpu()
-    return (norms if words is None else norms[:, words[sequence].cpu()]).numpy()
+    every = {f"{name}_norms": norms[sequence].float().cpu() for name, norms in norms_of(call).items()}
+    kept = slice(None) if words is None else words[sequence].cpu()
+    return {name: norms[:, kept].numpy() for name, norms in every.items()}
 
 
 def _turned(call: AttentionCall, layer: Layer, sequence: int) -> tuple[Pair, ...]:

@@ -15,6 +15,7 @@ from clearhead.inspection.plot import CELLS, IN_GRID, allowed, numbers, panels, 
 from clearhead.masks._draw import cell_of, shares
 from clearhead.models.attention_call import AttentionCall
 from clearhead.models.calls import Calls, Label, labels
+from clearhead.models.read.tokens import words_read
 from clearhead.models.show.paged import place_in, whole
 from clearhead.problem.regions import of_sequence
 from clearhead.problem.words import ALL_WORDS
@@ -89,6 +90,8 @@ def _labels(tokens: Any, call: AttentionCall, side: Shown, keys: Shown, name: st
         return None
     if isinstance(tokens, str | bytes) or not hasattr(tokens, "__len__"):
         raise ClearheadError(f"{name} is a {type(tokens).__name__}; pass a list of words, one for each position.")
+    if call.kind == "self":
+        tokens = tokens[: words_read(call, len(tokens))]
     count = len(tokens)
     if count in (side.length, len(side.places)):
         return side.labels(list(map(str, tokens)))

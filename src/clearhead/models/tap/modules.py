@@ -14,6 +14,7 @@ from clearhead.models.tap.padding import Told, given, parameters
 from clearhead.models.tap.patch import replaced
 
 Kind = Literal["self", "cross"]
+Projection = tuple[Tensor, Tensor | None]  # weight and bias
 
 # The names of the arguments from which the keys of cross attention come.
 SOURCES = ("key_value_states", "encoder_hidden_states", "cross_attention_states", "context", "memory")
@@ -30,8 +31,11 @@ class Notes(Protocol):
     ) -> None:
         """A module has run: add it to the notes of the module around it, in which it has this name."""
 
-    def projected(self, inputs: Sequence[Tensor], weights: Sequence[Tensor], biases: Sequence[Tensor | None]) -> Any:
-        """The origin of a query, key and value that a function of PyTorch's has projected from these inputs."""
+    def projected(
+        self, inputs: Sequence[Tensor], weights: Sequence[Tensor], biases: Sequence[Tensor | None], last: Projection
+    ) -> Any:
+        """The origin of a query, key and value that a function of PyTorch's has projected from these inputs. `last`:
+        weight and bias of its projection of the heads."""
 
 
 class Running(NamedTuple):

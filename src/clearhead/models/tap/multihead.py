@@ -19,7 +19,7 @@ from clearhead.base.torch_private import nested_sizes
 from clearhead.masks.causal import Causal
 from clearhead.masks.lengths import Lengths
 from clearhead.models.tap.masks import Recorded
-from clearhead.models.tap.modules import Kind
+from clearhead.models.tap.modules import Kind, Projection
 from clearhead.models.tap.place import Projected
 from clearhead.models.tap.receiver import Answer, DotCall, Receiver
 
@@ -93,7 +93,8 @@ def read(
     place = Projected(out_proj_weight, num_heads, batch_first=False)
     backend, dropout_p = "multi_head_attention_forward", dropout_p if training else 0.0
     inputs = [t.transpose(0, 1) for t in (query, key, value)]
-    origin = _origin(receiver, inputs, (to_query, to_key, to_value), biases)
+    last = out_proj_weight, out_proj_bias
+    origin = _origin(receiver, inputs, (to_query, to_key, to_value), biases, last)
     return receiver.dots(DotCall(q, k, v, masks, backend, place, kind=kind, dropout_p=dropout_p, origin=origin))
 
 
@@ -130,7 +131,7 @@ def read_native(
     wanted = list(zip((query, key, value), weights, biases, strict=True))[: 3 if receiver.values else 2]
     q, k, *v = (_heads(F.linear(x, weight, bias), num_head) for x, weight, bias in wanted)
     place = None if of_layer else Projected(proj_weight, num_head, batch_first=True)
-    origin = _origin(receiver, (query, key, value), weights, biases)
+    origin = _origin(receiver, (query, key, value), weights, biases, (proj_weight, proj_bias))
     return receiver.dots(DotCall(q, k, v[0] if v else None, masks, backend, place, name, kind, origin=origin))
 
 
@@ -178,11 +179,15 @@ def read_layer(
 
 
 def _origin(
-    receiver: Receiver, inputs: Sequence[Tensor], weights: Sequence[Tensor], biases: Sequence[Tensor | None]
+    receiver: Receiver,
+    inputs: Sequence[Tensor],
+    weights: Sequence[Tensor],
+    biases: Sequence[Tensor | None],
+    last: Projection,
 ) -> Any:
     """The origin of query, key and value: the three parts of the module's input projection, on these inputs."""
     notes = receiver.stack.notes
-    return None if notes is None else notes.projected(inputs, weights, biases)
+    return None if notes is None else notes.projected(inputs, weights, biases, last)
 
 
 def _heads(projected: Tensor, heads: int) -> Tensor:

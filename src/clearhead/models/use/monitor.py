@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 import threading
-import warnings
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -328,8 +327,7 @@ class Monitor:
             raise ClearheadError(_nothing_seen(step))
         if step.unread and self._asked.layers is None and not self._told:
             self._told = True
-            said = step.told_of_unread("monitored", "monitor(model, layers=…)")
-            warnings.warn_explicit(said, UserWarning, *self._line)
+            self._line.warn(step.told_of_unread("monitored", "monitor(model, layers=…)"))
         if not step.reduced:  # none of the chosen layers: training may leave some out
             with self._lock:
                 self._sites |= step.sites

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import warnings
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from copy import deepcopy
 from dataclasses import replace
 from types import NoneType
@@ -19,11 +20,12 @@ from clearhead.base.errors import ClearheadError, ShapeError, UnsupportedError
 from clearhead.base.numbers import check_count
 from clearhead.base.text import listed
 from clearhead.base.torch_state import any_autocast
-from clearhead.base.tracing import in_backward, unobserved
+from clearhead.base.tracing import in_backward, unobserved, without_autocast
 from clearhead.base.versions import Versions
 from clearhead.biases.base import Bias
 from clearhead.explanation.modules.origin.find import SIDES
-from clearhead.explanation.modules.origin.ran import Layers, Origin, noted, ran
+from clearhead.explanation.modules.origin.ran import Layers, Origin, Ran, noted, ran, writer
+from clearhead.explanation.modules.origin.written import writes
 from clearhead.explanation.modules.projection import Linear
 from clearhead.inspection.reductions.base import Reduction
 from clearhead.inspection.reductions.output import Output
@@ -36,7 +38,7 @@ from clearhead.models.chain.caches import Caches, CallFacts
 from clearhead.models.tap.choice import Heads, Item, check_layers, checked_heads, checked_layers, chooses
 from clearhead.models.tap.keywords import NAME
 from clearhead.models.tap.layers import Site
-from clearhead.models.tap.modules import Notes, Running
+from clearhead.models.tap.modules import Notes, Projection, Running
 from clearhead.models.tap.padding import as_said, checked, fits, of_call
 from clearhead.models.tap.patch import wrappers
 from clearhead.models.tap.place import BY_HEAD, Place, Separate
@@ -140,7 +142,8 @@ class Recorder(Receiver):
         self._runs: dict[int, int] = {}  # the number of each run, by the entry of the stack
         self._caches = Caches(asked.every)
         self._scores: dict[tuple[float | None, float | None], Dot] = {}
-        self.stack.notes = Origins() if asked.values else None
+        self._origins = Origins()
+        self.stack.notes = self._origins if asked.values else None
 
     @property
     def values(self) -> bool:  # type: ignore[override]
@@ -289,10 +292,13 @@ class Recorder(Receiver):
         if joins:
             whole = keys.tensor() if keys.whole else no_key(keys)
             record = record._replace(problem=with_key(record.problem, whole))
+        origin = origin or origin_of(innermost)
         call = AttentionCall(
-            name, kind, query, keys, score, mask, backend, record, uniform, padding, self.run, values, outcome,
-            origin or origin_of(innermost), factor, site.layer,
+            name, kind, query, keys, score, mask, backend, record, uniform, padding, self.run, values, outcome, origin,
+            factor, site.layer,
         )  # fmt: skip
+        if outcome is not None and origin is not None:
+            self._origins.made(outcome, origin)
         self.sizes.add((sizes.batch, sizes.keys))
         if self.asked.each is not None:
             with unobserved(), self.inside():
@@ -398,8 +404,20 @@ def _numbers_in(given: Any) -> int:
     return sum(tensor.numel() for tensor in tensors_in(given))
 
 
+WAITING = 4  # the most calls of which the layer that writes their heads is still looked for
+
+
 class Origins(Notes):
-    """Notes the layers that each module has run, with their inputs, so that `explain` can begin at them."""
+    """Notes the layers that each module has run, with their inputs, so that `explain` can begin at them, and the layer
+    that was given the heads of each call."""
+
+    def __init__(self) -> None:
+        self._unwritten = deque[tuple[Outcome, Origin]](maxlen=WAITING)
+
+    def made(self, outcome: Outcome, origin: Origin) -> None:
+        """A call was made, whose output a layer may read that runs later."""
+        if not origin.writers:
+            self._unwritten.append((outcome, origin))
 
     def begun(self, kwargs: dict[str, Any]) -> Layers:
         layers = Layers()
@@ -409,15 +427,34 @@ class Origins(Notes):
     def ended(
         self, around: Any, inside: Any, module: nn.Module, args: tuple[Any, ...], kwargs: Any, result: Any, name: str
     ) -> None:
-        noted(around, module, args, kwargs, result, name)
+        one = noted(around, module, args, kwargs, result, name)
+        if one is not None and self._unwritten:
+            with unobserved(), without_autocast(one.x.device):
+                self._written(one, result)
         around.add(name, inside)
 
-    def projected(self, inputs: Sequence[Tensor], weights: Sequence[Tensor], biases: Sequence[Tensor | None]) -> Origin:
+    def _written(self, one: Ran, result: Tensor) -> None:
+        for waiting in reversed(tuple(self._unwritten)):
+            outcome, origin = waiting
+            if outcome.output is not None and writes(one, result, outcome.output):
+                assert isinstance(one.layer, Linear)
+                origin.writers.append(writer(one.name, one.layer))
+                with suppress(ValueError):  # another thread was faster
+                    self._unwritten.remove(waiting)
+                return
+
+    def projected(
+        self, inputs: Sequence[Tensor], weights: Sequence[Tensor], biases: Sequence[Tensor | None], last: Projection
+    ) -> Origin:
         layers = [
-            ran(f"in_proj, of {side},", Linear(weight.detach(), None if bias is None else bias.detach()), x)
+            ran(f"in_proj, of {side},", _linear(weight, bias), x)
             for side, x, weight, bias in zip(SIDES, inputs, weights, biases, strict=True)
         ]
-        return Origin(layers, len(layers))
+        return Origin(layers, len(layers), [writer("out_proj", _linear(*last))])
+
+
+def _linear(weight: Tensor, bias: Tensor | None) -> Linear:
+    return Linear(weight.detach(), None if bias is None else bias.detach())
 
 
 def origin_of(running: Running) -> Origin | None:
@@ -426,7 +463,7 @@ def origin_of(running: Running) -> Origin | None:
     if layers is None:
         return None
     layers.attended = True
-    return Origin(layers, len(layers), layers.turns)
+    return Origin(layers, len(layers), [], layers.turns)
 
 
 Given = TypeVar("Given")

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from clearhead.base.errors import ClearheadError
-from clearhead.inspection.reductions.base import Reduction
+from clearhead.inspection.reductions.base import Reduction, columns_of
 from clearhead.inspection.reductions.log_sum_exp import LogSumExp
 from clearhead.inspection.reductions.topk import TopK
 from clearhead.inspection.source import FromRecord
@@ -86,10 +86,9 @@ class ReducedCall(Call):
     def table(self) -> Table:
         """A row for each head: the columns of every call, the head, and each of `means` that is one number."""
         columns: dict[str, list[Any]] = {"head": list(self.heads)}
-        for reduction, mean in zip(self.reductions, self.means, strict=True):
-            name = type(reduction).__name__
+        for name, mean in zip(columns_of(self.reductions), self.means, strict=True):
             if mean.numel() == len(mean):
-                columns[name if name not in columns else f"{name} {len(columns) - 1}"] = mean.flatten().tolist()
+                columns[name] = mean.flatten().tolist()
         return Table.of(self.row, columns)
 
     def __repr__(self) -> str:

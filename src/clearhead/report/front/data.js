@@ -283,12 +283,14 @@ async function readHead(run, head) {
   const weight = await run.joined(parts.weight);
   const scores = await run.joined(parts.scores);
   const relative = await run.joined(parts.relative);
-  const values = await run.joined(parts.values);
+  const valueNorms = await run.joined(parts.valueNorms);
+  const transformedNorms = await run.joined(parts.transformedNorms);
   const dense = parts.dense ? { ...parts.dense, values: await run.array(parts.dense.values) } : null;
   const tiles = await tilesOf(run, parts.tiles, keys);
   const holes = await tilesOf(run, parts.holes, keys);
   const none = new Float32Array(0); // of a score that was given as a matrix
-  const read = Object.assign(head, { query: query ?? none, key: key ?? none, weight, scores, relative, values, dense, tiles, holes });
+  const norms = { valueNorms, transformedNorms };
+  const read = Object.assign(head, norms, { query: query ?? none, key: key ?? none, weight, scores, relative, dense, tiles, holes });
   const { logsumexp, entropy, received } = read;
   if (logsumexp && entropy && received) return Object.assign(read, { logsumexp, entropy, received });
   return Object.assign(read, rowsOf(read));

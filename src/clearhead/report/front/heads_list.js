@@ -91,7 +91,7 @@ export class HeadScatter {
   /** The other measure: the second that there is, until one is chosen. */
   get against() {
     const { page: { view, run }, measure } = this.pane;
-    const other = run.measures.find(({ name }) => name === "entropy" && name !== measure)
+    const other = run.measures.find(({ name }) => name === "normalised entropy" && name !== measure)
       ?? run.measures.find(({ name }) => name !== measure);
     return view.against ?? other?.name ?? measure;
   }

@@ -8,14 +8,16 @@ import { lastOf } from "../../base/front/numbers.js";
 /** @type {Record<string, string>} */
 const measureTitles = {
   previous: "previous token", next: "next token", itself: "the token itself", first: "first token",
-  "same word": "same word elsewhere", entropy: "normalised entropy", sink: "sink (one key)", distance: "mean distance",
-  "value mass": "value mass Σ w‖v‖", divergence: "divergence from the other",
+  "same word": "same word elsewhere", sink: "sink (one key)", distance: "mean distance",
+  "weighted value norm": "weighted value norm Σ w‖v‖", "weighted transformed norm": "weighted transformed norm Σ w‖v·W_O‖",
+  divergence: "divergence from the other",
 };
 
 /** @param {string} name */
 export const titleOf = (name) => measureTitles[name] ?? name;
 
-export const RATIOS = new Set(["distance", "value mass"]); // measures that are multiples of uniform's value, and no shares
+// measures that are multiples of uniform's value, and no shares
+export const RATIOS = new Set(["distance", "weighted value norm", "weighted transformed norm"]);
 export const NATS = "divergence";
 export const ALONE = new Set([NATS]); // measures without a value of uniform attention, for which 0 is the ground
 const WORTH_A_NAME = 0.05; // the least weight beyond uniform for a name
@@ -124,7 +126,7 @@ export function limitWords(name, limit) {
  * @param {Entry[]} entries
  */
 export function rankedBy(name, entries) {
-  const way = name === "entropy" ? 1 : -1;
+  const way = name === "normalised entropy" ? 1 : -1;
   /** @param {Entry} entry */
   const place = ({ figure }) => (figure === null ? Infinity : way * figure.departs);
   return entries.slice().sort((a, b) => (place(a) === place(b) ? 0 : place(a) - place(b)));

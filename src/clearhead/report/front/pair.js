@@ -11,7 +11,7 @@ import { nameOf, percent, plural, signed, times } from "./words.js";
 
 /**
  * @import { Page } from "./mount.js"
- * @import { Head, Look, Pair, Shown, Sketch } from "./types.d.ts"
+ * @import { Head, Look, Numbers, Pair, Shown, Sketch } from "./types.d.ts"
  */
 
 const LISTED = 8;
@@ -34,18 +34,29 @@ function placeOf(look, other) {
 }
 
 /**
- * The words about a pair's value: the length of the weighted value, and its share of the query's sum (Kobayashi et al. 2020).
+ * The words about what a pair moves: the length of the weighted value, and of what the layer that writes the heads makes
+ * of it (Kobayashi et al. 2020), as far as they are known; each with its share of the query's sum.
  *
  * @param {Head} head
  * @param {number} i
  * @param {number} j
  */
 function movesOf(head, i, j) {
-  const moved = Float64Array.from(head.values ?? [], (length, key) => weightOf(head, i, key) * length);
-  const all = moved.reduce((sum, one) => sum + one, 0);
-  const rank = 1 + moved.reduce((above, one) => above + (one > moved[j] ? 1 : 0), 0);
-  return `moves the output by ‖weight · value‖ = ${moved[j].toPrecision(3)}, ` +
-    `${percent(all > 0 ? moved[j] / all : 0)} of all such lengths of this query, rank ${rank}`;
+  /**
+   * @param {string} words
+   * @param {Numbers | null} lengths
+   */
+  const one = (words, lengths) => {
+    if (lengths === null) return [];
+    const moved = Float64Array.from(lengths, (length, key) => weightOf(head, i, key) * length);
+    const all = moved.reduce((sum, one) => sum + one, 0);
+    const rank = 1 + moved.reduce((above, one) => above + (one > moved[j] ? 1 : 0), 0);
+    return [`${words} = ${moved[j].toPrecision(3)}, ${percent(all > 0 ? moved[j] / all : 0)} of all such lengths of this query, rank ${rank}`];
+  };
+  return [
+    ...one("moves the head's output by ‖weight · value‖", head.valueNorms),
+    ...one("moves the layer's result by ‖weight · value · W_O‖", head.transformedNorms),
+  ].join("\n");
 }
 
 /**
@@ -124,7 +135,7 @@ export class PairPane {
     const title = this.page.find("pair-title");
     const place = this.page.find("pair-place");
     const moves = this.page.find("pair-moves");
-    moves.hidden = pair === null || look.head.values === null;
+    moves.hidden = pair === null || look.head.valueNorms === null;
     if (pair === null) {
       title.textContent = `“${nameOf(names[out ? 0 : 1], look.token)}”`;
       place.textContent = out

@@ -31,7 +31,7 @@ export interface Parts {
   start: Places; stop: Places; counts: Places; expected?: Places | null;
   logsumexp?: Places | null; entropy?: Places | null; received?: Places | null; distance?: Places | null;
   query?: Places | null; key?: Places | null; weight?: Places | null; scores?: Places | null;
-  relative?: Places | null; values?: Places | null;
+  relative?: Places | null; valueNorms?: Places | null; transformedNorms?: Places | null;
   dense?: { rows: number; columns: number; values: number } | null;
   tiles?: TilesAt | null; holes?: TilesAt | null;
   pyramid?: Grid & { max: Places; mean: Places } | null;
@@ -76,7 +76,7 @@ export interface Afar {
 /** A head as `weights.js` reads it. */
 export interface Head extends Afar, Operands {
   logsumexp: Numbers; entropy: Numbers; received: Numbers;
-  values: Numbers | null;
+  valueNorms: Numbers | null; transformedNorms: Numbers | null;
   rows?: Int32Array | null; columns?: Int32Array | null; // the places of another text's tokens in its own: `difference.js`
   strongest?: Map<number, [number, number][]>; why?: { row: number; steps: Map<string, WhyStep> }; // computed once
 }

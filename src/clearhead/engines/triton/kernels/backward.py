@@ -12,7 +12,7 @@ import triton.language as tl
 from clearhead.engines.triton.kernels import score
 from clearhead.engines.triton.kernels.dropout import kept
 from clearhead.engines.triton.kernels.numbers import LOG2E, product
-from clearhead.engines.triton.kernels.tile import along, finish, matrix, tiles, touches
+from clearhead.engines.triton.kernels.tile import along, block_of, matrix, tiles, touches, values
 
 
 @triton.jit
@@ -43,7 +43,7 @@ def add_sent(upstream, logs, sent, b, h, i, j, queries, keys):
 @triton.jit
 def slopes(given, rows, sent, s, upstream, b, h, i, j):
     """P, the same after dropout, and Ṡ before the softcap; `upstream`: Ȯ · V."""
-    inside = i < given.queries
+    inside = i < given.query.length
     if sent is None:
         maximum = along(rows.maximum, b, h, i, inside, 0.0)
         log_sum = along(rows.log_sum, b, h, i, inside, float("inf"))
@@ -55,7 +55,7 @@ def slopes(given, rows, sent, s, upstream, b, h, i, j):
     logs = (s - maximum) - log_sum
     p = tl.where(s == float("-inf"), 0.0, tl.exp2(logs * LOG2E))
     if sent is not None:
-        upstream = add_sent(upstream, logs, sent, b, h, i, j, given.queries, given.keys)
+        upstream = add_sent(upstream, logs, sent, b, h, i, j, given.query.length, given.key.length)
     dropped = p
     if given.dropout is not None:
         keep = kept(given, b, h, i, j)
@@ -74,9 +74,15 @@ def before_softcap(given, slope, capped):
     """The gradient of the scores before the softcap: its derivative is 1 − (t / c)²."""
     if given.softcap is not None:
         part = capped / given.softcap
-        return slope * (1.0 - part * part)
+        return tl.where(slope == 0.0, 0.0, slope * (1.0 - part * part))  # a score that is hidden may be ∞ − ∞
     else:
         return slope
+
+
+@triton.jit
+def sent_to(given, grad, b, h, i, columns):
+    """The gradient of the output of queries i at these columns; the two broadcast to the result."""
+    return matrix(grad, b, h, i, columns, (i < given.query.length) & (columns < given.columns))
 
 
 @triton.jit
@@ -85,32 +91,23 @@ def to_query_kernel(given, rows, grad, sent, to, to_weight):
     QUERIES: tl.constexpr = given.shape.QUERIES
     KEYS: tl.constexpr = given.shape.KEYS
     query, key = given.query, given.key
-    blocks = tl.cdiv(given.queries, QUERIES)
-    program = tl.program_id(0)
-    block, head = program % blocks, program // blocks
-    b, h = head // given.heads, head % given.heads
+    block, places, b, h, _head = block_of(tl.program_id(0), given.query.length, given.query.heads, QUERIES)
     key_head = h // given.groups
-    places = block * QUERIES + tl.arange(0, QUERIES)
     i = places[:, None]
     own = score.rows(given, query, b, h, places)
     columns = tl.arange(0, given.shape.VALUES)
     if grad is not None:
-        inside = (i < given.queries) & (columns[None, :] < given.columns)
-        sent_back = matrix(grad, b, h, i, columns[None, :], inside)  # (Q, E)
+        sent_back = sent_to(given, grad, b, h, i, columns[None, :])  # (Q, E)
     acc = score.nothing(given, QUERIES)
     for part in tl.static_range(given.shape.RANGES):
         first, last = tiles(given, b, h, block, part)
         for key_block in range(first, last):
             js = key_block * KEYS + tl.arange(0, KEYS)
             j = js[None, :]
-            which = score.form(given, query, key, b, h, key_head, block, key_block)
-            raw = score.scores(given, own, query, key, b, h, key_head, places, js, which, QUERIES, KEYS)
-            s, capped = finish(raw, given, b, h, key_head, i, j)
+            s, capped, which = score.tile(given, own, b, h, key_head, block, key_block, places, js, False)
             upstream = tl.zeros((QUERIES, KEYS), tl.float32)
-            if grad is not None:
-                there = (j < given.keys) & (columns[:, None] < given.columns)
-                values = matrix(given.value, b, key_head, j, columns[:, None], there)  # (E, K)
-                upstream = product(sent_back, values, upstream, given.shape)
+            if grad is not None:  # (Q, E) @ (E, K)
+                upstream = product(sent_back, values(given, b, key_head, j, columns[:, None]), upstream, given.shape)
             _, slope = slopes(given, rows, sent, s, upstream, b, h, i, j)
             slope = before_softcap(given, slope, capped)
             acc = score.add(given, acc, query, key, b, h, key_head, places, js, which, slope, to, to_weight)
@@ -123,33 +120,25 @@ def to_key_kernel(given, rows, grad, sent, to, to_value):
     QUERIES: tl.constexpr = given.shape.QUERIES
     KEYS: tl.constexpr = given.shape.KEYS
     query, key = given.query, given.key
-    blocks = tl.cdiv(given.keys, KEYS)
-    program = tl.program_id(0)
-    block, head = program % blocks, program // blocks
-    b, key_head = head // key.heads, head % key.heads
-    js = block * KEYS + tl.arange(0, KEYS)
+    block, js, b, key_head, head = block_of(tl.program_id(0), given.key.length, key.heads, KEYS)
     j = js[:, None]
     own = score.rows(given, key, b, key_head, js)
     columns = tl.arange(0, given.shape.VALUES)
     if grad is not None:
-        inside = (j < given.keys) & (columns[None, :] < given.columns)
-        values = matrix(given.value, b, key_head, j, columns[None, :], inside)  # (K, E)
+        own_values = values(given, b, key_head, j, columns[None, :])  # (K, E)
     acc = score.nothing(given, KEYS)
     acc_values = tl.zeros((KEYS, given.shape.VALUES), tl.float32)
     for member in range(0, given.groups):
         h = key_head * given.groups + member
-        for query_block in range(0, tl.cdiv(given.queries, QUERIES)):
+        for query_block in tl.range(0, tl.cdiv(given.query.length, QUERIES), disable_licm=True):
             if touches(given, b, h, query_block, block):
                 places = query_block * QUERIES + tl.arange(0, QUERIES)
                 i = places[None, :]
-                which = score.form(given, key, query, b, key_head, h, block, query_block)
-                raw = score.scores(given, own, key, query, b, key_head, h, js, places, which, KEYS, QUERIES)
-                s, capped = finish(raw, given, b, h, key_head, i, j)
+                s, capped, which = score.tile(given, own, b, h, key_head, query_block, block, places, js, True)
                 upstream = tl.zeros((KEYS, QUERIES), tl.float32)
-                if grad is not None:
-                    there = (i < given.queries) & (columns[:, None] < given.columns)
-                    sent_back = matrix(grad, b, h, i, columns[:, None], there).to(values.dtype)  # (E, Q)
-                    upstream = product(values, sent_back, upstream, given.shape)
+                if grad is not None:  # (K, E) @ (E, Q)
+                    sent_back = sent_to(given, grad, b, h, i, columns[:, None]).to(own_values.dtype)
+                    upstream = product(own_values, sent_back, upstream, given.shape)
                 dropped, slope = slopes(given, rows, sent, s, upstream, b, h, i, j)
                 if grad is not None:
                     acc_values = product(dropped, tl.trans(sent_back), acc_values, given.shape)
@@ -157,8 +146,8 @@ def to_key_kernel(given, rows, grad, sent, to, to_value):
                 acc = score.add(given, acc, key, query, b, key_head, h, js, places, which, slope, to, None)
     score.store(given, acc, key, b, key_head, js, to)
     if grad is not None:
-        at = (head.to(tl.int64) * given.keys + j) * given.columns + columns[None, :]
-        tl.store(to_value + at, acc_values, mask=(j < given.keys) & (columns[None, :] < given.columns))
+        at = (head.to(tl.int64) * given.key.length + j) * given.columns + columns[None, :]
+        tl.store(to_value + at, acc_values, mask=(j < given.key.length) & (columns[None, :] < given.columns))
 
 
 @triton.jit
@@ -166,28 +155,23 @@ def slopes_kernel(given, rows, grad, sent, first_block, blocks, to):
     """Ṡ, the gradient of what a bias adds, of some blocks of queries and all keys, (B, H, blocks · QUERIES, Lk)."""
     QUERIES: tl.constexpr = given.shape.QUERIES
     KEYS: tl.constexpr = given.shape.KEYS
-    query, key = given.query, given.key
-    across = tl.cdiv(given.keys, KEYS)
+    across = tl.cdiv(given.key.length, KEYS)
     program = tl.program_id(0)
     key_block, row, head = program % across, (program // across) % blocks, program // (across * blocks)
-    b, h = head // given.heads, head % given.heads
+    b, h = head // given.query.heads, head % given.query.heads
     key_head = h // given.groups
     block = first_block + row
     places, js = block * QUERIES + tl.arange(0, QUERIES), key_block * KEYS + tl.arange(0, KEYS)
     i, j = places[:, None], js[None, :]
     slope = tl.zeros((QUERIES, KEYS), tl.float32)
     if touches(given, b, h, block, key_block):
-        own = score.rows(given, query, b, h, places)
-        which = score.form(given, query, key, b, h, key_head, block, key_block)
-        raw = score.scores(given, own, query, key, b, h, key_head, places, js, which, QUERIES, KEYS)
-        s, _ = finish(raw, given, b, h, key_head, i, j)
+        own = score.rows(given, given.query, b, h, places)
+        s, _, _ = score.tile(given, own, b, h, key_head, block, key_block, places, js, False)
         upstream = tl.zeros((QUERIES, KEYS), tl.float32)
         if grad is not None:
             columns = tl.arange(0, given.shape.VALUES)
-            own_grad = matrix(grad, b, h, i, columns[None, :], (i < given.queries) & (columns[None, :] < given.columns))
-            inside = (j < given.keys) & (columns[:, None] < given.columns)
-            values = matrix(given.value, b, key_head, j, columns[:, None], inside)
-            upstream = product(own_grad, values, upstream, given.shape)
+            sent_back = sent_to(given, grad, b, h, i, columns[None, :])
+            upstream = product(sent_back, values(given, b, key_head, j, columns[:, None]), upstream, given.shape)
         _, slope = slopes(given, rows, sent, s, upstream, b, h, i, j)
-    at = ((head.to(tl.int64) * blocks + row) * QUERIES + tl.arange(0, QUERIES)[:, None]) * given.keys + j
-    tl.store(to + at, slope, mask=j < given.keys)
+    at = ((head.to(tl.int64) * blocks + row) * QUERIES + tl.arange(0, QUERIES)[:, None]) * given.key.length + j
+    tl.store(to + at, slope, mask=j < given.key.length)

@@ -23,7 +23,7 @@ def join_kernel(given, parts, found, SPLITS: tl.constexpr, SHARES: tl.constexpr)
     top = tl.max(tl.where(some, maximum, float("-inf")), 0)
     blind = tl.max(some.to(tl.int32), 0) == 0
     if given.sinks is not None:
-        head = (row // given.queries) % given.heads
+        head = (row // given.query.length) % given.query.heads
         sink = tl.load(given.sinks + head * given.sinks_apart).to(tl.float32)
         top = tl.where(sink > top, sink, top)
     top = tl.where(blind, 0.0, top)

@@ -11,7 +11,7 @@ import triton.language as tl
 from clearhead.engines.triton.kernels import score, summarise
 from clearhead.engines.triton.kernels.dropout import kept
 from clearhead.engines.triton.kernels.numbers import LOG2E, product
-from clearhead.engines.triton.kernels.tile import finish, matrix, tiles
+from clearhead.engines.triton.kernels.tile import block_of, tiles, values
 
 
 @triton.jit
@@ -40,15 +40,11 @@ def forward_kernel(given, found, SPLITS: tl.constexpr):
     """
     QUERIES: tl.constexpr = given.shape.QUERIES
     KEYS: tl.constexpr = given.shape.KEYS
-    query, key = given.query, given.key
-    blocks = tl.cdiv(given.queries, QUERIES)
-    program, split = tl.program_id(0), tl.program_id(1)
-    block, head = program % blocks, program // blocks
-    b, h = head // given.heads, head % given.heads
+    split = tl.program_id(1)
+    block, places, b, h, head = block_of(tl.program_id(0), given.query.length, given.query.heads, QUERIES)
     key_head = h // given.groups
-    places = block * QUERIES + tl.arange(0, QUERIES)
     i = places[:, None]
-    own = score.rows(given, query, b, h, places)
+    own = score.rows(given, given.query, b, h, places)
     m = tl.full((QUERIES,), float("-inf"), tl.float32)
     total = tl.zeros((QUERIES,), tl.float32)
     if given.value is not None:
@@ -62,7 +58,7 @@ def forward_kernel(given, found, SPLITS: tl.constexpr):
         best_key = tl.full((QUERIES,), -1, tl.int32)
     if found.indices is not None:
         top, top_keys = summarise.none_yet(QUERIES, given.shape.TOP)
-    share = tl.cdiv(tl.cdiv(given.keys, KEYS), SPLITS)
+    share = tl.cdiv(tl.cdiv(given.key.length, KEYS), SPLITS)
     for part in tl.static_range(given.shape.RANGES):
         first, last = tiles(given, b, h, block, part)
         if SPLITS > 1:
@@ -70,9 +66,7 @@ def forward_kernel(given, found, SPLITS: tl.constexpr):
         for key_block in range(first, last):
             js = key_block * KEYS + tl.arange(0, KEYS)
             j = js[None, :]
-            which = score.form(given, query, key, b, h, key_head, block, key_block)
-            raw = score.scores(given, own, query, key, b, h, key_head, places, js, which, QUERIES, KEYS)
-            s, _ = finish(raw, given, b, h, key_head, i, j)
+            s, _, _ = score.tile(given, own, b, h, key_head, block, key_block, places, js, False)
             peak = tl.max(s, 1)
             new = tl.maximum(m, peak)
             safe = tl.where(new == float("-inf"), 0.0, new)
@@ -82,7 +76,7 @@ def forward_kernel(given, found, SPLITS: tl.constexpr):
             if found.entropy is not None:
                 spread = summarise.more_spread(spread, total, m, safe, shrink, above, p)
             if found.distance is not None:
-                far = far * shrink + tl.sum(p * summarise.apart(found.position, b, h, i, j, given.queries), 1)
+                far = far * shrink + tl.sum(p * summarise.apart(found.position, b, h, i, j, given.query.length), 1)
             if found.best_key is not None:
                 best_key = tl.where(
                     peak > m, summarise.first_of(s, peak, tl.arange(0, KEYS), KEYS) + key_block * KEYS, best_key
@@ -94,11 +88,12 @@ def forward_kernel(given, found, SPLITS: tl.constexpr):
             if given.value is not None:
                 if given.dropout is not None:
                     p = tl.where(kept(given, b, h, i, j), p * given.dropout.factor, 0.0)
-                inside = (js[:, None] < given.keys) & (columns[None, :] < given.columns)
-                values = matrix(given.value, b, key_head, js[:, None], columns[None, :], inside)
-                acc = product(p, values, acc * shrink[:, None], given.shape)
-    inside = places < given.queries
-    at = (split * tl.num_programs(0) // blocks + head).to(tl.int64) * given.queries + places
+                acc = product(
+                    p, values(given, b, key_head, js[:, None], columns[None, :]), acc * shrink[:, None], given.shape
+                )
+    inside = places < given.query.length
+    heads = tl.num_programs(0) // tl.cdiv(given.query.length, QUERIES)
+    at = (split * heads + head).to(tl.int64) * given.query.length + places
     odd = total != total
     if SPLITS > 1:
         maximum, whole, factor = tl.where(total == 0.0, 0.0, m), total, tl.where(total == 0.0, 1.0, 1.0)

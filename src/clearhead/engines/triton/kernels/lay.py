@@ -1,10 +1,30 @@
-"""A side laid by dimension, for the φ that are no matrix product."""
+"""A side laid by dimension, and the weights of its dimensions, for the φ that are no matrix product."""
 
 import triton
 import triton.language as tl
 
 from clearhead.engines.triton.kernels.numbers import BITS
-from clearhead.engines.triton.kernels.tile import matrix
+from clearhead.engines.triton.kernels.tile import block_of, matrix, sound
+
+
+@triton.jit
+def weigh_kernel(to, sums, weight, width, wide, WIDTH: tl.constexpr):
+    """The weights in float32, ones where there are none, zeros beyond the width; and Σ w and Σ |w|, summed in float64.
+
+    One program, in steps of WIDTH. `sums` may be None.
+    """
+    total, size = tl.zeros((WIDTH,), tl.float64), tl.zeros((WIDTH,), tl.float64)
+    for first in range(0, wide, WIDTH):
+        dims = first + tl.arange(0, WIDTH)
+        w = tl.where(dims < width, 1.0, 0.0)
+        if weight is not None:
+            w = tl.load(weight + dims, mask=dims < width, other=0.0).to(tl.float32)
+        tl.store(to + dims, w, mask=dims < wide)
+        total += w.to(tl.float64)
+        size += tl.abs(w).to(tl.float64)
+    if sums is not None:
+        tl.store(sums, tl.sum(total, 0).to(tl.float32))
+        tl.store(sums + 1, tl.sum(size, 0).to(tl.float32))
 
 
 @triton.jit
@@ -14,13 +34,12 @@ def lay_kernel(x, width, wide, RAISE: tl.constexpr, WIDTH: tl.constexpr, BLOCK: 
     A program writes one block of rows. What is beyond the length and the width is 0, or e⁰.
     """
     program = tl.program_id(0)
-    block, head = program % x.blocks, program // x.blocks
-    b, h = head // x.heads, head % x.heads
-    rows = block * BLOCK + tl.arange(0, BLOCK)
+    _, rows, b, h, head = block_of(program, x.length, x.heads, BLOCK)
+    real = sound(x, b, h, rows)
     reach = tl.zeros((BLOCK,), tl.float32)
     for first in range(0, wide, WIDTH):
         dims = first + tl.arange(0, WIDTH)
-        inside = (rows[:, None] < x.length) & (dims[None, :] < width)
+        inside = real[:, None] & (dims[None, :] < width)
         values = matrix(x.view, b, h, rows[:, None], dims[None, :], inside).to(tl.float32)
         if RAISE:
             size = tl.where(values == values, tl.abs(values), float("inf"))  # NaN is beyond any reach

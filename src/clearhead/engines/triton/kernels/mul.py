@@ -8,14 +8,14 @@ import triton
 import triton.language as tl
 
 from clearhead.engines.triton.kernels.numbers import product
-from clearhead.engines.triton.kernels.tile import matrix
+from clearhead.engines.triton.kernels.tile import matrix, sound
 
 
 @triton.jit
 def rows(given, x, b, h, places):
     """The rows of one side at these places, (X, D): read once, before the other side's blocks."""
     dims = tl.arange(0, given.shape.WIDTH)
-    inside = (places[:, None] < x.length) & (dims[None, :] < given.width)
+    inside = sound(x, b, h, places[:, None]) & (dims[None, :] < given.width)
     return matrix(x.view, b, h, places[:, None], dims[None, :], inside)
 
 
@@ -23,7 +23,7 @@ def rows(given, x, b, h, places):
 def scores(given, own, y, b, h_y, ys, X: tl.constexpr, Y: tl.constexpr):
     """Σ_d x_d y_d, (X, Y) = (X, D) @ (D, Y)."""
     dims = tl.arange(0, given.shape.WIDTH)
-    inside = (ys[None, :] < y.length) & (dims[:, None] < given.width)
+    inside = sound(y, b, h_y, ys[None, :]) & (dims[:, None] < given.width)
     other = matrix(y.view, b, h_y, ys[None, :], dims[:, None], inside)
     return product(own, other, tl.zeros((X, Y), tl.float32), given.shape)
 

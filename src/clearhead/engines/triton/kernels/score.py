@@ -4,6 +4,7 @@ import triton
 import triton.language as tl
 
 from clearhead.engines.triton.kernels import mul, sq_diff, tanh_add
+from clearhead.engines.triton.kernels.tile import finish
 
 MUL, TANH_ADD, SQ_DIFF = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)
 
@@ -43,6 +44,24 @@ def scores(given, own, x, y, b, x_h, y_h, xs, ys, which, X: tl.constexpr, Y: tl.
             return tanh_add.scores(given, x, y, b, x_h, y_h, x_at, y_at, xs, ys, which, X, Y)
         else:
             return sq_diff.scores(given, x, y, x_at, y_at, xs, ys, X, Y)
+
+
+@triton.jit
+def tile(given, own, b, h, key_head, block, key_block, i, j, BY_KEY: tl.constexpr):
+    """The finished scores of queries i and keys j, the places of two blocks; what they are before bias and mask; and
+    the form of their sums. (QUERIES, KEYS), or with BY_KEY (KEYS, QUERIES); `own`: the `rows` of the first."""
+    query, key = given.query, given.key
+    QUERIES: tl.constexpr = given.shape.QUERIES
+    KEYS: tl.constexpr = given.shape.KEYS
+    if BY_KEY:
+        which = form(given, key, query, b, key_head, h, key_block, block)
+        raw = scores(given, own, key, query, b, key_head, h, j, i, which, KEYS, QUERIES)
+        s, capped = finish(raw, given, b, h, key_head, i[None, :], j[:, None])
+    else:
+        which = form(given, query, key, b, h, key_head, block, key_block)
+        raw = scores(given, own, query, key, b, h, key_head, i, j, which, QUERIES, KEYS)
+        s, capped = finish(raw, given, b, h, key_head, i[:, None], j[None, :])
+    return s, capped, which
 
 
 @triton.jit

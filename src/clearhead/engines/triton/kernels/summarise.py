@@ -9,7 +9,7 @@ import triton.language as tl
 
 from clearhead.engines.triton.kernels import score
 from clearhead.engines.triton.kernels.numbers import LOG2E
-from clearhead.engines.triton.kernels.tile import along, finish, touches
+from clearhead.engines.triton.kernels.tile import along, block_of, touches
 
 
 @triton.jit
@@ -87,27 +87,20 @@ def received_kernel(given, rows, factors, received):
     """Σ_i factor_i w_ij of a block of keys, (B, H, Lk)."""
     QUERIES: tl.constexpr = given.shape.QUERIES
     KEYS: tl.constexpr = given.shape.KEYS
-    query, key = given.query, given.key
-    blocks = tl.cdiv(given.keys, KEYS)
-    program = tl.program_id(0)
-    block, head = program % blocks, program // blocks
-    b, h = head // given.heads, head % given.heads
+    block, js, b, h, head = block_of(tl.program_id(0), given.key.length, given.query.heads, KEYS)
     key_head = h // given.groups
-    js = block * KEYS + tl.arange(0, KEYS)
-    own = score.rows(given, key, b, key_head, js)
+    own = score.rows(given, given.key, b, key_head, js)
     total = tl.zeros((KEYS,), tl.float32)
-    for query_block in range(0, tl.cdiv(given.queries, QUERIES)):
+    for query_block in range(0, tl.cdiv(given.query.length, QUERIES)):
         if touches(given, b, h, query_block, block):
             places = query_block * QUERIES + tl.arange(0, QUERIES)
-            i, j = places[None, :], js[:, None]
-            which = score.form(given, key, query, b, key_head, h, block, query_block)
-            raw = score.scores(given, own, key, query, b, key_head, h, js, places, which, KEYS, QUERIES)
-            s, _ = finish(raw, given, b, h, key_head, i, j)
-            w = weights(s, rows, b, h, i, given.queries)
+            i = places[None, :]
+            s, _, _ = score.tile(given, own, b, h, key_head, query_block, block, places, js, True)
+            w = weights(s, rows, b, h, i, given.query.length)
             if factors is not None:
-                w = w * along(factors, b, h, i, i < given.queries, 0.0)
+                w = w * along(factors, b, h, i, i < given.query.length, 0.0)
             total += tl.sum(w, 1)
-    tl.store(received + head.to(tl.int64) * given.keys + js, total, mask=js < given.keys)
+    tl.store(received + head.to(tl.int64) * given.key.length + js, total, mask=js < given.key.length)
 
 
 @triton.jit
@@ -115,34 +108,31 @@ def cells_kernel(given, rows, factors, mean, peak, tall, wide, down, across):
     """Σ factor_i w_ij, and the largest w_ij, of a cell of `tall` queries and `wide` keys; the map is (down, across)."""
     QUERIES: tl.constexpr = given.shape.QUERIES
     KEYS: tl.constexpr = given.shape.KEYS
-    query, key = given.query, given.key
     program = tl.program_id(0)
     column, row, head = program % across, (program // across) % down, program // (across * down)
-    b, h = head // given.heads, head % given.heads
+    b, h = head // given.query.heads, head % given.query.heads
     key_head = h // given.groups
     top, left = row * tall, column * wide
-    bottom, right = tl.minimum(top + tall, given.queries), tl.minimum(left + wide, given.keys)
+    bottom, right = tl.minimum(top + tall, given.query.length), tl.minimum(left + wide, given.key.length)
     total = tl.zeros((QUERIES,), tl.float32)
     most = tl.zeros((QUERIES,), tl.float32)
     for query_block in range(top // QUERIES, tl.cdiv(bottom, QUERIES)):
         places = query_block * QUERIES + tl.arange(0, QUERIES)
         i = places[:, None]
-        own = score.rows(given, query, b, h, places)
+        own = score.rows(given, given.query, b, h, places)
         for key_block in range(left // KEYS, tl.cdiv(right, KEYS)):
             if touches(given, b, h, query_block, key_block):
                 js = key_block * KEYS + tl.arange(0, KEYS)
                 j = js[None, :]
-                which = score.form(given, query, key, b, h, key_head, query_block, key_block)
-                raw = score.scores(given, own, query, key, b, h, key_head, places, js, which, QUERIES, KEYS)
-                s, _ = finish(raw, given, b, h, key_head, i, j)
-                w = weights(s, rows, b, h, i, given.queries)
+                s, _, _ = score.tile(given, own, b, h, key_head, query_block, key_block, places, js, False)
+                w = weights(s, rows, b, h, i, given.query.length)
                 w = tl.where((i >= top) & (i < bottom) & (j >= left) & (j < right), w, 0.0)
                 if peak is not None:
                     largest = tl.max(tl.where(w == w, w, float("inf")), 1)  # a maximum leaves NaN out
                     most = tl.maximum(most, largest)
                 if mean is not None:
                     if factors is not None:
-                        w = w * along(factors, b, h, i, i < given.queries, 0.0)
+                        w = w * along(factors, b, h, i, i < given.query.length, 0.0)
                     total += tl.sum(w, 1)
     if mean is not None:
         tl.store(mean + program, tl.sum(total, 0))

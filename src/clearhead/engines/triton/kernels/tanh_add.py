@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 
 from clearhead.engines.triton.kernels.numbers import BITS, LIMIT, LIMIT_LOG2, NEAR, reciprocal, tanh, tanh_near, zeros
-from clearhead.engines.triton.kernels.tile import along
+from clearhead.engines.triton.kernels.tile import along, sound
 
 REACH = tl.constexpr(43.0)  # e^(2 · 43) < 2^126
 HEAVY = tl.constexpr(32.0)  # scale · Σ |w| above this is large: a rounding of it is 4e-6
@@ -31,8 +31,8 @@ def form(given, x, y, x_head, y_head, x_block, y_block):
 
 
 @triton.jit
-def _column(x, b, h, places, d):
-    return along(x.view, b, h, places, places < x.length, 0.0, d).to(tl.float32)
+def _column(x, b, h, places, inside, d):
+    return along(x.view, b, h, places, inside, 0.0, d).to(tl.float32)
 
 
 @triton.jit
@@ -54,8 +54,9 @@ def _quick(given, x, y, x_at, y_at, xs, ys, X: tl.constexpr, Y: tl.constexpr):
 @triton.jit
 def _direct(given, x, y, b, x_h, y_h, xs, ys, near, X: tl.constexpr, Y: tl.constexpr):
     acc = zeros(X, Y, given.shape.BACKEND)
+    x_inside, y_inside = sound(x, b, x_h, xs), sound(y, b, y_h, ys)
     for d in range(0, given.width):
-        both = _column(x, b, x_h, xs, d)[:, None] + _column(y, b, y_h, ys, d)[None, :]
+        both = _column(x, b, x_h, xs, x_inside, d)[:, None] + _column(y, b, y_h, ys, y_inside, d)[None, :]
         if near:
             acc += tl.load(given.weight + d) * tanh_near(both)
         else:
@@ -90,8 +91,9 @@ def add(given, x, y, b, x_h, y_h, x_at, y_at, xs, ys, which, slopes, to, to_weig
                 at = to_weight + d * x.padded + xs
                 tl.store(at, tl.load(at) + tl.sum(slopes * (1.0 - 2.0 * r), 1))
     else:
+        x_inside, y_inside = sound(x, b, x_h, xs), sound(y, b, y_h, ys)
         for d in range(0, given.width):
-            both = _column(x, b, x_h, xs, d)[:, None] + _column(y, b, y_h, ys, d)[None, :]
+            both = _column(x, b, x_h, xs, x_inside, d)[:, None] + _column(y, b, y_h, ys, y_inside, d)[None, :]
             bits = both * BITS
             power = tl.exp2(tl.where(bits > LIMIT_LOG2, LIMIT_LOG2, bits))
             r = reciprocal(power + 1.0, given.shape.BACKEND)

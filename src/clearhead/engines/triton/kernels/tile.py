@@ -30,11 +30,47 @@ def matrix(view, b, h, rows, columns, inside):
 
 
 @triton.jit
+def block_of(program, length, heads, SIZE: tl.constexpr):
+    """A program's block of one side, the places in it, its sequence, its head, and its head among all sequences'."""
+    blocks = tl.cdiv(length, SIZE)
+    block, head = program % blocks, program // blocks
+    return block, block * SIZE + tl.arange(0, SIZE), head // heads, head % heads, head
+
+
+@triton.jit
+def sound(side, b, h, places):
+    """Which of these places have a row whose numbers are all finite. Other rows are read as zeros.
+
+    Where nothing is odd, which is asked first, no number is read.
+    """
+    inside = places < side.length
+    if side.poison is not None:
+        inside = inside & (poison(side, b, h, places) == 0.0)
+    return inside
+
+
+@triton.jit
+def poison(side, b, h, places):
+    """NaN for the rows that are not finite, 0 for others."""
+    inside = places < side.length
+    if side.odd is not None:
+        inside = inside & (tl.load(side.odd).to(tl.int32, bitcast=True) > 0)
+    return along(side.poison, b, h, places, inside, 0.0)
+
+
+@triton.jit
+def values(given, b, key_head, j, columns):
+    """The values of keys j at these columns; the two broadcast to the result."""
+    inside = sound(given.key, b, key_head, j) & (columns < given.columns)
+    return matrix(given.value, b, key_head, j, columns, inside)
+
+
+@triton.jit
 def seen(given, b, h, i, j):
     """Which pairs are allowed."""
-    keep = (i < given.queries) & (j < given.keys)
+    keep = (i < given.query.length) & (j < given.key.length)
     if given.spans is not None:
-        real = i < given.queries
+        real = i < given.query.length
         start = along(given.spans.start, b, h, i, real, 0).to(tl.int32)
         stop = along(given.spans.stop, b, h, i, real, 0).to(tl.int32)
         keep = keep & (j >= start) & (j < stop)
@@ -50,7 +86,7 @@ def seen(given, b, h, i, j):
 def tiles(given, b, h, block, part):
     """The first key block that a block of queries sees in the part-th of its ranges, and the one after the last."""
     if given.ranges is None:
-        return 0, tl.cdiv(given.keys, given.shape.KEYS)
+        return 0, tl.cdiv(given.key.length, given.shape.KEYS)
     else:
         at = of(given.ranges.of_queries, b, h) + (block * given.shape.RANGES + part) * 2
         return tl.load(at), tl.load(at + 1)
@@ -73,12 +109,12 @@ def finish(raw, given, b, h, key_head, i, j):
     if given.softcap is not None:
         capped = given.softcap * tanh(capped / given.softcap, given.shape.BACKEND)
     s = capped
-    inside = (i < given.queries) & (j < given.keys)
+    inside = (i < given.query.length) & (j < given.key.length)
     if given.dense is not None:
         s += matrix(given.dense, b, h, i, j, inside).to(tl.float32)
     if given.relative is not None:
-        s += along(given.relative, b, h, j - i + (given.queries - 1), inside, 0.0).to(tl.float32)
-    if given.poison is not None:  # NaN where an operand is not finite
-        s += along(given.poison.query, b, h, i, i < given.queries, 0.0)
-        s += along(given.poison.key, b, key_head, j, j < given.keys, 0.0)
+        s += along(given.relative, b, h, j - i + (given.query.length - 1), inside, 0.0).to(tl.float32)
+    s += poison(given.query, b, h, i)  # NaN where an operand is not finite
+    if given.key.poison is not None:
+        s += poison(given.key, b, key_head, j)
     return tl.where(seen(given, b, h, i, j), s, float("-inf")), capped

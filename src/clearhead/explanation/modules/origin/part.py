@@ -8,12 +8,12 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from clearhead.base.arrays import accumulated
 from clearhead.base.steps import Step, number
 from clearhead.explanation.explanation import Part
-from clearhead.explanation.modules.origin.chain import AXES, Chain, Places, doubt, taken
+from clearhead.explanation.modules.origin.chain import AXES, Chain, Places, taken
 from clearhead.explanation.modules.origin.find import batched, find, input_step, near
 from clearhead.explanation.modules.origin.ran import Origin, Ran
+from clearhead.explanation.modules.origin.written import given_heads, gives
 from clearhead.explanation.modules.projection import Linear, joined_steps
 from clearhead.explanation.shown import Shown
 
@@ -79,13 +79,17 @@ def last_projection(origin: Origin, output: Step, heads: Tensor, shown: Shown) -
     after = [one for one in origin.ran[origin.before :] if not one.inner]  # a module around it may do more
     ran = next((one for one in after if _of_heads(one, heads, shown)), None)
     if ran is None or not isinstance(ran.layer, Linear):
-        said = "No layer of its own that this module ran after attention was given the heads side by side."
-        return Part(title, (), f"{said} It may be in another module.")
+        said = (
+            "No last projection was found. After attention this module ran no linear layer whose input was the outputs "
+            "of all heads side by side. The layer may be in another module."
+        )
+        return Part(title, (), said)
     if not _gives(ran, shown, heads):
         said = (
-            f"The layer {ran.name} was given the heads side by side. Its result is not that of its weights and bias: "
+            f"The input of the layer {ran.name} was the outputs of all heads side by side. Its result is not that of "
+            "its weights and its bias: the layer computes something else, or these were changed or freed since."
         )
-        return Part(title, (), f"{said}it computes something else, or they were changed or freed since.")
+        return Part(title, (), said)
     steps, said = joined_steps(ran.layer, output, heads, shown), f"The module's layer {ran.name}."
     if ran.layer.weight.numel() > LISTED:
         steps = [step for step in steps if step.name not in ("W_output", "b_output")]
@@ -96,12 +100,10 @@ def last_projection(origin: Origin, output: Step, heads: Tensor, shown: Shown) -
 
 def _of_heads(ran: Ran, heads: Tensor, shown: Shown) -> bool:
     """Whether a linear layer was given the outputs of the heads, side by side."""
-    x, joined = batched(ran.x, heads), heads.shape[1] * heads.shape[3]
-    if not isinstance(ran.layer, Linear) or x is None or not x.shape[-1] == ran.layer.weight.shape[-1] == joined:
+    x, batches, queries = batched(ran.x, heads), list(shown.batches), list(shown.queries)
+    if not isinstance(ran.layer, Linear) or x is None:
         return False
-    batches, queries = list(shown.batches), list(shown.queries)
-    theirs, mine = taken(taken(x, 0, batches), 1, queries), taken(taken(heads, 0, batches), 2, queries)
-    return near(theirs.double(), mine.double().transpose(1, 2).flatten(2), heads.dtype)
+    return given_heads(ran.layer, taken(taken(x, 0, batches), 1, queries), taken(taken(heads, 0, batches), 2, queries))
 
 
 def _gives(ran: Ran, shown: Shown, heads: Tensor) -> bool:
@@ -110,10 +112,7 @@ def _gives(ran: Ran, shown: Shown, heads: Tensor) -> bool:
     if not ran.stands or not isinstance(ran.layer, Linear) or found is None or wanted is None:
         return False
     x, result = (taken(taken(t, 0, list(shown.batches)), 1, list(shown.queries)) for t in (found, wanted))
-    x = x.to(accumulated(heads.dtype))
-    layer = ran.layer.to(x)
-    made = torch.nn.functional.linear(x, layer.weight, layer.bias)
-    return made.shape == result.shape and near(made, result.to(made), heads.dtype, doubt(layer, x, 1).squeeze(2))
+    return gives(ran.layer, x, result, heads.dtype)
 
 
 def _count(sources: list[Step], steps: list[Step]) -> int:

@@ -53,15 +53,28 @@ class Layers(list[Ran]):
         self.extend(one._replace(name=f"{name}.{one.name}", inner=True) for one in inside if not one.inner)
 
 
+class Writer(NamedTuple):
+    """A linear layer (out, H · Ev) that was given the outputs of a call's heads side by side, and its name.
+
+    `versions`: of its weights, which tell whether they have been written to since.
+    """
+
+    name: str
+    layer: Linear
+    versions: Versions
+
+
 class Origin(NamedTuple):
-    """The layers and the rotation that a call's tensors may have come from.
+    """The layers and the rotation that a call's tensors may have come from, and the layer that its output went to.
 
     `ran`: the layers that the module ran, the first `before` of them before the call; the list grows while the module
-    runs. `turns`: the cosines and the sines that the module was given, (B, L, R) each.
+    runs. `writers`: the layer that was given the outputs of the heads, once it has run; it may be in another module.
+    `turns`: the cosines and the sines that the module was given, (B, L, R) each.
     """
 
     ran: list[Ran]
     before: int
+    writers: list[Writer]
     turns: tuple[Tensor, Tensor] | None = None
 
 
@@ -72,16 +85,23 @@ def ran(name: str, layer: Linear | Norm, x: Tensor, result: Tensor | None = None
     return Ran(name, layer, x, Versions((name, t) for t in given if t is not None), kept)
 
 
+def writer(name: str, layer: Linear) -> Writer:
+    """A layer that writes the outputs of heads, with its weights of now."""
+    return Writer(name, layer, Versions((name, t) for t in layer if t is not None))
+
+
 def noted(
     layers: Layers, module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], result: Any, name: str
-) -> None:
-    """Keep a module that has run, if it is a layer of a known kind."""
+) -> Ran | None:
+    """Keep a module that has run, if it is a layer of a known kind, and give what was kept."""
     if "rotary" in type(module).__name__.lower():
         layers.turn(result)
     given = [t for t in (*args, *kwargs.values()) if isinstance(t, Tensor)]
     layer = layer_of(module) if len(given) == 1 and isinstance(result, Tensor) else None
-    if layer is not None:
-        layers.append(ran(name, layer, given[0], result if layers.attended else None))
+    if layer is None:
+        return None
+    layers.append(ran(name, layer, given[0], result if layers.attended else None))
+    return layers[-1]
 
 
 def layer_of(module: nn.Module) -> Linear | Norm | None:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from clearhead.base.errors import ClearheadError
 from clearhead.inspection.measures import MEASURES, Found, Measure, Subject
-from clearhead.inspection.reductions.base import Reduction
+from clearhead.inspection.reductions.base import Reduction, columns_of
 from clearhead.models.attention_call import AttentionCall
 from clearhead.models.tap.padding import same_words
 from clearhead.models.use.means import Means
@@ -38,11 +38,7 @@ class Kept(NamedTuple):
         if self.classes is not None:
             named += [f"to {name}" for name in CLASSES]
         beside = [column for name in named for column in (name, f"{name} uniform")]
-        own: list[str] = []
-        for reduction in self.reductions:
-            name = type(reduction).__name__
-            own.append(name if name not in own else f"{name} {len(own)}")
-        return ["queries", *beside, *own]
+        return ["queries", *beside, *columns_of(self.reductions)]
 
 
 class Summed(NamedTuple):

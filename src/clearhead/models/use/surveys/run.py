@@ -29,7 +29,7 @@ from clearhead.models.use.surveys.batches import WINDOW, Batch, batches
 from clearhead.models.use.surveys.looks import NAMED, Kept, WordClasses, read
 from clearhead.models.use.surveys.state import Done, State, done
 
-USUAL = ("entropy", "first", "sink", "previous", "distance")
+USUAL = ("normalised entropy", "first", "sink", "previous", "distance")
 CLASSED = "word classes"
 
 
@@ -39,7 +39,7 @@ def kept_of(keep: Any, tokenizer: Any) -> Kept:
     given = list(keep) if isinstance(keep, list | tuple) else [keep]
     names = [one for one in given if isinstance(one, str)]
     reductions = [one for one in given if not isinstance(one, str)]
-    known = [name for name in NAMED if name != "value mass"]
+    known = [name for name, one in NAMED.items() if not {"value", "transformed"} & {*one.needs}]
     wrong = [name for name in names if name not in (*known, CLASSED)]
     if not given or wrong or not all(isinstance(one, Reduction) for one in reductions):
         raise ClearheadError(
