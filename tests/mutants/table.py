@@ -827,6 +827,20 @@ CAUSES = [
         "models/test_sweep.py",
     ),
     Mutant(
+        "models/causes/estimated.py",
+        "(new.to(exact) - old().to(exact))",
+        "new.to(exact)",
+        "causes: an estimate is of the new output, not of its change",
+        "models/test_attribution_patching.py",
+    ),
+    Mutant(
+        "models/causes/estimated.py",
+        "-abs(effects[n])",
+        "-effects[n]",
+        "causes: a large estimate below 0 is not computed exactly",
+        "models/test_attribution_patching.py",
+    ),
+    Mutant(
         "models/use/edits/from_run.py",
         "* heads // spot.all_heads for n in",
         "% heads for n in",
