@@ -41,7 +41,7 @@ function movesOf(head, i, j) {
   return [
     ...one("‖weight · value‖", "this key adds to the head's output", head.valueNorms),
     ...one("‖weight · value · W_O‖", "it adds to the layer's result", head.transformedNorms),
-  ].join("; ");
+  ].join("\n");
 }
 
 /**
