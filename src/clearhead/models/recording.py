@@ -343,9 +343,9 @@ class Recording(Calls[AttentionCall]):
         half the bytes of float32, which 0 writes.
         `beside`: another recording, of a text or of a checkpoint, whose layers are on the page too, as L0′, L1′, …;
         `beside_tokens`: its words, None where both read the same words. The page compares the heads of both: the
-        divergence of a head is that of `compare` over the tokens that are no padding, with `match_tokens` of the words
-        where the two texts differ in length; it is not known where masks differ. Both have the same `sequence` and the
-        same source text.
+        divergence of a head is that of `compare` over the tokens that are no padding, with `match_tokens` of the words,
+        `replaced=True`, where the two texts differ in length; it is not known where masks differ. Both have the same
+        `sequence` and the same source text.
         Raises a `ClearheadError` for words that fit no call, and for a layer or heads that are not there. `.write`
         raises a `ClearheadError` for a path that cannot be written, before it computes, and an `UnsupportedError` where
         no call is left. Layers are made one at a time when the page is written or shown, and an old file is replaced
