@@ -345,7 +345,7 @@ def test_a_query_that_sees_nothing_moves_nothing(make_case: Make, open_report: M
     rank = 1 + int((weights > weights[3]).sum())
     assert opened.page.inner_text("#pair-moves") == (
         f"‖weight · value‖ = {weights[3]:.3g}, the length of what this key adds to the head's output: {share}{rank} by "
-        f"length; ‖weight · value · W_O‖ = {2 * weights[3]:.3g}, the length of what it adds to the layer's result: "
+        f"length\n‖weight · value · W_O‖ = {2 * weights[3]:.3g}, the length of what it adds to the layer's result: "
         f"{share}{rank} by length"
     )
     opened.page.locator(".token").nth(2).click()

@@ -146,7 +146,8 @@ class Recording(Calls[AttentionCall]):
         `clearhead.models.match_tokens` finds them; None: all.
         Formula: JS(p, q) = ½ Σ_j (p_j log p_j/m_j + q_j log q_j/m_j), m = (p + q) / 2, of each query, in nats; of a
         head the mean over the queries that see a key and are no padding in both recordings. The weight that a row lacks
-        to 1, of a sink or of keys that are not matched, counts as one more key: nothing is renormalised.
+        to 1, of a sink, of keys that are not matched, or that an edit took away, counts as one more key: nothing is
+        renormalised. Masks may differ where an edit changed a call; then a query counts that sees a key in either.
         Gives `Differences`, which has `table()`. Raises a `ClearheadError` where calls, heads, shapes or masks do not
         fit. Cost: a pass over both calls' pairs, a block at a time; O(Lq + Lk) memory a head.
         Source: Lin 1991, "Divergence Measures Based on the Shannon Entropy".

@@ -101,8 +101,8 @@ def logit_attribution(
     Formula: the logit is u · N(x), with the unembedding's row u, the last norm N and the residual stream x = Σ parts.
     N is taken at its own size in this run, √(mean square + ε), so it is linear, and each part p of x adds
     u · (N's matrix) · p. Where norms or factors stand between a layer and the residual stream, or in it, the part goes
-    through all of them, each at its own size, and through gates, sigmoids and softmaxes, at their values of this run. A
-    head's part at position i is Σ_j w_ij · W_O v_j.
+    through all of them, each at its own size, and through gates, sigmoids, softmaxes and mixtures of several residual
+    streams, at their values of this run. A head's part at position i is Σ_j w_ij · W_O v_j.
     `model`: in eval mode, whose output has `logits`, (B, L, V) or (B, V), or is a tensor of that shape. `inputs`: as
     for `assert_attends`. `token`: the number of the logit, one for all sequences or one for each. `against`: a second
     one: the difference of the two logits is attributed. `position`: which of the L outputs is looked at, one for all

@@ -176,6 +176,8 @@ def joined_call(calls: Sequence[AttentionCall]) -> AttentionCall:
         origin=None,
         factor=factor,
         begins=begins,
+        edited=any(step.call.edited for step in steps),
+        plain=None,
     )
 
 

@@ -225,4 +225,6 @@ def one_sequence(call: AttentionCall, sequence: int) -> AttentionCall:
         uniform=uniform if uniform is None or len(uniform) == 1 else uniform[some],
         cached_value=None,
         outcome=None,
+        factor=None if call.factor is None else call.factor[some],
+        plain=None,
     )

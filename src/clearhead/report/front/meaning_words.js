@@ -36,7 +36,7 @@ export function movesOf(given, i, j) {
   return [
     ...one("‖weight · value‖", "this key adds to the head's output", head.valueNorms),
     ...one("‖weight · value · W_O‖", "it adds to the layer's result", head.transformedNorms),
-  ].join("; ");
+  ].join("\n");
 }
 
 /**
