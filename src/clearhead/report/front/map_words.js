@@ -33,7 +33,7 @@ export function describeMap(pane) {
   const pairs = `${down.per} × ${across.per} pairs`;
   const mean = view.pool === "mean";
   page.find("map-note").textContent = (layout.single
-    ? `Each cell is the ${weights ? "weight" : "number"} of one pair${measuredError(layer)}. `
+    ? `Each cell is the ${weights ? "weight" : "number"} of one pair${weights ? measuredError(layer) : ""}. `
     : `Each cell shows the ${mean ? "mean" : "largest"} ${weights ? "weight" : "number"} of ${pairs}. `) +
     "Bars above: the weight that each key receives from all queries, over its weight under uniform attention: up where it is " +
     "more, down where it is less; a dark end: cut at 16 × or 1/8 ×. " +

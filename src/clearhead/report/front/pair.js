@@ -82,7 +82,8 @@ export class PairPane {
     const name = nameOf(names[out ? 0 : 1], look.token);
     this.page.find("strongest-title").hidden = look.allowed.length === 0;
     this.page.find("strongest-title").textContent =
-      out ? `Keys that “${name}” gives most weight` : `Queries that give “${name}” most weight`;
+      !isWeights(shown.meaning) ? `${out ? "Keys" : "Queries"} with the largest numbers for “${name}”`
+        : out ? `Keys that “${name}” gives most weight` : `Queries that give “${name}” most weight`;
     // a score that is no product has no steps here; a score that was given as a matrix has no terms either
     const rolled = Boolean(head.shares); // a rollout is of several layers
     this.page.find("why").hidden = rolled || pair === null || this.page.run.steps[layer.why].length === 0;
