@@ -128,6 +128,19 @@ EXPLORED: dict[str, dict[str, Kept]] = {
     "models/test_run_on_clearhead.py": {"test_a_compiled_model": ("llama",)},
     "models/test_cross_padding.py": {"test_it_is_found": 3},
     "models/test_edit_recorded.py": {"test_weights_are_those_that_ran": 2},
+    "models/test_edits_by_hand.py": {
+        "test_an_edit_is_what_it_is_by_hand": 8,
+        "test_estimates_of_small_edits_are_their_effects": ("Llama", "GptOss", "Bart", "ViT"),
+    },
+    "models/test_attribution_patching.py": {
+        "test_it_is_the_gradient_times_the_change": (
+            "T5-key",
+            "Llama-query",
+            "Llama-value",
+            "GPT2-weights",
+            "Bert-output",
+        ),
+    },
     "models/test_edited_modules.py": {"test_torchs_module_and_its_drop_in": 3},
     "models/test_explain.py": {"test_every_step_is_what_the_model_computed": 6},
     "models/test_keywords.py": {"test_every_keyword_that_a_model_passes_is_known": 0},

@@ -3,10 +3,10 @@
     python tests/fuzz_edits.py 10000
 
 runs ten thousand; `--from` and `--only` are those of `fuzz.py`. A number names a model (Llama with grouped heads, BERT,
-GPT-2, a module that calls SDPA itself), its inputs, and one to three edits: clearhead's, and some of one's own by
-`before`, `removed` and `factor`, of which some give back what does not fit. Then: the last output is that of the model
-by hand; what no edit names is the backend's to the bit, where no edited layer stands before it; a wrong edit raises one
-ClearheadError and changes nothing.
+GPT-2, a module that calls SDPA itself), its inputs, and one to three edits: clearhead's, with sources from another run
+or drawn; and some of one's own by `before`, `after`, `removed` and `factor`. Some give back, or take, what does not
+fit. Then: the last output is that of the model by hand; what no edit names is the backend's to the bit, where no edited
+layer stands before it; a wrong edit raises one ClearheadError and changes nothing.
 """
 
 from __future__ import annotations
@@ -55,6 +55,8 @@ class Model:
     heads: int
     joined: list[nn.Module]  # of each layer, what the joined heads are passed to
     words: Tensor | None = None
+    width: int = 8  # of a head
+    key_heads: tuple[int, ...] = (4,)  # how many a source may have: those of attention, of which each serves a group
 
     def run(self) -> Tensor:
         found = self.module(**self.inputs)
@@ -93,16 +95,20 @@ def model(draw: Draw) -> Model:
     kind = draw.one("Llama", "Bert", "GPT2", "own", "own")
     if kind == "own":
         heads, key_heads = draw.one((4, 2), (4, 4), (3, 1), (2, 1), (1, 1))
-        layers = [OwnLayer(heads, key_heads, draw.one(4, 5), draw.one("causal", "mask", "none")) for _ in range(2)]
+        width = draw.one(4, 5)
+        layers = [OwnLayer(heads, key_heads, width, draw.one("causal", "mask", "none")) for _ in range(2)]
         made: nn.Module = nn.Sequential(*layers)
         given = {"input": draw.normal(2, LENGTH, 16)}
-        return Model(_sharp(made), given, 2, heads, [layer.o for layer in layers])
+        served = (1, key_heads, heads)
+        return Model(_sharp(made), given, 2, heads, [layer.o for layer in layers], width=width, key_heads=served)
     ids, small = torch.randint(3, 50, (2, LENGTH), generator=draw.torch), {"vocab_size": 50, "hidden_size": 32}
     small |= {"intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "max_position_embeddings": 32}
-    words = None
+    words, key_heads = None, (4,)
     inputs = {"input_ids": ids}
     if kind == "Llama":
-        made = transformers.LlamaModel(transformers.LlamaConfig(**small, num_key_value_heads=draw.one(1, 2, 4)))
+        served = draw.one(1, 2, 4)
+        made = transformers.LlamaModel(transformers.LlamaConfig(**small, num_key_value_heads=served))
+        key_heads = (1, served, 4)
         joined = [layer.self_attn.o_proj for layer in made.layers]
     elif kind == "GPT2":
         made = transformers.GPT2Model(
@@ -114,7 +120,7 @@ def model(draw: Draw) -> Model:
         joined = [layer.attention.output.dense for layer in made.encoder.layer]
         inputs["attention_mask"] = torch.tensor([[1] * LENGTH, [1] * (LENGTH - 3) + [0] * 3])
         words = inputs["attention_mask"].bool()
-    return Model(_sharp(made), inputs, 2, 4, joined, words)
+    return Model(_sharp(made), inputs, 2, 4, joined, words, key_heads=key_heads)
 
 
 def _sharp(module: nn.Module) -> nn.Module:
@@ -137,12 +143,13 @@ class State:
     v: Tensor
     scale: float
     mask: Tensor | None  # bool: True may attend; or added
+    layer: int = 0
     bias: Tensor | float = 0.0
     cut: tuple[int, ...] = ()
     removed: tuple[int, ...] = ()
-    factor: float = 1.0
+    steps: tuple[Callable[[Tensor], Tensor], ...] = ()  # what is done to the output, in this order
 
-    def output(self) -> Tensor:
+    def weights(self) -> Tensor:
         scores = self.q @ self.k.mT * self.scale + self.bias
         if self.mask is not None and self.mask.dtype == torch.bool:
             scores = scores.masked_fill(~self.mask, NO_KEY)
@@ -151,24 +158,41 @@ class State:
         scores[..., list(self.cut)] = NO_KEY
         weights = scores.softmax(-1).nan_to_num(0.0)
         weights[..., list(self.removed)] = 0.0
-        return weights @ self.v * self.factor
+        return weights
+
+    def output(self) -> Tensor:
+        output = self.weights() @ self.v
+        for step in self.steps:
+            output = step(output)
+        return output
+
+    def then(self, step: Callable[[Tensor], Tensor]) -> State:
+        return replace(self, steps=(*self.steps, step))
+
+    def times(self, number: float) -> State:
+        return self.then(lambda output: output * number)
 
 
 @dataclass
 class Chosen:
     """An edit, its change by hand, and where it is at work."""
 
-    edit: ch.edits.Edit
+    edit: Any  # a source that does not fit may be refused at once: then a function that makes the edit
     by_hand: Callable[[State], State]
     layer: int | None
     heads: list[int]
     queries: list[int]
     wrong: str = ""
 
+    def made(self) -> ch.edits.Edit:
+        return self.edit if isinstance(self.edit, ch.edits.Edit) else self.edit()
+
 
 def attended(edits: list[Chosen], layer: int, state: State) -> Tensor:
     """A layer's output: for each head and query with the edits that name it."""
     output = state.output()
+    if not edits:
+        return output
     where = torch.zeros(len(edits), *output.shape[1:3], dtype=torch.bool)
     for i, one in enumerate(edits):
         if one.layer in (None, layer):
@@ -184,14 +208,18 @@ def attended(edits: list[Chosen], layer: int, state: State) -> Tensor:
 
 
 @contextlib.contextmanager
-def by_hand(made: Model, edits: list[Chosen]) -> Iterator[None]:
+def by_hand(made: Model, edits: list[Chosen], kept: dict[int, State] | None = None) -> Iterator[None]:
+    """`kept`: takes the state of each layer."""
     numbers: dict[int, int] = {}
 
     def attend(module: nn.Module, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float) -> Tensor:
         layer = numbers.setdefault(id(module), len(numbers))
         groups = q.shape[1] // k.shape[1]
         k, v = (t.repeat_interleave(groups, 1) for t in (k, v))
-        return attended(edits, layer, State(q, k, v, scale, mask))
+        state = State(q, k, v, scale, mask, layer)
+        if kept is not None:
+            kept[layer] = state
+        return attended(edits, layer, state)
 
     def eager(
         module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Any, scaling: Any = None, **_: Any
@@ -224,12 +252,17 @@ def by_hand(made: Model, edits: list[Chosen]) -> Iterator[None]:
 class Own(ch.edits.Edit):
     """An edit by functions."""
 
-    def __init__(self, change: Any, removed: Any = None, factor: float = 1.0, **at: Any) -> None:
+    def __init__(
+        self, change: Any = None, removed: Any = None, factor: float = 1.0, last: Any = None, **at: Any
+    ) -> None:
         super().__init__(**at)
-        self.change, self.gone, self.factor = change, removed, factor
+        self.change, self.gone, self.factor, self.last = change, removed, factor, last
 
     def before(self, problem: Any, spot: Any) -> Any:
-        return self.change(problem, spot)
+        return problem if self.change is None else self.change(problem, spot)
+
+    def after(self, output: Any, spot: Any) -> Any:
+        return output if self.last is None else self.last(output)
 
     def removed(self, spot: Any) -> Any:
         return None if self.gone is None else np.isin(np.arange(len(spot.keys)), self.gone)
@@ -261,7 +294,55 @@ WRONG: dict[str, Callable[[Any, Any], Any]] = {
     "sinks": lambda p, s: p._replace(sinks=torch.zeros(p.sizes.heads + 1)),
     "a tensor as scale": lambda p, s: _scores(p, scale=torch.ones(())),
     "more keys said": lambda p, s: p._replace(sizes=p.sizes._replace(keys=p.sizes.keys + 5)),
+    "a freed value": lambda p, s: p._replace(value=freed(p.value)),
+    "a freed key": lambda p, s: _scores(p, key=freed(p.key)),
+    "whole numbers": lambda p, s: p._replace(value=p.value.long()),
+    "complex numbers": lambda p, s: _scores(p, query=p.query.to(torch.complex64)),
+    "an array": lambda p, s: p._replace(value=p.value.numpy()),
+    "a wider query": lambda p, s: _scores(p, query=p.query.repeat(1, 1, 1, 2)),
 }
+WRONG_AFTER: dict[str, Callable[[Tensor], Any]] = {
+    "after: more queries": lambda o: o.repeat(1, 1, 2, 1),
+    "after: no queries": lambda o: o[:, :, :0],
+    "after: more heads": lambda o: o.repeat(1, 2, 1, 1),
+    "after: one sequence": lambda o: o[:1],
+    "after: wider": lambda o: o.repeat(1, 1, 1, 3),
+    "after: narrower": lambda o: o[..., :-1],
+    "after: flat": lambda o: o.flatten(),
+    "after: float64": lambda o: o.double(),
+    "after: whole numbers": lambda o: o.long(),
+    "after: meta": lambda o: o.to("meta"),
+    "after: sparse": lambda o: o.to_sparse(),
+    "after: nothing": lambda o: None,
+    "after: an array": lambda o: o.numpy(),
+    "after: a number": lambda o: 1.0,
+    "after: freed": lambda o: freed(o),
+}
+WRONG_SOURCE: dict[str, Callable[[Tensor], Any]] = {
+    "source: three sequences": lambda t: t[:1].repeat(3, 1, 1, 1),
+    "source: seven heads": lambda t: t[:, :1].repeat(1, 7, 1, 1),  # which divide no number of heads
+    "source: wider": lambda t: t.repeat(1, 1, 1, 2),
+    "source: shorter": lambda t: t[:, :, :-1],
+    "source: longer": lambda t: t.repeat(1, 1, 2, 1),
+    "source: float64": lambda t: t.double(),
+    "source: whole numbers": lambda t: t.long(),
+    "source: meta": lambda t: t.to("meta"),
+    "source: sparse": lambda t: t.to_sparse(),
+    "source: flat": lambda t: t[0],
+    "source: freed": lambda t: freed(t),
+    "source: a list": lambda t: t.tolist(),
+    "source: nothing": lambda t: None,
+    "source: no heads": lambda t: t[:, :0],
+    "source: no sequences": lambda t: t[:0],
+}
+# What a message begins with, by what begins the name of the fault.
+SAID = {"after": "Own.after gave", "source": "Patch: ", "": "Own.before gave"}
+
+
+def freed(tensor: Tensor) -> Tensor:
+    tensor = tensor.clone()
+    tensor.untyped_storage().resize_(0)
+    return tensor
 
 
 def _longer(spot: Any, problem: Any) -> Any:
@@ -281,13 +362,23 @@ def edit(draw: Draw, made: Model, wrong: bool) -> Chosen:
     keep |= torch.eye(LENGTH, dtype=torch.bool)
     keys, number = draw.some(LENGTH), float(np.round(draw.rng.normal(), 2))
     if wrong:
-        name = draw.one(*WRONG)
-        return Chosen(Own(WRONG[name], **at), lambda s: s, layer, heads, queries, name)
+        name = draw.one(*WRONG, *WRONG_AFTER, *WRONG_SOURCE)
+        if name in WRONG_SOURCE:
+            source, part = WRONG_SOURCE[name], draw.one(*PARTS)
+            given = lambda: ch.edits.Patch(source(drawn_source(draw, made, part)[0]), part=part, **at)
+            return Chosen(given, lambda s: s, layer, heads, queries, name)
+        own = Own(WRONG[name], **at) if name in WRONG else Own(last=WRONG_AFTER[name], **at)
+        return Chosen(own, lambda s: s, layer, heads, queries, name)
+    elsewhere = draw.one(None, None, patch, of_another_run)
+    if elsewhere is not None:
+        return Chosen(*elsewhere(draw, made, at), layer, heads, queries)
     rolled = lambda t: t.roll(1, 2)
     choices: list[tuple[ch.edits.Edit, Callable[[State], State]]] = [
         (ch.edits.Knockout(**at, keys=keys), lambda s: replace(s, cut=(*s.cut, *keys))),
         (ch.edits.Knockout(**at, keys=keys, after=True), lambda s: replace(s, removed=(*s.removed, *keys))),
-        (ch.edits.ScaleHeads(**at, factor=number), lambda s: replace(s, factor=s.factor * number)),
+        (ch.edits.ScaleHeads(**at, factor=number), lambda s: s.times(number)),
+        (ch.edits.Ablate(**at), lambda s: s.then(torch.zeros_like)),
+        (Own(last=lambda o: o.tanh() - o.flip(0), **at), lambda s: s.then(lambda o: o.tanh() - o.flip(0))),
         (ch.edits.AddBias(bias, **at), lambda s: replace(s, bias=s.bias + bias)),
         (ch.edits.AddBias(ch.ALiBi(made.heads), **at), lambda s: replace(s, bias=s.bias + _alibi(made.heads))),
         (ch.edits.ForceMask(keep, **at), lambda s: replace(s, mask=keep, cut=())),
@@ -310,10 +401,93 @@ def edit(draw: Draw, made: Model, wrong: bool) -> Chosen:
          lambda s: replace(s, bias=s.bias + _alibi(made.heads))),
         (Own(lambda p, s: p._replace(visible=None), **at), lambda s: replace(s, mask=None, cut=())),
         (Own(lambda p, s: p, keys, number, **at),
-         lambda s: replace(s, removed=(*s.removed, *keys), factor=s.factor * number)),
+         lambda s: replace(s, removed=(*s.removed, *keys)).times(number)),
     ]  # fmt: skip
     one, change = draw.one(*choices)
     return Chosen(one, change, layer, heads, queries)
+
+
+PARTS = ("query", "key", "value", "output")
+FIELDS = {"query": "q", "key": "k", "value": "v"}
+By = Callable[[State], State]
+
+
+def drawn_source(draw: Draw, made: Model, part: str) -> tuple[Tensor, Tensor]:
+    """A tensor for a patch of a part, and the same for every query head."""
+    key_heads = draw.one(*made.key_heads) if part in ("key", "value") else made.heads
+    tensor = draw.normal(draw.one(1, 2), key_heads, LENGTH, made.width)
+    return tensor, tensor.repeat_interleave(made.heads // key_heads, 1)
+
+
+def put(part: str, source: Callable[[Any], Tensor], places: list[int]) -> By:
+    """These positions of a part are the source's. `source`: is given the state."""
+
+    def there(state: State) -> State:
+        def new(tensor: Tensor) -> Tensor:
+            found = tensor.clone()
+            found[:, :, places] = source(state)[:, :, places]
+            return found
+
+        if part == "output":
+            return state.then(new)
+        return replace(state, **{FIELDS[part]: new(getattr(state, FIELDS[part]))})
+
+    return there
+
+
+def patch(draw: Draw, made: Model, at: dict[str, Any]) -> tuple[ch.edits.Edit, By]:
+    """A patch or a freeze to tensors."""
+    if draw.one(True, False, False):
+        weights = draw.normal(1, draw.one(1, made.heads), LENGTH, LENGTH).mul(2).softmax(-1)
+        kind = draw.one(ch.edits.Freeze, lambda source, **at: ch.edits.Patch(source, part="weights", **at))
+        return kind(weights, **at), lambda s: replace(s, scale=0.0, mask=None, cut=(), bias=weights.log())
+    part, keys = draw.one(*PARTS), draw.some(LENGTH)
+    source, whole = drawn_source(draw, made, part)
+    if part in ("key", "value"):
+        return ch.edits.Patch(source, part=part, keys=keys, **at), put(part, lambda s: whole, keys)
+    return ch.edits.Patch(source, part=part, **at), put(part, lambda s: whole, list(range(LENGTH)))
+
+
+def of_another_run(draw: Draw, made: Model, at: dict[str, Any]) -> tuple[ch.edits.Edit, By]:
+    """An edit whose source is a recording of the model on its inputs the other way round."""
+    here = made.inputs
+    made.inputs = {name: one.flip(1) if one.shape[1] == LENGTH else one for name, one in here.items()}
+    kept: dict[int, State] = {}
+    with torch.no_grad():
+        with ch.watch(made.module, values=True) as seen:
+            made.run()
+        with by_hand(made, [], kept):
+            made.run()
+    made.inputs = here
+    states = list(kept.values())
+
+    def of(name: str) -> Callable[[State], Tensor]:
+        return lambda state: getattr(states[state.layer], name)
+
+    kind, keys = draw.one(*PARTS, "weights", "mean", "resample"), draw.some(LENGTH)
+    if kind == "weights":
+        frozen = lambda s: (lambda o: replace(s, q=o.q, k=o.k, scale=o.scale, mask=o.mask, bias=o.bias, cut=()))(
+            states[s.layer]
+        )
+        return ch.edits.Freeze(seen, **at), frozen
+    words = torch.ones(2, LENGTH) if made.words is None else made.inputs["attention_mask"].flip(1).float()
+    if kind == "mean":
+
+        def mean(s: State) -> State:
+            found = (states[s.layer].output() * words[:, None, :, None]).sum((0, 2)) / words.sum()
+            return s.then(lambda o: found[None, :, None].expand_as(o))
+
+        return ch.edits.Ablate(kind="mean", over=seen, **at), mean
+    if kind == "resample":  # of two sequences each has the other one's
+        other = lambda s: s.then(lambda o: states[s.layer].output().flip(0))
+        return ch.edits.Ablate(kind="resample", over=seen, **at), other
+    if kind == "output":
+        return ch.edits.Patch(seen, part="output", **at), lambda s: s.then(lambda o: states[s.layer].output())
+    where = {"keys": keys} if kind in ("key", "value") else {}
+    return (
+        ch.edits.Patch(seen, part=kind, **where, **at),
+        put(kind, of(FIELDS[kind]), keys if where else list(range(LENGTH))),
+    )
 
 
 def _plus(problem: Any, added: Added) -> Added:
@@ -366,12 +540,12 @@ def failures_of(number: int) -> Iterator[str]:
             plain = run("plain")
             wrong = next((one.wrong for one in edits if one.wrong), None)
             try:
-                with ch.edit(made.module, *(one.edit for one in edits)):
+                with ch.edit(made.module, *(one.made() for one in edits)):
                     got = run("edited")
             except ClearheadError as error:
                 if wrong is None:
                     yield f"{said}: refused: {error}"
-                elif "Own.before gave" not in str(error):
+                elif SAID.get(wrong.partition(":")[0], SAID[""]) not in str(error):
                     yield f"{said}: {error}"
                 elif not torch.equal(made.run(), plain):
                     yield f"{said}: an edit that was refused has changed the model"

@@ -50,7 +50,7 @@ def test_an_edit_of_another_head_is_found(monkeypatch):
 
 def test_every_kind_is_drawn():
     torch.manual_seed(0)
-    made = [fuzz_edits.drawn(number) for number in range(300)]
+    made = [fuzz_edits.drawn(number) for number in range(900)]
     assert {type(one.module).__name__ for one, _ in made} == {"LlamaModel", "BertModel", "GPT2Model", "Sequential"}
     wrong = {one.wrong for _, edits in made for one in edits}
-    assert wrong == {"", *fuzz_edits.WRONG}
+    assert wrong == {"", *fuzz_edits.WRONG, *fuzz_edits.WRONG_AFTER, *fuzz_edits.WRONG_SOURCE}

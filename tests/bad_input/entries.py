@@ -957,6 +957,7 @@ NOT_CALLED = {
     "models.LogitAttribution": "what logit_attribution() gives",
     "models.AttributedCall": "what logit_attribution() gives", "models.Sweep": "what sweep() gives",
     "models.sweep": "takes functions: tests/models/test_sweep.py",
+    "models.attribution_patching": "takes functions: tests/models/test_attribution_patching.py",
     "models.kl": "gives a function of outputs: tests/models/test_sweep.py",
     "models.logit_difference": "gives a function of outputs: tests/models/test_sweep.py",
     "models.next_token_loss": "gives a function of outputs: tests/models/test_sweep.py",

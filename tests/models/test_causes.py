@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import math
 from typing import Any, NamedTuple
@@ -187,12 +188,68 @@ def test_projections_are_the_models_own(name: str, dtype: torch.dtype) -> None:
                 assert (mine_trace - theirs).abs() <= budget * WIDTH
 
 
+class Turned(ch.edits.Edit):
+    """The queries of another sequence."""
+
+    def before(self, problem: Any, spot: Any) -> Any:
+        return problem._replace(scores=problem.scores._replace(query=problem.query.flip(0)))
+
+
+@pytest.mark.parametrize("edited", [False, True])
+@pytest.mark.parametrize("name", [*ARCHITECTURES, "torch", "own"])
+@torch.no_grad()
+def test_circuits_of_a_recording_are_those_of_the_model(name: str, edited: bool) -> None:
+    """Also where an edit changed the numbers that the layers gave."""
+    if name in ARCHITECTURES:
+        model, inputs = made(ARCHITECTURES[name], torch.float64)
+    else:
+        torch.manual_seed(0)
+        x = torch.randn(2, 5, WIDTH)
+        inputs = (x, x, x)  # type: ignore[assignment]
+        model = (
+            nn.MultiheadAttention(WIDTH, HEADS, batch_first=True)
+            if name == "torch"
+            else ch.nn.MultiHeadAttention(WIDTH, HEADS)
+        ).eval()
+    wanted = ch.models.circuits(model, inputs)
+    edits = Turned(heads=1), ch.edits.ScaleHeads(heads=2, factor=0.5)
+    with ch.edit(model, *edits) if edited else contextlib.nullcontext(), ch.watch(model, values=True) as seen:
+        model(**inputs) if isinstance(inputs, dict) else model(*inputs)
+        inside = ch.models.circuits(model, inputs)
+    found = ch.models.circuits(seen)
+    assert found.layers == wanted.layers == inside.layers
+    for layer in found.layers:
+        mine, theirs, there = (one.projections(layer, 1) for one in (found, wanted, inside))
+        for side in ("query", "key", "value", "output"):
+            assert torch.equal(getattr(mine, side).weight, getattr(theirs, side).weight)
+            assert torch.equal(getattr(there, side).weight, getattr(theirs, side).weight)
+        assert mine.between == theirs.between or name == "own"
+
+
+@torch.no_grad()
+def test_a_recording_without_layers_is_told(tmp_path: Any) -> None:
+    model, inputs = made(ARCHITECTURES["llama"], torch.float32)
+    with ch.watch(model) as bare:
+        model(**inputs)
+    with ch.watch(model, values=True) as seen:
+        model(**inputs)
+    stored = ch.models.load_recording(seen.write(tmp_path / "seen"))
+    for recording in (bare, stored):
+        with pytest.raises(ch.ClearheadError, match="made without values=True, or read from a file"):
+            ch.models.circuits(recording)
+    for wrong in ((seen, inputs), (model,), (3,)):
+        with pytest.raises(ch.ClearheadError, match="takes a model and inputs"):
+            ch.models.circuits(*wrong)  # type: ignore[arg-type]
+    model.model.layers[0].self_attn.q_proj.weight.mul_(2)
+    with pytest.raises(ch.UnsupportedError, match="gives its query"):
+        ch.models.circuits(seen).qk(0, 0)
+
+
 @pytest.mark.parametrize("dtype", list(BUDGET))
 @pytest.mark.parametrize("name", ["gpt2", "bert", "llama", "t5", "vit"])
 def test_norms_are_of_what_each_head_writes_for_a_key(name: str, dtype: torch.dtype) -> None:
     read = ARCHITECTURES[name]
     model, inputs = made(read, dtype)
-    model.set_attn_implementation("eager")
     given: dict[nn.Module, torch.Tensor] = {}  # the heads, as the layer that writes them is given them
     writers = {read.writes(model, n): n for n in range(2)}
     for module in writers:
@@ -398,6 +455,59 @@ def test_what_heads_add_is_what_hooks_find(name: str, dtype: torch.dtype) -> Non
         assert found.remainder.abs().max() <= 1e-6 * max(largest, 1.0)  # their RMS norms round to float32
     elif name != "bert":  # biases of norms and of the unembedding are left: they are the same for each sequence
         assert (found.remainder[0] - found.remainder[1]).abs() <= BUDGET[dtype] * 10
+
+
+class Mixed(nn.Module):
+    """Two residual streams, which a layer with a matrix of its own mixes, as in hyper-connections."""
+
+    class Mixes(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.matrix = nn.Parameter(0.3 * torch.randn(4, 2 * WIDTH))
+
+        def forward(self, streams: torch.Tensor) -> torch.Tensor:
+            return (streams.flatten(2) @ self.matrix.T).unflatten(-1, (2, 2)).tanh()
+
+    class Block(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.mixes, self.attend = Mixed.Mixes(), ch.nn.MultiHeadAttention(WIDTH, HEADS, bias=False)
+            self.two = nn.Linear(WIDTH, WIDTH, bias=False)
+
+        def forward(self, streams: torch.Tensor) -> torch.Tensor:
+            x = streams.sum(2)
+            wrote = self.attend(x, x, x) + self.two(x.relu())
+            return self.mixes(streams) @ streams + wrote.unsqueeze(2)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.blocks = nn.Embedding(40, WIDTH), nn.ModuleList(Mixed.Block() for _ in range(2))
+        self.choose = nn.Linear(WIDTH, 40, bias=False)
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        streams = self.embed(ids).unsqueeze(2).expand(-1, -1, 2, -1)
+        for block in self.blocks:
+            streams = block(streams)
+        logits: torch.Tensor = self.choose(streams.sum(2))
+        return logits
+
+
+def test_what_mixes_streams_is_no_part_of_a_logit() -> None:
+    torch.manual_seed(0)
+    model = Mixed().double().eval()
+    found = ch.models.logit_attribution(model, (IDS,), 3)
+    assert not any("mixes" in name for name in found.others) and len(found.calls) == 2
+    assert found.remainder.abs().max() < 1e-12
+    heads = found[0].heads.sum(1)  # what layer 0 wrote, through the mixture of layer 1 at its numbers of this run
+    kept = {}
+    hooks = [model.blocks[0].attend.register_forward_hook(lambda m, a, out: kept.__setitem__("wrote", out.detach()))]
+    hooks += [model.blocks[1].mixes.register_forward_hook(lambda m, a, out: kept.__setitem__("mix", out.detach()))]
+    with torch.no_grad():
+        model(IDS)
+    for hook in hooks:
+        hook.remove()
+    through = kept["mix"][:, -1].sum(1).sum(-1, keepdim=True) * kept["wrote"][:, -1]
+    assert torch.allclose(heads, through @ model.choose.weight[3], rtol=1e-10)
 
 
 def test_the_parts_of_a_post_norm_model_sum_to_its_logit_without_biases() -> None:

@@ -241,8 +241,15 @@ def test_what_is_made_of_a_recording(tmp_path):
     assert rows[2]["normalised entropy"] == pytest.approx(before[2]["normalised entropy"], rel=1e-4)
     assert np.isnan(rows[7]["first"])  # its weights are all 0: no query sees a key
     assert "after the softmax, by 0.25" in " ".join(str(scaled.explain(0, 2, 5, 0)).split())
-    with pytest.raises(ch.UnsupportedError, match="after the softmax"):
-        scaled.compare(plain)
+    with (
+        torch.no_grad(),
+        ch.watch(model) as doubled,
+        ch.edit(model, ch.edits.ScaleHeads(0, 2, 2.0), ch.edits.ScaleHeads(1, 3, -0.5)),
+    ):
+        model(IDS)
+    for call in doubled.calls:  # no weights of a softmax, even with a sink
+        with pytest.raises(ch.UnsupportedError, match="after the softmax by"):
+            ch.models.Recording([call]).compare(ch.models.Recording([call.unedited]))
     with pytest.raises(ch.UnsupportedError, match="after the softmax"):
         scaled[0].weights.pool(2)
     assert "after the softmax" in scaled.view().write(tmp_path / "scaled.html").read_text()
@@ -337,3 +344,125 @@ def test_edited_weights_of_arrays_are_arrays():
         found, want = look(of_arrays, x.numpy()[None]), look(of_tensors, x[None])
         assert isinstance(found, np.ndarray)
         np.testing.assert_allclose(found, want.numpy(), atol=1e-6)
+
+
+@pytest.mark.parametrize("around", [False, True])
+@pytest.mark.parametrize("seed", range(8))
+def test_a_call_without_its_edit(seed, around):
+    """The same inputs, without what the edit did: beside the weights and the outputs by hand without edits."""
+    rng = np.random.default_rng(seed)
+    q, k, v = torch.randn(3, B, H, L, E, generator=torch.Generator().manual_seed(seed))
+    k, v = (t[:, : [2, 4][seed % 2]] for t in (k, v))
+    edits = [drawn_edit(rng)[2] for _ in range(rng.integers(1, 4))]
+    edits = [ch.edits.Patch(v.flip(0), part="value")] if seed % 2 else [*edits, ch.edits.Ablate(heads=1)]
+    model, allowed = Block(), torch.ones(L, L, dtype=torch.bool).tril()
+    wanted = by_hand(q, k, allowed, [])
+    watching, editing = ch.watch(model, values=True), ch.edit(model, *edits)
+    with watching if around else editing as a, editing if around else watching as b:
+        ran = model(q, k, v, is_causal=True)
+    call = (a if around else b)[0]
+    before = call.unedited
+    assert call.edited and not before.edited and before.unedited is before and torch.equal(call.output, ran)
+    torch.testing.assert_close(before.weights.dense().double(), wanted, rtol=1e-4, atol=1e-5)
+    plain = model(q, k, v, is_causal=True)
+    torch.testing.assert_close(before.output, plain, rtol=1e-4, atol=1e-5)
+    assert not torch.allclose(ran, plain, atol=1e-3)
+    assert torch.equal(before.value, v) and torch.equal(before.query, q) and torch.equal(before.key, k)
+    with ch.watch(model) as seen:
+        model(q, k, v, is_causal=True)
+    assert seen[0].unedited is seen[0] and before.mask.title() == seen[0].mask.title()
+
+
+def test_layers_without_their_edits_have_the_inputs_of_this_run():
+    """Layer 1 reads what layer 0's edit did; a layer that no edit names is itself."""
+    model = llama()
+    with torch.no_grad(), ch.edit(model, ch.edits.Knockout(0, [1, 2], keys=0)), ch.watch(model, values=True) as seen:
+        model(IDS)
+    with torch.no_grad(), ch.watch(model, values=True) as plain:
+        model(IDS)
+    first, second = seen.calls
+    torch.testing.assert_close(first.unedited.weights.dense(), plain[0].weights.dense(), rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(first.unedited.output, plain[0].output, rtol=1e-4, atol=1e-5)
+    assert second.unedited is second and not torch.allclose(second.output, plain[1].output, atol=1e-4)
+
+
+def test_steps_of_a_generation_without_their_edits():
+    model = llama()
+    with torch.no_grad(), ch.edit(model, ch.edits.Knockout(0, 1, keys=3)), ch.watch(model, values=True) as seen:
+        ids = model.generate(IDS, do_sample=False, max_new_tokens=4, min_new_tokens=4)
+    with torch.no_grad(), ch.watch(model, values=True) as whole:
+        model(ids[:, :-1], use_cache=False)
+    first = whole.calls[0]
+    at = 0
+    for call in seen[seen.names[0]]:
+        rows, keys = call.shape[2:]
+        mine = call.unedited
+        torch.testing.assert_close(
+            mine.weights.dense(), first.weights.dense()[:, :, at : at + rows, :keys], rtol=1e-4, atol=1e-5
+        )
+        torch.testing.assert_close(mine.output, first.output[:, :, at : at + rows], rtol=1e-4, atol=1e-5)
+        assert float(call.weights.dense()[:, 1, :, 3].abs().max()) == 0.0
+        at += rows
+
+
+def test_what_keeps_no_call_without_its_edit_says_so(tmp_path):
+    block, x = Block(), torch.randn(1, 4, L, E, generator=torch.Generator().manual_seed(1))
+    editing = lambda: ch.edit(block, ch.edits.Knockout(heads=1, keys=2))
+    with editing(), ch.models.statistics(block, [ch.reductions.Entropy()]) as kept:
+        block(x, x, x)
+    with pytest.raises(ch.ClearheadError, match="reduced by statistics"):
+        _ = kept.calls[0].unedited
+    with ch.watch(block, values=True) as seen, editing():
+        block(x, x, x)
+    again = ch.models.load_recording(seen.write(tmp_path / "seen"))
+    assert again[0].edited
+    with pytest.raises(ch.ClearheadError, match="read from a file"):
+        _ = again[0].unedited
+    before = ch.models.Recording([call.unedited for call in seen.calls])
+    whole = ch.models.load_recording(before.write(tmp_path / "before"))
+    assert whole[0].unedited is whole[0]
+    torch.testing.assert_close(whole[0].weights.dense(), before[0].weights.dense())
+
+
+def shannon(p, q):
+    """The Jensen–Shannon divergence of rows, with what they lack to 1 as one more key, by its words."""
+    p, q = (torch.cat([t, (1 - t.sum(-1, keepdim=True)).clamp(min=0)], -1) for t in (p, q))
+    m = (p + q) / 2
+    return sum(torch.xlogy(t, t / m.clamp(min=1e-300)).sum(-1) for t in (p, q)) / 2
+
+
+@pytest.mark.parametrize("file", [False, True])
+@pytest.mark.parametrize(
+    "edit",
+    [
+        ch.edits.Knockout(heads=1, keys=[0, 2]),
+        ch.edits.Knockout(heads=1, keys=slice(None)),
+        ch.edits.Knockout(heads=1, keys=[0, 2], after=True),
+        ch.edits.ScaleHeads(heads=1, factor=0.25, queries=[3, 4]),
+        ch.edits.ScaleHeads(heads=1),
+        ch.edits.AddBias(torch.randn(L, L, generator=torch.Generator().manual_seed(5)), heads=1),
+        ch.edits.ForceMask(torch.ones(L, L, dtype=torch.bool).tril(-1), heads=1),
+        Sharpen(heads=1),
+    ],
+    ids=["knockout", "all keys", "after", "part", "ablated", "bias", "mask", "own"],
+)
+def test_an_edited_layer_is_compared(edit, file, tmp_path):
+    """The edited head differs from the plain run's by as much as the weights by hand do; the others do not."""
+    block, x = Block(), torch.randn(2, 4, L, E, generator=torch.Generator().manual_seed(1))
+    with ch.watch(block) as plain:
+        block(x, x, x, is_causal=True)
+    with ch.watch(block) as seen, ch.edit(block, edit):
+        block(x, x, x, is_causal=True)
+    if file:
+        seen = ch.models.load_recording(seen.write(tmp_path / "seen"))
+    weights = [one[0].weights.dense().double() for one in (plain, seen)]
+    wanted = shannon(*weights)
+    assert (wanted[:, 1] > 1e-3).any() and wanted[:, [0, 2, 3]].abs().max() < 1e-9
+    for one, other, sign in ((plain, seen, 1), (seen, plain, -1)):
+        found = one.compare(other)
+        torch.testing.assert_close(found[0].by_query, wanted, rtol=1e-5, atol=1e-6)
+        torch.testing.assert_close(found[0].weights[...].double(), sign * (weights[1] - weights[0]), atol=1e-6, rtol=0)
+        assert found.most == (0, 1)
+    if not file:
+        local = ch.models.Recording([seen[0].unedited]).compare(seen)
+        torch.testing.assert_close(local[0].by_query, wanted, rtol=1e-5, atol=1e-6)

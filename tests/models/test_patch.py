@@ -110,6 +110,38 @@ def test_a_patch_is_what_hooks_do(plain: Any, part: str, layer: int | None, head
 
 
 @torch.no_grad()
+@pytest.mark.parametrize("heads", [None, [1, 2], [2, 3], 1, [0, 1, 2]])
+@pytest.mark.parametrize("part", ["key", "value"])
+@pytest.mark.parametrize("count", [1, 2, 4])
+def test_heads_that_share_a_key_head_may_be_patched_apart(plain: Any, part: str, heads: Any, count: int) -> None:
+    """A source has one head for all, the key heads, or every query head."""
+    model = plain[0]
+    source = torch.randn(1, count, 6, WIDTH, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    chosen = range(HEADS) if heads is None else [heads] if isinstance(heads, int) else heads
+
+    def change(n: int, name: str, tensor: Tensor) -> Tensor:
+        new = tensor.clone()
+        for head in chosen if name == part and n == 1 else []:
+            new[:, head, [0, 3]] = source.repeat_interleave(HEADS // count, 1)[:, head, [0, 3]]
+        return new
+
+    with ch.edit(model, ch.edits.Patch(source, 1, heads, part, keys=[0, 3])):  # type: ignore[arg-type]
+        found = model(IDS)
+    assert (found - model(IDS, change)).abs().max() < 1e-12
+
+
+@torch.no_grad()
+def test_a_source_without_memory_is_told(plain: Any) -> None:
+    model = plain[0]
+    for part in ("value", "output"):
+        source = torch.randn(1, HEADS, 6, WIDTH, dtype=torch.float64)
+        edit = ch.edits.Patch(source, 1, part=part)  # type: ignore[arg-type]
+        source.untyped_storage().resize_(0)
+        with pytest.raises(ch.ClearheadError, match="has no memory"), ch.edit(model, edit):
+            model(IDS)
+
+
+@torch.no_grad()
 def test_a_patched_value_of_some_queries_alone(plain: Any) -> None:
     model, seen, kept = plain
 

@@ -166,8 +166,8 @@ SCORES = [
     ),
     Mutant(
         "scores/additive.py",
-        'Pairwise("tanh_add", *self.project(query, key), weight=self.w_v)',
-        'Pairwise("tanh_add", *self.project(query, key), weight=self.w_v.abs())',
+        'Pairwise("tanh_add", *self.project(query, key), weight=self._vector)',
+        'Pairwise("tanh_add", *self.project(query, key), weight=self._vector.abs())',
         "the fused kernels take the weights' sizes for them",
         CONTRACT,
     ),
@@ -825,6 +825,20 @@ CAUSES = [
         "return one[place::times]",
         "causes: the outputs of a batched sweep are split across its cells",
         "models/test_sweep.py",
+    ),
+    Mutant(
+        "models/causes/estimated.py",
+        "(new.to(exact) - old().to(exact))",
+        "new.to(exact)",
+        "causes: an estimate is of the new output, not of its change",
+        "models/test_attribution_patching.py",
+    ),
+    Mutant(
+        "models/causes/estimated.py",
+        "-abs(effects[n])",
+        "-effects[n]",
+        "causes: a large estimate below 0 is not computed exactly",
+        "models/test_attribution_patching.py",
     ),
     Mutant(
         "models/use/edits/from_run.py",

@@ -30,6 +30,32 @@ def norms():
 """
 CASES = [
     case(
+        "ch.models.circuits(bare()).qk(1, 0)",
+        (
+            "circuits(model, inputs)",
+            "ch.models.@.qk(1, 0).dense()",
+            "second.q_proj.weight[:8].T @ second.k_proj.weight[:8]",
+        ),
+        (
+            "watch(model, values=True)",
+            "ch.models.circuits(watched(ch.@)).qk(1, 0).dense()",
+            "second.q_proj.weight[:8].T @ second.k_proj.weight[:8]",
+        ),
+        setup=SETUP
+        + "model, inputs = one, IDS\n"
+        + "def watched(watching):\n    with torch.no_grad(), watching as found:\n        one(IDS)\n    return found\n"
+        + "def bare():\n    return watched(ch.watch(one))\n",
+    ),
+    case(
+        "ch.models.circuits(one)",
+        (
+            "circuits(seen)",
+            "ch.models.@.qk(1, 0).dense()",
+            "second.q_proj.weight[:8].T @ second.k_proj.weight[:8]",
+        ),
+        setup=SETUP.replace("def seen(", "def recorded(") + "seen = recorded()\n",
+    ),
+    case(
         "of_gradients()[0].transformed_norms",
         ("values=True", "of_gradients(@)[0].transformed_norms", "norms()"),
         setup=SETUP
@@ -80,6 +106,16 @@ CASES = [
         + "three[:] = [row for row in three if row['head'] == 0]\n",
     ),
     case(
+        "by_position.values",
+        ("grid(rows, columns)", "torch.from_numpy(by_position.@[0])", "whole_grid"),
+        setup=SETUP
+        + "rows, columns = 'layer', 'position'\n"
+        + "cut = lambda layer, position: ch.edits.Ablate(layer, queries=position)\n"
+        + "by_position = ch.models.sweep(one, cut, IDS, metric, (rows, columns))\n"
+        + "whole_grid = torch.tensor([[row['effect'] for row in by_position if row['layer'] == n] for n in (0, 1)],\n"
+        + "                          dtype=torch.float64)\n",
+    ),
+    case(
         "swept(IDS.T, turned, batch=2)",
         ("batch=1", "swept(IDS.T, turned, @)", "swept()"),
         setup=SETUP
@@ -100,6 +136,73 @@ CASES = [
         ),
         setup=SETUP
         + "import atexit, shutil, tempfile\nfolder = tempfile.mkdtemp()\natexit.register(shutil.rmtree, folder, True)\nswept(folder=folder)\n",
+    ),
+    case(
+        "estimated(lambda out: out.logits.argmax())",
+        (
+            "ch.models.logit_difference(token)",
+            "estimated(@)",
+            "torch.tensor([row['effect'] for row in halved(metric)])",
+        ),
+        (
+            "ch.models.sweep",
+            "torch.tensor([row['value'] for row in @(one, half, IDS, lambda out: out.logits.argmax())])",
+            "torch.tensor([row['value'] for row in halved(lambda out: out.logits.argmax())])",
+        ),
+        setup=SETUP
+        + "token, half = 7, lambda layer, head: ch.edits.ScaleHeads(layer, head, 1 - 1e-6)\n"
+        + "def halved(metric):\n    return ch.models.sweep(one.double(), half, IDS, metric)\n"
+        + "def estimated(metric):\n    found = ch.models.attribution_patching(one.double(), half, IDS, metric)\n"
+        + "    return found.values.float().flatten()\n",
+    ),
+    case(
+        "ch.models.attribution_patching(silent, zero, IDS, metric)",
+        (
+            "ch.models.sweep",
+            "torch.tensor([row['value'] for row in @(silent, zero, IDS, metric)])",
+            "swept()",
+        ),
+        setup=SETUP
+        + "class Silent(torch.nn.Module):\n    def __init__(self):\n        super().__init__()\n        self.one = one\n"
+        + "    @torch.no_grad()\n    def forward(self, ids):\n        return self.one(ids)\nsilent = Silent()\n"
+        + "zero = lambda layer, head: ch.edits.Ablate(layer, head)\n",
+    ),
+    case(
+        "stored(cut())[0].unedited.weights.dense()",
+        (
+            "ch.models.Recording([call.unedited for call in seen.calls]).write(path)",
+            "with_path(lambda seen, path: @)[0].weights.dense()",
+            "cut()[0].unedited.weights.dense()",
+        ),
+        setup=SETUP
+        + "def cut():\n    with torch.no_grad(), ch.watch(one) as found, ch.edit(one, ch.edits.Knockout(0, keys=0)):\n"
+        + "        one(IDS)\n    return found\n"
+        + "import tempfile\n"
+        + "def with_path(write):\n    with tempfile.TemporaryDirectory() as folder:\n"
+        + "        return ch.models.load_recording(write(cut(), folder + '/seen'))\n"
+        + "def stored(found):\n    return with_path(lambda seen, path: seen.write(path))\n",
+    ),
+    case(
+        "kept()[0].unedited.weights.dense()",
+        ("ch.watch(model)", "inside(@)[0].unedited.weights.dense()", "before()[0].weights.dense()"),
+        setup=SETUP
+        + "model = one\n"
+        + "def inside(watching):\n    with torch.no_grad(), watching as found, ch.edit(one, ch.edits.Knockout(0, keys=0)):\n"
+        + "        one(IDS)\n    return found\n"
+        + "def kept():\n    return inside(ch.models.statistics(one, ch.reductions.Entropy()))\n"
+        + "def before():\n    with torch.no_grad(), ch.watch(one) as found:\n        one(IDS)\n    return found\n",
+    ),
+    case(
+        "scaled(2.0).compare(scaled(1.0))",
+        (
+            "parts by hand: seen[0].weights[index]",
+            "(scaled(2.0)[0].weights[index] - scaled(1.0)[0].weights[index]) # @",
+            "scaled(1.0)[0].weights[index]",
+        ),
+        setup=SETUP
+        + "index = (0, 1, 3)\n"
+        + "def scaled(factor):\n    with torch.no_grad(), ch.watch(one) as found, ch.edit(one, ch.edits.ScaleHeads(0, 1, factor)):\n"
+        + "        one(IDS)\n    return found\n",
     ),
     case(
         "patched(recording)",

@@ -548,4 +548,29 @@ def asked():
     raise ValueError(said)
 """,
     ),
+    case(
+        "ch.explain(ch.masked_softmax, scores, [2, 3, 1], dim=0)",
+        (
+            "scores.movedim(dim, -1)",
+            "ch.explain(ch.masked_softmax, @[None], [2])['weights'][0]",
+            "scores.T[:, :2].softmax(-1) @ torch.eye(2, 4)",
+        ),
+        setup="scores, dim = torch.rand(4, 4), 0",
+    ),
+    case(
+        "ch.explain(scores, scale=scale, bias=bias)",
+        ("scores * scale + bias", "ch.explain(@)['weights']", "(scores / 3 + added).softmax(-1)"),
+        ("pass query, key and value", "ch.explain(x, x, x, scale=scale)['weights'] # @", "soft(x, x, scale=1 / 3)"),
+        setup="scores, scale, bias = torch.rand(4, 4), 1 / 3, added",
+    ),
+    case(
+        "ch.explain(scores, mask=mask)",
+        ("scores + mask", "ch.explain(@)['weights']", "(scores + added).softmax(-1)"),
+        setup="scores, mask = torch.rand(4, 4), added",
+    ),
+    case(
+        "ch.explain(scores, mask=mask)",
+        ("valid_lens=mask", "ch.explain(scores, @)['weights']", "scores[..., :2].softmax(-1) @ torch.eye(2, 4)"),
+        setup="scores, mask = torch.rand(3, 4, 4), torch.tensor([2, 2, 2])",
+    ),
 ]

@@ -12,6 +12,7 @@ from clearhead.models.causes.attribution import LogitAttribution as LogitAttribu
 from clearhead.models.causes.attribution import logit_attribution as logit_attribution
 from clearhead.models.causes.circuits import Circuits as Circuits
 from clearhead.models.causes.circuits import circuits as circuits
+from clearhead.models.causes.estimated import attribution_patching as attribution_patching
 from clearhead.models.causes.metrics import kl as kl
 from clearhead.models.causes.metrics import logit_difference as logit_difference
 from clearhead.models.causes.metrics import next_token_loss as next_token_loss

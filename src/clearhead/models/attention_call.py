@@ -59,9 +59,10 @@ class AttentionCall(Call):
     `padding`: which positions are words, where some are padding: `padding.queries` (B, Lq) and `padding.keys` (B, Lk),
     bool, True for a word, each None where all are words; None where no padding is known. Reductions of `weights` leave
     padding out, see `PaddedWeights`. `run`: which run of the model made the call, from 0 on.
-    The record is of the computation that ran, with the changes of an `edit`. `factor`, (B, H, Lq): the factor by which
-    an edit, `ScaleHeads` or `Knockout(after=True)`, multiplied the rows of the softmax over `problem`; `weights` are
-    the product. None: no edit did.
+    The record is of the computation that ran, with the changes of an `edit`: `edited` says whether one changed this
+    call, and `unedited` is the call without it. `factor`, (B, H, Lq): the factor by which an edit, `ScaleHeads` or
+    `Knockout(after=True)`, multiplied the rows of the softmax over `problem`; `weights` are the product. None: no edit
+    did.
     With `watch(values=True)`: `value` (B, Hk, Lk, Ev), and `output`, `value_norms`, `weighted_value_norms`, and where
     the layer that writes the heads is found, `output_projection`, `transformed_norms` and `weighted_transformed_norms`;
     with `watch(gradients=True)` value, output and value norms, and after a backward pass `gradients` and
@@ -84,6 +85,8 @@ class AttentionCall(Call):
     origin: Origin | None = None  # the layers around the call, for `explain`
     factor: Tensor | None = None
     layer: LayerName = FIRST
+    edited: bool = False
+    plain: AttentionCall | None = None  # the call without its edit; None where there was none, and in a file
 
     @property
     def shape(self) -> tuple[int, int, int, int]:  # type: ignore[override]
@@ -137,6 +140,30 @@ class AttentionCall(Call):
         value, outcome = self.values()
         output: Tensor = self.weights @ value if outcome.output is None else outcome.output
         return output
+
+    @property
+    def unedited(self) -> AttentionCall:
+        """This call without the edits that changed it: its `weights`, its `value` and its `output`.
+
+        >>> import torch, clearhead as ch
+        >>> block, x = ch.nn.DotProductAttention(), torch.zeros(1, 1, 2, 8)
+        >>> with ch.watch(block) as seen, ch.edit(block, ch.edits.Knockout(keys=0)):
+        ...     output = block(x, x, x)
+        >>> seen[0].weights[0, 0, 1], seen[0].unedited.weights[0, 0, 1]
+        (tensor([0., 1.]), tensor([0.5000, 0.5000]))
+
+        Its query, key and value are those that the model gave to this call, in which edits of earlier layers have
+        effects; its output is `weights @ value`. The call itself where no edit changed it. Raises a `ClearheadError`
+        for an edited call from a file, which has only what ran.
+        """
+        if not self.edited:
+            return self
+        if self.plain is None:
+            raise ClearheadError(
+                f"{self.name} was changed by an edit, and was read from a file, which has only what ran. Write the "
+                "calls without it too: ch.models.Recording([call.unedited for call in seen.calls]).write(path)."
+            )
+        return self.plain
 
     @property
     def value_norms(self) -> Tensor:

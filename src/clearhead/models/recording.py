@@ -145,7 +145,8 @@ class Recording(Calls[AttentionCall]):
         `clearhead.models.match_tokens` finds them; None: all.
         Formula: JS(p, q) = ½ Σ_j (p_j log p_j/m_j + q_j log q_j/m_j), m = (p + q) / 2, of each query, in nats; of a
         head the mean over the queries that see a key and are no padding in both recordings. The weight that a row lacks
-        to 1, of a sink or of keys that are not matched, counts as one more key: nothing is renormalised.
+        to 1, of a sink, of keys that are not matched, or that an edit took away, counts as one more key: nothing is
+        renormalised. Masks may differ where an edit changed a call; then a query counts that sees a key in either.
         Gives `Differences`, which has `table()`. Raises a `ClearheadError` where calls, heads, shapes or masks do not
         fit. Cost: a pass over both calls' pairs, a block at a time; O(Lq + Lk) memory a head.
         Source: Lin 1991, "Divergence Measures Based on the Shannon Entropy".
@@ -342,9 +343,9 @@ class Recording(Calls[AttentionCall]):
         half the bytes of float32, which 0 writes.
         `beside`: another recording, of a text or of a checkpoint, whose layers are on the page too, as L0′, L1′, …;
         `beside_tokens`: its words, None where both read the same words. The page compares the heads of both: the
-        divergence of a head is that of `compare` over the tokens that are no padding, with `match_tokens` of the words
-        where the two texts differ in length; it is not known where masks differ. Both have the same `sequence` and the
-        same source text.
+        divergence of a head is that of `compare` over the tokens that are no padding, with `match_tokens` of the words,
+        `replaced=True`, where the two texts differ in length; it is not known where masks differ. Both have the same
+        `sequence` and the same source text.
         Raises a `ClearheadError` for words that fit no call, and for a layer or heads that are not there. `.write`
         raises a `ClearheadError` for a path that cannot be written, before it computes, and an `UnsupportedError` where
         no call is left. Layers are made one at a time when the page is written or shown, and an old file is replaced

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from clearhead.base.arrays import FLOATS, is_dense, shown
+from clearhead.base.arrays import FLOATS, check_memory, is_dense, shown
 from clearhead.base.dropout import check_dropout
 from clearhead.base.errors import ClearheadError, ShapeError, columns
 from clearhead.base.shapes import Sizes
@@ -130,6 +130,7 @@ def _check(
             f"{who} gave a {name} on {tensor.device}, shape {shape}; the problem is on {sizes.device}. Pass "
             f"{name}.to({str(sizes.device)!r})."
         )
+    check_memory(tensor, f"the {name} that {who} gave")
 
 
 def _check_like(problem: Problem, like: Problem, who: str) -> None:

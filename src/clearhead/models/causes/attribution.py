@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.rnn import pad_sequence
 
 from clearhead.base.arrays import accumulated
 from clearhead.base.errors import ClearheadError
@@ -48,8 +49,12 @@ class LogitAttribution(Calls[AttributedCall]):
     It iterates over its calls, each an `AttributedCall`. `logit`: (B,), the logit, or the difference of two. `others`:
     (B,) for each other layer that writes to the residual stream, by the name of its module. `remainder`: (B,), what is
     left: biases of norms and of the unembedding, and what is not linear behind the last block. All parts and the
-    remainder sum to the logit.
+    remainder sum to the logit. `values`, (calls, heads): the heads' parts as a tensor, whose meaning `name`, `unit` and
+    `sentence` say, for a picture of every head.
     """
+
+    name, unit = "attribution", ""
+    sentence = "What this head adds directly to the logit, through the residual stream and the last norm."
 
     def __init__(self, calls: list[AttributedCall], logit: Tensor, others: dict[str, Tensor]) -> None:
         super().__init__(calls)
@@ -60,6 +65,11 @@ class LogitAttribution(Calls[AttributedCall]):
         parts = [call.heads.sum(1) for call in self.calls] + list(self.others.values())
         left: Tensor = self.logit - sum(parts, torch.zeros_like(self.logit))
         return left
+
+    @property
+    def values(self) -> Tensor:
+        """What each head adds, (calls, heads), a mean over the sequences; NaN where a call has no such head."""
+        return pad_sequence([call.heads.mean(0) for call in self.calls], batch_first=True, padding_value=torch.nan)
 
     def table(self) -> Table:
         """A row for each head, and for each other layer, with what it adds to the logit, a mean over the sequences."""
@@ -91,8 +101,8 @@ def logit_attribution(
     Formula: the logit is u · N(x), with the unembedding's row u, the last norm N and the residual stream x = Σ parts.
     N is taken at its own size in this run, √(mean square + ε), so it is linear, and each part p of x adds
     u · (N's matrix) · p. Where norms or factors stand between a layer and the residual stream, or in it, the part goes
-    through all of them, each at its own size, and through gates, sigmoids and softmaxes, at their values of this run. A
-    head's part at position i is Σ_j w_ij · W_O v_j.
+    through all of them, each at its own size, and through gates, sigmoids, softmaxes and mixtures of several residual
+    streams, at their values of this run. A head's part at position i is Σ_j w_ij · W_O v_j.
     `model`: in eval mode, whose output has `logits`, (B, L, V) or (B, V), or is a tensor of that shape. `inputs`: as
     for `assert_attends`. `token`: the number of the logit, one for all sequences or one for each. `against`: a second
     one: the difference of the two logits is attributed. `position`: which of the L outputs is looked at, one for all

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, Literal, get_args
 
 import torch
@@ -22,7 +23,7 @@ from clearhead.models.watch import watch
 Composed = Literal["query", "key", "value"]
 
 
-def circuits(model: nn.Module, inputs: Any) -> Circuits:
+def circuits(model: nn.Module | Recording, inputs: Any = None) -> Circuits:
     """The projections of every head of a model, and the products of them that say what the head does.
 
     >>> import torch, clearhead as ch
@@ -41,19 +42,32 @@ def circuits(model: nn.Module, inputs: Any) -> Circuits:
     Formulas: QK = W_Qᵀ W_K, so that a score is x_qᵀ · QK · x_k · scale for the layer's inputs x; OV = W_O W_V, so that
     the head adds Σ_j w_ij · OV · x_j to its layer's output. Biases are beside the weights in `projections`.
     `model`: any model that `watch` recognises. `inputs`: as for `assert_attends`; any short input of the model serves,
-    for it says only which layers made and read which numbers. The model runs once on it, without gradients. The layers
-    are found by the numbers that they gave, not by their names, as `explain` finds them. Gives `Circuits`. A head whose
-    layers are not found raises an `UnsupportedError` that says which numbers no layer gave, when it is asked for.
+    for it says only which layers made and read which numbers. The model runs once on it, without gradients. Or `model`
+    is a `Recording` of `watch(model, values=True)`, without `inputs`, while the model still has the weights that it
+    had. The layers are found by the numbers that they gave, not by their names, as `explain` finds them. Gives
+    `Circuits`. A head whose layers are not found raises an `UnsupportedError` that says which numbers no layer gave,
+    when it is asked for. Raises a `ClearheadError` for a recording without values, and for one from a file.
     The layer's input is the result of the norm before it, where there is one. Weights are the model's own: a norm's
     factor is not multiplied into them.
     Cost: one run of the model under `watch(values=True)`; each product is of the size of a projection.
     Source: Elhage et al. 2021, "A Mathematical Framework for Transformer Circuits".
     """
-    if not isinstance(model, nn.Module):
-        raise ClearheadError(f"circuits takes a model, a torch.nn.Module; got a {type(model).__name__}.")
+    if isinstance(model, Recording) and inputs is None:
+        if model.calls and all(call.origin is None for call in model.calls):
+            raise ClearheadError(
+                "circuits: the recording has no layers around its calls: it was made without values=True, or read from "
+                "a file. Pass a recording of watch(model, values=True), or the model, circuits(model, inputs)."
+            )
+        return Circuits(model, {})
+    if not isinstance(model, nn.Module) or inputs is None:
+        got = type(model).__name__ + ("" if inputs is None else f" and inputs, a {type(inputs).__name__}")
+        raise ClearheadError(
+            f"circuits takes a model and inputs, circuits(model, inputs), or a recording alone, circuits(seen); got a "
+            f"{got}."
+        )
     with watch(model, values=True) as seen:
         run(model, inputs)
-    return Circuits(model, seen)
+    return Circuits(seen, {**dict(model.named_modules()), type(model).__name__: model})
 
 
 class Circuits:
@@ -63,11 +77,9 @@ class Circuits:
     such as "decoder 1, cross", where the model has several stacks; or by the name of its module. Heads by their number.
     """
 
-    def __init__(self, model: nn.Module, seen: Recording) -> None:
+    def __init__(self, seen: Recording, modules: Mapping[str, nn.Module]) -> None:
         self._sides: dict[str, Sides] = {}
         first: dict[Any, AttentionCall] = {}
-        modules = dict(model.named_modules())
-        modules[type(model).__name__] = model
         for call in seen.calls:
             if (call.layer, call.name) not in first:
                 first[call.layer, call.name] = call

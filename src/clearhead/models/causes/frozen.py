@@ -41,7 +41,8 @@ class Frozen:
 
     - A layer with weights of two axes or more takes its inputs as constants, and its result is a leaf of the graph:
       linear layers, embeddings, experts. Layers behind the last block, such as the unembedding, stay in the graph.
-      Modules around an attention module are left whole, whatever weights they hold themselves.
+      Modules around an attention module are left whole, whatever weights they hold themselves. A result of another
+      width than the residual stream is a constant: it mixes or scales what the stream holds, and adds nothing to it.
     - A norm divides by its size of this run, a constant, so it is linear in its input: a module, a function of
       `torch.nn.functional`, or a size computed by hand.
     - A gate, a sigmoid or a softmax, has its value of this run.
@@ -53,7 +54,12 @@ class Frozen:
         self.model, self.before, self.writers = model, before, now
         names = {call.name for call in before.seen.calls}
         self.around = {"", *(name[:end] for name in names for end, letter in enumerate(name) if letter == ".")}
-        self.blocks, self.told = _blocks(dict(model.named_modules()), names, before.last)
+        modules = dict(model.named_modules())
+        self.blocks, self.told = _blocks(modules, names, before.last)
+        writers = (one for call in before.seen.calls if call.origin is not None for one in call.origin.writers)
+        self.widths = {one.layer.weight.shape[0] for one in writers}
+        reads = layer_of(modules[before.last]) if before.last in modules else None
+        self.widths |= {reads.weight.shape[1]} if isinstance(reads, Linear) else set()
         self.written: list[Written] = []
         self._running: dict[int, tuple[bool, int | None]] = {}  # by module: whether it is cut, and its call
 
@@ -102,6 +108,8 @@ class Frozen:
             def leaf(one: Tensor) -> Tensor:
                 if not one.is_floating_point():
                     return one
+                if self.widths and (one.ndim == 0 or one.shape[-1] not in self.widths):
+                    return one.detach()
                 own = one.detach().requires_grad_()
                 self.written.append(Written(name, own, number, layer))
                 return own.clone()  # the model may write to it

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -11,6 +12,18 @@ from torch import Tensor
 from clearhead.base.errors import ClearheadError, ShapeError
 
 Metric = Callable[[Any], Tensor]
+
+
+@dataclass(frozen=True)
+class Named:
+    """A metric with the name and the unit of its numbers."""
+
+    name: str
+    unit: str
+    of: Metric
+
+    def __call__(self, output: Any) -> Tensor:
+        return self.of(output)
 
 
 def logits_of(output: Any) -> Tensor:
@@ -70,7 +83,7 @@ def logit_difference(token: Any, against: Any = None, position: Any = -1) -> Met
             )
         return found.squeeze(1)
 
-    return metric
+    return Named("logit" if against is None else "logit difference", "", metric)
 
 
 def kl(reference: Any, position: Any = -1) -> Metric:
@@ -96,7 +109,7 @@ def kl(reference: Any, position: Any = -1) -> Metric:
         divergence: Tensor = (chances * (wanted - found)).masked_fill(chances == 0, 0.0).sum(-1)
         return divergence
 
-    return metric
+    return Named("KL divergence", "nats", metric)
 
 
 def next_token_loss(ids: Any) -> Metric:
@@ -130,4 +143,4 @@ def next_token_loss(ids: Any) -> Metric:
         mean: Tensor = each.masked_fill(~counts, 0.0).sum(1) / counts.sum(1)
         return mean
 
-    return metric
+    return Named("loss of the next token", "nats", metric)

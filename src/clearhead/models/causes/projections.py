@@ -81,7 +81,7 @@ class Sides:
         return Made(found, torch.arange(found.weight.shape[0], device="cpu").view(count, -1), between=turned)
 
     def _found(self, side: str) -> Made | None:
-        call = self.call
+        call = self.call.unedited
         tensor = getattr(call, side)
         if call.origin is None or tensor is None:
             return None

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from copy import copy
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, get_args
 
 import numpy as np
 import torch
@@ -18,30 +16,65 @@ from clearhead.base.errors import ClearheadError
 from clearhead.base.numbers import check_count
 from clearhead.base.pages import write_page
 from clearhead.base.pictures import Panel, Side, Style, draw
-from clearhead.base.selected import items_of
 from clearhead.base.text import listed
-from clearhead.base.torch_private import tree_map_only
-from clearhead.models.attention_call import AttentionCall
+from clearhead.models.causes.cells import (
+    Cell,
+    Over,
+    cells_of,
+    checked_sides,
+    edits_of,
+    measured,
+    number_of,
+    sequences_of,
+)
 from clearhead.models.checks import run
 from clearhead.models.table import Table
 from clearhead.models.use.edits.base import Edit
-from clearhead.models.use.edits.edit import edit
 from clearhead.models.use.surveys.run import bar
 from clearhead.models.watch import watch
 
 HEADER = "clearhead sweep"
-PLAIN = (Tensor, int, float, str, type(None), torch.dtype, torch.device)  # inputs that can be repeated, or shared
-Over = Literal["layer", "head", "position"]
-Cell = dict[str, int | str]
 
 
 class Sweep(Table):
     """A row for each cell of a sweep: its layer, head or position, the `value` of the metric, and the `effect`.
 
-    `sweep` gives it. `plain`: the metric without an edit. The effect is value − plain.
+    `sweep` gives it. `plain`: the metric without an edit. The effect is value − plain. `values`, (layers, heads): the
+    effects as a tensor, whose meaning `name`, `unit` and `sentence` say, for a picture of every head. Of
+    `attribution_patching` the effects are estimates; the rows in `checked` have the `exact` effect and its `error`.
     """
 
     plain: float
+    metric: str = "metric"  # its name
+    unit: str = ""
+    estimated = False  # whether the effects are estimates from a gradient
+
+    @property
+    def name(self) -> str:
+        return f"{'estimated ' * self.estimated}effect on the {self.metric}"
+
+    @property
+    def sentence(self) -> str:
+        plain = f"{self.plain:.4g} {self.unit}".rstrip()
+        change = "The change, to first order," if self.estimated else "The change"
+        return f"{change} of the {self.metric} when this head alone is edited; without an edit it is {plain}."
+
+    @property
+    def checked(self) -> Table:
+        """The rows of an estimate whose exact effect was computed, the largest estimate first."""
+        known = (row for row in self if not math.isnan(row.get("exact", math.nan)))
+        return Table(sorted(known, key=lambda row: -abs(row["effect"])))
+
+    @property
+    def values(self) -> Tensor:
+        """The effects, float64 (layers, heads), layers in the order of the table; NaN where there is no such head."""
+        sides = [side for side in get_args(Over) if self and side in self[0]]
+        if sides != ["layer", "head"]:
+            raise ClearheadError(
+                f"values has a number for each layer and head, and this sweep is over {listed(sides)}. "
+                'Sweep over ("layer", "head"), or use grid(rows, columns).'
+            )
+        return torch.from_numpy(self.grid("layer", "head")[0])
 
     def grid(self, rows: Over, columns: Over) -> tuple[np.ndarray, list[int | str], list[int | str]]:
         """The effects as a matrix, with the names of its rows and of its columns; NaN where there is no cell."""
@@ -66,7 +99,7 @@ class Sweep(Table):
             effects, names, others = self.grid(*sides)
             across = Side(sides[1], len(others), [str(name) for name in others])
         down = Side(sides[0], len(names), [str(name) for name in names])
-        meaning = f"change of the metric, {self.plain:.4g} without an edit"
+        meaning = f"{'estimated ' * self.estimated}change of the {self.metric}, {self.plain:.4g} without an edit"
         style = Style(title, cmap, "signed", ax, bar)
         return draw([Panel(effects, np.isnan(effects))], down, across, style, meaning)
 
@@ -96,144 +129,51 @@ def sweep(
     `make_edit`: a function of the cell's `layer`, `head` and `position`, whichever `over` names, as keywords; it gives
     an edit, or a list of edits. A layer is its number, or its name where the model has several stacks. `inputs`: as for
     `assert_attends`. `metric`: a function of the model's output that gives a number, or one for each sequence, whose
-    mean counts: `logit_difference`, `kl`, `next_token_loss`, or your own. `over`: one or several of "layer", "head" and
-    "position", a query's; layers and heads are those of the model's attention calls on these inputs.
+    mean counts: `logit_difference`, `kl`, `next_token_loss`, or your own, which may have attributes `name` and `unit`.
+    `over`: one or several of "layer", "head" and "position", a query's; layers and heads are those of the model's
+    attention calls on these inputs.
     `batch`: how many cells run at once, as copies of the inputs side by side, each with its own edit. Tensors of the
     inputs whose first dimension is the number of sequences are repeated, and the outputs' are split again; what else
     the model gives, such as a loss or a cache, is None. So it is for models whose sequences do not act on each other,
     and whose attention calls all have as many sequences as the inputs. `folder`: a folder where results are kept, from
     which an interrupted sweep goes on; it belongs to one model, inputs and edit.
-    Gives a `Sweep`, a `Table` with a row for each cell, which has `plain`, `grid` and `plot()`. Raises a
+    Gives a `Sweep`, a `Table` with a row for each cell, which has `plain`, `values`, `grid` and `plot()`. Raises a
     `ClearheadError` for an edit that changed nothing, and for a metric that gives no number.
     Cost: a run of the model for each cell, without gradients, or for each `batch` cells a run on so many copies.
     Source: Michel et al. 2019, "Are Sixteen Heads Really Better than One?"; Meng et al. 2022, "Locating and Editing
     Factual Associations in GPT".
     """
-    sides = items_of(over)
-    known = [side for side in sides if isinstance(side, str) and side in get_args(Over)]
-    if not sides or len(set(known)) != len(sides):
-        raise ClearheadError(f"sweep: over is {over!r:.60}; expected one or several of {listed(get_args(Over))}.")
-    if not callable(make_edit) or not callable(metric):
-        raise ClearheadError(
-            "sweep: make_edit and metric are functions, such as lambda layer, head: ch.edits.Ablate(layer, head) and "
-            "ch.models.logit_difference(token)."
-        )
+    sides = checked_sides(over, make_edit, metric, "sweep")
     batch = check_count(batch, 1, "sweep: batch")
     with watch(model) as seen:
-        plain = _number(metric, run(model, inputs))
-    cells = list(_cells(seen.calls, sides))
+        plain = float(number_of(metric, run(model, inputs)).detach())
+    cells = list(cells_of(seen.calls, sides))
     kept = _Kept(folder, cells, plain)
-    count = _sequences(inputs, seen.calls) if batch > 1 else 1
-    with bar(len(cells), "cells", len(kept.values)) as shown:
-        while len(kept.values) < len(cells):
-            some = cells[len(kept.values) :][:batch]
-            kept.add(_values(model, make_edit, inputs, metric, some, count))
+    count = sequences_of(inputs, seen.calls) if batch > 1 else 1
+    with bar(len(cells), "cells", len(kept.numbers)) as shown:
+        while len(kept.numbers) < len(cells):
+            some = cells[len(kept.numbers) :][:batch]
+            edits = [edits_of(make_edit, cell, "sweep") for cell in some]
+            kept.add(measured(model, edits, inputs, metric, count))
             shown.update(len(some))
-    rows = zip(cells, kept.values, strict=True)
-    found = Sweep({**cell, "value": value, "effect": value - plain} for cell, value in rows)
-    found.plain = plain
+    rows = zip(cells, kept.numbers, strict=True)
+    return sweep_of(({**cell, "value": value, "effect": value - plain} for cell, value in rows), plain, metric)
+
+
+def sweep_of(rows: Iterable[dict[str, Any]], plain: float, metric: Any, estimated: bool = False) -> Sweep:
+    """A table of these rows. `metric`: may have a name and a unit, as attributes."""
+    found = Sweep(rows)
+    name, unit = getattr(metric, "name", None), getattr(metric, "unit", None)
+    found.plain, found.estimated = plain, estimated
+    found.metric, found.unit = name if isinstance(name, str) else "metric", unit if isinstance(unit, str) else ""
     return found
 
 
-def _cells(calls: Sequence[AttentionCall], sides: Sequence[Over]) -> Iterator[Cell]:
-    """Every cell of these sides, for each layer that made a call."""
-    if not calls:
-        raise ClearheadError("sweep: the model made no attention call that is recognised.")
-    known: dict[tuple[Any, ...], None] = {}
-    for call in calls:
-        every = {"layer": [call.layer.column], "head": range(call.shape[1]), "position": range(call.shape[2])}
-        for cell in itertools.product(*(every[side] for side in sides)):
-            known[cell] = None
-    return (dict(zip(sides, cell, strict=True)) for cell in known)
-
-
-def _values(
-    model: nn.Module, make_edit: Callable[..., Any], inputs: Any, metric: Any, cells: list[Cell], count: int
-) -> list[float]:
-    """The metric of each cell, of a run of them all."""
-    edits = []
-    for place, cell in enumerate(cells):
-        made = make_edit(**cell)
-        own = [made] if isinstance(made, Edit) else made
-        if not isinstance(own, Sequence) or not own or not all(isinstance(one, Edit) for one in own):
-            raise ClearheadError(
-                f"sweep: make_edit gave {made!r:.60} for {cell}; expected an edit, such as ch.edits.Ablate(layer, "
-                "head)."
-            )
-        for one in own:
-            mine = copy(one)  # an edit may be given for several cells
-            mine.sequences = slice(place * count, (place + 1) * count) if len(cells) > 1 else slice(None)
-            edits.append(mine)
-    with edit(model, *edits):
-        output = run(model, inputs if len(cells) == 1 else _repeated(inputs, count, len(cells)))
-    if len(cells) == 1:
-        return [_number(metric, output)]
-    return [_number(metric, _split(output, count, len(cells), place)) for place in range(len(cells))]
-
-
-def _number(metric: Callable[[Any], Any], output: Any) -> float:
-    """The metric of an output: a number, or the mean of one for each sequence."""
-    found = metric(output)
-    try:
-        numbers = torch.as_tensor(found, dtype=torch.float64)
-    except (TypeError, ValueError, RuntimeError):
-        numbers = torch.empty(0, dtype=torch.float64, device="cpu")
-    if numbers.ndim > 1 or not numbers.numel():
-        what = tuple(found.shape) if isinstance(found, Tensor) else repr(found)[:60]
-        raise ClearheadError(
-            f"sweep: the metric gave {what}; expected a number, or one for each sequence, (B,). With batch > 1, parts "
-            "of the output without a dimension of sequences, such as a loss, are None."
-        )
-    return float(numbers.mean())
-
-
-def _sequences(inputs: Any, calls: Sequence[AttentionCall]) -> int:
-    """How many sequences the inputs hold: those of every attention call, and the first dimension of a tensor."""
-    leaves: list[Any] = []
-    tree_map_only(object, leaves.append, dict(inputs) if isinstance(inputs, Mapping) else inputs)
-    for one in leaves:
-        if not isinstance(one, PLAIN):
-            raise ClearheadError(f"sweep: the inputs hold a {type(one).__name__}, which is not repeated. Pass batch=1.")
-    shapes = [tuple(one.shape) for one in leaves if isinstance(one, Tensor)]
-    counts = {call.shape[0] for call in calls}
-    if len(counts) != 1 or not counts <= {shape[0] for shape in shapes if shape}:
-        raise ClearheadError(
-            f"sweep: the inputs are tensors of the shapes {', '.join(map(str, shapes))}, and the model's attention "
-            f"calls have {' or '.join(map(str, sorted(counts)))} sequences. Copies of the inputs side by side are told "
-            "apart where both are the same number. Pass batch=1."
-        )
-    return counts.pop()
-
-
-def _repeated(inputs: Any, count: int, times: int) -> Any:
-    """The inputs several times, side by side: a dict, not a tokenizer's class, since its tensors are repeated."""
-
-    def more(one: Tensor) -> Tensor:
-        if one.ndim and one.shape[0] == count:
-            return one.repeat(times, *[1] * (one.ndim - 1))
-        return one
-
-    return tree_map_only(Tensor, more, dict(inputs) if isinstance(inputs, Mapping) else inputs)
-
-
-def _split(output: Any, count: int, times: int, place: int) -> Any:
-    """The part of one cell in an output of several: None where the output has no dimension of sequences."""
-
-    def own(one: Tensor) -> Tensor | None:
-        if one.ndim and one.shape[0] == count * times:
-            return one[place * count : (place + 1) * count]
-        return None  # of all cells together
-
-    if isinstance(output, Mapping):  # an output of transformers has its fields as attributes too
-        return type(output)(**{name: tree_map_only(Tensor, own, value) for name, value in output.items()})
-    return tree_map_only(Tensor, own, output)
-
-
 class _Kept:
-    """The values of the cells that are done, in a file where a folder is given: a line for each run of the model."""
+    """The metric of the cells that are done, in a file where a folder is given: a line for each run of the model."""
 
     def __init__(self, folder: Any, cells: list[Cell], plain: float) -> None:
-        self.values: list[float] = []
+        self.numbers: list[float] = []
         self._path: Path | None = None
         if folder is None:
             return
@@ -261,19 +201,19 @@ class _Kept:
                 "is another. Pass a folder that only this sweep uses."
             )
         whole = 1  # the lines before one that was interrupted
-        for values in rest:
-            if not isinstance(values, list) or not all(isinstance(value, float) for value in values):
+        for line in rest:
+            if not isinstance(line, list) or not all(isinstance(number, float) for number in line):
                 break
-            self.values += values
+            self.numbers += line
             whole += 1
         if whole < len(lines):
             write_page(self._path, "".join(f"{line}\n" for line in lines[:whole]), "sweep")
-        self.values = self.values[: len(cells)]
+        self.numbers = self.numbers[: len(cells)]
 
-    def add(self, values: list[float]) -> None:
-        self.values += values
+    def add(self, numbers: list[float]) -> None:
+        self.numbers += numbers
         if self._path is not None:
-            self._write(values)
+            self._write(numbers)
 
     def _write(self, line: Any) -> None:
         assert self._path is not None

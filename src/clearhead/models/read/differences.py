@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from clearhead.base.errors import ClearheadError, ShapeError, UnsupportedError, columns
 from clearhead.base.text import said
@@ -23,6 +24,7 @@ from clearhead.models.call import first_columns
 from clearhead.models.calls import Calls, Label, labels
 from clearhead.models.table import Table
 from clearhead.models.tap.layers import FIRST, LayerName
+from clearhead.models.weights import weights_of
 from clearhead.problem.problem import Problem
 from clearhead.problem.record import now
 from clearhead.problem.region import Region, host_part
@@ -108,13 +110,17 @@ class MasksDiffer(ClearheadError):
 def divergences(mine: AttentionCall, theirs: AttentionCall, places: Places) -> Tensor:
     """The Jensen–Shannon divergence of each query's weights, in nats, float64 (B, H, Lq); NaN for those left out.
 
-    Raises `MasksDiffer` where the masks differ on a query that counts.
+    Raises `MasksDiffer` where the masks differ on a query that counts, unless an edit changed one of the calls.
     """
+    edited = mine.edited or theirs.edited
     calls, of = (mine, theirs), places or (None, None)
     looked = _both_look(calls, of)
     problems = [among(call.record.problem, looked_in) for call, looked_in in zip(calls, looked, strict=True)]
-    sides = [Aligned(Weights(FromRecord(now(p), {})), at) for p, at in zip(problems, of, strict=True)]
-    rest = places is not None or any(problem.sinks is not None for problem in problems)
+    sides = [
+        Aligned(weights_of(FromRecord(now(p), {}), None, call.factor), at)
+        for call, p, at in zip(calls, problems, of, strict=True)
+    ]
+    rest = places is not None or edited or any(problem.sinks is not None for problem in problems)
     for side in sides:
         side.weights.logsumexp()  # the weights keep it, and then compute parts of rows
     batch, heads, queries, _ = sides[0].sizes.shape
@@ -128,11 +134,12 @@ def divergences(mine: AttentionCall, theirs: AttentionCall, places: Places) -> T
             keys = EVERY if places is not None else _hull(problems, *at)
             if not equal:
                 masks = [_kept(p, places_of, *at, keys).cpu() for p, places_of in zip(problems, of, strict=True)]
-                _check_masks(mine.name, masks, b, row, places)
+                if not edited:
+                    _check_masks(mine.name, masks, b, row, places)
             p, q = (side.part(*at, keys).cpu() for side in sides)
             found[at] = jensen_shannon(p, q, rest)
             if not equal:
-                found[at].masked_fill_(~masks[0].any(-1), torch.nan)
+                found[at].masked_fill_(~(masks[0].any(-1) | masks[1].any(-1)), torch.nan)
     return found if sees is None else found.masked_fill_(~sees.cpu(), torch.nan)
 
 
@@ -298,8 +305,21 @@ class Differences(Calls[CallDifference]):
     """The differences between the calls of two recordings. `Recording.compare` gives it.
 
     Calls are found as in a `Recording`, by number, module and run: each is a `CallDifference`. `most`: the number of
-    the call and the head that differ most. `str()` names them in a sentence.
+    the call and the head that differ most. `str()` names them in a sentence. `values`, (calls, heads): the divergences
+    as a tensor, whose meaning `name`, `unit` and `sentence` say, for a picture of every head.
     """
+
+    name = "divergence"
+    unit = "nats"
+    sentence = (
+        "The Jensen–Shannon divergence of this head's weights in one recording from those in the other, a mean over "
+        "the queries."
+    )
+
+    @property
+    def values(self) -> Tensor:
+        """The divergences, float64 (calls, heads); NaN where no query counts, and where a call has no such head."""
+        return pad_sequence([call.divergence for call in self.calls], batch_first=True, padding_value=torch.nan)
 
     @property
     def most(self) -> tuple[int, int]:
@@ -332,11 +352,12 @@ def compare_calls(mine: list[AttentionCall], theirs: list[AttentionCall], matche
     places = checked_places(matched)
     check_calls(mine, theirs)
     for call in (*mine, *theirs):
-        if call.factor is not None:
+        if call.factor is not None and bool(((call.factor < 0) | (call.factor > 1)).any()):
+            low, high = float(call.factor.min()), float(call.factor.max())
             raise UnsupportedError(
-                f"compare: an edit multiplied weights of {call.name} after the softmax, and the divergence is of "
-                "softmaxes. Compare recordings without ScaleHeads and without Knockout(after=True), or parts by hand: "
-                "seen[0].weights[index]."
+                f"compare: an edit multiplied weights of {call.name} after the softmax by {low:.3g} … {high:.3g}, and "
+                "the divergence is of weights from 0 on whose sum is at most 1. Compare recordings without such a "
+                "factor of ScaleHeads, or parts by hand: seen[0].weights[index]."
             )
     found = []
     for number, (one, other, label) in enumerate(zip(mine, theirs, labels(mine), strict=True)):
@@ -360,4 +381,4 @@ def _weights(call: AttentionCall) -> Weights:
     """The call's own weights, (B, H, Lq, Lk)."""
     problem = call.record.problem
     record = call.record._replace(problem=problem._replace(sizes=problem.sizes._replace(leading=None)))
-    return Weights(FromRecord(record, {}))
+    return weights_of(FromRecord(record, {}), None, call.factor)

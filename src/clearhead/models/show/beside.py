@@ -43,8 +43,9 @@ class Beside:
     """The layers of two recordings, as `Paged` gives those of one, and the divergences of the first's heads.
 
     The positions of two calls correspond one to one where equally many are shown, else by `match_tokens` of their
-    words. `match_tokens` is used too where it finds more equal words, as where one word was put in and another left
-    out. Raises the errors of `Recording.compare` where calls do not fit, and a `ClearheadError` where words are needed.
+    words, those too that replace each other. `match_tokens` is used too where it finds more equal words, as where one
+    word was put in and another left out. Raises the errors of `Recording.compare` where calls do not fit, and a
+    `ClearheadError` where words are needed.
     """
 
     def __init__(self, mine: Paged, theirs: Paged) -> None:
@@ -173,12 +174,13 @@ def _correspondence(text: Sequence[str], other: Sequence[str]) -> tuple[list[int
     other.
     """
     if len(text) != len(other):
-        return match_tokens(text, other)
+        return match_tokens(text, other, replaced=True)
     in_place = sum(a == b for a, b in zip(text, other, strict=True))
     if in_place == len(text) or not set(text) & set(other):
         return None
-    found = match_tokens(text, other)
-    return found if len(found[0]) > in_place else None
+    if len(match_tokens(text, other)[0]) <= in_place:
+        return None
+    return match_tokens(text, other, replaced=True)
 
 
 def beside_of(mine: Paged, other: Any, tokens: Iterable[str] | None) -> Beside:
@@ -219,4 +221,6 @@ def one_sequence(call: AttentionCall, sequence: int) -> AttentionCall:
         uniform=uniform if uniform is None or len(uniform) == 1 else uniform[some],
         cached_value=None,
         outcome=None,
+        factor=None if call.factor is None else call.factor[some],
+        plain=None,
     )

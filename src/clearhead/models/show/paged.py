@@ -16,7 +16,7 @@ from clearhead.models.attention_call import AttentionCall, norms_of
 from clearhead.models.call import word_list
 from clearhead.models.calls import labels
 from clearhead.models.read.distinctive import distinctive, measured
-from clearhead.models.read.tokens import Tokens, told_unread, words_read
+from clearhead.models.read.tokens import Tokens, told_unread
 from clearhead.report import Layer, Page
 from clearhead.report.from_call import layer_from_call
 from clearhead.report.layer import LeftOut
@@ -46,12 +46,11 @@ class Paged:
         sizes = _sizes(calls, self.sequence)
         tokens = told_unread(calls, word_list(name, tokens), name)
         self.words, self.source = words(name, tokens, sizes), words("source_tokens", source_tokens, sizes)
-        steps = [(call.run, words_read(call, len(self.words))) for call in calls]
-        self.read = {run: read for run, read in steps if read is not None}
         self.tokens = Tokens(self.words or None, self.source or None)
         self.labels = labels(calls)
         self.roles = roles([(call.name, call.kind) for call in calls])
         self.found: dict[int, Mapping[Measure, Found]] = {}
+        self.last = {call.cached_key.chain: call for call in calls}
 
     def alike(self, calls: Sequence[AttentionCall], tokens: Iterable[str] | None) -> Paged:
         """The calls of another recording, for the same page. `tokens`: its words; None for the same words."""
@@ -92,15 +91,30 @@ class Paged:
         """The words of a call's queries and keys."""
         call = self.calls[number]
         queries, keys = call.weights.shape[-2:]
-        own, other = self.words, self.source or self.words
-        cross = call.kind == "cross"
-        read = self.read.get(call.run) if cross else words_read(call, len(own))
-        if read is not None:  # a step of a generation has read a part of the text
-            return own[:read][-queries:], other if cross else own[:read]
-        fits = len(own) in (keys, *words_of(call, self.sequence)[1:])
-        if call.kind == "self" and (not fits or (self.roles[number] == "encoder" and self.source)):
-            own = other
-        return own[-queries:], other if call.kind == "cross" else own
+        if call.kind == "cross":
+            return self._looking(call, queries), self.source or self.words
+        role = self.roles[number]
+        given = [self.words, self.source] if role != "encoder" else [self.source, self.words]
+        lengths = keys, *words_of(call, self.sequence)[1:]
+        last = self.last[call.cached_key.chain]  # a step of a generation has read the first words of the last step
+        whole = last.cached_key.shape[2], *words_of(last, self.sequence)[1:]
+        for text in given[: 1 if role == "decoder" else 2]:
+            if len(text) in lengths:
+                return text[-queries:], text
+            if len(text) in whole:
+                text = text[: lengths[whole.index(len(text))]]
+                return text[-queries:], text
+        return [str(place) for place in range(keys)][-queries:], []
+
+    def _looking(self, call: AttentionCall, queries: int) -> list[str]:
+        """The words of the queries of cross attention, whose steps in a generation follow each other."""
+        steps = [other for other in self.calls if other.cached_key.chain is call.cached_key.chain]
+        if len(steps) == 1:
+            return self.words[-queries:]
+        before = sum(other.query.shape[2] for other in steps if other.cached_key.number < call.cached_key.number)
+        every = sum(other.query.shape[2] for other in steps)
+        text = self.words or [str(place) for place in range(every)]
+        return text[before:][:queries] if every == len(text) else []
 
     def layers(self, numbers: Iterable[int] | None = None) -> Iterator[Layer | LeftOut]:
         """These calls, one at a time."""

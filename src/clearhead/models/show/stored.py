@@ -196,7 +196,7 @@ def _fits(dim: str, size: int, read: Read) -> bool:
 FLOAT, WHOLE, BOOL = FLOATS, (torch.int64,), (torch.bool,)
 
 
-FORMAT = 6
+FORMAT = 7
 HEADER = "clearhead recording"
 
 
@@ -370,6 +370,7 @@ _CALL = fields(
     dropped=flag,
     factor=optional(tensor(FLOAT, "B H Lq")),
     layer=fields(number=whole(), stack=text),
+    edited=flag,
 )
 _FILE = fields(format=whole(), chains=each(_chain), calls=each(_one_call))
 
@@ -404,6 +405,7 @@ def _written(call: AttentionCall, tensors: _Tensors, chains: _Chains) -> dict[st
         "dropped": call.outcome is not None and call.outcome.dropped,
         "factor": tensors.put(call.factor),
         "layer": {"number": call.layer.number, "stack": call.layer.stack},
+        "edited": call.edited,
     }
 
 
@@ -462,4 +464,5 @@ def _call(read: Mapping[str, Any]) -> AttentionCall:
         None if outcome is None else Outcome(outcome[0], outcome[1], read["dropped"]),
         factor=read["factor"],
         layer=LayerName(**read["layer"], cross=read["kind"] == "cross"),
+        edited=read["edited"],
     )

@@ -280,23 +280,16 @@ class Recorder(Receiver):
             steps = CallFacts(kind, self.run, sizes.queries, in_use, joins=joins, tokens=tokens)
             with unobserved():
                 keys, values = self._caches.add(name, steps, key, value, fresh)
-        factor = None
-        if change is not None:
-            with unobserved(), self.inside():  # an edit of the caller's own may compute attention
-                ran = edited(change, score, query, uniform, name, self._copies_values)
-            if ran.problem.visible is not problem.visible and ran.problem.spans is not None:
-                said = "no mask" if mask is None else mask.title()
-                mask = RecordedMask(ran.problem.spans, sizes, f"{said}, edited")
-            record, query, uniform, factor = now(ran.problem), ran.query, ran.uniform, ran.factor
-            values = values if ran.value is None else alone(ran.value)
         if joins:
             whole = keys.tensor() if keys.whole else no_key(keys)
-            record = record._replace(problem=with_key(record.problem, whole))
+            record = record._replace(problem=with_key(problem, whole))
         origin = origin or origin_of(innermost)
         call = AttentionCall(
             name, kind, query, keys, score, mask, backend, record, uniform, padding, self.run, values, outcome, origin,
-            factor, site.layer,
+            layer=site.layer,
         )  # fmt: skip
+        if change is not None:
+            call = self._edited(call, change, joins)
         if outcome is not None and origin is not None:
             self._origins.made(outcome, origin)
         self.sizes.add((sizes.batch, sizes.keys))
@@ -320,6 +313,29 @@ class Recorder(Receiver):
                 self.asked.merge.add(found)
         self.seen += 1
         return answer if outcome is None else outcome.of(place, self.asked.gradients)
+
+    def _edited(self, call: AttentionCall, change: Change, joins: bool) -> AttentionCall:
+        """The call with the changes of an edit. `joins`: its key is of a chain of keys, which no edit changes."""
+        with unobserved(), self.inside():  # an edit of the caller's own may compute attention
+            ran = edited(change, call.score, call.query, call.uniform, call.name, self._copies_values)
+        problem, mask = ran.problem, call.mask
+        if problem.visible is not change.problem.visible and problem.spans is not None:
+            said = "no mask" if mask is None else mask.title()
+            mask = RecordedMask(problem.spans, problem.sizes, f"{said}, edited")
+        plain = None
+        if self.copies:  # its output is not the backend's: it is computed where it is looked at
+            plain = replace(call, outcome=None if call.outcome is None else Outcome(dropped=call.outcome.dropped))
+        return replace(
+            call,
+            query=ran.query,
+            mask=mask,
+            kept=now(with_key(problem, call.kept.problem.key) if joins else problem),
+            uniform=ran.uniform,
+            cached_value=call.cached_value if ran.value is None else alone(ran.value),
+            factor=ran.factor,
+            edited=True,
+            plain=plain,
+        )
 
     def _check_dropout(self, name: str, dropout_p: float) -> None:
         if dropout_p and self.asked.gradients:

@@ -62,6 +62,13 @@ class ReducedCall(Call):
         )
 
     @property
+    def unedited(self) -> NoReturn:
+        raise ClearheadError(
+            f"{self.name} was reduced by statistics(…), with the changes of any edit, and its query and key were not "
+            "kept. Look at it without its edit by ch.watch(model), whose calls have unedited."
+        )
+
+    @property
     def means(self) -> tuple[Tensor, ...]:
         """The mean of each result for each head, over the batch and the `queries` or `keys`: (H, …), float64.
 

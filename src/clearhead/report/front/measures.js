@@ -84,13 +84,13 @@ export function valueWords(name, value) {
 }
 
 /**
- * "previous token 71%, uniform would be 4%"
+ * "previous token 71%; uniform attention: 4%"
  *
  * @param {string} name
  * @param {Figure | null} figure
  */
 export const figureWords = (name, figure) => `${titleOf(name)} ${figure === null ? "–" : valueWords(name, figure.value)}` +
-  (figure === null ? ", not known" : ALONE.has(name) ? "" : `, uniform would be ${valueWords(name, figure.uniform)}`);
+  (figure === null ? ", not known" : ALONE.has(name) ? "" : `; uniform attention: ${valueWords(name, figure.uniform)}`);
 
 /**
  * The departure that has the strongest colour: a round number that no head of the page exceeds by much.
@@ -106,16 +106,18 @@ export function limitOf(name, figures) {
 }
 
 /**
- * What the ends of the colours mean: "50 points less than uniform", "1/8 × uniform".
+ * What the ends and the middle of the colours mean: "−50", "≤ 1/8 ×".
  *
  * @param {string} name
  * @param {number} limit
+ * @param {boolean} [below] whether no head is above uniform attention
  */
-export function limitWords(name, limit) {
+export function limitWords(name, limit, below = false) {
   if (name === NATS) return ["the same weights", `${limit} nats`];
   if (ALONE.has(name)) return [String(-limit), "0", String(limit)];
-  if (RATIOS.has(name)) return [`1/${2 ** limit} × or less`, "as uniform", `${2 ** limit} × or more`];
-  return [`${100 * limit} points less`, "as uniform", `${100 * limit} points more`];
+  const words = RATIOS.has(name) ? [`≤ 1/${2 ** limit} ×`, "1 × uniform attention", `≥ ${2 ** limit} ×`]
+    : [`−${100 * limit}`, "percentage points from uniform attention", `+${100 * limit}`];
+  return below ? words.slice(0, 2) : words;
 }
 
 /**

@@ -35,6 +35,8 @@ const panesOf = (page) => [
   new ComparePane(page), new LinesPane(page), new PairPane(page), new EverywherePane(page),
 ];
 
+const LINGER = 60; // milliseconds that a pointer stays before all that is shown of a pair is drawn
+
 const ADDRESS = {
   ...ADDRESS_OF_HEADS, ...ADDRESS_OF_TOKENS, ...ADDRESS_OF_TEXT, ...ADDRESS_OF_MAP, ...ADDRESS_OF_COMPARISON,
   ...ADDRESS_OF_LINES,
@@ -42,8 +44,9 @@ const ADDRESS = {
 
 /**
  * `run`: the data. `view`: what is chosen, changed by `choose` alone. `shown`: what the panes show. A pane is made with
- * the page, shows in `paint(shown)`, and previews a pair in `hover(pair)`, `{ i, j }` or null. While a long head is being
- * read, `sketch(shown)` shows what a pane can without its weights. `close()` ends what a pane has begun outside the page.
+ * the page, shows in `paint(shown)`, and previews a pair in `hover(pair)`, `{ i, j }` or null; what takes longer to draw is
+ * drawn in `linger(shown)` once the pointer has stayed, or left. While a long head is being read, `sketch(shown)` shows what
+ * a pane can without its weights. `close()` ends what a pane has begun outside the page.
  */
 export class Page {
   /**
@@ -63,6 +66,10 @@ export class Page {
     this.shown = null;
     /** @type {Pair | null} */
     this.hovered = null;
+    /** @type {Shown | null} the token and the pair that are pointed at */
+    this.passing = null;
+    /** @type {ReturnType<typeof setTimeout> | undefined} */
+    this.lingering = undefined;
     this.turn = 0;
     this.step = false;
     this.room = 0; // the width for which it was painted
@@ -96,6 +103,11 @@ export class Page {
     return this.shown;
   }
 
+  /** The same with the token and the pair that are pointed at, if any: all panes show the weights of one token at a time. */
+  get current() {
+    return this.passing ?? this.now;
+  }
+
   /** The shown head, also while a long head is being read. */
   get drawn() {
     if (!this.shown) throw new Error("nothing is shown yet");
@@ -111,6 +123,7 @@ export class Page {
   close() {
     this.turn = NaN; // stops a refresh
     clearTimeout(this.resizing);
+    clearTimeout(this.lingering);
     this.resized.disconnect();
     this.theme.close();
     for (const pane of this.panes) pane.close?.();
@@ -139,15 +152,38 @@ export class Page {
   }
 
   /**
-   * Shows a pair in passing, in all panes: `{ i, j }`, either of them null where a whole token is meant.
+   * Shows a pair in passing, in all panes: `{ i, j }`, either of them null where a whole token is meant. `view`: "out" shows
+   * the weights of the pair's query, "in" those of its key.
    *
    * @param {Pair | null} pair
+   * @param {Direction} [view]
    */
-  hover(pair) {
-    const same = pair?.i === this.hovered?.i && pair?.j === this.hovered?.j;
-    if (same || !this.shown?.look) return;
+  hover(pair, view = this.view.view) {
+    if (!this.shown?.look) return;
+    const same = pair?.i === this.hovered?.i && pair?.j === this.hovered?.j && view === this.current.view;
+    if (same) return;
     this.hovered = pair;
+    this.passing = pair && this.pointedAt(pair, view);
     for (const pane of this.panes) pane.hover?.(pair);
+    clearTimeout(this.lingering);
+    this.lingering = setTimeout(() => this.panes.forEach((pane) => pane.linger?.(this.current)), LINGER);
+  }
+
+  /**
+   * What is shown of a pair that is pointed at; null where it has no token of this direction.
+   *
+   * @param {Pair} pair
+   * @param {Direction} view
+   * @returns {Shown | null}
+   */
+  pointedAt({ i, j }, view) {
+    const shown = this.now;
+    const [token, other] = view === "out" ? [i, j] : [j, i];
+    if (token === null) return null;
+    const known = [shown.look, this.passing?.look].find((one) => one?.head === shown.head && one.view === view && one.token === token);
+    const look = known ?? lookOf(shown.head, view, token);
+    const pair = other ?? look.ranked[0] ?? null;
+    return { ...shown, view, look, pair, ...(view === "out" ? { i: token, j: pair } : { i: pair, j: token }) };
   }
 
   /**
@@ -212,17 +248,19 @@ export class Page {
     const look = lookOf(head, view.view, token);
     const pair = view.pair ?? look.ranked[0] ?? null;
     const [i, j] = view.view === "out" ? [token, pair] : [pair, token];
-    const passing = view.address === this.painted ? this.hovered : null; // only the room or the theme has changed
+    /** @type {[Pair | null, Direction]} of which only the room or the theme has changed */
+    const passing = [view.address === this.painted ? this.hovered : null, this.passing?.view ?? view.view];
     this.painted = view.address;
     this.room = this.host.clientWidth;
-    this.hovered = null;
+    this.hovered = this.passing = null;
+    clearTimeout(this.lingering);
     const shown = { head, layer, look, pair, i, j, names, view: view.view, scale: this.scaleOf(head) };
     this.shown = shown;
     this.main.inert = false;
     this.onaddress(view.address, this.step);
     this.step = false;
     for (const pane of this.panes) pane.paint?.(shown);
-    if (passing) this.hover(passing);
+    if (passing[0]) this.hover(...passing);
     this.host.dataset.shown = [view.layer, view.head, view.view, token, pair ?? "none"].join("/");
   }
 }

@@ -2,12 +2,12 @@
 
 import { everyIn, make } from "../../base/front/dom.js";
 import { grouped } from "../../base/front/numbers.js";
-import { barOf } from "./bar.js";
+import { barOf, signedBarOf } from "./bar.js";
 import { receivedRatios } from "./marks.js";
 import { oneText } from "./view.js";
-import { countsOf, entropyOf, equalShare, lookOf, mayLook, rankOf, sinkShareOf, term, weightOf } from "./weights.js";
+import { countsOf, entropyOf, mayLook, sinkShareOf, term, weightOf } from "./weights.js";
 import { LONG, paintWhy } from "./why.js";
-import { nameOf, percent, plural, signed, times } from "./words.js";
+import { nameOf, percent, placeWords, signed, times } from "./words.js";
 
 /**
  * @import { Page } from "./mount.js"
@@ -16,22 +16,6 @@ import { nameOf, percent, plural, signed, times } from "./words.js";
 
 const LISTED = 8;
 const TERMS = 6; // dimensions of a score that are shown, the largest first
-
-/**
- * "rank 3 of 120, 4.3 × uniform", for the other token of a look.
- *
- * @param {Look} look
- * @param {number} other
- */
-function placeOf(look, other) {
-  const i = look.view === "out" ? look.token : other;
-  const j = look.view === "out" ? other : look.token;
-  if (!mayLook(look.head, i, j)) return "masked: may not look";
-  const weight = look.weights[other];
-  const ratio = times(weight / equalShare(look.head, i));
-  return `rank ${rankOf(look, other)} of ${look.allowed.length}` +
-    `${look.view === "out" ? "" : " lookers"}, ${ratio} uniform`;
-}
 
 /**
  * The words about what a pair moves: the length of the weighted value, and of what the layer that writes the heads makes
@@ -43,20 +27,21 @@ function placeOf(look, other) {
  */
 function movesOf(head, i, j) {
   /**
-   * @param {string} words
+   * @param {string} name
+   * @param {string} adds
    * @param {Numbers | null} lengths
    */
-  const one = (words, lengths) => {
+  const one = (name, adds, lengths) => {
     if (lengths === null) return [];
     const moved = Float64Array.from(lengths, (length, key) => weightOf(head, i, key) * length);
     const all = moved.reduce((sum, one) => sum + one, 0);
     const rank = 1 + moved.reduce((above, one) => above + (one > moved[j] ? 1 : 0), 0);
-    return [`${words} = ${moved[j].toPrecision(3)}, ${percent(all > 0 ? moved[j] / all : 0)} of all such lengths of this query, rank ${rank}`];
+    return [`${name} = ${moved[j].toPrecision(3)}, the length of what ${adds}: ${percent(all > 0 ? moved[j] / all : 0)} of the sum of all keys' lengths, rank ${rank} by length`];
   };
   return [
-    ...one("moves the head's output by ‖weight · value‖", head.valueNorms),
-    ...one("moves the layer's result by ‖weight · value · W_O‖", head.transformedNorms),
-  ].join("; ");
+    ...one("‖weight · value‖", "this key adds to the head's output", head.valueNorms),
+    ...one("‖weight · value · W_O‖", "it adds to the layer's result", head.transformedNorms),
+  ].join("\n");
 }
 
 /**
@@ -92,24 +77,38 @@ export class PairPane {
     this.page = page;
     /** @type {ReturnType<typeof setTimeout> | undefined} */
     this.waiting = undefined;
-    /** @type {Look | null} of the row in which a pointer is */
-    this.near = null;
-    const [pane, sheet] = [page.find("detail"), page.find("sheet")];
-    sheet.addEventListener("click", () => { // a sheet at the foot of narrow screens
-      sheet.setAttribute("aria-expanded", String(pane.toggleAttribute("data-open")));
-    });
+    /** @type {Look | null} the weights that are listed */
+    this.listed = null;
+    for (const [name, button] of [["detail", "sheet"], ["overview", "more-heads"]]) { // parts of which narrow screens show little
+      page.find(button).addEventListener("click", ({ currentTarget }) => {
+        const open = page.find(name).toggleAttribute("data-open");
+        if (currentTarget instanceof HTMLElement) currentTarget.setAttribute("aria-expanded", String(open));
+      });
+    }
     this.terms = page.find("terms", HTMLDetailsElement);
     this.terms.addEventListener("toggle", () => this.paintTerms(page.shown));
   }
 
   /** @param {Shown} shown */
   paint(shown) {
+    this.listed = null;
+    this.page.find("pair-pinned").hidden = true;
+    this.say(shown, shown.look, shown.pair);
+    this.paintRest(shown);
+  }
+
+  /**
+   * Shows all that stands below the name of the pair.
+   *
+   * @param {Shown} shown
+   */
+  paintRest(shown) {
     const { look, pair, i, j, names, head, layer } = shown;
     const out = look.view === "out";
     const name = nameOf(names[out ? 0 : 1], look.token);
     this.page.find("strongest-title").hidden = look.allowed.length === 0;
-    this.page.find("strongest-title").textContent = `Strongest ${out ? "keys of" : "lookers at"} “${name}”`;
-    this.say(shown, look, pair);
+    this.page.find("strongest-title").textContent =
+      out ? `Keys that “${name}” gives most weight` : `Queries that give “${name}” most weight`;
     // a score that is no product has no steps here; a score that was given as a matrix has no terms either
     this.page.find("why").hidden = pair === null || this.page.run.steps[layer.why].length === 0;
     this.terms.hidden = pair === null || head.features === 0;
@@ -119,8 +118,11 @@ export class PairPane {
       this.paintSum(shown, i, j);
       this.paintTerms(shown);
     }
-    this.paintStrongest(shown);
-    this.paintFacts(shown);
+    if (look !== this.listed) { // else a pointer on the list would have its row made anew
+      this.paintStrongest(shown);
+      this.paintFacts(shown);
+    }
+    this.listed = look;
   }
 
   /**
@@ -139,34 +141,29 @@ export class PairPane {
     if (pair === null) {
       title.textContent = `“${nameOf(names[out ? 0 : 1], look.token)}”`;
       place.textContent = out
-        ? "It may look at no key: all its weights are 0."
-        : "No query may look at it: all its weights are 0.";
+        ? "The mask leaves this query no key: all its weights are 0."
+        : "The mask hides this key from every query: all its weights are 0.";
       return;
     }
     const [i, j] = out ? [look.token, pair] : [pair, look.token];
     const weight = mayLook(look.head, i, j) ? percent(look.weights[pair]) : "masked";
     title.textContent = `“${nameOf(names[0], i)}” → “${nameOf(names[1], j)}” ${weight}`;
-    place.textContent = placeOf(look, pair);
+    place.textContent = placeWords(look, pair, names);
     if (!moves.hidden) moves.textContent = movesOf(look.head, i, j);
   }
 
-  /**
-   * While a pair is pointed at, its name, its weight and its place; not its steps.
-   *
-   * @param {Pair | null} pair
-   */
-  hover(pair) {
-    const shown = this.page.now;
-    if (pair === null || pair.i === null || pair.j === null) {
-      this.say(shown, shown.look, shown.pair);
-      return;
-    }
-    const [token, other] = shown.view === "out" ? [pair.i, pair.j] : [pair.j, pair.i];
-    const { look } = shown;
-    const known = [look, this.near].find((one) => one?.head === look.head && one.view === look.view && one.token === token);
-    const own = known ?? lookOf(look.head, look.view, token);
-    if (own !== look) this.near = own; // kept while the pointer stays in one row
-    this.say(shown, own, other);
+  /** While a pair is pointed at, its name, its weight and its place; and the name of the chosen token, which comes back. */
+  hover() {
+    const { current, now } = this.page;
+    this.say(current, current.look, current.pair);
+    const pinned = this.page.find("pair-pinned");
+    pinned.hidden = current.look === now.look;
+    pinned.textContent = `In passing. “${nameOf(now.names[now.view === "out" ? 0 : 1], now.look.token)}” stays chosen.`;
+  }
+
+  /** @param {Shown} shown */
+  linger(shown) {
+    this.paintRest(shown);
   }
 
   /**
@@ -209,15 +206,15 @@ export class PairPane {
      * @param {number} value
      */
     const row = (words, value) => {
-      const item = make("li", value < 0 ? "term less" : "term");
-      item.append(make("span", "name", words), barOf(Math.min(100, (100 * Math.abs(value)) / most)), make("span", "share", signed(value, 3)));
+      const item = make("li", "term");
+      item.append(make("span", "name", words), signedBarOf(value / most), make("span", "share", signed(value, 3)));
       return item;
     };
     const rows = first.map(({ name, value }) => row(name, value));
     if (rest.length) rows.push(row(`the other ${rest.length}`, sum(rest)));
     this.page.find("term-list").replaceChildren(...rows);
     this.page.find("term-sum").textContent =
-      `together ${signed(sum(terms), 3)}: the score of query and key, before any softcap, bias and softmax`;
+      `sum ${signed(sum(terms), 3)}: the score of query and key, before softcap, bias and softmax`;
   }
 
   /** @param {Shown} given */
@@ -260,21 +257,22 @@ export class PairPane {
     const facts = [];
     const seen = countsOf(head)[at];
     if (look.view === "out" && seen > 0) {
-      facts.push(["may look at", `${plural(seen, "key")}, uniform share ${percent(1 / seen)}`]);
+      facts.push(["keys it sees", `${grouped(seen)}; uniform attention would give each ${percent(1 / seen)}`]);
       const entropy = entropyOf(look);
       const alike = Number(Math.exp(entropy).toPrecision(2));
-      facts.push(["spread", `entropy ${entropy.toFixed(2)} nats, as even as over ${plural(alike, "key")}`]);
-      if (head.distance) facts.push(["mean distance", `${head.distance[at].toFixed(1)} positions`]);
+      facts.push(["entropy", `${entropy.toFixed(2)} nats of at most ${Math.log(seen).toFixed(2)}`]);
+      facts.push(["effective keys", `${grouped(alike)} = exp(entropy)`]);
+      if (head.distance) facts.push(["mean distance", `${head.distance[at].toFixed(1)} positions, weighted by attention`]);
       const sink = sinkShareOf(head, at);
-      if (sink > 0.001) facts.push(["given to no key", `${percent(sink)} (a sink in the softmax)`]);
-      if (look.sum + sink < 0.999) facts.push(["given to padding", `${percent(1 - look.sum - sink)}, which is not shown`]);
+      if (sink > 0.001) facts.push(["weight on no key", `${percent(sink)}, the share of the sink in the softmax`]);
+      if (look.sum + sink < 0.999) facts.push(["weight on padding", `${percent(1 - look.sum - sink)}; padding is not shown`]);
     }
     if (look.view === "in" || oneText(layer)) {
       const received = head.received[at];
       const ratio = receivedRatios(head)[at];
-      const share = ratio === ratio ? `, ${times(ratio)} what uniform attention would give it` : "";
+      const share = ratio === ratio ? `, ${times(ratio)} its share under uniform attention` : "";
       const all = Float64Array.from(head.received).reduce((sum, one) => sum + one, 0);
-      facts.push(["receives in all", `${percent(all > 0 ? received / all : 0)} of the head's attention${share}`]);
+      facts.push(["weight received", `as a key, from all queries: ${percent(all > 0 ? received / all : 0)} of the head's attention${share}`]);
     }
     this.page.find("facts").replaceChildren(
       ...facts.flatMap(([term, words]) => [make("dt", "", term), make("dd", "", words)]),

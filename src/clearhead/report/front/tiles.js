@@ -84,27 +84,6 @@ export async function tileOf(head, { i, j, rows, columns, perRow, perColumn, mea
   });
 }
 
-/**
- * The weight of a pair, its rank in the row of its query, and the number of keys that the query sees: [weight, rank, seen].
- *
- * @param {Weighed} head
- * @param {number} i
- * @param {number} j
- */
-export function placeInRow(head, i, j) {
-  const from = head.start[i];
-  const row = new Float64Array(Math.max(0, head.stop[i] - from));
-  weightsOf(head, i, from, head.stop[i], row);
-  const weight = row[j - from] ?? -1;
-  let rank = 1;
-  let seen = 0;
-  for (const other of row) {
-    if (other > weight) rank++;
-    if (!(other < 0)) seen++;
-  }
-  return Float64Array.of(weight, rank, seen);
-}
-
 /** @type {Float64Array | null} */
 let codeTable = null;
 

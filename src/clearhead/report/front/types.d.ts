@@ -108,6 +108,7 @@ export interface Look {
 export interface Word {
   raw: string; label: string; gap: boolean; joined: boolean; special: boolean; prose: string; plain: boolean;
   ends: boolean; repeated: boolean; other?: string;
+  at?: number; only?: 0 | 1; // in two texts as one: its place in its own text, and which text alone has it
 }
 
 /** The words of the queries, and of the keys. */
@@ -158,7 +159,8 @@ export interface PageOfHeads {
 
 /** A pane. A method is left out where it would do nothing. */
 export interface Pane {
-  paint?(shown: Shown): void; sketch?(shown: Sketch): void; hover?(pair: Pair | null): void; close?(): void;
+  paint?(shown: Shown): void; sketch?(shown: Sketch): void; hover?(pair: Pair | null): void; linger?(shown: Shown): void;
+  close?(): void;
 }
 
 /** A head in the pane of heads: its name, its square, and its row in the list. */
@@ -180,8 +182,8 @@ export interface TileInSight extends TileRequest { head: Afar | Head; name: stri
 export interface Tile extends TileRequest { values: Float32Array; canvas: HTMLCanvasElement | null; colours: string }
 
 /** Computations beside the page. */
-export type Asked = { job: "tile"; request: TileRequest } | { job: "place"; request: FullPair };
-export type Answer = Float32Array | Float64Array | null;
+export interface Asked { job: "tile"; request: TileRequest }
+export type Answer = Float32Array | null;
 
 /** The messages to the worker, and its answers. */
 export type ToWorker = { job: "keep"; number: number; head: Weighed } | { job: "forget"; number: number }
@@ -240,14 +242,25 @@ export interface Shading {
 
 /** A side of a comparison: the heads whose mean it is; uniform attention has no heads. */
 export interface Side { name: string; heads: Head[]; places: HeadAt[] }
+/**
+ * Two texts as one: its queries and keys, and for the layers of the first and of the second text the places of these in the
+ * layer's own texts, −1 for a token that the text lacks; null where all places are equal.
+ */
+export interface Frame {
+  queries: number; keys: number; layers: [Layer, Layer]; rows: (Int32Array | null)[]; columns: (Int32Array | null)[];
+}
 export interface ApartPair extends FullPair { a: number; b: number }
 export interface Difference {
   pool: Float32Array; limit: number; byQuery: Float64Array; byKey: Float64Array; mean: number; compared: number;
-  leftOut: number; alone: number; step: number; largest: ApartPair[];
+  leftOut: number; alone: [number, number]; step: number; largest: ApartPair[];
 }
+/** The largest weight of each cell of a side, and the largest multiple of uniform attention; NaN where it has none. */
+export interface SideMap { plain: Float32Array; relative: Float32Array }
 
 /** A comparison, and the way it is shown. */
-export interface Compared { sides: [Side, Side]; head: Head; names: Names; layout: Layout; difference: Difference }
+export interface Compared {
+  sides: [Side, Side]; head: Head; frame: Frame; names: Names; layout: Layout; difference: Difference; maps: SideMap[];
+}
 
 /** A point in CSS pixels. */
 export type Point = [number, number];

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from clearhead.base.arrays import is_dense
+from clearhead.base.arrays import check_memory, is_dense
 from clearhead.base.errors import ClearheadError, ShapeError, UnsupportedError
 from clearhead.base.numbers import check_number
 from clearhead.base.tracing import unobserved, without_autocast
@@ -48,22 +48,38 @@ class Change(NamedTuple):
 
 def changed(change: Change, place: Place, result: Any) -> Any:
     """The result of a call with its edits."""
-    problem, spot, regions, inside = change
-    with inside(), unobserved(), without_autocast(problem.sizes.device):
+    with computing(change):
         tensor = place.tensor(result)
-        for edits, batch, numbers, queries in regions:
-            rows = np.flatnonzero(queries)
-            hull = slice(int(rows[0]), int(rows[-1]) + 1)
-            within = torch.from_numpy(rows - hull.start).to(problem.sizes.device)
-            for heads in runs_of(numbers):
-                here = spot.of_heads(heads, batch)
-                edited = before(cut(problem, Region(batch, heads)), edits, here)
-                new = _output(cut(edited, Region(queries=hull)), edits, here)[:, :, within]
-                new = after(new, edits, here._replace(rows=tuple(spot.queries[row] for row in rows.tolist())))
-                region = Region(batch, heads, hull)
-                old = lambda: _attended(cut(problem, region))[:, :, within]  # noqa: B023, E731 - called at once
-                tensor = place.changed(tensor, batch, heads, within + hull.start, old, new)
+        for part in changes(change):
+            tensor = place.changed(tensor, *part)
         return place.result(result, tensor)
+
+
+@contextmanager
+def computing(change: Change) -> Iterator[None]:
+    """A context for the computations that are not the model's own."""
+    with change.inside(), unobserved(), without_autocast(change.problem.sizes.device):
+        yield
+
+
+def changes(change: Change) -> Iterator[tuple[slice, slice, Tensor, Callable[[], Tensor], Tensor]]:
+    """The changed parts of the output: sequences, heads and queries (q,), the old output and the new (b, h, q, Ev).
+
+    The old output is a function, since not every place of an output needs it.
+    """
+    problem, spot, regions, _ = change
+    for edits, batch, numbers, queries in regions:
+        rows = np.flatnonzero(queries)
+        hull = slice(int(rows[0]), int(rows[-1]) + 1)
+        within = torch.from_numpy(rows - hull.start).to(problem.sizes.device)
+        for heads in runs_of(numbers):
+            here = spot.of_heads(heads, batch)
+            edited = before(cut(problem, Region(batch, heads)), edits, here)
+            new = _output(cut(edited, Region(queries=hull)), edits, here)[:, :, within]
+            new = after(new, edits, here._replace(rows=tuple(spot.queries[row] for row in rows.tolist())))
+            region = Region(batch, heads, hull)
+            old = lambda: _attended(cut(problem, region))[:, :, within]  # noqa: B023, E731 - called at once
+            yield batch, heads, within + hull.start, old, new
 
 
 def before(problem: Problem, edits: Sequence[Edit], spot: Spot) -> Problem:
@@ -148,6 +164,7 @@ def _check_output(new: Any, output: Tensor, who: str) -> None:
             f"{who} gave {got}; expected an output of the same shape, {tuple(output.shape)} (B, h, q, Ev), of "
             f"{output.dtype} on {output.device}."
         )
+    check_memory(new, f"the output that {who} gave")
 
 
 def _attended(problem: Problem) -> Tensor:

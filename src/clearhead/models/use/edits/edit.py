@@ -50,8 +50,8 @@ def edit(model: nn.Module, *edits: Edit) -> AbstractContextManager[None]:
     The model's own function runs. Then the outputs of the changed heads and queries are computed again from the same
     query, key, value, mask and bias, and put in their place. All other outputs of the layer are the backend's, to the
     bit. Gradients flow through the outputs that were computed again. `watch`, `monitor` and `lazy_attentions`, nested
-    in either order, are given the edited weights and outputs. So are the weights that the model itself returns, where
-    the changed rows have no gradient.
+    in either order, are given the edited weights and outputs; of a recorded call, `call.unedited` is the call without
+    the edit. So are the weights that the model itself returns, where the changed rows have no gradient.
     Positions are those of the whole sequence, in a prompt and in each step of a generation with any cache.
     Gradient checkpointing computes layers again in the backward pass, so the backward pass belongs inside the `with`.
     `torch.nn`'s Transformer layers leave their fast path here, as they do in training: outputs at padding differ.
@@ -79,16 +79,7 @@ _lock = threading.Lock()
 def _editing(editor: Editor) -> Iterator[None]:
     with _among_others(editor), given_calls(editor, innermost=True):  # all other receivers see the edited call
         yield
-    own = slice(editor.outer, None)  # the edits of an outer `with` are told of at its own end
-    unused = [one for one, used in zip(editor.edits[own], editor.used[own], strict=True) if not used]
-    if unused:
-        places = ", ".join(f"{places[0]} … {places[-1]}" for places in list(dict.fromkeys(editor.places))[:3]) or "none"
-        raise ClearheadError(
-            f"{unused[0]!r} changed nothing: no call has such a layer, head and position. Calls were made by "
-            f"{made_by(editor.sites)}, numbered from 0, with queries at positions {places}."
-        )
-    for one in editor.edits[own]:
-        check_layers(one.layers, editor.sites, type(one).__name__)
+    editor.check_used()
     if editor.unread and any(one.layers is None for one in editor.edits):
         warnings.warn(editor.told_of_unread("changed", f"{type(editor.edits[0]).__name__}(layers=…)"), stacklevel=4)
 
@@ -188,22 +179,34 @@ class Editor(Receiver):
         self.edits, self.outer = [*outer.edits, *self.edits], len(outer.edits)
         self.used = [False] * len(self.edits)
 
+    def check_used(self) -> None:
+        """Raise for an edit that changed nothing; the edits of an outer `with` are told of at its own end."""
+        own = slice(self.outer, None)
+        unused = [one for one, used in zip(self.edits[own], self.used[own], strict=True) if not used]
+        if unused:
+            places = ", ".join(f"{place[0]} … {place[-1]}" for place in list(dict.fromkeys(self.places))[:3]) or "none"
+            raise ClearheadError(
+                f"{unused[0]!r} changed nothing: no call has such a layer, head and position. Calls were made by "
+                f"{made_by(self.sites)}, numbered from 0, with queries at positions {places}."
+            )
+        for one in self.edits[own]:
+            check_layers(one.layers, self.sites, type(one).__name__)
+
     def dots(self, call: DotCall) -> Answer:
         self.check(call.query, call.key, call.name)
         site = self._site(call.name, call.kind, call.query.shape[2], call.key.shape[2])
-        name = site.name
-        if not self._of(site):
+        if not self.meets(site):
             return None
         with unobserved():
             one = call.one_dtype()
             problem = one.problem()
         change = self.change(problem, site, call.dropout_p, unmasked(one.query, call.masks.uniform))
-        return self._after(change, name, call.place)
+        return self.answer(change, site.name, call.place)
 
     def own(self, problem: Problem, call: Arguments, backend: str) -> Answer:
         self.check(problem.query, problem.key)
         site = self._site(None, None, problem.sizes.queries, problem.sizes.keys)
-        return self._after(self.change(problem, site, problem.dropout_p), site.name, BY_HEAD)
+        return self.answer(self.change(problem, site, problem.dropout_p), site.name, BY_HEAD)
 
     def _site(self, name: str | None, kind: Kind | None, queries: int, keys: int) -> Site:
         if in_backward():  # the call is of a checkpoint, which runs a part of the model again
@@ -221,30 +224,41 @@ class Editor(Receiver):
         cross = self.kind(kind, problem.sizes.queries, problem.sizes.keys) == "cross"
         return self.layers.site(name, cross, self.stack.entry, made=False)
 
+    def meets(self, site: Site) -> bool:
+        """Whether the calls of a layer are looked at."""
+        return bool(self._of(site))
+
     def _of(self, site: Site) -> list[int]:
         """The numbers of the edits that change a layer."""
         return [i for i, one in enumerate(self.edits) if one.chooses(site)]
 
     def change(self, problem: Problem, site: Site, dropout_p: float, unmasked: Unmasked | None = None) -> Change | None:
         """The change of a call of this layer; None where nothing is changed."""
-        edits, name = self._of(site), site.name
-        if not edits:
-            return None
+        return self.at(problem, self.spot(problem, site, dropout_p, unmasked)) if self._of(site) else None
+
+    def spot(self, problem: Problem, site: Site, dropout_p: float, unmasked: Unmasked | None) -> Spot:
+        """The place of a call in the whole sequence."""
         if dropout_p:
             raise UnsupportedError(
-                f"{name} was called with dropout {dropout_p}, and edit() computes some heads again, which would drop "
-                "other weights. Pass model.eval(), or set the model's attention dropout to 0."
+                f"{site.name} was called with dropout {dropout_p}, and edit() computes some heads again, which would "
+                "drop other weights. Pass model.eval(), or set the model's attention dropout to 0."
             )
-        spot = spot_of(problem, self.innermost, name)._replace(unmasked=unmasked, site=site)
+        return spot_of(problem, self.innermost, site.name)._replace(unmasked=unmasked, site=site)
+
+    def at(self, problem: Problem, spot: Spot) -> Change | None:
+        """The change of a call at its place; None where nothing is changed."""
+        assert spot.site is not None
+        edits = self._of(spot.site)
+        if not edits:
+            return None
         self.places.append(spot.queries)
-        regions = list(self._regions(problem, edits, spot, name))
+        regions = list(self._regions(problem, edits, spot, spot.site.name))
         return Change(problem, spot, regions, self.inside) if regions else None
 
-    def _after(self, change: Change | None, name: str, place: Place | None) -> Answer:
+    def answer(self, change: Change | None, name: str, place: Place | None) -> Answer:
         if change is None:
             return None
-        if place is None:
-            raise UnsupportedError(f"{name} computes attention inside a fused layer, where edit() can't change it.")
+        place = editable(place, name)
         return Changing(lambda result: with_weights(change, changed(change, place, result)), RanEdited(change))
 
     def _regions(
@@ -276,6 +290,13 @@ class Editor(Receiver):
             among = [i for i, place in enumerate(places) if start in place]
             if among:
                 yield slice(None) if (start, stop) == (0, batch) else slice(start, stop), among
+
+
+def editable(place: Place | None, name: str) -> Place:
+    """The place of a call's output. Raises an `UnsupportedError` where it is not known."""
+    if place is None:
+        raise UnsupportedError(f"{name} computes attention inside a fused layer, where edit() can't change it.")
+    return place
 
 
 def _parts(heads: np.ndarray, rows: np.ndarray) -> Iterator[tuple[tuple[int, ...], list[int], np.ndarray]]:

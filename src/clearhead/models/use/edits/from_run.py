@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from clearhead.base.arrays import check_float, to_tensor
+from clearhead.base.arrays import check_float, check_memory, to_tensor
 from clearhead.base.errors import ClearheadError, ShapeError
 from clearhead.base.text import listed
 from clearhead.base.tracing import empty_of_values
@@ -87,6 +87,11 @@ class FromRun:
             )
         return call
 
+    def numbers(self, part: Part, spot: Spot) -> list[int]:
+        """The source's head of a key or a value for each of the spot's heads."""
+        whole = self.source if isinstance(self.source, Tensor) else self._whole(part, spot.site).cached_key
+        return [number * whole.shape[1] // spot.all_heads for number in spot.heads]
+
     def tensor(self, part: Part, site: Site | None) -> Tensor:
         """The query, key, value or output of a layer, (B, H or Hk, L, E)."""
         if isinstance(self.source, Tensor):
@@ -110,7 +115,7 @@ class FromRun:
 
         `like`: this run's tensor (B, h, L, E) of the spot's heads, with which shape, dtype and device are compared.
         """
-        source = self.tensor(part, spot.site)
+        source = check_memory(self.tensor(part, spot.site), f"{self.who}: the source's {part}")
         batch, heads, length, width = source.shape
         where = f"{self.who}: the source's {part} has shape {tuple(source.shape)}"
         if batch not in (1, like.shape[0]) or width != like.shape[-1]:

@@ -34,8 +34,8 @@ class Patch(Edit):
     (True, True)
 
     `source`: a `Recording` of `watch(model, values=True)`, of one run, which gives each layer what the same layer had;
-    one of its calls; or a tensor of all heads and positions, (B, H, L, E), or (B, H, Lq, Lk) for weights, whose rows
-    sum to 1. It has as many sequences as this run, or one for all.
+    one of its calls; or a tensor of all heads and positions, (B, H, L, E), for key and value also (B, Hk, L, E), or
+    (B, H, Lq, Lk) for weights, whose rows sum to 1. It has as many sequences as this run, or one for all.
     `part`: "query" and "output" are replaced at the positions `queries`; "key" and "value" at the positions `keys`, for
     the queries `queries`; "weights" are those of the source, over the values of this run, for the queries `queries`.
     None chooses all.
@@ -83,6 +83,10 @@ class Patch(Edit):
             return self._weighted(problem, spot)
         if self.part == "output":
             return problem
+        if self.part != "query" and problem.groups > 1:
+            numbers = self.source.numbers(self.part, spot)
+            if any(numbers[n] != numbers[n - n % problem.groups] for n in range(len(numbers))):
+                problem = _by_head(problem)
         tensor = {"query": problem.query, "key": problem.key, "value": problem.value}[self.part]
         if tensor is None:
             return problem
@@ -183,6 +187,13 @@ class Freeze(Patch):
 
     def __init__(self, source: Any, layers: Layers = None, heads: Heads = None, queries: Positions = None) -> None:
         super().__init__(source, layers, heads, "weights", queries)
+
+
+def _by_head(problem: Problem) -> Problem:
+    """The problem with a key and a value of every query head: those of a group may be replaced by different ones."""
+    value = None if problem.value is None else problem.value.repeat_interleave(problem.groups, 1)
+    key = problem.key.repeat_interleave(problem.groups, 1)
+    return problem._replace(scores=problem.scores._replace(key=key), value=value)
 
 
 def _pairs(positions: Any, who: str) -> dict[int, int]:

@@ -71,11 +71,6 @@ def _edited(change: Change, score: Score, query: Tensor, uniform: Tensor | None,
         if values and new.value is not own.value:
             value = _with_value(value, new.value, run, rows, problem, name)
         own, new = own._replace(value=None), new._replace(value=None)
-        if not same(new.sinks, own.sinks):
-            raise UnsupportedError(
-                f"{name}: an edit replaces the sinks of some heads or queries, and a record has one sink a head. Watch "
-                "outside of the edit's `with`, and run the model on a backend that returns no weights."
-            )
         inside = torch.zeros(1, *sizes.shape[1:3], dtype=torch.bool, device=sizes.device)
         inside[:, run, torch.from_numpy(rows).to(sizes.device)] = True
         removed = gone(edits, here)
@@ -84,11 +79,14 @@ def _edited(change: Change, score: Score, query: Tensor, uniform: Tensor | None,
         for one in edits:
             frozen = one.frozen_factor(whole) if isinstance(one, Patch) else None
             times = times if frozen is None else times * frozen
+        ran = new
         if removed.any():
-            rest = without_keys(new, removed)
-            some, every = (Weights(FromRecord(now(one), {})).logsumexp() for one in (rest, new))
-            times = times * (some - every).masked_fill(some == -torch.inf, -torch.inf).exp()
-            new = rest
+            new = without_keys(new, removed)
+        if not same(new.sinks, own.sinks):
+            new = new._replace(sinks=own.sinks)  # a record has one sink a head
+        if new is not ran:  # the rows of the softmax that ran are those of the recorded one, times a factor
+            some, every = (Weights(FromRecord(now(one), {})).logsumexp() for one in (new, ran))
+            times = times * (some - every).masked_fill((some == -torch.inf) | (every == -torch.inf), -torch.inf).exp()
         factor = torch.where(inside, _among(times, run, sizes.heads), factor)
         if new.visible is not own.visible:
             found = found._replace(

@@ -1,0 +1,134 @@
+"""The cells of a sweep: their edits, and the metric of runs with these edits."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from copy import copy
+from typing import Any, Literal, get_args
+
+import torch
+from torch import Tensor, nn
+
+from clearhead.base.errors import ClearheadError
+from clearhead.base.selected import items_of
+from clearhead.base.text import listed
+from clearhead.base.torch_private import tree_map_only
+from clearhead.models.attention_call import AttentionCall
+from clearhead.models.checks import run
+from clearhead.models.use.edits.base import Edit
+from clearhead.models.use.edits.edit import edit
+
+PLAIN = (Tensor, int, float, str, type(None), torch.dtype, torch.device)  # inputs that can be repeated, or shared
+Over = Literal["layer", "head", "position"]
+Cell = dict[str, int | str]
+
+
+def checked_sides(over: Any, make_edit: Any, metric: Any, who: str) -> tuple[Over, ...]:
+    """The sides of the cells; raises for arguments that no sweep takes."""
+    sides = items_of(over)
+    known = [side for side in sides if isinstance(side, str) and side in get_args(Over)]
+    if not sides or len(set(known)) != len(sides):
+        raise ClearheadError(f"{who}: over is {over!r:.60}; expected one or several of {listed(get_args(Over))}.")
+    if not callable(make_edit) or not callable(metric):
+        raise ClearheadError(
+            f"{who}: make_edit and metric are functions, such as lambda layer, head: ch.edits.Ablate(layer, head) and "
+            "ch.models.logit_difference(token)."
+        )
+    return sides
+
+
+def cells_of(calls: Sequence[AttentionCall], sides: Sequence[Over]) -> Iterator[Cell]:
+    """Every cell of these sides, for each layer that made a call."""
+    if not calls:
+        raise ClearheadError("sweep: the model made no attention call that is recognised.")
+    known: dict[tuple[Any, ...], None] = {}
+    for call in calls:
+        every = {"layer": [call.layer.column], "head": range(call.shape[1]), "position": range(call.shape[2])}
+        for cell in itertools.product(*(every[side] for side in sides)):
+            known[cell] = None
+    return (dict(zip(sides, cell, strict=True)) for cell in known)
+
+
+def edits_of(make_edit: Callable[..., Any], cell: Cell, who: str) -> list[Edit]:
+    """The edits of a cell, checked."""
+    made = make_edit(**cell)
+    own = [made] if isinstance(made, Edit) else made
+    if not isinstance(own, Sequence) or not own or not all(isinstance(one, Edit) for one in own):
+        raise ClearheadError(
+            f"{who}: make_edit gave {made!r:.60} for {cell}; expected an edit, such as ch.edits.Ablate(layer, head)."
+        )
+    return list(own)
+
+
+def measured(model: nn.Module, cells: Sequence[Sequence[Edit]], inputs: Any, metric: Any, count: int) -> list[float]:
+    """The metric of each cell, given by its edits, of one run of them all. `count`: the sequences of the inputs."""
+    edits = []
+    for place, own in enumerate(cells):
+        for one in own:
+            mine = copy(one)  # an edit may be given for several cells
+            mine.sequences = slice(place * count, (place + 1) * count) if len(cells) > 1 else slice(None)
+            edits.append(mine)
+    with edit(model, *edits):
+        output = run(model, inputs if len(cells) == 1 else _repeated(inputs, count, len(cells)))
+    if len(cells) == 1:
+        return [float(number_of(metric, output).detach())]
+    return [float(number_of(metric, _split(output, count, len(cells), place)).detach()) for place in range(len(cells))]
+
+
+def number_of(metric: Callable[[Any], Any], output: Any) -> Tensor:
+    """The metric of an output, a tensor () of float64: a number, or the mean of one for each sequence."""
+    found = metric(output)
+    try:
+        numbers = torch.as_tensor(found, dtype=torch.float64, device="cpu")
+    except (TypeError, ValueError, RuntimeError):
+        numbers = torch.empty(0, dtype=torch.float64, device="cpu")
+    if numbers.ndim > 1 or not numbers.numel():
+        what = tuple(found.shape) if isinstance(found, Tensor) else repr(found)[:60]
+        raise ClearheadError(
+            f"sweep: the metric gave {what}; expected a number, or one for each sequence, (B,). With batch > 1, parts "
+            "of the output without a dimension of sequences, such as a loss, are None."
+        )
+    return numbers.mean()
+
+
+def sequences_of(inputs: Any, calls: Sequence[AttentionCall]) -> int:
+    """How many sequences the inputs hold: those of every attention call, and the first dimension of a tensor."""
+    leaves: list[Any] = []
+    tree_map_only(object, leaves.append, dict(inputs) if isinstance(inputs, Mapping) else inputs)
+    for one in leaves:
+        if not isinstance(one, PLAIN):
+            raise ClearheadError(f"sweep: the inputs hold a {type(one).__name__}, which is not repeated. Pass batch=1.")
+    shapes = [tuple(one.shape) for one in leaves if isinstance(one, Tensor)]
+    counts = {call.shape[0] for call in calls}
+    if len(counts) != 1 or not counts <= {shape[0] for shape in shapes if shape}:
+        raise ClearheadError(
+            f"sweep: the inputs are tensors of the shapes {', '.join(map(str, shapes))}, and the model's attention "
+            f"calls have {' or '.join(map(str, sorted(counts)))} sequences. Copies of the inputs side by side are told "
+            "apart where both are the same number. Pass batch=1."
+        )
+    return counts.pop()
+
+
+def _repeated(inputs: Any, count: int, times: int) -> Any:
+    """The inputs several times, side by side: a dict, not a tokenizer's class, since its tensors are repeated."""
+
+    def more(one: Tensor) -> Tensor:
+        if one.ndim and one.shape[0] == count:
+            return one.repeat(times, *[1] * (one.ndim - 1))
+        return one
+
+    return tree_map_only(Tensor, more, dict(inputs) if isinstance(inputs, Mapping) else inputs)
+
+
+def _split(output: Any, count: int, times: int, place: int) -> Any:
+    """The part of one cell in an output of several: None where the output has no dimension of sequences."""
+
+    def own(one: Tensor) -> Tensor | None:
+        if one.ndim and one.shape[0] == count * times:
+            return one[place * count : (place + 1) * count]
+        return None  # of all cells together
+
+    if isinstance(output, Mapping):  # an output of transformers has its fields as attributes too
+        return type(output)(**{name: tree_map_only(Tensor, own, value) for name, value in output.items()})
+    return tree_map_only(Tensor, own, output)
