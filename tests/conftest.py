@@ -15,6 +15,8 @@ import pytest
 import torch
 
 collect_ignore = ["cuda_check.py"]  # a command, which compiles with settings of its own
+# Files with a test or a fixture of 10 seconds or more: while the last tests run, no process waits for one of these.
+BEGIN = ("test_fake_cuda.py", "test_private_parts.py", "test_triton.py")
 ON_DEVICES = ("test_contract.py", "test_fuzz.py", "test_devices.py", "/nn/")
 
 
@@ -38,6 +40,7 @@ def pytest_configure(config):
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config, items):
     explored.mark(items, whole=not any("::" in argument for argument in config.args))
+    items.sort(key=lambda item: item.path.name not in BEGIN)
     if config.getoption("--device"):
         others = [item for item in items if not any(part in str(item.path) for part in ON_DEVICES)]
         config.hook.pytest_deselected(items=others)

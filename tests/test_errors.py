@@ -101,7 +101,11 @@ CASES = {
         ch.ClearheadError,
         ["mask is on meta", "mask.to(query.device)"],
     ),
-    "lengths without a batch axis": (lambda: ch.Lengths([3, 6]).dense(6, 6), ch.ShapeError, ["(2,)", "no batch axis"]),
+    "lengths without a batch axis": (
+        lambda: ch.Lengths([3, 6]).dense(zeros(6, 4), zeros(6, 4)),
+        ch.ShapeError,
+        ["(2,)", "no batch axis"],
+    ),
     "negative lengths": (lambda: ch.Lengths([2, -1]), ch.ClearheadError, ["-1", "valid_lens"]),
     "lengths above Lk": (
         lambda: ch.attention(X3, X3, X3, mask=ch.Lengths([2, 6])),

@@ -245,7 +245,8 @@ def test_public_names_open_with_what_they_do_and_an_example(name):
     if not needs_more and (not inspect.isclass(value) or not issubclass(value, ch.ClearheadError)):
         assert ">>>" in text or name in MADE, f"{name} has no example"
     if inspect.isfunction(value):
-        operands = {"query", "key", "value", "model", "padding"}  # of attention and `watch`, which take many options
+        # of attention and `watch`, which take many options
+        operands = {"query", "key", "value", "valid_lens", "model", "padding"}
         assert len(inspect.signature(value).parameters.keys() - operands) <= 8
 
 

@@ -283,6 +283,69 @@ def test_from_weights_shares_parameters_and_copies_the_rest():
     torch.testing.assert_close(score(query, key), want)
 
 
+def test_from_weights_takes_the_weight_of_a_linear_layer_of_one_output():
+    last, W_q, W_k = torch.nn.Linear(6, 1, bias=False), draw(6, 4), draw(6, 5)
+    query, key, value = draw(2, 3, 4), draw(2, 7, 5), draw(2, 7, 2)
+    hidden = torch.tanh((query @ W_q.T)[..., :, None, :] + (key @ W_k.T)[..., None, :, :])
+    expected = torch.softmax(last(hidden).squeeze(-1), -1) @ value
+    for weight in (last.weight, last.weight.detach(), last.weight.detach().numpy()):
+        score = ch.Additive.from_weights(W_q, W_k, weight)
+        for engine in ("native", "tiled", "reference"):
+            torch.testing.assert_close(ch.attention(query, key, value, score=score, engine=engine), expected)
+        assert "hidden_dim=6" in repr(score)
+        torch.testing.assert_close(ch.explain(query, key, value, score=score)["output"], expected.detach())
+    score = ch.Additive.from_weights(W_q, W_k, last.weight)
+    assert score.w_v is last.weight
+    (want,) = torch.autograd.grad(expected.square().sum(), [last.weight])
+    (got,) = torch.autograd.grad(ch.attention(query, key, value, score=score).square().sum(), [last.weight])
+    torch.testing.assert_close(got, want)
+
+
+LENGTHS = {
+    "a list": [2, 5],
+    "one for each query": torch.tensor([[1, 2, 3], [0, 5, 4]]),
+    "an array": np.array([0, 3]),
+}
+
+
+@pytest.mark.parametrize("name", LENGTHS)
+@pytest.mark.parametrize("mask", [None, "causal", "matrix", "float"])
+def test_lengths_are_taken_as_modules_take_them(name, mask):
+    query, key, value = draw(2, 3, 4), draw(2, 5, 4, seed=1), draw(2, 5, 2, seed=2)
+    lengths = torch.as_tensor(LENGTHS[name])
+    keep = (torch.arange(5) < (lengths[:, None, None] if lengths.ndim == 1 else lengths[..., None])).expand(2, 3, 5)
+    scores, matrix = query @ key.mT / 2, draw(3, 5, seed=3) > -0.5
+    given = {"causal": ch.Causal(), "matrix": matrix, "float": draw(3, 5, seed=4)}.get(mask)
+    if mask == "float":
+        scores = scores + given
+    elif mask:
+        keep = keep & (matrix if mask == "matrix" else torch.ones(3, 5).tril(2).bool())
+    weights = scores.masked_fill(~keep, -torch.inf).softmax(-1).nan_to_num(0.0)
+    options = {"mask": given, "valid_lens": LENGTHS[name], "align": "lower_right"}
+    torch.testing.assert_close(ch.attention(query, key, value, **options), weights @ value)
+    torch.testing.assert_close(ch.weights(query, key, **options)[:], weights)
+    torch.testing.assert_close(ch.explain(query, key, value, **options)["output"], weights @ value)
+    torch.testing.assert_close(ch.nn.DotProductAttention()(query, key, value, **options), weights @ value)
+    half = [ch.partial(query, key[:, a:b], value[:, a:b], keys=(a, 5), **options) for a, b in ((0, 2), (2, 5))]
+    torch.testing.assert_close(half[0].merge(half[1]).finish(), weights @ value)
+    skipped = ch.plan(query, key, value, **options), ch.plan(query, key, value, mask=given, align="lower_right")
+    assert skipped[0].computed <= skipped[1].computed
+    blind = "queries that see nothing" in [finding.name for finding in ch.diagnose(query, key, value, **options)]
+    assert blind == bool((weights == 0).all(-1).any())
+
+
+def test_lengths_that_are_no_lengths_are_one_error():
+    x = draw(2, 3, 4)
+    for wrong, why in (
+        (ch.Lengths([1, 2]), "a Mask"),
+        (torch.ones(2).bool(), "is bool"),
+        (2, "one number"),
+        ([7, 1], "holds 7"),
+    ):
+        with pytest.raises(ch.ClearheadError, match=why):
+            ch.attention(x, x, x, valid_lens=wrong)
+
+
 def test_plan_counts_what_the_mask_saves():
     x = draw(4, 8, 512, 16)
     plan = ch.plan(x, x, x, mask=ch.Lengths([512, 128, 256, 64]))

@@ -23,6 +23,7 @@ from clearhead.engines.tiled.tiles import softmax
 from clearhead.masks.base import Mask
 from clearhead.masks.dense import DenseMask
 from clearhead.masks.lengths import Lengths
+from clearhead.problem.lengths import joined
 from clearhead.problem.problem import Problem, make_problem, with_given
 from clearhead.scores.base import Score
 
@@ -36,6 +37,7 @@ def attention(
     *,
     score: ScoreLike = None,
     mask: Any = None,
+    valid_lens: Any = None,
     bias: Any = None,
     scale: float | None = None,
     sinks: Any = None,
@@ -49,6 +51,8 @@ def attention(
     >>> query, key, value = torch.rand(2, 8, 10, 64), torch.rand(2, 8, 20, 64), torch.rand(2, 8, 20, 32)
     >>> ch.attention(query, key, value, mask=ch.Lengths([15, 20])).shape
     torch.Size([2, 8, 10, 32])
+    >>> ch.attention(query, key, value, valid_lens=[15, 20]).shape          # the same
+    torch.Size([2, 8, 10, 32])
     >>> ch.attention(query, key, value, score=ch.Additive(64, 64, hidden_dim=16)).shape
     torch.Size([2, 8, 10, 32])
 
@@ -60,6 +64,8 @@ def attention(
     divide the query heads are shared by groups of them.
     `score`: a `Score`, a function f(query_tile, key_tile), or None for `Dot()`.
     `mask`: a `Mask`, a bool tensor (True: may attend), a float tensor (added to the scores), or None.
+    `valid_lens`: integers (B,) or (B, Lq), how many keys may be seen: a list, an array or a tensor; or None. Where a
+    mask is given too, both hold.
     `bias`: a `Bias`, such as `ALiBi(num_heads)`, or a float tensor, added to the scores; or None.
     `scale`: a number that multiplies the scores; None is the score's own: 1/√E for `Dot()`, 1 for others. It is an
     error beside a score that was built with a scale.
@@ -77,6 +83,7 @@ def attention(
     Sources: Bahdanau et al. 2015; Vaswani et al. 2017, "Attention Is All You Need"; sinks: Xiao et al. 2024, "Efficient
     Streaming Language Models with Attention Sinks"; learnt sinks: OpenAI 2025, gpt-oss.
     """
+    mask, bias = joined(mask, valid_lens, bias)
     return attend(Arguments(query, key, value, score, mask, bias, scale, sinks, align, dropout_p, engine))[0]
 
 
@@ -97,9 +104,13 @@ class Arguments(NamedTuple):
 
     def problem(self, among: tuple[int, int] | None = None, by_tile: bool = False) -> Problem:
         """The problem. `among`, `by_tile`: see `make_problem`; with `by_tile` it keeps the bias that was given."""
-        written = self.engine is not None and as_written(self.engine)
-        problem = make_problem(*self[:-1], as_written=written, by_tile=by_tile, among=among)
-        return with_given(problem, self.bias, self.mask) if by_tile else problem
+        query, key, value, score, mask, bias, scale, sinks, align, dropout_p, engine = self  # faster than *self[:-1]
+        written = engine is not None and as_written(engine)
+        problem = make_problem(
+            query, key, value, score, mask, bias, scale, sinks, align, dropout_p,
+            as_written=written, by_tile=by_tile, among=among,
+        )  # fmt: skip
+        return with_given(problem, bias, mask) if by_tile else problem
 
 
 class Ran(Protocol):
@@ -175,6 +186,7 @@ def plan(
     *,
     score: ScoreLike = None,
     mask: Any = None,
+    valid_lens: Any = None,
     bias: Any = None,
     scale: float | None = None,
     sinks: Any = None,
@@ -203,6 +215,7 @@ def plan(
     largest need of the forward pass beyond inputs and output.
     """
     is_numpy(query=query, key=key, value=value)
+    mask, bias = joined(mask, valid_lens, bias)
     problem = Arguments(query, key, value, score, mask, bias, scale, sinks, align, dropout_p, engine).problem()
     chosen = choose(problem, engine)
     cost = chosen.cost(problem)
@@ -257,7 +270,7 @@ def masked_softmax(scores: Any, valid_lens: Any = None, *, dim: int = -1, align:
     align = check_align(align)
     if valid_lens is not None:
         rows = tile if tile.ndim > 1 else tile[None]
-        mask = _softmax_mask(valid_lens, tensor, rows, dim)
+        mask = softmax_mask(valid_lens, tensor, rows, dim)
         # a mask reads only the shapes of query and key: these two have scores of this shape
         keep = mask.dense(rows[..., :1], rows.new_empty(*rows.shape[:-2], rows.shape[-1], 1), align)
         tile = tile.masked_fill(~keep.reshape(tile.shape), -torch.inf)
@@ -266,7 +279,7 @@ def masked_softmax(scores: Any, valid_lens: Any = None, *, dim: int = -1, align:
     return weights.detach().numpy() if isinstance(scores, np.ndarray) else weights
 
 
-def _softmax_mask(valid_lens: Any, scores: Tensor, rows: Tensor, dim: int) -> Mask:
+def softmax_mask(valid_lens: Any, scores: Tensor, rows: Tensor, dim: int) -> Mask:
     """`valid_lens` of `masked_softmax` as a mask for `rows`: the scores, `dim` last, of two dimensions or more."""
     if isinstance(valid_lens, Mask):
         return valid_lens

@@ -16,6 +16,7 @@ from clearhead.base.tracing import without_autocast
 from clearhead.engines import operation
 from clearhead.engines.base import Engine
 from clearhead.engines.choose import choose
+from clearhead.problem.lengths import joined
 from clearhead.problem.partial import Partial, log_sum_exp, rows_of
 from clearhead.problem.problem import as_sinks
 
@@ -113,6 +114,7 @@ def partial(
     *,
     score: ScoreLike = None,
     mask: Any = None,
+    valid_lens: Any = None,
     bias: Any = None,
     scale: float | None = None,
     align: Any = None,
@@ -132,15 +134,16 @@ def partial(
     It serves keys that arrive in chunks or lie on other machines, and a prefix that many continuations share: the
     prefix's part is computed once. `examples/` has both.
 
-    `keys`: (first, total), where the given keys are the keys first … first + Lk − 1 of `total` keys, and mask, bias and
-    `align` are those of all `total`; None: the given keys are all keys. The other arguments are those of `attention`,
-    without dropout; sinks go to `finish`.
+    `keys`: (first, total), where the given keys are the keys first … first + Lk − 1 of `total` keys, and mask, lengths,
+    bias and `align` are those of all `total`; None: the given keys are all keys. The other arguments are those of
+    `attention`, without dropout; sinks go to `finish`.
     Returns a `PartialAttention`. Raises `ClearheadError`, `ShapeError` or `UnsupportedError` (PyTorch's kernel, the
     engine "sdpa", gives no log-sum-exp). Cost: that of `attention` over these keys.
     Sources: Rabe and Staats 2021, "Self-attention Does Not Need O(n²) Memory"; Liu et al. 2023, "Ring Attention".
     """
     tensors = all(isinstance(t, Tensor) for t in (query, key, value))
     numpy = not tensors and is_numpy(query=query, key=key, value=value)
+    mask, bias = joined(mask, valid_lens, bias)
     call = Arguments(query, key, value, score, mask, bias, scale, None, align, 0.0, engine)
     problem = call.problem(None if keys is None else _check_keys(keys))
     with without_autocast(problem.sizes.device):

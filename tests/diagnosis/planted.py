@@ -148,6 +148,21 @@ LOW = {"dtype": torch.bfloat16}
 HALF = {"dtype": torch.float16}
 DOUBLE = {"dtype": torch.float64}
 
+WIDE = {"width": 16}
+FLAT = qkv(2, width=3 * WIDTH)  # (B, L, H·D)
+FIRST_TOKEN = draw(LENGTH, 9, WIDTH).index_fill(1, torch.tensor([0]), 1.0)  # (B, L, E)
+PADDED = draw(9, LENGTH, WIDTH).masked_fill(
+    torch.arange(LENGTH)[:, None] > torch.tensor([6, 0, 2, 1, 9, 4, 7, 8, 5])[:, None, None], 0.0
+)
+
+
+def projected():
+    """The queries of a projection, (2, LENGTH, 64): its heads have biases, and the inputs a mean."""
+    torch.manual_seed(0)
+    inputs = draw(2, LENGTH, WIDTH) + draw(WIDTH, seed=1)
+    return torch.nn.Linear(WIDTH, WIDTH)(inputs).detach()
+
+
 PLANTED = {
     "queries that see nothing": [
         called(mask=NONE),
@@ -214,6 +229,22 @@ PLANTED = {
         called(sizes=LONGER, mask=ch.Causal(), align=0, score=ch.Additive(WIDTH, WIDTH, hidden_dim=4)),
         recorded(sizes=LONGER, is_causal=True),
         module(lambda: nn.DotProductAttention(), *qkv(2, **LONGER), mask=ch.Causal()),
+    ],
+    "heads without the transposition": [
+        lambda: ch.diagnose(*(part.reshape(2, 3, LENGTH, WIDTH) for part in FLAT)),
+        lambda: ch.diagnose(*(part.view(2 * LENGTH, -1).view(2, 3, LENGTH, WIDTH) for part in FLAT)),
+        lambda: ch.diagnose(projected().requires_grad_().view(2, 8, LENGTH, 8), *qkv(2, 8, width=8)[1:]),
+        lambda: ch.diagnose(*[projected().reshape(2, 4, LENGTH, 16).clone()] * 3, mask=ch.Causal()),
+        lambda: ch.diagnose(*[projected().reshape(2, 4, LENGTH, 16).numpy()] * 3),
+        lambda: recorded(
+            lambda *inputs: [t.copy_(projected().reshape(2, 4, LENGTH, 16)) for t in inputs], (2, 4), WIDE
+        )(),
+    ],
+    "length and batch exchanged": [
+        module(lambda: torch.nn.MultiheadAttention(WIDTH, 4), *[draw(2, LENGTH, WIDTH)] * 3),
+        module(lambda: torch.nn.MultiheadAttention(WIDTH, 4), *[FIRST_TOKEN] * 3),
+        module(lambda: torch.nn.MultiheadAttention(WIDTH, 4), *[PADDED] * 3),
+        module(lambda: nn.TorchMultiheadAttention(WIDTH, 4), draw(9, 3, WIDTH), *[PADDED[:, :3]] * 2),
     ],
     "the scale": [
         called(scale=1.0),

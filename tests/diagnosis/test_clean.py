@@ -138,3 +138,23 @@ def test_what_surrounds_the_call():
     with torch.autocast("cpu"):
         found = ch.diagnose(query, key, value)
         assert [finding.name for finding in found] == ["precision"] and "bfloat16" in found[0].evidence
+
+
+@pytest.mark.parametrize(("heads", "length"), [(4, 24), (12, 5), (3, 100), (8, 8)], ids=str)
+def test_heads_that_were_transposed(heads, length):
+    torch.manual_seed(0)
+    flat = torch.nn.Linear(32, heads * 16)(torch.randn(2, length, 32) + torch.randn(32) + torch.randn(length, 1))
+    right = flat.unflatten(-1, (heads, 16)).transpose(1, 2)
+    for query in (right, right.contiguous(), right.detach().clone(), flat.view(2, length, heads * 16)):
+        names = [finding.name for finding in ch.diagnose(query, query, query)]
+        assert "heads without the transposition" not in names
+
+
+def test_sequences_of_a_module_that_takes_the_length_first():
+    attend, x = torch.nn.MultiheadAttention(32, 4), torch.randn(20, 3, 32)
+    first = x.clone()
+    first[0] = 1.0  # each sequence begins with one token
+    padded = x.masked_fill(torch.arange(20)[:, None, None] > torch.tensor([19, 9, 4])[:, None], 0.0)
+    for inputs in (x, first, padded):
+        assert "length and batch exchanged" not in [f.name for f in ch.diagnose(attend, *[inputs] * 3)]
+    assert len(ch.diagnose(attend, *[torch.randn(3, 32)] * 3)) == 0

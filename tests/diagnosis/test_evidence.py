@@ -9,8 +9,22 @@ import clearhead as ch
 from clearhead._attention import Arguments
 from clearhead.explanation.diagnosis import case as cases
 from clearhead.explanation.diagnosis.case import extent, sees_neighbours
+from clearhead.explanation.diagnosis.checks.not_transposed import _variance
 from clearhead.explanation.diagnosis.reading import case_of
-from diagnosis.planted import FILLED, LAST_BLIND, LENGTH, ONES, UPPER, WORDS, draw, put, qkv
+from diagnosis.planted import (
+    FILLED,
+    FIRST_TOKEN,
+    FLAT,
+    LAST_BLIND,
+    LENGTH,
+    ONES,
+    UPPER,
+    WORDS,
+    draw,
+    projected,
+    put,
+    qkv,
+)
 
 RANDOM = torch.rand(2, 3, LENGTH, LENGTH, generator=torch.Generator().manual_seed(0)) < 0.3
 MASKS = {
@@ -188,3 +202,36 @@ def test_berts_old_fill_is_a_mask(dtype):
     words = (1.0 - WORDS[:, None, None].to(dtype)) * -10000.0
     found = case(*qkv(2, 3, dtype=dtype), bias=words)
     assert found.rows.visible[..., 0].tolist() == [[15] * 3, [24] * 3]
+
+
+def test_the_variance_of_means_is_that_of_a_formula_by_hand():
+    rows, group = draw(2, 3, 4, 5).double(), torch.arange(12).view(3, 4) % 3
+    between = inside = 0.0
+    for number in range(3):
+        members = torch.stack(
+            [rows[b, h, i] for b in (0, 1) for h in range(3) for i in range(4) if group[h, i] == number]
+        )
+        between += 8 * (members.mean(0) - rows.mean((0, 1, 2))).square().sum() / 2
+        inside += (members - members.mean(0)).square().sum() / (24 - 3)
+    assert _variance(rows, group) == pytest.approx(float(between / inside))
+
+
+def test_heads_are_certain_by_memory_and_likely_by_means():
+    found = [f for f in ch.diagnose(*(part.reshape(2, 3, LENGTH, 64) for part in FLAT)) if "transposition" in f.name]
+    assert [f.where["input"] for f in found] == ["query", "key", "value"]
+    assert {f.severity for f in found} == {"error"} and "view of a tensor of shape (2, 24, 192)" in found[0].evidence
+    copied = projected().reshape(2, 4, LENGTH, 16).clone()
+    found = [f for f in ch.diagnose(copied, *qkv(2, 4, width=16)[1:]) if "transposition" in f.name]
+    assert [(f.severity, f.where["input"]) for f in found] == [("warning", "query")]
+
+
+def test_length_and_batch_are_a_note_without_a_sign():
+    attend = torch.nn.MultiheadAttention(64, 4)
+    for inputs, severity, sign in (
+        (draw(3, LENGTH, 64), "note", "shape and numbers don't say"),
+        (FIRST_TOKEN, "warning", "(24, 64) at [:, 0] are equal"),
+        (FIRST_TOKEN[:5], "warning", "(5, 64) at [:, 0] are equal"),
+    ):
+        [finding] = [f for f in ch.diagnose(attend, *[inputs] * 3) if f.name == "length and batch exchanged"]
+        assert finding.severity == severity and sign in finding.evidence
+        assert f"{inputs.shape[1]} sequences of {len(inputs)} positions" in finding.evidence

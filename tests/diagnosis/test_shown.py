@@ -50,7 +50,7 @@ def test_of_nothing_it_says_what_was_looked_for():
     for text in (str(diagnosis), diagnosis._repr_html_(), diagnosis.markdown().replace("\\", "")):
         text = " ".join(text.split())
         assert "Nothing found. Looked for: " in text
-        assert all(what in text for what in diagnosis.looked_for) and len(diagnosis.looked_for) == 16
+        assert all(what in text for what in diagnosis.looked_for) and len(diagnosis.looked_for) == 18
 
 
 def test_plain_values():
@@ -101,7 +101,7 @@ def test_hostile_names_are_text_in_markdown():
         (lambda: ch.diagnose(torch.ones(2, 2)), "value"),
         (lambda: ch.diagnose(ch.models.Recording), "Recording"),
         (lambda: ch.diagnose(*qkv(2), torch.ones(2)), "1 more inputs"),
-        (lambda: ch.diagnose(*qkv(2), valid_lens=[2, 2]), "valid_lens"),
+        (lambda: ch.diagnose(*qkv(2), dropout_p=0.5), "dropout_p"),
         (lambda: ch.diagnose(ch.models.Recording([]), torch.ones(2)), "nothing else"),
         (lambda: ch.diagnose(ch.nn.MultiHeadAttention(64, 4), *qkv(2), mask=torch.ones(3, 3).bool()), "mask"),
         (lambda: ch.diagnose(ch.nn.MultiHeadAttention(64, 4), torch.ones(2, 64)), "'key'"),

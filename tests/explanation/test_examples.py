@@ -122,4 +122,5 @@ def test_the_shapes_of_six_heads_of_four_from_five_features():
     shapes = {"flat_query": (3, 24), "query": (6, 3, 4), "scores": (6, 3, 3), "joined": (3, 24), "result": (3, 5)}
     for name, shape in shapes.items():
         assert tuple(one[name].shape) == (1, *shape)
-    assert "Of 12 sequences and heads: the first is shown" in " ".join(str(explanation).split())
+    assert "Of 2 sequences: the first is shown" in " ".join(str(explanation).split())
+    assert tuple(explanation["scores"].shape) == (1, 6, 3, 3)

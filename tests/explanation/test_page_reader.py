@@ -3,9 +3,11 @@
 import dataclasses
 
 import pytest
-from opened_page import EXAMPLES, HOSTILE, LUMINANCE, TEXTS, cell, draw, fits, heads, numbers, same, small
+import torch
+from opened_page import EXAMPLES, HOSTILE, LUMINANCE, TEXTS, cell, draw, edit, fits, heads, numbers, same, small
 
 import clearhead as ch
+from clearhead.base.steps import number
 
 
 def test_steps_by_keys_buttons_and_links(show):
@@ -57,6 +59,41 @@ def test_an_output_lights_up_its_weights_and_the_values(show):
     cell(opened, "output", 1, 1).hover()
     assert lit(opened, "tone-1") == ["weights 2"] * 4
     assert lit(opened, "tone-2") == [f"value {n}" for n in range(1, 5)]
+
+
+def test_another_head_is_chosen_where_heads_stand_side_by_side(show):
+    torch.manual_seed(0)
+    module, x = ch.nn.MultiHeadAttention(8, 2), draw(1, 3, 8)
+    explanation = ch.explain(module, x, x, x)
+    opened = show(explanation, "#step=joined")
+    for head, column in ((1, 4), (0, 0)):
+        opened.page.locator("#heads label").nth(head).click()
+        value = number(float(explanation["joined"][0, 0, column]))
+        assert opened.page.locator("#written").inner_text().startswith(f"joined[0, {column}] = {value}")
+        assert lit(opened, "tone-1") == ["output 1"] and lit(opened, "lit") == ["joined 1"]
+    cell(opened, "joined", 2, 5).click()
+    opened.page.locator("#heads label").nth(1).click()
+    assert opened.page.locator("#written").inner_text().startswith("joined[2, 4]")
+
+
+def test_a_number_keeps_its_colour_when_others_are_edited(show):
+    opened = show(small(), "#step=scores")
+    colour = "(td) => getComputedStyle(td).backgroundColor"
+    before = cell(opened, "scores", 1, 2).evaluate(colour), cell(opened, "scores", 0, 2).evaluate(colour)
+    edit(opened, "query", 0, 0, "500")
+    opened.page.evaluate("location.hash = '#step=scores'")
+    opened.until("document.documentElement.dataset.shown", "scores")
+    assert cell(opened, "scores", 1, 2).evaluate(colour) == before[0]
+    assert cell(opened, "scores", 0, 2).evaluate(colour) != before[1]
+
+
+@pytest.mark.parametrize("width", [390, 1280])
+def test_notes_wrap_and_are_not_cut(width, show):
+    opened = show(EXAMPLES["sinks"](), "#step=query", viewport={"width": width, "height": 800})
+    drawn = opened.page.locator(".drawn")
+    assert "Σ_d adds up over all d" in drawn.locator("p").nth(1).inner_text()
+    assert drawn.locator("pre").inner_text().splitlines()[0].split() == ["B", "H", "Lq", "Lk", "E", "Ev"]
+    assert drawn.locator("p").evaluate_all("(all) => all.every((p) => p.scrollWidth <= p.clientWidth)")
 
 
 def test_among_all_steps_a_weight_lights_up_its_query_and_key(show):

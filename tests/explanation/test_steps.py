@@ -4,7 +4,9 @@ import contextlib
 import html
 import itertools
 import json
+import re
 
+import numpy as np
 import pytest
 import torch
 from recomputed import check_script, run
@@ -158,10 +160,121 @@ def test_a_part_has_the_weights_of_the_whole():
 def test_what_is_left_out_is_said():
     query = draw(3, 4, 40, 8)
     text = " ".join(str(ch.explain(query, query, query)).split())
-    assert "Of 12 sequences and heads: the first is shown." in text
+    assert "Of 3 sequences: the first is shown." in text
     assert "Of 40 queries: the first 8 are shown." in text
     assert "Of 40 keys 5 are shown: the key of the written-out lines, and the keys with the largest weights." in text
-    assert "Shown: sequence 0, head 0." in text
+    assert "Shown: sequence 0." in text
+    assert "Of 9 heads: the first is shown." in " ".join(str(ch.explain(*[draw(1, 9, 2, 4)] * 3)).split())
+
+
+def test_the_heads_that_are_asked_for_are_shown():
+    query, many = draw(2, 12, 3, 8), draw(1, 70, 2, 4)
+    for at, heads in (
+        ((1, slice(None)), range(12)),
+        ((slice(None), slice(2, 11)), range(2, 11)),
+        ((0, slice(0, 12, 3), 1), range(0, 12, 3)),
+        (0, [0]),
+        (None, [0]),
+        ((..., 1), [0]),
+    ):
+        explanation = ch.explain(query, query, query, at=at)
+        assert explanation.shown.heads == tuple(heads)
+        shown, dense = explanation.shown, ch.weights(query, query)[:]
+        part = dense[list(shown.batches)][:, list(heads)][:, :, list(shown.queries)]
+        torch.testing.assert_close(explanation["weights"], part)
+    assert len(ch.explain(query[:, :8], query[:, :8], query[:, :8]).shown.heads) == 8
+    found = ch.explain(many, many, many, at=(0, slice(None)))
+    assert found.shown.heads == tuple(range(64))
+    assert "Of 70 heads: the first 64 are shown." in " ".join(str(found).split())
+
+
+SOFTMAXES = {
+    "alone": {},
+    "lengths": {"valid_lens": [2, 5]},
+    "a length for each query": {"valid_lens": torch.tensor([[1, 2, 3], [0, 5, 4]])},
+    "causal": {"mask": ch.Causal(), "align": "lower_right"},
+    "a matrix": {"mask": torch.rand(3, 5, generator=torch.Generator().manual_seed(3)) < 0.6},
+    "both": {"mask": ch.Causal(), "align": "lower_right", "valid_lens": [3, 4]},
+}
+
+
+def softmax_by_hand(scores, mask=None, align=None, valid_lens=None):
+    """The softmax over the keys that a mask, a bool matrix and lengths allow, in plain PyTorch."""
+    keep = torch.ones_like(scores, dtype=torch.bool)
+    if align is not None:
+        keep &= torch.ones(3, 5).tril(2).bool()
+    elif mask is not None:
+        keep &= mask
+    if valid_lens is not None:
+        lengths = torch.as_tensor(valid_lens)
+        keep &= torch.arange(5) < (lengths[:, None, None] if lengths.ndim == 1 else lengths[..., None])
+    return scores.masked_fill(~keep, -torch.inf).softmax(-1).nan_to_num(0.0)
+
+
+@pytest.mark.parametrize("name", SOFTMAXES)
+def test_scores_of_ones_own(name):
+    scores, given = draw(2, 3, 5), SOFTMAXES[name]
+    expected = softmax_by_hand(scores, **given)
+    explanation = ch.explain(scores, **given)
+    torch.testing.assert_close(explanation["weights"], expected)
+    assert torch.equal(explanation["scores"], scores) and "query" not in [step.name for step in explanation.steps]
+    torch.testing.assert_close(ch.explain(scores, **given, at=(1, 2))["weights"], expected[1:, 2:])
+    check_script(explanation)
+    if len(given) < 3:
+        one = given.get("valid_lens", given.get("mask"))
+        called = ch.explain(ch.masked_softmax, scores, one, align=given.get("align"))
+        assert torch.equal(called["weights"], explanation["weights"])
+
+
+def test_scores_of_other_kinds():
+    scores = draw(2, 3, 5)
+    assert isinstance(ch.explain(scores.numpy(), valid_lens=[2, 5])["weights"], np.ndarray)
+    assert isinstance(ch.explain(ch.masked_softmax, scores.tolist(), [2, 5])["weights"], np.ndarray)
+    assert isinstance(ch.explain(ch.masked_softmax, scores, np.array([2, 5]))["weights"], torch.Tensor)
+    torch.testing.assert_close(ch.explain(scores[0, 0])["weights"][0], scores[0, 0].softmax(-1))
+    four = draw(2, 12, 3, 5)
+    explanation = ch.explain(four, at=(1, slice(4, 12)))
+    torch.testing.assert_close(explanation["weights"], four[1:, 4:].softmax(-1))
+    gradient = ch.explain(scores, valid_lens=[2, 5], gradients=torch.ones(2, 3, 5).cumsum(-1))["d_scores"]
+    leaf = scores.clone().requires_grad_()
+    (softmax_by_hand(leaf, valid_lens=[2, 5]) * torch.ones(2, 3, 5).cumsum(-1)).sum().backward()
+    torch.testing.assert_close(gradient, leaf.grad)
+
+
+def test_lengths_as_a_module_takes_them():
+    query, key = draw(2, 3, 4), draw(2, 5, 4, seed=1)
+    explanation = ch.explain(query, key, key, valid_lens=[2, 5])
+    check(explanation, query, key, key, mask=ch.Lengths([2, 5]))
+
+
+def test_arrays_give_arrays():
+    query, key = draw(2, 3, 4), draw(2, 5, 4, seed=1)
+    for gradients in (False, True):
+        explanation = ch.explain(query.numpy(), key.numpy(), key.numpy(), gradients=gradients)
+        assert all(isinstance(explanation[step.name], np.ndarray) for step in explanation.steps)
+        tensors = ch.explain(query, key, key, gradients=gradients)
+        for step in tensors.steps:
+            assert np.array_equal(explanation[step.name], tensors[step.name].numpy(), equal_nan=True)
+    module, lengths = ch.nn.DotProductAttention(), np.array([2, 5])
+    found = ch.explain(module, query.numpy(), key.numpy(), key.numpy(), lengths)["output"]
+    np.testing.assert_allclose(found, module(query, key, key, lengths).numpy(), rtol=1e-5, atol=1e-6)
+    assert isinstance(ch.explain(module, query, key, key, lengths)["output"], torch.Tensor)
+
+
+def test_the_keys_that_are_shown_have_the_largest_weights_and_are_those_that_lines_name():
+    query, key = draw(10, 8), draw(10, 8, seed=1)
+    for seed in range(5):
+        key = draw(10, 8, seed=seed)
+        for given in ({}, {"mask": ch.Causal()}):
+            explanation = ch.explain(query, key, key, **given)
+            weights = explanation["weights"]
+            shown = explanation.shown.strongest[:5]
+            text = " ".join(str(explanation).split())
+            said = re.search("each times its weight: (.*?); …", text)[1]
+            named = {int(n) for n in re.findall(r"the value of key (\d+)", said)}
+            assert named <= set(shown) and set(weights[:3].argmax(-1).tolist()) <= named
+    first = ch.explain(query, key, key, mask=ch.Causal(), at=(slice(0, 3),))
+    assert first.shown.strongest[:5][-2:] == (3, 4)  # of keys that no row sees the first ones, and not any
 
 
 def test_what_was_chosen_is_said():
@@ -231,7 +344,7 @@ def test_other_precisions(score, dtype):
 def test_numpy_and_inference_mode():
     query = draw(3, 4)
     expected = ch.explain(query, query, query)["output"]
-    assert torch.equal(ch.explain(*[query.numpy()] * 3)["output"], expected)
+    assert np.array_equal(ch.explain(*[query.numpy()] * 3)["output"], expected.numpy())
     with torch.inference_mode():
         assert torch.equal(ch.explain(query, query, query)["output"], expected)
 

@@ -2,7 +2,7 @@
 
 Each case runs once for what is compiled and remembered, and once more, of which the counts are printed, with the places
 in clearhead that read. Without arguments all cases run, and before them those that need no float64, on a device that
-refuses it; with `--some` the masks run in training alone, which compiles most of what a forward pass does.
+refuses it; with `--some` without those that compile the kernel of another case once more.
 """
 
 import collections
@@ -170,7 +170,9 @@ CASES = {
 CASES |= looks.cases(QUERY, KEY, VALUE, X)
 
 
-FORWARD = ("window", "dense", "or")  # masks of each form, whose forward pass is among some cases
+# Cases that compile the kernel of a case beside them once more. Some leave them out.
+AGAIN = {f"{mask}, forward" for mask in MASKS if mask != "dense"}
+AGAIN |= {"many lengths, training", "not, training", "float mask", "grouped heads"}
 
 # Without float64, on the engines that are of any device.
 ANYWHERE = {
@@ -308,8 +310,7 @@ def main(names):
         without_float64()
         unseen()
         print(json.dumps({"case": "plans", **plans()}), flush=True)
-        again = {f"{mask}, forward" for mask in MASKS if mask not in FORWARD} if names else set()
-        names = [name for name in CASES if name not in again]
+        names = [name for name in CASES if not names or name not in AGAIN]
     for name in names:
         torch.manual_seed(0)
         case = CASES[name]

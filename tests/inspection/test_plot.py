@@ -195,6 +195,41 @@ def test_masks():
     assert ch.Causal().plot().images[0].get_array().shape == (6, 6)
 
 
+def test_a_mask_of_lengths_has_whole_ticks_a_grid_and_a_picture_for_each_sequence():
+    for given, rows, columns in (((), 1, 4), ((3, 5), 3, 5)):
+        axes = ch.Lengths([2, 4]).plot(*given)
+        assert [axis.get_title() for axis in axes] == ["sequence 0", "sequence 1"]
+        axes[0].figure.canvas.draw()
+        for axis, length in zip(axes, (2, 4), strict=True):
+            assert axis.images[0].get_array().shape == (rows, columns)
+            assert (~np.ma.getmaskarray(axis.images[0].get_array())).sum() == rows * length
+            for ticks, lines, size in (
+                (axis.get_yticks(), axis.get_yticks(minor=True), rows),
+                (axis.get_xticks(), axis.get_xticks(minor=True), columns),
+            ):
+                inside = [tick for tick in ticks if -0.5 < tick < size - 0.5]
+                assert inside and all(float(tick).is_integer() for tick in inside)
+                assert list(lines) == [n + 0.5 for n in range(size - 1)]
+    wide = ch.Causal().plot(300)
+    assert len(wide.get_xticks(minor=True)) == 0
+
+
+def test_lengths_of_queries_and_keys_are_enough_for_every_mask():
+    keep = torch.tensor([[True, False, True, True, False], [True, True, True, False, False]])
+    causal = torch.ones(3, 5).tril(2).bool()
+    masks = {
+        (2,): ch.Lengths([2, 4]) & ch.Causal(),
+        (1, 2): ch.DenseMask(torch.ones(1, 2, 3, 5).bool()),
+        (): ch.Causal() | ch.SlidingWindow(before=1),
+    }
+    for leading, mask in masks.items():
+        whole = mask.dense(3, 5, "lower_right")
+        assert whole.shape == (*leading, 3, 5)
+        assert len(np.atleast_1d(mask.plot(3, 5, "lower_right"))) == (leading[-1] if leading else 1)
+    assert torch.equal(masks[2,].dense(3, 5, "lower_right"), causal & (torch.arange(5) < torch.tensor([[[2]], [[4]]])))
+    assert torch.equal(ch.Padding(keep).dense(3, 5), keep[:, None].expand(2, 3, 5))
+
+
 def test_a_long_mask_is_shares_of_pairs():
     shown = ch.Causal().plot(1500).images[0].get_array()
     assert shown.shape == (500, 500)

@@ -177,7 +177,7 @@ def test_what_no_query_sees_may_hold_anything(phi, bad):
     score.softcap = 2.0
     query, key, value = (draw(1, 1, 40, width, seed=seed) for seed in range(3))
     query[0, 0, 5], key[0, 0, 30:], value[0, 0, 30:] = -bad, bad, bad
-    stop = torch.where(torch.arange(40) == 5, 0, 30).view(1, 40, 1)
+    stop = torch.where(torch.arange(40) == 5, 0, 30).view(1, 1, 40)
     found = []
     for engine in ("triton", "tiled"):
         leaves = [t.clone().requires_grad_() for t in (query, key, value)]

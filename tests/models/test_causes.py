@@ -250,7 +250,6 @@ def test_a_recording_without_layers_is_told(tmp_path: Any) -> None:
 def test_norms_are_of_what_each_head_writes_for_a_key(name: str, dtype: torch.dtype) -> None:
     read = ARCHITECTURES[name]
     model, inputs = made(read, dtype)
-    model.set_attn_implementation("eager")
     given: dict[nn.Module, torch.Tensor] = {}  # the heads, as the layer that writes them is given them
     writers = {read.writes(model, n): n for n in range(2)}
     for module in writers:

@@ -30,6 +30,20 @@ def test_a_token_that_is_put_in_left_out_or_replaced():
     assert ch.models.match_tokens(iter([5, 7]), (7, 9)) == ([1], [0])
 
 
+def test_tokens_that_replace_each_other():
+    """Between two matches and at both ends, where the stretches are as long in both texts."""
+
+    def matched(one, other):
+        return ch.models.match_tokens(list(one), list(other), replaced=True)
+
+    assert matched("abcd", "axcd") == ([0, 1, 2, 3], [0, 1, 2, 3])
+    assert matched("xybc", "uvbcdd") == ([0, 1, 2, 3], [0, 1, 2, 3])
+    assert matched("zabcx", "abcuzy") == ([1, 2, 3], [0, 1, 2])  # other lengths correspond to nothing
+    assert matched("abxyc", "qabuvc") == ([0, 1, 2, 3, 4], [1, 2, 3, 4, 5])
+    with pytest.raises(ch.ClearheadError, match="no token in common"):
+        matched("ab", "cd")
+
+
 def test_a_frequent_token_counts_in_a_long_text():
     """difflib leaves out frequent ones of more than 200 unless it is told not to."""
     text = ["the", "cat"] * 300

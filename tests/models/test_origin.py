@@ -54,7 +54,7 @@ def test_every_side_and_the_result_of_each_architecture(name, listed, monkeypatc
             torch.testing.assert_close(explanation["result"], result[1:2, 2:5], rtol=1e-4, atol=1e-5)
         else:  # the layer that joins the heads is in another module
             assert name in ("Bert", "Roberta")
-            assert "It may be in another module." in words(explanation)
+            assert "The layer may be in another module." in words(explanation)
 
 
 WIDTH, HEADS, KEY_HEADS, E = 12, 4, 2, 6

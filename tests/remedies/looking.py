@@ -46,7 +46,21 @@ def generated(change=None):
 PLOT = "import matplotlib\nmatplotlib.use('Agg')\ndrawn = lambda axes: torch.tensor(axes is not None)\nfresh = lambda: ch.weights(x, x).plot(0)\n"
 DRAWN = "torch.tensor(True)"
 DEFINED = "class Changed(Block):\n    pass\n"
+PATCHES = (
+    SEEN
+    + "def pictured(image):\n    found = seen_of(Block(), torch.rand(1, 2, 5, 8)).view(image=image)\n    return torch.tensor(found.page.meta()['image']['rows'])\n"
+)
 CASES = [
+    case(
+        "pictured(torch.zeros(30, 70, 3))",
+        ("as the model was given it", "pictured(torch.zeros(30, 70, 3)[:, :30]) # @", "torch.tensor(2)"),
+        setup=PATCHES,
+    ),
+    case(
+        "pictured('picture.png')",
+        ("(3, height, width)", "pictured(torch.zeros(3, 30, 30)) # @", "torch.tensor(2)"),
+        setup=PATCHES,
+    ),
     case(
         "ch.explain(x, x, x).write('steps.docx')",
         ("ends in .html, .md", "torch.tensor('weights' in ch.explain(x, x, x).markdown()) # @", "torch.tensor(True)"),
@@ -547,5 +561,30 @@ def asked():
         pass
     raise ValueError(said)
 """,
+    ),
+    case(
+        "ch.explain(ch.masked_softmax, scores, [2, 3, 1], dim=0)",
+        (
+            "scores.movedim(dim, -1)",
+            "ch.explain(ch.masked_softmax, @[None], [2])['weights'][0]",
+            "scores.T[:, :2].softmax(-1) @ torch.eye(2, 4)",
+        ),
+        setup="scores, dim = torch.rand(4, 4), 0",
+    ),
+    case(
+        "ch.explain(scores, scale=scale, bias=bias)",
+        ("scores * scale + bias", "ch.explain(@)['weights']", "(scores / 3 + added).softmax(-1)"),
+        ("pass query, key and value", "ch.explain(x, x, x, scale=scale)['weights'] # @", "soft(x, x, scale=1 / 3)"),
+        setup="scores, scale, bias = torch.rand(4, 4), 1 / 3, added",
+    ),
+    case(
+        "ch.explain(scores, mask=mask)",
+        ("scores + mask", "ch.explain(@)['weights']", "(scores + added).softmax(-1)"),
+        setup="scores, mask = torch.rand(4, 4), added",
+    ),
+    case(
+        "ch.explain(scores, mask=mask)",
+        ("valid_lens=mask", "ch.explain(scores, @)['weights']", "scores[..., :2].softmax(-1) @ torch.eye(2, 4)"),
+        setup="scores, mask = torch.rand(3, 4, 4), torch.tensor([2, 2, 2])",
     ),
 ]

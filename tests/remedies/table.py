@@ -184,7 +184,7 @@ CASES = [
         "blocks = torch.block_diag(torch.ones(2, 2), torch.ones(2, 2)).bool()",
     ),
     case(
-        "Lengths([2, 3]).dense(4, 4)",
+        "Lengths([2, 3]).dense(x[0], x[0])",
         ("query (B, Lq, E) and key (B, Lk, E)", "Lengths([2, 3]).dense(x[:2], x[:2]).float() # @", "two"),
         setup="two = (torch.arange(4) < torch.tensor([[2], [3]]))[:, None].expand(2, 4, 4).float()",
     ),
@@ -529,8 +529,35 @@ class Later(ch.extend.Bias):
     case(
         "ch.diagnose(q, q, q, mask=mask)",
         ("Causal()", "attention(q, q, q, mask=@)", "plain(q, q, q, tri)"),
-        ("torch.ones_like(mask).tril()", "attention(q, q, q, mask=@)", "plain(q, q, q, tri)"),
+        ("mask.mT", "attention(q, q, q, mask=@)", "plain(q, q, q, tri)"),
         setup="mask = torch.ones(5, 5).triu().bool(); tri = torch.ones(5, 5).tril().bool()",
+    ),
+    case(
+        "ch.diagnose(*[flat.reshape(2, 2, 3, 4)] * 3)",
+        (
+            "flat.unflatten(-1, (2, 4)).transpose(1, 2)",
+            "attention(*[@] * 3)",
+            "torch.stack([plain(*[flat[..., 4 * h : 4 * h + 4]] * 3) for h in (0, 1)], 1)",
+        ),
+        setup="flat = torch.rand(2, 3, 8)",
+    ),
+    case(
+        "ch.diagnose(torch.nn.MultiheadAttention(8, 2), query, query, query)",
+        ("batch_first=True", "built(@)(query, query, query)[0]", "of_torch(query)"),
+        ("query.transpose(0, 1)", "built()(*[@] * 3)[0].transpose(0, 1)", "of_torch(query)"),
+        setup="query = torch.rand(2, 3, 8)\n"
+        "def built(**options):\n    like = torch.nn.MultiheadAttention(8, 2, **options).eval()\n"
+        "    like.load_state_dict(as_torch.state_dict())\n    return like",
+    ),
+    case(
+        "ch.diagnose(torch.nn.MultiheadAttention(8, 2), x[:, :3], x[:, :3], x[:, :3], key_padding_mask=~rows[:, :3])",
+        (
+            "batch_first=True",
+            "built(@)(x[:, :3], x[:, :3], x[:, :3], key_padding_mask=~rows[:, :3])[0]",
+            "as_torch(x[:, :3], x[:, :3], x[:, :3], key_padding_mask=~rows[:, :3])[0]",
+        ),
+        setup="def built(**options):\n    like = torch.nn.MultiheadAttention(8, 2, **options).eval()\n"
+        "    like.load_state_dict(as_torch.state_dict())\n    return like",
     ),
     case(
         "ch.diagnose(x, x, x, mask=mask)", ("~mask", "attention(x, x, x, mask=@)", ROWS), setup="mask = ~rows[:, None]"

@@ -24,6 +24,7 @@ FENCES = "\u2068|\u2069"
 TIRED = "The animal did not cross the street because it was too tired."
 WIDE = "The animal did not cross the street because it was too wide."
 MOVED = "The old animal did not cross the street because it was tired."
+OTHER = "Yesterday the animal did not cross the road because it was too wide."
 LONGER = "Yesterday the old animal didn't cross the street because it was wide."
 
 
@@ -120,20 +121,22 @@ def test_texts_of_one_length(bert: Any, open_report: Make, tmp_path: Path, error
     check(open_report([], html=html), found, HEADS, np.arange(len(words)), atol=stated if error else 1e-6)
 
 
-@pytest.mark.parametrize("text", [LONGER, MOVED], ids=["longer", "as long, its words moved"])
+@pytest.mark.parametrize("text", [LONGER, MOVED, OTHER], ids=["longer", "as long, its words moved", "words replaced"])
 def test_texts_whose_words_are_aligned(bert: Any, open_report: Make, tmp_path: Path, text: str) -> None:
     (one, (words,)), (two, (others,)) = watched(*bert, TIRED), watched(*bert, text)
     assert (len(words) == len(others)) == (text == MOVED)
-    places = ch.models.match_tokens(words, others)
-    assert [words[i] for i in places[0]] == [others[i] for i in places[1]] and len(places[0]) < len(words)
+    places = ch.models.match_tokens(words, others, replaced=True)
+    replaced = [(words[i], others[j]) for i, j in zip(*places, strict=True) if words[i] != others[j]]
+    assert replaced == ([("street", "road"), ("tired", "wide")] if text == OTHER else [])
     found = one.compare(two, matched=places)
     html = one.view(tokens=words, beside=two, beside_tokens=others, error=0).write(tmp_path / "page.html").read_text()
     check_measure(html, found)
     opened = open_report([], html=html)
     check(opened, found, [(0, 2), (4, 7)], np.array(places[0]), 1e-6)
     said = opened.page.inner_text("#compare-said")
-    alone = len(words) - len(places[0])
-    assert f"Not compared: {alone} {'query' if alone == 1 else 'queries'} that only one text has." in said
+    first, second = (len(side) - len(places[0]) for side in (words, others))
+    alone = f"{first} {'query' if first == 1 else 'queries'} that only the first text has, and {second} that only"
+    assert f"Not compared: {alone} the second has." in said
     # the other way round, on the words of the second
     page = compared(opened, "6.2", "0.2")
     np.testing.assert_allclose(
@@ -209,7 +212,7 @@ def test_the_matrix_and_the_choices(bert: Any, open_report: Make, tmp_path: Path
     assert page.inner_text("#only-count").startswith("12 of 144")
     page.fill("#only", "")
     # one button for the same head of the other
-    assert page.inner_text("#counterpart") == f"L{layer}H{head} beside L{layer}′H{head}"
+    assert page.inner_text("#counterpart") == f"Compare L{layer}H{head} with L{layer}′H{head}"
     page.click("#counterpart")
     opened.until(COMPARED, "drawn")
     assert page.inner_text("#compare-title") == f"L{layer}H{head} − L{layer}′H{head}"
@@ -246,6 +249,64 @@ def test_a_pair_that_one_text_has(bert: Any, open_report: Make, tmp_path: Path) 
     opened.until(COMPARED, "drawn")
     said = re.sub(FENCES, "", opened.page.inner_text("#apart-pair"))
     assert re.match(r"did → street: [\d.e-]+%; only one text has this pair$", said), said
+
+
+LOOKS = """all => all.map((p) => Array.from(p.querySelectorAll("span"), (one) => one.style.backgroundColor !== ""))"""
+CELLS = """(canvas, count) => {
+    const copy = Object.assign(document.createElement("canvas"), { width: canvas.width, height: canvas.height });
+    const pen = copy.getContext("2d", { willReadFrequently: true });
+    pen.drawImage(canvas, 0, 0);
+    const at = (cell, size) => Math.floor(((cell + 0.2) / count) * size);
+    const each = (give) => Array.from({ length: count }, (_, cell) => give(cell));
+    return each((row) => each((column) => Array.from(
+        pen.getImageData(at(column, canvas.width), at(row, canvas.height), 1, 1).data.slice(0, 3))));
+}"""  # the colour of each cell, near a corner of it
+
+
+def joined(mine: list[int], theirs: list[int], one: int, other: int) -> list[tuple[int, int]]:
+    """The positions of two texts as one text: those that correspond together, −1 where a text lacks the word."""
+    found, places = [], [-1, -1]
+    for i, j in [*zip(mine, theirs, strict=True), (one, other)]:
+        found += [(k, -1) for k in range(places[0] + 1, i)] + [(-1, k) for k in range(places[1] + 1, j)] + [(i, j)]
+        places = [i, j]
+    return found[:-1]
+
+
+def test_both_texts_and_both_maps_stand_in_the_comparison(bert: Any, open_report: Make, tmp_path: Path) -> None:
+    (one, (words,)), (two, (others,)) = watched(*bert, TIRED), watched(*bert, LONGER)
+    html = one.view(tokens=words, beside=two, beside_tokens=others).write(tmp_path / "page.html").read_text()
+    token = words.index("street")
+    opened = open_report([], f"#layer=0&head=8&token={token}&a=0.8&b=6.8", html=html)
+    page = opened.page
+    opened.until(COMPARED, "drawn")
+    texts = joined(*ch.models.match_tokens(words, others, replaced=True), len(words), len(others))
+    assert len(texts) > max(len(words), len(others))
+    titles = [re.sub(FENCES, "", title) for title in page.locator("#both h3").all_inner_texts()]
+    assert titles == ["L0H8: where “street” looks", "L0′H8: where “street” looks"]
+    weights = [side.calls[0].weights.dense()[0, 8].double().numpy() for side in (one, two)]
+    shaded = page.locator("#both .shaded").evaluate_all(LOOKS)
+    for got, all_weights, text in zip(shaded, weights, (words, others), strict=True):
+        clear = np.abs(all_weights[text.index("street")] * len(text) - 1) > 0.02
+        assert (np.array(got) == (all_weights[text.index("street")] * len(text) > 1))[clear].all()
+    only = "Words in blue are in the text of L0H8 alone, words in brown in that of L0′H8"
+    assert only in page.inner_text("#apart-only")
+    assert "square root" in page.inner_text("#compare-shown")
+    grey = [int("b3b9c4"[at : at + 2], 16) for at in (0, 2, 4)]  # hatched, where a text lacks a word
+    for side in (0, 1):
+        colours = np.array(page.locator("#both canvas").nth(side).evaluate(CELLS, len(texts)))
+        has = np.array([places[side] >= 0 for places in texts])
+        assert ((colours == grey).all(-1) == ~(has[:, None] & has)).all(), side
+    # a pair of a word that the second text alone has: its head is chosen
+    at, box = texts.index((-1, others.index("yesterday"))), page.locator("#both canvas").nth(1).bounding_box()
+    place = {"x": (at + 0.5) / len(texts) * box["width"], "y": (at + 0.5) / len(texts) * box["height"]}
+    page.locator("#both canvas").nth(1).click(position=place)
+    opened.until(SHOWN, "6/8/out/1/1")
+    opened.until(COMPARED, "drawn")
+    said = re.sub(FENCES, "", page.inner_text("#apart-pair"))
+    assert re.match(r"yesterday → yesterday: [\d.e-]+%; only one text has this pair$", said), said
+    assert float(said.split(": ")[1].split("%")[0]) == pytest.approx(100 * weights[1][1, 1], rel=0.06)
+    titles = [re.sub(FENCES, "", title) for title in page.locator("#both h3").all_inner_texts()]
+    assert titles == ["L0H8: its text lacks “yesterday”", "L0′H8: where “yesterday” looks"]
 
 
 def test_words_that_differ_are_both_named(bert: Any, open_report: Make, tmp_path: Path) -> None:

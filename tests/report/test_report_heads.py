@@ -81,7 +81,7 @@ def test_every_measure_of_every_head_is_that_of_the_table(seen: Any, html: str, 
         page.select_option("#measure", name)
         labels = page.locator(".head").evaluate_all("all => all.map(one => one.getAttribute('aria-label'))")
         ends = page.locator("#heads-ticks").inner_text()
-        most = float(re.search(r"([\d.]+) (?:points|×) (?:or )?more", ends)[1])  # type: ignore[index]
+        most = float(re.search(r"^(?:−|≤ 1/)([\d.]+)(?: ×)?", ends)[1])  # type: ignore[index]
         colours = page.locator(".head").evaluate_all("all => all.map(one => getComputedStyle(one).backgroundColor)")
         assert len(labels) == 9
         for (head, row), label, colour in zip(table.items(), labels, colours, strict=True):
@@ -97,7 +97,7 @@ def test_every_measure_of_every_head_is_that_of_the_table(seen: Any, html: str, 
             apart = row[name] - row[f"{name} uniform"]
             red, _, blue = (float(x) for x in re.findall(r"[\d.]+", colour)[:3])
             share = np.log2(row[name] / row[f"{name} uniform"]) / np.log2(most) if scale == 1 else 100 * apart / most
-            assert abs(share) <= 1 or most == 64  # "64 × or more"
+            assert abs(share) <= 1 or most == 64  # "≥ 64 ×"
             if abs(share) > 0.04:
                 assert (blue > red) == (apart > 0)
         assert page.inner_text("#measure-says")
@@ -117,15 +117,41 @@ def test_it_opens_on_the_most_distinctive_head_with_its_sentence(seen: Any, html
     assert opened.page.inner_text("#distinctive") == str(most)
     opened.page.locator(".head").last.click()
     opened.until(f"{SHOWN}.slice(0, 4)", "2/2/")
+    name = f"L{most.layer}H{most.head}"
+    said = opened.page.inner_text("#distinctive")  # of another head the sentence is not said
+    assert said == f"Go to {name}, which is furthest from uniform attention"
     opened.page.click("#distinctive")
     opened.until(f"{SHOWN}.slice(0, 4)", f"{most.layer}/{most.head}/")
+    assert opened.page.inner_text("#distinctive") == str(most)
+
+
+RAMP = """canvas => {
+    const copy = Object.assign(document.createElement("canvas"), { width: canvas.width, height: 1 });
+    copy.getContext("2d").drawImage(canvas, 0, 0);
+    const pixels = copy.getContext("2d").getImageData(0, 0, canvas.width, 1).data;
+    return [0, 128, canvas.width - 1].map((at) => Array.from(pixels.slice(4 * at, 4 * at + 3)));
+}"""
+
+
+def test_a_measure_on_one_side_of_uniform_attention_has_one_half_of_the_colours(html: str, open_report: Make) -> None:
+    page = open_report([], "#by=normalised%20entropy", html=html).page
+    ticks = page.locator("#heads-ticks span").all_inner_texts()
+    assert len(ticks) == 2 and ticks[0].startswith("−") and ticks[1].endswith("uniform attention")
+    left, middle, right = page.locator("#heads-ramp").evaluate(RAMP)
+    assert left[0] > left[2] + 40 and middle[0] > middle[2] + 40 and min(right) > 240
+    page.select_option("#measure", "previous")
+    assert len(page.locator("#heads-ticks span").all_inner_texts()) == 3
+    left, middle, right = page.locator("#heads-ramp").evaluate(RAMP)
+    assert left[0] > left[2] + 40 and min(middle) > 240 and right[2] > right[0] + 40
 
 
 def test_a_near_uniform_model_says_so(open_report: Make, tmp_path: Path) -> None:
     with ch.watch(model := Looks()) as seen:
         model(1e-3 * torch.randn(1, 1, 20, 8, generator=torch.Generator().manual_seed(0)))
     opened = open_report([], html=seen.view().write(tmp_path / "page.html").read_text())
-    assert opened.page.inner_text("#distinctive").startswith("All 9 heads are near uniform")
+    opened.page.locator(".head").last.click()
+    opened.until(f"{SHOWN}.slice(0, 4)", "2/2/")
+    assert opened.page.inner_text("#distinctive").startswith("All 9 heads are near uniform")  # said of all of them
     assert opened.page.locator("#five button").count() == 0
     assert opened.page.is_hidden("#five-title")
 
@@ -146,6 +172,16 @@ def test_the_most_distinctive_are_of_other_heads(seen: Any, html: str, open_repo
     page.locator("#five button").last.click()
     opened.until(f"{SHOWN}.slice(0, 4)", place(heads[-1]))
     assert page.input_value("#measure") == measures[-1]
+
+
+def test_a_measure_says_over_how_many_queries_it_is_and_few_name_no_head(make_case: Make, open_report: Make) -> None:
+    layer = make_case(9, heads=3).layer
+    each = tuple({m: (0.9, 0.1, None, n) for m in MEASURES if m.name == "induction"} for n in (1, 4, 5))
+    page = open_report([replace(layer, measures=each)]).page
+    labels = page.locator(".head").evaluate_all("all => all.map(one => one.getAttribute('aria-label'))")
+    said = [f"90%; uniform attention: 10%, over {n}" for n in ("1 query", "4 queries", "5 queries")]
+    assert [label.split("induction ")[1] for label in labels] == said
+    assert page.locator("#five button").all_inner_texts() == ["L0H2 induction 90%"]
 
 
 def test_32_by_32_heads_fit_without_sideways_scrolling(make_case: Make, open_report: Make) -> None:
@@ -288,6 +324,17 @@ def test_the_list_is_in_order_and_grows(make_case: Make, open_report: Make) -> N
     page.select_option("#measure", "normalised entropy")
     shown = [float(x.rstrip("%")) for x in rows.all_inner_texts()]
     assert shown == sorted(shown) and len(shown) == 270
+
+
+def test_the_bars_of_the_list_have_one_middle(make_case: Make, open_report: Make) -> None:
+    layer = make_case(4, heads=3, features=2).layer
+    layer = replace(layer, measures=tuple(measured(distance=(far, 40.0)) for far in (1.5, 40.0, 1234.5)))
+    page = open_report([layer], "#show=list&by=distance").page
+    assert page.locator(".ranked .share").last.inner_text() == "1.5 positions"
+    edges = page.locator(".ranked .bar").evaluate_all(
+        "all => all.map((e) => [e.getBoundingClientRect().left, e.getBoundingClientRect().right])"
+    )
+    assert np.ptp(edges, axis=0).max() < 0.5
 
 
 def test_what_is_not_known_is_no_number(make_case: Make, open_report: Make) -> None:

@@ -163,7 +163,7 @@ def test_nan_and_infinity_do_not_break_the_page(make_case: Make, open_report: Ma
 def test_what_is_left_out_is_said_and_stays_text(make_case: Make, open_report: Make) -> None:
     html = render([make_case(3).layer, LeftOut("<img src=x>", "its scores are more than a page holds.")], "A report")
     page = open_report([], html=html).page
-    assert page.inner_text("#left-out") == "Left out: <img src=x>: its scores are more than a page holds."
+    assert page.inner_text("#left-out") == "Not shown: <img src=x>: its scores are more than a page holds."
     assert page.evaluate(f"{ROOT}.querySelectorAll('#left-out *').length") == 0
 
 

@@ -102,7 +102,8 @@ def test_what_little_the_keys_receive_beside_a_sink(open_report: Any, monkeypatc
         block(query, key)
     facts = open_report(recording.layers(), "#token=7").page.inner_text("#facts")
     share = 1 / (np.exp(14 / 2**0.5) + 59)
-    percent, times = re.findall(r"receives in all\s+(\S+)% of the head's attention, (\S+) ×", facts)[0]
+    received = r"weight received\s+as a key, from all queries: (\S+)% of the head's attention, (\S+) ×"
+    percent, times = re.findall(received, facts)[0]
     assert float(percent) == pytest.approx(100 * share, rel=0.05)
     assert float(times) == pytest.approx(60 * share, rel=0.05)
 

@@ -240,12 +240,54 @@ def test_the_lens_shows_the_pairs_around_one_with_their_words(long: Any, open_re
         weight = long.weights[0, i, j]
         rank = 1 + (long.weights[0, i, : i + 1] > weight).sum()
         text = page.inner_text("#map-pair").replace("\u2068", "").replace("\u2069", "")
-        assert text.startswith(f"w{i} → w{j} ") and f"rank {rank} of {i + 1}, " in text
+        assert text.startswith(f"w{i} → w{j} ") and f", rank {rank} of the {i + 1} keys of “w{i}”, " in text
         assert float(text.split(", ")[2].split()[0]) == pytest.approx(weight * (i + 1), rel=0.06)
     page.mouse.move(0, 0)
     opened.until(f"{MAP}.lens", None)
-    page.locator(".token").nth(100).hover()  # a pair previewed in the text
-    opened.until(f"{MAP}.lens?.columns.includes('w100')")
+    page.locator(".token").nth(100).hover()  # a query previewed in the text, with its strongest key
+    opened.until(f"{MAP}.lens?.rows.includes('w100')")
+    assert f"w{long.weights[0, 100].argmax()}" in page.evaluate(MAP)["lens"]["columns"]
+
+
+def test_where_the_map_has_words_no_lens_covers_it(make_case: Make, open_report: Make) -> None:
+    opened = open_report([make_case(12, heads=1).layer])
+    page = opened.page
+    shown = page.evaluate(MAP)
+    assert len(shown["down"]["words"]) == len(shown["across"]["words"]) == 12
+    page.locator("#map").hover(position=at(shown, 7, 2))
+    opened.until(f"{HOST}.shadowRoot.getElementById('pair-title').textContent.includes('w7')")
+    page.wait_for_timeout(100)
+    assert page.locator("#lens").is_hidden() and page.evaluate(MAP)["lens"] is None
+
+
+SEEN = f"""([x, y, wide, tall]) => {{
+    const canvas = Object.assign(document.createElement("canvas"), {{ width: wide, height: tall }});
+    const pen = canvas.getContext("2d");
+    pen.fillStyle = "#ffffff";
+    pen.fillRect(0, 0, wide, tall);
+    for (const id of ["map-picture", "map"]) {{
+        pen.drawImage({HOST}.shadowRoot.getElementById(id), x, y, wide, tall, 0, 0, wide, tall);
+    }}
+    const pixels = pen.getImageData(0, 0, wide, tall).data;
+    return Array.from(pixels.filter((_, at) => at % 4 < 3)).reduce((least, value) => Math.min(least, value), 255);
+}}"""  # the darkest of what is seen in a rectangle of the map
+
+
+def test_a_word_beside_the_map_hides_a_position_whole_or_not_at_all(make_case: Make, open_report: Make) -> None:
+    case = make_case(150, heads=1, query_tokens=[f"w{i}" for i in range(150)])
+    for token, position in ((83, 80), (118, 120)):
+        opened = open_report([case.layer], f"#token={token}&pair={token}")
+        page = opened.page
+        shown = page.evaluate(MAP)
+        (left, top, ratio), cell = (shown[name] for name in ("left", "top", "ratio")), shown["down"]["cell"]
+        middles = [top + (index + 0.5) * cell for index in (position, token)]
+        assert 4 < abs(middles[1] - middles[0]) < 14 * ratio  # the word covers a part of the position
+        first, last = middles[0] - 6 * ratio, middles[0] + 6 * ratio
+        free = (first, middles[1] - 8 * ratio) if token > position else (middles[1] + 8 * ratio, last)
+        page.wait_for_timeout(100)
+        assert page.evaluate(SEEN, [0, free[0], left - 4 * ratio, max(1, free[1] - free[0])]) > 250
+        other = top + (60.5 if position == 80 else 100.5) * cell  # another position is read as before
+        assert page.evaluate(SEEN, [0, other - 6 * ratio, left - 4 * ratio, 12 * ratio]) < 200
 
 
 def test_pointing_does_not_draw_the_picture_again(long: Any, open_report: Make) -> None:

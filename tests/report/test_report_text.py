@@ -59,7 +59,7 @@ def test_several_tokens_show_the_mean_of_their_looks(causal: Any, open_report: M
     colours = opened.page.evaluate(SHADED)
     assert [bool(colour) for colour in colours] == list(mean > uniform)
     assert opened.page.locator("[role=option][aria-selected=true]").count() == 4
-    words = {"out": "Where 4 tokens look, on average", "in": "From where 4 tokens are looked at, on average"}
+    words = {"out": "Where 4 tokens look, on average", "in": "What looks at 4 tokens, on average"}
     assert opened.page.inner_text("#prose-title") == words[view]
     assert opened.page.inner_text("#prose-said") == "4 tokens chosen"
 
@@ -121,6 +121,9 @@ def test_a_pointer_at_rest_shows_the_look_of_its_token(causal: Any, open_report:
     assert page.locator(".token.passing").all_inner_texts() == ["was", "the"]  # at once, with the chosen one
     shaded_by(opened, "7")
     assert page.inner_text("#prose-title").endswith("looks, in passing")
+    strongest = WORDS[int(causal.weights[0, 7].argmax())]
+    pair = sorted([7, int(causal.weights[0, 7].argmax())])
+    assert page.locator(".token.passing").all_inner_texts() == [WORDS[at] for at in pair] and strongest in WORDS
     np.testing.assert_allclose(page.evaluate("clearhead.text().weights"), causal.weights[0, 7], atol=1e-12)
     assert page.evaluate("clearhead.state().token") == 12
     percents = page.locator(".token").nth(7).get_attribute("title").split()[-1]
@@ -128,8 +131,9 @@ def test_a_pointer_at_rest_shows_the_look_of_its_token(causal: Any, open_report:
     passing = page.evaluate(SHADED)
     page.set_viewport_size({"width": 1180, "height": 720})  # the page lays itself out anew, and shows the same
     page.wait_for_timeout(300)
+    shaded_by(opened, "7")
     assert page.evaluate(SHADED) == passing
-    assert page.locator(".token.passing").all_inner_texts() == ["was", "the"]
+    assert page.locator(".token.passing").all_inner_texts() == [WORDS[at] for at in pair]
     page.mouse.move(0, 0)
     shaded_by(opened, "12")
     assert page.evaluate(SHADED) == before != passing
@@ -138,6 +142,51 @@ def test_a_pointer_at_rest_shows_the_look_of_its_token(causal: Any, open_report:
     opened.until("clearhead.state().token", 7)
     shaded_by(opened, "7")
     assert page.evaluate(SHADED) == passing
+
+
+def plain(text: str) -> str:
+    return text.replace("\u2068", "").replace("\u2069", "")
+
+
+LISTED = f"{ROOT}.querySelector('#strongest button:not([hidden])').title"
+
+
+def one_query(opened: Any, case: Any, query: int) -> None:
+    """Every pane shows the weights of this query, of head 0, and says that the chosen one, 12, is another."""
+    page, weights = opened.page, case.weights[0, query]
+    opened.until(f"Number({LISTED}.split(' ')[1]).toPrecision(4)", f"{weights.max():#.4g}")
+    shaded_by(opened, str(query))
+    np.testing.assert_allclose(page.evaluate("clearhead.text().weights"), weights, atol=1e-12)
+    name = f"{WORDS[query]} ({query})" if WORDS.count(WORDS[query]) > 1 else WORDS[query]
+    assert plain(page.inner_text("#strongest-title")) == f"Keys that “{name}” gives most weight"
+    assert plain(page.inner_text("#pair-title")).startswith(f"“{name}” → ")
+    assert plain(page.inner_text("#map-pair")).startswith(f"{name} → ")
+    assert plain(page.inner_text("#prose-title")).startswith(f"Where “{name}” looks")
+    assert f"{query + 1} keys of “{name}”" in plain(page.inner_text("#pair-place"))
+    assert plain(page.inner_text("#pair-place")) in plain(page.inner_text("#map-pair"))  # one rank, in the same words
+    assert page.is_visible("#pair-pinned") == (query != 12)
+    if query != 12:
+        assert plain(page.inner_text("#pair-pinned")) == "In passing. “the (12)” stays chosen."
+        assert plain(page.inner_text("#prose-note")).startswith("“the (12)” stays chosen. ")
+
+
+def test_one_query_is_shown_at_a_time(causal: Any, open_report: Make) -> None:
+    opened = open_report([causal.layer], "#token=12")
+    page = opened.page
+    one_query(opened, causal, 12)
+    page.locator(".token").nth(7).hover()
+    one_query(opened, causal, 7)
+    page.locator(".token").nth(9).hover()  # the next one without a rest
+    one_query(opened, causal, 9)
+    page.locator(".token").nth(12).hover()
+    one_query(opened, causal, 12)
+    shown = page.evaluate("clearhead.map()")
+    x = shown["left"] + 2.5 * shown["across"]["cell"]
+    page.locator("#map").hover(position={"x": x, "y": shown["top"] + 5.5 * shown["down"]["cell"]})
+    one_query(opened, causal, 5)
+    page.mouse.move(0, 0)
+    one_query(opened, causal, 12)
+    assert page.evaluate("clearhead.state().token") == 12
 
 
 def test_pointing_at_the_map_outlines_the_pair_in_the_text(causal: Any, open_report: Make) -> None:
@@ -335,13 +384,20 @@ def test_prompt_and_answer_are_told_apart(causal: Any, open_report: Make) -> Non
     assert "The answer begins at token 10" in page.inner_text("#prose-note")
 
 
+def test_the_step_of_a_token_is_said(causal: Any, open_report: Make) -> None:
+    html = with_meta([causal.layer], lambda meta: meta["layers"][0].update(answer=10, begins=[0, 10, 11]))
+    for token, said in ((3, "in step 0 of 2, the prompt."), (10, "in step 1 of 2."), (12, "in step 2 of 2.")):
+        page = open_report([], f"#token={token}", html=html).page
+        assert said in page.inner_text("#prose-note")
+
+
 def test_cross_attention_names_both_texts(make_case: Make, open_report: Make) -> None:
     case = make_case(
         3, 4, kind="cross", heads=1, query_tokens=["das", "Wasser", "."], key_tokens=["it", "is", "wet", "."]
     )
     opened = open_report([case.layer], "#token=1&arcs=1")
     page = opened.page
-    assert page.locator("#texts h3").all_inner_texts() == ["decoder text (looks)", "encoder text (looked at)"]
+    assert page.locator("#texts h3").all_inner_texts() == ["decoder text: the queries", "encoder text: the keys"]
     assert page.get_by_role("listbox").count() == 2
     shaded_by(opened, "1")
     colours = page.evaluate(SHADED)

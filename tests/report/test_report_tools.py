@@ -135,10 +135,49 @@ def test_keys(case: Any, open_report: Make) -> None:
     assert page.evaluate("clearhead.state().scale") == "log"
 
 
+def test_the_list_of_keys_opens_at_its_title(case: Any, open_report: Make) -> None:
+    page = open_report([case.layer], viewport={"width": 390, "height": 420}).page
+    page.locator("#help-button").click()
+    assert page.locator("#help").evaluate("e => [e.scrollTop, e.scrollHeight > e.clientHeight]") == [0, True]
+    assert page.evaluate(f"{ROOT}.activeElement.id") == "help-title"
+    page.keyboard.press("Tab")
+    assert page.evaluate(f"{ROOT}.activeElement.textContent") == "Close"
+
+
 def test_larger_fits_the_window(case: Any, open_report: Make) -> None:
     opened = open_report([case.layer], viewport={"width": 900, "height": 700})
     opened.page.locator("#present").click()
     opened.until("document.documentElement.scrollWidth <= innerWidth")
+
+
+LETTERS = """window.letters = [];
+const write = CanvasRenderingContext2D.prototype.fillText;
+CanvasRenderingContext2D.prototype.fillText = function (...given) {
+    window.letters.push(parseFloat(this.font.match(/([\\d.]+)px/)[1]));
+    return write.apply(this, given);
+};"""
+
+
+def test_larger_fills_the_width_with_the_map_and_has_larger_letters_on_it(make_case: Make, open_report: Make) -> None:
+    for count in (12, 90):
+        opened = open_report([make_case(count, heads=2).layer], "#token=3&pair=2&a=0.0&b=0.1", init=LETTERS)
+        page = opened.page
+        opened.until("document.getElementById('clearhead').dataset.compare", "drawn")
+        letters = set(page.evaluate("window.letters"))
+        page.evaluate("window.letters.length = 0")
+        page.locator("#present").click()
+        wide = f"{ROOT}.getElementById('%s').clientWidth / {ROOT}.getElementById('%s').clientWidth > 0.9"
+        fits = f"{ROOT}.getElementById('map').clientHeight <= innerHeight"
+        opened.until(wide % ("map", "map-box"))
+        opened.until(wide % ("apart", "apart-box"))
+        opened.until(fits)
+        page.wait_for_timeout(200)
+        assert min(page.evaluate("window.letters")) >= 1.3 * min(letters)
+        shown = page.evaluate("clearhead.map()")
+        axes = shown["across"], shown["down"]
+        x, y = (a["cell"] * 7.5 + shown[side] for a, side in zip(axes, ("left", "top"), strict=True))
+        page.locator("#map").click(position={"x": x / shown["ratio"], "y": y / shown["ratio"]})
+        opened.until("document.getElementById('clearhead').dataset.shown", "0/0/out/7/7")
 
 
 def test_larger_has_larger_letters_and_one_pane_below_the_other(case: Any, open_report: Make) -> None:
@@ -198,8 +237,29 @@ def test_what_each_dimension_adds(case: Any, open_report: Make) -> None:
     shares = [float(x.replace("−", "-")) for x in opened.page.locator("#term-list .share").all_inner_texts()]
     assert names == [f"dimension {d}" for d in order[:6]] + ["the other 2"]
     np.testing.assert_allclose(shares, [*terms[order[:6]], terms[order[6:]].sum()], atol=6e-4)
-    together = re.search(r"together (\S+):", opened.page.inner_text("#term-sum"))
+    together = re.search(r"sum (\S+):", opened.page.inner_text("#term-sum"))
     assert together and float(together[1].replace("−", "-")) == pytest.approx(terms.sum(), abs=6e-4)
+
+
+EDGES = "all => all.map((e) => [e.getBoundingClientRect().left, e.getBoundingClientRect().right])"
+
+
+def test_bars_have_one_baseline(make_case: Make, open_report: Make) -> None:
+    """The bars of the strongest keys begin at one place, however long their numbers; those of terms at their middle."""
+    case = make_case(6, heads=1, spread=6.0)
+    assert case.weights[0, 3].min() < 1e-7 and case.weights[0, 3].max() > 0.5
+    page = open_report([case.layer], "#token=3").page
+    assert "< 0.00001%" in page.inner_text("#strongest")
+    assert np.ptp(page.locator("#strongest .bar").evaluate_all(EDGES), axis=0).max() < 0.5
+    page.locator("#terms summary").click()
+    page.wait_for_selector(".term .bar")
+    bars = np.array(page.locator(".term .bar").evaluate_all(EDGES))
+    filled = np.array(page.locator(".term .bar span").evaluate_all(EDGES))
+    shares = [float(x.replace("−", "-")) for x in page.locator(".term .share").all_inner_texts()]
+    assert np.ptp(bars, axis=0).max() < 0.5 and min(shares) < 0 < max(shares)
+    middle = bars[0].mean()
+    for (left, right), share in zip(filled, shares, strict=True):
+        assert (left if share > 0 else right) == pytest.approx(middle, abs=1), share
 
 
 def test_the_same_pair_in_all_heads(make_case: Make, open_report: Make) -> None:
@@ -229,7 +289,7 @@ def test_a_weight_near_none_is_said_to_be_below_what_matters(make_case: Make, op
     assert case.weights[0, 3, least] < 1e-8
     page = open_report([case.layer], f"#token=3&pair={least}").page
     assert page.inner_text("#pair-title").endswith(" < 0.00001%")
-    assert page.inner_text("#pair-place") == "rank 6 of 6, < 0.001 × uniform"
+    assert page.inner_text("#pair-place") == "rank 6 of the 6 keys of “\u2068w3\u2069”, < 0.001 × uniform attention"
 
 
 def test_pointing_at_a_token_of_the_text_previews_the_pair(case: Any, open_report: Make) -> None:
@@ -255,6 +315,19 @@ def test_on_a_phone_the_pair_stays_in_sight_and_opens(case: Any, open_report: Ma
     opened.until("document.documentElement.scrollWidth <= innerWidth")
 
 
+def test_on_a_phone_the_heads_come_first(case: Any, open_report: Make) -> None:
+    opened = open_report([case.layer], viewport={"width": 390, "height": 844})
+    page = opened.page
+    tops = [page.locator(one).bounding_box()["y"] for one in ("#heads", "#reading", "#matrix")]
+    assert tops == sorted(tops) and tops[1] < 500  # the text begins on the first screen
+    assert page.locator(".head").nth(1).is_visible() and not page.locator("#sides").is_visible()
+    page.get_by_role("button", name="more about the heads").click()
+    assert page.locator("#sides").is_visible() and page.get_attribute("#more-heads", "aria-expanded") == "true"
+    opened.until("document.documentElement.scrollWidth <= innerWidth")
+    page.set_viewport_size({"width": 1280, "height": 844})
+    opened.until(f"{ROOT}.getElementById('more-heads').checkVisibility()", False)
+
+
 def test_of_a_long_text_the_map_is_saved_as_it_stands(make_case: Make, open_report: Make, tmp_path: Path) -> None:
     opened = open_report([make_case(1100, heads=1, features=2).layer])
     svg = ElementTree.fromstring(saved(opened, "map", tmp_path))
@@ -269,11 +342,12 @@ def test_a_query_that_sees_nothing_moves_nothing(make_case: Make, open_report: M
     case = replace(layer, value_norms=lengths, transformed_norms=2 * lengths)
     opened = open_report([case], "#token=1&pair=3")
     weights = opened.page.evaluate("clearhead.look()") * lengths[0]
-    share = f"{100 * weights[3] / weights.sum():.1f}% of all such lengths of this query, rank "
+    share = f"{100 * weights[3] / weights.sum():.1f}% of the sum of all keys' lengths, rank "
     rank = 1 + int((weights > weights[3]).sum())
     assert opened.page.inner_text("#pair-moves") == (
-        f"moves the head's output by ‖weight · value‖ = {weights[3]:.3g}, {share}{rank}; "
-        f"moves the layer's result by ‖weight · value · W_O‖ = {2 * weights[3]:.3g}, {share}{rank}"
+        f"‖weight · value‖ = {weights[3]:.3g}, the length of what this key adds to the head's output: {share}{rank} by "
+        f"length\n‖weight · value · W_O‖ = {2 * weights[3]:.3g}, the length of what it adds to the layer's result: "
+        f"{share}{rank} by length"
     )
     opened.page.locator(".token").nth(2).click()
     opened.until("document.getElementById('clearhead').dataset.shown", "0/0/out/2/none")
@@ -287,5 +361,5 @@ def test_what_a_key_receives_is_beside_uniform_attention(case: Any, open_report:
     facts = opened.page.inner_text("#facts")
     share = re.search(r"(\S+)% of the head's attention", facts)  # of all rows, each 1
     assert share and float(share[1]) == pytest.approx(100 * case.weights[1, :, 0].sum() / 6, rel=0.01)
-    said = re.search(r", (\S+) × what uniform attention would give it", facts)
+    said = re.search(r", (\S+) × its share under uniform attention", facts)
     assert said and float(said[1]) == pytest.approx(ratio, rel=0.06)

@@ -57,8 +57,8 @@ def test_the_strongest_keys_and_the_rest(layers: list[Any], make_case: Make, ope
     assert rest.startswith("the other 32: ")
     assert float(rest.split()[-1].rstrip("%")) == pytest.approx(wanted[8:].sum(), rel=0.05)
     top = case.weights[0, 3, order[0]]
-    assert page.inner_text("#pair-place").startswith("rank 1 of 40, ")
-    assert float(page.inner_text("#pair-place").split()[4]) == pytest.approx(top * 40, rel=0.05)
+    assert page.inner_text("#pair-place").startswith("rank 1 of the 40 keys of “")
+    assert float(page.inner_text("#pair-place").split(", ")[1].split()[0]) == pytest.approx(top * 40, rel=0.05)
 
 
 def test_looked_at_by_ranks_the_column(make_case: Make, open_report: Make) -> None:
@@ -70,7 +70,7 @@ def test_looked_at_by_ranks_the_column(make_case: Make, open_report: Make) -> No
     order = np.argsort(-case.weights[0, :, 3])
     assert page.locator("#strongest .name").first.text_content() == f"w{order[0]} {order[0]}"
     assert "What looks at" in page.inner_text("#prose-title")
-    assert "lookers" in page.inner_text("#pair-place")
+    assert page.inner_text("#pair-place").startswith("rank 1 of the 12 queries that see “\u2068w3\u2069”, ")
 
 
 def test_pointing_at_the_map(make_case: Make, open_report: Make) -> None:
@@ -88,7 +88,7 @@ def test_pointing_at_the_map(make_case: Make, open_report: Make) -> None:
     rank = 1 + (case.weights[0, 7, :8] > weight).sum()
     text = page.inner_text("#pair-title").replace("\u2068", "").replace("\u2069", "")
     assert text.startswith("“w7” → “w2” ")
-    assert page.inner_text("#pair-place").startswith(f"rank {rank} of 8, ")
+    assert page.inner_text("#pair-place").startswith(f"rank {rank} of the 8 keys of “")
     assert float(text.split()[-1].rstrip("%")) == pytest.approx(100 * weight, rel=0.05)
     page.locator("#map").hover(position=place(2, 7))
     assert "masked" in page.inner_text("#pair-title")

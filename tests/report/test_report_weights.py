@@ -90,7 +90,7 @@ def test_holes_are_masked_and_not_counted(make_case: Make, open_report: Make) ->
     page = open_report([case.layer], "#token=2").page
     pool = cells_of(page)
     assert ((pool == -1) == (np.eye(n) > 0)).all()
-    assert "rank 1 of 5," in page.inner_text("#pair-place")
+    assert "rank 1 of the 5 keys of “" in page.inner_text("#pair-place")
     assert "1/5 = 20.0%" in page.inner_text("#legend-equal")
 
 
@@ -133,7 +133,7 @@ def test_the_spread_of_a_row_whose_sink_takes_all(make_case: Make, open_report: 
     layer = dataclasses.replace(layer, sinks=sinks, logsumexp=np.full((1, 4), 900.0))
     page = open_report([layer], "#token=2").page
     assert np.array_equal(page.evaluate("clearhead.look()"), np.zeros(4))
-    assert f"entropy {layer.entropy[0, 2]:.2f} nats" in page.inner_text("#facts")
+    assert f"entropy\n{layer.entropy[0, 2]:.2f} nats of at most 1.39" in page.inner_text("#facts")
     assert "NaN" not in page.inner_text("#facts")
 
 

@@ -5,6 +5,9 @@ from browser import Opened
 from test_survey_state import Reader, corpus, letters
 
 import clearhead as ch
+from clearhead.inspection.measures import MEASURES
+from clearhead.report.heads_page import Statistic, heads_page
+from clearhead.report.layer import About
 
 
 class Hostile(torch.nn.Module):
@@ -46,4 +49,24 @@ def test_the_page_shows_each_head_by_each_statistic(tmp_path, browser):
     opened.until(inside("root.querySelectorAll('.ranked').length"), 2)
     opened.page.evaluate(inside("root.querySelector('[value=scatter]').click()"))
     opened.until(inside("root.querySelectorAll('.dot').length"), 2)
+    assert not opened.faults
+
+
+def test_it_opens_on_a_measure_that_tells_heads_apart(tmp_path, browser):
+    """Of all heads the entropy is below uniform attention's, so that every square would have one hue."""
+    about = {one.name: About(one.name, one.says, one.formula, one.range, one.does) for one in MEASURES}
+    names = ("normalised entropy", "first", "previous")
+    statistics = [Statistic(about[name], f"{name} uniform", share=True) for name in names]
+    uniform = {"normalised entropy uniform": 1.0, "first uniform": 0.2, "previous uniform": 0.2}
+    shares = [(0.4, 0.1, 0.9), (0.7, 0.5, 0.05), (0.9, 0.3, 0.2)]
+    rows = [
+        {"layer": 0, "module": "m", "head": n, **uniform, **dict(zip(names, each, strict=True))}
+        for n, each in enumerate(shares)
+    ]
+    (tmp_path / "p.html").write_text(heads_page("Heads", "", statistics, rows), encoding="utf-8")
+    opened = browser.open(tmp_path / "p.html", Opened)
+    opened.until(inside("root.getElementById('measure').value"), "previous")
+    colour = "getComputedStyle(one).backgroundColor.match(/\\d+/g).map(Number)"
+    more, less, _ = opened.page.evaluate(inside(f"[...root.querySelectorAll('.head')].map((one) => {colour})"))
+    assert more[2] > more[0] and less[0] > less[2]  # blue, brown
     assert not opened.faults

@@ -34,7 +34,7 @@ def followed_back(
 def unbatched(compute: Compute, *grads: Tensor | None) -> Gradients:
     """`compute(*grads)`, computed one by one where some of the gradients are batches. None means no gradient."""
     given = [g for g in grads if g is not None]
-    if any(is_batch_of_losses(g) for g in given):
+    if any(map(is_batch_of_losses, given)):
         return _each_of(compute, grads)
     if any(map(batched, given)):
         found: Gradients = _OneByOne.apply(compute, *grads)  # type: ignore[no-untyped-call]

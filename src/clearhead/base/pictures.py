@@ -39,13 +39,15 @@ class Side:
 @dataclass(frozen=True)
 class Style:
     """How a picture is drawn. `scale`: "linear" from 0, "log" from a tenth of an equal share, "signed" around 0, or a
-    number: linear from 0 to this number. `bar`: whether a bar shows the colours."""
+    number: linear from 0 to this number. `bar`: whether a bar shows the colours. `lines`: whether a line stands between
+    cells."""
 
     title: str | None = None
     cmap: Any = "GnBu"
     scale: str | float = "linear"
     ax: Any = None
     bar: bool = True
+    lines: bool = False
 
 
 def check_style(style: Style, scales: Sequence[str] = ("linear", "log")) -> Any:
@@ -90,6 +92,8 @@ def draw(panels: Sequence[Panel], rows: Side, columns: Side, style: Style, meani
         drawn = _one(axis, panel, (rows.length, columns.length), norm, floor, cmap)
         title = panel.title if several or style.title is None else style.title
         axis.set_title(_shown(title), fontsize="medium" if several else None)
+        if style.lines:
+            _draw_lines(axis, rows.length, columns.length)
     if several and style.title is not None:
         axes[0].figure.suptitle(_shown(style.title))
     _name_sides(axes, rows, columns)
@@ -146,6 +150,14 @@ def _one(axis: Any, panel: Panel, shape: tuple[int, int], norm: Any, floor: floa
     return drawn
 
 
+def _draw_lines(axis: Any, rows: int, columns: int) -> None:
+    """A line between each two rows and each two columns."""
+    axis.set_xticks(np.arange(columns - 1) + 0.5, minor=True)
+    axis.set_yticks(np.arange(rows - 1) + 0.5, minor=True)
+    axis.grid(which="minor", color="0.6", linewidth=0.6)
+    axis.tick_params(which="minor", length=0)
+
+
 def _name_sides(axes: Array, rows: Side, columns: Side) -> None:
     """Words, or numbers, along the outer sides of the grid."""
     grid = axes[0].get_gridspec() if len(axes) > 1 else None
@@ -158,9 +170,8 @@ def _name_sides(axes: Array, rows: Side, columns: Side) -> None:
             if side.words is not None:
                 _set_words(axis, way, side, outer)
                 continue
-            way.set_major_locator(
-                require("matplotlib.ticker", "plot", "plot()").MaxNLocator("auto", steps=[1, 2, 5, 10], integer=True)
-            )
+            locate = require("matplotlib.ticker", "plot", "plot()").MaxNLocator
+            way.set_major_locator(locate("auto", steps=[1, 2, 5, 10], integer=True, min_n_ticks=1))
             if not outer:
                 way.set_tick_params(labelbottom=False, labelleft=False)
 

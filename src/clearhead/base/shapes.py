@@ -136,16 +136,17 @@ def plain_sizes(query: Any, key: Any, value: Any) -> Sizes | None:
         q, k, v = query.shape, key.shape, value.shape
     except RuntimeError:  # a nested tensor has none
         return None
+    if not len(q) == len(k) == len(v) == 4 or not query.layout is key.layout is value.layout is torch.strided:
+        return None
+    (batch, heads, queries, _), (key_batch, key_heads, keys, _) = q, k
+    if (k != v and k[:3] != v[:3]) or batch != key_batch or not key_heads or heads % key_heads:
+        return None
     dtype, device = query.dtype, query.device
-    if not query.layout is key.layout is value.layout is torch.strided:
-        return None
-    if not len(q) == len(k) == len(v) == 4 or (k != v and k[:3] != v[:3]) or q[0] != k[0] or not k[1] or q[1] % k[1]:
-        return None
-    if key.dtype != dtype or value.dtype != dtype or dtype not in FLOATS:
+    if not key.dtype is value.dtype is dtype or dtype not in FLOATS:
         return None
     if not (query.is_cpu and key.is_cpu and value.is_cpu) and not device == key.device == value.device:
         return None
-    return Sizes(q[0], q[1], q[2], k[2], device)
+    return Sizes(batch, heads, queries, keys, device)
 
 
 def _broadcast(shapes: dict[str, tuple[int, ...]], named: Mapping[str, Tensor]) -> tuple[int, ...]:

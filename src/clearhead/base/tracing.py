@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
+from operator import mul
 from typing import Any, TypeVar
 
 import numpy as np
@@ -225,13 +226,17 @@ def freed(tensor: Tensor) -> bool:
         return False
     if tensor.layout is not torch.strided or is_wrapped(tensor) or dispatches(tensor):
         return False
-    if is_zero_tensor(tensor) or tensor.is_meta or not tensor.numel():
-        return False
+    return not (holds(tensor) or is_zero_tensor(tensor) or tensor.is_meta or not tensor.numel())
+
+
+def holds(tensor: Tensor) -> bool:
+    """Whether the storage of an ordinary tensor holds all bytes that shape and strides need."""
     if tensor.is_contiguous():
-        reach = tensor.numel()
-    else:
-        reach = 1 + sum(step * (count - 1) for step, count in zip(tensor.stride(), tensor.shape, strict=True))
-    return tensor.untyped_storage().nbytes() < tensor.element_size() * (tensor.storage_offset() + reach)
+        needed = tensor.nbytes
+    else:  # up to the last number, at Σ stride · (size - 1)
+        strides = tensor.stride()
+        needed = tensor.itemsize * (1 + sum(map(mul, strides, tensor.shape)) - sum(strides))
+    return tensor.untyped_storage().nbytes() >= needed + tensor.itemsize * tensor.storage_offset()
 
 
 @constant  # compiled code has no task of its own; PyTorch 2.12 takes the number for a value

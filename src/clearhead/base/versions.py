@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable
 from typing import Any
 
@@ -13,6 +14,7 @@ from clearhead.base.errors import ClearheadError
 from clearhead.base.torch_private import uncounted, version
 from clearhead.base.tracing import address, compiling, freed, transformed
 
+_KEPT = 2**12  # so many factors are kept: most tensors have fewer rows and columns
 _BAND = 2**15  # numbers that are read at a time: 256 KB
 SAME_SIZE = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
@@ -130,6 +132,15 @@ def _wide(tensor: Tensor) -> Tensor:
 def _factors(first: int, count: int, device: torch.device) -> Tensor:
     """Odd pseudorandom numbers, so that no regular change of keys cancels: Steele et al. 2014, "SplitMix". `first`: the
     start of the sequence, so that the factors of rows differ from those of columns."""
+    return _kept_factors(first, device)[:count] if count <= _KEPT else _new_factors(first, count, device)
+
+
+@functools.cache
+def _kept_factors(first: int, device: torch.device) -> Tensor:
+    return _new_factors(first, _KEPT, device)
+
+
+def _new_factors(first: int, count: int, device: torch.device) -> Tensor:
     number = torch.arange(first, first + count, device=device) * -7046029254386353131
     for shift, factor in ((30, -4658895280553007687), (27, -7723592293110705685)):
         number = (number ^ (number >> shift)) * factor

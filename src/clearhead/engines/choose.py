@@ -18,6 +18,7 @@ from clearhead.problem.problem import Problem
 # In order of preference: the first without objections or reservations runs. Tiled never has any.
 FLEX = Flex()
 ENGINES: tuple[Engine, ...] = (Native(), FLEX, Sdpa(), Triton(), Tiled(), Reference())
+ON_THE_HOST = tuple(engine for engine in ENGINES if engine is not FLEX)  # which has a reservation there in every case
 
 
 def choose(problem: Problem, engine: str | Engine | None, rows: bool = False) -> Engine:
@@ -32,7 +33,7 @@ def choose(problem: Problem, engine: str | Engine | None, rows: bool = False) ->
             return _willing(FLEX, problem)
     problem = problem._replace(value=None) if rows else problem
     if engine is None:
-        for candidate in ENGINES:
+        for candidate in ON_THE_HOST if problem.query.is_cpu else ENGINES:
             if not candidate.reservations(problem) and not candidate.objections(problem):
                 return candidate
     if isinstance(engine, Engine):

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from inspect import signature
 from typing import Any, TypedDict, Unpack, overload
 
+import numpy as np
 import torch
 from torch import nn
 
-from clearhead._attention import Arguments, ScoreLike, attention
-from clearhead.base.arrays import is_numpy
+from clearhead._attention import Arguments, ScoreLike, attention, masked_softmax, softmax_mask
+from clearhead.base.arrays import check_float, is_numpy, to_tensor_float
 from clearhead.base.errors import ClearheadError, UnsupportedError
+from clearhead.base.positions import check_align
 from clearhead.base.tracing import readable, without_autocast
 from clearhead.explanation.explanation import Explanation, settled
 from clearhead.explanation.gradients import leaves, with_gradients
@@ -18,9 +21,11 @@ from clearhead.explanation.inputs import drawn
 from clearhead.explanation.modules.captured import captured
 from clearhead.explanation.modules.multi_head import as_ours, explain_multi_head
 from clearhead.explanation.modules.positions import Positional, explain_positions
-from clearhead.explanation.of_problem import explain_problem
+from clearhead.explanation.of_problem import explain_problem, explain_softmax
+from clearhead.masks.base import Mask
 from clearhead.nn._record import RecordingModule
 from clearhead.nn.multi_head_attention import MultiHeadAttention
+from clearhead.problem.lengths import joined
 
 
 class Options(TypedDict, total=False):
@@ -30,6 +35,7 @@ class Options(TypedDict, total=False):
     scale: float | None
     dropout_p: float
     mask: Any
+    valid_lens: Any
     bias: Any
     sinks: Any
     align: Any
@@ -38,6 +44,12 @@ class Options(TypedDict, total=False):
 @overload
 def explain(
     query: Any, key: Any, value: Any, *, at: Any = None, gradients: Any = False, **options: Unpack[Options]
+) -> Explanation: ...
+
+
+@overload
+def explain(
+    query: Any, *, mask: Any = None, valid_lens: Any = None, align: Any = None, at: Any = None, gradients: Any = False
 ) -> Explanation: ...
 
 
@@ -55,13 +67,19 @@ def explain(*inputs: Any, at: Any = None, gradients: Any = False, **options: Any
     ['products', 'scores', 'maximum', 'numerator', 'total', 'weights', 'wrong_axis', 'output']
     >>> torch.allclose(explanation["output"], ch.attention(query, key, value))
     True
+    >>> scores = torch.tensor([[0.0, 1.0, 5.0], [2.0, 2.0, 5.0]])
+    >>> ch.explain(scores, valid_lens=[2])["weights"]                      # of scores of your own
+    tensor([[0.2689, 0.7311, 0.0000],
+            [0.5000, 0.5000, 0.0000]])
     >>> attend, x = ch.nn.MultiHeadAttention(embed_dim=8, num_heads=2), torch.rand(1, 5, 8)
     >>> explanation = ch.explain(attend, x, x, x, mask=ch.Causal(), at=(0, 1, 3))        # head 1, query 3
     >>> torch.allclose(explanation["result"], attend(x, x, x, mask=ch.Causal())[:, 3:4])
     True
 
-    `explain(query, key, value, score=, mask=, bias=, scale=, sinks=, align=, dropout_p=)`: the arguments of
-    `attention`.
+    `explain(query, key, value, score=, mask=, valid_lens=, bias=, scale=, sinks=, align=, dropout_p=)`: the arguments
+    of `attention`.
+    `explain(scores, mask=, valid_lens=, align=)`: scores (..., Lq, Lk) or (Lk,) of your own, and the softmax over the
+    keys that a mask and lengths allow. `explain(masked_softmax, scores, valid_lens)`: that function, and its arguments.
     `explain(module, *inputs, **keywords)`: a module of `clearhead.nn`, or an `nn.MultiheadAttention`, and the arguments
     of its call. The module is not changed: neither its record nor a cache is written.
     `at`: the part to explain, an index of the weights (..., Lq, Lk) such as `(0, 3, 17)` for sequence 0, head 3, query
@@ -70,44 +88,101 @@ def explain(*inputs: Any, at: Any = None, gradients: Any = False, **options: Any
     the gradient of each step, back to the inputs; the gradient of padding is 0.
     Formula: output_i = Σ_j softmax_j(score(query_i, key_j)) value_j, one step at a time, by the functions that the
     engine `tiled` is made of.
-    Returns an `Explanation`; print it. Its numbers are detached, and float32, or float64 for inputs of float64.
+    Returns an `Explanation`; print it. Its numbers are detached, and float32, or float64 for inputs of float64; NumPy
+    arrays in give NumPy arrays out.
     Raises `ClearheadError` or `ShapeError`, as `attention` and the module do, and for an index that names no pair.
     Cost: the scores of the chosen queries with every key; for a module, its forward pass too.
     """
+    first = next((one for one in inputs if not callable(one)), options.get("query"))
+    numpy = isinstance(first, np.ndarray | list | tuple)
     if gradients is None or gradients is False:
         with torch.no_grad():
-            return settled(_explained(inputs, options, at))
+            return settled(replace(_explained(inputs, options, at), numpy=numpy))
     with torch.inference_mode(False), torch.enable_grad():
         given = leaves([*inputs, *options.values()])
         options = dict(zip(options, given[len(inputs) :], strict=True))
-        return settled(with_gradients(_explained(tuple(given[: len(inputs)]), options, at), gradients))
+        found = with_gradients(_explained(tuple(given[: len(inputs)]), options, at), gradients)
+        return settled(replace(found, numpy=numpy))
 
 
 def _explained(inputs: tuple[Any, ...], options: dict[str, Any], at: Any) -> Explanation:
     if inputs and isinstance(inputs[0], nn.Module):
         return _of_module(inputs[0], inputs[1:], options, at)
+    if inputs and inputs[0] is masked_softmax:
+        return _of_softmax(inputs[1:], options, at)
+    if len(inputs) == 1 and not options.keys() & {"query", "key", "value"}:
+        return _of_own_scores(inputs[0], at, **options)
     try:
         given = signature(attention).bind(*inputs, **options).arguments
     except TypeError as error:
         raise ClearheadError(f"explain() takes attention()'s arguments, or a module and its inputs: {error}.") from None
     if given.pop("engine", None) is not None:
         raise ClearheadError("explain() runs the steps of the engine 'tiled' itself: leave engine= out.")
+    given["mask"], given["bias"] = joined(given.get("mask"), given.pop("valid_lens", None), given.get("bias"))
     is_numpy(**{name: given[name] for name in ("query", "key", "value")})
     return _of_arguments(Arguments(**given), at)
+
+
+def _of_softmax(inputs: tuple[Any, ...], options: dict[str, Any], at: Any) -> Explanation:
+    """The steps of a call of `masked_softmax`."""
+    try:
+        given = signature(masked_softmax).bind(*inputs, **options).arguments
+    except TypeError as error:
+        raise ClearheadError(f"explain() takes masked_softmax()'s arguments after it: {error}.") from None
+    scores, dim = given["scores"], given.get("dim", -1)
+    if dim not in (-1, np.ndim(scores) - 1):
+        raise ClearheadError(f"dim is {dim!r:.40}: explain() shows keys as columns. Pass scores.movedim(dim, -1).")
+    return _of_scores(scores, given.get("valid_lens"), None, given.get("align"), at)
+
+
+def _of_own_scores(
+    scores: Any, at: Any, *, mask: Any = None, valid_lens: Any = None, align: Any = None, **other: Any
+) -> Explanation:
+    """The steps of the softmax of scores of the caller's own."""
+    if other:
+        raise ClearheadError(
+            f"explain() of scores alone takes mask=, valid_lens= and align=, and not {', '.join(other)}=. A scale and "
+            "a bias are a part of the scores: pass scores * scale + bias. Or pass query, key and value."
+        )
+    if mask is not None and not (isinstance(mask, Mask) or str(getattr(mask, "dtype", "")).endswith("bool")):
+        raise ClearheadError(
+            f"mask is a {type(mask).__name__}; expected a Mask or a bool tensor, True where a query may attend. For "
+            "lengths pass valid_lens=mask; a float mask is a part of the scores: pass scores + mask."
+        )
+    return _of_scores(scores, mask, valid_lens, align, at)
+
+
+def _of_scores(scores: Any, first: Any, second: Any, align: Any, at: Any) -> Explanation:
+    """The steps of the softmax of scores. `first`, `second`: each a mask or lengths, as `masked_softmax` takes them."""
+    tensor = to_tensor_float(np.asarray(scores) if isinstance(scores, list | tuple) else scores, "scores")
+    check_float(tensor, "scores")
+    if not tensor.ndim:
+        raise ClearheadError("scores is one number; expected (..., Lq, Lk), or (Lk,) for one query.")
+    if not readable(tensor):
+        raise no_numbers()
+    rows = tensor if tensor.ndim > 1 else tensor[None]
+    masks = [softmax_mask(given, tensor, rows, -1) for given in (first, second) if given is not None]
+    mask = masks[0] & masks[1] if len(masks) == 2 else masks[0] if masks else None
+    with without_autocast(rows.device):
+        return explain_softmax(rows, mask, at, check_align(align))
 
 
 def _of_arguments(call: Arguments, at: Any) -> Explanation:
     """The steps of a call of `attention`."""
     problem = call.problem(by_tile=True)
     if not readable(problem.query):
-        raise UnsupportedError(
-            "explain() shows numbers, and the inputs have none here: they are meta or fake tensors, or the code is "
-            "being compiled or vectorized. Call it outside of torch.compile and torch.func.vmap."
-        )
+        raise no_numbers()
     shapes = {name: tuple(getattr(call, name).shape) for name in ("query", "key", "value")}
     title = f"Attention by {problem.scores.score}, step by step"  # type: ignore[union-attr]
     with without_autocast(problem.sizes.device):
         return explain_problem(problem, call.mask, at, drawn=drawn(shapes, problem.sizes), title=title)
+
+
+def no_numbers() -> UnsupportedError:
+    return UnsupportedError(
+        "explain() shows numbers, and the inputs have none here: they are meta or fake tensors, or the code is being "
+        "compiled or vectorized. Call it outside of torch.compile and torch.func.vmap."
+    )
 
 
 def _of_module(module: nn.Module, inputs: tuple[Any, ...], keywords: dict[str, Any], at: Any) -> Explanation:

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from torch import Tensor
 
 from clearhead.base.errors import ClearheadError, require
 from clearhead.base.numbers import check_count
@@ -39,7 +38,8 @@ class Explanation:
     ['query', 'key', 'value', 'products']
 
     It shares no memory with the inputs, and can be copied and pickled. Its fields are `title`; `parts`, each with a
-    `title`, its `steps` and the text that is `drawn` before them; and `shown`, the part of the call that is explained.
+    `title`, its `steps` and the text that is `drawn` before them; `shown`, the part of the call that is explained; and
+    `numpy`, whether the inputs were NumPy arrays, and so the results of steps are.
     `print(explanation)` shows it within 80 columns; `.html()` is a page that also computes with other inputs;
     `.script()`, `.markdown()` and `.to_dict()` give the same steps as a program, as Markdown, and as plain numbers;
     `.write(path)` makes a file of any of these. A notebook shows the steps as tables, and with `.frame()`
@@ -49,6 +49,7 @@ class Explanation:
     title: str
     parts: tuple[Part, ...]
     shown: Shown
+    numpy: bool = False
 
     @property
     def steps(self) -> tuple[Step, ...]:
@@ -60,9 +61,10 @@ class Explanation:
         """The content that each way to show the explanation prints."""
         return Document(self.title, self.parts, self.shown)
 
-    def __getitem__(self, name: str) -> Tensor:
+    def __getitem__(self, name: str) -> Any:
         """The result of the step of this name, with as many leading dimensions as the inputs have."""
-        return self.shown.squeezed(self._step(name))
+        found = self.shown.squeezed(self._step(name))
+        return found.numpy() if self.numpy else found
 
     def _step(self, name: str) -> Step:
         for step in self.steps:

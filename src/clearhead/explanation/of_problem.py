@@ -19,7 +19,7 @@ from clearhead.biases.base import ends_in, numbers_alone
 from clearhead.engines.tiled import tiles
 from clearhead.explanation.explanation import Explanation, Part
 from clearhead.explanation.inputs import letters
-from clearhead.explanation.shown import Shown, choose, settle
+from clearhead.explanation.shown import FEW, SAID, Shown, choose, narrowed, settle
 from clearhead.masks.base import Mask
 from clearhead.masks.dense import DenseMask
 from clearhead.problem.guard import guard
@@ -268,6 +268,7 @@ def input_steps(problem: Problem, shown: Shown) -> list[Step]:
 def output_part(rows: Problem, weights: Step, value: Step, shown: Shown, mask: Step | None) -> list[Step]:
     """From the step "weights" and the step "value" to the step "output"."""
     steps = []
+    few = narrowed(settle(shown, weights.value, None if mask is None else mask.value), FEW)
     if rows.seed is not None:
         p = rows.dropout_p
         why = f"Dropout: each weight is multiplied by 0 with probability {p:g}, else by 1 / {1 - p:g}."
@@ -277,7 +278,7 @@ def output_part(rows: Problem, weights: Step, value: Step, shown: Shown, mask: S
         weights = made("dropped", why, weights * kept)
         steps += [kept, weights]
     first = ", in the first table" * (weights.value.shape[0] * weights.value.shape[1] > 1)
-    why = f"Each output is the sum of the values, each times its weight{first}: {_shares(weights.value, shown)}."
+    why = f"Each output is the sum of the values, each times its weight{first}: {_shares(weights.value, few)}."
     steps.append(made("output", why, weights @ value))
     unseen = None if mask is None else ~mask.any(-2).unsqueeze(-1)
     if unseen is not None and bool(unseen.value.any()):
@@ -287,27 +288,29 @@ def output_part(rows: Problem, weights: Step, value: Step, shown: Shown, mask: S
 
 
 def _shares(weights: Tensor, shown: Shown) -> str:
-    """The largest weights of the first few rows, in words."""
+    """The largest weights of the first few rows, in words: of the keys that every view shows."""
     found = []
-    for i, row in zip(shown.queries, weights.detach()[0, 0].nan_to_num()[:3], strict=False):
-        best = [j for j in row.topk(min(2, len(row))).indices.tolist() if row[j] >= 0.005]
+    for i, row in zip(shown.queries, weights.detach()[0, 0].nan_to_num()[:SAID], strict=False):
+        largest = [j for j in row.topk(min(2, len(row))).indices.tolist() if row[j] >= 0.005]
+        best = [j for j in largest if j in shown.keys] or largest[:1]  # none is shown where other keys were asked for
         shares = " and ".join(f"{float(row[j]):.0%} of the value of {shown.name('Lk', j)}" for j in best)
         found.append(f"{shown.name('Lq', i)} takes {shares or 'nothing'}")
     return "; ".join(found + ["…"] * (weights.shape[2] > len(found)))
 
 
-def explain_softmax(scores: Tensor, mask: Mask | None) -> Explanation:
+def explain_softmax(scores: Tensor, mask: Mask | None, at: Any = None, align: Any = None) -> Explanation:
     """The masked softmax of scores (..., Lq, Lk), over the keys."""
-    keys = torch.eye(scores.shape[-1], dtype=scores.dtype, device=scores.device)  # so that query · key is the score
-    keys = keys.expand(*scores.shape[:-2], *keys.shape)
-    problem = Arguments(scores, keys, ABSENT, scale=1.0, mask=mask).problem()
-    shown = choose(None, problem.sizes)
+    width = scores.shape[-1]  # the scores stand in the place of queries, and no number of a key is read
+    keys = scores.detach().new_zeros(()).expand(*scores.shape[:-2], width, width)
+    whole = Arguments(scores, keys, ABSENT, scale=1.0, mask=mask, align=align).problem()
+    shown = choose(at, whole.sizes)
+    problem = cut(whole, shown.region)
     why = "One number for each query and key: the better they fit, the larger it is."
-    given = Step("scores", why, problem.query, SCORES)
+    given = Step("scores", why, problem.query.to(accumulated(scores.dtype)), SCORES)
     lead = [axis for axis in ("B", "H") if axis not in shown.absent]
     parts, last, otherwise, keep = [Part("Scores", (given,), letters(lead))], given, [], None
     if mask is not None:
-        masked = mask_part(mask, problem.sizes, shown, given)
+        masked = mask_part(mask, whole.sizes, shown, given)
         parts.append(Part("Mask: who may see whom", tuple(masked)))
         last, otherwise, keep = masked[-1], masked_after(given, masked[-2]), masked[-2].value
     steps = softmax_part(problem, last)

@@ -15,9 +15,12 @@ from clearhead.base.steps import Step
 from clearhead.inspection.index import parse
 from clearhead.problem.region import Region
 
-BLOCKS = 8  # the most sequences times heads that are explained
+BLOCKS = 8  # the most sequences times heads that are explained where `at` does not name them
+ASKED = 64  # the most heads that are explained of those that it names
 QUERIES = 8  # the most queries that are explained
 KEYS = 64  # the most keys that any view of an explanation holds; of more keys, those with the largest weights
+FEW = 5  # as many keys fit in the narrowest view, text
+SAID = 3  # rows of the first table whose largest weights are said in words
 
 
 @dataclass(frozen=True)
@@ -89,9 +92,14 @@ def choose(at: Any, sizes: Sizes) -> Shown:
     else:
         batches, heads, queries, keys = _named(at, shape, sizes)
     left_out = []
-    if len(batches) * len(heads) > BLOCKS:
-        left_out.append(f"{len(batches) * len(heads)} sequences and heads: the first is shown")
-        batches, heads = batches[:1], heads[:1]
+    if len(batches) * len(heads) > BLOCKS and len(batches) > 1:
+        left_out.append(f"{len(batches)} sequences: the first is shown")
+        batches = batches[:1]
+    most = ASKED if _names_heads(at, shape) or len(heads) < sizes.heads else BLOCKS
+    if len(heads) > most:
+        first = f"first {ASKED} are" if most == ASKED else "first is"
+        left_out.append(f"{len(heads)} heads: the {first} shown")
+        heads = heads[: ASKED if most == ASKED else 1]
     if len(queries) > QUERIES:
         left_out.append(f"{len(queries)} queries: the first {QUERIES} are shown")
         queries = queries[:QUERIES]
@@ -99,6 +107,11 @@ def choose(at: Any, sizes: Sizes) -> Shown:
     whole = len(keys) in (1, sizes.keys)  # beside one named key, the keys with the largest weights are shown
     pair = (0, 0, 0, -1 if len(keys) == sizes.keys else keys[0])
     return Shown(sizes, batches, heads, queries, () if whole else keys, pair, absent, tuple(left_out))
+
+
+def _names_heads(at: Any, shape: torch.Size) -> bool:
+    """Whether an index of weights of this shape has an entry for the heads."""
+    return isinstance(at, tuple) and len(shape) > 3 and len(at) > len(shape) - 3 and Ellipsis not in at
 
 
 def _named(at: Any, shape: torch.Size, sizes: Sizes) -> tuple[tuple[int, ...], ...]:
@@ -116,17 +129,22 @@ def _named(at: Any, shape: torch.Size, sizes: Sizes) -> tuple[tuple[int, ...], .
 
 
 def settle(shown: Shown, weights: Tensor, keep: Tensor | None) -> Shown:
-    """The keys that are shown, and the pair: the chosen key, or the first one that the first query may see."""
+    """The keys that are shown, and the pair: the chosen key, or the first one that the first query may see.
+
+    Where not all keys are shown, these come first: the key of the pair, then the key with the largest weight of each
+    row that is said in words, then the keys with the largest weight of any row. Of equal ones the first comes first.
+    """
     b, h, i, j = shown.pair
     if j < 0:
         allowed = None if keep is None else keep.expand(weights.shape)[b, h, i].nonzero()
         j = 0 if allowed is None or not len(allowed) else int(allowed[0])
     keys, left_out = shown.keys or tuple(range(shown.sizes.keys)), shown.left_out
-    largest = weights.detach().nan_to_num().amax((0, 1, 2))[list(keys)]
-    ranked = [keys[n] for n in largest.topk(min(len(keys), KEYS)).indices.tolist()]
+    of_keys = weights.detach().nan_to_num()[..., list(keys)]
+    of_rows = of_keys[0, 0, :SAID].argmax(-1).tolist() if of_keys.numel() else []
+    ranked = of_keys.amax((0, 1, 2)).argsort(descending=True, stable=True).tolist()
     if len(keys) > KEYS:
         left_out = (*left_out, few_keys(len(keys), KEYS))
-    strongest = tuple(dict.fromkeys([j, *ranked]))[:KEYS]
+    strongest = tuple(dict.fromkeys([j, *(keys[n] for n in (*of_rows, *ranked))]))[:KEYS]
     return replace(shown, keys=tuple(sorted(strongest)), strongest=strongest, pair=(b, h, i, j), left_out=left_out)
 
 

@@ -35,6 +35,7 @@ from clearhead.inspection.source import FromCall, Source, shown
 from clearhead.inspection.stream import stream
 from clearhead.problem.checked import checked, ours
 from clearhead.problem.guard import guard, zero_unseen
+from clearhead.problem.lengths import joined
 from clearhead.problem.packing import operands, with_operands
 from clearhead.problem.partial import log_sum_exp, rows_of
 from clearhead.problem.problem import Problem
@@ -338,6 +339,7 @@ def weights(
     *,
     score: ScoreLike = None,
     mask: Any = None,
+    valid_lens: Any = None,
     bias: Any = None,
     scale: float | None = None,
     sinks: Any = None,
@@ -358,5 +360,6 @@ def weights(
     `UnsupportedError` (`engine="sdpa"` does not show its weights). Cost: that of the parts you look at; see `Weights`.
     """
     is_numpy(query=query, key=key)
+    mask, bias = joined(mask, valid_lens, bias)
     call = Arguments(query, key, None, score, mask, bias, scale, sinks, align, 0.0, engine)
     return Weights(FromCall(call), engine)

@@ -19,6 +19,7 @@ from clearhead.masks._spans import Spans
 
 CELLS = 12  # the most rows and columns of a picture in characters
 LARGEST = 1024  # the most queries or keys that are drawn; later ones are left out
+LINED = 40  # the most rows and columns with lines between them
 PLOTTED = 512  # the most rows and columns with matplotlib
 SMALL = 64  # the most rows and columns in a notebook
 
@@ -120,8 +121,9 @@ def plot(mask: Any, sizes: Sizes, words: tuple[Sequence[str] | None, Sequence[st
     rows = Side("query", sizes.queries, words[0], "query_labels")
     columns = Side("key", sizes.keys, words[1], "key_labels")
     found = panels(mask, sizes, PLOTTED)
-    style = Style(short(mask.title(), 60), ax=style.ax) if style.title is None else style
     pooled = cell_of(sizes.queries, sizes.keys, PLOTTED) != (1, 1)
+    lines = not pooled and max(sizes.queries, sizes.keys) <= LINED
+    style = Style(short(mask.title(), 60) if style.title is None else style.title, ax=style.ax, lines=lines)
     return drawn_panels(found, rows, columns, style, "share that may attend" if pooled else None)
 
 

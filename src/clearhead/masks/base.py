@@ -122,20 +122,31 @@ class Mask(ABC):
 
     def spans(self, query: Any, key: Any, align: Align = None) -> Spans:
         """The normal form for these inputs: `start` and `stop`, (B or 1, H or 1, Lq or 1), and the residual."""
-        return self.resolve(array_sizes(query, key)._replace(align=check_align(align)))
+        return self.resolve(self._sizes(query, key)._replace(align=check_align(align)))
+
+    def _sizes(self, query: Any, key: Any) -> Sizes:
+        """The sizes of two arrays, or of two lengths: then for as many sequences and heads as the mask has."""
+        sizes = array_sizes(query, key)
+        if sizes.leading or isinstance(query, Tensor | np.ndarray):
+            return sizes
+        batch, heads = self.drawn().shape[:2]
+        leading = (batch, heads) if heads > 1 else (batch,) if batch > 1 else ()
+        return sizes._replace(batch=batch, heads=heads, leading=leading)
 
     def dense(self, query: Any, key: Any, align: Align = None) -> Tensor:
         """The whole mask as a bool tensor (..., Lq, Lk), with the inputs' leading dimensions. O(Lq · Lk) memory.
 
-        `query`, `key`: tensors or arrays of which the shapes are read, or the numbers Lq and Lk. `align`: as for
-        `attention`.
+        `query`, `key`: tensors or arrays of which the shapes are read, or the numbers Lq and Lk: then with as many
+        leading dimensions as the mask itself has. `align`: as for `attention`.
 
         >>> import torch, clearhead as ch
         >>> ch.Causal().dense(2, 3, align="lower_right").int()
         tensor([[1, 1, 0],
                 [1, 1, 1]], dtype=torch.int32)
+        >>> ch.Lengths([2, 4]).dense(3, 5).shape
+        torch.Size([2, 3, 5])
         """
-        sizes = array_sizes(query, key)._replace(align=check_align(align))
+        sizes = self._sizes(query, key)._replace(align=check_align(align))
         return sizes.restore(dense(self.resolve(sizes), sizes))
 
     def __and__(self, other: Mask) -> Mask:
@@ -181,7 +192,7 @@ class Mask(ABC):
         """
         if query is None and key is not None:
             raise ClearheadError("plot: key is given without query; pass both, tensors or lengths.")
-        sizes = sizes_drawn(self) if query is None else array_sizes(query, query if key is None else key)
+        sizes = sizes_drawn(self) if query is None else self._sizes(query, query if key is None else key)
         sizes = sizes._replace(align=check_align(align) if align is not None else sizes.align)
         return plot(self, sizes, (query_labels, key_labels), Style(title, ax=ax))
 

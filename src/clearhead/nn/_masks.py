@@ -1,4 +1,4 @@
-"""`mask=` and `valid_lens=`, as every module takes them."""
+"""The mask of a module with heads."""
 
 from __future__ import annotations
 
@@ -8,76 +8,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from clearhead.base.arrays import owned, to_tensor
-from clearhead.base.errors import ClearheadError, ShapeError, columns
+from clearhead.base.arrays import owned
+from clearhead.base.errors import ShapeError, columns
 from clearhead.base.shapes import broadcasts
 from clearhead.base.tracing import autocasting
-from clearhead.biases.base import Bias
-from clearhead.biases.dense import DenseBias
-from clearhead.masks._read import as_tensor
 from clearhead.masks.base import Mask
-from clearhead.masks.dense import DenseMask, check_keep
-from clearhead.masks.lengths import Lengths
-
-
-def with_lengths(mask: Any, valid_lens: Any, bias: Any = None) -> tuple[Any, Any]:
-    """The mask joined with the lengths, and the bias beside it, as `attention` takes them. A float mask beside lengths
-    becomes a part of the bias: the lengths still say which pairs are left out."""
-    check_mask(mask)
-    if valid_lens is None:
-        return mask, bias
-    lengths = _as_lengths(valid_lens)
-    if mask is None:
-        return lengths, bias
-    if isinstance(mask, Mask):
-        return mask & lengths, bias
-    if not isinstance(mask, Tensor | np.ndarray):
-        return mask, bias  # attention() raises for it
-    if not to_tensor(mask, "mask").is_floating_point():
-        return DenseMask(mask) & lengths, bias
-    if isinstance(bias, Tensor | np.ndarray):
-        bias = DenseBias(bias)
-    if bias is None:
-        return lengths, DenseBias(mask)
-    return lengths, DenseBias(mask) + bias if isinstance(bias, Bias) else bias
-
-
-def check_mask(mask: Any) -> None:
-    """Refuse integers: they may be lengths, or a tokenizer's mask."""
-    if isinstance(mask, list | tuple | range):
-        raise ClearheadError(
-            f"mask is {mask!r:.60}; expected a Mask, such as Causal(), a bool tensor (True: may attend), or a float "
-            "tensor (added to the scores).\nFor how many keys may be seen pass valid_lens=..., or mask=Lengths(...)."
-        )
-    if isinstance(mask, Tensor | np.ndarray) and _whole(mask):
-        raise ClearheadError(
-            f"mask has dtype {mask.dtype}, shape {tuple(mask.shape)}; expected bool, True where a query may attend, or "
-            "float, added to the scores.\nFor lengths pass valid_lens=mask, or mask=Lengths(mask); for a tokenizer's "
-            "0/1 attention_mask mask=Padding(mask); for another 0/1 matrix mask=DenseMask(mask.bool())."
-        )
-
-
-def _whole(array: Tensor | np.ndarray) -> bool:
-    if isinstance(array, np.ndarray):
-        return array.dtype.kind in "iu"
-    return not (array.is_floating_point() or array.is_complex() or array.dtype == torch.bool)
-
-
-def _as_lengths(valid_lens: Any) -> Lengths:
-    """Integers, one a sequence or one a query; raises for a mask, and names the argument that takes it."""
-    takes = "it takes integers (B,) or (B, Lq): how many keys may be seen"
-    if isinstance(valid_lens, Mask):
-        title = valid_lens.title()
-        raise ClearheadError(f"valid_lens is {title}, a Mask; {takes}.\nPass mask={title}.")
-    numbers = as_tensor(valid_lens, "valid_lens")
-    if numbers.dtype == torch.bool:
-        raise ClearheadError(
-            f"valid_lens is bool, shape {tuple(numbers.shape)}; {takes}.\nPass it as mask=, True where a query may "
-            "attend; of shape (B, Lk), one row a sequence, as mask=Padding(keep)."
-        )
-    if not numbers.ndim:
-        raise ClearheadError(f"valid_lens is {valid_lens!r:.40}, one number; {takes}.\nPass one for each sequence.")
-    return Lengths(numbers)
+from clearhead.masks.dense import check_keep
+from clearhead.problem.lengths import check_mask
 
 
 def head_mask(mask: Any, sizes: tuple[int, int, int, int], dtype: torch.dtype) -> Any:

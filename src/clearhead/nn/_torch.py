@@ -145,27 +145,47 @@ def _trained_apart(layers: list[nn.Linear]) -> bool:
 
 
 def from_torch_masks(
-    attn_mask: Any, key_padding_mask: Any, query: Tensor, key: Tensor, is_causal: bool, batched: bool
+    attn_mask: Any,
+    key_padding_mask: Any,
+    query: Tensor,
+    key: Tensor,
+    is_causal: bool,
+    batched: bool,
+    length_first: bool,
 ) -> tuple[Mask | None, Tensor | None]:
-    """The mask, and the bias added to the scores, for query (B, H, Lq, E) and key (B, H, Lk, E)."""
+    """The mask, and the bias added to the scores, for query (B, H, Lq, E) and key (B, H, Lk, E).
+
+    `length_first`: whether the module takes (L, B, E), so that an error can say that (B, L, E) was passed.
+    """
     batch, heads, queries, keys = max(query.shape[0], key.shape[0]), *query.shape[1:3], key.shape[2]
     masks: list[Mask] = [_CAUSAL] if is_causal else []
     added: list[Tensor] = []
+    exchanged: tuple[int, ...] | None
     if attn_mask is not None:
         shapes = ((queries, keys), (batch * heads, queries, keys))
-        _check_mask(attn_mask, "attn_mask", "(Lq, Lk) or (B·H, Lq, Lk)", shapes, query)
+        exchanged = (batch, batch) if length_first and queries == keys else None
+        _check_mask(attn_mask, "attn_mask", "(Lq, Lk) or (B·H, Lq, Lk)", shapes, query, exchanged)
         if not is_causal:  # torch's module follows the hint without checking it
             whole = attn_mask if attn_mask.ndim == 2 else unflatten(attn_mask, 0, batch, heads)
             _sort(whole[(None,) * (4 - whole.ndim)], masks, added)
     if key_padding_mask is not None:
         shape, words = ((batch, keys), "(B, Lk)") if batched else ((keys,), "(Lk,)")
-        _check_mask(key_padding_mask, "key_padding_mask", words, (shape,), query)
+        exchanged = shape[::-1] if length_first else None
+        _check_mask(key_padding_mask, "key_padding_mask", words, (shape,), query, exchanged)
         _sort(key_padding_mask.reshape(batch, 1, 1, keys), masks, added)
     mask = masks[0] & masks[1] if len(masks) == 2 else masks[0] if masks else None
     return mask, added[0] + added[1] if len(added) == 2 else added[0] if added else None
 
 
-def _check_mask(mask: Any, name: str, words: str, shapes: tuple[tuple[int, ...], ...], query: Tensor) -> None:
+def _check_mask(
+    mask: Any,
+    name: str,
+    words: str,
+    shapes: tuple[tuple[int, ...], ...],
+    query: Tensor,
+    exchanged: tuple[int, ...] | None,
+) -> None:
+    """`exchanged`: the shape that a mask has where length and batch of the inputs were exchanged."""
     if not isinstance(mask, Tensor):
         raise ClearheadError(
             f"{name} is a {type(mask).__name__}; expected a tensor, as torch.nn.MultiheadAttention has it. "
@@ -179,7 +199,13 @@ def _check_mask(mask: Any, name: str, words: str, shapes: tuple[tuple[int, ...],
         )
     if tuple(mask.shape) not in shapes:
         expected = " or ".join(f"{shape}" for shape in shapes)
-        raise ShapeError(f"{name} has shape {tuple(mask.shape)}; expected {words} = {expected}.")
+        said = f"{name} has shape {tuple(mask.shape)}; expected {words} = {expected}."
+        if tuple(mask.shape) == exchanged:
+            said += (
+                " This module takes the length first, (L, B, E), and the mask fits inputs of (B, L, E). For those, "
+                "build it with batch_first=True."
+            )
+        raise ShapeError(said)
     if mask.device != query.device:
         raise ClearheadError(f"{name} is on {mask.device}, and the inputs on {query.device}; pass {name}.to(query).")
 

@@ -16,9 +16,9 @@ from clearhead.base.numbers import check_count
 from clearhead.base.torch_private import has_hooks, parts_of, put_parts
 from clearhead.base.tracing import distributed
 from clearhead.nn._heads import check_dtype
-from clearhead.nn._masks import with_lengths
 from clearhead.nn._record import RecordingModule
 from clearhead.nn.prepared_keys import PreparedKeys, check_value_given, taken
+from clearhead.problem.lengths import with_lengths
 from clearhead.scores.additive import Additive
 from clearhead.scores.base import Score
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from clearhead.base.dropout import check_dropout
-from clearhead.nn._masks import with_lengths
 from clearhead.nn._record import RecordingModule
+from clearhead.problem.lengths import with_lengths
 
 
 class DotProductAttention(RecordingModule):

@@ -26,11 +26,12 @@ from clearhead.nn._heads import (
     plain_linear,
     split_heads,
 )
-from clearhead.nn._masks import head_mask, with_lengths
+from clearhead.nn._masks import head_mask
 from clearhead.nn._record import RecordingModule
 from clearhead.nn.key_value_cache import KeyValueCache
 from clearhead.nn.prepared_keys import PreparedKeys, check_value_given, taken
 from clearhead.nn.rotary_embedding import RotaryEmbedding
+from clearhead.problem.lengths import with_lengths
 from clearhead.problem.problem import as_score
 from clearhead.scores.dot import Dot
 

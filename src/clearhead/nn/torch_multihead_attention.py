@@ -148,12 +148,12 @@ class TorchMultiheadAttention(nn.MultiheadAttention, RecordingModule):
                 "torch.nn.Transformer.generate_square_subsequent_mask(length)."
             )
         hint = is_causal and key_padding_mask is None and not need_weights
-        mask, bias = from_torch_masks(attn_mask, key_padding_mask, q, k, hint, batched)
+        length_first = batched and not self.batch_first
+        mask, bias = from_torch_masks(attn_mask, key_padding_mask, q, k, hint, batched, length_first)
         given: dict[str, Any] = {"mask": mask, "bias": bias, "align": "upper_left" if hint else None}
         dropout_p = self.dropout if self.training else 0.0
         found = self._attended(q, k, v, **given, dropout_p=dropout_p, fresh=True)
         heads = found.output  # (B, H, Lq, E / H)
-        length_first = batched and not self.batch_first
         heads = (heads.permute(2, 0, 1, 3) if length_first else heads.transpose(1, 2)).flatten(2)
         output = joined("out_proj", self.out_proj, heads)
         weights = in_full(q, k, mask, bias, average_attn_weights) if need_weights else None

@@ -42,11 +42,13 @@ class Additive(Score):
     def from_weights(cls, W_q: Any, W_k: Any, w_v: Any, *, softcap: float | None = None) -> Additive:
         """The score over given weights (H, Eq), (H, Ek), (H,): an nn.Parameter is shared, other arrays are copied.
 
-        None for W_q or W_k means that this side is already projected, to the width H.
+        `w_v`: (H,), or (1, H) as an nn.Linear of H inputs and one output has it. None for W_q or W_k means that this
+        side is already projected, to the width H.
         """
         score = cls.__new__(cls)
         Score.__init__(score, softcap=softcap)  # skips the random initialisation
-        score.w_v = vector = given_parameter(w_v, "w_v", 1)
+        score.w_v = given_parameter(w_v, "w_v", 1)
+        vector = score._vector
         score.W_q, score.W_k = (
             None if matrix is None else given_parameter(matrix, name, 2)
             for matrix, name in ((W_q, "W_q"), (W_k, "W_k"))
@@ -93,13 +95,18 @@ class Additive(Score):
     def example(cls) -> tuple[Score, int, int]:
         return cls(4, 6, 8), 4, 6
 
+    @property
+    def _vector(self) -> Tensor:
+        """w_v as (H,)."""
+        return self.w_v.flatten()
+
     def project(self, query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
         """W_q q and W_k k, both of width hidden_dim."""
         return (query if self.W_q is None else query @ self.W_q.T, key if self.W_k is None else key @ self.W_k.T)
 
     def tile(self, query: Tensor, key: Tensor) -> Tensor:
         query, key = self.project(query, key)
-        return torch.tanh(query.unsqueeze(-2) + key.unsqueeze(-3)) @ self.w_v
+        return torch.tanh(query.unsqueeze(-2) + key.unsqueeze(-3)) @ self._vector
 
     def steps(self, query: Step, key: Step) -> list[Step]:
         q_steps, k_steps = _projection_steps(query, self.W_q), _projection_steps(key, self.W_k)
@@ -118,21 +125,21 @@ class Additive(Score):
         of_query, of_key = [query, *q_steps][-1], [key, *k_steps][-1]
         pairs = made("pairs", why_pairs, of_query.unsqueeze(-2) + of_key.unsqueeze(-3), (*SCORES, "hidden"))
         hidden = made("hidden", why_tanh, pairs.tanh())
-        w_v = Step("w_v", "Learnt: the factor of each of the hidden numbers in the score.", self.w_v, ("hidden",))
+        w_v = Step("w_v", "Learnt: the factor of each of the hidden numbers in the score.", self._vector, ("hidden",))
         return [*q_steps, *k_steps, pairs, hidden, w_v, made("scores", why_sum, hidden @ w_v)]
 
     def lower(self, query: Tensor, key: Tensor) -> Pairwise:
-        return Pairwise("tanh_add", *self.project(query, key), weight=self.w_v)
+        return Pairwise("tanh_add", *self.project(query, key), weight=self._vector)
 
     def check(self, query: Tensor, key: Tensor) -> None:
         super().check(query, key)
         for name, tensor, matrix in (("query", query, self.W_q), ("key", key, self.W_k)):
-            check_width(self, tensor, self.w_v.shape[0] if matrix is None else matrix.shape[1], name)
+            check_width(self, tensor, self._vector.shape[0] if matrix is None else matrix.shape[1], name)
 
     def extra_repr(self) -> str:
         sides = (("query_dim", self.W_q), ("key_dim", self.W_k))
         dims = (f"{n}={'projected' if m is None else m.shape[1]}" for n, m in sides)
-        return self.described(*dims, f"hidden_dim={self.w_v.shape[0]}")
+        return self.described(*dims, f"hidden_dim={self._vector.shape[0]}")
 
 
 def _projection_steps(side: Step, matrix: Tensor | None) -> list[Step]:

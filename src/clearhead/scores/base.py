@@ -71,9 +71,11 @@ class ByTile(NamedTuple):
 def check_pairwise(lowered: Pairwise, query: Tensor, key: Tensor, who: str) -> Pairwise:
     """The normal form that a score's `lower` gave, its sizes checked, since the kernels rely on them. A scale that is a
     tensor becomes a part of the weight, so that its gradient is carried."""
-    same = type(lowered) is Pairwise and lowered.query is query and lowered.key is key
-    if same and lowered.phi in PHIS and lowered.weight is None and lowered[4:] == (1.0, None):
-        return lowered  # plain dot products need no further check
+    if type(lowered) is Pairwise:
+        phi, own_query, own_key, weight, scale, softcap = lowered
+        same = own_query is query and own_key is key and weight is None
+        if same and phi in PHIS and scale == 1.0 and type(scale) is float and softcap is None:
+            return lowered  # plain dot products need no further check
     if not isinstance(lowered, Pairwise) or lowered.phi not in PHIS:
         got = f"Pairwise({lowered.phi!r}, …)" if isinstance(lowered, Pairwise) else f"a {type(lowered).__name__}"
         raise ClearheadError(f"{who}.lower gave {got}; expected None, or a Pairwise whose φ is one of {PHIS}.")
@@ -291,7 +293,8 @@ def given_parameter(weight: Any, name: str, ndim: int) -> nn.Parameter:
         tensor = to_tensor_float(weight, name).detach().clone()
         parameter = nn.Parameter(tensor, requires_grad=tensor.is_floating_point())
     check_float(parameter, name)
-    if parameter.ndim != ndim:
+    row = ndim == 1 and parameter.ndim == 2 and parameter.shape[0] == 1  # the weight of an nn.Linear of one output
+    if parameter.ndim != ndim and not row:
         expected = {1: "one dimension", 2: "(out, in), as nn.Linear has it"}[ndim]
         raise ShapeError(f"{name} has shape {tuple(parameter.shape)}; expected {expected}.")
     return parameter

@@ -89,7 +89,7 @@ class Native(Engine):
             return []
         if lowered.softcap is not None or not problem.plain:
             return []  # PyTorch's kernel cannot take it, or has more work with it
-        dtype = problem.query.dtype
+        dtype = lowered.query.dtype
         if dtype is not torch.float32 and has_products_of(dtype):
             return [f"PyTorch's own kernel is faster in {dtype} on this CPU where nothing is masked"]
         # compiled code serves every size: the size that it was traced with decides nothing

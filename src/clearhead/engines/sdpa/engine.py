@@ -61,9 +61,8 @@ class Sdpa(Engine):
             found.append(f"the score is no dot product (φ is {lowered.phi})")
         if lowered.softcap is not None:
             found.append("the fused kernel has no softcap")
-        # a fake tensor of another device is one of that device's, without its values
-        inputs = [t for t in (lowered.query, lowered.key, problem.value) if t.is_cpu or not empty_of_values(t)]
-        if any(map(dispatches, inputs)) and not compiling():
+        own = any(map(dispatches, (lowered.query, lowered.key, problem.value)))
+        if own and _dispatches_values(lowered.query, lowered.key, problem.value) and not compiling():
             found.append("an input is a tensor subclass with operations of its own, which may have no such kernel")
         if not problem.plain:
             found += _against_the_rest(problem)
@@ -110,6 +109,11 @@ class Sdpa(Engine):
                 pairs += (batch.stop - batch.start) * problem.sizes.heads * piece.area
                 cells = max(cells, piece.mask_cells(batch_heads))
         return Cost(pairs, problem.query.element_size() * cells)
+
+
+def _dispatches_values(*tensors: Tensor) -> bool:
+    """Whether one of the tensors dispatches. A fake tensor of another device stands for a tensor of that device."""
+    return any(dispatches(t) and (t.is_cpu or not empty_of_values(t)) for t in tensors)
 
 
 def _against_the_rest(problem: Problem) -> list[str]:

@@ -38,11 +38,13 @@ def blocks_for(phi: str, pass_: str, width: int, values: int, size: int, queries
     `pass_`: forward, backward, "backward of statistics", summarise. `plain`: neither mask, bias, dropout nor sinks,
     which take registers beside the operands.
     """
-    row = widest(phi, width, values) * size  # bytes of the widest operand
+    columns = widest(phi, width, values)
+    row = columns * size  # bytes of the widest operand
     if pass_ == "backward of statistics":  # what they send back needs most registers
-        return Blocks(16, 16, 8)
+        return Blocks(16, 16, 8 if columns > 64 else 4)
     split = phi == "mul" and size == 4  # each number of a product is two in tf32: see `numbers.product`
-    found = Blocks(64, 32, 8) if row <= 256 and not (split and pass_ != "forward") else Blocks(32, 32, 8)
+    small = row > 256 or (phi == "mul" and pass_ != "forward" and (split or row > 128))
+    found = Blocks(32, 16 if split and pass_ == "summarise" else 32, 8) if small else Blocks(64, 32, 8)
     if pass_ == "forward" and row <= 256 and plain and not split:
         found = Blocks(64, 64 if phi == "mul" else 32)
     return found._replace(queries=FEW, warps=4) if queries <= FEW and pass_ == "forward" else found

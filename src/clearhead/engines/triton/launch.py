@@ -49,6 +49,7 @@ CHECKED = 64  # rows that a program looks at for numbers that are not finite
 BAND = 2**24  # numbers of a band of Ṡ, from which a bias's gradient is summed
 
 
+@cache
 def backend() -> int:
     """What kernels are compiled for here."""
     if triton.knobs.runtime.interpret:

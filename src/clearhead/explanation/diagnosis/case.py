@@ -132,15 +132,19 @@ class Case:
     """A call of attention, as checks look at it.
 
     `problem`: its normal form, detached, without a value. `inputs`: query, key, and the value where it is known, as
-    given, (B, H, L, E). `added`: float tensors that were added to the scores, by the caller's names; `as_mask`: the
-    names of those that were given as a mask. `mask`: the mask that `problem.visible` came from. `blind`, bool (B or 1,
-    H or 1, Lq or 1): queries that have a finite fill at every key, which has no effect on their weights. `words`: the
-    positions that are not padding, where they are known. `output`: the output, where it was kept. `unaligned`: whether
-    a mask or bias needs positions and no alignment was given. `where`: the place of the call, for its findings.
+    given, (B, H, L, E). `memory`: the shape of the tensor that an input is a view of, where both have the same order in
+    memory. `length_first`: the inputs (L, B, E) of a module that takes the length first. `added`: float tensors that
+    were added to the scores, by the caller's names; `as_mask`: the names of those that were given as a mask. `mask`:
+    the mask that `problem.visible` came from. `blind`, bool (B or 1, H or 1, Lq or 1): queries that have a finite fill
+    at every key, which has no effect on their weights. `words`: the positions that are not padding, where they are
+    known. `output`: the output, where it was kept. `unaligned`: whether a mask or bias needs positions and no alignment
+    was given. `where`: the place of the call, for its findings.
     """
 
     problem: Problem
     inputs: Mapping[str, Tensor]
+    memory: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    length_first: Mapping[str, Tensor] = field(default_factory=dict)
     added: Mapping[str, Tensor] = field(default_factory=dict)
     as_mask: frozenset[str] = frozenset()
     mask: Mask | None = None

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 from inspect import signature
 from typing import Any, NoReturn, Protocol, runtime_checkable
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from clearhead._attention import Arguments, ScoreLike
 from clearhead.base.errors import ClearheadError
@@ -18,6 +19,7 @@ from clearhead.explanation.diagnosis.reading import case_of
 from clearhead.explanation.modules.captured import for_twin, twin_of
 from clearhead.explanation.modules.multi_head import as_ours
 from clearhead.nn._record import RecordingModule
+from clearhead.problem.lengths import joined
 
 
 @runtime_checkable
@@ -34,6 +36,7 @@ def diagnose(
     *inputs: Any,
     score: ScoreLike = None,
     mask: Any = None,
+    valid_lens: Any = None,
     bias: Any = None,
     scale: float | None = None,
     sinks: Any = None,
@@ -71,7 +74,8 @@ def diagnose(
     For training, pass the `Monitor` that `ch.models.monitor` gives: `diagnose(monitor)`.
 
     The checks look at the mask (queries that see nothing, the opposite polarity, padding attended, 0 and 1, all true,
-    positions of unequal lengths, finite fills), at numbers (NaN and infinity and their places, NaN that SDPA would
+    positions of unequal lengths, finite fills), at axes (heads without the transposition, and length and batch
+    exchanged, where memory or numbers show it), at numbers (NaN and infinity and their places, NaN that SDPA would
     leak, the error against float64), and at the softmax (a scale missing or applied twice, saturation, few effective
     keys, uniform heads, heads that rest on one key, values of 0). Entropies are compared to a uniform softmax under the
     same mask; a scale is judged by the spread of the scores, not by its constant.
@@ -84,7 +88,8 @@ def diagnose(
     2024, "Efficient Streaming Language Models with Attention Sinks".
     """
     options = {"score": score, "mask": mask, "bias": bias, "scale": scale, "sinks": sinks, "align": align}
-    given = {name: option for name, option in options.items() if option is not None} | keywords
+    every = options | {"valid_lens": valid_lens}
+    given = {name: option for name, option in every.items() if option is not None} | keywords
     positional = (key, value, *inputs)
     while positional and positional[-1] is None:
         positional = positional[:-1]
@@ -96,7 +101,7 @@ def diagnose(
         return query.diagnose()
     if keywords or inputs:
         raise ClearheadError(
-            f"diagnose takes query, key, value and these options of attention: {', '.join(options)}; got "
+            f"diagnose takes query, key, value and these options of attention: {', '.join(every)}; got "
             f"{', '.join(keywords) or f'{len(inputs)} more inputs'}."
         )
     if key is None or value is None:
@@ -104,6 +109,7 @@ def diagnose(
             f"diagnose was given a {type(query).__name__} alone, or without a value. Pass query, key and value; a "
             "module and its inputs; or an AttentionCall, a Recording or a Monitor."
         )
+    options["mask"], options["bias"] = joined(mask, valid_lens, bias)
     return diagnosis_of([case_of(Arguments(query, key, value, **options))])
 
 
@@ -144,7 +150,10 @@ def _of_module(module: nn.Module, inputs: tuple[Any, ...], keywords: dict[str, A
             named = {name: for_twin(one, module, twin) for name, one in given.kwargs.items()}
             twin(*(for_twin(one, module, twin) for one in given.args), **named)
     except _Reached as reached:
-        return case_of(reached.call, name)
+        length_first = isinstance(module, nn.MultiheadAttention) and not module.batch_first
+        three = {side: given.arguments.get(side) for side in ("query", "key", "value")} if length_first else {}
+        batched = {side: t for side, t in three.items() if isinstance(t, Tensor) and t.ndim == 3}
+        return replace(case_of(reached.call, name), length_first=batched)
     raise ClearheadError(f"{type(module).__name__} computed no attention for these inputs.")
 
 

@@ -12,6 +12,7 @@ from clearhead._attention import Arguments
 from clearhead.base.arrays import to_tensor, to_tensor_float
 from clearhead.base.errors import UnsupportedError
 from clearhead.base.shapes import as_inputs, fit
+from clearhead.base.torch_private import whole_of
 from clearhead.base.tracing import compiling, readable, transformed
 from clearhead.biases.base import Bias
 from clearhead.biases.dense import DenseBias
@@ -32,6 +33,7 @@ def case_of(call: Arguments, bias_name: str = "bias") -> Case:
 
     `bias_name`: the caller's name for the bias; another name than "bias" says that it was given as a mask.
     """
+    memory = _memory(call)
     call = Arguments(*map(_detached, call))._replace(dropout_p=0.0)  # dropout would draw a seed
     added = _floats(call, bias_name)
     as_mask = frozenset(name for name in added if name != "bias")
@@ -54,6 +56,7 @@ def case_of(call: Arguments, bias_name: str = "bias") -> Case:
     return Case(
         problem=problem._replace(value=None),
         inputs=inputs,
+        memory=memory,
         added=added,
         as_mask=as_mask,
         mask=call.mask if isinstance(call.mask, Mask) else None,
@@ -64,6 +67,18 @@ def case_of(call: Arguments, bias_name: str = "bias") -> Case:
 
 def _detached(value: Any) -> Any:
     return value.detach() if isinstance(value, Tensor) else value
+
+
+def _memory(call: Arguments) -> dict[str, tuple[int, ...]]:
+    """The shape of the tensor that each input is a view of, where both have the same numbers in the same order."""
+    given = {"query": call.query, "key": call.key, "value": call.value}
+    found = {}
+    for name, tensor in given.items():
+        if isinstance(tensor, Tensor) and tensor.layout == torch.strided and tensor.is_contiguous():
+            whole = whole_of(tensor)
+            if whole is not tensor and whole.numel() == tensor.numel() and whole.is_contiguous():
+                found[name] = tuple(whole.shape)
+    return found
 
 
 def _floats(call: Arguments, bias_name: str) -> dict[str, Tensor]:

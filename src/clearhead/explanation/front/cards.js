@@ -34,6 +34,24 @@ export const visibleViews = () => visibleCards().flatMap((card) => (card.views ?
 export const chosenIndex = (step) =>
   step.axes.map((_, axis) => Math.min(choice.at[axisKey(step, axis)] ?? 0, step.sizes[axis] - 1));
 
+/**
+ * What is drawn at the head of a part: a table of axes, where one stands before an empty line, and sentences, which wrap.
+ *
+ * @param {string} text
+ */
+function drawnOf(text) {
+  const drawn = make("div", "drawn");
+  const [table, sentences] = text.includes("\n\n") ? text.split("\n\n", 2) : ["", text];
+  if (table) {
+    const axes = make("pre", "", table);
+    axes.tabIndex = 0;
+    axes.setAttribute("aria-label", "The axes of each array");
+    drawn.append(axes);
+  }
+  for (const line of sentences.split("\n")) drawn.append(make("p", "", line));
+  return drawn;
+}
+
 /** @param {Card} card */
 function buildCard(card) {
   const { element: box, part, steps: own } = card;
@@ -73,10 +91,7 @@ function buildCard(card) {
   }
   box.append(row);
   if (part.drawn && part.steps[0].name === own[0].name) {
-    const drawn = make("pre", "drawn", part.drawn);
-    drawn.tabIndex = 0;
-    drawn.setAttribute("aria-label", "The axes of each array");
-    box.append(drawn);
+    box.append(drawnOf(part.drawn));
   }
 }
 

@@ -10,6 +10,7 @@ import {
   change, computeAgain, editable, firstScale, isChanged, obstacle, resetAll, scaleStep, softmaxPart, stepOf, steps,
 } from "./steps.js";
 import { visible } from "./tables.js";
+import { placeAt } from "./written.js";
 
 /**
  * A slider of powers of two around `middle`, with the exact number in a field beside it.
@@ -90,7 +91,7 @@ function makeBlocks(axis) {
     const wrapped = make("label");
     const input = make("input");
     Object.assign(input, { type: "radio", name: axis, value: String(n) });
-    input.addEventListener("change", () => choose({ at: { ...choice.at, [axis]: n } }));
+    input.addEventListener("change", () => choose({ at: placeAt(axis, n) }));
     wrapped.append(input, make("span", "", visible(label)));
     box.append(wrapped);
   });

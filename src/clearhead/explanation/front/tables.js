@@ -156,7 +156,8 @@ export function tableOfStep(step, operand) {
     if (names.length) caption.append(make("bdi", "quiet", names.join(", ")));
     table.setAttribute("aria-label", [step.name, ...names].join(", "));
     const paired = step.axes.includes("Lq") && step.axes.includes("Lk");
-    const size = step.kind === "number" && (paired || heat) && !isStale(step) ? largestSize(step.numbers) : null;
+    // of the first numbers, so that a number keeps its colour when another one is edited
+    const size = step.kind === "number" && (paired || heat) && !isStale(step) ? largestSize(step.first) || largestSize(step.numbers) : null;
     cells.forEach((line, r) => line.forEach((cell, c) => paintCell(cell, indexOf(r, c), size)));
   }
 

@@ -8,7 +8,7 @@ import { chosenIndex, visibleViews } from "./cards.js";
 import { choice } from "./choice.js";
 import { byId, data } from "./data.js";
 import { editable, stepOf } from "./steps.js";
-import { LABELLED, labelOf } from "./tables.js";
+import { axisKey, LABELLED, labelOf } from "./tables.js";
 
 /**
  * @import { Piece, Source } from "../../base/front/types.d.ts"
@@ -41,6 +41,31 @@ export function placeName(step, index) {
  */
 const canWriteOut = (step) =>
   step.tree && step.made && namesIn(step.tree).every((name) => !stepOf(name).of) ? step.made : null;
+
+/**
+ * The chosen place at another sequence or head. A number that is made of numbers of one head, as where heads stand side by
+ * side, gives way to the first number of the new head.
+ *
+ * @param {"B" | "H"} axis
+ * @param {number} n
+ */
+export function placeAt(axis, n) {
+  const at = { ...choice.at, [axis]: n };
+  const step = stepOf(choice.of);
+  const node = canWriteOut(step);
+  const last = step.axes.length - 1;
+  if (!node || step.axes.includes(axis)) return at;
+  const index = chosenIndex(step);
+  for (let c = 0; c < step.sizes[last]; c++) {
+    index[last] = c;
+    const from = placesIn(node, index).flatMap((source) => {
+      const other = stepOf(source.step).axes.indexOf(axis);
+      return other < 0 || stepOf(source.step).sizes[other] < 2 ? [] : [source.index[other]];
+    });
+    if (from.length && from.every((place) => place === n)) return { ...at, [axisKey(step, last)]: c };
+  }
+  return at;
+}
 
 /**
  * The sentence of one number, as pieces.

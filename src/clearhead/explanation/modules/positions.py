@@ -44,7 +44,7 @@ def explain_positions(module: Positional, inputs: tuple[Any, ...], keywords: dic
     absent = AXES[x.ndim - 2 : 2] if x.ndim < 3 else ("H",) if x.ndim == 3 else ()
     pair = (0, 0, min(1, len(places) - 1), 0)
     shown = Shown(sizes, tuple(range(batch)), tuple(range(heads)), tuple(places), (), pair, absent, left_out)
-    why = "One vector for each position p. Its numbers x[p, d] do not depend on p."
+    why = "One vector for each position p, such as that of a word. The vector alone does not say where it stands."
     source = Step("x", why, four[:, :, list(places)].to(accumulated(x.dtype)), AXES)
     first = offset.reshape(-1, 1, 1) if isinstance(offset, Tensor) and offset.numel() > 1 else int(offset)
     positions = torch.tensor(list(places), device=x.device) + first

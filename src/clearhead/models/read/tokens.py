@@ -24,7 +24,8 @@ def words_read(call: AttentionCall, count: int) -> int | None:
     A model does not read the last token that it generates: the text may have one more than the last step has read.
     """
     chain, link = call.cached_key.chain, call.cached_key.link
-    if call.kind == "cross" or not chain.appended or not 0 <= count - chain.links[-1].filled <= 1:
+    generated = chain.appended or len(call.begins) > 1  # in steps, which may be joined
+    if call.kind == "cross" or not generated or not 0 <= count - chain.links[-1].filled <= 1:
         return None
     return link.filled
 
@@ -179,7 +180,9 @@ def _placed(rows: list[Tensor] | None, batch: int, length: int, words: Tensor | 
     return placed
 
 
-def match_tokens(tokens: Iterable[str], other_tokens: Iterable[str]) -> tuple[list[int], list[int]]:
+def match_tokens(
+    tokens: Iterable[str], other_tokens: Iterable[str], *, replaced: bool = False
+) -> tuple[list[int], list[int]]:
     """The positions of the tokens that two texts have in common, in the same order in both.
 
     >>> import torch, clearhead as ch
@@ -196,7 +199,8 @@ def match_tokens(tokens: Iterable[str], other_tokens: Iterable[str]) -> tuple[li
 
     `tokens`, `other_tokens`: words, or numbers of tokens. The longest stretch that is equal in both texts is matched
     first, then the longest stretches before and after it, and so on. Gives two ascending lists of equal length, of
-    positions in the first text and in the second. A token that was replaced by another is in neither list.
+    positions in the first text and in the second. A token that was replaced by another is in neither list, unless
+    `replaced`: then a stretch between two matches that is as long in both texts is matched token by token.
     Raises a `ClearheadError` for an argument that is no list of tokens, and where the texts have no token in common.
     Cost: O(L²) time for most texts, O(L) memory. Source: Ratcliff and Metzener 1988, "Pattern Matching: The Gestalt
     Approach", as in Python's `difflib`.
@@ -204,9 +208,15 @@ def match_tokens(tokens: Iterable[str], other_tokens: Iterable[str]) -> tuple[li
     one, other = _listed("tokens", tokens), _listed("other_tokens", other_tokens)
     mine: list[int] = []
     theirs: list[int] = []
-    for start, other_start, size in SequenceMatcher(None, one, other, autojunk=False).get_matching_blocks():
+    behind = other_behind = 0  # the ends of the last match
+    blocks = SequenceMatcher(None, one, other, autojunk=False).get_matching_blocks()  # the last is empty, at the ends
+    for start, other_start, size in blocks if len(blocks) > 1 else ():
+        if replaced and start - behind == other_start - other_behind:
+            mine += range(behind, start)
+            theirs += range(other_behind, other_start)
         mine += range(start, start + size)
         theirs += range(other_start, other_start + size)
+        behind, other_behind = start + size, other_start + size
     if not mine:
         raise ClearheadError(
             f"match_tokens: {one[:4]!r:.80} and {other[:4]!r:.80} have no token in common, so that no positions "

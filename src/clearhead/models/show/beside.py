@@ -21,6 +21,7 @@ from clearhead.models.read.differences import (
     difference_of,
 )
 from clearhead.models.read.tokens import match_tokens
+from clearhead.models.show.meanings import flow_of, flows
 from clearhead.models.show.paged import Paged
 from clearhead.problem.regions import of_sequence
 from clearhead.problem.words import ALL_WORDS
@@ -43,8 +44,9 @@ class Beside:
     """The layers of two recordings, as `Paged` gives those of one, and the divergences of the first's heads.
 
     The positions of two calls correspond one to one where equally many are shown, else by `match_tokens` of their
-    words. `match_tokens` is used too where it finds more equal words, as where one word was put in and another left
-    out. Raises the errors of `Recording.compare` where calls do not fit, and a `ClearheadError` where words are needed.
+    words, those too that replace each other. `match_tokens` is used too where it finds more equal words, as where one
+    word was put in and another left out. Raises the errors of `Recording.compare` where calls do not fit, and a
+    `ClearheadError` where words are needed.
     """
 
     def __init__(self, mine: Paged, theirs: Paged) -> None:
@@ -87,11 +89,14 @@ class Beside:
                 page.align(text, other, positions)
         names = list(map(str, self.sides[0].labels))
         numbers: dict[int, tuple[int, ...] | None] = {}  # for each shown call the heads that are shown
+        shown = []
         for layer in layers:
             page.add(layer)
             if isinstance(layer, Layer):
+                shown.append((names.index(layer.label), flow_of(layer)))
                 numbers[names.index(layer.label)] = layer.numbers
         first = page.shown
+        page.flows = flows(self.calls, shown)
         for place, (number, heads) in enumerate(numbers.items()):
             counterpart = self.second(number, heads)
             page.add(counterpart)
@@ -173,12 +178,13 @@ def _correspondence(text: Sequence[str], other: Sequence[str]) -> tuple[list[int
     other.
     """
     if len(text) != len(other):
-        return match_tokens(text, other)
+        return match_tokens(text, other, replaced=True)
     in_place = sum(a == b for a, b in zip(text, other, strict=True))
     if in_place == len(text) or not set(text) & set(other):
         return None
-    found = match_tokens(text, other)
-    return found if len(found[0]) > in_place else None
+    if len(match_tokens(text, other)[0]) <= in_place:
+        return None
+    return match_tokens(text, other, replaced=True)
 
 
 def beside_of(mine: Paged, other: Any, tokens: Iterable[str] | None) -> Beside:

@@ -16,7 +16,15 @@ from clearhead.models.attention_call import AttentionCall, norms_of
 from clearhead.models.call import word_list
 from clearhead.models.calls import labels
 from clearhead.models.read.distinctive import distinctive, measured
-from clearhead.models.read.tokens import Tokens, told_unread, words_read
+from clearhead.models.read.tokens import Tokens, told_unread
+from clearhead.models.show.image import patches_of
+from clearhead.models.show.meanings import (
+    effects_of,
+    flow_of,
+    flows,
+    slopes_of,
+    with_effects,
+)
 from clearhead.report import Layer, Page
 from clearhead.report.from_call import layer_from_call
 from clearhead.report.layer import LeftOut
@@ -40,18 +48,23 @@ class Paged:
         error: Any = ERROR,
         answer: int | None = None,
         name: str = "tokens",
+        effects: Any = None,
+        image: Any = None,
     ) -> None:
-        self.answer = answer
+        self.answer, self.effects = answer, effects_of(effects)
         self.calls, self.sequence, self.error = calls, whole(sequence), checked_error(error)
         sizes = _sizes(calls, self.sequence)
+        own = {call.shape[2] for call in calls if call.kind == "self"}
+        self.image = None if image is None else patches_of(image, own)
+        if self.image is not None and tokens is None:
+            tokens = self.image.words
         tokens = told_unread(calls, word_list(name, tokens), name)
         self.words, self.source = words(name, tokens, sizes), words("source_tokens", source_tokens, sizes)
-        steps = [(call.run, words_read(call, len(self.words))) for call in calls]
-        self.read = {run: read for run, read in steps if read is not None}
         self.tokens = Tokens(self.words or None, self.source or None)
         self.labels = labels(calls)
         self.roles = roles([(call.name, call.kind) for call in calls])
         self.found: dict[int, Mapping[Measure, Found]] = {}
+        self.last = {call.cached_key.chain: call for call in calls}
 
     def alike(self, calls: Sequence[AttentionCall], tokens: Iterable[str] | None) -> Paged:
         """The calls of another recording, for the same page. `tokens`: its words; None for the same words."""
@@ -74,15 +87,17 @@ class Paged:
             return layer
         self.found[number] = measured(call, self.tokens, sequence)
         each = _by_head(self.found[number], call, sequence)
-        return replace(
+        layer = replace(
             layer,
             label=str(self.labels[number]),
             role=self.roles[number],
             measures=each,
             **_lengths(call, sequence),
-            answer=self.answer,
+            slopes=slopes_of(call, sequence, self.error),
+            **_steps(call, sequence, self.answer),
             pairs=_turned(call, layer, sequence),
         )
+        return with_effects(layer, call, self.effects)
 
     def place(self, number: int) -> int:
         """The place of the sequence in the batch of a call."""
@@ -92,15 +107,30 @@ class Paged:
         """The words of a call's queries and keys."""
         call = self.calls[number]
         queries, keys = call.weights.shape[-2:]
-        own, other = self.words, self.source or self.words
-        cross = call.kind == "cross"
-        read = self.read.get(call.run) if cross else words_read(call, len(own))
-        if read is not None:  # a step of a generation has read a part of the text
-            return own[:read][-queries:], other if cross else own[:read]
-        fits = len(own) in (keys, *words_of(call, self.sequence)[1:])
-        if call.kind == "self" and (not fits or (self.roles[number] == "encoder" and self.source)):
-            own = other
-        return own[-queries:], other if call.kind == "cross" else own
+        if call.kind == "cross":
+            return self._looking(call, queries), self.source or self.words
+        role = self.roles[number]
+        given = [self.words, self.source] if role != "encoder" else [self.source, self.words]
+        lengths = keys, *words_of(call, self.sequence)[1:]
+        last = self.last[call.cached_key.chain]  # a step of a generation has read the first words of the last step
+        whole = last.cached_key.shape[2], *words_of(last, self.sequence)[1:]
+        for text in given[: 1 if role == "decoder" else 2]:
+            if len(text) in lengths:
+                return text[-queries:], text
+            if len(text) in whole:
+                text = text[: lengths[whole.index(len(text))]]
+                return text[-queries:], text
+        return [str(place) for place in range(keys)][-queries:], []
+
+    def _looking(self, call: AttentionCall, queries: int) -> list[str]:
+        """The words of the queries of cross attention, whose steps in a generation follow each other."""
+        steps = [other for other in self.calls if other.cached_key.chain is call.cached_key.chain]
+        if len(steps) == 1:
+            return self.words[-queries:]
+        before = sum(other.query.shape[2] for other in steps if other.cached_key.number < call.cached_key.number)
+        every = sum(other.query.shape[2] for other in steps)
+        text = self.words or [str(place) for place in range(every)]
+        return text[before:][:queries] if every == len(text) else []
 
     def layers(self, numbers: Iterable[int] | None = None) -> Iterator[Layer | LeftOut]:
         """These calls, one at a time."""
@@ -108,9 +138,15 @@ class Paged:
 
     def page(self, layers: Iterable[Layer | LeftOut], title: str) -> Page:
         """The page of these layers. It opens on the head that departs most from uniform attention."""
-        page = Page(title)
+        page, names = Page(title), list(map(str, self.labels))
+        shown = []
         for layer in layers:
             page.add(layer)
+            if isinstance(layer, Layer):
+                shown.append((names.index(layer.label), flow_of(layer)))
+        page.flows = flows(self.calls, shown)
+        if self.image is not None:
+            page.show(*self.image)
         page.distinctive = self.distinctive(page.shown)
         return page
 
@@ -168,6 +204,15 @@ def _lengths(call: AttentionCall, sequence: int) -> dict[str, Any]:
     return {name: norms[:, kept].numpy() for name, norms in every.items()}
 
 
+def _steps(call: AttentionCall, sequence: int, answer: int | None) -> dict[str, Any]:
+    """The first query of each step of a joined generation, and of the answer, among the queries that are no padding."""
+    if not call.begins:
+        return {"answer": answer}
+    words = None if call.padding is None else call.padding.queries
+    begins = tuple(first if words is None else int(words[sequence, :first].sum()) for first in call.begins)
+    return {"begins": begins, "answer": begins[1] if answer is None and len(begins) > 1 else answer}
+
+
 def _turned(call: AttentionCall, layer: Layer, sequence: int) -> tuple[Pair, ...]:
     """The features that rotary positions turn together, where the layers around the call were kept."""
     if call.origin is None or layer.phi != "mul" or layer.query.shape[-1] != call.query.shape[-1]:
@@ -177,16 +222,16 @@ def _turned(call: AttentionCall, layer: Layer, sequence: int) -> tuple[Pair, ...
 
 def _by_head(
     found: Mapping[Measure, Found], call: AttentionCall, sequence: int
-) -> tuple[dict[Measure, tuple[float, float, int | None]], ...]:
+) -> tuple[dict[Measure, tuple[float, float, int | None, int]], ...]:
     """The measures of each head. Keys are given by their place among those that are no padding."""
     words = None if call.padding is None else call.padding.keys
 
     def place(key: int) -> int:
         return key if words is None else int(words[sequence, :key].sum())
 
-    def of(one: Found, head: int) -> tuple[float, float, int | None]:
+    def of(one: Found, head: int) -> tuple[float, float, int | None, int]:
         key = None if one.key is None else place(int(one.key[0, head]))
-        return float(one.value[head]), float(one.uniform[head]), key
+        return float(one.value[head]), float(one.uniform[head]), key, int(one.queries[head])
 
     return tuple({m: of(one, head) for m, one in found.items()} for head in range(call.query.shape[1]))
 

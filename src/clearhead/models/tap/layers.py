@@ -75,12 +75,17 @@ class Layers:
         self._numbers: dict[str, dict[tuple[str, int], int]] = {}
         self._turns: dict[str, tuple[int, int]] = {}  # by module: the newest run that called it, and its calls in it
         self._lock = threading.Lock()
+        self._alike: dict[tuple[str, str | None], set[tuple[int, ...]]] = {}
+        self._short: dict[tuple[str, str], str] = {}
 
     def site(self, name: str, cross: bool, run: int, *, made: bool = True) -> Site:
         """Where the next call of this module in this run is made. `made`: whether the call is made now, and counted."""
         if name not in self._known:
             found = self._read(name)
-            self._known[name] = found, self._named(found.stack, self._classes.get(name, ""))
+            of = found.stack, self._classes.get(name, "")
+            if of not in self._short:
+                self._short[of] = self._named(*of)
+            self._known[name] = found, self._short[of]
         known, stack = self._known[name]
         with self._lock:
             before, turn = self._turns.get(name, (run, -1))
@@ -111,22 +116,25 @@ class Layers:
         places = [place for place, part in enumerate(parts) if part.isdecimal()]
         if not places:
             return _Known("", None, None, "")
-        own = self._classes.get(name)
-        alike, behind = _starred(name), ".".join(parts[places[-1] + 1 :])
-        numbers = sorted(
-            {
-                tuple(int(part) for part in other.split(".") if part.isdecimal())
-                for other, kind in self._classes.items()
-                if kind == own and other.endswith(behind) and _starred(other) == alike
-            }
-            | {tuple(int(parts[place]) for place in places)}
-        )
-        mine = tuple(int(parts[place]) for place in places)
+        alike, mine = _starred(name), tuple(int(parts[place]) for place in places)
+        of = alike, self._classes.get(name)
+        if of not in self._alike:
+            self._alike[of] = self._numbers_alike(*of)
+        numbers = sorted(self._alike[of] | {mine})
         differ = [place for place, each in enumerate(zip(*numbers, strict=True)) if len(set(each)) > 1] or [0]
         stack = ".".join(parts[: places[0]])
         if len(differ) > 1:
             return _Known(alike, numbers.index(mine), len(numbers), stack)
         return _Known(alike, mine[differ[0]], 1 + max(each[differ[0]] for each in numbers), stack)
+
+    def _numbers_alike(self, alike: str, own: str | None) -> set[tuple[int, ...]]:
+        """The numbers in the names of all modules of this class whose names are alike."""
+        behind = alike.rpartition("*")[2]
+        return {
+            tuple(int(part) for part in other.split(".") if part.isdecimal())
+            for other, kind in self._classes.items()
+            if kind == own and other.endswith(behind) and _starred(other) == alike
+        }
 
     def _named(self, stack: str, kind: str) -> str:
         """A short name of a stack, which the model's other stacks do not have; "" where there is no other."""

@@ -76,7 +76,7 @@ class Stack:
         named = list(model.named_modules())
         self.names = {id(module): name or type(model).__name__ for name, module in named}
         self.classes = {name: type(module).__name__ for name, module in named if name}
-        self._generates = {id(one) for one in model.modules() if callable(getattr(type(one), "generate", None))}
+        self._generates = {id(one) for _, one in named if callable(getattr(type(one), "generate", None))}
         self.model = model  # keeps the modules alive, so that their ids are not reused
         self._running = _Running()
         self._lock = threading.Lock()

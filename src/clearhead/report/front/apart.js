@@ -19,7 +19,7 @@ const LESS = "#b8590b"; // in both themes
  * @param {Theme} given
  */
 export function drawDifference(canvas, { pool, limit, byQuery, byKey }, layout, { dark, colours }) {
-  const { left, top, across, down, ratio, width, height, right, words } = layout;
+  const { left, top, across, down, ratio, unit, width, height, right, words } = layout;
   const table = signedTables[dark ? "dark" : "light"];
   Object.assign(canvas, { width, height });
   canvas.style.width = `${width / ratio}px`;
@@ -56,11 +56,11 @@ export function drawDifference(canvas, { pool, limit, byQuery, byKey }, layout, 
   };
   pen.fillStyle = colours.bar;
   cells(down, byQuery, (value, at, thick) => (
-    pen.fillRect(left + across.length + 4 * ratio, top + at, ((right - 6 * ratio) * value) / Math.LN2, thick)));
-  const half = 0.5 * (top - words) - 2 * ratio;
+    pen.fillRect(left + across.length + 4 * unit, top + at, ((right - 6 * unit) * value) / Math.LN2, thick)));
+  const half = 0.5 * (top - words) - 2 * unit;
   const most = byKey.reduce((found, value) => Math.max(found, Math.abs(value)), 1e-9);
   cells(across, byKey, (value, at, thick) => {
     pen.fillStyle = value > 0 ? colours.bar : LESS;
-    pen.fillRect(left + at, top - 2 * ratio - half, thick, (-half * value) / most);
+    pen.fillRect(left + at, top - 2 * unit - half, thick, (-half * value) / most);
   });
 }

@@ -15,3 +15,14 @@ export function barOf(share, className) {
   filled.style.width = `${share}%`;
   return bar;
 }
+
+/**
+ * A bar from the middle: to the right above 0, to the left below. `share`: −1 to 1.
+ *
+ * @param {number} share
+ */
+export function signedBarOf(share) {
+  const bar = barOf(50 * Math.min(1, Math.abs(share)), share < 0 ? "less" : "");
+  bar.classList.add("signed");
+  return bar;
+}

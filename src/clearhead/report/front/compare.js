@@ -2,22 +2,21 @@
 
 import { ARROWS, make, penOf } from "../../base/front/dom.js";
 import { grouped } from "../../base/front/numbers.js";
+import { cssColour } from "../../base/front/ramp.js";
 import { drawDifference } from "./apart.js";
-import {
-  differenceOf, haveKey, haveQuery, headBeside, inText, objectionTo, placesAcross, weightBeside,
-} from "./difference.js";
+import { Both, mapsOf, weightIn } from "./both.js";
+import { differenceOf, frameOf, inText, mayBeside, objectionTo, placesOf } from "./difference.js";
 import { Layout } from "./layout.js";
 import { drawCross, drawLabels } from "./marks.js";
 import { keyOf, placesIn } from "./measures.js";
 import { headName } from "./names.js";
 import { drawRamp, signedTables } from "./signed.js";
 import { pairOf } from "./view.js";
-import { equalShare, mayLook } from "./weights.js";
 import { pairName, percent, plural, signed } from "./words.js";
 
 /**
  * @import { Page } from "./mount.js"
- * @import { Compared, FullPair, Head, Heads, Names, PageOfHeads, Pair, Readers, Shown, Side } from "./types.d.ts"
+ * @import { Compared, Frame, FullPair, Heads, Names, PageOfHeads, Pair, Readers, Shown, Side } from "./types.d.ts"
  */
 
 /**
@@ -31,6 +30,8 @@ function sideIn(text, run) {
   const [found, ...more] = placesIn(text, run);
   return found && !more.length ? keyOf(found) : null;
 }
+
+const ONLY = [215, 30]; // the steps of the colours of words that the first, or the second, text alone has
 
 /** @satisfies {Readers} what this pane reads of the address */
 export const ADDRESS_OF_COMPARISON = { a: sideIn, b: sideIn };
@@ -51,6 +52,7 @@ export class ComparePane {
   constructor(page) {
     this.page = page;
     this.canvas = page.find("apart", HTMLCanvasElement);
+    this.both = new Both(page, (pair) => this.take(pair));
     this.job = 0;
     this.wanted = ""; // the comparison that is shown, or is being computed
     /** @type {Compared | null} */
@@ -85,26 +87,26 @@ export class ComparePane {
   }
 
   /**
-   * The words of the first head's texts, each with the other side's word in its place, where the words differ.
+   * The words of the compared texts: where the two differ both, and which text alone has a word.
    *
-   * @param {Head} head
-   * @param {Head} other
+   * @param {Frame} frame
    * @returns {Names}
    */
-  wordsOf(head, other) {
+  wordsOf({ queries, keys, layers, rows, columns }) {
     const { texts } = this.page;
     /**
      * @param {"queryText" | "keyText"} text
-     * @param {Int32Array | null | undefined} places
+     * @param {(Int32Array | null)[]} places
+     * @param {number} count
      */
-    const words = (text, places) => {
-      const beside = texts[other.layer[text]];
-      return texts[head.layer[text]].map((word, at) => {
-        const label = beside[inText(places, at)]?.label ?? word.label;
-        return label === word.label ? word : { ...word, other: label };
-      });
-    };
-    return [words("queryText", other.rows), words("keyText", other.columns)];
+    const words = (text, places, count) => Array.from({ length: count }, (_, at) => {
+      const [one, other] = layers.map((layer, side) => texts[layer[text]][inText(places[side], at)]);
+      if (!one) return { ...other, at: places[1]?.[at], only: /** @type {const} */ (1) };
+      const own = { ...one, at: places[0]?.[at] };
+      if (!other) return { ...own, only: /** @type {const} */ (0) };
+      return other.label === one.label ? own : { ...own, other: other.label };
+    });
+    return [words("queryText", rows, queries), words("keyText", columns, keys)];
   }
 
   /**
@@ -116,23 +118,26 @@ export class ComparePane {
    */
   across(pair, way = 0) {
     if (!pair) return null;
-    const ends = [this.made.head.layer, this.page.now.layer];
-    const [from, to] = way ? ends.reverse() : ends;
+    const { rows, columns } = placesOf(this.made.frame, this.page.now.layer);
     /**
      * @param {number | null | undefined} place
-     * @param {"queryText" | "keyText"} text
+     * @param {Int32Array | null} places
      */
-    const at = (place, text) => (place === null || place === undefined ? null
-      : inText(placesAcross(this.page.run, from[text], to[text]), place));
-    const found = { i: at(pair.i, "queryText"), j: at(pair.j, "keyText") };
+    const at = (place, places) => (place === null || place === undefined ? null
+      : way ? (places ? places.indexOf(place) : place) : inText(places, place));
+    const found = { i: at(pair.i, rows), j: at(pair.j, columns) };
     return (found.i ?? 0) < 0 || (found.j ?? 0) < 0 ? null : found;
   }
 
   /** The divergence of each query, the mean, the pairs that differ most, and the place of the map on its canvas. */
   get numbers() {
-    const { layout, difference: { byQuery, mean, compared, largest } } = this.made;
+    const { layout, frame: { rows, columns }, difference: { byQuery, mean, compared, largest } } = this.made;
     const { left, top, across: { cell } } = layout;
-    return { byQuery: Array.from(byQuery), mean, compared, largest, left, top, cell };
+    const own = (/** @type {Int32Array | null} */ places, /** @type {number} */ at) => inText(places, at);
+    return {
+      byQuery: Array.from(byQuery).filter((_, i) => own(rows[0], i) >= 0), mean, compared, left, top, cell,
+      largest: largest.map((pair) => ({ ...pair, i: own(rows[0], pair.i), j: own(columns[0], pair.j) })),
+    };
   }
 
   /** @param {Shown} shown */
@@ -148,7 +153,7 @@ export class ComparePane {
       return;
     }
     if (started) section.scrollIntoView({ block: "nearest" });
-    const wanted = [a, b, pins, page.host.clientWidth].join();
+    const wanted = [a, b, pins, page.host.clientWidth, page.host.hasAttribute("data-large")].join();
     if (this.wanted === wanted) {
       if (this.found) this.draw(shown);
       return;
@@ -159,20 +164,25 @@ export class ComparePane {
     delete page.host.dataset.compare;
     const [one, other] = await Promise.all([this.open(a), this.open(b)]);
     if (job !== this.job) return;
+    const heads = [...one.heads, ...other.heads];
+    const frame = heads.length ? frameOf(page.run, heads) : null;
+    if (frame) for (const side of [one, other]) side.heads = side.heads.map((own) => ({ ...own, ...placesOf(frame, own.layer) }));
     const [head] = [...one.heads, ...other.heads];
-    for (const side of [one, other]) side.heads = side.heads.map((own) => headBeside(page.run, head.layer, own));
     page.find("compare-title").textContent = `${one.name} − ${other.name}`;
     const objection = objectionTo(one, other);
     page.find("compare-shown").hidden = objection !== null;
     page.find("compare-said").textContent = objection ?? "Comparing …";
-    if (objection === null) {
-      const names = this.wordsOf(head, other.heads[0] ?? head);
+    if (objection === null && frame) {
+      const names = this.wordsOf(frame);
       const width = page.find("apart-box").clientWidth - 6;
-      const layout = new Layout(head, names, width, Math.max(280, 0.8 * window.innerHeight), window.devicePixelRatio || 1);
+      const large = page.host.hasAttribute("data-large");
+      const whole = { ...head, queries: frame.queries, keys: frame.keys, pyramid: frame.rows[0] ? null : head.pyramid };
+      const layout = new Layout(whole, names, width, Math.max(280, 0.8 * window.innerHeight), window.devicePixelRatio || 1, large);
       const wantedStill = () => job === this.job && this.wanted === wanted;
-      const difference = await differenceOf(one, other, layout.down.per, layout.across.per, wantedStill);
-      if (difference === null) return;
-      this.found = { sides: [one, other], head, names, layout, difference };
+      const difference = await differenceOf(one, other, frame, layout.down.per, layout.across.per, wantedStill);
+      const maps = difference && await mapsOf([one, other], frame, layout.down.per, layout.across.per, wantedStill);
+      if (difference === null || maps === null) return;
+      this.found = { sides: [one, other], head, frame, names, layout, difference, maps };
       this.say();
       this.draw(page.now);
     }
@@ -187,15 +197,19 @@ export class ComparePane {
   say() {
     const { mean, compared, leftOut, alone, step, largest } = this.made.difference;
     const { page } = this;
-    const { queries } = this.made.head;
+    const { frame: { queries }, names } = this.made;
+    const [first, second] = alone;
     page.find("compare-said").textContent = compared === 0 ? "No query can be compared: their masks differ, or none sees a key."
       : `They are ${mean.toPrecision(3)} nats apart: the Jensen–Shannon divergence of their weights, a mean over ` +
         `${plural(compared, "query")}. 0 is the same weights, ${Math.LN2.toFixed(3)} nothing in common.` +
         (step > 1 ? ` Every ${step === 2 ? "second" : `${step}th`} query of ${grouped(queries)} is compared.` : "") +
-        (alone ? ` Not compared: ${plural(alone, "query")} that only one text has.` : "") +
+        (first || second ? ` Not compared: ${plural(first, "query")} that only the first text has, and ${grouped(second)} that only the second has.` : "") +
         (leftOut ? ` ${plural(leftOut, "query")} left out: the masks differ, or leave no key.` : "");
     this.canvas.setAttribute("aria-label", `differences of ${this.made.sides[0].name} and ${this.made.sides[1].name}: arrow keys move over the pairs`);
     const [a, b] = this.made.sides;
+    page.find("apart-only").hidden = !names.some((words) => words.some(({ only }) => only !== undefined));
+    page.find("apart-only").textContent = `Words in blue are in the text of ${a.name} alone, words in brown in that of ${b.name} ` +
+      "alone; the rows and columns of such words are hatched, as those of masked pairs are.";
     page.find("apart-less").textContent = `${b.name} more`;
     page.find("apart-more").textContent = `${a.name} more`;
     page.find("apart-list").replaceChildren(...largest.map(({ i, j, a: p, b: q }) => {
@@ -222,8 +236,8 @@ export class ComparePane {
     const { i: row, j: column } = this.made.layout.pointAt(x, y);
     if (row === null || column === null) return null;
     let best = { i: row, j: column, size: -1 };
-    for (let i = row; i < Math.min(this.made.head.queries, row + down.per); i++) {
-      for (let j = column; j < Math.min(this.made.head.keys, column + across.per); j++) {
+    for (let i = row; i < Math.min(this.made.frame.queries, row + down.per); i++) {
+      for (let j = column; j < Math.min(this.made.frame.keys, column + across.per); j++) {
         const [p, q] = this.weightsAt(i, j);
         if (Math.abs(p - q) > best.size) best = { i, j, size: Math.abs(p - q) };
       }
@@ -239,29 +253,30 @@ export class ComparePane {
    * @returns {[number, number]}
    */
   weightsAt(i, j) {
-    const may = mayLook(this.made.head, i, j);
-    /** @param {Side} side */
-    const weight = ({ heads }) => (!haveQuery(heads, i) || !haveKey(heads, j) ? NaN : !may ? 0
-      : !heads.length ? equalShare(this.made.head, i)
-        : heads.reduce((sum, head) => sum + weightBeside(head, i, j), 0) / heads.length);
-    const [a, b] = this.made.sides;
-    return [weight(a), weight(b)];
+    const { sides: [a, b], head } = this.made;
+    return [weightIn(a, head, i, j), weightIn(b, head, i, j)];
   }
 
   /**
-   * Chooses a pair. Where the chosen head has another text, the first compared head is chosen too.
+   * Chooses a pair. Where the chosen head is of another text, or of one that lacks the pair, the first compared head that has
+   * the pair is chosen too.
    *
    * @param {FullPair | null} pair
    */
   take(pair) {
     if (pair === null) return;
     const { view, run, now: shown } = this.page;
-    const places = this.made.sides.flatMap((side) => side.places);
-    const same = places.some(({ layer }) => run.layers[layer].queryText === shown.layer.queryText &&
+    const { sides } = this.made;
+    const same = sides.flatMap((side) => side.places).some(({ layer }) => run.layers[layer].queryText === shown.layer.queryText &&
       run.layers[layer].keyText === shown.layer.keyText);
     const own = same ? this.across(pair) : null;
-    const { i, j } = own && own.i !== null && own.j !== null ? { i: own.i, j: own.j } : pair;
-    this.page.choose({ ...(own ? {} : places[0]), ...pairOf(view.view, i, j) });
+    if (own && own.i !== null && own.j !== null) return void this.page.choose(pairOf(view.view, own.i, own.j));
+    for (const { heads, places } of sides) {
+      for (const [number, { rows, columns }] of heads.entries()) {
+        const [i, j] = [inText(rows, pair.i), inText(columns, pair.j)];
+        if (i >= 0 && j >= 0) return void this.page.choose({ ...places[number], ...pairOf(view.view, i, j) });
+      }
+    }
   }
 
   /** @param {KeyboardEvent} event */
@@ -276,8 +291,8 @@ export class ComparePane {
      */
     const clamp = (value, count) => Math.min(count - 1, Math.max(0, value));
     this.take({
-      i: clamp((i ?? 0) + step[0] * this.made.layout.down.per, this.made.head.queries),
-      j: clamp((j ?? 0) + step[1] * this.made.layout.across.per, this.made.head.keys),
+      i: clamp((i ?? 0) + step[0] * this.made.layout.down.per, this.made.frame.queries),
+      j: clamp((j ?? 0) + step[1] * this.made.layout.across.per, this.made.frame.keys),
     });
   }
 
@@ -288,17 +303,19 @@ export class ComparePane {
    * @param {Pair | null} [hovered]
    */
   draw({ i, j }, hovered = this.page.hovered) {
-    const { difference, layout, names, head } = this.made;
+    const { difference, layout, names, frame: { queries, keys } } = this.made;
     const { theme } = this.page;
     const at = this.across(hovered ?? { i, j }, 1) ?? { i: null, j: null };
-    const whole = at.i !== null && at.j !== null && at.i < head.queries && at.j < head.keys;
+    const whole = at.i !== null && at.j !== null && at.i < queries && at.j < keys;
     const pair = whole ? { i: at.i ?? 0, j: at.j ?? 0 } : null;
     drawDifference(this.canvas, difference, layout, theme);
     const pen = penOf(this.canvas);
-    drawLabels(pen, { names }, layout, theme.colours);
+    const table = signedTables[theme.dark ? "dark" : "light"];
+    drawLabels(pen, { names }, layout, theme.colours, ONLY.map((step) => cssColour(table, step)));
     if (pair) drawCross(pen, { names }, pair, layout, theme.colours);
     this.tell(pair);
-    drawRamp(this.page.find("apart-ramp", HTMLCanvasElement), signedTables[theme.dark ? "dark" : "light"]);
+    this.both.draw(this.made, pair);
+    drawRamp(this.page.find("apart-ramp", HTMLCanvasElement), table);
     /** @param {number} share */
     const points = (share) => `${share > 0 ? "+" : ""}${signed(100 * share * difference.limit, difference.limit < 0.1 ? 2 : 0)}`;
     this.page.find("apart-ticks").replaceChildren(...[-1, -0.25, 0, 0.25, 1].map((share) => make("span", "", points(share))));
@@ -316,9 +333,10 @@ export class ComparePane {
       return;
     }
     const [p, q] = this.weightsAt(pair.i, pair.j);
+    const masked = this.made.sides.flatMap(({ heads }) => heads).every((head) => !mayBeside(head, pair.i, pair.j));
     const apart = this.made.difference.byQuery[pair.i];
     const name = pairName(this.made.names, pair.i, pair.j);
-    say.textContent = `${name}: ${p !== p || q !== q ? `${percent(p !== p ? q : p)}; only one text has this pair` : !mayLook(this.made.head, pair.i, pair.j) ? "masked" : `${percent(p)} and ${percent(q)}`}` +
+    say.textContent = `${name}: ${p !== p || q !== q ? `${percent(p !== p ? q : p)}; only one text has this pair` : masked ? "masked" : `${percent(p)} and ${percent(q)}`}` +
       (apart === apart ? `; the query's weights are ${apart.toFixed(3)} nats apart` : "");
   }
 }

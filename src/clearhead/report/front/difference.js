@@ -4,7 +4,7 @@ import { lastOf } from "../../base/front/numbers.js";
 import { breathe, mayLook, weightOf } from "./weights.js";
 import { plural } from "./words.js";
 
-/** @import { ApartPair, Difference, Head, Heads, Layer, Side } from "./types.d.ts" */
+/** @import { ApartPair, Difference, Frame, Head, Heads, Layer, Side } from "./types.d.ts" */
 
 const MOST_PAIRS = 2 ** 22; // the most pairs that are computed: of longer texts every second, third, … query is compared
 const ROUNDING = 0.001; // the most by which a row without a sink may be below 1
@@ -69,16 +69,57 @@ export function placesAcross(run, from, to) {
 }
 
 /**
- * A head whose `rows` and `columns` are the places of another layer's queries and keys in its own texts.
+ * The tokens of two texts as one text, those that correspond once: for each the place in the first and in the second text,
+ * −1 where a text lacks it. Null where all places are equal.
  *
  * @param {Heads} run
- * @param {Layer} given
- * @param {Head} head
- * @returns {Head}
+ * @param {number} first
+ * @param {number} second
+ * @returns {[Int32Array, Int32Array] | null}
  */
-export const headBeside = (run, { queryText, keyText }, head) => ({
-  ...head, rows: placesAcross(run, queryText, head.layer.queryText), columns: placesAcross(run, keyText, head.layer.keyText),
-});
+function joinedTexts(run, first, second) {
+  const across = placesAcross(run, first, second);
+  if (!across) return null;
+  /** @type {[number, number][]} */
+  const found = [];
+  let next = 0;
+  across.forEach((other, own) => {
+    for (; next < other; next++) found.push([-1, next]);
+    next = Math.max(next, other + 1);
+    found.push([own, other]);
+  });
+  for (const end = run.texts?.[second].length ?? 0; next < end; next++) found.push([-1, next]);
+  return [Int32Array.from(found, ([own]) => own), Int32Array.from(found, ([, other]) => other)];
+}
+
+/**
+ * The texts of a head and, where one of the others reads other texts that correspond, these with them as one.
+ *
+ * @param {Heads} run
+ * @param {Head[]} heads
+ * @returns {Frame}
+ */
+export function frameOf(run, [head, ...others]) {
+  /** @param {Head} other */
+  const differs = ({ layer }) => layer.queryText !== head.layer.queryText || layer.keyText !== head.layer.keyText;
+  const second = others.find(differs)?.layer ?? head.layer;
+  const [rows, columns] = /** @type {const} */ (["queryText", "keyText"]).map((text) => joinedTexts(run, head.layer[text], second[text]));
+  return {
+    queries: rows?.[0].length ?? head.queries, keys: columns?.[0].length ?? head.keys, layers: [head.layer, second],
+    rows: rows ?? [null, null], columns: columns ?? [null, null],
+  };
+}
+
+/**
+ * The places of a frame's queries and keys in the texts of a layer.
+ *
+ * @param {Frame} frame
+ * @param {Layer} layer
+ */
+export function placesOf({ layers: [first], rows, columns }, layer) {
+  const [row, column] = [layer.queryText === first.queryText ? 0 : 1, layer.keyText === first.keyText ? 0 : 1];
+  return { rows: rows[row], columns: columns[column] };
+}
 
 /**
  * @param {Int32Array | null | undefined} places
@@ -96,8 +137,17 @@ export const inText = (places, at) => (places ? places[at] : at);
 export const weightBeside = (head, i, j) => weightOf(head, inText(head.rows, i), inText(head.columns, j));
 
 /**
- * The reason why two sides cannot be compared, or null. A side is the mean of its `heads`, each a `headBeside` of the
- * first head of all, whose texts are compared; the side `uniform` has no heads.
+ * Whether a query may see a key, by their places in the texts that are compared.
+ *
+ * @param {Head} head
+ * @param {number} i
+ * @param {number} j
+ */
+export const mayBeside = (head, i, j) => mayLook(head, inText(head.rows, i), inText(head.columns, j));
+
+/**
+ * The reason why two sides cannot be compared, or null. A side is the mean of its `heads`, each with its places in the
+ * texts that are compared (`placesOf`); the side `uniform` has no heads.
  *
  * @param {Side} a
  * @param {Side} b
@@ -152,14 +202,15 @@ export const haveKey = (heads, j) => heads.every(({ columns }) => inText(columns
  *
  * @param {Head[]} heads
  * @param {number} i
+ * @param {number} keys
  */
-function seenBy(heads, i) {
-  const seen = new Uint8Array(heads[0].keys);
+function seenBy(heads, i, keys) {
+  const seen = new Uint8Array(keys);
   let some = false;
-  for (let j = 0; j < seen.length; j++) {
+  for (let j = 0; j < keys; j++) {
     if (!haveKey(heads, j)) continue;
-    const may = mayLook(heads[0], i, j);
-    if (heads.some((head) => mayLook(head, inText(head.rows, i), inText(head.columns, j)) !== may)) return null;
+    const may = mayBeside(heads[0], i, j);
+    if (heads.some((head) => mayBeside(head, i, j) !== may)) return null;
     seen[j] = Number(may);
     some ||= may;
   }
@@ -174,14 +225,14 @@ function seenBy(heads, i) {
  *
  * @param {Side} a
  * @param {Side} b
+ * @param {Frame} frame
  * @param {number} perRow
  * @param {number} perColumn
  * @param {() => boolean} wanted
  * @returns {Promise<Difference | null>}
  */
-export async function differenceOf(a, b, perRow, perColumn, wanted) {
+export async function differenceOf(a, b, { queries, keys, rows }, perRow, perColumn, wanted) {
   const heads = [...a.heads, ...b.heads];
-  const { queries, keys } = heads[0];
   const step = Math.ceil((queries * keys * heads.length) / 2 / MOST_PAIRS);
   const columns = Math.ceil(keys / perColumn);
   const pool = new Float32Array(Math.ceil(queries / perRow) * columns).fill(NaN);
@@ -192,14 +243,15 @@ export async function differenceOf(a, b, perRow, perColumn, wanted) {
   let largest = [];
   let least = 0; // the smallest of the listed differences
   let leftOut = 0;
-  let alone = 0; // the number of queries that only one text has
+  /** @type {[number, number]} the numbers of queries that only the first text has, or only the second */
+  const alone = [0, 0];
   let since = performance.now();
   for (let i = 0; i < queries; i += step) {
     if (!haveQuery(heads, i)) {
-      alone++;
+      alone[inText(rows[0], i) < 0 ? 1 : 0]++;
       continue;
     }
-    const seen = seenBy(heads, i);
+    const seen = seenBy(heads, i, keys);
     if (seen === null) {
       leftOut++;
       continue;

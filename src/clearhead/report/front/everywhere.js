@@ -2,13 +2,14 @@
 
 import { everyIn, make } from "../../base/front/dom.js";
 import { Scale } from "./colour.js";
-import { headName, rowName } from "./names.js";
+import { openUnder } from "./meanings.js";
+import { headName } from "./names.js";
 import { countsOf, mostKeysOf, weightOf } from "./weights.js";
 import { nameOf, percent } from "./words.js";
 
 /**
  * @import { Page } from "./mount.js"
- * @import { Head, Shown, Sketch } from "./types.d.ts"
+ * @import { Head, HeadAt, Shown, Sketch } from "./types.d.ts"
  */
 
 export class EverywherePane {
@@ -18,6 +19,11 @@ export class EverywherePane {
     this.box = page.find("everywhere", HTMLDetailsElement);
     this.box.addEventListener("toggle", () => this.paint(page.shown));
     this.turn = 0;
+  }
+
+  /** @param {Shown} shown */
+  linger(shown) {
+    this.paint(shown);
   }
 
   /** @param {Shown | Sketch | null} shown */
@@ -34,13 +40,13 @@ export class EverywherePane {
     for (const [at, layer] of layers.entries()) {
       if (layer.queryText !== own.queryText || layer.keyText !== own.keyText || layer.kind !== own.kind) continue;
       const row = make("div", "row");
-      row.append(make("span", "number", rowName(page.labels[at])));
+      row.append(make("span", "number", page.labels[at]));
       for (let number = 0; number < layer.heads.length; number++) {
-        const head = await page.run.open(at, number);
+        const head = await openUnder(page.run, { layer: at, head: number }, page.view.meaning);
         if (turn !== this.turn) return;
         const weight = weightOf(head, i, j);
         found.push({ at, number, weight });
-        row.append(this.cell(head, i, weight, at, number));
+        row.append(this.cell(head, shown, weight, { layer: at, head: number }));
       }
       rows.push(row);
     }
@@ -49,31 +55,29 @@ export class EverywherePane {
     if (focused) everyIn(grid, "[aria-current]", HTMLElement)[0]?.focus();
     const most = found.reduce((best, one) => (one.weight > best.weight ? one : best));
     page.find("everywhere-note").textContent =
-      `Each square is “${nameOf(names[0], i)}” → “${nameOf(names[1], j)}” in one head, in the colours of the map. ` +
-      `Most in ${headName(page, { layer: most.at, head: most.number })}: ${percent(most.weight)}.`;
+      `Each square is a head: its weight of “${nameOf(names[0], i)}” → “${nameOf(names[1], j)}”, in the colours of the map. ` +
+      `Largest: ${percent(most.weight)}, ${headName(page, { layer: most.at, head: most.number })}.`;
   }
 
   /**
    * @param {Head} head
-   * @param {number} i
+   * @param {Shown} shown
    * @param {number} weight
-   * @param {number} at
-   * @param {number} number
+   * @param {HeadAt} place
    */
-  cell(head, i, weight, at, number) {
+  cell(head, { i, look, pair }, weight, place) {
     const { page } = this;
     const { kind } = page.now.scale;
     const scale = new Scale(kind, mostKeysOf(head), page.theme.dark);
-    const step = scale.step(scale.value(weight, countsOf(head)[i]));
+    const step = scale.step(scale.value(weight, countsOf(head)[i ?? 0]));
     const button = make("button", "square");
     button.style.backgroundColor = scale.css(step);
-    const words = `${headName(page, { layer: at, head: number })}: ${percent(weight)}`;
+    const words = `${headName(page, place)}: ${percent(weight)}`;
     button.title = words;
     button.setAttribute("aria-label", words);
     const { view } = page;
-    if (view.layer === at && view.head === number) button.setAttribute("aria-current", "true");
-    const [token, pair] = page.now.view === "out" ? [i, page.now.j] : [page.now.j, i];
-    button.addEventListener("click", () => page.choose({ layer: at, head: number, token, pair }));
+    if (view.layer === place.layer && view.head === place.head) button.setAttribute("aria-current", "true");
+    button.addEventListener("click", () => page.choose({ ...place, view: look.view, token: look.token, pair }));
     return button;
   }
 }

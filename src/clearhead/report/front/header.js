@@ -45,5 +45,5 @@ function shareOfSink(head) {
   const seeing = head.sink === null ? [] : Array.from(head.counts.keys()).filter((i) => head.counts[i] > 0);
   if (seeing.length === 0) return "";
   const mean = seeing.reduce((sum, i) => sum + sinkShareOf({ sink: head.sink, logsumexp }, i), 0) / seeing.length;
-  return ` · ${percent(mean)} of its weight goes to no key (a sink in the softmax), the mean of its queries`;
+  return ` · ${percent(mean)} of its weight goes to no key: the share of the sink in the softmax, a mean over its queries`;
 }

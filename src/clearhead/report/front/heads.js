@@ -4,7 +4,7 @@ import { closestTo, everyIn, make, withModifier } from "../../base/front/dom.js"
 import { HeadList, HeadScatter } from "./heads_list.js";
 import { HeadMatrix } from "./heads_matrix.js";
 import { HeadsTop } from "./heads_top.js";
-import { figureOf, figureWords, keyOf, placesIn, titleOf } from "./measures.js";
+import { figureOf, figureWords, keyOf, mostDistinctive, placesIn, titleOf } from "./measures.js";
 import { headName, roleOf, rowName } from "./names.js";
 import { plural } from "./words.js";
 
@@ -63,6 +63,8 @@ export class HeadsPane {
     this.pinned = new Set();
     /** @type {Set<HeadPlace>} */
     this.shown = new Set();
+    // without a most distinctive head: the measure by which some head is furthest from uniform attention
+    this.usual = mostDistinctive(run, this.places)[0]?.measure.name ?? run.measures[0]?.name ?? "";
     const squares = new HeadMatrix(this);
     /** @type {Record<string, { paint(): void }>} */
     this.parts = { list: new HeadList(this), scatter: new HeadScatter(this), squares, maps: squares };
@@ -72,7 +74,7 @@ export class HeadsPane {
     const only = page.find("only", HTMLInputElement);
     page.find("overview-title").textContent = `All ${plural(this.places.length, "head")}`;
     page.find("left-out").hidden = run.leftOut.length === 0;
-    page.find("left-out").textContent = run.leftOut.map(({ name, reason }) => `Left out: ${name}: ${reason}`).join(" ");
+    page.find("left-out").textContent = run.leftOut.map(({ name, reason }) => `Not shown: ${name}: ${reason}`).join(" ");
     for (const { name } of run.measures) {
       for (const choice of [by, against]) choice.append(new Option(titleOf(name), name));
     }
@@ -91,7 +93,7 @@ export class HeadsPane {
   /** The measure that heads are coloured and ranked by. */
   get measure() {
     const { run, view } = this.page;
-    return view.by ?? measureIn(run.distinctive?.measure, run) ?? run.measures[0]?.name ?? "";
+    return view.by ?? measureIn(run.distinctive?.measure, run) ?? this.usual;
   }
 
   /**
@@ -103,7 +105,7 @@ export class HeadsPane {
   }
 
   /**
-   * "L3H8, decoder, previous token 71%, uniform would be 4%, pinned"
+   * "L3H8, decoder, previous token 71%; uniform attention: 4%, pinned"
    *
    * @param {HeadPlace} place
    */

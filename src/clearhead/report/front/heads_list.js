@@ -1,7 +1,7 @@
 // ---- Heads in the order of a measure, and two measures of all heads as points.
 
 import { everyIn, make } from "../../base/front/dom.js";
-import { barOf } from "./bar.js";
+import { signedBarOf } from "./bar.js";
 import { figureWords, keyOf, limitOf, rankedBy, RATIOS, titleOf, valueWords } from "./measures.js";
 import { plural } from "./words.js";
 
@@ -32,9 +32,8 @@ export class HeadList {
     const rows = ranked.slice(0, this.most).map(({ place, figure }) => {
       const row = make("button", "ranked");
       place.row = row;
-      row.setAttribute("aria-label", pane.words(place));
-      const departs = figure?.departs ?? 0;
-      row.append(make("span", "name", place.name), barOf(Math.min(50, (50 * Math.abs(departs)) / limit), departs < 0 ? "less" : ""),
+      row.title = pane.words(place); // the name is what is seen: the head and its value
+      row.append(make("span", "name", place.name), signedBarOf((figure?.departs ?? 0) / limit),
         make("span", "share", figure === null ? "–" : valueWords(pane.measure, figure.value)));
       row.setAttribute("aria-current", String(place.layer === view.layer && place.head === view.head));
       row.addEventListener("click", () => pane.open(place));
@@ -139,7 +138,7 @@ export class HeadScatter {
     }
     const unknown = pane.places.length - known.length;
     this.name.textContent = "Each point is a head: point at one, or use the arrow keys." +
-      (unknown ? ` Not known of ${plural(unknown, "head")}.` : "");
+      (unknown ? ` Without a point, since a measure is not known: ${plural(unknown, "head")}.` : "");
   }
 }
 

@@ -113,7 +113,7 @@ export class HeadMatrix {
 
   paint() {
     const { view, theme, host } = this.pane.page;
-    const wanted = [this.pane.measure, view.show, view.only, view.pins, theme.dark, host.clientWidth].join();
+    const wanted = [this.pane.measure, view.show, view.only, view.pins, theme.dark, host.clientWidth, host.hasAttribute("data-large")].join();
     if (this.drawn !== wanted) {
       this.maps = view.show === "maps";
       this.fit();
@@ -125,14 +125,15 @@ export class HeadMatrix {
   }
 
   fit() {
+    const larger = this.pane.page.host.hasAttribute("data-large") ? 1.4 : 1;
     for (const { grid, heading, most, own } of this.grids) {
       const room = this.box.clientWidth - 8 - firstIn(grid, ".number", HTMLElement).offsetWidth;
-      const { columns, size, gap } = squaresIn(most, room, this.maps ? 24 : 6, this.maps ? 72 : 26);
+      const { columns, size, gap } = squaresIn(most, room, this.maps ? 24 : 6, (this.maps ? 72 : 26) * larger);
       grid.style.setProperty("--size", `${size}px`);
       grid.style.setProperty("--gap", `${gap}px`);
       grid.style.setProperty("--columns", String(columns));
       heading.hidden = columns < most; // several lines a layer
-      const every = [1, 2, 4, 8, 16].find((step) => step * (size + gap) >= (columns > 10 ? 28 : 20)) ?? 32;
+      const every = [1, 2, 4, 8, 16].find((step) => step * (size + gap) >= (columns > 10 ? 28 : 20) * larger) ?? 32;
       const layer = this.pane.page.run.layers[own[0].layer];
       heading.replaceChildren(...layer.heads.slice(0, columns).map(({ number }, head) => (
         make("span", "", head % every ? "" : `H${number ?? head}`))));

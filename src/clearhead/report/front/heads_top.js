@@ -28,26 +28,24 @@ export class HeadsTop {
      */
     const offer = (button, place, by, text) => {
       button.textContent = text;
-      button.addEventListener("click", () => page.choose({ ...place, by, pair: null }));
+      const { layer, head } = place;
+      button.addEventListener("click", () => page.choose({ layer, head, by, pair: null }));
       this.buttons.push([button, place]);
       return button;
     };
     const top = page.find("distinctive");
     top.hidden = distinctive === null;
-    if (distinctive !== null) {
-      const { layer, head, measure, sentence } = distinctive;
-      offer(top, { layer, head }, measure, sentence);
-    }
+    if (distinctive !== null) offer(top, distinctive, distinctive.measure, distinctive.sentence);
     const five = mostDistinctive(page.run, pane.places.filter(({ layer }) => !isSecond(page.run.layers[layer])));
     page.find("five").hidden = five.length === 0;
     page.find("five-title").hidden = five.length === 0;
-    page.find("five-title").textContent = five.length > 1 ? `The ${five.length} most distinctive` : "The most distinctive";
+    page.find("five-title").textContent = five.length > 1 ? `The ${five.length} heads furthest from uniform attention` : "The head furthest from uniform attention";
     page.find("five").append(...five.map(({ place, measure, figure }) => {
       const { layer, head } = place;
       const name = headName(page, place);
       const button = offer(make("button", "chip"), { layer, head }, measure.name,
         `${name} ${measure.name} ${shareWords(figure.value)}`);
-      button.title = `${name} ${measure.does}: ${shareWords(figure.value)}, uniform would be ${shareWords(figure.uniform)}`;
+      button.title = `${name} ${measure.does}: ${shareWords(figure.value)}; uniform attention: ${shareWords(figure.uniform)}`;
       return button;
     }));
   }
@@ -63,16 +61,30 @@ export class HeadsTop {
     if (!plain) return;
     const scale = new Scale("uniform", page.run.layers[page.view.layer].keys, dark);
     const signs = signedTables[dark ? "dark" : "light"];
-    const above = measure === NATS ? signs.map((_, at) => signs[3 * (128 + Math.floor(at / 6)) + (at % 3)]) : signs;
-    drawRamp(page.find("heads-ramp", HTMLCanvasElement), maps ? scale.table : above);
-    const words = maps ? ["≤ 1/64 ×", "as uniform", times(scale.most)]
-      : limitWords(measure, limitOf(measure, places.map((place) => this.pane.figure(place))));
+    const figures = places.map((place) => this.pane.figure(place));
+    const below = figures.every((figure) => (figure?.departs ?? 0) <= 0); // as an entropy always is
+    const from = measure === NATS ? 128 : 0; // the half of the colours that the measure has, as the whole ramp
+    const half = signs.map((_, at) => signs[3 * (from + Math.floor(at / 6)) + (at % 3)]);
+    drawRamp(page.find("heads-ramp", HTMLCanvasElement), maps ? scale.table : measure === NATS || below ? half : signs);
+    const words = maps ? ["≤ 1/64 ×", "1 × uniform", times(scale.most)] : limitWords(measure, limitOf(measure, figures), below);
     page.find("heads-ticks").replaceChildren(...words.map((text) => make("span", "", text)));
+  }
+
+  /** The sentence about the most distinctive head while that head is shown; about another head it would mislead. */
+  headline() {
+    const { page } = this.pane;
+    const { distinctive } = page.run;
+    if (distinctive === null || distinctive.nearUniform) return;
+    const { layer, head, sentence, measure } = distinctive;
+    const shown = page.view.layer === layer && page.view.head === head;
+    const does = measure === NATS ? "differs most" : "is furthest from uniform attention";
+    page.find("distinctive").textContent = shown ? sentence : `Go to ${headName(page, distinctive)}, which ${does}`;
   }
 
   paint() {
     const { page, measure: name } = this.pane;
     const { layer, head } = page.view;
+    this.headline();
     for (const [button, place] of this.buttons) {
       button.setAttribute("aria-current", String(place.layer === layer && place.head === head));
     }

@@ -14,13 +14,20 @@ const LABEL_SIGNS = 12; // a label is cut to this many signs
 const longest = new WeakMap();
 
 /**
+ * The label of a word beside a map: of two texts as one "street/road", where the second has another word.
+ *
+ * @param {Word} word
+ */
+export const axisLabel = ({ label, other }) => (other === undefined ? label : `${label}/${other}`);
+
+/**
  * The largest number of signs in a token of a text, at most as many as a label shows.
  *
  * @param {Word[]} words
  * @param {number} width
  */
 export function labelSigns(words, width) {
-  const most = longest.get(words) ?? words.reduce((found, { label }) => Math.max(found, label.length), 0);
+  const most = longest.get(words) ?? words.reduce((found, word) => Math.max(found, axisLabel(word).length), 0);
   longest.set(words, most);
   return Math.min(most, width < 480 ? 8 : LABEL_SIGNS);
 }
@@ -28,15 +35,17 @@ export function labelSigns(words, width) {
 /**
  * The scales of one axis of `count` tokens in `room` pixels, from the whole to single tokens: `per` tokens in a cell of
  * `cell` pixels. Whole pixels a cell, whole tokens a pixel. `afar`: the tokens in a cell of the map from afar, or 0.
+ * `fill`: whether few tokens fill the room too.
  *
  * @param {number} count
  * @param {number} room
  * @param {number} ratio
  * @param {number} afar
+ * @param {boolean} fill
  * @returns {MapScale[]}
  */
-function scalesOf(count, room, ratio, afar) {
-  const most = Math.round(LARGEST_CELL * ratio);
+function scalesOf(count, room, ratio, afar, fill) {
+  const most = Math.max(Math.round(LARGEST_CELL * ratio), fill ? Math.floor(room / count) : 0);
   const fit = Math.max(1, Math.ceil(count / room));
   const scales = [];
   if (afar) {
@@ -60,10 +69,11 @@ export class Axis {
    * @param {number} room
    * @param {number} ratio
    * @param {number} afar
+   * @param {boolean} fill
    */
-  constructor(count, room, ratio, afar) {
+  constructor(count, room, ratio, afar, fill) {
     this.count = count;
-    this.scales = scalesOf(count, room, ratio, afar);
+    this.scales = scalesOf(count, room, ratio, afar, fill);
     this.at = 0;
     this.offset = 0;
     this.room = this.length; // the whole picture's; zooming does not change it
@@ -178,7 +188,17 @@ export class Axis {
   }
 }
 
-/** The geometry of the map of `head` in a box `width` CSS pixels wide. */
+/**
+ * Device pixels of what is one CSS pixel beside letters of the usual size: letters on a map grow with those of the page.
+ *
+ * @param {number} ratio
+ */
+const unitOf = (ratio) => ratio * Math.max(1, parseFloat(getComputedStyle(document.documentElement).fontSize) / 16);
+
+/**
+ * The geometry of the map of `head` in a box `width` CSS pixels wide. `fill`: whether a map of one text on itself is as wide
+ * as the box, with cells wider than high, and not a square.
+ */
 export class Layout {
   /**
    * @param {Afar} head
@@ -186,22 +206,25 @@ export class Layout {
    * @param {number} width
    * @param {number} tallest
    * @param {number} ratio
+   * @param {boolean} [fill]
    */
-  constructor(head, names, width, tallest, ratio) {
+  constructor(head, names, width, tallest, ratio, fill = false) {
     this.ratio = ratio;
+    const unit = unitOf(ratio);
+    this.unit = unit;
     /** @param {Word[]} words */
     const room = (words) => Math.max(40, 14 + 6.8 * labelSigns(words, width));
-    const right = Math.round((!head.entropy ? 2 : width < 480 ? 22 : BARS) * ratio);
+    const right = Math.round((!head.entropy ? 2 : width < 480 ? 22 : BARS) * unit);
     this.right = right;
-    this.left = Math.round(room(names[0]) * ratio);
-    this.words = Math.round(room(names[1]) * ratio); // the room for the words above
-    this.top = this.words + Math.round(BARS * ratio);
+    this.left = Math.round(room(names[0]) * unit);
+    this.words = Math.round(room(names[1]) * unit); // the room for the words above
+    this.top = this.words + Math.round(BARS * unit);
     const acrossRoom = Math.max(40, Math.floor((width - 2) * ratio) - this.left - right);
     const downRoom = Math.max(40, Math.floor(tallest * ratio) - this.top);
     const square = Math.min(acrossRoom, downRoom);
-    const same = head.queries === head.keys;
-    this.across = new Axis(head.keys, same ? square : acrossRoom, ratio, head.pyramid?.perColumn ?? 0);
-    this.down = new Axis(head.queries, same ? square : downRoom, ratio, head.pyramid?.perRow ?? 0);
+    const same = head.queries === head.keys && !fill;
+    this.across = new Axis(head.keys, same ? square : acrossRoom, unit, head.pyramid?.perColumn ?? 0, fill);
+    this.down = new Axis(head.queries, same ? square : downRoom, unit, head.pyramid?.perRow ?? 0, fill);
     this.width = this.left + this.across.room + right + Math.ceil(2 * ratio);
     this.height = this.top + this.down.room + Math.ceil(2 * ratio);
   }

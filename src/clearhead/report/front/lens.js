@@ -41,12 +41,12 @@ export class Lens {
    * @param {string} odd
    */
   show({ head, names, scale }, { i, j }, layout, colours, odd) {
-    const { ratio } = layout;
+    const { ratio, unit } = layout;
     const narrow = layout.width / ratio < 480;
-    const cell = Math.round((narrow ? 10 : 14) * ratio);
+    const cell = Math.round((narrow ? 10 : 14) * unit);
     const signs = narrow ? 7 : 10;
     /** @param {Word[]} words */
-    const room = (words) => Math.round((12 + 6.6 * Math.min(signs, labelSigns(words, Infinity))) * ratio);
+    const room = (words) => Math.round((12 + 6.6 * Math.min(signs, labelSigns(words, Infinity))) * unit);
     const [left, top] = [room(names[0]), room(names[1])];
     const [rows, columns] = [Math.min(LENS, head.queries), Math.min(LENS, head.keys)];
     /**
@@ -57,7 +57,7 @@ export class Lens {
     const within = (at, size, count) => Math.max(0, Math.min(count - size, at - Math.floor(size / 2)));
     const [firstRow, firstColumn] = [within(i, rows, head.queries), within(j, columns, head.keys)];
     const { canvas } = this;
-    const edge = Math.round(6 * ratio);
+    const edge = Math.round(6 * unit);
     canvas.hidden = false;
     canvas.width = left + columns * cell + edge;
     canvas.height = top + rows * cell + edge;
@@ -103,22 +103,22 @@ export class Lens {
       pen.translate(x, y);
       pen.rotate(turn);
       pen.textAlign = align;
-      pen.font = `${chosen ? "600 " : ""}${Math.round((narrow ? 9 : 11) * ratio)}${SMALL}`;
+      pen.font = `${chosen ? "600 " : ""}${Math.round((narrow ? 9 : 11) * unit)}${SMALL}`;
       pen.fillStyle = chosen ? colours.accent : colours.ink;
-      pen.fillText(text, 0, 0, (align === "right" ? left : top) - 6 * ratio);
+      pen.fillText(text, 0, 0, (align === "right" ? left : top) - 6 * unit);
       pen.restore();
     };
     for (let row = 0; row < rows; row++) {
       seen.rows.push(word(names[0], firstRow + row));
-      write(seen.rows[row], firstRow + row === i, left - 4 * ratio, top + (row + 0.5) * cell, 0, "right");
+      write(seen.rows[row], firstRow + row === i, left - 4 * unit, top + (row + 0.5) * cell, 0, "right");
     }
     for (let column = 0; column < columns; column++) {
       seen.columns.push(word(names[1], firstColumn + column));
       const x = left + (column + 0.5) * cell;
-      write(seen.columns[column], firstColumn + column === j, x, top - 4 * ratio, -Math.PI / 2, "left");
+      write(seen.columns[column], firstColumn + column === j, x, top - 4 * unit, -Math.PI / 2, "left");
     }
     pen.strokeStyle = colours.accent;
-    pen.lineWidth = Math.max(1, Math.round(1.5 * ratio));
+    pen.lineWidth = Math.max(1, Math.round(1.5 * unit));
     const half = pen.lineWidth / 2;
     pen.strokeRect(left + (j - firstColumn) * cell - half, top + (i - firstRow) * cell - half,
       cell + 2 * half, cell + 2 * half);

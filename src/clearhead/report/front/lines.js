@@ -110,8 +110,8 @@ export class LinesPane {
       `down choose the next ${from}, right chooses keys, left queries`);
     const [reach, words] = view === "out" ? ["of", names[0]] : ["that reach", names[1]];
     this.page.find("lines-note").textContent =
-      `Each query, left, has lines to the ${lines === "1" ? "key" : `${lines} keys`} of its largest weights, right; the heavier ` +
-      `the thicker. Those ${reach} “${nameOf(words, token)}” stand out. Point at a token to see its lines alone; click to choose it.`;
+      `Each query, left, has lines to the ${lines === "1" ? "key" : `${lines} keys`} of its largest weights, right; a thicker ` +
+      `line is a larger weight. The lines ${reach} “${nameOf(words, token)}” are highlighted. Point at a token to see its lines alone; click to choose it.`;
     const wanted = `${this.page.view.layer} ${view} ${token}`;
     if (scrolls && wanted !== this.revealed) {
       const y = token * ROW;

@@ -51,7 +51,6 @@ export class MapPane {
     this.telling = undefined;
     this.stale = false;
     this.closed = false; // whether the lens was closed, with Escape
-    this.said = 0; // the number of pairs that have been named
     this.helper = new Helper();
     this.picture = new Picture(this.helper, () => this.schedule());
     this.lens = new Lens(page.find("lens", HTMLCanvasElement));
@@ -76,7 +75,7 @@ export class MapPane {
      */
     const side = (axis) => {
       const { count, per, cell, cells, length, room, offset, seen } = axis;
-      const words = hasWords(axis, layout.ratio) ? labelled(axis, layout.ratio, 0) : [];
+      const words = hasWords(axis, layout.unit) ? labelled(axis, layout.unit, 0) : [];
       return { count, per, cell, cells, length, room, offset, seen, words };
     };
     const { left, top, ratio } = layout;
@@ -104,10 +103,11 @@ export class MapPane {
     const ratio = window.devicePixelRatio || 1;
     const width = page.find("map-box").clientWidth;
     const tallest = Math.max(280, Math.round(0.84 * window.innerHeight));
-    const frame = [width, tallest, ratio, head.queries, head.keys, layer.queryText, layer.keyText].join();
+    const large = page.host.hasAttribute("data-large");
+    const frame = [width, tallest, ratio, large, head.queries, head.keys, layer.queryText, layer.keyText].join();
     if (this.frame !== frame) {
       this.frame = frame;
-      this.made = new Layout(head, shown.names, width, tallest, ratio);
+      this.made = new Layout(head, shown.names, width, tallest, ratio, large);
       this.zoomed = null;
     }
     const { zoom } = page.view;
@@ -249,7 +249,8 @@ export class MapPane {
     const pointed = page.hovered || page.root.activeElement === canvas;
     const { i, j } = pair;
     const { shown } = page;
-    if (!pointed || i === null || j === null || !shown?.look || this.closed) this.lens.hide();
+    const worded = [layout.down, layout.across].every((axis) => hasWords(axis, layout.unit)); // the map says it all
+    if (!pointed || worded || i === null || j === null || !shown?.look || this.closed) this.lens.hide();
     else this.lens.show(shown, { i, j }, layout, colours, this.odd);
   }
 

@@ -2,11 +2,9 @@
 
 import { everyIn } from "../../base/front/dom.js";
 import { evenness, receivedRatios } from "./marks.js";
-import { headName } from "./names.js";
-import { placeInRow } from "./tiles.js";
-import { countsOf, mayLook, weightOf } from "./weights.js";
-import { LONG } from "./why.js";
-import { nameOf, pairName, percent, plural, times } from "./words.js";
+import { isWeights, titleOfMap } from "./meaning_words.js";
+import { countsOf, mayLook } from "./weights.js";
+import { nameOf, pairName, percent, placeWords, plural, times } from "./words.js";
 
 /**
  * @import { MapPane } from "./map.js"
@@ -28,16 +26,18 @@ export const measuredError = ({ error }) => (error === null ? "" : `, within abo
 export function describeMap(pane) {
   const { layout, page } = pane;
   const { down, across } = layout;
-  const { head, layer } = page.drawn;
+  const { head, layer, meaning } = page.drawn;
   const { view } = page;
-  page.find("map-title").textContent = `The weights of ${headName(page, view)}`;
+  const weights = isWeights(meaning);
+  page.find("map-title").textContent = titleOfMap(page, meaning);
   const pairs = `${down.per} × ${across.per} pairs`;
   const mean = view.pool === "mean";
   page.find("map-note").textContent = (layout.single
-    ? `Each cell is the weight of one pair${measuredError(layer)}. `
-    : `Each cell shows the ${mean ? "mean weight" : "largest weight"} of ${pairs}. `) +
-    "Bars above: what each key receives, up where that is more than of uniform attention; a cap: cut at 16 × or 1/8 ×. " +
-    (head.entropy ? "Bars at the right: the entropy of each query; to the line: uniform." : "");
+    ? `Each cell is the ${weights ? "weight" : "number"} of one pair${weights ? measuredError(layer) : ""}. `
+    : `Each cell shows the ${mean ? "mean" : "largest"} ${weights ? "weight" : "number"} of ${pairs}. `) +
+    "Bars above: the weight that each key receives from all queries, over its weight under uniform attention: up where it is " +
+    "more, down where it is less; a dark end: cut at 16 × or 1/8 ×. " +
+    (head.entropy ? "Bars at the right: the entropy of each query; the line is the largest, of uniform attention." : "");
   page.find("map-pool").hidden = layout.single;
   for (const input of everyIn(page.root, "[name=pool]", HTMLInputElement)) input.checked = (input.value === "mean") === mean;
   page.find("zoom-in", HTMLButtonElement).disabled = layout.closest;
@@ -66,35 +66,22 @@ export function announceMap(pane) {
  *
  * @param {MapPane} pane
  */
-export async function sayPair(pane) {
+export function sayPair(pane) {
   const shown = pane.page.drawn;
   const { head, names } = shown;
   const { i, j } = pane.meant;
   const line = pane.page.find("map-pair");
-  const turn = ++pane.said;
   if (i === null || j === null) {
     const even = i === null ? null : evenness(head)?.[i];
     line.textContent = j !== null
-      ? `“${nameOf(names[1], j)}” receives ${times(receivedRatios(head)[j])} ` +
-        (head.expected ? "what uniform attention would give it" : "what keys receive on average")
-      : i === null ? "" : `“${nameOf(names[0], i)}” looks at ${plural(countsOf(head)[i], "key")}` +
-        (even === undefined || even === null || even !== even ? "" : `; its entropy is ${percent(even)} of the most it could be`);
+      ? `“${nameOf(names[1], j)}” receives, from all queries, ${times(receivedRatios(head)[j])} ` +
+        (head.expected ? "its weight under uniform attention" : "the mean weight of a key")
+      : i === null ? "" : `“${nameOf(names[0], i)}” sees ${plural(countsOf(head)[i], "key")}` +
+        (even === undefined || even === null || even !== even ? "" : `; its entropy is ${percent(even)} of the largest possible`);
     return;
   }
   if (!shown.look) return;
-  const { head: read } = shown;
-  const pair = pairName(names, i, j);
-  if (!mayLook(read, i, j)) {
-    line.textContent = `${pair} masked: may not look`;
-    return;
-  }
-  const count = countsOf(read)[i];
-  const weight = weightOf(read, i, j);
-  /** @param {string} place */
-  const show = (place) => {
-    line.textContent = `${pair} ${percent(weight)}, ${place}${times(weight * count)} uniform`;
-  };
-  if (read.keys > LONG) show("");
-  const found = read.keys > LONG ? await pane.helper.ask(read, { job: "place", request: { i, j } }).answer : placeInRow(read, i, j);
-  if (turn === pane.said && found) show(`rank ${found[1]} of ${found[2]}, `);
+  const { look, pair } = pane.page.current;
+  const weight = pair === null || !mayLook(look.head, i, j) ? "" : ` ${percent(look.weights[pair])}`;
+  line.textContent = `${pairName(names, i, j)}${weight}, ${pair === null ? "" : placeWords(look, pair, names)}`;
 }

@@ -1,6 +1,6 @@
 // ---- Drawings around the map: bars, words, and the marks of a pair.
 
-import { BARS, labelSigns, SMALLEST_LABELLED, ticksOf } from "./layout.js";
+import { axisLabel, BARS, labelSigns, SMALLEST_LABELLED, ticksOf } from "./layout.js";
 import { countsOf } from "./weights.js";
 import { shortened } from "./words.js";
 
@@ -80,13 +80,13 @@ function eachCell(axis, numbers, mean, show) {
  * @param {Colours} colours
  */
 export function drawBars(pen, { head }, layout, mean, colours) {
-  const { left, top, across, down, ratio } = layout;
-  const room = Math.round((BARS - 4) * ratio);
+  const { left, top, across, down, unit } = layout;
+  const room = Math.round((BARS - 4) * unit);
   const octave = room / (OCTAVES[0] + OCTAVES[1]);
-  const base = top - Math.round(2 * ratio) - Math.round(OCTAVES[1] * octave);
-  const cap = Math.max(1, Math.round(2 * ratio));
+  const base = top - Math.round(2 * unit) - Math.round(OCTAVES[1] * octave);
+  const cap = Math.max(1, Math.round(2 * unit));
   /** @param {Axis} axis */
-  const gap = (axis) => (axis.cell > 3 * ratio ? Math.round(ratio) : 0);
+  const gap = (axis) => (axis.cell > 3 * unit ? Math.round(unit) : 0);
   eachCell(across, receivedRatios(head), mean, (x, size, value) => {
     const wanted = Math.log2(value);
     const octaves = Math.min(OCTAVES[0], Math.max(-OCTAVES[1], wanted));
@@ -99,45 +99,45 @@ export function drawBars(pen, { head }, layout, mean, colours) {
     pen.fillRect(left + x, octaves > 0 ? base - tall : base + tall - cap, wide, cap);
   });
   pen.fillStyle = colours.quiet;
-  pen.fillRect(left, base, across.room, Math.max(1, Math.round(ratio / 2)));
+  pen.fillRect(left, base, across.room, Math.max(1, Math.round(unit / 2)));
   const even = evenness(head);
-  const edge = left + across.room + Math.round(3 * ratio);
-  const wide = layout.right - Math.round(4 * ratio);
+  const edge = left + across.room + Math.round(3 * unit);
+  const wide = layout.right - Math.round(4 * unit);
   if (even) {
     pen.fillStyle = colours.bar;
     eachCell(down, even, mean, (y, size, value) => {
       pen.fillRect(edge, top + y, Math.max(1, Math.round(value * wide)), Math.max(1, size - gap(down)));
     });
     pen.fillStyle = colours.line;
-    pen.fillRect(edge + wide, top, Math.max(1, Math.round(ratio)), down.room); // uniform
+    pen.fillRect(edge + wide, top, Math.max(1, Math.round(unit)), down.room); // uniform
   }
-  pen.font = `${Math.round(10 * ratio)}${SMALL}`;
+  pen.font = `${Math.round(10 * unit)}${SMALL}`;
   pen.fillStyle = colours.quiet;
   pen.textBaseline = "middle";
   pen.textAlign = "right";
-  const space = left - 6 * ratio;
-  pen.fillText("received", left - 4 * ratio, base - 15 * ratio, space);
-  pen.fillText("÷ uniform", left - 4 * ratio, base - 3 * ratio, space);
-  if (even) pen.fillText("entropy", layout.width - ratio, top - 8 * ratio, wide + 2 * ratio);
+  const space = left - 6 * unit;
+  pen.fillText("received", left - 4 * unit, base - 15 * unit, space);
+  pen.fillText("÷ uniform", left - 4 * unit, base - 3 * unit, space);
+  if (even) pen.fillText("entropy", layout.width - unit, top - 8 * unit, wide + 2 * unit);
 }
 
 /**
  * Whether each token of an axis has its word.
  *
  * @param {Axis} axis
- * @param {number} ratio
+ * @param {number} unit
  */
-export const hasWords = (axis, ratio) => axis.per === 1 && axis.cell >= SMALLEST_LABELLED * ratio;
+export const hasWords = (axis, unit) => axis.per === 1 && axis.cell >= SMALLEST_LABELLED * unit;
 
 /**
  * The tokens that get a label on an axis.
  *
  * @param {Axis} axis
- * @param {number} ratio
+ * @param {number} unit
  * @param {number} apart
  */
-export function labelled(axis, ratio, apart) {
-  if (!hasWords(axis, ratio)) return ticksOf(axis, apart * ratio);
+export function labelled(axis, unit, apart) {
+  if (!hasWords(axis, unit)) return ticksOf(axis, apart * unit);
   const [first, last] = axis.seen;
   return Array.from({ length: last - first }, (_, at) => first + at);
 }
@@ -153,14 +153,14 @@ export function labelled(axis, ratio, apart) {
  * @param {LabelStyle} given
  */
 function writeLabel(pen, layout, side, text, index, { ink, ground, bold, turned }) {
-  const { left, words, ratio } = layout;
+  const { left, words, unit } = layout;
   const axis = layout[side];
   const middle = axis.startOf(index) + axis.cell / 2;
   if (middle < 0 || middle > axis.room) return;
   pen.save();
-  pen.font = `${bold ? "600 " : ""}${Math.round(11 * ratio)}${SMALL}`;
+  pen.font = `${bold ? "600 " : ""}${Math.round(11 * unit)}${SMALL}`;
   pen.textBaseline = "middle";
-  const gap = Math.round(4 * ratio);
+  const gap = Math.round(4 * unit);
   if (side === "down") pen.translate(left - gap, layout.top + middle);
   else {
     pen.translate(left + middle, words - gap);
@@ -171,13 +171,43 @@ function writeLabel(pen, layout, side, text, index, { ink, ground, bold, turned 
   const room = (side === "down" ? left : words) - 2 * gap;
   if (ground) {
     const wide = Math.min(room, pen.measureText(text).width) + 2 * gap;
-    const tall = Math.round(15 * ratio);
+    const tall = hasWords(axis, unit) ? Math.min(axis.cell, Math.round(15 * unit)) : Math.round(15 * unit);
     pen.fillStyle = ground;
     pen.fillRect(side === "down" ? gap - wide : across ? -wide / 2 : -gap, -tall / 2, wide, tall);
   }
   pen.fillStyle = ink;
   pen.fillText(text, 0, across ? -gap : 0, across ? 12 * gap : room);
   pen.restore();
+}
+
+/** CSS pixels between the middles of two positions that are written on an axis. */
+const APART = { down: 30, across: 46 };
+
+/**
+ * Paints the ground over the positions on an axis that a word at `index` would cover in part, such as the 8 of 80.
+ *
+ * @param {CanvasRenderingContext2D} pen
+ * @param {Layout} layout
+ * @param {"down" | "across"} side
+ * @param {number} index
+ * @param {string} ground
+ */
+function clearBeside(pen, layout, side, index, ground) {
+  const { left, top, words, unit } = layout;
+  const axis = layout[side];
+  if (hasWords(axis, unit)) return;
+  const half = 8 * unit; // of a line of letters
+  pen.font = `${Math.round(11 * unit)}${SMALL}`;
+  pen.fillStyle = ground;
+  for (const tick of labelled(axis, unit, APART[side])) {
+    const wide = pen.measureText(String(tick)).width + 4 * unit;
+    const apart = axis.startOf(tick) - axis.startOf(index);
+    const middle = axis.startOf(tick) + axis.cell / 2;
+    if (side === "down" && Math.abs(apart) < 2 * half) pen.fillRect(left - wide - 2 * unit, top + middle - half, wide, 2 * half);
+    if (side === "across" && Math.abs(apart) < half + wide / 2) {
+      pen.fillRect(left + middle - wide / 2, words - 18 * unit, wide, 17 * unit);
+    }
+  }
 }
 
 /**
@@ -188,7 +218,7 @@ function writeLabel(pen, layout, side, text, index, { ink, ground, bold, turned 
  * @param {Layout} layout
  */
 function labelOf(words, index, layout) {
-  return shortened(words[index].label, labelSigns(words, layout.width / layout.ratio));
+  return shortened(axisLabel(words[index]), labelSigns(words, layout.width / layout.ratio));
 }
 
 /**
@@ -196,14 +226,15 @@ function labelOf(words, index, layout) {
  * @param {{ names: Names }} given
  * @param {Layout} layout
  * @param {Colours} colours
+ * @param {string[]} [only] the colours of words that one of two texts alone has
  */
-export function drawLabels(pen, { names }, layout, colours) {
+export function drawLabels(pen, { names }, layout, colours, only = []) {
   SIDES.forEach((side, at) => {
     const axis = layout[side];
-    const turned = side === "across" && hasWords(axis, layout.ratio);
-    for (const index of labelled(axis, layout.ratio, side === "down" ? 30 : 46)) {
-      const text = hasWords(axis, layout.ratio) ? labelOf(names[at], index, layout) : String(index);
-      writeLabel(pen, layout, side, text, index, { ink: colours.quiet, turned });
+    const turned = side === "across" && hasWords(axis, layout.unit);
+    for (const index of labelled(axis, layout.unit, APART[side])) {
+      const text = hasWords(axis, layout.unit) ? labelOf(names[at], index, layout) : String(index);
+      writeLabel(pen, layout, side, text, index, { ink: only[names[at][index].only ?? 2] ?? colours.quiet, turned });
     }
   });
 }
@@ -218,9 +249,9 @@ export function drawLabels(pen, { names }, layout, colours) {
  * @param {Colours} colours
  */
 export function drawCross(pen, { names }, pair, layout, colours) {
-  const { left, top, across, down, ratio } = layout;
-  const thick = Math.max(1, Math.round(1.5 * ratio));
-  const bar = Math.round(4 * ratio);
+  const { left, top, across, down, unit } = layout;
+  const thick = Math.max(1, Math.round(1.5 * unit));
+  const bar = Math.round(4 * unit);
   pen.fillStyle = colours.accent;
   const spots = SIDES.map((side, at) => {
     const index = at === 0 ? pair.i : pair.j;
@@ -242,13 +273,14 @@ export function drawCross(pen, { names }, pair, layout, colours) {
       pen.fillRect(left + begin, top + down.room + 1, least, layout.height - top - down.room);
     }
     const word = labelOf(names[at], index, layout);
-    const text = names[at][index].repeated && !hasWords(axis, ratio) ? `${word} ${index}` : word;
+    const text = names[at][index].repeated && !hasWords(axis, unit) ? `${word} ${index}` : word;
     const style = { ink: colours.accent, ground: colours.panel, bold: true, turned: side === "across" };
+    clearBeside(pen, layout, side, index, colours.panel);
     writeLabel(pen, layout, side, text, index, style);
     pen.fillStyle = colours.accent;
     return [from, size];
   });
-  if (!spots[0] || !spots[1] || Math.min(across.cell, down.cell) < 6 * ratio) return;
+  if (!spots[0] || !spots[1] || Math.min(across.cell, down.cell) < 6 * unit) return;
   const [[y, tall], [x, wide]] = spots; // around a cell that is large enough to be framed
   pen.fillRect(left + x - thick, top + y - thick, wide + 2 * thick, thick);
   pen.fillRect(left + x - thick, top + y + tall, wide + 2 * thick, thick);

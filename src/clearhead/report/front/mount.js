@@ -4,12 +4,17 @@ import { elementIn, firstIn } from "../../base/front/dom.js";
 import { Theme } from "../../base/front/theme.js";
 import { ADDRESS_OF_TOKENS } from "./chosen.js";
 import { Scale } from "./colour.js";
+import { ADDRESS_OF_COLOURS, ColoursPane } from "./colours.js";
 import { ADDRESS_OF_COMPARISON, ComparePane } from "./compare.js";
 import { EverywherePane } from "./everywhere.js";
 import { HeaderPane } from "./header.js";
 import { ADDRESS_OF_HEADS, HeadsPane } from "./heads.js";
+import { ImagePane } from "./image.js";
 import { ADDRESS_OF_LINES, LinesPane } from "./lines.js";
 import { ADDRESS_OF_MAP, MapPane } from "./map.js";
+import { ADDRESS_OF_MEANING, MeaningPane } from "./meaning_pane.js";
+import { meaningAt, MEANINGS, openUnder } from "./meanings.js";
+import { ALONE } from "./measures.js";
 import { labelsOf } from "./names.js";
 import { PairPane } from "./pair.js";
 import { HeadPins } from "./pins.js";
@@ -31,19 +36,22 @@ import { readText } from "./words.js";
  * @returns {Pane[]}
  */
 const panesOf = (page) => [
-  new MapPane(page), new HeadsPane(page, HeadPins), new HeaderPane(page), new ToolsPane(page), new TextPane(page),
-  new ComparePane(page), new LinesPane(page), new PairPane(page), new EverywherePane(page),
+  new MapPane(page), new HeadsPane(page, HeadPins), new HeaderPane(page), new MeaningPane(page), new ToolsPane(page),
+  new ImagePane(page), new TextPane(page), new ComparePane(page), new ColoursPane(page), new LinesPane(page), new PairPane(page), new EverywherePane(page),
 ];
+
+const LINGER = 60; // milliseconds that a pointer stays before all that is shown of a pair is drawn
 
 const ADDRESS = {
   ...ADDRESS_OF_HEADS, ...ADDRESS_OF_TOKENS, ...ADDRESS_OF_TEXT, ...ADDRESS_OF_MAP, ...ADDRESS_OF_COMPARISON,
-  ...ADDRESS_OF_LINES,
+  ...ADDRESS_OF_LINES, ...ADDRESS_OF_MEANING, ...ADDRESS_OF_COLOURS,
 };
 
 /**
  * `run`: the data. `view`: what is chosen, changed by `choose` alone. `shown`: what the panes show. A pane is made with
- * the page, shows in `paint(shown)`, and previews a pair in `hover(pair)`, `{ i, j }` or null. While a long head is being
- * read, `sketch(shown)` shows what a pane can without its weights. `close()` ends what a pane has begun outside the page.
+ * the page, shows in `paint(shown)`, and previews a pair in `hover(pair)`, `{ i, j }` or null; what takes longer to draw is
+ * drawn in `linger(shown)` once the pointer has stayed, or left. While a long head is being read, `sketch(shown)` shows what
+ * a pane can without its weights. `close()` ends what a pane has begun outside the page.
  */
 export class Page {
   /**
@@ -57,12 +65,17 @@ export class Page {
     this.root = host.attachShadow({ mode: "open" });
     this.root.append(template.content.cloneNode(true));
     this.texts = run.texts.map(readText);
+    for (const { name, alone } of run.measures) if (alone) ALONE.add(name);
     this.labels = labelsOf(run.layers);
     this.view = new View(run, ADDRESS);
     /** @type {Shown | Sketch | null} */
     this.shown = null;
     /** @type {Pair | null} */
     this.hovered = null;
+    /** @type {Shown | null} the token and the pair that are pointed at */
+    this.passing = null;
+    /** @type {ReturnType<typeof setTimeout> | undefined} */
+    this.lingering = undefined;
     this.turn = 0;
     this.step = false;
     this.room = 0; // the width for which it was painted
@@ -96,6 +109,11 @@ export class Page {
     return this.shown;
   }
 
+  /** The same with the token and the pair that are pointed at, if any: all panes show the weights of one token at a time. */
+  get current() {
+    return this.passing ?? this.now;
+  }
+
   /** The shown head, also while a long head is being read. */
   get drawn() {
     if (!this.shown) throw new Error("nothing is shown yet");
@@ -111,6 +129,7 @@ export class Page {
   close() {
     this.turn = NaN; // stops a refresh
     clearTimeout(this.resizing);
+    clearTimeout(this.lingering);
     this.resized.disconnect();
     this.theme.close();
     for (const pane of this.panes) pane.close?.();
@@ -139,15 +158,38 @@ export class Page {
   }
 
   /**
-   * Shows a pair in passing, in all panes: `{ i, j }`, either of them null where a whole token is meant.
+   * Shows a pair in passing, in all panes: `{ i, j }`, either of them null where a whole token is meant. `view`: "out" shows
+   * the weights of the pair's query, "in" those of its key.
    *
    * @param {Pair | null} pair
+   * @param {Direction} [view]
    */
-  hover(pair) {
-    const same = pair?.i === this.hovered?.i && pair?.j === this.hovered?.j;
-    if (same || !this.shown?.look) return;
+  hover(pair, view = this.view.view) {
+    if (!this.shown?.look) return;
+    const same = pair?.i === this.hovered?.i && pair?.j === this.hovered?.j && view === this.current.view;
+    if (same) return;
     this.hovered = pair;
+    this.passing = pair && this.pointedAt(pair, view);
     for (const pane of this.panes) pane.hover?.(pair);
+    clearTimeout(this.lingering);
+    this.lingering = setTimeout(() => this.panes.forEach((pane) => pane.linger?.(this.current)), LINGER);
+  }
+
+  /**
+   * What is shown of a pair that is pointed at; null where it has no token of this direction.
+   *
+   * @param {Pair} pair
+   * @param {Direction} view
+   * @returns {Shown | null}
+   */
+  pointedAt({ i, j }, view) {
+    const shown = this.now;
+    const [token, other] = view === "out" ? [i, j] : [j, i];
+    if (token === null) return null;
+    const known = [shown.look, this.passing?.look].find((one) => one?.head === shown.head && one.view === view && one.token === token);
+    const look = known ?? lookOf(shown.head, view, token);
+    const pair = other ?? look.ranked[0] ?? null;
+    return { ...shown, view, look, pair, ...(view === "out" ? { i: token, j: pair } : { i: pair, j: token }) };
   }
 
   /**
@@ -189,6 +231,7 @@ export class Page {
     /** @type {Sketch} */
     const shown = {
       head, layer, look: null, pair: null, i: null, j: null, names, view: this.view.view, scale: this.scaleOf(head),
+      meaning: MEANINGS[0],
     };
     this.shown = shown;
     for (const pane of this.panes) pane.sketch?.(shown);
@@ -203,7 +246,8 @@ export class Page {
       if (turn !== this.turn) return;
       if (afar.pyramid) this.sketch(afar);
     }
-    const head = await this.run.open(view.layer, view.head);
+    const meaning = meaningAt(this.run, view, view.meaning);
+    const head = await openUnder(this.run, view, view.meaning);
     if (turn !== this.turn) return;
     const { layer } = head;
     const names = this.namesOf(layer);
@@ -212,17 +256,19 @@ export class Page {
     const look = lookOf(head, view.view, token);
     const pair = view.pair ?? look.ranked[0] ?? null;
     const [i, j] = view.view === "out" ? [token, pair] : [pair, token];
-    const passing = view.address === this.painted ? this.hovered : null; // only the room or the theme has changed
+    /** @type {[Pair | null, Direction]} of which only the room or the theme has changed */
+    const passing = [view.address === this.painted ? this.hovered : null, this.passing?.view ?? view.view];
     this.painted = view.address;
     this.room = this.host.clientWidth;
-    this.hovered = null;
-    const shown = { head, layer, look, pair, i, j, names, view: view.view, scale: this.scaleOf(head) };
+    this.hovered = this.passing = null;
+    clearTimeout(this.lingering);
+    const shown = { head, layer, look, pair, i, j, names, view: view.view, scale: this.scaleOf(head), meaning };
     this.shown = shown;
     this.main.inert = false;
     this.onaddress(view.address, this.step);
     this.step = false;
     for (const pane of this.panes) pane.paint?.(shown);
-    if (passing) this.hover(passing);
+    if (passing[0]) this.hover(...passing);
     this.host.dataset.shown = [view.layer, view.head, view.view, token, pair ?? "none"].join("/");
   }
 }

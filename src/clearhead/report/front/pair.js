@@ -2,62 +2,21 @@
 
 import { everyIn, make } from "../../base/front/dom.js";
 import { grouped } from "../../base/front/numbers.js";
-import { barOf } from "./bar.js";
+import { barOf, signedBarOf } from "./bar.js";
 import { receivedRatios } from "./marks.js";
+import { isWeights, movesOf, numberWords } from "./meaning_words.js";
 import { oneText } from "./view.js";
-import { countsOf, entropyOf, equalShare, lookOf, mayLook, rankOf, sinkShareOf, term, weightOf } from "./weights.js";
+import { countsOf, entropyOf, mayLook, sinkShareOf, term } from "./weights.js";
 import { LONG, paintWhy } from "./why.js";
-import { nameOf, percent, plural, signed, times } from "./words.js";
+import { nameOf, percent, placeWords, signed, times } from "./words.js";
 
 /**
  * @import { Page } from "./mount.js"
- * @import { Head, Look, Numbers, Pair, Shown, Sketch } from "./types.d.ts"
+ * @import { Head, Look, Pair, Shown, Sketch } from "./types.d.ts"
  */
 
 const LISTED = 8;
 const TERMS = 6; // dimensions of a score that are shown, the largest first
-
-/**
- * "rank 3 of 120, 4.3 × uniform", for the other token of a look.
- *
- * @param {Look} look
- * @param {number} other
- */
-function placeOf(look, other) {
-  const i = look.view === "out" ? look.token : other;
-  const j = look.view === "out" ? other : look.token;
-  if (!mayLook(look.head, i, j)) return "masked: may not look";
-  const weight = look.weights[other];
-  const ratio = times(weight / equalShare(look.head, i));
-  return `rank ${rankOf(look, other)} of ${look.allowed.length}` +
-    `${look.view === "out" ? "" : " lookers"}, ${ratio} uniform`;
-}
-
-/**
- * The words about what a pair moves: the length of the weighted value, and of what the layer that writes the heads makes
- * of it (Kobayashi et al. 2020), as far as they are known; each with its share of the query's sum.
- *
- * @param {Head} head
- * @param {number} i
- * @param {number} j
- */
-function movesOf(head, i, j) {
-  /**
-   * @param {string} words
-   * @param {Numbers | null} lengths
-   */
-  const one = (words, lengths) => {
-    if (lengths === null) return [];
-    const moved = Float64Array.from(lengths, (length, key) => weightOf(head, i, key) * length);
-    const all = moved.reduce((sum, one) => sum + one, 0);
-    const rank = 1 + moved.reduce((above, one) => above + (one > moved[j] ? 1 : 0), 0);
-    return [`${words} = ${moved[j].toPrecision(3)}, ${percent(all > 0 ? moved[j] / all : 0)} of all such lengths of this query, rank ${rank}`];
-  };
-  return [
-    ...one("moves the head's output by ‖weight · value‖", head.valueNorms),
-    ...one("moves the layer's result by ‖weight · value · W_O‖", head.transformedNorms),
-  ].join("; ");
-}
 
 /**
  * The terms of a pair's score: one for each dimension, or for two that rotary positions turn together.
@@ -92,35 +51,54 @@ export class PairPane {
     this.page = page;
     /** @type {ReturnType<typeof setTimeout> | undefined} */
     this.waiting = undefined;
-    /** @type {Look | null} of the row in which a pointer is */
-    this.near = null;
-    const [pane, sheet] = [page.find("detail"), page.find("sheet")];
-    sheet.addEventListener("click", () => { // a sheet at the foot of narrow screens
-      sheet.setAttribute("aria-expanded", String(pane.toggleAttribute("data-open")));
-    });
+    /** @type {Look | null} the weights that are listed */
+    this.listed = null;
+    for (const [name, button] of [["detail", "sheet"], ["overview", "more-heads"]]) { // parts of which narrow screens show little
+      page.find(button).addEventListener("click", ({ currentTarget }) => {
+        const open = page.find(name).toggleAttribute("data-open");
+        if (currentTarget instanceof HTMLElement) currentTarget.setAttribute("aria-expanded", String(open));
+      });
+    }
     this.terms = page.find("terms", HTMLDetailsElement);
     this.terms.addEventListener("toggle", () => this.paintTerms(page.shown));
   }
 
   /** @param {Shown} shown */
   paint(shown) {
+    this.listed = null;
+    this.page.find("pair-pinned").hidden = true;
+    this.say(shown, shown.look, shown.pair);
+    this.paintRest(shown);
+  }
+
+  /**
+   * Shows all that stands below the name of the pair.
+   *
+   * @param {Shown} shown
+   */
+  paintRest(shown) {
     const { look, pair, i, j, names, head, layer } = shown;
     const out = look.view === "out";
     const name = nameOf(names[out ? 0 : 1], look.token);
     this.page.find("strongest-title").hidden = look.allowed.length === 0;
-    this.page.find("strongest-title").textContent = `Strongest ${out ? "keys of" : "lookers at"} “${name}”`;
-    this.say(shown, look, pair);
+    this.page.find("strongest-title").textContent =
+      !isWeights(shown.meaning) ? `${out ? "Keys" : "Queries"} with the largest numbers for “${name}”`
+        : out ? `Keys that “${name}” gives most weight` : `Queries that give “${name}” most weight`;
     // a score that is no product has no steps here; a score that was given as a matrix has no terms either
-    this.page.find("why").hidden = pair === null || this.page.run.steps[layer.why].length === 0;
-    this.terms.hidden = pair === null || head.features === 0;
+    const rolled = Boolean(head.shares); // a rollout is of several layers
+    this.page.find("why").hidden = rolled || pair === null || this.page.run.steps[layer.why].length === 0;
+    this.terms.hidden = rolled || pair === null || head.features === 0;
     const each = layer.pairs.length ? "rotary frequency" : "dimension";
     this.page.find("terms-title").textContent = `What each ${each} adds to the score`;
     if (i !== null && j !== null) {
       this.paintSum(shown, i, j);
       this.paintTerms(shown);
     }
-    this.paintStrongest(shown);
-    this.paintFacts(shown);
+    if (look !== this.listed) { // else a pointer on the list would have its row made anew
+      this.paintStrongest(shown);
+      this.paintFacts(shown);
+    }
+    this.listed = look;
   }
 
   /**
@@ -135,38 +113,33 @@ export class PairPane {
     const title = this.page.find("pair-title");
     const place = this.page.find("pair-place");
     const moves = this.page.find("pair-moves");
-    moves.hidden = pair === null || look.head.valueNorms === null;
+    moves.hidden = pair === null || look.head.valueNorms === null || Boolean(look.head.shares);
     if (pair === null) {
       title.textContent = `“${nameOf(names[out ? 0 : 1], look.token)}”`;
       place.textContent = out
-        ? "It may look at no key: all its weights are 0."
-        : "No query may look at it: all its weights are 0.";
+        ? "The mask leaves this query no key: all its weights are 0."
+        : "The mask hides this key from every query: all its weights are 0.";
       return;
     }
     const [i, j] = out ? [look.token, pair] : [pair, look.token];
-    const weight = mayLook(look.head, i, j) ? percent(look.weights[pair]) : "masked";
+    const weight = mayLook(look.head, i, j) ? numberWords(this.page.now.meaning, look.weights[pair]) : "masked";
     title.textContent = `“${nameOf(names[0], i)}” → “${nameOf(names[1], j)}” ${weight}`;
-    place.textContent = placeOf(look, pair);
+    place.textContent = placeWords(look, pair, names);
     if (!moves.hidden) moves.textContent = movesOf(look.head, i, j);
   }
 
-  /**
-   * While a pair is pointed at, its name, its weight and its place; not its steps.
-   *
-   * @param {Pair | null} pair
-   */
-  hover(pair) {
-    const shown = this.page.now;
-    if (pair === null || pair.i === null || pair.j === null) {
-      this.say(shown, shown.look, shown.pair);
-      return;
-    }
-    const [token, other] = shown.view === "out" ? [pair.i, pair.j] : [pair.j, pair.i];
-    const { look } = shown;
-    const known = [look, this.near].find((one) => one?.head === look.head && one.view === look.view && one.token === token);
-    const own = known ?? lookOf(look.head, look.view, token);
-    if (own !== look) this.near = own; // kept while the pointer stays in one row
-    this.say(shown, own, other);
+  /** While a pair is pointed at, its name, its weight and its place; and the name of the chosen token, which comes back. */
+  hover() {
+    const { current, now } = this.page;
+    this.say(current, current.look, current.pair);
+    const pinned = this.page.find("pair-pinned");
+    pinned.hidden = current.look === now.look;
+    pinned.textContent = `In passing. “${nameOf(now.names[now.view === "out" ? 0 : 1], now.look.token)}” stays chosen.`;
+  }
+
+  /** @param {Shown} shown */
+  linger(shown) {
+    this.paintRest(shown);
   }
 
   /**
@@ -209,15 +182,15 @@ export class PairPane {
      * @param {number} value
      */
     const row = (words, value) => {
-      const item = make("li", value < 0 ? "term less" : "term");
-      item.append(make("span", "name", words), barOf(Math.min(100, (100 * Math.abs(value)) / most)), make("span", "share", signed(value, 3)));
+      const item = make("li", "term");
+      item.append(make("span", "name", words), signedBarOf(value / most), make("span", "share", signed(value, 3)));
       return item;
     };
     const rows = first.map(({ name, value }) => row(name, value));
     if (rest.length) rows.push(row(`the other ${rest.length}`, sum(rest)));
     this.page.find("term-list").replaceChildren(...rows);
     this.page.find("term-sum").textContent =
-      `together ${signed(sum(terms), 3)}: the score of query and key, before any softcap, bias and softmax`;
+      `sum ${signed(sum(terms), 3)}: the score of query and key, before softcap, bias and softmax`;
   }
 
   /** @param {Shown} given */
@@ -255,26 +228,30 @@ export class PairPane {
   }
 
   /** @param {Shown} given */
-  paintFacts({ head, look, layer }) {
+  paintFacts({ head, look, layer, meaning }) {
     const at = look.token;
     const facts = [];
     const seen = countsOf(head)[at];
-    if (look.view === "out" && seen > 0) {
-      facts.push(["may look at", `${plural(seen, "key")}, uniform share ${percent(1 / seen)}`]);
+    if (!isWeights(meaning)) facts.push(["sum", numberWords(meaning, look.sum)]);
+    else if (look.view === "out" && seen > 0) {
+      facts.push(["keys it sees", `${grouped(seen)}; uniform attention would give each ${percent(1 / seen)}`]);
       const entropy = entropyOf(look);
       const alike = Number(Math.exp(entropy).toPrecision(2));
-      facts.push(["spread", `entropy ${entropy.toFixed(2)} nats, as even as over ${plural(alike, "key")}`]);
-      if (head.distance) facts.push(["mean distance", `${head.distance[at].toFixed(1)} positions`]);
+      facts.push(["entropy", `${entropy.toFixed(2)} nats of at most ${Math.log(seen).toFixed(2)}`]);
+      facts.push(["effective keys", `${grouped(alike)} = exp(entropy)`]);
+      if (head.distance) facts.push(["mean distance", `${head.distance[at].toFixed(1)} positions, weighted by attention`]);
       const sink = sinkShareOf(head, at);
-      if (sink > 0.001) facts.push(["given to no key", `${percent(sink)} (a sink in the softmax)`]);
-      if (look.sum + sink < 0.999) facts.push(["given to padding", `${percent(1 - look.sum - sink)}, which is not shown`]);
+      if (sink > 0.001) facts.push(["weight on no key", `${percent(sink)}, the share of the sink in the softmax`]);
+      if (look.sum + sink < 0.999) facts.push(["weight on padding", `${percent(1 - look.sum - sink)}; padding is not shown`]);
     }
     if (look.view === "in" || oneText(layer)) {
       const received = head.received[at];
       const ratio = receivedRatios(head)[at];
-      const share = ratio === ratio ? `, ${times(ratio)} what uniform attention would give it` : "";
+      const share = ratio === ratio ? `, ${times(ratio)} its share under uniform attention` : "";
       const all = Float64Array.from(head.received).reduce((sum, one) => sum + one, 0);
-      facts.push(["receives in all", `${percent(all > 0 ? received / all : 0)} of the head's attention${share}`]);
+      const what = isWeights(meaning) ? "the head's attention" : "the sum of all pairs";
+      facts.push([isWeights(meaning) ? "weight received" : "received",
+        `as a key, from all queries: ${percent(all > 0 ? received / all : 0)} of ${what}${share}`]);
     }
     this.page.find("facts").replaceChildren(
       ...facts.flatMap(([term, words]) => [make("dt", "", term), make("dd", "", words)]),

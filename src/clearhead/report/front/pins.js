@@ -61,7 +61,7 @@ export class HeadPins {
     const button = page.find("counterpart");
     const { beside } = this;
     button.hidden = beside === null;
-    if (beside) button.textContent = `${headName(page, here)} beside ${sideName(page, beside.b)}`;
+    if (beside) button.textContent = `Compare ${headName(page, here)} with ${sideName(page, beside.b)}`;
     for (const side of SIDES) {
       const choices = new Map([["", "–"], [keyOf(here), headName(page, here)]]);
       for (const place of held) choices.set(keyOf(place), headName(page, place));

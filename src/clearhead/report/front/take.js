@@ -84,8 +84,8 @@ export function listenTo(listing, pane) {
       mark(true);
     }
     if (to !== null || !page.shown?.look) return;
-    page.hover(over === null ? null : pane.previewed(listing, over));
-    if (event.pointerType !== "touch" && over !== null && over !== listing.over) pane.rest(listing, over);
+    if (over === listing.over || (over === null && pane.previewing)) return; // between two words a preview stays
+    pane.point(listing, over, event.pointerType !== "touch");
     listing.over = over;
     if (over !== null) prose.spans[over].title = spokenOf(page, listing, pane, over);
   });
@@ -103,8 +103,7 @@ export function listenTo(listing, pane) {
   });
   element.addEventListener("pointerleave", () => {
     listing.over = null;
-    page.hover(null);
-    if (page.shown?.look) pane.rest(null, null);
+    if (page.shown?.look) pane.point(listing, null);
   });
   element.addEventListener("click", (event) => {
     const index = at(event.target);

@@ -5,11 +5,12 @@ import { grouped } from "../../base/front/numbers.js";
 import { drawArcs } from "./arcs.js";
 import { chosenOf, meanLook, oneLook, rangesOf } from "./chosen.js";
 import { Find } from "./find.js";
+import { isWeights } from "./meaning_words.js";
 import { Prose } from "./prose.js";
 import { Strip } from "./strip.js";
 import { listenTo } from "./take.js";
 import { oneText } from "./view.js";
-import { countsOf } from "./weights.js";
+import { countsOf, lookOf } from "./weights.js";
 import { nameOf, pairName, percent } from "./words.js";
 
 /**
@@ -40,7 +41,6 @@ export class TextPane {
     /** @type {HTMLElement[]} */
     this.passing = []; // spans that are outlined because a pointer is on them
     this.revealed = "";
-    this.painted = ""; // the choices that were last painted
     this.previewing = false; // whether the shading is a preview
     this.width = 0;
     this.turn = 0;
@@ -66,8 +66,8 @@ export class TextPane {
     const listings = single
       ? [{ side: "both", text: layer.queryText, title: "text" }]
       : [
-        { side: "query", text: layer.queryText, title: cross ? "decoder text (looks)" : "text that looks (queries)" },
-        { side: "key", text: layer.keyText, title: cross ? "encoder text (looked at)" : "text looked at (keys)" },
+        { side: "query", text: layer.queryText, title: cross ? "decoder text: the queries" : "text of the queries" },
+        { side: "key", text: layer.keyText, title: cross ? "encoder text: the keys" : "text of the keys" },
       ];
     const box = page.find("texts");
     box.replaceChildren();
@@ -185,12 +185,8 @@ export class TextPane {
       else if (!inside || !this.chosen.has(prose.at)) prose.stand(look.token);
       prose.look();
     }
-    const what = `${page.view.layer} ${page.view.head} ${look.view} ${tokens.join()}`;
-    const same = this.previewing && what === this.painted; // only the room has changed: a preview stays
-    if (what !== this.painted) clearTimeout(this.resting);
-    this.painted = what;
-    if (same && this.shading) this.show(this.shading.view, this.shading.tokens, null, true);
-    else this.show(look.view, tokens, look);
+    clearTimeout(this.resting);
+    this.show(look.view, tokens, look);
     const width = this.arcs.clientWidth;
     if (width !== this.width) for (const { prose } of this.listings) prose.resized();
     this.width = width;
@@ -214,7 +210,6 @@ export class TextPane {
       : await meanLook(head, view, tokens, () => turn === this.turn);
     if (found === null || turn !== this.turn || head !== this.page.now.head) return;
     this.shading = { view, tokens, ...found };
-    this.previewing = preview;
     this.dressAll();
     this.say(preview);
     this.page.find("texts").dataset.shaded = rangesOf(tokens);
@@ -224,27 +219,31 @@ export class TextPane {
   say(preview) {
     const { page, shading, chosen } = this;
     if (!shading) return;
-    const { names, head, layer } = page.now;
+    const { names, head, layer, meaning } = page.now;
     const { tokens, view } = shading;
     const out = view === "out";
     /** @param {number} index */
     const nameAt = (index) => `“${nameOf(names[out ? 0 : 1], index)}”`;
     const who = tokens.length === 1 ? nameAt(tokens[0]) : `${grouped(tokens.length)} tokens`;
-    const mean = tokens.length > 1 ? `${out ? "look" : "are looked at"}, on average` : "";
     page.find("prose-title").textContent = tokens.length === 1
       ? `${out ? `Where ${who} looks` : `What looks at ${who}`}${preview ? ", in passing" : ""}`
-      : `${out ? "Where" : "From where"} ${who} ${mean}`;
+      : `${out ? `Where ${who} look` : `What looks at ${who}`}, on average`;
     const seen = countsOf(head)[tokens[0]];
-    const notes = [];
+    const notes = isWeights(meaning) ? [] : [`Shown: ${meaning.title}.`];
     if (tokens.length > 1) {
       const few = tokens.slice(0, 6).map(nameAt).join(", ");
-      notes.push(`Chosen: ${few}${tokens.length > 6 ? ", …" : ""}. Shaded: more than the uniform share, on average.`);
-    } else if (!out) notes.push("Shaded: tokens that give it more than the uniform share of their attention.");
-    else if (seen === 0) notes.push("It may look at nothing.");
-    else notes.push(`Shaded: more than the uniform share, 1/${seen} = ${percent(1 / seen)}.`);
+      notes.push(`Chosen: ${few}${tokens.length > 6 ? ", …" : ""}. Shaded: more weight than uniform attention would give, on average.`);
+    } else if (!out) notes.push("Shaded: queries that give it more weight than uniform attention would.");
+    else if (seen === 0) notes.push("The mask leaves this query no key.");
+    else notes.push(`Shaded: keys with more weight than uniform attention would give, 1/${seen} = ${percent(1 / seen)}.`);
+    if (preview) notes.unshift(`${[...chosen].slice(0, 3).map((index) => `“${nameOf(names[page.view.view === "out" ? 0 : 1], index)}”`).join(", ")}${chosen.size > 3 ? ", …" : ""} ${chosen.size > 1 ? "stay" : "stays"} chosen.`);
     if (page.view.arcs && shading.strongest.length) {
       notes.push(`Arcs, the strongest ${shading.strongest.length}: ${
         shading.strongest.map(([weight, i, j]) => `${pairName(names, i, j)} ${percent(weight)}`).join(", ")}.`);
+    }
+    if (out && tokens.length === 1 && layer.begins.length > 1) {
+      const step = layer.begins.filter((first) => first <= tokens[0]).length - 1;
+      notes.push(`The model read ${who} in step ${step} of ${layer.begins.length - 1}${step ? "" : ", the prompt"}.`);
     }
     if (layer.answer ?? null) notes.push(`The answer begins at token ${layer.answer}; before it is the prompt.`);
     page.find("prose-note").textContent = notes.join(" ");
@@ -252,21 +251,26 @@ export class TextPane {
   }
 
   /**
-   * Shows the weights of a token when the pointer rests on it; null shows the chosen token's again.
+   * Points at a token: at once its pair with the chosen token is shown, and where the pointer rests the weights of the token
+   * itself; from then on those of each token that the pointer comes to. Null: at none.
    *
-   * @param {Listing | null} listing
+   * @param {Listing} listing
    * @param {number | null} index
+   * @param {boolean} [rests]
    */
-  rest(listing, index) {
+  point(listing, index, rests = true) {
     clearTimeout(this.resting);
-    const show = () => {
-      const { look } = this.page.now;
-      const tokens = [...this.chosen];
-      const back = index === null || (listing === this.holding && this.chosen.has(index));
-      if (!back) this.show(this.viewFrom(listing), [index], null, true);
-      else if (this.previewing) this.show(look.view, tokens, look);
+    const { page } = this;
+    if (index === null) return page.hover(null);
+    const own = () => {
+      const view = this.viewFrom(listing);
+      const [other] = lookOf(page.now.head, view, index).ranked;
+      page.hover(view === "out" ? { i: index, j: other ?? null } : { i: other ?? null, j: index }, view);
     };
-    this.resting = setTimeout(show, index === null ? 0 : REST);
+    const chosen = listing === this.holding && this.chosen.has(index);
+    if (this.previewing && !chosen) return own();
+    page.hover(this.previewed(listing, index));
+    if (rests && !chosen) this.resting = setTimeout(own, REST);
   }
 
   /**
@@ -305,5 +309,15 @@ export class TextPane {
       for (const index of at) if (index !== null && prose.spans[index]) this.passing.push(prose.spans[index]);
     }
     for (const span of this.passing) span.classList.add("passing");
+    const { look } = this.page.current;
+    this.previewing = look !== this.page.now.look;
+  }
+
+  /** @param {Shown} shown */
+  linger({ look }) {
+    const { now } = this.page;
+    const [view, tokens] = look === now.look ? [look.view, [...this.chosen]] : [look.view, [look.token]];
+    const same = this.shading?.view === view && this.shading.tokens.join() === tokens.join();
+    if (!same) this.show(view, tokens, look, look !== now.look);
   }
 }

@@ -1,6 +1,6 @@
 // ---- The weights of a rectangle of pairs, pooled. Pure: it runs in the worker and, where there is none, on the page.
 
-import { breathe, countsOf, mayLook, onlySpans, scoresOf } from "./weights.js";
+import { breathe, countsOf, mayLook, onlySpans, scoresOf, shownOf } from "./weights.js";
 
 /** @import { Afar, TileRequest, Weighed } from "./types.d.ts" */
 
@@ -14,11 +14,17 @@ import { breathe, countsOf, mayLook, onlySpans, scoresOf } from "./weights.js";
  * @param {Float64Array} into
  */
 export function weightsOf(head, i, from, to, into) {
+  if (head.shares) {
+    into.set(head.shares.subarray(i * head.keys + from, i * head.keys + Math.max(from, to)));
+    return;
+  }
   const total = head.logsumexp[i];
   const plain = onlySpans(head);
+  const weights = !head.times && !head.slope;
   scoresOf(head, i, from, to, into);
   for (let at = 0; at < to - from; at++) {
     into[at] = !plain && !mayLook(head, i, from + at) ? -1 : total === -Infinity ? 0 : Math.exp(into[at] - total);
+    if (!weights && into[at] > 0) into[at] = shownOf(head, into[at], i, from + at);
   }
 }
 
@@ -82,27 +88,6 @@ export async function tileOf(head, { i, j, rows, columns, perRow, perColumn, mea
     const tall = Math.min(perRow, head.queries - i - Math.floor(cell / columns) * perRow);
     return sums[cell] / (tall * Math.min(perColumn, head.keys - j - (cell % columns) * perColumn));
   });
-}
-
-/**
- * The weight of a pair, its rank in the row of its query, and the number of keys that the query sees: [weight, rank, seen].
- *
- * @param {Weighed} head
- * @param {number} i
- * @param {number} j
- */
-export function placeInRow(head, i, j) {
-  const from = head.start[i];
-  const row = new Float64Array(Math.max(0, head.stop[i] - from));
-  weightsOf(head, i, from, head.stop[i], row);
-  const weight = row[j - from] ?? -1;
-  let rank = 1;
-  let seen = 0;
-  for (const other of row) {
-    if (other > weight) rank++;
-    if (!(other < 0)) seen++;
-  }
-  return Float64Array.of(weight, rank, seen);
 }
 
 /** @type {Float64Array | null} */

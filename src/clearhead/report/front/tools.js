@@ -14,7 +14,7 @@ const KEYS = [
   ["p, a, b", "among the heads: pins one, compares it as the first, as the second"],
   ["/", "finds a word in the text"],
   ["+ − 0", "zoom the map in, out, and to the whole"],
-  ["x", "turns from what a token looks at to what looks at it, and back"],
+  ["x", "switches between what a token looks at and what looks at it"],
   ["s", "the next colour scale"],
   ["t", "light, dark, or as the system"],
   ["l", "larger, for a talk"],
@@ -36,7 +36,10 @@ export class ToolsPane {
       l: () => this.enlarge(),
       s: () => page.choose({ scale: SCALES[(SCALES.indexOf(page.view.scale) + 1) % SCALES.length] }),
       x: () => page.choose({ view: page.view.view === "out" ? "in" : "out" }),
-      "?": () => this.help.showModal(),
+      "?": () => {
+        this.help.showModal();
+        page.find("help-title").focus(); // else the button at the end has the focus, and the list is scrolled to it
+      },
     };
     page.find("theme").addEventListener("click", this.does.t);
     page.find("present").addEventListener("click", this.does.l);

@@ -2,8 +2,9 @@
 
 import { grouped } from "../../base/front/numbers.js";
 import { onlyByteNames, onlyBytes, special, textsOfBytes } from "./bytes.js";
+import { equalShare, mayLook, rankOf } from "./weights.js";
 
-/** @import { Names, Word } from "./types.d.ts" */
+/** @import { Look, Names, Word } from "./types.d.ts" */
 
 /** @type {Record<string, string>} */
 const visibleSigns = { " ": "␣", "\n": "⏎", "\r": "␍", "\t": "⇥", "\u00a0": "⍽" };
@@ -125,9 +126,9 @@ export const shortened = (text, most) => {
  * @param {number} index
  */
 export function nameOf(words, index) {
-  const { label, repeated, other } = words[index];
+  const { label, repeated, other, at } = words[index];
   const names = [label, ...(other === undefined ? [] : [other])].map((name) => `\u2068${shortened(name, 24)}\u2069`);
-  return `${names.join(" / ")}${repeated ? ` (${index})` : ""}`;
+  return `${names.join(" / ")}${repeated ? ` (${at ?? index})` : ""}`;
 }
 
 /**
@@ -172,3 +173,20 @@ export const plural = (count, noun) => `${grouped(count)} ${count === 1 ? noun :
  * @param {number} j
  */
 export const pairName = (names, i, j) => `${nameOf(names[0], i)} → ${nameOf(names[1], j)}`;
+
+/**
+ * The place of a pair among those of its query, or with view "in" of its key: "rank 3 of the 120 keys of “it”, 4.3 ×
+ * uniform attention". It stands beside the pair's name, at the side and under the map.
+ *
+ * @param {Look} look
+ * @param {number} other
+ * @param {Names} names
+ */
+export function placeWords(look, other, names) {
+  const out = look.view === "out";
+  const [i, j] = out ? [look.token, other] : [other, look.token];
+  if (!mayLook(look.head, i, j)) return "masked: the query may not see this key";
+  const rank = `rank ${grouped(rankOf(look, other))} of the ${plural(look.allowed.length, out ? "key" : "query")}`;
+  const whose = `${out ? "of" : "that see"} “${nameOf(names[out ? 0 : 1], look.token)}”`;
+  return `${rank} ${whose}, ${times(look.weights[other] / equalShare(look.head, i))} uniform attention`;
+}

@@ -2,9 +2,11 @@
 
 from clearhead.explanation.diagnosis.case import Check
 from clearhead.explanation.diagnosis.checks.all_true import AllTrue
+from clearhead.explanation.diagnosis.checks.batch_first import BatchFirst
 from clearhead.explanation.diagnosis.checks.few_keys import FewKeys
 from clearhead.explanation.diagnosis.checks.finite_fill import FiniteFill
 from clearhead.explanation.diagnosis.checks.not_finite import NotFinite
+from clearhead.explanation.diagnosis.checks.not_transposed import NotTransposed
 from clearhead.explanation.diagnosis.checks.one_key import OneKey
 from clearhead.explanation.diagnosis.checks.opposite_mask import OppositeMask
 from clearhead.explanation.diagnosis.checks.padding_attended import PaddingAttended
@@ -22,6 +24,8 @@ CHECKS: tuple[Check, ...] = (
     NotFinite(),
     ZerosAndOnes(),
     UnequalLengths(),
+    NotTransposed(),
+    BatchFirst(),
     OppositeMask(),
     PaddingAttended(),
     SeesNothing(),

@@ -17,8 +17,8 @@ MEANS = "True means 'may attend' here, in SDPA and in transformers; in torch.nn'
 TURN = MEANS + "Pass ~mask."
 CAUSAL = MEANS + "Pass Causal(), or ~mask."
 TRIANGLE = (
-    "Pass Causal(), or a lower triangle: torch.ones_like(mask).tril(). ~mask would hide from each query its own key, "
-    "and leave the first with none."
+    "Pass Causal(), or mask.mT where the mask is a triangle alone. ~mask would hide from each query its own key, and "
+    "leave the first with none."
 )
 
 

@@ -79,13 +79,17 @@ def last_projection(origin: Origin, output: Step, heads: Tensor, shown: Shown) -
     after = [one for one in origin.ran[origin.before :] if not one.inner]  # a module around it may do more
     ran = next((one for one in after if _of_heads(one, heads, shown)), None)
     if ran is None or not isinstance(ran.layer, Linear):
-        said = "No layer of its own that this module ran after attention was given the heads side by side."
-        return Part(title, (), f"{said} It may be in another module.")
+        said = (
+            "No last projection was found. After attention this module ran no linear layer whose input was the outputs "
+            "of all heads side by side. The layer may be in another module."
+        )
+        return Part(title, (), said)
     if not _gives(ran, shown, heads):
         said = (
-            f"The layer {ran.name} was given the heads side by side. Its result is not that of its weights and bias: "
+            f"The input of the layer {ran.name} was the outputs of all heads side by side. Its result is not that of "
+            "its weights and its bias: the layer computes something else, or these were changed or freed since."
         )
-        return Part(title, (), f"{said}it computes something else, or they were changed or freed since.")
+        return Part(title, (), said)
     steps, said = joined_steps(ran.layer, output, heads, shown), f"The module's layer {ran.name}."
     if ran.layer.weight.numel() > LISTED:
         steps = [step for step in steps if step.name not in ("W_output", "b_output")]
