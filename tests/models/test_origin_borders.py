@@ -142,7 +142,7 @@ def test_a_last_layer_that_is_more_than_its_weights(way):
         module.out = Other(WIDTH, WIDTH)
     explanation = explained(module)
     assert not has_result(explanation)
-    assert "Its result is not that of its weights and bias" in words(explanation)
+    assert "Its result is not that of its weights and its bias" in words(explanation)
 
 
 def test_a_last_layer_after_dropout():
