@@ -40,6 +40,7 @@ EXPLORED: dict[str, dict[str, Kept]] = {
     "test_fake_cuda.py": {
         "test_the_host_waits_only_where_it_is_said": ("some",),
         "test_the_engines_for_any_device_need_no_float64": ("some",),
+        "test_each_operation_of_the_engines_for_any_device_has_a_kernel_for_mps": ("some",),
         "test_the_device_sees_what_would_wait": ("some",),
         "test_the_kernels_of_flex_compile_for_a_gpu_that_is_not_here": ("a bias by distance, learnt",),
     },

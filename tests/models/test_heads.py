@@ -297,6 +297,50 @@ def test_a_head_made_to_look_back_is_found():
     assert str(found) == f"{said} (a mean over 39 queries of Back)." and not found.near_uniform
 
 
+def looks_at(targets):
+    """A head whose queries each give nearly all of their weight to one key, or, for None, the same to all."""
+    length = len(targets)
+    query = torch.zeros(1, 1, length, length)
+    for number, target in enumerate(targets):
+        if target is not None:
+            query[0, 0, number, target] = 20.0
+
+    class One(torch.nn.Module):
+        def forward(self, query):
+            return F.scaled_dot_product_attention(query, torch.eye(length)[None, None], query, scale=1.0)
+
+    with ch.watch(model := One()) as seen:
+        model(query)
+    return seen
+
+
+@pytest.mark.parametrize(
+    ("words", "targets", "named"),
+    [
+        ("a b c d a b e f", [4, 5, None, None, 0, 1, None, None], False),  # four queries have their word elsewhere
+        ("a b c d a b c f", [4, 5, 6, None, 0, 1, 2, None], True),
+    ],
+)
+def test_no_head_is_named_by_fewer_than_five_queries(words, targets, named):
+    seen, words = looks_at(targets), words.split()
+    [row] = seen.table(tokens=words)
+    repeated = sum(words.count(word) > 1 for word in words)
+    assert row["same word"] > 0.99 and row["same word queries"] == repeated == (6 if named else 4)
+    assert row["induction queries"] == sum(any(a == b for a in words[:i]) for i, b in enumerate(words))
+    assert row["previous queries"] == 7 and row["normalised entropy queries"] == row["sink queries"] == 8
+    assert (seen.distinctive(words).measure == "same word") is named
+    measures = seen.view(tokens=words).page.meta()
+    figure = dict(
+        zip([m["name"] for m in measures["measures"]], measures["layers"][0]["heads"][0]["measures"], strict=True)
+    )
+    assert figure["same word"][2:] == [None, repeated]
+
+
+def test_a_text_of_four_queries_names_no_head():
+    with pytest.raises(ch.ClearheadError, match="in which 5 queries see several keys"):
+        looks_at([1, 2, 3, 0]).distinctive()
+
+
 def test_the_bundled_bert_has_a_head_that_looks_back():
     model, tokenizer = load(bundled())
     given = tokenizer(TEXT, return_tensors="pt")

@@ -84,29 +84,29 @@ def test_a_last_token_that_no_step_has_read_is_left_out_with_a_warning(tmp_path)
     config = transformers.GPT2Config(vocab_size=20, n_embd=32, n_layer=1, n_head=4, bos_token_id=1, eos_token_id=19)
     model = transformers.GPT2LMHeadModel(config).eval()
     with torch.no_grad(), ch.watch(model, values=True) as seen:
-        ids = model.generate(torch.arange(2, 7)[None], max_new_tokens=4, min_new_tokens=4, pad_token_id=0)
-    words = [f"w{place}" for place in range(9)]
-    for given in (words, words[:8]):
-        told = pytest.warns(UserWarning, match="tokens has 9 tokens, and the model has read 8: .* never read")
-        with told if len(given) == 9 else contextlib.nullcontext():
+        ids = model.generate(torch.arange(2, 8)[None], max_new_tokens=4, min_new_tokens=4, pad_token_id=0)
+    words = [f"w{place}" for place in range(10)]
+    for given in (words, words[:9]):
+        told = pytest.warns(UserWarning, match="tokens has 10 tokens, and the model has read 9: .* never read")
+        with told if len(given) == 10 else contextlib.nullcontext():
             layers = seen.layers(given)
-        assert [layer.query_tokens for layer in layers] == [words[:5], ["w5"], ["w6"], ["w7"]]
-        assert [layer.key_tokens for layer in layers] == [words[:length] for length in (5, 6, 7, 8)]
+        assert [layer.query_tokens for layer in layers] == [words[:6], ["w6"], ["w7"], ["w8"]]
+        assert [layer.key_tokens for layer in layers] == [words[:length] for length in (6, 7, 8, 9)]
     with pytest.warns(UserWarning, match="never read") as said:
         seen.view(tokens=words).write(tmp_path / "page.html")
         table, axes = seen.table(tokens=ids), seen.plot(0, 0, step=1, tokens=words)
-        assert seen.explain(0, 2, "w6", "w1", step=2, tokens=words).title
+        assert seen.explain(0, 2, "w7", "w1", step=2, tokens=words).title
         assert seen.distinctive(ids)
     assert [one.filename for one in said] == [__file__] * 5
-    assert [label.get_text() for label in axes.get_yticklabels()] == ["w5"]
-    for step, (length, call) in enumerate(zip((5, 6, 7, 8), seen, strict=True)):
+    assert [label.get_text() for label in axes.get_yticklabels()] == ["w6"]
+    for step, (length, call) in enumerate(zip((6, 7, 8, 9), seen, strict=True)):
         last = ids[0, length - 1]
         same = [place for place in range(length - 1) if ids[0, place] == last]
         if same and step:
             wanted = call.weights.dense()[0, 1, 0, same].sum()
             assert table[4 * step + 1]["same word"] == pytest.approx(float(wanted), rel=1e-5)
     assert any("same word" in row for row in table[4:])
-    for wrong in (words[:4], [*words, "w9"]):  # no more than one
+    for wrong in (words[:4], [*words, "w10"]):  # no more than one
         with pytest.raises(ch.ShapeError, match=f"tokens has {len(wrong)} words"):
             seen.view(tokens=wrong)
 

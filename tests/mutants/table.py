@@ -748,8 +748,8 @@ EXPLANATIONS = [
 TRITON = [
     Mutant(
         "engines/triton/kernels/tile.py",
-        "keep = (i < given.queries) & (j < given.keys)\n",
-        "keep = i < given.queries\n",
+        "keep = (i < given.query.length) & (j < given.key.length)\n",
+        "keep = i < given.query.length\n",
         "keys beyond the last are seen: a mask is missing",
         INTERPRETED,
     ),
@@ -762,15 +762,15 @@ TRITON = [
     ),
     Mutant(
         "engines/triton/kernels/tile.py",
-        "        s += along(given.poison.key, b, key_head, j, j < given.keys, 0.0)\n",
+        "        s += poison(given.key, b, key_head, j)\n",
         "        s += 0.0\n",
         "a key that is not finite reaches nobody: a NaN is lost",
         INTERPRETED,
     ),
     Mutant(
         "engines/triton/kernels/mul.py",
-        "places[:, None] < x.length) & (dims[None, :] < given.width)",
-        "places[:, None] < x.length) & (dims[None, :] <= given.width)",
+        "sound(x, b, h, places[:, None]) & (dims[None, :] < given.width)",
+        "sound(x, b, h, places[:, None]) & (dims[None, :] <= given.width)",
         "a column of the next row is read: a mask is off by one",
         INTERPRETED,
     ),
@@ -820,7 +820,7 @@ CAUSES = [
         "models/test_causes.py",
     ),
     Mutant(
-        "models/causes/sweep.py",
+        "models/causes/cells.py",
         "return one[place * count : (place + 1) * count]",
         "return one[place::times]",
         "causes: the outputs of a batched sweep are split across its cells",

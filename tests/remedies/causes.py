@@ -30,6 +30,15 @@ def norms():
 """
 CASES = [
     case(
+        "seen().view(effects=metric)",
+        (
+            "a sweep",
+            "torch.tensor([list(seen().view(effects=found).page.meta()['layers'][1]['heads'][0]['measures'][-1])[0]]) # @",
+            "torch.tensor([found[2]['effect']])",
+        ),
+        setup=SETUP + "found = ch.models.sweep(one, lambda layer, head: ch.edits.Ablate(layer, head), IDS, metric)\n",
+    ),
+    case(
         "ch.models.circuits(bare()).qk(1, 0)",
         (
             "circuits(model, inputs)",

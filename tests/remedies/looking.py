@@ -46,7 +46,21 @@ def generated(change=None):
 PLOT = "import matplotlib\nmatplotlib.use('Agg')\ndrawn = lambda axes: torch.tensor(axes is not None)\nfresh = lambda: ch.weights(x, x).plot(0)\n"
 DRAWN = "torch.tensor(True)"
 DEFINED = "class Changed(Block):\n    pass\n"
+PATCHES = (
+    SEEN
+    + "def pictured(image):\n    found = seen_of(Block(), torch.rand(1, 2, 5, 8)).view(image=image)\n    return torch.tensor(found.page.meta()['image']['rows'])\n"
+)
 CASES = [
+    case(
+        "pictured(torch.zeros(30, 70, 3))",
+        ("as the model was given it", "pictured(torch.zeros(30, 70, 3)[:, :30]) # @", "torch.tensor(2)"),
+        setup=PATCHES,
+    ),
+    case(
+        "pictured('picture.png')",
+        ("(3, height, width)", "pictured(torch.zeros(3, 30, 30)) # @", "torch.tensor(2)"),
+        setup=PATCHES,
+    ),
     case(
         "ch.explain(x, x, x).write('steps.docx')",
         ("ends in .html, .md", "torch.tensor('weights' in ch.explain(x, x, x).markdown()) # @", "torch.tensor(True)"),

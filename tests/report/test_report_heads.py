@@ -174,6 +174,16 @@ def test_the_most_distinctive_are_of_other_heads(seen: Any, html: str, open_repo
     assert page.input_value("#measure") == measures[-1]
 
 
+def test_a_measure_says_over_how_many_queries_it_is_and_few_name_no_head(make_case: Make, open_report: Make) -> None:
+    layer = make_case(9, heads=3).layer
+    each = tuple({m: (0.9, 0.1, None, n) for m in MEASURES if m.name == "induction"} for n in (1, 4, 5))
+    page = open_report([replace(layer, measures=each)]).page
+    labels = page.locator(".head").evaluate_all("all => all.map(one => one.getAttribute('aria-label'))")
+    said = [f"90%; uniform attention: 10%, over {n}" for n in ("1 query", "4 queries", "5 queries")]
+    assert [label.split("induction ")[1] for label in labels] == said
+    assert page.locator("#five button").all_inner_texts() == ["L0H2 induction 90%"]
+
+
 def test_32_by_32_heads_fit_without_sideways_scrolling(make_case: Make, open_report: Make) -> None:
     own = [
         with_measures(make_case(4, heads=32, features=2, name=f"dec.{n}").layer, n, role="decoder") for n in range(32)

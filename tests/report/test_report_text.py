@@ -384,6 +384,13 @@ def test_prompt_and_answer_are_told_apart(causal: Any, open_report: Make) -> Non
     assert "The answer begins at token 10" in page.inner_text("#prose-note")
 
 
+def test_the_step_of_a_token_is_said(causal: Any, open_report: Make) -> None:
+    html = with_meta([causal.layer], lambda meta: meta["layers"][0].update(answer=10, begins=[0, 10, 11]))
+    for token, said in ((3, "in step 0 of 2, the prompt."), (10, "in step 1 of 2."), (12, "in step 2 of 2.")):
+        page = open_report([], f"#token={token}", html=html).page
+        assert said in page.inner_text("#prose-note")
+
+
 def test_cross_attention_names_both_texts(make_case: Make, open_report: Make) -> None:
     case = make_case(
         3, 4, kind="cross", heads=1, query_tokens=["das", "Wasser", "."], key_tokens=["it", "is", "wet", "."]

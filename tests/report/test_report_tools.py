@@ -252,6 +252,7 @@ def test_bars_have_one_baseline(make_case: Make, open_report: Make) -> None:
     assert "< 0.00001%" in page.inner_text("#strongest")
     assert np.ptp(page.locator("#strongest .bar").evaluate_all(EDGES), axis=0).max() < 0.5
     page.locator("#terms summary").click()
+    page.wait_for_selector(".term .bar")
     bars = np.array(page.locator(".term .bar").evaluate_all(EDGES))
     filled = np.array(page.locator(".term .bar span").evaluate_all(EDGES))
     shares = [float(x.replace("−", "-")) for x in page.locator(".term .share").all_inner_texts()]

@@ -62,7 +62,7 @@ class AttentionCall(Call):
     The record is of the computation that ran, with the changes of an `edit`: `edited` says whether one changed this
     call, and `unedited` is the call without it. `factor`, (B, H, Lq): the factor by which an edit, `ScaleHeads` or
     `Knockout(after=True)`, multiplied the rows of the softmax over `problem`; `weights` are the product. None: no edit
-    did.
+    did. `begins`: of a joined generation, the first query of each step; else ().
     With `watch(values=True)`: `value` (B, Hk, Lk, Ev), and `output`, `value_norms`, `weighted_value_norms`, and where
     the layer that writes the heads is found, `output_projection`, `transformed_norms` and `weighted_transformed_norms`;
     with `watch(gradients=True)` value, output and value norms, and after a backward pass `gradients` and
@@ -85,6 +85,7 @@ class AttentionCall(Call):
     origin: Origin | None = None  # the layers around the call, for `explain`
     factor: Tensor | None = None
     layer: LayerName = FIRST
+    begins: tuple[int, ...] = ()
     edited: bool = False
     plain: AttentionCall | None = None  # the call without its edit; None where there was none, and in a file
 

@@ -24,7 +24,7 @@ from clearhead.inspection.reductions.topk import TopK
 from clearhead.models.attention_call import AttentionCall, case_of
 from clearhead.models.call import word_list
 from clearhead.models.calls import Calls, chosen_calls, labels, one_call
-from clearhead.models.chain.generation import Generation
+from clearhead.models.chain.generation import Generation, joined_call
 from clearhead.models.read.audit import Audit, Expected, audit
 from clearhead.models.read.differences import Differences, compare_calls
 from clearhead.models.read.distinctive import Distinctive, distinctive, measured
@@ -77,12 +77,13 @@ class Recording(Calls[AttentionCall]):
         The first columns: layer, its number in the model, or its name, such as "decoder 0, cross", where the model has
         several stacks; run; in generations step, 0 for the prompt; module, kind, backend, queries, keys, head.
         Without `reductions`: the means over queries of the entropy in nats, the largest weight, for self attention the
-        mean distance, and with sinks their share; then each measure, and beside it "… uniform": previous, next, itself,
-        first, same word, induction, normalised entropy (a part of the largest possible), sink, distance, weighted value
-        norm, weighted transformed norm. A measure is left out if it needs tokens, positions, values or the layer that
-        writes the heads, and they are not known (`watch(values=True)`). `about(column)` of the result describes a
-        measure. Where there are sinks, measures except the norms are of the keys' weights divided by their sum.
-        Padding, and queries whose mask leaves them no key, are left out; NaN where no query counts.
+        mean distance, and with sinks their share; then each measure, and beside it "… uniform" and "… queries", the
+        number of queries that it is a mean over: previous, next, itself, first, same word, induction, normalised
+        entropy (a part of the largest possible), sink, distance, weighted value norm, weighted transformed norm. A
+        measure is left out if it needs tokens, positions, values or the layer that writes the heads, and they are not
+        known (`watch(values=True)`). `about(column)` of the result describes a measure. Where there are sinks, measures
+        except the norms are of the keys' weights divided by their sum. Padding, and queries whose mask leaves them no
+        key, are left out; NaN where no query counts.
         `reductions`: a column for each of these, the mean over queries, in place of all others. `tokens`: a word for
         each position, a list of such lists for several sequences, or the ids (B, L) that the model was given; in an
         encoder-decoder the decoder's, and `source_tokens` the encoder's. Gives a `Table`, a list of dicts, which has
@@ -116,12 +117,12 @@ class Recording(Calls[AttentionCall]):
 
         Heads are compared by shares of weight: on the previous token, the next, itself, the first, the sink, and, with
         `tokens`, as for `table`, the same word and induction; each less the share of uniform attention. The shares are
-        means over the queries that may see such a key, at least 8, or half of all. Where no share is 5% above uniform,
-        the head with the least entropy is named; and where no entropy is below 98% of the largest possible, the
-        sentence says that all heads are near uniform. `L1H8` is head 8 of layer 1; in a generation it is
-        `L1H8, step 2`, and where a model has several stacks "decoder 1, cross, head 8". Gives a `Distinctive`, whose
-        `str()` is the sentence. Raises a `ClearheadError` where no query sees several keys. Cost: the passes of
-        `table` for its measures.
+        means over the queries that may see such a key, at least 8, or half of all, and never fewer than 5. Where no
+        share is 5% above uniform, the head with the least entropy is named; and where no entropy is below 98% of the
+        largest possible, the sentence says that all heads are near uniform. `L1H8` is head 8 of layer 1; in a
+        generation it is `L1H8, step 2`, and where a model has several stacks "decoder 1, cross, head 8". Gives a
+        `Distinctive`, whose `str()` is the sentence. Raises a `ClearheadError` where fewer than 5 queries see several
+        keys. Cost: the passes of `table` for its measures.
         """
         return distinctive(self.calls, Tokens(tokens, source_tokens))
 
@@ -184,6 +185,29 @@ class Recording(Calls[AttentionCall]):
         Source: Abnar and Zuidema 2020, "Quantifying Attention Flow in Transformers".
         """
         return rollout(self.calls, tokens, layers)
+
+    def joined(self) -> Recording:
+        """The steps of a generation as one recording: one call for each module, as a forward over the final text.
+
+        >>> import torch, torch.nn.functional as F, clearhead as ch
+        >>> class Block(torch.nn.Module):
+        ...     def forward(self, x, past):
+        ...         keys = torch.cat([past, x], 2)
+        ...         return F.scaled_dot_product_attention(x, keys, keys, is_causal=x.shape[2] > 1), keys
+        >>> block, past = Block(), torch.rand(1, 4, 0, 8)
+        >>> with ch.watch(block) as seen:
+        ...     for length in (5, 1, 1):
+        ...         output, past = block(torch.rand(1, 4, length, 8), past)
+        >>> seen.joined()[0].shape
+        (1, 4, 7, 7)
+
+        Its tables, pages and explanations are those of the whole text. The page tells prompt and answer apart, and says
+        in which step a token was read. `call.begins`: the first query of each step. Values are joined where they were
+        kept; outputs, gradients and the layers around a call are not. The last token of an answer was never read, so it
+        has no query: it is left out of `tokens`, with a warning. A file that `write` makes of it has no steps.
+        Raises a `ClearheadError` as `Generation.joined`. Cost: a copy of the queries and of the keys, once.
+        """
+        return Recording([joined_call(self[name]) for name in self.names])
 
     def check(self, expected: Expected) -> Audit:
         """Compare the pairs that each call allowed with an expected mask: mass leaked and mass hidden.
@@ -318,6 +342,8 @@ class Recording(Calls[AttentionCall]):
         error: float = ERROR,
         beside: Recording | None = None,
         beside_tokens: Iterable[str] | None = None,
+        effects: Any = None,
+        image: Any = None,
         height: int = 900,
     ) -> Framed:
         """The report, one HTML page: `.write(path)` makes a file of it, which needs no network; a notebook shows it.
@@ -346,6 +372,14 @@ class Recording(Calls[AttentionCall]):
         divergence of a head is that of `compare` over the tokens that are no padding, with `match_tokens` of the words,
         `replaced=True`, where the two texts differ in length; it is not known where masks differ. Both have the same
         `sequence` and the same source text.
+        The control "show" of the page chooses the number of a pair: its weight; with `watch(values=True)` the weight
+        times the length of the value, and times the length of the value's part of the output; with
+        `watch(gradients=True)`, after a backward pass, the weight times its gradient; and the rollout up to a layer,
+        where all layers of a run are on the page. `effects`: a `Sweep` over layers and heads, a `LogitAttribution`,
+        `Differences`, or a list of these: each is a measure of heads.
+        `image`: of a vision model the picture as it was given to the model, resized and cropped, (height, width, 3) or
+        (3, height, width), whole numbers to 255 or floats to 1, or of PIL: its patches are the tokens after the first
+        few, and the weights of a patch lie over the picture. Without `tokens` a patch is named by its row and column.
         Raises a `ClearheadError` for words that fit no call, and for a layer or heads that are not there. `.write`
         raises a `ClearheadError` for a path that cannot be written, before it computes, and an `UnsupportedError` where
         no call is left. Layers are made one at a time when the page is written or shown, and an old file is replaced
@@ -353,7 +387,7 @@ class Recording(Calls[AttentionCall]):
         a notebook holds the page, except as a widget.
         """
         some = None if layer is None else chosen_calls(self.calls, layer, "view")
-        paged = Paged(self.calls, tokens, source_tokens, sequence, error)
+        paged = Paged(self.calls, tokens, source_tokens, sequence, error, effects=effects, image=image)
         alone = beside is None and beside_tokens is None
         return framed(paged if alone else beside_of(paged, beside, beside_tokens), some, heads, title, height)
 
@@ -428,4 +462,5 @@ def _beside(rows: Table, found: Mapping[Measure, Found]) -> Table:
     for measure, values in found.items():
         columns[measure.name] = values.value.tolist()
         columns[f"{measure.name} uniform"] = values.uniform.tolist()
+        columns[f"{measure.name} queries"] = [int(count) for count in values.queries]
     return Table(row | more for row, more in zip(rows, Table.of({}, columns), strict=True))

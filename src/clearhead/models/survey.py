@@ -19,6 +19,7 @@ from clearhead.models.table import Table
 from clearhead.models.tap.layers import Layers
 from clearhead.models.tap.modules import Stack
 from clearhead.models.use.means import Means
+from clearhead.models.use.surveys.examples import Examples
 from clearhead.models.use.surveys.looks import CLASSES, NAMED
 from clearhead.models.use.surveys.run import surveyed
 from clearhead.report.heads_page import Statistic, heads_page
@@ -59,10 +60,11 @@ def survey(
     once.
     `tokenizer`: of transformers, or a function of a list of texts that gives {"input_ids": a list of ids for each}.
     `keep`: measures of `seen.table()` by their names, each beside uniform attention, all but the norms; "word
-    classes", the weight that special tokens, punctuation, numbers, words and continuations of words receive; and
-    reductions, as for `statistics`. None is normalised entropy, first, sink, previous, distance, and the classes where
-    the tokenizer has a vocabulary. Means are over all queries (or keys) that count: every word weighs the same, padding
-    does not count.
+    classes", the weight that special tokens, punctuation, numbers, words and continuations of words receive;
+    "examples", for each head and measure the three texts in which one query departs most from uniform attention; and
+    reductions, as for `statistics`. None is normalised entropy, first, sink, previous, distance, the examples, and the
+    classes where the tokenizer has a vocabulary. Means are over all queries (or keys) that count: every word weighs the
+    same, padding does not count.
     `state`: a folder with one file for each batch. A file is written under another name first, so that a call that was
     killed at any point can be made again, goes on, and gives the same result. Several processes may share the folder.
     `rank`: (number, of how many) of this process; None takes RANK and WORLD_SIZE, which torchrun sets. Each process
@@ -77,7 +79,8 @@ def survey(
     as it is; for a file of the state that was changed, by its SHA-256 (delete it, and it is computed anew); and for
     batches of other ranks that do not come. Several processes may make the same survey in one folder at a time.
     Cost: a pass of the model; for each call a pass over its pairs for all measures, and two passes over one key a query
-    for "first" and "previous"; memory O(batch). The model's weights are read once for their digest.
+    for "first" and "previous"; a row of weights for each example of another measure; memory O(batch). The model's
+    weights are read once for their digest.
     """
     parts = surveyed(model, texts, tokenizer, keep, state, batch, max_length, rank, wait)
     return Survey(type(model).__name__, **parts, layers=_layers(model, parts["means"]))
@@ -89,7 +92,8 @@ class Survey:
 
     `means`: a `Means` of all texts, by module; its entry i is of `columns[i]`, and column 0 is the number of queries of
     a text. `layers`: the layer of each module, as in the table. `texts`, `tokens`, `batches`: how many there were.
-    `truncated`: how many texts were cut to `max_length`. `model`: the name of its class.
+    `truncated`: how many texts were cut to `max_length`. `model`: the name of its class. `strongest`, `spelling`: what
+    `examples()` is made of.
     """
 
     model: str
@@ -101,6 +105,8 @@ class Survey:
     batches: int
     max_length: int | None
     layers: Mapping[str, int | str] = field(default_factory=dict)
+    strongest: Examples = field(default_factory=lambda: Examples((), 0), repr=False)
+    spelling: Mapping[int, str] = field(default_factory=dict, repr=False)
 
     @property
     def digest(self) -> str:
@@ -116,29 +122,49 @@ class Survey:
 
         Its columns: layer (its number in the model, or its name, such as "decoder 0", where there are several stacks;
         the first layer where several share a module), module, head, queries (how many were added up), and each
-        statistic that is one number a head; NaN where nothing counts.
+        statistic that is one number a head, NaN where nothing counts; with that of uniform attention, "… uniform", and
+        the number of queries that it is a mean over, "… queries", where these are known.
         """
         rows = Table()
         for number, name in enumerate(self.means):
             layer = self.layers.get(name, number)
-            means, state = self.means[name], self.means.state_dict()
+            means, state, counts = self.means[name], self.means.state_dict(), self.means.counts[name]
             queries = state[f"{name}:0:sum"]
             for head in range(len(queries)):
                 row: dict[str, Any] = {"layer": layer, "module": name, "head": head, "queries": int(queries[head])}
-                for column, mean in zip(self.columns[1:], means[1:], strict=True):
-                    if mean.numel() == len(mean):
+                for place, (column, mean) in enumerate(zip(self.columns, means, strict=True)):
+                    if place and mean.numel() == len(mean):
                         row[column] = float(mean.flatten()[head])
+                    if column.endswith(" uniform"):
+                        row[f"{column.removesuffix('uniform')}queries"] = int(counts[place][head])
                 rows.append(row)
+        return rows
+
+    def examples(self) -> Table:
+        """A row for each head, measure and text in which one query's measure departs most from uniform attention.
+
+        Its columns: layer, module, head, measure, value and uniform (of that query; for the sink, of the text), query
+        and key (positions in the text; the query is None for the sink, the key is the strongest one), tokens (those
+        around query and key) and places (their positions).
+        """
+        rows = Table()
+        for number, name in enumerate(self.means):
+            for head in range(len(self.means[name][0])):
+                for measure, kept in self.strongest.of(name, head):
+                    for one in kept:
+                        row = {"layer": self.layers.get(name, number), "module": name, "head": head, "measure": measure}
+                        row |= one._asdict() | {"tokens": [self.spelling[token] for token in one.tokens]}
+                        rows.append(row | {"places": list(one.places)})
         return rows
 
     def write(self, path: str | Path, title: str | None = None) -> Path:
         """Write the table, or the page of all heads: the ending of the path says which, .csv or .html.
 
         The table is CSV, with every digit. The page shows all heads by any of the statistics: as squares, as a list,
-        and as points. Squares are coloured by the difference of a statistic from that of uniform attention under the
-        same masks, where the latter is known, else by its size. The page needs no network. `title`: of the page.
-        An old file is replaced when all is written. Raises a `ClearheadError` for another ending, and where the file
-        cannot be written.
+        and as points; and the examples of each head, query and key marked. Squares are coloured by the difference of a
+        statistic from that of uniform attention under the same masks, where the latter is known, else by its size. The
+        page needs no network. `title`: of the page. An old file is replaced when all is written. Raises a
+        `ClearheadError` for another ending, and where the file cannot be written.
         """
         if ending_of(path, [".csv", ".html"], "survey") == ".csv":
             return self.table().write(path)
@@ -149,7 +175,11 @@ class Survey:
         if self.truncated:
             said += f", {self.truncated:,} texts cut to {self.max_length:,} tokens"
         return heads_page(
-            title or f"Attention of {self.model} over {self.texts:,} texts", said, self._shown(), self.table()
+            title or f"Attention of {self.model} over {self.texts:,} texts",
+            said,
+            self._shown(),
+            self.table(),
+            self.examples(),
         )
 
     def _shown(self) -> list[Statistic]:

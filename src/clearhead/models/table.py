@@ -73,7 +73,7 @@ class Table(list[dict[str, Any]]):
     def about(self, column: str) -> str:
         """A measure's description, formula, range and source. Raises a `ClearheadError` for another column."""
         for measure in MEASURES:
-            if column in (measure.name, f"{measure.name} uniform"):
+            if column in (measure.name, f"{measure.name} uniform", f"{measure.name} queries"):
                 return measure.about()
         names = ", ".join(measure.name for measure in MEASURES)
         raise ClearheadError(f"{column!r} is no measure of a head; the measures are {names}.")

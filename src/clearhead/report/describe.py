@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from clearhead.report._blocks import Blocks, multiples, plain, planes, thumbnail_codes
-from clearhead.report.layer import Array, Layer, Measures, PageBias, Tiles, seen_keys
+from clearhead.report.layer import Array, Layer, Measures, PageBias, Slopes, Tiles, seen_keys
 
 CHUNK = 8192  # tokens of an operand in a block
 AT_ONCE = 2**24  # up to so many products of features, the page computes log-sum-exps itself
@@ -47,6 +47,8 @@ def described(layer: Layer, texts: tuple[int, int], steps: tuple[int, int], bloc
             head["sink"] = float(layer.sinks[number])
         if layer.pyramid is not None:
             head["pyramid"] = _pyramid(layer, number, blocks)
+        if layer.slopes is not None:
+            head["slopes"] = _slopes(layer.slopes, number, layer.heads, blocks)
     return {
         "name": layer.name,
         "label": layer.label,
@@ -58,6 +60,7 @@ def described(layer: Layer, texts: tuple[int, int], steps: tuple[int, int], bloc
         "keys": keys,
         "position": layer.position,
         "answer": layer.answer,
+        "begins": list(layer.begins),
         "phi": None if layer.scores is not None else layer.phi,
         "features": layer.query.shape[2],
         "pairs": [[one, other, None if turn is None else finite(turn)] for one, other, turn in layer.pairs],
@@ -126,6 +129,18 @@ def _tiles(tiles: Tiles | None, blocks: Blocks) -> dict[str, Any] | None:
     return {"side": tiles.side, "places": blocks.one(places), "values": blocks.one(packed)}
 
 
+def _slopes(slopes: Slopes, number: int, heads: int, blocks: Blocks) -> dict[str, Any]:
+    """The places of the gradient of the output, of the values, and of the sums over the queries."""
+    own, steps = number // (heads // len(slopes.value)), slopes.steps
+    sides = ("grad", slopes.grad[number], 0, number), ("value", slopes.value[own], 1, own)
+    places: dict[str, Any] = {"features": slopes.grad.shape[-1]}
+    for name, array, side, row in sides:
+        parts = _packed(array, None if steps is None else steps[side][row])
+        places[name] = [blocks.one(part) for part in parts]
+    sums = blocks.add(*(plain(each[number], "float32") for each in (slopes.raises, slopes.lowers)))
+    return places | dict(zip(("raises", "lowers"), sums, strict=True))
+
+
 def _pyramid(layer: Layer, number: int, blocks: Blocks) -> dict[str, int]:
     assert layer.pyramid is not None
     largest, mean, per_row, per_column = (
@@ -140,12 +155,14 @@ def _pyramid(layer: Layer, number: int, blocks: Blocks) -> dict[str, int]:
 
 
 def measured(measures: Measures, known: Sequence[Any]) -> list[Any]:
-    """A head's measures in the given order: (value, uniform attention's value, perhaps a key), or 0 for none."""
+    """A head's measures in the given order: value, uniform attention's value, key, queries; or 0 for none."""
     found: list[Any] = []
     for measure in known:
-        value, uniform, key = measures.get(measure, (None, None, None))
+        value, uniform, *more = measures.get(measure, (None, None))
         numbers = [None if number is None else finite(number) for number in (value, uniform)]
-        found.append(0 if numbers == [None, None] else numbers + ([] if key is None else [key]))
+        while more and more[-1] is None:
+            more.pop()
+        found.append(0 if numbers == [None, None] else numbers + more)
     return found
 
 

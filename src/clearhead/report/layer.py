@@ -75,7 +75,8 @@ class About(NamedTuple):
     does: str | None
 
 
-Measures = Mapping[Any, tuple[float, float, int | None]]  # by measure, or About
+# by measure, or About: value, uniform attention's value, key or None, and perhaps the number of queries
+Measures = Mapping[Any, tuple[float, float, int | None] | tuple[float, float, int | None, int]]
 
 
 @dataclass(frozen=True, eq=False)
@@ -133,6 +134,22 @@ class Pyramid:
 
 
 @dataclass(frozen=True, eq=False)
+class Slopes:
+    """The gradient of the output, from which A_ij ∂L/∂A_ij = w_ij Σ_e grad_ie value_je follows for every pair.
+
+    `grad`: (H, Lq, Ev); `value`: (Hk, Lk, Ev), where Hk divides H. `steps`: (H, Ev) and (Hk, Ev), of which they are
+    whole multiples; None writes float32. `raises`, `lowers`: (H, Lk), for each key the sum of the products above 0
+    over the queries, and the sum of those below 0 without their sign.
+    """
+
+    grad: Array
+    value: Array
+    steps: tuple[Array, Array] | None
+    raises: Array
+    lowers: Array
+
+
+@dataclass(frozen=True, eq=False)
 class Layer:
     """One attention call on one sequence, with all numbers that are needed to compute its weights again.
 
@@ -180,11 +197,14 @@ class Layer:
         label, role: such as `"L3"`, and `"encoder"`, `"decoder"`, `"cross"`, or `"self"` where there is one stack; in
             the second of two recordings such as `"self, beside"`.
         numbers: each head's own number, where some are left out; None for 0, 1, ….
-        measures: for each head, by measure: value, uniform attention's value, and the key of the measure or None.
+        measures: for each head, by measure: value, uniform attention's value, the key of the measure or None, and
+            perhaps how many queries both are means over.
         pyramid: the largest and mean weights of cells, where a side is long.
         value_norms: (H, Lk), the length ‖v_j‖ of each key's value vector, where values were kept.
         transformed_norms: (H, Lk), the length ‖v_j W_O‖ of what the head writes for each key, where W_O is known.
-        answer: the first query that a model has generated, or None.
+        slopes: the gradient of the output, where it was kept.
+        answer: the first query that a model has generated, or None. `begins`: the first query of each step of a
+            generation, or ().
         pairs: two features that rotary positions turn together, and the number of positions of a full turn, or None
             where it is not known.
 
@@ -227,7 +247,9 @@ class Layer:
     pyramid: Pyramid | None = None
     value_norms: Array | None = None
     transformed_norms: Array | None = None
+    slopes: Slopes | None = None
     answer: int | None = None
+    begins: tuple[int, ...] = ()
     pairs: tuple[tuple[int, int, float | None], ...] = ()
 
     def __post_init__(self) -> None:
@@ -261,6 +283,12 @@ class Layer:
         self._check("sinks", self.sinks, (heads,))
         self._check("value_norms", self.value_norms, (heads,), keys)
         self._check("transformed_norms", self.transformed_norms, (heads,), keys)
+        if self.slopes is not None:
+            self._check("slopes.grad", self.slopes.grad, (heads,), queries, self.slopes.grad.shape[-1])
+            divisors = tuple(n for n in range(1, heads + 1) if heads % n == 0)
+            self._check("slopes.value", self.slopes.value, divisors, keys, self.slopes.grad.shape[-1])
+            self._check("slopes.raises", self.slopes.raises, (heads,), keys)
+            self._check("slopes.lowers", self.slopes.lowers, (heads,), keys)
         self._check("distance", self.distance, (heads,), queries)
         if self.bias is not None:
             self._check("bias.relative", self.bias.relative, one_or_all, queries + keys - 1)
@@ -374,11 +402,17 @@ def of_heads(layer: Layer, heads: Sequence[int]) -> Layer:
 
     keys, steps, bias, pyramid = [layer.key_head(h) for h in chosen], layer.operand_steps, layer.bias, layer.pyramid
     numbers = layer.numbers or tuple(range(layer.heads))
+    slopes = layer.slopes
+    if slopes is not None:
+        own = [head // (layer.heads // len(slopes.value)) for head in chosen]
+        each_step = None if slopes.steps is None else (some(slopes.steps[0]), slopes.steps[1][own])
+        slopes = Slopes(some(slopes.grad), slopes.value[own], each_step, some(slopes.raises), some(slopes.lowers))
     return replace(
         layer,
         name=f"{layer.name} (head{'s' * (len(chosen) > 1)} {', '.join(map(str, chosen))})",
         **{name: some(getattr(layer, name)) for name in BY_HEAD},
         key=layer.key[keys],
+        slopes=slopes,
         bias=None if bias is None else PageBias(some(bias.relative), some(bias.dense), each(bias.tiles)),
         holes=each(layer.holes),
         operand_steps=None if steps is None else (some(steps[0]), steps[1][keys]),

@@ -11,19 +11,22 @@ of messages.
 `meta`:
   title; texts: lists of tokens; originals: {text: {token: spelling}} of words that the tokenizer does not know;
   steps: lists of {name, formula, tree}, as `base/front/language.js` says it, null where the step is given;
-  measures: [{name, says, formula, range, does}], the measures that some head has;
+  measures: [{name, says, formula, range, does, alone}], the measures that some head has; alone: it has no value of
+    uniform attention;
   distinctive: {layer, head, sentence, measure, nearUniform}, layer and head by their places in this page, or null;
   leftOut: [{name, reason}], calls that are not shown;
   beside: [[layer, layer], …], the calls with the same number in two recordings, by their places in this page;
   aligned: [{texts: [text, text], positions: [[…], […]]}, …], the positions of two texts that correspond, ascending;
     other texts of one length correspond position by position;
-  layers: [{name, label, kind, role, queryText, keyText, queries, keys, position, answer, phi, features, pairs, scale,
-    softcap, error, why, whyBlind, thumbnail, shared, heads}].
+  flows: [[layer, …], …], the places of layers that read each other's results in one run, all of them, for rollout;
+  image: {place, width, height, rows, columns, extra}: a picture in bytes, its patches, and the tokens before; or null;
+  layers: [{name, label, kind, role, queryText, keyText, queries, keys, position, answer, begins, phi, features, pairs,
+    scale, softcap, error, why, whyBlind, thumbnail, shared, heads}].
     position: the position of query 0 among the keys, or null. answer: the first query that the model generated, or
-    null. phi: null where scores are given. pairs: [feature, feature, positions in a turn or null], for rotary
-    positions. thumbnail: {block, rows, columns}: the place of the bytes of all heads, each rows × columns: see
-    `codes.py`. heads: [{number, query, key, scores, start, …, sink, measures, pyramid}]; shared: the entries that all
-    heads share.
+    null. begins: the first query of each step of a generation, or []. phi: null where scores are given. pairs:
+    [feature, feature, positions in a turn or null], for rotary positions. thumbnail: {block, rows, columns}: the place
+    of the bytes of all heads, each rows × columns: see `codes.py`. heads: [{number, query, key, scores, start, …, sink,
+    measures, pyramid}]; shared: the entries that all heads share.
 
 The entries of a head:
   query (queries, features), key (keys, features); weight (features), where φ's terms are weighted; or scores;
@@ -33,9 +36,11 @@ The entries of a head:
   holes {side, places, values}: bits, 1 for pairs inside the spans that the mask hides;
   valueNorms (keys): the length of each value vector, where values were kept; transformedNorms (keys): of what the head
     writes for it, where the layer that writes the heads is known;
+  slopes: {grad (queries, features), value (keys, features), raises (keys), lowers (keys), features}: see `Slopes`;
   logsumexp, entropy, received, distance: left out where `rowsOf` in `weights.js` computes them at once;
   sink: the score of the sink;
-  measures: [[value, of uniform attention, key], …] in the order of meta.measures, 0 where there is none;
+  measures: [[value, of uniform attention, key or null, queries], …] in the order of meta.measures, 0 where there is
+    none, the last ones left out where they are not known;
   pyramid: {max, mean, rows, columns, perRow, perColumn}, of sides longer than 1,024: see `codes.py`.
 Where a sink has a share of the softmax, entropy, received and distance are of the weights divided by their sum.
 """
@@ -51,12 +56,12 @@ from typing import Any
 
 from clearhead.base.errors import UnsupportedError
 from clearhead.base.pages import embedded, filled, filled_parts, head, program, source, style, write_parts
-from clearhead.report._blocks import PLACES, Blocks
+from clearhead.report._blocks import PLACES, Blocks, plain
 from clearhead.report.describe import described, measured
-from clearhead.report.layer import Layer, LeftOut, Measures
+from clearhead.report.layer import Array, Layer, LeftOut, Measures
 
 # Entries of a head that are no places of arrays.
-NO_PLACES = ("number", "sink", "rows", "columns", "perRow", "perColumn", "side")
+NO_PLACES = ("number", "sink", "rows", "columns", "perRow", "perColumn", "side", "features")
 
 Positions = tuple[Sequence[int], Sequence[int]]
 
@@ -70,6 +75,8 @@ class Page:
         self.title = title
         self.distinctive: Mapping[str, Any] | None = None
         self.beside: list[tuple[int, int]] = []
+        self.flows: list[list[int]] = []
+        self._image: dict[str, int] | None = None
         self._originals: dict[int, Mapping[int, str]] = {}
         self._aligned: dict[tuple[int, int], Positions] = {}
         self._blocks, self._texts, self._steps = Blocks(), _Once(), _Once()
@@ -95,6 +102,11 @@ class Page:
     def spell(self, tokens: Sequence[str], originals: Mapping[int, str]) -> None:
         """Add the spelling of tokens of a text that the tokenizer does not know, by their places."""
         self._originals[self._texts.add([str(token) for token in tokens])] = originals
+
+    def show(self, pixels: Array, rows: int, columns: int, extra: int) -> None:
+        """Add a picture, uint8 (height, width, 3), whose patches are the tokens after the first `extra` ones."""
+        sizes = {"height": pixels.shape[0], "width": pixels.shape[1], "rows": rows, "columns": columns, "extra": extra}
+        self._image = sizes | {"place": self._blocks.one(plain(pixels, "uint8"))}
 
     def align(self, tokens: Sequence[str], other_tokens: Sequence[str], positions: Positions) -> None:
         """Add the positions of two texts that correspond."""
@@ -137,7 +149,7 @@ class Page:
         place = self.distinctive or {"layer": 0, "head": 0}
         layer = self._layers[place["layer"]]
         parts = layer["shared"] | layer["heads"][place["head"]]
-        operands = {name: parts.pop(name) for name in ("query", "key") if name in parts}
+        operands = {name: parts.pop(name) for name in ("query", "key", "slopes") if name in parts}
         return list(dict.fromkeys([*_blocks_in(parts), *_blocks_in(operands)]))
 
     @property
@@ -162,10 +174,15 @@ class Page:
             "texts": self._texts.all,
             "originals": self._originals,
             "steps": self._steps.all,
-            "measures": [{name: getattr(measure, name) for name in about} for measure in known],
+            "measures": [
+                {name: getattr(measure, name) for name in about} | {"alone": getattr(measure, "alone", False)}
+                for measure in known
+            ],
             "distinctive": self.distinctive,
             "leftOut": [call._asdict() for call in self._left_out],
             "beside": self.beside,
+            "flows": self.flows,
+            "image": self._image,
             "aligned": [{"texts": texts, "positions": lists} for texts, lists in self._aligned.items()],
             "layers": layers,
         }

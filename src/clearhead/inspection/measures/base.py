@@ -17,17 +17,30 @@ from clearhead.inspection.measures.subject import Subject as Subject
 Needs = tuple[Literal["placed", "tokens", "value", "transformed"], ...]
 
 
+class Peak(NamedTuple):
+    """For each sequence and head, (B, H), the query at which the measure is furthest from uniform attention.
+
+    `value` and `uniform`: the measure of this query, float64 on the CPU, NaN where no query counts. `query`: int64, −1
+    for a measure of the sequence as a whole.
+    """
+
+    value: Tensor
+    uniform: Tensor
+    query: Tensor
+
+
 class Found(NamedTuple):
     """A measure of each head of a call, float64 (H,) on the CPU; NaN where no query counts.
 
     `uniform`: the measure of uniform attention under the same mask. `queries`: the number of queries in these means.
-    `key`: the key of a measure of one key, int64 (B, H).
+    `key`: the key of a measure of one key, int64 (B, H). `peak`: where the measure is strongest in each sequence.
     """
 
     value: Tensor
     uniform: Tensor
     queries: Tensor
     key: Tensor | None = None
+    peak: Peak | None = None
 
 
 class Measure(ABC):
@@ -36,9 +49,9 @@ class Measure(ABC):
     `name`: its column in `seen.table()`, by default the words of the class's name. `says`: its meaning, in a sentence.
     `formula`: with w_ij the weights of the keys, which sum to 1: with sinks, they are divided by their sum. `range`:
     its least and largest value. `source`: the publication it comes from. `does`: the behaviour of a head with a high
-    value, for shares of weight, which can be compared with one another; None for a measure that is no share. `needs`:
-    the parts of a call that it reads and a call may lack: the places of queries among the keys, tokens, the lengths of
-    values, those of transformed values.
+    value, for shares of weight, which can be compared with one another; None for a measure that is no share. `least`:
+    whether a head stands out by a small value. `needs`: the parts of a call that it reads and a call may lack: the
+    places of queries among the keys, tokens, the lengths of values, those of transformed values.
     """
 
     name: ClassVar[str]
@@ -47,6 +60,7 @@ class Measure(ABC):
     range: ClassVar[str] = "0 to 1"
     source: ClassVar[str]
     does: ClassVar[str | None] = None
+    least: ClassVar[bool] = False
     needs: ClassVar[Needs] = ()
 
     def __init_subclass__(cls) -> None:
@@ -67,15 +81,24 @@ class Measure(ABC):
         return f"{self.says} Formula: {self.formula}. Range: {self.range}. Source: {self.source}."
 
 
-def averaged(value: Tensor, uniform: Tensor, counted: Tensor) -> Found:
+def averaged(value: Tensor, uniform: Tensor, counted: Tensor, least: bool = False) -> Found:
     """Means over the queries that count. `value` (B, H, Lq); `uniform` and `counted` broadcast to it."""
     counted = counted.cpu().expand_as(value)
     count = counted.sum((0, 2)).double()
-    own, other = (
-        torch.where(counted, given.cpu().double().expand_as(value), 0.0).sum((0, 2)) / count
-        for given in (value, uniform)
-    )
-    return Found(own, other, count)
+    both = [torch.where(counted, given.cpu().double().expand_as(value), 0.0) for given in (value, uniform)]
+    own, other = (each.sum((0, 2)) / count for each in both)
+    return Found(own, other, count, peak=_peak(both[0], both[1], counted, least))
+
+
+def _peak(value: Tensor, uniform: Tensor, counted: Tensor, least: bool) -> Peak | None:
+    """The query of each sequence and head that is furthest from uniform attention, of (B, H, Lq)."""
+    if not value.shape[-1]:
+        return None
+    apart = (uniform - value if least else value - uniform).nan_to_num(-torch.inf).masked_fill(~counted, -torch.inf)
+    query = apart.argmax(-1, keepdim=True)
+    none = apart.gather(-1, query) == -torch.inf
+    found, other = (each.gather(-1, query).masked_fill(none, torch.nan).squeeze(-1) for each in (value, uniform))
+    return Peak(found, other, query.squeeze(-1))
 
 
 class OnKeys(Measure):

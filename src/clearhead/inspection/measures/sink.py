@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from clearhead.inspection.measures.base import Found, Measure, Subject
+from clearhead.inspection.measures.base import Found, Measure, Peak, Subject
 
 
 class Sink(Measure):
@@ -24,6 +24,8 @@ class Sink(Measure):
         if subject.keys is not None:
             excess = excess.masked_fill(~subject.keys.cpu().unsqueeze(1), -torch.inf)
         key = excess.argmax(-1, keepdim=True)  # of each sequence and head
-        count = subject.counted.cpu().sum(-1).expand(received.shape[:2]).sum(0).double()
-        value, other = (t.gather(-1, key).squeeze(-1).sum(0) / count for t in (received, uniform))
-        return Found(value, other, count, key.squeeze(-1))
+        each = subject.counted.cpu().sum(-1).expand(received.shape[:2]).double()
+        count = each.sum(0)
+        own, even = (t.gather(-1, key).squeeze(-1) for t in (received, uniform))
+        peak = Peak(own / each, even / each, torch.full_like(key.squeeze(-1), -1))
+        return Found(own.sum(0) / count, even.sum(0) / count, count, key.squeeze(-1), peak)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple, NoReturn, SupportsIndex, overload
 
@@ -18,7 +20,8 @@ from clearhead.inspection.source import FromRecord
 from clearhead.inspection.weights import Weights
 from clearhead.masks.base import Spans
 from clearhead.models.attention_call import AttentionCall
-from clearhead.models.chain.cached import Cached, Link
+from clearhead.models.call import Outcome
+from clearhead.models.chain.cached import Cached, Link, alone
 from clearhead.models.chain.caches import equal
 from clearhead.models.weights import weights_of
 from clearhead.problem._recorded import RecordedMask
@@ -144,8 +147,47 @@ class Placed(NamedTuple):
         return whole[:, :, ::row_step, ::column_step]
 
 
+class Joined(NamedTuple):
+    """All steps of a generation as one problem: see `Generation.joined`. `said`: what the repr of the weights says."""
+
+    steps: list[Step]
+    record: Record
+    said: dict[str, Any]
+    padding: Words | None
+    factor: Tensor | None
+
+
+def joined_call(calls: Sequence[AttentionCall]) -> AttentionCall:
+    """All steps of a generation as one call; values are joined too, where they were kept."""
+    steps, record, said, padding, factor = _together_of(calls)
+    last, keys = steps[-1].call, record.problem.sizes.keys
+    begins = tuple(itertools.accumulate((step.queries for step in steps[:-1]), initial=0))
+    value = last.cached_value
+    return replace(
+        last,
+        query=torch.cat([step.of_rows(step.call.query)[:, :, : step.queries] for step in steps], 2),
+        cached_key=alone(record.problem.key),
+        mask=said["mask"],
+        kept=record,
+        uniform=None,
+        padding=padding,
+        cached_value=None if value is None else alone(value.between(0, keys)),
+        outcome=None if value is None else Outcome(),
+        origin=None,
+        factor=factor,
+        begins=begins,
+        edited=any(step.call.edited for step in steps),
+        plain=None,
+    )
+
+
 def _joined(calls: Sequence[AttentionCall]) -> Weights:
     """See `Generation.joined`."""
+    joined = _together_of(calls)
+    return weights_of(FromRecord(joined.record, joined.said), joined.padding, joined.factor)
+
+
+def _together_of(calls: Sequence[AttentionCall]) -> Joined:
     names = dict.fromkeys(call.name for call in calls)
     if len(names) != 1:
         raise ClearheadError(
@@ -175,9 +217,8 @@ def _joined(calls: Sequence[AttentionCall]) -> Weights:
     if last.call.cached_key.chain.first:  # a window had dropped keys before the first recorded call
         own, held = _places(steps)
         said |= {"queries": f"{own.start} … {own.stop - 1}", "keys": f"{held.start} … {held.stop - 1}"}
-    source = FromRecord(Record(problem, Versions(()), copied=True), said)
-    padding = _padding(steps, keys)
-    return weights_of(source, padding, _factor(steps))
+    record = Record(problem, Versions(()), copied=True)
+    return Joined(steps, record, said, _padding(steps, keys), _factor(steps))
 
 
 def _places(steps: list[Step]) -> tuple[range, range]:

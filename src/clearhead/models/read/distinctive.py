@@ -45,6 +45,7 @@ def measured(call: AttentionCall, tokens: Tokens, sequence: int | None = None) -
 
 
 LEAST = 8  # a share is a mean over so many queries at least, or over half of those that count
+FEWEST = 5  # no head is named by fewer queries
 NAMED = 0.05  # a share of weight that is above uniform by less is not named
 NEAR = 0.98  # a head with this part of the largest entropy, or more, is near uniform
 ENTROPY = "normalised entropy"
@@ -120,8 +121,8 @@ def distinctive(
     count = len({(calls[one.call].name, calls[one.call].layer, one.head) for one in entropies})
     if not shares or not entropies:
         raise ClearheadError(
-            "no head can be told apart: no call was recorded in which queries see several keys and all numbers are "
-            "finite. Give the model a longer text."
+            f"no head can be told apart: no call was recorded in which {FEWEST} queries see several keys and all "
+            "numbers are finite. Give the model a longer text."
         )
     # of equal shares the first measure is named; shares that differ by rounding are equal
     order = [type(measure) for measure in MEASURES]
@@ -152,7 +153,7 @@ def _of_call(number: int, found: Mapping[Measure, Found]) -> Iterator[_One]:
         for head in range(len(values.value)):
             one = _One(number, head, measure, values)
             enough = min(LEAST, math.ceil(float(sees[head]) / 2))
-            if math.isfinite(one.value) and one.queries >= max(enough, 1):
+            if math.isfinite(one.value) and one.queries >= max(enough, FEWEST):
                 yield one
 
 

@@ -24,7 +24,8 @@ def words_read(call: AttentionCall, count: int) -> int | None:
     A model does not read the last token that it generates: the text may have one more than the last step has read.
     """
     chain, link = call.cached_key.chain, call.cached_key.link
-    if call.kind == "cross" or not chain.appended or not 0 <= count - chain.links[-1].filled <= 1:
+    generated = chain.appended or len(call.begins) > 1  # in steps, which may be joined
+    if call.kind == "cross" or not generated or not 0 <= count - chain.links[-1].filled <= 1:
         return None
     return link.filled
 

@@ -21,6 +21,7 @@ from clearhead.models.read.differences import (
     difference_of,
 )
 from clearhead.models.read.tokens import match_tokens
+from clearhead.models.show.meanings import flow_of, flows
 from clearhead.models.show.paged import Paged
 from clearhead.problem.regions import of_sequence
 from clearhead.problem.words import ALL_WORDS
@@ -88,11 +89,14 @@ class Beside:
                 page.align(text, other, positions)
         names = list(map(str, self.sides[0].labels))
         numbers: dict[int, tuple[int, ...] | None] = {}  # for each shown call the heads that are shown
+        shown = []
         for layer in layers:
             page.add(layer)
             if isinstance(layer, Layer):
+                shown.append((names.index(layer.label), flow_of(layer)))
                 numbers[names.index(layer.label)] = layer.numbers
         first = page.shown
+        page.flows = flows(self.calls, shown)
         for place, (number, heads) in enumerate(numbers.items()):
             counterpart = self.second(number, heads)
             page.add(counterpart)

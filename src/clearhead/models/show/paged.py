@@ -17,6 +17,14 @@ from clearhead.models.call import word_list
 from clearhead.models.calls import labels
 from clearhead.models.read.distinctive import distinctive, measured
 from clearhead.models.read.tokens import Tokens, told_unread
+from clearhead.models.show.image import patches_of
+from clearhead.models.show.meanings import (
+    effects_of,
+    flow_of,
+    flows,
+    slopes_of,
+    with_effects,
+)
 from clearhead.report import Layer, Page
 from clearhead.report.from_call import layer_from_call
 from clearhead.report.layer import LeftOut
@@ -40,10 +48,16 @@ class Paged:
         error: Any = ERROR,
         answer: int | None = None,
         name: str = "tokens",
+        effects: Any = None,
+        image: Any = None,
     ) -> None:
-        self.answer = answer
+        self.answer, self.effects = answer, effects_of(effects)
         self.calls, self.sequence, self.error = calls, whole(sequence), checked_error(error)
         sizes = _sizes(calls, self.sequence)
+        own = {call.shape[2] for call in calls if call.kind == "self"}
+        self.image = None if image is None else patches_of(image, own)
+        if self.image is not None and tokens is None:
+            tokens = self.image.words
         tokens = told_unread(calls, word_list(name, tokens), name)
         self.words, self.source = words(name, tokens, sizes), words("source_tokens", source_tokens, sizes)
         self.tokens = Tokens(self.words or None, self.source or None)
@@ -73,15 +87,17 @@ class Paged:
             return layer
         self.found[number] = measured(call, self.tokens, sequence)
         each = _by_head(self.found[number], call, sequence)
-        return replace(
+        layer = replace(
             layer,
             label=str(self.labels[number]),
             role=self.roles[number],
             measures=each,
             **_lengths(call, sequence),
-            answer=self.answer,
+            slopes=slopes_of(call, sequence, self.error),
+            **_steps(call, sequence, self.answer),
             pairs=_turned(call, layer, sequence),
         )
+        return with_effects(layer, call, self.effects)
 
     def place(self, number: int) -> int:
         """The place of the sequence in the batch of a call."""
@@ -122,9 +138,15 @@ class Paged:
 
     def page(self, layers: Iterable[Layer | LeftOut], title: str) -> Page:
         """The page of these layers. It opens on the head that departs most from uniform attention."""
-        page = Page(title)
+        page, names = Page(title), list(map(str, self.labels))
+        shown = []
         for layer in layers:
             page.add(layer)
+            if isinstance(layer, Layer):
+                shown.append((names.index(layer.label), flow_of(layer)))
+        page.flows = flows(self.calls, shown)
+        if self.image is not None:
+            page.show(*self.image)
         page.distinctive = self.distinctive(page.shown)
         return page
 
@@ -182,6 +204,15 @@ def _lengths(call: AttentionCall, sequence: int) -> dict[str, Any]:
     return {name: norms[:, kept].numpy() for name, norms in every.items()}
 
 
+def _steps(call: AttentionCall, sequence: int, answer: int | None) -> dict[str, Any]:
+    """The first query of each step of a joined generation, and of the answer, among the queries that are no padding."""
+    if not call.begins:
+        return {"answer": answer}
+    words = None if call.padding is None else call.padding.queries
+    begins = tuple(first if words is None else int(words[sequence, :first].sum()) for first in call.begins)
+    return {"begins": begins, "answer": begins[1] if answer is None and len(begins) > 1 else answer}
+
+
 def _turned(call: AttentionCall, layer: Layer, sequence: int) -> tuple[Pair, ...]:
     """The features that rotary positions turn together, where the layers around the call were kept."""
     if call.origin is None or layer.phi != "mul" or layer.query.shape[-1] != call.query.shape[-1]:
@@ -191,16 +222,16 @@ def _turned(call: AttentionCall, layer: Layer, sequence: int) -> tuple[Pair, ...
 
 def _by_head(
     found: Mapping[Measure, Found], call: AttentionCall, sequence: int
-) -> tuple[dict[Measure, tuple[float, float, int | None]], ...]:
+) -> tuple[dict[Measure, tuple[float, float, int | None, int]], ...]:
     """The measures of each head. Keys are given by their place among those that are no padding."""
     words = None if call.padding is None else call.padding.keys
 
     def place(key: int) -> int:
         return key if words is None else int(words[sequence, :key].sum())
 
-    def of(one: Found, head: int) -> tuple[float, float, int | None]:
+    def of(one: Found, head: int) -> tuple[float, float, int | None, int]:
         key = None if one.key is None else place(int(one.key[0, head]))
-        return float(one.value[head]), float(one.uniform[head]), key
+        return float(one.value[head]), float(one.uniform[head]), key, int(one.queries[head])
 
     return tuple({m: of(one, head) for m, one in found.items()} for head in range(call.query.shape[1]))
 

@@ -123,7 +123,7 @@ export const messageSource = (meta, ask) => ({ meta, block: async (number) => un
 export class Run {
   /** @param {DataSource} source */
   constructor(source) {
-    const { title, texts, originals, steps, measures, distinctive, leftOut, beside, aligned } = source.meta;
+    const { title, texts, originals, steps, measures, distinctive, leftOut, beside, aligned, flows, image } = source.meta;
     this.title = title;
     this.texts = texts;
     this.originals = originals;
@@ -133,6 +133,8 @@ export class Run {
     this.leftOut = leftOut;
     this.beside = beside;
     this.aligned = aligned;
+    this.flows = flows;
+    this.image = image;
     /** @type {Layer[]} */
     this.layers = source.meta.layers.map((layer) => ({
       ...layer,
@@ -147,7 +149,7 @@ export class Run {
   }
 
   /**
-   * The measures of a head by their names: [value, uniform attention's value, the key of the measure or null].
+   * The measures of a head by their names: [value, uniform attention's value, key or null, number of queries or null].
    *
    * @param {(MeasureFigure | 0)[] | undefined} values
    */
@@ -155,7 +157,7 @@ export class Run {
     /** @type {Record<string, MeasureFigure>} */
     const found = {};
     (values ?? []).forEach((value, number) => {
-      if (value) found[this.measures[number].name] = [value[0], value[1], value[2] ?? null];
+      if (value) found[this.measures[number].name] = [value[0], value[1], value[2] ?? null, value[3] ?? null];
     });
     return found;
   }

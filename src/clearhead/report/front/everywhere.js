@@ -2,6 +2,7 @@
 
 import { everyIn, make } from "../../base/front/dom.js";
 import { Scale } from "./colour.js";
+import { openUnder } from "./meanings.js";
 import { headName } from "./names.js";
 import { countsOf, mostKeysOf, weightOf } from "./weights.js";
 import { nameOf, percent } from "./words.js";
@@ -41,7 +42,7 @@ export class EverywherePane {
       const row = make("div", "row");
       row.append(make("span", "number", page.labels[at]));
       for (let number = 0; number < layer.heads.length; number++) {
-        const head = await page.run.open(at, number);
+        const head = await openUnder(page.run, { layer: at, head: number }, page.view.meaning);
         if (turn !== this.turn) return;
         const weight = weightOf(head, i, j);
         found.push({ at, number, weight });

@@ -25,13 +25,15 @@ function copyOf(head) {
   };
   /** @param {Tiles | null} tiles */
   const ownTiles = (tiles) => tiles && { ...tiles, places: own(tiles.places), values: own(tiles.values) };
-  const { queries, keys, features, phi, scale, softcap, sink, weight, scores, relative, dense } = head;
+  const { queries, keys, features, phi, scale, softcap, sink, weight, scores, relative, dense, times, slope, shares } = head;
   const copy = {
     queries, keys, features, phi, scale, softcap, sink,
     query: own(head.query), key: own(head.key), weight: weight && own(weight), scores: scores && own(scores),
     relative: relative && own(relative), dense: dense && { ...dense, values: own(dense.values) },
     tiles: ownTiles(head.tiles), holes: ownTiles(head.holes),
     start: own(head.start), stop: own(head.stop), counts: own(head.counts), logsumexp: own(head.logsumexp),
+    times: times && own(times), shares: shares && own(shares),
+    slope: slope && { ...slope, grad: own(slope.grad), value: own(slope.value) },
   };
   return { copy, moved };
 }

@@ -2,7 +2,7 @@
 
 import { everyIn } from "../../base/front/dom.js";
 import { evenness, receivedRatios } from "./marks.js";
-import { headName } from "./names.js";
+import { isWeights, titleOfMap } from "./meaning_words.js";
 import { countsOf, mayLook } from "./weights.js";
 import { nameOf, pairName, percent, placeWords, plural, times } from "./words.js";
 
@@ -26,14 +26,15 @@ export const measuredError = ({ error }) => (error === null ? "" : `, within abo
 export function describeMap(pane) {
   const { layout, page } = pane;
   const { down, across } = layout;
-  const { head, layer } = page.drawn;
+  const { head, layer, meaning } = page.drawn;
   const { view } = page;
-  page.find("map-title").textContent = `The weights of ${headName(page, view)}`;
+  const weights = isWeights(meaning);
+  page.find("map-title").textContent = titleOfMap(page, meaning);
   const pairs = `${down.per} × ${across.per} pairs`;
   const mean = view.pool === "mean";
   page.find("map-note").textContent = (layout.single
-    ? `Each cell is the weight of one pair${measuredError(layer)}. `
-    : `Each cell shows the ${mean ? "mean weight" : "largest weight"} of ${pairs}. `) +
+    ? `Each cell is the ${weights ? "weight" : "number"} of one pair${weights ? measuredError(layer) : ""}. `
+    : `Each cell shows the ${mean ? "mean" : "largest"} ${weights ? "weight" : "number"} of ${pairs}. `) +
     "Bars above: the weight that each key receives from all queries, over its weight under uniform attention: up where it is " +
     "more, down where it is less; a dark end: cut at 16 × or 1/8 ×. " +
     (head.entropy ? "Bars at the right: the entropy of each query; the line is the largest, of uniform attention." : "");

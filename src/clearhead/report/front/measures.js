@@ -2,6 +2,7 @@
 
 import { numberIn } from "../../base/front/address.js";
 import { lastOf } from "../../base/front/numbers.js";
+import { plural } from "./words.js";
 
 /** @import { Figure, HeadAt, Heads, Measure } from "./types.d.ts" */
 
@@ -21,6 +22,8 @@ export const RATIOS = new Set(["distance", "weighted value norm", "weighted tran
 export const NATS = "divergence";
 export const ALONE = new Set([NATS]); // measures without a value of uniform attention, for which 0 is the ground
 const WORTH_A_NAME = 0.05; // the least weight beyond uniform for a name
+
+const FEWEST = 5; // no head is named by fewer queries
 
 /** @param {HeadAt} given */
 export const keyOf = ({ layer, head }) => `${layer}.${head}`;
@@ -53,10 +56,10 @@ export function placesIn(text, run) {
  * @returns {Figure | null}
  */
 export function figureOf(run, { layer, head }, name) {
-  const [value, uniform, key] = run.layers[layer].heads[head].measures?.[name] ?? [NaN, NaN];
+  const [value, uniform, key, queries] = run.layers[layer].heads[head].measures?.[name] ?? [NaN, NaN];
   if (!Number.isFinite(value) || !Number.isFinite(uniform)) return null;
   const ratio = uniform > 0 ? Math.max(value / uniform, 2 ** -10) : 1;
-  return { value, uniform, key: key ?? null, departs: RATIOS.has(name) && !ALONE.has(name) ? Math.log2(ratio) : value - uniform };
+  return { value, uniform, key: key ?? null, queries: queries ?? null, departs: RATIOS.has(name) && !ALONE.has(name) ? Math.log2(ratio) : value - uniform };
 }
 
 /**
@@ -84,13 +87,21 @@ export function valueWords(name, value) {
 }
 
 /**
- * "previous token 71%; uniform attention: 4%"
+ * ", over 31 queries", of a measure; "" where their number is not known.
+ *
+ * @param {number | null | undefined} queries
+ */
+export const queriesWords = (queries) => (queries === null || queries === undefined ? "" : `, over ${plural(queries, "query")}`);
+
+/**
+ * "previous token 71%; uniform attention: 4%, over 31 queries"
  *
  * @param {string} name
  * @param {Figure | null} figure
  */
 export const figureWords = (name, figure) => `${titleOf(name)} ${figure === null ? "–" : valueWords(name, figure.value)}` +
-  (figure === null ? ", not known" : ALONE.has(name) ? "" : `; uniform attention: ${valueWords(name, figure.uniform)}`);
+  (figure === null ? ", not known" : ALONE.has(name) ? "" : `; uniform attention: ${valueWords(name, figure.uniform)}`) +
+  queriesWords(figure?.queries);
 
 /**
  * The departure that has the strongest colour: a round number that no head of the page exceeds by much.
@@ -100,7 +111,10 @@ export const figureWords = (name, figure) => `${titleOf(name)} ${figure === null
  */
 export function limitOf(name, figures) {
   const most = figures.reduce((largest, figure) => Math.max(largest, Math.abs(figure?.departs ?? 0)), 0);
-  if (ALONE.has(name) && most > 1) return Number(most.toPrecision(1)) >= most ? Number(most.toPrecision(1)) : Math.ceil(most);
+  if (ALONE.has(name) && name !== NATS && most > 0) {
+    const digit = 10 ** Math.floor(Math.log10(most)); // rounded up to one digit
+    return Number((Math.ceil(most / digit - 1e-9) * digit).toPrecision(1));
+  }
   const steps = RATIOS.has(name) ? [1, 2, 3, 4, 6] : [WORTH_A_NAME, 0.1, 0.2, 0.5, 1];
   return steps.find((step) => step >= most) ?? lastOf(steps);
 }
@@ -144,7 +158,7 @@ export function rankedBy(name, entries) {
 export function mostDistinctive(run, places) {
   const every = run.measures.filter(({ does }) => does).flatMap((measure) => places.flatMap((place) => {
     const figure = figureOf(run, place, measure.name);
-    if (figure === null || figure.departs < WORTH_A_NAME) return [];
+    if (figure === null || figure.departs < WORTH_A_NAME || (figure.queries ?? FEWEST) < FEWEST) return [];
     const first = measure.name === "sink" ? figureOf(run, place, "first") : null;
     const same = first && Math.abs(first.departs - figure.departs) < 1e-4; // the sink is the first token
     return same ? [] : [{ place, measure, figure }];

@@ -4,12 +4,17 @@ import { elementIn, firstIn } from "../../base/front/dom.js";
 import { Theme } from "../../base/front/theme.js";
 import { ADDRESS_OF_TOKENS } from "./chosen.js";
 import { Scale } from "./colour.js";
+import { ADDRESS_OF_COLOURS, ColoursPane } from "./colours.js";
 import { ADDRESS_OF_COMPARISON, ComparePane } from "./compare.js";
 import { EverywherePane } from "./everywhere.js";
 import { HeaderPane } from "./header.js";
 import { ADDRESS_OF_HEADS, HeadsPane } from "./heads.js";
+import { ImagePane } from "./image.js";
 import { ADDRESS_OF_LINES, LinesPane } from "./lines.js";
 import { ADDRESS_OF_MAP, MapPane } from "./map.js";
+import { ADDRESS_OF_MEANING, MeaningPane } from "./meaning_pane.js";
+import { meaningAt, MEANINGS, openUnder } from "./meanings.js";
+import { ALONE } from "./measures.js";
 import { labelsOf } from "./names.js";
 import { PairPane } from "./pair.js";
 import { HeadPins } from "./pins.js";
@@ -31,15 +36,15 @@ import { readText } from "./words.js";
  * @returns {Pane[]}
  */
 const panesOf = (page) => [
-  new MapPane(page), new HeadsPane(page, HeadPins), new HeaderPane(page), new ToolsPane(page), new TextPane(page),
-  new ComparePane(page), new LinesPane(page), new PairPane(page), new EverywherePane(page),
+  new MapPane(page), new HeadsPane(page, HeadPins), new HeaderPane(page), new MeaningPane(page), new ToolsPane(page),
+  new ImagePane(page), new TextPane(page), new ComparePane(page), new ColoursPane(page), new LinesPane(page), new PairPane(page), new EverywherePane(page),
 ];
 
 const LINGER = 60; // milliseconds that a pointer stays before all that is shown of a pair is drawn
 
 const ADDRESS = {
   ...ADDRESS_OF_HEADS, ...ADDRESS_OF_TOKENS, ...ADDRESS_OF_TEXT, ...ADDRESS_OF_MAP, ...ADDRESS_OF_COMPARISON,
-  ...ADDRESS_OF_LINES,
+  ...ADDRESS_OF_LINES, ...ADDRESS_OF_MEANING, ...ADDRESS_OF_COLOURS,
 };
 
 /**
@@ -60,6 +65,7 @@ export class Page {
     this.root = host.attachShadow({ mode: "open" });
     this.root.append(template.content.cloneNode(true));
     this.texts = run.texts.map(readText);
+    for (const { name, alone } of run.measures) if (alone) ALONE.add(name);
     this.labels = labelsOf(run.layers);
     this.view = new View(run, ADDRESS);
     /** @type {Shown | Sketch | null} */
@@ -225,6 +231,7 @@ export class Page {
     /** @type {Sketch} */
     const shown = {
       head, layer, look: null, pair: null, i: null, j: null, names, view: this.view.view, scale: this.scaleOf(head),
+      meaning: MEANINGS[0],
     };
     this.shown = shown;
     for (const pane of this.panes) pane.sketch?.(shown);
@@ -239,7 +246,8 @@ export class Page {
       if (turn !== this.turn) return;
       if (afar.pyramid) this.sketch(afar);
     }
-    const head = await this.run.open(view.layer, view.head);
+    const meaning = meaningAt(this.run, view, view.meaning);
+    const head = await openUnder(this.run, view, view.meaning);
     if (turn !== this.turn) return;
     const { layer } = head;
     const names = this.namesOf(layer);
@@ -254,7 +262,7 @@ export class Page {
     this.room = this.host.clientWidth;
     this.hovered = this.passing = null;
     clearTimeout(this.lingering);
-    const shown = { head, layer, look, pair, i, j, names, view: view.view, scale: this.scaleOf(head) };
+    const shown = { head, layer, look, pair, i, j, names, view: view.view, scale: this.scaleOf(head), meaning };
     this.shown = shown;
     this.main.inert = false;
     this.onaddress(view.address, this.step);

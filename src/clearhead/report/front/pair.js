@@ -4,45 +4,19 @@ import { everyIn, make } from "../../base/front/dom.js";
 import { grouped } from "../../base/front/numbers.js";
 import { barOf, signedBarOf } from "./bar.js";
 import { receivedRatios } from "./marks.js";
+import { isWeights, movesOf, numberWords } from "./meaning_words.js";
 import { oneText } from "./view.js";
-import { countsOf, entropyOf, mayLook, sinkShareOf, term, weightOf } from "./weights.js";
+import { countsOf, entropyOf, mayLook, sinkShareOf, term } from "./weights.js";
 import { LONG, paintWhy } from "./why.js";
 import { nameOf, percent, placeWords, signed, times } from "./words.js";
 
 /**
  * @import { Page } from "./mount.js"
- * @import { Head, Look, Numbers, Pair, Shown, Sketch } from "./types.d.ts"
+ * @import { Head, Look, Pair, Shown, Sketch } from "./types.d.ts"
  */
 
 const LISTED = 8;
 const TERMS = 6; // dimensions of a score that are shown, the largest first
-
-/**
- * The words about what a pair moves: the length of the weighted value, and of what the layer that writes the heads makes
- * of it (Kobayashi et al. 2020), as far as they are known; each with its share of the query's sum.
- *
- * @param {Head} head
- * @param {number} i
- * @param {number} j
- */
-function movesOf(head, i, j) {
-  /**
-   * @param {string} name
-   * @param {string} adds
-   * @param {Numbers | null} lengths
-   */
-  const one = (name, adds, lengths) => {
-    if (lengths === null) return [];
-    const moved = Float64Array.from(lengths, (length, key) => weightOf(head, i, key) * length);
-    const all = moved.reduce((sum, one) => sum + one, 0);
-    const rank = 1 + moved.reduce((above, one) => above + (one > moved[j] ? 1 : 0), 0);
-    return [`${name} = ${moved[j].toPrecision(3)}, the length of what ${adds}: ${percent(all > 0 ? moved[j] / all : 0)} of the sum of all keys' lengths, rank ${rank} by length`];
-  };
-  return [
-    ...one("‖weight · value‖", "this key adds to the head's output", head.valueNorms),
-    ...one("‖weight · value · W_O‖", "it adds to the layer's result", head.transformedNorms),
-  ].join("\n");
-}
 
 /**
  * The terms of a pair's score: one for each dimension, or for two that rotary positions turn together.
@@ -108,10 +82,12 @@ export class PairPane {
     const name = nameOf(names[out ? 0 : 1], look.token);
     this.page.find("strongest-title").hidden = look.allowed.length === 0;
     this.page.find("strongest-title").textContent =
-      out ? `Keys that “${name}” gives most weight` : `Queries that give “${name}” most weight`;
+      !isWeights(shown.meaning) ? `${out ? "Keys" : "Queries"} with the largest numbers for “${name}”`
+        : out ? `Keys that “${name}” gives most weight` : `Queries that give “${name}” most weight`;
     // a score that is no product has no steps here; a score that was given as a matrix has no terms either
-    this.page.find("why").hidden = pair === null || this.page.run.steps[layer.why].length === 0;
-    this.terms.hidden = pair === null || head.features === 0;
+    const rolled = Boolean(head.shares); // a rollout is of several layers
+    this.page.find("why").hidden = rolled || pair === null || this.page.run.steps[layer.why].length === 0;
+    this.terms.hidden = rolled || pair === null || head.features === 0;
     const each = layer.pairs.length ? "rotary frequency" : "dimension";
     this.page.find("terms-title").textContent = `What each ${each} adds to the score`;
     if (i !== null && j !== null) {
@@ -137,7 +113,7 @@ export class PairPane {
     const title = this.page.find("pair-title");
     const place = this.page.find("pair-place");
     const moves = this.page.find("pair-moves");
-    moves.hidden = pair === null || look.head.valueNorms === null;
+    moves.hidden = pair === null || look.head.valueNorms === null || Boolean(look.head.shares);
     if (pair === null) {
       title.textContent = `“${nameOf(names[out ? 0 : 1], look.token)}”`;
       place.textContent = out
@@ -146,7 +122,7 @@ export class PairPane {
       return;
     }
     const [i, j] = out ? [look.token, pair] : [pair, look.token];
-    const weight = mayLook(look.head, i, j) ? percent(look.weights[pair]) : "masked";
+    const weight = mayLook(look.head, i, j) ? numberWords(this.page.now.meaning, look.weights[pair]) : "masked";
     title.textContent = `“${nameOf(names[0], i)}” → “${nameOf(names[1], j)}” ${weight}`;
     place.textContent = placeWords(look, pair, names);
     if (!moves.hidden) moves.textContent = movesOf(look.head, i, j);
@@ -252,11 +228,12 @@ export class PairPane {
   }
 
   /** @param {Shown} given */
-  paintFacts({ head, look, layer }) {
+  paintFacts({ head, look, layer, meaning }) {
     const at = look.token;
     const facts = [];
     const seen = countsOf(head)[at];
-    if (look.view === "out" && seen > 0) {
+    if (!isWeights(meaning)) facts.push(["sum", numberWords(meaning, look.sum)]);
+    else if (look.view === "out" && seen > 0) {
       facts.push(["keys it sees", `${grouped(seen)}; uniform attention would give each ${percent(1 / seen)}`]);
       const entropy = entropyOf(look);
       const alike = Number(Math.exp(entropy).toPrecision(2));
@@ -272,7 +249,9 @@ export class PairPane {
       const ratio = receivedRatios(head)[at];
       const share = ratio === ratio ? `, ${times(ratio)} its share under uniform attention` : "";
       const all = Float64Array.from(head.received).reduce((sum, one) => sum + one, 0);
-      facts.push(["weight received", `as a key, from all queries: ${percent(all > 0 ? received / all : 0)} of the head's attention${share}`]);
+      const what = isWeights(meaning) ? "the head's attention" : "the sum of all pairs";
+      facts.push([isWeights(meaning) ? "weight received" : "received",
+        `as a key, from all queries: ${percent(all > 0 ? received / all : 0)} of ${what}${share}`]);
     }
     this.page.find("facts").replaceChildren(
       ...facts.flatMap(([term, words]) => [make("dt", "", term), make("dd", "", words)]),

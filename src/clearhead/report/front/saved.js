@@ -3,6 +3,7 @@
 import { draw, penOf } from "../../base/front/dom.js";
 import { channels } from "../../base/front/ramp.js";
 import { measuredError } from "./map_words.js";
+import { isWeights } from "./meaning_words.js";
 import { headName } from "./names.js";
 import { countsOf, mayLook, weightOf } from "./weights.js";
 import { plural, shortened } from "./words.js";
@@ -24,11 +25,12 @@ const WORDS = 160; // up to so many tokens on a side are named in a picture; wit
  * @param {Page} page
  */
 export function captionOf(page) {
-  const { layer, head } = page.now;
+  const { layer, head, meaning } = page.now;
   const { view } = page;
+  const what = isWeights(meaning) ? "weights" : meaning.title;
   /** @type {Record<string, string>} */
-  const scales = { uniform: "weights as multiples of uniform attention under the same mask", log: "weights, log scale",
-    linear: "weights, linear scale" };
+  const scales = { uniform: `${what} as multiples of uniform attention under the same mask`, log: `${what}, log scale`,
+    linear: `${what}, linear scale` };
   return `${page.run.title}: ${layer.kind} attention of ${headName(page, view)} (${layer.name}); ${plural(head.queries, "query")} in rows, ${plural(head.keys, "key")} in columns; ` +
     `colour: ${scales[view.scale]}${measuredError(layer)}.`;
 }
@@ -215,10 +217,10 @@ function field(value) {
  * @param {Page} page
  */
 export function csvOfRow(page) {
-  const { look, head, view } = page.now;
+  const { look, head, view, meaning } = page.now;
   const words = page.run.texts[view === "out" ? page.now.layer.keyText : page.now.layer.queryText];
   /** @type {(string | number | boolean)[][]} */
-  const lines = [["position", "token", "weight", "times_uniform", "allowed"]];
+  const lines = [["position", "token", isWeights(meaning) ? "weight" : meaning.title, "times_uniform", "allowed"]];
   words.forEach((word, other) => {
     const [i, j] = view === "out" ? [look.token, other] : [other, look.token];
     const weight = look.weights[other];

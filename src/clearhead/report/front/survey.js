@@ -3,8 +3,9 @@
 import { addressFrom, followAddress, writeAddress } from "../../base/front/address.js";
 import { elementIn, firstIn, make } from "../../base/front/dom.js";
 import { Theme } from "../../base/front/theme.js";
+import { listOf } from "./examples.js";
 import { ADDRESS_OF_HEADS, HeadsPane } from "./heads.js";
-import { ALONE, RATIOS, titleOf, valueWords } from "./measures.js";
+import { ALONE, queriesWords, RATIOS, titleOf, valueWords } from "./measures.js";
 import { headName, labelsOf } from "./names.js";
 import { View } from "./view.js";
 
@@ -46,7 +47,7 @@ function runOf(meta) {
     /** @type {Record<string, MeasureFigure>} */
     const found = {};
     values.forEach((value, place) => {
-      if (value) found[meta.measures[place].name] = [value[0], value[1] ?? 0];
+      if (value) found[meta.measures[place].name] = [value[0], value[1] ?? 0, null, value[2] ?? null];
     });
     return found;
   };
@@ -68,6 +69,7 @@ class SurveyPage {
     this.root = host.attachShadow({ mode: "open" });
     this.root.append(template.content.cloneNode(true));
     firstIn(this.root, "label:has([value=maps])", HTMLElement).remove();
+    this.meta = meta;
     this.run = runOf(meta);
     this.labels = labelsOf(this.run.layers);
     this.view = new SurveyView(this.run, ADDRESS);
@@ -115,8 +117,14 @@ class SurveyPage {
       const [value, uniform] = measures[name] ?? [null, null];
       const said = value === null ? "–" : valueWords(name, value);
       const beside = value === null || ALONE.has(name) ? "" : ` (uniform ${valueWords(name, uniform)})`;
-      return [make("dt", "", titleOf(name)), make("dd", "", said + beside)];
+      return [make("dt", "", titleOf(name)), make("dd", "", said + beside + queriesWords(measures[name]?.[3]))];
     }));
+    const { measure } = this.pane;
+    const own = this.meta.layers[layer].heads[head].examples;
+    const kept = own[this.meta.measures.findIndex(({ name }) => name === measure)] ?? [];
+    this.find("examples-about").hidden = !this.meta.words.length;
+    this.find("examples-title").textContent = `Its strongest examples of “${titleOf(measure)}”`;
+    this.find("examples").replaceChildren(...listOf(measure, kept, this.meta.words));
   }
 }
 

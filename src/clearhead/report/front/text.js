@@ -5,6 +5,7 @@ import { grouped } from "../../base/front/numbers.js";
 import { drawArcs } from "./arcs.js";
 import { chosenOf, meanLook, oneLook, rangesOf } from "./chosen.js";
 import { Find } from "./find.js";
+import { isWeights } from "./meaning_words.js";
 import { Prose } from "./prose.js";
 import { Strip } from "./strip.js";
 import { listenTo } from "./take.js";
@@ -218,7 +219,7 @@ export class TextPane {
   say(preview) {
     const { page, shading, chosen } = this;
     if (!shading) return;
-    const { names, head, layer } = page.now;
+    const { names, head, layer, meaning } = page.now;
     const { tokens, view } = shading;
     const out = view === "out";
     /** @param {number} index */
@@ -228,7 +229,7 @@ export class TextPane {
       ? `${out ? `Where ${who} looks` : `What looks at ${who}`}${preview ? ", in passing" : ""}`
       : `${out ? `Where ${who} look` : `What looks at ${who}`}, on average`;
     const seen = countsOf(head)[tokens[0]];
-    const notes = [];
+    const notes = isWeights(meaning) ? [] : [`Shown: ${meaning.title}.`];
     if (tokens.length > 1) {
       const few = tokens.slice(0, 6).map(nameAt).join(", ");
       notes.push(`Chosen: ${few}${tokens.length > 6 ? ", …" : ""}. Shaded: more weight than uniform attention would give, on average.`);
@@ -239,6 +240,10 @@ export class TextPane {
     if (page.view.arcs && shading.strongest.length) {
       notes.push(`Arcs, the strongest ${shading.strongest.length}: ${
         shading.strongest.map(([weight, i, j]) => `${pairName(names, i, j)} ${percent(weight)}`).join(", ")}.`);
+    }
+    if (out && tokens.length === 1 && layer.begins.length > 1) {
+      const step = layer.begins.filter((first) => first <= tokens[0]).length - 1;
+      notes.push(`The model read ${who} in step ${step} of ${layer.begins.length - 1}${step ? "" : ", the prompt"}.`);
     }
     if (layer.answer ?? null) notes.push(`The answer begins at token ${layer.answer}; before it is the prompt.`);
     page.find("prose-note").textContent = notes.join(" ");

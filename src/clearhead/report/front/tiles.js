@@ -1,6 +1,6 @@
 // ---- The weights of a rectangle of pairs, pooled. Pure: it runs in the worker and, where there is none, on the page.
 
-import { breathe, countsOf, mayLook, onlySpans, scoresOf } from "./weights.js";
+import { breathe, countsOf, mayLook, onlySpans, scoresOf, shownOf } from "./weights.js";
 
 /** @import { Afar, TileRequest, Weighed } from "./types.d.ts" */
 
@@ -14,11 +14,17 @@ import { breathe, countsOf, mayLook, onlySpans, scoresOf } from "./weights.js";
  * @param {Float64Array} into
  */
 export function weightsOf(head, i, from, to, into) {
+  if (head.shares) {
+    into.set(head.shares.subarray(i * head.keys + from, i * head.keys + Math.max(from, to)));
+    return;
+  }
   const total = head.logsumexp[i];
   const plain = onlySpans(head);
+  const weights = !head.times && !head.slope;
   scoresOf(head, i, from, to, into);
   for (let at = 0; at < to - from; at++) {
     into[at] = !plain && !mayLook(head, i, from + at) ? -1 : total === -Infinity ? 0 : Math.exp(into[at] - total);
+    if (!weights && into[at] > 0) into[at] = shownOf(head, into[at], i, from + at);
   }
 }
 

@@ -3,6 +3,7 @@
 import type { Computed, Tree } from "../../base/front/types.d.ts";
 import type { Theme } from "../../base/front/theme.js";
 import type { Scale } from "./colour.js";
+import type { Run } from "./data.js";
 import type { Layout } from "./layout.js";
 import type { Prose } from "./prose.js";
 import type { Strip } from "./strip.js";
@@ -15,10 +16,10 @@ export type Phi = "mul" | "tanh_add" | "sq_diff";
 /** The place of an array, in one part or in several. */
 export type Places = number | number[];
 
-/** A measure of a head: its value, uniform attention's value, and the key of the measure or null. */
-export type MeasureFigure = [number, number, (number | null)?];
+/** A measure of a head: its value, uniform attention's value, the key of the measure or null, the number of queries. */
+export type MeasureFigure = [number, number, (number | null)?, (number | null)?];
 
-export interface Measure { name: string; says: string; formula: string; range: string; does: string | null }
+export interface Measure { name: string; says: string; formula: string; range: string; does: string | null; alone?: boolean }
 export interface StepText { name: string; formula: string; tree: Tree | null }
 export interface Aligned { texts: [number, number]; positions: [number[], number[]] }
 export interface HeadAt { layer: number; head: number }
@@ -32,6 +33,7 @@ export interface Parts {
   logsumexp?: Places | null; entropy?: Places | null; received?: Places | null; distance?: Places | null;
   query?: Places | null; key?: Places | null; weight?: Places | null; scores?: Places | null;
   relative?: Places | null; valueNorms?: Places | null; transformedNorms?: Places | null;
+  slopes?: { grad: Places; value: Places; raises: number; lowers: number; features: number };
   dense?: { rows: number; columns: number; values: number } | null;
   tiles?: TilesAt | null; holes?: TilesAt | null;
   pyramid?: Grid & { max: Places; mean: Places } | null;
@@ -43,7 +45,7 @@ export interface HeadOfLayer extends Parts { measures: Record<string, MeasureFig
 export interface Layer {
   name: string; label: string; kind: string; role?: string | null;
   queryText: number; keyText: number; queries: number; keys: number;
-  position: number | null; answer: number | null; phi: Phi | null; features: number;
+  position: number | null; answer: number | null; begins: number[]; phi: Phi | null; features: number;
   pairs: [number, number, number | null][];
   scale: number; softcap: number | null; error: number | null; why: number; whyBlind: number;
   thumbnail: { block: number; rows: number; columns: number };
@@ -53,9 +55,12 @@ export interface Layer {
 export interface Meta {
   title: string; texts: string[][]; originals: Record<string, Record<string, string>>; steps: StepText[][];
   measures: Measure[]; distinctive: Distinctive | null; leftOut: { name: string; reason: string }[];
-  beside: [number, number][]; aligned: Aligned[];
+  beside: [number, number][]; aligned: Aligned[]; flows: number[][]; image: Picture | null;
   layers: (Omit<Layer, "heads"> & { heads: (Parts & { measures?: (MeasureFigure | 0)[] })[] })[];
 }
+
+/** A picture whose patches are tokens: the place of its bytes, its pixels, its patches, and the tokens before these. */
+export interface Picture { place: number; width: number; height: number; rows: number; columns: number; extra: number }
 
 /** Where the data come from. */
 export interface DataSource { meta: Meta; block(number: number): Promise<ArrayBuffer> }
@@ -74,8 +79,9 @@ export interface Afar {
 }
 
 /** A head as `weights.js` reads it. */
-export interface Head extends Afar, Operands {
-  logsumexp: Numbers; entropy: Numbers; received: Numbers;
+export interface Head extends Afar, Operands, Remade {
+  logsumexp: Numbers; received: Numbers;
+  plain?: Head; // of a head with another meaning, the head with its weights
   valueNorms: Numbers | null; transformedNorms: Numbers | null;
   rows?: Int32Array | null; columns?: Int32Array | null; // the places of another text's tokens in its own: `difference.js`
   strongest?: Map<number, [number, number][]>; why?: { row: number; steps: Map<string, WhyStep> }; // computed once
@@ -87,8 +93,19 @@ export interface Operands {
   dense: { rows: number; columns: number; values: Numbers } | null; tiles: Tiles | null; holes: Tiles | null;
 }
 
+/** A number that the page shows of each pair: its words, and what is missing for it, "" where nothing is. */
+export interface Meaning {
+  name: string; title: string; unit: string; says: string; lacks(run: Run, at: HeadAt): string;
+}
+
+/** What makes another number of each weight: a factor of each key, or of each pair; or the numbers themselves. */
+export interface Remade {
+  times?: Numbers | null; slope?: { grad: Numbers; value: Numbers; features: number; factor: number } | null;
+  shares?: Numbers | null;
+}
+
 /** The numbers from which the weights of a head are computed: a head, or the part that the worker gets. */
-export type Weighed = Operands & Pick<Head, "queries" | "keys" | "features" | "phi" | "scale" | "softcap" | "start" | "stop"
+export type Weighed = Operands & Remade & Pick<Head, "queries" | "keys" | "features" | "phi" | "scale" | "softcap" | "start" | "stop"
   | "counts" | "logsumexp" | "sink" | "mostKeys" | "alike">;
 
 /** The same without the sums over the keys. */
@@ -120,17 +137,17 @@ export interface FullPair { i: number; j: number }
 
 /** The shown head, token and pair. */
 export interface Shown extends Pair {
-  head: Head; layer: Layer; look: Look; pair: number | null; names: Names; view: Direction; scale: Scale;
+  head: Head; layer: Layer; look: Look; pair: number | null; names: Names; view: Direction; scale: Scale; meaning: Meaning;
 }
 
 /** The same before the head's operands are read. */
 export interface Sketch extends Pair {
-  head: Afar; layer: Layer; look: null; pair: null; names: Names; view: Direction; scale: Scale;
+  head: Afar; layer: Layer; look: null; pair: null; names: Names; view: Direction; scale: Scale; meaning: Meaning;
 }
 
 /** The entries that panes add to the address. */
 export type More = "by" | "against" | "show" | "only" | "pins" | "tokens" | "arcs" | "spelling" | "zoom" | "pool" | "a" | "b"
-  | "lines";
+  | "lines" | "meaning" | "colours";
 export type Reader = (text: string | null, run: Heads) => string | null;
 export type Readers = Partial<Record<More, Reader>>;
 export type Change = Partial<Record<More, string | null> & {
@@ -167,7 +184,7 @@ export interface Pane {
 export interface HeadPlace extends HeadAt { name: string; element: HTMLElement; row?: HTMLElement }
 
 /** A head's value of a measure: see `figureOf`. */
-export interface Figure { value: number; uniform: number; key: number | null; departs: number }
+export interface Figure { value: number; uniform: number; key: number | null; queries: number | null; departs: number }
 
 /** A rectangle of cells that is asked for: see `tileOf`. */
 export interface TileRequest extends Grid { i: number; j: number; mean: boolean; relative: boolean }
@@ -212,11 +229,18 @@ export interface Meeting { x: number; top: number; bottom: number; off: string }
 /** Heads that are pinned; a survey has none. */
 export interface PinsOfHeads { toggle(place: HeadAt): void; paint(): void }
 
+export interface HeadOfSurvey {
+  number: number; measures: (SurveyFigure | 0)[]; examples: Record<number, ExampleOfHead[]>;
+}
+
 /** The data of a survey's page: see `heads_page.py`. */
-export type SurveyFigure = [number, number | null];
+export type SurveyFigure = [number, number | null, number | null];
+
+/** An example of a head: value, uniform attention's value, query, key, and tokens as [position, word, word, …]. */
+export type ExampleOfHead = [number, number | null, number | null, number, [number, ...number[]][]];
 export interface SurveyMeta {
   title: string; said: string; measures: (Measure & { share: boolean })[];
-  layers: { name: string; label: string; heads: { number: number; measures: (SurveyFigure | 0)[] }[] }[];
+  layers: { name: string; label: string; heads: HeadOfSurvey[] }[]; words: string[];
 }
 
 /** The model of `anywidget`: the state that is shared with Python, and messages. */

@@ -32,7 +32,7 @@ export class View {
     this.pair = null;
     const none = /** @type {string | null} */ (null); // entries of panes that the address does not name
     this.by = this.against = this.show = this.only = this.pins = this.tokens = this.arcs = this.spelling = none;
-    this.zoom = this.pool = this.a = this.b = this.lines = none;
+    this.zoom = this.pool = this.a = this.b = this.lines = this.meaning = this.colours = none;
     this.read("");
   }
 

@@ -143,13 +143,31 @@ export function mayLook(head, i, j) {
 export const onlySpans = (head) => !head.holes && !hasBias(head);
 
 /**
+ * The number that is shown of a pair, from its weight: the weight, unless the head has another meaning (`meanings.js`).
+ *
+ * @param {Weighed} head
+ * @param {number} weight
+ * @param {number} i
+ * @param {number} j
+ */
+export function shownOf({ times, slope }, weight, i, j) {
+  if (times) return weight * times[j];
+  if (!slope) return weight;
+  const { grad, value, features, factor } = slope;
+  let product = 0;
+  for (let f = 0, a = i * features, b = j * features; f < features; f++) product += grad[a + f] * value[b + f];
+  return Math.max(0, factor * weight * product);
+}
+
+/**
  * @param {Weighed} head
  * @param {number} i
  * @param {number} j
  */
 export function weightOf(head, i, j) {
+  if (head.shares) return head.shares[i * head.keys + j];
   const total = head.logsumexp[i];
-  return total === -Infinity || !mayLook(head, i, j) ? 0 : Math.exp(scoreOf(head, i, j) - total);
+  return total === -Infinity || !mayLook(head, i, j) ? 0 : shownOf(head, Math.exp(scoreOf(head, i, j) - total), i, j);
 }
 
 /**
@@ -328,7 +346,7 @@ export function lookOf(head, view, token) {
  * @param {Look} look
  */
 export function entropyOf(look) {
-  if (look.sum === 0) return look.head.entropy[look.token]; // the sink takes all of the softmax, up to rounding
+  if (look.sum === 0) return look.head.entropy?.[look.token] ?? 0; // the sink takes all of the softmax, up to rounding
   const shares = look.ranked.map((other) => look.weights[other] / look.sum);
   return shares.reduce((sum, share) => (share > 0 ? sum - share * Math.log(share) : sum + 0 * share), 0);
 }

@@ -19,6 +19,7 @@ from clearhead.models.use.means import Means
 from clearhead.models.use.recorder import each_call
 from clearhead.models.use.reduced import reduced
 from clearhead.models.use.surveys.batches import Batch
+from clearhead.models.use.surveys.examples import BatchExamples
 from clearhead.problem.words import ALL_WORDS
 
 Sum = tuple[Tensor, Tensor]  # a sum (H, …) and the number of its terms, (H, 1, …): float64, on the CPU
@@ -30,6 +31,7 @@ class Kept(NamedTuple):
     measures: tuple[Measure, ...]
     classes: WordClasses | None
     reductions: tuple[Reduction, ...]
+    examples: int = 0  # how many of each head and measure
 
     @property
     def columns(self) -> list[str]:
@@ -54,15 +56,15 @@ class Summed(NamedTuple):
 
 
 @torch.inference_mode()
-def read(model: nn.Module, batch: Batch, kept: Kept) -> Means:
-    """The sums of a batch, by module."""
+def read(model: nn.Module, batch: Batch, kept: Kept) -> tuple[Means, dict[str, Tensor]]:
+    """The sums of a batch, and its strongest examples, by module."""
     body = getattr(model, "base_model", model)  # without the layer that makes words of its result
     device = next((tensor.device for tensor in model.parameters()), batch.ids.device)
     ids, words = batch.ids.to(device), batch.words.to(device)
     means, look = Means(), Look(kept, ids, words)
     with each_call(model, lambda call: means.add(look(call)), words):  # type: ignore[arg-type]
         body(input_ids=ids, attention_mask=words.long())
-    return means
+    return means, look.examples.found
 
 
 class Look:
@@ -75,14 +77,17 @@ class Look:
             own = kept.classes.of(ids).masked_fill(~words, -1)
             self._members = (own.unsqueeze(-1) == torch.arange(len(CLASSES), device=ids.device)).double().cpu()
         self._before: tuple[AttentionCall, Subject] | None = None
+        self.examples = BatchExamples(kept.measures, kept.examples, self._tokens)
 
     def __call__(self, call: AttentionCall) -> Summed:
         kept, heads = self._kept, call.problem.sizes.heads
         subject = self._subject(call)
         queries = subject.counted.cpu().expand(len(self._tokens), heads, -1).sum((0, 2)).double()
         found: list[Sum] = [(queries, torch.full_like(queries, len(self._tokens)))]
-        for measure in kept.measures:
-            found += _sums(measure.of(subject), heads) if measure.applies(subject) else _nothing(heads, 2)
+        measured = {place: one.of(subject) for place, one in enumerate(kept.measures) if one.applies(subject)}
+        for place in range(len(kept.measures)):
+            found += _sums(measured[place], heads) if place in measured else _nothing(heads, 2)
+        self.examples.look(call, subject, measured)
         if self._members is not None:
             found += self._received(subject, queries)
         if kept.reductions:

@@ -7,7 +7,7 @@ import json
 import math
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from importlib import import_module
 from pathlib import Path
@@ -26,30 +26,33 @@ from clearhead.models.tap.transformers_private import ORIGIN, named_backend
 from clearhead.models.use.means import Means
 from clearhead.models.use.recorder import asked_to_reduce
 from clearhead.models.use.surveys.batches import WINDOW, Batch, batches
+from clearhead.models.use.surveys.examples import Examples
 from clearhead.models.use.surveys.looks import NAMED, Kept, WordClasses, read
 from clearhead.models.use.surveys.state import Done, State, done
 
 USUAL = ("normalised entropy", "first", "sink", "previous", "distance")
-CLASSED = "word classes"
+CLASSED, EXAMPLES = "word classes", "examples"
+STRONGEST = 3  # examples of each head and measure
 
 
 def kept_of(keep: Any, tokenizer: Any) -> Kept:
     if keep is None:
-        keep = [*USUAL, *([CLASSED] if hasattr(tokenizer, "get_vocab") else [])]
+        keep = [*USUAL, EXAMPLES, *([CLASSED] if hasattr(tokenizer, "get_vocab") else [])]
     given = list(keep) if isinstance(keep, list | tuple) else [keep]
     names = [one for one in given if isinstance(one, str)]
     reductions = [one for one in given if not isinstance(one, str)]
     known = [name for name, one in NAMED.items() if not {"value", "transformed"} & {*one.needs}]
-    wrong = [name for name in names if name not in (*known, CLASSED)]
+    wrong = [name for name in names if name not in (*known, CLASSED, EXAMPLES)]
     if not given or wrong or not all(isinstance(one, Reduction) for one in reductions):
         raise ClearheadError(
-            f"survey: keep is {keep!r:.300}; expected some of {', '.join(map(repr, known))}, {CLASSED!r}, and "
-            "reductions such as ch.reductions.Entropy()."
+            f"survey: keep is {keep!r:.300}; expected some of {', '.join(map(repr, known))}, {CLASSED!r}, "
+            f"{EXAMPLES!r}, and reductions such as ch.reductions.Entropy()."
         )
     if reductions:
         asked_to_reduce(reductions)  # raises for reductions that need a value of one call
     classes = WordClasses(tokenizer) if CLASSED in names else None
-    return Kept(tuple(NAMED[name] for name in dict.fromkeys(names) if name != CLASSED), classes, tuple(reductions))
+    measures = tuple(NAMED[name] for name in dict.fromkeys(names) if name in NAMED)
+    return Kept(measures, classes, tuple(reductions), STRONGEST if EXAMPLES in names else 0)
 
 
 def rank_of(rank: Any, state: Any) -> tuple[int, int]:
@@ -115,6 +118,7 @@ def settings_of(model: nn.Module, kept: Kept, batch: int, max_length: int | None
         "keep": ", ".join([*named, *map(_said, kept.reductions)]),
         "batch": str(batch),
         "max_length": str(max_length),
+        "examples": str(kept.examples),
         "window": str(WINDOW),
         "clearhead": clearhead.__version__,
         "torch": torch.__version__,
@@ -178,7 +182,7 @@ def surveyed(
     length = length_of(model, tokenizer, max_length)
     settings = settings_of(model, kept, batch, length)
     files = None if state is None else State(state, settings)
-    means, counts, digests = Means(), [0, 0, 0], []
+    means, counts, digests, strongest = Means(), [0, 0, 0], [], Examples(kept.measures, kept.examples)
 
     def add(found: Done) -> None:
         try:
@@ -188,6 +192,7 @@ def surveyed(
                 "survey: a result depends on the length of the texts, as a Pool's map does, and cannot be added up. "
                 f"Leave it out of keep.\n{error}"
             ) from None
+        strongest.include(found.examples, found.ids)
         counts[:] = [a + b for a, b in zip(counts, (found.texts, found.tokens, found.truncated), strict=True)]
 
     with bar_of(texts, number) as bar:
@@ -203,12 +208,21 @@ def surveyed(
             add(found)
         files.tidy(len(digests))
     parts = dict(zip(("texts", "tokens", "truncated"), counts, strict=True))
-    return parts | {"columns": tuple(kept.columns), "means": means, "batches": len(digests), "max_length": length}
+    more: dict[str, Any] = {"strongest": strongest, "spelling": strongest.words(spelled_by(tokenizer))}
+    return (
+        parts | more | {"columns": tuple(kept.columns), "means": means, "batches": len(digests), "max_length": length}
+    )
+
+
+def spelled_by(tokenizer: Any) -> Callable[[int], str]:
+    """The spelling of a token by a tokenizer of transformers; by another, its number."""
+    named = getattr(tokenizer, "convert_ids_to_tokens", None)
+    return str if named is None else lambda token: str(named([token])[0])
 
 
 def _read(model: nn.Module, batch: Batch, kept: Kept) -> Done:
     try:
-        return done(batch, read(model, batch, kept))
+        return done(batch, *read(model, batch, kept))
     except (ClearheadError, MemoryError):
         raise
     except Exception as error:  # a model may raise any error

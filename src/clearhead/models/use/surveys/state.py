@@ -11,6 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor
 
 from clearhead.base.errors import ClearheadError, require
@@ -19,22 +20,29 @@ from clearhead.models.use.means import Means
 from clearhead.models.use.surveys.batches import Batch
 
 HEADER, CHECKSUM = "clearhead survey", "sha256"
+EXAMPLES, IDS = "examples ", "tokens of the examples"
 NONE = "0" * 64  # stands in the place of the checksum while it is computed
 _NAME = re.compile(r"batch-(\d{9})\.safetensors")
 
 
 class Done(NamedTuple):
-    """The results of a batch: its sums by their names in `Means`, and by module in the order of the calls."""
+    """The results of a batch: its sums by their names in `Means`, and by module in the order of the calls.
+
+    `examples`: the strongest examples by module, see `examples.py`. `ids`: the tokens, int32 (B, L), −1 for padding.
+    """
 
     texts: int
     tokens: int
     truncated: int
     modules: list[str]
     sums: dict[str, Tensor]
+    examples: dict[str, Tensor]
+    ids: Tensor
 
 
-def done(batch: Batch, means: Means) -> Done:
-    return Done(len(batch.ids), int(batch.words.sum()), batch.truncated, list(means), means.state_dict())
+def done(batch: Batch, means: Means, examples: dict[str, Tensor]) -> Done:
+    sums, ids = means.state_dict(), batch.ids.masked_fill(~batch.words, -1).int()
+    return Done(len(batch.ids), int(batch.words.sum()), batch.truncated, list(means), sums, examples, ids)
 
 
 class State:
@@ -70,7 +78,9 @@ class State:
         about: dict[str, Any] = {"settings": self._settings, "tokens read": digest, "modules": found.modules}
         about |= {"texts": found.texts, "tokens": found.tokens, "truncated": found.truncated}
         save = require("safetensors.torch", "models", "the state of a survey").save
-        path, raw = self._path(number), save(found.sums, {HEADER: json.dumps(about), CHECKSUM: NONE})
+        tensors = found.sums | {f"{EXAMPLES}{name}": table for name, table in found.examples.items()}
+        tensors |= {IDS: found.ids} if found.examples else {}
+        path, raw = self._path(number), save(tensors, {HEADER: json.dumps(about), CHECKSUM: NONE})
         raw = raw.replace(_entry(NONE), _entry(hashlib.sha256(raw).hexdigest()), 1)
         try:
             with beside(path) as part:
@@ -162,5 +172,8 @@ def _parts(raw: bytes) -> tuple[Done, dict[str, str], str]:
         raise ValueError("the checksum differs")
     about = json.loads(header[HEADER])
     sums = require("safetensors.torch", "models", "the state of a survey").load(raw)
-    found = Done(**{name: about[name] for name in ("texts", "tokens", "truncated", "modules")}, sums=sums)
+    examples = {name.removeprefix(EXAMPLES): sums.pop(name) for name in list(sums) if name.startswith(EXAMPLES)}
+    ids = sums.pop(IDS, torch.empty(0, 0, dtype=torch.int32, device="cpu"))
+    counts = {name: about[name] for name in ("texts", "tokens", "truncated", "modules")}
+    found = Done(**counts, sums=sums, examples=examples, ids=ids)
     return found, dict(about["settings"]), about["tokens read"]

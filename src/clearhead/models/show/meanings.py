@@ -1,0 +1,145 @@
+"""What a page shows of a call beside its weights: lengths of values, gradients, rollout, and effects of edits."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from torch import Tensor
+
+from clearhead.base.errors import ClearheadError
+from clearhead.inspection.measures import Measure
+from clearhead.models.attention_call import AttentionCall
+from clearhead.models.table import Table
+from clearhead.report.layer import About, Array, Layer, Slopes
+from clearhead.report.operands import rounded, steps_of
+from clearhead.scores.base import Pairwise
+
+Effects = Mapping[tuple[int | str, int], float]  # by layer and head
+
+
+class Effect(About):
+    """The words about a number of each head that uniform attention does not have."""
+
+    alone = True
+
+
+def slopes_of(call: AttentionCall, sequence: int, error: float) -> Slopes | None:
+    """The gradient of the output, rounded as `error` says, in multiples of the root of the mean of (grad · value)².
+
+    None where no gradient was kept, and where it is not finite.
+    """
+    if call.value is None or call.outcome is None or call.outcome.grad is None or call.factor is not None:
+        return None
+    try:
+        gradients = call.gradients
+        above = gradients.by_key(positive=True)[sequence]
+        below = above - gradients.by_key()[sequence]
+    except ClearheadError:  # its tensors were written to since
+        return None
+    rows, columns = (None, None) if call.padding is None else call.padding
+    grad = call.outcome.grad[sequence].float()
+    value = call.value[sequence].float()
+    if rows is not None:
+        grad = grad[:, rows[sequence]]
+    if columns is not None:
+        value = value[:, columns[sequence]]
+    if not bool(grad.isfinite().all() and value.isfinite().all()):
+        return None
+    wide = value.repeat_interleave(len(grad) // len(value), 0).double()
+    gram = (grad.double().mT @ grad.double()) * (wide.mT @ wide)  # Σ_ij (grad_i · value_j)², without the pairs
+    size = float((gram.sum() / (grad.shape[0] * grad.shape[1] * value.shape[1])).sqrt())
+    steps = steps_of(Pairwise("mul", grad[None], value[None], scale=1 / size), error) if size > 0 else None
+    if steps is not None:
+        grad, value = rounded(grad, steps[0]), rounded(value, steps[1])
+    numbers = [_of_words(call, side, sequence) for side in (above, below)]
+    return Slopes(
+        grad.cpu().numpy(),
+        value.cpu().numpy(),
+        None if steps is None else (steps[0].cpu().numpy(), steps[1].cpu().numpy()),
+        numbers[0],
+        numbers[1],
+    )
+
+
+def _of_words(call: AttentionCall, numbers: Tensor, sequence: int) -> Array:
+    """Numbers (H, Lk) of the keys that are no padding."""
+    words = None if call.padding is None else call.padding.keys
+    numbers = numbers.detach().float().cpu()
+    found: Array = (numbers if words is None else numbers[:, words[sequence].cpu()]).numpy()
+    return found
+
+
+def flow_of(layer: Layer) -> int | None:
+    """The length of a layer that a rollout may pass: not where words see padding, or some heads are left out."""
+    queries, keys = layer.shape
+    whole = layer.kind == "self" and queries == keys and layer.alone and layer.numbers is None
+    return queries if whole else None
+
+
+def flows(calls: Sequence[AttentionCall], shown: Sequence[tuple[int, int | None]]) -> list[list[int]]:
+    """The places of the shown layers that make one rollout: all self-attention of one run and stack, of one length.
+
+    `shown`: for each layer of the page the number of its call, and `flow_of` it.
+    """
+    groups: dict[tuple[int, str], list[int]] = {}
+    wanted: dict[tuple[int, str], int] = {}
+    for call in calls:
+        if call.kind == "self":
+            at = call.run, call.layer.stack
+            wanted[at] = wanted.get(at, 0) + 1
+    for place, (number, length) in enumerate(shown):
+        if length is not None:
+            groups.setdefault((calls[number].run, calls[number].layer.stack), []).append(place)
+    crossed = {call.layer.stack for call in calls if call.kind == "cross"}
+    return [
+        places
+        for at, places in groups.items()
+        if len(places) == wanted[at] and len({shown[place][1] for place in places}) == 1 and at[1] not in crossed
+    ]
+
+
+def effects_of(given: Any) -> list[tuple[Effect, Effects]]:
+    """The numbers that a page shows as measures of heads, from `effects=` of `Recording.view`."""
+    several = given if isinstance(given, list | tuple) and not hasattr(given, "values") else [given]
+    found: list[tuple[Effect, Effects]] = []
+    for one in [] if given is None else several:
+        values, name, sentence = (getattr(one, part, None) for part in ("values", "name", "sentence"))
+        layers = _layers(one)
+        if not isinstance(values, Tensor) or not layers or values.shape[0] != len(layers):
+            raise ClearheadError(
+                f"view: effects has a {type(one).__name__:.60}; expected a number for each layer and head: a sweep, a "
+                "logit attribution or the differences of two recordings, such as ch.models.sweep(model, make_edit, "
+                "inputs, metric), or a list of these."
+            )
+        rows = values.detach().cpu().tolist()
+        of = {(layer, head): value for layer, row in zip(layers, rows, strict=True) for head, value in enumerate(row)}
+        unit = getattr(one, "unit", "")
+        about = Effect(str(name), str(sentence), "one number for each head", f"any number{unit and ' of '}{unit}", None)
+        found.append((about, of))
+    return found
+
+
+def _layers(given: Any) -> list[int | str]:
+    """The layer of each row of the values."""
+    calls = getattr(given, "calls", None)
+    if calls is not None:
+        return [call.layer.column for call in calls]
+    rows = given if isinstance(given, Table) else []
+    return list(dict.fromkeys(row["layer"] for row in rows if "layer" in row))
+
+
+def with_effects(layer: Layer, call: AttentionCall, effects: Sequence[tuple[Effect, Effects]]) -> Layer:
+    """The layer with these effects among the measures of its heads."""
+    if not effects or layer.measures is None:
+        return layer
+    each: list[dict[Any, Any]] = [dict(known) for known in layer.measures]
+    for about, of in effects:
+        for head, known in enumerate(each):
+            value = of.get((call.layer.column, head))
+            if value is not None and math.isfinite(value):
+                known[about] = value, 0.0, None
+    measures: tuple[Mapping[Measure | About, Any], ...] = tuple(each)
+    return replace(layer, measures=measures)
