@@ -256,11 +256,7 @@ def masked_softmax(scores: Any, valid_lens: Any = None, *, dim: int = -1, align:
     Returns the scores' shape and dtype (integers give float64, in NumPy; lists are taken as NumPy).
     Raises `ClearheadError` for lengths that are no integers, negative or above Lk. Cost: a few passes over the scores.
     """
-    if isinstance(scores, list | tuple):
-        try:
-            scores = np.asarray(scores)
-        except ValueError as ragged:
-            raise ClearheadError(f"scores is no array: {ragged}. Pad its rows, and pass their valid_lens.") from None
+    scores = listed_scores(scores)
     tensor = to_tensor_float(scores, "scores")
     check_float(tensor, "scores")
     whole = isinstance(dim, int) and not isinstance(dim, bool)
@@ -277,6 +273,20 @@ def masked_softmax(scores: Any, valid_lens: Any = None, *, dim: int = -1, align:
     weights = softmax(tile, may_be_empty=True) if tile.shape[-1] else tile
     weights = weights.movedim(-1, dim)
     return weights.detach().numpy() if isinstance(scores, np.ndarray) else weights
+
+
+def listed_scores(scores: Any) -> Any:
+    """Scores; lists of them are taken as NumPy."""
+    if not isinstance(scores, list | tuple):
+        return scores
+    try:
+        return np.asarray(scores)
+    except ValueError as ragged:
+        raise ClearheadError(f"scores is no array: {ragged}. Pad its rows, and pass their valid_lens.") from None
+    except (TypeError, RuntimeError):  # tensors with gradients, or on another device
+        raise ClearheadError(
+            "scores is a list of tensors that NumPy cannot read: pass one tensor, torch.stack(scores)."
+        ) from None
 
 
 def softmax_mask(valid_lens: Any, scores: Tensor, rows: Tensor, dim: int) -> Mask:

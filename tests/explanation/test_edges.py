@@ -3,6 +3,7 @@
 import copy
 import pickle
 
+import numpy as np
 import pytest
 import torch
 from recomputed import check_script, run
@@ -219,3 +220,25 @@ def test_what_a_late_mask_would_give_is_said_where_something_is_masked():
         names = [step.name for step in ch.explain(x, x, x, mask=ch.Causal(), at=at).steps]
         assert ("masked_after" in names) is there
     assert "masked_after" not in [step.name for step in ch.explain(x, x, x, mask=ch.Lengths([4])).steps]
+
+
+@pytest.mark.parametrize("before", [(), (ch.masked_softmax,)])
+@pytest.mark.parametrize(
+    ("scores", "words"),
+    [
+        ([[1.0, 2.0], [3.0]], "Pad its rows"),
+        ([torch.zeros(2, device="meta")] * 2, "torch.stack"),
+        ([torch.zeros(2, requires_grad=True)] * 2, "torch.stack"),
+    ],
+)
+def test_lists_that_are_no_array_are_told(before, scores, words):
+    with pytest.raises(ch.ClearheadError, match=words):
+        ch.explain(*before, scores, gradients=True)
+    with pytest.raises(ch.ClearheadError, match=words):
+        ch.masked_softmax(scores)
+
+
+@pytest.mark.parametrize("dim", [torch.tensor([1, 2]), np.array([1, 2]), False, "keys", None])
+def test_a_dim_of_another_kind_is_told(dim):
+    with pytest.raises(ch.ClearheadError, match=r"explain\(\) shows keys as columns"):
+        ch.explain(ch.masked_softmax, torch.zeros(3), dim=dim)

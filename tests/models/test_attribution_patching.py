@@ -14,6 +14,7 @@ from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import clearhead as ch
+from clearhead.models.causes.estimated import Probe
 
 HEAD = {"GPT2": "LMHeadModel", "Bert": "ForMaskedLM", "Llama": "ForCausalLM", "T5": "ForConditionalGeneration"}
 IDS = torch.randint(3, 100, (2, 7), generator=torch.Generator().manual_seed(3))
@@ -192,3 +193,42 @@ def test_it_is_refused_inside_an_edit() -> None:
     model = llama()
     with pytest.raises(ch.ClearheadError, match="edit"), ch.edit(model, ch.edits.Ablate(0)):
         ch.models.attribution_patching(model, zero, torch.arange(8)[None], ch.models.logit_difference(3))
+
+
+def test_inputs_of_inference_mode_are_copied_and_weights_of_it_are_refused() -> None:
+    """Autograd keeps no tensor of inference mode: no estimate and no attribution may end in its own error."""
+    case, metric = Case("GPT2"), ch.models.logit_difference(token=9)
+    wanted = ch.models.attribution_patching(case.model, zero, case.inputs, metric, exact=0).values
+    logits = ch.models.logit_attribution(case.model, case.inputs, token=9)
+    with torch.inference_mode():
+        inputs = {"input_ids": IDS.clone()}
+        assert torch.equal(ch.models.attribution_patching(case.model, zero, inputs, metric, exact=0).values, wanted)
+        assert torch.equal(ch.models.logit_attribution(case.model, inputs, token=9)[0].heads, logits[0].heads)
+        made = pair("GPT2", MODELS["GPT2"], HEAD["GPT2"])[0]
+        made = type(made)(made.config).eval()
+    with pytest.raises(ch.UnsupportedError, match=r"made under torch\.inference_mode"):
+        ch.models.attribution_patching(made, zero, case.inputs, metric)
+    with pytest.raises(ch.UnsupportedError, match=r"made under torch\.inference_mode"):
+        ch.models.logit_attribution(made, case.inputs, token=9)
+
+
+def test_calls_that_another_thread_still_makes_are_not_of_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    case, metric = Case("GPT2"), ch.models.logit_difference(token=9)
+    wanted = ch.models.attribution_patching(case.model, zero, case.inputs, metric, exact=0).values
+    gradients = Probe.gradients
+
+    def late(probe: Probe, number: Tensor) -> list[Tensor | None]:
+        found = gradients(probe, number)
+        probe.met.append(probe.met[0])
+        return found
+
+    monkeypatch.setattr(Probe, "gradients", late)
+    found = ch.models.attribution_patching(case.model, zero, case.inputs, metric, exact=0).values
+    assert torch.equal(found, wanted)
+
+
+@pytest.mark.parametrize("patching", [ch.models.sweep, ch.models.attribution_patching])
+def test_a_complex_metric_is_no_number(patching: Callable[..., Any]) -> None:
+    case = Case("GPT2")
+    with pytest.raises(ch.ClearheadError, match=r"of torch\.complex64"):
+        patching(case.model, zero, case.inputs, lambda out: out.logits[:, -1, 3].to(torch.complex64))

@@ -686,6 +686,11 @@ class Later(ch.extend.Bias):
         setup="class Wrong(ch.extend.Mask):\n    def __init__(self, shape=lambda p: p):\n        self.shape = shape\n    def lower(self, sizes):\n        place = self.shape(torch.arange(sizes.queries))\n        return ch.extend.Spans(place * 0, place + 1)",
     ),
     case(
+        "ch.masked_softmax(listed)",
+        ("torch.stack(scores)", "ch.masked_softmax(@)", "torch.full((2, 3), 1 / 3)"),
+        setup="listed = scores = [torch.zeros(3, requires_grad=True)] * 2",
+    ),
+    case(
         "ch.masked_softmax(ragged)",
         (
             "valid_lens",

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from clearhead._attention import Arguments, ScoreLike, attention, masked_softmax, softmax_mask
+from clearhead._attention import Arguments, ScoreLike, attention, listed_scores, masked_softmax, softmax_mask
 from clearhead.base.arrays import check_float, is_numpy, to_tensor_float
 from clearhead.base.errors import ClearheadError, UnsupportedError
 from clearhead.base.positions import check_align
@@ -129,8 +129,9 @@ def _of_softmax(inputs: tuple[Any, ...], options: dict[str, Any], at: Any) -> Ex
         given = signature(masked_softmax).bind(*inputs, **options).arguments
     except TypeError as error:
         raise ClearheadError(f"explain() takes masked_softmax()'s arguments after it: {error}.") from None
-    scores, dim = given["scores"], given.get("dim", -1)
-    if dim not in (-1, np.ndim(scores) - 1):
+    scores, dim = listed_scores(given["scores"]), given.get("dim", -1)
+    whole = isinstance(dim, int) and not isinstance(dim, bool)
+    if not whole or dim not in (-1, np.ndim(scores) - 1):
         raise ClearheadError(f"dim is {dim!r:.40}: explain() shows keys as columns. Pass scores.movedim(dim, -1).")
     return _of_scores(scores, given.get("valid_lens"), None, given.get("align"), at)
 
@@ -154,7 +155,7 @@ def _of_own_scores(
 
 def _of_scores(scores: Any, first: Any, second: Any, align: Any, at: Any) -> Explanation:
     """The steps of the softmax of scores. `first`, `second`: each a mask or lengths, as `masked_softmax` takes them."""
-    tensor = to_tensor_float(np.asarray(scores) if isinstance(scores, list | tuple) else scores, "scores")
+    tensor = to_tensor_float(listed_scores(scores), "scores")
     check_float(tensor, "scores")
     if not tensor.ndim:
         raise ClearheadError("scores is one number; expected (..., Lq, Lk), or (Lk,) for one query.")

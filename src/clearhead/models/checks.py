@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from copy import deepcopy
@@ -15,6 +16,7 @@ from torch import Tensor, nn
 from clearhead.base.errors import ClearheadError, UnsupportedError, require
 from clearhead.base.numbers import check_number
 from clearhead.base.text import listed, said
+from clearhead.base.torch_private import tree_map_only
 from clearhead.inspection.reductions.log_sum_exp import LogSumExp
 from clearhead.inspection.reductions.max_score import MaxScore
 from clearhead.inspection.reductions.output import Output
@@ -194,6 +196,23 @@ def ran(model: nn.Module, inputs: Any) -> Any:
     if isinstance(inputs, Mapping):
         return model(**{name: _own(value) for name, value in inputs.items()})
     return model(*map(_own, inputs)) if isinstance(inputs, tuple) else model(_own(inputs))
+
+
+def outside_inference(model: nn.Module, inputs: Any, who: str) -> Any:
+    """The inputs for a run with gradients: copies of tensors of inference mode, which autograd does not keep.
+
+    Raises an `UnsupportedError` for a model with such tensors.
+    """
+    held = itertools.chain(model.named_parameters(), model.named_buffers())
+    name = next((name for name, tensor in held if tensor.is_inference()), None)
+    if name is not None:
+        raise UnsupportedError(
+            f"{who} needs gradients, and {name} of the model was made under torch.inference_mode(), so it takes no "
+            "part in them. Make the model outside of that mode, and copy the weights: "
+            "new.load_state_dict(model.state_dict())."
+        )
+    given = dict(inputs) if isinstance(inputs, Mapping) else inputs
+    return tree_map_only(Tensor, lambda tensor: tensor.clone() if tensor.is_inference() else tensor, given)
 
 
 def _own(value: Any) -> Any:

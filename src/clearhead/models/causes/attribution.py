@@ -19,7 +19,7 @@ from clearhead.models.calls import Calls
 from clearhead.models.causes.frozen import Frozen, Written
 from clearhead.models.causes.metrics import Metric, logit_difference
 from clearhead.models.causes.written import Writers, first_run
-from clearhead.models.checks import ran
+from clearhead.models.checks import outside_inference, ran
 from clearhead.models.table import Table
 from clearhead.models.tap.layers import LayerName
 from clearhead.models.use.edits.edit import refuse_edited
@@ -120,6 +120,7 @@ def logit_attribution(
         raise ClearheadError("logit_attribution takes a model in eval mode, without dropout: model.eval().")
     refuse_edited(model, "logit_attribution")
     with torch.inference_mode(False):
+        inputs = outside_inference(model, inputs, "logit_attribution")
         return _attribution(model, inputs, logit_difference(token, against, position))
 
 

@@ -80,11 +80,13 @@ def number_of(metric: Callable[[Any], Any], output: Any) -> Tensor:
     """The metric of an output, a tensor () of float64: a number, or the mean of one for each sequence."""
     found = metric(output)
     try:
+        if torch.is_complex(torch.as_tensor(found, device="cpu")):
+            raise TypeError("it is complex")
         numbers = torch.as_tensor(found, dtype=torch.float64, device="cpu")
     except (TypeError, ValueError, RuntimeError):
         numbers = torch.empty(0, dtype=torch.float64, device="cpu")
     if numbers.ndim > 1 or not numbers.numel():
-        what = tuple(found.shape) if isinstance(found, Tensor) else repr(found)[:60]
+        what = f"{tuple(found.shape)} of {found.dtype}" if isinstance(found, Tensor) else repr(found)[:60]
         raise ClearheadError(
             f"sweep: the metric gave {what}; expected a number, or one for each sequence, (B,). With batch > 1, parts "
             "of the output without a dimension of sequences, such as a loss, are None."

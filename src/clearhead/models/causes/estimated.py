@@ -23,7 +23,7 @@ from clearhead.models.causes.cells import (
     sequences_of,
 )
 from clearhead.models.causes.sweep import Sweep, sweep_of
-from clearhead.models.checks import ran
+from clearhead.models.checks import outside_inference, ran
 from clearhead.models.tap.layers import Site
 from clearhead.models.tap.place import Place
 from clearhead.models.tap.receiver import Answer
@@ -88,8 +88,10 @@ def attribution_patching(
     refuse_compiled(model, "attribution_patching", "reads")
     refuse_edited(model, "attribution_patching")
     probe = Probe(model)
-    with torch.inference_mode(False), torch.enable_grad(), watch(model) as seen, given_calls(probe, innermost=True):
-        plain = number_of(metric, ran(model, inputs))
+    with torch.inference_mode(False), torch.enable_grad():
+        inputs = outside_inference(model, inputs, "attribution_patching")
+        with watch(model) as seen, given_calls(probe, innermost=True):
+            plain = number_of(metric, ran(model, inputs))
     grads = probe.gradients(plain)
     cells = list(cells_of(seen.calls, sides))
     edits = [edits_of(make_edit, cell, "attribution_patching") for cell in cells]
@@ -123,6 +125,7 @@ class Probe(Editor):
     def __init__(self, model: nn.Module) -> None:
         super().__init__(model, [])
         self.met: list[Met] = []
+        self.run: tuple[Met, ...] = ()  # those of the run: another thread may still make calls after it
 
     @property
     def idle(self) -> bool:
@@ -159,7 +162,8 @@ class Probe(Editor):
 
     def gradients(self, number: Tensor) -> list[Tensor | None]:
         """The gradient of a number by the output of each call, (B, H, Lq, Ev); None where it does not depend on it."""
-        zeros = [met.zeros for met in self.met]
+        self.run = tuple(self.met)
+        zeros = [met.zeros for met in self.run]
         found = torch.autograd.grad(number, zeros, allow_unused=True) if zeros and number.requires_grad else ()
         if zeros and all(grad is None for grad in found):
             raise ClearheadError(
@@ -167,14 +171,14 @@ class Probe(Editor):
                 "model's output by functions that have gradients, without .item(), argmax or detach(), as "
                 "ch.models.logit_difference(token) does; or use ch.models.sweep, which needs none."
             )
-        return [None if grad is None else met.place.gradient(grad) for met, grad in zip(self.met, found, strict=True)]
+        return [None if grad is None else met.place.gradient(grad) for met, grad in zip(self.run, found, strict=True)]
 
     @torch.no_grad()
     def effect(self, edits: list[Edit], grads: list[Tensor | None]) -> float:
         """The effect of edits on the number, to first order."""
         self.edits, self.used, self.places = edits, [False] * len(edits), []
         total = 0.0
-        for met, grad in zip(self.met, grads, strict=True):
+        for met, grad in zip(self.run, grads, strict=True):
             change = self.at(met.call.problem, met.call.spot)
             if change is None or grad is None:
                 continue
