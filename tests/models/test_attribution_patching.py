@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -192,3 +193,27 @@ def test_it_is_refused_inside_an_edit() -> None:
     model = llama()
     with pytest.raises(ch.ClearheadError, match="edit"), ch.edit(model, ch.edits.Ablate(0)):
         ch.models.attribution_patching(model, zero, torch.arange(8)[None], ch.models.logit_difference(3))
+
+
+def test_layers_that_are_held_are_told() -> None:
+    """A path patch holds later layers; the gradient goes through them, so the estimate is of another effect."""
+    model, ids, other = llama(), torch.arange(8)[None], torch.arange(8, 16)[None]
+    kept = []
+    for text in (ids, other):
+        with torch.no_grad(), ch.watch(model, values=True) as seen:
+            model(text)
+        kept.append(seen)
+
+    def direct(layer: Any, head: int) -> list[ch.edits.Edit]:
+        return [ch.edits.Patch(kept[0]), ch.edits.Patch(kept[1], layer, head)]
+
+    metric = ch.models.logit_difference(3)
+    with pytest.warns(UserWarning, match="leave the output of L1, behind it.*ch.models.sweep"):
+        held = ch.models.attribution_patching(model, direct, ids, metric, exact=0)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # nothing is held: no warning
+        free = ch.models.attribution_patching(
+            model, lambda layer, head: ch.edits.Patch(kept[1], layer, head), ids, metric, exact=0
+        )
+        ch.models.attribution_patching(model, lambda head: ch.edits.Ablate(heads=head), ids, metric, "head", exact=0)
+    assert torch.allclose(held.values, free.values, atol=1e-5)  # as if nothing were held
