@@ -131,6 +131,23 @@ def test_heads_that_share_a_key_head_may_be_patched_apart(plain: Any, part: str,
 
 
 @torch.no_grad()
+@pytest.mark.parametrize("values_first", [False, True])
+def test_values_by_head_under_weights_of_another_run(plain: Any, values_first: bool) -> None:
+    model, seen, kept = plain
+    source = torch.randn(1, HEADS, 6, WIDTH, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    edits = [ch.edits.Patch(source, 1, part="value"), ch.edits.Freeze(seen, 1)]
+
+    def change(n: int, name: str, tensor: Tensor) -> Tensor:
+        if n != 1 or name not in ("value", "weights"):
+            return tensor
+        return source.expand_as(tensor) if name == "value" else kept[1]["weights"]
+
+    with ch.edit(model, *(edits if values_first else reversed(edits))):
+        found = model(IDS)
+    assert (found - model(IDS, change)).abs().max() < 1e-12
+
+
+@torch.no_grad()
 def test_a_source_without_memory_is_told(plain: Any) -> None:
     model = plain[0]
     for part in ("value", "output"):

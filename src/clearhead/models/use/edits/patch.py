@@ -163,6 +163,7 @@ class Patch(Edit):
             theirs._replace(value=None, sizes=theirs.sizes._replace(leading=None)),
             Region(heads=slice(spot.heads.start, spot.heads.stop)),
         )
+        own, problem = _same_key_heads(own, problem)
         return problem._replace(
             scores=own.scores, visible=own.visible, bias=own.bias, sinks=own.sinks, poison=own.poison
         )
@@ -187,6 +188,13 @@ class Freeze(Patch):
 
     def __init__(self, source: Any, layers: Layers = None, heads: Heads = None, queries: Positions = None) -> None:
         super().__init__(source, layers, heads, "weights", queries)
+
+
+def _same_key_heads(one: Problem, other: Problem) -> tuple[Problem, Problem]:
+    """Two problems of the same query heads, with a key and a value of every one of them where they group them apart."""
+    if one.groups == other.groups:
+        return one, other
+    return _by_head(one), _by_head(other)
 
 
 def _by_head(problem: Problem) -> Problem:
