@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -232,3 +233,27 @@ def test_a_complex_metric_is_no_number(patching: Callable[..., Any]) -> None:
     case = Case("GPT2")
     with pytest.raises(ch.ClearheadError, match=r"of torch\.complex64"):
         patching(case.model, zero, case.inputs, lambda out: out.logits[:, -1, 3].to(torch.complex64))
+
+
+def test_layers_that_are_held_are_told() -> None:
+    """A path patch holds later layers; the gradient goes through them, so the estimate is of another effect."""
+    model, ids, other = llama(), torch.arange(8)[None], torch.arange(8, 16)[None]
+    kept = []
+    for text in (ids, other):
+        with torch.no_grad(), ch.watch(model, values=True) as seen:
+            model(text)
+        kept.append(seen)
+
+    def direct(layer: Any, head: int) -> list[ch.edits.Edit]:
+        return [ch.edits.Patch(kept[0]), ch.edits.Patch(kept[1], layer, head)]
+
+    metric = ch.models.logit_difference(3)
+    with pytest.warns(UserWarning, match="leave the output of L1, behind it.*ch.models.sweep"):
+        held = ch.models.attribution_patching(model, direct, ids, metric, exact=0)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # nothing is held: no warning
+        free = ch.models.attribution_patching(
+            model, lambda layer, head: ch.edits.Patch(kept[1], layer, head), ids, metric, exact=0
+        )
+        ch.models.attribution_patching(model, lambda head: ch.edits.Ablate(heads=head), ids, metric, "head", exact=0)
+    assert torch.allclose(held.values, free.values, atol=1e-5)  # as if nothing were held

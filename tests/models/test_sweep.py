@@ -273,3 +273,21 @@ def test_a_sweep_over_other_sides_has_no_number_for_each_head(llama: Any) -> Non
     found = ch.models.sweep(llama, lambda layer: ch.edits.Ablate(layer), IDS, ch.models.logit_difference(1), "layer")
     with pytest.raises(ch.ClearheadError, match="a number for each layer and head, and this sweep is over 'layer'"):
         _ = found.values
+
+
+@torch.no_grad()
+def test_a_grid_of_three_sides_names_the_third(llama: Any) -> None:
+    """A cell of the matrix is one cell of the sweep, and never the last of several."""
+    found = ch.models.sweep(
+        llama,
+        lambda layer, head, position: ch.edits.Ablate(layer, head, queries=position),
+        {"input_ids": IDS[:, :3]},
+        ch.models.logit_difference(3),
+        ("layer", "head", "position"),
+        batch=8,
+    )
+    grid, heads, positions = found.grid("head", "position", layer=1)
+    by_hand = [[row["effect"] for row in found if (row["layer"], row["head"]) == (1, head)] for head in heads]
+    assert np.array_equal(grid, np.array(by_hand)) and positions == [0, 1, 2]
+    with pytest.raises(ch.ClearheadError, match=r'several cells .* grid\("layer", "head", position=0\)'):
+        found.grid("layer", "head")

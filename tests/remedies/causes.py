@@ -103,16 +103,21 @@ CASES = [
     ),
     case(
         "three.plot()",
-        (
-            "grid(rows, columns)",
-            "torch.from_numpy(three.@[0])",
-            "torch.tensor([[row['effect'] for row in three if row['layer'] == n] for n in (0, 1)], dtype=torch.float64)",
-        ),
+        ("grid(rows, columns, layer=0)", "torch.from_numpy(three.@[0])", "first_layer.view(2, 3)"),
         setup=SETUP
-        + "rows, columns = 'layer', 'position'\n"
-        + "cut = lambda layer, head, position: ch.edits.Ablate(layer, queries=position)\n"
-        + "three = ch.models.sweep(one, cut, IDS[:, :1], metric, ('layer', 'head', 'position'))\n"
-        + "three[:] = [row for row in three if row['head'] == 0]\n",
+        + "rows, columns = 'head', 'position'\n"
+        + "cut = lambda layer, head, position: ch.edits.Ablate(layer, head, queries=position)\n"
+        + "three = ch.models.sweep(one, cut, IDS[:, :3], metric, ('layer', 'head', 'position'))\n"
+        + "first_layer = torch.tensor([row['effect'] for row in three if row['layer'] == 0], dtype=torch.float64)\n",
+    ),
+    case(
+        "three.grid('head', 'position')",
+        ('grid("head", "position", layer=0)', "torch.from_numpy(three.@[0])", "first_layer.view(2, 3)"),
+        setup=SETUP
+        + "rows, columns = 'head', 'position'\n"
+        + "cut = lambda layer, head, position: ch.edits.Ablate(layer, head, queries=position)\n"
+        + "three = ch.models.sweep(one, cut, IDS[:, :3], metric, ('layer', 'head', 'position'))\n"
+        + "first_layer = torch.tensor([row['effect'] for row in three if row['layer'] == 0], dtype=torch.float64)\n",
     ),
     case(
         "by_position.values",
@@ -171,6 +176,23 @@ CASES = [
         + "import copy\nnew = copy.deepcopy(one)\nwith torch.inference_mode():\n    held = model = type(one)(one.config).eval()\n"
         + "    held.load_state_dict(one.state_dict())\n"
         + "def logits(model):\n    return ch.models.logit_attribution(model, IDS, token=3)[0].heads\n",
+    ),
+    case(
+        "warned(lambda: ch.models.attribution_patching(one, direct, IDS, metric, exact=0))",
+        (
+            "ch.models.sweep",
+            "@(one, direct, IDS, metric).values[0, 1].float()",
+            "metric(types.SimpleNamespace(logits=held())).mean() - metric(one(IDS)).mean()",
+        ),
+        setup=SETUP
+        + "import types\nhere, there = seen(), seen(IDS.flip(1))\n"
+        + "direct = lambda layer, head: [ch.edits.Patch(here), ch.edits.Patch(there, layer, head)]\n"
+        + "def held():\n    of_head = lambda module, given: (torch.cat((given[0][..., :8], moved), -1),)\n"
+        + "    moved = there[0].output[:, 1]\n"
+        + "    fixed = lambda module, given: (here[1].output.transpose(1, 2).flatten(2),)\n"
+        + "    hooks = [first.o_proj.register_forward_pre_hook(of_head),\n"
+        + "             second.o_proj.register_forward_pre_hook(fixed)]\n"
+        + "    logits = one(IDS).logits\n    for hook in hooks:\n        hook.remove()\n    return logits\n",
     ),
     case(
         "ch.models.attribution_patching(silent, zero, IDS, metric)",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -75,6 +76,8 @@ def attribution_patching(
     Gives a `Sweep`, whose `effect` is the estimate. Cells that were computed exactly have the `exact` effect and the
     `error`, effect − exact, NaN for the others; they are also in `checked`, the largest first. What later layers do
     about a large change is no part of the estimate, nor are effects of weights that the model reads from attention.
+    Edits that hold later layers at their outputs of the run without edits, as path patching does, are no part of it
+    either: the gradient goes through these layers. It warns of such edits; `sweep` computes them.
     Raises a `ClearheadError` for an edit that changed nothing and a metric without a gradient; an `UnsupportedError`
     for a model whose forward() switches gradients off, and for dropout.
     Cost: a forward pass with its graph, a backward pass, the attention of the changed heads once more for each cell,
@@ -96,6 +99,13 @@ def attribution_patching(
     cells = list(cells_of(seen.calls, sides))
     edits = [edits_of(make_edit, cell, "attribution_patching") for cell in cells]
     effects = [probe.effect(own, grads) for own in edits]
+    if probe.held:
+        warnings.warn(
+            f"attribution_patching: some edits change a layer and leave the output of {probe.held}, behind it, as it "
+            "was without edits. If they hold it there, as path patching does, the estimate is wrong: it counts what "
+            f"{probe.held} would do about the change. Use ch.models.sweep, or compare effect with exact.",
+            stacklevel=2,
+        )
     before, shown = float(plain.detach()), [math.nan] * len(cells)
     count = sequences_of(inputs, seen.calls) if batch > 1 else 1
     largest = sorted(range(len(cells)), key=lambda n: -abs(effects[n]))[:exact]
@@ -126,6 +136,7 @@ class Probe(Editor):
         super().__init__(model, [])
         self.met: list[Met] = []
         self.run: tuple[Met, ...] = ()  # those of the run: another thread may still make calls after it
+        self.held = ""  # a layer that the edits of some cell left as it was, behind a layer that they changed
 
     @property
     def idle(self) -> bool:
@@ -177,15 +188,23 @@ class Probe(Editor):
     def effect(self, edits: list[Edit], grads: list[Tensor | None]) -> float:
         """The effect of edits on the number, to first order."""
         self.edits, self.used, self.places = edits, [False] * len(edits), []
-        total = 0.0
+        total, moved = 0.0, False
         for met, grad in zip(self.run, grads, strict=True):
             change = self.at(met.call.problem, met.call.spot)
             if change is None or grad is None:
                 continue
+            size = largest = 0.0
             with computing(change):
                 for batch, heads, queries, old, new in changes(change):
                     exact = accumulated(new.dtype)
                     toward = grad[batch, heads][:, :, queries].to(exact)
-                    total += float(((new.to(exact) - old().to(exact)) * toward).sum())
+                    before = old().to(exact)
+                    step = new.to(exact) - before
+                    total += float((step * toward).sum())
+                    size, largest = max(size, float(before.abs().max())), max(largest, float(step.abs().max()))
+            still = largest <= 32 * torch.finfo(grad.dtype).eps * size  # the same but for rounding
+            if moved and still:
+                self.held = self.held or str(met.call.spot.site.layer if met.call.spot.site else "a layer")
+            moved = moved or not still
         self.check_used()
         return total

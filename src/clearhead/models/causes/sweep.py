@@ -40,8 +40,9 @@ class Sweep(Table):
     """A row for each cell of a sweep: its layer, head or position, the `value` of the metric, and the `effect`.
 
     `sweep` gives it. `plain`: the metric without an edit. The effect is value − plain. `values`, (layers, heads): the
-    effects as a tensor, whose meaning `name`, `unit` and `sentence` say, for a picture of every head. Of
-    `attribution_patching` the effects are estimates; the rows in `checked` have the `exact` effect and its `error`.
+    effects as a tensor, whose meaning `name`, `unit` and `sentence` say, for a picture of every head; other sides are
+    read by `grid`, as in `grid("layer", "position")[0]`. Of `attribution_patching` the effects are estimates; the rows
+    in `checked` have the `exact` effect and its `error`.
     """
 
     plain: float
@@ -76,12 +77,27 @@ class Sweep(Table):
             )
         return torch.from_numpy(self.grid("layer", "head")[0])
 
-    def grid(self, rows: Over, columns: Over) -> tuple[np.ndarray, list[int | str], list[int | str]]:
-        """The effects as a matrix, with the names of its rows and of its columns; NaN where there is no cell."""
-        names = [list(dict.fromkeys(row[side] for row in self)) for side in (rows, columns)]
-        found = np.full((len(names[0]), len(names[1])), np.nan)
-        for row in self:
-            found[names[0].index(row[rows]), names[1].index(row[columns])] = row["effect"]
+    def grid(
+        self, rows: Over, columns: Over, **fixed: int | str
+    ) -> tuple[np.ndarray, list[int | str], list[int | str]]:
+        """The effects as a matrix, with the names of its rows and of its columns; NaN where there is no cell.
+
+        `fixed`: of a sweep over three sides, the number of the third: `grid("head", "position", layer=2)`. Raises a
+        `ClearheadError` where several cells have one place in the matrix.
+        """
+        chosen = [row for row in self if all(row.get(side) == number for side, number in fixed.items())]
+        names = [list(dict.fromkeys(row[side] for row in chosen)) for side in (rows, columns)]
+        found, met = np.full((len(names[0]), len(names[1])), np.nan), set()
+        for row in chosen:
+            place = names[0].index(row[rows]), names[1].index(row[columns])
+            if place in met:
+                other = next((side for side in get_args(Over) if side in row and side not in (rows, columns)), "layer")
+                raise ClearheadError(
+                    f"grid: several cells have {rows} {row[rows]} and {columns} {row[columns]}. Choose one side more, "
+                    f'as in grid("{rows}", "{columns}", {other}={self[0].get(other, 0)!r}).'
+                )
+            met.add(place)
+            found[place] = row["effect"]
         return found, names[0], names[1]
 
     def plot(self, *, title: str | None = None, cmap: Any = "RdBu", ax: Any = None, bar: bool = True) -> Any:
@@ -91,7 +107,7 @@ class Sweep(Table):
         """
         sides: list[Over] = [side for side in get_args(Over) if self and side in self[0]]
         if len(sides) > 2:
-            raise ClearheadError("plot() draws two sides: choose some rows of the sweep, or use grid(rows, columns).")
+            raise ClearheadError("plot() draws two sides, and this sweep has three: use grid(rows, columns, layer=0).")
         if len(sides) == 1:
             names, effects = [row[sides[0]] for row in self], np.array([[row["effect"]] for row in self])
             across = Side("effect", 1)

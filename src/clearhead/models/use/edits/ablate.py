@@ -36,7 +36,8 @@ class Ablate(Edit):
     `seed`, the same for all heads and layers. Where `over` has as many sequences as this run, no sequence gets its own.
     `over`: a `Recording` of `watch(model, values=True)`, of one run, or one of its calls; not for "zero". `layers`,
     `heads`, `queries`: see `Edit`. Raises a `ClearheadError` where `over` has no call of a layer, or fewer positions
-    than this run.
+    than this run. Of texts from one template, `Patch(over[layer].output.mean(0, keepdim=True), layer, head)` puts in
+    the mean of each position, as Wang et al. do.
     Source: Wang et al. 2023, "Interpretability in the Wild" (means); Chan et al. 2022, "Causal Scrubbing" (resampling).
     """
 
