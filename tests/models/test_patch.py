@@ -202,7 +202,7 @@ def test_positions_pair_texts_of_different_lengths(plain: Any) -> None:
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("kind", ["zero", "mean", "resample"])
+@pytest.mark.parametrize("kind", ["zero", "mean", "position mean", "resample"])
 def test_an_ablation_is_what_hooks_do(plain: Any, kind: str) -> None:
     model, seen, kept = plain
 
@@ -213,6 +213,7 @@ def test_an_ablation_is_what_hooks_do(plain: Any, kind: str) -> None:
         by_kind = {
             "zero": 0 * other,
             "mean": other.mean((0, 2), keepdim=True).expand_as(other),
+            "position mean": other.mean(0, keepdim=True).expand_as(other),
             "resample": other.flip(0),
         }
         new[:, [0, 3]] = by_kind[kind][:, [0, 3]]
@@ -241,6 +242,16 @@ def test_the_mean_of_an_ablation_is_of_words_alone() -> None:
     with ch.edit(model, ch.edits.Ablate(0, 1, "mean", seen)), ch.watch(model, values=True) as ran:
         model(input_ids=IDS)
     assert torch.allclose(ran[0].output[:, 1], both[:, 1].mean(1).expand(2, 6, -1), atol=1e-6)
+    with ch.edit(model, ch.edits.Ablate(0, 1, "position mean", seen)), ch.watch(model, values=True) as ran:
+        model(input_ids=IDS)
+    wanted = full[0].output[0, 1].clone()
+    wanted[:4] = (wanted[:4] + short[0].output[0, 1]) / 2  # the last two are padding in the first text
+    assert torch.allclose(ran[0].output[:, 1], wanted.expand(2, 6, -1), atol=1e-6)
+    with ch.watch(model, values=True) as empty:
+        model(input_ids=OTHER, attention_mask=torch.tensor([[1, 1, 1, 1, 1, 0]] * 2))
+    unknown = ch.edits.Ablate(0, 1, "position mean", empty)
+    with pytest.raises(ch.ClearheadError, match="position 5 is padding in every"), ch.edit(model, unknown):
+        model(input_ids=IDS)
 
 
 @torch.no_grad()

@@ -16,7 +16,7 @@ from clearhead.models.use.edits.base import Edit
 from clearhead.models.use.edits.from_run import FromRun
 from clearhead.models.use.edits.spot import Spot
 
-Kind = Literal["zero", "mean", "resample"]
+Kind = Literal["zero", "mean", "position mean", "resample"]
 
 
 class Ablate(Edit):
@@ -32,12 +32,12 @@ class Ablate(Edit):
     True
 
     `kind`: "zero"; "mean", the mean of the head's output over all sequences and positions of `over` that are no
-    padding; or "resample", its output at the same positions of another sequence of `over`, drawn for each sequence by
-    `seed`, the same for all heads and layers. Where `over` has as many sequences as this run, no sequence gets its own.
+    padding; "position mean", the mean over its sequences at each position, for texts of one template; or "resample",
+    its output at the same positions of another sequence of `over`, drawn for each sequence by `seed`, the same for all
+    heads and layers. Where `over` has as many sequences as this run, no sequence gets its own.
     `over`: a `Recording` of `watch(model, values=True)`, of one run, or one of its calls; not for "zero". `layers`,
     `heads`, `queries`: see `Edit`. Raises a `ClearheadError` where `over` has no call of a layer, or fewer positions
-    than this run. Of texts from one template, `Patch(over[layer].output.mean(0, keepdim=True), layer, head)` puts in
-    the mean of each position, as Wang et al. do.
+    than this run.
     Source: Wang et al. 2023, "Interpretability in the Wild" (means); Chan et al. 2022, "Causal Scrubbing" (resampling).
     """
 
@@ -68,15 +68,20 @@ class Ablate(Edit):
             return output
         given = self.over.tensor("output", spot.site)
         own = given[:, spot.heads.start : spot.heads.stop]
+        if self.kind == "resample":
+            taken = self.over.taken("output", spot, own, list(spot.rows))
+            return taken[self._drawn(output.shape[0], given.shape[0])].to(output.dtype)
+        call = self.over.call(spot.site)
+        words = None if call.padding is None else call.padding.queries
+        keep = given.new_ones(given.shape[0], given.shape[2]) if words is None else words.to(given)
         if self.kind == "mean":
-            call = self.over.call(spot.site)
-            words = None if call.padding is None else call.padding.queries
-            keep = given.new_ones(given.shape[0], given.shape[2]) if words is None else words.to(given)
-            exact = own.to(accumulated(own.dtype))
-            mean = ((exact * keep[:, None, :, None]).sum((0, 2)) / keep.sum()).to(output.dtype)
-            return mean[None, :, None].expand_as(output).clone()
-        taken = self.over.taken("output", spot, own, list(spot.rows))
-        return taken[self._drawn(output.shape[0], given.shape[0])].to(output.dtype)
+            return _mean(own, keep, (0, 2)).to(output.dtype).expand_as(output).clone()
+        rows = list(spot.rows)
+        taken, keep = self.over.taken("output", spot, own, rows), keep[:, rows]
+        if words is not None and bool((keep.sum(0) == 0).any()):
+            place = rows[int((keep.sum(0) == 0).nonzero()[0])]
+            raise ClearheadError(f"Ablate: position {place} is padding in every sequence of over: it has no mean.")
+        return _mean(taken, keep, (0,)).to(output.dtype).expand_as(output).clone()
 
     def _drawn(self, here: int, there: int) -> Tensor:
         """For each sequence of this run a sequence of the other one."""
@@ -84,3 +89,10 @@ class Ablate(Edit):
         own = here == there > 1  # then no sequence gets its own output
         drawn = torch.randint(int(own), there, (here,), generator=generator, device="cpu")
         return (drawn + torch.arange(here, device="cpu") * own) % there
+
+
+def _mean(output: Tensor, keep: Tensor, sides: tuple[int, ...]) -> Tensor:
+    """The mean of outputs (N, h, L, E) over sequences, or positions too, where `keep` (N, L) is 1."""
+    exact = output.to(accumulated(output.dtype))
+    keep = keep.to(exact)[:, None, :, None]
+    return (exact * keep).sum(sides, keepdim=True) / keep.sum(sides, keepdim=True)
