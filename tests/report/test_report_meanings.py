@@ -154,7 +154,7 @@ def test_the_effect_of_an_edit_is_a_measure_of_heads(known: Known, open_report: 
     assert [label.split("</b> ")[1] for label in labels] == ["0", "-2.5", "1", "-1.5", "2", "-0.5"]
     assert opened.page.inner_text("#heads-ticks").split() == ["-3", "0", "3"]
     assert opened.page.locator("#measure option").last.inner_text() == "effect on the <b>drop</b>"
-    said = "The change of the <b>drop</b> when this head alone is edited; without an edit it is 4 nats."
+    said = "The change of the <b>drop</b> by the edits of this head alone; without an edit it is 4 nats."
     assert opened.page.inner_text("#measure-says") == said
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import copy
@@ -35,6 +36,16 @@ def checked_sides(over: Any, make_edit: Any, metric: Any, who: str) -> tuple[Ove
             f"{who}: make_edit and metric are functions, such as lambda layer, head: ch.edits.Ablate(layer, head) and "
             "ch.models.logit_difference(token)."
         )
+    try:
+        own = inspect.signature(make_edit)
+    except ValueError:  # of C, without a signature
+        return sides
+    try:
+        own.bind(**dict.fromkeys(sides))
+    except TypeError:
+        raise ClearheadError(
+            f"{who}: make_edit is called with the keywords {listed(sides)}; its own parameters are {own}."
+        ) from None
     return sides
 
 

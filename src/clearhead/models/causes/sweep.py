@@ -58,7 +58,7 @@ class Sweep(Table):
     def sentence(self) -> str:
         plain = f"{self.plain:.4g} {self.unit}".rstrip()
         change = "The change, to first order," if self.estimated else "The change"
-        return f"{change} of the {self.metric} when this head alone is edited; without an edit it is {plain}."
+        return f"{change} of the {self.metric} by the edits of this head alone; without an edit it is {plain}."
 
     @property
     def checked(self) -> Table:
