@@ -189,8 +189,8 @@ def test_an_interrupted_sweep_goes_on(llama: Any, tmp_path: Path) -> None:
         ({"make_edit": lambda layer, head: None}, "expected an edit"),
         ({"make_edit": 3}, "functions"),
         (
-            {"make_edit": lambda l, h: ch.edits.Ablate(l, h)},
-            r"keywords 'layer', 'head'; its own parameters are \(l, h\)",
+            {"make_edit": lambda n, h: ch.edits.Ablate(n, h)},
+            r"keywords 'layer', 'head'; its own parameters are \(n, h\)",
         ),
         ({"metric": lambda out: out.logits}, "expected a number"),
         ({"metric": lambda out: "much"}, "expected a number"),
