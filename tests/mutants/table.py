@@ -828,8 +828,8 @@ CAUSES = [
     ),
     Mutant(
         "models/causes/estimated.py",
-        "(new.to(exact) - old().to(exact))",
-        "new.to(exact)",
+        "step = new.to(exact) - before",
+        "step = new.to(exact)",
         "causes: an estimate is of the new output, not of its change",
         "models/test_attribution_patching.py",
     ),
