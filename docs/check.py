@@ -32,9 +32,9 @@ WIDE = """() => document.documentElement.scrollWidth <= innerWidth ? "" :
 """
 FONT = """() => document.fonts.ready.then(() => document.querySelector("math") === null
     || [...document.fonts].some(font => font.family.includes("STIX Two Math") && font.status === "loaded"))"""
-# The rules of axe-core, of the pages inside the page too. Each fault is named with the first places where it is.
+# What axe-core finds in a page, or in one inside it: each fault is named with the first places where it is.
 AXE = Path(__file__).parents[1] / "node_modules" / "axe-core" / "axe.min.js"
-BARRIERS = """() => axe.run({resultTypes: ["violations"], preload: false}).then(found => found.violations
+BARRIERS = """() => axe.run({resultTypes: ["violations"], preload: false, iframes: false}).then(found => found.violations
     .filter(fault => ["serious", "critical"].includes(fault.impact))
     .map(fault => `${fault.id}, ${fault.help}: ` + fault.nodes.slice(0, 3).map(node => node.target.flat().join(" "))
         .join(", ") + (fault.nodes.length > 3 ? ` and ${fault.nodes.length - 3} more` : "")))"""
@@ -87,8 +87,8 @@ class Site:
         """What keeps a reader out who cannot see the page well, or use a mouse."""
         for frame in self.page.frames:
             frame.evaluate(self.axe)
-        for found in self.page.evaluate(BARRIERS):
-            self.fault(f"a barrier in the {scheme} page: {found}")
+            for found in frame.evaluate(BARRIERS):
+                self.fault(f"a barrier in the {scheme} page: {found}")
 
     def follow(self) -> None:
         """Links inside the site: each to a file that is there, and an anchor that is in it."""

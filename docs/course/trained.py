@@ -84,15 +84,19 @@ def train_induction(name: str = "induction") -> tuple[nn.Module, dict[str, Tenso
     return model, {name: torch.stack([torch.as_tensor(getattr(at, name)) for at in seen]) for name in Seen._fields}
 
 
-def train_sorting() -> tuple[nn.Module, dict[str, Tensor]]:
-    """The machine is the one that chapter 8 writes out."""
+def machine() -> dict[str, Any]:
+    """What chapter 8 defines before its exercises, without its runs and pictures."""
     names: dict[str, Any] = {}
     page = (HERE / "08_a_transformer.md").read_text(encoding="utf-8").partition("## Exercises")[0]
     for cell in re.findall(r"^```\{code-cell\} ipython3\n(?:---\n.*?\n---\n)?(.*?)^```", page, re.S | re.M):
         defines = (ast.Import, ast.ImportFrom, ast.FunctionDef, ast.ClassDef)
         kept = [n for n in ast.parse(cell).body if isinstance(n, defines) or ast.unparse(n).startswith("START")]
         exec(compile(ast.Module(kept, []), "chapter 8", "exec"), names)
-    settings = SETTINGS["sorting"]
+    return names
+
+
+def train_sorting() -> tuple[nn.Module, dict[str, Tensor]]:
+    settings, names = SETTINGS["sorting"], machine()
     torch.manual_seed(settings["seed"])
     return names["train"](names["Transformer"](), settings["steps"]), {}
 
