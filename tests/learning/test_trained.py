@@ -16,9 +16,9 @@ from dates_data import sample, split
 from induction import AttentionOnly, hits, periodic, scores, without
 from safetensors import safe_open
 
-# A sum that is rounded in another order, on another processor, leads to other numbers. Those of a file, in half
-# precision, and those of another training on the processor that made it differ by less than this.
-TOLERANCE = 2e-3
+# On one machine a training gives the same file. On another processor a sum is rounded in another order, and the numbers
+# drift apart: by up to 0.014 between PyTorch's plain instructions and AVX-512. Another seed gives others by more than 1.
+TOLERANCE = 0.05
 
 
 def stored(path: Path) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
