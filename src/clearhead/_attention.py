@@ -225,7 +225,7 @@ def plan(
     largest need of the forward pass beyond inputs and output.
     """
     is_numpy(query=query, key=key, value=value)
-    shapes = {name: tuple(array.shape) for name, array in (("query", query), ("key", key), ("value", value))}
+    named = {"query": query, "key": key, "value": value}
     mask, bias = joined(mask, valid_lens, bias)
     if not is_arranged(query, key, layout):
         query, key, value, mask, bias, align, _ = arrange(query, key, value, mask, bias, align, layout)
@@ -240,7 +240,7 @@ def plan(
         extra_bytes=cost.bytes,
         pairs=math.prod(problem.sizes.shape),
         computed=cost.pairs,
-        shapes=shapes,
+        shapes={name: tuple(array.shape) for name, array in named.items()},
     )
 
 
