@@ -34,7 +34,8 @@ FONT = """() => document.fonts.ready.then(() => document.querySelector("math") =
     || [...document.fonts].some(font => font.family.includes("STIX Two Math") && font.status === "loaded"))"""
 # What axe-core finds in a page, or in one inside it: each fault is named with the first places where it is.
 AXE = Path(__file__).parents[1] / "node_modules" / "axe-core" / "axe.min.js"
-BARRIERS = """() => axe.run({resultTypes: ["violations"], preload: false, iframes: false}).then(found => found.violations
+BARRIERS = """() => axe.run({resultTypes: ["violations"], preload: false, iframes: false})
+    .then(found => found.violations
     .filter(fault => ["serious", "critical"].includes(fault.impact))
     .map(fault => `${fault.id}, ${fault.help}: ` + fault.nodes.slice(0, 3).map(node => node.target.flat().join(" "))
         .join(", ") + (fault.nodes.length > 3 ? ` and ${fault.nodes.length - 3} more` : "")))"""

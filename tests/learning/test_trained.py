@@ -17,7 +17,7 @@ from induction import AttentionOnly, hits, periodic, scores, without
 from safetensors import safe_open
 
 # On one machine a training gives the same file. On another processor a sum is rounded in another order, and the numbers
-# drift apart: by up to 0.014 between PyTorch's plain instructions and AVX-512. Another seed gives others by more than 1.
+# drift apart: by up to 0.014 between PyTorch's plain instructions and AVX-512.
 TOLERANCE = 0.05
 
 
