@@ -18,9 +18,13 @@ if TYPE_CHECKING:
 
 DOCS = Path(__file__).parents[1]
 # what the chapters import or read, beside the packages, and the pages that they link to
-BESIDE = [
-    DOCS / "course" / name for name in ("at_scale.json", "trained.py", "00_before.md", "glossary.md", "notation.md")
-]
+PAGES = (
+    "00_before.md",
+    "08_a_transformer.md",
+    "glossary.md",
+    "notation.md",
+)  # trained.py reads the machine of chapter 8
+BESIDE = [DOCS / "course" / name for name in ("at_scale.json", "trained.py", *PAGES)]
 BESIDE += [*(DOCS / "course" / "checks").glob("*.py"), *(DOCS / "course" / "data").glob("*.safetensors")]
 BESIDE += [DOCS.parent / "examples" / name for name in ("dates.py", "dates_data.py", "induction.py")]
 OWN = re.compile(r'<a href="(\w+)\.ipynb" download>[^<]*</a>')  # the link to a chapter's notebook
