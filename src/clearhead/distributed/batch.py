@@ -57,7 +57,7 @@ class ShardedBatch:
         return F.cross_entropy(wide, targets, ignore_index=IGNORED, reduction="sum") / max(self.tokens, 1)
 
 
-def shard_batch(batch: Mapping[str, Any], layout: Layout, *, shift: bool = True) -> ShardedBatch:
+def shard_batch(batch: Mapping[str, object], layout: Layout, *, shift: bool = True) -> ShardedBatch:
     """This rank's part of a batch of whole sequences, for a model that shares them out over ranks.
 
     >>> import torch, clearhead as ch

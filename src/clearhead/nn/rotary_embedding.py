@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -14,6 +15,9 @@ from clearhead.base.pictures import Style
 from clearhead.base.shapes import moved
 from clearhead.base.tracing import compiling
 from clearhead.nn._positions import Tabled, check_length, plot
+
+if TYPE_CHECKING:
+    from clearhead.base.pictures import Colormap
 
 
 class RotaryEmbedding(Tabled):
@@ -103,7 +107,7 @@ class RotaryEmbedding(Tabled):
                 "more: the width of one head."
             )
 
-    def plot(self, length: int = 64, *, title: str | None = None, cmap: Any = "RdBu_r") -> Any:
+    def plot(self, length: int = 64, *, title: str | None = None, cmap: str | Colormap = "RdBu_r") -> np.ndarray:
         """Draw the cosines and the sines of the angles at each position, (length, dim / 2), with matplotlib.
 
         `length`: how many positions, from 0 on. Above 1,024 positions or pairs a cell is the mean of several numbers.
@@ -111,7 +115,7 @@ class RotaryEmbedding(Tabled):
         """
         rows = self._upto(check_length(length), torch.float32, torch.device("cpu"))[:length]
         cos, sin = rows.chunk(2, -1)
-        return plot({"cos θ": cos, "sin θ": sin}, Style(title, cmap, "signed"))
+        return cast(np.ndarray, plot({"cos θ": cos, "sin θ": sin}, Style(title, cmap, "signed")))
 
     def extra_repr(self) -> str:
         return f"dim={self.dim}, base={self.base:g}, interleaved={self.interleaved}"

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
+from clearhead.base.arrays import Array
 from clearhead.inspection.reductions.base import Reduction
 from clearhead.problem.problem import Problem
 from clearhead.problem.summary import Summary
@@ -27,7 +27,7 @@ class Output(Reduction):
     along = "queries"
     gives = "output"
 
-    value: Any
+    value: Array
 
     def summary(self, problem: Problem) -> Summary:
         return Summary(output=True)

@@ -17,7 +17,7 @@ from clearhead.explanation.modules.projection import Linear
 from clearhead.models.attention_call import AttentionCall
 from clearhead.models.calls import Calls
 from clearhead.models.causes.frozen import Frozen, Written
-from clearhead.models.causes.metrics import Metric, logit_difference
+from clearhead.models.causes.metrics import Each, Metric, logit_difference
 from clearhead.models.causes.written import Writers, first_run
 from clearhead.models.checks import outside_inference, ran
 from clearhead.models.table import Table
@@ -84,7 +84,7 @@ class LogitAttribution(Calls[AttributedCall]):
 
 
 def logit_attribution(
-    model: nn.Module, inputs: Any, token: Any, *, against: Any = None, position: Any = -1
+    model: nn.Module, inputs: object, token: Each, *, against: Each | None = None, position: Each = -1
 ) -> LogitAttribution:
     """What each head, and each other layer, adds directly to a logit: through the residual stream and the last norm.
 
