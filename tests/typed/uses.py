@@ -138,3 +138,9 @@ ch.diagnose(x)  # expect
 ch.watch(attend, every="second")  # expect
 ch.edits.ForceMask("causal")  # expect
 ch.edits.Ablate(0, kind="median")  # expect
+
+# modules of positions, and torch's own call
+assert_type(nn.SinusoidalPositionalEncoding(8)(x, 3), Tensor)
+assert_type(nn.RotaryEmbedding(8)(x, torch.tensor([1, 2])), Tensor)
+nn.SinusoidalPositionalEncoding(8)(x, "first")  # expect
+nn.LearnedPositionalEncoding(9, 8)(array)  # expect

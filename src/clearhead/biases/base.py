@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from clearhead.base.arrays import Array, check_float, is_dense, owned, shown
+from clearhead.base.called import as_forward
 from clearhead.base.errors import ClearheadError, ShapeError
 from clearhead.base.positions import check_align
 from clearhead.base.rules import broadcast, joined
@@ -192,8 +193,10 @@ class Bias(nn.Module, ABC):
         tile = _lowered(self, sizes).tile(every, every, every, every, sizes)
         return sizes.restore(tile.expand(sizes.shape))
 
-    if TYPE_CHECKING:  # torch declares a call of anything
-        __call__ = forward
+    if TYPE_CHECKING:
+
+        @as_forward(forward)
+        def __call__(self) -> None: ...
 
     def _keep(self, name: str, given: Any, expected: str, dimensions: tuple[int, ...] = ()) -> None:
         """Keep given numbers as they are: a parameter as the module's own, any other outside of the state dict.

@@ -68,7 +68,17 @@ class DotProductAttention(RecordingModule):
         return output
 
     if TYPE_CHECKING:  # torch declares a call of anything
-        __call__ = forward
+
+        def __call__(
+            self,
+            query: ArrayT,
+            key: ArrayT,
+            value: ArrayT,
+            valid_lens: Integers | None = None,
+            *,
+            mask: MaskLike = None,
+            align: AlignLike = None,
+        ) -> ArrayT: ...
 
     def extra_repr(self) -> str:
         return f"dropout={self.dropout:g}"

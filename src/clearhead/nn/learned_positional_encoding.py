@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, cast
 import torch
 from torch import Tensor, nn
 
+from clearhead.base.called import as_forward
 from clearhead.base.dropout import check_dropout
 from clearhead.base.errors import ClearheadError, ShapeError, UnsupportedError
 from clearhead.base.numbers import check_count
@@ -68,6 +69,11 @@ class LearnedPositionalEncoding(nn.Module):
             raise ClearheadError(f"LearnedPositionalEncoding: x is on {x.device}, and its table on {self.P.device}.")
         output: Tensor = self.dropout(x + self.P[start:stop])
         return output
+
+    if TYPE_CHECKING:
+
+        @as_forward(forward)
+        def __call__(self) -> None: ...
 
     def plot(
         self,

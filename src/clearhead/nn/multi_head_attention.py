@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from clearhead._attention import ScoreLike
 from clearhead.base.arrays import Integers
+from clearhead.base.called import as_forward
 from clearhead.base.dropout import check_dropout
 from clearhead.base.errors import ClearheadError, ShapeError
 from clearhead.base.numbers import check_count, check_flag
@@ -230,8 +231,10 @@ class MultiHeadAttention(RecordingModule):
             cache._hold(state, self)
         return output if batched else output[0]
 
-    if TYPE_CHECKING:  # torch declares a call of anything
-        __call__ = forward
+    if TYPE_CHECKING:
+
+        @as_forward(forward)
+        def __call__(self) -> None: ...
 
     def prepare(self, key: Tensor, value: Tensor) -> PreparedKeys:
         """Key and value with their projections done, for calls `attend(query, prepared)`: see `PreparedKeys`.

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from clearhead.base.arrays import accumulated, check_float
+from clearhead.base.called import as_forward
 from clearhead.base.errors import ClearheadError, ShapeError
 from clearhead.base.numbers import check_count, check_flag, check_positive
 from clearhead.base.pictures import Style
@@ -67,6 +68,11 @@ class RotaryEmbedding(Tabled):
             output = torch.cat([a * cos - b * sin, b * cos + a * sin], -1)
         output = output.to(x.dtype)
         return torch.cat([output, x[..., self.dim :]], -1) if x.shape[-1] > self.dim else output
+
+    if TYPE_CHECKING:
+
+        @as_forward(forward)
+        def __call__(self) -> None: ...
 
     def _cos_sin(self, x: Tensor, offset: Any) -> Tensor:
         dtype, length = accumulated(x.dtype), x.shape[-2]

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, cast
 import torch
 from torch import Tensor, nn
 
+from clearhead.base.called import as_forward
 from clearhead.base.dropout import check_dropout
 from clearhead.base.numbers import check_count
 from clearhead.base.pictures import Style
@@ -50,6 +51,11 @@ class SinusoidalPositionalEncoding(Tabled):
         stop = start + x.shape[-2]
         output: Tensor = self.dropout(x + self._between(start, stop, x.dtype, x.device))
         return output
+
+    if TYPE_CHECKING:
+
+        @as_forward(forward)
+        def __call__(self) -> None: ...
 
     def _rows(self, positions: Tensor) -> Tensor:
         steps = torch.arange(0, self.embed_dim, 2, dtype=positions.dtype, device=positions.device)

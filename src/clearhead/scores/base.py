@@ -222,7 +222,8 @@ class Score(nn.Module, ABC):
         return cast(ArrayT, scores.detach().numpy() if isinstance(query, np.ndarray) else scores)
 
     if TYPE_CHECKING:  # torch declares a call of anything
-        __call__ = forward
+
+        def __call__(self, query: ArrayT, key: ArrayT) -> ArrayT: ...
 
 
 def with_parameters(
