@@ -36,7 +36,7 @@ _INSTEAD = {
     ),
     "is_causal": (_CAUSAL.format("upper_left", "torch"), "mask=Causal()"),
     "enable_gqa": (_GROUPS, "MultiHeadAttention(…, num_kv_heads=…), where the module is built"),
-    "key_padding_mask": (_PADDING, _PADDING),
+    "key_padding_mask": (_PADDING,) * 2,
     "need_weights": (_WEIGHTS, _LAST),
     "average_attn_weights": (
         "nothing: weights(query, key, …)[...].mean(1) is the mean over the heads",
@@ -49,36 +49,33 @@ _INSTEAD = {
     "causal": (_CAUSAL.format("lower_right", "flash-attn"), "mask=Causal()"),
     "softmax_scale": ("scale=softmax_scale", _BUILT.format("scale", "softmax_scale")),
     "softcap": ("score=Dot(softcap=softcap)", _BUILT.format("softcap", "softcap")),
-    "window_size": (_WINDOW, _WINDOW),
+    "window_size": (_WINDOW,) * 2,
     "alibi_slopes": (
         "bias=ALiBi(num_heads), whose slopes may be set",
         "bias=ALiBi(num_heads), whose slopes may be set",
     ),
-    "cu_seqlens_q": (_LENGTHS, _LENGTHS),
-    "cu_seqlens_k": (_LENGTHS, _LENGTHS),
-    "max_seqlen_q": (_LONGEST, _LONGEST),
-    "max_seqlen_k": (_LONGEST, _LONGEST),
+    "cu_seqlens_q": (_LENGTHS,) * 2,
+    "cu_seqlens_k": (_LENGTHS,) * 2,
+    "max_seqlen_q": (_LONGEST,) * 2,
+    "max_seqlen_k": (_LONGEST,) * 2,
     "return_attn_probs": (_WEIGHTS, _LAST),
     # FlexAttention
-    "block_mask": (
-        "mask=MaskFunction(mask_mod), with the function that the block mask was made from",
-        "mask=MaskFunction(mask_mod), with the function that the block mask was made from",
-    ),
-    "mask_mod": (_MASK_MOD, _MASK_MOD),
+    "block_mask": ("mask=MaskFunction(mask_mod), with the function that the block mask was made from",) * 2,
+    "mask_mod": (_MASK_MOD,) * 2,
     "score_mod": (
         _SCORE_MOD.format("score=f with f(query_tile, key_tile)"),
         _SCORE_MOD.format("MultiHeadAttention(…, score=f) with f(query_tile, key_tile)"),
     ),
     "return_lse": (
-        "nothing: partial(query, key, value, …).logsumexp has it",
+        "nothing: partial(query, key, value).logsumexp has it",
         "nothing: module.attention_weights.logsumexp() has it",
     ),
     # transformers, xformers, x-transformers, Keras
     "attention_mask": ("mask=Padding(attention_mask), of a tokenizer's (B, Lk)",) * 2,
     "output_attentions": (_WEIGHTS, _LAST),
     "return_attention_scores": (_WEIGHTS, _LAST),
-    "attn_bias": ("bias=attn_bias", "bias=attn_bias"),
-    "use_causal_mask": ("mask=Causal()", "mask=Causal()"),
+    "attn_bias": ("bias=attn_bias",) * 2,
+    "use_causal_mask": ("mask=Causal()",) * 2,
 }
 
 
@@ -96,6 +93,6 @@ def refuse_keywords(who: str, given: Mapping[str, object], module: bool = False)
     drop_in = "TorchMultiheadAttention" if module else "scaled_dot_product_attention"
     theirs = "torch.nn.MultiheadAttention" if module else "torch.nn.functional"
     raise ClearheadError(
-        f"{who} takes no {', '.join(given)}, by which other libraries call attention. Pass instead:{lines}\n"
-        f"clearhead has torch's own call, too: {drop_in}, as in {theirs}."
+        f"{who} takes no {', '.join(given)}: other libraries have attention with such arguments. Pass instead:{lines}\n"
+        f"{drop_in} is called as in {theirs}."
     )
