@@ -19,6 +19,7 @@ from clearhead.base.tracing import distributed
 from clearhead.masks.base import MaskLike
 from clearhead.nn._heads import check_dtype
 from clearhead.nn._record import RecordingModule
+from clearhead.nn._unpacked import refuse_unpacking
 from clearhead.nn.prepared_keys import PreparedKeys, check_value_given, taken
 from clearhead.problem.keywords import refuse_keywords
 from clearhead.problem.lengths import with_lengths
@@ -109,6 +110,7 @@ class AdditiveAttention(RecordingModule):
         output: ArrayT = self._attend(
             query, key, value, score=score, mask=mask, bias=bias, align=align, dropout_p=dropout_p
         )
+        refuse_unpacking("AdditiveAttention", output)
         return output
 
     if TYPE_CHECKING:  # torch declares a call of anything

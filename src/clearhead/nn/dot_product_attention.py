@@ -9,6 +9,7 @@ from clearhead.base.dropout import check_dropout
 from clearhead.base.shapes import AlignLike
 from clearhead.masks.base import MaskLike
 from clearhead.nn._record import RecordingModule
+from clearhead.nn._unpacked import refuse_unpacking
 from clearhead.problem.keywords import refuse_keywords
 from clearhead.problem.lengths import with_lengths
 
@@ -65,6 +66,7 @@ class DotProductAttention(RecordingModule):
         mask, bias = with_lengths(mask, valid_lens)
         dropout_p = self.dropout if self.training else 0.0
         output: ArrayT = self._attend(query, key, value, mask=mask, bias=bias, align=align, dropout_p=dropout_p)
+        refuse_unpacking("DotProductAttention", output)
         return output
 
     if TYPE_CHECKING:  # torch declares a call of anything

@@ -32,6 +32,7 @@ from clearhead.nn._heads import (
 )
 from clearhead.nn._masks import head_mask
 from clearhead.nn._record import RecordingModule
+from clearhead.nn._unpacked import refuse_unpacking
 from clearhead.nn.key_value_cache import KeyValueCache
 from clearhead.nn.prepared_keys import PreparedKeys, check_value_given, taken
 from clearhead.nn.rotary_embedding import RotaryEmbedding
@@ -227,9 +228,11 @@ class MultiHeadAttention(RecordingModule):
             fresh=plain_linear(self.W_q) and plain_linear(self.W_k),
         )
         output = joined("W_o", self.W_o, attended.transpose(1, 2).flatten(2))  # (B, Lq, H·head_dim) → (B, Lq, E)
+        output = output if batched else output[0]
+        refuse_unpacking("MultiHeadAttention", output)
         if cache is not None and state is not None:  # only now: a refused call leaves it as it was
             cache._hold(state, self)
-        return output if batched else output[0]
+        return output
 
     if TYPE_CHECKING:
 
