@@ -17,7 +17,7 @@ from clearhead.base.positions import check_align
 from clearhead.base.rules import broadcast, joined
 from clearhead.base.shapes import AlignLike, Sides, Sizes, array_sizes, broadcasts, extent, part
 from clearhead.base.steps import PAIRS, Step, made
-from clearhead.base.text import said
+from clearhead.base.text import outlined, said
 from clearhead.base.tracing import compiling
 
 Part = Callable[[slice, slice, slice, slice], Tensor]
@@ -46,6 +46,8 @@ class Added(NamedTuple):
     function: Part | None = None
     reads: tuple[Tensor, ...] = ()
     given: Bias | None = None
+
+    __repr__ = outlined
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from clearhead.base.errors import ShapeError
+from clearhead.base.text import outlined
 
 
 class SVD(NamedTuple):
@@ -17,6 +18,8 @@ class SVD(NamedTuple):
     U: Tensor
     S: Tensor
     Vh: Tensor
+
+    __repr__ = outlined
 
 
 @dataclass(frozen=True, eq=False)

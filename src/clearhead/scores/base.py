@@ -24,7 +24,7 @@ from clearhead.base.errors import ClearheadError, ShapeError, columns
 from clearhead.base.numbers import check_count, check_number, check_positive
 from clearhead.base.shapes import as_inputs
 from clearhead.base.steps import Step
-from clearhead.base.text import said
+from clearhead.base.text import outlined, said
 from clearhead.base.torch_private import parts_of, put_parts
 from clearhead.base.tracing import autocasting
 
@@ -60,6 +60,8 @@ class Pairwise(NamedTuple):
     scale: float = 1.0
     softcap: float | None = None
 
+    __repr__ = outlined
+
     def folded(self) -> Pairwise:
         """The same scores, the weight of a dot product multiplied into its query."""
         if self.phi != "mul" or self.weight is None:
@@ -75,6 +77,8 @@ class ByTile(NamedTuple):
     key: Tensor  # (B, Hk, Lk, Ek)
     scale: float = 1.0
     softcap: float | None = None
+
+    __repr__ = outlined
 
 
 def check_pairwise(lowered: Pairwise, query: Tensor, key: Tensor, who: str) -> Pairwise:

@@ -13,6 +13,7 @@ from typing_extensions import TypeVar
 from clearhead.base.arrays import Array, check_float, to_tensor
 from clearhead.base.errors import ClearheadError, ShapeError, columns
 from clearhead.base.shapes import Sizes, broadcasts, placed
+from clearhead.base.text import outlined
 from clearhead.engines.tiled.look import Look
 from clearhead.problem.problem import Problem
 from clearhead.problem.region import Region
@@ -46,6 +47,8 @@ class Reduction(Generic[Result]):
     along: ClassVar[Literal["queries", "keys"] | None] = None
     gives: ClassVar[str] = ""
     unit: ClassVar[str] = ""
+
+    __repr__ = outlined
 
     def check(self, problem: Problem) -> None:
         """Raise where this cannot be computed for the weights of this problem."""

@@ -18,7 +18,7 @@ from clearhead.problem.summary import Summary
 MOST = 2**28  # the most numbers of the memberships
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Mass(Reduction):
     """The weight of each query on each group of keys, such as the system prompt, each document, or digits.
 

@@ -10,7 +10,7 @@ from clearhead.problem.problem import Problem
 from clearhead.problem.summary import Summary
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Output(Reduction):
     """The attention output for a value, computed in the same pass as other reductions.
 

@@ -16,7 +16,7 @@ from clearhead.problem.problem import Problem
 from clearhead.problem.summary import Found, Summary
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Pool(Reduction):
     """The weights as a map of at most size × size cells, each the maximum or the mean of its weights.
 

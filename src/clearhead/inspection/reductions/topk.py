@@ -14,7 +14,7 @@ from clearhead.problem.problem import Problem
 from clearhead.problem.summary import Found, Summary
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class TopK(Reduction[tuple[Tensor, Tensor]]):
     """The k largest weights of each query, and their keys.
 
