@@ -33,7 +33,7 @@ def digest() -> str:
 
 
 project = "clearhead"
-copyright = "the authors of clearhead, Apache-2.0"
+copyright = "the clearhead developers, Apache-2.0"
 version = release = clearhead.__version__
 extensions = [
     "myst_nb",

@@ -11,6 +11,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from clearhead.base.arrays import accumulated
 from clearhead.base.errors import ClearheadError
+from clearhead.base.text import outlined
 from clearhead.base.tracing import without_autocast
 from clearhead.explanation.modules.origin.find import batched
 from clearhead.explanation.modules.projection import Linear
@@ -26,7 +27,7 @@ from clearhead.models.use.edits.edit import refuse_edited
 from clearhead.models.watch import watch
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class AttributedCall:
     """What the heads of one attention call add to the logit.
 
@@ -55,6 +56,8 @@ class LogitAttribution(Calls[AttributedCall]):
 
     name, unit = "attribution", ""
     sentence = "What this head adds directly to the logit, through the residual stream and the last norm."
+
+    __repr__ = outlined
 
     def __init__(self, calls: list[AttributedCall], logit: Tensor, others: dict[str, Tensor]) -> None:
         super().__init__(calls)
