@@ -47,7 +47,8 @@ class Added(NamedTuple):
     reads: tuple[Tensor, ...] = ()
     given: Bias | None = None
 
-    __repr__ = outlined
+    def __repr__(self) -> str:
+        return outlined(self)
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:

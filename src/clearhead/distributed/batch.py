@@ -35,7 +35,8 @@ class ShardedBatch:
     targets: Tensor | None
     tokens: int
 
-    __repr__ = outlined
+    def __repr__(self) -> str:
+        return outlined(self)
 
     def loss(self, logits: Tensor) -> Tensor:
         """This rank's term of the mean loss: the sum over the ranks is the mean over all labels of the batch.

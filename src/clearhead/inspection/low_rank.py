@@ -19,7 +19,8 @@ class SVD(NamedTuple):
     S: Tensor
     Vh: Tensor
 
-    __repr__ = outlined
+    def __repr__(self) -> str:
+        return outlined(self)
 
 
 @dataclass(frozen=True, eq=False)

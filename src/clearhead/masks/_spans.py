@@ -54,7 +54,8 @@ class Spans(NamedTuple):
     reads: tuple[Tensor, ...] = ()  # the caller's tensors that the residual reads
     gaps: Edges | None = None
 
-    __repr__ = outlined
+    def __repr__(self) -> str:
+        return outlined(self)
 
     @property
     def plain(self) -> bool:

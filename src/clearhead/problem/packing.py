@@ -31,7 +31,8 @@ class Operands(NamedTuple):
     relative: Tensor | None = None
     sinks: Tensor | None = None
 
-    __repr__ = outlined
+    def __repr__(self) -> str:
+        return outlined(self)
 
 
 def operands(problem: Problem) -> Operands:

@@ -23,7 +23,8 @@ class Partial(NamedTuple):
     log_sum: Tensor | None = None  # (B, H, Lq), log Σ_j exp(s_ij − maximum_i), the sink's term with it
     finite: bool = False  # True: all that was read is finite, so that a backward pass needs no guard
 
-    __repr__ = outlined
+    def __repr__(self) -> str:
+        return outlined(self)
 
     def merge(self, other: Partial) -> Partial:
         """Attention over the keys of both, which share no key (docs/maths/softmax.md). Both have all rows.
@@ -91,7 +92,8 @@ class Rows(NamedTuple):
     log_sum: Tensor
     delta: Tensor
 
-    __repr__ = outlined
+    def __repr__(self) -> str:
+        return outlined(self)
 
 
 def rows_of(found: Any) -> tuple[Tensor, Tensor]:

@@ -66,7 +66,8 @@ class Problem(NamedTuple):
     poison: tuple[Tensor, Tensor] | None = None  # see `guard`: (B, H, Lq, 1) and (B, Hk, 1, Lk)
     origin: tuple[range, ...] | None = None  # where it was cut out of another: see `regions.cut`
 
-    __repr__ = outlined
+    def __repr__(self) -> str:
+        return outlined(self)
 
     @property
     def query(self) -> Tensor:

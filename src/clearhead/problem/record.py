@@ -33,7 +33,8 @@ class Record(NamedTuple):
     reads: Versions
     copied: bool  # True: all tensors are copies, but those that the problem's functions read, which are in `reads`
 
-    __repr__ = outlined
+    def __repr__(self) -> str:
+        return outlined(self)
 
     def check(self) -> None:
         """Raise where a tensor has been written to, or its memory freed, since the call."""

@@ -28,7 +28,8 @@ class Summary(NamedTuple):
     peak: tuple[int, int] | None = None
     factors: Tensor | None = None  # (B or 1, H or 1, Lq): multiply each query's weights in `received` and `mean`
 
-    __repr__ = outlined
+    def __repr__(self) -> str:
+        return outlined(self)
 
     def with_also(self, other: Summary) -> Summary | None:
         """Both summaries as one pass; None where they differ in a size, a position or a factor."""
@@ -104,7 +105,8 @@ class Found(NamedTuple):
     peak: Tensor | None = None  # (B, H, rows, columns): max w_ij over the cells; has no gradient
     finite: bool = False  # True: all that was read is finite, so that a backward pass needs no guard
 
-    __repr__ = outlined
+    def __repr__(self) -> str:
+        return outlined(self)
 
 
 class Sent(NamedTuple):
@@ -127,7 +129,8 @@ class Sent(NamedTuple):
     cell: tuple[int, int] = (1, 1)  # queries and keys to a cell of `mean`
     factors: Tensor | None = None  # (B or 1, H or 1, Lq)
 
-    __repr__ = outlined
+    def __repr__(self) -> str:
+        return outlined(self)
 
     @property
     def maps(self) -> bool:

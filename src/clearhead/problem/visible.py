@@ -44,7 +44,8 @@ class Visible(NamedTuple):
     unseen: Unseen
     memo: Memo
 
-    __repr__ = outlined
+    def __repr__(self) -> str:
+        return outlined(self)
 
     @property
     def edges(self) -> tuple[np.ndarray, np.ndarray] | None:

@@ -18,7 +18,8 @@ class Words(NamedTuple):
     queries: Tensor | None = None
     keys: Tensor | None = None
 
-    __repr__ = outlined
+    def __repr__(self) -> str:
+        return outlined(self)
 
     def of(self, sequences: slice) -> Words:
         """The words of some sequences of the batch."""

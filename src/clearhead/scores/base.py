@@ -60,7 +60,8 @@ class Pairwise(NamedTuple):
     scale: float = 1.0
     softcap: float | None = None
 
-    __repr__ = outlined
+    def __repr__(self) -> str:
+        return outlined(self)
 
     def folded(self) -> Pairwise:
         """The same scores, the weight of a dot product multiplied into its query."""
@@ -78,7 +79,8 @@ class ByTile(NamedTuple):
     scale: float = 1.0
     softcap: float | None = None
 
-    __repr__ = outlined
+    def __repr__(self) -> str:
+        return outlined(self)
 
 
 def check_pairwise(lowered: Pairwise, query: Tensor, key: Tensor, who: str) -> Pairwise:

@@ -48,7 +48,8 @@ class Reduction(Generic[Result]):
     gives: ClassVar[str] = ""
     unit: ClassVar[str] = ""
 
-    __repr__ = outlined
+    def __repr__(self) -> str:
+        return outlined(self)
 
     def check(self, problem: Problem) -> None:
         """Raise where this cannot be computed for the weights of this problem."""

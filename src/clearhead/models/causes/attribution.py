@@ -57,7 +57,8 @@ class LogitAttribution(Calls[AttributedCall]):
     name, unit = "attribution", ""
     sentence = "What this head adds directly to the logit, through the residual stream and the last norm."
 
-    __repr__ = outlined
+    def __repr__(self) -> str:
+        return outlined(self)
 
     def __init__(self, calls: list[AttributedCall], logit: Tensor, others: dict[str, Tensor]) -> None:
         super().__init__(calls)

@@ -33,7 +33,8 @@ class Projections(NamedTuple):
     output: Linear
     between: tuple[str, ...] = ()
 
-    __repr__ = outlined
+    def __repr__(self) -> str:
+        return outlined(self)
 
 
 class Made(NamedTuple):
@@ -44,7 +45,8 @@ class Made(NamedTuple):
     factor: float = 1.0
     between: tuple[str, ...] = ()
 
-    __repr__ = outlined
+    def __repr__(self) -> str:
+        return outlined(self)
 
 
 class Sides:
