@@ -82,7 +82,9 @@ nitpick_ignore_regex = [
     (
         r"py:class",
         r"Tensor|Phi|Residual|Edges|Part|Align|Kind|Cached|Record|Words|Outcome|Origin|ByTile|Visible|LayerName|"
-        r"Linear|HeadView",
+        r"Linear|HeadView|Array|ArrayT|Integers|Rows|AlignLike|LengthsLike|MaskLike|BiasLike|TokensLike|Index|Nested|"
+        r"Result|R[1-4]|Source|Pairs|Each|Writer|OfHeads|Picture|Model|Queries|EllipsisType|Axes|Colormap|DataFrame|"
+        r"PreTrainedModel|PreTrainedTokenizerBase",
     ),
     (r"py:.*", r"clearhead\.(?!nn\.|testing\.)[a-z_]+\..*"),
 ]
