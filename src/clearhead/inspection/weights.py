@@ -39,6 +39,7 @@ from clearhead.masks.base import MaskLike
 from clearhead.problem.checked import checked, ours
 from clearhead.problem.guard import guard, zero_unseen
 from clearhead.problem.keywords import refuse_keywords
+from clearhead.problem.layout import arrange, is_arranged
 from clearhead.problem.lengths import joined
 from clearhead.problem.packing import operands, with_operands
 from clearhead.problem.partial import log_sum_exp, rows_of
@@ -377,6 +378,7 @@ def weights(
     scale: float | None = None,
     sinks: Array | None = None,
     align: AlignLike = None,
+    layout: str = "BHLD",
     engine: str | Engine | None = None,
     **others: Never,
 ) -> Weights[ArrayT]:
@@ -390,12 +392,16 @@ def weights(
     tensor(0.)
 
     Formula: w_i = softmax over the allowed keys j of score(query_i, key_j); all 0 where nothing is allowed.
-    Arguments as for `attention`. Returns a `Weights` of shape (..., Lq, Lk). Raises `ClearheadError`, `ShapeError` or
-    `UnsupportedError` (`engine="sdpa"` does not show its weights). Cost: that of the parts you look at; see `Weights`.
+    Arguments as for `attention`. Returns a `Weights` of shape (..., Lq, Lk), in any layout. Of nested tensors it is the
+    matrix of the packed row, (1, H, T, T'), where T and T' count the positions of all sequences.
+    Raises `ClearheadError`, `ShapeError` or `UnsupportedError` (`engine="sdpa"` does not show its weights).
+    Cost: that of the parts you look at; see `Weights`.
     """
     if others:
         refuse_keywords("weights", others)
     is_numpy(query=query, key=key)
     mask, bias = joined(mask, valid_lens, bias)
+    if not is_arranged(query, key, layout):
+        query, key, _, mask, bias, align, _ = arrange(query, key, None, mask, bias, align, layout)
     call = Arguments(query, key, None, score, mask, bias, scale, sinks, align, 0.0, engine)
     return Weights(FromCall(call), engine)
