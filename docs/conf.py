@@ -33,7 +33,7 @@ def digest() -> str:
 
 
 project = "clearhead"
-copyright = "the authors of clearhead, Apache-2.0"
+copyright = "the clearhead developers, Apache-2.0"
 version = release = clearhead.__version__
 extensions = [
     "myst_nb",
@@ -88,7 +88,9 @@ nitpick_ignore_regex = [
     (
         r"py:class",
         r"Tensor|Phi|Residual|Edges|Part|Align|Kind|Cached|Record|Words|Outcome|Origin|ByTile|Visible|LayerName|"
-        r"Linear|HeadView",
+        r"Linear|HeadView|Array|ArrayT|Integers|Rows|AlignLike|LengthsLike|MaskLike|BiasLike|TokensLike|Index|Nested|"
+        r"Result|R[1-4]|Source|Pairs|Each|Writer|OfHeads|Picture|Model|Queries|EllipsisType|Axes|Colormap|DataFrame|"
+        r"PreTrainedModel|PreTrainedTokenizerBase",
     ),
     (r"py:.*", r"clearhead\.(?!nn\.|testing\.)[a-z_]+\..*"),
 ]

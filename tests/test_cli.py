@@ -134,7 +134,10 @@ def test_the_path_is_tried_before_the_model_is_loaded(tmp_path, capsys, monkeypa
 
 
 def test_version(capsys):
-    assert run(capsys, "--version") == (0, f"clearhead {ch.__version__}\n", "")
+    ch.show_versions()
+    printed = capsys.readouterr().out
+    assert printed.startswith(f"clearhead {ch.__version__}\n  kernels ")
+    assert run(capsys, "--version") == (0, printed, "")
 
 
 APART = {

@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from ranks.processes import on_ranks
 from remedies.causes import CASES as OF_CAUSES
 from remedies.files import CASES as OF_FILES
+from remedies.keywords import CASES as OF_KEYWORDS
 from remedies.looking import CASES as OF_LOOKING
 from remedies.modules import CASES as OF_MODULES
 from remedies.sources import sites
@@ -19,7 +20,7 @@ from remedies.untried import UNTRIED
 
 import clearhead as ch
 
-CASES = TABLE + OF_MODULES + OF_FILES + OF_LOOKING + OF_CAUSES
+CASES = TABLE + OF_MODULES + OF_FILES + OF_LOOKING + OF_CAUSES + OF_KEYWORDS
 OWN = ("attention", "Causal", "Padding", "DenseMask", "Lengths", "Documents", "MaskFunction", "Dot", "Bilinear")
 OWN += ("Gaussian", "ALiBi", "RelativeBias", "DenseBias", "BiasFunction")
 

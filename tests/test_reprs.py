@@ -223,3 +223,106 @@ def test_a_large_matrix_is_read_no_further_than_it_is_drawn(wrap, monkeypatch):
         large._repr_html_()
     assert "the first 1024 of 6000 queries" in first
     assert 0 < count.most <= 2 * 8 * 1024 * 1024
+
+
+LONG = torch.rand(1, 2, 300, 8)
+# They are made to be read: a table, a picture or a page of text, whose length does not grow with the tensors
+READ = {"results.Plan", "distributed.RankPlan", "explanation.Explanation", "explanation.Diagnosis", "models.Comparison"}
+READ |= {"models.Recording", "models.Table", "models.Differences", "models.Sweep", "models.Monitor", "models.Survey"}
+READ |= {"models.AuditedCall", "models.LogitAttribution", "models.Statistics", "models.Generation", "models.Audit"}
+
+
+class Keeps(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.attend = ch.nn.MultiHeadAttention(8, 2)
+
+    def forward(self, x):
+        return self.attend(x, x, x)
+
+
+def holding():
+    """Objects of public classes that hold long tensors, and more that hold none."""
+    extend, edits, reductions, nn = ch.extend, ch.edits, ch.reductions, ch.nn
+    weights, keep = ch.weights(LONG, LONG), torch.rand(300, 300) < 0.5
+    model, x = Keeps(), torch.rand(1, 300, 8)
+    with ch.watch(model, values=True) as seen:
+        model(x)
+    with ch.models.statistics(model, [reductions.Entropy()]) as kept:
+        model(x)
+    cache, attend = nn.KeyValueCache(), nn.MultiHeadAttention(8, 2, rotary=nn.RotaryEmbedding(4), score=ch.Cosine())
+    attend(x, x, x, cache=cache)
+    grad = torch.rand_like(LONG)
+    yield from (
+        extend.Pairwise("mul", LONG, LONG, torch.rand(8)),
+        extend.Added(dense=LONG @ LONG.mT, given=ch.ALiBi(2)),
+    )
+    yield from (
+        weights.problem,
+        extend.Summary(factors=torch.rand(1, 1, 300)),
+        extend.Partial(LONG, LONG[..., 0], None),
+    )
+    yield from (
+        ch.Causal().spans(300, 300),
+        extend.Sizes(1, 2, 300, 300),
+        extend.Cost(1, 2),
+        extend.Found(entropy=LONG),
+    )
+    yield from (reductions.Output(LONG), reductions.Mass(torch.arange(300)), reductions.Received(torch.rand(300)))
+    yield from (reductions.Pool(8), reductions.TopK(2), weights, weights.gradients(LONG, grad))
+    yield from (ch.partial(LONG, LONG, LONG), seen[0].weights, seen[0], kept[0], cache, attend.prepare(x, x))
+    yield from (ch.DenseBias(LONG @ LONG.mT), ch.RelativeBias(300, 8), ch.ALiBi(64), ch.BiasFunction(lambda *_: LONG))
+    yield from (
+        ch.Dot(scale=2.0),
+        ch.Additive(8, 8, 300),
+        ch.Bilinear(300, 300),
+        ch.Gaussian(),
+        ch.Cosine(),
+    )
+    yield from (edits.AddBias(LONG @ LONG.mT), edits.ForceMask(keep), edits.Patch(LONG), edits.Freeze(weights.dense()))
+    yield from (
+        edits.Ablate(0, kind="mean", over=seen[0]),
+        edits.Knockout(heads=1, keys=range(9)),
+        edits.ScaleHeads(0, 1),
+    )
+    yield from (nn.DotProductAttention(), nn.AdditiveAttention(300), nn.SinusoidalPositionalEncoding(8))
+    yield from (nn.LearnedPositionalEncoding(300, 8), nn.RotaryEmbedding(300), ch.models.Means(), Rows(300))
+    yield from (ch.DenseMask(keep), ch.Padding(keep), ch.Lengths(range(300)), ch.Documents(torch.arange(300) // 50))
+    yield from (ch.PrefixLM(range(300)), ch.MaskFunction(lambda *_: keep), ch.SlidingWindow(9), ch.Causal())
+
+
+def test_what_holds_tensors_prints_their_shapes_alone():
+    """A title of at most 200 characters: a mask has its picture under it, and a module its parts."""
+    for one in holding():
+        title = repr(one).split("\n")[0] if isinstance(one, ch.extend.Mask) else repr(one)
+        # a module of modules is PyTorch's text, a line for each part
+        longest = max(map(len, title.split("\n"))) if isinstance(one, torch.nn.Module) else len(title)
+        assert longest <= 200 and "tensor(" not in title and "at 0x" not in title, (len(title), title)
+
+
+def test_tensors_are_named_by_shape_and_dtype():
+    assert repr(ch.extend.Pairwise("mul", LONG, LONG)) == (
+        "Pairwise(phi='mul', query=<1×2×300×8 float32>, key=<1×2×300×8 float32>)"
+    )
+    assert repr(ch.extend.Added(relative=torch.zeros(1, 1, 9).half())) == "Added(relative=<1×1×9 float16>)"
+    assert repr(ch.reductions.Mass(torch.arange(4).numpy())) == "Mass(groups=<4 int64>)"
+    assert repr(ch.reductions.Pool((3, 4), queries=torch.zeros(5))) == "Pool(size=(3, 4), queries=<5 float32>)"
+    assert repr(ch.reductions.Entropy()) == "Entropy()" and repr(ch.reductions.TopK(2)) == "TopK(k=2)"
+
+
+def test_every_public_class_that_holds_values_is_printed_here():
+    """Dataclasses and named tuples would print every number of their tensors."""
+    import dataclasses
+    import inspect
+
+    from test_house import PUBLIC
+
+    printed = {type(one) for one in holding()}
+    reductions = {cls for name, cls in PUBLIC.items() if name.startswith("reductions.")}  # one repr for all
+    for name, cls in PUBLIC.items():
+        if not inspect.isclass(cls) or name in READ or cls in printed | reductions:
+            continue
+        made = dataclasses.is_dataclass(cls) and hasattr(cls.__repr__, "__wrapped__")  # by the decorator
+        if made or (issubclass(cls, tuple) and "outlined" not in cls.__repr__.__code__.co_names):
+            hints = " ".join(map(str, getattr(cls, "__annotations__", {}).values()))
+            assert "Tensor" not in hints, f"{name} would print its tensors: __repr__ = outlined"

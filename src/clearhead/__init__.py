@@ -10,6 +10,7 @@
     watch, edit                        record the attention of a real model; change some of its heads while it runs
     scaled_dot_product_attention       torch's own signature
     masked_softmax, check_shape        the small parts
+    show_versions                      what runs here, for a report of an error
     ClearheadError ShapeError UnsupportedError
 
     nn                                 modules: MultiHeadAttention, AdditiveAttention, positions, …
@@ -40,6 +41,7 @@ from clearhead._attention import masked_softmax as masked_softmax
 from clearhead._attention import plan as plan
 from clearhead._drop_in import scaled_dot_product_attention as scaled_dot_product_attention
 from clearhead._partial import partial as partial
+from clearhead._versions import show_versions as show_versions
 from clearhead.base.arrays import check_shape as check_shape
 from clearhead.base.errors import ClearheadError as ClearheadError
 from clearhead.base.errors import ShapeError as ShapeError
@@ -49,6 +51,7 @@ from clearhead.biases import ALiBi as ALiBi
 from clearhead.biases import BiasFunction as BiasFunction
 from clearhead.biases import DenseBias as DenseBias
 from clearhead.biases import RelativeBias as RelativeBias
+from clearhead.engines.native.bindings import warn_without_kernels as _warn_without_kernels
 from clearhead.inspection.weights import weights as weights
 from clearhead.masks import Causal as Causal
 from clearhead.masks import DenseMask as DenseMask
@@ -115,11 +118,14 @@ __all__ = [
     "reductions",
     "results",
     "scaled_dot_product_attention",
+    "show_versions",
     "testing",
     "watch",
     "weights",
 ]
 
+
+_warn_without_kernels()
 
 if not TYPE_CHECKING:  # with it, a type checker would accept any name
 

@@ -3,50 +3,55 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Never, Protocol, overload
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from clearhead.base.arrays import check_float, is_numpy, to_tensor, to_tensor_float
+from clearhead.base.arrays import Array, ArrayT, Integers, check_float, is_numpy, to_tensor, to_tensor_float
 from clearhead.base.errors import ClearheadError, ShapeError, columns, human_bytes
 from clearhead.base.positions import check_align
-from clearhead.base.shapes import broadcasts
+from clearhead.base.shapes import AlignLike, broadcasts
 from clearhead.base.tracing import without_autocast
+from clearhead.biases.base import BiasLike
 from clearhead.engines.base import Engine
 from clearhead.engines.choose import as_written, choose, reasons
 from clearhead.engines.operation import run
 from clearhead.engines.tiled.tiles import softmax
-from clearhead.masks.base import Mask
+from clearhead.masks.base import Mask, MaskLike
 from clearhead.masks.dense import DenseMask
 from clearhead.masks.lengths import Lengths
+from clearhead.problem.keywords import refuse_keywords
 from clearhead.problem.layout import arrange, is_arranged
 from clearhead.problem.lengths import joined
 from clearhead.problem.problem import Problem, make_problem, with_given
 from clearhead.scores.base import Score
 
+Rows = Sequence[float] | Sequence[Sequence[float]] | Sequence[Sequence[Sequence[float]]]
+LengthsLike = Mask | Integers | int | None
 ScoreLike = Score | Callable[[Tensor, Tensor], Tensor] | None
 
 
 def attention(
-    query: Any,
-    key: Any,
-    value: Any,
+    query: ArrayT,
+    key: ArrayT,
+    value: ArrayT,
     *,
     score: ScoreLike = None,
-    mask: Any = None,
-    valid_lens: Any = None,
-    bias: Any = None,
+    mask: MaskLike = None,
+    valid_lens: Integers | None = None,
+    bias: BiasLike = None,
     scale: float | None = None,
-    sinks: Any = None,
-    align: Any = None,
+    sinks: Array | None = None,
+    align: AlignLike = None,
     dropout_p: float = 0.0,
     layout: str = "BHLD",
     engine: str | Engine | None = None,
-) -> Any:
+    **others: Never,
+) -> ArrayT:
     """Attention, for any score and any mask, by the fastest engine that can compute it.
 
     >>> import torch, clearhead as ch
@@ -89,11 +94,17 @@ def attention(
     Sources: Bahdanau et al. 2015; Vaswani et al. 2017, "Attention Is All You Need"; sinks: Xiao et al. 2024, "Efficient
     Streaming Language Models with Attention Sinks"; learnt sinks: OpenAI 2025, gpt-oss.
     """
+    if others:
+        refuse_keywords("attention", others)
     mask, bias = joined(mask, valid_lens, bias)
     if is_arranged(query, key, layout):
-        return attend(Arguments(query, key, value, score, mask, bias, scale, sinks, align, dropout_p, engine))[0]
+        output: ArrayT = attend(
+            Arguments(query, key, value, score, mask, bias, scale, sinks, align, dropout_p, engine)
+        ).output
+        return output
     query, key, value, mask, bias, align, back = arrange(query, key, value, mask, bias, align, layout)
-    return back(attend(Arguments(query, key, value, score, mask, bias, scale, sinks, align, dropout_p, engine))[0])
+    output = back(attend(Arguments(query, key, value, score, mask, bias, scale, sinks, align, dropout_p, engine))[0])
+    return output
 
 
 class Arguments(NamedTuple):
@@ -189,20 +200,21 @@ class Plan:
 
 
 def plan(
-    query: Any,
-    key: Any,
-    value: Any,
+    query: ArrayT,
+    key: ArrayT,
+    value: ArrayT,
     *,
     score: ScoreLike = None,
-    mask: Any = None,
-    valid_lens: Any = None,
-    bias: Any = None,
+    mask: MaskLike = None,
+    valid_lens: Integers | None = None,
+    bias: BiasLike = None,
     scale: float | None = None,
-    sinks: Any = None,
-    align: Any = None,
+    sinks: Array | None = None,
+    align: AlignLike = None,
     dropout_p: float = 0.0,
     layout: str = "BHLD",
     engine: str | Engine | None = None,
+    **others: Never,
 ) -> Plan:
     """What `attention` with these arguments would do: the engine, why each other one declined, work and memory.
 
@@ -224,6 +236,8 @@ def plan(
     Operations count the score and the weighted sum of the pairs the engine computes; extra memory is an estimate of the
     largest need of the forward pass beyond inputs and output.
     """
+    if others:
+        refuse_keywords("plan", others)
     is_numpy(query=query, key=key, value=value)
     named = {"query": query, "key": key, "value": value}
     mask, bias = joined(mask, valid_lens, bias)
@@ -250,7 +264,17 @@ def _operations_a_pair(problem: Problem) -> int:
     return a_dimension * width + 2 * (problem.value.shape[-1] if problem.value is not None else 0)
 
 
-def masked_softmax(scores: Any, valid_lens: Any = None, *, dim: int = -1, align: Any = None) -> Any:
+@overload
+def masked_softmax(
+    scores: Tensor, valid_lens: LengthsLike = None, *, dim: int = -1, align: AlignLike = None
+) -> Tensor: ...
+@overload
+def masked_softmax(
+    scores: np.ndarray | Rows, valid_lens: LengthsLike = None, *, dim: int = -1, align: AlignLike = None
+) -> np.ndarray: ...
+def masked_softmax(
+    scores: Array | Rows, valid_lens: LengthsLike = None, *, dim: int = -1, align: AlignLike = None
+) -> Array:
     """Softmax over the allowed entries; the others get exactly 0.
 
     >>> import torch, clearhead as ch

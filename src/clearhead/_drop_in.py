@@ -8,6 +8,7 @@ from clearhead._attention import attention
 from clearhead.base.arrays import check_float
 from clearhead.base.errors import ClearheadError, ShapeError, columns
 from clearhead.base.numbers import check_flag
+from clearhead.base.shapes import Align
 from clearhead.masks.base import Mask
 from clearhead.masks.causal import Causal
 
@@ -74,9 +75,8 @@ def scaled_dot_product_attention(
         )
     if isinstance(scale, Tensor) and scale.numel() == 1:
         scale = scale.item()
-    align = "upper_left" if is_causal else None
-    output: Tensor = attention(query, key, value, mask=mask, bias=bias, scale=scale, align=align, dropout_p=dropout_p)
-    return output
+    align: Align = "upper_left" if is_causal else None
+    return attention(query, key, value, mask=mask, bias=bias, scale=scale, align=align, dropout_p=dropout_p)
 
 
 _CAUSAL = Causal()

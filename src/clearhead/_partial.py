@@ -2,26 +2,29 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Generic, Never, cast
 
 import torch
 from torch import Tensor
 
 from clearhead._attention import Arguments, ScoreLike
-from clearhead.base.arrays import is_numpy
+from clearhead.base.arrays import Array, ArrayT, Integers, is_numpy
 from clearhead.base.errors import ClearheadError, ShapeError
 from clearhead.base.numbers import check_count
-from clearhead.base.shapes import Sizes
+from clearhead.base.shapes import AlignLike, Sizes
 from clearhead.base.tracing import without_autocast
+from clearhead.biases.base import BiasLike
 from clearhead.engines import operation
 from clearhead.engines.base import Engine
 from clearhead.engines.choose import choose
+from clearhead.masks.base import MaskLike
+from clearhead.problem.keywords import refuse_keywords
 from clearhead.problem.lengths import joined
 from clearhead.problem.partial import Partial, log_sum_exp, rows_of
 from clearhead.problem.problem import as_sinks
 
 
-class PartialAttention:
+class PartialAttention(Generic[ArrayT]):
     """Attention over some of the keys; two of them merge into one over the keys of both. `clearhead.partial` makes it.
 
     >>> import torch, clearhead as ch
@@ -39,17 +42,17 @@ class PartialAttention:
         self._found, self._dtype, self._numpy = found, dtype, numpy
 
     @property
-    def output(self) -> Any:
+    def output(self) -> ArrayT:
         """(..., Lq, Ev)."""
         return self._out(self._found.output)
 
     @property
-    def logsumexp(self) -> Any:
+    def logsumexp(self) -> ArrayT:
         """log Σ_j exp(s_ij) over these keys, (..., Lq)."""
         maximum, log_sum = rows_of(self._found)
         return self._out(log_sum_exp(maximum.detach(), log_sum))
 
-    def merge(self, other: PartialAttention) -> PartialAttention:
+    def merge(self, other: PartialAttention[ArrayT]) -> PartialAttention[ArrayT]:
         """Attention over the keys of both, which must have no key in common. The order does not matter.
 
         Formula: L = log(exp L₁ + exp L₂), output = exp(L₁ − L) output₁ + exp(L₂ − L) output₂. Raises a `ShapeError`
@@ -69,7 +72,7 @@ class PartialAttention:
         dtype = torch.promote_types(self._dtype, other._dtype)
         return PartialAttention(self._found.merge(other._found), dtype, self._numpy)
 
-    def transpose(self, dim0: int, dim1: int) -> PartialAttention:
+    def transpose(self, dim0: int, dim1: int) -> PartialAttention[ArrayT]:
         """The same partial with two dimensions of `logsumexp` exchanged, as `torch.transpose` does.
 
         The queries of many continuations are rows of one call over the prefix that they share, (1, H, N), and
@@ -88,7 +91,7 @@ class PartialAttention:
         *leading, queries, _ = output.shape
         return Sizes(1, leading[-1] if len(leading) > 1 else 1, queries, 0, output.device, tuple(leading))
 
-    def finish(self, sinks: Any = None) -> Any:
+    def finish(self, sinks: Array | None = None) -> ArrayT:
         """The attention output, (..., Lq, Ev), of the value's dtype.
 
         `sinks`: (H,), one logit a head, as for `attention`; they enter the softmax here, once. A query that has seen no
@@ -103,24 +106,26 @@ class PartialAttention:
     def __repr__(self) -> str:
         return f"PartialAttention(output {tuple(self._found.output.shape)}, {self._dtype})"
 
-    def _out(self, tensor: Tensor) -> Any:
-        return tensor.detach().numpy().copy() if self._numpy else tensor  # a copy: the partial keeps its own memory
+    def _out(self, tensor: Any) -> ArrayT:
+        # a copy: the partial keeps its own memory
+        return cast(ArrayT, tensor.detach().numpy().copy() if self._numpy else tensor)
 
 
 def partial(
-    query: Any,
-    key: Any,
-    value: Any,
+    query: ArrayT,
+    key: ArrayT,
+    value: ArrayT,
     *,
     score: ScoreLike = None,
-    mask: Any = None,
-    valid_lens: Any = None,
-    bias: Any = None,
+    mask: MaskLike = None,
+    valid_lens: Integers | None = None,
+    bias: BiasLike = None,
     scale: float | None = None,
-    align: Any = None,
+    align: AlignLike = None,
     engine: str | Engine | None = None,
     keys: tuple[int, int] | None = None,
-) -> PartialAttention:
+    **others: Never,
+) -> PartialAttention[ArrayT]:
     """Attention over some of the keys, as a value that merges with others into attention over all keys.
 
     >>> import torch, clearhead as ch
@@ -141,13 +146,15 @@ def partial(
     engine "sdpa", gives no log-sum-exp). Cost: that of `attention` over these keys.
     Sources: Rabe and Staats 2021, "Self-attention Does Not Need O(n²) Memory"; Liu et al. 2023, "Ring Attention".
     """
+    if others:
+        refuse_keywords("partial", others)
     tensors = all(isinstance(t, Tensor) for t in (query, key, value))
     numpy = not tensors and is_numpy(query=query, key=key, value=value)
     mask, bias = joined(mask, valid_lens, bias)
     call = Arguments(query, key, value, score, mask, bias, scale, None, align, 0.0, engine)
     problem = call.problem(None if keys is None else _check_keys(keys))
     with without_autocast(problem.sizes.device):
-        found = operation.partial(problem, choose(problem, engine, rows=True), engine)
+        found: Partial = operation.partial(problem, choose(problem, engine, rows=True), engine)
     assert problem.value is not None
     output, maximum, log_sum = map(problem.sizes.restore, (found.output, *rows_of(found)))
     restored = Partial(output, maximum, log_sum)

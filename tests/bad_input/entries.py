@@ -934,6 +934,7 @@ ENTRIES: dict[str, Entry] = {
 
 # Public names that are no entries, and why.
 NOT_CALLED = {
+    "show_versions": "takes nothing: tests/test_versions.py",
     "ClearheadError": "an error", "ShapeError": "an error", "UnsupportedError": "an error",
     "extend.Score": "abstract", "extend.Mask": "abstract", "extend.Bias": "abstract",
     "extend.Pairwise": "what lower() gives, checked there", "extend.Spans": "what lower() gives",

@@ -39,6 +39,14 @@ def formula():
     return torch.softmax(torch.tanh((x @ W_q.T)[:, :, None] + (x @ W_k.T)[:, None]) @ module.w_v, -1) @ x
 """
 CASES = [
+    case(
+        "exec('output, weights = attend(x[:2], x[:2], x[:2])')",
+        ("output.unbind(0)", "(lambda output: torch.stack(@))(attend(x[:2], x[:2], x[:2]))", "of_torch(x)[:2]"),
+    ),
+    case(
+        "exec('output, weights = ch.nn.DotProductAttention()(*[x[:2].numpy()] * 3)')",
+        ("list(output)", "(lambda output: torch.stack(@))(plain(x, x, x)[:2])", "plain(x, x, x)[:2]"),
+    ),
     # modules
     case(
         "module(x, x, x)",

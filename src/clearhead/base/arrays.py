@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, TypeVar
+from types import EllipsisType
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
+from typing_extensions import TypeVar
 
 from clearhead.base.errors import ClearheadError, ShapeError, columns
 from clearhead.base.torch_private import is_zero_tensor
 from clearhead.base.tracing import compiling, freed, holds, ordinary, with_memory
 
+Array = Tensor | np.ndarray
+Integers = Array | Sequence[int] | Sequence[Sequence[int]]
+# what is computed from tensors is a tensor, and what is computed from NumPy's arrays an array
+ArrayT = TypeVar("ArrayT", Tensor, np.ndarray, default=Tensor)
 FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
 
@@ -160,7 +166,7 @@ def is_numpy(**arrays: Any) -> bool:
     return count > 0
 
 
-def check_shape(tensor: Any, spec: str | Sequence[int | str | None]) -> dict[str, int]:
+def check_shape(tensor: object, spec: str | Sequence[int | str | EllipsisType | None]) -> dict[str, int]:
     """Check a shape, and get the sizes by name.
 
     >>> import torch, clearhead as ch
@@ -182,7 +188,7 @@ def check_shape(tensor: Any, spec: str | Sequence[int | str | None]) -> dict[str
     parts = ["..." if p is Ellipsis else p for p in parts]
     if not hasattr(tensor, "shape") or getattr(tensor, "is_nested", False):
         raise ClearheadError(f"check_shape takes something with a .shape of numbers; got a {type(tensor).__name__}.")
-    got = tuple(tensor.shape)
+    got: tuple[int, ...] = tuple(tensor.shape)
     if parts.count("...") > 1:
         raise ShapeError(f"check_shape: {spec!r} has more than one '...'; keep one.")
     if "..." in parts:

@@ -5,13 +5,17 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from clearhead.base.errors import ClearheadError, require
 from clearhead.base.text import printable
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes as Axes
+    from matplotlib.colors import Colormap as Colormap
 
 Array = NDArray[Any]
 MOST = 64  # pictures in a grid
@@ -43,9 +47,9 @@ class Style:
     cells."""
 
     title: str | None = None
-    cmap: Any = "GnBu"
+    cmap: str | Colormap = "GnBu"
     scale: str | float = "linear"
-    ax: Any = None
+    ax: Axes | None = None
     bar: bool = True
     lines: bool = False
 
@@ -75,7 +79,7 @@ def _is_top(scale: Any) -> bool:
     return isinstance(scale, int | float) and not isinstance(scale, bool) and 0 < scale < math.inf
 
 
-def draw(panels: Sequence[Panel], rows: Side, columns: Side, style: Style, meaning: str | None) -> Any:
+def draw(panels: Sequence[Panel], rows: Side, columns: Side, style: Style, meaning: str | None) -> Axes | np.ndarray:
     """Draw the panels, all with one scale. Gives the axes, an array of them where there are several. `meaning`: the
     words of the colour bar; None for no bar. Masked cells are hatched, NaN is red."""
     cmap, pyplot = check_style(style, ("linear", "log", "signed")), require("matplotlib.pyplot", "plot", "plot()")

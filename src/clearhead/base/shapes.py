@@ -24,6 +24,7 @@ from clearhead.base.numbers import check_count
 from clearhead.base.tracing import as_followed, compiling, empty_of_values
 
 Align = Literal["upper_left", "lower_right"] | int | Tensor | None
+AlignLike = Align | np.ndarray
 Sides = tuple[slice, slice, slice, slice]  # a part of the matrix: batch, heads, queries, keys
 
 

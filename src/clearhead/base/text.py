@@ -6,6 +6,7 @@ import html
 from collections.abc import Callable, Iterable
 from typing import Any
 
+import numpy as np
 from torch import Tensor
 
 from clearhead.base.tracing import freed
@@ -36,6 +37,32 @@ def brief(thing: Any, most: int = 60) -> str:
             said = f"a tensor of {part.dtype}, shape {tuple(part.shape)}, that has no memory"
             return said if part is thing else f"a {type(thing).__name__} with {said}"
     return f"{thing!r:.{most}}"
+
+
+def outlined(self: Any) -> str:
+    """The repr of a dataclass or a named tuple that holds tensors: its fields without those at their defaults, tensors
+    and arrays by shape and dtype, and other values by their first characters."""
+    fields = getattr(self, "__dataclass_fields__", {})
+    usual = getattr(self, "_field_defaults", {}) | {name: field.default for name, field in fields.items()}
+    given = {name: getattr(self, name) for name in (fields or getattr(self, "_fields", ()))}
+    shown = [f"{name}={_outline(one)}" for name, one in given.items() if name not in usual or one is not usual[name]]
+    return f"{type(self).__name__}({', '.join(shown)})"
+
+
+def _outline(one: Any) -> str:
+    if isinstance(one, Tensor | np.ndarray):
+        return f"<{'×'.join(map(str, one.shape)) or 'scalar'} {str(one.dtype).removeprefix('torch.')}>"
+    if hasattr(one, "_fields") or hasattr(one, "__dataclass_fields__"):
+        return f"{type(one).__name__}(…)"
+    if isinstance(one, list | tuple):
+        inside = ", ".join(map(_outline, one[:3])) + ", …" * (len(one) > 3)
+        return f"[{inside}]" if isinstance(one, list) else f"({inside}{',' * (len(one) == 1)})"
+    if isinstance(one, dict):
+        return "{" + ", ".join(f"{name!r:.30}: {_outline(each)}" for name, each in list(one.items())[:3]) + "}"
+    if callable(one):
+        return getattr(one, "__name__", type(one).__name__)
+    text = said(one, lambda: repr(one)).partition("\n")[0]
+    return text if len(text) <= 40 else f"{text[:39]}…"
 
 
 def escaped(text: str, lines: bool = False) -> str:

@@ -5,18 +5,19 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from functools import partial
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from clearhead.base.arrays import check_float, is_dense, owned, shown
+from clearhead.base.arrays import Array, check_float, is_dense, owned, shown
+from clearhead.base.called import as_forward
 from clearhead.base.errors import ClearheadError, ShapeError
 from clearhead.base.positions import check_align
 from clearhead.base.rules import broadcast, joined
-from clearhead.base.shapes import Align, Sides, Sizes, array_sizes, broadcasts, extent, part
+from clearhead.base.shapes import AlignLike, Sides, Sizes, array_sizes, broadcasts, extent, part
 from clearhead.base.steps import PAIRS, Step, made
-from clearhead.base.text import said
+from clearhead.base.text import outlined, said
 from clearhead.base.tracing import compiling
 
 Part = Callable[[slice, slice, slice, slice], Tensor]
@@ -45,6 +46,9 @@ class Added(NamedTuple):
     function: Part | None = None
     reads: tuple[Tensor, ...] = ()
     given: Bias | None = None
+
+    def __repr__(self) -> str:
+        return outlined(self)
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
@@ -178,7 +182,7 @@ class Bias(nn.Module, ABC):
         """A bias to try this class with, that fits these sizes: `clearhead.testing.check_bias` calls it."""
         raise NotImplementedError(f"{cls.__name__} needs a classmethod example(sizes) -> Bias, to be checked with.")
 
-    def forward(self, query: Any, key: Any, align: Align = None) -> Tensor:
+    def forward(self, query: Array | int, key: Array | int, align: AlignLike = None) -> Tensor:
         """The bias of every pair, (..., Lq, Lk), with the inputs' leading dimensions. O(Lq · Lk) memory.
 
         >>> import torch, clearhead as ch
@@ -191,6 +195,11 @@ class Bias(nn.Module, ABC):
         every = slice(None)
         tile = _lowered(self, sizes).tile(every, every, every, every, sizes)
         return sizes.restore(tile.expand(sizes.shape))
+
+    if TYPE_CHECKING:
+
+        @as_forward(forward)
+        def __call__(self) -> None: ...
 
     def _keep(self, name: str, given: Any, expected: str, dimensions: tuple[int, ...] = ()) -> None:
         """Keep given numbers as they are: a parameter as the module's own, any other outside of the state dict.
@@ -216,6 +225,9 @@ class Bias(nn.Module, ABC):
         if isinstance(other, int) and other == 0:  # sum() begins with 0
             return self
         return Sum(_check_bias(other, "left"), self)
+
+
+BiasLike = Bias | Array | None
 
 
 def _lowered(bias: Bias, sizes: Sizes) -> Added:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
+from clearhead.base.arrays import Array
 from clearhead.base.errors import ClearheadError
 from clearhead.base.shapes import Sizes, fit
 from clearhead.biases.base import Added, Bias
@@ -29,7 +28,7 @@ class DenseBias(Bias):
 
     tensor: Tensor
 
-    def __init__(self, tensor: Any) -> None:
+    def __init__(self, tensor: Array) -> None:
         super().__init__()
         expected = "floating-point numbers to add to the scores. For a bool matrix that says who may attend pass "
         self._keep("tensor", tensor, expected + "mask=DenseMask(keep).")

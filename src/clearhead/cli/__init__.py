@@ -9,7 +9,7 @@ import sys
 from collections.abc import Sequence
 from contextlib import suppress
 from importlib import import_module
-from typing import TextIO
+from typing import NoReturn, TextIO
 
 import clearhead
 from clearhead.base.errors import ClearheadError
@@ -84,7 +84,7 @@ def parser() -> argparse.ArgumentParser:
     whole = argparse.ArgumentParser(
         prog="clearhead", description="Look into attention, and into the attention of a model."
     )
-    whole.add_argument("--version", action="version", version=f"clearhead {clearhead.__version__}")
+    whole.add_argument("--version", action=_Versions, nargs=0, help="show versions, kernels and engines, and exit")
     commands = whole.add_subparsers(dest="command", required=True)
     _report(
         commands.add_parser(
@@ -110,6 +110,14 @@ def parser() -> argparse.ArgumentParser:
         )
     )
     return whole
+
+
+class _Versions(argparse.Action):
+    """Prints what `clearhead.show_versions` prints."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *given: object) -> NoReturn:
+        clearhead.show_versions()
+        parser.exit()
 
 
 def _survey(survey: argparse.ArgumentParser) -> None:

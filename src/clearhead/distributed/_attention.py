@@ -10,6 +10,7 @@ from clearhead._attention import ScoreLike
 from clearhead.base.dropout import check_dropout, draw_seed
 from clearhead.base.errors import ClearheadError
 from clearhead.base.tracing import compiling, eagerly, without_autocast
+from clearhead.biases.base import BiasLike
 from clearhead.distributed import exchange, fetch, operation
 from clearhead.distributed.agreement import agree
 from clearhead.distributed.channel import Channel
@@ -17,6 +18,7 @@ from clearhead.distributed.layout import Layout, check_layout
 from clearhead.distributed.needs import Needs
 from clearhead.distributed.once import refuse_transforms
 from clearhead.distributed.pieces import Shard, sharded, shared_seed
+from clearhead.masks.base import MaskLike
 from clearhead.problem.problem import Problem
 
 METHODS = ("exchange", "gather")
@@ -29,10 +31,10 @@ def attention(
     *,
     layout: Layout,
     score: ScoreLike = None,
-    mask: Any = None,
-    bias: Any = None,
+    mask: MaskLike = None,
+    bias: BiasLike = None,
     scale: float | None = None,
-    sinks: Any = None,
+    sinks: Tensor | None = None,
     dropout_p: float = 0.0,
     method: str = "exchange",
 ) -> Tensor:

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 from torch import Tensor
 
 from clearhead._attention import ScoreLike
 from clearhead.base.arrays import accumulated
 from clearhead.base.errors import human_bytes
+from clearhead.biases.base import BiasLike
 from clearhead.distributed.layout import Layout
 from clearhead.distributed.needs import Needs
 from clearhead.distributed.pieces import sharded
+from clearhead.masks.base import MaskLike
 
 SHOWN = 16  # ranks that a printed plan lists
 
@@ -72,10 +73,10 @@ def plan(
     *,
     layout: Layout,
     score: ScoreLike = None,
-    mask: Any = None,
-    bias: Any = None,
+    mask: MaskLike = None,
+    bias: BiasLike = None,
     scale: float | None = None,
-    sinks: Any = None,
+    sinks: Tensor | None = None,
 ) -> RankPlan:
     """What `attention` over ranks with these arguments would send and compute, for each rank.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -10,6 +11,7 @@ from torch import Tensor
 from clearhead._attention import ScoreLike
 from clearhead.base.errors import ClearheadError, UnsupportedError
 from clearhead.base.tracing import eagerly, without_autocast
+from clearhead.biases.base import BiasLike
 from clearhead.distributed.agreement import agree
 from clearhead.distributed.by_key import OverQueries, over_queries
 from clearhead.distributed.by_query import by_query
@@ -20,6 +22,7 @@ from clearhead.distributed.once import refuse_transforms
 from clearhead.distributed.pieces import Shard, sharded
 from clearhead.inspection.reductions.base import Reduction
 from clearhead.inspection.reductions.output import Output
+from clearhead.masks.base import MaskLike
 from clearhead.problem.partial import rows_of
 from clearhead.problem.problem import ABSENT, Problem
 from clearhead.problem.summary import Summary
@@ -31,15 +34,16 @@ OVER_QUERIES: dict[str, Any] = {"received": False, "mean": None, "peak": None, "
 class ShardedWeights:
     """The weights of a sequence that is shared out over ranks; `reduce` gives statistics of them."""
 
-    def __init__(self, query: Tensor, key: Tensor, layout: Layout, given: dict[str, Any]) -> None:
-        self._operands, self._layout, self._given = (query, key), layout, given
+    def __init__(self, query: Tensor, key: Tensor, layout: Layout, given: Mapping[str, object]) -> None:
+        self._operands, self._layout = (query, key), layout
+        self._given: dict[str, Any] = dict(given)
 
     def __repr__(self) -> str:
         return f"ShardedWeights({tuple(self._operands[0].shape)} of {self._layout})"
 
     @eagerly
     @torch.no_grad()
-    def reduce(self, *reductions: Reduction) -> tuple[Any, ...]:
+    def reduce(self, *reductions: Reduction[object]) -> tuple[Tensor | tuple[Tensor, ...], ...]:
         """Reductions of the weights, as in `Weights.reduce`: a tuple of the results, in the order of the reductions.
 
             found = ch.distributed.weights(query, key, layout=layout, mask=ch.Causal())
@@ -72,10 +76,10 @@ class ShardedWeights:
                 for result in _results(asked, shard)
             )
 
-    def _shard(self, reductions: tuple[Reduction, ...]) -> Shard:
+    def _shard(self, reductions: tuple[Reduction[Any], ...]) -> Shard:
         check_layout(self._layout)
         refuse_transforms()
-        values = [r.value for r in reductions if isinstance(r, Output)] or [ABSENT]
+        values: list[Any] = [r.value for r in reductions if isinstance(r, Output)] or [ABSENT]
         if len(values) > 1:
             raise ClearheadError("reduce takes one Output(value); join the values along their last dimension.")
         local = sharded(*self._operands, values[0], self._layout, **self._given)
@@ -85,7 +89,7 @@ class ShardedWeights:
 class _Asked(NamedTuple):
     """A reduction, the problem of the whole sequence that it is of, and the statistics from which it is made."""
 
-    reduction: Reduction
+    reduction: Reduction[Any]
     meant: Problem
     summary: Summary
 
@@ -101,7 +105,7 @@ class _Asked(NamedTuple):
         return any(some)
 
 
-def _asked(reduction: Reduction, whole: Problem) -> _Asked:
+def _asked(reduction: Reduction[Any], whole: Problem) -> _Asked:
     reduction.check(whole)
     meant = reduction.of(whole)
     summary = reduction.summary(meant)
@@ -174,10 +178,10 @@ def weights(
     *,
     layout: Layout,
     score: ScoreLike = None,
-    mask: Any = None,
-    bias: Any = None,
+    mask: MaskLike = None,
+    bias: BiasLike = None,
     scale: float | None = None,
-    sinks: Any = None,
+    sinks: Tensor | None = None,
 ) -> ShardedWeights:
     """The weights of a sequence that is shared out over ranks; `reduce` gives statistics of them.
 

@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from clearhead.base.errors import ClearheadError, ShapeError
+from clearhead.base.text import outlined
 from clearhead.distributed.agreement import compare
 from clearhead.distributed.channel import Channel
 from clearhead.distributed.layout import Layout
@@ -20,7 +21,7 @@ IGNORED = -100  # the label of a position without a target, as in transformers
 BY_POSITION = ("input_ids", "inputs_embeds", "attention_mask", "position_ids", "token_type_ids")
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class ShardedBatch:
     """One rank's part of a batch, as `shard_batch` returns it.
 
@@ -33,6 +34,9 @@ class ShardedBatch:
     inputs: dict[str, Tensor]
     targets: Tensor | None
     tokens: int
+
+    def __repr__(self) -> str:
+        return outlined(self)
 
     def loss(self, logits: Tensor) -> Tensor:
         """This rank's term of the mean loss: the sum over the ranks is the mean over all labels of the batch.
@@ -57,7 +61,7 @@ class ShardedBatch:
         return F.cross_entropy(wide, targets, ignore_index=IGNORED, reduction="sum") / max(self.tokens, 1)
 
 
-def shard_batch(batch: Mapping[str, Any], layout: Layout, *, shift: bool = True) -> ShardedBatch:
+def shard_batch(batch: Mapping[str, object], layout: Layout, *, shift: bool = True) -> ShardedBatch:
     """This rank's part of a batch of whole sequences, for a model that shares them out over ranks.
 
     >>> import torch, clearhead as ch

@@ -71,7 +71,7 @@ class Layout:
         """How many positions a rank holds."""
         return sum(map(len, self.own(rank)))
 
-    def positions(self, device: Any = None, rank: int | None = None) -> Tensor:
+    def positions(self, device: torch.device | str | int | None = None, rank: int | None = None) -> Tensor:
         """The positions that a rank holds, (n,), int64: the position ids of its part of a sequence."""
         parts = [torch.arange(c.start, c.stop, dtype=torch.int64, device=device) for c in self.own(rank)]
         return torch.cat([torch.empty(0, dtype=torch.int64, device=device), *parts])

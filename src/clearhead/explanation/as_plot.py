@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -11,8 +11,11 @@ from clearhead.base.steps import Step
 from clearhead.explanation.document import tables
 from clearhead.explanation.shown import Shown
 
+if TYPE_CHECKING:
+    from clearhead.base.pictures import Axes
 
-def plot(step: Step, shown: Shown, ax: Any) -> Any:
+
+def plot(step: Step, shown: Shown, ax: Axes | None) -> Axes | np.ndarray:
     """Draw a step. Returns the axes, or an array of axes for several pictures. `ax`: the axes for one picture."""
     pyplot = require("matplotlib.pyplot", "plot", "plot()")
     every = tables(step, shown)
@@ -41,4 +44,5 @@ def plot(step: Step, shown: Shown, ax: Any) -> Any:
         axis.tick_params(axis="x", rotation=90)
         axis.set_title(", ".join(filter(None, [step.name, table.caption])).replace("$", r"\$"))
     axes[0].figure.colorbar(drawn, ax=list(axes), label=step.name.replace("_", " "))
-    return axes[0] if len(axes) == 1 else axes
+    drawn_on: Axes | np.ndarray = axes[0] if len(axes) == 1 else axes
+    return drawn_on

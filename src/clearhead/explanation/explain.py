@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from inspect import signature
 from typing import Any, TypedDict, Unpack, overload
@@ -10,11 +11,22 @@ import numpy as np
 import torch
 from torch import nn
 
-from clearhead._attention import Arguments, ScoreLike, attention, listed_scores, masked_softmax, softmax_mask
-from clearhead.base.arrays import check_float, is_numpy, to_tensor_float
+from clearhead._attention import (
+    Arguments,
+    LengthsLike,
+    Rows,
+    ScoreLike,
+    attention,
+    listed_scores,
+    masked_softmax,
+    softmax_mask,
+)
+from clearhead.base.arrays import Array, ArrayT, Integers, check_float, is_numpy, to_tensor_float
 from clearhead.base.errors import ClearheadError, UnsupportedError
 from clearhead.base.positions import check_align
+from clearhead.base.shapes import AlignLike
 from clearhead.base.tracing import readable, without_autocast
+from clearhead.biases.base import BiasLike
 from clearhead.explanation.explanation import Explanation, settled
 from clearhead.explanation.gradients import leaves, with_gradients
 from clearhead.explanation.inputs import drawn
@@ -22,10 +34,13 @@ from clearhead.explanation.modules.captured import captured
 from clearhead.explanation.modules.multi_head import as_ours, explain_multi_head
 from clearhead.explanation.modules.positions import Positional, explain_positions
 from clearhead.explanation.of_problem import explain_problem, explain_softmax
-from clearhead.masks.base import Mask
+from clearhead.inspection.matrix import Index
+from clearhead.masks.base import Mask, MaskLike
 from clearhead.nn._record import RecordingModule
 from clearhead.nn.multi_head_attention import MultiHeadAttention
 from clearhead.problem.lengths import joined
+
+Gradients = bool | Array | None
 
 
 class Options(TypedDict, total=False):
@@ -34,27 +49,45 @@ class Options(TypedDict, total=False):
     score: ScoreLike
     scale: float | None
     dropout_p: float
-    mask: Any
-    valid_lens: Any
-    bias: Any
-    sinks: Any
-    align: Any
+    mask: MaskLike
+    valid_lens: Integers | None
+    bias: BiasLike
+    sinks: Array | None
+    align: AlignLike
 
 
 @overload
 def explain(
-    query: Any, key: Any, value: Any, *, at: Any = None, gradients: Any = False, **options: Unpack[Options]
+    query: ArrayT,
+    key: ArrayT,
+    value: ArrayT,
+    *,
+    at: Index = None,
+    gradients: Gradients = False,
+    **options: Unpack[Options],
 ) -> Explanation: ...
 
 
 @overload
 def explain(
-    query: Any, *, mask: Any = None, valid_lens: Any = None, align: Any = None, at: Any = None, gradients: Any = False
+    query: Array | Rows,
+    *,
+    mask: MaskLike = None,
+    valid_lens: LengthsLike = None,
+    align: AlignLike = None,
+    at: Index = None,
+    gradients: Gradients = False,
 ) -> Explanation: ...
 
 
 @overload
-def explain(query: nn.Module, *inputs: Any, at: Any = None, gradients: Any = False, **keywords: Any) -> Explanation: ...
+def explain(
+    query: nn.Module | Callable[..., object],
+    *inputs: object,
+    at: Index = None,
+    gradients: Gradients = False,
+    **keywords: object,
+) -> Explanation: ...
 
 
 def explain(*inputs: Any, at: Any = None, gradients: Any = False, **options: Any) -> Explanation:

@@ -6,10 +6,11 @@ import json
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from clearhead.base.arrays import Array
 from clearhead.base.errors import ClearheadError, require
 from clearhead.base.numbers import check_count
 from clearhead.base.pages import Frame, write_page
@@ -22,6 +23,9 @@ from clearhead.explanation.document import Document, at_pair
 from clearhead.explanation.document import Part as Part
 from clearhead.explanation.page import render as render_page
 from clearhead.explanation.shown import Shown
+
+if TYPE_CHECKING:
+    from clearhead.base.pictures import Axes
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,7 +65,7 @@ class Explanation:
         """The content that each way to show the explanation prints."""
         return Document(self.title, self.parts, self.shown)
 
-    def __getitem__(self, name: str) -> Any:
+    def __getitem__(self, name: str) -> Array:
         """The result of the step of this name, with as many leading dimensions as the inputs have."""
         found = self.shown.squeezed(self._step(name))
         return found.numpy() if self.numpy else found
@@ -146,7 +150,7 @@ class Explanation:
         """
         return as_script.render(self.document)
 
-    def plot(self, name: str = "weights", ax: Any = None) -> Any:
+    def plot(self, name: str = "weights", ax: Axes | None = None) -> Axes | np.ndarray:
         """Draw a step with matplotlib: "scores", "weights", "output", … Returns the axes, an array of them for several.
 
         `name`: a step with rows and columns; each sequence and head has a picture of its own. `ax`: the axes to draw
@@ -155,7 +159,7 @@ class Explanation:
         """
         return as_plot.plot(self._step(name), self.shown, ax)
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, object]:
         """The explanation as plain numbers and text, which `json.dumps` takes. NaN and infinities are text."""
         return self.document.record
 

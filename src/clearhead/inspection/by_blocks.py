@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -32,7 +32,7 @@ def blocks(shape: Sequence[int], most: int = NUMBERS) -> Iterator[Place]:
             yield *(slice(i, i + 1) for i in outer), slice(start, min(start + step, shape[side])), *rest
 
 
-def summed(matrix: LazyMatrix, dims: tuple[int, ...]) -> Tensor:
+def summed(matrix: LazyMatrix[Any], dims: tuple[int, ...]) -> Tensor:
     """The sum over these dimensions, each kept with size 1. Blocks are added up in float64."""
     if matrix._in_graph():
         return torch.sum(matrix._tensor(), dims, keepdim=True)
@@ -42,7 +42,7 @@ def summed(matrix: LazyMatrix, dims: tuple[int, ...]) -> Tensor:
     return found
 
 
-def extreme(matrix: LazyMatrix, dims: tuple[int, ...], sign: int) -> Tensor:
+def extreme(matrix: LazyMatrix[Any], dims: tuple[int, ...], sign: int) -> Tensor:
     """The largest number (sign 1) or the smallest (sign −1) over these dimensions, each kept with size 1."""
     if matrix._in_graph():
         return sign * (sign * matrix._tensor()).amax(dims, keepdim=True)
@@ -53,7 +53,7 @@ def extreme(matrix: LazyMatrix, dims: tuple[int, ...], sign: int) -> Tensor:
     return sign * found
 
 
-def extreme_places(matrix: LazyMatrix, dim: int | None, sign: int) -> tuple[Tensor, Tensor]:
+def extreme_places(matrix: LazyMatrix[Any], dim: int | None, sign: int) -> tuple[Tensor, Tensor]:
     """The largest or smallest numbers along a dimension, which is kept with size 1, and the first place of each. `dim`
     None takes the whole matrix as one row of numbers; both results are then (1,)."""
     along = 0 if dim is None else dim
@@ -82,7 +82,7 @@ def _read(matrix: LazyMatrix) -> Iterator[tuple[Place, Tensor]]:
         yield place, block
 
 
-def _filled(matrix: LazyMatrix, dims: tuple[int, ...] | None, value: float, dtype: torch.dtype) -> Tensor:
+def _filled(matrix: LazyMatrix[Any], dims: tuple[int, ...] | None, value: float, dtype: torch.dtype) -> Tensor:
     """A tensor of the matrix's shape in which these dimensions have size 1; None: (1,)."""
     shape = [1] if dims is None else [1 if d in dims else size for d, size in enumerate(matrix.shape)]
     return torch.full(shape, value, dtype=dtype, device=matrix.device)

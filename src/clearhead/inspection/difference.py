@@ -43,7 +43,7 @@ class Aligned:
         return tile[:, :, (rows - first).to(device)][..., columns.to(device)]
 
 
-class WeightDifference(LazyMatrix):
+class WeightDifference(LazyMatrix[Tensor]):
     """How much more weight one recording gives each pair than another: B − A, computed where it is looked at.
 
     >>> import torch, clearhead as ch

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
 
-from clearhead.base.arrays import accumulated
+from clearhead.base.arrays import ArrayT, accumulated
 from clearhead.base.errors import ClearheadError, UnsupportedError
 from clearhead.base.tracing import vectorized, without_autocast
 from clearhead.base.versions import Versions
@@ -23,7 +23,7 @@ from clearhead.problem.region import Region
 from clearhead.problem.regions import cut
 
 
-class WeightGradients(LazyMatrix):
+class WeightGradients(LazyMatrix[ArrayT]):
     """How much the loss changes with each weight, computed where it is looked at. `Weights.gradients` makes it.
 
     >>> import torch, clearhead as ch
@@ -76,18 +76,18 @@ class WeightGradients(LazyMatrix):
         grad = self._grad[region.sides[:3]]
         return grouped_product(grad, value.to(grad.dtype).transpose(-1, -2))
 
-    def by_query(self, positive: bool = False) -> Any:
+    def by_query(self, positive: bool = False) -> ArrayT:
         """Σ_j A_ij ∂L/∂A_ij, (..., Lq); with `positive`, of the products above 0 alone.
 
         Cost: two of the five products of a backward pass.
         """
         return self._summed(positive, by_key=False)
 
-    def by_key(self, positive: bool = False) -> Any:
+    def by_key(self, positive: bool = False) -> ArrayT:
         """Σ_i A_ij ∂L/∂A_ij, (..., Lk); with `positive`, of the products above 0 alone. Cost: as `by_query`."""
         return self._summed(positive, by_key=True)
 
-    def _summed(self, positive: bool, by_key: bool) -> Any:
+    def _summed(self, positive: bool, by_key: bool) -> ArrayT:
         self._check()
         if not isinstance(positive, bool):
             raise ClearheadError(f"positive is {positive!r:.40}; expected True or False.")
@@ -110,5 +110,5 @@ class WeightGradients(LazyMatrix):
                 "what you need before, or pass a copy: tensor.clone()."
             )
 
-    def _out(self, tensor: Tensor) -> Any:
-        return tensor.detach().numpy() if self._numpy else tensor.detach()
+    def _out(self, tensor: Tensor) -> ArrayT:
+        return cast(ArrayT, tensor.detach().numpy() if self._numpy else tensor.detach())

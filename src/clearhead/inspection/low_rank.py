@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from clearhead.base.errors import ShapeError
+from clearhead.base.text import outlined
 
 
 class SVD(NamedTuple):
@@ -17,6 +18,9 @@ class SVD(NamedTuple):
     U: Tensor
     S: Tensor
     Vh: Tensor
+
+    def __repr__(self) -> str:
+        return outlined(self)
 
 
 @dataclass(frozen=True, eq=False)

@@ -6,13 +6,14 @@ import math
 import operator
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any
+from types import EllipsisType
+from typing import TYPE_CHECKING, Any, Generic, TypeAlias, cast, overload
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from clearhead.base.arrays import to_tensor
+from clearhead.base.arrays import ArrayT, to_tensor
 from clearhead.base.errors import ClearheadError, UnsupportedError, human_bytes
 from clearhead.base.numbers import check_count, check_flag
 from clearhead.base.shapes import Sizes
@@ -22,6 +23,10 @@ from clearhead.base.tracing import compiling, looked_into
 from clearhead.inspection.by_blocks import extreme, extreme_places, summed
 from clearhead.inspection.index import DENSE_BYTES, Part, parse
 
+Place: TypeAlias = int | slice | EllipsisType | None
+Operand: TypeAlias = "float | Tensor | np.ndarray | LazyMatrix[Any]"
+Nested: TypeAlias = "list[float] | list[Nested]"
+Index: TypeAlias = Place | tuple[Place, ...]
 SMALL = 8  # the most queries, and keys, of a matrix that is printed with its numbers
 HEADS = 4  # the most heads that are printed
 
@@ -51,7 +56,7 @@ def _with_arrays(function: Callable[..., Any], reflected: bool = False) -> Calla
     return method
 
 
-class LazyMatrix(ABC):
+class LazyMatrix(ABC, Generic[ArrayT]):
     """A matrix (..., Lq, Lk) that is computed where it is looked at.
 
     `matrix[index]` computes a part, and `sum`, `mean`, `max`, `min`, `argmax` and `argmin` a block at a time. All other
@@ -73,21 +78,21 @@ class LazyMatrix(ABC):
     def _head(self) -> str:
         """The text of `repr` before the numbers. It may raise."""
 
-    def _check_size(self, part: Part, index: Any) -> None:  # noqa: B027 - not every matrix has such a limit
+    def _check_size(self, part: Part, index: Any) -> None:
         """Raise where a part is larger than may be asked for by an index."""
 
     def _in_graph(self) -> bool:
         """Whether results of the whole have gradients, or are followed by a transform or the compiler."""
         return compiling() or looked_into()
 
-    def _out(self, tensor: Tensor) -> Any:
+    def _out(self, tensor: Any) -> ArrayT:
         """A result, in the kind that the inputs had."""
-        return tensor
+        return cast(ArrayT, tensor)
 
     @property
     def shape(self) -> torch.Size:
         """(..., Lq, Lk)."""
-        sizes = self._sizes
+        sizes: Sizes = self._sizes
         return torch.Size((*sizes.shown, sizes.queries, sizes.keys))
 
     @property
@@ -98,7 +103,11 @@ class LazyMatrix(ABC):
     def device(self) -> torch.device:
         return self._sizes.device
 
-    def size(self, dim: int | None = None) -> Any:
+    @overload
+    def size(self, dim: None = None) -> torch.Size: ...
+    @overload
+    def size(self, dim: int) -> int: ...
+    def size(self, dim: int | None = None) -> torch.Size | int:
         """The shape, or the size of one dimension."""
         return self.shape if dim is None else self.shape[dim]
 
@@ -113,16 +122,16 @@ class LazyMatrix(ABC):
     def __len__(self) -> int:
         return self.shape[0]
 
-    def __iter__(self) -> Iterator[Any]:
+    def __iter__(self) -> Iterator[ArrayT]:
         return (self[i] for i in range(len(self)))
 
-    def __getitem__(self, index: Any) -> Any:
+    def __getitem__(self, index: Index) -> ArrayT:
         """The exact numbers at any basic index: integers, slices, `...` and None. The whole is as `dense()`."""
         part = parse(index, self.shape, self._sizes)
         self._check_size(part, index)
         return self.dense().reshape(part.shape) if part.whole else self._out(self._part(part))
 
-    def dense(self, max_bytes: int | None = DENSE_BYTES) -> Any:
+    def dense(self, max_bytes: int | None = DENSE_BYTES) -> ArrayT:
         """The whole matrix (..., Lq, Lk). Refuses above `max_bytes`; None for no limit."""
         if max_bytes is not None and not (isinstance(max_bytes, float) and max_bytes == math.inf):
             check_count(max_bytes, 0, "max_bytes", most=math.inf)
@@ -142,7 +151,7 @@ class LazyMatrix(ABC):
 
     # ---------------------------------------------------------------------------------------------- over dimensions
 
-    def sum(self, dim: int | tuple[int, ...] | None = None, keepdim: bool = False) -> Any:
+    def sum(self, dim: int | tuple[int, ...] | None = None, keepdim: bool = False) -> ArrayT:
         """The sum over a dimension, over several, or over all (None): the sum of `w[:]`, in O(Lq + Lk) memory.
 
         `dim`: such as -1 for the keys and -2 for the queries; `keepdim`: keep them with size 1. Raises a
@@ -152,36 +161,48 @@ class LazyMatrix(ABC):
         dims = self._dims(dim)
         return self._squeezed(summed(self, dims).to(self.dtype), dims, keepdim)
 
-    def mean(self, dim: int | tuple[int, ...] | None = None, keepdim: bool = False) -> Any:
+    def mean(self, dim: int | tuple[int, ...] | None = None, keepdim: bool = False) -> ArrayT:
         """The mean over a dimension, over several, or over all. Arguments and cost: as `sum`."""
         dims = self._dims(dim)
         count = math.prod(self.shape[d] for d in dims)
         return self._squeezed((summed(self, dims) / count).to(self.dtype), dims, keepdim)
 
-    def amax(self, dim: int | tuple[int, ...] | None = None, keepdim: bool = False) -> Any:
+    def amax(self, dim: int | tuple[int, ...] | None = None, keepdim: bool = False) -> ArrayT:
         """The largest number over a dimension, over several, or over all. Arguments and cost: as `sum`."""
         return self._extreme(dim, keepdim, 1)
 
-    def amin(self, dim: int | tuple[int, ...] | None = None, keepdim: bool = False) -> Any:
+    def amin(self, dim: int | tuple[int, ...] | None = None, keepdim: bool = False) -> ArrayT:
         """The smallest number over a dimension, over several, or over all. Arguments and cost: as `sum`."""
         return self._extreme(dim, keepdim, -1)
 
-    def max(self, dim: int | None = None, keepdim: bool = False) -> Any:
+    @overload
+    def max(self, dim: None = None, keepdim: bool = False) -> ArrayT: ...
+    @overload
+    def max(self: LazyMatrix[np.ndarray], dim: int, keepdim: bool = False) -> np.ndarray: ...
+    @overload
+    def max(self: LazyMatrix[Tensor], dim: int, keepdim: bool = False) -> tuple[Tensor, Tensor]: ...
+    def max(self, dim: int | None = None, keepdim: bool = False) -> ArrayT | np.ndarray | tuple[Tensor, Tensor]:
         """The largest number of all; with `dim` the largest along a dimension, and their places: (values, indices).
 
         Of equal numbers the first is named. Matrices of NumPy arrays give the values alone, as NumPy does.
         """
         return self._extreme(None, keepdim, 1) if dim is None else self._pair(dim, keepdim, 1)
 
-    def min(self, dim: int | None = None, keepdim: bool = False) -> Any:
+    @overload
+    def min(self, dim: None = None, keepdim: bool = False) -> ArrayT: ...
+    @overload
+    def min(self: LazyMatrix[np.ndarray], dim: int, keepdim: bool = False) -> np.ndarray: ...
+    @overload
+    def min(self: LazyMatrix[Tensor], dim: int, keepdim: bool = False) -> tuple[Tensor, Tensor]: ...
+    def min(self, dim: int | None = None, keepdim: bool = False) -> ArrayT | np.ndarray | tuple[Tensor, Tensor]:
         """The smallest number of all; with `dim` the smallest along a dimension, and their places. See `max`."""
         return self._extreme(None, keepdim, -1) if dim is None else self._pair(dim, keepdim, -1)
 
-    def argmax(self, dim: int | None = None, keepdim: bool = False) -> Any:
+    def argmax(self, dim: int | None = None, keepdim: bool = False) -> ArrayT:
         """Where the largest number stands along a dimension, the first of equal ones; None: in the flattened whole."""
         return self._place(dim, keepdim, 1)
 
-    def argmin(self, dim: int | None = None, keepdim: bool = False) -> Any:
+    def argmin(self, dim: int | None = None, keepdim: bool = False) -> ArrayT:
         """Where the smallest number stands along a dimension. See `argmax`."""
         return self._place(dim, keepdim, -1)
 
@@ -196,7 +217,7 @@ class LazyMatrix(ABC):
             raise ClearheadError(f"a matrix of shape {tuple(self.shape)} has no largest number along dim={brief(dim)}.")
         return dims
 
-    def _extreme(self, dim: int | tuple[int, ...] | None, keepdim: bool, sign: int) -> Any:
+    def _extreme(self, dim: int | tuple[int, ...] | None, keepdim: bool, sign: int) -> ArrayT:
         dims = self._dims(dim, some=True)
         return self._squeezed(extreme(self, dims, sign), dims, keepdim)
 
@@ -206,12 +227,12 @@ class LazyMatrix(ABC):
         kind = torch.return_types.max if sign > 0 else torch.return_types.min
         return kind((values, places)) if isinstance(values, Tensor) else values
 
-    def _place(self, dim: int | None, keepdim: bool, sign: int) -> Any:
+    def _place(self, dim: int | None, keepdim: bool, sign: int) -> ArrayT:
         dims = self._dims(None if dim is None else (dim,), some=True)
         places = extreme_places(self, None if dim is None else dims[0], sign)[1]
         return self._squeezed(places.reshape([1] * self.ndim) if dim is None else places, dims, keepdim)
 
-    def _squeezed(self, tensor: Tensor, dims: tuple[int, ...], keepdim: bool) -> Any:
+    def _squeezed(self, tensor: Tensor, dims: tuple[int, ...], keepdim: bool) -> ArrayT:
         """A result without the dimensions that were reduced to size 1, unless they are kept."""
         return self._out(tensor if check_flag(keepdim, "keepdim") else tensor.squeeze(dims))
 
@@ -219,27 +240,41 @@ class LazyMatrix(ABC):
 
     # NumPy leaves operators to the matrix, as it does to a tensor: a number of NumPy's would detach the result
     __array_priority__ = 1000
-    __add__, __radd__ = _of_dense(operator.add), _with_arrays(operator.add, True)
-    __sub__, __rsub__ = _of_dense(operator.sub), _with_arrays(operator.sub, True)
-    __mul__, __rmul__ = _of_dense(operator.mul), _with_arrays(operator.mul, True)
-    __truediv__, __rtruediv__ = _of_dense(operator.truediv), _with_arrays(operator.truediv, True)
-    __floordiv__, __rfloordiv__ = _of_dense(operator.floordiv), _with_arrays(operator.floordiv, True)
-    __mod__, __rmod__ = _of_dense(operator.mod), _with_arrays(operator.mod, True)
-    __pow__, __rpow__ = _of_dense(operator.pow), _with_arrays(operator.pow, True)
-    __matmul__, __rmatmul__ = _of_dense(operator.matmul), _with_arrays(operator.matmul, True)
-    __lt__, __le__, __gt__, __ge__ = map(_with_arrays, (operator.lt, operator.le, operator.gt, operator.ge))
-    __eq__, __ne__ = _with_arrays(operator.eq), _with_arrays(operator.ne)
-    __pos__, __neg__, __abs__ = _of_dense(operator.pos), _of_dense(operator.neg), _of_dense(operator.abs)
-    __contains__ = _of_dense(operator.contains)
+    if TYPE_CHECKING:
+
+        def __add__(self, other: Operand) -> ArrayT: ...
+        def __neg__(self) -> ArrayT: ...
+
+        __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __truediv__ = __rtruediv__ = __add__
+        __floordiv__ = __rfloordiv__ = __mod__ = __rmod__ = __pow__ = __rpow__ = __rmatmul__ = __add__
+        __lt__ = __le__ = __gt__ = __ge__ = __add__
+        __pos__ = __abs__ = __neg__
+
+        def __matmul__(self, value: ArrayT | LazyMatrix[ArrayT]) -> ArrayT: ...
+
+    else:
+        __add__, __radd__ = _of_dense(operator.add), _with_arrays(operator.add, True)
+        __sub__, __rsub__ = _of_dense(operator.sub), _with_arrays(operator.sub, True)
+        __mul__, __rmul__ = _of_dense(operator.mul), _with_arrays(operator.mul, True)
+        __truediv__, __rtruediv__ = _of_dense(operator.truediv), _with_arrays(operator.truediv, True)
+        __floordiv__, __rfloordiv__ = _of_dense(operator.floordiv), _with_arrays(operator.floordiv, True)
+        __mod__, __rmod__ = _of_dense(operator.mod), _with_arrays(operator.mod, True)
+        __pow__, __rpow__ = _of_dense(operator.pow), _with_arrays(operator.pow, True)
+        __matmul__, __rmatmul__ = _of_dense(operator.matmul), _with_arrays(operator.matmul, True)
+        __lt__, __le__, __gt__, __ge__ = map(_with_arrays, (operator.lt, operator.le, operator.gt, operator.ge))
+        __eq__, __ne__ = _with_arrays(operator.eq), _with_arrays(operator.ne)
+        __pos__, __neg__, __abs__ = _of_dense(operator.pos), _of_dense(operator.neg), _of_dense(operator.abs)
+        __contains__ = _of_dense(operator.contains)
     __hash__ = object.__hash__
 
-    def numpy(self) -> Any:
+    def numpy(self) -> np.ndarray:
         """The whole as a NumPy array, up to the size that `dense()` allows; without gradients."""
         return self.__array__()
 
-    def tolist(self) -> Any:
+    def tolist(self) -> Nested:
         """The whole as lists of numbers, up to the size that `dense()` allows."""
-        return self.dense().tolist()
+        found: Nested = self.dense().tolist()
+        return found
 
     def item(self) -> float:
         """The one number of a matrix that has one. Raises a `ClearheadError` for any other."""
@@ -259,7 +294,7 @@ class LazyMatrix(ABC):
     def __bool__(self) -> bool:
         return bool(self.item())
 
-    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Any:
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
         dense = self.dense()
         array = dense if isinstance(dense, np.ndarray) else dense.detach().cpu().numpy()
         return array if dtype is None else array.astype(dtype)

@@ -18,7 +18,7 @@ from clearhead.problem.problem import Problem
 from clearhead.problem.summary import Summary
 
 
-def stream(problem: Problem, engine: Engine, reductions: tuple[Reduction, ...]) -> tuple[Any, ...]:
+def stream(problem: Problem, engine: Engine, reductions: tuple[Reduction[Any], ...]) -> tuple[Any, ...]:
     """The results of all reductions. Statistics that go together share a pass, and so do looks at blocks."""
     if vectorized():
         raise UnsupportedError(
@@ -38,13 +38,13 @@ def stream(problem: Problem, engine: Engine, reductions: tuple[Reduction, ...]) 
         return tuple((results | own)[i] for i in range(len(reductions)))
 
 
-def _meant(reduction: Reduction, problem: Problem) -> Problem:
+def _meant(reduction: Reduction[Any], problem: Problem) -> Problem:
     """The problem whose weights a reduction reads."""
     found = reduction.of(problem)
     return found if found is problem or ours(reduction) else checked(found, f"{type(reduction).__name__}.of")
 
 
-def _summary(reduction: Reduction, problem: Problem) -> Summary | None:
+def _summary(reduction: Reduction[Any], problem: Problem) -> Summary | None:
     """The statistics that a reduction is made of."""
     found = reduction.summary(problem)
     if found is None or ours(reduction):
@@ -88,9 +88,9 @@ def _passes(engine: Engine, problems: list[Problem], summaries: list[Summary | N
 
 
 @torch.no_grad()
-def _looking(problem: Problem, engine: Engine, reductions: dict[int, Reduction]) -> dict[int, Any]:
+def _looking(problem: Problem, engine: Engine, reductions: dict[int, Reduction[Any]]) -> dict[int, Any]:
     """The results of the reductions that look at blocks themselves, by their place."""
-    begun = {i: reduction.begin(problem) for i, reduction in reductions.items()}
+    begun: dict[int, Any] = {i: reduction.begin(problem) for i, reduction in reductions.items()}
     if begun:
         guarded = guard(problem)
         for look in looks(guarded, list(engine.walk(guarded)), engine.scores):

@@ -3,28 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, Never, TypeVar, cast, overload
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from clearhead._attention import Arguments, ScoreLike
-from clearhead.base.arrays import accumulated, check_float, is_numpy, to_tensor_float
+from clearhead.base.arrays import Array, ArrayT, Integers, accumulated, check_float, is_numpy, to_tensor_float
 from clearhead.base.errors import ClearheadError, ShapeError
 from clearhead.base.pictures import Side, Style, check_style, draw
-from clearhead.base.shapes import refuse_fakes
+from clearhead.base.shapes import AlignLike, Sizes, refuse_fakes
 from clearhead.base.tracing import looked_into, on_the_host, without_autocast
+from clearhead.biases.base import BiasLike
 from clearhead.engines.base import Engine
 from clearhead.engines.choose import choose
 from clearhead.engines.operation import run
 from clearhead.engines.summarised import summarised
 from clearhead.engines.tiled import tiles
+from clearhead.engines.tiled.look import Look
 from clearhead.engines.tiled.statistics import looks
 from clearhead.inspection import plot
 from clearhead.inspection.gradients import WeightGradients
 from clearhead.inspection.index import Part, parse
-from clearhead.inspection.matrix import LazyMatrix
+from clearhead.inspection.matrix import Index, LazyMatrix
 from clearhead.inspection.reductions.base import Reduction
 from clearhead.inspection.reductions.entropy import Entropy
 from clearhead.inspection.reductions.output import Output
@@ -33,8 +35,10 @@ from clearhead.inspection.reductions.received import Received
 from clearhead.inspection.reductions.topk import TopK
 from clearhead.inspection.source import FromCall, Source, shown
 from clearhead.inspection.stream import stream
+from clearhead.masks.base import MaskLike
 from clearhead.problem.checked import checked, ours
 from clearhead.problem.guard import guard, zero_unseen
+from clearhead.problem.keywords import refuse_keywords
 from clearhead.problem.layout import arrange, is_arranged
 from clearhead.problem.lengths import joined
 from clearhead.problem.packing import operands, with_operands
@@ -44,8 +48,16 @@ from clearhead.problem.region import Region
 from clearhead.problem.regions import cut
 from clearhead.problem.summary import Summary
 
+if TYPE_CHECKING:
+    from clearhead.base.pictures import Axes, Colormap
 
-class Weights(LazyMatrix):
+R1 = TypeVar("R1")
+R2 = TypeVar("R2")
+R3 = TypeVar("R3")
+R4 = TypeVar("R4")
+
+
+class Weights(LazyMatrix[ArrayT]):
     """The attention weights as a matrix that is computed where it is looked at. `clearhead.weights` makes it.
 
     >>> import torch, clearhead as ch
@@ -128,7 +140,7 @@ class Weights(LazyMatrix):
         with without_autocast(problem.sizes.device):
             return part.restore([self._weights(problem, b, part) for b in part.batches])
 
-    def scores(self, index: Any = ...) -> Any:
+    def scores(self, index: Index = ...) -> ArrayT:
         """The raw scores at an index, before mask and bias: `score(query, key)[index]`."""
         part = parse(index, self.shape, self._sizes)
         whole, parts = self.problem, []
@@ -154,7 +166,7 @@ class Weights(LazyMatrix):
             maximum, log_sum = _rows(rows, engine)
         return tiles.weights_in(tile, maximum, log_sum)
 
-    def logsumexp(self) -> Any:
+    def logsumexp(self) -> ArrayT:
         """log Σ_j exp(s_ij) over the allowed keys and the sink, if any, (..., Lq); −∞ where a query sees nothing."""
         problem = self.problem
         known = self._known.get("rows")
@@ -179,11 +191,26 @@ class Weights(LazyMatrix):
         dense = torch.zeros(sizes.shape, dtype=self.dtype, device=sizes.device)
         with torch.no_grad(), without_autocast(sizes.device):
             guarded, engine = self._guarded, self._engine(problem)
+            look: Look
             for look in looks(guarded, list(engine.walk(guarded)), engine.scores):
                 dense[(*look.at, look.region.keys)] = look.weights
         return sizes.restore(dense)
 
-    def reduce(self, *reductions: Reduction) -> tuple[Any, ...]:
+    @overload
+    def reduce(self: Weights[Tensor], one: Reduction[R1], /) -> tuple[R1]: ...
+    @overload
+    def reduce(self: Weights[Tensor], one: Reduction[R1], two: Reduction[R2], /) -> tuple[R1, R2]: ...
+    @overload
+    def reduce(
+        self: Weights[Tensor], one: Reduction[R1], two: Reduction[R2], three: Reduction[R3], /
+    ) -> tuple[R1, R2, R3]: ...
+    @overload
+    def reduce(
+        self: Weights[Tensor], one: Reduction[R1], two: Reduction[R2], three: Reduction[R3], four: Reduction[R4], /
+    ) -> tuple[R1, R2, R3, R4]: ...
+    @overload
+    def reduce(self, *reductions: Reduction[object]) -> tuple[ArrayT | tuple[ArrayT, ...], ...]: ...
+    def reduce(self, *reductions: Reduction[object]) -> tuple[object, ...]:
         """Any reductions, in one streaming pass: a tuple of their results, in their order.
 
         >>> import torch, clearhead as ch
@@ -193,10 +220,13 @@ class Weights(LazyMatrix):
         >>> values.shape, image.shape
         (torch.Size([100, 5]), torch.Size([10, 10]))
         """
+        return self._reduced(*reductions)
+
+    def _reduced(self, *reductions: Reduction[Any]) -> tuple[Any, ...]:
         wrong = [r for r in reductions if not isinstance(r, Reduction)]
         if wrong:
             raise ClearheadError(f"reduce takes reductions such as Entropy() or TopK(5), not {wrong[0]!r}.")
-        problem = self.problem
+        problem: Problem = self.problem
         outputs = [r for r in reductions if isinstance(r, Output)]
         if len(outputs) > 1:
             raise ClearheadError("reduce takes one Output(value); join the values along their last dimension.")
@@ -217,24 +247,27 @@ class Weights(LazyMatrix):
             for result, reduction in zip(results, reductions, strict=True)
         )
 
-    def topk(self, k: int) -> tuple[Any, Any]:
+    def topk(self, k: int) -> tuple[ArrayT, ArrayT]:
         """The k largest weights of each query and their keys: (values, indices), each (..., Lq, k). See `TopK`."""
-        values, indices = self.reduce(TopK(k))[0]
+        values, indices = self._reduced(TopK(k))[0]
         return values, indices
 
-    def entropy(self) -> Any:
+    def entropy(self) -> ArrayT:
         """The entropy of each query's weights in nats, (..., Lq). See `Entropy`."""
-        return self.reduce(Entropy())[0]
+        found: ArrayT = self._reduced(Entropy())[0]
+        return found
 
-    def received(self) -> Any:
+    def received(self) -> ArrayT:
         """The sum of each key's weights over the queries, (..., Lk). See `Received`."""
-        return self.reduce(Received())[0]
+        found: ArrayT = self._reduced(Received())[0]
+        return found
 
-    def pool(self, size: int | tuple[int, int], how: Literal["max", "mean"] = "max") -> Any:
+    def pool(self, size: int | tuple[int, int], how: Literal["max", "mean"] = "max") -> ArrayT:
         """A map of at most size × size cells. See `Pool`."""
-        return self.reduce(Pool(size, how))[0]
+        found: ArrayT = self._reduced(Pool(size, how))[0]
+        return found
 
-    def gradients(self, value: Any, grad: Any) -> WeightGradients:
+    def gradients(self, value: ArrayT, grad: ArrayT) -> WeightGradients[ArrayT]:
         """How much a loss changes with each weight: ∂L/∂A, as a lazy matrix, from the gradient of the output.
 
         `value`: (..., Lk, Ev), as for `attention`; `grad`: ∂L/∂O, of the output's shape (..., Lq, Ev). See
@@ -242,8 +275,8 @@ class Weights(LazyMatrix):
         """
         self._check_kind(value=value, grad=grad)
         value, grad = (t.copy() if isinstance(t, np.ndarray) else t for t in (value, grad))
-        problem = self._with_value(value)
-        sizes = problem.sizes
+        problem: Problem = self._with_value(value)
+        sizes: Sizes = problem.sizes
         assert problem.value is not None
         given: Tensor = to_tensor_float(grad, "grad")
         check_float(given, "grad")
@@ -264,15 +297,15 @@ class Weights(LazyMatrix):
 
     def plot(
         self,
-        *head: Any,
+        *head: int | slice | Sequence[int],
         query_labels: Sequence[str] | None = None,
         key_labels: Sequence[str] | None = None,
         title: str | None = None,
-        cmap: Any = "GnBu",
+        cmap: str | Colormap = "GnBu",
         scale: str | float = "linear",
-        ax: Any = None,
+        ax: Axes | None = None,
         bar: bool = True,
-    ) -> Any:
+    ) -> Axes | np.ndarray:
         """Draw one head, or a grid of several with one scale, with matplotlib. Masked cells are hatched.
 
         `w.plot(0, 3)` is sequence 0, head 3 of (B, H, Lq, Lk); `w.plot(0)` all heads of sequence 0, `w.plot(0, [3, 5])`
@@ -303,14 +336,14 @@ class Weights(LazyMatrix):
         """For notebooks: the text of `repr`, and small pictures of the first heads, up to 2²⁵ pairs."""
         return plot.html(self)
 
-    def __matmul__(self, value: Any) -> Any:
+    def __matmul__(self, value: ArrayT | LazyMatrix[ArrayT]) -> ArrayT:
         """The attention output for these values, by the fastest engine that can; a lazy value is made dense."""
         value = value.dense() if isinstance(value, LazyMatrix) else value
         self._check_kind(value=value)
         problem = self._with_value(value)
         with without_autocast(problem.sizes.device):
-            output = problem.sizes.restore(run(problem, choose(problem, self._asked), self._asked))
-        return output.detach().numpy() if self._source.numpy else output
+            output: Any = problem.sizes.restore(run(problem, choose(problem, self._asked), self._asked))
+        return cast(ArrayT, output.detach().numpy() if self._source.numpy else output)
 
     def _check_kind(self, **given: Any) -> None:
         """Raise where tensors meet weights of arrays, or arrays meet weights of tensors."""
@@ -322,11 +355,11 @@ class Weights(LazyMatrix):
                     "torch.from_numpy(array), or both as arrays."
                 )
 
-    def _out(self, tensor: Tensor, of_value: bool = False) -> Any:
+    def _out(self, tensor: Any, of_value: bool = False) -> ArrayT:
         """A result; `of_value`: it depends on a value, whose gradient it keeps."""
         source = self._source
         tensor = tensor.detach() if source.numpy or (source.detached and not of_value) else tensor
-        return tensor.numpy() if source.numpy else tensor
+        return cast(ArrayT, tensor.numpy() if source.numpy else tensor)
 
 
 def _rows(problem: Problem, engine: Engine) -> tuple[Tensor, Tensor]:
@@ -335,19 +368,20 @@ def _rows(problem: Problem, engine: Engine) -> tuple[Tensor, Tensor]:
 
 
 def weights(
-    query: Any,
-    key: Any,
+    query: ArrayT,
+    key: ArrayT,
     *,
     score: ScoreLike = None,
-    mask: Any = None,
-    valid_lens: Any = None,
-    bias: Any = None,
+    mask: MaskLike = None,
+    valid_lens: Integers | None = None,
+    bias: BiasLike = None,
     scale: float | None = None,
-    sinks: Any = None,
-    align: Any = None,
+    sinks: Array | None = None,
+    align: AlignLike = None,
     layout: str = "BHLD",
     engine: str | Engine | None = None,
-) -> Weights:
+    **others: Never,
+) -> Weights[ArrayT]:
     """The attention weights as a lazy matrix: nothing is computed until you look at a part or a summary of it.
 
     >>> import torch, clearhead as ch
@@ -363,6 +397,8 @@ def weights(
     Raises `ClearheadError`, `ShapeError` or `UnsupportedError` (`engine="sdpa"` does not show its weights).
     Cost: that of the parts you look at; see `Weights`.
     """
+    if others:
+        refuse_keywords("weights", others)
     is_numpy(query=query, key=key)
     mask, bias = joined(mask, valid_lens, bias)
     if not is_arranged(query, key, layout):

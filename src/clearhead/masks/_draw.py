@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -16,6 +16,9 @@ from clearhead.base.shapes import Sizes
 from clearhead.base.text import escaped, said
 from clearhead.base.thumbnails import picture, short
 from clearhead.masks._spans import Spans
+
+if TYPE_CHECKING:
+    from clearhead.base.pictures import Axes
 
 CELLS = 12  # the most rows and columns of a picture in characters
 LARGEST = 1024  # the most queries or keys that are drawn; later ones are left out
@@ -116,7 +119,9 @@ def of(spans: Spans, batch: int, head: int, rows: slice, keys: int) -> Tensor:
     return spans.keep(one[0], one[1], rows, slice(None), keys)[0, 0].expand(rows.stop - rows.start, keys)
 
 
-def plot(mask: Any, sizes: Sizes, words: tuple[Sequence[str] | None, Sequence[str] | None], style: Style) -> Any:
+def plot(
+    mask: Any, sizes: Sizes, words: tuple[Sequence[str] | None, Sequence[str] | None], style: Style
+) -> Axes | np.ndarray:
     """See `Mask.plot`."""
     rows = Side("query", sizes.queries, words[0], "query_labels")
     columns = Side("key", sizes.keys, words[1], "key_labels")

@@ -14,6 +14,7 @@ from clearhead.base.arrays import is_dense, shown
 from clearhead.base.errors import ClearheadError, ShapeError
 from clearhead.base.rules import ByPair, by_pair, entry
 from clearhead.base.shapes import Sizes, broadcasts, extent, part
+from clearhead.base.text import outlined
 from clearhead.base.tracing import batched, compiling, on_host, on_the_host, readable
 
 MOST = 4  # the most intervals of a query; a mask with more has their hull and a residual
@@ -52,6 +53,9 @@ class Spans(NamedTuple):
     residual: Residual | None = None
     reads: tuple[Tensor, ...] = ()  # the caller's tensors that the residual reads
     gaps: Edges | None = None
+
+    def __repr__(self) -> str:
+        return outlined(self)
 
     @property
     def plain(self) -> bool:

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from clearhead.base.arrays import mask_forms
+from clearhead.base.arrays import Array, mask_forms
 from clearhead.base.errors import ClearheadError
 from clearhead.base.pictures import Style
 from clearhead.base.positions import check_align
 from clearhead.base.rules import joined
-from clearhead.base.shapes import Align, Sizes, array_sizes
+from clearhead.base.shapes import AlignLike, Sizes, array_sizes
 from clearhead.base.shapes import Sides as Sides
 from clearhead.base.steps import PAIRS as PAIRS
 from clearhead.base.steps import Step, made
@@ -29,6 +29,9 @@ from clearhead.masks._spans import check_spans as check_spans
 from clearhead.masks._spans import complement, union
 from clearhead.masks._spans import intersection as intersection
 from clearhead.masks._spans import of_intervals as of_intervals
+
+if TYPE_CHECKING:
+    from clearhead.base.pictures import Axes
 
 
 class Mask(ABC):
@@ -120,7 +123,7 @@ class Mask(ABC):
         """The part that four slices name, bool; an axis along which the mask repeats may have size 1."""
         return check_spans(self.lower(sizes), sizes, self).keep(*at, sizes.keys)
 
-    def spans(self, query: Any, key: Any, align: Align = None) -> Spans:
+    def spans(self, query: Array | int, key: Array | int, align: AlignLike = None) -> Spans:
         """The normal form for these inputs: `start` and `stop`, (B or 1, H or 1, Lq or 1), and the residual."""
         return self.resolve(self._sizes(query, key)._replace(align=check_align(align)))
 
@@ -133,7 +136,7 @@ class Mask(ABC):
         leading = (batch, heads) if heads > 1 else (batch,) if batch > 1 else ()
         return sizes._replace(batch=batch, heads=heads, leading=leading)
 
-    def dense(self, query: Any, key: Any, align: Align = None) -> Tensor:
+    def dense(self, query: Array | int, key: Array | int, align: AlignLike = None) -> Tensor:
         """The whole mask as a bool tensor (..., Lq, Lk), with the inputs' leading dimensions. O(Lq · Lk) memory.
 
         `query`, `key`: tensors or arrays of which the shapes are read, or the numbers Lq and Lk: then with as many
@@ -173,15 +176,15 @@ class Mask(ABC):
 
     def plot(
         self,
-        query: Any = None,
-        key: Any = None,
-        align: Align = None,
+        query: Array | int | None = None,
+        key: Array | int | None = None,
+        align: AlignLike = None,
         *,
         query_labels: Sequence[str] | None = None,
         key_labels: Sequence[str] | None = None,
         title: str | None = None,
-        ax: Any = None,
-    ) -> Any:
+        ax: Axes | None = None,
+    ) -> Axes | np.ndarray:
         """Draw the mask with matplotlib; pairs that may not attend are hatched. Returns the axes, or an array of them.
 
         `query`, `key`, `align`: as for `dense`; without them the mask is drawn at a size that shows its pattern.
@@ -203,6 +206,9 @@ class Mask(ABC):
     def _repr_html_(self) -> str:
         """The title and a picture, for notebooks."""
         return html(self)
+
+
+MaskLike = Mask | Array | None
 
 
 def positions_unknown(who: str) -> ClearheadError:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from clearhead.base.arrays import check_memory, mask_forms, owned
+from clearhead.base.arrays import Array, check_memory, mask_forms, owned
 from clearhead.base.errors import ClearheadError
 from clearhead.base.rules import ByPair, entry
 from clearhead.base.shapes import Sides, Sizes, fit, part, placed
@@ -32,7 +31,7 @@ class DenseMask(Mask):
     where B = H they would broadcast to the wrong place.
     """
 
-    def __init__(self, keep: Any) -> None:
+    def __init__(self, keep: Array) -> None:
         self.keep = check_keep(owned(keep, "keep"), "DenseMask: keep")
 
     @classmethod

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from clearhead.base.arrays import Integers
 from clearhead.base.errors import ClearheadError, ShapeError, columns
 from clearhead.base.positions import query_offset
 from clearhead.base.rules import ByPair, entry
@@ -42,7 +43,7 @@ class Documents(Mask):
     positional = True
     edges: tuple[Tensor, Tensor] | None = None  # each query's keys, where queries have documents of their own
 
-    def __init__(self, ids: Any) -> None:
+    def __init__(self, ids: Integers) -> None:
         ids = as_tensor(ids, "Documents: ids")
         if ids.is_floating_point() or ids.is_complex() or ids.dtype == torch.bool or not 1 <= ids.ndim <= 2:
             raise ClearheadError(
@@ -53,7 +54,7 @@ class Documents(Mask):
         self._read()  # now, in eager code, so that compiled code finds the result
 
     @classmethod
-    def from_lengths(cls, lengths: Any) -> Documents:
+    def from_lengths(cls, lengths: Integers) -> Documents:
         """Documents of these lengths, one after the other: whole numbers (n,), a list, array or tensor.
 
         The mask's size depends on the values of `lengths`: make it outside of compiled code.
@@ -67,7 +68,7 @@ class Documents(Mask):
         return cls(torch.arange(lengths.shape[0], device=lengths.device).repeat_interleave(lengths))
 
     @classmethod
-    def from_cu_seqlens(cls, cu_q: Any, cu_k: Any = None) -> Documents:
+    def from_cu_seqlens(cls, cu_q: Integers, cu_k: Integers | None = None) -> Documents:
         """Documents by the sums of their lengths, as variable-length kernels take them: whole numbers (n + 1,).
 
         >>> import clearhead as ch

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor
 
+from clearhead.base.arrays import Integers
 from clearhead.base.errors import ClearheadError, ShapeError, columns
 from clearhead.base.positions import key_positions
 from clearhead.base.shapes import Sizes, heads_second, part, placed
@@ -36,7 +36,7 @@ class Lengths(Mask):
     Raises a `ClearheadError` for negative or fractional lengths and lengths above Lk. Cost: O(B), or O(B·Lq).
     """
 
-    def __init__(self, valid_lens: Any) -> None:
+    def __init__(self, valid_lens: Integers | int) -> None:
         self.valid_lens = check_lengths(valid_lens, NAME, read=True)
         self._read()  # now, in eager code, so that compiled code finds the result
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from clearhead.base.arrays import to_tensor
+from clearhead.base.arrays import Array, to_tensor
 from clearhead.base.errors import ClearheadError, ShapeError, columns
 from clearhead.base.rules import ByPair, entry
 from clearhead.base.shapes import Sizes, heads_second, part, placed
@@ -32,7 +32,7 @@ class Padding(Mask):
     `keep`: (B, Lk), bool or 0/1 integers. Raises a `ClearheadError` for other values or shapes. Cost: O(B·Lk).
     """
 
-    def __init__(self, keep: Any) -> None:
+    def __init__(self, keep: Array) -> None:
         keep = to_tensor(keep, "keep")
         if keep.ndim != 2:
             raise ShapeError(f"Padding: keep has shape {tuple(keep.shape)}; expected (B, Lk).")

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 from functools import partial
-from typing import Any
 
 import torch
 
+from clearhead.base.arrays import Integers
 from clearhead.base.errors import ShapeError, columns
 from clearhead.base.positions import positions, query_offset
 from clearhead.base.shapes import Sizes, part, placed
@@ -42,7 +42,7 @@ class PrefixLM(Mask):
 
     positional = True
 
-    def __init__(self, lengths: Any) -> None:
+    def __init__(self, lengths: Integers | int) -> None:
         self.lengths = check_lengths(lengths, NAME, read=True)
         self._read()  # now, in eager code, so that compiled code finds the result
         if self.lengths.ndim > 1:

@@ -28,6 +28,7 @@ from clearhead.explanation.of_problem import attention_parts, input_steps
 from clearhead.explanation.shown import Shown, choose, settle
 from clearhead.inspection.by_head import as_value, of_value
 from clearhead.inspection.gradients import WeightGradients
+from clearhead.inspection.matrix import Index
 from clearhead.inspection.source import FromRecord
 from clearhead.inspection.weights import Weights
 from clearhead.masks.base import Mask
@@ -256,7 +257,7 @@ class AttentionCall(Call):
         return (self.output.to(grad.dtype) * grad).sum((-2, -1))
 
     def explain(
-        self, at: Any = None, *, tokens: Sequence[str] | None = None, source_tokens: Sequence[str] | None = None
+        self, at: Index = None, *, tokens: Sequence[str] | None = None, source_tokens: Sequence[str] | None = None
     ) -> Explanation:
         """How this call came to its weights and its output, step by step: see `clearhead.explain`.
 

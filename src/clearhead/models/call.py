@@ -33,7 +33,7 @@ class Call:
     layer: LayerName
 
     @property
-    def row(self) -> dict[str, Any]:
+    def row(self) -> dict[str, object]:
         """The columns with which each row of a table about the call begins."""
         _, _, queries, keys = self.shape
         return first_columns(self, run=self.run) | {"backend": self.backend, "queries": queries, "keys": keys}

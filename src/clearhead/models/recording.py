@@ -6,8 +6,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Never, overload
 
+import numpy as np
 from torch import Tensor
 
+from clearhead.base.arrays import Array
 from clearhead.base.errors import ClearheadError
 from clearhead.base.pictures import Style
 from clearhead.base.renamed import missing, refuse
@@ -29,18 +31,23 @@ from clearhead.models.read.audit import Audit, Expected, audit
 from clearhead.models.read.differences import Differences, compare_calls
 from clearhead.models.read.distinctive import Distinctive, distinctive, measured
 from clearhead.models.read.rollout import rollout
-from clearhead.models.read.tokens import Tokens, place_of, told_unread, words_read
+from clearhead.models.read.tokens import Tokens, TokensLike, place_of, told_unread, words_read
 from clearhead.models.show.beside import beside_of
 from clearhead.models.show.framed import Framed, framed
+from clearhead.models.show.image import Picture
+from clearhead.models.show.meanings import OfHeads
 from clearhead.models.show.paged import Paged
 from clearhead.models.show.pictured import listed, plotted
 from clearhead.models.show.stored import read, write
 from clearhead.models.table import Table
-from clearhead.models.tap.choice import Heads, Layers, Positions
+from clearhead.models.tap.choice import Heads, Layers, Pairs, Positions
 from clearhead.models.use.reduced import reduced
 from clearhead.report import Layer
 from clearhead.report.operands import ERROR
 from clearhead.report.page import nothing_left
+
+if TYPE_CHECKING:
+    from clearhead.base.pictures import Axes, Colormap
 
 
 class Recording(Calls[AttentionCall]):
@@ -63,7 +70,9 @@ class Recording(Calls[AttentionCall]):
         found = super().__getitem__(which)
         return Generation(found) if isinstance(found, list) else found
 
-    def table(self, *reductions: Reduction, tokens: Any = None, source_tokens: Any = None) -> Table:
+    def table(
+        self, *reductions: Reduction[object], tokens: TokensLike | None = None, source_tokens: TokensLike | None = None
+    ) -> Table:
         """A row for each call and head: measures of the head, beside those of uniform attention under the same mask.
 
         >>> import torch, clearhead as ch
@@ -102,7 +111,7 @@ class Recording(Calls[AttentionCall]):
             rows += own if reductions else _beside(own, measured(call, known))
         return rows
 
-    def distinctive(self, tokens: Any = None, source_tokens: Any = None) -> Distinctive:
+    def distinctive(self, tokens: TokensLike | None = None, source_tokens: TokensLike | None = None) -> Distinctive:
         """The head that departs most from uniform attention under its mask, and by which measure.
 
         >>> import torch, torch.nn.functional as F, clearhead as ch
@@ -126,7 +135,7 @@ class Recording(Calls[AttentionCall]):
         """
         return distinctive(self.calls, Tokens(tokens, source_tokens))
 
-    def compare(self, other: Recording, matched: Any = None, **renamed: Never) -> Differences:
+    def compare(self, other: Recording, matched: Pairs | None = None, **renamed: Never) -> Differences:
         """Compare the weights of two recordings, such as those of two checkpoints or of two texts.
 
         >>> import torch, clearhead as ch
@@ -342,8 +351,8 @@ class Recording(Calls[AttentionCall]):
         error: float = ERROR,
         beside: Recording | None = None,
         beside_tokens: Iterable[str] | None = None,
-        effects: Any = None,
-        image: Any = None,
+        effects: OfHeads | Sequence[OfHeads] | None = None,
+        image: Array | Picture | None = None,
         height: int = 900,
     ) -> Framed:
         """The report, one HTML page: `.write(path)` makes a file of it, which needs no network; a notebook shows it.
@@ -401,9 +410,9 @@ class Recording(Calls[AttentionCall]):
         tokens: Sequence[str] | None = None,
         source_tokens: Sequence[str] | None = None,
         title: str | None = None,
-        cmap: Any = "GnBu",
+        cmap: str | Colormap = "GnBu",
         scale: str | float = "linear",
-    ) -> Any:
+    ) -> Axes | np.ndarray:
         """Draw the heads of a call with matplotlib, in a grid with one scale: see `Weights.plot`.
 
         `layer`, `step`: as for `explain`. `heads`: a number, a slice, or a list of these; None is all, at most 64.
@@ -448,7 +457,7 @@ def load_recording(path: str | Path) -> Recording:
     return Recording(read(path))
 
 
-def _usual(call: AttentionCall) -> tuple[Reduction, ...]:
+def _usual(call: AttentionCall) -> tuple[Reduction[Any], ...]:
     """The reductions whose means a table begins with."""
     sizes = call.problem.sizes
     placed = sizes.align is not None or sizes.queries == sizes.keys

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -28,10 +28,10 @@ from clearhead.report.layer import About
 
 def survey(
     model: nn.Module,
-    texts: Iterable[str] | Iterable[Mapping[str, Any]],
-    tokenizer: Any,
+    texts: Iterable[str] | Iterable[Mapping[str, object]],
+    tokenizer: Callable[..., Mapping[str, object]],
     *,
-    keep: Sequence[str | Reduction] | None = None,
+    keep: Sequence[str | Reduction[object]] | None = None,
     state: str | Path | None = None,
     batch: int = 4096,
     max_length: int | None = None,

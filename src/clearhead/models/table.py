@@ -7,13 +7,16 @@ import io
 from collections.abc import Iterable, Mapping
 from importlib import import_module
 from pathlib import Path
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from clearhead.base.errors import ClearheadError
 from clearhead.base.pages import write_page
 from clearhead.base.text import listed, printable, said
 from clearhead.base.written import ending_of
 from clearhead.inspection.measures import MEASURES
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
 
 ROWS, COLUMNS = 20, 100  # the largest number of rows, and of characters in a line, of a table as text
 
@@ -41,7 +44,7 @@ class Table(list[dict[str, Any]]):
     """
 
     @classmethod
-    def of(cls, row: Mapping[str, Any], columns: Mapping[str, Iterable[Any]]) -> Self:
+    def of(cls, row: Mapping[str, object], columns: Mapping[str, Iterable[object]]) -> Self:
         """A row for each entry of the columns, which are of one length; every row begins with `row`."""
         entries = zip(*columns.values(), strict=True)
         return cls({**row, **dict(zip(columns, each, strict=True))} for each in entries)
@@ -92,7 +95,7 @@ class Table(list[dict[str, Any]]):
         writer.writerows(self)
         return write_page(path, text.getvalue(), "table")
 
-    def to_pandas(self) -> Any:
+    def to_pandas(self) -> DataFrame:
         """The rows as a `pandas.DataFrame`; NaN where a measure could not be computed. Needs pandas."""
         try:
             pandas = import_module("pandas")

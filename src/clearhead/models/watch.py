@@ -8,6 +8,7 @@ from typing import Any, Never, TypeVar
 
 from torch import nn
 
+from clearhead.base.arrays import Array
 from clearhead.base.errors import ClearheadError
 from clearhead.base.managers import Managed
 from clearhead.base.renamed import refuse
@@ -25,7 +26,7 @@ T = TypeVar("T")
 
 def watch(
     model: nn.Module,
-    padding: Any = None,
+    padding: Array | None = None,
     *,
     every: int = 1,
     layers: Layers = None,
@@ -86,8 +87,8 @@ def watch(
 
 def statistics(
     model: nn.Module,
-    reductions: Sequence[Reduction] | Reduction,
-    padding: Any = None,
+    reductions: Sequence[Reduction[object]] | Reduction[object],
+    padding: Array | None = None,
     *,
     every: int = 1,
     layers: Layers = None,

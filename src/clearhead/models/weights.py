@@ -66,7 +66,7 @@ class PaddedWeights(Weights):
             problem = problem._replace(visible=seen_by(words, problem.visible, problem.sizes))
         return Weights(FromRecord(self._recorded._replace(problem=problem), {}, self._source.numpy))
 
-    def reduce(self, *reductions: Reduction) -> tuple[Any, ...]:
+    def reduce(self, *reductions: Reduction[object]) -> tuple[Any, ...]:
         results = self._of_words.reduce(*reductions)
         return tuple(
             tuple(self._without(part, reduction.along) for part in result)
@@ -127,7 +127,7 @@ class MultipliedWeights(PaddedWeights):
             return found  # parts were multiplied by the factor
         return found * self._sizes.restore(self._factor).unsqueeze(-1)
 
-    def reduce(self, *reductions: Reduction) -> tuple[Any, ...]:
+    def reduce(self, *reductions: Reduction[object]) -> tuple[Any, ...]:
         results = super().reduce(*map(self._meant, reductions))
         return tuple(map(self._times, results, reductions))
 
@@ -146,7 +146,7 @@ class MultipliedWeights(PaddedWeights):
     def __matmul__(self, value: Any) -> Any:
         return self._product(super().__matmul__(value), self._sizes.restore(self._factor).unsqueeze(-1))
 
-    def _meant(self, reduction: Reduction) -> Reduction:
+    def _meant(self, reduction: Reduction[Any]) -> Reduction[Any]:
         """The reduction of the softmax from which `_times` makes this reduction of the product."""
         if type(reduction) is Received:
             return Received(self._of_queries(reduction.queries))
@@ -159,7 +159,7 @@ class MultipliedWeights(PaddedWeights):
             "computed. Look at parts: weights[index]."
         )
 
-    def _times(self, result: Any, reduction: Reduction) -> Any:
+    def _times(self, result: Any, reduction: Reduction[Any]) -> Any:
         factor = self._factor
         if isinstance(reduction, TopK):
             values, keys = result

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -14,6 +15,9 @@ from clearhead.base.errors import ClearheadError, ShapeError
 from clearhead.base.numbers import check_count
 from clearhead.base.pictures import Panel, Side, Style, draw
 from clearhead.base.tracing import compiling
+
+if TYPE_CHECKING:
+    from clearhead.base.pictures import Axes
 
 LEAST = 64  # the positions of the first table
 CELLS, LONG = 512, 1024  # above LONG positions or entries, a picture has CELLS cells of means
@@ -74,7 +78,7 @@ def check_offset(offset: Any, who: str) -> int:
     return check_count(offset, 0, f"{who}: offset", most=2**24)
 
 
-def plot(tables: Mapping[str, Tensor], style: Style) -> Any:
+def plot(tables: Mapping[str, Tensor], style: Style) -> Axes | np.ndarray:
     """Tables (L, E) of numbers for each position, side by side."""
     panels = []
     with torch.no_grad():

@@ -233,25 +233,3 @@ def in_full(query: Tensor, key: Tensor, mask: Any, bias: Any, average: bool) -> 
     with without_autocast(query.device):
         weights = reference.weights(problem if compiling() else guard(problem)).to(problem.query.dtype)
     return weights.mean(1) if average else weights
-
-
-_OF_TORCH = {
-    "attn_mask": "a bool attn_mask, True where a query may not attend, is mask=~attn_mask here; a float one "
-    "mask=attn_mask; of shape (B·H, Lq, Lk), .unflatten(0, (B, H)) first",
-    "key_padding_mask": "mask=Padding(~key_padding_mask), since True means here that a key may be seen",
-    "need_weights": "nothing: the output is never a tuple, and module.attention_weights has the weights of the call",
-    "average_attn_weights": "nothing: module.attention_weights[...].mean(1) is the mean over the heads",
-    "is_causal": "mask=Causal()",
-}
-
-
-def refuse_keywords(given: dict[str, Any]) -> None:
-    """Raise an error that says what to pass for torch's keywords; for other keywords, Python's TypeError."""
-    for name in given:
-        if name not in _OF_TORCH:
-            raise TypeError(f"MultiHeadAttention.forward() got an unexpected keyword argument {name!r}")
-    raise ClearheadError(
-        f"{', '.join(given)}: torch.nn.MultiheadAttention is called so, and MultiHeadAttention is not. Pass instead:\n"
-        + "\n".join(f"  - for {name}: {_OF_TORCH[name]}" for name in given)
-        + "\nTorchMultiheadAttention takes torch's call as it is, also inside torch's Transformer layers."
-    )

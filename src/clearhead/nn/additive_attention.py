@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any, Never
 
 import torch
 from torch import nn
 from torch.nn.modules.lazy import LazyModuleMixin
 from torch.nn.parameter import is_lazy
 
-from clearhead.base.arrays import check_float, is_numpy, to_tensor_float
+from clearhead.base.arrays import Array, ArrayT, Integers, check_float, is_numpy, to_tensor_float
 from clearhead.base.dropout import check_dropout
 from clearhead.base.errors import ShapeError, UnsupportedError, columns
 from clearhead.base.numbers import check_count
+from clearhead.base.shapes import AlignLike
 from clearhead.base.torch_private import has_hooks, parts_of, put_parts
 from clearhead.base.tracing import distributed
+from clearhead.masks.base import MaskLike
 from clearhead.nn._heads import check_dtype
 from clearhead.nn._record import RecordingModule
+from clearhead.nn._unpacked import refuse_unpacking
 from clearhead.nn.prepared_keys import PreparedKeys, check_value_given, taken
+from clearhead.problem.keywords import refuse_keywords
 from clearhead.problem.lengths import with_lengths
 from clearhead.scores.additive import Additive
 from clearhead.scores.base import Score
@@ -70,8 +74,16 @@ class AdditiveAttention(RecordingModule):
         self.w_v = nn.Parameter(torch.empty(self.hidden_dim).uniform_(-bound, bound))
 
     def forward(
-        self, query: Any, key: Any, value: Any = None, valid_lens: Any = None, *, mask: Any = None, align: Any = None
-    ) -> Any:
+        self,
+        query: ArrayT,
+        key: ArrayT | PreparedKeys,
+        value: ArrayT | None = None,
+        valid_lens: Integers | None = None,
+        *,
+        mask: MaskLike = None,
+        align: AlignLike = None,
+        **others: Never,
+    ) -> ArrayT:
         """The output (..., Lq, Ev), of the value's dtype.
 
         query (..., Lq, Eq), key (..., Lk, Ek), value (..., Lk, Ev); or, in place of key and value, `PreparedKeys`.
@@ -80,10 +92,12 @@ class AdditiveAttention(RecordingModule):
         are given, both hold. `align`: as for `clearhead.attention`. Raises a `ClearheadError` for other widths than
         those of the first call, and as `clearhead.attention` does.
         """
+        if others:
+            refuse_keywords("AdditiveAttention", others, module=True)
         if isinstance(self.W_q, LazyModuleMixin):
             _settle(self.W_q, query)
         prepared = isinstance(key, PreparedKeys)
-        if prepared:
+        if isinstance(key, PreparedKeys):
             key, value = taken(key, query, value, self)
         else:
             check_value_given(value)
@@ -93,9 +107,26 @@ class AdditiveAttention(RecordingModule):
         score = self._on_parameters(prepared)
         mask, bias = with_lengths(mask, valid_lens)
         dropout_p = self.dropout if self.training else 0.0
-        return self._attend(query, key, value, score=score, mask=mask, bias=bias, align=align, dropout_p=dropout_p)
+        output: ArrayT = self._attend(
+            query, key, value, score=score, mask=mask, bias=bias, align=align, dropout_p=dropout_p
+        )
+        refuse_unpacking("AdditiveAttention", output)
+        return output
 
-    def prepare(self, key: Any, value: Any) -> PreparedKeys:
+    if TYPE_CHECKING:  # torch declares a call of anything
+
+        def __call__(
+            self,
+            query: ArrayT,
+            key: ArrayT | PreparedKeys,
+            value: ArrayT | None = None,
+            valid_lens: Integers | None = None,
+            *,
+            mask: MaskLike = None,
+            align: AlignLike = None,
+        ) -> ArrayT: ...
+
+    def prepare(self, key: Array, value: Array) -> PreparedKeys:
         """Key and value with W_k's projection done, for calls `attend(query, prepared)`: see `PreparedKeys`.
 
         key (..., Lk, Ek), value (..., Lk, Ev). Where W_k is trained, padding must be finite: it is projected

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Never
 
+from clearhead.base.arrays import ArrayT, Integers
 from clearhead.base.dropout import check_dropout
+from clearhead.base.shapes import AlignLike
+from clearhead.masks.base import MaskLike
 from clearhead.nn._record import RecordingModule
+from clearhead.nn._unpacked import refuse_unpacking
+from clearhead.problem.keywords import refuse_keywords
 from clearhead.problem.lengths import with_lengths
 
 
@@ -38,8 +43,16 @@ class DotProductAttention(RecordingModule):
         self.dropout = check_dropout(dropout, "dropout")
 
     def forward(
-        self, query: Any, key: Any, value: Any, valid_lens: Any = None, *, mask: Any = None, align: Any = None
-    ) -> Any:
+        self,
+        query: ArrayT,
+        key: ArrayT,
+        value: ArrayT,
+        valid_lens: Integers | None = None,
+        *,
+        mask: MaskLike = None,
+        align: AlignLike = None,
+        **others: Never,
+    ) -> ArrayT:
         """The output (..., Lq, Ev), of the value's dtype.
 
         query (..., Lq, E), key (..., Lk, E), value (..., Lk, Ev); with four dimensions, dimension -3 is the heads.
@@ -48,9 +61,26 @@ class DotProductAttention(RecordingModule):
         are given, both hold. `align`: where query 0 stands, as for `clearhead.attention`. Raises a `ClearheadError` for
         lengths that are no integers, and as `clearhead.attention`.
         """
+        if others:
+            refuse_keywords("DotProductAttention", others, module=True)
         mask, bias = with_lengths(mask, valid_lens)
         dropout_p = self.dropout if self.training else 0.0
-        return self._attend(query, key, value, mask=mask, bias=bias, align=align, dropout_p=dropout_p)
+        output: ArrayT = self._attend(query, key, value, mask=mask, bias=bias, align=align, dropout_p=dropout_p)
+        refuse_unpacking("DotProductAttention", output)
+        return output
+
+    if TYPE_CHECKING:  # torch declares a call of anything
+
+        def __call__(
+            self,
+            query: ArrayT,
+            key: ArrayT,
+            value: ArrayT,
+            valid_lens: Integers | None = None,
+            *,
+            mask: MaskLike = None,
+            align: AlignLike = None,
+        ) -> ArrayT: ...
 
     def extra_repr(self) -> str:
         return f"dropout={self.dropout:g}"

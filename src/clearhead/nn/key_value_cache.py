@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from clearhead.base.arrays import check_float, check_memory
+from clearhead.base.arrays import Integers, check_float, check_memory
 from clearhead.base.errors import ClearheadError, ShapeError, UnsupportedError, columns
 from clearhead.base.numbers import check_count
 from clearhead.base.shapes import moved, placed
@@ -124,7 +124,7 @@ class KeyValueCache:
         """The number of positions that each sequence holds; None where there are no keys yet."""
         return None if self._state is None else tuple(self._state.starts().tolist())
 
-    def append(self, key: Tensor, value: Tensor, new_lens: Any = None) -> tuple[Tensor, Tensor]:
+    def append(self, key: Tensor, value: Tensor, new_lens: Integers | None = None) -> tuple[Tensor, Tensor]:
         """Add keys (B, Hk, L, Ek) and values (B, Hk, L, Ev); returns all keys and values. Do not write to them.
 
         `new_lens`: integers (B,), how many of the new positions each sequence keeps, from the first on; they follow the
@@ -168,7 +168,7 @@ class KeyValueCache:
         chosen = _State(room, state.length)
         self._state = chosen if state.lengths is None else chosen.cut(state.lengths[indices.cpu()])
 
-    def crop(self, length: Any) -> None:
+    def crop(self, length: Integers | int) -> None:
         """Keep the first `length` positions, one number for all sequences, or integers (B,), one for each.
 
         >>> import torch

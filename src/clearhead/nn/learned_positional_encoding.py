@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, cast
 
 import torch
 from torch import Tensor, nn
 
+from clearhead.base.called import as_forward
 from clearhead.base.dropout import check_dropout
 from clearhead.base.errors import ClearheadError, ShapeError, UnsupportedError
 from clearhead.base.numbers import check_count
 from clearhead.base.pictures import Style
 from clearhead.base.tracing import distributed
 from clearhead.nn._positions import check_embedded, check_length, check_offset, plot
+
+if TYPE_CHECKING:
+    from clearhead.base.pictures import Axes, Colormap
 
 
 class LearnedPositionalEncoding(nn.Module):
@@ -66,14 +70,26 @@ class LearnedPositionalEncoding(nn.Module):
         output: Tensor = self.dropout(x + self.P[start:stop])
         return output
 
-    def plot(self, length: int | None = None, *, title: str | None = None, cmap: Any = "RdBu_r", ax: Any = None) -> Any:
+    if TYPE_CHECKING:
+
+        @as_forward(forward)
+        def __call__(self) -> None: ...
+
+    def plot(
+        self,
+        length: int | None = None,
+        *,
+        title: str | None = None,
+        cmap: str | Colormap = "RdBu_r",
+        ax: Axes | None = None,
+    ) -> Axes:
         """Draw what is added at each position, (length, E), with matplotlib. Returns the axes.
 
         `length`: how many positions, from 0 on; None is all. `ax`: the axes to draw on; None makes new axes. Above
         1,024 positions or entries a cell is the mean of several numbers.
         """
         count = len(self.P) if length is None else check_length(length, len(self.P))
-        return plot({"": self.P[:count]}, Style(title, cmap, "signed", ax))
+        return cast("Axes", plot({"": self.P[:count]}, Style(title, cmap, "signed", ax)))
 
     def extra_repr(self) -> str:
         return f"max_len={self.max_len}, embed_dim={self.embed_dim}"

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any, Never
 
 from torch import Tensor, nn
 
 from clearhead._attention import ScoreLike
+from clearhead.base.arrays import Integers
+from clearhead.base.called import as_forward
 from clearhead.base.dropout import check_dropout
 from clearhead.base.errors import ClearheadError, ShapeError
 from clearhead.base.numbers import check_count, check_flag
 from clearhead.base.positions import check_align
-from clearhead.base.shapes import Sizes
+from clearhead.base.shapes import AlignLike, Sizes
 from clearhead.base.text import brief
+from clearhead.biases.base import BiasLike
+from clearhead.masks.base import MaskLike
 from clearhead.nn import _torch
 from clearhead.nn._heads import (
     Projection,
@@ -28,9 +32,11 @@ from clearhead.nn._heads import (
 )
 from clearhead.nn._masks import head_mask
 from clearhead.nn._record import RecordingModule
+from clearhead.nn._unpacked import refuse_unpacking
 from clearhead.nn.key_value_cache import KeyValueCache
 from clearhead.nn.prepared_keys import PreparedKeys, check_value_given, taken
 from clearhead.nn.rotary_embedding import RotaryEmbedding
+from clearhead.problem.keywords import refuse_keywords
 from clearhead.problem.lengths import with_lengths
 from clearhead.problem.problem import as_score
 from clearhead.scores.dot import Dot
@@ -152,14 +158,14 @@ class MultiHeadAttention(RecordingModule):
         query: Tensor,
         key: Tensor | PreparedKeys,
         value: Tensor | None = None,
-        mask: Any = None,
+        mask: MaskLike = None,
         *,
-        valid_lens: Any = None,
-        bias: Any = None,
+        valid_lens: Integers | None = None,
+        bias: BiasLike = None,
         cache: KeyValueCache | None = None,
-        new_lens: Any = None,
-        align: Any = None,
-        **of_torch: Any,
+        new_lens: Integers | None = None,
+        align: AlignLike = None,
+        **others: Never,
     ) -> Tensor:
         """The output (B, Lq, E), or (Lq, E), of the projections' dtype.
 
@@ -177,11 +183,11 @@ class MultiHeadAttention(RecordingModule):
         `align`: where query 0 stands, as for `clearhead.attention`; with a cache it is an error.
         A query that may see nothing gives W_o's bias. Padding that is NaN reaches no output, but it reaches the
         gradients of W_k and W_v, which project it: fill it with 0 first.
-        Raises a `ClearheadError`, or a `ShapeError`, also for torch's keywords (`of_torch`), with what to pass instead;
-        a refused call leaves the cache as it was.
+        Raises a `ClearheadError`, or a `ShapeError`, also for keywords of other libraries (`others`), with what to pass
+        instead; a refused call leaves the cache as it was.
         """
-        if of_torch:
-            _torch.refuse_keywords(of_torch)
+        if others:
+            refuse_keywords("MultiHeadAttention", others, module=True)
         if cache is not None and align is not None:
             raise ClearheadError("align beside a cache: the cache says where the queries stand, after its own keys.")
         past = self._past(cache, new_lens)
@@ -222,9 +228,16 @@ class MultiHeadAttention(RecordingModule):
             fresh=plain_linear(self.W_q) and plain_linear(self.W_k),
         )
         output = joined("W_o", self.W_o, attended.transpose(1, 2).flatten(2))  # (B, Lq, H·head_dim) → (B, Lq, E)
+        output = output if batched else output[0]
+        refuse_unpacking("MultiHeadAttention", output)
         if cache is not None and state is not None:  # only now: a refused call leaves it as it was
             cache._hold(state, self)
-        return output if batched else output[0]
+        return output
+
+    if TYPE_CHECKING:
+
+        @as_forward(forward)
+        def __call__(self) -> None: ...
 
     def prepare(self, key: Tensor, value: Tensor) -> PreparedKeys:
         """Key and value with their projections done, for calls `attend(query, prepared)`: see `PreparedKeys`.

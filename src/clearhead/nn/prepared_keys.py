@@ -6,6 +6,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from clearhead.base.arrays import Array
 from clearhead.base.errors import ClearheadError
 from clearhead.base.tracing import autocasting, compiling
 
@@ -28,7 +29,7 @@ class PreparedKeys:
     a copy of its module included.
     """
 
-    def __init__(self, key: Any, value: Any, by: nn.Module) -> None:
+    def __init__(self, key: Array, value: Array, by: nn.Module) -> None:
         self._key, self._value = key, value
         # no reference: a copy or a pickle of the keys would take the module with it
         self._by = None if compiling() else id(by)

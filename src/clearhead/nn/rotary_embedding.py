@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from clearhead.base.arrays import accumulated, check_float
+from clearhead.base.called import as_forward
 from clearhead.base.errors import ClearheadError, ShapeError
 from clearhead.base.numbers import check_count, check_flag, check_positive
 from clearhead.base.pictures import Style
 from clearhead.base.shapes import moved
 from clearhead.base.tracing import compiling
 from clearhead.nn._positions import Tabled, check_length, plot
+
+if TYPE_CHECKING:
+    from clearhead.base.pictures import Colormap
 
 
 class RotaryEmbedding(Tabled):
@@ -64,6 +69,11 @@ class RotaryEmbedding(Tabled):
         output = output.to(x.dtype)
         return torch.cat([output, x[..., self.dim :]], -1) if x.shape[-1] > self.dim else output
 
+    if TYPE_CHECKING:
+
+        @as_forward(forward)
+        def __call__(self) -> None: ...
+
     def _cos_sin(self, x: Tensor, offset: Any) -> Tensor:
         dtype, length = accumulated(x.dtype), x.shape[-2]
         if not isinstance(offset, Tensor):
@@ -103,7 +113,7 @@ class RotaryEmbedding(Tabled):
                 "more: the width of one head."
             )
 
-    def plot(self, length: int = 64, *, title: str | None = None, cmap: Any = "RdBu_r") -> Any:
+    def plot(self, length: int = 64, *, title: str | None = None, cmap: str | Colormap = "RdBu_r") -> np.ndarray:
         """Draw the cosines and the sines of the angles at each position, (length, dim / 2), with matplotlib.
 
         `length`: how many positions, from 0 on. Above 1,024 positions or pairs a cell is the mean of several numbers.
@@ -111,7 +121,7 @@ class RotaryEmbedding(Tabled):
         """
         rows = self._upto(check_length(length), torch.float32, torch.device("cpu"))[:length]
         cos, sin = rows.chunk(2, -1)
-        return plot({"cos θ": cos, "sin θ": sin}, Style(title, cmap, "signed"))
+        return cast(np.ndarray, plot({"cos θ": cos, "sin θ": sin}, Style(title, cmap, "signed")))
 
     def extra_repr(self) -> str:
         return f"dim={self.dim}, base={self.base:g}, interleaved={self.interleaved}"

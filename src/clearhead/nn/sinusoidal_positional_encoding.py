@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, cast
 
 import torch
 from torch import Tensor, nn
 
+from clearhead.base.called import as_forward
 from clearhead.base.dropout import check_dropout
 from clearhead.base.numbers import check_count
 from clearhead.base.pictures import Style
 from clearhead.nn._positions import Tabled, check_embedded, check_length, check_offset, plot
+
+if TYPE_CHECKING:
+    from clearhead.base.pictures import Axes, Colormap
 
 
 class SinusoidalPositionalEncoding(Tabled):
@@ -48,20 +52,27 @@ class SinusoidalPositionalEncoding(Tabled):
         output: Tensor = self.dropout(x + self._between(start, stop, x.dtype, x.device))
         return output
 
+    if TYPE_CHECKING:
+
+        @as_forward(forward)
+        def __call__(self) -> None: ...
+
     def _rows(self, positions: Tensor) -> Tensor:
         steps = torch.arange(0, self.embed_dim, 2, dtype=positions.dtype, device=positions.device)
         angles = positions[:, None] * 10000.0 ** (-steps / self.embed_dim)
         both = torch.stack([angles.sin(), angles.cos()], -1)  # (N, E/2, 2)
         return both.flatten(-2)[:, : self.embed_dim]  # an odd width ends with a sine
 
-    def plot(self, length: int = 64, *, title: str | None = None, cmap: Any = "RdBu_r", ax: Any = None) -> Any:
+    def plot(
+        self, length: int = 64, *, title: str | None = None, cmap: str | Colormap = "RdBu_r", ax: Axes | None = None
+    ) -> Axes:
         """Draw what is added at each position, (length, E), with matplotlib. Returns the axes.
 
         `length`: how many positions, from 0 on. `ax`: the axes to draw on; None makes new axes. Above 1,024 positions
         or entries a cell is the mean of several numbers.
         """
         rows = self._upto(check_length(length), torch.float32, torch.device("cpu"))[:length]
-        return plot({"": rows}, Style(title, cmap, "signed", ax))
+        return cast("Axes", plot({"": rows}, Style(title, cmap, "signed", ax)))
 
     def extra_repr(self) -> str:
         return f"embed_dim={self.embed_dim}"

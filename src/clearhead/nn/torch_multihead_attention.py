@@ -59,7 +59,7 @@ class TorchMultiheadAttention(nn.MultiheadAttention, RecordingModule):
         kdim: int | None = None,
         vdim: int | None = None,
         batch_first: bool = False,
-        device: Any = None,
+        device: torch.device | str | int | None = None,
         dtype: torch.dtype | None = None,
         *,
         record_gradients: bool = False,

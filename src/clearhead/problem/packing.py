@@ -10,6 +10,7 @@ from torch import Tensor
 
 from clearhead.base.errors import ShapeError
 from clearhead.base.shapes import Sizes, part
+from clearhead.base.text import outlined
 from clearhead.biases.base import Added
 from clearhead.masks.base import Spans, check_spans
 from clearhead.problem.problem import Problem
@@ -29,6 +30,9 @@ class Operands(NamedTuple):
     dense: Tensor | None = None
     relative: Tensor | None = None
     sinks: Tensor | None = None
+
+    def __repr__(self) -> str:
+        return outlined(self)
 
 
 def operands(problem: Problem) -> Operands:

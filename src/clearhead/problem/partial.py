@@ -8,6 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from clearhead.base.text import outlined
+
 
 class Partial(NamedTuple):
     """Attention over some of the keys, or all: output_i = Σ_j w_ij value_j, w_ij = exp(s_ij − maximum_i − log_sum_i).
@@ -20,6 +22,9 @@ class Partial(NamedTuple):
     maximum: Tensor | None = None  # (B, H, Lq), the largest score or sink; None where not asked for
     log_sum: Tensor | None = None  # (B, H, Lq), log Σ_j exp(s_ij − maximum_i), the sink's term with it
     finite: bool = False  # True: all that was read is finite, so that a backward pass needs no guard
+
+    def __repr__(self) -> str:
+        return outlined(self)
 
     def merge(self, other: Partial) -> Partial:
         """Attention over the keys of both, which share no key (docs/maths/softmax.md). Both have all rows.
@@ -86,6 +91,9 @@ class Rows(NamedTuple):
     maximum: Tensor
     log_sum: Tensor
     delta: Tensor
+
+    def __repr__(self) -> str:
+        return outlined(self)
 
 
 def rows_of(found: Any) -> tuple[Tensor, Tensor]:

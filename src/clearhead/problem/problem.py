@@ -15,7 +15,7 @@ from clearhead.base.errors import ClearheadError, ShapeError, UnsupportedError, 
 from clearhead.base.numbers import check_number
 from clearhead.base.positions import check_align
 from clearhead.base.shapes import Sizes, apart, as_inputs, fit, no_heads, plain_sizes
-from clearhead.base.text import brief
+from clearhead.base.text import brief, outlined
 from clearhead.base.torch_state import any_autocast
 from clearhead.base.tracing import (
     autocast,
@@ -65,6 +65,9 @@ class Problem(NamedTuple):
     seed: Tensor | None = None  # of the dropout
     poison: tuple[Tensor, Tensor] | None = None  # see `guard`: (B, H, Lq, 1) and (B, Hk, 1, Lk)
     origin: tuple[range, ...] | None = None  # where it was cut out of another: see `regions.cut`
+
+    def __repr__(self) -> str:
+        return outlined(self)
 
     @property
     def query(self) -> Tensor:

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from clearhead.base.arrays import check_memory
 from clearhead.base.errors import ClearheadError
 from clearhead.base.shapes import part
+from clearhead.base.text import outlined
 from clearhead.base.torch_private import uncounted, whole_of
 from clearhead.base.versions import Versions
 from clearhead.biases.base import Added
@@ -31,6 +32,9 @@ class Record(NamedTuple):
     problem: Problem
     reads: Versions
     copied: bool  # True: all tensors are copies, but those that the problem's functions read, which are in `reads`
+
+    def __repr__(self) -> str:
+        return outlined(self)
 
     def check(self) -> None:
         """Raise where a tensor has been written to, or its memory freed, since the call."""

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
+from clearhead.base.text import outlined
 from clearhead.problem.problem import Problem
 
 KEYS = ("best_key", "indices")  # the statistics that are numbers of keys, int64
@@ -26,6 +27,9 @@ class Summary(NamedTuple):
     mean: tuple[int, int] | None = None  # queries and keys in a cell
     peak: tuple[int, int] | None = None
     factors: Tensor | None = None  # (B or 1, H or 1, Lq): multiply each query's weights in `received` and `mean`
+
+    def __repr__(self) -> str:
+        return outlined(self)
 
     def with_also(self, other: Summary) -> Summary | None:
         """Both summaries as one pass; None where they differ in a size, a position or a factor."""
@@ -101,6 +105,9 @@ class Found(NamedTuple):
     peak: Tensor | None = None  # (B, H, rows, columns): max w_ij over the cells; has no gradient
     finite: bool = False  # True: all that was read is finite, so that a backward pass needs no guard
 
+    def __repr__(self) -> str:
+        return outlined(self)
+
 
 class Sent(NamedTuple):
     """The gradients that statistics send back to the weights, beside the output's Ȯ_i · V_j. Shapes are (B, H, Lq, …).
@@ -121,6 +128,9 @@ class Sent(NamedTuple):
     mean: Tensor | None = None  # (B, H, rows, columns)
     cell: tuple[int, int] = (1, 1)  # queries and keys to a cell of `mean`
     factors: Tensor | None = None  # (B or 1, H or 1, Lq)
+
+    def __repr__(self) -> str:
+        return outlined(self)
 
     @property
     def maps(self) -> bool:

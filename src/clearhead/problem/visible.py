@@ -11,6 +11,7 @@ from torch import Tensor
 
 from clearhead.base.errors import ShapeError, UnsupportedError
 from clearhead.base.shapes import Sizes, moved, part
+from clearhead.base.text import outlined
 from clearhead.base.tracing import batched, capturing, compiling, on_the_host, readable, traced, transformed, unwrapped
 from clearhead.base.versions import Versions
 from clearhead.masks._spans import edges_on_host
@@ -42,6 +43,9 @@ class Visible(NamedTuple):
     known: tuple[np.ndarray, np.ndarray] | Later | None
     unseen: Unseen
     memo: Memo
+
+    def __repr__(self) -> str:
+        return outlined(self)
 
     @property
     def edges(self) -> tuple[np.ndarray, np.ndarray] | None:

@@ -6,6 +6,8 @@ from typing import NamedTuple
 
 from torch import Tensor
 
+from clearhead.base.text import outlined
+
 
 class Words(NamedTuple):
     """Which positions are words and no padding: bool, True for a word; None where all are words.
@@ -15,6 +17,9 @@ class Words(NamedTuple):
 
     queries: Tensor | None = None
     keys: Tensor | None = None
+
+    def __repr__(self) -> str:
+        return outlined(self)
 
     def of(self, sequences: slice) -> Words:
         """The words of some sequences of the batch."""

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
+from clearhead.base.arrays import Array
 from clearhead.base.errors import ClearheadError, ShapeError, columns
 from clearhead.base.numbers import check_count
 from clearhead.base.steps import Step, made
@@ -39,7 +40,9 @@ class Additive(Score):
         self.w_v = nn.Parameter(linear_weight(1, hidden_dim).detach()[0])
 
     @classmethod
-    def from_weights(cls, W_q: Any, W_k: Any, w_v: Any, *, softcap: float | None = None) -> Additive:
+    def from_weights(
+        cls, W_q: Array | None, W_k: Array | None, w_v: Array, *, softcap: float | None = None
+    ) -> Additive:
         """The score over given weights (H, Eq), (H, Ek), (H,): an nn.Parameter is shared, other arrays are copied.
 
         `w_v`: (H,), or (1, H) as an nn.Linear of H inputs and one output has it. None for W_q or W_k means that this
@@ -65,8 +68,8 @@ class Additive(Score):
     @classmethod
     def from_concatenated(
         cls,
-        weight: Any,
-        w_v: Any,
+        weight: Array,
+        w_v: Array,
         order: Literal["key_query", "query_key"] = "key_query",
         key_dim: int | None = None,
         softcap: float | None = None,

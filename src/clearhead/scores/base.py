@@ -4,18 +4,27 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import Any, Literal, NamedTuple, TypeVar, get_args
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar, cast, get_args
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from clearhead.base.arrays import FLOATS, accumulated, check_float, check_memory, is_dense, shown, to_tensor_float
+from clearhead.base.arrays import (
+    FLOATS,
+    ArrayT,
+    accumulated,
+    check_float,
+    check_memory,
+    is_dense,
+    shown,
+    to_tensor_float,
+)
 from clearhead.base.errors import ClearheadError, ShapeError, columns
 from clearhead.base.numbers import check_count, check_number, check_positive
 from clearhead.base.shapes import as_inputs
 from clearhead.base.steps import Step
-from clearhead.base.text import said
+from clearhead.base.text import outlined, said
 from clearhead.base.torch_private import parts_of, put_parts
 from clearhead.base.tracing import autocasting
 
@@ -51,6 +60,9 @@ class Pairwise(NamedTuple):
     scale: float = 1.0
     softcap: float | None = None
 
+    def __repr__(self) -> str:
+        return outlined(self)
+
     def folded(self) -> Pairwise:
         """The same scores, the weight of a dot product multiplied into its query."""
         if self.phi != "mul" or self.weight is None:
@@ -66,6 +78,9 @@ class ByTile(NamedTuple):
     key: Tensor  # (B, Hk, Lk, Ek)
     scale: float = 1.0
     softcap: float | None = None
+
+    def __repr__(self) -> str:
+        return outlined(self)
 
 
 def check_pairwise(lowered: Pairwise, query: Tensor, key: Tensor, who: str) -> Pairwise:
@@ -201,7 +216,7 @@ class Score(nn.Module, ABC):
         """The text of this score in `repr`, its softcap included."""
         return ", ".join(parts if self.softcap is None else (*parts, f"softcap={self.softcap}"))
 
-    def forward(self, query: Any, key: Any) -> Any:
+    def forward(self, query: ArrayT, key: ArrayT) -> ArrayT:
         """The scores (..., Lq, Lk), before any mask or bias, float32 at least; key heads are grouped.
 
         NumPy in, NumPy out. Makes the whole matrix: for long inputs see `clearhead.weights(...).scores(index)`.
@@ -209,8 +224,12 @@ class Score(nn.Module, ABC):
         queries, keys, _, sizes = as_inputs(to_tensor_float(query, "query"), to_tensor_float(key, "key"), None)
         self.check(queries, keys)
         keys = keys.repeat_interleave(sizes.heads // keys.shape[1], dim=1)
-        scores = sizes.restore(by_tile(ByTile(self, queries, keys, self.factor(queries.shape[-1]), self.softcap)))
-        return scores.detach().numpy() if isinstance(query, np.ndarray) else scores
+        scores: Any = sizes.restore(by_tile(ByTile(self, queries, keys, self.factor(queries.shape[-1]), self.softcap)))
+        return cast(ArrayT, scores.detach().numpy() if isinstance(query, np.ndarray) else scores)
+
+    if TYPE_CHECKING:  # torch declares a call of anything
+
+        def __call__(self, query: ArrayT, key: ArrayT) -> ArrayT: ...
 
 
 def with_parameters(

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from torch import Tensor
 
+from clearhead.base.arrays import Array
 from clearhead.base.steps import Step, made
 from clearhead.scores.base import Pairwise, Score, check_width, given_parameter, linear_weight
 
@@ -30,7 +29,7 @@ class Bilinear(Score):
         self.W = linear_weight(query_dim, key_dim)
 
     @classmethod
-    def from_weights(cls, W: Any, *, softcap: float | None = None) -> Bilinear:
+    def from_weights(cls, W: Array, *, softcap: float | None = None) -> Bilinear:
         """The score over a given W (Eq, Ek): an nn.Parameter is shared, other arrays are copied.
 
         >>> import torch, clearhead as ch

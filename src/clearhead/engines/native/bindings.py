@@ -6,6 +6,9 @@ The kernels are in csrc/, and their mathematics in docs/maths/. A call releases 
 from __future__ import annotations
 
 import importlib
+import importlib.util
+import sys
+import warnings
 from collections.abc import Iterator
 from typing import Any
 
@@ -59,6 +62,22 @@ def kernels() -> Any:
         except ImportError:
             _known[MODULE] = None
     return _known[MODULE]
+
+
+def warn_without_kernels() -> None:
+    """Warn, once a process, where this installation should have kernels and has none. On Windows no wheel has any."""
+    if sys.platform != "win32" and importlib.util.find_spec(MODULE) is None:
+        warnings.warn(
+            "clearhead was installed without its kernels, since no C++ compiler with OpenMP was found when it was "
+            "built. Everything works: PyTorch's kernels and operations run in place of the engine 'native', which "
+            "computes the allowed pairs alone, with less time and memory for masks, additive scores and statistics of "
+            "the weights.\nFor the kernels install a compiler (g++ or clang++), then install the sources again: "
+            "pip install --force-reinstall --no-deps --no-cache-dir . "
+            "To silence this: "
+            "warnings.filterwarnings('ignore', message='clearhead was installed without').",
+            RuntimeWarning,
+            stacklevel=3,
+        )
 
 
 @constant

@@ -217,8 +217,8 @@ class Case:
         step = max(1, math.ceil(math.prod(self.shape) / PAIRS))
         some = slice(0, queries, step)
         part = cut(self.problem, Region(queries=some))
-        reductions = (Entropy(), MaxScore(), TopK(1), SinkShare())
-        entropy, best, (weights, keys), sink = Weights(FromRecord(now(part), {})).reduce(*reductions)
+        found = Weights(FromRecord(now(part), {})).reduce(Entropy(), MaxScore(), TopK(1), SinkShare())
+        entropy, best, (weights, keys), sink = found
         shape = (*self.shape[:2], len(range(queries)[some]))
         entropy, best, weights, keys, sink = (t.reshape(shape) for t in (entropy, best, weights, keys, sink))
         counted = best.isfinite() & entropy.isfinite() & self.real[..., some]

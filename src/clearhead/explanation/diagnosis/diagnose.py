@@ -5,19 +5,23 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 from inspect import signature
-from typing import Any, NoReturn, Protocol, runtime_checkable
+from typing import Any, NoReturn, Protocol, overload, runtime_checkable
 
 import torch
 from torch import Tensor, nn
 
 from clearhead._attention import Arguments, ScoreLike
+from clearhead.base.arrays import Array, ArrayT, Integers
 from clearhead.base.errors import ClearheadError
+from clearhead.base.shapes import AlignLike
+from clearhead.biases.base import BiasLike
 from clearhead.explanation.diagnosis.case import Case
 from clearhead.explanation.diagnosis.checks import CHECKS
 from clearhead.explanation.diagnosis.diagnosis import Diagnosis
 from clearhead.explanation.diagnosis.reading import case_of
 from clearhead.explanation.modules.captured import for_twin, twin_of
 from clearhead.explanation.modules.multi_head import as_ours
+from clearhead.masks.base import MaskLike
 from clearhead.nn._record import RecordingModule
 from clearhead.problem.lengths import joined
 
@@ -29,16 +33,40 @@ class Diagnosable(Protocol):
     def diagnose(self) -> Diagnosis: ...
 
 
+@overload
+def diagnose(
+    query: ArrayT,
+    key: ArrayT,
+    value: ArrayT,
+    *,
+    score: ScoreLike = None,
+    mask: MaskLike = None,
+    valid_lens: Integers | None = None,
+    bias: BiasLike = None,
+    scale: float | None = None,
+    sinks: Array | None = None,
+    align: AlignLike = None,
+) -> Diagnosis: ...
+
+
+@overload
+def diagnose(query: nn.Module, *inputs: object, **keywords: object) -> Diagnosis: ...
+
+
+@overload
+def diagnose(query: Diagnosable) -> Diagnosis: ...
+
+
 def diagnose(
     query: Any,
     key: Any = None,
     value: Any = None,
     *inputs: Any,
-    score: ScoreLike = None,
+    score: Any = None,
     mask: Any = None,
     valid_lens: Any = None,
     bias: Any = None,
-    scale: float | None = None,
+    scale: Any = None,
     sinks: Any = None,
     align: Any = None,
     **keywords: Any,

@@ -35,7 +35,7 @@ class Finding:
     severity: Severity
     evidence: str
     remedy: str
-    where: Mapping[str, Any] = field(default_factory=dict)
+    where: Mapping[str, object] = field(default_factory=dict)
 
     @property
     def place(self) -> str:
@@ -44,7 +44,7 @@ class Finding:
             str(value) if name == "layer" else f"{name} {_value(value)}" for name, value in self.where.items()
         )
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, object]:
         """The finding as plain values, which JSON can hold."""
         same = {"name": self.name, "severity": self.severity, "evidence": self.evidence, "remedy": self.remedy}
         return same | {"where": dict(self.where)}
@@ -182,7 +182,7 @@ class Diagnosis(Sequence[Finding]):
     @overload
     def __getitem__(self, which: slice) -> list[Finding]: ...
 
-    def __getitem__(self, which: Any) -> Any:
+    def __getitem__(self, which: int | slice) -> Finding | list[Finding]:
         return self._findings[which]
 
     def __len__(self) -> int:
@@ -210,6 +210,6 @@ class Diagnosis(Sequence[Finding]):
         """The findings as Markdown, with a heading for each."""
         return markdown(self._findings, self.looked_for)
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, object]:
         """The diagnosis as plain values, which JSON can hold: "findings" and "looked_for"."""
         return {"findings": [finding.to_dict() for finding in self], "looked_for": list(self.looked_for)}

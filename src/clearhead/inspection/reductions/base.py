@@ -3,25 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Generic, Literal, Never, cast
 
 import numpy as np
 import torch
 from torch import Tensor
+from typing_extensions import TypeVar
 
-from clearhead.base.arrays import check_float, to_tensor
+from clearhead.base.arrays import Array, check_float, to_tensor
 from clearhead.base.errors import ClearheadError, ShapeError, columns
 from clearhead.base.shapes import Sizes, broadcasts, placed
+from clearhead.base.text import outlined
 from clearhead.engines.tiled.look import Look
 from clearhead.problem.problem import Problem
 from clearhead.problem.region import Region
 from clearhead.problem.regions import cut
 from clearhead.problem.summary import Found, Summary
 
-Queries = slice | Any  # a slice of the queries, or a weight for each query
+Queries = slice | Array | None  # a slice of the queries, or a weight for each query
+Result = TypeVar("Result", covariant=True, default=Tensor)  # of a reduction
 
 
-class Reduction:
+class Reduction(Generic[Result]):
     """A summary of the weights that one pass over their rows can build up. A subclass has one of two forms.
 
     >>> import torch, clearhead as ch
@@ -45,6 +48,9 @@ class Reduction:
     gives: ClassVar[str] = ""
     unit: ClassVar[str] = ""
 
+    def __repr__(self) -> str:
+        return outlined(self)
+
     def check(self, problem: Problem) -> None:
         """Raise where this cannot be computed for the weights of this problem."""
 
@@ -56,23 +62,23 @@ class Reduction:
         """The statistics that the result is made of; None where the reduction looks at blocks itself."""
         return None
 
-    def found(self, found: Found, problem: Problem) -> Any:
+    def found(self, found: Found, problem: Problem) -> Result:
         """The result, from these statistics."""
         if not self.gives:
             raise NotImplementedError(f"{type(self).__name__} has a summary(), and no found() or `gives`")
-        return getattr(found, self.gives)
+        return cast(Result, getattr(found, self.gives))
 
-    def begin(self, problem: Problem) -> Any:
+    def begin(self, problem: Problem) -> object:
         """The buffers, empty."""
         raise NotImplementedError(f"{type(self).__name__} has neither summary() nor begin(), look() and end()")
 
-    def look(self, buffers: Any, look: Look) -> None:
+    def look(self, buffers: Never, look: Look) -> None:
         """Add one block to the buffers."""
         raise NotImplementedError
 
-    def end(self, buffers: Any, problem: Problem) -> Any:
+    def end(self, buffers: Never, problem: Problem) -> Result:
         """The result from the buffers."""
-        return buffers
+        return cast(Result, buffers)
 
 
 def over_keys(problem: Problem) -> Problem:
@@ -123,7 +129,7 @@ def arange(length: int, device: torch.device) -> Tensor:
     return torch.arange(length, device=device)
 
 
-def columns_of(reductions: Sequence[Reduction]) -> list[str]:
+def columns_of(reductions: Sequence[Reduction[Any]]) -> list[str]:
     """The headers of reductions in a table: the names of their classes, with units; equal ones have numbers behind."""
     found: list[str] = []
     for one in reductions:

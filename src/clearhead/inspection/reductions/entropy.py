@@ -9,7 +9,7 @@ from clearhead.problem.problem import Problem
 from clearhead.problem.summary import Summary
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Entropy(Reduction):
     """The entropy of each query's weights, in nats: 0 for one key, log(n) for n equal ones.
 

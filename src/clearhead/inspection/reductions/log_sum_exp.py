@@ -12,7 +12,7 @@ from clearhead.problem.problem import Problem
 from clearhead.problem.summary import Found, Summary
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class LogSumExp(Reduction):
     """The log-sum-exp of each query's scores: a weight is exp(score − this).
 

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from clearhead.base.arrays import to_tensor
+from clearhead.base.arrays import Array, to_tensor
 from clearhead.base.errors import ClearheadError, ShapeError
 from clearhead.base.shapes import placed
 from clearhead.inspection.reductions.base import Reduction, arange
@@ -19,7 +18,7 @@ from clearhead.problem.summary import Summary
 MOST = 2**28  # the most numbers of the memberships
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Mass(Reduction):
     """The weight of each query on each group of keys, such as the system prompt, each document, or digits.
 
@@ -41,7 +40,7 @@ class Mass(Reduction):
     along = "queries"
     gives = "groups"
 
-    groups: Any
+    groups: Array
 
     def _members(self, problem: Problem) -> Tensor:
         """(B or 1, Lk, G): 1 where a key belongs to a group."""

@@ -9,7 +9,7 @@ from clearhead.problem.problem import Problem
 from clearhead.problem.summary import Summary
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class MaxScore(Reduction):
     """The largest score of each query, as the softmax meets it: scaled, capped, with bias, of an allowed key.
 

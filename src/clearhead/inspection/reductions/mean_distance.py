@@ -10,7 +10,7 @@ from clearhead.problem.problem import Problem
 from clearhead.problem.summary import Summary
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class MeanDistance(Reduction):
     """The mean distance from each query to the keys, by their weights, in positions.
 

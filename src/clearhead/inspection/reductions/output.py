@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
+from clearhead.base.arrays import Array
 from clearhead.inspection.reductions.base import Reduction
 from clearhead.problem.problem import Problem
 from clearhead.problem.summary import Summary
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Output(Reduction):
     """The attention output for a value, computed in the same pass as other reductions.
 
@@ -27,7 +27,7 @@ class Output(Reduction):
     along = "queries"
     gives = "output"
 
-    value: Any
+    value: Array
 
     def summary(self, problem: Problem) -> Summary:
         return Summary(output=True)

@@ -16,7 +16,7 @@ from clearhead.problem.problem import Problem
 from clearhead.problem.summary import Found, Summary
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Pool(Reduction):
     """The weights as a map of at most size × size cells, each the maximum or the mean of its weights.
 
@@ -62,8 +62,9 @@ class Pool(Reduction):
             return Summary(peak=self.cell(problem))
         return Summary(mean=self.cell(problem), factors=factors(self.queries, problem.sizes, "Pool"))
 
-    def found(self, found: Found, problem: Problem) -> Tensor | None:
+    def found(self, found: Found, problem: Problem) -> Tensor:
         if self.how == "max" or found.mean is None:
+            assert found.peak is not None
             return found.peak
         totals = (problem.sizes.queries, problem.sizes.keys)
         height, width = (

@@ -9,7 +9,7 @@ from clearhead.problem.problem import Problem
 from clearhead.problem.summary import Summary
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Received(Reduction):
     """The attention that each key receives: the sum of its weights over all queries, or over some.
 

@@ -13,7 +13,7 @@ from clearhead.problem.problem import Problem
 from clearhead.problem.summary import Found, Summary
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class SinkShare(Reduction):
     """The share of each query's softmax that goes to its head's sink: 1 less the weights of the keys.
 

@@ -14,8 +14,8 @@ from clearhead.problem.problem import Problem
 from clearhead.problem.summary import Found, Summary
 
 
-@dataclass(frozen=True)
-class TopK(Reduction):
+@dataclass(frozen=True, repr=False)
+class TopK(Reduction[tuple[Tensor, Tensor]]):
     """The k largest weights of each query, and their keys.
 
     >>> import torch, clearhead as ch
@@ -42,5 +42,6 @@ class TopK(Reduction):
     def summary(self, problem: Problem) -> Summary:
         return Summary(top=int(self.k))
 
-    def found(self, found: Found, problem: Problem) -> tuple[Tensor | None, Tensor | None]:
+    def found(self, found: Found, problem: Problem) -> tuple[Tensor, Tensor]:
+        assert found.values is not None and found.indices is not None
         return found.values, found.indices

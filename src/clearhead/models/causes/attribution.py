@@ -11,13 +11,14 @@ from torch.nn.utils.rnn import pad_sequence
 
 from clearhead.base.arrays import accumulated
 from clearhead.base.errors import ClearheadError
+from clearhead.base.text import outlined
 from clearhead.base.tracing import without_autocast
 from clearhead.explanation.modules.origin.find import batched
 from clearhead.explanation.modules.projection import Linear
 from clearhead.models.attention_call import AttentionCall
 from clearhead.models.calls import Calls
 from clearhead.models.causes.frozen import Frozen, Written
-from clearhead.models.causes.metrics import Metric, logit_difference
+from clearhead.models.causes.metrics import Each, Metric, logit_difference
 from clearhead.models.causes.written import Writers, first_run
 from clearhead.models.checks import outside_inference, ran
 from clearhead.models.table import Table
@@ -26,7 +27,7 @@ from clearhead.models.use.edits.edit import refuse_edited
 from clearhead.models.watch import watch
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class AttributedCall:
     """What the heads of one attention call add to the logit.
 
@@ -56,6 +57,9 @@ class LogitAttribution(Calls[AttributedCall]):
     name, unit = "attribution", ""
     sentence = "What this head adds directly to the logit, through the residual stream and the last norm."
 
+    def __repr__(self) -> str:
+        return outlined(self)
+
     def __init__(self, calls: list[AttributedCall], logit: Tensor, others: dict[str, Tensor]) -> None:
         super().__init__(calls)
         self.logit, self.others = logit, others
@@ -84,7 +88,7 @@ class LogitAttribution(Calls[AttributedCall]):
 
 
 def logit_attribution(
-    model: nn.Module, inputs: Any, token: Any, *, against: Any = None, position: Any = -1
+    model: nn.Module, inputs: object, token: Each, *, against: Each | None = None, position: Each = -1
 ) -> LogitAttribution:
     """What each head, and each other layer, adds directly to a logit: through the residual stream and the last norm.
 

@@ -23,7 +23,7 @@ from clearhead.models.watch import watch
 Composed = Literal["query", "key", "value"]
 
 
-def circuits(model: nn.Module | Recording, inputs: Any = None) -> Circuits:
+def circuits(model: nn.Module | Recording, inputs: object = None) -> Circuits:
     """The projections of every head of a model, and the products of them that say what the head does.
 
     >>> import torch, clearhead as ch

@@ -42,8 +42,8 @@ from clearhead.problem.record import copied, record
 def attribution_patching(
     model: nn.Module,
     make_edit: Callable[..., Edit | Sequence[Edit]],
-    inputs: Any,
-    metric: Callable[[Any], Any],
+    inputs: object,
+    metric: Callable[..., Tensor | float],
     over: Over | Sequence[Over] = ("layer", "head"),
     *,
     exact: int = 5,

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from clearhead.base.arrays import Integers
 from clearhead.base.errors import ClearheadError, ShapeError
 
-Metric = Callable[[Any], Tensor]
+Metric = Callable[..., Tensor]
+Each = int | Sequence[int] | Tensor  # one for all sequences, or one for each
 
 
 @dataclass(frozen=True)
@@ -62,7 +64,7 @@ def at_position(logits: Tensor, position: Any) -> Tensor:
     return logits[torch.arange(batch, device=logits.device), places]
 
 
-def logit_difference(token: Any, against: Any = None, position: Any = -1) -> Metric:
+def logit_difference(token: Each, against: Each | None = None, position: Each = -1) -> Metric:
     """The logit of a token, less that of another one.
 
     >>> import torch, clearhead as ch
@@ -86,7 +88,7 @@ def logit_difference(token: Any, against: Any = None, position: Any = -1) -> Met
     return Named("logit" if against is None else "logit difference", "", metric)
 
 
-def kl(reference: Any, position: Any = -1) -> Metric:
+def kl(reference: object, position: Each = -1) -> Metric:
     """The Kullback–Leibler divergence of the model's next token from that of a reference, in nats.
 
     >>> import torch, clearhead as ch
@@ -112,7 +114,7 @@ def kl(reference: Any, position: Any = -1) -> Metric:
     return Named("KL divergence", "nats", metric)
 
 
-def next_token_loss(ids: Any) -> Metric:
+def next_token_loss(ids: Integers) -> Metric:
     """The mean cross entropy of each next token, in nats.
 
     >>> import torch, clearhead as ch

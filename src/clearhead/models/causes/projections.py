@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from clearhead.base.errors import ClearheadError, UnsupportedError
 from clearhead.base.selected import numbers_of
-from clearhead.base.text import brief
+from clearhead.base.text import brief, outlined
 from clearhead.explanation.modules.origin.chain import Places
 from clearhead.explanation.modules.origin.find import find
 from clearhead.explanation.modules.origin.ran import layer_of
@@ -33,6 +33,9 @@ class Projections(NamedTuple):
     output: Linear
     between: tuple[str, ...] = ()
 
+    def __repr__(self) -> str:
+        return outlined(self)
+
 
 class Made(NamedTuple):
     """A linear layer and its `rows` (heads, width) that make one side of each head, times a factor."""
@@ -41,6 +44,9 @@ class Made(NamedTuple):
     rows: Tensor
     factor: float = 1.0
     between: tuple[str, ...] = ()
+
+    def __repr__(self) -> str:
+        return outlined(self)
 
 
 class Sides:

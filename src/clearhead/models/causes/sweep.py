@@ -6,7 +6,7 @@ import json
 import math
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any, get_args
+from typing import TYPE_CHECKING, Any, cast, get_args
 
 import numpy as np
 import torch
@@ -32,6 +32,9 @@ from clearhead.models.table import Table
 from clearhead.models.use.edits.base import Edit
 from clearhead.models.use.surveys.run import bar
 from clearhead.models.watch import watch
+
+if TYPE_CHECKING:
+    from clearhead.base.pictures import Axes, Colormap
 
 HEADER = "clearhead sweep"
 
@@ -100,7 +103,9 @@ class Sweep(Table):
             found[place] = row["effect"]
         return found, names[0], names[1]
 
-    def plot(self, *, title: str | None = None, cmap: Any = "RdBu", ax: Any = None, bar: bool = True) -> Any:
+    def plot(
+        self, *, title: str | None = None, cmap: str | Colormap = "RdBu", ax: Axes | None = None, bar: bool = True
+    ) -> Axes:
         """A picture of the effects, with layers in rows: blue where the metric grows, red where it falls.
 
         `title`, `cmap`, `ax`, `bar`: as for `Weights.plot`. Needs matplotlib. Gives the axes.
@@ -117,14 +122,14 @@ class Sweep(Table):
         down = Side(sides[0], len(names), [str(name) for name in names])
         meaning = f"{'estimated ' * self.estimated}change of the {self.metric}, {self.plain:.4g} without an edit"
         style = Style(title, cmap, "signed", ax, bar)
-        return draw([Panel(effects, np.isnan(effects))], down, across, style, meaning)
+        return cast("Axes", draw([Panel(effects, np.isnan(effects))], down, across, style, meaning))
 
 
 def sweep(
     model: nn.Module,
     make_edit: Callable[..., Edit | Sequence[Edit]],
-    inputs: Any,
-    metric: Callable[[Any], Any],
+    inputs: object,
+    metric: Callable[..., Tensor | float],
     over: Over | Sequence[Over] = ("layer", "head"),
     *,
     batch: int = 1,

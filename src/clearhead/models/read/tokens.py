@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from clearhead.base.arrays import to_tensor
+from clearhead.base.arrays import Array, to_tensor
 from clearhead.base.errors import ClearheadError, ShapeError
 from clearhead.base.managers import caller
 from clearhead.models.attention_call import AttentionCall
@@ -79,10 +79,13 @@ def place_among(word: str, tokens: Sequence[str], name: str) -> int | None:
     return None
 
 
+TokensLike = Sequence[str] | Sequence[int] | Sequence[Sequence[str]] | Sequence[Sequence[int]] | Array
+
+
 class Tokens:
     """The tokens of a model's text, and of its encoder's text where the model reads two."""
 
-    def __init__(self, tokens: Any, source_tokens: Any) -> None:
+    def __init__(self, tokens: TokensLike | None, source_tokens: TokensLike | None) -> None:
         numbers: dict[str, int] = {}
         self.own = None if tokens is None else _rows("tokens", tokens, numbers)
         self.source = None if source_tokens is None else _rows("source_tokens", source_tokens, numbers)

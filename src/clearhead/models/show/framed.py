@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -45,7 +46,7 @@ class Framed:
             layers = (of_heads(one, own) if isinstance(one, Layer) else one for one, own in pairs)
         return self.paged.page(layers, self.title)
 
-    def write(self, path: Any) -> Path:
+    def write(self, path: str | os.PathLike[str]) -> Path:
         """Write the page to a file. Raises a `ClearheadError`, before the page is made, where it cannot be written."""
         check_writable(path)
         return self.page.write(path)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol, Self
 
 import numpy as np
 from torch import Tensor
@@ -27,6 +27,12 @@ class Patches(NamedTuple):
         """The names of the tokens: special ones, then row and column of each patch."""
         special = ["[CLS]", *(f"[{number}]" for number in range(1, self.extra))][: self.extra]
         return special + [f"{row},{column}" for row in range(self.rows) for column in range(self.columns)]
+
+
+class Picture(Protocol):
+    """A picture of PIL."""
+
+    def convert(self, mode: str) -> Self: ...
 
 
 def patches_of(image: Any, lengths: set[int]) -> Patches:

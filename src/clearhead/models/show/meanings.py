@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, Protocol
 
 from torch import Tensor
 
@@ -99,6 +99,17 @@ def flows(calls: Sequence[AttentionCall], shown: Sequence[tuple[int, int | None]
         for at, places in groups.items()
         if len(places) == wanted[at] and len({shown[place][1] for place in places}) == 1 and at[1] not in crossed
     ]
+
+
+class OfHeads(Protocol):
+    """A number for each layer and head, with its name and a sentence on it."""
+
+    @property
+    def values(self) -> Tensor: ...
+    @property
+    def name(self) -> str: ...
+    @property
+    def sentence(self) -> str: ...
 
 
 def effects_of(given: Any) -> list[tuple[Effect, Effects]]:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 
 from clearhead.base.errors import ClearheadError, ShapeError
@@ -22,12 +23,15 @@ from clearhead.problem.words import ALL_WORDS
 from clearhead.report._words import Cells, Shown
 from clearhead.report.statistics import lazy
 
+if TYPE_CHECKING:
+    from clearhead.base.pictures import Axes
+
 Words = Sequence[str] | None
 
 
 def plotted(
     call: AttentionCall, label: Label, heads: Any, sequence: Any, words: tuple[Words, Words], style: Style
-) -> Any:
+) -> Axes | np.ndarray:
     """The picture of `Recording.plot`. `label`: the name of the call."""
     check_style(style)
     batch, count, queries, keys = call.weights.shape

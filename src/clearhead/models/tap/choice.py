@@ -14,6 +14,7 @@ from clearhead.base.text import brief
 from clearhead.models.tap.layers import Site
 
 Layers = int | slice | str | Sequence[int | slice | str] | None
+Pairs = tuple[Sequence[int], Sequence[int]]  # positions of one text, and those of another that correspond
 Heads = int | slice | Sequence[int | slice] | None
 Positions = int | slice | Sequence[int | slice] | None
 

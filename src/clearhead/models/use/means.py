@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -87,7 +87,7 @@ class Means:
             raise ClearheadError(f"there are no means of a module {name!r}; there are those of: {listed(self)}.")
         return tuple(s / c for s, c in zip(self._sums[name], self._counts[name], strict=True))
 
-    def __iter__(self) -> Any:
+    def __iter__(self) -> Iterator[str]:
         return iter(self._sums)
 
     def __len__(self) -> int:

@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any, Protocol, Self
 from weakref import WeakMethod
 
 import torch
@@ -98,7 +98,8 @@ def of_heads(calls: list[ReducedCall]) -> dict[str, Tensor]:
 
 def _totals(call: ReducedCall) -> Tensor:
     """A tensor (H, 4): the sum of entropies, the largest logit, the sum of sink shares, and the number of queries."""
-    entropy, largest, share = (result.double() for result in call.results)
+    results: tuple[Any, ...] = call.results
+    entropy, largest, share = (result.double() for result in results)
     uncounted = ~call.queries
     return torch.stack(
         [
@@ -123,10 +124,18 @@ def rows_of(step: int, found: dict[str, Tensor], layers: dict[str, LayerName]) -
     return Table(row for rows in each for row in rows)
 
 
-Callback = Callable[[int, list[dict[str, Any]]], Any]
+Callback = Callable[[int, list[dict[str, Any]]], object]
 
 
-def monitor(model: nn.Module, every: int = 20, callback: Callback | Any = None, *, layers: Layers = None) -> Monitor:
+class Writer(Protocol):
+    """The part of a SummaryWriter of TensorBoard that is used."""
+
+    def add_scalar(self, tag: str, scalar_value: float, global_step: int) -> object: ...
+
+
+def monitor(
+    model: nn.Module, every: int = 20, callback: Callback | Writer | None = None, *, layers: Layers = None
+) -> Monitor:
     """Watch the attention of a model that trains: entropy, largest logit and sink share of every head.
 
     >>> import torch, clearhead as ch

@@ -71,7 +71,7 @@ class Asked(NamedTuple):
     survey calls with each call when it happens; then nothing of the call is kept. `who`: the function, for messages.
     """
 
-    keep: tuple[Reduction, ...] | None
+    keep: tuple[Reduction[Any], ...] | None
     every: int
     layers: tuple[Item, ...] | None
     heads: Heads
@@ -306,7 +306,8 @@ class Recorder(Receiver):
                 else:
                     both = reduced(call, (*self.asked.keep, Output(value)))
                     found = replace(both, reductions=both.reductions[:-1], results=both.results[:-1])
-                    answer = Instead(place.made(both.results[-1].to(value.dtype)))
+                    output: Any = both.results[-1]
+                    answer = Instead(place.made(output.to(value.dtype)))
             if self.asked.merge is None:
                 self.reduced.append(found)
             else:

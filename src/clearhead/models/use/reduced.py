@@ -45,8 +45,8 @@ class ReducedCall(Call):
     kind: Kind
     backend: str
     shape: tuple[int, int, int, int]
-    reductions: tuple[Reduction, ...]
-    results: tuple[Any, ...]
+    reductions: tuple[Reduction[object], ...]
+    results: tuple[Tensor | tuple[Tensor, ...], ...]
     heads: tuple[int, ...]
     queries: Tensor
     keys: Tensor | None = None
@@ -80,7 +80,7 @@ class ReducedCall(Call):
         """For each result its sum over the `queries` or `keys`, (H, …), and their number, (H, 1, …), in float64."""
         return [self._sums(result, one) for result, one in zip(self.results, self.reductions, strict=True)]
 
-    def _sums(self, result: Any, reduction: Reduction) -> tuple[Tensor, Tensor]:
+    def _sums(self, result: Any, reduction: Reduction[Any]) -> tuple[Tensor, Tensor]:
         first: Tensor = result[0] if isinstance(result, tuple) else result
         values = first.to("cpu", torch.float64)
         if reduction.along is None:
@@ -116,7 +116,7 @@ class Statistics(Calls[ReducedCall]):
 
 
 @torch.no_grad()
-def reduced(call: AttentionCall, reductions: tuple[Reduction, ...], heads: Heads = None) -> ReducedCall:
+def reduced(call: AttentionCall, reductions: tuple[Reduction[Any], ...], heads: Heads = None) -> ReducedCall:
     """Reduce the weights of a call: all heads in one pass, or each run of neighbouring chosen heads in one pass."""
     problem, found = call.problem, []
     batch, count, queries, keys = problem.sizes.shape
@@ -163,12 +163,12 @@ def _seen_keys(problem: Problem, words: Tensor | None, heads: tuple[int, ...]) -
     return counted.expand(-1, len(heads), -1)
 
 
-def _of_keys(reduction: Reduction, keys: int) -> Reduction:
+def _of_keys(reduction: Reduction[Any], keys: int) -> Reduction[Any]:
     """The reduction for at most as many keys as there are, since a text may be shorter than k."""
     return TopK(min(reduction.k, keys)) if type(reduction) is TopK and keys else reduction
 
 
-def _filled(result: Any, reduction: Reduction) -> Any:
+def _filled(result: Any, reduction: Reduction[Any]) -> Any:
     """The largest weights, filled up with weight 0 and key −1 where there are fewer keys than k."""
     if type(reduction) is not TopK or result[0].shape[-1] == reduction.k:
         return result

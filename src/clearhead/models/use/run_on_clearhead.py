@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 from copy import copy
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from clearhead._attention import attention
 from clearhead.base.errors import ClearheadError, UnsupportedError, require
 from clearhead.base.managers import in_with_statement
+from clearhead.base.shapes import Align
 from clearhead.base.tracing import compiling
 from clearhead.distributed import Layout
 from clearhead.distributed.layout import check_layout
@@ -31,8 +32,10 @@ KNOWN_LAYERS = {"full_attention", "sliding_attention", "sparse", "dense"}
 OWN_POSITIONS = {"csm_depth_decoder_model"}  # though its forward has the name
 MIXING = re.compile(r"Mamba|SSM|Rwkv|RWKV|Recurrent|RgLru|LinearAttention|DeltaNet|ShortConv|Lightning|Retention")
 
+Model = TypeVar("Model", bound=nn.Module)
 
-def run_on_clearhead(model: Any, *, layout: Layout | None = None) -> Any:
+
+def run_on_clearhead(model: Model, *, layout: Layout | None = None) -> Model:
     """Run a model of transformers on clearhead's engines: its attention, and its masks.
 
     >>> import torch, clearhead as ch
@@ -150,7 +153,7 @@ def _attend(
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
     """The function of the attention interface: gives (B, Lq, H, Ev), and no weights."""
-    align = None
+    align: Align = None
     mask: Tensor | Mask | None = getattr(attention_mask, "clearhead", attention_mask)
     causal = bool(getattr(module, "is_causal", True)) if is_causal is None else is_causal
     if backend == NAME and attention_mask is None and causal and query.shape[2] > 1:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor
@@ -13,7 +13,7 @@ from clearhead.base.numbers import check_count
 from clearhead.base.text import listed
 from clearhead.models.tap.choice import Heads, Layers, Positions
 from clearhead.models.use.edits.base import Edit
-from clearhead.models.use.edits.from_run import FromRun
+from clearhead.models.use.edits.from_run import FromRun, Source
 from clearhead.models.use.edits.spot import Spot
 
 Kind = Literal["zero", "mean", "position mean", "resample"]
@@ -46,7 +46,7 @@ class Ablate(Edit):
         layers: Layers = None,
         heads: Heads = None,
         kind: Kind = "zero",
-        over: Any = None,
+        over: Source | None = None,
         queries: Positions = None,
         *,
         seed: int = 0,

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 from torch import Tensor
 
-from clearhead.base.arrays import check_float, to_tensor
+from clearhead.base.arrays import Array, check_float, to_tensor
 from clearhead.base.errors import ClearheadError
 from clearhead.base.shapes import fit, placed
 from clearhead.base.text import brief
@@ -33,7 +31,9 @@ class AddBias(Edit):
     `queries`: see `Edit`.
     """
 
-    def __init__(self, bias: Any, layers: Layers = None, heads: Heads = None, queries: Positions = None) -> None:
+    def __init__(
+        self, bias: Bias | Array, layers: Layers = None, heads: Heads = None, queries: Positions = None
+    ) -> None:
         super().__init__(layers, heads, queries)
         if not isinstance(bias, Bias | Tensor | np.ndarray):
             raise ClearheadError(

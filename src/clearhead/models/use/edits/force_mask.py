@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 from torch import Tensor
 
-from clearhead.base.arrays import to_tensor
+from clearhead.base.arrays import Array, to_tensor
 from clearhead.base.errors import ClearheadError
 from clearhead.base.shapes import placed
 from clearhead.base.text import brief
@@ -36,7 +34,9 @@ class ForceMask(Edit):
     see `Edit`.
     """
 
-    def __init__(self, mask: Any, layers: Layers = None, heads: Heads = None, queries: Positions = None) -> None:
+    def __init__(
+        self, mask: Mask | Array, layers: Layers = None, heads: Heads = None, queries: Positions = None
+    ) -> None:
         super().__init__(layers, heads, queries)
         if not isinstance(mask, Mask | Tensor | np.ndarray):
             raise ClearheadError(

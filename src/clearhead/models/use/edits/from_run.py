@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from clearhead.base.arrays import check_float, check_memory, to_tensor
+from clearhead.base.arrays import Array, check_float, check_memory, to_tensor
 from clearhead.base.errors import ClearheadError, ShapeError
 from clearhead.base.text import listed
 from clearhead.base.tracing import empty_of_values
@@ -19,6 +19,8 @@ from clearhead.models.use.edits.spot import Spot
 
 Part = Literal["query", "key", "value", "output"]
 
+Source = Calls[AttentionCall] | AttentionCall | Array
+
 
 class FromRun:
     """The source of an edit. `who`: the edit's name, for messages.
@@ -27,7 +29,7 @@ class FromRun:
     the edit changes.
     """
 
-    def __init__(self, source: Any, who: str) -> None:
+    def __init__(self, source: Source, who: str) -> None:
         self.source, self.who = source, who
         if isinstance(source, np.ndarray | Tensor):
             self.source = to_tensor(source, f"{who}: source").detach()

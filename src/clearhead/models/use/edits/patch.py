@@ -10,9 +10,9 @@ from clearhead.base.errors import ClearheadError, ShapeError
 from clearhead.base.selected import is_number, items_of
 from clearhead.base.text import listed
 from clearhead.biases.base import Added
-from clearhead.models.tap.choice import Heads, Layers, Positions, checked_positions, chosen
+from clearhead.models.tap.choice import Heads, Layers, Pairs, Positions, checked_positions, chosen
 from clearhead.models.use.edits.base import Edit
-from clearhead.models.use.edits.from_run import FromRun
+from clearhead.models.use.edits.from_run import FromRun, Source
 from clearhead.models.use.edits.spot import Spot
 from clearhead.problem.problem import Problem
 from clearhead.problem.region import Region
@@ -50,14 +50,14 @@ class Patch(Edit):
 
     def __init__(
         self,
-        source: Any,
+        source: Source,
         layers: Layers = None,
         heads: Heads = None,
         part: PatchedPart = "output",
         queries: Positions = None,
         keys: Positions = None,
         *,
-        positions: Any = None,
+        positions: Pairs | None = None,
     ) -> None:
         super().__init__(layers, heads, queries)
         who = type(self).__name__
@@ -145,7 +145,7 @@ class Patch(Edit):
     def _weighted(self, problem: Problem, spot: Spot) -> Problem:
         """The problem whose weights are those of the source."""
         sizes = problem.sizes
-        if not self.source.call_of:
+        if isinstance(self.source.source, Tensor):
             name = f"{type(self).__name__}: source"
             weights = spot.tensor(self.source.source, name).to(problem.query)
             bias = Added(dense=weights.log().expand(-1, -1, sizes.queries, sizes.keys))
@@ -186,7 +186,7 @@ class Freeze(Patch):
     (B, H, Lq, Lk) whose rows sum to 1. `layers`, `heads`, `queries`: see `Edit`.
     """
 
-    def __init__(self, source: Any, layers: Layers = None, heads: Heads = None, queries: Positions = None) -> None:
+    def __init__(self, source: Source, layers: Layers = None, heads: Heads = None, queries: Positions = None) -> None:
         super().__init__(source, layers, heads, "weights", queries)
 
 

@@ -116,7 +116,7 @@ class _Lazily(Subscriber):
                     return dense
             found = lazy_attention(source, query.dtype, self._max_bytes)
             if query.shape[2] == 1 and not source.learnt:
-                return found.weights.dense(None).to(query.dtype)  # type: ignore[no-any-return]
+                return found.weights.dense(None).to(query.dtype)
             return found
 
 

@@ -30,7 +30,7 @@ class Kept(NamedTuple):
 
     measures: tuple[Measure, ...]
     classes: WordClasses | None
-    reductions: tuple[Reduction, ...]
+    reductions: tuple[Reduction[Any], ...]
     examples: int = 0  # how many of each head and measure
 
     @property

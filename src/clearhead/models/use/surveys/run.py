@@ -126,9 +126,8 @@ def settings_of(model: nn.Module, kept: Kept, batch: int, max_length: int | None
 
 
 def _said(reduction: Any) -> str:
-    """A reduction with its settings, without the memory address in Python's usual text of an object."""
-    said = repr(reduction)
-    return said if " at 0x" not in said else f"{type(reduction).__qualname__}({vars(reduction)})"
+    """A reduction with its settings: its repr shows tensors by their shapes alone."""
+    return f"{type(reduction).__qualname__}({vars(reduction)})"
 
 
 @torch.no_grad()

@@ -1,0 +1,144 @@
+"""The keywords of other libraries, and what the message says to write for each."""
+
+from typing import NamedTuple
+
+from remedies.table import Case, case
+
+MASKED = "plain(x, x, x, {})"
+
+
+class Keyword(NamedTuple):
+    """A keyword, a fragment of what is to be passed for it, where that is put, and the numbers that it should give."""
+
+    name: str
+    fragment: str
+    put: str
+    meant: str
+    setup: str = ""
+
+
+CALL, HEADS = "attention(x, x, x, @)", "attention(x[:, None], x[:, None], x[:, None], @)[:, 0]"
+LATER = "attention(x[:, :2], x, x, mask=Causal(), @)"
+LENGTHS = "cu_seqlens_q = cu_seqlens_k = torch.tensor([0, 1, 4]); parts = torch.tensor([0, 1, 1, 1])"
+OF_FUNCTIONS = (
+    Keyword("attn_mask", "mask=attn_mask", CALL, MASKED.format("matrix"), "attn_mask = matrix"),
+    Keyword("attn_mask", "mask=~attn_mask", CALL, MASKED.format("~matrix"), "attn_mask = matrix"),
+    Keyword("is_causal", "mask=Causal()", CALL, MASKED.format("low")),
+    Keyword("is_causal", "align='upper_left'", LATER, "plain(x[:, :2], x, x, low[:2])"),
+    Keyword("causal", "mask=Causal()", CALL, MASKED.format("low")),
+    Keyword("causal", "align='lower_right'", LATER, "plain(x[:, :2], x, x, low[2:])"),
+    Keyword("use_causal_mask", "mask=Causal()", CALL, MASKED.format("low")),
+    Keyword(
+        "key_padding_mask",
+        "mask=Padding(~key_padding_mask)",
+        CALL,
+        MASKED.format("rows[:, None]"),
+        "key_padding_mask = ~rows",
+    ),
+    Keyword(
+        "attention_mask",
+        "mask=Padding(attention_mask)",
+        CALL,
+        MASKED.format("rows[:, None]"),
+        "attention_mask = rows.long()",
+    ),
+    Keyword("attn_bias", "bias=attn_bias", CALL, MASKED.format("None, added"), "attn_bias = added"),
+    Keyword("softmax_scale", "scale=softmax_scale", CALL, MASKED.format("scale=0.5"), "softmax_scale = 0.5"),
+    Keyword(
+        "softcap",
+        "score=Dot(softcap=softcap)",
+        CALL,
+        "(2 * (x @ x.mT / 8**0.5 / 2).tanh()).softmax(-1) @ x",
+        "softcap = 2.0",
+    ),
+    Keyword(
+        "window_size",
+        "mask=SlidingWindow(before=window_size[0], after=window_size[1])",
+        CALL.replace("attention(", "(lambda SlidingWindow: attention(").replace("@)", "@))(ch.SlidingWindow)"),
+        MASKED.format("low & ~low.tril(-2)"),
+        "window_size = (1, 0)",
+    ),
+    Keyword(
+        "alibi_slopes",
+        "bias=ALiBi(num_heads)",
+        HEADS,
+        MASKED.format("None, -(torch.arange(4) - torch.arange(4)[:, None]).abs() / 256"),
+        "num_heads = 1",
+    ),
+    Keyword(
+        "cu_seqlens_q",
+        "mask=Documents.from_cu_seqlens(cu_seqlens_q, cu_seqlens_k)",
+        "attention(x[0], x[0], x[0], @)",
+        "plain(x[0], x[0], x[0], parts[:, None] == parts)",
+        LENGTHS,
+    ),
+    Keyword(
+        "mask_mod",
+        "mask=MaskFunction(mask_mod)",
+        CALL,
+        MASKED.format("low"),
+        "mask_mod = lambda b, h, i, j: i >= j",
+    ),
+    Keyword(
+        "block_mask",
+        "mask=MaskFunction(mask_mod)",
+        CALL,
+        MASKED.format("low"),
+        "mask_mod = lambda b, h, i, j: i >= j",
+    ),
+    Keyword("score_mod", "score=f", CALL, MASKED.format("scale=0.1"), "f = lambda query, key: query @ key.mT / 10"),
+    Keyword("need_weights", "weights(query, key, …)", "ch.weights(x, x)[:] # @", "soft(x, x)"),
+    Keyword(
+        "average_attn_weights",
+        "[...].mean(1)",
+        "ch.weights(x[:, None], x[:, None])@",
+        "soft(x, x)",
+    ),
+    Keyword(
+        "return_lse",
+        "partial(query, key, value).logsumexp",
+        "(lambda partial: @)(lambda *given: ch.partial(x, x, x))",
+        "(x @ x.mT / 8**0.5).logsumexp(-1)",
+        "query = key = value = x",
+    ),
+)
+MODULE = "attend(x, x, x, @)"
+OF_MODULES = (
+    Keyword("attn_mask", "mask=~attn_mask", MODULE, "of_torch(x, None, ~matrix)", "attn_mask = ~matrix"),
+    Keyword("is_causal", "mask=Causal()", MODULE, "of_torch(x, None, ~low)"),
+    Keyword(
+        "key_padding_mask",
+        "mask=Padding(~key_padding_mask)",
+        MODULE,
+        "of_torch(x, ~rows)",
+        "key_padding_mask = ~rows",
+    ),
+    Keyword(
+        "attention_mask",
+        "mask=Padding(attention_mask)",
+        MODULE,
+        "of_torch(x, ~rows)",
+        "attention_mask = rows.long()",
+    ),
+    Keyword(
+        "need_weights", "module.attention_weights", "(attend(x, x, x), (lambda module: @)(attend))[1].mean(1)", "seen"
+    ),
+    Keyword(
+        "average_attn_weights",
+        "module.attention_weights[...].mean(1)",
+        "(attend(x, x, x), (lambda module: @)(attend))[1]",
+        "seen",
+    ),
+)
+
+
+def _case(one: Keyword, wrong: str, more: str = "") -> Case:
+    return case(wrong, (one.fragment, one.put, one.meant), setup=f"{more}{one.setup}")
+
+
+SEEN = """
+parts_of = lambda layer: layer(x).unflatten(-1, (2, 4)).transpose(1, 2).detach()
+seen = soft(parts_of(attend.W_q), parts_of(attend.W_k)).mean(1)
+"""
+CASES = [_case(one, f"attention(x, x, x, {one.name}=0)") for one in OF_FUNCTIONS]
+CASES += [_case(one, f"attend(x, x, x, {one.name}=0)", SEEN) for one in OF_MODULES]
