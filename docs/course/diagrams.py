@@ -126,28 +126,28 @@ def additive() -> Diagram:
         "W_k": Box(1, 1, 1, "times W_k", "learnt"),
         "sums": Box(2, 0, 1, "add each query to each key"),
         "tanh": Box(3, 0, 1, "tanh of every entry"),
-        "w_v": Box(4, 0, 1, "times w_v, summed over H", "learnt"),
+        "w_v": Box(4, 0, 1, "times w_v, summed up", "learnt"),
         "softmax": Box(5, 0, 1, "softmax along each row"),
         "average": Box(6, 0, 2, "weighted averages"),
         "output": Box(7, 0, 2, "outputs", "data"),
     }
     arrows = [
-        ("query", "W_q", "(Lq, Eq)"),
-        ("key", "W_k", "(Lk, Ek)"),
-        ("W_q", "sums", "(Lq, H)"),
-        ("W_k", "sums", "(Lk, H)"),
-        ("sums", "tanh", "(Lq, Lk, H)"),
-        ("tanh", "w_v", "(Lq, Lk, H)"),
+        ("query", "W_q", "(Lq, E)"),
+        ("key", "W_k", "(Lk, E)"),
+        ("W_q", "sums", "(Lq, hidden)"),
+        ("W_k", "sums", "(Lk, hidden)"),
+        ("sums", "tanh", "(Lq, Lk, hidden)"),
+        ("tanh", "w_v", "(Lq, Lk, hidden)"),
         ("w_v", "softmax", "scores (Lq, Lk)"),
         ("softmax", "average", "weights (Lq, Lk)"),
         ("value", "average", "(Lk, Ev)"),
         ("average", "output", "(Lq, Ev)"),
     ]
     words = (
-        "Additive attention. The alignment network: queries (Lq, Eq) times W_q and keys (Lk, Ek) times W_k have "
-        "the width H; each query is added to each key, (Lq, Lk, H); after a tanh, the product with w_v gives the "
-        "scores (Lq, Lk). Then a softmax makes weights (Lq, Lk), and with the values (Lk, Ev) these make outputs "
-        "(Lq, Ev)."
+        "Additive attention. The alignment network: queries (Lq, E) times W_q and keys (Lk, E) times W_k are "
+        "(Lq, hidden) and (Lk, hidden); each query is added to each key, (Lq, Lk, hidden); after a tanh, the product "
+        "with w_v gives the scores (Lq, Lk). Then a softmax makes weights (Lq, Lk), and with the values (Lk, Ev) these "
+        "make outputs (Lq, Ev)."
     )
     return Diagram(words, boxes, arrows, [("alignment network", 1, 4, 0, 1)])
 

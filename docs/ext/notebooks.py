@@ -10,7 +10,7 @@ from sphinx.application import Sphinx
 
 DOCS = Path(__file__).parents[1]
 # what the chapters import or read, beside the packages
-BESIDE = [*(DOCS / "course").glob("*.json"), *(DOCS / "course" / "checks").glob("*.py")]
+BESIDE = [*(DOCS / "course").glob("*.json"), *(DOCS / "course").glob("*.py"), *(DOCS / "course").glob("*/*.py")]
 BESIDE += [DOCS.parent / "examples" / name for name in ("dates.py", "dates_data.py", "induction.py")]
 
 
@@ -24,7 +24,7 @@ def write(app: Sphinx, error: Exception | None) -> None:
         for notebook in run:
             (site / "course" / notebook.name).write_bytes(notebook.read_bytes())
         for file in (*run, *BESIDE):
-            folder = "checks/" if file.parent.name == "checks" else ""
+            folder = f"{file.parent.name}/" if file.parent.parent == DOCS / "course" else ""
             archive.write(file, f"clearhead-course/{folder}{file.name}")
 
 

@@ -13,9 +13,7 @@ from clearhead.explanation.motion import Motion, Picture, short
 Array = np.ndarray[Any, Any]
 
 
-def bandwidth(
-    x: Array, y: Array, truth: Callable[[Array], Array], at: float, bandwidths: Sequence[float] | None = None
-) -> Motion:
+def bandwidth(x: Array, y: Array, truth: Callable[[Array], Array], at: float) -> Motion:
     """The guess for each moment by one bandwidth after the other, and the weights of one moment, `at`.
 
     x, y (n,): the measurements. `truth`: the curve that they are of.
@@ -30,8 +28,8 @@ def bandwidth(
         return 176 - 160 * (np.clip(values, low, high) - low) / (high - low)
 
     frames = []
-    for h in np.geomspace(3, 0.03, 13) if bandwidths is None else bandwidths:
-        score = ch.Gaussian(float(h))
+    for width in np.geomspace(3, 0.03, 13):
+        score = ch.Gaussian(float(width))
         guess = ch.attention(t[:, None], x[:, None], y[:, None], score=score)[:, 0]
         weights = ch.weights(np.array([[at]]), x[:, None], score=score)[0]
         average = float(weights @ y)
@@ -39,15 +37,8 @@ def bandwidth(
         picture = Picture(270)
         picture.path("truth", zip(right(t), up(truth(t)), strict=True), look="truth")
         for j, (a, b, w) in enumerate(zip(right(x), up(y), weights, strict=True)):
-            picture.add(
-                f"measured {j}",
-                "circle",
-                "accent",
-                cx=a,
-                cy=b,
-                r=2.2 + 4 * min(1.0, 4 * w),
-                opacity=0.35 + 0.65 * min(1.0, 8 * w),
-            )
+            size, share = 2.2 + 4 * min(1.0, 4 * w), 0.35 + 0.65 * min(1.0, 8 * w)
+            picture.add(f"measured {j}", "circle", "accent", cx=a, cy=b, r=size, opacity=share)
             picture.rect(f"weight {j}", a - 1.5, 250 - 52 * w**0.5, 3, 52 * w**0.5, look="accent")
         picture.path("guess", zip(right(t), up(guess), strict=True))
         there, found = float(right(np.array(at))), float(up(np.array(average)))
@@ -55,24 +46,18 @@ def bandwidth(
         picture.line("moment below", there, 200, there, 250)
         picture.add("average", "circle", "dot", cx=there, cy=found, r=5)
         picture.line("ground", 16, 250, 344, 250)
-        picture.text(
-            "what",
-            16,
-            194,
-            f"weights for the moment {at:g} (height: the root of a weight)",
-            look="faint",
-            anchor="start",
-        )
-        picture.text("bandwidth", 16, 265, f"h = {h:.2f}", look="strong", anchor="start")
+        what = f"weights for the moment {at:g} (height: the root of a weight)"
+        picture.text("what", 16, 194, what, look="faint", anchor="start")
+        picture.text("bandwidth", 16, 265, f"σ = {width:.2f}", look="strong", anchor="start")
         picture.text("off", 344, 265, f"off by {off:.2f}", anchor="end")
         count = int((weights > 0.01).sum())
         words = (
-            f"h = {h:.2f}: for the moment {at:g}, {count} of {len(x)} measurements have a weight above 0.01. "
+            f"σ = {width:.2f}: for the moment {at:g}, {count} of {len(x)} measurements have a weight above 0.01. "
             f"Their average is {average:.2f}; the truth is {truth(np.array(at)):.2f}."
         )
         frames.append((words, picture))
     best = min(range(len(frames)), key=lambda n: float(frames[n][1].shapes["off"].text.split()[-1]))
-    return Motion("The bandwidth h falls", frames, pause=0.6, still=best)
+    return Motion("The bandwidth σ falls", frames, pause=0.6, still=best)
 
 
 def scores_to_weights(

@@ -34,9 +34,8 @@ def online_softmax(query: Tensor, key: Tensor, value: Tensor, block: int = 4) ->
             picture.rect(f"key {j}", x + 1, 120 - high, wide - 2, high, look="bar" if start <= j < stop else "square")
         for b in range(many):
             x, end = 12 + b * block * wide, 12 + min((b + 1) * block, count) * wide
-            picture.rect(
-                f"block {b}", x + 1, 124, end - x - 2, 8, look="bar" if b == n else "square" if b < n else "ground"
-            )
+            look = "bar" if b == n else "square" if b < n else "ground"
+            picture.rect(f"block {b}", x + 1, 124, end - x - 2, 8, look=look)
         picture.text("largest", 12, 154, f"m = {m:.2f}".replace("-", "−"), look="strong", anchor="start")
         picture.text("sum", 110, 154, f"ℓ = {total:.2f}", look="strong", anchor="start")
         factor = math.exp(before - m)
@@ -48,16 +47,14 @@ def online_softmax(query: Tensor, key: Tensor, value: Tensor, block: int = 4) ->
             picture.rect(f"so far {e}", middle + min(0.0, now * unit), y, abs(now * unit), 18, look="square")
             picture.line(f"final {e}", middle + end * unit, y - 3, middle + end * unit, y + 21, look="mark")
         picture.line("zero", 210, 164, 210, 170 + 26 * len(final))
-        picture.text(
-            "legend", 12, 240, "The thick lines are the output over all keys.", look="faint small", anchor="start"
-        )
-        words = f"Block {n + 1} of {many}: keys {start} to {stop - 1}. "
-        words += (
-            f"The largest score rises to {m:.2f}, so the sums so far are multiplied by {factor:.2f}."
-            if scaled
-            else (f"The largest score is {m:.2f}." if n == 0 else "The largest score stays, and so do the sums so far.")
-        )
-        words += " The output a / ℓ is now that of all keys." if stop == count else ""
-        frames.append((words, picture))
+        legend = "The thick lines are the output over all keys."
+        picture.text("legend", 12, 240, legend, look="faint small", anchor="start")
+        words = f"The largest score is {m:.2f}." if n == 0 else "The largest score stays, and so do the sums so far."
+        if scaled:
+            words = f"The largest score rises to {m:.2f}, so the sums so far are multiplied by {factor:.2f}."
+        if stop == count:
+            words += " The output is now that of all keys."
+        words = f"Block {n + 1} of {many}: keys {start} to {stop - 1}. {words}"
+        frames.append((words.replace("-", "−"), picture))
         before = m
     return Motion("The online softmax, block by block", frames, pause=2.0)

@@ -6,6 +6,7 @@ on one sequence, in hundredths.
 """
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ import clearhead as ch
 from clearhead.explanation.motion import Motion, Picture
 
 FILE = Path(__file__).parents[1] / "induction_steps.json"
-STEPS = (0, 60, 90, 100, 110, 120, 130, 140, 160, 200, 300, 600)
+STEPS = (0, 20, 80, 100, 110, 120, 130, 140, 160, 200, 300, 600)
 PERIOD, SHOWN = 8, 24  # of the sequence whose weights are stored
 
 
@@ -46,7 +47,7 @@ def trained(steps: tuple[int, ...] = STEPS) -> list[dict[str, Any]]:
             found[step] = maps(model)
 
     with model.register_forward_pre_hook(look):
-        history = train(model, steps=steps[-1], every=10)
+        history = train(model, steps=steps[-1], every=math.gcd(*steps))
     return [
         {
             "step": at.step,

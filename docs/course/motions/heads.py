@@ -4,13 +4,13 @@ import torch
 from torch import Tensor
 
 import clearhead as ch
-from clearhead.explanation.motion import Motion, Picture
+from clearhead.explanation.motion import Motion, Picture, short
 
 
 def split_heads(flat: Tensor, joined: Tensor, heads: int) -> Motion:
     """The numbers of a projection, cut into heads, put head by head, and joined again after the heads' attention.
 
-    flat (B, L, H · D): what a projection gave. joined (B, L, H · D): the heads' outputs, side by side. Drawn: sequence 0.
+    flat (B, L, H · D): what a projection gave. joined (B, L, H · D): the heads' outputs, side by side. Sequence 0.
     """
     batch, length, width = flat.shape
     each = width // heads
@@ -21,73 +21,46 @@ def split_heads(flat: Tensor, joined: Tensor, heads: int) -> Motion:
     side = 320 / (width + 0.8 * (heads - 1))  # of a number's square, with room between the heads where they are cut
     across = (heads + 1) // 2  # heads in a line where they stand apart
 
-    def place(state: str, position: int, entry: int) -> tuple[float, float, float]:
-        """Left, top and height of a number."""
+    def place(state: str, position: int, entry: int) -> tuple[float, float, float, float]:
+        """Left, top, width and height of a number."""
         head, n = divmod(entry, each)
         if state == "apart":
-            return (
-                34 + (head % across) * 320 / across + n * side * 1.5,
-                52 + (head // across) * 86 + position * side * 1.5,
-                side * 1.5,
-            )
-        left = 32 + entry * side + (head * 0.8 * side if state == "cut" else 0.4 * side * (heads - 1))
-        return left, 62 + position * 30, 26
+            x, y, size = 34 + (head % across) * 320 / across, 52 + (head // across) * 86, 1.5 * side
+            return x + n * size, y + position * size, size - 1, size - 1
+        room = head if state == "cut" else (heads - 1) / 2
+        return 32 + (entry + 0.8 * room) * side, 62 + position * 30, side - 1, 25
 
-    def frame(state: str, which: str, words: str) -> tuple[str, Picture]:
+    def drawn(state: str, which: str) -> Picture:
         picture, values = Picture(218), numbers[which]
         picture.text("shape", 180, 18, shapes[state], look="strong")
+        faded = 0.0 if state == "apart" else 1.0
         for position in range(length):
-            faded = 0.0 if state == "apart" else 1.0
-            picture.text(
-                f"position {position}", 22, 79 + 30 * position, f"{position}", look="faint", anchor="end", opacity=faded
-            )
+            y = 79 + 30 * position
+            picture.text(f"position {position}", 22, y, f"{position}", look="faint", anchor="end", opacity=faded)
             for entry in range(width):
-                x, y, high = place(state, position, entry)
                 share = 0.3 + 0.7 * abs(values[position, entry].item()) / values.abs().max().item()
                 hue = f"hsl({round(210 + 360 * (entry // each) / heads)} 60% 48%)"
-                name = f"number {position} {entry}"
-                picture.rect(
-                    name,
-                    x,
-                    y,
-                    (1.5 if state == "apart" else 1.0) * side - 1,
-                    high - 1,
-                    look="plain",
-                    fill=hue,
-                    opacity=share,
-                )
+                box = place(state, position, entry)
+                picture.rect(f"number {position} {entry}", *box, look="plain", fill=hue, opacity=share)
         for head in range(heads):
-            x, y, _ = place(state, 0, head * each)
-            picture.text(
-                f"head {head}",
-                x,
-                y - 6,
-                f"head {head}" if state != "joined" else f"{head}",
-                look="small",
-                anchor="start",
-            )
-        return words, picture
+            x, y, _, _ = place(state, 0, head * each)
+            name = f"{head}" if state == "joined" else f"head {head}"
+            picture.text(f"head {head}", x, y - 6, name, look="small", anchor="start")
+        return picture
 
-    frames = [
-        frame("joined", "before", f"A projection gave {width} numbers for each of {length} positions, here the rows."),
-        frame(
+    states = [
+        ("joined", "before", f"A projection gave {width} numbers for each of {length} positions, here the rows."),
+        (
             "cut",
             "before",
             f"reshape(B, L, H, D): each row is cut into {heads} pieces of {each}. No number moves in memory.",
         ),
-        frame(
-            "apart",
-            "before",
-            f"transpose(1, 2): heads before positions. Each head has a matrix of {length} rows and {each} columns.",
-        ),
-        frame("apart", "after", "Attention in each head alone gives other numbers, in the same shape."),
-        frame("cut", "after", "transpose(1, 2) again: positions before heads."),
-        frame(
-            "joined",
-            "after",
-            f"reshape(B, L, H·D): {width} numbers for each position, side by side, for the last projection.",
-        ),
+        ("apart", "before", f"transpose(1, 2): heads before positions. Each head has its matrix, {length} × {each}."),
+        ("apart", "after", "Attention in each head alone gives other numbers, in the same shape."),
+        ("cut", "after", "transpose(1, 2) again: positions before heads."),
+        ("joined", "after", f"reshape(B, L, H·D): {width} numbers for each position, for the last projection."),
     ]
+    frames = [(words, drawn(state, which)) for state, which, words in states]
     return Motion("Heads are split, attend, and are joined", frames, pause=2.2, still=2)
 
 
@@ -108,17 +81,10 @@ def rotary(q: Tensor, k: Tensor, apart: int = 2, base: float = 100.0) -> Motion:
         a, b = x.view(2, -1)[:, n].tolist()
         size = radius * (a * a + b * b) ** 0.5 / longest
         middle, angle = (n + 0.5) * wide, torch.atan2(torch.tensor(b), torch.tensor(a)) + place * speed[n]
-        turned = f"rotate({-torch.rad2deg(angle).item():.2f} {middle:.2f} 66)"
+        turned = f"rotate({short(-torch.rad2deg(angle).item())} {short(middle)} 66)"
         picture.line(f"{name} {n}", middle, 66, middle + size, 66, look=look, transform=turned)
-        picture.add(
-            f"{name} end {n}",
-            "circle",
-            "bar" if name == "query" else "accent",
-            cx=middle + size,
-            cy=66,
-            r=4,
-            transform=turned,
-        )
+        end = "bar" if name == "query" else "accent"
+        picture.add(f"{name} end {n}", "circle", end, cx=middle + size, cy=66, r=4, transform=turned)
 
     moves = [(p + apart, p) for p in range(7)] + [(p, 6) for p in range(7 + apart, 12 + apart)]
     largest = max(abs((queries[i] @ keys[j]).item()) for i, j in moves)
@@ -139,10 +105,8 @@ def rotary(q: Tensor, k: Tensor, apart: int = 2, base: float = 100.0) -> Motion:
         picture.line("zero", 240, 144, 240, 172)
         size = 100 * score / largest
         picture.rect("size", 240 + min(0.0, size), 150, abs(size), 16, look="bar")
-        words = f"Query at place {i}, key at place {j}, {i - j} apart: the dot product is {score:.3f}. ".replace(
-            "-", "−"
-        )
+        words = f"Query at place {i}, key at place {j}, {i - j} apart: the dot product is {score:.3f}."
         same = "Both hands of a clock turn alike, so the angle between them stays."
         other = "The query alone turns on: the angles change, and so does the product."
-        frames.append((words + (same if i - j == apart else other), picture))
+        frames.append((f"{words} {same if i - j == apart else other}".replace("-", "−"), picture))
     return Motion("One clock for each pair of entries", frames, pause=0.9, still=6)
