@@ -94,7 +94,7 @@ class Motion:
     ...     picture.rect("moved", 100 * x, 5, 30, 20)
     >>> motion = Motion("A square moves", [("At the left.", pictures[0]), ("At the right.", pictures[1])])
     >>> motion.frame()
-    Frame(title='A square moves', height=207)
+    Frame(title='A square moves', height=213)
 
     The page plays nothing by itself. Between two frames it moves what differs in a number alone, and changes all else
     halfway; for readers who want less motion it shows one frame after another. Print, and a browser without
@@ -126,7 +126,7 @@ class Motion:
 
     def frame(self) -> Frame:
         """The page in a frame, for notebooks: as high as it is on a wide page, with its widest picture."""
-        return Frame(self.title, self.html(), round(self.frames[0][1].height * 4 / 3) + 154)
+        return Frame(self.title, self.html(), round(self.frames[0][1].height * 4 / 3) + 160)
 
     def _repr_html_(self) -> str:
         return self.frame()._repr_html_()
