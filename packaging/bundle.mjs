@@ -19,6 +19,7 @@ await build({ ...options, target: "es2017", entryPoints: first });
 const others = {
   survey: join(REPORT, "survey.js"),
   explanation: join(SOURCES, "explanation", "front", "main.js"),
+  motion: join(SOURCES, "explanation", "front", "motion.js"),
 };
 await build({ ...options, entryPoints: others });
 
@@ -35,7 +36,8 @@ const styles = {
   report: [REPORT, "page", "heads", "text", "map", "compare", "colours", "lines", "pair", "tools"],
   survey: [REPORT, "page", "heads", "examples", "survey"],
   outside: [REPORT, "outside"],
-  explanation: [join(SOURCES, "explanation", "front"), "page"],
+  explanation: [join(SOURCES, "explanation", "front"), "plain", "page"],
+  motion: [join(SOURCES, "explanation", "front"), "plain", "motion"],
 };
 for (const [name, [resolveDir, ...files]] of Object.entries(styles)) {
   const shared = name === "outside" ? [] : [join(SOURCES, "base", "front", "shared")];

@@ -24,8 +24,10 @@ PAGES = (
     "glossary.md",
     "notation.md",
 )  # trained.py reads the machine of chapter 8
-BESIDE = [DOCS / "course" / name for name in ("at_scale.json", "trained.py", *PAGES)]
-BESIDE += [*(DOCS / "course" / "checks").glob("*.py"), *(DOCS / "course" / "data").glob("*.safetensors")]
+BESIDE = [
+    DOCS / "course" / name for name in ("at_scale.json", "induction_steps.json", "diagrams.py", "trained.py", *PAGES)
+]
+BESIDE += [*(DOCS / "course").glob("*/*.py"), *(DOCS / "course" / "data").glob("*.safetensors")]
 BESIDE += [DOCS.parent / "examples" / name for name in ("dates.py", "dates_data.py", "induction.py")]
 OWN = re.compile(r'<a href="(\w+)\.ipynb" download>[^<]*</a>')  # the link to a chapter's notebook
 FETCHED = """import sys
@@ -69,7 +71,7 @@ def write(app: Sphinx, error: Exception | None) -> None:
             beside = site / "course" / notebook.name
             beside.write_text(fetching(text, colab) if colab else text, encoding="utf-8")
         for file in (*run, *BESIDE):
-            folder = f"{file.parent.name}/" if file.parent.name in ("checks", "data") else ""
+            folder = f"{file.parent.name}/" if file.parent.parent == DOCS / "course" else ""
             archive.write(file, f"clearhead-course/{folder}{file.name}")
 
 

@@ -111,8 +111,11 @@ def test_the_archive_has_what_the_chapters_import(built: tuple[str, Path, str]) 
         for name in imported
         if any((folder / f"{name}.py").is_file() for folder in (COURSE, COURSE / "../../examples"))
     }
-    assert own == {"dates", "dates_data", "induction", "trained"} and {f"{name}.py" for name in own} <= names
-    assert {"checks/__init__.py", "at_scale.json", "notation.md", "01_a.ipynb"} <= names
+    assert (
+        own == {"dates", "dates_data", "diagrams", "induction", "trained"} and {f"{name}.py" for name in own} <= names
+    )
+    assert {"checks/__init__.py", "at_scale.json", "induction_steps.json", "notation.md", "01_a.ipynb"} <= names
+    assert {f"motions/{path.name}" for path in (COURSE / "motions").glob("*.py")} <= names and "motions" in imported
     assert {f"data/{path.name}" for path in (COURSE / "data").iterdir()} <= names
 
 

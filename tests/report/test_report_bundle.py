@@ -17,7 +17,7 @@ from clearhead.base import pages
 ROOT = Path(__file__).parents[2]
 SOURCES = ROOT / "src" / "clearhead"
 FRONTS = {"base": set(), "report": {"base"}, "explanation": {"base"}}  # each may import of those
-PROGRAMS = ("guard", "load", "report", "survey", "explanation", "widget")
+PROGRAMS = ("guard", "load", "report", "survey", "explanation", "motion", "widget")
 
 
 def modules() -> dict[Path, set[Path]]:
@@ -68,7 +68,7 @@ def test_a_page_without_its_program_says_how_to_make_it() -> None:
         pages.program("none")
 
 
-@pytest.mark.parametrize("name", ("report", "survey", "outside", "explanation"))
+@pytest.mark.parametrize("name", ("report", "survey", "outside", "explanation", "motion"))
 def test_no_style_can_end_its_element(name: str) -> None:
     assert len(pages.style(name)) > 100 and "</style" not in pages.style(name).lower()
 

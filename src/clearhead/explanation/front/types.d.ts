@@ -38,3 +38,8 @@ export interface TableView {
 
 /** A card of one step, or of inputs that stand together; its tables are made when it is first shown. */
 export interface Card { part: Part; steps: Step[]; element: HTMLElement; link: HTMLAnchorElement; views: TableView[] | null }
+
+/** A shape of a picture that moves: each attribute once, or with its value in each frame. */
+export interface Moving { tag: keyof SVGElementTagNameMap; attributes: Record<string, string | string[]>; text: string | string[] }
+/** As `Motion` in `motion.py` writes it; `pause` in seconds. */
+export interface MotionData { words: string[]; height: number; pause: number; shapes: Moving[] }
