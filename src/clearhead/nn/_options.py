@@ -15,7 +15,7 @@ from clearhead.base.text import brief
 from clearhead.biases.base import Bias
 from clearhead.biases.dense import DenseBias
 from clearhead.nn._heads import split_heads
-from clearhead.nn._positions import places_of
+from clearhead.nn._positions import every_position, places_of
 from clearhead.nn.rotary_embedding import RotaryEmbedding
 from clearhead.scores.base import Score
 from clearhead.scores.bilinear import Bilinear
@@ -85,16 +85,14 @@ def turned(rotary: Any, heads: Tensor, past: int | Tensor, positions: Tensor | N
         return heads
     if isinstance(rotary, RotaryEmbedding):
         return rotary(heads, past) if positions is None else rotary(heads, positions=positions)  # type: ignore[no-any-return]
-    found = rotary(heads, positions=every_position(heads, past, positions))
+    found = rotary(heads, positions=places_by_row(heads, past, positions))
     _check_kept("rotary", rotary, found, heads)
     return found if found.dtype == heads.dtype else found.to(heads.dtype)  # type: ignore[no-any-return]
 
 
-def every_position(heads: Tensor, past: int | Tensor, positions: Tensor | None) -> Tensor:
+def places_by_row(heads: Tensor, past: int | Tensor, positions: Tensor | None) -> Tensor:
     """The position of each vector of (B, H, L, E), (B, L)."""
-    places = places_of(heads, 0 if positions is not None else past, positions, "rotary")
-    if not isinstance(places, Tensor):
-        places = torch.arange(places, places + heads.shape[2], device=heads.device)
+    places = every_position(heads, 0 if positions is not None else past, positions, "rotary")
     return places.expand(heads.shape[0], -1)
 
 

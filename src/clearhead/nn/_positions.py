@@ -118,6 +118,12 @@ def places_of(x: Tensor, offset: Any, positions: Any, who: str, named: str = "po
     return given[0] if given.ndim == 2 and given.shape[0] == 1 else given
 
 
+def every_position(x: Tensor, offset: Any, positions: Any, who: str) -> Tensor:
+    """The position of each vector of x (B, ..., L, E), (L,) or (B, L)."""
+    places = places_of(x, offset, positions, who)
+    return places if isinstance(places, Tensor) else torch.arange(places, places + x.shape[-2], device=x.device)
+
+
 def _fits(positions: Tensor, x: Tensor) -> bool:
     return positions.shape[0] == 1 or (x.ndim > 2 and positions.shape[0] == x.shape[0])
 
