@@ -48,12 +48,18 @@ def check_norm(name: str, norm: Any, head_dim: int) -> nn.Module | None:
 
 
 def normed(name: str, norm: nn.Module | None, heads: Tensor) -> Tensor:
-    """Projected queries or keys (B, H, L, head_dim) after their norm, in the dtype of the projection."""
+    """Projected queries or keys (B, H, L, head_dim) after their norm, which is given them in the dtype of its own
+    parameters; in the dtype of the projection."""
     if norm is None:
         return heads
-    found = norm(heads)
+    found = norm(heads.to(norm_dtype(norm, heads)))
     _check_kept(name, norm, found, heads)
     return found if found.dtype == heads.dtype else found.to(heads.dtype)  # type: ignore[no-any-return]
+
+
+def norm_dtype(norm: nn.Module, heads: Tensor) -> torch.dtype:
+    """The dtype in which a norm computes: that of its parameters, which under autocast is wider than the heads'."""
+    return next((p.dtype for p in norm.parameters() if p.is_floating_point()), heads.dtype)
 
 
 def _check_kept(name: str, part: Any, found: Any, heads: Tensor) -> None:

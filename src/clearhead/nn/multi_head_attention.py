@@ -101,7 +101,7 @@ class MultiHeadAttention(RecordingModule):
     `rotary`: turns the projected queries and keys by their positions: a `RotaryEmbedding`, or a module or a function
     f(x, positions=...) on x (B, H, L, head_dim) and integers (B, L), which gives x's shape.
     `query_norm`, `key_norm`: modules on the projected queries and keys, (B, H, L, head_dim), before rotary, such as
-    `torch.nn.RMSNorm(head_dim)`. Their results are brought to the projections' dtype.
+    `torch.nn.RMSNorm(head_dim)`. Each computes in the dtype of its parameters.
     `scale`: multiplies the scores; None is the score's own, 1/√head_dim for `Dot()`. `temperature`: divides them. Each
     is a number, or a tensor with one number or one a head, (H,): an `nn.Parameter` is learnt, another tensor is a
     buffer. A tensor multiplies the queries, and so needs `Dot` or `Bilinear`.

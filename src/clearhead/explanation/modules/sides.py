@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from clearhead.base.arrays import accumulated
 from clearhead.base.steps import Step, made
 from clearhead.base.torch_private import may_have_hooks
 from clearhead.explanation.modules.projection import (
@@ -19,7 +20,7 @@ from clearhead.explanation.modules.projection import (
     split,
 )
 from clearhead.explanation.shown import Shown
-from clearhead.nn._options import by_head, factors_of, normed, places_by_row
+from clearhead.nn._options import by_head, factors_of, norm_dtype, normed, places_by_row
 from clearhead.nn.multi_head_attention import MultiHeadAttention
 from clearhead.nn.rotary_embedding import RotaryEmbedding
 
@@ -75,7 +76,8 @@ def _norm(module: MultiHeadAttention, side: Side, before: Step, result: str) -> 
     norm = getattr(module, argument)
     known = type(norm) in (nn.RMSNorm, nn.LayerNorm) and not may_have_hooks(norm)
     if known:
-        eps = torch.finfo(side.unnormed.dtype).eps if norm.eps is None else norm.eps
+        dtype = accumulated(norm_dtype(norm, side.unnormed))
+        eps = torch.finfo(dtype).eps if norm.eps is None else norm.eps
         weight, bias = (getattr(norm, part, None) for part in ("weight", "bias"))
         form = Norm(weight, bias, eps, isinstance(norm, nn.LayerNorm)).to(before.value)
         return norm_steps(form, before, side.name, result)
