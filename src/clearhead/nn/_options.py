@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import Any, Literal, Protocol, get_args
 
 import numpy as np
@@ -75,7 +76,7 @@ def check_rotary(rotary: Any, head_dim: int) -> Any:
     """The argument `rotary`: a `RotaryEmbedding`, another module or a function of positions, or None."""
     if rotary is None:
         return None
-    if isinstance(rotary, type) or not callable(rotary):
+    if isinstance(rotary, type) or not callable(rotary) or not _takes_positions(rotary):
         raise ClearheadError(
             f"rotary is {brief(rotary)}; expected RotaryEmbedding(dim={head_dim}), or a module or a function "
             "f(x, positions=...) on x (B, H, L, head_dim) and positions (B, L)."
@@ -83,6 +84,15 @@ def check_rotary(rotary: Any, head_dim: int) -> Any:
     if isinstance(rotary, RotaryEmbedding) and rotary.dim > head_dim:
         raise ClearheadError(f"rotary turns {rotary.dim} entries, and a head has head_dim = {head_dim}.")
     return rotary
+
+
+def _takes_positions(rotary: Any) -> bool:
+    """Whether a module or a function has an argument `positions`, as far as its signature can be read."""
+    try:
+        parameters = inspect.signature(rotary.forward if isinstance(rotary, nn.Module) else rotary).parameters
+    except (TypeError, ValueError):
+        return True
+    return "positions" in parameters or any(p.kind is p.VAR_KEYWORD for p in parameters.values())
 
 
 def turned(rotary: Any, heads: Tensor, past: int | Tensor, positions: Tensor | None) -> Tensor:
@@ -153,23 +163,32 @@ def as_factor(name: str, given: Any, heads: int, score: Score) -> float | Tensor
 def factors_of(
     score: Score, scale: float | Tensor | None, temperature: float | Tensor | None, width: int
 ) -> tuple[float | None, Tensor | None]:
-    """The number that multiplies the scores (None: the score's own), and the numbers that multiply the queries."""
-    number, tensor = (1.0, scale) if isinstance(scale, Tensor) else (scale, None)
+    """The number that multiplies the scores (None: the score's own), and the numbers that multiply the queries, one or
+    one a head, (1 or H, 1, 1)."""
+    number, tensor = (1.0, scale.reshape(-1, 1, 1)) if isinstance(scale, Tensor) else (scale, None)
     if isinstance(temperature, Tensor):
-        tensor = 1 / temperature if tensor is None else tensor / temperature
+        apart = temperature.reshape(-1, 1, 1)
+        tensor = 1 / apart if tensor is None else tensor / apart
     elif temperature is not None:
         number = (score.factor(width) if number is None else number) / temperature
     return number, tensor
 
 
-def by_head(factor: Tensor, query: Tensor) -> Tensor:
-    """Factors of the queries (B, H, L, E) as they broadcast to them, (1 or H, 1, 1)."""
-    if factor.numel() not in (1, query.shape[1]):
+def scaled(query: Tensor, factor: Tensor | None) -> Tensor:
+    """Queries (B, H, L, E), times the numbers of `factors_of`."""
+    if factor is None:
+        return query
+    if len(factor) not in (1, query.shape[1]):
         raise ShapeError(
-            f"scale and temperature hold {factor.numel()} numbers, one for each head that the module was built with, "
+            f"scale and temperature hold {len(factor)} numbers, one for each head that the module was built with, "
             f"and the layers made {query.shape[1]} heads, {tuple(query.shape)}: cut them as the layers were."
         )
-    return factor.reshape(-1, 1, 1)
+    if factor.device != query.device:
+        raise ClearheadError(
+            f"scale or temperature is on {factor.device}, and the queries are on {query.device}: convert all of the "
+            "module by module.to(device)."
+        )
+    return (query * factor).to(query.dtype)
 
 
 def with_own(bias: Any, own: Bias | None) -> Any:

@@ -14,7 +14,7 @@ from clearhead.base.arrays import check_float
 from clearhead.base.errors import ClearheadError, ShapeError
 from clearhead.base.numbers import check_count
 from clearhead.base.pictures import Panel, Side, Style, draw
-from clearhead.base.shapes import moved
+from clearhead.base.shapes import placed
 from clearhead.base.tracing import compiling, ensure, readable
 from clearhead.masks._read import as_tensor
 
@@ -102,7 +102,7 @@ def places_of(x: Tensor, offset: Any, positions: Any, who: str, named: str = "po
     given = as_tensor(offset if positions is None else positions, f"{who}: {name}")
     if given.is_floating_point() or given.is_complex() or given.dtype == torch.bool:
         raise ClearheadError(f"{who}: {name} has dtype {given.dtype}; expected integers.")
-    given = moved(given, x.device).long()
+    given = placed(given, x.device, f"{who}: {name}").long()
     if positions is None:
         if given.numel() != 1 and (given.ndim != 1 or x.ndim < 3 or given.shape[0] != x.shape[0]):
             raise ShapeError(

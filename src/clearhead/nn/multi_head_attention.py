@@ -34,7 +34,6 @@ from clearhead.nn._options import (
     Gate,
     Rotary,
     as_factor,
-    by_head,
     check_gate,
     check_norm,
     check_rotary,
@@ -43,6 +42,7 @@ from clearhead.nn._options import (
     key_places,
     normed,
     opened,
+    scaled,
     turned,
     with_own,
 )
@@ -278,7 +278,7 @@ class MultiHeadAttention(RecordingModule):
             each = isinstance(past, Tensor) and q.shape[0] == 1  # one query for sequences that stand at unequal places
             q = turned(self.rotary, q.expand(k.shape[0], -1, -1, -1) if each else q, past, places)
         number, factor = factors_of(self.score, self.scale, self.temperature, self.head_dim)
-        q = q if factor is None else (q * by_head(factor, q)).to(q.dtype)
+        q = scaled(q, factor)
         state = None
         if cache is not None:
             state = cache._extended(k, v, new_lens, self)
@@ -305,6 +305,7 @@ class MultiHeadAttention(RecordingModule):
             fresh=self._fresh,
         )
         if self.gate is not None and self.W_g is not None:
+            check_inputs({"query": rows}, (Projection.by("W_g", self.W_g),))
             attended = attended * opened(self.gate, self.W_g(rows), attended)
         output = joined("W_o", self.W_o, attended.transpose(1, 2).flatten(2))  # (B, Lq, H·head_dim) → (B, Lq, E)
         if cache is not None and state is not None:  # only now: a refused call leaves it as it was

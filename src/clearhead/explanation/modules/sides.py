@@ -20,7 +20,7 @@ from clearhead.explanation.modules.projection import (
     split,
 )
 from clearhead.explanation.shown import Shown
-from clearhead.nn._options import by_head, factors_of, norm_dtype, normed, places_by_row
+from clearhead.nn._options import factors_of, norm_dtype, normed, places_by_row
 from clearhead.nn.multi_head_attention import MultiHeadAttention
 from clearhead.nn.rotary_embedding import RotaryEmbedding
 
@@ -106,8 +106,7 @@ def _turn(module: MultiHeadAttention, side: Side, before: Step, result: str) -> 
 def _scale(module: MultiHeadAttention, side: Side, before: Step, result: str) -> list[Step]:
     _, factor = factors_of(module.score, module.scale, module.temperature, before.value.shape[-1])
     assert factor is not None
-    numbers = by_head(factor, side.unnormed)
-    numbers = (numbers[side.heads] if len(numbers) > 1 else numbers)[None].to(before.value)
+    numbers = (factor[side.heads] if len(factor) > 1 else factor)[None].to(before.value)
     why = "The scale of each head, over its temperature. A query times a number has scores times this number."
     of_heads = Step("scale", why, numbers, ("B", "H", "1", "1"))
     return [of_heads, made(result, "Each query times the scale of its head.", before * of_heads, before.axes)]
