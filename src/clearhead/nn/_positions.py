@@ -43,9 +43,9 @@ class Tabled(nn.Module):
             return self._between(places, places + x.shape[-2], dtype, x.device)
         count = count_of(places, who)
         if count is None:
-            rows = self._rows(places.double().flatten()).to(dtype)
+            rows = self._rows(placed(places, x.device, who).double().flatten()).to(dtype)
         elif self._tabled and count <= LARGEST:
-            rows = self._upto(count, dtype, x.device)[places.flatten()]
+            rows = self._upto(count, dtype, x.device)[placed(places, x.device, who).flatten()]
         else:
             rows = self._apart(places.flatten(), dtype, x.device)
         return spread(rows.reshape(*places.shape, rows.shape[-1]), x)
@@ -90,7 +90,8 @@ def check_embedded(x: Any, width: int, who: str) -> None:
 
 def places_of(x: Tensor, offset: Any, positions: Any, who: str, named: str = "positions") -> int | Tensor:
     """Where the vectors of x (B, ..., L, E) stand, checked: the position of the first one, from which the others are
-    counted; or the position of each, integers (L,) or (B, L). `named`: the name of the argument `positions`."""
+    counted; or the position of each, integers (L,) or (B, L), on the device on which they were given, where they are
+    read before they go to that of x. `named`: the name of the argument `positions`."""
     if positions is None and not isinstance(offset, Tensor):
         return check_count(offset, 0, f"{who}: offset")
     if positions is not None and (isinstance(offset, Tensor) or offset != 0):
@@ -102,14 +103,14 @@ def places_of(x: Tensor, offset: Any, positions: Any, who: str, named: str = "po
     given = as_tensor(offset if positions is None else positions, f"{who}: {name}")
     if given.is_floating_point() or given.is_complex() or given.dtype == torch.bool:
         raise ClearheadError(f"{who}: {name} has dtype {given.dtype}; expected integers.")
-    given = placed(given, x.device, f"{who}: {name}").long()
+    given = given.long()
     if positions is None:
         if given.numel() != 1 and (given.ndim != 1 or x.ndim < 3 or given.shape[0] != x.shape[0]):
             raise ShapeError(
                 f"{who}: offset has shape {tuple(given.shape)} and x {tuple(x.shape)}; expected (B,), one position for "
                 "each sequence of x (B, ..., L, E)."
             )
-        given = given.reshape(-1, 1) + torch.arange(length, device=x.device)
+        given = given.reshape(-1, 1) + torch.arange(length, device=given.device)
     elif given.ndim not in (1, 2) or given.shape[-1] != length or (given.ndim == 2 and not _fits(given, x)):
         raise ShapeError(
             f"{who}: {name} has shape {tuple(given.shape)}, for vectors {tuple(x.shape)}; expected ({length},), or (B, "
@@ -119,9 +120,11 @@ def places_of(x: Tensor, offset: Any, positions: Any, who: str, named: str = "po
 
 
 def every_position(x: Tensor, offset: Any, positions: Any, who: str) -> Tensor:
-    """The position of each vector of x (B, ..., L, E), (L,) or (B, L)."""
+    """The position of each vector of x (B, ..., L, E), (L,) or (B, L), on its device."""
     places = places_of(x, offset, positions, who)
-    return places if isinstance(places, Tensor) else torch.arange(places, places + x.shape[-2], device=x.device)
+    if isinstance(places, Tensor):
+        return placed(places, x.device, who)
+    return torch.arange(places, places + x.shape[-2], device=x.device)
 
 
 def _fits(positions: Tensor, x: Tensor) -> bool:

@@ -12,6 +12,7 @@ from clearhead.base.dropout import check_dropout
 from clearhead.base.errors import ClearheadError, ShapeError, UnsupportedError
 from clearhead.base.numbers import check_count
 from clearhead.base.pictures import Style
+from clearhead.base.shapes import placed
 from clearhead.base.tracing import distributed
 from clearhead.nn._positions import check_embedded, check_length, count_of, places_of, plot, spread
 
@@ -79,7 +80,10 @@ class LearnedPositionalEncoding(nn.Module):
             raise UnsupportedError(f"{who}: P is a DTensor; pass x as a DTensor too, and one offset, or keep P whole.")
         if x.device != self.P.device:
             raise ClearheadError(f"{who}: x is on {x.device}, and its table on {self.P.device}.")
-        rows = spread(F.embedding(places, self.P), x) if isinstance(places, Tensor) else self.P[places:stop]
+        if isinstance(places, Tensor):
+            rows = spread(F.embedding(placed(places, x.device, who), self.P), x)
+        else:
+            rows = self.P[places:stop]
         output: Tensor = self.dropout(x + rows)
         return output
 
