@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from clearhead.base.arrays import check_float
+from clearhead.base.arrays import check_float, to_tensor
 from clearhead.base.errors import ClearheadError, ShapeError
 from clearhead.base.numbers import check_number, check_positive
 from clearhead.base.text import brief
@@ -147,7 +147,7 @@ def as_factor(name: str, given: Any, heads: int, score: Score) -> float | Tensor
         raise ClearheadError(f"{name} is given, and {score} has its own, by its {own}: pass one of the two.")
     if not isinstance(given, Tensor | np.ndarray):
         return check_number(given, name) if name == "scale" else check_positive(given, name)
-    factor = given if isinstance(given, Tensor) else torch.as_tensor(given)
+    factor = to_tensor(given, name)
     check_float(factor, name)
     if tuple(factor.shape) not in ((), (1,), (heads,), (heads, 1, 1)):
         raise ShapeError(f"{name} has shape {tuple(factor.shape)}; expected one number, or one a head, ({heads},).")
