@@ -30,7 +30,11 @@ def without_owner(self, state, by):
 FAULTS = {
     "heads of another width": (multi_head_attention, "split_heads", split_by_number),
     "a cache of any module": (KeyValueCache, "_hold", without_owner),
-    "keys that are not turned": (RotaryEmbedding, "forward", lambda self, x, offset=0: x),
+    "keys that are not turned": (RotaryEmbedding, "forward", lambda self, x, offset=0, positions=None: x),
+    "a norm that is left out": (multi_head_attention, "normed", lambda name, norm, heads: heads),
+    "a scale that is left out": (multi_head_attention, "scaled", lambda query, factor: query),
+    "a gate that is open": (multi_head_attention, "opened", lambda kind, logits, heads: torch.ones_like(heads)),
+    "positions that are not read": (multi_head_attention, "given_places", lambda *given: None),
 }
 
 

@@ -642,9 +642,22 @@ ENTRIES: dict[str, Entry] = {
             "vdim": None,
             "score": None,
             "rotary": None,
+            "query_norm": None,
+            "key_norm": None,
+            "scale": None,
+            "temperature": None,
+            "sinks": False,
+            "score_bias": None,
+            "gate": None,
         },
         dict.fromkeys(("head_dim", "num_kv_heads", "kdim", "vdim", "score", "rotary"), ABSENT)
-        | {"bias": {"bool": "same"}},
+        | dict.fromkeys(("query_norm", "key_norm", "score_bias", "gate"), ABSENT)
+        | {"scale": ABSENT | WIDE | {"negative": "else", "scalar tensor": "else"}}
+        | {
+            "temperature": ABSENT | WIDE | {"scalar tensor": "else"},
+            "sinks": {"bool": "else"},
+            "bias": {"bool": "same"},
+        },
     ),
     "nn.MultiHeadAttention()": E(
         "nn",
@@ -760,6 +773,31 @@ ENTRIES: dict[str, Entry] = {
             "base": WIDE,
             "interleaved": {"bool": "else"},
         },
+    ),
+    "nn.RotaryScaling": E(
+        "nn",
+        lambda **given: nn.RotaryEmbedding(4, scaling=nn.RotaryScaling.yarn(**given))(x3()),
+        {"factor": 4.0, "original_length": 16, "beta_fast": 32.0, "beta_slow": 1.0, "attention_factor": None},
+        dict.fromkeys(("factor", "beta_fast"), WIDE)
+        | {"beta_slow": {"fraction": "else"}, "attention_factor": ABSENT | WIDE},
+    ),
+    "nn.RotaryScaling.linear": E(
+        "nn",
+        lambda factor: nn.RotaryEmbedding(4, scaling=nn.RotaryScaling.linear(factor))(x3()),
+        {"factor": 4.0},
+        {"factor": WIDE},
+    ),
+    "nn.RotaryScaling.dynamic": E(
+        "nn",
+        lambda **given: nn.RotaryEmbedding(4, scaling=nn.RotaryScaling.dynamic(**given))(x3()),
+        {"factor": 4.0, "original_length": 3},
+        {"factor": WIDE},
+    ),
+    "nn.RotaryScaling.llama3": E(
+        "nn",
+        lambda **given: nn.RotaryEmbedding(4, scaling=nn.RotaryScaling.llama3(**given))(x3()),
+        {"factor": 4.0, "original_length": 16, "low_freq_factor": 1.0, "high_freq_factor": 4.0},
+        dict.fromkeys(("factor", "high_freq_factor"), WIDE) | {"low_freq_factor": {"fraction": "else"}},
     ),
     "nn.RotaryEmbedding()": E("nn", call_of(lambda: nn.RotaryEmbedding(4)), {"x": x3(), "offset": 1}, {"x": WIDER}),
     "nn.SinusoidalPositionalEncoding": E(

@@ -51,6 +51,70 @@ def test_multi_head(rotary, kv_heads, score, given):
     check_multi_head(module, INPUTS[given](draw(1, 3, 5), draw(1, 4, 5, seed=1)))
 
 
+class Doubled(torch.nn.Module):
+    def forward(self, x):
+        return 2 * x
+
+
+def swing(x, *, positions):
+    return x * (1 + torch.sin(positions[:, None, :, None].to(x)))
+
+
+YARN = nn.RotaryScaling.yarn(4.0, 16)
+OPTIONS = {
+    "norms": lambda: {
+        "query_norm": torch.nn.RMSNorm(4),
+        "key_norm": torch.nn.LayerNorm(4),
+        "rotary": nn.RotaryEmbedding(4),
+    },
+    "own parts": lambda: {
+        "query_norm": Doubled(),
+        "key_norm": Doubled(),
+        "rotary": swing,
+        "temperature": torch.rand(6) + 1,
+    },
+    "own norm alone": lambda: {"query_norm": Doubled(), "sinks": True, "score_bias": ch.ALiBi(6)},
+    "scaled rotary": lambda: {"rotary": nn.RotaryEmbedding(2, scaling=YARN), "scale": 0.7, "gate": "headwise"},
+    "dynamic rotary": lambda: {
+        "rotary": nn.RotaryEmbedding(4, scaling=nn.RotaryScaling.dynamic(2.0, 2)),
+        "temperature": 2.0,
+    },
+    "scales": lambda: {
+        "scale": torch.nn.Parameter(torch.rand(6)),
+        "temperature": torch.rand(()),
+        "gate": "elementwise",
+    },
+}
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+@pytest.mark.parametrize("kv_heads", [None, 2])
+@pytest.mark.parametrize("given", INPUTS)
+@pytest.mark.parametrize("at", [None, (0, slice(0, 5, 2), slice(0, 3, 2))], ids=["all", "some"])
+def test_options(name, kv_heads, given, at):
+    module = made(lambda: nn.MultiHeadAttention(5, 6, head_dim=4, num_kv_heads=kv_heads, **OPTIONS[name]()))
+    inputs = INPUTS[given](draw(1, 3, 5), draw(1, 4, 5, seed=1))
+    check_multi_head(module, inputs, at)
+    if module.rotary is not None:
+        at, key_at = torch.tensor([5, 0, 2]), torch.arange(inputs[1].shape[1]) + 3
+        explanation = ch.explain(module, *inputs, positions=at, key_positions=key_at)
+        with torch.no_grad():
+            output = module(*inputs, positions=at, key_positions=key_at)
+        torch.testing.assert_close(explanation["result"], output, rtol=1e-4, atol=1e-5)
+        check_script(explanation)
+
+
+def test_options_with_a_cache_of_unequal_lengths():
+    module = made(lambda: nn.MultiHeadAttention(5, 6, head_dim=4, gate="headwise", **OPTIONS["norms"]()))
+    cache, x, new = nn.KeyValueCache(), draw(2, 3, 5), draw(2, 1, 5, seed=1)
+    with torch.no_grad():
+        module(x, x, x, mask=ch.Causal(), cache=cache, new_lens=[3, 1])
+        second = ch.explain(module, new, new, new, mask=ch.Causal(), cache=cache, at=1)
+        output = module(new, new, new, mask=ch.Causal(), cache=cache)
+    torch.testing.assert_close(second["result"], output[1:], rtol=1e-4, atol=1e-5)
+    check_script(second)
+
+
 @pytest.mark.parametrize("given", INPUTS)
 @pytest.mark.parametrize("batched", [True, False], ids=["batch", "no batch"])
 @pytest.mark.parametrize("at", [(1, 2), (slice(0, 4, 2),), 5], ids=str)
@@ -172,6 +236,20 @@ def test_positions(kind, lead, length):
     torch.testing.assert_close(
         ch.explain(module, x, offset=3, at=2)["result"], output[..., 2:3, :], rtol=1e-5, atol=1e-5
     )
+
+
+@pytest.mark.parametrize(
+    "module",
+    [nn.RotaryEmbedding(4, scaling=YARN), nn.SinusoidalPositionalEncoding(4), nn.LearnedPositionalEncoding(9, 4)],
+    ids=lambda module: type(module).__name__,
+)
+@pytest.mark.parametrize("positions", [[0, 1, 0], [[0, 1, 0], [5, 6, 7]]], ids=["(L,)", "(B, L)"])
+def test_positions_as_given(module, positions):
+    x = draw(2, 3, 4)
+    explanation = ch.explain(module, x, positions=positions)
+    with torch.no_grad():
+        torch.testing.assert_close(explanation["result"], module(x, positions=positions), rtol=1e-5, atol=1e-5)
+    check_script(explanation)
 
 
 def test_rotary_at_positions_of_each_sequence():

@@ -8,6 +8,7 @@ from clearhead.nn import (
     LearnedPositionalEncoding,
     MultiHeadAttention,
     RotaryEmbedding,
+    RotaryScaling,
     SinusoidalPositionalEncoding,
     TorchMultiheadAttention,
 )
@@ -24,6 +25,9 @@ def cases(query, key, value, x):
         "SinusoidalPositionalEncoding": SinusoidalPositionalEncoding(HEADS * WIDTH).cuda(),
     }
     rotary = RotaryEmbedding(WIDTH).cuda()
+    slow = RotaryEmbedding(WIDTH, scaling=RotaryScaling.yarn(4.0, 64)).cuda()
+    turning = MultiHeadAttention(HEADS * WIDTH, HEADS, rotary=rotary, sinks=True, gate="headwise").cuda()
+    places = torch.arange(x.shape[1], device="cpu") % 100
     bilinear = ch.Bilinear(WIDTH, WIDTH).cuda()
     square, wide = torch.eye(WIDTH).cuda(), torch.ones(16, 2 * WIDTH).cuda()
     line, groups = torch.ones(16).cuda(), torch.arange(query.shape[2], device="cuda") % 3
@@ -93,6 +97,8 @@ def cases(query, key, value, x):
         "Documents.from_cu_seqlens": lambda: trained(mask=ch.Documents.from_cu_seqlens([0, 100, query.shape[2]])),
         **{name: lambda module=module: module(x) for name, module in encodings.items()},
         "RotaryEmbedding": lambda: rotary(query),
+        "RotaryScaling": lambda: slow(query),
+        "MultiHeadAttention, positions on the host": lambda: turning(x, x, x, ch.Causal(), positions=places),
         "MultiHeadAttention.from_torch": lambda: MultiHeadAttention.from_torch(torchs)(x, x, x),
         "MultiHeadAttention.to_torch": lambda: ours.to_torch(),
         "MultiHeadAttention.prepare": lambda: ours(x, ours.prepare(x, x)),

@@ -7,6 +7,8 @@ from typing import Any
 
 import numpy as np
 
+from fuzzing.options import NONE, Extra
+
 Array = np.ndarray
 MOVES, ROUNDINGS = 5, 4
 
@@ -31,12 +33,16 @@ class Rounding:
         return y if bias is None else self.moved(y + bias, np.abs(y) + np.abs(bias))
 
 
-def softmax(scores: Array, keep: Array) -> Array:
-    """Over the last axis, among what is kept; 0 where nothing is."""
+def softmax(scores: Array, keep: Array, sinks: Array | None = None) -> Array:
+    """Over the last axis, among what is kept; 0 where nothing is. `sinks`: (H,), one more term in each sum."""
     scores = np.where(keep, scores, -np.inf)
     top = scores.max(-1, keepdims=True, initial=-np.inf)
+    if sinks is not None:
+        top = np.maximum(top, sinks[:, None, None])
     weights = np.where(keep, np.exp(scores - np.where(np.isfinite(top), top, 0.0)), 0.0)
     total = weights.sum(-1, keepdims=True)
+    if sinks is not None:
+        total = np.where(total > 0, total + np.exp(sinks[:, None, None] - top), 0.0)
     return weights / np.where(total > 0, total, 1.0)
 
 
@@ -58,21 +64,36 @@ def heads_of(x: Array, width: int) -> Array:
 
 def sequence(
     layers: dict[str, tuple[Array, Array | None]], width: int, rotary: Any, query: Array, key: Array, value: Array,
-    first: int, keep: Array, bias: Array | float, rounding: Rounding, key_first: int = 0,
+    first: int | Array, keep: Array, bias: Array | float, rounding: Rounding, key_first: int | Array = 0,
+    extra: Extra = NONE, align: int = 0,
 ) -> Array:  # fmt: skip
-    """Multi-head attention of one sequence: (Lq, E), (Lk, …); `keep` and `bias` broadcast to (H, Lq, Lk)."""
+    """Multi-head attention of one sequence: (Lq, E), (Lk, …); `keep` and `bias` broadcast to (H, Lq, Lk). `first`,
+    `key_first`: the first position of queries and of keys, or each one's. `align`: the key at which query 0 stands."""
     q, k, v = (
         heads_of(rounding.linear(x, *layers[name]), width) for name, x in (("W_q", query), ("W_k", key), ("W_v", value))
     )
+    q = q if extra.query_norm is None else extra.query_norm.of(q, rounding)
+    k = k if extra.key_norm is None else extra.key_norm.of(k, rounding)
     if rotary is not None:
-        q = turned(q, first + np.arange(q.shape[1]), *rotary)
-        k = turned(k, key_first + np.arange(k.shape[1]), *rotary)
+        at = [p if isinstance(p, Array) else p + np.arange(x.shape[1]) for p, x in ((first, q), (key_first, k))]
+        q, k = turned(q, at[0], *rotary), turned(k, at[1], *rotary)
         q, k = rounding.moved(q, np.abs(q)), rounding.moved(k, np.abs(k))
     k, v = (np.repeat(t, len(q) // len(k), 0) for t in (k, v))
-    scores = rounding.product(q, np.swapaxes(k, -1, -2)) / width**0.5 + bias
+    if extra.scale is not None:
+        q = q * extra.scale
+        q = rounding.moved(q, np.abs(q))
+    scores = rounding.product(q, np.swapaxes(k, -1, -2)) / (width**0.5 if extra.scale is None else 1.0)
+    if extra.slopes is not None:
+        bias = bias - extra.slopes * np.abs(np.arange(k.shape[1]) - np.arange(q.shape[1])[:, None] - align)
+    scores = scores + bias
     scores = rounding.moved(scores, np.abs(scores) + np.abs(bias))
-    weights = softmax(scores, np.broadcast_to(keep, scores.shape))
+    weights = softmax(scores, np.broadcast_to(keep, scores.shape), extra.sinks)
     heads = rounding.product(rounding.moved(weights, weights), v)
+    if extra.gate is not None:
+        weight, shift, by_number = extra.gate
+        gates = heads_of(1 / (1 + np.exp(-rounding.linear(query, weight, shift))), width if by_number else 1)
+        heads = heads * gates
+        heads = rounding.moved(heads, np.abs(heads))
     return rounding.linear(np.moveaxis(heads, 0, -2).reshape(len(query), heads.shape[0] * width), *layers["W_o"])
 
 

@@ -20,6 +20,7 @@ from clearhead.nn import (
     RotaryEmbedding,
     TorchMultiheadAttention,
 )
+from fuzzing import options
 from fuzzing.module_oracle import Array, Rounding, apart, sequence, softmax
 
 DTYPES = [torch.float32] * 4 + [torch.float64, torch.bfloat16, torch.float16]
@@ -28,8 +29,9 @@ DTYPES = [torch.float32] * 4 + [torch.float64, torch.bfloat16, torch.float16]
 class Draw:
     """What is drawn for one number, and whether anything in it is wrong."""
 
-    def __init__(self, number: int) -> None:
-        self.rng = np.random.default_rng([number, 31])
+    def __init__(self, number: int, stream: int = 31) -> None:
+        self.rng = np.random.default_rng([number, stream])
+        self.beside = Draw(number, 37) if stream == 31 else self  # what is drawn of it changes nothing else
         self.wrong: list[str] = []
         self.said: list[str] = []
         self.another = False  # whether a changed input may make another problem, which has a meaning of its own
@@ -136,9 +138,11 @@ def heads_module(d: Draw) -> MultiHeadAttention:
         width > 1 and d.chance(0.4)
     ) else None  # fmt: skip
     sizes = {"kdim": d.of(None, None, 5), "vdim": d.of(None, None, 7)}
+    given = options.drawn(d.beside, heads, width)
     module = MultiHeadAttention(
-        e, heads, bias=d.chance(0.7), head_dim=width, num_kv_heads=kv, rotary=rotary, **sizes
+        e, heads, bias=d.chance(0.7), head_dim=width, num_kv_heads=kv, rotary=rotary, **sizes, **given
     ).to(d.dtype)
+    options.filled(d.beside, module)
     if kv > 1 and d.chance(0.2):  # pruned by hand
         left = int(d.rng.integers(1, kv))
         for layer, rows in ((module.W_q, left * group), (module.W_k, left), (module.W_v, left)):
@@ -146,6 +150,14 @@ def heads_module(d: Draw) -> MultiHeadAttention:
             layer.bias = None if layer.bias is None else nn.Parameter(layer.bias.detach()[: rows * width])
         module.W_o.weight = nn.Parameter(module.W_o.weight.detach()[:, : left * group * width])
         d.said.append(f"pruned to {left} key heads")
+        if d.beside.chance(0.8):
+            options.cut(module, left * group)
+        elif any(isinstance(f, Tensor) and f.numel() > 1 for f in (module.scale, module.temperature, module.sinks)):
+            d.mistake("options of all heads")
+        elif module.gate is not None:
+            d.mistake("a gate of all heads")
+        if module.score_bias is not None:
+            d.mistake("a bias of all heads")
     if d.chance(0.12):
         name = d.of("W_q", "W_k", "W_v", "W_o")
         layer, weight = getattr(module, name), getattr(module, name).weight.detach()
@@ -172,6 +184,7 @@ LAYERS = ("W_q", "W_k", "W_v", "W_o")
 
 
 def numbers(module: MultiHeadAttention) -> tuple[Any, ...]:
+    """What `sequence` needs of a module, but for its options."""
     r = module.rotary
     return layers_of(module, LAYERS), module.head_dim, None if r is None else (r.dim, r.base, r.interleaved)
 
@@ -213,25 +226,45 @@ def check_heads(d: Draw) -> Iterator[str]:
     mask, keep = mask_of(d, b, h, lq, lk, first, 4)
     lens, kept = lengths_of(d, b, lq, lk)
     bias, added = bias_of(d, b, h, lq, lk, first)
+    if module.score_bias is not None and first is None:
+        d.mistake("a bias of positions without an alignment")
     if isinstance(bias, ch.ALiBi | ch.RelativeBias) and isinstance(mask, ch.extend.Mask) and mask.counts_inside:
         bias, added = None, np.zeros((b, h, lq, lk))
     if h != module.num_heads and (isinstance(bias, ch.extend.Bias) or isinstance(mask, ch.MaskFunction)):
         d.mistake("a bias or a rule of all heads")
     d.said.append(f"{module!r:.60} {[tuple(t.shape) for t in (query, key, value)]} {mask=!s:.30} {lens=} {align=}")
     keywords = {"mask": mask, "valid_lens": lens, "bias": bias, "align": align}
+    at: list[Any] = [0, 0]
+    own: list[Any] = [None, None]
+    if (module.rotary is not None and d.beside.chance(0.5)) or d.beside.chance(0.03):
+        each = zip((sizes[0], b), (lq, lk), strict=True)
+        both = [options.places(d.beside, n if batched else None, k) for n, k in each]
+        own, at = [given for given, _ in both], [np.broadcast_to(x, (b, x.shape[1])) for _, x in both]
+        if module.rotary is None:
+            d.mistake("positions that nothing reads")
     with torch.set_grad_enabled(d.chance(0.5)):
         if d.chance(0.3):
-            got = module(tensors["query"], module.prepare(tensors["key"], tensors["value"]), **keywords)
+            prepared = module.prepare(tensors["key"], tensors["value"], positions=own[1])
+            got = module(tensors["query"], prepared, positions=own[0], **keywords)
         else:
-            got = module(*tensors.values(), **keywords)
+            got = module(*tensors.values(), positions=own[0], key_positions=own[1], **keywords)
     if d.another:
         return
+    extra = options.read(module)
     given = [array(t) if batched else array(t)[None] for t in tensors.values()]
     given = [np.broadcast_to(x, (b, *x.shape[1:])) for x in given]
     shown = keep & kept
 
     def truth(rounding: Rounding) -> Array:
-        rows = [sequence(*numbers(module), *(x[n] for x in given), 0, shown[n], added[n], rounding) for n in range(b)]
+        rows = []
+        for n in range(b):
+            first_of, key_first = (x if isinstance(x, int) else x[n] for x in at)
+            rows.append(
+                sequence(
+                    *numbers(module), *(x[n] for x in given), first_of, shown[n], added[n], rounding, key_first, extra,
+                    first or 0,
+                )
+            )  # fmt: skip
         return np.stack(rows) if batched else rows[0]
 
     yield from found(d, got, truth)
@@ -244,7 +277,8 @@ def check_decoding(d: Draw) -> Iterator[str]:
         return
     b, cache, (layers, width, rotary) = d.of(1, 2, 3), KeyValueCache(), numbers(module)
     e, k_width, v_width = (layers[name][0].shape[1] for name in LAYERS[:3])
-    held: list[list[Array]] = [[np.zeros((0, k_width)), np.zeros((0, v_width))] for _ in range(b)]
+    held: list[list[Array]] = [[np.zeros((0, k_width)), np.zeros((0, v_width)), np.zeros(0)] for _ in range(b)]
+    extra, own = options.read(module), module.rotary is not None and d.beside.chance(0.4)
     d.said.append(f"{module!r:.60}")
     for _ in range(d.of(2, 4, 8)):
         size = d.of(1, 1, 2, 9)
@@ -252,20 +286,22 @@ def check_decoding(d: Draw) -> Iterator[str]:
         counts = d.rng.integers(0, size + 1, b) if d.chance(0.3) else None
         window = d.of(None, 2, 5)
         mask = d.of(ch.Causal(), None) if window is None else ch.Causal() & ch.SlidingWindow(window)
-        starts = [len(keys) for keys, _ in held]
+        starts = [len(keys) for keys, *_ in held]
+        places, at = options.places(d.beside, b, size) if own else (None, np.array(starts)[:, None] + np.arange(size))
         new = np.full(b, size) if counts is None else counts
         with torch.set_grad_enabled(d.chance(0.4)):
-            got = module(query, key, value, mask, cache=cache, new_lens=counts)
+            got = module(query, key, value, mask, cache=cache, new_lens=counts, positions=places)
         for n in range(b):
-            parts = zip(held[n], (array(key)[n], array(value)[n]), strict=True)
+            parts = zip(held[n], (array(key)[n], array(value)[n], at[n]), strict=True)
             held[n] = [np.concatenate([old, more[: new[n]]]) for old, more in parts]
         for n in range(b):
             i, j = np.arange(new[n])[:, None] + starts[n], np.arange(len(held[n][0]))
             keep = (j <= i) | (mask is None)
             keep = keep & (i - j <= (window if window is not None else 10**6))
-            given = array(query)[n, : new[n]], *held[n], starts[n], keep, 0.0
-            yield from found(d, got[n, : new[n]], partial(sequence, layers, width, rotary, *given))
-        if cache.lengths != tuple(len(keys) for keys, _ in held):
+            given = array(query)[n, : new[n]], *held[n][:2], at[n, : new[n]], keep, 0.0
+            beside = {"key_first": held[n][2], "extra": extra, "align": starts[n]}
+            yield from found(d, got[n, : new[n]], partial(sequence, layers, width, rotary, *given, **beside))
+        if cache.lengths != tuple(len(keys) for keys, *_ in held):
             yield f"the cache says {cache.lengths}"
         change = d.of("nothing", "nothing", "crop", "crop each", "reorder", "copy", "another")
         d.said.append(f"{size=} {counts=} {mask!s:.8} then {change}")

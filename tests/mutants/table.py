@@ -447,6 +447,13 @@ LOOKS = [
 
 MODULES = [
     Mutant(
+        "nn/_options.py",
+        "tensor = 1 / apart if tensor is None else tensor / apart",
+        "tensor = 1 / apart if tensor is None else tensor * apart",
+        "a scale beside a temperature is multiplied by it",
+        "nn/test_module_options.py",
+    ),
+    Mutant(
         "nn/rotary_embedding.py",
         "torch.stack([a * cos - b * sin, b * cos + a * sin], -1)",
         "torch.stack([a * cos - b * sin, b * cos - a * sin], -1)",
@@ -454,9 +461,9 @@ MODULES = [
         "nn/test_nn_positions.py",
     ),
     Mutant(
-        "nn/rotary_embedding.py",
-        "rows = self._upto(high + length, dtype, x.device)[positions.flatten()]",
-        "rows = self._upto(high + length, dtype, x.device)[(positions - positions[:, :1]).flatten()]",
+        "nn/_positions.py",
+        "rows = self._upto(count, dtype, x.device)[placed(places, x.device, who).flatten()]",
+        "rows = self._upto(count, dtype, x.device)[placed(places - places[..., :1], x.device, who).flatten()]",
         "sequences at their own positions all stand at 0",
         "nn/test_nn_positions.py",
     ),

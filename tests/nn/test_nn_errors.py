@@ -180,10 +180,10 @@ CASES = {
         ["(3,)", "(2, 5, 8)", "(B,)"],
     ),
     "float offsets": (lambda: chnn.RotaryEmbedding(4)(X, torch.tensor([1.0, 2.0])), ch.ClearheadError, ["float32"]),
-    "an offset a sequence for a sinusoid": (
-        lambda: chnn.SinusoidalPositionalEncoding(8)(X, torch.tensor([1, 2])),
-        ch.ClearheadError,
-        ["offset is a tensor (2,)", "RotaryEmbedding"],
+    "offsets of another batch for a sinusoid": (
+        lambda: chnn.SinusoidalPositionalEncoding(8)(X, torch.arange(len(X) + 1)),
+        ch.ShapeError,
+        ["SinusoidalPositionalEncoding: offset has shape", "one position for each sequence"],
     ),
     "another width for a sinusoid": (
         lambda: chnn.SinusoidalPositionalEncoding(6)(X),

@@ -13,6 +13,7 @@ from clearhead.nn import (
     LearnedPositionalEncoding,
     MultiHeadAttention,
     RotaryEmbedding,
+    RotaryScaling,
     SinusoidalPositionalEncoding,
 )
 
@@ -155,3 +156,209 @@ def test_repr_says_the_sizes():
     assert "embed_dim=8" in repr(SinusoidalPositionalEncoding(8)) and "max_len=9" in repr(
         LearnedPositionalEncoding(9, 8)
     )
+
+
+ROPES = {
+    "linear": [({"factor": 4.0}, RotaryScaling.linear(4.0))],
+    "dynamic": [
+        ({"factor": f, "original_max_position_embeddings": 32}, RotaryScaling.dynamic(f, 32)) for f in (1.0, 2.0, 6.0)
+    ],
+    "yarn": [
+        ({"factor": 4.0, "original_max_position_embeddings": 32}, RotaryScaling.yarn(4.0, 32)),
+        (
+            {
+                "factor": 40.0,
+                "original_max_position_embeddings": 4096,
+                "beta_fast": 20,
+                "beta_slow": 2,
+                "truncate": False,
+            },
+            RotaryScaling.yarn(40.0, 4096, beta_fast=20, beta_slow=2, truncate=False),
+        ),
+        (
+            {"factor": 8.0, "original_max_position_embeddings": 16, "attention_factor": 1.25},
+            RotaryScaling.yarn(8.0, 16, attention_factor=1.25),
+        ),
+        (
+            {"factor": 40.0, "original_max_position_embeddings": 4096, "mscale": 0.707, "mscale_all_dim": 1.0},
+            RotaryScaling.yarn(40.0, 4096, attention_factor=(0.0707 * math.log(40) + 1) / (0.1 * math.log(40) + 1)),
+        ),
+    ],
+    "llama3": [
+        (
+            {"factor": f, "low_freq_factor": low, "high_freq_factor": 4.0, "original_max_position_embeddings": n},
+            RotaryScaling.llama3(f, n, low_freq_factor=low),
+        )
+        for f, low, n in ((8.0, 1.0, 8192), (32.0, 1.0, 64), (2.0, 2.5, 40))
+    ],
+}
+
+
+@pytest.mark.parametrize(
+    ("kind", "given", "scaling"), [(kind, *pair) for kind, pairs in ROPES.items() for pair in pairs], ids=str
+)
+@pytest.mark.parametrize("base", [1e4, 5e5])
+def test_scaled_rotary_is_transformers(kind, given, scaling, base):
+    llama = pytest.importorskip("transformers.models.llama.modeling_llama", reason="the reference is in transformers")
+    from transformers import LlamaConfig
+
+    config = LlamaConfig(
+        hidden_size=64,
+        num_attention_heads=4,
+        max_position_embeddings=32 if kind == "dynamic" else 131072,
+        rope_parameters={"rope_type": kind, "rope_theta": base, **given},
+    )
+    query, key = torch.randn(2, 4, 50, 16), torch.randn(2, 2, 50, 16)
+    rotary = RotaryEmbedding(16, base=base, scaling=scaling)
+    for positions in (torch.arange(50), torch.arange(20), torch.arange(900, 950), torch.arange(50) % 7):
+        q, k = query[:, :, : len(positions)], key[:, :, : len(positions)]
+        cos, sin = llama.LlamaRotaryEmbedding(config)(q, positions[None])
+        expected = llama.apply_rotary_pos_emb(q, k, cos, sin)
+        for ours, other in zip((q, k), expected, strict=True):
+            atol = 2e-4 if positions.max() > 100 else 2e-5  # their angles are of float32
+            torch.testing.assert_close(rotary(ours, positions=positions), other, atol=atol, rtol=0)
+        speeds = llama.LlamaRotaryEmbedding(config)
+        speeds(q, positions[None])
+        ours = rotary.speeds(positions.double())
+        torch.testing.assert_close(ours.float(), speeds.inv_freq, atol=0, rtol=1e-5)
+
+
+def test_a_scaled_model_of_transformers_is_a_module_with_its_rotary():
+    llama = pytest.importorskip("transformers.models.llama.modeling_llama", reason="the reference is in transformers")
+    from transformers import LlamaConfig
+
+    rope = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 32}
+    config = LlamaConfig(
+        hidden_size=64, num_attention_heads=4, num_key_value_heads=2, attn_implementation="eager",
+        rope_parameters={"rope_type": "llama3", "rope_theta": 5e5, **rope},
+    )  # fmt: skip
+    theirs = llama.LlamaAttention(config, 0).eval()
+    rotary = RotaryEmbedding(16, 5e5, scaling=RotaryScaling.llama3(8.0, 32))
+    ours = MultiHeadAttention(64, 4, bias=False, num_kv_heads=2, rotary=rotary).eval()
+    for mine, name in ((ours.W_q, "q"), (ours.W_k, "k"), (ours.W_v, "v"), (ours.W_o, "o")):
+        mine.weight = getattr(theirs, f"{name}_proj").weight
+    x, positions = torch.randn(2, 40, 64), torch.arange(40)[None] + torch.tensor([[0], [7]])
+    both = llama.LlamaRotaryEmbedding(config)(x, positions)
+    mask = torch.full((40, 40), -torch.inf).triu(1)[None, None]
+    with torch.no_grad():
+        expected = theirs(x, both, mask)[0]
+        torch.testing.assert_close(ours(x, x, x, ch.Causal(), positions=positions), expected, atol=2e-5, rtol=1e-4)
+
+
+ENCODINGS = {
+    "sinusoid": (SinusoidalPositionalEncoding(8), (2, 6, 8)),
+    "learnt": (LearnedPositionalEncoding(64, 8), (2, 6, 8)),
+    "rotary": (RotaryEmbedding(8), (2, 6, 8)),
+    "rotary, heads": (RotaryEmbedding(6), (2, 3, 6, 8)),
+    "sinusoid, five dimensions": (SinusoidalPositionalEncoding(8), (2, 3, 2, 6, 8)),
+}
+
+
+@pytest.mark.parametrize("name", ENCODINGS)
+def test_positions_say_where_each_vector_stands(name):
+    encode, shape = ENCODINGS[name]
+    x, places = torch.randn(shape), torch.randint(0, 60, (2, 6), generator=torch.Generator().manual_seed(0))
+    one = lambda b, i: encode(x[b : b + 1, ..., i : i + 1, :], offset=int(places[b, i]))
+    want = torch.cat([torch.cat([one(b, i) for i in range(6)], -2) for b in range(2)])
+    torch.testing.assert_close(encode(x, positions=places), want, atol=0, rtol=0)
+    torch.testing.assert_close(encode(x, positions=places.int().numpy()), want, atol=0, rtol=0)
+    torch.testing.assert_close(encode(x, positions=places[:1])[:1], want[:1], atol=0, rtol=0)
+    torch.testing.assert_close(encode(x, positions=places[0].tolist())[:1], want[:1], atol=0, rtol=0)
+    torch.testing.assert_close(encode(x[0, ..., :, :], positions=places[0]), want[0], atol=0, rtol=0)
+    first = torch.tensor([5, 9])
+    both = encode(x, positions=first[:, None] + torch.arange(6))
+    torch.testing.assert_close(encode(x, offset=first), both, atol=0, rtol=0)
+    compiled = torch.compile(lambda t, at: encode(t, positions=at), fullgraph=True, backend="aot_eager")
+    torch.testing.assert_close(compiled(x, places), want, atol=1e-6, rtol=0)
+    torch.testing.assert_close(encode(x, positions=torch.arange(6)), encode(x), atol=0, rtol=0)
+    assert encode(x[..., :0, :], positions=places[:, :0]).shape == (*shape[:-2], 0, 8)
+
+
+def test_learnt_positions_have_gradients_and_repeat():
+    encode, x = LearnedPositionalEncoding(9, 4), torch.randn(2, 5, 4)
+    places = torch.tensor([[0, 1, 2, 0, 1], [3, 3, 3, 3, 8]])
+    (encode(x, positions=places) * torch.arange(1.0, 6)[:, None]).sum().backward()
+    want = torch.zeros(9).index_add(0, places.flatten(), torch.arange(1.0, 6).repeat(2))
+    torch.testing.assert_close(encode.P.grad, want[:, None].expand(9, 4))
+
+
+WRONG = {
+    "beside an offset": ({"offset": 1, "positions": [0] * 6}, "both offset and positions"),
+    "floats": ({"positions": torch.arange(6.0)}, "dtype torch.float32; expected integers"),
+    "bools": ({"positions": torch.ones(6).bool()}, "dtype torch.bool"),
+    "too few": ({"positions": [0, 1]}, r"positions has shape \(2,\), for vectors \(2, 6, 8\)"),
+    "another batch": ({"positions": torch.zeros(3, 6).long()}, r"positions has shape \(3, 6\)"),
+    "three dimensions": ({"positions": torch.zeros(2, 6, 1).long()}, r"positions has shape \(2, 6, 1\)"),
+    "one": ({"positions": 3}, r"positions has shape \(\)"),
+    "below 0": ({"positions": [0, 1, -2, 3, 4, 5]}, "stands at -2; a position is 0 or more"),
+    "an offset below 0": ({"offset": torch.tensor([0, -1])}, "stands at -1"),
+    "offsets of another batch": ({"offset": torch.tensor([0, 1, 2])}, r"offset has shape \(3,\)"),
+    "words": ({"positions": "first"}, "expected an integer"),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+@pytest.mark.parametrize("encode", [e for e, _ in ENCODINGS.values()][:3], ids=lambda e: type(e).__name__)
+def test_wrong_positions_are_said(encode, name):
+    given, said = WRONG[name]
+    with pytest.raises(ch.ClearheadError, match=said):
+        encode(torch.randn(2, 6, 8), **given)
+
+
+def test_positions_beyond_the_learnt_ones():
+    encode, x = LearnedPositionalEncoding(4, 8), torch.randn(2, 3, 8)
+    with pytest.raises(ch.ShapeError, match=r"up to position 9, which needs 10 positions; max_len is 4"):
+        encode(x, positions=[0, 9, 1])
+    with pytest.raises(ch.ShapeError, match="needs 6 positions"):
+        encode(x, offset=torch.tensor([0, 3]))
+    compiled = torch.compile(lambda at: encode(x, positions=at), fullgraph=True, backend="aot_eager")
+    compiled(torch.tensor([0, 3, 1]))
+    for wrong in ([0, 9, 1], [0, -1, 1]):
+        with pytest.raises(RuntimeError, match="below 0, or beyond the last"):
+            compiled(torch.tensor(wrong))
+
+
+def test_far_positions_need_no_table_of_their_size():
+    rotary, x = RotaryEmbedding(8), torch.randn(1, 2, 8, dtype=torch.float64)
+    far = torch.tensor([3, 2**33])
+    want = turned(x, far.double(), 10000.0, False)
+    torch.testing.assert_close(rotary(x, positions=far), want, atol=1e-5, rtol=0)
+    torch.testing.assert_close(rotary(x[:, 1:], 2**33), want[:, 1:], atol=1e-5, rtol=0)
+    assert rotary._table is None
+
+
+def test_unequal_prompts_decode_with_positions_that_are_added():
+    """Each sequence's encoding goes on where its own prompt ended, as if it were alone."""
+    torch.manual_seed(0)
+    attend, x = MultiHeadAttention(8, 2).eval(), torch.randn(2, 9, 8)
+    for encode in (SinusoidalPositionalEncoding(8), LearnedPositionalEncoding(16, 8)):
+        cache, prompts = KeyValueCache(), encode(x[:, :5])
+        with torch.no_grad():
+            attend(prompts, prompts, prompts, ch.Causal(), cache=cache, new_lens=[5, 3])
+            for _ in range(3):
+                at = torch.tensor(cache.lengths)
+                token = encode(x[torch.arange(2), at][:, None], offset=at)
+                got = attend(token, token, token, ch.Causal(), cache=cache)
+                for row, n in enumerate(at.tolist()):
+                    whole = encode(x[row : row + 1, : n + 1])
+                    want = attend(whole, whole, whole, ch.Causal())[:, -1:]
+                    torch.testing.assert_close(got[row : row + 1], want, atol=1e-5, rtol=1e-5)
+
+
+SCALINGS = {
+    "a factor below 1": (lambda: RotaryScaling.linear(0.5), "1 or more"),
+    "no number": (lambda: RotaryScaling.linear("4"), "finite number"),
+    "fast below slow": (lambda: RotaryScaling.yarn(2, 16, beta_fast=1, beta_slow=2), "beta_fast is 1"),
+    "high below low": (lambda: RotaryScaling.llama3(2, 16, high_freq_factor=0.5), "the high one is above it"),
+    "no length": (lambda: RotaryScaling.dynamic(2, 0), "original_length is 0"),
+    "a dict": (lambda: RotaryEmbedding(8, scaling={"rope_type": "linear", "factor": 2.0}), "expected a RotaryScaling"),
+    "dim of 2": (lambda: RotaryEmbedding(2, scaling=RotaryScaling.dynamic(2, 16)), "dim above 2"),
+    "base of 1": (lambda: RotaryEmbedding(8, base=1.0, scaling=RotaryScaling.yarn(2, 16)), "base above 1"),
+}
+
+
+@pytest.mark.parametrize("name", SCALINGS)
+def test_wrong_scalings_are_said(name):
+    make, said = SCALINGS[name]
+    with pytest.raises(ch.ClearheadError, match=said):
+        make()

@@ -38,6 +38,28 @@ def formula():
     W_q, W_k = module.W_q.weight, module.W_k.weight
     return torch.softmax(torch.tanh((x @ W_q.T)[:, :, None] + (x @ W_k.T)[:, None]) @ module.w_v, -1) @ x
 """
+OPTIONS = """
+torch.manual_seed(0)
+rotary = ch.nn.RotaryEmbedding(4)
+def made(**options):
+    torch.manual_seed(1)
+    return ch.nn.MultiHeadAttention(8, 2, **options).eval()
+def unit(x):
+    return x / x.norm(dim=-1, keepdim=True)
+class Unit(torch.nn.Module):
+    def forward(self, x):
+        return unit(x)
+def halves(x, at):
+    angles = at[:, None] * torch.tensor([1.0, 0.01])
+    a, b = x.chunk(2, -1)
+    return torch.cat([a * angles.cos() - b * angles.sin(), b * angles.cos() + a * angles.sin()], -1)
+def formula(module, q, k, turn=lambda t, at: t, at=None, key_at=None, scale=None, keep=None):
+    split = lambda t: t.unflatten(-1, (2, 4)).transpose(1, 2)
+    q, k, v = turn(split(module.W_q(q)), at), turn(split(module.W_k(k)), key_at), split(module.W_v(k))
+    q = q if scale is None else q * scale
+    return module.W_o(plain(q, k, v, keep, scale=None if scale is None else 1.0).transpose(1, 2).flatten(2))
+factor, at, key_at = torch.tensor([2.0, 3.0]), torch.arange(4.0), torch.arange(4.0) + 3
+"""
 CASES = [
     case(
         "exec('output, weights = attend(x[:2], x[:2], x[:2])')",
@@ -48,6 +70,74 @@ CASES = [
         ("list(output)", "(lambda output: torch.stack(@))(plain(x, x, x)[:2])", "plain(x, x, x)[:2]"),
     ),
     # modules
+    case(
+        "made(score=ch.Cosine(), scale=2.0)",
+        (
+            "pass one of the two",
+            "made(score=ch.Cosine(0.5))(x, x, x) # @",
+            "formula(made(), x, x, lambda t, at: unit(t), scale=2.0)",
+        ),
+        setup=OPTIONS,
+    ),
+    case(
+        "made(score=lambda q, k: unit(q) @ unit(k).mT, scale=factor)",
+        (
+            "score=Dot()",
+            "made(query_norm=Unit(), key_norm=Unit(), scale=factor, @)(x, x, x)",
+            "formula(made(), x, x, lambda t, at: unit(t), scale=factor[:, None, None])",
+        ),
+        setup=OPTIONS,
+    ),
+    case(
+        "made()(x, x, x, positions=[0, 1, 0, 1])",
+        (
+            "mask=Documents.from_lengths(",
+            "made()(x, x, x, @[2, 2]))",
+            "formula(made(), x, x, keep=torch.block_diag(torch.ones(2, 2), torch.ones(2, 2)).bool())",
+        ),
+        setup=OPTIONS,
+    ),
+    case(
+        "made(rotary=rotary)(x[:, :3], x, x, positions=[0, 1, 2])",
+        (
+            "key_positions",
+            "made(rotary=rotary)(x[:, :3], x, x, positions=[0, 1, 2], @=[3, 4, 5, 6])",
+            "formula(made(), x[:, :3], x, halves, at[:3], key_at)",
+        ),
+        setup=OPTIONS,
+    ),
+    case(
+        "(lambda m: m(x, m.prepare(x, x), key_positions=[3, 4, 5, 6]))(made(rotary=rotary))",
+        (
+            "prepare(key, value, positions=...)",
+            "(lambda m: m(x, m.prepare(x, x, positions=[3, 4, 5, 6])))(made(rotary=rotary)) # @",
+            "formula(made(), x, x, halves, at, key_at)",
+        ),
+        setup=OPTIONS,
+    ),
+    case(
+        "rotary(x[..., :4], 3, positions=[3, 4, 5, 6])",
+        ("pass one of the two", "rotary(x[..., :4], positions=[3, 4, 5, 6]) # @", "halves(x[..., :4], key_at)"),
+        setup=OPTIONS,
+    ),
+    case(
+        "made(query_norm=torch.nn.RMSNorm(8))",
+        (
+            "torch.nn.RMSNorm(4)",
+            "made(query_norm=@)(x, x, x)",
+            "formula(made(), x, x, lambda t, at: 2 * unit(t) if at is not None else t, at=at)",
+        ),
+        setup=OPTIONS,
+    ),
+    case(
+        "made(query_norm=Unit)",
+        (
+            "expected a module",
+            "made(query_norm=Unit(), key_norm=Unit())(x, x, x) # @",
+            "formula(made(), x, x, lambda t, at: unit(t))",
+        ),
+        setup=OPTIONS,
+    ),
     case(
         "module(x, x, x)",
         ("module.to('cpu', torch.float32)", "(lambda module: @)(module)(x, x, x)", "of_torch(x)"),

@@ -8,6 +8,7 @@ from clearhead.nn.learned_positional_encoding import LearnedPositionalEncoding a
 from clearhead.nn.multi_head_attention import MultiHeadAttention as MultiHeadAttention
 from clearhead.nn.prepared_keys import PreparedKeys as PreparedKeys
 from clearhead.nn.rotary_embedding import RotaryEmbedding as RotaryEmbedding
+from clearhead.nn.rotary_scaling import RotaryScaling as RotaryScaling
 from clearhead.nn.sinusoidal_positional_encoding import SinusoidalPositionalEncoding as SinusoidalPositionalEncoding
 from clearhead.nn.torch_multihead_attention import TorchMultiheadAttention as TorchMultiheadAttention
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import abstractmethod
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
@@ -14,12 +15,14 @@ from clearhead.base.arrays import check_float
 from clearhead.base.errors import ClearheadError, ShapeError
 from clearhead.base.numbers import check_count
 from clearhead.base.pictures import Panel, Side, Style, draw
-from clearhead.base.tracing import compiling
+from clearhead.base.shapes import placed
+from clearhead.base.tracing import compiling, ensure, readable
+from clearhead.masks._read import as_tensor
 
 if TYPE_CHECKING:
     from clearhead.base.pictures import Axes
 
-LEAST = 64  # the positions of the first table
+LEAST, LARGEST = 64, 2**20  # the positions of the first table, and of the largest
 CELLS, LONG = 512, 1024  # above LONG positions or entries, a picture has CELLS cells of means
 
 
@@ -31,16 +34,37 @@ class Tabled(nn.Module):
     """
 
     _table: Tensor | None = None
+    _tabled: bool = True  # False: a row depends on the other positions of a call too
 
     @abstractmethod
     def _rows(self, positions: Tensor) -> Tensor:
         """The rows (N, width) for positions (N,), both float64."""
 
+    def _of(self, x: Tensor, places: int | Tensor, dtype: torch.dtype, who: str) -> Tensor:
+        """The rows of the vectors of x (B, ..., L, E), whose `places` are those of `places_of`; they broadcast to
+        (B, ..., L, width)."""
+        if not isinstance(places, Tensor):
+            return self._between(places, places + x.shape[-2], dtype, x.device)
+        count = count_of(places, who)
+        if count is None:
+            rows = self._rows(placed(places, x.device, who).double().flatten()).to(dtype)
+        elif self._tabled and count <= LARGEST:
+            rows = self._upto(count, dtype, x.device)[placed(places, x.device, who).flatten()]
+        else:
+            rows = self._apart(places.flatten(), dtype, x.device)
+        return spread(rows.reshape(*places.shape, rows.shape[-1]), x)
+
     def _between(self, start: int, stop: int, dtype: torch.dtype, device: torch.device) -> Tensor:
         """The rows of the positions from `start` up to `stop`, (stop − start, width)."""
         if compiling():  # a graph can't keep a table
             return self._rows(torch.arange(start, stop, dtype=torch.float64, device=device)).to(dtype)
+        if not self._tabled or stop > LARGEST:
+            return self._apart(torch.arange(start, stop, device="cpu"), dtype, device)
         return self._upto(stop, dtype, device)[start:stop]
+
+    def _apart(self, positions: Tensor, dtype: torch.dtype, device: torch.device) -> Tensor:
+        """The rows of positions (N,), without the table, in eager code; not every device has float64."""
+        return self._rows(positions.to("cpu").double()).to(device, dtype)
 
     def _upto(self, stop: int, dtype: torch.dtype, device: torch.device) -> Tensor:
         """The rows of the positions 0 to `stop` at least, (≥ stop, width), in eager code."""
@@ -68,14 +92,65 @@ def check_embedded(x: Any, width: int, who: str) -> None:
         )
 
 
-def check_offset(offset: Any, who: str) -> int:
-    """The position of the first vector, checked."""
-    if isinstance(offset, Tensor):
+def places_of(x: Tensor, offset: Any, positions: Any, who: str, named: str = "positions") -> int | Tensor:
+    """Where the vectors of x (B, ..., L, E) stand, checked: the position of the first one, from which the others are
+    counted; or the position of each, integers (L,) or (B, L), on the device on which they were given, where they are
+    read before they go to that of x. `named`: the name of the argument `positions`."""
+    if positions is None and not isinstance(offset, Tensor):
+        return check_count(offset, 0, f"{who}: offset")
+    if positions is not None and (isinstance(offset, Tensor) or offset != 0):
         raise ClearheadError(
-            f"{who}: offset is a tensor {tuple(offset.shape)}; expected a whole number: int(offset). "
-            "RotaryEmbedding takes one position for each sequence."
+            f"{who}: both offset and positions are given. offset is the position of the first vector, positions those "
+            "of all: pass one of the two."
         )
-    return check_count(offset, 0, f"{who}: offset", most=2**24)
+    name, length = "offset" if positions is None else named, x.shape[-2]
+    given = as_tensor(offset if positions is None else positions, f"{who}: {name}")
+    if given.is_floating_point() or given.is_complex() or given.dtype == torch.bool:
+        raise ClearheadError(f"{who}: {name} has dtype {given.dtype}; expected integers.")
+    given = given.long()
+    if positions is None:
+        if given.numel() != 1 and (given.ndim != 1 or x.ndim < 3 or given.shape[0] != x.shape[0]):
+            raise ShapeError(
+                f"{who}: offset has shape {tuple(given.shape)} and x {tuple(x.shape)}; expected (B,), one position for "
+                "each sequence of x (B, ..., L, E)."
+            )
+        given = given.reshape(-1, 1) + torch.arange(length, device=given.device)
+    elif given.ndim not in (1, 2) or given.shape[-1] != length or (given.ndim == 2 and not _fits(given, x)):
+        raise ShapeError(
+            f"{who}: {name} has shape {tuple(given.shape)}, for vectors {tuple(x.shape)}; expected ({length},), or (B, "
+            f"{length}), where the batch comes first: one position for each vector."
+        )
+    return given[0] if given.ndim == 2 and given.shape[0] == 1 else given
+
+
+def every_position(x: Tensor, offset: Any, positions: Any, who: str) -> Tensor:
+    """The position of each vector of x (B, ..., L, E), (L,) or (B, L), on its device."""
+    places = places_of(x, offset, positions, who)
+    if isinstance(places, Tensor):
+        return placed(places, x.device, who)
+    return torch.arange(places, places + x.shape[-2], device=x.device)
+
+
+def _fits(positions: Tensor, x: Tensor) -> bool:
+    return positions.shape[0] == 1 or (x.ndim > 2 and positions.shape[0] == x.shape[0])
+
+
+def count_of(places: Tensor, who: str, most: float = math.inf) -> int | None:
+    """How many positions there are at least, of which these are some: 1 + the largest, or 0. None where their values
+    can't be read: there they are asserted to be below `most`. Raises for positions below 0."""
+    if not readable(places):
+        wrong = lambda: ClearheadError(f"{who}: a position is below 0, or beyond the last.")  # noqa: E731
+        ensure((places >= 0) & (places < most), wrong, f"{who}: a position is below 0, or beyond the last")
+        return None
+    least, largest = torch.stack(places.aminmax()).tolist() if places.numel() else (0, -1)
+    if least < 0:
+        raise ClearheadError(f"{who}: a vector stands at {least}; a position is 0 or more.")
+    return int(largest) + 1
+
+
+def spread(rows: Tensor, x: Tensor) -> Tensor:
+    """Rows (L, width), or (B, L, width), as they broadcast to x (B, ..., L, width)."""
+    return rows if rows.ndim == 2 else rows.reshape(rows.shape[0], *(1,) * (x.ndim - 3), *rows.shape[1:])
 
 
 def plot(tables: Mapping[str, Tensor], style: Style) -> Axes | np.ndarray:

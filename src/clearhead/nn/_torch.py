@@ -15,6 +15,7 @@ from clearhead.engines import reference
 from clearhead.masks.base import Mask
 from clearhead.masks.causal import Causal
 from clearhead.masks.dense import DenseMask
+from clearhead.nn._options import factors_of
 from clearhead.problem.guard import guard
 from clearhead.problem.problem import make_problem
 from clearhead.scores.dot import Dot
@@ -104,17 +105,24 @@ def _objections(module: MultiHeadAttention) -> list[str]:
     """The reasons why torch's module can't compute the same, in words."""
     found = []
     score, width = module.score, module.head_dim
-    same = type(score) is Dot and math.isclose(score.factor(width), Dot().factor(width), rel_tol=1e-12)
+    number, factor = factors_of(score, module.scale, module.temperature, width)
+    number = score.factor(width) if number is None else number
+    same = type(score) is Dot and math.isclose(number, Dot().factor(width), rel_tol=1e-12) and factor is None
     plain = same and score.softcap is None
     if not plain or next(module.score.parameters(), None) is not None:
-        found.append(f"the score is {score}, and torch's is Dot()")
+        scaled = module.scale is not None or module.temperature is not None
+        found.append(f"the score is {score}{', with a scale of its own' * scaled}, and torch's is Dot()")
     if module.num_kv_heads != module.num_heads:
         found.append(f"{module.num_heads} query heads share {module.num_kv_heads} key heads")
     if module.head_dim * module.num_heads != module.embed_dim:
         usual = f"embed_dim / num_heads = {module.embed_dim} / {module.num_heads}"
         found.append(f"head_dim is {module.head_dim}, not {usual}")
-    if module.rotary is not None:
-        found.append("it has a rotary embedding")
+    extra = {
+        "a rotary embedding": module.rotary, "a norm of its queries": module.query_norm,
+        "a norm of its keys": module.key_norm, "sinks": module.sinks, "a bias of its scores": module.score_bias,
+        "a gate": module.gate,
+    }  # fmt: skip
+    found += [f"it has {said}" for said, part in extra.items() if part is not None]
     layers = [module.W_q, module.W_k, module.W_v, module.W_o]
     if any(type(layer) is not nn.Linear for layer in layers):
         found.append("a projection is no plain nn.Linear")

@@ -40,6 +40,8 @@ class AdditiveAttention(RecordingModule):
     torch.Size([2, 1, 4])
     >>> {name: tuple(p.shape) for name, p in attend.named_parameters()}    # sizes known since the first call
     {'w_v': (8,), 'W_q.weight': (8, 20), 'W_k.weight': (8, 2)}
+    >>> AdditiveAttention(hidden_dim=8, query_dim=20, key_dim=2)(query, key, value).shape      # sizes known at once
+    torch.Size([2, 1, 4])
     >>> attend.attention_weights.shape
     torch.Size([2, 1, 10])
     >>> prepared = attend.prepare(key, value)           # for a decoder: the keys are projected once
@@ -49,11 +51,11 @@ class AdditiveAttention(RecordingModule):
     Formula: output_i = Σ_j w_ij value_j, with w_i = softmax over the allowed keys j of
     Σ_h w_v[h] · tanh((W_q query_i)[h] + (W_k key_j)[h]).
 
-    `hidden_dim`: the width of the tanh network. The widths of query and key are taken from the first call, or from a
-    state dict. An optimizer made before the first call holds the same parameters, as with torch's lazy modules; make
-    the first call before torch.compile.
-    `dropout`: the probability with which a weight is dropped while training. `forward` describes the arguments of a
-    call.
+    `hidden_dim`: the width of the tanh network. `query_dim`, `key_dim`: the widths of query and key; None takes a width
+    from the first call, or from a state dict. An optimizer made before the first call holds the same parameters, as
+    with torch's lazy modules; make the first call before torch.compile.
+    `dropout`: the probability with which a weight is dropped while training. `device`, `dtype`: those of the
+    parameters; None is the default of PyTorch. `forward` describes the arguments of a call.
     `attention_weights`: the weights of the last call, lazy; detached, unless `record_gradients` is True, which
     keeps the last call's graph.
     Cost: Lq·Lk·hidden_dim tanh over the allowed pairs; memory O(Lq + Lk).
@@ -64,14 +66,25 @@ class AdditiveAttention(RecordingModule):
     # for raw and for prepared keys; in a tuple, so that the module does not register their parameters twice
     _scores: tuple[Additive, Additive] | None = None
 
-    def __init__(self, hidden_dim: int, dropout: float = 0.0, *, record_gradients: bool = False) -> None:
+    def __init__(
+        self,
+        hidden_dim: int,
+        dropout: float = 0.0,
+        *,
+        query_dim: int | None = None,
+        key_dim: int | None = None,
+        record_gradients: bool = False,
+        device: Any = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
         super().__init__(record_gradients)
         self.hidden_dim = check_count(hidden_dim, 1, "hidden_dim")
         self.dropout = check_dropout(dropout, "dropout")
-        self.W_q = nn.LazyLinear(self.hidden_dim, bias=False)
-        self.W_k = nn.LazyLinear(self.hidden_dim, bias=False)
+        made: dict[str, Any] = {"device": device, "dtype": dtype}
+        self.W_q = _matrix(query_dim, "query_dim", self.hidden_dim, made)
+        self.W_k = _matrix(key_dim, "key_dim", self.hidden_dim, made)
         bound = self.hidden_dim**-0.5  # as nn.Linear(hidden_dim, 1) has it
-        self.w_v = nn.Parameter(torch.empty(self.hidden_dim).uniform_(-bound, bound))
+        self.w_v = nn.Parameter(torch.empty(self.hidden_dim, **made).uniform_(-bound, bound))
 
     def forward(
         self,
@@ -193,6 +206,13 @@ class AdditiveAttention(RecordingModule):
 
     def extra_repr(self) -> str:
         return f"hidden_dim={self.hidden_dim}, dropout={self.dropout:g}"
+
+
+def _matrix(width: int | None, name: str, hidden_dim: int, made: dict[str, Any]) -> nn.Linear:
+    """A projection of vectors of this width; None: of the width that its first call has."""
+    if width is None:
+        return nn.LazyLinear(hidden_dim, bias=False, **made)
+    return nn.Linear(check_count(width, 1, name), hidden_dim, bias=False, **made)
 
 
 def _settle(layer: Any, array: Any) -> None:

@@ -329,7 +329,7 @@ class _New(NamedTuple):
 
 def _digest(module: nn.Module) -> int | None:
     """A number made of the weights that make a module's keys and values; None where they can't be read."""
-    layers = [layer for name in ("W_k", "W_v") if (layer := getattr(module, name, None)) is not None]
+    layers = [layer for name in ("W_k", "W_v", "key_norm") if (layer := getattr(module, name, None)) is not None]
     tensors = [t for layer in layers for t in (*layer.parameters(), *layer.buffers())]
     known = all(t.layout is torch.strided and not dispatches(t) and readable(t) and not freed(t) for t in tensors)
     return hash(tuple(map(digest, tensors))) if tensors and known else None

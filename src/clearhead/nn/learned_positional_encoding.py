@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, cast
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from clearhead.base.called import as_forward
@@ -12,8 +13,9 @@ from clearhead.base.dropout import check_dropout
 from clearhead.base.errors import ClearheadError, ShapeError, UnsupportedError
 from clearhead.base.numbers import check_count
 from clearhead.base.pictures import Style
+from clearhead.base.shapes import placed
 from clearhead.base.tracing import distributed
-from clearhead.nn._positions import check_embedded, check_length, check_offset, plot
+from clearhead.nn._positions import check_embedded, check_length, count_of, places_of, plot, spread
 
 if TYPE_CHECKING:
     from clearhead.base.pictures import Axes, Colormap
@@ -29,45 +31,64 @@ class LearnedPositionalEncoding(nn.Module):
     torch.Size([2, 10, 4])
     >>> encode(torch.rand(2, 1, 4), offset=511).shape
     torch.Size([2, 1, 4])
+    >>> encode(torch.rand(2, 1, 4), offset=torch.tensor([5, 9])).shape      # each sequence at its own position
+    torch.Size([2, 1, 4])
+    >>> encode(torch.rand(1, 5, 4), positions=[0, 1, 2, 0, 1]).shape        # two documents, each from 0 on
+    torch.Size([1, 5, 4])
 
     Formula: output_p = dropout(x_p + P_p), with P (max_len, E) a parameter.
 
     `max_len`: how many positions there are. `embed_dim`: E.
     `dropout`: the probability with which an entry of the sum is dropped while training.
-    Takes: x (..., L, E), and `offset`, the position of its first vector. Returns x's shape, of the dtype of x + P.
-    Raises a `ShapeError` for another width, and for positions from max_len on. Cost: one addition an entry.
+    `device`, `dtype`: those of P; None is the default of PyTorch.
+    x (B, ..., L, E), or (L, E). `offset`: the position of the first vector, a whole number, or integers (B,), one for
+    each sequence. `positions`: in place of it the position of each vector, integers (L,) or (B, L), in any order.
+    Returns x's shape, of the dtype of x + P.
+    Raises a `ShapeError` for another width or batch, and for positions from max_len on; a `ClearheadError` for
+    positions below 0. Cost: one addition an entry.
     Source: Gehring et al. 2017, "Convolutional Sequence to Sequence Learning"; Devlin et al. 2019, "BERT", for
     the initial standard deviation of 0.02.
     """
 
-    def __init__(self, max_len: int, embed_dim: int, dropout: float = 0.0) -> None:
+    def __init__(
+        self,
+        max_len: int,
+        embed_dim: int,
+        dropout: float = 0.0,
+        *,
+        device: Any = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
         super().__init__()
         self.max_len = check_count(max_len, 1, "max_len")
         self.embed_dim = check_count(embed_dim, 1, "embed_dim")
-        self.P = nn.Parameter(torch.empty(self.max_len, self.embed_dim).normal_(std=0.02))
+        self.P = nn.Parameter(torch.empty(self.max_len, self.embed_dim, device=device, dtype=dtype).normal_(std=0.02))
         self.dropout = nn.Dropout(check_dropout(dropout, "dropout"))
 
-    def forward(self, x: Tensor, offset: int = 0) -> Tensor:
-        """x (..., L, E) with its positions added, from `offset` on: of x's shape."""
+    def forward(self, x: Tensor, offset: int | Tensor = 0, *, positions: Any = None) -> Tensor:
+        """x (..., L, E) with its positions added, from `offset` on, or those of `positions`: of x's shape."""
+        who = "LearnedPositionalEncoding"
         if self.P.ndim != 2:
-            raise ShapeError(f"LearnedPositionalEncoding: P has shape {tuple(self.P.shape)}; expected (max_len, E).")
+            raise ShapeError(f"{who}: P has shape {tuple(self.P.shape)}; expected (max_len, E).")
         max_len, width = self.P.shape  # read from the table, which may have been replaced
-        check_embedded(x, width, "LearnedPositionalEncoding")
-        start = check_offset(offset, "LearnedPositionalEncoding")
-        stop = start + x.shape[-2]
-        if stop > max_len:
+        check_embedded(x, width, who)
+        places = places_of(x, offset, positions, who)
+        stop = places + x.shape[-2] if not isinstance(places, Tensor) else count_of(places, who, max_len)
+        if stop is not None and stop > max_len:
             raise ShapeError(
-                f"LearnedPositionalEncoding: x has shape {tuple(x.shape)} and offset {start}, which needs {stop} "
+                f"{who}: x has shape {tuple(x.shape)} and stands up to position {stop - 1}, which needs {stop} "
                 f"positions; max_len is {max_len}.\nCut the sequence, or build it with max_len={stop}. "
                 "SinusoidalPositionalEncoding and RotaryEmbedding take any length."
             )
-        if distributed(self.P) and not distributed(x):
-            raise UnsupportedError(
-                "LearnedPositionalEncoding: P is a DTensor; pass x as a DTensor too, or keep P whole."
-            )
+        if distributed(self.P) and (not distributed(x) or isinstance(places, Tensor)):
+            raise UnsupportedError(f"{who}: P is a DTensor; pass x as a DTensor too, and one offset, or keep P whole.")
         if x.device != self.P.device:
-            raise ClearheadError(f"LearnedPositionalEncoding: x is on {x.device}, and its table on {self.P.device}.")
-        output: Tensor = self.dropout(x + self.P[start:stop])
+            raise ClearheadError(f"{who}: x is on {x.device}, and its table on {self.P.device}.")
+        if isinstance(places, Tensor):
+            rows = spread(F.embedding(placed(places, x.device, who), self.P), x)
+        else:
+            rows = self.P[places:stop]
+        output: Tensor = self.dropout(x + rows)
         return output
 
     if TYPE_CHECKING:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Never
 
+import torch
 from torch import Tensor, nn
 
 from clearhead._attention import ScoreLike
@@ -15,7 +16,7 @@ from clearhead.base.numbers import check_count, check_flag
 from clearhead.base.positions import check_align
 from clearhead.base.shapes import AlignLike, Sizes
 from clearhead.base.text import brief
-from clearhead.biases.base import BiasLike
+from clearhead.biases.base import Bias, BiasLike
 from clearhead.masks.base import MaskLike
 from clearhead.nn import _torch
 from clearhead.nn._heads import (
@@ -31,6 +32,23 @@ from clearhead.nn._heads import (
     split_heads,
 )
 from clearhead.nn._masks import head_mask
+from clearhead.nn._options import (
+    NORMS,
+    Gate,
+    Rotary,
+    as_factor,
+    check_gate,
+    check_norm,
+    check_rotary,
+    factors_of,
+    given_places,
+    key_places,
+    normed,
+    opened,
+    scaled,
+    turned,
+    with_own,
+)
 from clearhead.nn._record import RecordingModule
 from clearhead.nn._unpacked import refuse_unpacking
 from clearhead.nn.key_value_cache import KeyValueCache
@@ -60,11 +78,19 @@ class MultiHeadAttention(RecordingModule):
     torch.Size([2, 1, 64])
     >>> MultiHeadAttention(64, 8, num_kv_heads=2, score=ch.Cosine())(x, x, x).shape
     torch.Size([2, 10, 64])
+    >>> scaling = ch.nn.RotaryScaling.llama3(factor=8, original_length=8192)
+    >>> today = MultiHeadAttention(                                         # a block as today's language models have it
+    ...     64, 8, bias=False, num_kv_heads=2, rotary=ch.nn.RotaryEmbedding(8, base=5e5, scaling=scaling),
+    ...     query_norm=torch.nn.RMSNorm(8), key_norm=torch.nn.RMSNorm(8), sinks=True, gate="headwise",
+    ... )
+    >>> today(x, x, x, ch.Causal()).shape
+    torch.Size([2, 10, 64])
 
     The batch comes first, a bool mask is True where a query may attend, and the output is no tuple. `forward` describes
     the arguments and the result of a call.
 
-    Formula: output = W_o [head_1; …; head_H], with head_h = attention(W_q^h query, W_k^h key, W_v^h value).
+    Formula: output = W_o [g_1 head_1; …; g_H head_H], with head_h = attention(q_h, k_h, W_v^h value), q_h = scale_h ·
+    rotary(query_norm(W_q^h query)) and k_h = rotary(key_norm(W_k^h key)). A part that is not asked for changes nothing.
 
     `embed_dim`: E, the width of the query and of the output. `num_heads`: H. A call has the heads that the layers make,
     vectors of width head_dim; the number of query heads to a key head is the one that the module was built with. So a
@@ -77,14 +103,31 @@ class MultiHeadAttention(RecordingModule):
     `num_kv_heads`: how many heads keys and values have, which divides num_heads (grouped queries); None is num_heads.
     `kdim`, `vdim`: the widths of key and value; None is embed_dim.
     `score`: a `Score` or a function on (B, H, L, head_dim); None is `Dot()`.
-    `rotary`: a `RotaryEmbedding` that turns the projected queries and keys.
+    `rotary`: turns the projected queries and keys by their positions: a `RotaryEmbedding`, or a module or a function
+    f(x, positions=...) on x (B, H, L, head_dim) and integers (B, L), which gives x's shape.
+    `query_norm`, `key_norm`: modules on the projected queries and keys, (B, H, L, head_dim), before rotary, such as
+    `torch.nn.RMSNorm(head_dim)`. Each computes in the dtype of its parameters.
+    `scale`: multiplies the scores; None is the score's own, 1/√head_dim for `Dot()`. `temperature`: divides them. Each
+    is a number, or a tensor with one number or one a head, (H,): an `nn.Parameter` is learnt, another tensor is a
+    buffer. A tensor multiplies the queries, and so needs `Dot` or `Bilinear`.
+    `sinks`: whether each head has a learnt logit, `sinks` (H,), 0 at first: one term more in the softmax's denominator.
+    `score_bias`: a `Bias`, such as `RelativeBias(num_heads)`, added to the scores in each call, and learnt with the
+    module where it has parameters; `bias=` of a call is added to it.
+    `gate`: factors σ(W_g query), from 0 to 1, of the heads' outputs before W_o: "elementwise", one for each number of
+    each head, as the authors recommend, or "headwise", one for each head; None is none.
+    `device`, `dtype`: those of the parameters that the module makes; modules that it is given keep theirs.
     `record_gradients`: whether `attention_weights` have gradients; the graph of the last call is kept for it.
     `attention_weights`: the weights of the last call, (B, H, Lq, Lk), B = 1 where the inputs had no batch; lazy and
     detached.
     Cost: that of the four projections, 4·L·E² multiplications a sequence by default, and of `clearhead.attention`.
-    Sources: Vaswani et al. 2017, "Attention Is All You Need"; grouped queries: Ainslie et al. 2023, "GQA".
+    Sources: Vaswani et al. 2017, "Attention Is All You Need"; grouped queries: Ainslie et al. 2023, "GQA"; norms:
+    Henry et al. 2020, "Query-Key Normalization for Transformers"; sinks: OpenAI 2025, gpt-oss; gate: Qiu et al. 2025,
+    "Gated Attention for Large Language Models".
     """
 
+    scale: float | Tensor | None
+    temperature: float | Tensor | None
+    sinks: Tensor | None
     projects_inputs = True  # its inputs are projected to query, key and value inside: see models/tap/modules.py
 
     def __init__(
@@ -99,8 +142,17 @@ class MultiHeadAttention(RecordingModule):
         kdim: int | None = None,
         vdim: int | None = None,
         score: ScoreLike = None,
-        rotary: RotaryEmbedding | None = None,
+        rotary: Rotary | None = None,
+        query_norm: nn.Module | None = None,
+        key_norm: nn.Module | None = None,
+        scale: float | Tensor | None = None,
+        temperature: float | Tensor | None = None,
+        sinks: bool = False,
+        score_bias: Bias | None = None,
+        gate: Gate | None = None,
         record_gradients: bool = False,
+        device: Any = None,
+        dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__(record_gradients)
         self.embed_dim, self.num_heads, self.head_dim = check_sizes(embed_dim, num_heads, head_dim)
@@ -116,17 +168,31 @@ class MultiHeadAttention(RecordingModule):
         )
         self.dropout = check_dropout(dropout, "dropout")
         self.score = Dot() if score is None else as_score(score)
-        if rotary is not None and not isinstance(rotary, RotaryEmbedding):
-            raise ClearheadError(f"rotary is {brief(rotary)}; expected RotaryEmbedding(dim={self.head_dim}).")
-        if rotary is not None and rotary.dim > self.head_dim:
-            raise ClearheadError(f"rotary turns {rotary.dim} entries, and a head has head_dim = {self.head_dim}.")
-        self.rotary = rotary
-        bias = check_flag(bias, "bias")
+        self.rotary = check_rotary(rotary, self.head_dim)
+        self.query_norm = check_norm("query_norm", query_norm, self.head_dim)
+        self.key_norm = check_norm("key_norm", key_norm, self.head_dim)
+        if score_bias is not None and not isinstance(score_bias, Bias):
+            raise ClearheadError(
+                f"score_bias is {brief(score_bias)}; expected a Bias, such as RelativeBias(num_heads)."
+            )
+        self.score_bias, self.gate = score_bias, check_gate(gate)
+        bias, sinks = check_flag(bias, "bias"), check_flag(sinks, "sinks")
         width, kv_width = self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim
-        self.W_q = nn.Linear(self.embed_dim, width, bias)
-        self.W_k = nn.Linear(self.kdim, kv_width, bias)
-        self.W_v = nn.Linear(self.vdim, kv_width, bias)
-        self.W_o = nn.Linear(width, self.embed_dim, bias)
+        made: dict[str, Any] = {"bias": bias, "device": device, "dtype": dtype}
+        self.W_q = nn.Linear(self.embed_dim, width, **made)
+        self.W_k = nn.Linear(self.kdim, kv_width, **made)
+        self.W_v = nn.Linear(self.vdim, kv_width, **made)
+        self.W_o = nn.Linear(width, self.embed_dim, **made)
+        gates = {"elementwise": width, "headwise": self.num_heads}
+        self.W_g = None if self.gate is None else nn.Linear(self.embed_dim, gates[self.gate], **made)
+        logits = torch.zeros(self.num_heads, device=device, dtype=dtype or self.W_q.weight.dtype) if sinks else None
+        self.register_parameter("sinks", None if logits is None else nn.Parameter(logits))
+        for name, factor in (("scale", scale), ("temperature", temperature)):
+            found = as_factor(name, factor, self.num_heads, self.score)
+            if isinstance(found, Tensor) and not isinstance(found, nn.Parameter):
+                self.register_buffer(name, found.detach().clone())
+            else:
+                setattr(self, name, found)
 
     @classmethod
     def from_torch(cls, module: nn.MultiheadAttention) -> MultiHeadAttention:
@@ -162,6 +228,8 @@ class MultiHeadAttention(RecordingModule):
         *,
         valid_lens: Integers | None = None,
         bias: BiasLike = None,
+        positions: Integers | None = None,
+        key_positions: Integers | None = None,
         cache: KeyValueCache | None = None,
         new_lens: Integers | None = None,
         align: AlignLike = None,
@@ -175,6 +243,9 @@ class MultiHeadAttention(RecordingModule):
         (B, Lq, Lk) or (B, H, Lq, Lk), where 1 stands for any size; or None. Padding (B, Lk) is `Padding(keep)`.
         `valid_lens`: integers (B,) or (B, Lq), how many keys may be seen. Where both are given, both hold.
         `bias`: added to the scores, as for `clearhead.attention`.
+        `positions`: where `rotary` is to take the queries to stand, and the keys too unless `key_positions` says it:
+        integers (L,) or (B, L), 0 or more, in any order. None counts from 0, or from the end of the cache. Masks and
+        biases count places in the call, whatever the positions are.
         `cache`: a `KeyValueCache`; key and value are then the new positions alone. The queries stand after the keys of
         the cache and attend to these too; masks and lengths count them. The cache keeps the new keys.
         `new_lens`: integers (B,), how many of each sequence's new keys the cache keeps, from the first on: for prompts
@@ -192,18 +263,27 @@ class MultiHeadAttention(RecordingModule):
             raise ClearheadError("align beside a cache: the cache says where the queries stand, after its own keys.")
         past = self._past(cache, new_lens)
         if isinstance(key, PreparedKeys):
+            if key_positions is not None:
+                raise ClearheadError(
+                    "key_positions beside prepared keys: give them to prepare(key, value, positions=...)."
+                )
             k, v = self._taken(query, key, value, cache)
         else:
             check_value_given(value)
             check_inputs({"query": query, "key": key, "value": value}, self._projections)
-            k, v = self._project(key, value, past)
+            of_keys = key_places(positions, key_positions, query, key, self.rotary)
+            k, v = self._project(key, value, past, of_keys)
         batched = query.ndim == 3
-        q = split_heads(self.W_q(query if batched else query[None]), "W_q", self.head_dim)
+        rows = query if batched else query[None]
+        places = given_places(positions, "positions", query, self.rotary)
+        q = normed("query_norm", self.query_norm, split_heads(self.W_q(rows), "W_q", self.head_dim))
         check_groups(q, k, v, self.num_heads, self.num_kv_heads)
         check_output("W_o", self.W_o, q.shape[1], v)
         if self.rotary is not None:
             each = isinstance(past, Tensor) and q.shape[0] == 1  # one query for sequences that stand at unequal places
-            q = self.rotary(q.expand(k.shape[0], -1, -1, -1) if each else q, past)
+            q = turned(self.rotary, q.expand(k.shape[0], -1, -1, -1) if each else q, past, places)
+        number, factor = factors_of(self.score, self.scale, self.temperature, self.head_dim)
+        q = scaled(q, factor)
         state = None
         if cache is not None:
             state = cache._extended(k, v, new_lens, self)
@@ -211,7 +291,7 @@ class MultiHeadAttention(RecordingModule):
         heads = q.shape[1]  # may be fewer than num_heads, on a rank or after pruning
         sizes = max(q.shape[0], k.shape[0]), heads, q.shape[2], k.shape[2]
         align = align if cache is None else past
-        mask, bias = with_lengths(head_mask(mask, sizes, q.dtype), valid_lens, bias)
+        mask, bias = with_lengths(head_mask(mask, sizes, q.dtype), valid_lens, with_own(bias, self.score_bias))
         if heads != self.num_heads:
             check_part(mask, bias, Sizes(*sizes, q.device, align=check_align(align)), self.num_heads)
         if state is not None and state.lengths is not None:
@@ -223,10 +303,15 @@ class MultiHeadAttention(RecordingModule):
             score=self.score,
             mask=mask,
             bias=bias,
+            scale=number,
+            sinks=self.sinks,
             align=align,
             dropout_p=self.dropout if self.training else 0.0,
-            fresh=plain_linear(self.W_q) and plain_linear(self.W_k),
+            fresh=self._fresh,
         )
+        if self.gate is not None and self.W_g is not None:
+            check_inputs({"query": rows}, (Projection.by("W_g", self.W_g),))
+            attended = attended * opened(self.gate, self.W_g(rows), attended)
         output = joined("W_o", self.W_o, attended.transpose(1, 2).flatten(2))  # (B, Lq, H·head_dim) → (B, Lq, E)
         output = output if batched else output[0]
         refuse_unpacking("MultiHeadAttention", output)
@@ -239,25 +324,33 @@ class MultiHeadAttention(RecordingModule):
         @as_forward(forward)
         def __call__(self) -> None: ...
 
-    def prepare(self, key: Tensor, value: Tensor) -> PreparedKeys:
+    @property
+    def _fresh(self) -> bool:
+        """Whether no part that the module was given, and no hook, may hold the queries and keys of a call."""
+        norms = (norm is None or type(norm) in NORMS for norm in (self.query_norm, self.key_norm))
+        ours = self.rotary is None or isinstance(self.rotary, RotaryEmbedding)
+        return plain_linear(self.W_q) and plain_linear(self.W_k) and ours and all(norms)
+
+    def prepare(self, key: Tensor, value: Tensor, *, positions: Any = None) -> PreparedKeys:
         """Key and value with their projections done, for calls `attend(query, prepared)`: see `PreparedKeys`.
 
-        key (B, Lk, kdim), value (B, Lk, vdim), or each without B. Raises a `ClearheadError` for other widths or dtypes
+        key (B, Lk, kdim), value (B, Lk, vdim), or each without B. `positions`: where `rotary` takes the keys to stand,
+        integers (Lk,) or (B, Lk); None counts from 0. Raises a `ClearheadError` for other widths or dtypes
         than the module's. Cost: that of W_k and W_v.
         """
         check_inputs({"key": key, "value": value}, self._projections[1:])
-        k, v = self._project(key, value, 0)
+        k, v = self._project(key, value, 0, given_places(positions, "positions", key, self.rotary))
         return PreparedKeys(*((k, v) if key.ndim == 3 else (k[0], v[0])), self)
 
     @property
     def _projections(self) -> tuple[Projection, ...]:
         return Projection.by("W_q", self.W_q), Projection.by("W_k", self.W_k), Projection.by("W_v", self.W_v)
 
-    def _project(self, key: Any, value: Any, past: int | Tensor) -> tuple[Tensor, Tensor]:
-        """Keys and values of the heads, the keys turned from the position `past` on."""
+    def _project(self, key: Any, value: Any, past: int | Tensor, positions: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Keys and values of the heads, the keys turned at their positions, or from the position `past` on."""
         key, value = (key, value) if key.ndim == 3 else (key[None], value[None])
         k, v = split_heads(self.W_k(key), "W_k", self.head_dim), split_heads(self.W_v(value), "W_v", self.head_dim)
-        return k if self.rotary is None else self.rotary(k, past), v
+        return turned(self.rotary, normed("key_norm", self.key_norm, k), past, positions), v
 
     def _taken(self, query: Any, prepared: PreparedKeys, value: Any, cache: Any) -> tuple[Tensor, Tensor]:
         """The heads' keys and values that were prepared, for this query."""
@@ -293,4 +386,11 @@ class MultiHeadAttention(RecordingModule):
         text = f"embed_dim={self.embed_dim}, num_heads={self.num_heads}, head_dim={self.head_dim}"
         others = (("num_kv_heads", self.num_heads), ("kdim", self.embed_dim), ("vdim", self.embed_dim))
         text += "".join(f", {name}={getattr(self, name)}" for name, usual in others if getattr(self, name) != usual)
+        for name in ("scale", "temperature"):
+            factor = getattr(self, name)
+            text += (
+                "" if factor is None else f", {name}={tuple(factor.shape) if isinstance(factor, Tensor) else factor}"
+            )
+        text += ", sinks=True" if self.sinks is not None else ""
+        text += "" if self.gate is None else f", gate={self.gate!r}"
         return f"{text}, dropout={self.dropout:g}"

@@ -13,9 +13,9 @@ from clearhead.base.called import as_forward
 from clearhead.base.errors import ClearheadError, ShapeError
 from clearhead.base.numbers import check_count, check_flag, check_positive
 from clearhead.base.pictures import Style
-from clearhead.base.shapes import moved
-from clearhead.base.tracing import compiling
-from clearhead.nn._positions import Tabled, check_length, plot
+from clearhead.base.text import brief
+from clearhead.nn._positions import Tabled, check_length, places_of, plot
+from clearhead.nn.rotary_scaling import RotaryScaling
 
 if TYPE_CHECKING:
     from clearhead.base.pictures import Colormap
@@ -33,32 +33,52 @@ class RotaryEmbedding(Tabled):
     True
     >>> rotary(torch.rand(2, 8, 1, 64), offset=torch.tensor([5, 9])).shape      # sequences at their own positions
     torch.Size([2, 8, 1, 64])
+    >>> packed = rotary(torch.rand(4).expand(1, 5, 4), positions=[0, 1, 2, 0, 1])     # two documents, each from 0 on
+    >>> torch.equal(packed[:, :2], packed[:, 3:])
+    True
 
     Formula: (x_a, x_b) ← (x_a cos θ − x_b sin θ, x_b cos θ + x_a sin θ), with θ = p · base^(−2i/dim) for the position p
     and the pair i. The product of a query at p and a key at p' then depends on p − p' alone.
 
     `dim`: how many of the first entries turn, even; the entries after them stay as they are. `base`: above 0.
     `interleaved`: False pairs the entry i with i + dim/2, as Llama does; True pairs 2i with 2i + 1, as RoFormer and
-    GPT-J do.
+    GPT-J do. `scaling`: a `RotaryScaling`, for sequences longer than those of the training; None is none.
     x (..., L, E) with E ≥ dim; `offset`: the position of the first vector, a whole number, or integers (B,), one for
-    each sequence of x (B, ..., L, E). Returns x's shape and dtype; the turn is computed in float32 at least.
-    Raises a `ShapeError` for narrower x or another batch. Cost: three operations an entry; a table of the longest
-    sequence is kept.
+    each sequence of x (B, ..., L, E). `positions`: in place of it the position of each vector, integers (L,) or (B, L),
+    0 or more, in any order. Returns x's shape and dtype; the turn is computed in float32 at least.
+    Raises a `ShapeError` for narrower x or another batch, a `ClearheadError` for positions below 0. Cost: three
+    operations an entry; a table of the longest sequence is kept.
     Source: Su et al. 2021, "RoFormer: Enhanced Transformer with Rotary Position Embedding".
     """
 
-    def __init__(self, dim: int, base: float = 10000.0, interleaved: bool = False) -> None:
+    def __init__(
+        self, dim: int, base: float = 10000.0, interleaved: bool = False, scaling: RotaryScaling | None = None
+    ) -> None:
         super().__init__()
         self.dim = check_count(dim, 2, "dim")
         if self.dim % 2:
             raise ClearheadError(f"RotaryEmbedding: dim is {dim}; entries turn in pairs, so it must be even.")
         self.base = check_positive(base, "base")
         self.interleaved = check_flag(interleaved, "interleaved")
+        if scaling is not None and not isinstance(scaling, RotaryScaling):
+            raise ClearheadError(
+                f"RotaryEmbedding: scaling is {brief(scaling)}; expected a RotaryScaling, such as "
+                "RotaryScaling.linear(4)."
+            )
+        if scaling is not None and (self.base <= 1 or (scaling.by_length and self.dim == 2)):
+            raise ClearheadError(
+                f"RotaryEmbedding: dim is {self.dim} and base {self.base:g}; {scaling} needs a base above 1"
+                + (", and dim above 2." if scaling.by_length else ".")
+            )
+        self.scaling = scaling
+        self._tabled = scaling is None or not scaling.by_length
 
-    def forward(self, x: Tensor, offset: int | Tensor = 0) -> Tensor:
-        """x (..., L, E) turned by its positions, from `offset` on, a whole number or integers (B,): of x's shape."""
+    def forward(self, x: Tensor, offset: int | Tensor = 0, *, positions: Any = None) -> Tensor:
+        """x (..., L, E) turned by its positions, from `offset` on, or those of `positions`: of x's shape."""
         self._check(x)
-        cos, sin = self._cos_sin(x, offset).chunk(2, -1)  # each (L, dim/2), or (B, 1, ..., L, dim/2)
+        who = "RotaryEmbedding"
+        rows = self._of(x, places_of(x, offset, positions, who), accumulated(x.dtype), who)
+        cos, sin = rows.chunk(2, -1)  # each (L, dim/2), or (B, 1, ..., L, dim/2)
         turned = (x[..., : self.dim] if x.shape[-1] > self.dim else x).to(cos.dtype)
         if self.interleaved:
             a, b = turned[..., 0::2], turned[..., 1::2]
@@ -74,34 +94,19 @@ class RotaryEmbedding(Tabled):
         @as_forward(forward)
         def __call__(self) -> None: ...
 
-    def _cos_sin(self, x: Tensor, offset: Any) -> Tensor:
-        dtype, length = accumulated(x.dtype), x.shape[-2]
-        if not isinstance(offset, Tensor):
-            start = check_count(offset, 0, "RotaryEmbedding: offset")
-            return self._between(start, start + length, dtype, x.device)
-        if offset.is_floating_point() or offset.is_complex() or offset.dtype == torch.bool:
-            raise ClearheadError(f"RotaryEmbedding: offset has dtype {offset.dtype}; expected integers.")
-        if offset.numel() != 1 and (offset.ndim != 1 or x.ndim < 3 or offset.shape[0] != x.shape[0]):
-            raise ShapeError(
-                f"RotaryEmbedding: offset has shape {tuple(offset.shape)} and x {tuple(x.shape)}; expected (B,), one "
-                "position for each sequence of x (B, ..., L, E)."
-            )
-        positions = moved(offset, x.device).reshape(-1, 1) + torch.arange(length, device=x.device)  # (B, L)
-        if compiling():  # no look at the values
-            rows = self._rows(positions.double().flatten()).to(dtype)
-        else:
-            low, high = (int(edge) for edge in offset.aminmax()) if offset.numel() else (0, 0)
-            if low < 0:
-                raise ClearheadError(f"RotaryEmbedding: offset holds {low}; a position is 0 or more.")
-            rows = self._upto(high + length, dtype, x.device)[positions.flatten()]
-        if offset.numel() == 1:
-            return rows
-        return rows.reshape(x.shape[0], *(1,) * (x.ndim - 3), length, self.dim)
-
     def _rows(self, positions: Tensor) -> Tensor:
-        steps = torch.arange(0, self.dim, 2, dtype=positions.dtype, device=positions.device)
-        angles = positions[:, None] * self.base ** (-steps / self.dim)
-        return torch.cat([angles.cos(), angles.sin()], -1)
+        angles = positions[:, None] * self.speeds(positions)
+        rows = torch.cat([angles.cos(), angles.sin()], -1)
+        return rows if self.scaling is None else rows * self.scaling.magnitude
+
+    def speeds(self, positions: Tensor) -> Tensor:
+        """The angle of each pair at each step, (dim / 2,) in float64, in a call with these positions, (N,)."""
+        steps = torch.arange(0, self.dim, 2, dtype=torch.float64, device=positions.device)
+        plain = self.base ** (-steps / self.dim)
+        if self.scaling is None:
+            return plain
+        length = positions.max() + 1 if positions.numel() else positions.new_ones(())
+        return self.scaling.speeds(plain, self.base, length)
 
     def _check(self, x: Any) -> None:
         if not isinstance(x, Tensor):
@@ -124,4 +129,5 @@ class RotaryEmbedding(Tabled):
         return cast(np.ndarray, plot({"cos θ": cos, "sin θ": sin}, Style(title, cmap, "signed")))
 
     def extra_repr(self) -> str:
-        return f"dim={self.dim}, base={self.base:g}, interleaved={self.interleaved}"
+        scaling = "" if self.scaling is None else f", scaling={self.scaling}"
+        return f"dim={self.dim}, base={self.base:g}, interleaved={self.interleaved}{scaling}"

@@ -11,7 +11,7 @@ from clearhead.base.called import as_forward
 from clearhead.base.dropout import check_dropout
 from clearhead.base.numbers import check_count
 from clearhead.base.pictures import Style
-from clearhead.nn._positions import Tabled, check_embedded, check_length, check_offset, plot
+from clearhead.nn._positions import Tabled, check_embedded, check_length, places_of, plot
 
 if TYPE_CHECKING:
     from clearhead.base.pictures import Axes, Colormap
@@ -29,12 +29,19 @@ class SinusoidalPositionalEncoding(Tabled):
             [ 0.9093, -0.4161,  0.0200,  0.9998]])
     >>> encode(torch.zeros(2, 1, 4), offset=2).shape        # the third position, in decoding
     torch.Size([2, 1, 4])
+    >>> encode(torch.zeros(2, 1, 4), offset=torch.tensor([5, 9])).shape     # each sequence at its own position
+    torch.Size([2, 1, 4])
+    >>> packed = encode(torch.zeros(5, 4), positions=[0, 1, 2, 0, 1])       # two documents, each from 0 on
+    >>> torch.equal(packed[:2], packed[3:])
+    True
 
     Formula: output_p = dropout(x_p + P_p), with P[p, 2i] = sin(p / 10000^(2i/E)), P[p, 2i+1] = cos(p / 10000^(2i/E)).
 
     `embed_dim`: E, odd or even. `dropout`: the probability with which an entry of the sum is dropped while training.
-    Takes: x (..., L, E), and `offset`, the position of its first vector. Returns x's shape and dtype.
-    Any length; no parameters. Raises a `ShapeError` for another width.
+    x (B, ..., L, E), or (L, E). `offset`: the position of the first vector, a whole number, or integers (B,), one for
+    each sequence. `positions`: in place of it the position of each vector, integers (L,) or (B, L), 0 or more, in any
+    order. Returns x's shape and dtype. Any length; no parameters.
+    Raises a `ShapeError` for another width or batch, a `ClearheadError` for positions below 0.
     Cost: one addition an entry; a table of the longest sequence is kept.
     Source: Vaswani et al. 2017, "Attention Is All You Need".
     """
@@ -44,12 +51,11 @@ class SinusoidalPositionalEncoding(Tabled):
         self.embed_dim = check_count(embed_dim, 1, "embed_dim")
         self.dropout = nn.Dropout(check_dropout(dropout, "dropout"))
 
-    def forward(self, x: Tensor, offset: int = 0) -> Tensor:
-        """x (..., L, E) with its positions added, from `offset` on: of x's shape."""
-        check_embedded(x, self.embed_dim, "SinusoidalPositionalEncoding")
-        start = check_offset(offset, "SinusoidalPositionalEncoding")
-        stop = start + x.shape[-2]
-        output: Tensor = self.dropout(x + self._between(start, stop, x.dtype, x.device))
+    def forward(self, x: Tensor, offset: int | Tensor = 0, *, positions: Any = None) -> Tensor:
+        """x (..., L, E) with its positions added, from `offset` on, or those of `positions`: of x's shape."""
+        who = "SinusoidalPositionalEncoding"
+        check_embedded(x, self.embed_dim, who)
+        output: Tensor = self.dropout(x + self._of(x, places_of(x, offset, positions, who), x.dtype, who))
         return output
 
     if TYPE_CHECKING:

@@ -17,17 +17,20 @@ from clearhead.base.tracing import without_autocast
 from clearhead.explanation.explanation import Explanation, Part
 from clearhead.explanation.inputs import drawn
 from clearhead.explanation.modules.captured import Captured, captured
-from clearhead.explanation.modules.projection import Linear, joined_steps, projection_steps, rotary_steps, split
+from clearhead.explanation.modules.projection import Linear, joined_steps, projection_steps, split
+from clearhead.explanation.modules.sides import Side, gate_steps, side_steps, stages
 from clearhead.explanation.of_problem import attention_parts, input_steps
 from clearhead.explanation.shown import Shown, choose, settle
+from clearhead.nn._heads import split_heads
+from clearhead.nn._options import given_places, key_places, opened
+from clearhead.nn.key_value_cache import KeyValueCache
 from clearhead.nn.multi_head_attention import MultiHeadAttention
 from clearhead.nn.prepared_keys import PreparedKeys
-from clearhead.nn.rotary_embedding import RotaryEmbedding
 from clearhead.nn.torch_multihead_attention import TorchMultiheadAttention
 
 
 class Projections(NamedTuple):
-    """The four projections, the heads, and the rotation of queries and keys."""
+    """The four projections, the heads, and the module, where it may do more to queries, keys and outputs."""
 
     query: Linear
     key: Linear
@@ -36,7 +39,7 @@ class Projections(NamedTuple):
     num_heads: int
     num_kv_heads: int
     head_dim: int
-    rotary: RotaryEmbedding | None = None
+    module: MultiHeadAttention | None = None
     length_first: bool = False  # whether its inputs are (L, B, E)
 
 
@@ -54,14 +57,16 @@ def layers_of(module: MultiHeadAttention | TorchMultiheadAttention) -> Projectio
     if isinstance(module, MultiHeadAttention):
         every = (module.W_q, module.W_k, module.W_v, module.W_o)
         query, key, value, output = map(_plain, every)
-        rotary, length_first = module.rotary, False
+        ours, length_first = module, False
+        if module.W_g is not None:
+            _plain(module.W_g)
     else:
         query, key, value = (Linear(weight, bias) for _, weight, bias in module._projections())
         output = Linear(module.out_proj.weight, module.out_proj.bias)
-        rotary, length_first = None, not module.batch_first
+        ours, length_first = None, not module.batch_first
     width = module.head_dim
     heads, kv_heads = query.weight.shape[0] // width, key.weight.shape[0] // width  # as many as the layers make
-    return Projections(query, key, value, output, heads, kv_heads, width, rotary, length_first)
+    return Projections(query, key, value, output, heads, kv_heads, width, ours, length_first)
 
 
 def _plain(layer: nn.Module) -> Linear:
@@ -106,8 +111,8 @@ def _explained(
     keywords: dict[str, Any],
     at: Any,
 ) -> Explanation:
-    given = inspect.signature(module.forward).bind(*inputs, **keywords).arguments
-    given = {name: given.get(name) for name in SIDES}
+    bound = inspect.signature(module.forward).bind(*inputs, **keywords).arguments
+    given: dict[str, Any] = {name: bound.get(name) for name in SIDES}
     batched, problem = given["query"].ndim == 3, found.problem
     if layers.length_first and batched:
         turned = {id(t): t.transpose(0, 1) for t in given.values()}  # an array that serves twice stays one
@@ -118,18 +123,24 @@ def _explained(
         index = at if isinstance(at, tuple) else (at,)
         shown = replace(choose(None if at is None else (0, *index), problem.sizes), absent=("B",))
     sources = _sources(given, shown, problem.query.dtype)
-    projected = _projected(layers, sources, shown, found)
+    projected = _projected(layers, sources, shown, found, bound)
     attention, weights, keep = attention_parts(problem, found.call.mask, shown, projected)
     assert problem.value is not None
     shapes = {n: tuple(t.shape) for n, t in zip(SIDES, (problem.query, problem.key, problem.value), strict=True)}
     steps = {step.name: step for step in sources.values()}.values()
     output = next(step for step in attention[-1].steps if step.name == "output")
     heads = found.heads.reshape(-1, layers.num_heads, *found.heads.shape[-2:])
-    joined = joined_steps(layers.output, output, heads, shown)
+    gates: list[Step] = []
+    if layers.module is not None and layers.module.gate is not None and layers.module.W_g is not None:
+        gates = gate_steps(layers.module, sources["query"], output, shown)
+        rows = given["query"] if batched else given["query"][None]
+        heads = heads * opened(layers.module.gate, layers.module.W_g(rows), heads)
+    joined = joined_steps(layers.output, gates[-1] if gates else output, heads, shown)
     parts = [
         Part("Inputs", tuple(steps), _said(given, layers)),
         Part("Projections, and the heads", tuple(projected), drawn(shapes, problem.sizes)),
         *attention,
+        *([Part("Gate: how much of each head's output goes on", tuple(gates))] if gates else []),
         Part("Heads together, and the last projection", tuple(joined)),
     ]
     title = f"{type(module).__name__}({module.extra_repr()}), step by step".replace("()", "")
@@ -175,7 +186,9 @@ def _sources(given: dict[str, Any], shown: Shown, dtype: torch.dtype) -> dict[st
     return found
 
 
-def _projected(layers: Projections, sources: dict[str, Step], shown: Shown, found: Captured) -> list[Step]:
+def _projected(
+    layers: Projections, sources: dict[str, Step], shown: Shown, found: Captured, bound: dict[str, Any]
+) -> list[Step]:
     """The steps that end in query, key and value. Keys from a cache, and prepared keys, are given steps."""
     width, groups = layers.head_dim, layers.num_heads // layers.num_kv_heads
     every = len(shown.heads) == layers.num_heads
@@ -193,12 +206,34 @@ def _projected(layers: Projections, sources: dict[str, Step], shown: Shown, foun
         why += "." if every else f", here for head {', '.join(map(str, heads))} alone."
         source = source.but(axes=("B", SIDES[name], "in"))  # positions of one array may be queries and keys
         steps += projection_steps(linear, source, name, f"flat_{name}", why)
-        turns = layers.rotary is not None and name != "value"
         places = [heads.index(head) for head in each]
-        steps.append(split(steps[-1], len(heads), places, f"unturned_{name}" if turns else name))
-        if turns and layers.rotary is not None:
-            steps += rotary_steps(layers.rotary, name, steps[-1], _positions(name, found, shown))
+        if layers.module is None or name == "value":
+            steps.append(split(steps[-1], len(heads), places, name))
+            continue
+        steps.append(split(steps[-1], len(heads), places, stages(layers.module, name)[0]))
+        side = _side(layers.module, name, list(each), found, shown, bound)
+        steps += side_steps(layers.module, side, steps[-1])
     return steps
+
+
+def _side(
+    module: MultiHeadAttention, name: str, heads: list[int], found: Captured, shown: Shown, bound: dict[str, Any]
+) -> Side:
+    """The queries or the keys of a call, as they were before norm and rotary."""
+    x, layer = bound[name], module.W_q if name == "query" else module.W_k
+    unnormed = split_heads(layer(x if x.ndim == 3 else x[None]), f"W_{name[0]}", module.head_dim)
+    first = found.call.align if isinstance(bound.get("cache"), KeyValueCache) else 0
+    past = first if name == "query" and isinstance(first, int | Tensor) else 0
+    if isinstance(past, Tensor) and unnormed.shape[0] == 1:
+        unnormed = unnormed.expand(len(past), -1, -1, -1)
+    positions, of_keys = bound.get("positions"), bound.get("key_positions")
+    if name == "query":
+        places = given_places(positions, "positions", x, module.rotary)
+    else:
+        places = key_places(positions, of_keys, bound["query"], x, module.rotary)
+    rows = list(shown.queries) if name == "query" else list(range(unnormed.shape[2]))
+    last = next(step for step in input_steps(found.problem, shown) if step.name == name).value
+    return Side(name, heads, rows, list(shown.batches), unnormed, past, places, last)
 
 
 def _given(name: str, found: Captured, shown: Shown) -> Step:
@@ -206,15 +241,3 @@ def _given(name: str, found: Captured, shown: Shown) -> Step:
     steps = {step.name: step for step in input_steps(found.problem, shown)}
     why = f"Computed before this call, and kept in the cache or by prepare(). Each new {name} of this call stands last."
     return steps[name].but(why=why)
-
-
-def _positions(name: str, found: Captured, shown: Shown) -> Tensor:
-    """The positions of the chosen queries, or of all keys."""
-    device = found.problem.query.device
-    if name == "key":
-        return torch.arange(found.problem.sizes.keys, device=device)
-    first = found.call.align if isinstance(found.call.align, int | Tensor) else 0
-    places = torch.tensor(shown.queries, device=device)
-    if isinstance(first, Tensor):
-        return first.to(device)[list(shown.batches) if first.numel() > 1 else [0]].reshape(-1, 1, 1) + places
-    return places + first

@@ -6,7 +6,6 @@ import inspect
 import operator
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from clearhead.base.arrays import accumulated
@@ -18,6 +17,7 @@ from clearhead.base.text import brief
 from clearhead.explanation.explanation import Explanation, Part
 from clearhead.explanation.modules.projection import rotary_steps, speeds
 from clearhead.explanation.shown import QUERIES, Shown
+from clearhead.nn._positions import every_position
 from clearhead.nn.learned_positional_encoding import LearnedPositionalEncoding
 from clearhead.nn.rotary_embedding import RotaryEmbedding
 from clearhead.nn.sinusoidal_positional_encoding import SinusoidalPositionalEncoding
@@ -30,32 +30,35 @@ def explain_positions(module: Positional, inputs: tuple[Any, ...], keywords: dic
     """The steps of a module that encodes positions, for the positions that `at` names, a number or a slice of them."""
     given = inspect.signature(module.forward).bind(*inputs, **keywords).arguments
     x, offset = given["x"], given.get("offset", 0)
-    module(x, offset)  # raises the module's own errors
-    every = range(x.shape[-2])
-    places = every[:QUERIES] if at is None else _places(at, every)
+    module(x, offset, positions=given.get("positions"))  # raises the module's own errors
+    length = range(x.shape[-2])
+    places = length[:QUERIES] if at is None else _places(at, length)
     if 0 in x.shape[:-1]:
         raise ClearheadError(f"there is nothing to explain: x is {tuple(x.shape)}, without a position.")
     four = x.reshape(-1, *x.shape[-3:]) if x.ndim > 3 else x.reshape(-1, 1, *x.shape[-2:])
     left_out: tuple[str, ...] = ()
-    if at is None and len(every) > QUERIES:
-        left_out = (f"{len(every)} positions: the first {QUERIES} are shown",)
-    batch, heads, length, _ = four.shape
-    sizes = Sizes(batch, heads, length, length, leading=x.shape[:-2])
+    if at is None and len(length) > QUERIES:
+        left_out = (f"{len(length)} positions: the first {QUERIES} are shown",)
+    batch, heads = four.shape[:2]
+    sizes = Sizes(batch, heads, len(length), len(length), leading=x.shape[:-2])
     absent = AXES[x.ndim - 2 : 2] if x.ndim < 3 else ("H",) if x.ndim == 3 else ()
     pair = (0, 0, min(1, len(places) - 1), 0)
     shown = Shown(sizes, tuple(range(batch)), tuple(range(heads)), tuple(places), (), pair, absent, left_out)
     why = "One vector for each position p, such as that of a word. The vector alone does not say where it stands."
     source = Step("x", why, four[:, :, list(places)].to(accumulated(x.dtype)), AXES)
-    first = offset.reshape(-1, 1, 1) if isinstance(offset, Tensor) and offset.numel() > 1 else int(offset)
-    positions = torch.tensor(list(places), device=x.device) + first
+    every = every_position(x, offset, given.get("positions"), type(module).__name__)
+    if every.ndim > 1:  # of each sequence, (B, 1, L)
+        every = every.repeat_interleave(batch // len(every), 0)[:, None]
+    positions = every[..., list(places)]
     if isinstance(module, RotaryEmbedding):
-        steps = rotary_steps(module, "result", source, positions)
+        steps = rotary_steps(module, "result", source, positions, every)
     else:
+        axes = ("B", "H", "L") if positions.ndim > 1 else ("L",)
         if isinstance(module, SinusoidalPositionalEncoding):
-            steps = _sines(module.embed_dim, source, positions)
+            steps = _sines(module.embed_dim, source, positions, axes)
         else:
             why = "Learnt: one vector for each position; the rows are those of the positions here."
-            steps = [Step("encoding", why, module.P[positions].to(source.value.dtype), ("L", "E"))]
+            steps = [Step("encoding", why, module.P[positions].to(source.value.dtype), (*axes, "E"))]
         why = "The sum depends on the position too, so that attention can use the order of the vectors."
         steps.append(made("result", why, source + steps[-1], AXES))
     title = f"{type(module).__name__}({module.extra_repr()}), step by step"
@@ -74,14 +77,14 @@ def _places(at: Any, every: range) -> range:
     return found
 
 
-def _sines(width: int, source: Step, given: Tensor) -> list[Step]:
-    positions = Step("positions", "The position of each vector.", given, ("L",))
+def _sines(width: int, source: Step, given: Tensor, axes: tuple[str, ...]) -> list[Step]:
+    positions = Step("positions", "The position of each vector.", given, axes)
     why = (
         "Numbers 2n and 2n + 1 of the encoding are pair n. From one position to the next its angle grows by its speed."
     )
     fast = made("speeds", why, speeds(10000.0, width, given.device), ("pair",))
     why = "The angle of each pair, in radians: 2π is a full turn."
-    angles = made("angles", why, positions.double().unsqueeze(-1) * fast, ("L", "pair"))
+    angles = made("angles", why, positions.double().unsqueeze(-1) * fast, (*axes, "pair"))
     why = "The sine and the cosine of each angle, side by side. Positions near each other get similar vectors."
     both = side_by_side(angles.sin(), angles.cos())[..., :width].to(source.value.dtype)
-    return [positions, fast, angles, made("encoding", why, both, ("L", "E"))]
+    return [positions, fast, angles, made("encoding", why, both, (*axes, "E"))]

@@ -58,8 +58,16 @@ WHY = (
 )
 
 
-def rotary_steps(rotary: RotaryEmbedding, name: str, before: Step, positions: Tensor) -> list[Step]:
-    """From the step `before`, (B, H, L, E), at these positions, (L,) or (B, 1, L), to the step `name`.
+def rotary_steps(
+    rotary: RotaryEmbedding,
+    name: str,
+    before: Step,
+    positions: Tensor,
+    every: Tensor | None = None,
+    result: str | None = None,
+) -> list[Step]:
+    """From the step `before`, (B, H, L, E), at these positions, (L,) or (B, 1, L), to the step `result`, or `name`.
+    `every`: all positions of the call, where these are some of them.
 
     Each pair of entries (a, b) becomes (a cos θ − b sin θ, b cos θ + a sin θ): each entry times its cosine, plus its
     partner, −b or a, times its sine.
@@ -70,14 +78,28 @@ def rotary_steps(rotary: RotaryEmbedding, name: str, before: Step, positions: Te
     which = "entries 2n and 2n + 1" if rotary.interleaved else f"entries n and n + {dim // 2}"
     rest = f" The last {still} entries do not turn: their angle is 0." if still else ""
     why = f"Pair n is {which}. Its angle grows by its speed from one position to the next.{rest}"
-    pairs = speeds(rotary.base, dim, before.value.device)
+    pairs: Operand = speeds(rotary.base, dim, before.value.device)
+    given = []
+    if rotary.scaling is not None:
+        slowed = rotary.speeds((positions if every is None else every).flatten().double())
+        given = [
+            Step(f"{name}_pair_speeds", f"The speed of each pair, by the scaling {rotary.scaling}.", slowed, ("pair",))
+        ]
+        pairs = given[0]
     each = padded(pairs.repeat_interleave(2) if rotary.interleaved else pairs.repeat(2), still)
     of_entries = made(f"{name}_speeds", why, each, ("E",))
     why = "The angle of each entry, in radians: a full turn is 2π."
     turns = (places.double().unsqueeze(-1) * of_entries).to(before.value.dtype)
     angles = made(f"{name}_angles", why, turns, (*lead, length, "E"))
     partners = partner_step(name, before, dim, rotary.interleaved)
-    return [places, of_entries, angles, partners, turned_step(name, before, partners, angles.cos(), angles.sin())]
+    cos, sin, sizes = angles.cos(), angles.sin(), []
+    if rotary.scaling is not None and rotary.scaling.magnitude != 1:
+        factor = before.value.new_ones(dim + still)
+        factor[:dim] = rotary.scaling.magnitude
+        sizes = [Step(f"{name}_sizes", "The scaling makes the entries that turn larger, by this.", factor, ("E",))]
+        cos, sin = cos * sizes[0], sin * sizes[0]
+    turned = turned_step(result or name, before, partners, cos, sin)
+    return [places, *given, of_entries, angles, partners, *sizes, turned]
 
 
 def speeds(base: float, width: int, device: torch.device) -> Operand:

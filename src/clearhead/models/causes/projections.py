@@ -76,7 +76,7 @@ class Sides:
         if isinstance(module, MultiHeadAttention):
             layer = {"query": module.W_q, "key": module.W_k, "value": module.W_v}[side]
             found = layer_of(layer)
-            turned = (f"{side}: a rotation by positions",) if module.rotary is not None and side != "value" else ()
+            turned = _between(module, side)
         elif isinstance(module, nn.MultiheadAttention):
             weight, bias = projection_of(module, side)
             found, turned = Linear(weight.detach(), None if bias is None else bias.detach()), ()
@@ -124,6 +124,20 @@ class Sides:
         if len(found) > 1:
             raise ClearheadError(f"circuits: head is {brief(head)}, which means {len(found)} heads; pass one of them.")
         return found[0]
+
+
+def _between(module: MultiHeadAttention, side: str) -> tuple[str, ...]:
+    """What a module of clearhead's computes between a projection and the scores."""
+    if side == "value":
+        return ()
+    norm = module.query_norm if side == "query" else module.key_norm
+    scaled = side == "query" and (module.scale is not None or module.temperature is not None)
+    parts = {
+        f"the norm {type(norm).__name__}": norm is not None,
+        "a rotation by positions": module.rotary is not None,
+        "a scale of its own": scaled,
+    }
+    return tuple(f"{side}: {said}" for said, there in parts.items() if there)
 
 
 def projection_of(module: nn.MultiheadAttention, side: str) -> tuple[Tensor, Tensor | None]:

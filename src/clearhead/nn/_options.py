@@ -1,0 +1,223 @@
+"""The options of multi-head attention beside its projections: norms, positions, scale, bias and gate."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any, Literal, Protocol, get_args
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from clearhead.base.arrays import check_float, to_tensor
+from clearhead.base.errors import ClearheadError, ShapeError
+from clearhead.base.numbers import check_number, check_positive
+from clearhead.base.text import brief
+from clearhead.biases.base import Bias
+from clearhead.biases.dense import DenseBias
+from clearhead.nn._heads import split_heads
+from clearhead.nn._positions import every_position, places_of
+from clearhead.nn.rotary_embedding import RotaryEmbedding
+from clearhead.scores.base import Score
+from clearhead.scores.bilinear import Bilinear
+from clearhead.scores.dot import Dot
+
+Gate = Literal["elementwise", "headwise"]
+NORMS = (nn.RMSNorm, nn.LayerNorm)
+
+
+class Rotary(Protocol):
+    """A rotation by positions of one's own: a module or a function."""
+
+    def __call__(self, x: Tensor, /, *, positions: Tensor) -> Tensor:
+        """x (B, H, L, head_dim) turned, for positions (B, L), integers: of x's shape."""
+
+
+def check_norm(name: str, norm: Any, head_dim: int) -> nn.Module | None:
+    """The argument `query_norm` or `key_norm`: a module that takes the vectors of a head, or None."""
+    if norm is None:
+        return None
+    if not isinstance(norm, nn.Module):
+        raise ClearheadError(f"{name} is {brief(norm)}; expected a module, such as torch.nn.RMSNorm({head_dim}).")
+    width = getattr(norm, "normalized_shape", (head_dim,))
+    if isinstance(norm, NORMS) and tuple(width) != (head_dim,):
+        raise ShapeError(
+            f"{name} normalises vectors of shape {tuple(width)}, and it is given those of one head, of head_dim = "
+            f"{head_dim}: pass torch.nn.{type(norm).__name__}({head_dim})."
+        )
+    return norm
+
+
+def normed(name: str, norm: nn.Module | None, heads: Tensor) -> Tensor:
+    """Projected queries or keys (B, H, L, head_dim) after their norm, which is given them in the dtype of its own
+    parameters; in the dtype of the projection."""
+    if norm is None:
+        return heads
+    found = norm(heads.to(norm_dtype(norm, heads)))
+    _check_kept(name, norm, found, heads)
+    return found if found.dtype == heads.dtype else found.to(heads.dtype)  # type: ignore[no-any-return]
+
+
+def norm_dtype(norm: nn.Module, heads: Tensor) -> torch.dtype:
+    """The dtype in which a norm computes: that of its parameters, which under autocast is wider than the heads'."""
+    return next((p.dtype for p in norm.parameters() if p.is_floating_point()), heads.dtype)
+
+
+def _check_kept(name: str, part: Any, found: Any, heads: Tensor) -> None:
+    if not isinstance(found, Tensor) or found.shape != heads.shape:
+        what = tuple(found.shape) if isinstance(found, Tensor) else f"a {type(found).__name__}"
+        raise ShapeError(
+            f"{name} ({type(part).__name__}) gave {what}; it was given (B, H, L, head_dim) {tuple(heads.shape)}, and "
+            "keeps this shape."
+        )
+
+
+def check_rotary(rotary: Any, head_dim: int) -> Any:
+    """The argument `rotary`: a `RotaryEmbedding`, another module or a function of positions, or None."""
+    if rotary is None:
+        return None
+    if isinstance(rotary, type) or not callable(rotary) or not _takes_positions(rotary):
+        raise ClearheadError(
+            f"rotary is {brief(rotary)}; expected RotaryEmbedding(dim={head_dim}), or a module or a function "
+            "f(x, positions=...) on x (B, H, L, head_dim) and positions (B, L)."
+        )
+    if isinstance(rotary, RotaryEmbedding) and rotary.dim > head_dim:
+        raise ClearheadError(f"rotary turns {rotary.dim} entries, and a head has head_dim = {head_dim}.")
+    return rotary
+
+
+def _takes_positions(rotary: Any) -> bool:
+    """Whether a module or a function has an argument `positions`, as far as its signature can be read."""
+    try:
+        parameters = inspect.signature(rotary.forward if isinstance(rotary, nn.Module) else rotary).parameters
+    except (TypeError, ValueError):
+        return True
+    return "positions" in parameters or any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+
+
+def turned(rotary: Any, heads: Tensor, past: int | Tensor, positions: Tensor | None) -> Tensor:
+    """Queries or keys (B, H, L, head_dim), turned at their positions, (L,) or (B, L), or from `past` on."""
+    if rotary is None:
+        return heads
+    if isinstance(rotary, RotaryEmbedding):
+        return rotary(heads, past) if positions is None else rotary(heads, positions=positions)  # type: ignore[no-any-return]
+    found = rotary(heads, positions=places_by_row(heads, past, positions))
+    _check_kept("rotary", rotary, found, heads)
+    return found if found.dtype == heads.dtype else found.to(heads.dtype)  # type: ignore[no-any-return]
+
+
+def places_by_row(heads: Tensor, past: int | Tensor, positions: Tensor | None) -> Tensor:
+    """The position of each vector of (B, H, L, E), (B, L)."""
+    places = every_position(heads, 0 if positions is not None else past, positions, "rotary")
+    return places.expand(heads.shape[0], -1)
+
+
+def given_places(positions: Any, name: str, x: Tensor, rotary: Any) -> Tensor | None:
+    """The argument `positions` or `key_positions` for an input x (B, L, E), or (L, E), checked."""
+    if positions is None:
+        return None
+    if rotary is None:
+        raise ClearheadError(
+            f"{name} is given, and the module has no rotary, which alone reads it. Masks and biases count the places "
+            "of queries and keys in the call: for packed documents pass mask=Documents.from_lengths(...)."
+        )
+    places = places_of(x, 0, positions, "MultiHeadAttention", name)
+    assert isinstance(places, Tensor)
+    return places
+
+
+def key_places(positions: Any, key_positions: Any, query: Tensor, key: Tensor, rotary: Any) -> Tensor | None:
+    """Where the keys stand: `key_positions`, or else `positions`, which is that of the queries too."""
+    if key_positions is not None:
+        return given_places(key_positions, "key_positions", key, rotary)
+    if positions is not None and rotary is not None and query.shape[:-1] != key.shape[:-1]:
+        raise ShapeError(
+            f"positions is given for queries {tuple(query.shape)}, and the keys are {tuple(key.shape)}: pass "
+            "key_positions too, one position for each key."
+        )
+    return given_places(positions, "positions", key, rotary)
+
+
+def as_factor(name: str, given: Any, heads: int, score: Score) -> float | Tensor | None:
+    """The argument `scale` or `temperature`: a number, or floating-point numbers of which there are 1 or H."""
+    if given is None:
+        return None
+    own = score.own_scale()
+    if own is not None:
+        raise ClearheadError(f"{name} is given, and {score} has its own, by its {own}: pass one of the two.")
+    if not isinstance(given, Tensor | np.ndarray):
+        return check_number(given, name) if name == "scale" else check_positive(given, name)
+    factor = to_tensor(given, name)
+    check_float(factor, name)
+    if tuple(factor.shape) not in ((), (1,), (heads,), (heads, 1, 1)):
+        raise ShapeError(f"{name} has shape {tuple(factor.shape)}; expected one number, or one a head, ({heads},).")
+    if type(score) not in (Dot, Bilinear):
+        raise ClearheadError(
+            f"{name} is a tensor {tuple(factor.shape)}, which multiplies the queries, and {score} is not proportional "
+            f"to them. Pass a number, or score=Dot(): for cosines with query_norm= and key_norm= that divide each "
+            "vector by its length."
+        )
+    return factor
+
+
+def factors_of(
+    score: Score, scale: float | Tensor | None, temperature: float | Tensor | None, width: int
+) -> tuple[float | None, Tensor | None]:
+    """The number that multiplies the scores (None: the score's own), and the numbers that multiply the queries, one or
+    one a head, (1 or H, 1, 1)."""
+    number, tensor = (1.0, scale.reshape(-1, 1, 1)) if isinstance(scale, Tensor) else (scale, None)
+    if isinstance(temperature, Tensor):
+        apart = temperature.reshape(-1, 1, 1)
+        tensor = 1 / apart if tensor is None else tensor / apart
+    elif temperature is not None:
+        number = (score.factor(width) if number is None else number) / temperature
+    return number, tensor
+
+
+def scaled(query: Tensor, factor: Tensor | None) -> Tensor:
+    """Queries (B, H, L, E), times the numbers of `factors_of`."""
+    if factor is None:
+        return query
+    if len(factor) not in (1, query.shape[1]):
+        raise ShapeError(
+            f"scale and temperature hold {len(factor)} numbers, one for each head that the module was built with, "
+            f"and the layers made {query.shape[1]} heads, {tuple(query.shape)}: cut them as the layers were."
+        )
+    if factor.device != query.device:
+        raise ClearheadError(
+            f"scale or temperature is on {factor.device}, and the queries are on {query.device}: convert all of the "
+            "module by module.to(device)."
+        )
+    return (query * factor).to(query.dtype)
+
+
+def with_own(bias: Any, own: Bias | None) -> Any:
+    """The bias of a call, beside that of its module."""
+    if own is None or bias is None:
+        return own if bias is None else bias
+    if isinstance(bias, Tensor | np.ndarray):
+        bias = DenseBias(bias)
+    return bias + own if isinstance(bias, Bias) else bias  # attention() raises for anything else
+
+
+def check_gate(gate: Any) -> Gate | None:
+    if gate is None or (isinstance(gate, str) and gate in get_args(Gate)):
+        return gate  # type: ignore[return-value]
+    raise ClearheadError(
+        f'gate is {brief(gate)}; expected "elementwise" (a factor for each number of a head), "headwise" (one a head), '
+        "or None."
+    )
+
+
+def opened(kind: Gate, logits: Tensor, heads: Tensor) -> Tensor:
+    """The factors of the heads' outputs (B, H, Lq, E), from 0 to 1: (B, H, Lq, E), or (B, H, Lq, 1).
+
+    `logits`: what W_g made of the queries, (B, Lq, H·E), or (B, Lq, H).
+    """
+    split = split_heads(logits, "W_g", heads.shape[3] if kind == "elementwise" else 1)
+    if split.shape[1] != heads.shape[1]:
+        raise ShapeError(
+            f"W_g gave gates {tuple(logits.shape)}, for {split.shape[1]} heads, and attention has {heads.shape[1]} "
+            f"heads, {tuple(heads.shape)}: cut W_g, or share it out over ranks, as W_q."
+        )
+    return torch.sigmoid(split)
