@@ -203,13 +203,13 @@ class MultiHeadAttention(RecordingModule):
             state = cache._extended(k, v, new_lens, self)
             k, v = state.key, state.value
         heads = q.shape[1]  # may be fewer than num_heads, on a rank or after pruning
-        sizes = max(q.shape[0], k.shape[0]), heads, q.shape[2], k.shape[2]
         align = align if cache is None else past
-        mask, bias = with_lengths(head_mask(mask, sizes, q.dtype), valid_lens, bias)
+        sizes = Sizes(max(q.shape[0], k.shape[0]), heads, q.shape[2], k.shape[2], q.device)
+        mask, bias = with_lengths(head_mask(mask, sizes.shape, q.dtype), valid_lens, bias)
         if heads != self.num_heads:
-            check_part(mask, bias, Sizes(*sizes, q.device, align=check_align(align)), self.num_heads)
-        if state is not None and state.lengths is not None:
-            mask, bias = with_lengths(mask, state.lengths, bias)
+            check_part(mask, bias, sizes._replace(align=check_align(align)), self.num_heads)
+        if state is not None:
+            mask, bias = state.seen(mask, bias, sizes)
         attended = self._attend(
             q,
             k,
@@ -271,10 +271,10 @@ class MultiHeadAttention(RecordingModule):
                 "new_lens says how many new keys a cache keeps, and there is no cache. For how many keys may be seen "
                 "pass valid_lens."
             )
-        state = None if cache is None else cache._state
-        if state is None:
+        if cache is None:
             return 0
-        return state.length if state.lengths is None else state.lengths
+        cache._check_whole()
+        return 0 if cache._state is None else cache._state.past
 
     def extra_repr(self) -> str:
         text = f"embed_dim={self.embed_dim}, num_heads={self.num_heads}, head_dim={self.head_dim}"
