@@ -10,6 +10,7 @@ from torch import Tensor
 from clearhead.base.errors import ClearheadError, ShapeError, UnsupportedError
 from clearhead.base.positions import FAR
 from clearhead.base.shapes import Sizes, placed
+from clearhead.base.text import brief
 from clearhead.base.tracing import compiling, ensure, looked_into, transformed
 from clearhead.masks._read import check_lengths
 from clearhead.masks.base import Combined, Mask, Not, all_keys
@@ -127,8 +128,8 @@ class Step(NamedTuple):
     def kept(self) -> Fixed:
         """The state, once the call has succeeded."""
         if self.places is not None:
-            newest = self.places.shape[1]
-            self.state.write(self.key[:, :, -newest:], self.value[:, :, -newest:], self.places)
+            old = self.state.limits.capacity
+            self.state.write(self.key[:, :, old:], self.value[:, :, old:], self.places)
         return self.state
 
     def seen(self, mask: Any, bias: Any, sizes: Sizes) -> tuple[Any, Any]:
@@ -164,7 +165,7 @@ def _check_by_position(mask: Any, bias: Any) -> None:
             "KeyValueCache(capacity=...), which holds them all."
         )
     if mask is not None and not _endless(mask):
-        title = mask.title() if isinstance(mask, Mask) else f"a {type(mask).__name__} {tuple(mask.shape)}"
+        title = mask.title() if isinstance(mask, Mask) else brief(mask)
         raise UnsupportedError(
             f"the mask is {title}, and the cache has a window: it does not hold all positions, so a mask beside it is "
             "made of Causal(), SlidingWindow(), Lengths() and PrefixLM(), with &, | and ~.\nFor other masks use "

@@ -279,14 +279,14 @@ class KeyValueCache:
         one_each = isinstance(length, list | tuple | range) or (hasattr(length, "shape") and len(length.shape) > 0)
         held = self.lengths or ()
         if one_each:
-            kept = tuple(_integers(length, "length", len(held) or None).tolist())
+            kept = tuple(_integers(length, "length", None if self.lengths is None else len(held)).tolist())
             fits = all(new <= old for new, old in zip(kept, held or (0,) * len(kept), strict=True))
         else:
             most = check_count(length, 0, "length")
-            kept, fits = tuple(min(most, old) for old in held), most <= max(held, default=0)
+            kept, fits = tuple(min(most, old) for old in held), most <= len(self)
         if not fits:
             raise ClearheadError(
-                f"length is {length}, and the cache holds {_said(held)} positions: crop can't add any."
+                f"length is {length}, and the cache holds {_said(held, len(self))} positions: crop can't add any."
             )
         lengths = torch.tensor(kept, dtype=torch.int64, device="cpu")
         every = [(one, one._state.cut(lengths)) for one in self._all() if one._state is not None]
@@ -303,6 +303,16 @@ class KeyValueCache:
         if self._parts:
             raise ClearheadError(
                 f"{self!r} has a part for each layer, and was passed whole. Pass the part: cache=cache.of(layer)."
+            )
+
+    def _check_batch(self, key: Tensor) -> None:
+        """Check the batch of keys (B, L, E), or (L, E), before they are projected and turned by their positions."""
+        held, batch = self._state, key.shape[0] if key.ndim == 3 else 1
+        if held is not None and held.key.shape[0] != batch:
+            raise ShapeError(
+                f"the new keys differ in batch from those in the cache: key has shape {tuple(key.shape)}, a batch of "
+                f"{batch}, and the cache holds a batch of {held.key.shape[0]}.\nEach module and each batch needs its "
+                "own KeyValueCache(); cache.reorder(indices) chooses from a batch."
             )
 
     def _extended(self, key: Tensor, value: Tensor, new_lens: Any = None, by: nn.Module | None = None) -> _State | Step:
@@ -475,8 +485,8 @@ def _counts(new_lens: Any, key: Tensor) -> Tensor:
     return counts
 
 
-def _said(lengths: tuple[int, ...]) -> str:
-    return str(max(lengths, default=0)) if len(set(lengths)) < 2 else str(lengths)
+def _said(lengths: tuple[int, ...], longest: int) -> str:
+    return str(longest) if len(set(lengths)) < 2 else str(lengths)
 
 
 def _check_limits(capacity: Any, window: Any, first: Any) -> Limits | None:

@@ -190,6 +190,8 @@ class MultiHeadAttention(RecordingModule):
         else:
             check_value_given(value)
             check_inputs({"query": query, "key": key, "value": value}, self._projections)
+            if cache is not None and isinstance(past, Tensor):
+                cache._check_batch(key)
             k, v = self._project(key, value, past)
         batched = query.ndim == 3
         q = split_heads(self.W_q(query if batched else query[None]), "W_q", self.head_dim)
