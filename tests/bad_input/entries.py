@@ -733,7 +733,9 @@ ENTRIES: dict[str, Entry] = {
         ),
         {"capacity": 8, "window": None, "first": 0},
     ),
-    "nn.KeyValueCache.of": E("nn", lambda layer: filled(lambda cache: None, nn.KeyValueCache(8).of(layer)), {"layer": 0}),
+    "nn.KeyValueCache.of": E(
+        "nn", lambda layer: filled(lambda cache: None, nn.KeyValueCache(8).of(layer)), {"layer": 0}
+    ),
     "nn.KeyValueCache.append": E(
         "nn",
         cached,
