@@ -13,7 +13,19 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import clearhead as ch
-from benchmarks import audits, browsing, editing, explaining, masks, pages, sharding, surveying, training, watching
+from benchmarks import (
+    audits,
+    browsing,
+    decoding,
+    editing,
+    explaining,
+    masks,
+    pages,
+    sharding,
+    surveying,
+    training,
+    watching,
+)
 from benchmarks.measure import interleaved, peak_mib
 from benchmarks.result import Result, agree, faster, leaves, times
 
@@ -430,6 +442,7 @@ CASES: dict[str, Callable[[], Result]] = {
     **watching.CASES,
     **editing.CASES,
     **audits.CASES,
+    **decoding.CASES,
     **training.CASES,
     **explaining.CASES,
     **pages.CASES,

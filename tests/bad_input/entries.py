@@ -192,9 +192,9 @@ def cached(key: Any, value: Any, new_lens: Any) -> Any:
     return cache.append(key, value, new_lens)
 
 
-def filled(change: Callable[[Any], Any]) -> Any:
+def filled(change: Callable[[Any], Any], cache: Any = None) -> Any:
     """What is in a cache after a change, and one more position."""
-    cache = nn.KeyValueCache()
+    cache = nn.KeyValueCache() if cache is None else cache
     cache.append(x4(), x4(1))
     change(cache)
     return cache.append(x4(), x4(1))
@@ -740,6 +740,16 @@ ENTRIES: dict[str, Entry] = {
         ("query", "key", "value"),
         TENSORS,
     ),
+    "nn.KeyValueCache": E(
+        "nn",
+        lambda capacity, window, first: filled(
+            lambda cache: None, nn.KeyValueCache(capacity, window=window, first=first)
+        ),
+        {"capacity": 8, "window": None, "first": 0},
+    ),
+    "nn.KeyValueCache.of": E(
+        "nn", lambda layer: filled(lambda cache: None, nn.KeyValueCache(8).of(layer)), {"layer": 0}
+    ),
     "nn.KeyValueCache.append": E(
         "nn",
         cached,
@@ -1009,7 +1019,7 @@ NOT_CALLED = {
     "results.WeightDifference": "what seen.compare() gives", "models.Distinctive": "what seen.distinctive() gives",
     "models.Table": "what seen.table() gives", "models.Table.to_pandas": "tests/models/test_heads.py",
     "models.load_recording": "takes a path: tests/models/test_stored.py",
-    "nn.KeyValueCache": "takes nothing; its methods are here", "nn.PreparedKeys": "what prepare() gives",
+    "nn.PreparedKeys": "what prepare() gives",
     "Weights.shape": "an attribute", "Weights.dtype": "an attribute", "Weights.problem": "an attribute",
     "Weights.ndim": "an attribute", "Weights.device": "an attribute", "Weights.dim": "takes nothing",
     "Weights.numel": "takes nothing", "Weights.numpy": "takes nothing", "Weights.tolist": "takes nothing",

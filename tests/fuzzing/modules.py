@@ -275,7 +275,13 @@ def check_decoding(d: Draw) -> Iterator[str]:
     module = heads_module(d)
     if d.wrong:
         return
-    b, cache, (layers, width, rotary) = d.of(1, 2, 3), KeyValueCache(), numbers(module)
+    b, (layers, width, rotary) = d.of(1, 2, 3), numbers(module)
+    held_window, first = d.of(3, 6), d.of(0, 2)
+    kind = d.of("grows", "capacity", "window")
+    cache = {
+        "grows": KeyValueCache, "capacity": lambda: KeyValueCache(capacity=90),
+        "window": lambda: KeyValueCache(window=held_window, first=first),
+    }[kind]()  # fmt: skip
     e, k_width, v_width = (layers[name][0].shape[1] for name in LAYERS[:3])
     held: list[list[Array]] = [[np.zeros((0, k_width)), np.zeros((0, v_width)), np.zeros(0)] for _ in range(b)]
     extra, own = options.read(module), module.rotary is not None and d.beside.chance(0.4)
@@ -289,7 +295,7 @@ def check_decoding(d: Draw) -> Iterator[str]:
         starts = [len(keys) for keys, *_ in held]
         places, at = options.places(d.beside, b, size) if own else (None, np.array(starts)[:, None] + np.arange(size))
         new = np.full(b, size) if counts is None else counts
-        with torch.set_grad_enabled(d.chance(0.4)):
+        with torch.set_grad_enabled(d.chance(0.4) and kind == "grows"):
             got = module(query, key, value, mask, cache=cache, new_lens=counts, positions=places)
         for n in range(b):
             parts = zip(held[n], (array(key)[n], array(value)[n], at[n]), strict=True)
@@ -298,13 +304,16 @@ def check_decoding(d: Draw) -> Iterator[str]:
             i, j = np.arange(new[n])[:, None] + starts[n], np.arange(len(held[n][0]))
             keep = (j <= i) | (mask is None)
             keep = keep & (i - j <= (window if window is not None else 10**6))
+            keep = keep & ((i - j < held_window) | (j < first) | (kind != "window"))
             given = array(query)[n, : new[n]], *held[n][:2], at[n, : new[n]], keep, 0.0
             beside = {"key_first": held[n][2], "extra": extra, "align": starts[n]}
             yield from found(d, got[n, : new[n]], partial(sequence, layers, width, rotary, *given, **beside))
         if cache.lengths != tuple(len(keys) for keys, *_ in held):
             yield f"the cache says {cache.lengths}"
         change = d.of("nothing", "nothing", "crop", "crop each", "reorder", "copy", "another")
-        d.said.append(f"{size=} {counts=} {mask!s:.8} then {change}")
+        d.said.append(f"{kind} {size=} {counts=} {mask!s:.8} then {change}")
+        if kind == "window" and "crop" in change:  # positions that have left are gone
+            change = "nothing"
         if change == "crop":
             most = int(d.rng.integers(0, len(cache) + 1))
             cache.crop(most)

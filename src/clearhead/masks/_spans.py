@@ -64,14 +64,18 @@ class Spans(NamedTuple):
 
     def keep(self, batch: slice, heads: slice, queries: slice, keys: slice, size: int) -> Tensor:
         """The part of the mask that these slices name, bool; `size` is Lk."""
-        start, stop = (part(edge, batch, heads, queries).unsqueeze(-1) for edge in (self.start, self.stop))
+        start, stop, *gaps = (part(edge, batch, heads, queries) for edge in self.edges())
         positions = torch.arange(*extent(keys, size), device=self.start.device)
-        keep = (positions >= start) & (positions < stop)
-        if self.gaps is not None:
-            lows, highs = (part(edge, batch, heads, queries) for edge in self.gaps)
-            for i in range(lows.shape[-1]):
-                keep = keep & ~((positions >= lows[..., i, None]) & (positions < highs[..., i, None]))
+        keep = Spans(start, stop, gaps=(gaps[0], gaps[1]) if gaps else None).within(positions)
         return keep if self.residual is None else keep & self.rest(batch, heads, queries, keys)
+
+    def within(self, positions: Tensor) -> Tensor:
+        """Whether these positions of keys, (..., keys), are in the intervals of each query."""
+        keep = (positions >= self.start.unsqueeze(-1)) & (positions < self.stop.unsqueeze(-1))
+        if self.gaps is not None:
+            for low, high in zip(*(edge.unbind(-1) for edge in self.gaps), strict=True):
+                keep = keep & ~((positions >= low.unsqueeze(-1)) & (positions < high.unsqueeze(-1)))
+        return keep
 
     def pairs(self, size: int) -> Residual:
         """`keep`, by single pairs too where the residual is."""

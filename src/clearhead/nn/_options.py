@@ -100,7 +100,7 @@ def turned(rotary: Any, heads: Tensor, past: int | Tensor, positions: Tensor | N
     if rotary is None:
         return heads
     if isinstance(rotary, RotaryEmbedding):
-        return rotary(heads, past) if positions is None else rotary(heads, positions=positions)  # type: ignore[no-any-return]
+        return rotary(heads, past) if positions is None else rotary(heads, positions=positions)
     found = rotary(heads, positions=places_by_row(heads, past, positions))
     _check_kept("rotary", rotary, found, heads)
     return found if found.dtype == heads.dtype else found.to(heads.dtype)  # type: ignore[no-any-return]

@@ -74,7 +74,7 @@ class AdditiveAttention(RecordingModule):
         query_dim: int | None = None,
         key_dim: int | None = None,
         record_gradients: bool = False,
-        device: Any = None,
+        device: torch.device | str | int | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__(record_gradients)

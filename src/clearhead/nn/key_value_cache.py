@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any, NamedTuple
 
 import torch
@@ -10,10 +11,14 @@ from torch import Tensor, nn
 from clearhead.base.arrays import Integers, check_float, check_memory
 from clearhead.base.errors import ClearheadError, ShapeError, UnsupportedError, columns
 from clearhead.base.numbers import check_count
-from clearhead.base.shapes import moved, placed
+from clearhead.base.shapes import Sizes, moved, placed
+from clearhead.base.text import brief
 from clearhead.base.tracing import compiling, dispatches, ensure, freed, looked_into, readable, traced
 from clearhead.base.versions import digest
 from clearhead.masks._read import check_lengths
+from clearhead.nn import _fixed
+from clearhead.nn._fixed import Fixed, Limits, Step
+from clearhead.problem.lengths import with_lengths
 
 LEAST = 16  # the positions of the first room
 
@@ -58,6 +63,11 @@ class _State(NamedTuple):
     def value(self) -> Tensor:
         return self.room.value[:, :, : self.length]
 
+    @property
+    def past(self) -> int | Tensor:
+        """The position at which the sequences go on, a number, or (B,) where they differ."""
+        return self.length if self.lengths is None else self.lengths
+
     def starts(self) -> Tensor:
         """The position at which each sequence goes on, (B,)."""
         if self.lengths is not None:
@@ -69,6 +79,22 @@ class _State(NamedTuple):
         if lengths.numel() and torch.equal(lengths, self.starts()):
             return self
         return _State(self.room, *_longest(lengths))
+
+    def chosen(self, at: Tensor) -> _State:
+        """The state with these entries of the batch."""
+        chosen = _State(_Room(self.key.index_select(0, at), self.value.index_select(0, at)), self.length)
+        return chosen if self.lengths is None else chosen.cut(self.lengths[at.cpu()])
+
+    def seen(self, mask: Any, bias: Any, sizes: Sizes) -> tuple[Any, Any]:
+        """The mask and the bias of a call, without the keys beyond each sequence's length."""
+        return with_lengths(mask, self.lengths, bias)
+
+    def kept(self) -> _State:
+        """The state, once the call has succeeded."""
+        return self
+
+    def copied(self) -> _State:
+        return self  # no position that was given out is written again
 
 
 class KeyValueCache:
@@ -97,6 +123,22 @@ class KeyValueCache:
     `new_lens` is one graph, for any length. Raises a `ShapeError` where batch, heads or widths change, a
     `ClearheadError` where dtype, device or the module do.
 
+    `capacity`: the number of positions that each sequence has room for; None lets the room grow. With a capacity the
+    keys are written in place, into memory that the first call makes, and a later call attends to all `capacity` places,
+    of which those beyond each sequence's length are masked. So masks and lengths count `capacity` keys, and a compiled
+    step is one graph, `new_lens` included. More positions than the capacity are an error. Keys that need a gradient are
+    an error too: decode under `torch.no_grad()`. The weights of a call can be read until the next call writes.
+    `window`: the cache holds the last `window` positions of each sequence, and the `first` ones; its capacity is their
+    sum. A query sees these alone, in a prompt too, and of these what the mask allows, which is made of `Causal`,
+    `SlidingWindow`, `Lengths` and `PrefixLM`. So texts of any length are decoded in the same memory.
+
+    >>> attend, cache = MultiHeadAttention(8, 2).eval(), KeyValueCache(window=3, first=1)
+    >>> with torch.no_grad():
+    ...     steps = [attend(token, token, token, ch.Causal(), cache=cache) for token in x.split(1, dim=1)]
+    ...     windowed = attend(x, x, x, ch.Causal() & (ch.SlidingWindow(2) | ch.Lengths([1])))
+    >>> torch.allclose(torch.cat(steps, 1), windowed, atol=1e-6)
+    True
+
     A batch whose sequences come and go:
 
     >>> attend, cache = MultiHeadAttention(8, 2).eval(), KeyValueCache()
@@ -113,23 +155,75 @@ class KeyValueCache:
     _by: nn.Module | None = None  # the module that made the keys
     _made: int | None = None  # in a copy: a number made of the weights that made the keys; None: not known
 
-    def __init__(self) -> None:
-        self._state: _State | None = None
+    def __init__(self, capacity: int | None = None, *, window: int | None = None, first: int = 0) -> None:
+        self._state: _State | Fixed | None = None
+        self._parts: dict[int | str, KeyValueCache] = {}
+        self._limits = _check_limits(capacity, window, first)
+
+    @property
+    def capacity(self) -> int | None:
+        """The number of positions that each sequence has room for; None: as many as there is memory for."""
+        return None if self._limits is None else self._limits.capacity
+
+    def of(self, layer: int | str) -> KeyValueCache:
+        """The part of one layer, a cache of the same capacity and window, made when it is first asked for.
+
+        >>> import torch, clearhead as ch
+        >>> from clearhead.nn import KeyValueCache, MultiHeadAttention
+        >>> layers, cache = [MultiHeadAttention(8, 2).eval() for _ in range(3)], KeyValueCache(capacity=16)
+        >>> x = torch.rand(1, 5, 8)
+        >>> with torch.no_grad():
+        ...     for number, attend in enumerate(layers):
+        ...         x = x + attend(x, x, x, ch.Causal(), cache=cache.of(number))
+        >>> cache.crop(3)                                           # of all layers
+        >>> cache
+        KeyValueCache(parts=3, length=3, batch=1, heads=2, capacity=16)
+
+        `layer`: its number or name, the same at each call. `len`, `lengths`, `reorder`, `crop`, `reset` and copies are
+        those of all parts. Raises a `ClearheadError` where the cache holds keys of its own.
+        """
+        if isinstance(layer, bool) or not isinstance(layer, int | str):
+            raise ClearheadError(f"layer is {brief(layer)}; expected the layer's number or name: cache.of(0).")
+        if self._state is not None:
+            raise ClearheadError(
+                f"{self!r} holds the keys of one module already, so it can't have parts for layers. Make another "
+                "KeyValueCache() for them."
+            )
+        if layer not in self._parts:
+            part = type(self)()
+            part._limits = self._limits
+            self._parts[layer] = part
+        return self._parts[layer]
+
+    def _all(self) -> list[KeyValueCache]:
+        """The caches that hold keys: this one, or those of its parts."""
+        return [one for part in self._parts.values() for one in part._all()] if self._parts else [self]
 
     def __len__(self) -> int:
-        return 0 if self._state is None else self._state.length
+        return min(0 if one._state is None else one._state.length for one in self._all())
 
     @property
     def lengths(self) -> tuple[int, ...] | None:
         """The number of positions that each sequence holds; None where there are no keys yet."""
-        return None if self._state is None else tuple(self._state.starts().tolist())
+        states = [one._state for one in self._all()]
+        held = [tuple(state.starts().tolist()) for state in states if state is not None]
+        # a call that failed between two layers leaves parts that hold more than others
+        return tuple(map(min, zip(*held, strict=True))) if len(held) == len(states) else None
 
     def append(self, key: Tensor, value: Tensor, new_lens: Integers | None = None) -> tuple[Tensor, Tensor]:
         """Add keys (B, Hk, L, Ek) and values (B, Hk, L, Ev); returns all keys and values. Do not write to them.
 
         `new_lens`: integers (B,), how many of the new positions each sequence keeps, from the first on; they follow the
-        positions that it holds. None keeps them all. A returned tensor is undefined beyond `lengths`.
+        positions that it holds. None keeps them all. A returned tensor is undefined beyond `lengths`; with a capacity
+        it has `capacity` positions, but for the first call. A cache with a window holds keys in no order of their
+        positions: it raises an `UnsupportedError`.
         """
+        self._check_whole()
+        if self._limits is not None and self._limits.window is not None:
+            raise UnsupportedError(
+                f"{self!r} holds the keys of a window in turn, in no order of their positions: pass it to a module as "
+                "cache=, or append to a KeyValueCache(capacity=...)."
+            )
         for name, tensor in (("key", key), ("value", value)):
             if not isinstance(tensor, Tensor):
                 raise ClearheadError(f"{name} is a {type(tensor).__name__}; expected a tensor (B, Hk, L, E).")
@@ -141,8 +235,9 @@ class KeyValueCache:
                 )
         if self._state is None and torch.is_grad_enabled():  # copies: the caller's memory stays apart
             key, value = key.clone(), value.clone()
-        self._state = self._extended(key, value, new_lens)
-        return self._state.key, self._state.value
+        step = self._extended(key, value, new_lens)
+        self._state = step.kept()
+        return step.key, step.value
 
     def reorder(self, indices: Tensor) -> None:
         """Keep the batch entries `indices`, integers (N,), in this order; an entry may come several times or never.
@@ -157,16 +252,15 @@ class KeyValueCache:
 
         Raises a `ClearheadError` for entries outside the batch, and in an empty cache. Cost: a copy.
         """
-        if self._state is None:
+        every = self._all()
+        states = [one._state for one in every if one._state is not None]
+        if len(states) < len(every):
             raise ClearheadError("the cache is empty: it has no batch to reorder before its first keys.")
-        state = self._state
         if isinstance(indices, Tensor):
             check_memory(indices, "indices")
-        indices = _check_indices(indices, state.key.shape[0])
-        at = placed(indices, state.key.device, "indices")
-        room = _Room(state.key.index_select(0, at), state.value.index_select(0, at))
-        chosen = _State(room, state.length)
-        self._state = chosen if state.lengths is None else chosen.cut(state.lengths[indices.cpu()])
+        indices = _check_indices(indices, min(state.key.shape[0] for state in states))
+        for one, state in zip(every, states, strict=True):
+            one._state = state.chosen(placed(indices, state.key.device, "indices"))
 
     def crop(self, length: Integers | int) -> None:
         """Keep the first `length` positions, one number for all sequences, or integers (B,), one for each.
@@ -179,13 +273,13 @@ class KeyValueCache:
         >>> len(cache)
         3
 
-        Raises a `ClearheadError` for more than there are. Cost: none now; the next keys make a copy of the kept
-        positions.
+        Raises a `ClearheadError` for more than there are, and for a window that positions have left. Cost: none now;
+        without a capacity the next keys make a copy of the kept positions.
         """
         one_each = isinstance(length, list | tuple | range) or (hasattr(length, "shape") and len(length.shape) > 0)
         held = self.lengths or ()
         if one_each:
-            kept = tuple(_integers(length, "length", None if self._state is None else len(held)).tolist())
+            kept = tuple(_integers(length, "length", None if self.lengths is None else len(held)).tolist())
             fits = all(new <= old for new, old in zip(kept, held or (0,) * len(kept), strict=True))
         else:
             most = check_count(length, 0, "length")
@@ -194,14 +288,34 @@ class KeyValueCache:
             raise ClearheadError(
                 f"length is {length}, and the cache holds {_said(held, len(self))} positions: crop can't add any."
             )
-        if self._state is not None:
-            self._state = self._state.cut(torch.tensor(kept, dtype=torch.int64, device="cpu"))
+        lengths = torch.tensor(kept, dtype=torch.int64, device="cpu")
+        every = [(one, one._state.cut(lengths)) for one in self._all() if one._state is not None]
+        for one, state in every:
+            one._state = state
 
     def reset(self) -> None:
         """Forget everything, for another batch."""
         self._state, self._by, self._made = None, None, None
+        for part in self._parts.values():
+            part.reset()
 
-    def _extended(self, key: Tensor, value: Tensor, new_lens: Any = None, by: nn.Module | None = None) -> _State:
+    def _check_whole(self) -> None:
+        if self._parts:
+            raise ClearheadError(
+                f"{self!r} has a part for each layer, and was passed whole. Pass the part: cache=cache.of(layer)."
+            )
+
+    def _check_batch(self, key: Tensor) -> None:
+        """Check the batch of keys (B, L, E), or (L, E), before they are projected and turned by their positions."""
+        held, batch = self._state, key.shape[0] if key.ndim == 3 else 1
+        if held is not None and held.key.shape[0] != batch:
+            raise ShapeError(
+                f"the new keys differ in batch from those in the cache: key has shape {tuple(key.shape)}, a batch of "
+                f"{batch}, and the cache holds a batch of {held.key.shape[0]}.\nEach module and each batch needs its "
+                "own KeyValueCache(); cache.reorder(indices) chooses from a batch."
+            )
+
+    def _extended(self, key: Tensor, value: Tensor, new_lens: Any = None, by: nn.Module | None = None) -> _State | Step:
         """The state after `append`; the cache stays as it is until it gets this, by `_hold`."""
         if self._state is not None:
             _check(self._state, key, value)
@@ -211,74 +325,95 @@ class KeyValueCache:
                     "weights.\nMake one KeyValueCache() for each layer. For a copy of the module pass "
                     "copy.deepcopy(cache)."
                 )
+        if isinstance(self._state, Fixed):
+            return _fixed.extended(self._state, key, value, new_lens)
+        if self._limits is not None:
+            return _fixed.begun(self._limits, key, value, new_lens)
+        return self._grown(self._state, key, value, new_lens)
+
+    def _grown(self, state: _State | None, key: Tensor, value: Tensor, new_lens: Any) -> _State:
         new = None
-        if new_lens is not None or (self._state is not None and self._state.lengths is not None):
+        if new_lens is not None or (state is not None and state.lengths is not None):
             counts = None if new_lens is None else _counts(new_lens, key)
             starts = torch.zeros(key.shape[0], dtype=torch.int64, device="cpu")
-            new = _New(starts if self._state is None else self._state.starts(), counts, len(self), key.shape[2])
-        return self._joined(key, value, new) if torch.is_grad_enabled() else self._written(key, value, new)
+            length = 0 if state is None else state.length
+            new = _New(starts if state is None else state.starts(), counts, length, key.shape[2])
+        return _joined(state, key, value, new) if torch.is_grad_enabled() else _written(state, key, value, new)
 
     def _is_of_another(self, module: nn.Module) -> bool:
         if self._by is not None:
             return self._by is not module
         return self._made is not None and not compiling() and _digest(module) not in (None, self._made)
 
-    def _hold(self, state: _State, by: nn.Module) -> None:
-        self._state, self._by = state, by
-
-    def _joined(self, key: Tensor, value: Tensor, new: _New | None) -> _State:
-        if new is not None:
-            old = (None, None) if self._state is None else (self._state.key, self._state.value)
-            return _State(_Room(new.after(old[0], key), new.after(old[1], value)), *new.ends())
-        if self._state is not None:
-            key, value = torch.cat([self._state.key, key], 2), torch.cat([self._state.value, value], 2)
-        return _State(_Room(key, value), key.shape[2])
-
-    def _written(self, key: Tensor, value: Tensor, new: _New | None) -> _State:
-        length, every = 0 if self._state is None else self._state.length, slice(None)
-        end, lengths = (length + key.shape[2], None) if new is None else new.ends()
-        room = self._room(key, value, length, end)
-        if new is None:
-            room.write((every, every, slice(length, end)), key, value)
-        else:
-            rows, places, at = (moved(index, key.device) for index in new.kept())
-            room.write((rows, every, at), key[rows, :, places], value[rows, :, places])
-        room.turn += 1
-        return _State(room, end, lengths, room.turn)
-
-    def _room(self, key: Tensor, value: Tensor, length: int, end: int) -> _Room:
-        """The room for the next keys, with the positions that are held: the same room, as long as they fit."""
-        state = self._state
-        if state is not None:
-            room = state.room
-            if room.turn == state.turn >= 0 and end < room.key.shape[2] and room.compiled == compiling():
-                return room
-        # one position is never held: a view of all would have other strides, and need a graph of its own
-        room = _Room.empty(key, value, max(LEAST, end + 1, 2 * length))
-        if state is not None:
-            room.write((slice(None), slice(None), slice(0, length)), state.key, state.value)
-        return room
+    def _hold(self, step: _State | Step, by: nn.Module) -> None:
+        self._state, self._by = step.kept(), by
 
     def __copy__(self) -> KeyValueCache:
-        branch = type(self)()  # both may share the room: no position that was given out is written again
-        branch._state, branch._by, branch._made = self._state, self._by, self._made
+        branch = type(self)()
+        branch._state = None if self._state is None else self._state.copied()
+        branch._by, branch._made, branch._limits = self._by, self._made, self._limits
+        branch._parts = {layer: copy.copy(part) for layer, part in self._parts.items()}
         return branch
 
     def __deepcopy__(self, memo: object) -> KeyValueCache:
-        copied = type(self)()
-        copied.__dict__.update(self.__getstate__())
+        copied = copy.copy(self)
+        for one, other in zip(copied._all(), self._all(), strict=True):
+            one.__dict__.update(other.__getstate__(), _state=one._state, _parts={}, _by=None)
         return copied
 
     def __getstate__(self) -> dict[str, Any]:  # pickle calls it
         # without the module: a copy of it, which has the same weights, may take the copy of the cache
-        return {"_state": self._state, "_made": self._made if self._by is None else _digest(self._by)}
+        made = self._made if self._by is None else _digest(self._by)
+        return {"_state": self._state, "_made": made, "_limits": self._limits, "_parts": self._parts}
 
     def __repr__(self) -> str:
-        if self._state is None:
-            return "KeyValueCache(empty)"
-        batch, heads = self._state.key.shape[:2]
-        each = "" if self._state.lengths is None else f"{int(self._state.lengths.min())} to "
-        return f"KeyValueCache(length={each}{len(self)}, batch={batch}, heads={heads})"
+        said, lengths, state = [], self.lengths, self._all()[0]._state
+        if self._parts:
+            said.append(f"parts={len(self._parts)}")
+        if lengths is None or state is None:
+            said.append("empty")
+        else:
+            each = "" if len(set(lengths)) < 2 else f"{min(lengths)} to "
+            said.append(f"length={each}{len(self)}, batch={state.key.shape[0]}, heads={state.key.shape[1]}")
+        if self._limits is not None:
+            _, window, first = self._limits
+            said.append(f"capacity={self.capacity}" if window is None else f"window={window}, first={first}")
+        return f"KeyValueCache({', '.join(said)})"
+
+
+def _joined(state: _State | None, key: Tensor, value: Tensor, new: _New | None) -> _State:
+    if new is not None:
+        old = (None, None) if state is None else (state.key, state.value)
+        return _State(_Room(new.after(old[0], key), new.after(old[1], value)), *new.ends())
+    if state is not None:
+        key, value = torch.cat([state.key, key], 2), torch.cat([state.value, value], 2)
+    return _State(_Room(key, value), key.shape[2])
+
+
+def _written(state: _State | None, key: Tensor, value: Tensor, new: _New | None) -> _State:
+    length, every = 0 if state is None else state.length, slice(None)
+    end, lengths = (length + key.shape[2], None) if new is None else new.ends()
+    room = _room(state, key, value, length, end)
+    if new is None:
+        room.write((every, every, slice(length, end)), key, value)
+    else:
+        rows, places, at = (moved(index, key.device) for index in new.kept())
+        room.write((rows, every, at), key[rows, :, places], value[rows, :, places])
+    room.turn += 1
+    return _State(room, end, lengths, room.turn)
+
+
+def _room(state: _State | None, key: Tensor, value: Tensor, length: int, end: int) -> _Room:
+    """The room for the next keys, with the positions that are held: the same room, as long as they fit."""
+    if state is not None:
+        room = state.room
+        if room.turn == state.turn >= 0 and end < room.key.shape[2] and room.compiled == compiling():
+            return room
+    # one position is never held: a view of all would have other strides, and need a graph of its own
+    room = _Room.empty(key, value, max(LEAST, end + 1, 2 * length))
+    if state is not None:
+        room.write((slice(None), slice(None), slice(0, length)), state.key, state.value)
+    return room
 
 
 class _New(NamedTuple):
@@ -354,6 +489,25 @@ def _said(lengths: tuple[int, ...], longest: int) -> str:
     return str(longest) if len(set(lengths)) < 2 else str(lengths)
 
 
+def _check_limits(capacity: Any, window: Any, first: Any) -> Limits | None:
+    """What a cache keeps of each sequence; None for one that grows."""
+    first = check_count(first, 0, "KeyValueCache: first")
+    if window is not None:
+        window = check_count(window, 1, "KeyValueCache: window")
+        if capacity is not None:
+            raise ClearheadError(
+                f"KeyValueCache: capacity is {brief(capacity)} beside window={window}; a window of {window} positions "
+                f"and the first {first} need {window + first} places: leave capacity out."
+            )
+        return Limits(window + first, window, first)
+    if first:
+        raise ClearheadError(
+            f"KeyValueCache: first is {first} without a window: the first positions are kept beside the last ones. "
+            f"Pass KeyValueCache(window=256, first={first})."
+        )
+    return None if capacity is None else Limits(check_count(capacity, 1, "KeyValueCache: capacity"))
+
+
 def _integers(given: Any, name: str, batch: int | None) -> Tensor:
     """Integers (B,), 0 or more, on the host; for any B where `batch` is None."""
     if compiling() or traced():
@@ -387,7 +541,7 @@ def _check_indices(indices: object, batch: int) -> Tensor:
     return indices.long()
 
 
-def _check(state: _State, key: Tensor, value: Tensor) -> None:
+def _check(state: _State | Fixed, key: Tensor, value: Tensor) -> None:
     for name, new, old in (("key", key, state.key), ("value", value, state.value)):
         differ = [-i for i in (4, 3, 1) if new.shape[-i] != old.shape[-i]]
         if differ:

@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from clearhead.base.arrays import Integers
 from clearhead.base.called import as_forward
 from clearhead.base.dropout import check_dropout
 from clearhead.base.errors import ClearheadError, ShapeError, UnsupportedError
@@ -56,7 +57,7 @@ class LearnedPositionalEncoding(nn.Module):
         embed_dim: int,
         dropout: float = 0.0,
         *,
-        device: Any = None,
+        device: torch.device | str | int | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
@@ -65,7 +66,7 @@ class LearnedPositionalEncoding(nn.Module):
         self.P = nn.Parameter(torch.empty(self.max_len, self.embed_dim, device=device, dtype=dtype).normal_(std=0.02))
         self.dropout = nn.Dropout(check_dropout(dropout, "dropout"))
 
-    def forward(self, x: Tensor, offset: int | Tensor = 0, *, positions: Any = None) -> Tensor:
+    def forward(self, x: Tensor, offset: int | Tensor = 0, *, positions: Integers | None = None) -> Tensor:
         """x (..., L, E) with its positions added, from `offset` on, or those of `positions`: of x's shape."""
         who = "LearnedPositionalEncoding"
         if self.P.ndim != 2:

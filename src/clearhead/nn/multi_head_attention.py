@@ -151,7 +151,7 @@ class MultiHeadAttention(RecordingModule):
         score_bias: Bias | None = None,
         gate: Gate | None = None,
         record_gradients: bool = False,
-        device: Any = None,
+        device: torch.device | str | int | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__(record_gradients)
@@ -271,6 +271,8 @@ class MultiHeadAttention(RecordingModule):
         else:
             check_value_given(value)
             check_inputs({"query": query, "key": key, "value": value}, self._projections)
+            if cache is not None and isinstance(past, Tensor):
+                cache._check_batch(key)
             of_keys = key_places(positions, key_positions, query, key, self.rotary)
             k, v = self._project(key, value, past, of_keys)
         batched = query.ndim == 3
@@ -289,13 +291,14 @@ class MultiHeadAttention(RecordingModule):
             state = cache._extended(k, v, new_lens, self)
             k, v = state.key, state.value
         heads = q.shape[1]  # may be fewer than num_heads, on a rank or after pruning
-        sizes = max(q.shape[0], k.shape[0]), heads, q.shape[2], k.shape[2]
         align = align if cache is None else past
-        mask, bias = with_lengths(head_mask(mask, sizes, q.dtype), valid_lens, with_own(bias, self.score_bias))
+        sizes = Sizes(max(q.shape[0], k.shape[0]), heads, q.shape[2], k.shape[2], q.device)
+        bias = with_own(bias, self.score_bias)
+        mask, bias = with_lengths(head_mask(mask, sizes.shape, q.dtype), valid_lens, bias)
         if heads != self.num_heads:
-            check_part(mask, bias, Sizes(*sizes, q.device, align=check_align(align)), self.num_heads)
-        if state is not None and state.lengths is not None:
-            mask, bias = with_lengths(mask, state.lengths, bias)
+            check_part(mask, bias, sizes._replace(align=check_align(align)), self.num_heads)
+        if state is not None:
+            mask, bias = state.seen(mask, bias, sizes)
         attended = self._attend(
             q,
             k,
@@ -331,7 +334,7 @@ class MultiHeadAttention(RecordingModule):
         ours = self.rotary is None or isinstance(self.rotary, RotaryEmbedding)
         return plain_linear(self.W_q) and plain_linear(self.W_k) and ours and all(norms)
 
-    def prepare(self, key: Tensor, value: Tensor, *, positions: Any = None) -> PreparedKeys:
+    def prepare(self, key: Tensor, value: Tensor, *, positions: Integers | None = None) -> PreparedKeys:
         """Key and value with their projections done, for calls `attend(query, prepared)`: see `PreparedKeys`.
 
         key (B, Lk, kdim), value (B, Lk, vdim), or each without B. `positions`: where `rotary` takes the keys to stand,
@@ -377,10 +380,10 @@ class MultiHeadAttention(RecordingModule):
                 "new_lens says how many new keys a cache keeps, and there is no cache. For how many keys may be seen "
                 "pass valid_lens."
             )
-        state = None if cache is None else cache._state
-        if state is None:
+        if cache is None:
             return 0
-        return state.length if state.lengths is None else state.lengths
+        cache._check_whole()
+        return 0 if cache._state is None else cache._state.past
 
     def extra_repr(self) -> str:
         text = f"embed_dim={self.embed_dim}, num_heads={self.num_heads}, head_dim={self.head_dim}"

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from clearhead.base.arrays import accumulated, check_float
+from clearhead.base.arrays import Integers, accumulated, check_float
 from clearhead.base.called import as_forward
 from clearhead.base.errors import ClearheadError, ShapeError
 from clearhead.base.numbers import check_count, check_flag, check_positive
@@ -73,7 +73,7 @@ class RotaryEmbedding(Tabled):
         self.scaling = scaling
         self._tabled = scaling is None or not scaling.by_length
 
-    def forward(self, x: Tensor, offset: int | Tensor = 0, *, positions: Any = None) -> Tensor:
+    def forward(self, x: Tensor, offset: int | Tensor = 0, *, positions: Integers | None = None) -> Tensor:
         """x (..., L, E) turned by its positions, from `offset` on, or those of `positions`: of x's shape."""
         self._check(x)
         who = "RotaryEmbedding"

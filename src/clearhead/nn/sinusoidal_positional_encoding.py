@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, cast
 import torch
 from torch import Tensor, nn
 
+from clearhead.base.arrays import Integers
 from clearhead.base.called import as_forward
 from clearhead.base.dropout import check_dropout
 from clearhead.base.numbers import check_count
@@ -51,7 +52,7 @@ class SinusoidalPositionalEncoding(Tabled):
         self.embed_dim = check_count(embed_dim, 1, "embed_dim")
         self.dropout = nn.Dropout(check_dropout(dropout, "dropout"))
 
-    def forward(self, x: Tensor, offset: int | Tensor = 0, *, positions: Any = None) -> Tensor:
+    def forward(self, x: Tensor, offset: int | Tensor = 0, *, positions: Integers | None = None) -> Tensor:
         """x (..., L, E) with its positions added, from `offset` on, or those of `positions`: of x's shape."""
         who = "SinusoidalPositionalEncoding"
         check_embedded(x, self.embed_dim, who)
