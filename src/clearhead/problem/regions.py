@@ -15,7 +15,7 @@ from clearhead.base.tracing import compiling
 from clearhead.problem.problem import Problem
 from clearhead.problem.region import EVERY, Region, bias_part, host_part, visible_part
 from clearhead.problem.visible import intervals_of, seen_by
-from clearhead.scores.base import Pairwise
+from clearhead.scores.base import ByTile, Pairwise
 
 ROWS = 256  # the most queries to a region where the mask depends on the query: larger ones skip fewer pairs
 BUDGET = 2**21  # elements of a region's scores, or of the intermediate tensors they need
@@ -38,10 +38,14 @@ def cut(problem: Problem, region: Region) -> Problem:
     if poison is not None:
         keys_poison = _key_heads(poison[1], problem.groups, region)[..., keys]
         poison = poison[0][batch, heads, queries], keys_poison
+    scores = scores._replace(
+        query=scores.query[batch, heads, queries], key=of_keys(scores.key, problem.groups, region)
+    )
+    if isinstance(scores, ByTile) and scores.score.change is not None:
+        whole = scores.places or map(range, sizes.shape)
+        scores = scores._replace(places=tuple(all_of[side] for all_of, side in zip(whole, sides, strict=True)))
     return problem._replace(
-        scores=scores._replace(
-            query=scores.query[batch, heads, queries], key=of_keys(scores.key, problem.groups, region)
-        ),
+        scores=scores,
         value=None if problem.value is None else of_keys(problem.value, problem.groups, region),
         sizes=Sizes(b, h, q, k, sizes.device),
         visible=None if visible is None else visible_part(visible, region, sizes),
@@ -169,7 +173,7 @@ def width(problem: Problem) -> int:
     scores = problem.scores
     if isinstance(scores, Pairwise):
         return 1 if scores.phi == "mul" else scores.key.shape[-1]
-    return max(scores.query.shape[-1], scores.key.shape[-1])
+    return 1 if scores.score.product else max(scores.query.shape[-1], scores.key.shape[-1])
 
 
 def of_sequence(problem: Problem, sequence: int, words: Tensor | None) -> Problem:

@@ -10,22 +10,13 @@ import torch
 from torch import Tensor
 
 from clearhead.base.errors import ShapeError, UnsupportedError
+from clearhead.base.rules import Memo
 from clearhead.base.shapes import Sizes, moved, part
 from clearhead.base.tracing import batched, capturing, compiling, on_the_host, readable, traced, transformed, unwrapped
 from clearhead.base.versions import Versions
 from clearhead.masks._spans import edges_on_host
 from clearhead.masks.base import Mask, Spans, all_keys
 from clearhead.problem.unseen import Unseen, seen, where_unseen
-
-
-class Memo(dict[Any, Any]):
-    """Values that engines have derived from a mask, by their names. Copies and pickles have none."""
-
-    def __reduce__(self) -> Any:
-        return Memo, ()
-
-    def __deepcopy__(self, _: Any) -> Memo:
-        return Memo()
 
 
 class Later(NamedTuple):
