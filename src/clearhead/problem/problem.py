@@ -13,8 +13,8 @@ from clearhead.base.arrays import check_float, mask_forms, to_tensor, to_tensor_
 from clearhead.base.dropout import check_dropout, draw_seed
 from clearhead.base.errors import ClearheadError, ShapeError, UnsupportedError, columns
 from clearhead.base.numbers import check_number
-from clearhead.base.rules import Memo
 from clearhead.base.positions import check_align
+from clearhead.base.rules import Memo
 from clearhead.base.shapes import Sizes, apart, as_inputs, fit, no_heads, plain_sizes
 from clearhead.base.text import brief
 from clearhead.base.torch_state import any_autocast

@@ -38,9 +38,7 @@ def cut(problem: Problem, region: Region) -> Problem:
     if poison is not None:
         keys_poison = _key_heads(poison[1], problem.groups, region)[..., keys]
         poison = poison[0][batch, heads, queries], keys_poison
-    scores = scores._replace(
-        query=scores.query[batch, heads, queries], key=of_keys(scores.key, problem.groups, region)
-    )
+    scores = scores._replace(query=scores.query[batch, heads, queries], key=of_keys(scores.key, problem.groups, region))
     if isinstance(scores, ByTile) and scores.score.change is not None:
         whole = scores.places or map(range, sizes.shape)
         scores = scores._replace(places=tuple(all_of[side] for all_of, side in zip(whole, sides, strict=True)))
@@ -88,9 +86,10 @@ def batch_groups(start: np.ndarray, stop: np.ndarray, batch: int) -> list[slice]
     return [slice(a, b) for a, b in itertools.pairwise(edges)]
 
 
-def walk(problem: Problem, budget: int) -> Iterator[Region]:
+def walk(problem: Problem, budget: int, numbers: int | None = None) -> Iterator[Region]:
     """Go through the matrix in regions of at most about `budget` elements of work memory, all keys of their queries.
-    The order is by sequence, then by head, then by query, the same cuts for all queries: see `assemble`."""
+    The order is by sequence, then by head, then by query, the same cuts for all queries: see `assemble`. `numbers`:
+    the elements for one score, where more is known than `width`."""
     sizes, groups = problem.sizes, problem.groups
     if not sizes.batch or not sizes.heads or not sizes.queries:
         return
@@ -99,7 +98,7 @@ def walk(problem: Problem, budget: int) -> Iterator[Region]:
         yield Region(masked=problem.visible is not None)
         return
     for batch, bands in _bands(problem):
-        row = max(1, max(keys.stop - keys.start for _, keys, _ in bands) * width(problem))
+        row = max(1, max(keys.stop - keys.start for _, keys, _ in bands) * (numbers or width(problem)))
         rows = max(1, min(max(q.stop - q.start for q, _, _ in bands), budget // row))
         head_step = max(groups, min(sizes.heads, budget // (row * rows)) // groups * groups)
         batch_step = max(1, budget // (row * rows * head_step))

@@ -62,7 +62,7 @@ class Pairwise(NamedTuple):
 
 
 class ByTile(NamedTuple):
-    """Scores that have no other form than their `tile`: s_ij = change(softcap(scale · tile(query, key)_ij), b, h, i, j).
+    """Scores that have no other form than their `tile`: s_ij = change(softcap(scale · tile_ij), b, h, i, j).
 
     `change` is the score's own, where it has one. `places`: the sequences, heads, queries and keys of the whole that
     these are; None where they are the whole. `memo`: what engines have made of the change.

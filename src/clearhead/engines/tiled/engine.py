@@ -2,27 +2,22 @@
 
 from __future__ import annotations
 
-import functools
-
 import torch
 from torch import Tensor
 
 from clearhead.base.arrays import accumulated
 from clearhead.base.tracing import compiling, dispatches, looked_into
 from clearhead.engines.base import Cost, Engine
-from clearhead.engines.tiled import tiles
+from clearhead.engines.tiled import by_functions, tiles
 from clearhead.engines.tiled.backward import gradients
-from clearhead.engines.tiled.checkpoints import checkpointed
+from clearhead.engines.tiled.by_functions import FOLLOWED
+from clearhead.engines.tiled.outputs import followed, in_blocks
 from clearhead.problem import regions
 from clearhead.problem.guard import guard
 from clearhead.problem.packing import Operands, operands
 from clearhead.problem.partial import Partial, Rows
 from clearhead.problem.problem import Problem
-from clearhead.problem.region import Region
-from clearhead.problem.regions import cut
 from clearhead.problem.summary import Sent, Summary
-
-FOLLOWED = 2  # times regions.BUDGET, for each thread
 
 
 class Tiled(Engine):
@@ -60,17 +55,11 @@ class Tiled(Engine):
         if not rows and (not every or not problem.sizes.keys):
             return Partial(tiles.no_keys(problem, problem.query))
         if rows:
-            return _in_blocks(problem, every)
+            return in_blocks(problem, every)
         # transforms and forward mode follow plain operations, but no checkpoints
         again = problem.needs_grad and not looked_into() and len(every) > 1
-        run = checkpointed(problem, every, lambda part, _: tiles.partial(part)) if again else None
-
-        def compute(region: Region) -> Tensor:
-            seen = regions.parts_seen(problem, region)
-            parts = [run(part) if run else tiles.partial(cut(problem, part)) for part in seen]
-            return _whole(parts, problem, region).output
-
-        return Partial(regions.assemble([compute(region) for region in every], every))
+        output = by_functions.output(problem, every) if again and by_functions.serves(problem) else None
+        return Partial(followed(problem, every, again) if output is None else output)
 
     def backward(
         self, problem: Problem, rows: Rows, grad: Tensor | None, wanted: tuple[bool, ...], sent: Sent | None = None
@@ -93,30 +82,6 @@ def _budget(problem: Problem) -> int:
     if problem.lowered is not None or not problem.needs_grad:
         return regions.BUDGET
     return FOLLOWED * regions.BUDGET * (1 if compiling() else min(torch.get_num_threads(), 4))
-
-
-def _in_blocks(problem: Problem, every: list[Region]) -> Partial:
-    """The output and the rows of a guarded problem, without autograd. With a checkpoint for each block, the output and
-    the graph of a block would lie between the scores of two blocks, and fragment the memory."""
-    assert problem.value is not None
-    lead, width = problem.query.shape[:3], problem.value.shape[-1]
-    new = problem.query.new_zeros
-    dtype = accumulated(problem.query.dtype)
-    output, maximum, log_sum = (new(size, dtype=dtype) for size in ((*lead, width), lead, lead))
-    log_sum.fill_(torch.inf)
-    for region in every:
-        if region.keys.stop > region.keys.start:
-            parts = [tiles.partial(cut(problem, part)) for part in regions.parts_seen(problem, region)]
-            at = region.sides[:3]
-            output[at], maximum[at], log_sum[at] = _whole(parts, problem, region)[:3]  # type: ignore[assignment]
-    return Partial(output, maximum, log_sum)
-
-
-def _whole(parts: list[Partial], problem: Problem, region: Region) -> Partial:
-    """The parts of the keys of some rows, merged, with the sinks."""
-    found = functools.reduce(Partial.merge, parts)
-    sinks = tiles.sinks(problem)
-    return found if sinks is None else found.with_sinks(sinks[region.heads])
 
 
 PLAIN = Tiled()  # its blocks are operations of PyTorch's, which can be differentiated again
