@@ -30,8 +30,11 @@ class Memo(dict[Any, Any]):
 class ByPair:
     """A function of four slices that gives a part of the matrix, with the same as a rule, `at`, of single pairs."""
 
-    def __init__(self, part: Callable[[slice, slice, slice, slice], Tensor], at: Rule) -> None:
+    def __init__(
+        self, part: Callable[[slice, slice, slice, slice], Tensor], at: Rule, of: tuple[Rule, ...] | None = None
+    ) -> None:
         self.part, self.at = part, at
+        self.of = (at,) if of is None else of  # the caller's rules
         self.memo = Memo()
 
     def __call__(self, *sides: slice) -> Tensor:
@@ -47,10 +50,11 @@ def by_pair(function: Any) -> ByPair | None:
 
 def joined(part: Callable[[slice, slice, slice, slice], Tensor], join: Callable[..., Tensor], *of: Any) -> Any:
     """A function of parts that joins others, by pairs too where each of them is."""
-    rules = [found.at for found in map(by_pair, of) if found is not None]
-    if len(rules) < len(of):
+    known = [found for found in map(by_pair, of) if found is not None]
+    if len(known) < len(of):
         return part
-    return ByPair(part, lambda *indices: join(*(rule(*indices) for rule in rules)))
+    rules, callers = [found.at for found in known], tuple(rule for found in known for rule in found.of)
+    return ByPair(part, lambda *indices: join(*(rule(*indices) for rule in rules)), callers)
 
 
 def entry(tensor: Tensor, *indices: Tensor) -> Tensor:

@@ -14,7 +14,7 @@ from clearhead.base.shapes import Sizes
 from clearhead.base.tracing import compiling
 from clearhead.problem.problem import Problem
 from clearhead.problem.region import EVERY, Region, bias_part, host_part, visible_part
-from clearhead.problem.visible import intervals_of, seen_by
+from clearhead.problem.visible import intervals_of, rows_of, seen_by
 from clearhead.scores.base import ByTile, Pairwise
 
 ROWS = 256  # the most queries to a region where the mask depends on the query: larger ones skip fewer pairs
@@ -116,7 +116,7 @@ def _bands(problem: Problem) -> Iterator[tuple[slice, list[tuple[slice, slice, b
     if visible is None or visible.edges is None:  # no mask, or one whose edges are hidden
         yield slice(0, sizes.batch), [(slice(0, sizes.queries), slice(0, sizes.keys), visible is not None)]
         return
-    start, stop = visible.edges
+    start, stop = rows_of(visible, sizes) or visible.edges
     for batch in batch_groups(start, stop, sizes.batch):
         first, last = (edge[0 if start.shape[0] == 1 else batch.start] for edge in (start, stop))  # (H or 1, Lq or 1)
         varies = first.shape[-1] > 1

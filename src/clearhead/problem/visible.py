@@ -19,6 +19,9 @@ from clearhead.masks.base import Mask, Spans, all_keys
 from clearhead.problem.unseen import Unseen, seen, where_unseen
 
 
+STRIP = 2**22  # pairs of a residual that are looked at together
+
+
 class Later(NamedTuple):
     """Edges that lie on another device: whoever reads them waits for it."""
 
@@ -88,6 +91,28 @@ def intervals_of(visible: Visible) -> tuple[np.ndarray, np.ndarray]:
     return found
 
 
+def rows_of(visible: Visible, sizes: Sizes) -> tuple[np.ndarray, np.ndarray] | None:
+    """The edges, narrowed for each query to the keys that the residual leaves to some sequence or head. None without a
+    residual, and where the mask is not kept, since the residual is asked for every pair."""
+    spans, edges = visible.spans, visible.edges
+    if spans.residual is None or edges is None or "kept" not in visible.memo or not on_the_host(spans.start):
+        return None
+    if "rows" not in visible.memo:
+        every, first, last = slice(None), np.zeros(sizes.queries, np.int64), np.zeros(sizes.queries, np.int64)
+        step = max(1, STRIP // max(1, sizes.batch * sizes.heads * sizes.keys))
+        for top in range(0, sizes.queries, step):
+            rows = slice(top, min(top + step, sizes.queries))
+            with torch.inference_mode(False), torch.no_grad():
+                some = spans.rest(every, every, rows, every).any(1).any(0).numpy()  # (rows or 1, Lk or 1)
+            some = np.broadcast_to(some, (rows.stop - rows.start, sizes.keys))
+            seen = some.any(-1)
+            first[rows] = np.where(seen, some.argmax(-1), 0)
+            last[rows] = np.where(seen, sizes.keys - some[:, ::-1].argmax(-1), 0)
+        visible.memo["rows"] = np.maximum(edges[0], first), np.minimum(edges[1], last)
+    found: tuple[np.ndarray, np.ndarray] = visible.memo["rows"]
+    return found
+
+
 def seen_of(visible: Visible, sizes: Sizes) -> tuple[Tensor, Tensor]:
     """Which keys and queries see and are seen by some: see `seen`. Found once for as long as the mask is kept."""
     if compiling() or traced() or transformed() or capturing():
@@ -119,6 +144,7 @@ def _kept(mask: Mask, depends: tuple[Tensor, ...], sizes: Sizes) -> Visible:
             found = visible(mask.resolve(sizes), sizes)
         if len(kept) >= 4:
             kept.clear()
+        found.memo["kept"] = True
         kept[sizes] = Versions(named), now, found
     made: Visible = found
     return made

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -10,6 +11,7 @@ from torch import Tensor
 from clearhead.base.arrays import accumulated
 from clearhead.engines.tiled import tiles
 from clearhead.engines.tiled.checkpoints import checkpointed
+from clearhead.engines.tiled.fused import fused
 from clearhead.problem import regions
 from clearhead.problem.partial import Partial
 from clearhead.problem.problem import Problem
@@ -20,14 +22,17 @@ from clearhead.problem.regions import cut
 def followed(problem: Problem, every: list[Region], again: bool) -> Tensor:
     """The output of a guarded problem in operations that autograd follows. `again`: it computes each block once more
     in the backward pass."""
-    run = checkpointed(problem, every, lambda part, _: tiles.partial(part)) if again else None
+    run = checkpointed(problem, every, lambda part, _: tiles.partial(part)) if again else _once(problem)
 
     def compute(region: Region) -> Tensor:
-        seen = regions.parts_seen(problem, region)
-        parts = [run(part) if run else tiles.partial(cut(problem, part)) for part in seen]
+        parts = [run(part) for part in regions.parts_seen(problem, region)]
         return _whole(parts, problem, region).output
 
     return regions.assemble([compute(region) for region in every], every)
+
+
+def _once(problem: Problem) -> Callable[[Region], Partial]:
+    return fused(problem) or (lambda region: tiles.partial(cut(problem, region)))
 
 
 def in_blocks(problem: Problem, every: list[Region]) -> Partial:
@@ -39,9 +44,10 @@ def in_blocks(problem: Problem, every: list[Region]) -> Partial:
     dtype = accumulated(problem.query.dtype)
     output, maximum, log_sum = (new(size, dtype=dtype) for size in ((*lead, width), lead, lead))
     log_sum.fill_(torch.inf)
+    run = _once(problem)
     for region in every:
         if region.keys.stop > region.keys.start:
-            parts = [tiles.partial(cut(problem, part)) for part in regions.parts_seen(problem, region)]
+            parts = [run(part) for part in regions.parts_seen(problem, region)]
             at = region.sides[:3]
             output[at], maximum[at], log_sum[at] = _whole(parts, problem, region)[:3]  # type: ignore[assignment]
     return Partial(output, maximum, log_sum)
