@@ -116,11 +116,12 @@ def _bands(problem: Problem) -> Iterator[tuple[slice, list[tuple[slice, slice, b
     if visible is None or visible.edges is None:  # no mask, or one whose edges are hidden
         yield slice(0, sizes.batch), [(slice(0, sizes.queries), slice(0, sizes.keys), visible is not None)]
         return
-    start, stop = rows_of(visible, sizes) or visible.edges
+    narrowed = rows_of(visible, sizes)
+    start, stop = visible.edges if narrowed is None else narrowed
     for batch in batch_groups(start, stop, sizes.batch):
         first, last = (edge[0 if start.shape[0] == 1 else batch.start] for edge in (start, stop))  # (H or 1, Lq or 1)
         varies = first.shape[-1] > 1
-        step = ROWS if varies else max(sizes.queries, 1)
+        step = max(sizes.queries, 1) if not varies else ROWS if narrowed is None else ROWS // 2
         bands = []
         for row in range(0, sizes.queries, step):
             queries = slice(row, min(row + step, sizes.queries))

@@ -124,6 +124,16 @@ def seen_of(visible: Visible, sizes: Sizes) -> tuple[Tensor, Tensor]:
     return found
 
 
+def all_seen(visible: Visible, sizes: Sizes) -> bool:
+    """Whether a mask that is kept is known to hide no key from all queries, and no query from all keys."""
+    if "kept" not in visible.memo or not on_the_host(visible.spans.start):
+        return False
+    if "all seen" not in visible.memo:
+        visible.memo["all seen"] = all(bool(side.all()) for side in seen_of(visible, sizes))
+    found: bool = visible.memo["all seen"]
+    return found
+
+
 def _attributes(mask: Mask) -> Iterator[Any]:
     """The attributes of a mask, and of the masks that it joins."""
     yield type(mask)

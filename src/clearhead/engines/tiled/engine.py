@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from clearhead.base.arrays import accumulated
-from clearhead.base.tracing import compiling, dispatches, looked_into
+from clearhead.base.tracing import compiling, dispatches, looked_into, traced
 from clearhead.engines.base import Cost, Engine
 from clearhead.engines.tiled import by_functions, tiles
 from clearhead.engines.tiled.backward import gradients
@@ -54,7 +54,7 @@ class Tiled(Engine):
         every = list(regions.walk(problem, _budget(problem)))
         if not rows and (not every or not problem.sizes.keys):
             return Partial(tiles.no_keys(problem, problem.query))
-        if rows:
+        if rows or not (problem.needs_grad or looked_into() or compiling() or traced()):
             return in_blocks(problem, every)
         # transforms and forward mode follow plain operations, but no checkpoints
         again = problem.needs_grad and not looked_into() and len(every) > 1

@@ -30,6 +30,7 @@ from clearhead.scores.base import ByTile, Pairwise, capped, checked_tile
 from clearhead.scores.dot import Dot
 
 AFTER = 2**28  # pairs for which a function was asked: about ten seconds of one core
+FAR = [(dim + 1) * 2**40 for dim in range(4)]
 MOST = 32  # kinds of functions that are compiled: each takes seconds
 _asked: dict[Any, int] = {}  # how many pairs, by the functions' code
 _compiled: dict[Any, Callable[..., Any] | None] = {}  # None: it cannot be compiled, or gave other numbers
@@ -104,11 +105,9 @@ def _given(problem: Problem, part: Problem, region: Region) -> tuple[Any, ...]:
         raw = tiles.pairwise(Pairwise("mul", *scores[1:3], None, scores.scale), scores.query, scores.key)
     else:
         raw = checked_tile(scores.score, scores.query, scores.key.repeat_interleave(part.groups, dim=1)) * scores.scale
-    places = [range(size)[side] for size, side in zip(problem.sizes.shape, region.sides, strict=True)]
-    whole = scores.places if isinstance(scores, ByTile) else None
-    of_change = places if whole is None else whole
-    indices = indices_of(((p.start, p.stop, p.step) for p in places), raw.device)
-    own = indices if of_change is places else indices_of(((p.start, p.stop, p.step) for p in of_change), raw.device)
+    places = scores.places if isinstance(scores, ByTile) else None
+    firsts = [0 if side.start is None else side.start for side in region.sides]
+    own = firsts if places is None else [place.start for place in places]
     rule = added = edges = keep = residual = None
     if bias is not None:
         rule = by_pair(problem.bias.function) if problem.bias is not None else None
@@ -116,13 +115,26 @@ def _given(problem: Problem, part: Problem, region: Region) -> tuple[Any, ...]:
         if numbers.tensors or numbers.function is not None:
             added = numbers.tile(EVERY, EVERY, EVERY, EVERY, part.sizes).to(raw.dtype)
     if spans is not None:
-        edges = spans._replace(residual=None)
+        edges = None if _covers(part) else tuple(spans.edges())
         residual = by_pair(problem.spans.residual) if problem.spans is not None else None
         if spans.residual is not None and residual is None:
             keep = spans.rest(EVERY, EVERY, EVERY, EVERY)
     at = (None if found is None else found.at for found in (rule, residual))
-    intervals = None if edges is None else tuple(edges.edges())
-    return (raw, scores.softcap, change, *at, added, keep, intervals, own, indices)
+    return (raw, scores.softcap, change, *at, added, keep, edges, _counted(own, raw), _counted(firsts, raw))
+
+
+def _counted(firsts: list[int], tile: Tensor) -> list[Tensor]:
+    """The place of a block as the sizes of tensors without memory. The compiler makes one code for all sizes, knows
+    that none is negative, and takes two equal sizes for one, which the numbers in FAR prevent."""
+    return [tile.new_empty(()).expand(first + far) for first, far in zip(firsts, FAR, strict=True)]
+
+
+def _covers(part: Problem) -> bool:
+    """Whether the hull of every query is known to be all keys, without gaps."""
+    visible = part.visible
+    if visible is None or visible.edges is None or visible.spans.gaps is not None:
+        return False
+    return bool((visible.edges[0] == 0).all() and (visible.edges[1] == part.sizes.keys).all())
 
 
 def _weights(
@@ -135,13 +147,18 @@ def _weights(
     keep: Tensor | None,
     edges: tuple[Tensor, ...] | None,
     own: list[Tensor],
-    indices: list[Tensor],
+    firsts: list[Tensor],
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The weights of a block without sinks, and the maximum and log_sum of each query. See `tiles.partial`."""
+    """The weights of a block without sinks, and the maximum and log_sum of each query. See `tiles.partial`.
+
+    `own`, `firsts`: where the block stands, for the change and for all else, as `_counted` gives it. Indices are made
+    here, so that the compiler knows them to be consecutive.
+    """
     dtype = score.dtype
     score = capped(score, softcap)
+    indices = _indices(firsts, score)
     if change is not None:
-        score = change(score, *own).to(dtype).expand_as(score)
+        score = change(score, *_indices(own, score)).to(dtype).expand_as(score)
     if bias is not None:
         added = bias(*indices).to(dtype) if added is None else bias(*indices).to(dtype) + added
     if added is not None:
@@ -152,17 +169,25 @@ def _weights(
         if len(edges) > 2:
             for i in range(edges[2].shape[-1]):
                 inside = inside & ((column < edges[2][..., i : i + 1]) | (column >= edges[3][..., i : i + 1]))
-        if residual is not None:
-            inside = inside & residual(*indices)
-        if keep is not None:
-            inside = inside & keep
         score = torch.where(inside, score, -torch.inf)
+    for kept in (keep, None if residual is None else residual(*indices)):
+        if kept is not None:
+            score = torch.where(kept, score, -torch.inf)
     maximum = score.amax(-1)
     blind = maximum == -torch.inf
     maximum = torch.where(blind, 0.0, maximum)
     above = torch.where(score == -torch.inf, 0.0, (score - maximum.unsqueeze(-1)).exp())
     total = torch.where(blind, 1.0, above.sum(-1))
     return above / total.unsqueeze(-1), maximum, torch.where(blind, torch.inf, total.log())
+
+
+def _indices(firsts: list[Tensor], score: Tensor) -> list[Tensor]:
+    extents = []
+    for counted, far, size in zip(firsts, FAR, score.shape, strict=True):
+        if counted.shape[0] < far:  # never; it is how the compiler knows
+            raise ValueError
+        extents.append((counted.shape[0] - far, counted.shape[0] - far + size, 1))
+    return indices_of(extents, score.device)
 
 
 def _weights_of(kind: Any, given: tuple[Any, ...]) -> tuple[Tensor, Tensor, Tensor] | None:
