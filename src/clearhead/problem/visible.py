@@ -18,7 +18,6 @@ from clearhead.masks._spans import edges_on_host
 from clearhead.masks.base import Mask, Spans, all_keys
 from clearhead.problem.unseen import Unseen, seen, where_unseen
 
-
 STRIP = 2**22  # pairs of a residual that are looked at together
 
 

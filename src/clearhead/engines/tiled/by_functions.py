@@ -47,7 +47,12 @@ def output(problem: Problem, every: list[Region]) -> Tensor | None:
     """The output of a guarded problem, with its gradients; None where it is not known what the functions learn."""
     drawn, given, before = torch.get_rng_state(), operands(problem), _order_now()
     needs, saved = [t is not None and t.requires_grad for t in given], [1]
-    with torch.autograd.graph.saved_tensors_hooks(lambda t: (saved.append(t.numel()), t)[1], lambda t: t):
+
+    def counted(tensor: Tensor) -> Tensor:
+        saved.append(tensor.numel())
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(counted, lambda tensor: tensor):
         begun, own = _scores(cut(problem, regions.parts_seen(problem, every[0])[0]), needs)
     learnt = None if before is None else _learnt(begun, own, before)
     if learnt is not None:

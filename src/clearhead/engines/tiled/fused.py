@@ -70,7 +70,8 @@ def fused(problem: Problem) -> Callable[[Region], Partial] | None:
 def _functions(problem: Problem) -> tuple[Any, ...]:
     """The caller's functions of score and bias, and those of the mask that go with them; none where one of them is
     known in parts alone."""
-    scores, found = problem.scores, []
+    scores = problem.scores
+    found: list[Callable[..., Any]] = []
     if isinstance(scores, ByTile) and scores.score.change is not None:
         found.append(scores.score.change)
     if problem.by_function:
