@@ -37,7 +37,7 @@ class Nearer:
         self.rate = rate
 
     def __call__(self, score: Tensor, batch: Tensor, head: Tensor, i: Tensor, j: Tensor) -> Tensor:
-        return score / (1 + self.rate * (i - j + head - batch).abs())
+        return score / (1 + self.rate * (i - j + head - batch).abs().to(score.dtype))
 
 
 def smooth(query: Tensor, key: Tensor) -> Tensor:

@@ -31,6 +31,7 @@ from clearhead.scores.dot import Dot
 
 AFTER = 2**28  # pairs for which a function was asked: about ten seconds of one core
 FAR = [(dim + 1) * 2**40 for dim in range(4)]
+COMPILE = torch.compile
 MOST = 32  # kinds of functions that are compiled: each takes seconds
 _asked: dict[Any, int] = {}  # how many pairs, by the functions' code
 _compiled: dict[Any, Callable[..., Any] | None] = {}  # None: it cannot be compiled, or gave other numbers
@@ -217,7 +218,7 @@ def _made(given: tuple[Any, ...]) -> Callable[..., Any] | None:
     # a function of its own: PyTorch counts how often it has compiled a function, and gives up
     own = types.FunctionType(_weights.__code__.replace(co_name="weights_of_one_kind"), _weights.__globals__)
     try:
-        compiled: Callable[..., Any] = torch.compile(own, dynamic=True, fullgraph=True)
+        compiled: Callable[..., Any] = COMPILE(own, dynamic=True, fullgraph=True)
         both = zip(compiled(*given), _weights(*given), strict=True)
         same = all(torch.allclose(a, b, rtol=1e-4, atol=1e-6, equal_nan=True) for a, b in both)
     except Exception:  # of the compiler, of any kind
