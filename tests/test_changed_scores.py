@@ -129,15 +129,15 @@ def test_after_any_score(score):
     want = lean(plain, *places(40, 60)).softmax(-1) @ value
     same(ch.attention(query, key, value, score=score.then(lean)), want)
     same(score.then(lean)(query, key), lean(plain, *places(40, 60)))
-    assert score.change is None
+    assert score.changed_by is None
 
 
 def test_twice_and_named():
     query, key, value = (t.detach() for t in inputs())
     score = ch.Dot(softcap=2.0).then(Learnt()).then(lean)
-    assert [name for name, _ in score.named_parameters()] == ["change.one.rate"]
+    assert [name for name, _ in score.named_parameters()] == ["changed_by.one.rate"]
     assert "then=" in repr(score)
-    both = lambda s, *at: lean(score.change.one(s, *at), *at)
+    both = lambda s, *at: lean(score.changed_by.one(s, *at), *at)
     same(ch.attention(query, key, value, score=score), (formula(query, key, both, softcap=2.0) @ value).detach())
 
 
@@ -217,9 +217,9 @@ def test_a_module_records_it():
     x = draw(2, 10, 16)
     module(x, x, x)
     before = module.attention_weights.dense()
-    assert "score.change.rate" in dict(module.named_parameters())
+    assert "score.changed_by.rate" in dict(module.named_parameters())
     same(before.sum(-1), torch.ones(2, 4, 10))
-    module.score.change.rate.data += 1.0  # the record has a copy of what is trained
+    module.score.changed_by.rate.data += 1.0  # the record has a copy of what is trained
     same(module.attention_weights.dense(), before)
 
 
@@ -384,7 +384,7 @@ def test_results_that_broadcast_or_are_wider():
     )
 
 
-# ---------------------------------------------------------------------------------------------------- compiled for speed
+# --------------------------------------------------------------------------------------------------- compiled for speed
 
 
 @pytest.fixture
@@ -431,7 +431,7 @@ def test_numbers_and_tensors_that_change_are_read_anew(from_the_first):
     query, key, value = (t.detach() for t in inputs())
     table = torch.ones(60)
     for rate in (0.1, 0.2, 0.7):
-        change = lambda s, b, h, i, j, rate=rate: s * table[j] / (1 + rate * (i - j).abs())
+        change = lambda s, b, h, i, j, rate=rate, table=table: s * table[j] / (1 + rate * (i - j).abs())
         with torch.no_grad():
             got = ch.attention(query, key, value, score=ch.Dot().then(change))
         same(got, formula(query, key, change) @ value)
@@ -496,6 +496,6 @@ def test_the_compiler_of_pytorch_gives_the_same_numbers(monkeypatch):
         for _ in range(2):
             with torch.no_grad():
                 got = ch.attention(query, key, value, score=ch.Dot().then(lean), mask=mask)
-            b, h, i, j = places(queries, keys)
+            _, _, i, j = places(queries, keys)
             same(got, formula(query, key, lean, DOCUMENTS[i] == DOCUMENTS[j]) @ value)
     assert any(fused._compiled.values())

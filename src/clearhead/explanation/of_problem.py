@@ -48,9 +48,9 @@ def scores_part(rows: Problem, query: Step, key: Step, bias: list[Step]) -> list
         cap = short(scores.softcap)
         why = f"The softcap bounds every score between -{cap:g} and {cap:g}, smoothly."
         steps.append(made("scores", why, cap * (before("uncapped") / cap).tanh()))
-    if scores.score.change is not None:
+    if scores.score.changed_by is not None:
         why = "A function of the score, the sequence, the head and the places of query and key gives the new score."
-        formula = f"scores[i, j] = {name_of(scores.score.change)}(unchanged[i, j], b, h, i, j)"
+        formula = f"scores[i, j] = {name_of(scores.score.changed_by)}(unchanged[i, j], b, h, i, j)"
         steps.append(Step("scores", why, changed(scores, before("unchanged").value), SCORES, formula=formula))
     if bias:
         why = "The bias is added to the score: where it is below 0 the key gets less weight, where it is above 0 more."

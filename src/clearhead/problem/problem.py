@@ -83,7 +83,7 @@ class Problem(NamedTuple):
     @property
     def tile_alone(self) -> str:
         """Why the scores do not have that form, for objections of engines."""
-        changes = isinstance(self.scores, ByTile) and self.scores.score.change is not None
+        changes = isinstance(self.scores, ByTile) and self.scores.score.changed_by is not None
         return "a function of positions changes the scores" if changes else "the score has only tile()"
 
     @property
@@ -276,9 +276,9 @@ def _scores(
     score: Score, query: Tensor, key: Tensor, factor: float, by_tile: bool, among: tuple[int, int] | None
 ) -> Pairwise | ByTile:
     """A score's normal form, of the inputs' dtype: under autocast a projection may have widened it."""
-    lowered = None if by_tile or score.change is not None else score.lower(query, key)
+    lowered = None if by_tile or score.changed_by is not None else score.lower(query, key)
     if lowered is None:
-        if score.change is None:
+        if score.changed_by is None:
             return ByTile(score, query, key, factor, score.softcap)
         keys = None if among is None else range(among[0], among[0] + key.shape[2])
         places = None if keys is None else (*map(range, query.shape[:3]), keys)

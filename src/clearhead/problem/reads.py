@@ -29,7 +29,7 @@ def tensors_in(thing: Any) -> Iterator[Tensor]:
     """The tensors that a caller may write to, in a mask of any combination, a score, a bias, or a list of them."""
     if isinstance(thing, Tensor):
         yield thing
-    elif isinstance(thing, ScoreFunction) and thing.change is None:
+    elif isinstance(thing, ScoreFunction) and thing.changed_by is None:
         yield from read_by(thing.function)
     elif isinstance(thing, nn.Module):
         if any(parts_of(thing)):
@@ -38,8 +38,8 @@ def tensors_in(thing: Any) -> Iterator[Tensor]:
         yield from _held(vars(thing).values())
         if isinstance(thing, ScoreFunction):
             yield from read_by(thing.function)
-        if isinstance(thing, Score) and thing.change is not None:
-            yield from read_by(thing.change)
+        if isinstance(thing, Score) and thing.changed_by is not None:
+            yield from read_by(thing.changed_by)
         for part in thing.modules():
             if isinstance(part, Bias):
                 yield from getattr(part, "reads", ())  # of a mask or a bias by a function

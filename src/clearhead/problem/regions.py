@@ -39,7 +39,7 @@ def cut(problem: Problem, region: Region) -> Problem:
         keys_poison = _key_heads(poison[1], problem.groups, region)[..., keys]
         poison = poison[0][batch, heads, queries], keys_poison
     scores = scores._replace(query=scores.query[batch, heads, queries], key=of_keys(scores.key, problem.groups, region))
-    if isinstance(scores, ByTile) and scores.score.change is not None:
+    if isinstance(scores, ByTile) and scores.score.changed_by is not None:
         whole = scores.places or map(range, sizes.shape)
         scores = scores._replace(places=tuple(all_of[side] for all_of, side in zip(whole, sides, strict=True)))
     return problem._replace(

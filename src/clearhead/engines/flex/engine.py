@@ -189,7 +189,7 @@ class _Once(torch.autograd.Function):
 def _lowered(problem: Problem) -> Pairwise | None:
     """The scores in normal form, before a function changes them."""
     scores = problem.scores
-    if isinstance(scores, ByTile) and scores.score.change is not None and type(scores.score) is Dot:
+    if isinstance(scores, ByTile) and scores.score.changed_by is not None and type(scores.score) is Dot:
         return Pairwise("mul", scores.query, scores.key, None, scores.scale, scores.softcap)
     return problem.lowered
 
@@ -197,7 +197,7 @@ def _lowered(problem: Problem) -> Pairwise | None:
 def _change_rule(problem: Problem) -> Traced | str | None:
     """The function that changes the scores, as one of single pairs, or why it has no such form; None without one."""
     scores = problem.scores
-    if not isinstance(scores, ByTile) or scores.score.change is None:
+    if not isinstance(scores, ByTile) or scores.score.changed_by is None:
         return None
     if compiling() or traced():
         return "it is known in parts alone"

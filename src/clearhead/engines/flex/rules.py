@@ -59,8 +59,8 @@ def traced_change(scores: ByTile, device: torch.device) -> Traced | str:
     """The change of scores for the kernel, or why it cannot go there."""
     memo = Memo() if scores.memo is None else scores.memo
     if "flex" not in memo:
-        assert scores.score.change is not None
-        memo["flex"] = _traced(scores.score.change, device, floating=True, of_score=True)
+        assert scores.score.changed_by is not None
+        memo["flex"] = _traced(scores.score.changed_by, device, floating=True, of_score=True)
     made: Traced | str = memo["flex"]
     return made
 

@@ -11,6 +11,7 @@ from clearhead.engines.base import Cost, Engine
 from clearhead.engines.tiled import by_functions, tiles
 from clearhead.engines.tiled.backward import gradients
 from clearhead.engines.tiled.by_functions import FOLLOWED
+from clearhead.engines.tiled.fused import AFTER
 from clearhead.engines.tiled.outputs import followed, in_blocks
 from clearhead.problem import regions
 from clearhead.problem.guard import guard
@@ -18,14 +19,15 @@ from clearhead.problem.packing import Operands, operands
 from clearhead.problem.partial import Partial, Rows
 from clearhead.problem.problem import Problem
 from clearhead.problem.summary import Sent, Summary
+from clearhead.scores.base import ByTile
 
 
 class Tiled(Engine):
     """PyTorch operations over blocks of queries, with keys sliced to the block's spans.
 
-    The backward pass computes the blocks again. One block's scores exist at a time, forward and backward. A score that
-    is no `Pairwise`, or a bias by a function, is differentiated by autograd, through checkpoints of the blocks. So are
-    second derivatives.
+    The backward pass computes the blocks again. One block's scores exist at a time, forward and backward. The scores of
+    a score that is no `Pairwise`, or with a bias by a function, are differentiated by autograd (`by_functions.py`).
+    Second derivatives go through checkpoints of the blocks.
     """
 
     name = "tiled"
@@ -40,14 +42,26 @@ class Tiled(Engine):
         return any(t is not None and dispatches(t) for t in operands(problem))
 
     def notes(self, problem: Problem) -> list[str]:
-        if problem.lowered is not None:
+        if problem.lowered is not None and not problem.by_function:
             return []
-        return [
-            "the score has tile() alone, so its gradients come from autograd: through PyTorch's operations, block by "
-            "block, and each block's scores are computed once more in the backward pass. Memory is counted as if it "
-            f"made {regions.width(problem)} numbers a pair on the way. A score that is a sum over dimensions gets "
-            "fused kernels, with gradients of their own, by lower(): see Pairwise"
+        alone = isinstance(problem.scores, ByTile) and problem.scores.score.changed_by is None
+        found = [
+            ("the score has tile() alone" if alone else "functions of positions take part in the scores")
+            + ", so gradients of the scores come from autograd: through PyTorch's operations, block by block, and each "
+            "block's scores are computed once more in the backward pass. Memory is counted as if "
+            f"{regions.width(problem)} numbers a pair were made on the way"
         ]
+        if alone:
+            found[0] += (
+                ". A score that is a sum over dimensions gets fused kernels, with gradients of their own, by lower(): "
+                "see Pairwise"
+            )
+        else:
+            found.append(
+                f"in passes without gradients, functions whose code shows all that they read are compiled once they "
+                f"were asked for {AFTER:,} pairs; torch.compiler.set_stance('force_eager') keeps them as they are"
+            )
+        return found
 
     def forward(self, problem: Problem, rows: bool = False) -> Partial:
         problem = tiles.widened(guard(problem))

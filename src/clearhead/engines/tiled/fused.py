@@ -73,8 +73,8 @@ def _functions(problem: Problem) -> tuple[Any, ...]:
     known in parts alone."""
     scores = problem.scores
     found: list[Callable[..., Any]] = []
-    if isinstance(scores, ByTile) and scores.score.change is not None:
-        found.append(scores.score.change)
+    if isinstance(scores, ByTile) and scores.score.changed_by is not None:
+        found.append(scores.score.changed_by)
     if problem.by_function:
         assert problem.bias is not None
         rule = by_pair(problem.bias.function)
@@ -100,7 +100,7 @@ def _partial(problem: Problem, region: Region, kind: Any) -> Partial:
 def _given(problem: Problem, part: Problem, region: Region) -> tuple[Any, ...]:
     """The arguments of `_weights` for a part of a problem."""
     scores, spans, bias = part.scores, part.spans, part.bias
-    change = scores.score.change if isinstance(scores, ByTile) else None
+    change = scores.score.changed_by if isinstance(scores, ByTile) else None
     if isinstance(scores, Pairwise):
         raw = tiles.pairwise(scores._replace(softcap=None), scores.query, scores.key)
     elif type(scores.score) is Dot:
