@@ -13,7 +13,19 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import clearhead as ch
-from benchmarks import audits, browsing, editing, explaining, masks, pages, sharding, surveying, training, watching
+from benchmarks import (
+    audits,
+    browsing,
+    editing,
+    explaining,
+    functions,
+    masks,
+    pages,
+    sharding,
+    surveying,
+    training,
+    watching,
+)
 from benchmarks.measure import interleaved, peak_mib
 from benchmarks.result import Result, agree, faster, leaves, times
 
@@ -427,6 +439,7 @@ CASES: dict[str, Callable[[], Result]] = {
     "statistics-memory": statistics_memory,
     "weight-gradients": weight_gradients,
     **masks.CASES,
+    **functions.CASES,
     **watching.CASES,
     **editing.CASES,
     **audits.CASES,

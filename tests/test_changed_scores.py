@@ -438,6 +438,17 @@ def test_numbers_and_tensors_that_change_are_read_anew(from_the_first):
         table += 1
 
 
+def test_blocks_follow_a_rule_that_is_kept():
+    """Documents as a rule: the keys of other documents are left out, and rows that see nothing give 0."""
+    ids = torch.arange(512) // 64
+    x = draw(2, 4, 512, 8)
+    mask = ch.MaskFunction(lambda b, h, i, j: (ids[i] == ids[j]) & (i != 100))
+    assert ch.plan(x, x, x, score=ch.Dot().then(lean), mask=mask).skipped > 0.7
+    got = ch.attention(x, x, x, score=ch.Dot().then(lean), mask=mask)
+    same(got, ch.attention(x, x, x, score=ch.Dot().then(lean), mask=mask, engine="reference"))
+    assert (got[:, :, 100] == 0).all()
+
+
 @pytest.mark.parametrize("kind", ["fails", "other numbers", "fails later"])
 def test_a_compiler_that_fails_changes_nothing(kind, from_the_first, monkeypatch):
     def compiled(function, **options):
