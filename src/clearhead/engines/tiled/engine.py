@@ -68,8 +68,10 @@ class Tiled(Engine):
         every = list(regions.walk(problem, _budget(problem)))
         if not rows and (not every or not problem.sizes.keys):
             return Partial(tiles.no_keys(problem, problem.query))
-        if rows or not (problem.needs_grad or looked_into() or compiling() or traced()):
+        if rows:
             return in_blocks(problem, every)
+        if not (problem.needs_grad or looked_into() or compiling() or traced()):
+            return Partial(in_blocks(problem, every).output)
         # transforms and forward mode follow plain operations, but no checkpoints
         again = problem.needs_grad and not looked_into() and len(every) > 1
         output = by_functions.output(problem, every) if again and by_functions.serves(problem) else None
