@@ -54,7 +54,7 @@ def taken(spec: Any, tile: tuple[int, int]) -> bool:
     from clearhead.engines.triton.engine import DTYPES, Triton
     from clearhead.problem.problem import make_problem
 
-    if spec.problem.score[0] in ("smooth", "sines") or spec.dtype not in [str(t).split(".")[1] for t in DTYPES]:
+    if spec.problem.by_functions or spec.dtype not in [str(t).split(".")[1] for t in DTYPES]:
         return False
     built = build(spec)
     try:

@@ -7,7 +7,8 @@ weights. Masks, scores and biases are written as tuples, whose first item names 
     masks   ("lengths", n) ("padding", keep) ("causal",) ("window", before, after) ("documents", ids) ("prefix", n)
             ("packed", cu_q, cu_k) ("intervals", start, stop) ("where", factors) ("dense", keep) ("and", a, b)
             ("or", a, b) ("not", a)
-    scores  (kind, {settings}, {learnt arrays}), the kinds being those of `SCORES`; any may have a setting "softcap"
+    scores  (kind, {settings}, {learnt arrays}), the kinds being those of `SCORES`; any may have the settings "softcap"
+            and "then", the rate of `nearness`
     biases  (kind, {settings}, {learnt arrays}), the kinds being those of `BIASES`
 """
 
@@ -42,6 +43,11 @@ class Problem:
     @property
     def inputs(self) -> tuple[Array, Array, Array]:
         return self.query, self.key, self.value
+
+    @property
+    def by_functions(self) -> bool:
+        """Whether a function of a caller's takes part in the scores."""
+        return self.score[0] in ("smooth", "sines") or "then" in self.score[1]
 
 
 def mapped(p: Problem, number: Callable[[Array], Array], added: Callable[[Array], Array]) -> Problem:
@@ -231,23 +237,31 @@ def scored(p: Problem, q: Array, k: Array, step: Any = None) -> Any:
     """The scores of a problem: softcap(scale · score(q, k)), softcap(s) = c · tanh(s / c)."""
     kind, settings, learnt = p.score
     settings = {"step": step} | settings if kind in PRODUCTS else dict(settings)
-    cap, scale = settings.pop("softcap", None), p.scale
+    cap, then, scale = settings.pop("softcap", None), settings.pop("then", None), p.scale
     if kind == "dot" and scale is not None:  # in place of its own
         settings, scale = settings | {"scale": scale}, None
     tile, undo = SCORES[kind](q, k, **settings, **learnt)
     scale = 1.0 if scale is None else scale
     raw = scale * tile
+    near_by = 1.0 if then is None else nearness(raw.shape, then)
     if cap is None:
-        return raw, lambda ds: undo(scale * ds)
+        return near_by * raw, lambda ds: undo(scale * near_by * ds)
     t = np.tanh(raw / cap)
 
     def back(ds: Array) -> Any:
+        ds = near_by * ds
         if step is None:
             return undo(scale * ds / np.cosh(raw / cap) ** 2)
         near = t * (1 + step(t.shape))  # what a rounded tanh leaves of 1 − tanh², as in eager code
         return undo(scale * ds * (1 - near * near))
 
-    return cap * t, back
+    return near_by * cap * t, back
+
+
+def nearness(shape: tuple[int, ...], rate: float) -> Array:
+    """The fuzz's own change of scores: each is multiplied by 1 / (1 + rate |i − j + h − b|)."""
+    b, h, i, j = np.ogrid[tuple(slice(0, size) for size in shape)]
+    return 1 / (1 + rate * np.abs(i - j + h - b))
 
 
 def dot(q: Array, k: Array, scale: float | None = None, step: Any = None) -> Any:

@@ -251,6 +251,17 @@ def test_rules_go_into_the_kernel(name, as_written, monkeypatch):
     assert "in full" not in " ".join(ch.plan(*inputs(), **options, align="lower_right", engine="flex").notes)
 
 
+def test_a_change_of_scores_goes_into_the_kernel(as_written):
+    """After the softcap, before the bias; what cannot go there is an objection."""
+    change = lambda score, batch, head, i, j: 4 * torch.tanh((score - TABLE[head, (i - j).abs()]) / 4) / (1 + batch)
+    score = ch.Dot(softcap=3.0).then(change)
+    compare(inputs(), score=score, mask=ch.Causal(), bias=ch.ALiBi(4))
+    query, key, value = inputs()
+    for other in (ch.Cosine().then(change), ch.Dot().then(lambda s, b, h, i, j: s - s.max())):
+        with pytest.raises(ch.UnsupportedError, match="function"):
+            ch.attention(query, key, value, score=other, engine="flex")
+
+
 def test_rules_that_are_made_in_full(as_written):
     """`plan` says so, with their bytes; the numbers are the same."""
     bias = ch.BiasFunction(lambda batch, head, i, j: (j - j.max() + i - i) / 50)

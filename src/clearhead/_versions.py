@@ -18,7 +18,7 @@ def versions() -> str:
     kernels, threads = bindings.kernels(), torch.get_num_threads()
     name = torch.cuda.get_device_name() if torch.cuda.is_available() else "no CUDA device"
     rows = {
-        "kernels": "none: PyTorch's kernels and operations run instead of the engine native",
+        "kernels": "none: without the engine native, PyTorch's kernels and operations compute",
         "engines": ", ".join(one.name for one in ENGINES if one.name != "native" or kernels is not None),
         "threads": f"{threads}",
         "machine": f"{platform.system()} {platform.machine()}, {name}",

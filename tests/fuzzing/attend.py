@@ -47,7 +47,7 @@ def may_refuse(spec: Spec, engine: str | None, refusal: Exception) -> bool:
     if not isinstance(refusal, ch.UnsupportedError):
         return False
     # an engine asked for by name, that is not for such scores or dtypes
-    own = spec.problem.score[0] in ("smooth", "sines")
+    own = spec.problem.by_functions
     elsewhere = torch.get_default_device().type != "cpu"
     return engine in ("sdpa", "flex") or (engine == "native" and (own or elsewhere or computed_in(spec) == "float64"))
 

@@ -30,6 +30,16 @@ class Sines(ch.extend.Score):
         return (query.unsqueeze(-2) - key.unsqueeze(-3)).sin() @ self.w
 
 
+class Nearer:
+    """The oracle's `nearness`, as a change of scores."""
+
+    def __init__(self, rate: float) -> None:
+        self.rate = rate
+
+    def __call__(self, score: Tensor, batch: Tensor, head: Tensor, i: Tensor, j: Tensor) -> Tensor:
+        return score / (1 + self.rate * (i - j + head - batch).abs().to(score.dtype))
+
+
 def smooth(query: Tensor, key: Tensor) -> Tensor:
     return -torch.sqrt(1 + (query.unsqueeze(-2) - key.unsqueeze(-3)).square()).sum(-1)
 
@@ -104,6 +114,8 @@ def laid_out(x: Array, layout: str, dtype: torch.dtype) -> Tensor:
 
 def _score(score: Any, dtype: torch.dtype) -> tuple[Any, dict[str, Tensor]]:
     kind, settings, learnt = score
+    settings = dict(settings)
+    then = settings.pop("then", None)
     given = {name: tensor(x, dtype) for name, x in learnt.items()}
     cap = settings.get("softcap")
     made: dict[str, Callable[[], Any]] = {
@@ -116,6 +128,8 @@ def _score(score: Any, dtype: torch.dtype) -> tuple[Any, dict[str, Tensor]]:
         "sines": lambda: Sines(given["w"], cap),
     }
     module = made[kind]()
+    if then is not None:
+        module = (module if isinstance(module, ch.extend.Score) else ScoreFunction(module)).then(Nearer(then))
     return module, {f"score.{name}": getattr(module, name) for name in given}
 
 

@@ -215,7 +215,10 @@ class Draw:
     def score(self, kind: str, shapes: list[tuple[int, ...]]) -> Any:
         kind, settings, learnt = self.uncapped(kind, shapes)
         cap = self.r.choice([None, None, None, 2.0, 30.0])
-        return kind, settings if cap is None else settings | {"softcap": cap}, learnt
+        settings = settings if cap is None else settings | {"softcap": cap}
+        # a stream of its own: the problems without a change stay the same
+        then = random.Random(f"then {self.number}").choice([None, None, None, None, 0.02, 0.3])
+        return kind, settings if then is None else settings | {"then": then}, learnt
 
     def uncapped(self, kind: str, shapes: list[tuple[int, ...]]) -> Any:
         r, g, width = self.r, self.g, shapes[0][-1]

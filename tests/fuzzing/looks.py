@@ -33,7 +33,7 @@ def check_looks(spec: Spec, names: Sequence[str] = ENGINES) -> Iterator[str]:
         try:
             w = ch.weights(*inputs[:2], **built.options, engine=engine)
         except ch.UnsupportedError:
-            if engine != "native" or not (p.score[0] in ("smooth", "sines") or spec.dtype == "float64"):
+            if engine != "native" or not (p.by_functions or spec.dtype == "float64"):
                 yield f"{engine}: refused"
             continue
         found: dict[str, Any] = {}

@@ -89,7 +89,9 @@ def scores(p: Problem, q: Tensor, k: Tensor, learnt: dict[str, Tensor]) -> Tenso
     scale = own if p.scale is None else p.scale
     s = tile(kind, q, k, settings, learnt)
     s = s if scale is None else s * scale
-    return s if cap is None else cap * torch.tanh(s / cap)
+    s = s if cap is None else cap * torch.tanh(s / cap)
+    then = settings.get("then")
+    return s if then is None else s * torch.from_numpy(oracle.nearness(s.shape, then)).to(s.dtype)
 
 
 def tile(kind: str, q: Tensor, k: Tensor, settings: dict[str, Any], learnt: dict[str, Tensor]) -> Tensor:

@@ -410,6 +410,18 @@ class Later(ch.extend.Bias):
         ("MaskFunction", "attention(x, x, x, mask=@(lambda b, h, i, j: i >= j))", "plain(x, x, x, low)"),
     ),
     case(
+        "attention(x, x, x, score=Dot().then(lambda s, b, h, i, j: i >= j))",
+        ("MaskFunction", "attention(x, x, x, mask=@(lambda b, h, i, j: i >= j))", "plain(x, x, x, low)"),
+    ),
+    case(
+        "attention(x, x, x, score=lambda s, b, h, i, j: s.masked_fill(j > i, -torch.inf))",
+        (
+            "score=Dot().then(f)",
+            "(f := lambda s, b, h, i, j: s.masked_fill(j > i, -torch.inf)) and attention(x, x, x, @)",
+            "plain(x, x, x, low)",
+        ),
+    ),
+    case(
         "RelativeBias(2, num_buckets=16, max_distance=4)",
         ("fewer buckets", "RelativeBias(2, num_buckets=4, max_distance=4).weight.new_zeros(1) # @", "torch.zeros(1)"),
     ),

@@ -17,12 +17,25 @@ from clearhead.base.tracing import compiling
 Rule = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 
 
+class Memo(dict[Any, Any]):
+    """Values that engines have derived from a rule or a mask, by their names. Copies and pickles have none."""
+
+    def __reduce__(self) -> Any:
+        return Memo, ()
+
+    def __deepcopy__(self, _: Any) -> Memo:
+        return Memo()
+
+
 class ByPair:
     """A function of four slices that gives a part of the matrix, with the same as a rule, `at`, of single pairs."""
 
-    def __init__(self, part: Callable[[slice, slice, slice, slice], Tensor], at: Rule) -> None:
+    def __init__(
+        self, part: Callable[[slice, slice, slice, slice], Tensor], at: Rule, of: tuple[Rule, ...] | None = None
+    ) -> None:
         self.part, self.at = part, at
-        self.memo: dict[str, Any] = {}  # what engines have made of the rule
+        self.of = (at,) if of is None else of  # the caller's rules
+        self.memo = Memo()
 
     def __call__(self, *sides: slice) -> Tensor:
         return self.part(*sides)
@@ -37,10 +50,11 @@ def by_pair(function: Any) -> ByPair | None:
 
 def joined(part: Callable[[slice, slice, slice, slice], Tensor], join: Callable[..., Tensor], *of: Any) -> Any:
     """A function of parts that joins others, by pairs too where each of them is."""
-    rules = [found.at for found in map(by_pair, of) if found is not None]
-    if len(rules) < len(of):
+    known = [found for found in map(by_pair, of) if found is not None]
+    if len(known) < len(of):
         return part
-    return ByPair(part, lambda *indices: join(*(rule(*indices) for rule in rules)))
+    rules, callers = [found.at for found in known], tuple(rule for found in known for rule in found.of)
+    return ByPair(part, lambda *indices: join(*(rule(*indices) for rule in rules)), callers)
 
 
 def entry(tensor: Tensor, *indices: Tensor) -> Tensor:
@@ -61,10 +75,8 @@ def check_rule(fn: Any, reads: Any, who: str, instead: str) -> tuple[Rule, tuple
 
 def ask(fn: Rule, sides: Iterable[slice], sizes: Sizes, title: str, hint: str) -> tuple[Any, list[int]]:
     """A rule's result for the part that four slices name, and the shape of that part."""
-    indices = []
-    for dim, (size, side) in enumerate(zip(sizes.shape, sides, strict=True)):
-        index = torch.arange(*extent(side, size), device=sizes.device)
-        indices.append(index.view((1,) * dim + (-1,) + (1,) * (3 - dim)))
+    extents = (extent(side, size) for size, side in zip(sizes.shape, sides, strict=True))
+    indices = indices_of(extents, sizes.device)
     try:
         found = fn(*indices)
     except Exception as error:
@@ -73,6 +85,12 @@ def ask(fn: Rule, sides: Iterable[slice], sizes: Sizes, title: str, hint: str) -
             f"It is called with four index tensors, (batch, head, query_index, key_index); {hint}"
         ) from error
     return found, [index.numel() for index in indices]
+
+
+def indices_of(extents: Iterable[tuple[int, int, int]], device: torch.device) -> list[Tensor]:
+    """The indices of a part of the matrix, given start, stop and step of each side: int64, each along its dimension."""
+    every = (torch.arange(*one, device=device) for one in extents)
+    return [index.view((1,) * dim + (-1,) + (1,) * (3 - dim)) for dim, index in enumerate(every)]
 
 
 def broadcast(found: Tensor, shape: Sequence[int], title: str) -> Tensor:

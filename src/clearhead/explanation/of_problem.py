@@ -25,7 +25,7 @@ from clearhead.masks.dense import DenseMask
 from clearhead.problem.guard import guard
 from clearhead.problem.problem import ABSENT, Problem
 from clearhead.problem.regions import cut
-from clearhead.scores.base import SCORES, ByTile, with_parameters
+from clearhead.scores.base import SCORES, ByTile, changed, name_of, with_parameters
 from clearhead.scores.dot import Dot
 
 
@@ -48,6 +48,10 @@ def scores_part(rows: Problem, query: Step, key: Step, bias: list[Step]) -> list
         cap = short(scores.softcap)
         why = f"The softcap bounds every score between -{cap:g} and {cap:g}, smoothly."
         steps.append(made("scores", why, cap * (before("uncapped") / cap).tanh()))
+    if scores.score.changed_by is not None:
+        why = "A function of the score, the sequence, the head and the places of query and key gives the new score."
+        formula = f"scores[i, j] = {name_of(scores.score.changed_by)}(unchanged[i, j], b, h, i, j)"
+        steps.append(Step("scores", why, changed(scores, before("unchanged").value), SCORES, formula=formula))
     if bias:
         why = "The bias is added to the score: where it is below 0 the key gets less weight, where it is above 0 more."
         steps += [*bias, made("scores", why, before("unbiased") + bias[-1])]

@@ -9,14 +9,14 @@ from torch import Tensor
 
 from clearhead.problem.problem import Problem
 from clearhead.problem.unseen import finite, group, zero
-from clearhead.problem.visible import seen_of
+from clearhead.problem.visible import all_seen, seen_of
 
 
 def zero_unseen(problem: Problem, only_not_finite: bool = False) -> Problem:
     """The same problem with zeros in place of keys that no query sees and of queries that see nothing, or only of their
     numbers that are not finite."""
     visible = problem.visible
-    if visible is None or visible.unseen == "none":
+    if visible is None or visible.unseen == "none" or all_seen(visible, problem.sizes):
         return problem
     keys, queries = seen_of(visible, problem.sizes)
     keys = group(keys, problem.key.shape[1])

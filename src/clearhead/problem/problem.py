@@ -14,6 +14,7 @@ from clearhead.base.dropout import check_dropout, draw_seed
 from clearhead.base.errors import ClearheadError, ShapeError, UnsupportedError, columns
 from clearhead.base.numbers import check_number
 from clearhead.base.positions import check_align
+from clearhead.base.rules import Memo
 from clearhead.base.shapes import Sizes, apart, as_inputs, fit, no_heads, plain_sizes
 from clearhead.base.text import brief, outlined
 from clearhead.base.torch_state import any_autocast
@@ -81,6 +82,12 @@ class Problem(NamedTuple):
     def lowered(self) -> Pairwise | None:
         """The scores as the kernels take them, where they have that form."""
         return self.scores if isinstance(self.scores, Pairwise) else None
+
+    @property
+    def tile_alone(self) -> str:
+        """Why the scores do not have that form, for objections of engines."""
+        changes = isinstance(self.scores, ByTile) and self.scores.score.changed_by is not None
+        return "a function of positions changes the scores" if changes else "the score has only tile()"
 
     @property
     def spans(self) -> Spans | None:
@@ -171,7 +178,7 @@ def make_problem(
     factor = score.factor(query.shape[-1]) if scale is None else _call_scale(scale, score)
     of_all = sizes if among is None else _of_all(sizes, *among)
     if mask is None and bias is None and sinks is None and type(dropout_p) in (float, int) and not dropout_p:
-        return Problem(_scores(score, query, key, factor, by_tile), value, sizes)
+        return Problem(_scores(score, query, key, factor, by_tile, among), value, sizes)
     refuse_distributed({"query": query, "key": key, "value": value})
     dropout_p = check_dropout(dropout_p, "dropout_p")
     seed = draw_seed(sizes.device) if dropout_p else None
@@ -180,7 +187,7 @@ def make_problem(
         region = Region(keys=slice(among[0], among[0] + sizes.keys))
         visible = None if visible is None else visible_part(visible, region, of_all)
         added = None if added is None else bias_part(added, region, of_all)
-    scores = _scores(score, query, key, factor, by_tile)
+    scores = _scores(score, query, key, factor, by_tile, among)
     projected = scores.query is not query or scores.key is not key
     unseen = None if visible is None or visible.unseen == "none" else visible
     here = projected or (on_the_host(query) and not compiling())  # else engines do it, and whoever shows raw scores
@@ -189,7 +196,7 @@ def make_problem(
         keys, queries = seen_of(unseen, sizes)
         query = zero(query, queries, only_not_finite=True)
         key = zero(key, group(keys, key.shape[1]), only_not_finite=True)
-        scores = _scores(score, query, key, factor, by_tile)
+        scores = _scores(score, query, key, factor, by_tile, among)
     sinks = None if sinks is None else as_sinks(sinks, sizes)
     return Problem(scores, value, sizes, visible, added, sinks, dropout_p, seed)
 
@@ -268,11 +275,17 @@ def _call_scale(scale: Any, score: Score) -> float:
     return check_number(scale, "scale")
 
 
-def _scores(score: Score, query: Tensor, key: Tensor, factor: float, by_tile: bool) -> Pairwise | ByTile:
+def _scores(
+    score: Score, query: Tensor, key: Tensor, factor: float, by_tile: bool, among: tuple[int, int] | None
+) -> Pairwise | ByTile:
     """A score's normal form, of the inputs' dtype: under autocast a projection may have widened it."""
-    lowered = None if by_tile else score.lower(query, key)
+    lowered = None if by_tile or score.changed_by is not None else score.lower(query, key)
     if lowered is None:
-        return ByTile(score, query, key, factor, score.softcap)
+        if score.changed_by is None:
+            return ByTile(score, query, key, factor, score.softcap)
+        keys = None if among is None else range(among[0], among[0] + key.shape[2])
+        places = None if keys is None else (*map(range, query.shape[:3]), keys)
+        return ByTile(score, query, key, factor, score.softcap, places, Memo())
     if any_autocast():
         lowered = lowered._replace(query=lowered.query.to(query.dtype), key=lowered.key.to(query.dtype))
     lowered = check_pairwise(lowered, query, key, type(score).__name__)

@@ -12,6 +12,7 @@ from clearhead.base.torch_private import parts_of
 from clearhead.biases.base import Bias
 from clearhead.biases.bias_function import BiasFunction
 from clearhead.masks.base import Mask
+from clearhead.scores.base import Score
 from clearhead.scores.score_function import ScoreFunction
 
 
@@ -28,13 +29,17 @@ def tensors_in(thing: Any) -> Iterator[Tensor]:
     """The tensors that a caller may write to, in a mask of any combination, a score, a bias, or a list of them."""
     if isinstance(thing, Tensor):
         yield thing
-    elif isinstance(thing, ScoreFunction):
+    elif isinstance(thing, ScoreFunction) and thing.changed_by is None:
         yield from read_by(thing.function)
     elif isinstance(thing, nn.Module):
         if any(parts_of(thing)):
             yield from thing.parameters()
             yield from thing.buffers()
         yield from _held(vars(thing).values())
+        if isinstance(thing, ScoreFunction):
+            yield from read_by(thing.function)
+        if isinstance(thing, Score) and thing.changed_by is not None:
+            yield from read_by(thing.changed_by)
         for part in thing.modules():
             if isinstance(part, Bias):
                 yield from getattr(part, "reads", ())  # of a mask or a bias by a function

@@ -8,10 +8,11 @@ from typing import NamedTuple
 import numpy as np
 from torch import Tensor
 
+from clearhead.base.rules import Memo
 from clearhead.base.shapes import Sides, Sizes, part
 from clearhead.biases.base import Added
 from clearhead.masks.base import Residual, Spans
-from clearhead.problem.visible import Later, Memo, Visible
+from clearhead.problem.visible import Later, Visible
 
 EVERY = slice(None)
 

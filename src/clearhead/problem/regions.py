@@ -14,8 +14,8 @@ from clearhead.base.shapes import Sizes
 from clearhead.base.tracing import compiling
 from clearhead.problem.problem import Problem
 from clearhead.problem.region import EVERY, Region, bias_part, host_part, visible_part
-from clearhead.problem.visible import intervals_of, seen_by
-from clearhead.scores.base import Pairwise
+from clearhead.problem.visible import intervals_of, rows_of, seen_by
+from clearhead.scores.base import ByTile, Pairwise
 
 ROWS = 256  # the most queries to a region where the mask depends on the query: larger ones skip fewer pairs
 BUDGET = 2**21  # elements of a region's scores, or of the intermediate tensors they need
@@ -38,10 +38,12 @@ def cut(problem: Problem, region: Region) -> Problem:
     if poison is not None:
         keys_poison = _key_heads(poison[1], problem.groups, region)[..., keys]
         poison = poison[0][batch, heads, queries], keys_poison
+    scores = scores._replace(query=scores.query[batch, heads, queries], key=of_keys(scores.key, problem.groups, region))
+    if isinstance(scores, ByTile) and scores.score.changed_by is not None:
+        whole = scores.places or map(range, sizes.shape)
+        scores = scores._replace(places=tuple(all_of[side] for all_of, side in zip(whole, sides, strict=True)))
     return problem._replace(
-        scores=scores._replace(
-            query=scores.query[batch, heads, queries], key=of_keys(scores.key, problem.groups, region)
-        ),
+        scores=scores,
         value=None if problem.value is None else of_keys(problem.value, problem.groups, region),
         sizes=Sizes(b, h, q, k, sizes.device),
         visible=None if visible is None else visible_part(visible, region, sizes),
@@ -84,9 +86,10 @@ def batch_groups(start: np.ndarray, stop: np.ndarray, batch: int) -> list[slice]
     return [slice(a, b) for a, b in itertools.pairwise(edges)]
 
 
-def walk(problem: Problem, budget: int) -> Iterator[Region]:
+def walk(problem: Problem, budget: int, numbers: int | None = None) -> Iterator[Region]:
     """Go through the matrix in regions of at most about `budget` elements of work memory, all keys of their queries.
-    The order is by sequence, then by head, then by query, the same cuts for all queries: see `assemble`."""
+    The order is by sequence, then by head, then by query, the same cuts for all queries: see `assemble`. `numbers`:
+    the elements for one score, where more is known than `width`."""
     sizes, groups = problem.sizes, problem.groups
     if not sizes.batch or not sizes.heads or not sizes.queries:
         return
@@ -95,7 +98,7 @@ def walk(problem: Problem, budget: int) -> Iterator[Region]:
         yield Region(masked=problem.visible is not None)
         return
     for batch, bands in _bands(problem):
-        row = max(1, max(keys.stop - keys.start for _, keys, _ in bands) * width(problem))
+        row = max(1, max(keys.stop - keys.start for _, keys, _ in bands) * (numbers or width(problem)))
         rows = max(1, min(max(q.stop - q.start for q, _, _ in bands), budget // row))
         head_step = max(groups, min(sizes.heads, budget // (row * rows)) // groups * groups)
         batch_step = max(1, budget // (row * rows * head_step))
@@ -113,11 +116,12 @@ def _bands(problem: Problem) -> Iterator[tuple[slice, list[tuple[slice, slice, b
     if visible is None or visible.edges is None:  # no mask, or one whose edges are hidden
         yield slice(0, sizes.batch), [(slice(0, sizes.queries), slice(0, sizes.keys), visible is not None)]
         return
-    start, stop = visible.edges
+    narrowed = rows_of(visible, sizes)
+    start, stop = visible.edges if narrowed is None else narrowed
     for batch in batch_groups(start, stop, sizes.batch):
         first, last = (edge[0 if start.shape[0] == 1 else batch.start] for edge in (start, stop))  # (H or 1, Lq or 1)
         varies = first.shape[-1] > 1
-        step = ROWS if varies else max(sizes.queries, 1)
+        step = max(sizes.queries, 1) if not varies else ROWS if narrowed is None else ROWS // 2
         bands = []
         for row in range(0, sizes.queries, step):
             queries = slice(row, min(row + step, sizes.queries))
@@ -169,7 +173,7 @@ def width(problem: Problem) -> int:
     scores = problem.scores
     if isinstance(scores, Pairwise):
         return 1 if scores.phi == "mul" else scores.key.shape[-1]
-    return max(scores.query.shape[-1], scores.key.shape[-1])
+    return 1 if scores.score.product else max(scores.query.shape[-1], scores.key.shape[-1])
 
 
 def of_sequence(problem: Problem, sequence: int, words: Tensor | None) -> Problem:

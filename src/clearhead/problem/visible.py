@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from clearhead.base.errors import ShapeError, UnsupportedError
+from clearhead.base.rules import Memo
 from clearhead.base.shapes import Sizes, moved, part
 from clearhead.base.text import outlined
 from clearhead.base.tracing import batched, capturing, compiling, on_the_host, readable, traced, transformed, unwrapped
@@ -18,15 +19,7 @@ from clearhead.masks._spans import edges_on_host
 from clearhead.masks.base import Mask, Spans, all_keys
 from clearhead.problem.unseen import Unseen, seen, where_unseen
 
-
-class Memo(dict[Any, Any]):
-    """Values that engines have derived from a mask, by their names. Copies and pickles have none."""
-
-    def __reduce__(self) -> Any:
-        return Memo, ()
-
-    def __deepcopy__(self, _: Any) -> Memo:
-        return Memo()
+STRIP = 2**22  # pairs of a residual that are looked at together
 
 
 class Later(NamedTuple):
@@ -101,6 +94,28 @@ def intervals_of(visible: Visible) -> tuple[np.ndarray, np.ndarray]:
     return found
 
 
+def rows_of(visible: Visible, sizes: Sizes) -> tuple[np.ndarray, np.ndarray] | None:
+    """The edges, narrowed for each query to the keys that the residual leaves to some sequence or head. None without a
+    residual, and where the mask is not kept, since the residual is asked for every pair."""
+    spans, edges = visible.spans, visible.edges
+    if spans.residual is None or edges is None or "kept" not in visible.memo or not on_the_host(spans.start):
+        return None
+    if "rows" not in visible.memo:
+        every, first, last = slice(None), np.zeros(sizes.queries, np.int64), np.zeros(sizes.queries, np.int64)
+        step = max(1, STRIP // max(1, sizes.batch * sizes.heads * sizes.keys))
+        for top in range(0, sizes.queries, step):
+            rows = slice(top, min(top + step, sizes.queries))
+            with torch.inference_mode(False), torch.no_grad():
+                some = spans.rest(every, every, rows, every).any(1).any(0).numpy()  # (rows or 1, Lk or 1)
+            some = np.broadcast_to(some, (rows.stop - rows.start, sizes.keys))
+            seen = some.any(-1)
+            first[rows] = np.where(seen, some.argmax(-1), 0)
+            last[rows] = np.where(seen, sizes.keys - some[:, ::-1].argmax(-1), 0)
+        visible.memo["rows"] = np.maximum(edges[0], first), np.minimum(edges[1], last)
+    found: tuple[np.ndarray, np.ndarray] = visible.memo["rows"]
+    return found
+
+
 def seen_of(visible: Visible, sizes: Sizes) -> tuple[Tensor, Tensor]:
     """Which keys and queries see and are seen by some: see `seen`. Found once for as long as the mask is kept."""
     if compiling() or traced() or transformed() or capturing():
@@ -109,6 +124,16 @@ def seen_of(visible: Visible, sizes: Sizes) -> tuple[Tensor, Tensor]:
         with torch.inference_mode(False), torch.no_grad():
             visible.memo["seen"] = seen(visible.spans, sizes)
     found: tuple[Tensor, Tensor] = visible.memo["seen"]
+    return found
+
+
+def all_seen(visible: Visible, sizes: Sizes) -> bool:
+    """Whether a mask that is kept is known to hide no key from all queries, and no query from all keys."""
+    if "kept" not in visible.memo or not on_the_host(visible.spans.start):
+        return False
+    if "all seen" not in visible.memo:
+        visible.memo["all seen"] = all(bool(side.all()) for side in seen_of(visible, sizes))
+    found: bool = visible.memo["all seen"]
     return found
 
 
@@ -132,6 +157,7 @@ def _kept(mask: Mask, depends: tuple[Tensor, ...], sizes: Sizes) -> Visible:
             found = visible(mask.resolve(sizes), sizes)
         if len(kept) >= 4:
             kept.clear()
+        found.memo["kept"] = True
         kept[sizes] = Versions(named), now, found
     made: Visible = found
     return made

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar, cast, get_args
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, Self, TypeVar, cast, get_args
 
 import numpy as np
 import torch
@@ -22,14 +23,16 @@ from clearhead.base.arrays import (
 )
 from clearhead.base.errors import ClearheadError, ShapeError, columns
 from clearhead.base.numbers import check_count, check_number, check_positive
-from clearhead.base.shapes import as_inputs
+from clearhead.base.rules import Memo, indices_of
+from clearhead.base.shapes import as_inputs, broadcasts
 from clearhead.base.steps import Step
 from clearhead.base.text import outlined, said
 from clearhead.base.torch_private import parts_of, put_parts
-from clearhead.base.tracing import autocasting
+from clearhead.base.tracing import autocasting, compiling
 
 Module = TypeVar("Module", bound=nn.Module)
 Change = Callable[[Tensor], Tensor]
+ChangeOfPair = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
 Phi = Literal["mul", "tanh_add", "sq_diff"]
 PHIS = get_args(Phi)
 NARROW = tuple(dtype for dtype in FLOATS if dtype != torch.float64)  # the dtypes whose numbers float32 can hold
@@ -71,13 +74,19 @@ class Pairwise(NamedTuple):
 
 
 class ByTile(NamedTuple):
-    """Scores that have no other form than their `tile`: s_ij = softcap(scale · tile(query, key)_ij)."""
+    """Scores that have no other form than their `tile`: s_ij = change(softcap(scale · tile_ij), b, h, i, j).
+
+    `change` is the score's `changed_by`, where it has one. `places`: the sequences, heads, queries and keys of the
+    whole that these are; None where they are the whole. `memo`: what engines have made of the change.
+    """
 
     score: Score
     query: Tensor  # (B, H, Lq, Eq)
     key: Tensor  # (B, Hk, Lk, Ek)
     scale: float = 1.0
     softcap: float | None = None
+    places: tuple[range, ...] | None = None
+    memo: Memo | None = None
 
     def __repr__(self) -> str:
         return outlined(self)
@@ -141,17 +150,55 @@ class Score(nn.Module, ABC):
     torch.Size([3, 4])
 
     The score of a pair may depend on that query and that key alone: the engines compute any part of the matrix.
+    Cost of `tile()` alone: PyTorch's operations, twice in a training step; a product trains in about three times the
+    time that it takes with `lower()`.
     `lower()`, where a score has it, rewrites it in the normal form that the fused kernels take. It must preserve the
     scores themselves, not only their softmax. Both give scores before the call's scale and before the softcap: s_ij =
     softcap(scale · tile_ij) with softcap(s) = c · tanh(s / c). A score sets its softcap by
-    `super().__init__(softcap=c)`. Source of the softcap: Gemma Team 2024, "Gemma 2".
+    `super().__init__(softcap=c)`. A function that also sees where a pair stands comes after these: see `then`.
+    Source of the softcap: Gemma Team 2024, "Gemma 2".
     """
 
     softcap: float | None = None
+    product: ClassVar[bool] = False  # whether `tile` makes one number a pair, as a product of matrices does
 
     def __init__(self, *, softcap: float | None = None) -> None:
         super().__init__()
         self.softcap = None if softcap is None else check_positive(softcap, "softcap")
+        self.changed_by: ChangeOfPair | None = None
+
+    def then(self, change: ChangeOfPair) -> Self:
+        """The same score, changed by a function that sees where each pair stands.
+
+        >>> import torch, clearhead as ch
+        >>> nearer = ch.Dot().then(lambda score, batch, head, i, j: score / (1 + (i - j).abs()))
+        >>> nearer(torch.ones(3, 4), torch.ones(3, 4))
+        tensor([[2.0000, 1.0000, 0.6667],
+                [1.0000, 2.0000, 1.0000],
+                [0.6667, 1.0000, 2.0000]])
+
+        Formula: s_ij = change(softcap(scale · tile_ij), b, h, i, j) for query i of head h of sequence b and key j; a
+        bias is added after it, and the mask comes last.
+        `change(score, batch, head, query_index, key_index)` is the `score_mod` of FlexAttention. It is called on scores
+        (B, H, Lq, Lk), float32 at least, and on int64 indices of shapes (B, 1, 1, 1), (1, H, 1, 1), (1, 1, Lq, 1) and
+        (1, 1, 1, Lk), for any part of the matrix, and gives floating-point numbers that broadcast to the scores. The
+        result for a pair may depend on that pair alone: a function that mixes heads ("talking heads") or keys is given
+        parts of them. It must give the same numbers on every call: the backward pass calls it again.
+        It may be a module, whose parameters this score then lists, or read a parameter; both get gradients. A second
+        `then` is applied to the result of the first.
+        Indices are counted from 0 for queries and keys alike: where Lq ≠ Lk, the function places the queries itself.
+        Returns a score over the same parameters; this one is not changed. Raises a `ClearheadError` where the function
+        does not take five arguments, and, when it is called, where it gives anything else.
+        Cost: `clearhead.plan` says which engine takes it: "tiled" and "reference" do, and "flex" after a dot product,
+        in its kernel, as it takes a `BiasFunction`. Memory O(Lq + Lk). On a CPU, without gradients, a function whose
+        code shows all that it reads, as for `MaskFunction`, is compiled once it was asked for 2²⁸ pairs. The results
+        are the same, but for rounding.
+        Source: Dong et al. 2024, "Flex Attention".
+        """
+        check_change(change)
+        copied = with_parameters(self, lambda p: p, every=True)
+        copied.changed_by = change if self.changed_by is None else OneThenOther(self.changed_by, change)
+        return copied
 
     @abstractmethod
     def tile(self, query: Tensor, key: Tensor) -> Tensor:
@@ -213,8 +260,10 @@ class Score(nn.Module, ABC):
         return self.described()
 
     def described(self, *parts: str) -> str:
-        """The text of this score in `repr`, its softcap included."""
-        return ", ".join(parts if self.softcap is None else (*parts, f"softcap={self.softcap}"))
+        """The text of this score in `repr`, its softcap and its change included."""
+        more = () if self.softcap is None else (f"softcap={self.softcap}",)
+        then = () if self.changed_by is None else (f"then={name_of(self.changed_by)}",)
+        return ", ".join((*parts, *more, *then))
 
     def forward(self, query: ArrayT, key: ArrayT) -> ArrayT:
         """The scores (..., Lq, Lk), before any mask or bias, float32 at least; key heads are grouped.
@@ -259,7 +308,87 @@ def capped(tile: Tensor, softcap: float | None) -> Tensor:
 def by_tile(scores: ByTile) -> Tensor:
     """The scores of every pair, by the score's own `tile`, over key heads that are repeated."""
     tile = checked_tile(scores.score, scores.query, scores.key)
-    return capped(tile if scores.scale == 1.0 else tile * scores.scale, scores.softcap)
+    tile = capped(tile if scores.scale == 1.0 else tile * scores.scale, scores.softcap)
+    return tile if scores.score.changed_by is None else changed(scores, tile)
+
+
+def changed(scores: ByTile, tile: Tensor) -> Tensor:
+    """Scores (B, H, Lq, Lk) after the score's `change`, whose result is checked: it is a user's function."""
+    score, dtype = scores.score, tile.dtype
+    if scores.query.dtype != dtype:
+        score = with_parameters(score, lambda p: p.to(dtype))
+    assert score.changed_by is not None
+    places = scores.places
+    extents = [(0, size, 1) for size in tile.shape] if places is None else [(p.start, p.stop, p.step) for p in places]
+    indices = indices_of(extents, tile.device)
+    title = f"{type(score).__name__}.then({name_of(score.changed_by)})"
+    try:
+        found = score.changed_by(tile, *indices)
+    except Exception as error:
+        raise ClearheadError(
+            f"{title} failed on scores {tuple(tile.shape)}: {type(error).__name__}: {error}\n"
+            f"It is called with scores and four index tensors, (batch, head, query_index, key_index), of shapes "
+            f"{[tuple(index.shape) for index in indices]}, for any part of the matrix; it computes with them as they "
+            "come: torch.where(condition, a, b) in place of if, and no mixing of heads or keys."
+        ) from error
+    if not isinstance(found, Tensor) or not is_dense(found) or not found.is_floating_point():
+        got = shown(found) if isinstance(found, Tensor) else f"a {type(found).__name__}"
+        raise ClearheadError(
+            f"{title} gave {got}; expected a dense floating-point tensor, the changed scores. For who may attend to "
+            "whom use MaskFunction."
+        )
+    if found.device != tile.device or not broadcasts(found.shape, tile.shape):
+        raise ShapeError(
+            f"{title} gave {shown(found)} on {found.device} for scores {tuple(tile.shape)} on {tile.device}; expected "
+            "one number for each pair: compute with the scores and the indices as they come."
+        )
+    return found.to(dtype) if found.shape == tile.shape else found.to(dtype).expand(tile.shape)
+
+
+class OneThenOther(nn.Module):
+    """Two changes of scores, one after the other."""
+
+    def __init__(self, one: ChangeOfPair, other: ChangeOfPair) -> None:
+        super().__init__()
+        self.one, self.other = one, other
+        self.__name__ = f"{name_of(one)}, {name_of(other)}"
+
+    def forward(self, score: Tensor, batch: Tensor, head: Tensor, query_index: Tensor, key_index: Tensor) -> Tensor:
+        indices = batch, head, query_index, key_index
+        return self.other(self.one(score, *indices), *indices)
+
+
+def name_of(change: ChangeOfPair) -> str:
+    return str(getattr(change, "__name__", type(change).__name__))
+
+
+def check_change(change: Any) -> None:
+    """Raise unless this can be called with a score and four indices, as far as its signature says so."""
+    takes = "a function f(score, batch, head, query_index, key_index), which gives the changed scores"
+    if not callable(change) or isinstance(change, type | Score):
+        got = f"the class {change.__name__}" if isinstance(change, type) else f"a {type(change).__name__}"
+        raise ClearheadError(f"then takes {takes}; got {got}.")
+    if not fits_signature(change, 5):
+        raise ClearheadError(
+            f"then takes {takes}; {name_of(change)}{inspect.signature(change)} does not take five arguments.\n"
+            "A function of query and key is a score of its own, score=f; a function of the four indices is a bias, "
+            "bias=BiasFunction(f)."
+        )
+
+
+def fits_signature(function: Callable[..., Any], count: int) -> bool:
+    """Whether a function takes so many arguments, or its signature is not known."""
+    if compiling():  # compiled code cannot read signatures
+        return True
+    try:
+        signature = inspect.signature(function)
+    except (ValueError, TypeError):  # a callable without a signature
+        return True
+    try:
+        signature.bind(*[None] * count)
+    except TypeError:
+        return False
+    return True
 
 
 def checked_tile(score: Score, query: Tensor, key: Tensor) -> Tensor:

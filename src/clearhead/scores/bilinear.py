@@ -24,6 +24,8 @@ class Bilinear(Score):
     Source: Luong et al. 2015, "Effective Approaches to Attention-based Neural Machine Translation".
     """
 
+    product = True
+
     def __init__(self, query_dim: int, key_dim: int, *, softcap: float | None = None) -> None:
         super().__init__(softcap=softcap)
         self.W = linear_weight(query_dim, key_dim)

@@ -26,6 +26,8 @@ class Cosine(Score):
     Source: Graves et al. 2014, "Neural Turing Machines", content addressing.
     """
 
+    product = True
+
     def __init__(self, temperature: float = 1.0, *, softcap: float | None = None) -> None:
         super().__init__(softcap=softcap)
         self.temperature = check_positive(temperature, "temperature")

@@ -27,6 +27,8 @@ class Dot(Score):
     Source: Vaswani et al. 2017, "Attention Is All You Need"; the softcap: Gemma Team 2024, "Gemma 2".
     """
 
+    product = True
+
     def __init__(self, scale: float | None = None, softcap: float | None = None) -> None:
         super().__init__(softcap=softcap)
         self.scale = None if scale is None else check_number(scale, "scale")

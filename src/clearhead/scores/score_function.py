@@ -10,26 +10,20 @@ import torch
 from torch import Tensor
 
 from clearhead.base.errors import ClearheadError
-from clearhead.base.tracing import compiling
-from clearhead.scores.base import Score
+from clearhead.scores.base import Score, fits_signature
 
 
 def _check_takes_two(function: Callable[..., Any]) -> None:
-    if compiling():  # compiled code cannot read signatures
+    if fits_signature(function, 2):
         return
-    try:
-        signature = inspect.signature(function)
-    except (ValueError, TypeError):  # a callable without a signature
-        return
-    try:
-        signature.bind(None, None)
-    except TypeError:
-        name = getattr(function, "__name__", type(function).__name__)
-        raise ClearheadError(
-            f"score is a function {name}{signature}; it is called with two arguments, a tile of queries (..., Lq, Eq) "
-            "and one of keys (..., Lk, Ek), and gives their scores (..., Lq, Lk).\nA function of positions is a bias, "
-            "bias=BiasFunction(fn), or, where it says who may attend, a mask, mask=MaskFunction(fn)."
-        ) from None
+    name = getattr(function, "__name__", type(function).__name__)
+    raise ClearheadError(
+        f"score is a function {name}{inspect.signature(function)}; it is called with two arguments, a tile of queries "
+        "(..., Lq, Eq) and one of keys (..., Lk, Ek), and gives their scores (..., Lq, Lk).\nA function of a score and "
+        "its positions, f(score, batch, head, query_index, key_index), comes after a score: score=Dot().then(f). A "
+        "function of positions is a bias, bias=BiasFunction(fn), or, where it says who may attend, a mask, "
+        "mask=MaskFunction(fn)."
+    )
 
 
 class ScoreFunction(Score):

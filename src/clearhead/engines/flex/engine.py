@@ -29,6 +29,8 @@ from clearhead.problem.guard import zero_unseen
 from clearhead.problem.partial import Partial
 from clearhead.problem.problem import Problem
 from clearhead.problem.summary import Found, Summary
+from clearhead.scores.base import ByTile, Pairwise
+from clearhead.scores.dot import Dot
 
 MASK_BYTES = 2**30  # of a residual in full: above it, the engine that asks for parts of it is preferred
 
@@ -50,9 +52,9 @@ class Flex(Engine):
     def objections(self, problem: Problem) -> list[str]:
         if problem.value is None:
             return ["FlexAttention gives neither weights nor their statistics"]
-        lowered, device = problem.lowered, problem.sizes.device
+        lowered, device = _lowered(problem), problem.sizes.device
         if lowered is None:
-            return ["the score has only tile(): it is no dot product"]
+            return [f"{problem.tile_alone}: it is no dot product"]
         found = []
         if lowered.phi != "mul":
             found.append(f"the score is no dot product (φ is {lowered.phi})")
@@ -67,8 +69,13 @@ class Flex(Engine):
         rule = _bias_rule(problem)
         if isinstance(rule, str) and torch.is_grad_enabled():
             found.append(f"the bias is a function that may hold what needs a gradient: {rule}")
-        elif isinstance(rule, Traced) and torch.is_grad_enabled() and any(t.requires_grad for t in rule.tensors):
+        elif isinstance(rule, Traced) and rule.needs_grad:
             found.append("the bias is a function that reads a tensor which needs a gradient")
+        change = _change_rule(problem)
+        if isinstance(change, str):
+            found.append(f"the scores are changed by a function for which the kernel has no form: {change}")
+        elif change is not None and change.needs_grad:
+            found.append("the scores are changed by a function that reads a tensor which needs a gradient")
         if device.type == "cpu" and problem.needs_grad and kernel.BACKEND == "inductor":
             found.append("FlexAttention has no gradients on a CPU")
         if any(map(dispatches, (lowered.query, lowered.key, problem.value))) and not _shapes_alone(problem):
@@ -88,7 +95,7 @@ class Flex(Engine):
     def reservations(self, problem: Problem) -> list[str]:
         if problem.sizes.device.type != "cuda":
             return self.costs(problem)
-        low = problem.lowered
+        low = problem.lowered  # None where a function changes the scores
         if low is not None and low.softcap is None and problem.bias is None and problem.sinks is None:
             if problem.visible is None:
                 return ["PyTorch's other kernels, such as FlashAttention, are faster where nothing is masked"]
@@ -126,7 +133,7 @@ class Flex(Engine):
             lead = problem.query.new_zeros(problem.sizes.shape[:3], dtype=accumulated(problem.query.dtype))
             return Partial(tiles.no_keys(problem, problem.query), lead, torch.full_like(lead, math.inf))
         problem = zero_unseen(problem)
-        lowered, value, visible, sizes = problem.lowered, problem.value, problem.visible, problem.sizes
+        lowered, value, visible, sizes = _lowered(problem), problem.value, problem.visible, problem.sizes
         assert lowered is not None and value is not None
         lowered, parts, width = lowered.folded(), _parts(problem), value.shape[-1]
         query, key, value = (_wide(apart(t)) for t in (lowered.query, lowered.key, value))
@@ -177,6 +184,26 @@ class _Once(torch.autograd.Function):
         if torch.is_grad_enabled():
             raise UnsupportedError("FlexAttention has no gradient of a gradient: pass engine='tiled'.")
         return grads
+
+
+def _lowered(problem: Problem) -> Pairwise | None:
+    """The scores in normal form, before a function changes them."""
+    scores = problem.scores
+    if isinstance(scores, ByTile) and scores.score.changed_by is not None and type(scores.score) is Dot:
+        return Pairwise("mul", scores.query, scores.key, None, scores.scale, scores.softcap)
+    return problem.lowered
+
+
+def _change_rule(problem: Problem) -> Traced | str | None:
+    """The function that changes the scores, as one of single pairs, or why it has no such form; None without one."""
+    scores = problem.scores
+    if not isinstance(scores, ByTile) or scores.score.changed_by is None:
+        return None
+    if compiling() or traced():
+        return "it is known in parts alone"
+    if scores.places is not None and any(place.start or place.step != 1 for place in scores.places):
+        return "the kernel counts from 0, and this is a part that begins later"
+    return rules.traced_change(scores, problem.sizes.device)
 
 
 def _mask_rule(problem: Problem) -> Traced | str | None:
@@ -230,15 +257,17 @@ def _parts(problem: Problem) -> kernel.Parts:
     A row's largest number is taken away from those of its pairs: where all are as low as those of a mask of finfo.min,
     the log-sum-exp would have no digits left for the weights of the backward pass.
     """
-    bias = problem.bias
+    bias, change = problem.bias, _change_rule(problem)
+    assert not isinstance(change, str)
     if bias is None:
-        return kernel.Parts()
+        return kernel.Parts(change=change)
     dense, rule = bias.dense, _bias_rule(problem)
     if isinstance(rule, str):
         dense = bias._replace(relative=None).tile(*(slice(None),) * 4, problem.sizes)
     top = None if dense is None else dense.detach().amax(-1)
     top = None if top is None else top.masked_fill(top.isinf(), 0.0)
-    return kernel.Parts(_no_view(dense), top, _no_view(bias.relative), rule if isinstance(rule, Traced) else None)
+    rule = rule if isinstance(rule, Traced) else None
+    return kernel.Parts(_no_view(dense), top, _no_view(bias.relative), rule, change)
 
 
 def _no_view(tensor: Tensor | None) -> Tensor | None:

@@ -33,12 +33,14 @@ def for_a_gpu(device: torch.device) -> bool:
 
 
 class Parts(NamedTuple):
-    """What is added to the scores: one number a pair, less one a row; one number a distance; a rule."""
+    """What is added to the scores: one number a pair, less one a row; one number a distance; a rule. And what changes
+    them before."""
 
     dense: Tensor | None = None  # (B or 1, H or 1, Lq or 1, Lk or 1)
     top: Tensor | None = None  # (B or 1, H or 1, Lq or 1), what is taken away from each row of `dense`
     relative: Tensor | None = None  # (B or 1, H or 1, Lq + Lk − 1): see `Added`
     rule: Traced | None = None  # a function of one pair
+    change: Traced | None = None  # a function of the score of one pair, before anything is added
 
 
 class Numbers(NamedTuple):
@@ -57,11 +59,11 @@ def attend(
     plain = query.is_cpu and (numbers.rows or torch.is_grad_enabled())
     backend = "aot_eager" if plain else BACKEND
     asked = None if blocks is None or blocks.rule is None else blocks.rule.kind
-    added = None if parts.rule is None else parts.rule.kind
+    added = [None if rule is None else rule.kind for rule in (parts.rule, parts.change)]
     present = blocks is not None and (len(blocks.edges), blocks.keep is not None, asked)
     kind = (
         (query.dtype, query.device, query.shape[1], query.shape[-1], key.shape[1], value.shape[-1]),
-        (present, added, *(part is not None for part in parts), numbers, backend, torch.is_grad_enabled()),
+        (present, *added, *(part is not None for part in parts), numbers, backend, torch.is_grad_enabled()),
     )
     if kind not in _compiled:
         # a function of its own: PyTorch counts how often it has compiled a function, and gives up
@@ -77,13 +79,15 @@ def _call(
     from torch.nn.attention.flex_attention import AuxRequest, BlockMask, flex_attention
 
     scale, softcap, rows = numbers
-    dense, top, relative, rule = parts
+    dense, top, relative, rule, change = parts
     last = query.shape[2] - 1
 
     def finished(score: Tensor, batch: Tensor, head: Tensor, row: Tensor, column: Tensor) -> Tensor:
-        """A score with its softcap and its bias."""
+        """A score with its softcap, its change and its bias."""
         if softcap is not None:
             score = softcap * torch.tanh(score / softcap)
+        if change is not None:
+            score = change.changed(score, batch, head, row, column)
         if dense is not None and top is not None:  # the difference first: the score would have no digits beside -1e9
             score = score + (entry(dense, batch, head, row, column) - entry(top, batch, head, row))
         if relative is not None:
@@ -121,12 +125,8 @@ def _call(
             mask_mod=allowed,
         )
     options: dict[str, Any] = {}
-    unchanged = softcap is None and dense is None and relative is None and rule is None
-    if (
-        query.element_size() == 2
-        and query.shape[-1] <= 64
-        and (dense is not None or relative is not None or rule is not None)
-    ):
+    with_parts = any(part is not None for part in parts)
+    if query.element_size() == 2 and query.shape[-1] <= 64 and with_parts:
         options |= BESIDE_A_BIAS
     groups = query.shape[1] // key.shape[1]
     if groups & (groups - 1):  # the kernel for few queries takes powers of two alone
@@ -135,7 +135,7 @@ def _call(
         query,
         key,
         value,
-        score_mod=None if unchanged else finished,
+        score_mod=finished if with_parts or softcap is not None else None,
         block_mask=mask,
         scale=scale,
         enable_gqa=query.shape[1] != key.shape[1],

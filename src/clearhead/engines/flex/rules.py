@@ -13,8 +13,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from clearhead.base.rules import ByPair, Rule
+from clearhead.base.rules import ByPair, Memo
 from clearhead.base.torch_private import to_another_dtype
+from clearhead.scores.base import ByTile
 
 MOST = 64  # rules that are compiled: each costs seconds, and one that reads another number is another one
 _known: dict[str, Callable[..., Tensor]] = {}  # one function for each code, since a kernel is compiled for a function
@@ -29,6 +30,10 @@ class Traced(NamedTuple):
     tensors: tuple[Tensor, ...]
 
     @property
+    def needs_grad(self) -> bool:
+        return torch.is_grad_enabled() and any(t.requires_grad for t in self.tensors)
+
+    @property
     def kind(self) -> tuple[Any, ...]:
         """What the kernel is compiled for."""
         return (self.code, *((t.dtype, t.ndim, t.requires_grad) for t in self.tensors))
@@ -36,6 +41,10 @@ class Traced(NamedTuple):
     def at(self, *indices: Tensor) -> Tensor:
         """The rule's answer for one pair; it counts in int64, as a rule is promised."""
         return self.function(None, *(index.to(torch.int64) for index in indices), *self.tensors)
+
+    def changed(self, score: Tensor, *indices: Tensor) -> Tensor:
+        """The changed score of one pair, by a rule that takes the score first."""
+        return self.function(None, score.float(), *(i.to(torch.int64) for i in indices), *self.tensors).to(score.dtype)
 
 
 def traced(found: ByPair, device: torch.device, floating: bool) -> Traced | str:
@@ -46,12 +55,24 @@ def traced(found: ByPair, device: torch.device, floating: bool) -> Traced | str:
     return made
 
 
-def _traced(rule: Rule, device: torch.device, floating: bool) -> Traced | str:
+def traced_change(scores: ByTile, device: torch.device) -> Traced | str:
+    """The change of scores for the kernel, or why it cannot go there."""
+    memo = Memo() if scores.memo is None else scores.memo
+    if "flex" not in memo:
+        assert scores.score.changed_by is not None
+        memo["flex"] = _traced(scores.score.changed_by, device, floating=True, of_score=True)
+    made: Traced | str = memo["flex"]
+    return made
+
+
+def _traced(rule: Callable[..., Tensor], device: torch.device, floating: bool, of_score: bool = False) -> Traced | str:
     from torch.fx.experimental.proxy_tensor import make_fx
 
     with torch.inference_mode(False), torch.no_grad():
         # (1,), and not (): PyTorch reads a single number that is an index
         first = [torch.zeros(1, dtype=torch.int64, device=device) for _ in range(4)]
+        if of_score:
+            first.insert(0, torch.zeros(1, dtype=torch.float32, device=device))
         try:
             module = make_fx(rule)(*first)
         except Exception as error:  # of the rule, of any kind: it may look at values, or want several pairs

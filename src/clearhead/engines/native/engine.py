@@ -70,7 +70,7 @@ class Native(Engine):
         if problem.sizes.device.type != "cpu":
             found.append(f"the inputs are on {problem.sizes.device}")
         if lowered is None:
-            found.append("the score has only tile(): the kernels know dot, additive and Gaussian scores")
+            found.append(f"{problem.tile_alone}: the kernels know dot, additive and Gaussian scores")
         if problem.by_function:
             found.append("the bias is a function: the kernels know numbers for each pair and for each distance")
         if dtype not in KERNEL_DTYPES:

@@ -55,7 +55,7 @@ class Sdpa(Engine):
             return ["the fused kernel gives neither weights nor their log-sum-exp"]
         lowered = problem.lowered
         if lowered is None:
-            return ["the score has only tile(): it is no dot product"]
+            return [f"{problem.tile_alone}: it is no dot product"]
         found = []
         if lowered.phi != "mul":
             found.append(f"the score is no dot product (φ is {lowered.phi})")

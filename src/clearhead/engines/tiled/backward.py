@@ -55,9 +55,32 @@ def _add(
     assert lowered is not None
     dtype = accumulated(problem.query.dtype)
     query, key = lowered.query.to(dtype), lowered.key.to(dtype)
-    maximum, log_sum, delta = (row.to(dtype).unsqueeze(-1) for row in rows)
     capped = tiles.pairwise(lowered, query, key)
-    scores = tiles.finish(problem, capped)
+    slope = slope_of(problem, tiles.finish(problem, capped), region, sums.value, rows, grad, whole.groups, sent)
+    if sums.dense is not None:
+        target = part(sums.dense, *region.sides)
+        target.add_(slope.sum_to_size(target.shape))
+    if sums.relative is not None:
+        add_along(sums.relative, slope, region, whole.sizes)
+    if lowered.softcap is not None:
+        slope.mul_(1 - (capped / lowered.softcap).square_())
+    _add_pairs(lowered, region, sums, slope, query, key, whole.groups)
+
+
+def slope_of(
+    problem: Problem,
+    scores: Tensor,
+    region: Region,
+    to_value: Tensor | None,
+    rows: Rows,
+    grad: Tensor | None,
+    groups: int,
+    sent: Sent,
+) -> Tensor:
+    """The gradient Ṡ of the finished scores of a part. The gradient of its values is added to `to_value`, (B, Hk, Lk,
+    Ev), where it is wanted."""
+    dtype = scores.dtype
+    maximum, log_sum, delta = (row.to(dtype).unsqueeze(-1) for row in rows)
     logs = (scores - maximum).sub_(log_sum)
     weights = logs.exp()  # P
     if grad is None or problem.value is None:
@@ -72,21 +95,14 @@ def _add(
     if problem.seed is not None:
         factors = tiles.dropped(problem, torch.ones_like(weights))
         kept, upstream = weights * factors, upstream.mul_(factors)
-    if sums.value is not None and grad is not None:
-        of_keys(sums.value, whole.groups, region).add_(_to_keys(kept, grad, value.shape[1]))
+    if to_value is not None and grad is not None:
+        of_keys(to_value, groups, region).add_(_to_keys(kept, grad, value.shape[1]))
     slope = upstream.sub_(delta).mul_(weights)  # Ṡ
     if tiles.may_be_empty(problem):  # it would be 0 · NaN, or 0 · ∞ where a value that other queries may see is huge
         slope.masked_fill_(weights == 0, 0.0)
     if sent.best is not None and sent.best_key is not None:
         _add_at(slope, sent.best_key[region.sides[:3]].unsqueeze(-1), sent.best[region.sides[:3]].unsqueeze(-1), region)
-    if sums.dense is not None:
-        target = part(sums.dense, *region.sides)
-        target.add_(slope.sum_to_size(target.shape))
-    if sums.relative is not None:
-        add_along(sums.relative, slope, region, whole.sizes)
-    if lowered.softcap is not None:
-        slope.mul_(1 - (capped / lowered.softcap).square_())
-    _add_pairs(lowered, region, sums, slope, query, key, whole.groups)
+    return slope
 
 
 def add_sent(upstream: Tensor, sent: Sent, region: Region, logs: Tensor | None = None) -> None:

@@ -2,35 +2,32 @@
 
 from __future__ import annotations
 
-import functools
-
 import torch
 from torch import Tensor
 
 from clearhead.base.arrays import accumulated
-from clearhead.base.tracing import compiling, dispatches, looked_into
+from clearhead.base.tracing import compiling, dispatches, looked_into, traced
 from clearhead.engines.base import Cost, Engine
-from clearhead.engines.tiled import tiles
+from clearhead.engines.tiled import by_functions, tiles
 from clearhead.engines.tiled.backward import gradients
-from clearhead.engines.tiled.checkpoints import checkpointed
+from clearhead.engines.tiled.by_functions import FOLLOWED
+from clearhead.engines.tiled.fused import AFTER
+from clearhead.engines.tiled.outputs import followed, in_blocks
 from clearhead.problem import regions
 from clearhead.problem.guard import guard
 from clearhead.problem.packing import Operands, operands
 from clearhead.problem.partial import Partial, Rows
 from clearhead.problem.problem import Problem
-from clearhead.problem.region import Region
-from clearhead.problem.regions import cut
 from clearhead.problem.summary import Sent, Summary
-
-FOLLOWED = 2  # times regions.BUDGET, for each thread
+from clearhead.scores.base import ByTile
 
 
 class Tiled(Engine):
     """PyTorch operations over blocks of queries, with keys sliced to the block's spans.
 
-    The backward pass computes the blocks again. One block's scores exist at a time, forward and backward. A score that
-    is no `Pairwise`, or a bias by a function, is differentiated by autograd, through checkpoints of the blocks. So are
-    second derivatives.
+    The backward pass computes the blocks again. One block's scores exist at a time, forward and backward. The scores of
+    a score that is no `Pairwise`, or with a bias by a function, are differentiated by autograd (`by_functions.py`).
+    Second derivatives go through checkpoints of the blocks.
     """
 
     name = "tiled"
@@ -45,14 +42,26 @@ class Tiled(Engine):
         return any(t is not None and dispatches(t) for t in operands(problem))
 
     def notes(self, problem: Problem) -> list[str]:
-        if problem.lowered is not None:
+        if problem.lowered is not None and not problem.by_function:
             return []
-        return [
-            "the score has tile() alone, so its gradients come from autograd: through PyTorch's operations, block by "
-            "block, and each block's scores are computed once more in the backward pass. Memory is counted as if it "
-            f"made {regions.width(problem)} numbers a pair on the way. A score that is a sum over dimensions gets "
-            "fused kernels, with gradients of their own, by lower(): see Pairwise"
+        alone = isinstance(problem.scores, ByTile) and problem.scores.score.changed_by is None
+        found = [
+            ("the score has tile() alone" if alone else "functions of positions take part in the scores")
+            + ", so gradients of the scores come from autograd: through PyTorch's operations, block by block, and each "
+            "block's scores are computed once more in the backward pass. Memory is counted as if "
+            f"{regions.width(problem)} numbers a pair were made on the way"
         ]
+        if alone:
+            found[0] += (
+                ". A score that is a sum over dimensions gets fused kernels, with gradients of their own, by lower(): "
+                "see Pairwise"
+            )
+        else:
+            found.append(
+                f"in passes without gradients, functions whose code shows all that they read are compiled once they "
+                f"were asked for {AFTER:,} pairs; torch.compiler.set_stance('force_eager') keeps them as they are"
+            )
+        return found
 
     def forward(self, problem: Problem, rows: bool = False) -> Partial:
         problem = tiles.widened(guard(problem))
@@ -60,17 +69,13 @@ class Tiled(Engine):
         if not rows and (not every or not problem.sizes.keys):
             return Partial(tiles.no_keys(problem, problem.query))
         if rows:
-            return _in_blocks(problem, every)
+            return in_blocks(problem, every)
+        if not (problem.needs_grad or looked_into() or compiling() or traced()):
+            return Partial(in_blocks(problem, every).output)
         # transforms and forward mode follow plain operations, but no checkpoints
         again = problem.needs_grad and not looked_into() and len(every) > 1
-        run = checkpointed(problem, every, lambda part, _: tiles.partial(part)) if again else None
-
-        def compute(region: Region) -> Tensor:
-            seen = regions.parts_seen(problem, region)
-            parts = [run(part) if run else tiles.partial(cut(problem, part)) for part in seen]
-            return _whole(parts, problem, region).output
-
-        return Partial(regions.assemble([compute(region) for region in every], every))
+        output = by_functions.output(problem, every) if again and by_functions.serves(problem) else None
+        return Partial(followed(problem, every, again) if output is None else output)
 
     def backward(
         self, problem: Problem, rows: Rows, grad: Tensor | None, wanted: tuple[bool, ...], sent: Sent | None = None
@@ -93,30 +98,6 @@ def _budget(problem: Problem) -> int:
     if problem.lowered is not None or not problem.needs_grad:
         return regions.BUDGET
     return FOLLOWED * regions.BUDGET * (1 if compiling() else min(torch.get_num_threads(), 4))
-
-
-def _in_blocks(problem: Problem, every: list[Region]) -> Partial:
-    """The output and the rows of a guarded problem, without autograd. With a checkpoint for each block, the output and
-    the graph of a block would lie between the scores of two blocks, and fragment the memory."""
-    assert problem.value is not None
-    lead, width = problem.query.shape[:3], problem.value.shape[-1]
-    new = problem.query.new_zeros
-    dtype = accumulated(problem.query.dtype)
-    output, maximum, log_sum = (new(size, dtype=dtype) for size in ((*lead, width), lead, lead))
-    log_sum.fill_(torch.inf)
-    for region in every:
-        if region.keys.stop > region.keys.start:
-            parts = [tiles.partial(cut(problem, part)) for part in regions.parts_seen(problem, region)]
-            at = region.sides[:3]
-            output[at], maximum[at], log_sum[at] = _whole(parts, problem, region)[:3]  # type: ignore[assignment]
-    return Partial(output, maximum, log_sum)
-
-
-def _whole(parts: list[Partial], problem: Problem, region: Region) -> Partial:
-    """The parts of the keys of some rows, merged, with the sinks."""
-    found = functools.reduce(Partial.merge, parts)
-    sinks = tiles.sinks(problem)
-    return found if sinks is None else found.with_sinks(sinks[region.heads])
 
 
 PLAIN = Tiled()  # its blocks are operations of PyTorch's, which can be differentiated again

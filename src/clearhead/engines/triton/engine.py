@@ -59,7 +59,7 @@ class Triton(Engine):
             return ["Triton is missing: pip install 'clearhead[cuda]', on Linux"]
         lowered, value, dtype = problem.lowered, problem.value, problem.query.dtype
         if lowered is None:
-            found.append("the score has only tile(): the kernels know dot, additive and Gaussian scores")
+            found.append(f"{problem.tile_alone}: the kernels know dot, additive and Gaussian scores")
         elif lowered.phi == "mul" and lowered.query.shape[-1] > blocks.WIDEST:
             found.append(f"queries are {lowered.query.shape[-1]} wide: a dot product has up to {blocks.WIDEST}")
         if value is not None and not 0 < value.shape[-1] <= blocks.WIDEST:

@@ -7,11 +7,12 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from clearhead.base.rules import Memo
 from clearhead.base.tracing import capturing
 from clearhead.biases.base import Added
 from clearhead.engines.triton.blocks import SHARED
 from clearhead.problem.problem import Problem
-from clearhead.problem.visible import Memo, Visible
+from clearhead.problem.visible import Visible
 
 
 def grouped(problem: Problem) -> Problem:

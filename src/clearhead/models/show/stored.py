@@ -15,6 +15,7 @@ from clearhead.base.arrays import FLOATS, check_memory
 from clearhead.base.errors import ClearheadError, ShapeError, UnsupportedError, require
 from clearhead.base.numbers import MOST
 from clearhead.base.positions import FAR
+from clearhead.base.rules import Memo
 from clearhead.base.text import said
 from clearhead.base.versions import Versions
 from clearhead.base.written import replacing
@@ -28,7 +29,7 @@ from clearhead.problem._recorded import RecordedMask
 from clearhead.problem.checked import checked
 from clearhead.problem.problem import make_problem
 from clearhead.problem.record import EVERY, Record, at_once
-from clearhead.problem.visible import Memo, Visible
+from clearhead.problem.visible import Visible
 from clearhead.problem.words import Words
 from clearhead.scores.dot import Dot
 

@@ -1,0 +1,512 @@
+"""Scores that a function of the score and its place changes, `Score.then`, beside the formula in plain PyTorch."""
+
+import copy
+import functools
+import pickle
+
+import numpy as np
+import pytest
+import torch
+
+import clearhead as ch
+from clearhead.engines.tiled import fused
+from clearhead.problem import regions
+from clearhead.scores import ScoreFunction
+
+SLOPES = torch.tensor([0.5, 0.1, 0.02, -0.1])
+
+
+def lean(score, batch, head, i, j):
+    """A bias inside a softcap, by head, and a factor by distance."""
+    return 4 * torch.tanh((score - SLOPES[head] * (i - j).abs()) / 4) / (1 + batch + (i - j).abs() / 50)
+
+
+class Learnt(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.rate = torch.nn.Parameter(torch.tensor([0.1, 0.2, 0.3, 0.4]))
+
+    def forward(self, score, batch, head, i, j):
+        return score / (1 + self.rate[head] * (i - j).abs())
+
+
+def draw(*shape, seed=0, dtype=torch.float32):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=dtype)
+
+
+def inputs(queries=40, keys=60, key_heads=4, width=8, dtype=torch.float32):
+    shapes = ((2, 4, queries, width), (2, key_heads, keys, width), (2, key_heads, keys, width))
+    return [draw(*shape, seed=seed, dtype=dtype).requires_grad_() for seed, shape in enumerate(shapes)]
+
+
+def places(queries, keys):
+    return (
+        torch.arange(2).view(2, 1, 1, 1),
+        torch.arange(4).view(1, 4, 1, 1),
+        torch.arange(queries).view(1, 1, -1, 1),
+        torch.arange(keys),
+    )
+
+
+def formula(query, key, change, keep=None, bias=0.0, scale=None, softcap=None):
+    """The weights."""
+    key = key.repeat_interleave(query.shape[1] // key.shape[1], 1)
+    scores = query @ key.mT * (query.shape[-1] ** -0.5 if scale is None else scale)
+    scores = scores if softcap is None else softcap * torch.tanh(scores / softcap)
+    scores = change(scores, *places(query.shape[2], key.shape[2])) + bias
+    return (scores if keep is None else scores.masked_fill(~keep, -torch.inf)).softmax(-1)
+
+
+def same(got, want, rtol=2e-5, atol=2e-6):
+    torch.testing.assert_close(got, want.to(got.dtype), rtol=rtol, atol=atol)
+
+
+@pytest.fixture
+def small_blocks(monkeypatch):
+    """Some blocks in a problem of a few hundred pairs."""
+    monkeypatch.setattr(regions, "BUDGET", 2**10)
+    monkeypatch.setattr("clearhead.engines.tiled.by_functions.PAIRS", 2**9)
+    monkeypatch.setattr(regions, "LOOK", 2**10)
+
+
+@pytest.mark.parametrize("engine", ["tiled", "reference"])
+@pytest.mark.parametrize("key_heads", [4, 2])
+def test_values_and_gradients(engine, key_heads, small_blocks):
+    """After scale and softcap, before bias and mask; to the inputs, the bias and what the function learns."""
+    query, key, value = inputs(key_heads=key_heads)
+    bias, learnt = draw(1, 4, 40, 60, seed=5).requires_grad_(), Learnt()
+    score = ch.Dot(scale=0.4, softcap=3.0).then(learnt)
+    keep = places(40, 60)[3] <= places(40, 60)[2] + 20
+    leaves = [query, key, value, bias, learnt.rate]
+    got = ch.attention(query, key, value, score=score, mask=ch.Causal(), bias=bias, align="lower_right", engine=engine)
+    weights = formula(query, key, learnt, keep, bias, 0.4, 3.0)
+    want = weights @ value.repeat_interleave(4 // key_heads, 1)
+    same(got, want)
+    grad = draw(*got.shape, seed=9)
+    for one, other in zip(torch.autograd.grad(got, leaves, grad), torch.autograd.grad(want, leaves, grad), strict=True):
+        same(one, other, atol=2e-5)
+
+
+def test_second_derivatives(small_blocks):
+    query, key, value = inputs(12, 12)
+    learnt = Learnt()
+    given = [*(t.detach().double().requires_grad_() for t in (query, key, value)), learnt.double().rate]
+
+    def squared(outputs):
+        first = torch.autograd.grad(outputs.square().sum(), given, create_graph=True)
+        return torch.autograd.grad(sum(g.square().sum() for g in first), given)
+
+    got = ch.attention(*given[:3], score=ch.Dot().then(learnt), engine="tiled")
+    for one, other in zip(squared(got), squared(formula(*given[:2], learnt) @ given[2]), strict=True):
+        same(one, other, rtol=1e-9, atol=1e-9)
+
+
+def test_weights_their_parts_and_reductions(small_blocks):
+    query, key, _ = (t.detach() for t in inputs())
+    want = formula(query, key, lean)
+    lazy = ch.weights(query, key, score=ch.Dot().then(lean))
+    same(lazy.dense(), want)
+    same(lazy[1, 2, 10:30:3, 5:50:2], want[1, 2, 10:30:3, 5:50:2])
+    same(lazy[:, 3, 7], want[:, 3, 7])
+    entropy, received = lazy.reduce(ch.reductions.Entropy(), ch.reductions.Received())
+    same(entropy, -torch.xlogy(want, want).sum(-1), atol=1e-5)
+    same(received, want.sum(2), atol=1e-5)
+
+
+def test_some_of_the_keys():
+    """`partial` counts keys from the first of all; the parts merge to the whole."""
+    query, key, value = (t.detach() for t in inputs())
+    given = {"score": ch.Dot().then(lean)}
+    first = ch.partial(query, key[:, :, :25], value[:, :, :25], keys=(0, 60), **given)
+    second = ch.partial(query, key[:, :, 25:], value[:, :, 25:], keys=(25, 60), **given)
+    same(first.merge(second).finish(), formula(query, key, lean) @ value)
+
+
+@pytest.mark.parametrize("score", [ch.Cosine(0.5), ch.Gaussian(), ScoreFunction(lambda q, k: q @ k.mT / 3)])
+def test_after_any_score(score):
+    query, key, value = (t.detach() for t in inputs())
+    plain = score(query, key)
+    want = lean(plain, *places(40, 60)).softmax(-1) @ value
+    same(ch.attention(query, key, value, score=score.then(lean)), want)
+    same(score.then(lean)(query, key), lean(plain, *places(40, 60)))
+    assert score.changed_by is None
+
+
+def test_twice_and_named():
+    query, key, value = (t.detach() for t in inputs())
+    score = ch.Dot(softcap=2.0).then(Learnt()).then(lean)
+    assert [name for name, _ in score.named_parameters()] == ["changed_by.one.rate"]
+    assert "then=" in repr(score)
+    both = lambda s, *at: lean(score.changed_by.one(s, *at), *at)
+    same(ch.attention(query, key, value, score=score), (formula(query, key, both, softcap=2.0) @ value).detach())
+
+
+def test_lower_precision_rounds_once(small_blocks):
+    query, key, value = inputs(dtype=torch.bfloat16)
+    learnt = Learnt().bfloat16()
+    got = ch.attention(query, key, value, score=ch.Dot().then(learnt), engine="tiled")
+    wide = copy.deepcopy(learnt).float()
+    want = formula(query.float(), key.float(), wide) @ value.float()
+    same(got, want, rtol=1e-2, atol=1e-2)
+    (grad,) = torch.autograd.grad(got.float().square().sum(), learnt.rate)
+    (exact,) = torch.autograd.grad(want.square().sum(), wide.rate)
+    same(grad.float(), exact, rtol=5e-2, atol=5e-2)
+
+
+def test_dropout_and_sinks_are_those_of_the_reference(small_blocks):
+    query, key, value = inputs()
+    given = {"score": ch.Dot().then(lean), "sinks": draw(4, seed=3), "dropout_p": 0.3}
+    found = []
+    for engine in ("tiled", "reference"):
+        torch.manual_seed(1)
+        output = ch.attention(query, key, value, **given, engine=engine)
+        found.append((output, *torch.autograd.grad(output.sin().sum(), (query, key, value))))
+    for one, other in zip(*found, strict=True):
+        same(one, other, atol=1e-5)
+
+
+def test_a_key_that_is_not_finite_reaches_those_who_see_it():
+    query, key, value = (t.detach().clone() for t in inputs(40, 40))
+    key[0, 1, 30] = torch.nan
+    got = ch.attention(query, key, value, score=ch.Dot().then(lean), mask=ch.Causal())
+    assert got[0, 1, 30:].isnan().all() and got[0, 1, :30].isfinite().all() and got[0, 0].isfinite().all()
+
+
+def test_infinite_results_are_those_of_a_bias():
+    query, key, value = (t.detach() for t in inputs(6, 6))
+    hide = lambda s, b, h, i, j: torch.where(j > i, -torch.inf, s)
+    same(ch.attention(query, key, value, score=ch.Dot().then(hide)), ch.attention(query, key, value, mask=ch.Causal()))
+    nothing = ch.attention(query, key, value, score=ch.Dot().then(lambda s, b, h, i, j: s - torch.inf))
+    assert (nothing == 0).all()
+    high = ch.attention(query, key, value, score=ch.Dot().then(lambda s, b, h, i, j: torch.where(j == 2, torch.inf, s)))
+    assert high.isnan().all()
+    nan = ch.attention(query, key, value, score=ch.Dot().then(lambda s, b, h, i, j: torch.where(i == 2, torch.nan, s)))
+    assert nan[:, :, 2].isnan().all() and nan[:, :, 3].isfinite().all()
+
+
+# ------------------------------------------------------------------------------------------------ compiled, transformed
+
+
+def test_compiled_code_and_transforms():
+    query, key, value = (t.detach() for t in inputs())
+    score = ch.Dot().then(lean)
+    want = formula(query, key, lean) @ value
+    attend = lambda q, k, v: ch.attention(q, k, v, score=score)
+    same(torch.compile(attend, backend="eager", fullgraph=True)(query, key, value), want)
+    same(torch.func.vmap(attend)(*(t[None] for t in (query, key, value)))[0], want)
+    got = torch.func.grad(lambda q: attend(q, key, value).sin().sum())(query)
+    leaf = query.clone().requires_grad_()
+    same(got, torch.autograd.grad((formula(leaf, key, lean) @ value).sin().sum(), leaf)[0], atol=1e-5)
+    _, along = torch.func.jvp(lambda q: attend(q, key, value), (query,), (key[:, :, :40],))
+    same(along, torch.func.jvp(lambda q: formula(q, key, lean) @ value, (query,), (key[:, :, :40],))[1], atol=1e-5)
+
+
+# ------------------------------------------------------------------------------- around: records, explanations, modules
+
+
+def test_explained():
+    query, key, value = (t.detach() for t in inputs(3, 3))
+    text = str(ch.explain(query, key, value, score=ch.Dot(softcap=2.0).then(lean)))
+    assert "lean(unchanged[i, j], b, h, i, j)" in text
+    steps = {step.name: step.value for step in ch.explain(query, key, value, score=ch.Dot().then(lean)).steps}
+    same(steps["weights"], formula(query, key, lean))
+
+
+def test_a_module_records_it():
+    module = ch.nn.MultiHeadAttention(16, 4, score=ch.Dot().then(Learnt()))
+    x = draw(2, 10, 16)
+    module(x, x, x)
+    before = module.attention_weights.dense()
+    assert "score.changed_by.rate" in dict(module.named_parameters())
+    same(before.sum(-1), torch.ones(2, 4, 10))
+    module.score.changed_by.rate.data += 1.0  # the record has a copy of what is trained
+    same(module.attention_weights.dense(), before)
+
+
+def test_copies_and_pickles():
+    score = ch.Dot().then(lean)
+    query, key, value = (t.detach() for t in inputs())
+    for other in (copy.deepcopy(score), pickle.loads(pickle.dumps(score))):
+        same(ch.attention(query, key, value, score=other), ch.attention(query, key, value, score=score))
+
+
+# ---------------------------------------------------------------------------------------------- what functions may read
+
+
+def test_a_tensor_that_is_written_to_between_the_passes_is_an_error(small_blocks):
+    query, key, value = inputs()
+    table = torch.ones(60)
+    output = ch.attention(query, key, value, score=ch.Dot().then(lambda s, b, h, i, j: s * table[j]))
+    table.mul_(2)
+    with pytest.raises(ch.ClearheadError, match="the score"):
+        output.sum().backward()
+
+
+def test_lazy_weights_notice_a_write():
+    query, key, _ = (t.detach() for t in inputs())
+    table = torch.ones(60)
+    lazy = ch.weights(query, key, score=ch.Dot().then(lambda s, b, h, i, j: s * table[j]))
+    first = lazy.dense()
+    table.fill_(0.0)
+    same(lazy.dense(), torch.full_like(first, 1 / 60))
+
+
+class Holder:
+    def __init__(self):
+        self.rate = torch.tensor(0.2, requires_grad=True)
+
+    def change(self, score, batch, head, i, j):
+        return score / (1 + self.rate * (i - j).abs())
+
+
+def test_methods_partials_arrays_and_branches_on_settings(small_blocks):
+    query, key, value = inputs()
+    holder, array = Holder(), np.linspace(0.5, 1.0, 60, dtype=np.float32)
+    by_keyword = functools.partial(lambda s, b, h, i, j, *, rate: s / (1 + rate * (i - j).abs()), rate=0.2)
+    plain = lambda s, b, h, i, j: s / (1 + 0.2 * (i - j).abs())
+    want = formula(query, key, plain) @ value
+    for change in (holder.change, by_keyword):
+        same(ch.attention(query, key, value, score=ch.Dot().then(change)), want)
+    output = ch.attention(query, key, value, score=ch.Dot().then(holder.change))
+    (grad,) = torch.autograd.grad(output.sin().sum(), holder.rate)
+    again = formula(query, key, holder.change) @ value
+    same(grad, torch.autograd.grad(again.sin().sum(), holder.rate)[0], atol=1e-4)
+    of_numpy = lambda s, b, h, i, j: s * torch.from_numpy(array)[j] if array.any() else s
+    same(ch.attention(query, key, value, score=ch.Dot().then(of_numpy)), formula(query, key, of_numpy) @ value)
+
+
+def test_what_was_computed_before_is_trained_too(small_blocks):
+    """A tensor with a history of its own: the gradient goes on into it, once."""
+    query, key, value = inputs()
+    source = torch.tensor(0.3, requires_grad=True)
+    calls = []
+    table = source.exp() * torch.ones(60)
+    table.register_hook(lambda grad: calls.append(grad))
+    change = lambda s, b, h, i, j: s * table[j]
+    got = torch.autograd.grad(ch.attention(query, key, value, score=ch.Dot().then(change)).sin().sum(), source)
+    assert len(calls) == 1
+    again = source.exp() * torch.ones(60)
+    want = formula(query, key, lambda s, b, h, i, j: s * again[j]) @ value
+    same(got[0], torch.autograd.grad(want.sin().sum(), source)[0], atol=1e-4)
+
+
+def test_random_draws_are_drawn_alike_in_both_passes(small_blocks):
+    """A score that draws is left to checkpoints, which draw again what was drawn."""
+    query, key, value = inputs()
+
+    def noisy(query, key):
+        return query @ key.mT * (torch.rand(()) + 0.5)
+
+    found = []
+    for _ in range(2):
+        torch.manual_seed(3)
+        output = ch.attention(query, key, value, score=noisy)
+        found.append((output.detach(), *torch.autograd.grad(output.sum(), (query, key, value))))
+    for one, other in zip(*found, strict=True):
+        same(one, other)
+    sums = (found[0][3].sum((-2, -1)) / 8).detach()  # Σ_j of the gradient to value is the number of queries
+    same(sums, torch.full_like(sums, 40.0), atol=1e-3)
+
+
+def test_trained_under_the_callers_checkpoint_and_hooks(small_blocks):
+    query, key, value = inputs()
+    learnt = Learnt()
+    attend = lambda q, k, v: ch.attention(q, k, v, score=ch.Dot().then(learnt))
+    want = torch.autograd.grad(attend(query, key, value).sin().sum(), (query, learnt.rate))
+    checkpointed = torch.utils.checkpoint.checkpoint(attend, query, key, value, use_reentrant=False)
+    with torch.autograd.graph.save_on_cpu():
+        moved = attend(query, key, value)
+    for output in (checkpointed, moved):
+        for one, other in zip(torch.autograd.grad(output.sin().sum(), (query, learnt.rate)), want, strict=True):
+            same(one, other)
+
+
+def test_no_block_is_computed_more_often_than_needed(small_blocks):
+    """Once forward and once backward, and the first block once more."""
+    query, key, value = inputs()
+    pairs = []
+
+    def counting(score, batch, head, i, j):
+        pairs.append(score.numel())
+        return score
+
+    ch.attention(query, key, value, score=ch.Dot().then(counting)).sum().backward()
+    assert sum(pairs) <= 2 * 2 * 4 * 40 * 60 + pairs[0]
+
+
+# --------------------------------------------------------------------------------------------------------------- errors
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda s, b, h, i: s, "does not take five arguments"),
+        (3, "got a int"),
+        (Learnt, "got the class Learnt"),
+        (ch.Dot(), "got a Dot"),
+    ],
+)
+def test_what_is_no_change(change, said):
+    with pytest.raises(ch.ClearheadError, match=said):
+        ch.Dot().then(change)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda s, b, h, i, j: s[..., :1, :2], "expected one number for each pair"),
+        (lambda s, b, h, i, j: s > 0, "expected a dense floating-point tensor"),
+        (lambda s, b, h, i, j: 1.0, "expected a dense floating-point tensor"),
+        (lambda s, b, h, i, j: s.to(torch.complex64), "expected a dense floating-point tensor"),
+        (lambda s, b, h, i, j: s.to_sparse(), "expected a dense floating-point tensor"),
+        (lambda s, b, h, i, j: s if i > j else -s, "(?s)failed on scores .* torch.where"),
+        (lambda s, b, h, i, j: torch.einsum("gh,bhij->bgij", torch.eye(3), s), "no mixing of heads"),
+    ],
+)
+@pytest.mark.parametrize("engine", ["tiled", "reference"])
+def test_wrong_results_are_one_clear_error(change, said, engine):
+    query, key, value = (t.detach() for t in inputs(6, 7))
+    with pytest.raises(ch.ClearheadError, match=said):
+        ch.attention(query, key, value, score=ch.Dot().then(change), engine=engine)
+
+
+def test_a_function_of_five_arguments_is_no_score():
+    with pytest.raises(ch.ClearheadError, match=r"score=Dot\(\)\.then\(f\)"):
+        ch.attention(*(t.detach() for t in inputs(4, 4)), score=lean)
+
+
+def test_results_that_broadcast_or_are_wider():
+    query, key, value = (t.detach() for t in inputs(6, 7))
+    ignoring = ch.attention(query, key, value, score=ch.Dot().then(lambda s, b, h, i, j: (i - j) / 3))
+    same(ignoring, formula(query, key, lambda s, b, h, i, j: ((i - j) / 3).expand_as(s)) @ value)
+    same(
+        ch.attention(query, key, value, score=ch.Dot().then(lambda s, *_: s.double())), ch.attention(query, key, value)
+    )
+
+
+# --------------------------------------------------------------------------------------------------- compiled for speed
+
+
+@pytest.fixture
+def from_the_first(monkeypatch):
+    """Functions are compiled at their first use, as they are written; the default compiler takes seconds."""
+    monkeypatch.setattr(fused, "AFTER", 0)
+    monkeypatch.setattr(fused, "_compiled", {})
+    made = []
+
+    def compiled(function, **options):
+        made.append(function)
+        return torch.compile(function, backend="eager", **options)
+
+    monkeypatch.setattr(fused, "COMPILE", compiled)
+    return made
+
+
+DOCUMENTS = torch.arange(60) // 13
+
+
+def test_the_same_numbers_compiled(from_the_first):
+    query, key, value = (t.detach() for t in inputs())
+    masks = [None, ch.Causal(), ch.MaskFunction(lambda b, h, i, j: DOCUMENTS[i] == DOCUMENTS[j])]
+    masks += [ch.Causal() & masks[-1], ch.Lengths([0, 33]), ch.PrefixLM([3, 9]) | ch.SlidingWindow(4)]
+    bias = ch.BiasFunction(lambda b, h, i, j: -SLOPES[h] * (i - j).abs())
+    for mask in masks:
+        for options in ({"score": ch.Dot(softcap=3.0).then(lean)}, {"bias": bias}, {"score": ch.Cosine().then(lean)}):
+            given = {**options, "mask": mask, "align": "lower_right", "sinks": SLOPES}
+            with torch.no_grad():
+                got = ch.attention(query, key, value, **given, engine="tiled")
+            same(got, ch.attention(query, key, value, **given, engine="reference"))
+    assert from_the_first and all(fused._compiled.values())
+
+
+def test_a_part_is_compiled_with_its_place(from_the_first):
+    query, key, value = (t.detach() for t in inputs())
+    with torch.no_grad():
+        second = ch.partial(query, key[:, :, 25:], value[:, :, 25:], keys=(25, 60), score=ch.Dot().then(lean))
+        first = ch.partial(query, key[:, :, :25], value[:, :, :25], keys=(0, 60), score=ch.Dot().then(lean))
+    same(first.merge(second).finish(), formula(query, key, lean) @ value)
+
+
+def test_numbers_and_tensors_that_change_are_read_anew(from_the_first):
+    query, key, value = (t.detach() for t in inputs())
+    table = torch.ones(60)
+    for rate in (0.1, 0.2, 0.7):
+        change = lambda s, b, h, i, j, rate=rate, table=table: s * table[j] / (1 + rate * (i - j).abs())
+        with torch.no_grad():
+            got = ch.attention(query, key, value, score=ch.Dot().then(change))
+        same(got, formula(query, key, change) @ value)
+        table += 1
+
+
+def test_blocks_follow_a_rule_that_is_kept():
+    """Documents as a rule: the keys of other documents are left out, and rows that see nothing give 0."""
+    ids = torch.arange(512) // 64
+    x = draw(2, 4, 512, 8)
+    mask = ch.MaskFunction(lambda b, h, i, j: (ids[i] == ids[j]) & (i != 100))
+    assert ch.plan(x, x, x, score=ch.Dot().then(lean), mask=mask).skipped > 0.7
+    got = ch.attention(x, x, x, score=ch.Dot().then(lean), mask=mask)
+    same(got, ch.attention(x, x, x, score=ch.Dot().then(lean), mask=mask, engine="reference"))
+    assert (got[:, :, 100] == 0).all()
+
+
+@pytest.mark.parametrize("kind", ["fails", "other numbers", "fails later"])
+def test_a_compiler_that_fails_changes_nothing(kind, from_the_first, monkeypatch):
+    def compiled(function, **options):
+        if kind == "fails":
+            raise RuntimeError("no compiler")
+        calls = []
+
+        def run(*given):
+            calls.append(given)
+            if kind == "fails later" and len(calls) > 1:
+                raise RuntimeError("too many forms")
+            return tuple(t + (kind == "other numbers") for t in function(*given))
+
+        return run
+
+    monkeypatch.setattr(fused, "COMPILE", compiled)
+    query, key, value = (t.detach() for t in inputs())
+    with torch.no_grad():
+        for _ in range(2):
+            same(ch.attention(query, key, value, score=ch.Dot().then(lean)), formula(query, key, lean) @ value)
+    assert list(fused._compiled.values()) == [None]
+
+
+def test_what_is_not_known_from_its_code_is_not_compiled(from_the_first):
+    """Random draws, objects whose code is not read, and calls that need gradients."""
+    query, key, value = inputs()
+    calls = []
+
+    def noisy(score, batch, head, i, j):
+        calls.append(1)
+        return score + 0 * torch.rand(())
+
+    with torch.no_grad():
+        for change in (noisy, Learnt(), Holder().change):
+            ch.attention(query, key, value, score=ch.Dot().then(change))
+    ch.attention(query, key, value, score=ch.Dot().then(lean)).sum().backward()
+    assert len(from_the_first) <= 1  # the forward pass of the last, which has its gradients apart
+
+
+def test_little_work_is_not_compiled():
+    assert fused.AFTER >= 2**26
+    before = len(fused._compiled)
+    with torch.no_grad():
+        ch.attention(*inputs(), score=ch.Dot().then(lean))
+    assert len(fused._compiled) == before
+
+
+def test_the_compiler_of_pytorch_gives_the_same_numbers(monkeypatch):
+    """With what it compiles to for this machine: lengths, places and documents that differ from those it began with."""
+    monkeypatch.setattr(fused, "AFTER", 0)
+    monkeypatch.setattr(fused, "_compiled", {})
+    monkeypatch.setattr(regions, "BUDGET", 2**12)
+    mask = ch.MaskFunction(lambda b, h, i, j: DOCUMENTS[i] == DOCUMENTS[j])
+    for queries, keys in ((40, 60), (17, 55)):
+        query, key, value = (t.detach() for t in inputs(queries, keys))
+        for _ in range(2):
+            with torch.no_grad():
+                got = ch.attention(query, key, value, score=ch.Dot().then(lean), mask=mask)
+            _, _, i, j = places(queries, keys)
+            same(got, formula(query, key, lean, DOCUMENTS[i] == DOCUMENTS[j]) @ value)
+    assert any(fused._compiled.values())
