@@ -27,7 +27,6 @@ FEW_QUERIES = 4  # up to this many, the kernel does not pack the keys: packing w
 FEW_PAIRS = 2**16  # below this many pairs, a call of PyTorch's own kernel takes less time
 FEW_LARGEST = 64  # the kernel keeps the largest weights in a sorted list; more than these are found by a tournament
 TAME = 1e28  # values up to this size do not overflow, summed over 2³² keys
-KERNEL_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
 @constant
@@ -56,8 +55,8 @@ class Native(Engine):
     """Kernels in C++, which compute a tile of scores at a time, in registers and cache, over the spans alone.
 
     They compute dot, additive and Gaussian scores in float32, with masks, biases, softcap, sinks, dropout and grouped
-    heads; their gradients; and reductions of `Weights.reduce` in one pass. Lower precision is computed in float32 from
-    copies of the inputs. The last digits depend on the number of threads, not on timing.
+    heads; their gradients; and reductions of `Weights.reduce` in one pass. Inputs in bfloat16 and float16 are read where
+    they lie, and computed in float32. The last digits depend on the number of threads, not on timing.
     """
 
     name = "native"
@@ -73,7 +72,7 @@ class Native(Engine):
             found.append("the score has only tile(): the kernels know dot, additive and Gaussian scores")
         if problem.by_function:
             found.append("the bias is a function: the kernels know numbers for each pair and for each distance")
-        if dtype not in KERNEL_DTYPES:
+        if dtype not in bindings.READ:
             found.append(f"it computes in float32, and the inputs are {dtype}")
         if problem.seed is not None and problem.origin is not None and _begins_later(problem.origin):
             found.append("its dropout counts keys, heads and sequences from 0, and this is a part that begins later")

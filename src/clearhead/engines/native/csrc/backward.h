@@ -54,13 +54,18 @@ struct Backward {
 
     void take(const Problem& p, const Gradients& g, Memory& memory) {
         const int64_t wide = value_wide(p);
-        queries = memory.take(Score::query_floats(p)), grad = memory.take(wide == p.value_width ? 0 : ROWS * wide);
+        queries = memory.take(Score::query_floats(p)), grad = memory.take(copies(p, g) ? ROWS * wide : 0);
         panel = memory.take(Score::panel_floats(p)), keys = memory.take(Score::key_floats(p));
         values = memory.take(p.value_width * PANEL);
         tile = memory.take(ROWS * PANEL), slopes = memory.take(ROWS * PANEL);
         capped = memory.take(p.softcap > 0 ? ROWS * PANEL : 0);
         to_key = memory.take(PANEL * Score::wide(p)), to_value = memory.take(PANEL * wide);
         to_query = memory.take(Shares(p, g).parts > 1 ? 0 : p.groups() * p.queries * Score::wide(p));
+    }
+
+    // Whether a tile's gradients of the output are copied: the products read whole vectors of float32.
+    static bool copies(const Problem& p, const Gradients& g) {
+        return p.value_width != value_wide(p) || g.grad.element != FLOAT32;
     }
 
     // The sums of the gradients of one head's queries.
@@ -89,10 +94,10 @@ struct Backward {
     void run(const Problem& p, const Gradients& g, const BackwardShared<Score>& shared, int64_t part, int64_t batch,
              int64_t key_head, int64_t index, double* to_weight) {
         const int64_t begin = index * PANEL, count = keys_of(p, index), wide = Score::wide(p), out_wide = value_wide(p);
-        const float* key = p.key.at<float>(batch, key_head, begin);
-        Score::pack_panel(p, key, p.key.strides[2], count, panel);
-        Score::pack_keys(p, key, p.key.strides[2], count, keys);
-        transpose(p.value.at<float>(batch, key_head, begin), p.value.strides[2], count, p.value_width, values);
+        const Rows key(p.key, batch, key_head, begin);
+        Score::pack_panel(p, key, count, panel);
+        Score::pack_keys(p, key, count, keys);
+        transpose(Rows(p.value, batch, key_head, begin), count, p.value_width, values);
         memset(to_key, 0, sizeof(float) * (size_t)(PANEL * wide));
         memset(to_value, 0, sizeof(float) * (size_t)(PANEL * out_wide));
         const int64_t tiles = query_tiles(p);
@@ -121,17 +126,17 @@ struct Backward {
         const Parts parts(p, spans, first, rows, index, kind);
         if (!parts.count) return;
         float finite = 0.0f;
-        Score::pack_queries(p, p.query.at<float>(batch, head, first), p.query.strides[2], rows, queries, finite);
-        const float* up = g.grad ? g.grad.at<float>(batch, head, first) : nullptr;
-        int64_t up_row = g.grad.strides[2];
-        if (out_wide != p.value_width)
-            copy_rows(up, up_row, rows, p.value_width, grad, out_wide), up = grad, up_row = out_wide;
+        Score::pack_queries(p, Rows(p.query, batch, head, first), rows, queries, finite);
+        const Rows given(g.grad, batch, head, first);
+        const float* up = static_cast<const float*>(given.data);
+        int64_t up_row = given.step;
+        if (copies(p, g)) copy_rows(given, rows, p.value_width, grad, out_wide), up = grad, up_row = out_wide;
         Dropout dropout;
         if (p.dropout_p > 0) dropout.begin(p, batch, head), dropout.panel(begin);
         SentBack sent(g.sent, batch, head, begin, keys_of(p, index));
         float* back = of_queries(p, shared, part, batch, head) + first * Score::wide(p);
         for (const Part& at : parts) {
-            Score::scores(p, queries, panel, p.key.at<float>(batch, head / p.groups(), begin), p.key.strides[2], at, tile);
+            Score::scores(p, queries, panel, Rows(p.key, batch, head / p.groups(), begin), at, tile);
             product<false>(at.rows(), at.width(), p.value_width, up + at.top * up_row, up_row, 1, values + at.left,
                            PANEL, slopes + at.top * PANEL + at.left, PANEL);
             const V all = to_slopes(p, g, shared, part, batch, head, first, begin, at, spans, kind, dropout, sent);

@@ -25,7 +25,8 @@ struct Memory {
     }
 };
 
-// Keys and values, packed once for all tiles: values are copied only where their width is no multiple of LANES.
+// Keys and values, packed once for all tiles: values in float32 are copied only where their width is no multiple of LANES, and
+// others not at all (`Forward`).
 template <class Score>
 struct Packed {
     float *panel = nullptr, *values = nullptr;
@@ -34,7 +35,7 @@ struct Packed {
     void take(const Problem& p, Memory& memory) {
         panel_floats = round_up(Score::panel_floats(p), 16);
         panel = memory.take(p.batch * p.key_heads * panels(p) * panel_floats);
-        if (p.value.data && p.value_width != value_wide(p))
+        if (p.value.data && p.value.element == FLOAT32 && p.value_width != value_wide(p))
             values = memory.take(p.batch * p.key_heads * p.keys * value_wide(p));
     }
 
@@ -54,12 +55,14 @@ struct Packed {
     // One panel; called by all threads, each with panels of its own.
     void pack(const Problem& p, int64_t batch, int64_t key_head, int64_t i, float& finite) {
         const int64_t first = i * PANEL, count = keys_of(p, i);
-        const float* key = p.key.at<float>(batch, key_head, first);
-        Score::pack_panel(p, key, p.key.strides[2], count, panel_at(p, batch, key_head, i));
-        for (int64_t j = 0; j < count; j++) check_finite(key + j * p.key.strides[2], p.width, finite);
+        const Rows keys(p.key, batch, key_head, first);
+        Score::pack_panel(p, keys, count, panel_at(p, batch, key_head, i));
+        keys.read([&](const auto* key) {
+            for (int64_t j = 0; j < count; j++) check_finite(key + j * keys.step, p.width, finite);
+        });
         if (values) {
             const int64_t wide = value_wide(p);
-            copy_rows(p.value.at<float>(batch, key_head, first), p.value.strides[2], count, p.value_width,
+            copy_rows(Rows(p.value, batch, key_head, first), count, p.value_width,
                       values + ((batch * p.key_heads + key_head) * p.keys + first) * wide, wide);
         }
     }
@@ -83,12 +86,23 @@ INLINE void write_row(const Problem& p, int64_t batch, int64_t head, int64_t i, 
 
 template <class Score>
 struct Forward {
-    float *queries, *tile, *out;
+    float *queries, *tile, *out, *values;
 
     void take(const Problem& p, Memory& memory) {
         queries = memory.take(Score::query_floats(p));
         tile = memory.take(ROWS * PANEL);
         out = memory.take(ROWS * value_wide(p));
+        values = memory.take(p.value.element == FLOAT32 ? 0 : PANEL * value_wide(p));
+    }
+
+    // The values of the keys from `begin` on as rows of float32, `row` numbers apart. Of values of another type the keys `at` are
+    // copied, tile by tile: no copy of all of them is made.
+    const float* values_from(const Problem& p, const Packed<Score>& packed, int64_t batch, int64_t key_head, int64_t begin,
+                             const Columns& at, int64_t& row) const {
+        if (p.value.element == FLOAT32) return packed.value_at(p, batch, key_head, begin, row);
+        row = value_wide(p);
+        copy_rows(Rows(p.value, batch, key_head, begin + at.first), at.last - at.first, p.value_width, values + at.first * row, row);
+        return values;
     }
 
     // Rescales the sums of row r to the new m. `before`: the sum of its weights until now.
@@ -128,7 +142,7 @@ struct Forward {
         for (int64_t r = 0; r < rows; r++) softmax.begin(r);
         Dropout dropout;
         if (p.dropout_p > 0) dropout.begin(p, batch, head);
-        Score::pack_queries(p, p.query.at<float>(batch, head, first), p.query.strides[2], rows, queries, finite);
+        Score::pack_queries(p, Rows(p.query, batch, head, first), rows, queries, finite);
         memset(out, 0, sizeof(float) * (size_t)(rows * wide));
         for (int64_t panel = spans.low / PANEL; panel * PANEL < spans.high; panel++) {
             const int64_t begin = panel * PANEL;
@@ -140,9 +154,11 @@ struct Forward {
             if (!parts.count) continue;
             float* scores = reduction.tile(panel, parts.whole, tile);
             if (p.dropout_p > 0) dropout.panel(begin);
+            int64_t row = 0;
+            const float* panel_values = wide ? values_from(p, packed, batch, key_head, begin, Columns(spans.low, spans.high, panel), row) : nullptr;
             for (const Part& at : parts) {
                 Score::scores(p, queries, packed.panel_at(p, batch, key_head, panel),
-                              p.key.at<float>(batch, key_head, begin), p.key.strides[2], at, scores);
+                              Rows(p.key, batch, key_head, begin), at, scores);
                 for (int64_t r = at.top; r < at.bottom; r++)
                     finish(p, batch, head, first + r, begin, at, spans.start[r], spans.stop[r], r < cut ? kind : next,
                            scores + r * PANEL);
@@ -156,10 +172,8 @@ struct Forward {
                     if (p.dropout_p > 0) dropout.apply(p, first + r, at, s);
                 }
                 if (!wide) continue;
-                int64_t row;
-                const float* values = packed.value_at(p, batch, key_head, begin + at.first, row);
-                product<true>(at.rows(), wide, at.keys(), scores + at.top * PANEL + at.first, PANEL, 1, values, row,
-                              out + at.top * wide, wide);
+                product<true>(at.rows(), wide, at.keys(), scores + at.top * PANEL + at.first, PANEL, 1,
+                              panel_values + at.first * row, row, out + at.top * wide, wide);
             }
             reduction.panel(rows, softmax);
         }

@@ -2,7 +2,7 @@
 // B comes from memory.
 #pragma once
 
-#include "vector.h"
+#include "elements.h"
 
 namespace clearhead::CLEARHEAD_ISA {
 
@@ -58,8 +58,8 @@ inline void product(int64_t rows, int64_t columns, int64_t depth, const float* a
 }
 
 // DEPTH rows of B at once, from end to end as they lie in memory, into ROWS rows of C.
-template <int ROWS, int DEPTH>
-INLINE void product_rows(int64_t columns, const float* a, int64_t row, const float* b, int64_t b_row, float* c,
+template <int ROWS, int DEPTH, class T>
+INLINE void product_rows(int64_t columns, const float* a, int64_t row, const T* b, int64_t b_row, float* c,
                          int64_t c_row) {
     V left[ROWS][DEPTH];
     for (int i = 0; i < ROWS; i++)
@@ -75,16 +75,17 @@ INLINE void product_rows(int64_t columns, const float* a, int64_t row, const flo
     }
 }
 
-template <int DEPTH>
-INLINE void product_rows(int64_t rows, int64_t columns, const float* a, int64_t row, const float* b, int64_t b_row,
+template <int DEPTH, class T>
+INLINE void product_rows(int64_t rows, int64_t columns, const float* a, int64_t row, const T* b, int64_t b_row,
                          float* c, int64_t c_row) {
     int64_t i = 0;
     for (; i + 4 <= rows; i += 4) product_rows<4, DEPTH>(columns, a + i * row, row, b, b_row, c + i * c_row, c_row);
     for (; i < rows; i++) product_rows<1, DEPTH>(columns, a + i * row, row, b, b_row, c + i * c_row, c_row);
 }
 
-// C += A * B for few rows of C.
-inline void product_by_rows(int64_t rows, int64_t columns, int64_t depth, const float* a, int64_t row, const float* b,
+// C += A * B for few rows of C; B may be of any element type.
+template <class T>
+inline void product_by_rows(int64_t rows, int64_t columns, int64_t depth, const float* a, int64_t row, const T* b,
                             int64_t b_row, float* c, int64_t c_row) {
     int64_t k = 0;
     for (; k + 4 <= depth; k += 4) product_rows<4>(rows, columns, a + k, row, b + k * b_row, b_row, c, c_row);

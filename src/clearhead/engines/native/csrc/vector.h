@@ -7,7 +7,7 @@
 #include <cstring>
 #include <omp.h>
 #include <utility>
-#ifdef __AVX512F__
+#if defined(__AVX512F__) || defined(__F16C__)
 #include <immintrin.h>
 #endif
 
