@@ -279,8 +279,8 @@ def scores(problem: Problem) -> Tensor:
     return tile
 
 
-def forward_bytes(problem: Problem) -> int:
-    """The bytes of a forward pass's work memory."""
+def forward_bytes(problem: Problem, few: bool) -> int:
+    """The bytes of a forward pass's work memory; `few` as in `forward`."""
     if 0 in problem.sizes.shape or problem.value is None:
         return 0
-    return int(chosen().forward_bytes(read_by_kernels(cut(problem, Region(queries=next(bands(problem)))))))
+    return int(chosen().forward_bytes(read_by_kernels(cut(problem, Region(queries=next(bands(problem))))), few))

@@ -99,8 +99,7 @@ class Native(Engine):
     def forward(self, problem: Problem, rows: bool = False) -> Partial:
         problem = _weighted(problem)
         # decoding sums scores in another order: the backward pass would compute weights from other digits
-        few = not rows and problem.sizes.queries <= FEW_QUERIES
-        few = few and problem.groups * problem.sizes.queries <= ROWS
+        few = not rows and _few(problem)
         found = bindings.forward(problem, rows, few)
         if found.finite:
             return found
@@ -186,7 +185,14 @@ class Native(Engine):
         return bindings.contributions(_weighted(problem), rows, grad, sent, by_key, positive)
 
     def cost(self, problem: Problem) -> Cost:
-        return Cost(_pairs(problem), bindings.forward_bytes(_weighted(problem)))
+        few = not problem.needs_grad and _few(problem)
+        return Cost(_pairs(problem), bindings.forward_bytes(_weighted(problem), few))
+
+
+def _few(problem: Problem) -> bool:
+    """Whether the keys are not packed: there are few queries, and one tile holds those that share a key head."""
+    queries = problem.sizes.queries
+    return queries <= FEW_QUERIES and problem.groups * queries <= ROWS
 
 
 def _pairs(problem: Problem) -> int:

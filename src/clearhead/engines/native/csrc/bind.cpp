@@ -297,7 +297,9 @@ struct Cpu {
         nb::gil_scoped_release release;
         kernels->scores(p, Workspace(kernels->scores_floats(p)).data());
     }
-    int64_t forward_bytes(const Held& held) const { return 4 * kernels->forward_floats(held.problem); }
+    int64_t forward_bytes(const Held& held, bool few) const {
+        return 4 * (few ? kernels->decode_floats : kernels->forward_floats)(held.problem);
+    }
 
   private:
     static void require_value(const Held& held, nb::handle out) {
