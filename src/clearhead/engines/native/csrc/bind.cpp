@@ -22,6 +22,7 @@ namespace baseline { extern const Kernels KERNELS; }
 #ifdef CLEARHEAD_X86
 namespace avx2 { extern const Kernels KERNELS; }
 namespace avx512 { extern const Kernels KERNELS; }
+namespace avx512_bf16 { extern const Kernels KERNELS; }
 #endif
 }  // namespace clearhead
 
@@ -35,8 +36,10 @@ std::vector<std::string> available() {
     const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("bmi2") &&
                       __builtin_cpu_supports("f16c");
     if (avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-        __builtin_cpu_supports("avx512cd") && __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl"))
+        __builtin_cpu_supports("avx512cd") && __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl")) {
+        if (__builtin_cpu_supports("avx512bf16")) found.push_back("avx512_bf16");
         found.push_back("avx512");
+    }
     if (avx2) found.push_back("avx2");
 #endif
     found.push_back("baseline");
@@ -45,6 +48,7 @@ std::vector<std::string> available() {
 
 const Kernels& kernels_of(const std::string& name) {
 #ifdef CLEARHEAD_X86
+    if (name == "avx512_bf16") return avx512_bf16::KERNELS;
     if (name == "avx512") return avx512::KERNELS;
     if (name == "avx2") return avx2::KERNELS;
 #endif

@@ -1,45 +1,9 @@
 // phi = q * k: the scaled dot product. Keys lie in panels [D][64], so that 64 scores of a query stand side by side.
 #pragma once
 
-#include "product.h"
-#include "tile.h"
+#include "values.h"
 
 namespace clearhead::CLEARHEAD_ISA {
-
-// `count` rows to [width][PANEL], the columns past `count` zero up to a whole vector.
-template <class T>
-INLINE void transpose(const T* rows, int64_t row, int64_t count, int64_t width, float* panel) {
-    for (int64_t j = 0; j < count; j += LANES) {
-        const int64_t some = min(LANES, count - j);
-        const T* from = rows + j * row;
-        int64_t d = 0;
-        for (; d + LANES <= width; d += LANES) {
-            V square[LANES];
-            for (int64_t i = 0; i < LANES; i++) square[i] = i < some ? load(from + i * row + d) : V{};
-            transpose(square);
-            for (int64_t i = 0; i < LANES; i++) store(panel + (d + i) * PANEL + j, square[i]);
-        }
-        for (; d < width; d++)
-            for (int64_t i = 0; i < LANES; i++) panel[d * PANEL + j + i] = i < some ? number(from[i * row + d]) : 0.0f;
-    }
-}
-inline void transpose(const Rows& rows, int64_t count, int64_t width, float* panel) {
-    rows.read([&](const auto* first) { transpose(first, rows.step, count, width, panel); });
-}
-
-// `count` rows to rows of `wide` floats, filled up with zeros.
-template <class T>
-INLINE void copy_rows(const T* rows, int64_t row, int64_t count, int64_t width, float* out, int64_t wide) {
-    for (int64_t i = 0; i < count; i++) {
-        int64_t d = 0;
-        for (; d + LANES <= width; d += LANES) store(out + i * wide + d, load(rows + i * row + d));
-        for (; d < width; d++) out[i * wide + d] = number(rows[i * row + d]);
-        for (; d < wide; d++) out[i * wide + d] = 0.0f;
-    }
-}
-inline void copy_rows(const Rows& rows, int64_t count, int64_t width, float* out, int64_t wide) {
-    rows.read([&](const auto* first) { copy_rows(first, rows.step, count, width, out, wide); });
-}
 
 // Prefetches the key that decode.h reads next, piece by piece while a key is computed: many requests at once would queue.
 struct Prefetch {
@@ -52,7 +16,7 @@ struct Prefetch {
 };
 
 // A score, with the members that the passes over the tiles call; TanhAdd and SqDiff have the same members.
-struct Mul {
+struct Mul : Values {
     static int64_t wide(const Problem& p) { return round_up(p.width, LANES); }
     static int64_t query_floats(const Problem& p) { return ROWS * wide(p); }     // a tile of queries, packed
     static int64_t panel_floats(const Problem& p) { return p.width * PANEL; }    // a panel of keys, for the scores

@@ -5,7 +5,7 @@
 
 namespace clearhead::CLEARHEAD_ISA {
 
-struct SqDiff {
+struct SqDiff : Values {
     static int64_t wide(const Problem& p) { return round_up(p.width, LANES); }
     static int64_t query_floats(const Problem& p) { return (ROWS + 1) * wide(p); }  // and a row of scale * weight
     static int64_t panel_floats(const Problem& p) { return p.width * PANEL; }

@@ -17,7 +17,7 @@
 
 namespace clearhead::CLEARHEAD_ISA {
 
-struct TanhAdd {
+struct TanhAdd : Values {
     enum Form { FOLDED, CLAMPED, DIRECT, SERIES, EXACT };
     static constexpr float HEAVY = 32.0f;             // scale * sum |w| above this is large: a rounding of it is 4e-6
     static constexpr float REACH = 43.0f;             // e^(2 * 43) < 2^126
