@@ -19,25 +19,25 @@ namespace clearhead::CLEARHEAD_ISA {
         default: return FUNCTION<SqDiff>(__VA_ARGS__);        \
     }
 
-// The same, on pairs of bfloat16 where the arguments before `)` allow it and this instruction set has them.
+// The same, on pairs of bfloat16 where this instruction set has them.
 #ifdef __AVX512BF16__
-#define ON_PAIRS(GIVEN, FUNCTION, ...)                                   \
-    if (MulPairs::takes GIVEN) return FUNCTION<MulPairs>(__VA_ARGS__); \
+#define ON_PAIRS(FUNCTION, ...)                                        \
+    if (MulPairs::takes(p)) return FUNCTION<MulPairs>(__VA_ARGS__); \
     FOR_PHI(FUNCTION, __VA_ARGS__)
 #else
-#define ON_PAIRS(GIVEN, FUNCTION, ...) FOR_PHI(FUNCTION, __VA_ARGS__)
+#define ON_PAIRS(FUNCTION, ...) FOR_PHI(FUNCTION, __VA_ARGS__)
 #endif
 
-static int64_t forward_memory(const Problem& p) { ON_PAIRS((p), forward_floats, p) }
-static bool run_forward(const Problem& p, float* workspace) { ON_PAIRS((p), forward, p, workspace) }
+static int64_t forward_memory(const Problem& p) { ON_PAIRS(forward_floats, p) }
+static bool run_forward(const Problem& p, float* workspace) { ON_PAIRS(forward, p, workspace) }
 static int64_t decode_memory(const Problem& p) { FOR_PHI(decode_floats, p) }
 static bool run_decode(const Problem& p, float* workspace) { FOR_PHI(decode, p, workspace) }
-static int64_t backward_memory(const Problem& p, const Gradients& g) { ON_PAIRS((p, g), backward_floats, p, g) }
-static void run_backward(const Problem& p, const Gradients& g, float* workspace) { ON_PAIRS((p, g), backward, p, g, workspace) }
-static int64_t summary_memory(const Problem& p, const Summary& s) { ON_PAIRS((p), summary_floats, p, s) }
-static bool run_summary(const Problem& p, const Summary& s, float* workspace) { ON_PAIRS((p), summarise, p, s, workspace) }
-static int64_t scores_memory(const Problem& p) { ON_PAIRS((p), scores_floats, p) }
-static void run_scores(const Problem& p, float* workspace) { ON_PAIRS((p), scores, p, workspace) }
+static int64_t backward_memory(const Problem& p, const Gradients& g) { ON_PAIRS(backward_floats, p, g) }
+static void run_backward(const Problem& p, const Gradients& g, float* workspace) { ON_PAIRS(backward, p, g, workspace) }
+static int64_t summary_memory(const Problem& p, const Summary& s) { ON_PAIRS(summary_floats, p, s) }
+static bool run_summary(const Problem& p, const Summary& s, float* workspace) { ON_PAIRS(summarise, p, s, workspace) }
+static int64_t scores_memory(const Problem& p) { ON_PAIRS(scores_floats, p) }
+static void run_scores(const Problem& p, float* workspace) { ON_PAIRS(scores, p, workspace) }
 static int64_t contributions_memory(const Problem& p, const Gradients& g) { FOR_PHI(contributions_floats, p, g) }
 static void run_contributions(const Problem& p, const Gradients& g, float* workspace) { FOR_PHI(contributions, p, g, workspace) }
 

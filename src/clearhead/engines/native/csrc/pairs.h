@@ -73,8 +73,13 @@ inline void pair_rows(const Rows& rows, int64_t count, int64_t width, float* out
     }
 }
 
-// 32 numbers rounded to bfloat16, in order.
+// Numbers rounded to bfloat16: those of two vectors in order, and in turns.
 INLINE V rounded(V low, V high) { return (V)_mm512_cvtne2ps_pbh((__m512)high, (__m512)low); }
+INLINE V in_turns(V low, V high) {
+    static constexpr uint16_t ORDER[] = {0, 16, 1, 17, 2,  18, 3,  19, 4,  20, 5,  21, 6,  22, 7,  23,
+                                         8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31};
+    return (V)_mm512_permutexvar_epi16(_mm512_loadu_si512(ORDER), (__m512i)rounded(low, high));
+}
 
 // The numbers `at` of a tile as pairs of neighbours in a row, [ROWS][PANEL / 2]; and of neighbours in a column, [ROWS / 2][PANEL],
 // where a row that is not in `at` counts as 0.
@@ -84,18 +89,15 @@ inline void pair_across(const float* tile, const Part& at, float* out) {
             store(out + r * (PANEL / 2) + c / 2, rounded(load(tile + r * PANEL + c), load(tile + r * PANEL + c + LANES)));
 }
 inline void pair_down(const float* tile, const Part& at, float* out) {
-    static constexpr uint16_t ORDER[] = {0, 16, 1, 17, 2,  18, 3,  19, 4,  20, 5,  21, 6,  22, 7,  23,
-                                         8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31};
-    const __m512i order = _mm512_loadu_si512(ORDER);
     for (int64_t i = at.top / 2; 2 * i < at.bottom; i++)
         for (int64_t c = at.left; c < at.right; c += LANES) {
             const float* row = tile + 2 * i * PANEL + c;
             const V low = 2 * i < at.top ? V{} : load(row), high = 2 * i + 1 < at.bottom ? load(row + PANEL) : V{};
-            store(out + i * PANEL + c, (V)_mm512_permutexvar_epi16(order, (__m512i)rounded(low, high)));
+            store(out + i * PANEL + c, in_turns(low, high));
         }
 }
 
-// Mul on pairs, for a query, key, value and gradient in bfloat16.
+// Mul on pairs, for a query, key and value in bfloat16.
 struct MulPairs {
     // A tile of queries: rows; pairs of rows; and room for the weights or slopes as pairs, in both directions.
     struct Queries {
@@ -157,27 +159,35 @@ struct MulPairs {
         over_keys(across, at, values, value_wide(p), out);
     }
 
+    // Gradients of the output are rounded to bfloat16: they come in float32, most of them from an output in bfloat16.
     static int64_t upstream_floats(const Problem& p, const Gradients&) {
-        return rows_floats(p.value_width) + ROWS / 2 * value_wide(p);
+        return ROWS * (round_up(p.value_width, 2 * LANES) / 2 * 3 + value_wide(p) / 2);
     }
     static Upstream pack_upstream(const Problem& p, const Gradients&, const Rows& grad, int64_t rows, float* out) {
-        copy_pairs(grad, rows, p.value_width, out);
-        pair_rows(grad, rows, p.value_width, out + rows_floats(p.value_width), value_wide(p));
-        return {out, half(p.value_width)};
+        const int64_t wide = round_up(p.value_width, 2 * LANES);
+        float *across = out + ROWS * wide, *pairs = across + ROWS * wide / 2;
+        copy_rows(grad, rows, p.value_width, out, wide);
+        for (int64_t i = 0; i < rows * wide; i += 2 * LANES) store(across + i / 2, rounded(load(out + i), load(out + i + LANES)));
+        for (int64_t i = 0; 2 * i < rows; i++)
+            for (int64_t e = 0; e < value_wide(p); e += LANES) {
+                const float* row = out + 2 * i * wide + e;
+                store(pairs + i * value_wide(p) + e, in_turns(load(row), 2 * i + 1 < rows ? load(row + wide) : V{}));
+            }
+        return {across, wide / 2, pairs};
     }
     static int64_t value_panel_floats(const Problem& p) { return half(p.value_width) * PANEL; }
     static void pack_value_panel(const Problem& p, const Rows& values, int64_t count, float* panel) {
         transpose_pairs(values, count, p.value_width, panel);
     }
-    static void to_weights(const Problem&, const Upstream& up, const float* values, const Part& at, float* tile) {
-        product<false, Pairs>(at.rows(), at.width(), up.step, up.rows + at.top * up.step, up.step, 1, values + at.left, PANEL,
+    static void to_weights(const Problem& p, const Upstream& up, const float* values, const Part& at, float* tile) {
+        product<false, Pairs>(at.rows(), at.width(), half(p.value_width), up.rows + at.top * up.step, up.step, 1, values + at.left, PANEL,
                               tile + at.top * PANEL + at.left, PANEL);
     }
     static void to_values(const Problem& p, float* queries, const Upstream& up, const float* weights, const Part& at,
                           float* to_value) {
         float* down = Queries(p, queries).down;
         pair_down(weights, at, down);
-        over_rows(down, at, up.rows + rows_floats(p.value_width), value_wide(p), to_value);
+        over_rows(down, at, up.pairs, value_wide(p), to_value);
     }
     static void gradients(const Problem& p, float* packed, const float*, const float* keys, const float* slopes, const Part& at,
                           float* to_query, float* to_key, double*, double) {
@@ -195,7 +205,6 @@ struct MulPairs {
         const bool values = !p.value || p.value.element == BFLOAT16;
         return p.phi == MUL && p.query.element == BFLOAT16 && p.key.element == BFLOAT16 && values;
     }
-    static bool takes(const Problem& p, const Gradients& g) { return takes(p) && (!g.grad || g.grad.element == BFLOAT16); }
 };
 
 }  // namespace clearhead::CLEARHEAD_ISA

@@ -44,10 +44,11 @@ inline void copy_rows(const Rows& rows, int64_t count, int64_t width, float* out
     rows.read([&](const auto* first) { copy_rows(first, rows.step, count, width, out, wide); });
 }
 
-// Gradients of the output in a tile of queries, as the products read them.
+// Gradients of the output in a tile of queries, as the products read them: rows, and pairs of rows where pairs.h reads them.
 struct Upstream {
     const float* rows;
     int64_t step;
+    const float* pairs = nullptr;
 };
 
 struct Values {
