@@ -148,7 +148,7 @@ def main() -> int:
     from clearhead.engines.native import bindings, engine
 
     kernels = bindings.chosen(instructions)
-    left_out = bindings.kernels().available().index(instructions)  # each set leaves out another third of the cases
+    left_out = bindings.kernels().available().index(instructions) % 3  # each set leaves out another third of the cases
     bindings.chosen = lambda instructions=None: kernels
     wrong = 0
     for number, (name, case) in enumerate(cases()):
