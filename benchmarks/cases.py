@@ -13,7 +13,19 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import clearhead as ch
-from benchmarks import audits, browsing, editing, explaining, masks, pages, sharding, surveying, training, watching
+from benchmarks import (
+    audits,
+    browsing,
+    editing,
+    explaining,
+    low_precision,
+    masks,
+    pages,
+    sharding,
+    surveying,
+    training,
+    watching,
+)
 from benchmarks.measure import interleaved, peak_mib
 from benchmarks.result import Result, agree, faster, leaves, times
 
@@ -368,7 +380,7 @@ def forward_mode(train: bool, bar: float) -> Result:
     return Result(what, own / theirs, "×", f"≤ {bar:.3f}", own / theirs <= bar, {})
 
 
-def low_precision(dtype: torch.dtype) -> Result:
+def choice(dtype: torch.dtype) -> Result:
     """The choice of an engine, forward + backward, over the best of those that could run it."""
     inputs = [torch.randn(2, 8, 2048, 64, dtype=dtype, requires_grad=True) for _ in range(3)]
     grad = torch.randn(2, 8, 2048, 64, dtype=dtype)
@@ -438,6 +450,7 @@ CASES: dict[str, Callable[[], Result]] = {
     **surveying.CASES,
     "jvp": lambda: forward_mode(False, 1 / 8),
     "jvp-training": lambda: forward_mode(True, 1 / 6),
-    "bfloat16": lambda: low_precision(torch.bfloat16),
-    "float16": lambda: low_precision(torch.float16),
+    "bfloat16": lambda: choice(torch.bfloat16),
+    "float16": lambda: choice(torch.float16),
+    **low_precision.CASES,
 }

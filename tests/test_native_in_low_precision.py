@@ -45,8 +45,8 @@ def every(dtype):
 
 @pytest.mark.parametrize("dtype", LOW, ids=str)
 def test_every_number_is_read_as_it_is(instructions, dtype):
-    """A dense bias is added to scores of 0: one number at a time, or whole vectors. Keys are multiplied by ones; on pairs
-    a subnormal number counts as 0."""
+    """A dense bias is added to scores of 0: one number at a time, or whole vectors. Keys are multiplied by ones; on
+    pairs a subnormal number counts as 0."""
     numbers = every(dtype)
     rows = numbers.view(1, 1, -1, 1).expand(-1, -1, -1, 2)
     zeros = torch.zeros(1, 1, numbers.numel(), 2, dtype=dtype)
@@ -90,8 +90,9 @@ def read_by_pairs(found, same):
 @pytest.mark.parametrize("dtype", LOW, ids=str)
 @pytest.mark.parametrize("name", SCORES)
 def test_results_are_those_of_float32_copies(instructions, name, dtype):
-    """To the bit, but for the rounding of the results: with odd widths and strides, a mask with gaps and a bias. On pairs
-    statistics have the weights of float32 copies but for float32's rounding, and the output is the attention's."""
+    """To the bit, but for the rounding of the results: with odd widths and strides, a mask with gaps and a bias. On
+    pairs statistics have the weights of float32 copies but for float32's rounding, and the output is the attention's.
+    """
     for queries, keys, width, value_width in ((1, 70, 20, 11), (3, 65, 20, 16), (50, 130, 20, 33)):
         wide = draw(2, queries, 4, 2 * width), draw(2, keys, 2, width + 1), draw(2, keys, 2, value_width + 3)
         inputs = [t.to(dtype).transpose(1, 2) for t in wide]
@@ -133,8 +134,8 @@ FLOAT32 = 1e-5  # what sums in float32 of numbers near 1 are off by, here
 
 
 def budgets(query, key, value, grad, scale, bias, sink):
-    """In float64: the output and gradients, and how far each may be off where weights and slopes are rounded to bfloat16
-    before they are multiplied, and results once more. `bias` has −∞ where a pair is not allowed."""
+    """In float64: the output and gradients, and how far each may be off where weights and slopes are rounded to
+    bfloat16 before they are multiplied, and results once more. `bias` has −∞ where a pair is not allowed."""
     query, key, value, grad = (t.double() for t in (query, key, value, grad))
     scores = scale * query @ key.mT + bias
     weights = torch.cat([scores, sink.expand(*scores.shape[:-1], 1)], -1).softmax(-1)[..., :-1]
@@ -183,7 +184,7 @@ def test_each_product_has_the_error_of_one_rounding(instructions, sizes):
 
 @pytest.mark.parametrize("width", [64, 128])
 def test_errors_are_no_larger_than_those_of_pytorchs_kernel(instructions, width):
-    """Root mean squares of the error against float64: the output's at most 1.1 times, those of gradients at most as large."""
+    """Root mean squares of errors against float64: the output's at most 1.1 times theirs, those of gradients at most 1."""
     inputs = [draw(1, 2, 256, width, seed=i).bfloat16() for i in range(4)]
     for causal in (False, True):
         found = []

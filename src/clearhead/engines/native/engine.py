@@ -55,8 +55,9 @@ class Native(Engine):
     """Kernels in C++, which compute a tile of scores at a time, in registers and cache, over the spans alone.
 
     They compute dot, additive and Gaussian scores in float32, with masks, biases, softcap, sinks, dropout and grouped
-    heads; their gradients; and reductions of `Weights.reduce` in one pass. Inputs in bfloat16 and float16 are read where
-    they lie, and computed in float32. The last digits depend on the number of threads, not on timing.
+    heads; their gradients; and reductions of `Weights.reduce` in one pass. Inputs in bfloat16 and float16 are read
+    where they lie; a CPU that has AVX512_BF16 multiplies those in bfloat16 as they are. The last digits depend on the
+    number of threads, not on timing.
     """
 
     name = "native"
