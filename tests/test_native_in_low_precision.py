@@ -184,7 +184,7 @@ def test_each_product_has_the_error_of_one_rounding(instructions, sizes):
 
 @pytest.mark.parametrize("width", [64, 128])
 def test_errors_are_no_larger_than_those_of_pytorchs_kernel(instructions, width):
-    """Root mean squares of errors against float64: the output's at most 1.1 times theirs, those of gradients at most 1."""
+    """Root mean squares of errors against float64: the output's at most 1.1 times theirs, of gradients at most 1."""
     inputs = [draw(1, 2, 256, width, seed=i).bfloat16() for i in range(4)]
     for causal in (False, True):
         found = []

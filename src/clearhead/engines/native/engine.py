@@ -24,7 +24,8 @@ from clearhead.problem.summary import Found, Sent, Summary, of_heads
 from clearhead.problem.unseen import finite
 
 FEW_QUERIES = 4  # up to this many, the kernel does not pack the keys: packing would cost more than it saves
-FEW_PAIRS = 2**16  # below this many pairs, a call of PyTorch's own kernel takes less time
+FEW_PAIRS = 2**16  # below this many pairs, a call of PyTorch's own kernel takes less time in float32,
+FEW_IN_LOW = 2**11  # and in a lower precision
 FEW_LARGEST = 64  # the kernel keeps the largest weights in a sorted list; more than these are found by a tournament
 TAME = 1e28  # values up to this size do not overflow, summed over 2³² keys
 
@@ -93,7 +94,8 @@ class Native(Engine):
         if dtype is not torch.float32 and has_products_of(dtype):
             return [f"PyTorch's own kernel is faster in {dtype} on this CPU where nothing is masked"]
         # compiled code serves every size: the size that it was traced with decides nothing
-        if not compiling() and math.prod(problem.sizes.shape) < FEW_PAIRS:
+        few = FEW_PAIRS if dtype is torch.float32 else FEW_IN_LOW
+        if not compiling() and math.prod(problem.sizes.shape) < few:
             return ["PyTorch's own kernel is called faster, and this is little work"]
         return []
 
