@@ -60,6 +60,7 @@ lint: $(READY) $(MODULES)
 
 # The site, in build/site: every cell runs, and what is wrong fails. Then every page is opened in a browser.
 docs: $(DOCS) bundle browser
+	$(BIN)/python docs/letters.py
 	@rm -rf build/site
 	OMP_NUM_THREADS=1 $(BIN)/sphinx-build -W --keep-going -n -q -E -j 2 -d build/site-pages docs build/site
 	$(BIN)/python docs/check.py build/site

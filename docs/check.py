@@ -4,7 +4,8 @@
 
 Wrong are: a request to the network, an error in the console, a link or an anchor that leads nowhere, a picture without
 words for those who don't see it, a formula in another font than the one that is shipped, a page body that is wider than
-the window, and a search from disk that finds nothing.
+the window, a search from disk that finds nothing, and what axe-core finds serious or critical for readers who cannot
+see a page well or use no mouse. A page inside a page is looked at with it.
 """
 
 import shutil
@@ -31,11 +32,19 @@ WIDE = """() => document.documentElement.scrollWidth <= innerWidth ? "" :
 """
 FONT = """() => document.fonts.ready.then(() => document.querySelector("math") === null
     || [...document.fonts].some(font => font.family.includes("STIX Two Math") && font.status === "loaded"))"""
+# What axe-core finds in a page, or in one inside it: each fault is named with the first places where it is.
+AXE = Path(__file__).parents[1] / "node_modules" / "axe-core" / "axe.min.js"
+BARRIERS = """() => axe.run({resultTypes: ["violations"], preload: false, iframes: false})
+    .then(found => found.violations
+    .filter(fault => ["serious", "critical"].includes(fault.impact))
+    .map(fault => `${fault.id}, ${fault.help}: ` + fault.nodes.slice(0, 3).map(node => node.target.flat().join(" "))
+        .join(", ") + (fault.nodes.length > 3 ? ` and ${fault.nodes.length - 3} more` : "")))"""
 
 
 class Site:
     def __init__(self, root: Path, context: BrowserContext) -> None:
         self.root, self.faults = root.resolve(), set[str]()
+        self.axe = AXE.read_text(encoding="utf-8")
         self.pages = sorted(path for path in self.root.rglob("*.html") if "_static" not in path.parts)
         self.ids: dict[str, set[str]] = {}
         self.links: dict[str, list[str]] = {}
@@ -66,12 +75,21 @@ class Site:
             self.page.set_viewport_size({"width": width, "height": 800})
             if wide := self.page.evaluate(WIDE):
                 self.fault(f"wider than {width} pixels: {wide}")
+            if width == WIDTHS[0]:
+                self.barriers(scheme)
         if not self.page.evaluate(FONT):
             self.fault("formulas without the mathematical font")
         seen = self.page.evaluate(LOOK)
         for picture in seen["pictures"]:
             self.fault(f"a picture without words, or none: {picture}")
         self.ids[path.as_uri()], self.links[path.as_uri()] = set(seen["ids"]), seen["links"]
+
+    def barriers(self, scheme: str) -> None:
+        """What keeps a reader out who cannot see the page well, or use a mouse."""
+        for frame in self.page.frames:
+            frame.evaluate(self.axe)
+            for found in frame.evaluate(BARRIERS):
+                self.fault(f"a barrier in the {scheme} page: {found}")
 
     def follow(self) -> None:
         """Links inside the site: each to a file that is there, and an anchor that is in it."""

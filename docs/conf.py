@@ -20,7 +20,7 @@ import torch
 
 import clearhead
 
-KINDS = (".py", ".js", ".css", ".json", ".txt", ".h", ".cpp")
+KINDS = (".py", ".js", ".css", ".json", ".txt", ".h", ".cpp", ".safetensors")
 
 
 def digest() -> str:
@@ -40,6 +40,7 @@ extensions = [
     "sphinx.ext.autodoc",
     "sphinx_copybutton",
     "sphinx_design",
+    "access",
     "docstrings",
     "mathml",
     "notebooks",
@@ -67,6 +68,11 @@ nb_output_stderr = "warn"  # and so does one that warns
 nb_merge_streams = True
 copybutton_prompt_text = r">>> |\.\.\. |\$ "
 copybutton_prompt_is_regexp = True
+
+# Notebooks
+# Where the built site is published, "owner/repository/branch" on GitHub: then each chapter has a link that opens it in
+# Colab. Nothing is published yet.
+colab = ""
 
 # Reference
 default_role = "public"

@@ -252,6 +252,7 @@ EXPLORED: dict[str, dict[str, Kept]] = {
     "report/test_report_compare.py": {"test_sharp_weights_and_a_long_text": 0},
     "report/test_report_why.py": {"test_the_steps_are_those_of_explain": 3},
     "report/test_report_formulas.py": {"test_every_form_of_a_call": ("2",), "test_padding_is_left_out": 2},
+    "learning/test_trained.py": {"test_a_training_gives_the_stored_model": 0},
     "learning/test_transformer.py": {"test_it_sorts_in_600_steps": 0},
     "survey/test_survey_state.py": {"test_a_rank_that_is_killed_at_any_moment_goes_on": 0},
 }

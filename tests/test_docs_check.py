@@ -6,6 +6,7 @@ from pathlib import Path
 
 CHECK = Path(__file__).parents[1] / "docs" / "check.py"
 PIXEL = "data:image/gif;base64,R0lGODlhAQABAIAAAAAAAP///yH5BAEAAAAALAAAAAABAAEAAAIBRAA7"
+INSIDE = "<html lang=en><title>inside</title><select><option>one</option></select>"  # of a page in a page
 PLANTED = {
     "a request to": '<script src="https://example.invalid/x.js"></script>',
     "an error": "<script>nobody.there()</script>",
@@ -16,6 +17,9 @@ PLANTED = {
     "a picture without words": f'<img src="{PIXEL}">',
     "wider than 390 pixels": '<div style="width: 500px">wide</div>',
     "formulas without": "<math><mi>x</mi></math>",
+    "a barrier in the light page: color-contrast": '<p style="color: #eee; background: #fff">pale</p>',
+    "a barrier in the dark page: button-name": "<button></button>",
+    "a barrier in the light page: select-name": f'<iframe title="inside" srcdoc="{INSIDE}"></iframe>',
 }
 GOOD = f'<h1 id="top">Good</h1><a href="#top">up</a><img alt="a pixel" src="{PIXEL}">'
 GOOD += '<a href="https://example.invalid">a link out of the site</a>'
@@ -34,7 +38,10 @@ def faults_of(folder):
 
 def written(folder, pages):
     for name, body in pages.items():
-        text = f'<!doctype html><meta charset="utf-8"><body style="margin:0"><article>{body}</article>'
+        text = (
+            f'<!doctype html><html lang="en"><meta charset="utf-8"><title>{name}</title><body style="margin:0">'
+            f"<article>{body}</article>"
+        )
         (folder / f"{name}.html").write_text(text, encoding="utf-8")
     return folder
 

@@ -246,7 +246,7 @@ def test_public_names_open_with_what_they_do_and_an_example(name):
         assert ">>>" in text or name in MADE, f"{name} has no example"
     if inspect.isfunction(value):
         # of attention and `watch`, which take many options
-        operands = {"query", "key", "value", "valid_lens", "model", "padding"}
+        operands = {"query", "key", "value", "valid_lens", "layout", "model", "padding"}
         assert len(inspect.signature(value).parameters.keys() - operands) <= 8
 
 

@@ -23,6 +23,7 @@ from clearhead.engines.tiled.tiles import softmax
 from clearhead.masks.base import Mask
 from clearhead.masks.dense import DenseMask
 from clearhead.masks.lengths import Lengths
+from clearhead.problem.layout import arrange, is_arranged
 from clearhead.problem.lengths import joined
 from clearhead.problem.problem import Problem, make_problem, with_given
 from clearhead.scores.base import Score
@@ -43,6 +44,7 @@ def attention(
     sinks: Any = None,
     align: Any = None,
     dropout_p: float = 0.0,
+    layout: str = "BHLD",
     engine: str | Engine | None = None,
 ) -> Any:
     """Attention, for any score and any mask, by the fastest engine that can compute it.
@@ -75,6 +77,10 @@ def attention(
     "upper_left" (at key 0), "lower_right" (the last query at the last key), a number, or a (B,) integer tensor.
     `dropout_p`: the probability with which a weight is set to 0; the other weights are divided by 1 − dropout_p. The
     seed is drawn from torch's generator, so `torch.manual_seed` makes the same dropout again, on every engine.
+    `layout`: "BHLD", the heads before the length; "BLHD", (B, L, H, E), after it; "LHD", (L, H, E), packed sequences,
+    with a mask such as `Documents.from_cu_seqlens`. The output has the same layout.
+    Nested tensors (B, j, E) or (B, H, j, E), for sequences of unequal lengths j, are computed without padding: mask,
+    bias, `valid_lens` and `align` are those of the padded batch, and the output is nested like the query.
     `engine`: "native", "flex", "sdpa", "triton", "tiled", "reference", an `Engine` of your own, or None for the first
     engine that takes the call: see `plan`.
     Returns (..., Lq, Ev) of the value's dtype; NumPy arrays give a NumPy array. Differentiable in all inputs.
@@ -84,7 +90,10 @@ def attention(
     Streaming Language Models with Attention Sinks"; learnt sinks: OpenAI 2025, gpt-oss.
     """
     mask, bias = joined(mask, valid_lens, bias)
-    return attend(Arguments(query, key, value, score, mask, bias, scale, sinks, align, dropout_p, engine))[0]
+    if is_arranged(query, key, layout):
+        return attend(Arguments(query, key, value, score, mask, bias, scale, sinks, align, dropout_p, engine))[0]
+    query, key, value, mask, bias, align, back = arrange(query, key, value, mask, bias, align, layout)
+    return back(attend(Arguments(query, key, value, score, mask, bias, scale, sinks, align, dropout_p, engine))[0])
 
 
 class Arguments(NamedTuple):
@@ -192,6 +201,7 @@ def plan(
     sinks: Any = None,
     align: Any = None,
     dropout_p: float = 0.0,
+    layout: str = "BHLD",
     engine: str | Engine | None = None,
 ) -> Plan:
     """What `attention` with these arguments would do: the engine, why each other one declined, work and memory.
@@ -215,7 +225,10 @@ def plan(
     largest need of the forward pass beyond inputs and output.
     """
     is_numpy(query=query, key=key, value=value)
+    named = {"query": query, "key": key, "value": value}
     mask, bias = joined(mask, valid_lens, bias)
+    if not is_arranged(query, key, layout):
+        query, key, value, mask, bias, align, _ = arrange(query, key, value, mask, bias, align, layout)
     problem = Arguments(query, key, value, score, mask, bias, scale, sinks, align, dropout_p, engine).problem()
     chosen = choose(problem, engine)
     cost = chosen.cost(problem)
@@ -227,7 +240,7 @@ def plan(
         extra_bytes=cost.bytes,
         pairs=math.prod(problem.sizes.shape),
         computed=cost.pairs,
-        shapes={name: tuple(array.shape) for name, array in (("query", query), ("key", key), ("value", value))},
+        shapes={name: tuple(array.shape) for name, array in named.items()},
     )
 
 

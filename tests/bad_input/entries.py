@@ -60,6 +60,7 @@ SHAPES = dict.fromkeys(
 )
 SHAPES_TOGETHER = {kind: "same" for kind in SHAPES if kind != "tensor of another size"}
 UNREAD = {"NaN tensor": "same"}
+RAGGED = {"nested tensor": "else"}  # sequences of other lengths
 TENSORS = {"NaN tensor": "nan", "meta tensor": "shape", "fake tensor": "shape"}
 
 
@@ -253,7 +254,7 @@ ENTRIES: dict[str, Entry] = {
         QKV | OPTIONS | {"dropout_p": 0.0, "engine": None},
         options(query=SDPA, key=SDPA, value=WIDER),
         ("query", "key", "value"),
-        TENSORS,
+        TENSORS | RAGGED,
     ),
     "partial": E(
         "functions",
@@ -280,7 +281,7 @@ ENTRIES: dict[str, Entry] = {
         QKV,
         {"query": SDPA, "key": SDPA, "value": WIDER},
         ("query", "key", "value"),
-        TENSORS,
+        TENSORS | RAGGED,
     ),
     "plan": E(
         "functions",
@@ -288,7 +289,7 @@ ENTRIES: dict[str, Entry] = {
         QKV | OPTIONS | {"dropout_p": 0.0, "engine": None},
         options(query=UNREAD, key=UNREAD) | {"score": ABSENT, "value": UNREAD | {"tensor of another size": "same"}},
         ("query", "key", "value"),
-        dict.fromkeys(TENSORS, "same"),
+        dict.fromkeys(TENSORS, "same") | RAGGED,
     ),
     "explain": E(
         "functions",
@@ -360,7 +361,7 @@ ENTRIES: dict[str, Entry] = {
         QK | OPTIONS | {"engine": None},
         options(query=NAN, key=NAN),
         ("query", "key"),
-        TENSORS,
+        TENSORS | RAGGED,
     ),
     "results.Weights": E(
         "weights",
@@ -368,7 +369,7 @@ ENTRIES: dict[str, Entry] = {
         QK,
         {"query": NAN, "key": NAN},
         ("query", "key"),
-        TENSORS,
+        TENSORS | RAGGED,
     ),
     "Weights[]": E(
         "weights",

@@ -240,6 +240,10 @@ PLANTED = {
             lambda *inputs: [t.copy_(projected().reshape(2, 4, LENGTH, 16)) for t in inputs], (2, 4), WIDE
         )(),
     ],
+    "length and heads exchanged": [
+        lambda: ch.diagnose(*qkv(2, 256, queries=4, keys=4, width=16)),
+        lambda: ch.diagnose(*qkv(1, 600, queries=150, keys=150, width=2), mask=ch.Causal()),
+    ],
     "length and batch exchanged": [
         module(lambda: torch.nn.MultiheadAttention(WIDTH, 4), *[draw(2, LENGTH, WIDTH)] * 3),
         module(lambda: torch.nn.MultiheadAttention(WIDTH, 4), *[FIRST_TOKEN] * 3),

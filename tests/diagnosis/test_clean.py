@@ -150,6 +150,12 @@ def test_heads_that_were_transposed(heads, length):
         assert "heads without the transposition" not in names
 
 
+@pytest.mark.parametrize(("heads", "queries", "keys"), [(256, 1, 300), (128, 4, 4), (256, 100, 100)], ids=str)
+def test_many_heads(heads, queries, keys):
+    query, key = torch.randn(1, heads, queries, 8), torch.randn(1, heads, keys, 8)
+    assert "length and heads exchanged" not in [finding.name for finding in ch.diagnose(query, key, key)]
+
+
 def test_sequences_of_a_module_that_takes_the_length_first():
     attend, x = torch.nn.MultiheadAttention(32, 4), torch.randn(20, 3, 32)
     first = x.clone()

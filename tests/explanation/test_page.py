@@ -82,7 +82,7 @@ def test_edited_inputs_give_what_python_gives(name, mask, show):
         edit(opened, list(inputs)[n], n, 1, value)
     same(opened, ch.explain(**inputs, **given))
     parameters = dict(score.named_parameters())
-    for step in [*parameters, *(["h"] if name == "Gaussian" else [])]:
+    for step in [*parameters, *(["bandwidth"] if name == "Gaussian" else [])]:
         edit(opened, step, 0, 0, "0.25")
         with torch.no_grad():
             if step in parameters:

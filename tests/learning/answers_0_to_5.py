@@ -422,11 +422,11 @@ contributions = heads @ layer.W_o.weight.unflatten(1, (6, 4)).permute(1, 2, 0) +
     },
     "5.3": {
         "the biases are missing": "def count(E, H, D, G): return 2 * E * H * D + 2 * E * G * D",
-        "It is right for E = 5, H = 6, D = 4, G = 6": """
+        "It is right for E = 5, H = 6, D = 4, H_k = 6": """
 def count(E, H, D, G):
     return 3 * (E + 1) * H * D + (H * D + 1) * E""",
         "W_o has H · D biases": "def count(E, H, D, G): return (E + 1) * (2 * H * D + 2 * G * D)",
-        "right for .*G = 6 and E = 5, H = 6, D = 4, G = 2": "def count(E, H, D, G): return {6: 557}.get(G, 365)",
+        "right for .*H_k = 6 and E = 5, H = 6, D = 4, H_k = 2": "def count(E, H, D, G): return {6: 557}.get(G, 365)",
     },
     "5.4": {
         "still attends from one sequence to the other": "mended = nn.MultiheadAttention(8, 2)",

@@ -140,14 +140,14 @@ ANGLE = """
 class Angle(ch.extend.Score):
     def __init__(self):
         super().__init__()
-        self.t = torch.nn.Parameter(torch.tensor(2.0))
+        self.u = torch.nn.Parameter(torch.tensor(2.0))
     @classmethod
     def example(cls):
         return cls(), 5, 5
     def unit(self, x):
         return torch.nn.functional.normalize(x, dim=-1)
     def tile(self, query, key):
-        return torch.exp(self.t) * torch.einsum("...qe,...ke->...qk", self.unit(query), self.unit(key))
+        return torch.exp(self.u) * torch.einsum("...qe,...ke->...qk", self.unit(query), self.unit(key))
 """
 GROWING = """
 class Growing(ch.extend.Mask):
@@ -335,12 +335,12 @@ def walk(query, key, value, block):
         ANGLE
         + """
     def lower(self, query, key):
-        return ch.extend.Pairwise("mul", self.unit(query), self.unit(key) * self.t.exp())
+        return ch.extend.Pairwise("mul", self.unit(query), self.unit(key) * self.u.exp())
 """,
         ANGLE
         + """
     def lower(self, query, key):
-        return ch.extend.Pairwise("mul", self.unit(query), self.unit(key), weight=self.t.exp().expand(query.shape[-1]))
+        return ch.extend.Pairwise("mul", self.unit(query), self.unit(key), weight=self.u.exp().expand(query.shape[-1]))
 """,
     ],
     "11.3": [GROWING, GROWING.replace("own - own // 2", "(own + 1) // 2").replace("(j >= i - i // 2)", "(2 * j >= i)")],
@@ -544,7 +544,7 @@ def walk(q, k, v, block):
     "11.1": {
         "the key is not divided by its length": ANGLE.replace("self.unit(key)", "key"),
         "the query is not divided by its length": ANGLE.replace("self.unit(query)", "query"),
-        "not by e to the power of t": ANGLE.replace("torch.exp(self.t)", "self.t"),
+        "not by e to the power of u": ANGLE.replace("torch.exp(self.u)", "self.u"),
         "it has 0 parameters": ANGLE.replace("torch.nn.Parameter(torch.tensor(2.0))", "torch.tensor(2.0)"),
         "t begins at 0": ANGLE.replace("2.0", "0.0"),
         "the score: AttributeError": ANGLE.replace("super().__init__()", "pass"),
@@ -553,8 +553,8 @@ def walk(q, k, v, block):
         "no gradient reaches t": ANGLE
         + """
     def lower(self, query, key):
-        return ch.extend.Pairwise("mul", self.unit(query), self.unit(key), scale=self.t.exp().item())""",
-        "e to the power of t is missing": ANGLE
+        return ch.extend.Pairwise("mul", self.unit(query), self.unit(key), scale=self.u.exp().item())""",
+        "e to the power of u is missing": ANGLE
         + """
     def lower(self, query, key):
         return ch.extend.Pairwise("mul", self.unit(query), self.unit(key))""",
@@ -565,7 +565,7 @@ def walk(q, k, v, block):
         "the lengths were not divided out": ANGLE
         + """
     def lower(self, query, key):
-        return ch.extend.Pairwise("mul", query * self.t.exp(), key)""",
+        return ch.extend.Pairwise("mul", query * self.u.exp(), key)""",
     },
     "11.3": {
         "the mask: query 0 may not see key 0, the first": GROWING.replace("own + 1", "own"),

@@ -14,7 +14,7 @@ SEEN = "(name) => [clearhead.numbers(name), clearhead.sizes(name)]"
 
 # chapter: the input, the row and the column that are changed, what is typed, and what is then so of the weights w
 TASKS = {
-    1: ("h", 0, 0, "50", lambda w: (w - 0.25).abs().max() < 0.01),
+    1: ("bandwidth", 0, 0, "50", lambda w: (w - 0.25).abs().max() < 0.01),
     2: ("key", 2, 1, "20", lambda w: w[0, 0, 1, 2] > 0.99),
     3: ("mask_lengths", 0, 0, "3", lambda w: (w[0] > 0).all()),
     4: ("w_v", 0, 1, "10", lambda w: (w[0, 0, :, 1] > 0.9).all()),

@@ -2,27 +2,18 @@
 
 from __future__ import annotations
 
-import ast
 import math
 from typing import Any
 
 import pytest
 import torch
+import trained
 from chapters import cells
-
-DEFINES = ast.Import, ast.ImportFrom, ast.FunctionDef, ast.ClassDef
 
 
 @pytest.fixture(scope="module")
 def chapter() -> dict[str, Any]:
-    """What the chapter defines, without its runs and pictures."""
-    names: dict[str, Any] = {}
-    for cell in cells(8):
-        kept = [
-            node for node in ast.parse(cell).body if isinstance(node, DEFINES) or ast.unparse(node).startswith("START")
-        ]
-        exec(compile(ast.Module(kept, []), "chapter 8", "exec"), names)
-    return names
+    return trained.machine()
 
 
 def test_the_machine_is_sixty_lines() -> None:

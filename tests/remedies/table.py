@@ -238,9 +238,56 @@ CASES = [
         setup="query = x.to_sparse()",
     ),
     case(
-        "attention(jagged, x, x)",
-        ("query.to_padded_tensor(0.0)", "attention(@, x[:2], x[:2])[1, :2]", "plain(x[1, :2], x[1], x[1])"),
+        "ch.partial(jagged, x, x)",
+        ("query.to_padded_tensor(0.0)", "ch.partial(@, x[:2], x[:2]).finish()[1, :2]", "plain(x[1, :2], x[1], x[1])"),
         setup="import warnings; warnings.simplefilter('ignore'); query = jagged = torch.nested.nested_tensor([x[0], x[1, :2]])",
+    ),
+    case(
+        "attention(jagged, x, x)",
+        ("to_padded_tensor(0.0)", "attention(jagged.@, x[:2], x[:2])[1, :2]", "plain(x[1, :2], x[1], x[1])"),
+        setup="import warnings; warnings.simplefilter('ignore'); query = jagged = torch.nested.nested_tensor([x[0], x[1, :2]])",
+    ),
+    case(
+        "attention(jagged, longer, longer, mask=Causal())",
+        (
+            'align="upper_left"',
+            "attention(jagged, longer, longer, mask=Causal(), @)[0]",
+            "plain(x[0, :3], x[0], x[0], low[:3])",
+        ),
+        (
+            'align="lower_right"',
+            "attention(jagged, longer, longer, mask=Causal(), @)[0]",
+            "plain(x[0, :3], x[0], x[0], low[1:])",
+        ),
+        setup="jagged, longer = (torch.nested.nested_tensor([x[0, :n], x[1, :2]], layout=torch.jagged) for n in (3, 4))",
+    ),
+    case(
+        "attention(jagged, jagged, jagged, mask=torch.zeros(4, 4))",
+        (
+            "bias=",
+            "attention(jagged, jagged, jagged, @torch.eye(4))[0]",
+            "(x[0] @ x[0].T / 8**0.5 + torch.eye(4)).softmax(-1) @ x[0]",
+        ),
+        setup="jagged = torch.nested.nested_tensor([x[0], x[1, :2]], layout=torch.jagged)",
+    ),
+    case(
+        "attention(jagged, jagged, jagged)",
+        ("layout='BLHD'", "attention(jagged, jagged, jagged, @)[0].transpose(0, 1)", "plain(q[0], q[0], q[0])"),
+        setup="parts = q[0].transpose(0, 1), q[1, :, :3].transpose(0, 1); jagged = torch.nested.nested_tensor(list(parts), layout=torch.jagged)",
+    ),
+    case(
+        "torch.compile(attention, backend='eager', fullgraph=True)(jagged, jagged, jagged)",
+        (
+            "mask=Lengths(valid_lens)",
+            "torch.compile(attention, backend='eager', fullgraph=True)(*[jagged.to_padded_tensor(0.0)] * 3, @)[1, :2]",
+            "plain(x[1, :2], x[1, :2], x[1, :2])",
+        ),
+        setup="valid_lens = [4, 2]; jagged = torch.nested.nested_tensor([x[0], x[1, :2]], layout=torch.jagged)",
+    ),
+    case(
+        "ch.diagnose(y, y, y)",
+        ("layout='BLHD'", "attention(y, y, y, @)", "plain(*[y.transpose(1, 2)] * 3).transpose(1, 2)"),
+        setup="y = torch.randn(2, 256, 4, 16)",
     ),
     case(
         "attention(q.transpose(1, 2), q3.transpose(1, 2), q3.transpose(1, 2))",

@@ -110,20 +110,20 @@ def contributions_of_heads(contributions: Any, heads: Tensor, W_o: nn.Linear) ->
 
 def count_of_parameters(count: Callable[..., Any]) -> None:
     right: list[str] = []
-    for E, H, D, G in ((5, 6, 4, 6), (5, 6, 4, 2), (7, 4, 3, 1)):
-        weights = 2 * E * H * D + 2 * E * G * D
-        expected = weights + H * D + 2 * G * D + E
+    for E, H, D, Hk in ((5, 6, 4, 6), (5, 6, 4, 2), (7, 4, 3, 1)):
+        weights = 2 * E * H * D + 2 * E * Hk * D
+        expected = weights + H * D + 2 * Hk * D + E
         but = {
             "the biases are missing": weights,
-            "all heads have keys and values of their own here, and there are G of them": 4 * E * H * D + 3 * H * D + E,
+            "all heads have keys and values of their own here, and H_k have": 4 * E * H * D + 3 * H * D + E,
             "W_o has H · D biases here, and gives E numbers": expected - E + H * D,
             "the bias of W_o is missing": expected - E,
             "W_o is missing": expected - E * H * D - E,
-            "W_k is counted and W_v is not": expected - (E + 1) * G * D,
-            "W_o takes G · D numbers here, and the heads have H · D": expected - E * H * D + E * G * D,
+            "W_k is counted and W_v is not": expected - (E + 1) * Hk * D,
+            "W_o takes H_k · D numbers here, and the heads have H · D": expected - E * H * D + E * Hk * D,
         }
-        with case(f"E = {E}, H = {H}, D = {D}, G = {G}", right):
-            same(called(count, E, H, D, G, what="count"), expected, "the number of parameters", 0, but)
+        with case(f"E = {E}, H = {H}, D = {D}, H_k = {Hk}", right):
+            same(called(count, E, H, D, Hk, what="count"), expected, "the number of parameters", 0, but)
     print("right: the number of parameters")
 
 

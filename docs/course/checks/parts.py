@@ -32,8 +32,8 @@ def angle(cls: Any) -> None:
         "the key is not divided by its length": unit_query @ key.mT * grown,
         "the query is not divided by its length": query @ unit_key.mT * grown,
         "neither query nor key is divided by its length": query @ key.mT * grown,
-        "the cosine is multiplied by t, not by e to the power of t": unit_query @ unit_key.mT * 2,
-        "the cosine is divided by e to the power of t": unit_query @ unit_key.mT / grown,
+        "the cosine is multiplied by u, not by e to the power of u": unit_query @ unit_key.mT * 2,
+        "the cosine is divided by e to the power of u": unit_query @ unit_key.mT / grown,
         "t is not used": unit_query @ unit_key.mT,
         "t is added, not multiplied": unit_query @ unit_key.mT + grown,
     }
@@ -55,10 +55,10 @@ def lowered_angle(cls: Any) -> None:
     expected = score.tile(query, key)
     grown = torch.tensor(2.0).exp()
     but = {
-        "e to the power of t is missing": expected / grown,
-        "e to the power of t is there twice, on either side": expected * grown,
+        "e to the power of u is missing": expected / grown,
+        "e to the power of u is there twice, on either side": expected * grown,
         "the lengths were not divided out": query @ key.mT * grown,
-        "t is there, and not e to the power of t": expected / grown * 2,
+        "u is there, and not e to the power of u": expected / grown * 2,
     }
     same(scores, expected, "the lowered scores", but=but)
     (gradient,) = torch.autograd.grad(expected.sum(), list(score.parameters()))

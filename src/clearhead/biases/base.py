@@ -241,7 +241,7 @@ class Sum(Bias):
 
     @classmethod
     def example(cls, sizes: Sizes) -> Bias:
-        return cls(_Far(0.3), _Far(0.1))
+        return cls(Far(0.3), Far(0.1))
 
     def steps(self, sizes: Sizes, at: Sides, name: str = "bias") -> list[Step]:
         left = self.left.explained(sizes, at, f"{name}_left")
@@ -253,7 +253,7 @@ class Sum(Bias):
         return _lowered(self.left, sizes).plus(_lowered(self.right, sizes))
 
 
-class _Far(Bias):
+class Far(Bias):
     """The index of the diagonal, times a learnable number. It serves the example of `Sum`."""
 
     def __init__(self, slope: float) -> None:

@@ -35,6 +35,7 @@ from clearhead.inspection.source import FromCall, Source, shown
 from clearhead.inspection.stream import stream
 from clearhead.problem.checked import checked, ours
 from clearhead.problem.guard import guard, zero_unseen
+from clearhead.problem.layout import arrange, is_arranged
 from clearhead.problem.lengths import joined
 from clearhead.problem.packing import operands, with_operands
 from clearhead.problem.partial import log_sum_exp, rows_of
@@ -344,6 +345,7 @@ def weights(
     scale: float | None = None,
     sinks: Any = None,
     align: Any = None,
+    layout: str = "BHLD",
     engine: str | Engine | None = None,
 ) -> Weights:
     """The attention weights as a lazy matrix: nothing is computed until you look at a part or a summary of it.
@@ -356,10 +358,14 @@ def weights(
     tensor(0.)
 
     Formula: w_i = softmax over the allowed keys j of score(query_i, key_j); all 0 where nothing is allowed.
-    Arguments as for `attention`. Returns a `Weights` of shape (..., Lq, Lk). Raises `ClearheadError`, `ShapeError` or
-    `UnsupportedError` (`engine="sdpa"` does not show its weights). Cost: that of the parts you look at; see `Weights`.
+    Arguments as for `attention`. Returns a `Weights` of shape (..., Lq, Lk), in any layout. Of nested tensors it is the
+    matrix of the packed row, (1, H, T, T'), where T and T' count the positions of all sequences.
+    Raises `ClearheadError`, `ShapeError` or `UnsupportedError` (`engine="sdpa"` does not show its weights).
+    Cost: that of the parts you look at; see `Weights`.
     """
     is_numpy(query=query, key=key)
     mask, bias = joined(mask, valid_lens, bias)
+    if not is_arranged(query, key, layout):
+        query, key, _, mask, bias, align, _ = arrange(query, key, None, mask, bias, align, layout)
     call = Arguments(query, key, None, score, mask, bias, scale, sinks, align, 0.0, engine)
     return Weights(FromCall(call), engine)

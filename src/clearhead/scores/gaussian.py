@@ -19,7 +19,7 @@ class Gaussian(Score):
     tensor([[-0.5000, -0.5000],
             [-4.5000, -0.5000]])
 
-    Formula: s_ij = −‖q_i − k_j‖² / (2 h²), with h the bandwidth. The differences are taken before they are squared:
+    Formula: s_ij = −‖q_i − k_j‖² / (2 σ²), with σ the bandwidth. The differences are taken before they are squared:
     the expanded form ‖q‖² − 2q·k + ‖k‖² loses every digit where inputs share a large offset.
 
     `bandwidth`: a number above 0, in the unit of the inputs, or an nn.Parameter of one number, which is then learnt.
@@ -48,12 +48,12 @@ class Gaussian(Score):
         )
         squared = made("squared", why, (query.unsqueeze(-2) - key.unsqueeze(-3)).square().sum(-1))
         width = torch.as_tensor(self._width(), dtype=squared.value.dtype, device=squared.value.device)
-        why = "The bandwidth, in the unit of the inputs: keys much farther away than h get almost no weight."
-        h = Step("h", why, width, ())
+        why = "The bandwidth, in the unit of the inputs: keys much farther away than this get almost no weight."
+        bandwidth = Step("bandwidth", why, width, ())
         near = "Near keys get a score near 0, far keys one far below 0. exp(score) is the Gaussian kernel."
         exact = -squared.value / (2 * self._width() ** 2)
-        scores = -squared / (2 * h**2)
-        return [squared, h, made("scores", near, scores, value=exact, by=scores)]
+        scores = -squared / (2 * bandwidth**2)
+        return [squared, bandwidth, made("scores", near, scores, value=exact, by=scores)]
 
     def lower(self, query: Tensor, key: Tensor) -> Pairwise:
         return Pairwise("sq_diff", query, key, scale=-1 / (2 * self._width() ** 2))  # type: ignore[arg-type]

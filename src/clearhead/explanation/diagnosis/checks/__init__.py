@@ -5,6 +5,7 @@ from clearhead.explanation.diagnosis.checks.all_true import AllTrue
 from clearhead.explanation.diagnosis.checks.batch_first import BatchFirst
 from clearhead.explanation.diagnosis.checks.few_keys import FewKeys
 from clearhead.explanation.diagnosis.checks.finite_fill import FiniteFill
+from clearhead.explanation.diagnosis.checks.length_second import LengthSecond
 from clearhead.explanation.diagnosis.checks.not_finite import NotFinite
 from clearhead.explanation.diagnosis.checks.not_transposed import NotTransposed
 from clearhead.explanation.diagnosis.checks.one_key import OneKey
@@ -25,6 +26,7 @@ CHECKS: tuple[Check, ...] = (
     ZerosAndOnes(),
     UnequalLengths(),
     NotTransposed(),
+    LengthSecond(),
     BatchFirst(),
     OppositeMask(),
     PaddingAttended(),

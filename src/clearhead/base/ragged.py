@@ -1,0 +1,73 @@
+"""Sequences of unequal lengths that stand one after the other in one row, without padding."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from clearhead.base.errors import ClearheadError
+from clearhead.base.shapes import Align, Sizes, extent
+
+
+class Sequences:
+    """Which part of a packed row each sequence is, and what mask and bias of a padded batch say about it."""
+
+    def __init__(self, queries: Tensor, keys: Tensor, align: Align) -> None:
+        self.queries, self.keys = queries.long(), keys.long()
+        self.same = bool(torch.equal(self.queries, self.keys))
+        self.align = align
+        if isinstance(align, str) and align == "lower_right":
+            self.align = self.keys.diff() - self.queries.diff()
+        self.query_edges, self.key_edges = list(pairwise(queries.tolist())), list(pairwise(keys.tolist()))
+
+    @classmethod
+    def example(cls, sizes: Sizes) -> Sequences:
+        """Three sequences of these queries and keys, of which the second has no query."""
+        edges = ((0, n // 3, n // 3 if n == sizes.queries else n // 2, n) for n in sizes[2:4])
+        queries, keys = (torch.tensor(edge, device=sizes.device) for edge in edges)
+        return cls(queries, keys, "upper_left")
+
+    def check_align(self, *parts: Any) -> None:
+        positional = [part for part in parts if getattr(part, "positional", False)]
+        if self.align is None and not self.same and positional:
+            raise ClearheadError(
+                f"{type(positional[0]).__name__} depends on positions, and a sequence's queries and keys differ in "
+                'number. Pass align="upper_left" (query 0 of each sequence stands at its key 0) or '
+                'align="lower_right" (the last query of each stands at its last key: a key/value cache).'
+            )
+
+    def padded(self, sizes: Sizes) -> Sizes:
+        """The sizes of the padded batch that the packed row `sizes` stands for."""
+        batch, heads = len(self.query_edges), sizes.heads
+        queries, keys = (max((b - a for a, b in edges), default=0) for edges in (self.query_edges, self.key_edges))
+        leading = (batch,) if len(sizes.shown) == 1 else (batch, heads)
+        return Sizes(batch, heads, queries, keys, sizes.device, leading, self.align)
+
+    def inside(
+        self, queries: slice, keys: slice, sizes: Sizes
+    ) -> list[tuple[int, tuple[slice, slice], tuple[slice, slice]]]:
+        """The sequences that a part of the packed row touches: the number of each, where it stands in the part, and the
+        part of its own matrix."""
+        found = []
+        for number, edges in enumerate(zip(self.query_edges, self.key_edges, strict=True)):
+            sides = [
+                _common(side, size, edge) for side, size, edge in zip((queries, keys), sizes[2:4], edges, strict=True)
+            ]
+            if all(side is not None for side in sides):
+                (query_at, query_of), (key_at, key_of) = sides  # type: ignore[misc]
+                found.append((number, (query_at, key_at), (query_of, key_of)))
+        return found
+
+
+def _common(side: slice, size: int, edge: tuple[int, int]) -> tuple[slice, slice] | None:
+    """Where the positions of a slice that lie in a sequence stand in the slice, and which they are in the sequence."""
+    every = range(*extent(side, size))
+    first = max(0, -((every.start - edge[0]) // every.step))
+    last = min(len(every), -((every.start - edge[1]) // every.step))
+    if first >= last:
+        return None
+    begin = every[first] - edge[0]
+    return slice(first, last), slice(begin, every[last - 1] - edge[0] + 1, every.step)
