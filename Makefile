@@ -97,7 +97,7 @@ sanitize: $(READY)
 	  -DPython_EXECUTABLE=$(abspath $(BIN))/python -Dnanobind_DIR="$$($(BIN)/python -m nanobind --cmake_dir)" >/dev/null
 	$(BIN)/cmake --build build/sanitize
 	LD_PRELOAD="$$(g++ -print-file-name=libasan.so) $$(g++ -print-file-name=libubsan.so)" ASAN_OPTIONS=detect_leaks=0:allocator_may_return_null=1 \
-	  OMP_NUM_THREADS=2 $(BIN)/pytest --kernels build/sanitize tests/test_native.py tests/test_guard_pages.py
+	  OMP_NUM_THREADS=2 $(BIN)/pytest --kernels build/sanitize tests/test_native.py tests/test_native_in_low_precision.py tests/test_guard_pages.py
 
 # The report's tests open it in a real Chromium: the system's, else one that Playwright brings.
 .PHONY: browser

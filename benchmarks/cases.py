@@ -20,6 +20,7 @@ from benchmarks import (
     editing,
     explaining,
     functions,
+    low_precision,
     masks,
     pages,
     sharding,
@@ -381,7 +382,7 @@ def forward_mode(train: bool, bar: float) -> Result:
     return Result(what, own / theirs, "×", f"≤ {bar:.3f}", own / theirs <= bar, {})
 
 
-def low_precision(dtype: torch.dtype) -> Result:
+def choice(dtype: torch.dtype) -> Result:
     """The choice of an engine, forward + backward, over the best of those that could run it."""
     inputs = [torch.randn(2, 8, 2048, 64, dtype=dtype, requires_grad=True) for _ in range(3)]
     grad = torch.randn(2, 8, 2048, 64, dtype=dtype)
@@ -453,6 +454,7 @@ CASES: dict[str, Callable[[], Result]] = {
     **surveying.CASES,
     "jvp": lambda: forward_mode(False, 1 / 8),
     "jvp-training": lambda: forward_mode(True, 1 / 6),
-    "bfloat16": lambda: low_precision(torch.bfloat16),
-    "float16": lambda: low_precision(torch.float16),
+    "bfloat16": lambda: choice(torch.bfloat16),
+    "float16": lambda: choice(torch.float16),
+    **low_precision.CASES,
 }

@@ -180,7 +180,7 @@ def arguments(about: str | None, count: int = 1000) -> argparse.ArgumentParser:
 
 def main() -> int:
     parser = arguments(__doc__)
-    parser.add_argument("--instructions", help="kernels of one instruction set: baseline, avx2 or avx512")
+    parser.add_argument("--instructions", help="kernels of one instruction set: baseline, avx2, avx512 or avx512_bf16")
     parser.add_argument(
         "--without", default="", help="layouts, surroundings or tasks to leave out, with commas between"
     )

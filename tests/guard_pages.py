@@ -21,7 +21,7 @@ from torch import Tensor
 
 LENGTHS = [(1, 1), (1, 67), (2, 16), (3, 65), (4, 129), (5, 70), (7, 9), (48, 64), (49, 63), (53, 1), (97, 130)]
 WIDTHS = [(1, 1), (3, 5), (7, 3), (16, 16), (17, 33), (20, 11), (64, 64), (65, 1)]
-DTYPES = [torch.float32, torch.float32, torch.bfloat16]
+DTYPES = [torch.float32, torch.bfloat16, torch.float32, torch.float16]
 
 
 def draw(*shape: int, seed: int = 0) -> Tensor:
@@ -57,13 +57,13 @@ def masks(queries: int, keys: int) -> dict[str, Any]:
     }
 
 
-def biases(queries: int, keys: int) -> dict[str, Any]:
+def biases(queries: int, keys: int, dtype: torch.dtype) -> dict[str, Any]:
     import clearhead as ch
 
     parameter = lambda *shape: torch.nn.Parameter(draw(*shape, seed=6))
     return {
         "none": lambda: None,
-        "dense": lambda: ch.DenseBias(parameter(queries, keys)),
+        "dense": lambda: ch.DenseBias(parameter(queries, keys)).to(dtype),
         "a row": lambda: ch.DenseBias(parameter(1, 4, 1, keys)),
         "relative": lambda: ch.RelativeBias(4, 8, 20),
         "both": lambda: ch.ALiBi(4) + ch.DenseBias(parameter(3, 1, queries, 1)),
@@ -74,9 +74,9 @@ def cases() -> Iterator[tuple[str, Callable[[], list[Tensor]]]]:
     """Every pair of lengths and widths; the rest takes turns, in periods that do not divide each other."""
     for i, ((queries, keys), (width, value_width)) in enumerate(itertools.product(LENGTHS, WIDTHS)):
         turns = []
-        for j, choices in enumerate((scores(width), masks(queries, keys), biases(queries, keys))):
+        dtype, dropout_p = DTYPES[(i + i // 5) % len(DTYPES)], 0.3 * (i % 4 == 1)
+        for j, choices in enumerate((scores(width), masks(queries, keys), biases(queries, keys, dtype))):
             turns.append(list(choices.items())[(i + i // (7 + j)) % len(choices)])
-        dtype, dropout_p = DTYPES[(i + i // 5) % 3], 0.3 * (i % 4 == 1)
         name = ", ".join([f"{queries}×{keys}, {width}×{value_width}, {dtype}", *(name for name, _ in turns)])
         shapes = (3, 4, queries, width), (3, 2, keys, width), (3, 2, keys, value_width)
         inputs = [draw(*shape, seed=n).to(dtype) for n, shape in enumerate(shapes)]
@@ -148,7 +148,7 @@ def main() -> int:
     from clearhead.engines.native import bindings, engine
 
     kernels = bindings.chosen(instructions)
-    left_out = bindings.kernels().available().index(instructions)  # each set leaves out another third of the cases
+    left_out = bindings.kernels().available().index(instructions) % 3  # each set leaves out another third of the cases
     bindings.chosen = lambda instructions=None: kernels
     wrong = 0
     for number, (name, case) in enumerate(cases()):

@@ -121,12 +121,23 @@ def test_no_digit_is_lost_where_scores_are_large():
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_low_precision_is_merged_in_float32(dtype):
+    """The same as a merge of the parts in float64; and off the truth by two roundings: weights may be rounded to the
+    dtype where they are multiplied, and the output is."""
     query, key, value = (draw(1, 2, 40, 16, seed=s, dtype=dtype) for s in range(3))
     parts = [ch.partial(query, key[:, :, i : i + 10], value[:, :, i : i + 10], keys=(i, 40)) for i in range(0, 40, 10)]
     whole = merged(parts, lambda n: n - 1)
     assert whole.output.dtype == whole.logsumexp.dtype == torch.float32
     assert whole.finish().dtype == dtype
-    torch.testing.assert_close(whole.finish(), ch.attention(query, key, value, engine="native"))
+    sums = torch.stack([part.logsumexp.double() for part in parts])
+    joined = (sums.softmax(0)[..., None] * torch.stack([part.output.double() for part in parts])).sum(0)
+    torch.testing.assert_close(whole.output.double(), joined, atol=1e-6, rtol=1e-6)
+    torch.testing.assert_close(whole.logsumexp.double(), sums.logsumexp(0), atol=1e-6, rtol=1e-6)
+    assert torch.equal(whole.finish(), whole.output.to(dtype))
+    weights = (query.double() @ key.double().mT / 4).softmax(-1)
+    output, rounding = weights @ value.double(), torch.finfo(dtype).eps / 2
+    allowed = 1.01 * rounding * (weights @ value.double().abs() + output.abs()) + 1e-6
+    for found in (whole.finish(), ch.attention(query, key, value, engine="native")):
+        assert bool(((found.double() - output).abs() <= allowed).all())
 
 
 def test_numpy_in_numpy_out():

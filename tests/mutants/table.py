@@ -476,8 +476,8 @@ MODULES = [
     ),
     Mutant(
         "nn/key_value_cache.py",
-        "chosen.cut(state.lengths[indices.cpu()])",
-        "chosen.cut(state.lengths[: len(indices)])",
+        "chosen.cut(self.lengths[at.cpu()])",
+        "chosen.cut(self.lengths[: len(at)])",
         "after reorder the lengths are those of other sequences",
         "nn/test_key_value_cache.py,nn/test_continuous_batches.py",
     ),

@@ -1,4 +1,4 @@
-"""Calls of the compiled kernels: a problem as the kernels read it, in float32 and as pointers.
+"""Calls of the compiled kernels: a problem as the kernels read it, as pointers to the operands where they lie.
 
 The kernels are in csrc/, and their mathematics in docs/maths/. A call releases the GIL, so other Python threads run on.
 """
@@ -28,6 +28,7 @@ from clearhead.problem.summary import KEYS, Found, Sent, Summary
 MODULE = "clearhead.engines.native._kernels"
 DTYPES = dict.fromkeys(KEYS, torch.int64)  # of statistics that are not float32
 PHI = {"mul": 0, "tanh_add": 1, "sq_diff": 2}
+READ = (torch.float32, torch.bfloat16, torch.float16)  # the types of operands; the kernels compute in float32
 
 # the module, by its name, and the kernels by their instruction sets; the compiler warns at functools.cache
 _known: dict[str | None, Any] = {}
@@ -102,8 +103,8 @@ def read_by_kernels(problem: Problem) -> Any:
     dense = relative = queries = keys = None
     blocks = blocks_of(problem, kernels())
     if bias is not None:
-        dense = None if bias.dense is None else _float(bias.dense)
-        relative = None if bias.relative is None else _rows(bias.relative)
+        dense = None if bias.dense is None else _operand(bias.dense)
+        relative = None if bias.relative is None else _rows(_float(bias.relative))
     if problem.poison is not None:
         queries, keys = problem.poison[0][..., 0], problem.poison[1][:, :, 0]
     seed = first = 0
@@ -140,9 +141,14 @@ def _float(tensor: Tensor) -> Tensor:
     return tensor.resolve_neg().to(torch.float32)
 
 
+def _operand(tensor: Tensor) -> Tensor:
+    """A tensor of a type that the kernels read: itself, unless it is a lazy negation."""
+    return tensor.resolve_neg() if tensor.dtype in READ else _float(tensor)
+
+
 def _rows(tensor: Tensor) -> Tensor:
-    """A tensor in float32 with its columns side by side."""
-    tensor = _float(tensor)
+    """An operand with its columns side by side."""
+    tensor = _operand(tensor)
     return tensor if tensor.stride(-1) == 1 or tensor.shape[-1] <= 1 else tensor.contiguous()
 
 
@@ -268,7 +274,7 @@ def _sent(sent: Sent | None, sizes: Sizes) -> Any:
         return None
     factors, position = _per_query(sent.factors, sizes), _per_query(sent.position, sizes)
     arrays = sent._asdict() | {"position": position, "factors": factors}
-    floats = {n: _rows(t) if t.is_floating_point() else t for n, t in _present(arrays).items()}
+    floats = {n: _rows(_float(t)) if t.is_floating_point() else t for n, t in _present(arrays).items()}
     of_all_queries = max(sizes.queries, 1)  # the rows in a cell, where there is no map
     cell = sent.cell if sent.mean is not None else (of_all_queries, 1)
     return kernels().Sent(floats, 0 if sent.indices is None else sent.indices.shape[-1], *cell)
@@ -292,11 +298,8 @@ def scores(problem: Problem) -> Tensor:
     return tile
 
 
-def forward_bytes(problem: Problem) -> int:
-    """The bytes of a forward pass's work memory, and of copies of inputs in another dtype."""
-    value = problem.value
-    if 0 in problem.sizes.shape or value is None:
+def forward_bytes(problem: Problem, few: bool) -> int:
+    """The bytes of a forward pass's work memory; `few` as in `forward`."""
+    if 0 in problem.sizes.shape or problem.value is None:
         return 0
-    read = read_by_kernels(cut(problem, Region(queries=next(bands(problem)))))
-    copied = sum(t.numel() for t in (problem.query, problem.key, value) if t.dtype != torch.float32)
-    return int(chosen().forward_bytes(read)) + 4 * copied
+    return int(chosen().forward_bytes(read_by_kernels(cut(problem, Region(queries=next(bands(problem))))), few))

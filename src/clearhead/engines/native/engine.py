@@ -24,10 +24,10 @@ from clearhead.problem.summary import Found, Sent, Summary, of_heads
 from clearhead.problem.unseen import finite
 
 FEW_QUERIES = 4  # up to this many, the kernel does not pack the keys: packing would cost more than it saves
-FEW_PAIRS = 2**16  # below this many pairs, a call of PyTorch's own kernel takes less time
+FEW_PAIRS = 2**16  # below this many pairs, a call of PyTorch's own kernel takes less time in float32,
+FEW_IN_LOW = 2**11  # and in a lower precision
 FEW_LARGEST = 64  # the kernel keeps the largest weights in a sorted list; more than these are found by a tournament
 TAME = 1e28  # values up to this size do not overflow, summed over 2³² keys
-KERNEL_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
 @constant
@@ -56,8 +56,9 @@ class Native(Engine):
     """Kernels in C++, which compute a tile of scores at a time, in registers and cache, over the spans alone.
 
     They compute dot, additive and Gaussian scores in float32, with masks, biases, softcap, sinks, dropout and grouped
-    heads; their gradients; and reductions of `Weights.reduce` in one pass. Lower precision is computed in float32 from
-    copies of the inputs. The last digits depend on the number of threads, not on timing.
+    heads; their gradients; and reductions of `Weights.reduce` in one pass. Inputs in bfloat16 and float16 are read
+    where they lie; a CPU that has AVX512_BF16 multiplies those in bfloat16 as they are. The last digits depend on the
+    number of threads, not on timing.
     """
 
     name = "native"
@@ -73,7 +74,7 @@ class Native(Engine):
             found.append(f"{problem.tile_alone}: the kernels know dot, additive and Gaussian scores")
         if problem.by_function:
             found.append("the bias is a function: the kernels know numbers for each pair and for each distance")
-        if dtype not in KERNEL_DTYPES:
+        if dtype not in bindings.READ:
             found.append(f"it computes in float32, and the inputs are {dtype}")
         if problem.seed is not None and problem.origin is not None and _begins_later(problem.origin):
             found.append("its dropout counts keys, heads and sequences from 0, and this is a part that begins later")
@@ -93,15 +94,15 @@ class Native(Engine):
         if dtype is not torch.float32 and has_products_of(dtype):
             return [f"PyTorch's own kernel is faster in {dtype} on this CPU where nothing is masked"]
         # compiled code serves every size: the size that it was traced with decides nothing
-        if not compiling() and math.prod(problem.sizes.shape) < FEW_PAIRS:
+        few = FEW_PAIRS if dtype is torch.float32 else FEW_IN_LOW
+        if not compiling() and math.prod(problem.sizes.shape) < few:
             return ["PyTorch's own kernel is called faster, and this is little work"]
         return []
 
     def forward(self, problem: Problem, rows: bool = False) -> Partial:
         problem = _weighted(problem)
         # decoding sums scores in another order: the backward pass would compute weights from other digits
-        few = not rows and problem.sizes.queries <= FEW_QUERIES
-        few = few and problem.groups * problem.sizes.queries <= ROWS
+        few = not rows and _few(problem)
         found = bindings.forward(problem, rows, few)
         if found.finite:
             return found
@@ -187,7 +188,14 @@ class Native(Engine):
         return bindings.contributions(_weighted(problem), rows, grad, sent, by_key, positive)
 
     def cost(self, problem: Problem) -> Cost:
-        return Cost(_pairs(problem), bindings.forward_bytes(_weighted(problem)))
+        few = not problem.needs_grad and _few(problem)
+        return Cost(_pairs(problem), bindings.forward_bytes(_weighted(problem), few))
+
+
+def _few(problem: Problem) -> bool:
+    """Whether the keys are not packed: there are few queries, and one tile holds those that share a key head."""
+    queries = problem.sizes.queries
+    return queries <= FEW_QUERIES and problem.groups * queries <= ROWS
 
 
 def _pairs(problem: Problem) -> int:

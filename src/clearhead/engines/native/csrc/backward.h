@@ -54,9 +54,9 @@ struct Backward {
 
     void take(const Problem& p, const Gradients& g, Memory& memory) {
         const int64_t wide = value_wide(p);
-        queries = memory.take(Score::query_floats(p)), grad = memory.take(wide == p.value_width ? 0 : ROWS * wide);
+        queries = memory.take(Score::query_floats(p)), grad = memory.take(Score::upstream_floats(p, g));
         panel = memory.take(Score::panel_floats(p)), keys = memory.take(Score::key_floats(p));
-        values = memory.take(p.value_width * PANEL);
+        values = memory.take(Score::value_panel_floats(p));
         tile = memory.take(ROWS * PANEL), slopes = memory.take(ROWS * PANEL);
         capped = memory.take(p.softcap > 0 ? ROWS * PANEL : 0);
         to_key = memory.take(PANEL * Score::wide(p)), to_value = memory.take(PANEL * wide);
@@ -89,10 +89,10 @@ struct Backward {
     void run(const Problem& p, const Gradients& g, const BackwardShared<Score>& shared, int64_t part, int64_t batch,
              int64_t key_head, int64_t index, double* to_weight) {
         const int64_t begin = index * PANEL, count = keys_of(p, index), wide = Score::wide(p), out_wide = value_wide(p);
-        const float* key = p.key.at<float>(batch, key_head, begin);
-        Score::pack_panel(p, key, p.key.strides[2], count, panel);
-        Score::pack_keys(p, key, p.key.strides[2], count, keys);
-        transpose(p.value.at<float>(batch, key_head, begin), p.value.strides[2], count, p.value_width, values);
+        const Rows key(p.key, batch, key_head, begin);
+        Score::pack_panel(p, key, count, panel);
+        Score::pack_keys(p, key, count, keys);
+        Score::pack_value_panel(p, Rows(p.value, batch, key_head, begin), count, values);
         memset(to_key, 0, sizeof(float) * (size_t)(PANEL * wide));
         memset(to_value, 0, sizeof(float) * (size_t)(PANEL * out_wide));
         const int64_t tiles = query_tiles(p);
@@ -116,27 +116,24 @@ struct Backward {
                int64_t head, int64_t first, int64_t index, double* to_weight) {
         const int32_t kind = kind_of(p, batch, head, first / ROWS, index);
         if (kind == NONE) return;
-        const int64_t rows = min(ROWS, p.queries - first), begin = index * PANEL, out_wide = value_wide(p);
+        const int64_t rows = min(ROWS, p.queries - first), begin = index * PANEL;
         const RowSpans spans(p, batch, head, first, rows);
         const Parts parts(p, spans, first, rows, index, kind);
         if (!parts.count) return;
         float finite = 0.0f;
-        Score::pack_queries(p, p.query.at<float>(batch, head, first), p.query.strides[2], rows, queries, finite);
-        const float* up = g.grad ? g.grad.at<float>(batch, head, first) : nullptr;
-        int64_t up_row = g.grad.strides[2];
-        if (out_wide != p.value_width)
-            copy_rows(up, up_row, rows, p.value_width, grad, out_wide), up = grad, up_row = out_wide;
+        const Rows query(p.query, batch, head, first);
+        Score::pack_queries(p, query, rows, queries, finite);
+        Score::pack_again(p, query, rows, queries);
+        const Upstream up = Score::pack_upstream(p, g, Rows(g.grad, batch, head, first), rows, grad);
         Dropout dropout;
         if (p.dropout_p > 0) dropout.begin(p, batch, head), dropout.panel(begin);
         SentBack sent(g.sent, batch, head, begin, keys_of(p, index));
         float* back = of_queries(p, shared, part, batch, head) + first * Score::wide(p);
         for (const Part& at : parts) {
-            Score::scores(p, queries, panel, p.key.at<float>(batch, head / p.groups(), begin), p.key.strides[2], at, tile);
-            product<false>(at.rows(), at.width(), p.value_width, up + at.top * up_row, up_row, 1, values + at.left,
-                           PANEL, slopes + at.top * PANEL + at.left, PANEL);
+            Score::scores(p, queries, panel, Rows(p.key, batch, head / p.groups(), begin), at, tile);
+            Score::to_weights(p, up, values, at, slopes);
             const V all = to_slopes(p, g, shared, part, batch, head, first, begin, at, spans, kind, dropout, sent);
-            product<true>(at.keys(), out_wide, at.rows(), tile + at.top * PANEL + at.first, 1, PANEL,
-                          up + at.top * up_row, up_row, to_value + at.first * out_wide, out_wide);
+            Score::to_values(p, queries, up, tile, at, to_value);
             Score::gradients(p, queries, panel, keys, slopes, at, back, to_key, to_weight, sum(all));
         }
     }

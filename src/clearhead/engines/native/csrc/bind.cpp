@@ -22,6 +22,7 @@ namespace baseline { extern const Kernels KERNELS; }
 #ifdef CLEARHEAD_X86
 namespace avx2 { extern const Kernels KERNELS; }
 namespace avx512 { extern const Kernels KERNELS; }
+namespace avx512_bf16 { extern const Kernels KERNELS; }
 #endif
 }  // namespace clearhead
 
@@ -32,10 +33,13 @@ std::vector<std::string> available() {
     std::vector<std::string> found;
 #ifdef CLEARHEAD_X86
     __builtin_cpu_init();
-    const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("bmi2");
+    const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("bmi2") &&
+                      __builtin_cpu_supports("f16c");
     if (avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-        __builtin_cpu_supports("avx512cd") && __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl"))
+        __builtin_cpu_supports("avx512cd") && __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl")) {
+        if (__builtin_cpu_supports("avx512bf16")) found.push_back("avx512_bf16");
         found.push_back("avx512");
+    }
     if (avx2) found.push_back("avx2");
 #endif
     found.push_back("baseline");
@@ -44,6 +48,7 @@ std::vector<std::string> available() {
 
 const Kernels& kernels_of(const std::string& name) {
 #ifdef CLEARHEAD_X86
+    if (name == "avx512_bf16") return avx512_bf16::KERNELS;
     if (name == "avx512") return avx512::KERNELS;
     if (name == "avx2") return avx2::KERNELS;
 #endif
@@ -79,7 +84,7 @@ struct Held {
          int64_t first_query)
         : tensors{query, key, value, weight, sinks, start, stop, blocks, to_dense, to_relative, bad_queries, bad_keys} {
         // query and key say what the sizes are
-        const Given q(query, "query"), k(key, "key"), v(value, "value");
+        Given q(query, "query"), k(key, "key"), v(value, "value");
         require(q.count == 4 && k.count == 4 && (v.count == 4 || !v.there()), "query, key and value have four dimensions.");
         Problem& p = problem;
         p.phi = phi, p.scale = scale, p.softcap = softcap, p.threads = threads;
@@ -296,7 +301,9 @@ struct Cpu {
         nb::gil_scoped_release release;
         kernels->scores(p, Workspace(kernels->scores_floats(p)).data());
     }
-    int64_t forward_bytes(const Held& held) const { return 4 * kernels->forward_floats(held.problem); }
+    int64_t forward_bytes(const Held& held, bool few) const {
+        return 4 * (few ? kernels->decode_floats : kernels->forward_floats)(held.problem);
+    }
 
   private:
     static void require_value(const Held& held, nb::handle out) {
@@ -341,7 +348,7 @@ NB_MODULE(_kernels, m) {
                 int64_t first, int64_t last) {
                  const int64_t b = blocks.batch, h = blocks.heads, q = blocks.queries;
                  require(first >= 0 && first % ROWS == 0 && first <= last && last <= q, "these are no tiles of the mask.");
-                 const Given low(gap_start, "the start of the gaps");
+                 Given low(gap_start, "the start of the gaps");
                  const int64_t gaps = low.there() ? low.sizes[3] : 0;
                  const int64_t of_gaps[] = {b, h, q, gaps};
                  if (low.there()) low.check(gap_start, "the start of the gaps", EDGES, of_gaps, 4);

@@ -22,9 +22,8 @@ struct Contributions {
         const int64_t rows = min(ROWS, p.queries - first), key_head = head / p.groups(), wide = value_wide(p);
         const RowSpans spans(p, batch, head, first, rows);
         float finite = 0.0f;
-        Score::pack_queries(p, p.query.at<float>(batch, head, first), p.query.strides[2], rows, queries, finite);
-        if (wide)
-            copy_rows(g.grad.at<float>(batch, head, first), g.grad.strides[2], rows, p.value_width, grad, wide);
+        Score::pack_queries(p, Rows(p.query, batch, head, first), rows, queries, finite);
+        if (wide) copy_rows(Rows(g.grad, batch, head, first), rows, p.value_width, grad, wide);
         V sums[ROWS];
         for (int64_t r = 0; r < rows; r++) sums[r] = V{};
         for (int64_t panel = spans.low / PANEL; panel * PANEL < spans.high; panel++) {
@@ -33,7 +32,7 @@ struct Contributions {
             SentBack sent(g.sent, batch, head, begin, keys_of(p, panel));
             for (const Part& at : Parts(p, spans, first, rows, panel, kind)) {
                 Score::scores(p, queries, packed.panel_at(p, batch, key_head, panel),
-                              p.key.at<float>(batch, key_head, begin), p.key.strides[2], at, tile);
+                              Rows(p.key, batch, key_head, begin), at, tile);
                 product<false>(at.rows(), at.width(), p.value_width, grad + at.top * wide, wide, 1,
                                values + panel * p.value_width * PANEL + at.left, PANEL,
                                upstream + at.top * PANEL + at.left, PANEL);
@@ -95,8 +94,8 @@ void contributions(const Problem& p, const Gradients& g, float* workspace) {
         if (of_panel) {
 #pragma omp for schedule(dynamic)
             for (int64_t i = 0; i < p.batch * p.key_heads * count; i++)
-                transpose(p.value.at<float>(i / count / p.key_heads, i / count % p.key_heads, i % count * PANEL),
-                          p.value.strides[2], keys_of(p, i % count), p.value_width, values + i * of_panel);
+                transpose(Rows(p.value, i / count / p.key_heads, i / count % p.key_heads, i % count * PANEL),
+                          keys_of(p, i % count), p.value_width, values + i * of_panel);
         }
 #pragma omp for schedule(dynamic)
         for (int64_t unit = 0; unit < heads * parts; unit++) {

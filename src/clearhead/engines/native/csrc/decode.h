@@ -19,7 +19,7 @@ struct Splits {
     }
 };
 
-constexpr int64_t AHEAD = 512;  // floats from a key to the one that is prefetched meanwhile
+constexpr int64_t AHEAD = 2048;  // bytes from a key to the one that is prefetched meanwhile
 
 template <class Score>
 struct Decode {
@@ -37,7 +37,7 @@ struct Decode {
 
     // A split of one key head's keys: for each row its sums over them in `out`, then m and the sum of the weights.
     void run(const Problem& p, int64_t batch, int64_t key_head, int64_t from, int64_t to, float* out, float& finite) {
-        const int64_t rows = Decode::rows(p), wide = value_wide(p), width = Score::wide(p);
+        const int64_t rows = Decode::rows(p), wide = value_wide(p);
         RowSpans spans(p);
         Softmax softmax;
         V odd{};
@@ -48,17 +48,12 @@ struct Decode {
         for (int64_t head = key_head * p.groups(), r = 0; r < rows; head++, r += p.queries)
             pack(p, batch, head, r, finite);
         memset(out, 0, sizeof(float) * (size_t)(rows * (wide + LANES)));
-        const int64_t ahead = max(1, AHEAD / max(width, 1)) * p.key.strides[2];
         const int64_t low = max(spans.low, from), high = min(spans.high, to);
         for (int64_t panel = low / PANEL; panel * PANEL < high; panel++) {
             const int64_t begin = panel * PANEL;
             const Columns at(low, high, panel);
-            for (int64_t c = at.first; c < at.last; c++) {
-                const float* k = p.key.at<float>(batch, key_head, begin + c);
-                const Prefetch prefetch{k + ahead, p.value.at<float>(batch, key_head, begin + c)};
-                if (p.width != width) copy_rows(k, 0, 1, p.width, key, width), k = key;
-                Score::key_scores(p, queries, rows, k, prefetch, tile + c, odd);
-            }
+            const Rows keys(p.key, batch, key_head, begin), of_panel(p.value, batch, key_head, begin);
+            keys.read([&](const auto* first) { scores(p, first, keys.step, of_panel, at, odd); });
             for (int64_t r = 0; r < rows; r++) {
                 float *s = tile + r * PANEL, *o = out + r * (wide + LANES), apart;
                 for (int64_t c = at.left; c < at.first; c++) s[c] = 0.0f;
@@ -81,11 +76,15 @@ struct Decode {
                     dropout.apply(p, r % p.queries, at, s);
                 }
             }
-            const float* value = p.value.at<float>(batch, key_head, begin + at.first);
-            int64_t row = p.value.strides[2];
-            if (p.value_width != wide)
-                copy_rows(value, row, at.last - at.first, p.value_width, values, wide), value = values, row = wide;
-            product_by_rows(rows, wide, at.last - at.first, tile + at.first, PANEL, value, row, out, wide + LANES);
+            const int64_t count = at.last - at.first;
+            if (p.value_width != wide) {
+                copy_rows(of_panel.from(at.first), count, p.value_width, values, wide);
+                product_by_rows(rows, wide, count, tile + at.first, PANEL, values, wide, out, wide + LANES);
+            } else {
+                of_panel.from(at.first).read([&](const auto* value) {
+                    product_by_rows(rows, wide, count, tile + at.first, PANEL, value, of_panel.step, out, wide + LANES);
+                });
+            }
         }
         finite += sum(0.0f * odd);
         for (int64_t r = 0; r < rows; r++) {
@@ -94,9 +93,25 @@ struct Decode {
         }
     }
 
+    // The scores of all rows with the keys `at` of a panel, `step` numbers apart from `first` on.
+    template <class T>
+    void scores(const Problem& p, const T* first, int64_t step, const Rows& values, const Columns& at, V& odd) {
+        const int64_t width = Score::wide(p), ahead = max(1, AHEAD / (int64_t)sizeof(T) / max(width, 1)) * step;
+        for (int64_t c = at.first; c < at.last; c++) {
+            const T* k = first + c * step;
+            const Prefetch prefetch{reinterpret_cast<const char*>(k + ahead), static_cast<const char*>(values.from(c).data)};
+            if (p.width == width) {
+                Score::key_scores(p, queries, rows(p), k, prefetch, tile + c, odd);
+            } else {
+                copy_rows(k, 0, 1, p.width, key, width);
+                Score::key_scores(p, queries, rows(p), (const float*)key, prefetch, tile + c, odd);
+            }
+        }
+    }
+
     // The queries of one head, at row r of the tile.
     void pack(const Problem& p, int64_t batch, int64_t head, int64_t r, float& finite) {
-        Score::pack_few(p, p.query.at<float>(batch, head), p.query.strides[2], p.queries, queries, finite, r);
+        Score::pack_few(p, Rows(p.query, batch, head), p.queries, queries, finite, r);
     }
 
     // Joins the splits of one row.

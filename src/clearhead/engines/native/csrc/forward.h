@@ -10,7 +10,6 @@ namespace clearhead::CLEARHEAD_ISA {
 
 INLINE int64_t panels(const Problem& p) { return (p.keys + PANEL - 1) / PANEL; }
 INLINE int64_t query_tiles(const Problem& p) { return (p.queries + ROWS - 1) / ROWS; }
-INLINE int64_t value_wide(const Problem& p) { return round_up(p.value_width, LANES); }
 INLINE int64_t keys_of(const Problem& p, int64_t panel) { return min(p.keys - panel * PANEL, PANEL); }
 
 // Memory in pieces of whole cache lines: first counted, then handed out.
@@ -25,43 +24,35 @@ struct Memory {
     }
 };
 
-// Keys and values, packed once for all tiles: values are copied only where their width is no multiple of LANES.
+// Keys, and values where the score's products ask for it, packed once for all tiles.
 template <class Score>
 struct Packed {
     float *panel = nullptr, *values = nullptr;
-    int64_t panel_floats = 0;
+    int64_t panel_floats = 0, value_floats = 0;
 
     void take(const Problem& p, Memory& memory) {
         panel_floats = round_up(Score::panel_floats(p), 16);
         panel = memory.take(p.batch * p.key_heads * panels(p) * panel_floats);
-        if (p.value.data && p.value_width != value_wide(p))
-            values = memory.take(p.batch * p.key_heads * p.keys * value_wide(p));
+        value_floats = Score::value_floats(p);
+        if (value_floats) values = memory.take(p.batch * p.key_heads * panels(p) * value_floats);
     }
 
     float* panel_at(const Problem& p, int64_t batch, int64_t key_head, int64_t i) const {
         return panel + ((batch * p.key_heads + key_head) * panels(p) + i) * panel_floats;
     }
-
-    const float* value_at(const Problem& p, int64_t batch, int64_t key_head, int64_t key, int64_t& row) const {
-        if (!values) {
-            row = p.value.strides[2];
-            return p.value.at<float>(batch, key_head, key);
-        }
-        row = value_wide(p);
-        return values + ((batch * p.key_heads + key_head) * p.keys + key) * row;
+    float* values_at(const Problem& p, int64_t batch, int64_t key_head, int64_t i) const {
+        return values + ((batch * p.key_heads + key_head) * panels(p) + i) * value_floats;
     }
 
     // One panel; called by all threads, each with panels of its own.
     void pack(const Problem& p, int64_t batch, int64_t key_head, int64_t i, float& finite) {
         const int64_t first = i * PANEL, count = keys_of(p, i);
-        const float* key = p.key.at<float>(batch, key_head, first);
-        Score::pack_panel(p, key, p.key.strides[2], count, panel_at(p, batch, key_head, i));
-        for (int64_t j = 0; j < count; j++) check_finite(key + j * p.key.strides[2], p.width, finite);
-        if (values) {
-            const int64_t wide = value_wide(p);
-            copy_rows(p.value.at<float>(batch, key_head, first), p.value.strides[2], count, p.value_width,
-                      values + ((batch * p.key_heads + key_head) * p.keys + first) * wide, wide);
-        }
+        const Rows keys(p.key, batch, key_head, first);
+        Score::pack_panel(p, keys, count, panel_at(p, batch, key_head, i));
+        keys.read([&](const auto* key) {
+            for (int64_t j = 0; j < count; j++) check_finite(key + j * keys.step, p.width, finite);
+        });
+        if (values) Score::pack_values(p, Rows(p.value, batch, key_head, first), count, values_at(p, batch, key_head, i));
     }
 };
 
@@ -83,12 +74,28 @@ INLINE void write_row(const Problem& p, int64_t batch, int64_t head, int64_t i, 
 
 template <class Score>
 struct Forward {
-    float *queries, *tile, *out;
+    float *queries, *tile, *out, *values;
 
     void take(const Problem& p, Memory& memory) {
         queries = memory.take(Score::query_floats(p));
         tile = memory.take(ROWS * PANEL);
         out = memory.take(ROWS * value_wide(p));
+        values = memory.take(p.value.element == FLOAT32 || Score::value_floats(p) ? 0 : PANEL * value_wide(p));
+    }
+
+    // A panel of values as rows, `step` numbers apart. Where they are of 16 bits and not packed, the keys `at` are copied, so that no
+    // copy of all of them is made.
+    const float* values_of(const Problem& p, const Packed<Score>& packed, int64_t batch, int64_t key_head, int64_t panel,
+                           const Columns& at, int64_t& step) const {
+        step = value_wide(p);
+        if (packed.values) return packed.values_at(p, batch, key_head, panel);
+        const Rows all(p.value, batch, key_head, panel * PANEL);
+        if (all.element == FLOAT32) {
+            step = all.step;
+            return static_cast<const float*>(all.data);
+        }
+        copy_rows(all.from(at.first), at.last - at.first, p.value_width, values + at.first * step, step);
+        return values;
     }
 
     // Rescales the sums of row r to the new m. `before`: the sum of its weights until now.
@@ -128,7 +135,7 @@ struct Forward {
         for (int64_t r = 0; r < rows; r++) softmax.begin(r);
         Dropout dropout;
         if (p.dropout_p > 0) dropout.begin(p, batch, head);
-        Score::pack_queries(p, p.query.at<float>(batch, head, first), p.query.strides[2], rows, queries, finite);
+        Score::pack_queries(p, Rows(p.query, batch, head, first), rows, queries, finite);
         memset(out, 0, sizeof(float) * (size_t)(rows * wide));
         for (int64_t panel = spans.low / PANEL; panel * PANEL < spans.high; panel++) {
             const int64_t begin = panel * PANEL;
@@ -140,9 +147,12 @@ struct Forward {
             if (!parts.count) continue;
             float* scores = reduction.tile(panel, parts.whole, tile);
             if (p.dropout_p > 0) dropout.panel(begin);
+            int64_t step = 0;
+            const Columns seen(spans.low, spans.high, panel);
+            const float* of_panel = wide ? values_of(p, packed, batch, key_head, panel, seen, step) : nullptr;
             for (const Part& at : parts) {
                 Score::scores(p, queries, packed.panel_at(p, batch, key_head, panel),
-                              p.key.at<float>(batch, key_head, begin), p.key.strides[2], at, scores);
+                              Rows(p.key, batch, key_head, begin), at, scores);
                 for (int64_t r = at.top; r < at.bottom; r++)
                     finish(p, batch, head, first + r, begin, at, spans.start[r], spans.stop[r], r < cut ? kind : next,
                            scores + r * PANEL);
@@ -155,11 +165,7 @@ struct Forward {
                         weigh(r, begin, s, at.left, at.right, out + r * wide, wide, softmax, reduction);
                     if (p.dropout_p > 0) dropout.apply(p, first + r, at, s);
                 }
-                if (!wide) continue;
-                int64_t row;
-                const float* values = packed.value_at(p, batch, key_head, begin + at.first, row);
-                product<true>(at.rows(), wide, at.keys(), scores + at.top * PANEL + at.first, PANEL, 1, values, row,
-                              out + at.top * wide, wide);
+                if (wide) Score::add_values(p, queries, scores, of_panel, step, at, out);
             }
             reduction.panel(rows, softmax);
         }

@@ -15,21 +15,21 @@ namespace clearhead {
 
 namespace nb = nanobind;
 
-enum Type : int { FLOAT = 0, INT64 = 1, BOOL = 2 };
+// The types of an array's numbers. The first ones are those of `Element`; OPERAND stands for any of these.
+enum Type : int { FLOAT = FLOAT32, INT64 = 3, BOOL = 4, OPERAND = 5 };
 
 // Names and objects of Python, looked up once. They live as long as the process.
 struct Known {
     PyObject *shape, *stride, *data_ptr, *dtype, *is_cpu;
-    PyObject* types[3];  // in the order of `Type`
+    PyObject* types[5];  // in the order of `Type`
 
     Known() {
         shape = PyUnicode_InternFromString("shape"), stride = PyUnicode_InternFromString("stride");
         data_ptr = PyUnicode_InternFromString("data_ptr"), dtype = PyUnicode_InternFromString("dtype");
         is_cpu = PyUnicode_InternFromString("is_cpu");
         const nb::object torch = nb::module_::import_("torch");
-        types[FLOAT] = nb::object(torch.attr("float32")).release().ptr();
-        types[INT64] = nb::object(torch.attr("int64")).release().ptr();
-        types[BOOL] = nb::object(torch.attr("bool")).release().ptr();
+        const char* names[] = {"float32", "bfloat16", "float16", "int64", "bool"};
+        for (int i = 0; i < 5; i++) types[i] = nb::object(torch.attr(names[i])).release().ptr();
     }
     static const Known& get() {
         static const Known* known = new Known;
@@ -66,7 +66,7 @@ struct Expected {
     bool contiguous = false;
 };
 
-constexpr Expected ANY{FLOAT, 4}, EDGES{INT64, 3}, KEPT{BOOL, 4}, VECTOR{}, ROWS_OF{FLOAT, 0, true};
+constexpr Expected ANY{OPERAND, 4}, EDGES{INT64, 3}, KEPT{BOOL, 4}, VECTOR{}, ROWS_OF{OPERAND, 0, true};
 constexpr Expected ALONG{FLOAT, 2, true}, PER_QUERY{FLOAT, 3}, KEYS_PER_QUERY{INT64, 3}, LISTED{FLOAT, 3, true};
 constexpr Expected LISTED_KEYS{INT64, 3, true}, TO_NUMBERS{FLOAT, 0, false, true}, TO_KEYS{INT64, 0, false, true};
 constexpr Expected TO_ROWS{FLOAT, 0, true, true}, TO_KEY_ROWS{INT64, 0, true, true}, TO_ALL{FLOAT, 0, false, true, true};
@@ -114,9 +114,11 @@ struct Given : Array {
         return count == other.count && std::equal(sizes, sizes + std::max(count, 0), other.sizes);
     }
 
-    void check(nb::handle tensor, const char* name, const Expected& expected, const int64_t* wanted, int dims) const {
+    void check(nb::handle tensor, const char* name, const Expected& expected, const int64_t* wanted, int dims) {
         const nb::object type = nb::steal(need(PyObject_GetAttr(tensor.ptr(), Known::get().dtype)));
-        bool fits = count == dims && type.ptr() == Known::get().types[expected.type];
+        PyObject* const* types = Known::get().types;
+        if (expected.type == OPERAND) element = type.ptr() == types[BFLOAT16] ? BFLOAT16 : type.ptr() == types[FLOAT16] ? FLOAT16 : FLOAT32;
+        bool fits = count == dims && type.ptr() == types[expected.type == OPERAND ? (int)element : (int)expected.type];
         for (int i = 0; fits && i < dims; i++)
             fits = sizes[i] == wanted[i] || (i < expected.free && sizes[i] == 1);
         if (!fits) refuse_sizes(tensor, name, expected, wanted, dims);
@@ -170,7 +172,9 @@ struct Given : Array {
 
     [[noreturn]] void refuse_sizes(nb::handle tensor, const char* name, const Expected& expected, const int64_t* wanted,
                                    int dims) const {
-        const std::string type = said(Known::get().types[expected.type]);
+        PyObject* const* types = Known::get().types;
+        const std::string type = expected.type == OPERAND ? said(types[FLOAT32]) + ", " + said(types[BFLOAT16]) + " or " + said(types[FLOAT16])
+                                                          : said(types[expected.type]);
         std::string text = std::string(name) + " is " + shown(sizes, count) + " of " + said(nb::object(tensor.attr("dtype")));
         text += "; expected " + shown(wanted, dims) + " of " + type;
         if (expected.free >= dims) text += ", or sizes of 1 that broadcast to it";

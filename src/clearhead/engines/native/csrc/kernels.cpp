@@ -5,6 +5,7 @@
 #include "contributions.h"
 #include "decode.h"
 #include "forward.h"
+#include "pairs.h"
 #include "scores.h"
 #include "summarise.h"
 
@@ -18,16 +19,25 @@ namespace clearhead::CLEARHEAD_ISA {
         default: return FUNCTION<SqDiff>(__VA_ARGS__);        \
     }
 
-static int64_t forward_memory(const Problem& p) { FOR_PHI(forward_floats, p) }
-static bool run_forward(const Problem& p, float* workspace) { FOR_PHI(forward, p, workspace) }
+// The same, on pairs of bfloat16 where this instruction set has them.
+#ifdef __AVX512BF16__
+#define ON_PAIRS(FUNCTION, ...)                                        \
+    if (MulPairs::takes(p)) return FUNCTION<MulPairs>(__VA_ARGS__); \
+    FOR_PHI(FUNCTION, __VA_ARGS__)
+#else
+#define ON_PAIRS(FUNCTION, ...) FOR_PHI(FUNCTION, __VA_ARGS__)
+#endif
+
+static int64_t forward_memory(const Problem& p) { ON_PAIRS(forward_floats, p) }
+static bool run_forward(const Problem& p, float* workspace) { ON_PAIRS(forward, p, workspace) }
 static int64_t decode_memory(const Problem& p) { FOR_PHI(decode_floats, p) }
 static bool run_decode(const Problem& p, float* workspace) { FOR_PHI(decode, p, workspace) }
-static int64_t backward_memory(const Problem& p, const Gradients& g) { FOR_PHI(backward_floats, p, g) }
-static void run_backward(const Problem& p, const Gradients& g, float* workspace) { FOR_PHI(backward, p, g, workspace) }
-static int64_t summary_memory(const Problem& p, const Summary& s) { FOR_PHI(summary_floats, p, s) }
-static bool run_summary(const Problem& p, const Summary& s, float* workspace) { FOR_PHI(summarise, p, s, workspace) }
-static int64_t scores_memory(const Problem& p) { FOR_PHI(scores_floats, p) }
-static void run_scores(const Problem& p, float* workspace) { FOR_PHI(scores, p, workspace) }
+static int64_t backward_memory(const Problem& p, const Gradients& g) { ON_PAIRS(backward_floats, p, g) }
+static void run_backward(const Problem& p, const Gradients& g, float* workspace) { ON_PAIRS(backward, p, g, workspace) }
+static int64_t summary_memory(const Problem& p, const Summary& s) { ON_PAIRS(summary_floats, p, s) }
+static bool run_summary(const Problem& p, const Summary& s, float* workspace) { ON_PAIRS(summarise, p, s, workspace) }
+static int64_t scores_memory(const Problem& p) { ON_PAIRS(scores_floats, p) }
+static void run_scores(const Problem& p, float* workspace) { ON_PAIRS(scores, p, workspace) }
 static int64_t contributions_memory(const Problem& p, const Gradients& g) { FOR_PHI(contributions_floats, p, g) }
 static void run_contributions(const Problem& p, const Gradients& g, float* workspace) { FOR_PHI(contributions, p, g, workspace) }
 

@@ -1,47 +1,22 @@
 // phi = q * k: the scaled dot product. Keys lie in panels [D][64], so that 64 scores of a query stand side by side.
 #pragma once
 
-#include "product.h"
-#include "tile.h"
+#include "values.h"
 
 namespace clearhead::CLEARHEAD_ISA {
 
-// `count` rows to [width][PANEL], the columns past `count` zero up to a whole vector.
-INLINE void transpose(const float* rows, int64_t row, int64_t count, int64_t width, float* panel) {
-    for (int64_t j = 0; j < count; j += LANES) {
-        const int64_t some = min(LANES, count - j);
-        const float* from = rows + j * row;
-        int64_t d = 0;
-        for (; d + LANES <= width; d += LANES) {
-            V square[LANES];
-            for (int64_t i = 0; i < LANES; i++) square[i] = i < some ? load(from + i * row + d) : V{};
-            transpose(square);
-            for (int64_t i = 0; i < LANES; i++) store(panel + (d + i) * PANEL + j, square[i]);
-        }
-        for (; d < width; d++)
-            for (int64_t i = 0; i < LANES; i++) panel[d * PANEL + j + i] = i < some ? from[i * row + d] : 0.0f;
-    }
-}
-
-// `count` rows to rows of `wide` floats, filled up with zeros.
-INLINE void copy_rows(const float* rows, int64_t row, int64_t count, int64_t width, float* out, int64_t wide) {
-    for (int64_t i = 0; i < count; i++) {
-        int64_t d = 0;
-        for (; d + LANES <= width; d += LANES) store(out + i * wide + d, load(rows + i * row + d));
-        for (; d < width; d++) out[i * wide + d] = rows[i * row + d];
-        for (; d < wide; d++) out[i * wide + d] = 0.0f;
-    }
-}
-
 // Prefetches the key that decode.h reads next, piece by piece while a key is computed: many requests at once would queue.
 struct Prefetch {
-    const float *key, *value;
+    const char *key, *value;
 
-    INLINE void fetch(int64_t d) const { __builtin_prefetch(key + d), __builtin_prefetch(value + d); }
+    template <class T>
+    INLINE void fetch(const T*, int64_t d) const {
+        __builtin_prefetch(key + d * (int64_t)sizeof(T)), __builtin_prefetch(value + d * (int64_t)sizeof(T));
+    }
 };
 
 // A score, with the members that the passes over the tiles call; TanhAdd and SqDiff have the same members.
-struct Mul {
+struct Mul : Values {
     static int64_t wide(const Problem& p) { return round_up(p.width, LANES); }
     static int64_t query_floats(const Problem& p) { return ROWS * wide(p); }     // a tile of queries, packed
     static int64_t panel_floats(const Problem& p) { return p.width * PANEL; }    // a panel of keys, for the scores
@@ -49,42 +24,42 @@ struct Mul {
 
     // Packs queries for `key_scores`, as the rows of a tile from `at` on, times the scale. `finite` becomes NaN
     // where a number is not finite.
-    static void pack_few(const Problem& p, const float* queries, int64_t row, int64_t rows, float* out, float& finite,
-                         int64_t at) {
-        const int64_t wide = Mul::wide(p);
-        const float scale = (float)p.scale;
-        V zero{};
-        for (int64_t r = 0; r < rows; r++) {
-            const float* from = queries + r * row;
-            float* to = out + (at + r) * wide;
-            int64_t d = 0;
-            for (; d + LANES <= p.width; d += LANES) {
-                const V q = load(from + d);
-                zero += 0.0f * q;
-                store(to + d, scale * q);
+    static void pack_few(const Problem& p, const Rows& queries, int64_t rows, float* out, float& finite, int64_t at) {
+        queries.read([&](const auto* first) {
+            const int64_t wide = Mul::wide(p);
+            const float scale = (float)p.scale;
+            V zero{};
+            for (int64_t r = 0; r < rows; r++) {
+                const auto* from = first + r * queries.step;
+                float* to = out + (at + r) * wide;
+                int64_t d = 0;
+                for (; d + LANES <= p.width; d += LANES) {
+                    const V q = load(from + d);
+                    zero += 0.0f * q;
+                    store(to + d, scale * q);
+                }
+                for (; d < p.width; d++) finite += 0.0f * number(from[d]), to[d] = scale * number(from[d]);
+                for (; d < wide; d++) to[d] = 0.0f;
             }
-            for (; d < p.width; d++) finite += 0.0f * from[d], to[d] = scale * from[d];
-            for (; d < wide; d++) to[d] = 0.0f;
-        }
-        finite += sum(zero);
+            finite += sum(zero);
+        });
     }
 
     // Packs a tile of queries for the other members.
-    static void pack_queries(const Problem& p, const float* queries, int64_t row, int64_t rows, float* out,
-                             float& finite) {
-        pack_few(p, queries, row, rows, out, finite, 0);
+    static void pack_queries(const Problem& p, const Rows& queries, int64_t rows, float* out, float& finite) {
+        pack_few(p, queries, rows, out, finite, 0);
     }
 
-    static void pack_panel(const Problem& p, const float* keys, int64_t row, int64_t count, float* panel) {
-        transpose(keys, row, count, p.width, panel);
+    static void pack_panel(const Problem& p, const Rows& keys, int64_t count, float* panel) {
+        transpose(keys, count, p.width, panel);
     }
 
-    static void pack_keys(const Problem& p, const float* keys, int64_t row, int64_t count, float* out) {
-        copy_rows(keys, row, count, p.width, out, wide(p));
+    static void pack_keys(const Problem& p, const Rows& keys, int64_t count, float* out) {
+        copy_rows(keys, count, p.width, out, wide(p));
     }
 
-    // tile[r][c] for the rows and columns `at`. The arguments without a name: the panel's keys as rows, and their stride.
-    static void scores(const Problem& p, float* queries, const float* panel, const float*, int64_t, const Part& at,
+    // tile[r][c] for the rows and columns `at`. The argument without a name: the panel's keys as rows.
+    static void scores(const Problem& p, float* queries, const float* panel, const Rows&, const Part& at,
                        float* tile) {
         product<false>(at.rows(), at.width(), p.width, queries + at.top * wide(p), wide(p), 1, panel + at.left, PANEL,
                        tile + at.top * PANEL + at.left, PANEL);
@@ -92,7 +67,8 @@ struct Mul {
 
     // The scores of `rows` queries with one key, whose `wide` numbers are read where they lie: tile[r * PANEL]. `odd`
     // does not stay finite where a number of the key is not.
-    static void key_scores(const Problem& p, float* queries, int64_t rows, const float* key, const Prefetch& prefetch, float* tile,
+    template <class T>
+    static void key_scores(const Problem& p, float* queries, int64_t rows, const T* key, const Prefetch& prefetch, float* tile,
                            V& odd) {
         const int64_t wide = Mul::wide(p);
         int64_t r = 0;
@@ -100,13 +76,13 @@ struct Mul {
         for (; r < rows; r++) key_rows<1>(wide, queries + r * wide, key, prefetch, tile + r * PANEL, odd);
     }
 
-    template <int QUERIES>
-    static INLINE void key_rows(int64_t wide, const float* queries, const float* key, const Prefetch& prefetch, float* tile,
+    template <int QUERIES, class T>
+    static INLINE void key_rows(int64_t wide, const float* queries, const T* key, const Prefetch& prefetch, float* tile,
                                 V& odd) {
         V acc[QUERIES];
         for (int r = 0; r < QUERIES; r++) acc[r] = V{};
         for (int64_t d = 0; d < wide; d += LANES) {
-            prefetch.fetch(d);
+            prefetch.fetch(key, d);
             const V k = load(key + d);
             for (int r = 0; r < QUERIES; r++) acc[r] += load(queries + r * wide + d) * k;
         }

@@ -5,11 +5,17 @@
 
 namespace clearhead {
 
+// The types of an operand's numbers; those of 16 bits are read as float32 (elements.h).
+enum Element : int { FLOAT32, BFLOAT16, FLOAT16 };
+struct Bfloat16 { uint16_t bits; };
+struct Float16 { uint16_t bits; };
+
 // An array somewhere in memory, of up to four dimensions (batch, head, row, column). Strides count elements; a stride of
 // 0 repeats. No data: there is no such array.
 struct Array {
     void* data = nullptr;
     int64_t strides[4] = {0, 0, 0, 0};
+    Element element = FLOAT32;  // where its numbers are floating-point numbers
 
     explicit operator bool() const { return data != nullptr; }
 
@@ -40,13 +46,13 @@ struct Problem {
     double scale = 1.0;
     double softcap = 0.0;  // 0: none
 
-    Array query, key, value;  // float (B, H, Lq, D), (B, Hk, Lk, D), (B, Hk, Lk, Ev); columns stand side by side
+    Array query, key, value;  // of any element type: (B, H, Lq, D), (B, Hk, Lk, D), (B, Hk, Lk, Ev); columns stand side by side
     Array weight;             // float (D): strides[0]; none: ones
     Array sinks;              // float (H): strides[0]
     Array start, stop;        // int64 (B, H, Lq): query i sees the keys start <= j < stop
     Array kinds;              // int32 (B, H, tiles of ROWS queries, panels of PANEL keys): see `Kind`; none: by the spans alone
     const uint64_t* bits = nullptr;  // (n, ROWS): of each row of a block of which some pairs are seen, its keys as bits
-    Array dense;              // float (B, H, Lq, Lk), added to the scores
+    Array dense;              // of any element type: (B, H, Lq, Lk), added to the scores
     Array relative;           // float (B, H, Lq + Lk - 1), added along the diagonals: entry j - i + Lq - 1
     Array bad_queries;        // float (B, H, Lq), 0 or NaN, added to the scores
     Array bad_keys;           // float (B, Hk, Lk), the same
@@ -103,7 +109,7 @@ struct Sent {
 // The arrays that a backward pass reads, and the gradients that it writes. Weights are exp(score - maximum - log_sum): of the
 // whole softmax, also where the problem has some of its keys. log_sum is +inf for a query that sees nothing.
 struct Gradients {
-    Array grad;                      // float (B, H, Lq, Ev): the output's
+    Array grad;                      // of any element type: (B, H, Lq, Ev), the output's
     Array maximum, log_sum, delta;   // float (B, H, Lq): delta is sum_e grad * out
     Array query, key, value;         // float, as the problem's
     Array weight;                    // float (D)

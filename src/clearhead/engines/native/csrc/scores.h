@@ -18,7 +18,7 @@ struct Scores {
     void run(const Problem& p, const Packed<Score>& packed, int64_t batch, int64_t head, int64_t first, float& finite) {
         const int64_t rows = min(ROWS, p.queries - first), key_head = head / p.groups();
         const RowSpans spans(p, batch, head, first, rows);
-        Score::pack_queries(p, p.query.at<float>(batch, head, first), p.query.strides[2], rows, queries, finite);
+        Score::pack_queries(p, Rows(p.query, batch, head, first), rows, queries, finite);
         for (int64_t r = 0; r < rows; r++) {
             float* to = p.out.at<float>(batch, head, first + r);
             for (int64_t j = 0; j < p.keys; j++) to[j] = -INFINITY;
@@ -28,7 +28,7 @@ struct Scores {
             const int32_t kind = kind_of(p, batch, head, first / ROWS, panel);
             for (const Part& at : Parts(p, spans, first, rows, panel, kind)) {
                 Score::scores(p, queries, packed.panel_at(p, batch, key_head, panel),
-                              p.key.at<float>(batch, key_head, begin), p.key.strides[2], at, tile);
+                              Rows(p.key, batch, key_head, begin), at, tile);
                 for (int64_t r = at.top; r < at.bottom; r++) {
                     float* s = tile + r * PANEL;
                     finish(p, batch, head, first + r, begin, at, spans.start[r], spans.stop[r], kind, s);

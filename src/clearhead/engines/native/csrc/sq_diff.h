@@ -5,31 +5,29 @@
 
 namespace clearhead::CLEARHEAD_ISA {
 
-struct SqDiff {
+struct SqDiff : Values {
     static int64_t wide(const Problem& p) { return round_up(p.width, LANES); }
     static int64_t query_floats(const Problem& p) { return (ROWS + 1) * wide(p); }  // and a row of scale * weight
     static int64_t panel_floats(const Problem& p) { return p.width * PANEL; }
     static int64_t key_floats(const Problem& p) { return PANEL * wide(p); }
 
-    static void pack_few(const Problem& p, const float* queries, int64_t row, int64_t rows, float* out, float& finite,
-                         int64_t at) {
-        copy_rows(queries, row, rows, p.width, out + at * wide(p), wide(p));
+    static void pack_few(const Problem& p, const Rows& queries, int64_t rows, float* out, float& finite, int64_t at) {
+        copy_rows(queries, rows, p.width, out + at * wide(p), wide(p));
         check_finite(out + at * wide(p), rows * wide(p), finite);
         float* weight = out + ROWS * wide(p);
         for (int64_t d = 0; d < wide(p); d++) weight[d] = d < p.width ? 0.5f * query_factor(p, d) : 0.0f;
     }
 
-    static void pack_queries(const Problem& p, const float* queries, int64_t row, int64_t rows, float* out,
-                             float& finite) {
-        pack_few(p, queries, row, rows, out, finite, 0);
+    static void pack_queries(const Problem& p, const Rows& queries, int64_t rows, float* out, float& finite) {
+        pack_few(p, queries, rows, out, finite, 0);
     }
 
-    static void pack_panel(const Problem& p, const float* keys, int64_t row, int64_t count, float* panel) {
-        transpose(keys, row, count, p.width, panel);
+    static void pack_panel(const Problem& p, const Rows& keys, int64_t count, float* panel) {
+        transpose(keys, count, p.width, panel);
     }
 
-    static void pack_keys(const Problem& p, const float* keys, int64_t row, int64_t count, float* out) {
-        copy_rows(keys, row, count, p.width, out, wide(p));
+    static void pack_keys(const Problem& p, const Rows& keys, int64_t count, float* out) {
+        copy_rows(keys, count, p.width, out, wide(p));
     }
 
     template <int QUERIES>
@@ -47,7 +45,7 @@ struct SqDiff {
         for (int r = 0; r < QUERIES; r++) store(tile + r * PANEL, acc[r]);
     }
 
-    static void scores(const Problem& p, float* queries, const float* panel, const float*, int64_t, const Part& at,
+    static void scores(const Problem& p, float* queries, const float* panel, const Rows&, const Part& at,
                        float* tile) {
         const float* weight = queries + ROWS * wide(p);
         for (int64_t c = at.left; c < at.right; c += LANES) {
@@ -60,13 +58,14 @@ struct SqDiff {
         }
     }
 
-    static void key_scores(const Problem& p, float* queries, int64_t rows, const float* key, const Prefetch& prefetch, float* tile,
+    template <class T>
+    static void key_scores(const Problem& p, float* queries, int64_t rows, const T* key, const Prefetch& prefetch, float* tile,
                            V& odd) {
         const float* weight = queries + ROWS * wide(p);
         for (int64_t r = 0; r < rows; r++) {
             V acc{};
             for (int64_t d = 0; d < wide(p); d += LANES) {
-                prefetch.fetch(d);
+                prefetch.fetch(key, d);
                 const V apart = load(queries + r * wide(p) + d) - load(key + d);
                 acc += load(weight + d) * apart * apart;
             }

@@ -223,7 +223,8 @@ struct Summarise {
 
     // The bias of a pair.
     static float added(const Problem& p, int64_t batch, int64_t head, int64_t i, int64_t j) {
-        const float dense = p.dense ? p.dense.at<float>(batch, head, i)[j * p.dense.strides[3]] : 0.0f;
+        float dense = 0.0f;
+        if (p.dense) Rows(p.dense, batch, head, i).read([&](const auto* row) { dense = number(row[j * p.dense.strides[3]]); });
         return p.relative ? dense + p.relative.at<float>(batch, head)[j - i + p.queries - 1] : dense;
     }
 

@@ -17,7 +17,7 @@
 
 namespace clearhead::CLEARHEAD_ISA {
 
-struct TanhAdd {
+struct TanhAdd : Values {
     enum Form { FOLDED, CLAMPED, DIRECT, SERIES, EXACT };
     static constexpr float HEAVY = 32.0f;             // scale * sum |w| above this is large: a rounding of it is 4e-6
     static constexpr float REACH = 43.0f;             // e^(2 * 43) < 2^126
@@ -49,8 +49,7 @@ struct TanhAdd {
     static INLINE V raise(V x) { return exp(min(splat(REACH + 1), x), 2.0f); }  // NaN stays NaN
 
     // Packs queries for `key_scores`, as the rows from `at` on.
-    static void pack_few(const Problem& p, const float* queries, int64_t row, int64_t rows, float* out, float& finite,
-                         int64_t at) {
+    static void pack_few(const Problem& p, const Rows& queries, int64_t rows, float* out, float& finite, int64_t at) {
         const int64_t wide = TanhAdd::wide(p);
         const Queries to(p, out);
         double all = 0.0, absolute = 0.0;
@@ -60,13 +59,12 @@ struct TanhAdd {
         }
         to.numbers[ALL_WEIGHTS] = (float)(p.scale * all);
         to.numbers[ABSOLUTE_WEIGHTS] = (float)(__builtin_fabs(p.scale) * absolute);
-        copy_rows(queries, row, rows, p.width, to.plain + at * wide, wide);
+        copy_rows(queries, rows, p.width, to.plain + at * wide, wide);
         check_finite(to.plain + at * wide, rows * wide, finite);
     }
 
-    static void pack_queries(const Problem& p, const float* queries, int64_t row, int64_t rows, float* out,
-                             float& finite) {
-        pack_few(p, queries, row, rows, out, finite, 0);
+    static void pack_queries(const Problem& p, const Rows& queries, int64_t rows, float* out, float& finite) {
+        pack_few(p, queries, rows, out, finite, 0);
         const int64_t wide = TanhAdd::wide(p);
         const Queries to(p, out);
         float largest = 0.0f;
@@ -95,10 +93,10 @@ struct TanhAdd {
         to.numbers[LARGEST_QUERY] = clearhead::CLEARHEAD_ISA::top(within);
     }
 
-    static void pack_panel(const Problem& p, const float* keys, int64_t row, int64_t count, float* panel) {
+    static void pack_panel(const Problem& p, const Rows& keys, int64_t count, float* panel) {
         const int64_t wide = TanhAdd::wide(p), columns = round_up(count, LANES);
         float* top = panel + PANEL * wide;
-        transpose(keys, row, count, p.width, panel);
+        transpose(keys, count, p.width, panel);
         memset(panel + p.width * PANEL, 0, sizeof(float) * (size_t)((wide - p.width) * PANEL));
         V within{};
         for (int64_t d = 0; d < wide; d++) {
@@ -114,10 +112,10 @@ struct TanhAdd {
         top[wide] = clearhead::CLEARHEAD_ISA::top(within);
     }
 
-    static void pack_keys(const Problem& p, const float* keys, int64_t row, int64_t count, float* out) {
+    static void pack_keys(const Problem& p, const Rows& keys, int64_t count, float* out) {
         const int64_t wide = TanhAdd::wide(p);
         float* plain = out + PANEL * wide;
-        copy_rows(keys, row, count, p.width, plain, wide);
+        copy_rows(keys, count, p.width, plain, wide);
         for (int64_t at = 0; at < count * wide; at += LANES)
             store(out + at, raise(load(plain + at)));
     }
@@ -225,13 +223,13 @@ struct TanhAdd {
         }
     }
 
-    static void scores(const Problem& p, float* packed, const float* panel, const float* keys, int64_t row,
-                       const Part& at, float* tile) {
+    static void scores(const Problem& p, float* packed, const float* panel, const Rows& keys, const Part& at,
+                       float* tile) {
         const Queries queries(p, packed);
         const float offset = queries.numbers[ALL_WEIGHTS], scale = 2.0f * (float)p.scale;
         const Form form = score_form(p, queries, panel);
         if (form != FOLDED && form != CLAMPED) {
-            transpose(keys, row, at.last, p.width, queries.panel);
+            transpose(keys, at.last, p.width, queries.panel);
             memset(queries.panel + p.width * PANEL, 0, sizeof(float) * (size_t)((wide(p) - p.width) * PANEL));
         }
         const float own = (float)p.scale;
@@ -255,7 +253,8 @@ struct TanhAdd {
     }
 
     // The exponential of the sum is taken, key by key, and clamped: right for any numbers, at the speed of memory.
-    static void key_scores(const Problem& p, float* packed, int64_t rows, const float* key, const Prefetch& prefetch, float* tile,
+    template <class T>
+    static void key_scores(const Problem& p, float* packed, int64_t rows, const T* key, const Prefetch& prefetch, float* tile,
                            V& odd) {
         const Queries queries(p, packed);
         const int64_t wide = TanhAdd::wide(p);
@@ -263,7 +262,7 @@ struct TanhAdd {
             for (int64_t r = 0; r < rows; r++) {
                 V acc{};
                 for (int64_t d = 0; d < wide; d += LANES) {
-                    prefetch.fetch(d);
+                    prefetch.fetch(key, d);
                     const V k = load(key + d);
                     acc += load(queries.weight + d) * tanh(load(queries.plain + r * wide + d) + k);
                     odd += k;
@@ -279,7 +278,7 @@ struct TanhAdd {
             for (; d + 4 * LANES <= wide; d += 4 * LANES) {
                 V k[4], t[4], w[4];
                 for (int x = 0; x < 4; x++) {
-                    prefetch.fetch(d + x * LANES);
+                    prefetch.fetch(key, d + x * LANES);
                     k[x] = load(key + d + x * LANES), w[x] = load(queries.weight + d + x * LANES);
                     t[x] = 1.0f + direct(load(query + d + x * LANES) + k[x]);
                 }
@@ -289,7 +288,7 @@ struct TanhAdd {
                 odd += k[0] * k[1], odd += k[2] * k[3];
             }
             for (; d < wide; d += LANES) {
-                prefetch.fetch(d);
+                prefetch.fetch(key, d);
                 const V k = load(key + d);
                 acc += load(queries.weight + d) * reciprocal(1.0f + direct(load(query + d) + k));
                 odd += k;

@@ -1,7 +1,7 @@
 // A tile of scores between the product of queries and keys and the softmax: the same steps for every score.
 #pragma once
 
-#include "vector.h"
+#include "elements.h"
 
 namespace clearhead::CLEARHEAD_ISA {
 
@@ -12,6 +12,14 @@ INLINE void check_finite(const float* numbers, int64_t count, float& sign) {
 #pragma omp simd reduction(+ : zero)
     for (int64_t i = 0; i < count; i++) zero += numbers[i] * 0.0f;
     sign += zero;
+}
+template <class T>
+INLINE void check_finite(const T* numbers, int64_t count, float& sign) {
+    V zero{};
+    int64_t i = 0;
+    for (; i + LANES <= count; i += LANES) zero += load(numbers + i) * 0.0f;
+    for (; i < count; i++) sign += number(numbers[i]) * 0.0f;
+    sign += sum(zero);
 }
 
 // Which keys each query of a tile sees, and their hull. A query that sees nothing has start = stop = 0.
@@ -145,14 +153,14 @@ inline void epilogue(const Problem& p, int64_t batch, int64_t head, int64_t i, i
             if (capped) store(capped + c, t);
         }
     }
-    if (p.dense) {
-        const float* add = p.dense.at<float>(batch, head, i) + begin * p.dense.strides[3];
-        const int64_t step = p.dense.strides[3];
-        if (step == 1)
-            for (int64_t c = at.first; c < at.last; c++) s[c] += add[c];
-        else
-            for (int64_t c = at.first; c < at.last; c++) s[c] += add[c * step];
-    }
+    if (p.dense)
+        Rows(p.dense, batch, head, i).read([&](const auto* row) {
+            const int64_t step = p.dense.strides[3];
+            const auto* add = row + begin * step;
+            int64_t c = at.first;
+            for (; step == 1 && c + LANES <= at.last; c += LANES) store(s + c, load(s + c) + load(add + c));
+            for (; c < at.last; c++) s[c] += number(add[c * step]);
+        });
     if (p.relative) {
         const float* add = p.relative.at<float>(batch, head) + begin - i + p.queries - 1;
         for (int64_t c = at.first; c < at.last; c++) s[c] += add[c];

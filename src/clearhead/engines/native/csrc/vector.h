@@ -7,13 +7,13 @@
 #include <cstring>
 #include <omp.h>
 #include <utility>
-#ifdef __AVX512F__
+#if defined(__AVX512F__) || defined(__F16C__)
 #include <immintrin.h>
 #endif
 
 #include "problem.h"
 
-// No function of the standard C++ library is used below this line: its templates have one name in all three builds, and the
+// No function of the standard C++ library is used below this line: its templates have one name in all builds, and the
 // linker could give a CPU without AVX-512 the copy that was compiled for it.
 namespace clearhead::CLEARHEAD_ISA {
 
