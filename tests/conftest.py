@@ -14,7 +14,8 @@ import other_kernels
 import pytest
 import torch
 
-collect_ignore = ["cuda_check.py"]  # a command, which compiles with settings of its own
+# A command, which compiles with settings of its own; and wrong uses, for a type checker alone
+collect_ignore = ["cuda_check.py", "typed/uses.py"]
 # Files with a test or a fixture of 10 seconds or more: while the last tests run, no process waits for one of these.
 BEGIN = ("test_fake_cuda.py", "test_private_parts.py", "test_triton.py")
 ON_DEVICES = ("test_contract.py", "test_fuzz.py", "test_devices.py", "/nn/")

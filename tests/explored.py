@@ -38,10 +38,10 @@ EXPLORED: dict[str, dict[str, Kept]] = {
         "test_precision_within_the_budget_of_eager_code": 8,
     },
     "test_fake_cuda.py": {
-        "test_the_host_waits_only_where_it_is_said": ("some",),
-        "test_the_engines_for_any_device_need_no_float64": ("some",),
-        "test_each_operation_of_the_engines_for_any_device_has_a_kernel_for_mps": ("some",),
-        "test_the_device_sees_what_would_wait": ("some",),
+        "test_the_host_waits_only_where_it_is_said": 0,
+        "test_the_engines_for_any_device_need_no_float64": 0,
+        "test_each_operation_of_the_engines_for_any_device_has_a_kernel_for_mps": 0,
+        "test_the_device_sees_what_would_wait": 0,
         "test_the_kernels_of_flex_compile_for_a_gpu_that_is_not_here": ("a bias by distance, learnt",),
     },
     "test_borders.py": {
@@ -51,7 +51,7 @@ EXPLORED: dict[str, dict[str, Kept]] = {
         "test_derivatives_inside_compiled_code": ("none",),
     },
     "test_cli.py": {
-        "test_nothing_of_transformers_is_seen": ("--generate 6",),
+        "test_nothing_of_transformers_is_seen": 0,
         "test_a_signal_at_any_import_is_one_line_and_an_end_by_that_signal": ("0", "1", "2"),
         "test_an_output_that_takes_nothing": 3,
         "test_a_broken_folder_is_one_line_and_status_2": 3,
@@ -88,13 +88,7 @@ EXPLORED: dict[str, dict[str, Kept]] = {
     "test_empty.py": {"test_whatever_is_asked": ("0",)},
     "test_forward_mode.py": {"test_tangents_and_gradients": 6},
     "test_partial.py": {"test_in_compiled_code": 4, "test_second_derivatives": 0},
-    "test_private_parts.py": {
-        "test_without_a_name_the_numbers_are_the_same_or_an_error_says_so": (
-            "all",
-            "torch._C._functorch.peek_interpreter_stack",
-            "torch.Tensor._version",
-        )
-    },
+    "test_private_parts.py": {"test_without_a_name_the_numbers_are_the_same_or_an_error_says_so": ("all",)},
     "test_reprs.py": {"test_random_reprs": 4, "test_compiled_code_may_print": 0},
     "test_semantics.py": {"test_second_derivatives_at_any_size_on_every_engine": 4, "test_second_derivatives": 2},
     "test_transforms.py": {
@@ -106,11 +100,11 @@ EXPLORED: dict[str, dict[str, Kept]] = {
     "test_rules_kept.py": {"test_each_change_is_followed": 3},
     "test_flex.py": {
         "test_masks": ("And", "Or", "Lengths", "MaskFunction"),
-        "test_the_proof_of_a_device_passes": ("torch.bfloat16-64",),
+        "test_the_proof_of_a_device_passes": 0,
     },
     "test_fuzz_edited_models.py": {"test_random_edits_are_as_by_hand": 3},
     "test_masks_written_to.py": {"test_what_it_says_now_holds": 3},
-    "test_fuzz_edits.py": {"test_random_edits_are_as_by_hand": ("0",)},
+    "test_fuzz_edits.py": {"test_random_edits_are_as_by_hand": ("0",), "test_every_kind_is_drawn": 0},
     "test_guard_pages.py": {"test_kernels_stay_inside_their_buffers": ("some",)},
     "models/test_monitor.py": {
         "test_inductor": 0,
@@ -190,7 +184,7 @@ EXPLORED: dict[str, dict[str, Kept]] = {
         "test_data_parallel_wrappers_beside": 0,
     },
     "distributed/test_distributed_statistics.py": {"test_statistics_are_those_of_one_process": ("2-4",)},
-    "distributed/test_distributed_surroundings.py": {"test_what_surrounds_a_call": ("False",)},
+    "distributed/test_distributed_surroundings.py": {"test_what_surrounds_a_call": 0},
     "distributed/test_tensor_parallel.py": {
         "test_the_numbers_are_those_of_one_process": ("2",),
         "test_what_is_refused": ("2",),
@@ -212,6 +206,7 @@ EXPLORED: dict[str, dict[str, Kept]] = {
         "test_the_page_of_a_long_sentence_is_small": 0,
     },
     "explanation/test_page_reader.py": {
+        "test_notes_wrap_and_are_not_cut": ("1280",),
         "test_a_narrow_screen_scrolls_tables_and_not_the_page": ("wide",),
         "test_every_text_is_read_in_both_themes": 2,
         "test_what_is_no_number_is_refused": 3,

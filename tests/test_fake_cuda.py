@@ -61,12 +61,12 @@ def printed(*arguments):
     return {line.pop("case"): line for line in lines}
 
 
-@pytest.fixture(scope="module", params=["some", "all"])
-def found(request):
+@pytest.fixture(scope="module")
+def found():
     why = device.why_not()
     if why is not None:
         pytest.skip(why)
-    return dict(printed(*(["--some"] if request.param == "some" else [])))
+    return dict(printed())
 
 
 def test_the_host_waits_only_where_it_is_said(found):

@@ -2,7 +2,7 @@
 
 Each case runs once for what is compiled and remembered, and once more, of which the counts are printed, with the places
 in clearhead that read. Without arguments all cases run, and before them those that need no float64, on a device that
-refuses it; with `--some` without those that compile the kernel of another case once more.
+refuses it.
 """
 
 import collections
@@ -170,10 +170,6 @@ CASES = {
 CASES |= looks.cases(QUERY, KEY, VALUE, X)
 
 
-# Cases that compile the kernel of a case beside them once more. Some leave them out.
-AGAIN = {f"{mask}, forward" for mask in MASKS if mask != "dense"}
-AGAIN |= {"many lengths, training", "not, training", "float mask", "grouped heads"}
-
 # Without float64, on the engines that are of any device.
 ANYWHERE = {
     f"{engine}: {name}": lambda options=options, engine=engine: training(**options, engine=engine)
@@ -306,11 +302,11 @@ def plans():
 
 
 def main(names):
-    if names in ([], ["--some"]):
+    if not names:
         without_float64()
         unseen()
         print(json.dumps({"case": "plans", **plans()}), flush=True)
-        names = [name for name in CASES if not names or name not in AGAIN]
+        names = list(CASES)
     for name in names:
         torch.manual_seed(0)
         case = CASES[name]
