@@ -256,6 +256,9 @@ def nearest(word, count):
         "one word too many": """
 def nearest(word, count):
     return tokenizer.convert_ids_to_tokens((unit @ unit[WORDS.index(word)]).topk(count + 2).indices[1:].tolist())""",
+        "the numbers of the tokens": """
+def nearest(word, count):
+    return (unit @ unit[WORDS.index(word)]).topk(count + 1).indices[1:].tolist()""",
         "is not right": "def nearest(word, count): return ['streets', 'road']",
     },
     "0.2": {
@@ -274,6 +277,7 @@ def nearest(word, count):
     "1.2": {
         "the wide guess: not right. .*median": "wide, narrow = np.median(y), y[abs(some[:, None] - x).argmin(1)]",
         "not their values": "wide, narrow = y.mean(), x[abs(some[:, None] - x).argmin(1)]",
+        "next measurements": "wide, narrow = y.mean(), y[np.searchsorted(x, some).clip(max=49)]",
         "interpolates": "wide, narrow = y.mean(), np.interp(some, x, y)",
         "the wide guess: not right. .*exchanged": "wide, narrow = y[abs(some[:, None] - x).argmin(1)], y.mean()",
         "not answered yet": "wide = y.mean()",
@@ -287,8 +291,9 @@ box = ch.attention(query, key, value, score=ch.Gaussian(1e6), mask=abs(t[:, None
         "was asked for": "near = abs(t[:, None] - x) < 0.5\nbox = near @ y / near.sum(1)",
     },
     "2.1": {
-        "not divided by √d": "def attention(q, k, v): w = (q @ k.mT).softmax(-1); return w @ v, w",
-        "divided by d, not by its root": "def attention(q, k, v): w = (q @ k.mT / 3).softmax(-1); return w @ v, w",
+        "not divided by √E": "def attention(q, k, v): w = (q @ k.mT).softmax(-1); return w @ v, w",
+        "exchanged": "def attention(q, k, v): w = (q @ k.mT / 3**0.5).softmax(-1); return w, w @ v",
+        "divided by E, not by its root": "def attention(q, k, v): w = (q @ k.mT / 3).softmax(-1); return w @ v, w",
         "the softmax runs over the queries": """
 def attention(q, k, v):
     w = (q @ k.mT / 3**0.5).softmax(-2)
@@ -309,9 +314,9 @@ def attention(q, k, v):
         "not answered yet": "keys_moved_changes = False",
     },
     "2.3": {
-        "1 / √d": "scale = 1 / 8",
-        "the root of d is missing": "scale = 1 / 1.5",
-        "d times the standard deviation": "scale = 1 / 96",
+        "1 / √E": "scale = 1 / 8",
+        "the root of E is missing": "scale = 1 / 1.5",
+        "E times the standard deviation": "scale = 1 / 96",
         "they are multiplied by the scale": "scale = 12",
         "the standard deviations were added": "scale = 1 / 28",
     },
@@ -362,6 +367,11 @@ loss = (off[0, :3].mean() + off[1].mean()) / 2""",
         "the sum, not the mean": "loss = (outputs - targets)[torch.arange(6) < lengths[:, None]].square().sum()",
     },
     "4.1": {
+        "exchanged": """
+def additive(query, key, value, W_q, W_k, w_v):
+    q, k = query @ W_q.T, key @ W_k.T
+    weights = ((q[..., :, None, :] + k[..., None, :, :]).tanh() @ w_v).softmax(-1)
+    return weights, weights @ value""",
         "With four axes: .* right for two axes and three axes": """
 def additive(query, key, value, W_q, W_k, w_v):
     q, k = query @ W_q.T, key @ W_k.T

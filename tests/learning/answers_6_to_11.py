@@ -401,6 +401,16 @@ value = torch.eye(6)[:, :1]""",
         "the share of right symbols": """
 both = Reverser(ch.nn.SinusoidalPositionalEncoding(32), ch.nn.RotaryEmbedding(32))
 share = 0.5""",
+        "a percentage": """
+both = Reverser(ch.nn.SinusoidalPositionalEncoding(32), ch.nn.RotaryEmbedding(32))
+share = 100 * right(both, reverse)""",
+        "Train it to reverse": """
+both = Reverser(ch.nn.SinusoidalPositionalEncoding(32), ch.nn.RotaryEmbedding(32))
+share = 0.1
+
+
+def right(model, target):
+    return 0.1""",
         "the share of wrong symbols": """
 both = Reverser(ch.nn.SinusoidalPositionalEncoding(32), ch.nn.RotaryEmbedding(32))
 share = 0.03""",
@@ -513,7 +523,7 @@ def merge(o1, l1, o2, l2):
         "a count, not a share": """
 g = torch.exp(30 * query @ key.mT / 8)
 at_10, at_30 = 0, (~(g @ value / g.sum(-1, True)).isfinite()).sum()""",
-        "not divided by √d": """
+        "not divided by √E": """
 g = [torch.exp(n * query @ key.mT) for n in (10, 30)]
 at_10, at_30 = ((~(x @ value / x.sum(-1, True)).isfinite()).float().mean() for x in g)""",
         "exponentials that are not finite": """
@@ -546,11 +556,11 @@ def walk(q, k, v, block):
         "the query is not divided by its length": ANGLE.replace("self.unit(query)", "query"),
         "not by e to the power of u": ANGLE.replace("torch.exp(self.u)", "self.u"),
         "it has 0 parameters": ANGLE.replace("torch.nn.Parameter(torch.tensor(2.0))", "torch.tensor(2.0)"),
-        "t begins at 0": ANGLE.replace("2.0", "0.0"),
+        "u begins at 0": ANGLE.replace("2.0", "0.0"),
         "the score: AttributeError": ANGLE.replace("super().__init__()", "pass"),
     },
     "11.2": {
-        "no gradient reaches t": ANGLE
+        "no gradient reaches u": ANGLE
         + """
     def lower(self, query, key):
         return ch.extend.Pairwise("mul", self.unit(query), self.unit(key), scale=self.u.exp().item())""",

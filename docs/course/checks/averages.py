@@ -32,6 +32,9 @@ def nearest_words(nearest: Callable[..., Any], table: Tensor, tokenizer: Any) ->
             "these are the words with the largest dot product, and long vectors are among them": others(by_product),
             "these are the words at the smallest distance, and not at the smallest angle": others(by_distance),
             "there is one word too many": others(by_cosine, count + 1),
+            "these are the numbers of the tokens, and not the tokens": tokenizer.convert_tokens_to_ids(
+                others(by_cosine)
+            ),
         }
         told(found, others(by_cosine), f"the {count} words nearest to {word}", but)
     print("right: the nearest words")
@@ -87,6 +90,9 @@ def two_ends(wide: Any, narrow: Any, some: Any, x: Any, y: Any) -> None:
         exchanged: ends[0],
         "these are the moments of the nearest measurements, not their values": x[nearest],
         "these are the places of the nearest measurements, not their values": nearest,
+        "these are the next measurements after the moments, not the nearest": y[
+            np.searchsorted(x, some).clip(max=len(x) - 1)
+        ],
         "this interpolates between two neighbours, where one measurement counts alone": np.interp(some, x, y),
     }
     same(narrow, ends[1], "the narrow guess", but=near)
@@ -124,11 +130,12 @@ def dot_product_attention(attention: Callable[..., Any]) -> None:
         scores = query @ key.mT
         but = {
             "these are scores, and the softmax is missing": scores / 3**0.5,
-            "the scores were not divided by √d": scores.softmax(-1),
-            "the scores were divided by d, not by its root": (scores / 3).softmax(-1),
-            "the scores were multiplied by √d": (scores * 3**0.5).softmax(-1),
+            "the scores were not divided by √E": scores.softmax(-1),
+            "the scores were divided by E, not by its root": (scores / 3).softmax(-1),
+            "the scores were multiplied by √E": (scores * 3**0.5).softmax(-1),
             "the scores were divided by the root of the number of keys": (scores / 7**0.5).softmax(-1),
             "the softmax runs over the queries: the columns sum to 1, not the rows": (scores / 3**0.5).softmax(-2),
+            "the output and the weights are exchanged: the output comes first": (scores / 3**0.5).softmax(-1) @ value,
         }
         with case(name, right):
             result = called(attention, query, key, value, what="attention")
@@ -143,10 +150,10 @@ def moved(keys_moved_changes: Any, queries_moved_changes: Any) -> None:
     answered("for moved keys, and for moved queries", keys_moved_changes, queries_moved_changes)
     if bool(keys_moved_changes):
         raise AssertionError(
-            "for moved keys: no. q · (k + m) is q · k + q · m. For which keys is q · m another number?"
+            "for moved keys: no. q · (k + δ) is q · k + q · δ. For which keys is q · δ another number?"
         )
     if not bool(queries_moved_changes):
-        raise AssertionError("for moved queries: no. (q + m) · k is q · k + m · k. For which keys is m · k one number?")
+        raise AssertionError("for moved queries: no. (q + δ) · k is q · k + δ · k. Is δ · k one number for all keys?")
     print("right: for moved keys, and for moved queries")
 
 
@@ -154,12 +161,12 @@ def scale_of(scale: Any) -> None:
     deviation, d = 3 * 0.5, 64
     expected = 1 / (deviation * d**0.5)
     but = {
-        "this is 1 / √d, for entries whose standard deviation is 1": d**-0.5,
-        "a sum of d products was taken to have d times the standard deviation of one": 1 / (deviation * d),
+        "this is 1 / √E, for entries whose standard deviation is 1": d**-0.5,
+        "a sum of E products was taken to have E times the standard deviation of one": 1 / (deviation * d),
         "the standard deviations were added, where those of a product multiply": 1 / (3.5 * d**0.5),
         "this is the standard deviation of the scores; they are multiplied by the scale": 1 / expected,
         "this is 1 / the variance of the scores": expected**2,
-        "the root of d is missing: this is 1 / the standard deviation of one product": 1 / deviation,
+        "the root of E is missing: this is 1 / the standard deviation of one product": 1 / deviation,
         "the sign is wrong: the largest score becomes the smallest": -expected,
     }
     relative = {reason: value / expected for reason, value in but.items()}

@@ -254,11 +254,11 @@ def without_the_largest(at_10: Any, at_30: Any, query: Tensor, key: Tensor, valu
         lost = ~(grown @ value / grown.sum(-1, keepdim=True)).isfinite()
         return lost.float().mean().item()
 
-    for factor, given in ((10, at_10), (30, at_30)):
+    for factor, given in ((30, at_30), (10, at_10)):  # at 10 two mistakes give 1
         found = share(factor)
         count = found * query[..., 0].numel() * value.shape[-1]
         but = {
-            "the scores were not divided by √d": share(factor, divided=False),
+            "the scores were not divided by √E": share(factor, divided=False),
             "this is the share that is finite": 1 - found,
             "this is a count, not a share": count,
             "this is a percentage, not a share": 100 * found,

@@ -22,9 +22,9 @@ def angle(cls: Any) -> None:
     score = made(cls, ch.extend.Score, "tile", "the score")
     learnt = list(score.parameters())
     if len(learnt) != 1 or learnt[0].numel() != 1:
-        raise AssertionError(f"the score: it has {len(learnt)} parameters, and t alone is learnt: an `nn.Parameter`.")
+        raise AssertionError(f"the score: it has {len(learnt)} parameters, and u alone is learnt: an `nn.Parameter`.")
     if abs(learnt[0].item() - 2) > 1e-6:
-        raise AssertionError(f"the score: t begins at {learnt[0].item():.4g}, and not where it was asked to.")
+        raise AssertionError(f"the score: u begins at {learnt[0].item():.4g}, and not where it was asked to.")
     query, key = drawn(3, 4, 5), drawn(3, 6, 5)
     unit_query, unit_key = (x / x.norm(dim=-1, keepdim=True) for x in (query, key))
     grown = torch.tensor(2.0).exp()
@@ -34,8 +34,8 @@ def angle(cls: Any) -> None:
         "neither query nor key is divided by its length": query @ key.mT * grown,
         "the cosine is multiplied by u, not by e to the power of u": unit_query @ unit_key.mT * 2,
         "the cosine is divided by e to the power of u": unit_query @ unit_key.mT / grown,
-        "t is not used": unit_query @ unit_key.mT,
-        "t is added, not multiplied": unit_query @ unit_key.mT + grown,
+        "u is not used": unit_query @ unit_key.mT,
+        "exp(u) is added, not multiplied": unit_query @ unit_key.mT + grown,
     }
     same(called(score.tile, query, key, what="tile"), unit_query @ unit_key.mT * grown, "the scores", but=but)
     check_score(cls)
@@ -69,9 +69,9 @@ def lowered_angle(cls: Any) -> None:
     )
     if found[0] is None:
         raise AssertionError(
-            "the lowering: no gradient reaches t. It was taken out of its tensor, by `item` or `detach`."
+            "the lowering: no gradient reaches u. It was taken out of its tensor, by `item` or `detach`."
         )
-    same(found[0], gradient, "the gradient of t", 1e-3)
+    same(found[0], gradient, "the gradient of u", 1e-3)
     check_score(cls)
     engine = ch.plan(query, key, key, score=cls(), mask=ch.Lengths([3]), engine="native").engine
     same(engine == "native", True, "the fused kernel takes it")

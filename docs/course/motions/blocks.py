@@ -42,11 +42,11 @@ def online_softmax(query: Tensor, key: Tensor, value: Tensor, block: int = 4) ->
         scaled = n > 0 and m > before
         picture.text("scaled", 348, 154, f"sums so far × {factor:.2f}" if scaled else "", anchor="end")
         for e, (now, end) in enumerate(zip(output, final, strict=True)):
-            y, middle, unit = 170 + 26 * e, 210, 130 / reach
+            y, middle, unit = 170 + 26 * e, 228, 116 / reach
             picture.text(f"output {e}", 12, y + 13, f"output, entry {e}", look="faint", anchor="start")
             picture.rect(f"so far {e}", middle + min(0.0, now * unit), y, abs(now * unit), 18, look="square")
             picture.line(f"final {e}", middle + end * unit, y - 3, middle + end * unit, y + 21, look="mark")
-        picture.line("zero", 210, 164, 210, 170 + 26 * len(final))
+        picture.line("zero", 228, 164, 228, 170 + 26 * len(final))
         legend = "The thick lines are the output over all keys."
         picture.text("legend", 12, 240, legend, look="faint small", anchor="start")
         words = f"The largest score is {m:.2f}." if n == 0 else "The largest score stays, and so do the sums so far."
