@@ -206,7 +206,7 @@ class KeyValueCache:
     def lengths(self) -> tuple[int, ...] | None:
         """The number of positions that each sequence holds; None where there are no keys yet."""
         states = [one._state for one in self._all()]
-        held = [tuple(state.starts().tolist()) for state in states if state is not None]
+        held = [_ends(state) for state in states if state is not None]
         # a call that failed between two layers leaves parts that hold more than others
         return tuple(map(min, zip(*held, strict=True))) if len(held) == len(states) else None
 
@@ -367,18 +367,25 @@ class KeyValueCache:
         return {"_state": self._state, "_made": made, "_limits": self._limits, "_parts": self._parts}
 
     def __repr__(self) -> str:
-        said, lengths, state = [], self.lengths, self._all()[0]._state
-        if self._parts:
-            said.append(f"parts={len(self._parts)}")
-        if lengths is None or state is None:
+        said = [f"parts={len(self._parts)}"] if self._parts else []
+        states = [state for one in self._all() if (state := one._state) is not None]
+        if len(states) < len(self._all()):
             said.append("empty")
         else:
-            each = "" if len(set(lengths)) < 2 else f"{min(lengths)} to "
-            said.append(f"length={each}{len(self)}, batch={state.key.shape[0]}, heads={state.key.shape[1]}")
+            if all(state.lengths is None or readable(state.lengths) for state in states):
+                lengths = self.lengths or ()
+                each = "" if len(set(lengths)) < 2 else f"{min(lengths)} to "
+                said.append(f"length={each}{len(self)}")
+            said.append(f"batch={states[0].key.shape[0]}, heads={states[0].key.shape[1]}")
         if self._limits is not None:
             _, window, first = self._limits
             said.append(f"capacity={self.capacity}" if window is None else f"window={window}, first={first}")
         return f"KeyValueCache({', '.join(said)})"
+
+
+def _ends(state: _State | Fixed) -> tuple[int, ...]:
+    """The length of each sequence."""
+    return (state.length,) * state.key.shape[0] if state.lengths is None else tuple(state.lengths.tolist())
 
 
 def _joined(state: _State | None, key: Tensor, value: Tensor, new: _New | None) -> _State:
