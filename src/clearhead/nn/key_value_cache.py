@@ -233,7 +233,7 @@ class KeyValueCache:
                     f"{name} has shape {tuple(tensor.shape)}; expected (B, Hk, L, E), keys and values of one length.\n"
                     + columns({"key": tuple(key.shape), "value": tuple(getattr(value, "shape", ()))})
                 )
-        if self._state is None and torch.is_grad_enabled():  # copies: the caller's memory stays apart
+        if self._state is None and _followed():  # copies: the caller's memory stays apart
             key, value = key.clone(), value.clone()
         step = self._extended(key, value, new_lens)
         self._state = step.kept()
@@ -338,7 +338,7 @@ class KeyValueCache:
             starts = torch.zeros(key.shape[0], dtype=torch.int64, device="cpu")
             length = 0 if state is None else state.length
             new = _New(starts if state is None else state.starts(), counts, length, key.shape[2])
-        return _joined(state, key, value, new) if torch.is_grad_enabled() else _written(state, key, value, new)
+        return _joined(state, key, value, new) if _followed() else _written(state, key, value, new)
 
     def _is_of_another(self, module: nn.Module) -> bool:
         if self._by is not None:
@@ -386,6 +386,12 @@ class KeyValueCache:
 def _ends(state: _State | Fixed) -> tuple[int, ...]:
     """The length of each sequence."""
     return (state.length,) * state.key.shape[0] if state.lengths is None else tuple(state.lengths.tolist())
+
+
+def _followed() -> bool:
+    """Whether derivatives may follow the keys, so that each step makes new tensors. Forward mode and `torch.func` do so
+    under `torch.no_grad()` too."""
+    return torch.is_grad_enabled() or looked_into()
 
 
 def _joined(state: _State | None, key: Tensor, value: Tensor, new: _New | None) -> _State:
