@@ -161,7 +161,7 @@ def _check_by_position(mask: Any, bias: Any) -> None:
     """Refuse what needs a row of all keys."""
     if bias is not None:
         raise UnsupportedError(
-            "a bias of the call or of the module, or a float mask, is used beside a cache with a window, which does not "
+            "a bias of the call or the module, or a float mask, is used beside a cache with a window, which does not "
             "hold all positions.\nUse KeyValueCache(capacity=...), which holds them all."
         )
     if mask is not None and not _endless(mask):
