@@ -107,9 +107,21 @@ def part(draw):
             lambda: ch.reductions.Output(x),
             lambda: ch.reductions.Mass(torch.tensor([0, 1, 1, 0])),
             ch.nn.KeyValueCache,
+            lambda: cached(x, capacity=8),
+            lambda: cached(x, window=2, first=1),
+            lambda: cached(x),
             ch.models.Means,
         ]
     )()
+
+
+def cached(x, **options):
+    """A cache that has been written to twice."""
+    attend, cache = ch.nn.MultiHeadAttention(4, 2), ch.nn.KeyValueCache(**options)
+    with torch.no_grad():
+        attend(x[0], x[0], x[0], cache=cache)
+        attend(x[0], x[0], x[0], cache=cache)
+    return cache
 
 
 class Attends(torch.nn.Module):
@@ -129,13 +141,15 @@ def call(draw):
         model(x)
     with ch.models.statistics(model, [ch.reductions.Entropy()]) as kept:
         model(x)
-    module, cache = ch.nn.MultiHeadAttention(4, 2), ch.nn.KeyValueCache()
+    module, cache, unequal = ch.nn.MultiHeadAttention(4, 2), ch.nn.KeyValueCache(), ch.nn.KeyValueCache()
     module(x[0], x[0], x[0], cache=cache)
+    module(x[0], x[0], x[0], cache=unequal, new_lens=[4, 1])
     audit = seen.check(ch.Causal())
     found = [seen, seen[0], seen.runs, seen.diagnose(), kept, kept[0], audit, audit.calls, seen.compare(seen)]
     found += [ch.plan(x, x, x, mask=own), weights := ch.weights(x, x, mask=own), weights.gradients(x, x)]
     found += [ch.partial(x, x, x, mask=own), ch.explain(x, x, x, mask=own), ch.diagnose(x, x, x, mask=own)]
-    found += [module, module.attention_weights, cache, module.prepare(x[0], x[0])]
+    found += [module, module.attention_weights, cache, unequal, module.prepare(x[0], x[0])]
+    found += [cached(x, capacity=8), cached(x, window=2, first=1)]
     return found
 
 

@@ -278,6 +278,8 @@ def check_decoding(d: Draw) -> Iterator[str]:
     b, (layers, width, rotary) = d.of(1, 2, 3), numbers(module)
     held_window, first = d.of(3, 6), d.of(0, 2)
     kind = d.of("grows", "capacity", "window")
+    if kind == "window" and module.score_bias is not None:
+        d.mistake("a bias beside a window")
     cache = {
         "grows": KeyValueCache, "capacity": lambda: KeyValueCache(capacity=90),
         "window": lambda: KeyValueCache(window=held_window, first=first),

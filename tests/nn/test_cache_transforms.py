@@ -51,6 +51,31 @@ def test_derivatives_are_those_of_whole_calls(name):
     torch.testing.assert_close(DERIVATIVES[name](cached, x), expected, rtol=1e-9, atol=1e-10)
 
 
+@pytest.mark.parametrize("lens", [None, [3, 3]], ids=str)
+def test_transforms_follow_the_keys_where_gradients_are_off(lens):
+    layer, x = nn.MultiHeadAttention(6, 2).double(), torch.randn(4, 2, 5, 6, dtype=torch.float64)
+
+    def cached(x):
+        cache = nn.KeyValueCache()
+        first = layer(x[:, :3], x[:, :3], x[:, :3], ch.Causal(), cache=cache, new_lens=lens)
+        return torch.cat([first, layer(x[:, 3:], x[:, 3:], x[:, 3:], ch.Causal(), cache=cache)], 1)
+
+    def tangents(f):
+        with torch.autograd.forward_ad.dual_level():
+            return torch.autograd.forward_ad.unpack_dual(f(torch.autograd.forward_ad.make_dual(x[0], x[1]))).tangent
+
+    def whole(x):
+        q, k, v = (w(x).unflatten(-1, (2, 3)).transpose(-3, -2) for w in (layer.W_q, layer.W_k, layer.W_v))
+        scores = (q @ k.mT / 3**0.5).masked_fill(torch.ones(5, 5).triu(1).bool(), -torch.inf)
+        return layer.W_o((scores.softmax(-1) @ v).transpose(-3, -2).flatten(-2))
+
+    with torch.no_grad():
+        torch.testing.assert_close(tangents(cached), tangents(whole))
+        expected = torch.func.jvp(whole, (x[0],), (x[1],))[1]
+        torch.testing.assert_close(torch.func.jvp(cached, (x[0],), (x[1],))[1], expected)
+        torch.testing.assert_close(torch.func.vmap(cached)(x), whole(x))
+
+
 def test_values_are_those_of_whole_calls():
     cached, whole, x = both()
     torch.testing.assert_close(cached(x), whole(x))

@@ -53,13 +53,38 @@ def halves(x, at):
     angles = at[:, None] * torch.tensor([1.0, 0.01])
     a, b = x.chunk(2, -1)
     return torch.cat([a * angles.cos() - b * angles.sin(), b * angles.cos() + a * angles.sin()], -1)
-def formula(module, q, k, turn=lambda t, at: t, at=None, key_at=None, scale=None, keep=None):
+def formula(module, q, k, turn=lambda t, at: t, at=None, key_at=None, scale=None, keep=None, added=None):
     split = lambda t: t.unflatten(-1, (2, 4)).transpose(1, 2)
     q, k, v = turn(split(module.W_q(q)), at), turn(split(module.W_k(k)), key_at), split(module.W_v(k))
     q = q if scale is None else q * scale
-    return module.W_o(plain(q, k, v, keep, scale=None if scale is None else 1.0).transpose(1, 2).flatten(2))
+    return module.W_o(plain(q, k, v, keep, added, scale=None if scale is None else 1.0).transpose(1, 2).flatten(2))
 factor, at, key_at = torch.tensor([2.0, 3.0]), torch.arange(4.0), torch.arange(4.0) + 3
 """
+CACHED = (
+    OPTIONS
+    + """
+from clearhead.nn import KeyValueCache
+def decoded(cache, mask=None, bias=None, x=x, sizes=(2, 1, 1)):
+    module = made()
+    with torch.no_grad():
+        parts = [module(part, part, part, mask, bias=bias, cache=cache) for part in x.split(sizes, 1)]
+    return torch.cat(parts, 1)
+def within(mode):
+    with mode:
+        return made()(x, x, x, cache=KeyValueCache(capacity=4))
+def slopes(output):
+    module = made()
+    with torch.enable_grad():
+        return torch.autograd.grad(output(module).pow(2).sum(), module.W_k.weight)[0]
+def moved(run):
+    return torch.func.jvp(run, (x,), (x.flip(0),))[1]
+even = MaskFunction(lambda b, h, q, k: k % 2 == 0)  # q is the number of the query in its call
+apart = torch.arange(4)[:, None] - torch.arange(4)
+alibi = -torch.tensor([1 / 16, 1 / 256])[:, None, None] * apart.abs()
+parts, layer = KeyValueCache(), 0
+parts.of(1)
+"""
+)
 CASES = [
     case(
         "exec('output, weights = attend(x[:2], x[:2], x[:2])')",
@@ -192,6 +217,84 @@ CASES = [
         "other(x[:1, :3], x[:1, :3], x[:1, :3], cache=cache)\n"
         "def later(attend, cache):\n    return attend(x[:1], x[:1], x[:1], cache=cache)\n"
         "def of_copy(cache):\n    return copy.deepcopy(other)(x[:1, 3:], x[:1, 3:], x[:1, 3:], cache=cache)",
+    ),
+    # caches of fixed capacity
+    case(
+        "decoded(KeyValueCache(window=4), Causal() & even)",
+        (
+            "KeyValueCache(capacity=...)",
+            "decoded(KeyValueCache(capacity=4), Causal() & even) # @",
+            "formula(made(), x, x, keep=low & (torch.arange(4) % 2 == 0))",
+        ),
+        (
+            "Causal(), SlidingWindow(), Lengths() and PrefixLM(), with &, | and ~",
+            "decoded(KeyValueCache(window=4), Causal() & ~Lengths([1]) | PrefixLM(1) & SlidingWindow(1)) # @",
+            "formula(made(), x, x, keep=low & ((torch.arange(4) > 0) | (apart <= 1)))",
+        ),
+        setup=CACHED + "SlidingWindow, PrefixLM = ch.SlidingWindow, ch.PrefixLM\n",
+    ),
+    case(
+        "decoded(KeyValueCache(window=4), Causal(), ALiBi(2))",
+        (
+            "KeyValueCache(capacity=...)",
+            "decoded(KeyValueCache(capacity=4), Causal(), ALiBi(2)) # @",
+            "formula(made(), x, x, keep=low, added=alibi)",
+        ),
+        setup=CACHED,
+    ),
+    case(
+        "decoded(KeyValueCache(first=2), Causal())",
+        (
+            "KeyValueCache(window=256, first=2)",
+            "decoded(@, Causal())",
+            "formula(made(), x, x, keep=low)",
+        ),
+        setup=CACHED,
+    ),
+    case(
+        "decoded(KeyValueCache(capacity=3), Causal())",
+        (
+            "KeyValueCache(capacity=...)",
+            "decoded(KeyValueCache(capacity=4), Causal()) # @",
+            "formula(made(), x, x, keep=low)",
+        ),
+        (
+            "KeyValueCache(window=..., first=...)",
+            "decoded(KeyValueCache(window=1, first=2), Causal()) # @",
+            "formula(made(), x, x, keep=low & ((apart < 1) | (torch.arange(4) < 2)))",
+        ),
+        setup=CACHED,
+    ),
+    case(
+        "made()(x, x, x, cache=KeyValueCache(capacity=4))",
+        ("torch.no_grad()", "within(@)", "formula(made(), x, x)"),
+        ("torch.inference_mode()", "within(@)", "formula(made(), x, x)"),
+        ("KeyValueCache()", "slopes(lambda m: m(x, x, x, cache=@))", "slopes(lambda m: formula(m, x, x))"),
+        setup=CACHED,
+    ),
+    case(
+        "moved(lambda x: decoded(KeyValueCache(capacity=4), Causal(), x=x))",
+        (
+            "KeyValueCache()",
+            "moved(lambda x: decoded(@, Causal(), x=x))",
+            "moved(lambda x: formula(made(), x, x, keep=low))",
+        ),
+        setup=CACHED,
+    ),
+    case(
+        "decoded(parts)",
+        ("cache=cache.of(layer)", "(lambda cache: made()(x, x, x, @))(parts)", "formula(made(), x, x)"),
+        setup=CACHED,
+    ),
+    case(
+        "KeyValueCache(window=5).append(q, q)",
+        ("cache=", "made()(x, x, x, Causal(), @KeyValueCache(window=5))", "formula(made(), x, x, keep=low)"),
+        (
+            "KeyValueCache(capacity=...)",
+            "(lambda cache: [cache.append(part, part)[0] for part in q.split(3, 2)][1])(KeyValueCache(capacity=5)) # @",
+            "q",
+        ),
+        setup=CACHED,
     ),
     case(
         "ch.nn.MultiHeadAttention.from_torch(theirs(add_zero_attn=True))",

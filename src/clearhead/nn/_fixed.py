@@ -161,8 +161,8 @@ def _check_by_position(mask: Any, bias: Any) -> None:
     """Refuse what needs a row of all keys."""
     if bias is not None:
         raise UnsupportedError(
-            "a bias, or a float mask, is given beside a cache with a window, which does not hold all positions.\nUse "
-            "KeyValueCache(capacity=...), which holds them all."
+            "a bias of the call or the module, or a float mask, is used beside a cache with a window, which does not "
+            "hold all positions.\nUse KeyValueCache(capacity=...), which holds them all."
         )
     if mask is not None and not _endless(mask):
         title = mask.title() if isinstance(mask, Mask) else brief(mask)

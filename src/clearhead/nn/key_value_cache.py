@@ -206,7 +206,7 @@ class KeyValueCache:
     def lengths(self) -> tuple[int, ...] | None:
         """The number of positions that each sequence holds; None where there are no keys yet."""
         states = [one._state for one in self._all()]
-        held = [tuple(state.starts().tolist()) for state in states if state is not None]
+        held = [_ends(state) for state in states if state is not None]
         # a call that failed between two layers leaves parts that hold more than others
         return tuple(map(min, zip(*held, strict=True))) if len(held) == len(states) else None
 
@@ -233,7 +233,7 @@ class KeyValueCache:
                     f"{name} has shape {tuple(tensor.shape)}; expected (B, Hk, L, E), keys and values of one length.\n"
                     + columns({"key": tuple(key.shape), "value": tuple(getattr(value, "shape", ()))})
                 )
-        if self._state is None and torch.is_grad_enabled():  # copies: the caller's memory stays apart
+        if self._state is None and _followed():  # copies: the caller's memory stays apart
             key, value = key.clone(), value.clone()
         step = self._extended(key, value, new_lens)
         self._state = step.kept()
@@ -338,7 +338,7 @@ class KeyValueCache:
             starts = torch.zeros(key.shape[0], dtype=torch.int64, device="cpu")
             length = 0 if state is None else state.length
             new = _New(starts if state is None else state.starts(), counts, length, key.shape[2])
-        return _joined(state, key, value, new) if torch.is_grad_enabled() else _written(state, key, value, new)
+        return _joined(state, key, value, new) if _followed() else _written(state, key, value, new)
 
     def _is_of_another(self, module: nn.Module) -> bool:
         if self._by is not None:
@@ -367,18 +367,31 @@ class KeyValueCache:
         return {"_state": self._state, "_made": made, "_limits": self._limits, "_parts": self._parts}
 
     def __repr__(self) -> str:
-        said, lengths, state = [], self.lengths, self._all()[0]._state
-        if self._parts:
-            said.append(f"parts={len(self._parts)}")
-        if lengths is None or state is None:
+        said = [f"parts={len(self._parts)}"] if self._parts else []
+        states = [state for one in self._all() if (state := one._state) is not None]
+        if len(states) < len(self._all()):
             said.append("empty")
         else:
-            each = "" if len(set(lengths)) < 2 else f"{min(lengths)} to "
-            said.append(f"length={each}{len(self)}, batch={state.key.shape[0]}, heads={state.key.shape[1]}")
+            if all(state.lengths is None or readable(state.lengths) for state in states):
+                lengths = self.lengths or ()
+                each = "" if len(set(lengths)) < 2 else f"{min(lengths)} to "
+                said.append(f"length={each}{len(self)}")
+            said.append(f"batch={states[0].key.shape[0]}, heads={states[0].key.shape[1]}")
         if self._limits is not None:
             _, window, first = self._limits
             said.append(f"capacity={self.capacity}" if window is None else f"window={window}, first={first}")
         return f"KeyValueCache({', '.join(said)})"
+
+
+def _ends(state: _State | Fixed) -> tuple[int, ...]:
+    """The length of each sequence."""
+    return (state.length,) * state.key.shape[0] if state.lengths is None else tuple(state.lengths.tolist())
+
+
+def _followed() -> bool:
+    """Whether derivatives may follow the keys, so that each step makes new tensors. Forward mode and `torch.func` do so
+    under `torch.no_grad()` too."""
+    return torch.is_grad_enabled() or looked_into()
 
 
 def _joined(state: _State | None, key: Tensor, value: Tensor, new: _New | None) -> _State:
