@@ -66,8 +66,8 @@ class PaddedWeights(Weights):
             problem = problem._replace(visible=seen_by(words, problem.visible, problem.sizes))
         return Weights(FromRecord(self._recorded._replace(problem=problem), {}, self._source.numpy))
 
-    def reduce(self, *reductions: Reduction[object]) -> tuple[Any, ...]:
-        results = self._of_words.reduce(*reductions)
+    def _reduced(self, *reductions: Reduction[Any]) -> tuple[Any, ...]:
+        results = self._of_words._reduced(*reductions)
         return tuple(
             tuple(self._without(part, reduction.along) for part in result)
             if isinstance(result, tuple)
@@ -127,8 +127,8 @@ class MultipliedWeights(PaddedWeights):
             return found  # parts were multiplied by the factor
         return found * self._sizes.restore(self._factor).unsqueeze(-1)
 
-    def reduce(self, *reductions: Reduction[object]) -> tuple[Any, ...]:
-        results = super().reduce(*map(self._meant, reductions))
+    def _reduced(self, *reductions: Reduction[Any]) -> tuple[Any, ...]:
+        results = super()._reduced(*map(self._meant, reductions))
         return tuple(map(self._times, results, reductions))
 
     def gradients(self, value: Any, grad: Any) -> WeightGradients:
