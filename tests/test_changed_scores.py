@@ -354,7 +354,10 @@ def test_what_is_no_change(change, said):
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        (lambda s, b, h, i, j: s[..., :1, :2], "expected one number for each pair"),
+        (
+            lambda s, b, h, i, j: s[..., :1, :2],
+            r"\(2, 4, 1, 2\) of torch.float32 on cpu for scores .* one number for each pair",
+        ),
         (lambda s, b, h, i, j: s > 0, "expected a dense floating-point tensor"),
         (lambda s, b, h, i, j: 1.0, "expected a dense floating-point tensor"),
         (lambda s, b, h, i, j: s.to(torch.complex64), "expected a dense floating-point tensor"),

@@ -86,7 +86,20 @@ OF_FUNCTIONS = (
         MASKED.format("low"),
         "mask_mod = lambda b, h, i, j: i >= j",
     ),
-    Keyword("score_mod", "score=f", CALL, MASKED.format("scale=0.1"), "f = lambda query, key: query @ key.mT / 10"),
+    Keyword(
+        "score_mod",
+        "score=Dot().then(score_mod)",
+        CALL.replace("attention(", "(lambda Dot: attention(").replace("@)", "@))(ch.Dot)"),
+        MASKED.format("None, (torch.arange(4)[:, None] - torch.arange(4)) / 10"),
+        "score_mod = lambda score, b, h, i, j: score + (i - j) / 10",
+    ),
+    Keyword(
+        "explain",
+        "ch.explain(query, key, value, ",
+        "(lambda query, key, value: @)['output'])(x[:1], x[:1], x[:1])",
+        "plain(x[:1], x[:1], x[:1])",
+    ),
+    Keyword("return_weights", "weights(query, key, …)", "ch.weights(x, x)[:] # @", "soft(x, x)"),
     Keyword("need_weights", "weights(query, key, …)", "ch.weights(x, x)[:] # @", "soft(x, x)"),
     Keyword(
         "average_attn_weights",
@@ -104,6 +117,28 @@ OF_FUNCTIONS = (
 )
 MODULE = "attend(x, x, x, @)"
 OF_MODULES = (
+    Keyword(
+        "explain",
+        "ch.explain(module, query, key, value, ",
+        "(lambda module, query, key, value: @)['result'])(attend, x[:1], x[:1], x[:1])",
+        "of_torch(x)[:1]",
+    ),
+    Keyword(
+        "position_ids",
+        "positions=position_ids",
+        "turning(x, x, x, @)",
+        "turning(x, x, x)",
+        "position_ids = torch.arange(3, 7); turning = ch.nn.MultiHeadAttention(8, 2, rotary=ch.nn.RotaryEmbedding(4))",
+    ),
+    Keyword(
+        "past_key_values",
+        "cache=KeyValueCache()",
+        "(lambda KeyValueCache: attend(x, x, x, @))(ch.nn.KeyValueCache)",
+        "of_torch(x)",
+    ),
+    Keyword(
+        "return_weights", "module.attention_weights", "(attend(x, x, x), (lambda module: @)(attend))[1].mean(1)", "seen"
+    ),
     Keyword("attn_mask", "mask=~attn_mask", MODULE, "of_torch(x, None, ~matrix)", "attn_mask = ~matrix"),
     Keyword("is_causal", "mask=Causal()", MODULE, "of_torch(x, None, ~low)"),
     Keyword(

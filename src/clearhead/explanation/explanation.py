@@ -135,7 +135,7 @@ class Explanation:
         figure = np.asarray(self.plot()).flat[0].figure
         try:
             with replacing(path, WHAT) as part:
-                figure.savefig(part, format=ending[1:], bbox_inches="tight")
+                figure.savefig(part, format=ending[1:], bbox_inches="tight", dpi=200)
         finally:
             require("matplotlib.pyplot", "plot", "a picture").close(figure)
         return Path(path)

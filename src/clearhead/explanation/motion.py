@@ -5,9 +5,10 @@ from __future__ import annotations
 import html
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, NamedTuple
 
-from clearhead.base.pages import Frame, embedded, filled, head, program, source, style
+from clearhead.base.pages import Frame, embedded, filled, head, program, source, style, write_page
 
 WIDTH = 360  # the units across: a telephone shows about one pixel for each
 
@@ -127,6 +128,10 @@ class Motion:
     def frame(self) -> Frame:
         """The page in a frame, for notebooks: as high as it is on a wide page, with its widest picture."""
         return Frame(self.title, self.html(), round(self.frames[0][1].height * 4 / 3) + 160)
+
+    def write(self, path: str | Path) -> Path:
+        """Write the page to a file, which a browser shows as large as its window allows, and return the path."""
+        return write_page(path, self.html(), "motion")
 
     def _repr_html_(self) -> str:
         return self.frame()._repr_html_()

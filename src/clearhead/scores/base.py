@@ -339,7 +339,7 @@ def changed(scores: ByTile, tile: Tensor) -> Tensor:
         )
     if found.device != tile.device or not broadcasts(found.shape, tile.shape):
         raise ShapeError(
-            f"{title} gave {shown(found)} on {found.device} for scores {tuple(tile.shape)} on {tile.device}; expected "
+            f"{title} gave {shown(found)} for scores {tuple(tile.shape)} on {tile.device}; expected "
             "one number for each pair: compute with the scores and the indices as they come."
         )
     return found.to(dtype) if found.shape == tile.shape else found.to(dtype).expand(tile.shape)
