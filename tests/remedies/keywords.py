@@ -86,7 +86,13 @@ OF_FUNCTIONS = (
         MASKED.format("low"),
         "mask_mod = lambda b, h, i, j: i >= j",
     ),
-    Keyword("score_mod", "score=f", CALL, MASKED.format("scale=0.1"), "f = lambda query, key: query @ key.mT / 10"),
+    Keyword(
+        "score_mod",
+        "score=Dot().then(score_mod)",
+        CALL,
+        MASKED.format("scale=0.1"),
+        "score_mod = lambda score, b, h, i, j: score * x.shape[-1] ** 0.5 / 10",
+    ),
     Keyword("need_weights", "weights(query, key, …)", "ch.weights(x, x)[:] # @", "soft(x, x)"),
     Keyword(
         "average_attn_weights",

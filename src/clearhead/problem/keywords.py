@@ -20,10 +20,7 @@ _BUILT = "MultiHeadAttention(…, score=Dot({0}={1})), where the module is built
 _DROPOUT = "dropout= where the module is built; it holds while training alone"
 _GROUPS = "nothing: key heads that divide the query heads are shared by groups of them"
 _MASK_MOD = "mask=MaskFunction(mask_mod), a function of the same four numbers"
-_SCORE_MOD = (
-    "{}; a number that is added to each score is bias=BiasFunction(…), which is given the four places as tensors, "
-    "and a softcap a part of the score, Dot(softcap=…)"
-)
+_SCORE_MOD = "{}, a function of the same five numbers, which are tensors here"
 
 # each with what to pass to a function, and what to pass to a module
 _INSTEAD = {
@@ -63,8 +60,8 @@ _INSTEAD = {
     "block_mask": ("mask=MaskFunction(mask_mod), with the function that the block mask was made from",) * 2,
     "mask_mod": (_MASK_MOD,) * 2,
     "score_mod": (
-        _SCORE_MOD.format("score=f with f(query_tile, key_tile)"),
-        _SCORE_MOD.format("MultiHeadAttention(…, score=f) with f(query_tile, key_tile)"),
+        _SCORE_MOD.format("score=Dot().then(score_mod)"),
+        _SCORE_MOD.format("MultiHeadAttention(…, score=Dot().then(score_mod)), where the module is built"),
     ),
     "return_lse": (
         "nothing: partial(query, key, value).logsumexp has it",
