@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from typing import Any, Self
 
 import torch
 from torch import Tensor
@@ -40,15 +39,6 @@ class ALiBi(Bias):
         super().__init__()
         slopes = _slopes(check_count(num_heads, 1, "ALiBi: num_heads", most=2**16))
         self.register_buffer("slopes", torch.tensor(slopes), persistent=False)
-
-    def _apply(self, fn: Any, recurse: bool = True) -> Self:
-        """PyTorch calls it to convert a module. No state dict has the slopes: after "meta" they are made anew."""
-        without_numbers = self.slopes.is_meta
-        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
-        if without_numbers and not self.slopes.is_meta:
-            with torch.no_grad():
-                self.slopes.copy_(torch.tensor(_slopes(len(self.slopes)), device="cpu"))
-        return self
 
     @classmethod
     def example(cls, sizes: Sizes) -> Bias:
