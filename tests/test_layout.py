@@ -169,6 +169,37 @@ def test_packed_sequences():
         torch.testing.assert_close(found[start:stop], one)
 
 
+def test_room_between_sequences_has_no_gradient():
+    """What lies between the sequences is NaN, and reaches neither output nor gradients."""
+    values = torch.randn(12, 4, 8).requires_grad_()
+    starts, lengths = torch.tensor([0, 4, 6, 12]), torch.tensor([3, 0, 5])
+    inside = torch.tensor([0, 1, 2, 6, 7, 8, 9, 10])
+    with torch.no_grad():
+        values[[3, 4, 5, 11]] = torch.nan
+    nested = torch.nested.nested_tensor_from_jagged(values, starts, lengths=lengths)
+    grad = torch.randn(8, 4, 8)
+    found = ch.attention(nested, nested, nested, layout="BLHD", mask=ch.Causal()).values()
+    (slope,) = torch.autograd.grad(found, values, grad)
+    packed = values.detach()[inside].requires_grad_()
+    parts = torch.split(packed, [3, 0, 5])
+    expected = torch.cat([formula(x, x, x, 0, MASKS["causal"][1], BIASES["none"][1]) for x in parts if len(x)])
+    torch.testing.assert_close(found, expected)
+    (expected_slope,) = torch.autograd.grad(expected, packed, grad)
+    torch.testing.assert_close(slope[inside], expected_slope)
+    assert not slope[[3, 4, 5, 11]].any()
+
+
+def test_a_nested_tensor_without_sequences_is_refused():
+    none = torch.nested.as_nested_tensor([])
+    with pytest.raises(ch.ShapeError, match="holds no sequence"):
+        ch.attention(none, none, none)
+
+
+def test_diagnose_says_what_to_pass():
+    with pytest.raises(ch.ClearheadError, match="to_padded_tensor"):
+        ch.diagnose(JAGGED.transpose(1, 2), OTHER.transpose(1, 2), OTHER.transpose(1, 2), mask=ch.Causal())
+
+
 X = torch.zeros(2, 3, 4, 8)
 JAGGED = torch.nested.as_nested_tensor([torch.zeros(2, 3, 8), torch.zeros(3, 3, 8)], layout=torch.jagged)
 OTHER = torch.nested.as_nested_tensor([torch.zeros(2, 3, 8), torch.zeros(4, 3, 8)], layout=torch.jagged)

@@ -64,7 +64,7 @@ def _followed(thing: Any, attributes: Chain, depth: int) -> Iterator[Tensor]:
     for name in attributes:
         if thing is _ABSENT or isinstance(thing, Tensor):
             break
-        owner, thing = thing, _attribute(thing, name)
+        owner, thing = thing, attribute(thing, name)
         if isinstance(thing, types.FunctionType) and not isinstance(owner, type | types.ModuleType):
             thing = types.MethodType(thing, owner)
         elif isinstance(thing, property) and thing.fget is not None:
@@ -83,7 +83,7 @@ def _held(thing: Any, depth: int) -> Iterator[Tensor]:
         yield from read_by(thing, depth - 1)
 
 
-def _attribute(thing: Any, name: str) -> Any:
+def attribute(thing: Any, name: str) -> Any:
     """An attribute as it is stored: no code is run to find it."""
     if isinstance(thing, nn.Module):
         for inside in parts_of(thing):

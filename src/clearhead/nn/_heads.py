@@ -181,9 +181,9 @@ def check_output(name: str, layer: nn.Module, heads: int, value: Tensor) -> None
     weight = check_linear(name, layer)
     if weight is None:
         return
-    width, taken = heads * value.shape[3], {weight.shape[1]}
+    width, taken = heads * value.shape[3], [weight.shape[1]]  # no set: torch.jit.trace has sizes without a hash
     if distributed(weight):
-        taken.add(weight.to_local().shape[1])  # type: ignore[attr-defined]
+        taken.append(weight.to_local().shape[1])  # type: ignore[attr-defined]
     if width not in taken:
         raise ShapeError(
             f"{name}.weight has shape {tuple(weight.shape)}, (out, in), and the heads side by side have width {width}: "

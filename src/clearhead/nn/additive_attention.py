@@ -123,7 +123,7 @@ class AdditiveAttention(RecordingModule):
         output: ArrayT = self._attend(
             query, key, value, score=score, mask=mask, bias=bias, align=align, dropout_p=dropout_p
         )
-        refuse_unpacking("AdditiveAttention", output)
+        refuse_unpacking(self, output)
         return output
 
     if TYPE_CHECKING:  # torch declares a call of anything

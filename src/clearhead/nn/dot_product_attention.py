@@ -66,7 +66,7 @@ class DotProductAttention(RecordingModule):
         mask, bias = with_lengths(mask, valid_lens)
         dropout_p = self.dropout if self.training else 0.0
         output: ArrayT = self._attend(query, key, value, mask=mask, bias=bias, align=align, dropout_p=dropout_p)
-        refuse_unpacking("DotProductAttention", output)
+        refuse_unpacking(self, output)
         return output
 
     if TYPE_CHECKING:  # torch declares a call of anything

@@ -317,7 +317,7 @@ class MultiHeadAttention(RecordingModule):
             attended = attended * opened(self.gate, self.W_g(rows), attended)
         output = joined("W_o", self.W_o, attended.transpose(1, 2).flatten(2))  # (B, Lq, H·head_dim) → (B, Lq, E)
         output = output if batched else output[0]
-        refuse_unpacking("MultiHeadAttention", output)
+        refuse_unpacking(self, output)
         if cache is not None and state is not None:  # only now: a refused call leaves it as it was
             cache._hold(state, self)
         return output

@@ -134,6 +134,8 @@ def _row(name: str, given: Any) -> Rows:
         parts = given.unbind()
         if any(part.ndim not in (2, 3) for part in parts) or len({part.ndim for part in parts}) > 1:
             raise ShapeError(f"{name} is nested; expected sequences (L, D) or (H, L, D), all of one kind.")
+        if not parts:
+            raise ShapeError(f"{name} is nested and holds no sequence, so neither its heads nor its width are known.")
         lengths = torch.tensor([0, *(part.shape[-2] for part in parts)], device=given.device)
         return Rows(torch.cat(parts, -2)[None], lengths.cumsum(0), given)
     ragged = [dim for dim, size in enumerate(given.shape) if not isinstance(size, int)]
@@ -143,9 +145,11 @@ def _row(name: str, given: Any) -> Rows:
             "the length that varies. For (B, j, H, D) pass layout='BLHD'."
         )
     flat = given.transpose(1, 2) if given.dim() == 4 else given
-    if flat.lengths() is not None:  # the sequences have room between them
-        flat = flat.contiguous()
-    values, edges = flat.values(), flat.offsets()
+    values, edges, lengths = flat.values(), flat.offsets(), flat.lengths()
+    if lengths is not None:  # there is room between the sequences; contiguous() would have a gradient of another shape
+        starts, edges = edges[:-1], torch.cat((edges[:1] * 0, lengths.cumsum(0)))
+        moves = (starts - edges[:-1]).repeat_interleave(lengths)
+        values = values[moves + torch.arange(len(moves), device=values.device)]
     return Rows(values[None] if values.ndim == 2 else values.transpose(0, 1)[None], edges, given)
 
 
