@@ -238,8 +238,8 @@ def found_with_gradients(query, key, statistic):
 
 @pytest.mark.parametrize("size", [1e6, 1e15], ids=str)
 def test_every_pass_computes_the_same_weights(instructions, size):
-    """Scores whose last digits are above 1: with other digits in one of the passes, a weight of 1 would be 0 or ∞. Where
-    one key has all the weight, statistics send nothing back."""
+    """Scores whose last digits are above 1: with other digits in one of the passes, a weight of 1 would be 0 or ∞.
+    Where one key has all the weight, statistics send nothing back."""
     query, key = (size**0.5 * draw(1, 2, n, 16, seed=n) for n in (50, 70))
     query, key = query.bfloat16(), key.bfloat16()
     first, second = (0.25 * query.double() @ key.double().mT).topk(2, -1)[0].unbind(-1)

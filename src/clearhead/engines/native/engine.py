@@ -165,9 +165,8 @@ class Native(Engine):
         value = problem.value if summary.output else None
         if summary.groups is not None:  # the weight on each group is one more column of the output
             if value is not None and value.dtype is torch.bfloat16:  # kernels may round the weights of these columns
-                shares = self.summarise(given, Summary(groups=summary.groups))
-                found = self.summarise(given, summary._replace(groups=None))
-                return found._replace(groups=shares.groups)
+                alone = self.summarise(given, Summary(groups=summary.groups))
+                return self.summarise(given, summary._replace(groups=None))._replace(groups=alone.groups)
             groups = of_heads(summary.groups, problem).float()
             problem = problem._replace(value=groups if value is None else torch.cat([value, groups], -1))
         both = summary._replace(output=summary.output or summary.groups is not None, groups=None)
