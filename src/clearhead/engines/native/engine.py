@@ -135,6 +135,9 @@ class Native(Engine):
     def backward(
         self, problem: Problem, rows: Rows, grad: Tensor | None, wanted: tuple[bool, ...], sent: Sent | None = None
     ) -> Operands:
+        if sent is not None and problem.value is not None:
+            # statistics send gradients back in float32: kernels may round them to the type of the value
+            problem = problem._replace(value=problem.value.float())
         folded = _weighted(problem)
         if folded is problem or problem.lowered is None or problem.lowered.weight is None:
             return bindings.gradients(problem, rows, grad, wanted, sent)
@@ -161,7 +164,10 @@ class Native(Engine):
         problem = guarded = guard(given)
         value = problem.value if summary.output else None
         if summary.groups is not None:  # the weight on each group is one more column of the output
-            groups = of_heads(summary.groups, problem)
+            if value is not None and value.dtype is torch.bfloat16:  # kernels may round the weights of these columns
+                alone = self.summarise(given, Summary(groups=summary.groups))
+                return self.summarise(given, summary._replace(groups=None))._replace(groups=alone.groups)
+            groups = of_heads(summary.groups, problem).float()
             problem = problem._replace(value=groups if value is None else torch.cat([value, groups], -1))
         both = summary._replace(output=summary.output or summary.groups is not None, groups=None)
         found = bindings.summarise(problem, both)

@@ -23,19 +23,30 @@ struct Pairs {
     static INLINE V scaled(V sum, float times) { return sum * times; }
 };
 
+INLINE uint32_t bits_of(float x) {
+    uint32_t bits;
+    memcpy(&bits, &x, sizeof bits);
+    return bits;
+}
 INLINE void store_pair(float* to, Bfloat16 low, Bfloat16 high) {
     const uint32_t bits = low.bits | (uint32_t)high.bits << 16;
     memcpy(to, &bits, sizeof bits);
 }
 
 // Rows of bfloat16 in three layouts, all as pairs:
-// each row by itself, [count][(width + 1) / 2];
-inline void copy_pairs(const Rows& rows, int64_t count, int64_t width, float* out) {
-    const auto* from = static_cast<const Bfloat16*>(rows.data);
+// each row by itself, times a power of two, [count][(width + 1) / 2];
+inline void copy_pairs(const Rows& rows, int64_t count, int64_t width, float power, float* out) {
     const int64_t half = (width + 1) / 2;
-    for (int64_t i = 0; width && i < count; i++) {
-        if (width % 2) out[i * half + half - 1] = 0.0f;
-        memcpy(out + i * half, from + i * rows.step, sizeof(Bfloat16) * (size_t)width);
+    for (int64_t i = 0; i < count; i++) {
+        const auto* from = static_cast<const Bfloat16*>(rows.data) + i * rows.step;
+        auto* to = reinterpret_cast<uint16_t*>(out + i * half);
+        int64_t d = 0;
+        for (; d + LANES <= width; d += LANES) {
+            const Bits16 bits = __builtin_convertvector((U)(load(from + d) * power) >> 16, Bits16);
+            memcpy(to + d, &bits, sizeof bits);
+        }
+        for (; d < width; d++) to[d] = (uint16_t)(bits_of(number(from[d]) * power) >> 16);
+        if (width % 2) to[width] = 0;
     }
 }
 // the same transposed, [(width + 1) / 2][PANEL], the columns past `count` zero up to a whole vector;
@@ -97,8 +108,8 @@ inline void pair_down(const float* tile, const Part& at, float* out) {
         }
 }
 
-// Mul on pairs, for a query, key and value in bfloat16.
-struct MulPairs {
+// Mul on pairs, for a query and key in bfloat16. The products with values are those of float32.
+struct MulPairs : Values {
     // A tile of queries: rows; pairs of rows; and room for the weights or slopes as pairs, in both directions.
     struct Queries {
         float *rows, *pairs, *across, *down;
@@ -115,7 +126,7 @@ struct MulPairs {
     static int64_t key_floats(const Problem& p) { return PANEL / 2 * wide(p); }
 
     static void pack_queries(const Problem& p, const Rows& queries, int64_t rows, float* out, float& finite) {
-        copy_pairs(queries, rows, p.width, out);
+        copy_pairs(queries, rows, p.width, power(p), out);
         const auto* from = static_cast<const Bfloat16*>(queries.data);
         for (int64_t r = 0; r < rows; r++) check_finite(from + r * queries.step, p.width, finite);
     }
@@ -129,11 +140,17 @@ struct MulPairs {
         pair_rows(keys, count, p.width, out, wide(p));
     }
 
-    // The scale comes after the product: times a query it would not be a bfloat16 number.
+    // The scale's power of two, times which a query is a bfloat16 number still; and the rest, from 1 to 2, which comes after the
+    // product. So a product that is not finite is one of which the score is not finite.
+    static float power(const Problem& p) {
+        int exponent;
+        __builtin_frexpf((float)p.scale, &exponent);
+        return __builtin_ldexpf(1.0f, exponent - 1);
+    }
     static void scores(const Problem& p, float* queries, const float* panel, const Rows&, const Part& at, float* tile) {
         const int64_t half = MulPairs::half(p.width);
         product<false, Pairs>(at.rows(), at.width(), half, queries + at.top * half, half, 1, panel + at.left, PANEL,
-                              tile + at.top * PANEL + at.left, PANEL, (float)p.scale);
+                              tile + at.top * PANEL + at.left, PANEL, (float)p.scale / power(p));
     }
 
     // Sums over the keys `at`, and over the rows `at`: the pairs that hold them. A weight or slope of another key in them is 0.
@@ -148,6 +165,25 @@ struct MulPairs {
                              out + at.first * wide, wide);
     }
 
+    static void gradients(const Problem& p, float* packed, const float*, const float* keys, const float* slopes, const Part& at,
+                          float* to_query, float* to_key, double*, double) {
+        const Queries queries(p, packed);
+        pair_across(slopes, at, queries.across), pair_down(slopes, at, queries.down);
+        over_keys(queries.across, at, keys, wide(p), to_query);
+        over_rows(queries.down, at, queries.pairs, wide(p), to_key);
+    }
+
+    static float query_factor(const Problem& p, int64_t) { return (float)p.scale; }
+    static float key_factor(const Problem& p, int64_t) { return (float)p.scale; }
+    static double weight_gradient(const Problem&, double, double) { return 0.0; }
+
+    static bool takes(const Problem& p) {
+        return p.phi == MUL && p.query.element == BFLOAT16 && p.key.element == BFLOAT16;
+    }
+};
+
+// The same for values in bfloat16, whose products are on pairs too.
+struct ValuePairs : MulPairs {
     static int64_t value_floats(const Problem& p) { return PANEL / 2 * value_wide(p); }
     static void pack_values(const Problem& p, const Rows& values, int64_t count, float* out) {
         pair_rows(values, count, p.value_width, out, value_wide(p));
@@ -189,22 +225,8 @@ struct MulPairs {
         pair_down(weights, at, down);
         over_rows(down, at, up.pairs, value_wide(p), to_value);
     }
-    static void gradients(const Problem& p, float* packed, const float*, const float* keys, const float* slopes, const Part& at,
-                          float* to_query, float* to_key, double*, double) {
-        const Queries queries(p, packed);
-        pair_across(slopes, at, queries.across), pair_down(slopes, at, queries.down);
-        over_keys(queries.across, at, keys, wide(p), to_query);
-        over_rows(queries.down, at, queries.pairs, wide(p), to_key);
-    }
 
-    static float query_factor(const Problem& p, int64_t) { return (float)p.scale; }
-    static float key_factor(const Problem& p, int64_t) { return (float)p.scale; }
-    static double weight_gradient(const Problem&, double, double) { return 0.0; }
-
-    static bool takes(const Problem& p) {
-        const bool values = !p.value || p.value.element == BFLOAT16;
-        return p.phi == MUL && p.query.element == BFLOAT16 && p.key.element == BFLOAT16 && values;
-    }
+    static bool takes(const Problem& p) { return MulPairs::takes(p) && p.value.element == BFLOAT16; }
 };
 
 }  // namespace clearhead::CLEARHEAD_ISA
