@@ -159,6 +159,14 @@ def test_heads_after_the_length(numpy):
     )
 
 
+@pytest.mark.parametrize("layout", ["BLHD", "LHD"])
+def test_the_steps_of_any_layout(layout):
+    query, key, value = (torch.randn(5, 2, 6) if layout == "LHD" else torch.randn(2, 5, 2, 6) for _ in range(3))
+    found = ch.explain(query, key, value, mask=ch.Causal(), layout=layout)["output"]
+    wanted = ch.attention(query, key, value, mask=ch.Causal(), layout=layout).transpose(-3, -2)
+    torch.testing.assert_close(found, wanted.reshape(found.shape))
+
+
 def test_packed_sequences():
     sums = torch.tensor([0, 2, 7])
     query, value = torch.randn(7, 4, 6), torch.randn(7, 2, 3)

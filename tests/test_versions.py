@@ -25,7 +25,7 @@ def test_versions_are_those_of_the_packages(capsys):
     assert rows["python"] == sys.version.split()[0]
     plan = ch.plan(*[torch.rand(1, 4, 300, 64)] * 3, mask=ch.Causal())
     assert {plan.engine, *plan.declined} == set(rows["engines"].split(", "))
-    assert rows["kernels"].split()[0] in ("avx512", "avx2", "baseline")
+    assert rows["kernels"].split()[0] in ("avx512_bf16", "avx512", "avx2", "baseline")
 
 
 def test_without_kernels_the_import_says_so_once():

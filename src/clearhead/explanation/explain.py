@@ -38,6 +38,8 @@ from clearhead.inspection.matrix import Index
 from clearhead.masks.base import Mask, MaskLike
 from clearhead.nn._record import RecordingModule
 from clearhead.nn.multi_head_attention import MultiHeadAttention
+from clearhead.problem.keywords import refuse_keywords
+from clearhead.problem.layout import ARRANGED, arrange
 from clearhead.problem.lengths import joined
 
 Gradients = bool | Array | None
@@ -54,6 +56,7 @@ class Options(TypedDict, total=False):
     bias: BiasLike
     sinks: Array | None
     align: AlignLike
+    layout: str
 
 
 @overload
@@ -109,8 +112,8 @@ def explain(*inputs: Any, at: Any = None, gradients: Any = False, **options: Any
     >>> torch.allclose(explanation["result"], attend(x, x, x, mask=ch.Causal())[:, 3:4])
     True
 
-    `explain(query, key, value, score=, mask=, valid_lens=, bias=, scale=, sinks=, align=, dropout_p=)`: the arguments
-    of `attention`.
+    `explain(query, key, value, score=, mask=, valid_lens=, bias=, scale=, sinks=, align=, dropout_p=, layout=)`: the
+    arguments of `attention`. In any layout the steps have the heads before the length.
     `explain(scores, mask=, valid_lens=, align=)`: scores (..., Lq, Lk) or (Lk,) of your own, and the softmax over the
     keys that a mask and lengths allow. `explain(masked_softmax, scores, valid_lens)`: that function, and its arguments.
     `explain(module, *inputs, **keywords)`: a module of `clearhead.nn`, or an `nn.MultiheadAttention`, and the arguments
@@ -147,12 +150,17 @@ def _explained(inputs: tuple[Any, ...], options: dict[str, Any], at: Any) -> Exp
         return _of_own_scores(inputs[0], at, **options)
     try:
         given = signature(attention).bind(*inputs, **options).arguments
+        refuse_keywords("explain", given.pop("others", {}))
     except TypeError as error:
         raise ClearheadError(f"explain() takes attention()'s arguments, or a module and its inputs: {error}.") from None
     if given.pop("engine", None) is not None:
         raise ClearheadError("explain() runs the steps of the engine 'tiled' itself: leave engine= out.")
     given["mask"], given["bias"] = joined(given.get("mask"), given.pop("valid_lens", None), given.get("bias"))
     is_numpy(**{name: given[name] for name in ("query", "key", "value")})
+    layout = given.pop("layout", "BHLD")
+    if layout != "BHLD":  # the steps have the heads before the length
+        arranged = arrange(*(given.get(name) for name in ARRANGED), layout)
+        given |= {name: getattr(arranged, name) for name in ARRANGED}
     return _of_arguments(Arguments(**given), at)
 
 

@@ -88,6 +88,8 @@ def refuse_keywords(who: str, given: Mapping[str, object], module: bool = False)
 
     `who`: the name of the function, or of the module's class.
     """
+    if not given:
+        return
     said = {name: _INSTEAD.get(name, ("", ""))[module] for name in given}
     for name, instead in said.items():
         if not instead:

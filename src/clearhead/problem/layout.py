@@ -21,6 +21,7 @@ from clearhead.masks.dense import DenseMask
 from clearhead.masks.ragged import RaggedMask
 
 LAYOUTS = ("BHLD", "BLHD", "LHD")
+ARRANGED = ("query", "key", "value", "mask", "bias", "align")
 
 
 class Arranged(NamedTuple):
