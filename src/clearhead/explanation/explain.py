@@ -159,8 +159,8 @@ def _explained(inputs: tuple[Any, ...], options: dict[str, Any], at: Any) -> Exp
     is_numpy(**{name: given[name] for name in ("query", "key", "value")})
     layout = given.pop("layout", "BHLD")
     if layout != "BHLD":  # the steps have the heads before the length
-        operands: list[Any] = [given.get(name) for name in ARRANGED]
-        given |= zip(ARRANGED, arrange(*operands, layout=layout), strict=False)
+        query, key, value, mask, bias, align = (given.get(name) for name in ARRANGED)
+        given |= zip(ARRANGED, arrange(query, key, value, mask, bias, align, layout), strict=False)
     return _of_arguments(Arguments(**given), at)
 
 
