@@ -1,7 +1,6 @@
 """`out, weights = module(x, x, x)`: a batch of two is refused, and what is meant otherwise works."""
 
 # ruff: noqa: RUF059 - the names are what is tested
-import asyncio
 import functools
 import subprocess
 import sys
@@ -107,7 +106,7 @@ def test_calls_that_give_something_else_are_right(attend):
     found.append(output)
     output, weights = torch.nn.Sequential(holder)(X)
     found.append(output)
-    output, _ = asyncio.run(waiting())
+    output, _ = awaited(waiting())
     found.append(output)
     one, two = checkpoint(attend, X, X, X, use_reentrant=False)
     found.append(torch.stack([one, two]))

@@ -100,6 +100,8 @@ def rows_of(visible: Visible, sizes: Sizes) -> tuple[np.ndarray, np.ndarray] | N
     spans, edges = visible.spans, visible.edges
     if spans.residual is None or edges is None or "kept" not in visible.memo or not on_the_host(spans.start):
         return None
+    if not sizes.keys:
+        return None
     if "rows" not in visible.memo:
         every, first, last = slice(None), np.zeros(sizes.queries, np.int64), np.zeros(sizes.queries, np.int64)
         step = max(1, STRIP // max(1, sizes.batch * sizes.heads * sizes.keys))
