@@ -20,6 +20,15 @@ MODULES = {
 X = torch.rand(2, 5, 8)
 
 
+def awaited(coroutine):
+    """The result of a coroutine that waits for nothing; an event loop of another test may be running."""
+    try:
+        coroutine.send(None)
+    except StopIteration as done:
+        return done.value
+    raise AssertionError("it waits")
+
+
 @pytest.fixture(params=MODULES)
 def attend(request):
     module = MODULES[request.param]()
