@@ -84,15 +84,15 @@ python_maximum_signature_line_length = 88
 toc_object_entries_show_parents = "hide"
 # What no page here describes: other libraries' types, and those of clearhead that are not public
 nitpick_ignore_regex = [
-    (r"py:.*", r"(torch|np|numpy|matplotlib|pandas|collections|contextlib|pathlib)\..*"),
+    (r"py:.*", r"(torch|np|numpy|matplotlib|pandas|collections|contextlib|pathlib|os|types)\..*"),
     (
         r"py:class",
         r"Tensor|Phi|Residual|Edges|Part|Align|Kind|Cached|Record|Words|Outcome|Origin|ByTile|Visible|LayerName|"
         r"Linear|HeadView|Array|ArrayT|Integers|Rows|AlignLike|LengthsLike|MaskLike|BiasLike|TokensLike|Index|Nested|"
         r"Result|R[1-4]|Source|Pairs|Each|Writer|OfHeads|Picture|Model|Queries|EllipsisType|Axes|Colormap|DataFrame|"
-        r"PreTrainedModel|PreTrainedTokenizerBase",
+        r"PreTrainedModel|PreTrainedTokenizerBase|Path|Heads",
     ),
-    (r"py:.*", r"clearhead\.(?!nn\.|testing\.)[a-z_]+\..*"),
+    (r"py:.*", r"clearhead\.(?!nn\.[a-zA-Z]|testing\.)[a-z_]+\..*"),
 ]
 
 # Looks
