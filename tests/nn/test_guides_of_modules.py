@@ -7,7 +7,7 @@ import pytest
 import torch
 
 GUIDES = Path(__file__).parents[2] / "docs" / "guides"
-CELL = re.compile(r"^```\{code-cell\} ipython3\n(?::.*\n)*(.*?)^```", re.DOTALL | re.MULTILINE)
+CELL = re.compile(r"^```\{code-cell\} ipython3\n(?::[^\n]*\n)*(.*?)^```", re.DOTALL | re.MULTILINE)
 
 
 @pytest.mark.parametrize("name", ["variable_lengths_and_packing", "moving_from"])
