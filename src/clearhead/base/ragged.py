@@ -22,6 +22,7 @@ class Sequences:
         if isinstance(align, str) and align == "lower_right":
             self.align = self.keys.diff() - self.queries.diff()
         self.query_edges, self.key_edges = list(pairwise(queries.tolist())), list(pairwise(keys.tolist()))
+        self.longest = tuple(max((b - a for a, b in ends), default=0) for ends in (self.query_edges, self.key_edges))
 
     @classmethod
     def example(cls, sizes: Sizes) -> Sequences:
@@ -42,7 +43,7 @@ class Sequences:
     def padded(self, sizes: Sizes) -> Sizes:
         """The sizes of the padded batch that the packed row `sizes` stands for."""
         batch, heads = len(self.query_edges), sizes.heads
-        queries, keys = (max((b - a for a, b in edges), default=0) for edges in (self.query_edges, self.key_edges))
+        queries, keys = self.longest
         leading = (batch,) if len(sizes.shown) == 1 else (batch, heads)
         return Sizes(batch, heads, queries, keys, sizes.device, leading, self.align)
 
