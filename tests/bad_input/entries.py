@@ -746,6 +746,7 @@ ENTRIES: dict[str, Entry] = {
             lambda cache: None, nn.KeyValueCache(capacity, window=window, first=first)
         ),
         {"capacity": 8, "window": None, "first": 0},
+        {"capacity": {"None": "else"}},  # a cache that grows
     ),
     "nn.KeyValueCache.of": E(
         "nn", lambda layer: filled(lambda cache: None, nn.KeyValueCache(8).of(layer)), {"layer": 0}

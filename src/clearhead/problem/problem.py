@@ -15,7 +15,7 @@ from clearhead.base.errors import ClearheadError, ShapeError, UnsupportedError, 
 from clearhead.base.numbers import check_number
 from clearhead.base.positions import check_align
 from clearhead.base.rules import Memo
-from clearhead.base.shapes import Sizes, apart, as_inputs, fit, no_heads, plain_sizes
+from clearhead.base.shapes import Sizes, apart, as_inputs, fit, no_heads, plain_sizes, refuse_fakes
 from clearhead.base.text import brief, outlined
 from clearhead.base.torch_state import any_autocast
 from clearhead.base.tracing import (
@@ -23,6 +23,7 @@ from clearhead.base.tracing import (
     autocasting,
     compiling,
     distributed,
+    empty_of_values,
     in_memory,
     on_the_host,
     ordinary,
@@ -198,6 +199,8 @@ def make_problem(
         key = zero(key, group(keys, key.shape[1]), only_not_finite=True)
         scores = _scores(score, query, key, factor, by_tile, among)
     sinks = None if sinks is None else as_sinks(sinks, sizes)
+    if sinks is not None and not compiling() and empty_of_values(sinks):
+        refuse_fakes({"query": query, "sinks": sinks})
     return Problem(scores, value, sizes, visible, added, sinks, dropout_p, seed)
 
 
