@@ -744,12 +744,15 @@ ENTRIES: dict[str, Entry] = {
         "nn",
         lambda capacity, window, first: filled(
             lambda cache: None, nn.KeyValueCache(capacity, window=window, first=first)
-        ),
-        {"capacity": 8, "window": None, "first": 0},
-        {"capacity": {"None": "else"}},  # a cache that grows
+        )[0],  # the keys
+        {"capacity": 16, "window": None, "first": 0},
+        {"capacity": {"None": "else"}, "window": ABSENT},  # without either it grows
     ),
     "nn.KeyValueCache.of": E(
-        "nn", lambda layer: filled(lambda cache: None, nn.KeyValueCache(8).of(layer)), {"layer": 0}
+        "nn",
+        lambda layer: filled(lambda cache: None, nn.KeyValueCache(16).of(layer)),
+        {"layer": 0},
+        {"layer": dict.fromkeys(("str", "negative", "huge"), "same")},  # a name is any whole number or text
     ),
     "nn.KeyValueCache.append": E(
         "nn",
