@@ -7,6 +7,7 @@ A function gives a `Diagram`, which a notebook shows: an SVG whose ink is that o
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import NamedTuple
 
 from clearhead.explanation.motion import WIDTH, Picture
@@ -254,16 +255,16 @@ def encoder_decoder() -> Diagram:
         boxes |= {name: Box(first + n, column, column, *chain[name]) for n, name in enumerate(names)}
         shapes = dict.fromkeys(names, f"(B, {length}, E)") | {names[0]: f"(B, {length})"}
         shapes |= {"norm": f"(B, {length}, words)"}
-        arrows += [(a, b, shapes[a]) for a, b in zip(names, names[1:], strict=False)]
+        arrows += [(a, b, shapes[a]) for a, b in pairwise(names)]
         arrows += [(names[n - 3], name, shapes[name]) for n, name in enumerate(names) if name.startswith("add")]
     arrows.append(("memory", "cross", "(B, L, E)"))
     words = (
-        "An encoder and a decoder. Encoder: input tokens (B, L), embedding and positions (B, L, E), then in every block "
-        "self-attention and a feed-forward layer, (B, L, E) each; a layer norm at the end. Decoder: answer so far "
-        "(B, M), embedding and positions (B, M, E), then in every block causal self-attention, cross-attention, which "
-        "takes keys and values (B, L, E) from the encoder, and a feed-forward layer, (B, M, E) each; at the end a layer "
-        "norm and logits (B, M, words). Each of these parts reads its input through a layer norm. What it gives is "
-        "added to that input, which goes past the part unchanged."
+        "An encoder and a decoder. Encoder: input tokens (B, L), embedding and positions (B, L, E), then in every "
+        "block self-attention and a feed-forward layer, (B, L, E) each; a layer norm at the end. Decoder: answer so "
+        "far (B, M), embedding and positions (B, M, E), then in every block causal self-attention, cross-attention, "
+        "which takes keys and values (B, L, E) from the encoder, and a feed-forward layer, (B, M, E) each; at the end "
+        "a layer norm and logits (B, M, words). Each of these parts reads its input through a layer norm. What it "
+        "gives is added to that input, which goes past the part unchanged."
     )
     groups = [("a block", 2, 7, 0, 0), ("a block", 4, 12, 1, 1)]
     return Diagram(words, boxes, arrows, groups, columns=2, step=52)
