@@ -2,12 +2,14 @@
 
 import inspect
 
+import numpy as np
 import pytest
 import torch
 from torch.nn.attention.flex_attention import flex_attention
 
 import clearhead as ch
 from clearhead import nn
+from clearhead.nn._keywords import OF_ADDITIVE, OF_DOT_PRODUCT, OF_MULTI_HEAD, OF_POSITIONS
 
 X = torch.rand(2, 5, 8)
 FUNCTIONS = {
@@ -45,6 +47,90 @@ def test_modules_say_what_to_write(called, name):
     with pytest.raises(ch.ClearheadError) as caught:
         MODULES[called](**{name: None})
     assert str(caught.value).startswith(f"{called} takes no {name}: ") and f"\n  - for {name}: " in str(caught.value)
+
+
+BUILT = {
+    "MultiHeadAttention": (nn.MultiHeadAttention, OF_MULTI_HEAD, (8, 2)),
+    "AdditiveAttention": (nn.AdditiveAttention, OF_ADDITIVE, (4,)),
+    "DotProductAttention": (nn.DotProductAttention, OF_DOT_PRODUCT, ()),
+    "SinusoidalPositionalEncoding": (nn.SinusoidalPositionalEncoding, OF_POSITIONS, (8,)),
+}
+TEACHING = {"num_hiddens", "query_size", "key_size", "value_size"}  # Dive into Deep Learning, older and newer
+
+
+@pytest.mark.parametrize("name", BUILT)
+def test_what_builds_a_module_says_what_to_write(name):
+    cls, table, sizes = BUILT[name]
+    for keyword, instead in table.items():
+        for args in (sizes, ()):  # with and without what has to be given
+            with pytest.raises(ch.ClearheadError) as caught:
+                cls(*args, **{keyword: 3})
+            assert str(caught.value).startswith(f"{name} takes no {keyword}: ")
+            assert str(caught.value).endswith(f"\n  - for {keyword}: {instead}")
+        assert keyword not in inspect.signature(cls).parameters
+    with pytest.raises(TypeError, match=rf"^{name}.__init__\(\) got an unexpected keyword argument 'num_hidens'$"):
+        cls(*sizes, num_hidens=3)
+    assert cls(*sizes).training and "**" not in str(inspect.signature(cls))
+
+
+def test_the_keywords_of_torch_and_of_teaching_are_known():
+    theirs = {*inspect.signature(torch.nn.MultiheadAttention).parameters} - {"device", "dtype", "dropout"}
+    for name in ("MultiHeadAttention", "AdditiveAttention", "DotProductAttention"):
+        cls, table, _ = BUILT[name]
+        known = {*table, *inspect.signature(cls).parameters}
+        assert TEACHING <= known
+        assert theirs - {"add_bias_kv", "add_zero_attn"} <= known
+    assert theirs <= {*OF_MULTI_HEAD, *inspect.signature(nn.MultiHeadAttention).parameters}
+
+
+def test_more_by_position_than_there_are_says_what_older_code_means():
+    with pytest.raises(ch.ClearheadError, match=r"got 6.\n.*write MultiHeadAttention\(num_hiddens, num_heads,"):
+        nn.MultiHeadAttention(8, 8, 8, 8, 2, 0.5)
+    with pytest.raises(ch.ClearheadError, match=r"got 4.\n.*write AdditiveAttention\(num_hiddens, dropout,"):
+        nn.AdditiveAttention(2, 20, 8, 0.1)
+    with pytest.raises(TypeError, match="positional"):
+        nn.DotProductAttention(0.1, 2)
+
+
+def test_a_subclass_may_have_such_keywords():
+    class Own(nn.MultiHeadAttention):
+        def __init__(self, num_hiddens, num_heads):
+            super().__init__(num_hiddens, num_heads)
+
+    assert Own(num_hiddens=8, num_heads=2)(X, X, X).shape == X.shape
+
+
+@pytest.mark.parametrize("name", ["mask", "attn_mask", "valid_len", "lengths", "axis"])
+def test_masked_softmax_says_what_to_write(name):
+    for call in (ch.masked_softmax, lambda *given, **more: ch.explain(ch.masked_softmax, *given, **more)):
+        with pytest.raises(ch.ClearheadError, match=rf"(?s)^masked_softmax takes no {name}: .*\n  - for {name}: "):
+            call(X[0], **{name: 1})
+    with pytest.raises(TypeError, match="'mask_'"):
+        ch.masked_softmax(X[0], mask_=1)
+
+
+LENGTHS = {
+    "valid_lens.long()": torch.tensor([2.0, 3.0]),
+    "valid_lens.astype(int)": np.array([2.0, 3.0]),
+    "[int(n) for n in valid_lens]": [2.0, 3.0],
+}
+
+
+@pytest.mark.parametrize("instead", LENGTHS)
+def test_lengths_that_are_floats_are_told_how_to_be_integers(instead):
+    valid_lens = LENGTHS[instead]
+    for call in (ch.Lengths, lambda lengths: ch.attention(X, X, X, valid_lens=lengths), MODULES["AdditiveAttention"]):
+        with pytest.raises(ch.ClearheadError, match="says how many keys may be seen") as caught:
+            call(valid_lens) if call is not MODULES["AdditiveAttention"] else call(valid_lens=valid_lens)
+        assert str(caught.value).endswith(f"Pass {instead}.")
+    torch.testing.assert_close(
+        ch.attention(X, X, X, valid_lens=eval(instead)), ch.attention(X, X, X, valid_lens=[2, 3])
+    )
+
+
+def test_lengths_in_the_place_of_a_mask_are_named():
+    with pytest.raises(ch.ClearheadError, match=r"seems to be lengths, \(B,\): pass valid_lens=mask.long\(\)"):
+        nn.MultiHeadAttention(8, 2)(X, X, X, torch.tensor([2.0, 3.0]))
 
 
 def test_several_at_once():

@@ -7,11 +7,12 @@ A function gives a `Diagram`, which a notebook shows: an SVG whose ink is that o
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import NamedTuple
 
 from clearhead.explanation.motion import WIDTH, Picture
 
-STEP, HIGH = 60, 28  # from row to row, and of a box
+HIGH, LANE = 28, 12  # of a box; and from the edge to an arrow that passes boxes by
 STYLE = """.diagram{display:block;width:100%;max-width:30rem;margin:0 auto;color:inherit}
 .diagram text{font:11.5px system-ui,sans-serif;fill:currentColor}.diagram .shape{font-size:10.5px}
 .diagram rect{fill:none;stroke:currentColor;stroke-opacity:.55}.diagram rect.data{fill:#3b82c4;fill-opacity:.2}
@@ -33,7 +34,8 @@ class Box(NamedTuple):
 class Diagram:
     """`boxes` by name; `arrows`: from, to, shape.
 
-    `groups`: dashed frames, as (name, first row, last row, first column, last column).
+    `groups`: dashed frames, as (name, first row, last row, first column, last column). Of two columns the right one is
+    the mirror image of the left one: each has room at its outer edge for the arrows that pass boxes by.
     """
 
     words: str
@@ -41,30 +43,41 @@ class Diagram:
     arrows: Sequence[tuple[str, str, str]]
     groups: Sequence[tuple[str, int, int, int, int]] = ()
     columns: int = 3
+    step: int = 60  # from row to row
 
     def _repr_html_(self) -> str:
         drawn = self.picture().svg(self.words, look="diagram themed")
         return f"<style>{STYLE}</style>{drawn}"
 
     def picture(self) -> Picture:
-        picture = Picture((max(box.row for box in self.boxes.values()) + 1) * STEP - STEP + HIGH + 20)
+        picture = Picture(self._top(max(box.row for box in self.boxes.values())) + HIGH + 10)
         for n, (words, top, bottom, first, last) in enumerate(self.groups):
             (left, _), (_, right) = self._sides(first), self._sides(last)
-            y, end = 10 + top * STEP - 6, 10 + bottom * STEP + HIGH + 6
-            picture.rect(f"group {n}", left - 8, y, right - left + 16, end - y, look="group", rx=8)
-            picture.text(f"group name {n}", left - 8, end + 12, words, look="shape", anchor="start")
+            y, end, mirrored = self._top(top) - 5, self._top(bottom) + HIGH + 6, self._mirrored(last)
+            left, right = left - 8, right + 8
+            if self.columns == 2:
+                left, right = (left + 4, WIDTH - 4) if mirrored else (4, right - 4)
+            picture.rect(f"group {n}", left, y, right - left, end - y, look="group", rx=8)
+            x, anchor = (right, "end") if mirrored else (left, "start")
+            picture.text(f"group name {n}", x, end + 12, words, look="shape", anchor=anchor)
         for name, box in self.boxes.items():
-            left, right, y = *self._across(box), 10 + box.row * STEP
+            left, right, y = *self._across(box), self._top(box.row)
             picture.rect(f"box {name}", left, y, right - left, HIGH, look=box.look, rx=12 if box.look == "data" else 3)
             picture.text(f"words {name}", (left + right) / 2, y + 18, box.words)
         for n, (a, b, shape) in enumerate(self.arrows):
             self._arrow(picture, n, self.boxes[a], self.boxes[b], shape)
         return picture
 
+    def _top(self, row: int) -> float:
+        return 10 + row * self.step
+
+    def _mirrored(self, column: int) -> bool:
+        return self.columns == 2 and column == 1
+
     def _sides(self, column: int) -> tuple[float, float]:
-        """Of a column: two stand at the edges, with room for an arrow between them."""
+        """Of a column: two have room between them, and at the edges, for arrows."""
         if self.columns == 2:
-            return (12, 142) if column == 0 else (WIDTH - 142, WIDTH - 12)
+            return (30, 154) if column == 0 else (WIDTH - 154, WIDTH - 30)
         wide = (WIDTH - 12) / self.columns
         return 12 + column * wide, column * wide + wide
 
@@ -72,19 +85,38 @@ class Diagram:
         return self._sides(box.first)[0], self._sides(box.last)[1]
 
     def _arrow(self, picture: Picture, n: int, a: Box, b: Box, shape: str) -> None:
-        """Downward, near the middle of the narrower box, with the shape on its right; or to the right, within a row."""
+        """With its shape: to the right, within a row; past the boxes between the two; or downward.
+
+        Downward it stands near the middle of the narrower box.
+        """
         (left, right), (to_left, to_right) = self._across(a), self._across(b)
+        top, bottom, side = self._top(a.row) + HIGH, self._top(b.row), -1 if self._mirrored(b.first) else 1
         if a.row == b.row:
-            y = 10 + a.row * STEP + HIGH / 2
-            picture.path(f"arrow {n}", [(right, y), (to_left - 2, y)], look="arrow")
-            picture.path(f"tip {n}", [(to_left - 7, y - 4), (to_left - 1, y), (to_left - 7, y + 4)], look="tip")
-            picture.text(f"shape {n}", (right + to_left) / 2, y - 6, shape, look="shape")
+            y = top - HIGH / 2
+            self._line(picture, n, [(right, y), (to_left - 1, y)])
+            picture.text(f"shape {n}", right + 3, y - 6, shape, look="shape", anchor="start")
             return
-        x = (left + right if right - left <= to_right - to_left else to_left + to_right) / 2 - 14
-        top, bottom = 10 + a.row * STEP + HIGH, 10 + b.row * STEP
-        picture.path(f"arrow {n}", [(x, top), (x, bottom - 2)], look="arrow")
-        picture.path(f"tip {n}", [(x - 4, bottom - 7), (x, bottom - 1), (x + 4, bottom - 7)], look="tip")
-        picture.text(f"shape {n}", x + 7, top + 20, shape, look="shape", anchor="start")
+        x = (left + right if right - left <= to_right - to_left else to_left + to_right) / 2 - 14 * side
+        if any(box.first == a.first and a.row < box.row < b.row for box in self.boxes.values()):
+            lane, end = (LANE, to_left - 1) if side > 0 else (WIDTH - LANE, to_right + 1)
+            self._line(picture, n, [(x, top + 6), (lane, top + 6), (lane, bottom + HIGH / 2), (end, bottom + HIGH / 2)])
+            place = (lane + (13 if side > 0 else -4), (top + bottom + HIGH) / 2)
+            turned = f"rotate(-90 {place[0]} {place[1]})"
+            picture.text(f"shape {n}", *place, shape, look="shape", transform=turned)
+            return
+        self._line(picture, n, [(x, top), (x, bottom - 1)])
+        y, anchor = top + (self.step - HIGH) / 2 + 3, "start" if side > 0 else "end"
+        picture.text(f"shape {n}", x + 7 * side, y, shape, look="shape", anchor=anchor)
+
+    def _line(self, picture: Picture, n: int, points: list[tuple[float, float]]) -> None:
+        """With a tip at its end."""
+        (x, y), (to_x, to_y) = points[-2:]
+        length = abs(to_x - x) + abs(to_y - y)  # it runs along an axis
+        across, down = (to_x - x) / length, (to_y - y) / length
+        picture.path(f"arrow {n}", [*points[:-1], (to_x - across, to_y - down)], look="arrow")
+        back = (to_x - 6 * across, to_y - 6 * down)
+        tip = [(back[0] - 4 * down, back[1] - 4 * across), (to_x, to_y), (back[0] + 4 * down, back[1] + 4 * across)]
+        picture.path(f"tip {n}", tip, look="tip")
 
 
 def scaled_dot_product() -> Diagram:
@@ -189,39 +221,50 @@ def multi_head() -> Diagram:
 
 
 def encoder_decoder() -> Diagram:
-    boxes = {
-        "tokens": Box(0, 0, 0, "input tokens", "data"),
-        "embed": Box(1, 0, 0, "embed + positions", "learnt"),
-        "attend": Box(2, 0, 0, "self-attention", "learnt"),
-        "feed": Box(3, 0, 0, "feed-forward layer", "learnt"),
-        "memory": Box(4, 0, 0, "layer norm", "learnt"),
-        "answer": Box(1, 1, 1, "answer so far", "data"),
-        "embed 2": Box(2, 1, 1, "embed + positions", "learnt"),
-        "causal": Box(3, 1, 1, "causal self-attention", "learnt"),
-        "cross": Box(4, 1, 1, "cross-attention", "learnt"),
-        "feed 2": Box(5, 1, 1, "feed-forward layer", "learnt"),
-        "norm": Box(6, 1, 1, "layer norm, linear", "learnt"),
-        "logits": Box(7, 1, 1, "logits", "data"),
+    """Each column is a chain of boxes. What a part adds meets the stream that went past it."""
+    encoder = {
+        "tokens": ("input tokens", "data"),
+        "embed": ("embed + positions", "learnt"),
+        "norm attend": ("layer norm", "learnt"),
+        "attend": ("self-attention", "learnt"),
+        "add attend": ("add: x + f(x)", "step"),
+        "norm feed": ("layer norm", "learnt"),
+        "feed": ("feed-forward layer", "learnt"),
+        "add feed": ("add: x + f(x)", "step"),
+        "memory": ("layer norm", "learnt"),
     }
-    arrows = [
-        ("tokens", "embed", "(B, L)"),
-        ("embed", "attend", "(B, L, E)"),
-        ("attend", "feed", "(B, L, E)"),
-        ("feed", "memory", "(B, L, E)"),
-        ("memory", "cross", "(B, L, E)"),
-        ("answer", "embed 2", "(B, M)"),
-        ("embed 2", "causal", "(B, M, E)"),
-        ("causal", "cross", "(B, M, E)"),
-        ("cross", "feed 2", "(B, M, E)"),
-        ("feed 2", "norm", "(B, M, E)"),
-        ("norm", "logits", "(B, M, words)"),
-    ]
+    decoder = {
+        "answer": ("answer so far", "data"),
+        "embed 2": ("embed + positions", "learnt"),
+        "norm causal": ("layer norm", "learnt"),
+        "causal": ("causal self-attention", "learnt"),
+        "add causal": ("add: x + f(x)", "step"),
+        "norm cross": ("layer norm", "learnt"),
+        "cross": ("cross-attention", "learnt"),
+        "add cross": ("add: x + f(x)", "step"),
+        "norm feed 2": ("layer norm", "learnt"),
+        "feed 2": ("feed-forward layer", "learnt"),
+        "add feed 2": ("add: x + f(x)", "step"),
+        "norm": ("layer norm, linear", "learnt"),
+        "logits": ("logits", "data"),
+    }
+    boxes = dict[str, Box]()
+    arrows = list[tuple[str, str, str]]()
+    for column, (chain, first, length) in enumerate(((encoder, 0, "L"), (decoder, 2, "M"))):
+        names = list(chain)
+        boxes |= {name: Box(first + n, column, column, *chain[name]) for n, name in enumerate(names)}
+        shapes = dict.fromkeys(names, f"(B, {length}, E)") | {names[0]: f"(B, {length})"}
+        shapes |= {"norm": f"(B, {length}, words)"}
+        arrows += [(a, b, shapes[a]) for a, b in pairwise(names)]
+        arrows += [(names[n - 3], name, shapes[name]) for n, name in enumerate(names) if name.startswith("add")]
+    arrows.append(("memory", "cross", "(B, L, E)"))
     words = (
-        "An encoder and a decoder. Encoder: input tokens (B, L), embedding and positions (B, L, E), then self- "
-        "attention and a feed-forward layer, (B, L, E) each, in every block. Decoder: answer so far (B, M), "
-        "embedding and positions (B, M, E), then causal self-attention, cross-attention, which takes keys and "
-        "values (B, L, E) from the encoder, and a feed-forward layer, (B, M, E) each; at the end logits (B, M, "
-        "words)."
+        "An encoder and a decoder. Encoder: input tokens (B, L), embedding and positions (B, L, E), then in every "
+        "block self-attention and a feed-forward layer, (B, L, E) each; a layer norm at the end. Decoder: answer so "
+        "far (B, M), embedding and positions (B, M, E), then in every block causal self-attention, cross-attention, "
+        "which takes keys and values (B, L, E) from the encoder, and a feed-forward layer, (B, M, E) each; at the end "
+        "a layer norm and logits (B, M, words). Each of these parts reads its input through a layer norm. What it "
+        "gives is added to that input, which goes past the part unchanged."
     )
-    groups = [("a block", 2, 3, 0, 0), ("a block", 3, 5, 1, 1)]
-    return Diagram(words, boxes, arrows, groups, columns=2)
+    groups = [("a block", 2, 7, 0, 0), ("a block", 4, 12, 1, 1)]
+    return Diagram(words, boxes, arrows, groups, columns=2, step=52)

@@ -24,7 +24,7 @@ from clearhead.engines.tiled.tiles import softmax
 from clearhead.masks.base import Mask, MaskLike
 from clearhead.masks.dense import DenseMask
 from clearhead.masks.lengths import Lengths
-from clearhead.problem.keywords import refuse_keywords
+from clearhead.problem.keywords import refuse_keywords, refuse_of_softmax
 from clearhead.problem.layout import arrange, is_arranged
 from clearhead.problem.lengths import joined
 from clearhead.problem.problem import Problem, make_problem, with_given
@@ -273,7 +273,7 @@ def masked_softmax(
     scores: np.ndarray | Rows, valid_lens: LengthsLike = None, *, dim: int = -1, align: AlignLike = None
 ) -> np.ndarray: ...
 def masked_softmax(
-    scores: Array | Rows, valid_lens: LengthsLike = None, *, dim: int = -1, align: AlignLike = None
+    scores: Array | Rows, valid_lens: LengthsLike = None, *, dim: int = -1, align: AlignLike = None, **others: Never
 ) -> Array:
     """Softmax over the allowed entries; the others get exactly 0.
 
@@ -291,8 +291,11 @@ def masked_softmax(
     or, for scores of two dimensions, (Lq,); a `Mask`, a bool tensor (True: allowed), or None for all. `dim`: the
     dimension of the keys; the lengths count along it. `align`: as for `attention`.
     Returns the scores' shape and dtype (integers give float64, in NumPy; lists are taken as NumPy).
-    Raises `ClearheadError` for lengths that are no integers, negative or above Lk. Cost: a few passes over the scores.
+    Raises `ClearheadError` for lengths that are no integers, negative or above Lk, and for keywords of other libraries
+    (`others`), with what to pass instead. Cost: a few passes over the scores.
     """
+    if others:
+        refuse_of_softmax(others)
     scores = listed_scores(scores)
     tensor = to_tensor_float(scores, "scores")
     check_float(tensor, "scores")

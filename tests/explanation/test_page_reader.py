@@ -96,6 +96,23 @@ def test_notes_wrap_and_are_not_cut(width, show):
     assert drawn.locator("p").evaluate_all("(all) => all.every((p) => p.scrollWidth <= p.clientWidth)")
 
 
+def test_the_type_grows_on_a_wide_screen_and_with_the_browsers_zoom(show):
+    """The widths are those of a screen of 1920 pixels at each zoom: what is enlarged is narrower."""
+    size = "parseFloat(getComputedStyle(document.querySelector('.cell')).fontSize)"
+    fits = "document.documentElement.scrollWidth <= innerWidth"
+    found = {}
+    for zoom in (1.0, 1.25, 1.5, 2.0):
+        opened = show(small(), "#step=weights", viewport={"width": round(1920 / zoom), "height": round(1080 / zoom)})
+        found[zoom] = opened.page.evaluate(size) * zoom
+        assert opened.page.evaluate(fits)
+    assert list(found.values()) == sorted(found.values()) and found[2.0] > 1.4 * found[1.0]
+    narrow, wide = (
+        show(small(), "#step=weights", viewport={"width": width, "height": 800}).page.evaluate(size)
+        for width in (1280, 3840)
+    )
+    assert found[1.0] > 1.3 * narrow and wide > 1.4 * found[1.0]
+
+
 def test_among_all_steps_a_weight_lights_up_its_query_and_key(show):
     opened = show(small(), "#step=weights")
     opened.page.get_by_role("button", name="all steps").click()

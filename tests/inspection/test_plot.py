@@ -54,6 +54,72 @@ def test_a_grid_has_one_scale_and_one_bar():
     assert len(weights.plot(0)) == 5 and len(weights.plot(slice(None), 2)) == 2 and len(weights.plot()) == 10
 
 
+def written(axes):
+    """The numbers in the cells, by their places, each with its colour."""
+    found = {}
+    for text in axes.texts:
+        column, row = text.get_position()
+        found[row, column] = (text.get_text(), text.get_color())
+    return found
+
+
+def contrast(one, other):
+    """Of two colours, as WCAG 2.2 defines it."""
+    levels = []
+    for color in (one, other):
+        rgb = np.array(matplotlib.colors.to_rgb(color))
+        linear = np.where(rgb <= 0.04045, rgb / 12.92, ((rgb + 0.055) / 1.055) ** 2.4)
+        levels.append(float(linear @ [0.2126, 0.7152, 0.0722]) + 0.05)
+    return max(levels) / min(levels)
+
+
+@pytest.mark.parametrize("options", [{}, {"cmap": "viridis"}, {"scale": "log"}, {"scale": 1.0}, {"cmap": "Greys"}])
+def test_a_small_matrix_has_its_numbers_in_its_cells_and_they_can_be_read(options):
+    weights = random(2, 3, mask=ch.Causal())
+    axes = weights.plot(1, 2, **options)
+    expected = weights[1, 2]
+    found = written(axes)
+    for i, j in itertools.product(range(6), range(6)):
+        said, color = found.pop((i, j))
+        assert said == ("0" if j > i else f"{expected[i, j]:.2f}")
+        cell = (0.95,) * 3 if j > i else axes.images[0].to_rgba(axes.images[0].get_array())[i, j, :3]
+        assert contrast(color, cell) >= 4.5
+    assert not found
+
+
+def test_numbers_fit_their_cells_or_are_left_out():
+    for length, heads, said in ((8, 1, 64), (9, 1, 0), (8, 9, 64), (8, 64, 64)):
+        axes = np.atleast_1d(random(heads, length=length).plot())
+        assert {len(axis.texts) for axis in axes} == {said}
+    axes = np.atleast_1d(random(4, length=8).plot())
+    axes[0].figure.canvas.draw()
+    cell = axes[0].get_window_extent().width / 8
+    assert max(text.get_window_extent().width for text in axes[0].texts) <= cell
+    narrow = pyplot.figure(figsize=(0.8, 0.8)).add_subplot()
+    assert not random(length=8).plot(ax=narrow).texts
+
+
+def test_small_numbers_have_the_decimals_they_need_and_what_is_missing_has_none():
+    pictures = ch.base.pictures
+    side = pictures.Side("row", 2), pictures.Side("column", 2)
+
+    def said(*rows):
+        cells = np.array(rows)
+        panel = pictures.Panel(cells, np.isnan(cells))
+        axes = pictures.draw([panel], *side, pictures.Style(scale="signed"), "effect")
+        return {place: words for place, (words, _) in written(axes).items()}
+
+    assert said([0.5, -0.25], [0.0, np.nan]) == {(0, 0): "0.50", (0, 1): "-0.25", (1, 0): "0.00"}
+    assert said([0.012, 0.003], [0.0, 0.0])[0, 0] == "0.012"
+    assert said([1.2e-7, 0.0], [0.0, 0.0]) == {}
+    assert said([3.0, 1.0], [0.0, 2.0])[0, 0] == "3"
+
+
+def test_a_small_mask_is_ones_and_zeros():
+    found = written(ch.Causal().plot(3, 3))
+    assert [[found[i, j][0] for j in range(3)] for i in range(3)] == [["1", "0", "0"], ["1", "1", "0"], ["1", "1", "1"]]
+
+
 @pytest.mark.parametrize("length", [7, 600])
 @pytest.mark.parametrize("how", ["mask", "bias", "both"])
 def test_masked_cells_are_told_from_small_weights(how, length):

@@ -218,7 +218,14 @@ def test_the_checkpoints_are_those_of_the_training() -> None:
 READ = """() => [...document.querySelectorAll("svg")].flatMap((svg, n) => {
   const [, , width, height] = svg.getAttribute("viewBox").split(" ").map(Number);
   const seen = (e) => e.textContent.trim() && e.getAttribute("opacity") !== "0";
-  const texts = [...svg.querySelectorAll("text")].filter(seen).map((e) => [e.textContent, e.getBBox()]);
+  const placed = (e) => {  // getBBox knows nothing of the element's own turn
+    const box = e.getBBox(), turn = e.transform.baseVal.consolidate();
+    if (!turn) return box;
+    const [a, b] = [[box.x, box.y], [box.x + box.width, box.y + box.height]]
+      .map(([x, y]) => new DOMPoint(x, y).matrixTransform(turn.matrix));
+    return { x: Math.min(a.x, b.x), y: Math.min(a.y, b.y), width: Math.abs(a.x - b.x), height: Math.abs(a.y - b.y) };
+  };
+  const texts = [...svg.querySelectorAll("text")].filter(seen).map((e) => [e.textContent, placed(e)]);
   const inside = (b) => b.x >= 0 && b.y >= 0 && b.x + b.width <= width && b.y + b.height <= height;
   const apart = (a, b) => a.x + a.width <= b.x + 0.5 || b.x + b.width <= a.x + 0.5
     || a.y + a.height <= b.y + 6 || b.y + b.height <= a.y + 6;
@@ -316,6 +323,21 @@ def test_the_shapes_of_the_diagrams_are_those_that_are_computed() -> None:
     found = shapes(diagrams.encoder_decoder)
     assert (
         found["memory", "cross"] == (2, 5, 7)
-        and found["cross", "feed 2"] == (2, 6, 7)
+        and found["cross", "add cross"] == (2, 6, 7)
         and found["norm", "logits"] == (2, 6, 9)
     )
+
+
+def test_each_part_of_a_transformer_has_a_norm_before_it_and_the_stream_goes_past_both() -> None:
+    diagram = diagrams.encoder_decoder()
+    arrows = {(a, b): shape for a, b, shape in diagram.arrows}
+    added = [name for name in diagram.boxes if name.startswith("add")]
+    assert len(added) == 5
+    for name in added:
+        norm, part = name.replace("add", "norm"), name.removeprefix("add ")
+        before = [a for a, b in arrows if b == norm]
+        assert len(before) == 1 and {a for a, b in arrows if b == name} == {part, before[0]}
+        assert arrows[before[0], norm] == arrows[norm, part] == arrows[part, name] == arrows[before[0], name]
+        [passing] = [n for n, (a, b, _) in enumerate(diagram.arrows) if (a, b) == (before[0], name)]
+        line = diagram.picture().shapes[f"arrow {passing}"].attributes["d"]
+        assert line.count("L") == 3, "it turns twice, around the boxes between"

@@ -165,6 +165,67 @@ OF_MODULES = (
         "seen",
     ),
 )
+WIDTHS = "torch.tensor([*ch.nn.{}({}).W_{}.weight.shape])"
+SIZES = "num_hiddens, num_heads, dropout, key_size, value_size, query_size = 8, 2, 0.5, 5, 6, 7"
+
+
+def _built(who: str, name: str, fragment: str, rest: str, layer: str, meant: list[int]) -> Case:
+    """A keyword with which a module is built, and the shape of a layer that it should give."""
+    given = f"@, {rest}" if rest else "@"
+    return case(
+        f"ch.nn.{who}({name}=0)", (fragment, WIDTHS.format(who, given, layer), f"torch.tensor({meant})"), setup=SIZES
+    )
+
+
+BUILT = [
+    _built("MultiHeadAttention", "num_hiddens", "embed_dim=num_hiddens", "num_heads=2", "q", [8, 8]),
+    _built("MultiHeadAttention", "key_size", "kdim=key_size", "embed_dim=8, num_heads=2", "k", [8, 5]),
+    _built("MultiHeadAttention", "value_size", "vdim=value_size", "embed_dim=8, num_heads=2", "v", [8, 6]),
+    _built(
+        "MultiHeadAttention",
+        "query_size",
+        "embed_dim=query_size, head_dim=num_hiddens // num_heads",
+        "num_heads=2",
+        "q",
+        [8, 7],
+    ),
+    _built("AdditiveAttention", "num_hiddens", "hidden_dim=num_hiddens", "key_dim=5", "k", [8, 5]),
+    _built("AdditiveAttention", "key_size", "key_dim=key_size", "hidden_dim=8", "k", [8, 5]),
+    _built("AdditiveAttention", "query_size", "query_dim=query_size", "hidden_dim=8", "q", [8, 7]),
+    case(
+        "ch.nn.MultiHeadAttention(5, 7, 6, 8, 2, 0.5)",
+        (
+            "MultiHeadAttention(num_hiddens, num_heads, dropout, kdim=key_size, vdim=value_size)",
+            "torch.tensor([*ch.nn.@.W_k.weight.shape])",
+            "torch.tensor([8, 5])",
+        ),
+        setup=SIZES,
+    ),
+    case(
+        "ch.nn.AdditiveAttention(5, 7, 8, 0.5)",
+        (
+            "AdditiveAttention(num_hiddens, dropout, query_dim=query_size, key_dim=key_size)",
+            "torch.tensor([*ch.nn.@.W_q.weight.shape])",
+            "torch.tensor([8, 7])",
+        ),
+        setup=SIZES,
+    ),
+    case(
+        "ch.masked_softmax(x, mask=0)",
+        ("valid_lens=mask", "ch.masked_softmax(torch.matmul(x, x.mT) / 8**0.5, @)", "soft(x, x, low)"),
+        setup="mask = low",
+    ),
+    case(
+        "Lengths([1.0, 2.0, 3.0, 4.0])",
+        ("[int(n) for n in valid_lens]", "attention(x, x, x, valid_lens=@)", "plain(x, x, x, steps)"),
+        setup="valid_lens = [1.0, 2.0, 3.0, 4.0]; steps = torch.arange(4) < torch.tensor(valid_lens)[:, None, None]",
+    ),
+    case(
+        "attend(x, x, x, torch.tensor([1.0, 2.0, 3.0, 4.0]))",
+        ("valid_lens=mask.long()", "attend(x, x, x, @)", "of_torch(x, torch.arange(4) >= mask[:, None])"),
+        setup="mask = torch.tensor([1.0, 2.0, 3.0, 4.0])",
+    ),
+]
 
 
 def _case(one: Keyword, wrong: str, more: str = "") -> Case:
@@ -176,4 +237,4 @@ parts_of = lambda layer: layer(x).unflatten(-1, (2, 4)).transpose(1, 2).detach()
 seen = soft(parts_of(attend.W_q), parts_of(attend.W_k)).mean(1)
 """
 CASES = [_case(one, f"attention(x, x, x, {one.name}=0)") for one in OF_FUNCTIONS]
-CASES += [_case(one, f"attend(x, x, x, {one.name}=0)", SEEN) for one in OF_MODULES]
+CASES += [_case(one, f"attend(x, x, x, {one.name}=0)", SEEN) for one in OF_MODULES] + BUILT

@@ -81,6 +81,8 @@ def lowered_angle(cls: Any) -> None:
 def growing(cls: Any, rule: Any) -> None:
     mask = made(cls, ch.extend.Mask, "lower", "the mask")
     answered("the rule", rule)
+    if not isinstance(rule, ch.extend.Mask):
+        raise AssertionError("the rule: this is no mask. Give your function to `ch.MaskFunction`.")
     check: Callable[..., None] = pairs
     for length in (9, 16):
         i, j = torch.arange(length)[:, None], torch.arange(length)[None, :]

@@ -99,6 +99,13 @@ def filled_parts(template: str, parts: Mapping[str, str | Iterable[str]]) -> Ite
 class Frame:
     """A page in a notebook, or in a site that shows notebooks. It stands whole in the cell's output.
 
+    >>> import torch, clearhead as ch
+    >>> query, key, value = torch.rand(2, 4), torch.rand(3, 4), torch.rand(3, 2)
+    >>> frame = ch.explain(query, key, value).frame()               # the last line of a cell shows it
+    >>> frame.page[:15]
+    '<!doctype html>'
+
+    `Explanation.frame` and `Motion.frame` give one. `page`: the whole page, HTML that fetches nothing.
     The frame runs only the page's own scripts, and has no access to what is around it. `title`: for readers who hear
     the page. `height`: in pixels.
     """

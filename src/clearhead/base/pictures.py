@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 Array = NDArray[Any]
 MOST = 64  # pictures in a grid
+WRITTEN = 8  # the most rows and columns whose cells have their numbers written in them
+SMALLEST = 4.5  # points, of such a number
 
 
 @dataclass(frozen=True)
@@ -96,6 +98,8 @@ def draw(panels: Sequence[Panel], rows: Side, columns: Side, style: Style, meani
         drawn = _one(axis, panel, (rows.length, columns.length), norm, floor, cmap)
         title = panel.title if several or style.title is None else style.title
         axis.set_title(_shown(title), fontsize="medium" if several else None)
+        if max(panel.cells.shape) <= WRITTEN:
+            _write_numbers(axis, panel, drawn)
         if style.lines:
             _draw_lines(axis, rows.length, columns.length)
     if several and style.title is not None:
@@ -152,6 +156,37 @@ def _one(axis: Any, panel: Panel, shape: tuple[int, int], norm: Any, floor: floa
     if nan.any():
         axis.imshow(np.ma.masked_array(nan, ~nan), cmap=matplotlib.colors.ListedColormap(["red"]), **how)
     return drawn
+
+
+def _write_numbers(axis: Any, panel: Panel, drawn: Any) -> None:
+    """The number of each cell, black or white, whichever is told better from the cell's colour; a masked 0 is 0.
+
+    Nothing is written where the numbers do not fit their cells, or would need more than four decimals.
+    """
+    finite = np.isfinite(panel.cells)
+    hidden = np.zeros(panel.cells.shape, dtype=bool) if panel.hidden is None else panel.hidden
+    seen = panel.cells[finite & ~hidden]
+    whole = bool((seen == np.round(seen)).all())
+    top = np.abs(seen).max(initial=0.0)
+    decimals = 0 if whole else max(2, 1 - math.floor(math.log10(top)))
+    if decimals > 4:
+        return
+    words = np.array([[f"{x:.{decimals}f}" for x in row] for row in panel.cells])
+    box, letter = axis.get_window_extent(), float(require("matplotlib", "plot", "plot()").rcParams["font.size"])
+    high, wide = (72 / axis.figure.dpi * size / max(n, 1) for size, n in zip(box.size[::-1], words.shape, strict=True))
+    size = min(letter, 0.6 * high, 0.8 * wide / (0.6 * max(map(len, words.flat), default=1)))
+    if size < SMALLEST:
+        return
+    colors = drawn.to_rgba(np.ma.masked_array(drawn.get_array()))[..., :3]
+    linear = np.where(colors <= 0.04045, colors / 12.92, ((colors + 0.055) / 1.055) ** 2.4)
+    dark = linear @ np.array([0.2126, 0.7152, 0.0722]) < 0.179  # where white has the better contrast
+    how: dict[str, Any] = {"ha": "center", "va": "center", "fontsize": size}
+    plain = {"facecolor": "0.95", "edgecolor": "none", "pad": 1.0}  # no hatching behind the number
+    for i, j in np.argwhere(finite & (~hidden | (panel.cells == 0))).tolist():
+        if hidden[i, j]:
+            axis.text(j, i, "0", color="black", bbox=plain, **how)
+        else:
+            axis.text(j, i, words[i, j], color="white" if dark[i, j] else "black", **how)
 
 
 def _draw_lines(axis: Any, rows: int, columns: int) -> None:

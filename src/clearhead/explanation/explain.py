@@ -38,7 +38,7 @@ from clearhead.inspection.matrix import Index
 from clearhead.masks.base import Mask, MaskLike
 from clearhead.nn._record import RecordingModule
 from clearhead.nn.multi_head_attention import MultiHeadAttention
-from clearhead.problem.keywords import refuse_keywords
+from clearhead.problem.keywords import refuse_keywords, refuse_of_softmax
 from clearhead.problem.layout import ARRANGED, arrange
 from clearhead.problem.lengths import joined
 
@@ -168,6 +168,8 @@ def _of_softmax(inputs: tuple[Any, ...], options: dict[str, Any], at: Any) -> Ex
     """The steps of a call of `masked_softmax`."""
     try:
         given = signature(masked_softmax).bind(*inputs, **options).arguments
+        if others := given.pop("others", {}):
+            refuse_of_softmax(others)
     except TypeError as error:
         raise ClearheadError(f"explain() takes masked_softmax()'s arguments after it: {error}.") from None
     scores, dim = listed_scores(given["scores"]), given.get("dim", -1)

@@ -22,8 +22,9 @@ class Shape(NamedTuple):
 
 
 class Picture:
-    """A drawing of WIDTH × `height` units. A shape of one name in two frames of a `Motion` is one shape, which moves.
+    """A drawing of 360 × `height` units. A shape of one name in two frames of a `Motion` is one shape, which moves.
 
+    >>> from clearhead.explanation import Picture
     >>> picture = Picture(40)
     >>> picture.rect("weight 0", 10, 5, 30, 20, look="square", opacity=0.25)
     >>> picture.text("number 0", 25, 19, "0.25")
@@ -90,6 +91,7 @@ def _element(shape: Shape) -> str:
 class Motion:
     """Pictures of one height, each with a sentence, as one page with a player. A notebook shows the page in a frame.
 
+    >>> from clearhead.explanation import Motion, Picture
     >>> pictures = [Picture(40), Picture(40)]
     >>> for x, picture in enumerate(pictures):
     ...     picture.rect("moved", 100 * x, 5, 30, 20)

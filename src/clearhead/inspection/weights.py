@@ -314,7 +314,8 @@ class Weights(LazyMatrix[ArrayT]):
         drawn; "log" from 0.1 / Lk; a number, such as 1.0, is linear from 0 to this number, so that pictures of several
         calls have one scale. `ax`: the axes to draw one head on; None makes new axes. `bar`: whether to draw a bar of
         the colours. Up to 512 queries and keys (256 in a grid) every weight is a cell; beyond, a cell is the largest of
-        several weights, found in O(Lq + Lk) memory. Returns the axes, an array of them where there are several.
+        several weights, found in O(Lq + Lk) memory. Up to 8 queries and keys each cell has its number, where it fits.
+        Returns the axes, an array of them where there are several.
         """
         chosen = plot.picks(head, tuple(self.shape[:-2]))
         style = Style(title, cmap, scale, ax, bar)

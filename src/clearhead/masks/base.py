@@ -191,7 +191,7 @@ class Mask(ABC):
         `query_labels`, `key_labels`: a word for each query, for each key. `ax`: the axes to draw one picture on; None
         makes new axes.
         There is a picture for each sequence and head in which the mask differs. Above 512 queries or keys a cell is the
-        share of its pairs that may attend, found in O(Lq + Lk) memory.
+        share of its pairs that may attend, found in O(Lq + Lk) memory. Up to 8 queries and keys each cell has 1 or 0.
         """
         if query is None and key is not None:
             raise ClearheadError("plot: key is given without query; pass both, tensors or lengths.")

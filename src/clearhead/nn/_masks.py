@@ -42,6 +42,8 @@ def head_mask(mask: Any, sizes: tuple[int, int, int, int], dtype: torch.dtype) -
 def _advice(shape: tuple[int, ...], sizes: tuple[int, int, int, int], is_bool: bool) -> str:
     batch, heads, _, keys = sizes
     turned = "~mask" if is_bool else "mask"
+    if shape == (batch,) and not is_bool:
+        return "\nIt seems to be lengths, (B,): pass valid_lens=mask.long()."
     if shape == (batch, keys):
         return (
             "\nIt seems to be padding, (B, Lk): pass Padding(mask), or, where it is a key_padding_mask of torch "

@@ -18,6 +18,7 @@ from clearhead.base.torch_private import has_hooks, parts_of, put_parts
 from clearhead.base.tracing import distributed
 from clearhead.masks.base import MaskLike
 from clearhead.nn._heads import check_dtype
+from clearhead.nn._keywords import OF_ADDITIVE, OLDER_ADDITIVE, built_with
 from clearhead.nn._record import RecordingModule
 from clearhead.nn._unpacked import refuse_unpacking
 from clearhead.nn.prepared_keys import PreparedKeys, check_value_given, taken
@@ -66,6 +67,7 @@ class AdditiveAttention(RecordingModule):
     # for raw and for prepared keys; in a tuple, so that the module does not register their parameters twice
     _scores: tuple[Additive, Additive] | None = None
 
+    @built_with(OF_ADDITIVE, OLDER_ADDITIVE)
     def __init__(
         self,
         hidden_dim: int,

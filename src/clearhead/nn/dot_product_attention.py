@@ -8,6 +8,7 @@ from clearhead.base.arrays import ArrayT, Integers
 from clearhead.base.dropout import check_dropout
 from clearhead.base.shapes import AlignLike
 from clearhead.masks.base import MaskLike
+from clearhead.nn._keywords import OF_DOT_PRODUCT, built_with
 from clearhead.nn._record import RecordingModule
 from clearhead.nn._unpacked import refuse_unpacking
 from clearhead.problem.keywords import refuse_keywords
@@ -38,6 +39,7 @@ class DotProductAttention(RecordingModule):
     Source: Vaswani et al. 2017, "Attention Is All You Need"; the signature: Zhang et al., "Dive into Deep Learning".
     """
 
+    @built_with(OF_DOT_PRODUCT)
     def __init__(self, dropout: float = 0.0, *, record_gradients: bool = False) -> None:
         super().__init__(record_gradients)
         self.dropout = check_dropout(dropout, "dropout")

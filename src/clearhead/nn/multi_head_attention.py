@@ -31,6 +31,7 @@ from clearhead.nn._heads import (
     plain_linear,
     split_heads,
 )
+from clearhead.nn._keywords import OF_MULTI_HEAD, OLDER_MULTI_HEAD, built_with
 from clearhead.nn._masks import head_mask
 from clearhead.nn._options import (
     NORMS,
@@ -130,6 +131,7 @@ class MultiHeadAttention(RecordingModule):
     sinks: Tensor | None
     projects_inputs = True  # its inputs are projected to query, key and value inside: see models/tap/modules.py
 
+    @built_with(OF_MULTI_HEAD, OLDER_MULTI_HEAD)
     def __init__(
         self,
         embed_dim: int,

@@ -12,6 +12,7 @@ from clearhead.base.called import as_forward
 from clearhead.base.dropout import check_dropout
 from clearhead.base.numbers import check_count
 from clearhead.base.pictures import Style
+from clearhead.nn._keywords import OF_POSITIONS, built_with
 from clearhead.nn._positions import Tabled, check_embedded, check_length, places_of, plot
 
 if TYPE_CHECKING:
@@ -47,6 +48,7 @@ class SinusoidalPositionalEncoding(Tabled):
     Source: Vaswani et al. 2017, "Attention Is All You Need".
     """
 
+    @built_with(OF_POSITIONS)
     def __init__(self, embed_dim: int, dropout: float = 0.0) -> None:
         super().__init__()
         self.embed_dim = check_count(embed_dim, 1, "embed_dim")

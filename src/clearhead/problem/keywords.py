@@ -75,11 +75,21 @@ _INSTEAD = {
     "position_ids": ("", "positions=position_ids, in a module that was built with rotary="),
     "past_key_values": ("", "cache=KeyValueCache(), one for each module, which the calls fill"),
     # code for teaching
+    "valid_len": ("valid_lens=valid_len",) * 2,
+    "lengths": ("valid_lens=lengths",) * 2,
     "explain": (
         "nothing: ch.explain(query, key, value, …), with the same arguments, shows the call step by step",
         "nothing: ch.explain(module, query, key, value, …), with the same arguments, shows the call step by step",
     ),
     "return_weights": (_WEIGHTS, _LAST),
+}
+_KEEP = "valid_lens={0}, a Mask or a bool tensor, True where an entry counts; a float tensor is added: scores + {0}"
+_OF_SOFTMAX = {
+    "mask": _KEEP.format("mask"),
+    "attn_mask": _KEEP.format("attn_mask"),
+    "valid_len": "valid_lens=valid_len",
+    "lengths": "valid_lens=lengths",
+    "axis": "dim=axis",
 }
 
 
@@ -91,14 +101,27 @@ def refuse_keywords(who: str, given: Mapping[str, object], module: bool = False)
     if not given:
         return
     said = {name: _INSTEAD.get(name, ("", ""))[module] for name in given}
-    for name, instead in said.items():
-        if not instead:
-            called = f"{who}.forward" if module else who
-            raise TypeError(f"{called}() got an unexpected keyword argument {name!r}")
-    lines = "".join(f"\n  - for {name}: {instead}" for name, instead in said.items())
     drop_in = "TorchMultiheadAttention" if module else "scaled_dot_product_attention"
     theirs = "torch.nn.MultiheadAttention" if module else "torch.nn.functional"
-    raise ClearheadError(
-        f"{who} takes no {', '.join(given)}: other libraries have attention with such arguments. Pass instead:{lines}\n"
-        f"{drop_in} is called as in {theirs}."
+    refuse(
+        who,
+        f"{who}.forward" if module else who,
+        said,
+        "other libraries have attention with such arguments",
+        f"\n{drop_in} is called as in {theirs}.",
     )
+
+
+def refuse_of_softmax(given: Mapping[str, object]) -> None:
+    """Raise an error for what `masked_softmax` has under another name, or Python's TypeError."""
+    said = {name: _OF_SOFTMAX.get(name, "") for name in given}
+    refuse("masked_softmax", "masked_softmax", said, "lengths and masks are one argument, valid_lens")
+
+
+def refuse(who: str, called: str, said: Mapping[str, str], why: str, more: str = "") -> None:
+    """Raise an error with what to pass for each keyword; Python's TypeError where one has nothing to say."""
+    for name, instead in said.items():
+        if not instead:
+            raise TypeError(f"{called}() got an unexpected keyword argument {name!r}")
+    lines = "".join(f"\n  - for {name}: {instead}" for name, instead in said.items())
+    raise ClearheadError(f"{who} takes no {', '.join(said)}: {why}. Pass instead:{lines}{more}")

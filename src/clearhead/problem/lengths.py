@@ -80,4 +80,4 @@ def _as_lengths(valid_lens: Any) -> Lengths:
         )
     if not numbers.ndim:
         raise ClearheadError(f"valid_lens is {valid_lens!r:.40}, one number; {takes}.\nPass one for each sequence.")
-    return Lengths(numbers)
+    return Lengths(valid_lens)

@@ -1,0 +1,110 @@
+"""Keywords with which other libraries and code for teaching build attention, and what to write here instead."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import wraps
+from inspect import signature
+from typing import Any, TypeVar
+
+from clearhead.base.errors import ClearheadError
+from clearhead.problem.keywords import refuse
+
+Init = TypeVar("Init", bound=Callable[..., None])
+
+_CALLS = "mask=Causal() in each call"
+_FIRST = "nothing: the batch comes first"
+_NO_PROJECTION = "nothing: it has no projections, and takes any widths; MultiHeadAttention(embed_dim, num_heads) has"
+
+# Dive into Deep Learning; torch; transformers; Keras; timm and others
+OF_MULTI_HEAD = {
+    "num_hiddens": "embed_dim=num_hiddens",
+    "query_size": "nothing where it is num_hiddens; where it is not, embed_dim=query_size, head_dim=num_hiddens // "
+    "num_heads: the output is as wide as the query",
+    "key_size": "kdim=key_size",
+    "value_size": "vdim=value_size",
+    "use_bias": "bias=use_bias",
+    "qkv_bias": "bias=qkv_bias, which holds for all four projections",
+    "d_model": "embed_dim=d_model",
+    "hidden_size": "embed_dim=hidden_size",
+    "dim": "embed_dim=dim",
+    "num_attention_heads": "num_heads=num_attention_heads",
+    "num_key_value_heads": "num_kv_heads=num_key_value_heads",
+    "nhead": "num_heads=nhead",
+    "n_heads": "num_heads=n_heads",
+    "key_dim": "head_dim=key_dim; values have heads of the same width",
+    "value_dim": "head_dim=value_dim; queries and keys have heads of the same width",
+    "attention_dropout": "dropout=attention_dropout",
+    "attn_drop": "dropout=attn_drop",
+    "dropout_p": "dropout=dropout_p",
+    "batch_first": _FIRST,
+    "add_bias_kv": "nothing: there are no keys that are not in the input; append one to key and value yourself",
+    "add_zero_attn": "sinks=True, a learnt logit of each head in place of the key of zeros",
+    "causal": _CALLS,
+    "is_causal": _CALLS,
+}
+OF_ADDITIVE = {
+    "num_hiddens": "hidden_dim=num_hiddens",
+    "query_size": "query_dim=query_size",
+    "key_size": "key_dim=key_size",
+    "value_size": "nothing: values of any width are averaged as they are",
+    "embed_dim": "query_dim=embed_dim, and hidden_dim=…, the width of the tanh network",
+    "kdim": "key_dim=kdim",
+    "vdim": "nothing: values of any width are averaged as they are",
+    "units": "hidden_dim=units",
+    "num_heads": "nothing: it has one head; MultiHeadAttention(embed_dim, num_heads, score=Additive(head_dim, "
+    "head_dim, hidden_dim=…)) has several",
+    "bias": "nothing: its layers have no bias",
+    "dropout_p": "dropout=dropout_p",
+    "batch_first": _FIRST,
+}
+OF_DOT_PRODUCT = {
+    **dict.fromkeys(("embed_dim", "num_heads", "num_hiddens", "query_size", "key_size", "value_size"), _NO_PROJECTION),
+    **dict.fromkeys(("kdim", "vdim", "bias"), _NO_PROJECTION),
+    "scale": "nothing: it divides by √E; attention(query, key, value, scale=scale) takes another scale",
+    "dropout_p": "dropout=dropout_p",
+    "attention_dropout": "dropout=attention_dropout",
+    "batch_first": _FIRST,
+}
+
+
+OF_POSITIONS = {
+    **{name: f"embed_dim={name}" for name in ("num_hiddens", "d_model", "dim", "hidden_size")},
+    "max_len": "nothing: the waves are computed for every position that is asked for",
+}
+OLDER_MULTI_HEAD = (
+    "key_size, query_size, value_size, num_hiddens, num_heads, dropout",
+    "MultiHeadAttention(num_hiddens, num_heads, dropout, kdim=key_size, vdim=value_size)",
+)
+OLDER_ADDITIVE = (
+    "key_size, query_size, num_hiddens, dropout",
+    "AdditiveAttention(num_hiddens, dropout, query_dim=query_size, key_dim=key_size)",
+)
+
+
+def built_with(said: Mapping[str, str], older: tuple[str, str] | None = None) -> Callable[[Init], Init]:
+    """A decorator of `__init__`: keywords of `said` that it does not have are an error that says what to write.
+
+    `older`: the arguments by position that older code gives, which are more than there are, and what to write for them.
+    The error comes before Python's own, which names what is missing and not what was meant.
+    """
+
+    def decorate(init: Init) -> Init:
+        who, own = init.__qualname__.partition(".")[0], signature(init).parameters
+        placed = [name for name, one in own.items() if one.kind is one.POSITIONAL_OR_KEYWORD][1:]
+
+        @wraps(init)
+        def checked(self: Any, *args: Any, **given: Any) -> None:
+            if any(name not in own for name in given):
+                told = {name: said.get(name, "") for name in given if name not in own}
+                refuse(who, f"{who}.__init__", told, "it is built with other names")
+            if older is not None and len(args) > len(placed):
+                raise ClearheadError(
+                    f"{who} takes {len(placed)} arguments by position, ({', '.join(placed)}), and got {len(args)}.\n"
+                    f"If they are ({older[0]}), write {older[1]}."
+                )
+            init(self, *args, **given)
+
+        return checked  # type: ignore[return-value]
+
+    return decorate
