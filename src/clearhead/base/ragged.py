@@ -63,6 +63,27 @@ class Sequences:
         return found
 
 
+def places_in(edges: Tensor, at: Tensor) -> tuple[Tensor, Tensor]:
+    """The number of the sequence to which each of these places in a packed row belongs, and the place in it."""
+    number = torch.searchsorted(edges[1:].contiguous(), at, right=True)
+    return number, at - edges[number]
+
+
+def padded(packed: Tensor, edges: Tensor, longest: int) -> Tensor:
+    """The sequences of a packed row (1, H, T, E) as a padded batch (B, H, L, E), with zeros behind them."""
+    place = torch.arange(longest, device=edges.device)
+    inside = place < edges.diff()[:, None]
+    at = torch.where(inside, edges[:-1, None] + place, packed.shape[2])
+    room = packed.new_zeros(1, *packed.shape[1:2], 1, *packed.shape[3:])
+    return torch.cat((packed, room), 2)[0][:, at].transpose(0, 1)
+
+
+def repacked(batch: Tensor, edges: Tensor) -> Tensor:
+    """The sequences of a padded batch (B, H, L, E) as a packed row (1, H, T, E)."""
+    number, place = places_in(edges, torch.arange(int(edges[-1]), device=edges.device))
+    return batch[number, :, place].transpose(0, 1)[None]
+
+
 def _common(side: slice, size: int, edge: tuple[int, int]) -> tuple[slice, slice] | None:
     """Where the positions of a slice that lie in a sequence stand in the slice, and which they are in the sequence."""
     every = range(*extent(side, size))

@@ -8,6 +8,7 @@ from clearhead.base.arrays import ArrayT, Integers
 from clearhead.base.dropout import check_dropout
 from clearhead.base.shapes import AlignLike
 from clearhead.masks.base import MaskLike
+from clearhead.nn._nested import HEADS, nested_inputs
 from clearhead.nn._record import RecordingModule
 from clearhead.nn._unpacked import refuse_unpacking
 from clearhead.problem.keywords import refuse_keywords
@@ -65,7 +66,12 @@ class DotProductAttention(RecordingModule):
             refuse_keywords("DotProductAttention", others, module=True)
         mask, bias = with_lengths(mask, valid_lens)
         dropout_p = self.dropout if self.training else 0.0
+        nested = nested_inputs(query, key, value, align, hint=HEADS)
+        if nested is not None:
+            query, key, value = nested.query, nested.key, nested.value
+            (mask, bias), align = nested.packed.ragged(mask, bias), None
         output: ArrayT = self._attend(query, key, value, mask=mask, bias=bias, align=align, dropout_p=dropout_p)
+        output = output if nested is None else nested.back(output)
         refuse_unpacking(self, output)
         return output
 

@@ -12,7 +12,9 @@ from clearhead.base.called import as_forward
 from clearhead.base.dropout import check_dropout
 from clearhead.base.numbers import check_count
 from clearhead.base.pictures import Style
+from clearhead.nn._nested import by_rows
 from clearhead.nn._positions import Tabled, check_embedded, check_length, places_of, plot
+from clearhead.problem.nested import is_nested
 
 if TYPE_CHECKING:
     from clearhead.base.pictures import Axes, Colormap
@@ -55,6 +57,8 @@ class SinusoidalPositionalEncoding(Tabled):
     def forward(self, x: Tensor, offset: int | Tensor = 0, *, positions: Integers | None = None) -> Tensor:
         """x (..., L, E) with its positions added, from `offset` on, or those of `positions`: of x's shape."""
         who = "SinusoidalPositionalEncoding"
+        if is_nested(x):
+            return by_rows(self.forward, x, offset, positions, who)
         check_embedded(x, self.embed_dim, who)
         output: Tensor = self.dropout(x + self._of(x, places_of(x, offset, positions, who), x.dtype, who))
         return output
