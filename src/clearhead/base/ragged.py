@@ -22,7 +22,7 @@ class Sequences:
         if isinstance(align, str) and align == "lower_right":
             self.align = self.keys.diff() - self.queries.diff()
         self.query_edges, self.key_edges = list(pairwise(queries.tolist())), list(pairwise(keys.tolist()))
-        self.longest = tuple(max((b - a for a, b in ends), default=0) for ends in (self.query_edges, self.key_edges))
+        self.longest = tuple(max([0, *(b - a for a, b in ends)]) for ends in (self.query_edges, self.key_edges))
 
     @classmethod
     def example(cls, sizes: Sizes) -> Sequences:

@@ -78,7 +78,7 @@ def by_rows(encode: Callable[..., Tensor], x: Tensor, offset: Any, positions: An
     `offset`, `positions`: those of the padded batch."""
     rows = row(f"{who}: x", x, HEADS)
     lengths = rows.edges.diff().tolist()
-    batch = torch.empty(len(lengths), max(lengths, default=0), rows.packed.shape[-1], device="meta")
+    batch = torch.empty(len(lengths), max([0, *lengths]), rows.packed.shape[-1], device="meta")
     places = places_of(batch, offset, positions, who)
     places = rows.placed(places) if isinstance(places, Tensor) else rows.placed() + places
     return rows.nested(encode(rows.packed, positions=places))

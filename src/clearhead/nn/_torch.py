@@ -199,6 +199,8 @@ def _check_mask(
             f"{name} is a {type(mask).__name__}; expected a tensor, as torch.nn.MultiheadAttention has it. "
             "MultiHeadAttention takes Masks, such as Causal()."
         )
+    if mask.is_nested:
+        raise ClearheadError(f"{name} is nested; also beside nested inputs it is a plain tensor for the padded batch.")
     if mask.dtype != torch.bool and not mask.is_floating_point():
         raise ClearheadError(
             f"{name} has dtype {mask.dtype}, shape {tuple(mask.shape)}; expected bool, True where a query may not "

@@ -70,8 +70,8 @@ def packed(named: dict[str, Any], align: Align, hint: str) -> Packed:
     dimensions too many."""
     if compiling():
         raise UnsupportedError(
-            "Nested tensors are read on the host, so compiled code cannot use them. Call attention outside of the "
-            "compiled function, or pass padded tensors and mask=Lengths(valid_lens)."
+            "Nested tensors are read on the host, so compiled code cannot use them. Call attention, or the module, "
+            "outside of the compiled function, or pass padded tensors and mask=Lengths(valid_lens)."
         )
     if not all(map(is_nested, named.values())):
         kinds = {name: "nested" if is_nested(given) else "not" for name, given in named.items()}
