@@ -101,6 +101,8 @@ class AdditiveAttention(RecordingModule):
         """The output (..., Lq, Ev), of the value's dtype.
 
         query (..., Lq, Eq), key (..., Lk, Ek), value (..., Lk, Ev); or, in place of key and value, `PreparedKeys`.
+        Nested tensors, as all three, are computed without padding: the output is nested like the query, and lengths,
+        mask and `align` are those of the padded batch.
         `valid_lens`: integers (B,) or (B, Lq), how many keys may be seen: a list, an array or a tensor.
         `mask`: a `Mask`, a bool tensor (True: may attend), a float tensor (added to the scores), or None. Where both
         are given, both hold. `align`: as for `clearhead.attention`. Raises a `ClearheadError` for other widths than

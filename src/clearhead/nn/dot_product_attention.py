@@ -57,6 +57,8 @@ class DotProductAttention(RecordingModule):
         """The output (..., Lq, Ev), of the value's dtype.
 
         query (..., Lq, E), key (..., Lk, E), value (..., Lk, Ev); with four dimensions, dimension -3 is the heads.
+        Nested tensors, as all three, are computed without padding: the output is nested like the query, and lengths,
+        mask and `align` are those of the padded batch.
         `valid_lens`: integers (B,) or (B, Lq), how many keys may be seen: a list, an array or a tensor.
         `mask`: a `Mask`, a bool tensor (True: may attend), a float tensor (added to the scores), or None. Where both
         are given, both hold. `align`: where query 0 stands, as for `clearhead.attention`. Raises a `ClearheadError` for

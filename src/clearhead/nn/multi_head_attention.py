@@ -119,7 +119,7 @@ class MultiHeadAttention(RecordingModule):
     `device`, `dtype`: those of the parameters that the module makes; modules that it is given keep theirs.
     `record_gradients`: whether `attention_weights` have gradients; the graph of the last call is kept for it.
     `attention_weights`: the weights of the last call, (B, H, Lq, Lk), B = 1 where the inputs had no batch; lazy and
-    detached.
+    detached. Of nested inputs they are those of the padded batch.
     Cost: that of the four projections, 4·L·E² multiplications a sequence by default, and of `clearhead.attention`.
     Sources: Vaswani et al. 2017, "Attention Is All You Need"; grouped queries: Ainslie et al. 2023, "GQA"; norms:
     Henry et al. 2020, "Query-Key Normalization for Transformers"; sinks: OpenAI 2025, gpt-oss; gate: Qiu et al. 2025,
@@ -240,6 +240,9 @@ class MultiHeadAttention(RecordingModule):
 
         query (B, Lq, E), key (B, Lk, kdim), value (B, Lk, vdim), or each without B; or, in place of key and
         value, the `PreparedKeys` of `prepare`.
+        Nested tensors (B, j, E), as all three, are computed without padding, and the output is nested like the query.
+        Masks, lengths, biases, positions and `align` beside them are those of the padded batch; positions count in each
+        sequence. They take no cache and no float mask.
         `mask`: a `Mask`; a bool tensor (True: may attend), or a float tensor (added to the scores), (Lq, Lk),
         (B, Lq, Lk) or (B, H, Lq, Lk), where 1 stands for any size; or None. Padding (B, Lk) is `Padding(keep)`.
         `valid_lens`: integers (B,) or (B, Lq), how many keys may be seen. Where both are given, both hold.

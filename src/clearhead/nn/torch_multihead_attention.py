@@ -45,8 +45,9 @@ class TorchMultiheadAttention(nn.MultiheadAttention, RecordingModule):
     It differs from torch's in this: a query that may see nothing gives out_proj's bias and weights of 0, where torch's
     gives NaN or the same, depending on its path; weights are those before dropout. For a new model `MultiHeadAttention`
     has more, and its masks are True where a query may attend.
-    Refused, by an `UnsupportedError`: add_bias_kv and add_zero_attn; by a `ClearheadError`: masks of integers, nested
-    tensors that torch's encoder does not make, and calls that torch refuses.
+    Refused, by an `UnsupportedError`: add_bias_kv and add_zero_attn; by a `ClearheadError`: masks of integers, a
+    key_padding_mask beside nested tensors, and calls that torch refuses.
+    Nested tensors, which nn.TransformerEncoder makes of a padded batch in evaluation, are computed without padding.
     Cost: as `MultiHeadAttention`; `need_weights=True`, torch's default, makes the whole matrix of the weights.
     Source: Vaswani et al. 2017, "Attention Is All You Need".
     """
