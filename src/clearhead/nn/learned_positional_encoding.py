@@ -46,7 +46,7 @@ class LearnedPositionalEncoding(nn.Module):
     `device`, `dtype`: those of P; None is the default of PyTorch.
     x (B, ..., L, E), or (L, E). `offset`: the position of the first vector, a whole number, or integers (B,), one for
     each sequence. `positions`: in place of it the position of each vector, integers (L,) or (B, L), in any order.
-    Nested x (B, j, E), or (B, H, j, E), gives a nested result: each sequence begins anew, and `offset` and `positions` are
+    Nested x (B, j, E), or (B, H, j, E), gives a nested result: each sequence begins anew, `offset` and `positions` are
     those of the padded batch.
     Returns x's shape, of the dtype of x + P.
     Raises a `ShapeError` for another width or batch, and for positions from max_len on; a `ClearheadError` for

@@ -48,7 +48,7 @@ class RotaryEmbedding(Tabled):
     x (..., L, E) with E ≥ dim; `offset`: the position of the first vector, a whole number, or integers (B,), one for
     each sequence of x (B, ..., L, E). `positions`: in place of it the position of each vector, integers (L,) or (B, L),
     0 or more, in any order. Returns x's shape and dtype; the turn is computed in float32 at least.
-    Nested x (B, j, E), or (B, H, j, E), gives a nested result: each sequence begins anew, and `offset` and `positions` are
+    Nested x (B, j, E), or (B, H, j, E), gives a nested result: each sequence begins anew, `offset` and `positions` are
     those of the padded batch.
     Raises a `ShapeError` for narrower x or another batch, a `ClearheadError` for positions below 0. Cost: three
     operations an entry; a table of the longest sequence is kept.

@@ -44,7 +44,7 @@ class SinusoidalPositionalEncoding(Tabled):
     x (B, ..., L, E), or (L, E). `offset`: the position of the first vector, a whole number, or integers (B,), one for
     each sequence. `positions`: in place of it the position of each vector, integers (L,) or (B, L), 0 or more, in any
     order. Returns x's shape and dtype. Any length; no parameters.
-    Nested x (B, j, E), or (B, H, j, E), gives a nested result: each sequence begins anew, and `offset` and `positions` are
+    Nested x (B, j, E), or (B, H, j, E), gives a nested result: each sequence begins anew, `offset` and `positions` are
     those of the padded batch.
     Raises a `ShapeError` for another width or batch, a `ClearheadError` for positions below 0.
     Cost: one addition an entry; a table of the longest sequence is kept.
