@@ -157,6 +157,14 @@ def shown(thing: Any) -> str:
     return f"{tuple(thing.shape)} of {thing.dtype} on {thing.device}"
 
 
+def shape_shown(array: Any) -> str:
+    """The shape of an array, in an error; of a nested one with j for the length that varies."""
+    if not isinstance(array, Tensor) or not array.is_nested:
+        return f"{tuple(array.shape)}"
+    sizes = ["j" if dim == array.dim() - 2 else array.size(dim) for dim in range(array.dim())]
+    return f"({', '.join(map(str, sizes))})"
+
+
 def is_numpy(**arrays: Any) -> bool:
     """Whether the caller works in NumPy; a mixture is an error."""
     count = [isinstance(array, np.ndarray) for array in arrays.values()].count(True)

@@ -22,7 +22,7 @@ class Sequences:
         if isinstance(align, str) and align == "lower_right":
             self.align = self.keys.diff() - self.queries.diff()
         self.query_edges, self.key_edges = list(pairwise(queries.tolist())), list(pairwise(keys.tolist()))
-        self.longest = tuple(max((b - a for a, b in ends), default=0) for ends in (self.query_edges, self.key_edges))
+        self.longest = tuple(max([0, *(b - a for a, b in ends)]) for ends in (self.query_edges, self.key_edges))
 
     @classmethod
     def example(cls, sizes: Sizes) -> Sequences:
@@ -61,6 +61,27 @@ class Sequences:
                 (query_at, query_of), (key_at, key_of) = sides  # type: ignore[misc]
                 found.append((number, (query_at, key_at), (query_of, key_of)))
         return found
+
+
+def places_in(edges: Tensor, at: Tensor) -> tuple[Tensor, Tensor]:
+    """The number of the sequence to which each of these places in a packed row belongs, and the place in it."""
+    number = torch.searchsorted(edges[1:].contiguous(), at, right=True)
+    return number, at - edges[number]
+
+
+def padded(packed: Tensor, edges: Tensor, longest: int) -> Tensor:
+    """The sequences of a packed row (1, H, T, E) as a padded batch (B, H, L, E), with zeros behind them."""
+    place = torch.arange(longest, device=edges.device)
+    inside = place < edges.diff()[:, None]
+    at = torch.where(inside, edges[:-1, None] + place, packed.shape[2])
+    room = packed.new_zeros(1, *packed.shape[1:2], 1, *packed.shape[3:])
+    return torch.cat((packed, room), 2)[0][:, at].transpose(0, 1)
+
+
+def repacked(batch: Tensor, edges: Tensor) -> Tensor:
+    """The sequences of a padded batch (B, H, L, E) as a packed row (1, H, T, E)."""
+    number, place = places_in(edges, torch.arange(int(edges[-1]), device=edges.device))
+    return batch[number, :, place].transpose(0, 1)[None]
 
 
 def _common(side: slice, size: int, edge: tuple[int, int]) -> tuple[slice, slice] | None:

@@ -281,18 +281,12 @@ def _sizes_of_rows(rows: Tensor) -> Tensor:
     return torch.tensor([tuple(row.shape) for row in rows.unbind()], device="cpu")
 
 
-def _nested(padded: Tensor, inside: Tensor) -> Tensor:
-    return torch.nested.as_nested_tensor([row[keep] for row, keep in zip(padded, inside, strict=True)])
-
-
-_NESTED = "to compute with the nested tensors that nn.TransformerEncoder makes"
 nested_sizes: Callable[[Tensor], Tensor] = part(
-    "torch.Tensor._nested_tensor_size", _NESTED, "the rows are taken apart", _sizes_of_rows
+    "torch.Tensor._nested_tensor_size",
+    "to watch the nested tensors that nn.TransformerEncoder makes",
+    "the rows are taken apart",
+    _sizes_of_rows,
 )
-nested_from_mask: Callable[[Tensor, Tensor], Tensor] = part(
-    "torch._nested_tensor_from_mask", _NESTED, "the rows are put together one by one", _nested
-)
-
 # ------------------------------------------------------------------------------------------------------------- modules
 
 _HELD = "to read what a module holds, and to make a copy of it over other parameters"

@@ -20,6 +20,9 @@ class RaggedBias(Bias):
     def example(cls, sizes: Sizes) -> Bias:
         return cls(Far(0.3), Sequences.example(sizes))
 
+    def __repr__(self) -> str:
+        return f"{self.bias!r} of each of <{len(self.sequences.query_edges)} sequences>"
+
     def lower(self, sizes: Sizes) -> Added:
         of = self.sequences
         padded = of.padded(sizes)

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from clearhead._attention import Arguments
 from clearhead.base.errors import ClearheadError
+from clearhead.base.ragged import Sequences
 from clearhead.base.text import said
 from clearhead.base.tracing import autocast_of_now, transformed
 from clearhead.base.versions import Versions
@@ -20,6 +21,7 @@ from clearhead.masks.base import Mask
 from clearhead.problem.problem import ABSENT, Problem, with_value
 from clearhead.problem.reads import tensors_in
 from clearhead.problem.record import Record, check_reads, copied, record
+from clearhead.problem.unpacked import unpacked
 
 _OF_EVERY_MODULE = vars(nn.Module()).keys()  # such as `training`
 
@@ -151,6 +153,33 @@ class FromRecord(Source):
 
     def said(self) -> dict[str, Any]:
         return self._said
+
+
+class Unpacked(Source):
+    """A call of sequences packed into one row, seen as the padded batch of them."""
+
+    def __init__(self, row: Source, sequences: Sequences) -> None:
+        self.row, self.sequences = row, sequences
+        self.numpy, self.detached = row.numpy, row.detached
+        self._made: tuple[Problem, Problem] | None = None
+
+    def check(self) -> None:
+        self.row.check()
+
+    def problem(self) -> Problem:
+        row = self.row.problem()
+        if self._made is None or self._made[0] is not row:
+            self._made = row, unpacked(row, self.sequences)
+        return self._made[1]
+
+    def with_value(self, value: Any) -> Problem:
+        return with_value(self.problem(), value)
+
+    def __getstate__(self) -> dict[str, Any]:  # made again: it may hold functions that no pickle takes
+        return self.__dict__ | {"_made": None}
+
+    def said(self) -> dict[str, Any]:
+        return self.row.said()
 
 
 def shown(value: Any) -> str:

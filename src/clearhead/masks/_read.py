@@ -90,6 +90,8 @@ def as_tensor(numbers: Any, name: str) -> Tensor:
         numbers = numbers if numbers.numel() else numbers.long()
     if not isinstance(numbers, Tensor | np.ndarray):
         raise ClearheadError(f"{name} is {numbers!r:.40}; expected an integer, or integers: a list, array or tensor.")
+    if isinstance(numbers, Tensor) and numbers.is_nested:
+        raise ClearheadError(f"{name} is nested; pass a plain tensor: one number for each sequence, or padded rows.")
     return to_tensor(numbers, name.split()[-1])
 
 

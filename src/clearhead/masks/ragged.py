@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from clearhead.base.ragged import Sequences
+from clearhead.base.ragged import Sequences, places_in
 from clearhead.base.shapes import Sizes, extent
 from clearhead.masks.base import Between, Mask, Spans, check_spans
 
@@ -33,14 +33,12 @@ class RaggedMask(Mask):
     def lower(self, sizes: Sizes) -> Spans:
         of = self.sequences
         queries, keys = of.queries.to(sizes.device), of.keys.to(sizes.device)
-        place = torch.arange(sizes.queries, device=sizes.device)
-        number = torch.searchsorted(queries[1:].contiguous(), place, right=True)
+        number, place = places_in(queries, torch.arange(sizes.queries, device=sizes.device))
         first, stop = keys[number], keys[number + 1]
         if self.mask is None or not sizes.queries or not sizes.keys:
             return Spans(first.view(1, 1, -1), stop.view(1, 1, -1))
         padded = of.padded(sizes)
         spans = check_spans(self.mask.lower(padded), padded, self.mask)
-        place = place - queries[number]
 
         def moved(edge: Tensor) -> Tensor:
             batch, _, length, *_ = edge.shape

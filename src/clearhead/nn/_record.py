@@ -12,8 +12,9 @@ from clearhead import _attention
 from clearhead._attention import Arguments, Attended
 from clearhead.base.numbers import check_flag
 from clearhead.base.tracing import compiling, transformed
-from clearhead.inspection.source import FromCall, FromRecord, Source, shown
+from clearhead.inspection.source import FromCall, FromRecord, Source, Unpacked, shown
 from clearhead.inspection.weights import Weights
+from clearhead.masks.ragged import RaggedMask
 from clearhead.problem.record import record
 
 
@@ -39,6 +40,7 @@ class RecordingModule(nn.Module):
     def attention_weights(self) -> Weights | None:
         """The weights of the last call, lazy, before dropout; None before any call.
 
+        Of nested inputs they are those of the padded batch: a query beyond its sequence sees no key.
         They are detached: a loss on them trains nothing. With `record_gradients=True` the module keeps the graph of its
         last call until the next one, and `attention_weights[...]` has gradients.
 
@@ -78,6 +80,8 @@ class RecordingModule(nn.Module):
             else:
                 said = {"score": call.score, "mask": _words(call.mask), "bias": _words(call.bias), "align": call.align}
                 last = FromRecord(record(problem, copy=numpy, fresh=fresh), said, numpy)
+            if isinstance(call.mask, RaggedMask) and not (found.padded and isinstance(last, FromRecord)):
+                last = Unpacked(last, call.mask.sequences)
         edited = None if last is None or found.ran is None else found.ran.later(last.numpy)
         self.__dict__["_made"] = None if last is None or edited is None else (last, edited)
         self.__dict__["_last"] = last  # nn.Module.__setattr__ is slow

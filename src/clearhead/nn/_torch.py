@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from clearhead._attention import Arguments
 from clearhead.base.errors import ClearheadError, ShapeError, UnsupportedError
-from clearhead.base.shapes import unflatten
+from clearhead.base.shapes import Sizes, unflatten
 from clearhead.base.tracing import compiling, readable, without_autocast
 from clearhead.engines import reference
 from clearhead.masks.base import Mask
@@ -155,31 +156,30 @@ def _trained_apart(layers: list[nn.Linear]) -> bool:
 def from_torch_masks(
     attn_mask: Any,
     key_padding_mask: Any,
-    query: Tensor,
-    key: Tensor,
+    sizes: Sizes,
     is_causal: bool,
     batched: bool,
     length_first: bool,
 ) -> tuple[Mask | None, Tensor | None]:
-    """The mask, and the bias added to the scores, for query (B, H, Lq, E) and key (B, H, Lk, E).
+    """The mask, and the bias added to the scores, for these sizes.
 
     `length_first`: whether the module takes (L, B, E), so that an error can say that (B, L, E) was passed.
     """
-    batch, heads, queries, keys = max(query.shape[0], key.shape[0]), *query.shape[1:3], key.shape[2]
+    batch, heads, queries, keys = sizes.shape
     masks: list[Mask] = [_CAUSAL] if is_causal else []
     added: list[Tensor] = []
     exchanged: tuple[int, ...] | None
     if attn_mask is not None:
         shapes = ((queries, keys), (batch * heads, queries, keys))
         exchanged = (batch, batch) if length_first and queries == keys else None
-        _check_mask(attn_mask, "attn_mask", "(Lq, Lk) or (B·H, Lq, Lk)", shapes, query, exchanged)
+        _check_mask(attn_mask, "attn_mask", "(Lq, Lk) or (B·H, Lq, Lk)", shapes, sizes.device, exchanged)
         if not is_causal:  # torch's module follows the hint without checking it
             whole = attn_mask if attn_mask.ndim == 2 else unflatten(attn_mask, 0, batch, heads)
             _sort(whole[(None,) * (4 - whole.ndim)], masks, added)
     if key_padding_mask is not None:
         shape, words = ((batch, keys), "(B, Lk)") if batched else ((keys,), "(Lk,)")
         exchanged = shape[::-1] if length_first else None
-        _check_mask(key_padding_mask, "key_padding_mask", words, (shape,), query, exchanged)
+        _check_mask(key_padding_mask, "key_padding_mask", words, (shape,), sizes.device, exchanged)
         _sort(key_padding_mask.reshape(batch, 1, 1, keys), masks, added)
     mask = masks[0] & masks[1] if len(masks) == 2 else masks[0] if masks else None
     return mask, added[0] + added[1] if len(added) == 2 else added[0] if added else None
@@ -190,7 +190,7 @@ def _check_mask(
     name: str,
     words: str,
     shapes: tuple[tuple[int, ...], ...],
-    query: Tensor,
+    device: torch.device,
     exchanged: tuple[int, ...] | None,
 ) -> None:
     """`exchanged`: the shape that a mask has where length and batch of the inputs were exchanged."""
@@ -199,6 +199,8 @@ def _check_mask(
             f"{name} is a {type(mask).__name__}; expected a tensor, as torch.nn.MultiheadAttention has it. "
             "MultiHeadAttention takes Masks, such as Causal()."
         )
+    if mask.is_nested:
+        raise ClearheadError(f"{name} is nested; also beside nested inputs it is a plain tensor for the padded batch.")
     if mask.dtype != torch.bool and not mask.is_floating_point():
         raise ClearheadError(
             f"{name} has dtype {mask.dtype}, shape {tuple(mask.shape)}; expected bool, True where a query may not "
@@ -214,8 +216,8 @@ def _check_mask(
                 "build it with batch_first=True."
             )
         raise ShapeError(said)
-    if mask.device != query.device:
-        raise ClearheadError(f"{name} is on {mask.device}, and the inputs on {query.device}; pass {name}.to(query).")
+    if mask.device != device:
+        raise ClearheadError(f"{name} is on {mask.device}, and the inputs on {device}; pass {name}.to(query).")
 
 
 def _sort(tensor: Tensor, masks: list[Mask], added: list[Tensor]) -> None:
@@ -235,9 +237,9 @@ def _only_blocks(tensor: Tensor) -> bool:
     return bool(((tensor == 0) | (tensor == -torch.inf)).all())
 
 
-def in_full(query: Tensor, key: Tensor, mask: Any, bias: Any, average: bool) -> Tensor:
+def in_full(call: Arguments, average: bool) -> Tensor:
     """The whole matrix of the weights, before dropout, with gradients: (B, Lq, Lk), or (B, H, Lq, Lk)."""
-    problem = make_problem(query, key, mask=mask, bias=bias, as_written=True)
-    with without_autocast(query.device):
+    problem = make_problem(call.query, call.key, mask=call.mask, bias=call.bias, as_written=True)
+    with without_autocast(problem.sizes.device):
         weights = reference.weights(problem if compiling() else guard(problem)).to(problem.query.dtype)
     return weights.mean(1) if average else weights

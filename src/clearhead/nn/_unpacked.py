@@ -14,7 +14,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from clearhead.base.arrays import Array
+from clearhead.base.arrays import Array, shape_shown
 from clearhead.base.closures import attribute
 from clearhead.base.errors import ClearheadError
 from clearhead.base.torch_private import may_change_output
@@ -34,7 +34,8 @@ def refuse_unpacking(module: nn.Module, output: Array) -> None:
     `list(map(module, ...))` gives other things; and the instruction after the call. This costs a microsecond, and for a
     first size of 2 alone. Compiled code is not looked at, nor a module with forward hooks, which may give a tuple.
     """
-    if compiling() or type(output.shape[0]) is not int or output.shape[0] != 2 or may_change_output(module):
+    count = output.size(0) if isinstance(output, Tensor) else output.shape[0]  # a nested tensor may have no shape
+    if compiling() or type(count) is not int or count != 2 or may_change_output(module):
         return
     frame = inspect.currentframe()
     while frame is not None and frame.f_globals.get("__name__", "").startswith(_BETWEEN):
@@ -44,7 +45,7 @@ def refuse_unpacking(module: nn.Module, output: Array) -> None:
     rest = "output.unbind(0)" if isinstance(output, Tensor) else "list(output)"
     raise ClearheadError(
         f"{type(module).__name__} returns the output alone, and this call unpacks it into two: the names would get the "
-        f"first and the second of its 2 sequences, {tuple(output.shape)}, not (output, weights).\nWrite output = "
+        f"first and the second of its 2 sequences, {shape_shown(output)}, not (output, weights).\nWrite output = "
         f"module(…); the weights are module.attention_weights. For the two sequences write first, second = {rest}."
     )
 

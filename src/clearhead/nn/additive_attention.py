@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Never
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.modules.lazy import LazyModuleMixin
 from torch.nn.parameter import is_lazy
 
@@ -19,6 +19,7 @@ from clearhead.base.tracing import distributed
 from clearhead.masks.base import MaskLike
 from clearhead.nn._heads import check_dtype
 from clearhead.nn._keywords import OF_ADDITIVE, OLDER_ADDITIVE, built_with
+from clearhead.nn._nested import HEADS, nested_inputs
 from clearhead.nn._record import RecordingModule
 from clearhead.nn._unpacked import refuse_unpacking
 from clearhead.nn.prepared_keys import PreparedKeys, check_value_given, taken
@@ -102,6 +103,8 @@ class AdditiveAttention(RecordingModule):
         """The output (..., Lq, Ev), of the value's dtype.
 
         query (..., Lq, Eq), key (..., Lk, Ek), value (..., Lk, Ev); or, in place of key and value, `PreparedKeys`.
+        Nested tensors, as all three, are computed without padding: the output is nested like the query, and lengths,
+        mask and `align` are those of the padded batch.
         `valid_lens`: integers (B,) or (B, Lq), how many keys may be seen: a list, an array or a tensor.
         `mask`: a `Mask`, a bool tensor (True: may attend), a float tensor (added to the scores), or None. Where both
         are given, both hold. `align`: as for `clearhead.attention`. Raises a `ClearheadError` for other widths than
@@ -109,6 +112,9 @@ class AdditiveAttention(RecordingModule):
         """
         if others:
             refuse_keywords("AdditiveAttention", others, module=True)
+        nested = nested_inputs(query, key, value, align, hint=HEADS)
+        if nested is not None:
+            query, key, value = nested.query, nested.key, nested.value
         if isinstance(self.W_q, LazyModuleMixin):
             _settle(self.W_q, query)
         prepared = isinstance(key, PreparedKeys)
@@ -121,10 +127,13 @@ class AdditiveAttention(RecordingModule):
         self._check_layers()
         score = self._on_parameters(prepared)
         mask, bias = with_lengths(mask, valid_lens)
+        if nested is not None:
+            (mask, bias), align = nested.packed.ragged(mask, bias), None
         dropout_p = self.dropout if self.training else 0.0
         output: ArrayT = self._attend(
             query, key, value, score=score, mask=mask, bias=bias, align=align, dropout_p=dropout_p
         )
+        output = output if nested is None else nested.back(output)
         refuse_unpacking(self, output)
         return output
 
@@ -148,6 +157,10 @@ class AdditiveAttention(RecordingModule):
         here, before any mask is known.
         Raises a `ClearheadError` for other widths or dtypes than the module's. Cost: Lk·Ek·hidden_dim multiplications.
         """
+        nested = nested_inputs(key, key, value, hint=HEADS)
+        if nested is not None:
+            row, back = self.prepare(nested.key, nested.value), nested.packed.rows["key"].nested
+            return row.over(*(back(tensor) for tensor in (row._key, row._value) if isinstance(tensor, Tensor)))
         numpy = is_numpy(key=key, value=value)
         tensors = {"key": to_tensor_float(key, "key"), "value": to_tensor_float(value, "value")}
         for name, tensor in tensors.items():

@@ -9,6 +9,7 @@ from clearhead.base.dropout import check_dropout
 from clearhead.base.shapes import AlignLike
 from clearhead.masks.base import MaskLike
 from clearhead.nn._keywords import OF_DOT_PRODUCT, built_with
+from clearhead.nn._nested import HEADS, nested_inputs
 from clearhead.nn._record import RecordingModule
 from clearhead.nn._unpacked import refuse_unpacking
 from clearhead.problem.keywords import refuse_keywords
@@ -58,6 +59,8 @@ class DotProductAttention(RecordingModule):
         """The output (..., Lq, Ev), of the value's dtype.
 
         query (..., Lq, E), key (..., Lk, E), value (..., Lk, Ev); with four dimensions, dimension -3 is the heads.
+        Nested tensors, as all three, are computed without padding: the output is nested like the query, and lengths,
+        mask and `align` are those of the padded batch.
         `valid_lens`: integers (B,) or (B, Lq), how many keys may be seen: a list, an array or a tensor.
         `mask`: a `Mask`, a bool tensor (True: may attend), a float tensor (added to the scores), or None. Where both
         are given, both hold. `align`: where query 0 stands, as for `clearhead.attention`. Raises a `ClearheadError` for
@@ -67,7 +70,12 @@ class DotProductAttention(RecordingModule):
             refuse_keywords("DotProductAttention", others, module=True)
         mask, bias = with_lengths(mask, valid_lens)
         dropout_p = self.dropout if self.training else 0.0
+        nested = nested_inputs(query, key, value, align, hint=HEADS)
+        if nested is not None:
+            query, key, value = nested.query, nested.key, nested.value
+            (mask, bias), align = nested.packed.ragged(mask, bias), None
         output: ArrayT = self._attend(query, key, value, mask=mask, bias=bias, align=align, dropout_p=dropout_p)
+        output = output if nested is None else nested.back(output)
         refuse_unpacking(self, output)
         return output
 

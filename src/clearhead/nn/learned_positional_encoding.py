@@ -16,7 +16,9 @@ from clearhead.base.numbers import check_count
 from clearhead.base.pictures import Style
 from clearhead.base.shapes import placed
 from clearhead.base.tracing import distributed
+from clearhead.nn._nested import by_rows
 from clearhead.nn._positions import check_embedded, check_length, count_of, places_of, plot, spread
+from clearhead.problem.nested import is_nested
 
 if TYPE_CHECKING:
     from clearhead.base.pictures import Axes, Colormap
@@ -44,6 +46,8 @@ class LearnedPositionalEncoding(nn.Module):
     `device`, `dtype`: those of P; None is the default of PyTorch.
     x (B, ..., L, E), or (L, E). `offset`: the position of the first vector, a whole number, or integers (B,), one for
     each sequence. `positions`: in place of it the position of each vector, integers (L,) or (B, L), in any order.
+    Nested x (B, j, E), or (B, H, j, E), gives a nested result: each sequence begins anew, `offset` and `positions` are
+    those of the padded batch.
     Returns x's shape, of the dtype of x + P.
     Raises a `ShapeError` for another width or batch, and for positions from max_len on; a `ClearheadError` for
     positions below 0. Cost: one addition an entry.
@@ -69,6 +73,8 @@ class LearnedPositionalEncoding(nn.Module):
     def forward(self, x: Tensor, offset: int | Tensor = 0, *, positions: Integers | None = None) -> Tensor:
         """x (..., L, E) with its positions added, from `offset` on, or those of `positions`: of x's shape."""
         who = "LearnedPositionalEncoding"
+        if is_nested(x):
+            return by_rows(self.forward, x, offset, positions, who)
         if self.P.ndim != 2:
             raise ShapeError(f"{who}: P has shape {tuple(self.P.shape)}; expected (max_len, E).")
         max_len, width = self.P.shape  # read from the table, which may have been replaced

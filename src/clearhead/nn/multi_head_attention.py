@@ -33,6 +33,7 @@ from clearhead.nn._heads import (
 )
 from clearhead.nn._keywords import OF_MULTI_HEAD, OLDER_MULTI_HEAD, built_with
 from clearhead.nn._masks import head_mask
+from clearhead.nn._nested import nested_inputs
 from clearhead.nn._options import (
     NORMS,
     Gate,
@@ -119,7 +120,7 @@ class MultiHeadAttention(RecordingModule):
     `device`, `dtype`: those of the parameters that the module makes; modules that it is given keep theirs.
     `record_gradients`: whether `attention_weights` have gradients; the graph of the last call is kept for it.
     `attention_weights`: the weights of the last call, (B, H, Lq, Lk), B = 1 where the inputs had no batch; lazy and
-    detached.
+    detached. Of nested inputs they are those of the padded batch.
     Cost: that of the four projections, 4·L·E² multiplications a sequence by default, and of `clearhead.attention`.
     Sources: Vaswani et al. 2017, "Attention Is All You Need"; grouped queries: Ainslie et al. 2023, "GQA"; norms:
     Henry et al. 2020, "Query-Key Normalization for Transformers"; sinks: OpenAI 2025, gpt-oss; gate: Qiu et al. 2025,
@@ -241,6 +242,9 @@ class MultiHeadAttention(RecordingModule):
 
         query (B, Lq, E), key (B, Lk, kdim), value (B, Lk, vdim), or each without B; or, in place of key and
         value, the `PreparedKeys` of `prepare`.
+        Nested tensors (B, j, E), as all three, are computed without padding, and the output is nested like the query.
+        Masks, lengths, biases, positions and `align` beside them are those of the padded batch; positions count in each
+        sequence. They take no cache and no float mask.
         `mask`: a `Mask`; a bool tensor (True: may attend), or a float tensor (added to the scores), (Lq, Lk),
         (B, Lq, Lk) or (B, H, Lq, Lk), where 1 stands for any size; or None. Padding (B, Lk) is `Padding(keep)`.
         `valid_lens`: integers (B,) or (B, Lq), how many keys may be seen. Where both are given, both hold.
@@ -263,6 +267,12 @@ class MultiHeadAttention(RecordingModule):
             refuse_keywords("MultiHeadAttention", others, module=True)
         if cache is not None and align is not None:
             raise ClearheadError("align beside a cache: the cache says where the queries stand, after its own keys.")
+        if not isinstance(key, PreparedKeys):
+            check_value_given(value)
+        nested = nested_inputs(query, key, value, align, cache)
+        if nested is not None:
+            query, key, value = nested.query, nested.key, nested.value
+        of_query = query if nested is None else nested.batch("query")
         past = self._past(cache, new_lens)
         if isinstance(key, PreparedKeys):
             if key_positions is not None:
@@ -271,15 +281,19 @@ class MultiHeadAttention(RecordingModule):
                 )
             k, v = self._taken(query, key, value, cache)
         else:
-            check_value_given(value)
             check_inputs({"query": query, "key": key, "value": value}, self._projections)
             if cache is not None and isinstance(past, Tensor):
                 cache._check_batch(key)
-            of_keys = key_places(positions, key_positions, query, key, self.rotary)
+            of_key = key if nested is None else nested.batch("key")
+            of_keys = key_places(positions, key_positions, of_query, of_key, self.rotary)
+            if nested is not None and self.rotary is not None:
+                of_keys = nested.packed.rows["key"].placed(of_keys)
             k, v = self._project(key, value, past, of_keys)
         batched = query.ndim == 3
         rows = query if batched else query[None]
-        places = given_places(positions, "positions", query, self.rotary)
+        places = given_places(positions, "positions", of_query, self.rotary)
+        if nested is not None and self.rotary is not None:
+            places = nested.packed.rows["query"].placed(places)
         q = normed("query_norm", self.query_norm, split_heads(self.W_q(rows), "W_q", self.head_dim))
         check_groups(q, k, v, self.num_heads, self.num_kv_heads)
         check_output("W_o", self.W_o, q.shape[1], v)
@@ -294,13 +308,17 @@ class MultiHeadAttention(RecordingModule):
             k, v = state.key, state.value
         heads = q.shape[1]  # may be fewer than num_heads, on a rank or after pruning
         align = align if cache is None else past
-        sizes = Sizes(max(q.shape[0], k.shape[0]), heads, q.shape[2], k.shape[2], q.device)
+        sizes = Sizes(max(q.shape[0], k.shape[0]), heads, q.shape[2], k.shape[2], q.device, align=check_align(align))
+        if nested is not None:
+            sizes = nested.sizes(sizes)
         bias = with_own(bias, self.score_bias)
         mask, bias = with_lengths(head_mask(mask, sizes.shape, q.dtype), valid_lens, bias)
         if heads != self.num_heads:
-            check_part(mask, bias, sizes._replace(align=check_align(align)), self.num_heads)
+            check_part(mask, bias, sizes, self.num_heads)
         if state is not None:
             mask, bias = state.seen(mask, bias, sizes)
+        if nested is not None:
+            (mask, bias), align = nested.packed.ragged(mask, bias), None
         attended = self._attend(
             q,
             k,
@@ -318,7 +336,7 @@ class MultiHeadAttention(RecordingModule):
             check_inputs({"query": rows}, (Projection.by("W_g", self.W_g),))
             attended = attended * opened(self.gate, self.W_g(rows), attended)
         output = joined("W_o", self.W_o, attended.transpose(1, 2).flatten(2))  # (B, Lq, H·head_dim) → (B, Lq, E)
-        output = output if batched else output[0]
+        output = nested.back(output) if nested is not None else output if batched else output[0]
         refuse_unpacking(self, output)
         if cache is not None and state is not None:  # only now: a refused call leaves it as it was
             cache._hold(state, self)
@@ -343,9 +361,17 @@ class MultiHeadAttention(RecordingModule):
         integers (Lk,) or (B, Lk); None counts from 0. Raises a `ClearheadError` for other widths or dtypes
         than the module's. Cost: that of W_k and W_v.
         """
+        nested = nested_inputs(key, key, value)
+        if nested is not None:
+            key, value = nested.key, nested.value
         check_inputs({"key": key, "value": value}, self._projections[1:])
-        k, v = self._project(key, value, 0, given_places(positions, "positions", key, self.rotary))
-        return PreparedKeys(*((k, v) if key.ndim == 3 else (k[0], v[0])), self)
+        places = given_places(positions, "positions", key if nested is None else nested.batch("key"), self.rotary)
+        if nested is None:
+            k, v = self._project(key, value, 0, places)
+            return PreparedKeys(*((k, v) if key.ndim == 3 else (k[0], v[0])), self)
+        rows = nested.packed.rows["key"]
+        k, v = self._project(key, value, 0, None if self.rotary is None else rows.placed(places))
+        return PreparedKeys(rows.nested(k), rows.nested(v), self)
 
     @property
     def _projections(self) -> tuple[Projection, ...]:

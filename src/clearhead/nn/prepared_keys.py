@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 from torch import Tensor, nn
 
-from clearhead.base.arrays import Array
+from clearhead.base.arrays import Array, shape_shown
 from clearhead.base.errors import ClearheadError
 from clearhead.base.tracing import autocasting, compiling
 
@@ -25,7 +26,8 @@ class PreparedKeys:
     Pass it in the place of the key, and no value. Outputs, weights and gradients are the same as with the key and the
     value themselves; the projection is in the graph once, so a loss on all the calls has one backward pass. The
     projection is computed from the module's parameters at the time: after an optimizer's step, or another state dict,
-    prepare again. `len(prepared)`: how many keys there are. Raises a `ClearheadError` in a module that did not make it,
+    prepare again. `len(prepared)`: how many keys there are, of the
+    longest sequence where they are nested. Raises a `ClearheadError` in a module that did not make it,
     a copy of its module included.
     """
 
@@ -34,17 +36,25 @@ class PreparedKeys:
         # no reference: a copy or a pickle of the keys would take the module with it
         self._by = None if compiling() else id(by)
 
+    def over(self, key: Array, value: Array) -> PreparedKeys:
+        """Prepared keys of the same module over these."""
+        other = copy.copy(self)
+        other._key, other._value = key, value
+        return other
+
     def __len__(self) -> int:
+        if isinstance(self._key, Tensor) and self._key.is_nested:
+            return max((int(part.shape[-2]) for part in self._key.unbind()), default=0)
         return int(self._key.shape[-2])
 
     def __repr__(self) -> str:
-        return f"PreparedKeys(key {tuple(self._key.shape)}, value {tuple(self._value.shape)})"
+        return f"PreparedKeys(key {shape_shown(self._key)}, value {shape_shown(self._value)})"
 
 
 def taken(prepared: PreparedKeys, query: Any, value: Any, module: nn.Module) -> tuple[Any, Any]:
     """The projected key and value, for a call of this module."""
     if value is not None:
-        what = f"shape {tuple(value.shape)}" if hasattr(value, "shape") else f"a {type(value).__name__}"
+        what = f"shape {shape_shown(value)}" if hasattr(value, "dtype") else f"a {type(value).__name__}"
         raise ClearheadError(
             f"a value, {what}, is given beside {prepared!r}, which has its own.\n"
             "Pass one of the two: attend(query, prepared), or attend(query, key, value). A mask goes to mask=."
@@ -58,7 +68,7 @@ def taken(prepared: PreparedKeys, query: Any, value: Any, module: nn.Module) -> 
     tensors = isinstance(query, Tensor) and isinstance(key, Tensor)
     if tensors and query.dtype != key.dtype and not autocasting(query.device):
         raise ClearheadError(
-            f"query, shape {tuple(query.shape)}, is {query.dtype}, and {prepared!r} is {key.dtype}.\nPrepare the keys "
+            f"query, shape {shape_shown(query)}, is {query.dtype}, and {prepared!r} is {key.dtype}.\nPrepare the keys "
             "as the queries are computed: both under torch.autocast or neither, and after the module was converted."
         )
     return key, prepared._value

@@ -14,8 +14,10 @@ from clearhead.base.errors import ClearheadError, ShapeError
 from clearhead.base.numbers import check_count, check_flag, check_positive
 from clearhead.base.pictures import Style
 from clearhead.base.text import brief
+from clearhead.nn._nested import by_rows
 from clearhead.nn._positions import Tabled, check_length, places_of, plot
 from clearhead.nn.rotary_scaling import RotaryScaling
+from clearhead.problem.nested import is_nested
 
 if TYPE_CHECKING:
     from clearhead.base.pictures import Colormap
@@ -46,6 +48,8 @@ class RotaryEmbedding(Tabled):
     x (..., L, E) with E ≥ dim; `offset`: the position of the first vector, a whole number, or integers (B,), one for
     each sequence of x (B, ..., L, E). `positions`: in place of it the position of each vector, integers (L,) or (B, L),
     0 or more, in any order. Returns x's shape and dtype; the turn is computed in float32 at least.
+    Nested x (B, j, E), or (B, H, j, E), gives a nested result: each sequence begins anew, `offset` and `positions` are
+    those of the padded batch.
     Raises a `ShapeError` for narrower x or another batch, a `ClearheadError` for positions below 0. Cost: three
     operations an entry; a table of the longest sequence is kept.
     Source: Su et al. 2021, "RoFormer: Enhanced Transformer with Rotary Position Embedding".
@@ -75,8 +79,10 @@ class RotaryEmbedding(Tabled):
 
     def forward(self, x: Tensor, offset: int | Tensor = 0, *, positions: Integers | None = None) -> Tensor:
         """x (..., L, E) turned by its positions, from `offset` on, or those of `positions`: of x's shape."""
-        self._check(x)
         who = "RotaryEmbedding"
+        if is_nested(x):
+            return by_rows(self.forward, x, offset, positions, who)
+        self._check(x)
         rows = self._of(x, places_of(x, offset, positions, who), accumulated(x.dtype), who)
         cos, sin = rows.chunk(2, -1)  # each (L, dim/2), or (B, 1, ..., L, dim/2)
         turned = (x[..., : self.dim] if x.shape[-1] > self.dim else x).to(cos.dtype)

@@ -13,7 +13,9 @@ from clearhead.base.dropout import check_dropout
 from clearhead.base.numbers import check_count
 from clearhead.base.pictures import Style
 from clearhead.nn._keywords import OF_POSITIONS, built_with
+from clearhead.nn._nested import by_rows
 from clearhead.nn._positions import Tabled, check_embedded, check_length, places_of, plot
+from clearhead.problem.nested import is_nested
 
 if TYPE_CHECKING:
     from clearhead.base.pictures import Axes, Colormap
@@ -43,6 +45,8 @@ class SinusoidalPositionalEncoding(Tabled):
     x (B, ..., L, E), or (L, E). `offset`: the position of the first vector, a whole number, or integers (B,), one for
     each sequence. `positions`: in place of it the position of each vector, integers (L,) or (B, L), 0 or more, in any
     order. Returns x's shape and dtype. Any length; no parameters.
+    Nested x (B, j, E), or (B, H, j, E), gives a nested result: each sequence begins anew, `offset` and `positions` are
+    those of the padded batch.
     Raises a `ShapeError` for another width or batch, a `ClearheadError` for positions below 0.
     Cost: one addition an entry; a table of the longest sequence is kept.
     Source: Vaswani et al. 2017, "Attention Is All You Need".
@@ -57,6 +61,8 @@ class SinusoidalPositionalEncoding(Tabled):
     def forward(self, x: Tensor, offset: int | Tensor = 0, *, positions: Integers | None = None) -> Tensor:
         """x (..., L, E) with its positions added, from `offset` on, or those of `positions`: of x's shape."""
         who = "SinusoidalPositionalEncoding"
+        if is_nested(x):
+            return by_rows(self.forward, x, offset, positions, who)
         check_embedded(x, self.embed_dim, who)
         output: Tensor = self.dropout(x + self._of(x, places_of(x, offset, positions, who), x.dtype, who))
         return output

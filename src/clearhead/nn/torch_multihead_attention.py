@@ -8,12 +8,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from clearhead._attention import Arguments
 from clearhead.base.dropout import check_dropout
 from clearhead.base.errors import ClearheadError, ShapeError, UnsupportedError
 from clearhead.base.numbers import check_count, check_flag
-from clearhead.base.torch_private import nested_from_mask, nested_sizes, parts_of
+from clearhead.base.shapes import Align, Sizes
+from clearhead.base.torch_private import parts_of
 from clearhead.base.tracing import distributed
 from clearhead.nn._heads import Projection, check_groups, check_inputs, check_output, check_weight, joined, split_heads
+from clearhead.nn._nested import nested_inputs
 from clearhead.nn._record import RecordingModule
 from clearhead.nn._torch import check_torch, from_torch_masks, in_full, refuse_keys
 
@@ -42,8 +45,9 @@ class TorchMultiheadAttention(nn.MultiheadAttention, RecordingModule):
     It differs from torch's in this: a query that may see nothing gives out_proj's bias and weights of 0, where torch's
     gives NaN or the same, depending on its path; weights are those before dropout. For a new model `MultiHeadAttention`
     has more, and its masks are True where a query may attend.
-    Refused, by an `UnsupportedError`: add_bias_kv and add_zero_attn; by a `ClearheadError`: masks of integers, nested
-    tensors that torch's encoder does not make, and calls that torch refuses.
+    Refused, by an `UnsupportedError`: add_bias_kv and add_zero_attn; by a `ClearheadError`: masks of integers, a
+    key_padding_mask beside nested tensors, and calls that torch refuses.
+    Nested tensors, which nn.TransformerEncoder makes of a padded batch in evaluation, are computed without padding.
     Cost: as `MultiHeadAttention`; `need_weights=True`, torch's default, makes the whole matrix of the weights.
     Source: Vaswani et al. 2017, "Attention Is All You Need".
     """
@@ -132,45 +136,63 @@ class TorchMultiheadAttention(nn.MultiheadAttention, RecordingModule):
         `is_causal`: a hint that attn_mask, which must be given, is the causal one; as in torch, it replaces attn_mask
         where there is no padding mask and no weights are needed.
         `average_attn_weights`: weights (B, Lq, Lk), else (B, H, Lq, Lk).
-        Nested tensors are taken as torch's encoder makes them: one for query, key and value, and no mask.
+        Nested tensors (B, j, E) as all three, as torch's encoder makes them, are computed without padding, and give a
+        nested output; `attn_mask` and the weights are those of the padded batch, and there is no `key_padding_mask`.
         """
         flags = {"need_weights": need_weights, "average_attn_weights": average_attn_weights, "is_causal": is_causal}
         need_weights, average_attn_weights, is_causal = (check_flag(flag, name) for name, flag in flags.items())
-        alone = query is key and key is value and key_padding_mask is None and attn_mask is None
-        if alone and isinstance(query, Tensor) and query.is_nested and query.layout == torch.strided:
-            return self._nested(query, need_weights, average_attn_weights)
-        self._check(query, key, value)
+        hint = is_causal and key_padding_mask is None and not need_weights
+        align: Align = "upper_left" if hint else None
+        nested = nested_inputs(query, key, value, align)
+        if nested is not None:
+            if key_padding_mask is not None:
+                raise ClearheadError(
+                    "key_padding_mask is given beside nested tensors, which have no padding: leave it out, or pass the "
+                    "padded batch, to_padded_tensor(0.0), with it."
+                )
+            query, key, value = nested.query, nested.key, nested.value
+        batch_first = self.batch_first or nested is not None
+        self._check(query, key, value, batch_first)
         batched = query.ndim == 3
-        q, k, v = self._heads(query, key, value)
+        q, k, v = self._heads(query, key, value, batch_first)
         if is_causal and attn_mask is None:
             raise ClearheadError(
                 "is_causal=True is a hint about attn_mask, which is None. Pass the mask with it, as to torch's module: "
                 "torch.nn.Transformer.generate_square_subsequent_mask(length)."
             )
-        hint = is_causal and key_padding_mask is None and not need_weights
-        length_first = batched and not self.batch_first
-        mask, bias = from_torch_masks(attn_mask, key_padding_mask, q, k, hint, batched, length_first)
-        given: dict[str, Any] = {"mask": mask, "bias": bias, "align": "upper_left" if hint else None}
+        length_first = batched and not batch_first
+        sizes = Sizes(max(q.shape[0], k.shape[0]), q.shape[1], q.shape[2], k.shape[2], q.device)
+        if nested is not None:
+            sizes = nested.sizes(sizes)
+        mask, bias = from_torch_masks(attn_mask, key_padding_mask, sizes, hint, batched, length_first)
+        if nested is not None:
+            (mask, bias), align = nested.packed.ragged(mask, bias), None
+        given: dict[str, Any] = {"mask": mask, "bias": bias, "align": align}
         dropout_p = self.dropout if self.training else 0.0
         found = self._attended(q, k, v, **given, dropout_p=dropout_p, fresh=True)
         heads = found.output  # (B, H, Lq, E / H)
         heads = (heads.permute(2, 0, 1, 3) if length_first else heads.transpose(1, 2)).flatten(2)
         output = joined("out_proj", self.out_proj, heads)
-        weights = in_full(q, k, mask, bias, average_attn_weights) if need_weights else None
+        weights = None
+        if need_weights:
+            call = Arguments(q, k, v, **given)
+            weights = in_full(call.padded() or call, average_attn_weights)
         if weights is not None and found.ran is not None:
             weights = found.ran.returned(weights)
+        if nested is not None:
+            return nested.back(output), weights
         if batched:
             return output, weights
         return output[0], None if weights is None else weights[0]
 
-    def _heads(self, query: Tensor, key: Tensor, value: Tensor) -> list[Tensor]:
+    def _heads(self, query: Tensor, key: Tensor, value: Tensor, batch_first: bool) -> list[Tensor]:
         """The three projections, each (B, H, L, E / H)."""
         heads = []
         for tensor, (name, weight, bias) in zip((query, key, value), self._projections(), strict=True):
             projected = F.linear(tensor, weight, bias)
             if tensor.ndim == 2:
                 projected = projected[None]
-            elif not self.batch_first:
+            elif not batch_first:
                 projected = projected.transpose(0, 1)
             heads.append(split_heads(projected, name, self.head_dim))
         check_groups(heads[0], heads[1], heads[2], self.num_heads, self.num_heads)
@@ -200,7 +222,7 @@ class TorchMultiheadAttention(nn.MultiheadAttention, RecordingModule):
             check_weight(name, weight, "in_proj_bias", part)
         return list(zip(names, weights, biases, strict=True))
 
-    def _check(self, query: Any, key: Any, value: Any) -> None:
+    def _check(self, query: Any, key: Any, value: Any, batch_first: bool) -> None:
         inputs = {"query": query, "key": key, "value": value}
         for name, parameter in parts_of(self)[0].items():
             if distributed(parameter) and not distributed(query):
@@ -209,17 +231,7 @@ class TorchMultiheadAttention(nn.MultiheadAttention, RecordingModule):
                     "parallelism use MultiHeadAttention.from_torch(module), whose four layers parallelize_module takes."
                 )
         projections = (Projection(name, weight.shape[1], weight) for name, weight, _ in self._projections())
-        check_inputs(inputs, tuple(projections), self.batch_first)
-
-    def _nested(self, rows: Tensor, need_weights: bool, average: bool) -> tuple[Tensor, Tensor | None]:
-        """Self-attention of sequences without their padding: the form in which nn.TransformerEncoder gives them."""
-        lengths = nested_sizes(rows)[:, 0].to(rows.device)
-        x = rows.to_padded_tensor(0.0)
-        inside = torch.arange(x.shape[1], device=x.device) < lengths[:, None]
-        x = x if self.batch_first else x.transpose(0, 1)
-        output, weights = self.forward(x, x, x, ~inside, need_weights, None, average)
-        output = output if self.batch_first else output.transpose(0, 1)
-        return nested_from_mask(output, inside), weights
+        check_inputs(inputs, tuple(projections), batch_first)
 
 
 def _is_called(module: nn.Module, inputs: Any) -> None:

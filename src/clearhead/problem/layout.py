@@ -5,20 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-import numpy as np
-import torch
 from torch import Tensor
 
-from clearhead.base.errors import ClearheadError, ShapeError, UnsupportedError, columns
+from clearhead.base.errors import ClearheadError, ShapeError
 from clearhead.base.positions import check_align
-from clearhead.base.ragged import Sequences
-from clearhead.base.tracing import compiling
-from clearhead.biases.base import Bias
-from clearhead.biases.dense import DenseBias
-from clearhead.biases.ragged import RaggedBias
-from clearhead.masks.base import Mask
-from clearhead.masks.dense import DenseMask
-from clearhead.masks.ragged import RaggedMask
+from clearhead.problem.nested import is_nested, packed
 
 LAYOUTS = ("BHLD", "BLHD", "LHD")
 ARRANGED = ("query", "key", "value", "mask", "bias", "align")
@@ -38,8 +29,7 @@ class Arranged(NamedTuple):
 
 def is_arranged(query: Any, key: Any, layout: Any) -> bool:
     """Whether query and key are (..., H, L, D) tensors or arrays already."""
-    nested = getattr(query, "is_nested", False) or getattr(key, "is_nested", False)
-    return not nested and type(layout) is str and layout == "BHLD"
+    return not is_nested(query) and not is_nested(key) and type(layout) is str and layout == "BHLD"
 
 
 def arrange(query: Any, key: Any, value: Any, mask: Any, bias: Any, align: Any, layout: Any) -> Arranged:
@@ -58,24 +48,19 @@ def arrange(query: Any, key: Any, value: Any, mask: Any, bias: Any, align: Any, 
             return output
         return _turned(output[0] if layout == "LHD" else output)
 
-    if not any(getattr(given, "is_nested", False) for given in named.values()):
+    if not any(map(is_nested, named.values())):
         return Arranged(named["query"], named["key"], named.get("value"), mask, bias, align, back)
-    rows = _rows(named)
-    queries, keys = rows["query"], rows["key"]
-    if mask is not None and not isinstance(mask, Mask):
-        mask = _as_mask(mask)
-    if isinstance(bias, Tensor | np.ndarray):
-        bias = DenseBias(bias)
-    sequences = Sequences(queries.edges, keys.edges, check_align(align))
-    sequences.check_align(mask, bias)
+    nested = packed(named, check_align(align), "For (B, j, H, D) pass layout='BLHD'.")
+    mask, bias = nested.ragged(mask, bias)
+    rows = nested.rows
     return Arranged(
-        queries.packed,
-        keys.packed,
+        rows["query"].packed,
+        rows["key"].packed,
         rows["value"].packed if "value" in rows else None,
-        RaggedMask(mask, sequences),
-        RaggedBias(bias, sequences) if isinstance(bias, Bias) else bias,
+        mask,
+        bias,
         None,
-        lambda output: back(queries.nested(output)),
+        lambda output: back(rows["query"].nested(output)),
     )
 
 
@@ -90,74 +75,3 @@ def _heads_first(name: str, array: Any, layout: str) -> Any:
         got = f"shape {tuple(array.shape)}" if dims is not None else f"type {type(array).__name__}"
         raise ShapeError(f"{name} has {got}; with layout={layout!r} it has {expected}.")
     return _turned(array)[None] if layout == "LHD" else _turned(array)
-
-
-class Rows(NamedTuple):
-    """A nested tensor: its sequences one after the other, (1, H, T, D) or (1, T, D), and where they begin and end."""
-
-    packed: Tensor
-    edges: Tensor  # (B + 1,)
-    like: Tensor  # what was given
-
-    def nested(self, output: Tensor) -> Tensor:
-        """An output of these queries as a tensor nested like them."""
-        output = output[0]
-        if self.like.layout is torch.strided:
-            return torch.nested.as_nested_tensor(list(torch.split(output, self.edges.diff().tolist(), -2)))
-        given: Tensor = torch.nested.nested_tensor_from_jagged(output.movedim(-2, 0), self.edges)
-        return given.transpose(1, 2) if given.dim() == 4 else given
-
-
-def _rows(named: dict[str, Any]) -> dict[str, Rows]:
-    if compiling():
-        raise UnsupportedError(
-            "Nested tensors are read on the host, so compiled code cannot use them. Call attention outside of the "
-            "compiled function, or pass padded tensors and mask=Lengths(valid_lens)."
-        )
-    if not all(isinstance(given, Tensor) and given.is_nested for given in named.values()):
-        kinds = {name: "nested" if getattr(given, "is_nested", False) else "not" for name, given in named.items()}
-        raise ClearheadError(
-            f"{', '.join(f'{name} is {kind}' for name, kind in kinds.items())}: pass nested tensors for all of them, "
-            "or to_padded_tensor(0.0) of the nested ones and mask=Lengths(valid_lens)."
-        )
-    found = {name: _row(name, given) for name, given in named.items()}
-    query, key = found["query"], found["key"]
-    if len(query.edges) != len(key.edges):
-        raise ShapeError(f"query has {len(query.edges) - 1} sequences and key has {len(key.edges) - 1}.")
-    if "value" in found and not torch.equal(found["value"].edges, key.edges):
-        lengths = {name: tuple(found[name].edges.diff().tolist()[:8]) for name in ("key", "value")}
-        raise ShapeError("key and value disagree in the lengths of their sequences.\n" + columns(lengths))
-    return found
-
-
-def _row(name: str, given: Any) -> Rows:
-    if given.layout is torch.strided:
-        parts = given.unbind()
-        if any(part.ndim not in (2, 3) for part in parts) or len({part.ndim for part in parts}) > 1:
-            raise ShapeError(f"{name} is nested; expected sequences (L, D) or (H, L, D), all of one kind.")
-        if not parts:
-            raise ShapeError(f"{name} is nested and holds no sequence, so neither its heads nor its width are known.")
-        lengths = torch.tensor([0, *(part.shape[-2] for part in parts)], device=given.device)
-        return Rows(torch.cat(parts, -2)[None], lengths.cumsum(0), given)
-    ragged = [dim for dim, size in enumerate(given.shape) if not isinstance(size, int)]
-    if given.dim() not in (3, 4) or ragged != [given.dim() - 2]:
-        raise ShapeError(
-            f"{name} is a nested tensor of shape {tuple(given.shape)}; expected (B, j, D) or (B, H, j, D), where j is "
-            "the length that varies. For (B, j, H, D) pass layout='BLHD'."
-        )
-    flat = given.transpose(1, 2) if given.dim() == 4 else given
-    values, edges, lengths = flat.values(), flat.offsets(), flat.lengths()
-    if lengths is not None:  # there is room between the sequences; contiguous() would have a gradient of another shape
-        starts, edges = edges[:-1], torch.cat((edges[:1] * 0, lengths.cumsum(0)))
-        moves = (starts - edges[:-1]).repeat_interleave(lengths)
-        values = values[moves + torch.arange(len(moves), device=values.device)]
-    return Rows(values[None] if values.ndim == 2 else values.transpose(0, 1)[None], edges, given)
-
-
-def _as_mask(mask: Any) -> Mask:
-    if isinstance(mask, Tensor | np.ndarray) and str(mask.dtype).rpartition(".")[2] in ("bool", "bool_"):
-        return DenseMask(mask)
-    raise ClearheadError(
-        f"mask is a {type(mask).__name__}; beside nested tensors it is a Mask, such as Causal(), or a bool tensor for "
-        "the padded sequences, (B, Lq, Lk) or (B, H, Lq, Lk). Pass numbers that are added to the scores as bias=."
-    )

@@ -16,6 +16,7 @@ from clearhead.masks._read import as_tensor
 from clearhead.masks.base import Mask
 from clearhead.masks.dense import DenseMask
 from clearhead.masks.lengths import Lengths
+from clearhead.problem.nested import is_nested
 
 
 def joined(mask: Any, valid_lens: Any, bias: Any) -> tuple[Any, Any]:
@@ -51,6 +52,10 @@ def check_mask(mask: Any) -> None:
         raise ClearheadError(
             f"mask is {mask!r:.60}; expected a Mask, such as Causal(), a bool tensor (True: may attend), or a float "
             "tensor (added to the scores).\nFor how many keys may be seen pass valid_lens=..., or mask=Lengths(...)."
+        )
+    if is_nested(mask):
+        raise ClearheadError(
+            "mask is nested; also beside nested inputs it is a Mask, or a tensor for the padded batch, (B, Lq, Lk)."
         )
     if isinstance(mask, Tensor | np.ndarray) and _whole(mask):
         raise ClearheadError(

@@ -35,12 +35,14 @@ from clearhead.biases.base import Added, Bias, check_added
 from clearhead.biases.dense import DenseBias
 from clearhead.masks.base import Mask, Spans, positions_unknown
 from clearhead.masks.dense import DenseMask, check_keep
+from clearhead.masks.ragged import RaggedMask
 from clearhead.problem.reads import tensors_in
 from clearhead.problem.region import Region, bias_part, visible_part
 from clearhead.problem.unseen import finite, group, zero
 from clearhead.problem.visible import Visible, resolve, seen_of
 from clearhead.scores.base import ByTile, Pairwise, Score, check_pairwise
 from clearhead.scores.dot import Dot
+from clearhead.scores.ragged import ragged
 from clearhead.scores.score_function import ScoreFunction
 
 _DOT = Dot()
@@ -173,6 +175,8 @@ def make_problem(
     if query.element_size() < 4:
         query, key, value = apart(query), apart(key), None if value is None else apart(value)
     score = as_score(score)
+    if isinstance(mask, RaggedMask):
+        score = ragged(score, mask.sequences)
     score.check(query, key)
     if 0 in sizes[:4] and not compiling():  # without pairs, a NaN would still reach the gradient of a projection
         query, key = (t.masked_fill(~t.isfinite(), 0.0) for t in (query, key))

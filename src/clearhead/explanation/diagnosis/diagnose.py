@@ -181,7 +181,8 @@ def _of_module(module: nn.Module, inputs: tuple[Any, ...], keywords: dict[str, A
         length_first = isinstance(module, nn.MultiheadAttention) and not module.batch_first
         three = {side: given.arguments.get(side) for side in ("query", "key", "value")} if length_first else {}
         batched = {side: t for side, t in three.items() if isinstance(t, Tensor) and t.ndim == 3}
-        return replace(case_of(reached.call, name), length_first=batched)
+        call = reached.call.padded() or reached.call
+        return replace(case_of(call, name), length_first=batched)
     raise ClearheadError(f"{type(module).__name__} computed no attention for these inputs.")
 
 

@@ -18,6 +18,7 @@ from clearhead.engines.operation import run
 from clearhead.nn._record import RecordingModule
 from clearhead.nn.key_value_cache import KeyValueCache
 from clearhead.nn.prepared_keys import PreparedKeys
+from clearhead.problem.nested import is_nested
 from clearhead.problem.problem import Problem
 
 
@@ -52,6 +53,11 @@ def for_twin(given: Any, module: RecordingModule, twin: RecordingModule) -> Any:
 
 def captured(module: RecordingModule, inputs: tuple[Any, ...], keywords: dict[str, Any]) -> Captured:
     """Run a copy of the module that shares its parameters, and keep the arguments of its call of `attention`."""
+    if any(map(is_nested, (*inputs, *keywords.values()))):
+        raise UnsupportedError(
+            f"explain shows the steps of a {type(module).__name__} on a batch, and its inputs are nested: pass one "
+            "sequence of each, query[0][None]."
+        )
     found: list[tuple[Arguments, Problem, Tensor]] = []
 
     def keep(query: Any, key: Any, value: Any, *, fresh: bool = False, **options: Any) -> Attended:
@@ -67,6 +73,4 @@ def captured(module: RecordingModule, inputs: tuple[Any, ...], keywords: dict[st
     named = {name: for_twin(one, module, twin) for name, one in keywords.items()}
     with torch.random.fork_rng(devices=[]):  # the module's next call draws the same dropout
         output = twin.forward(*given, **named)
-    if not found:  # for nested tensors, which torch's layers make
-        raise UnsupportedError(f"{type(module).__name__} made no attention call that could be explained.")
     return Captured(*found[0], output)

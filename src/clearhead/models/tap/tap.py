@@ -10,7 +10,7 @@ from typing import Any
 from torch import Tensor
 
 from clearhead import _attention
-from clearhead._attention import Arguments, Attended, Ran
+from clearhead._attention import Arguments, Attended, Ran, attended_padded
 from clearhead.engines.base import Engine
 from clearhead.models.tap import functions
 from clearhead.models.tap.interface import Given, subscribed
@@ -66,7 +66,10 @@ def own_source(receiver: Receiver, innermost: bool = False) -> Iterator[None]:
             finally:
                 given.call, given.ran = before
 
-        eager = uncompiled(noted)
+        def as_batch(call: Arguments) -> Attended:
+            return noted(call) if receiver.idle else attended_padded(call, noted)
+
+        eager = uncompiled(as_batch)
 
         def attend(call: Arguments) -> Attended:
             found: Attended = attended(call) if receiver.stack.innermost is None else eager(call)
