@@ -12,6 +12,7 @@ from clearhead.base.arrays import Integers
 from clearhead.base.called import as_forward
 from clearhead.base.dropout import check_dropout
 from clearhead.base.errors import ClearheadError, ShapeError
+from clearhead.base.initial import Values, set_again, values_of
 from clearhead.base.numbers import check_count, check_flag
 from clearhead.base.positions import check_align
 from clearhead.base.shapes import AlignLike, Sizes
@@ -29,6 +30,7 @@ from clearhead.nn._heads import (
     joined,
     one_batch,
     plain_linear,
+    reset,
     split_heads,
 )
 from clearhead.nn._masks import head_mask
@@ -128,6 +130,7 @@ class MultiHeadAttention(RecordingModule):
     scale: float | Tensor | None
     temperature: float | Tensor | None
     sinks: Tensor | None
+    _given: dict[str, Values | None]  # the numbers of scale and temperature at first, where they are tensors
     projects_inputs = True  # its inputs are projected to query, key and value inside: see models/tap/modules.py
 
     def __init__(
@@ -187,12 +190,24 @@ class MultiHeadAttention(RecordingModule):
         self.W_g = None if self.gate is None else nn.Linear(self.embed_dim, gates[self.gate], **made)
         logits = torch.zeros(self.num_heads, device=device, dtype=dtype or self.W_q.weight.dtype) if sinks else None
         self.register_parameter("sinks", None if logits is None else nn.Parameter(logits))
+        self._given = {}
         for name, factor in (("scale", scale), ("temperature", temperature)):
             found = as_factor(name, factor, self.num_heads, self.score)
+            if isinstance(found, Tensor):
+                self._given[name] = values_of(found)
             if isinstance(found, Tensor) and not isinstance(found, nn.Parameter):
                 self.register_buffer(name, found.detach().clone())
             else:
                 setattr(self, name, found)
+
+    def reset_parameters(self) -> None:
+        """Give all parameters their first values anew: those of the layers and parts by their own `reset_parameters`,
+        sinks 0, and scale and temperature the numbers that were given."""
+        reset(*self.children())
+        if self.sinks is not None:
+            nn.init.zeros_(self.sinks)
+        for name, values in self._given.items():
+            set_again(name, getattr(self, name), values)
 
     @classmethod
     def from_torch(cls, module: nn.MultiheadAttention) -> MultiHeadAttention:
