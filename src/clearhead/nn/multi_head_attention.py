@@ -40,6 +40,7 @@ from clearhead.nn._options import (
     Rotary,
     as_factor,
     check_gate,
+    check_learnt_alone,
     check_norm,
     check_rotary,
     factors_of,
@@ -98,7 +99,9 @@ class MultiHeadAttention(RecordingModule):
     vectors of width head_dim; the number of query heads to a key head is the one that the module was built with. So a
     rank of tensor parallelism (`parallelize_module`: W_q, W_k, W_v by ColwiseParallel, W_o by RowwiseParallel, over
     ranks whose number divides num_kv_heads) computes its own heads, and takes masks and biases that differ between
-    heads for these heads alone.
+    heads for these heads alone. W_g is shared out as W_q, norms by SequenceParallel(sequence_dim=1,
+    use_local_output=True), and sinks, scale and temperature are cut as the heads are; parameters that all heads share
+    are refused where they would be trained.
     `dropout`: the probability with which a weight is dropped while training.
     `bias`: whether the four projections, `W_q`, `W_k`, `W_v` and `W_o`, have one.
     `head_dim`: the width of a head, any; None is embed_dim / num_heads.
@@ -312,6 +315,7 @@ class MultiHeadAttention(RecordingModule):
         mask, bias = with_lengths(head_mask(mask, sizes.shape, q.dtype), valid_lens, bias)
         if heads != self.num_heads:
             check_part(mask, bias, sizes._replace(align=check_align(align)), self.num_heads)
+            self._check_learnt(heads)
         if state is not None:
             mask, bias = state.seen(mask, bias, sizes)
         attended = self._attend(
@@ -341,6 +345,11 @@ class MultiHeadAttention(RecordingModule):
 
         @as_forward(forward)
         def __call__(self) -> None: ...
+
+    def _check_learnt(self, heads: int) -> None:
+        names = ("query_norm", "key_norm", "rotary", "score", "scale", "temperature", "score_bias")
+        built = {name: 1 if values is None else len(values) for name, values in self._given.items()}
+        check_learnt_alone({name: getattr(self, name) for name in names}, self.W_q.weight, heads, built)
 
     @property
     def _fresh(self) -> bool:
