@@ -139,7 +139,8 @@ def read(module: MultiHeadAttention) -> Extra:
     if isinstance(own, ch.ALiBi):
         power = 2 ** int(np.log2(module.num_heads))
         places = [*range(1, power + 1), *(n + 0.5 for n in range(module.num_heads - power))]
-        slopes = np.float32(2.0 ** (-8 * np.array(places) / power)).astype(np.float64)[:, None, None]
+        exact = 2.0 ** (-8 * np.array(places) / power)
+        slopes = (exact if own.slopes.dtype == torch.float64 else np.float32(exact).astype(np.float64))[:, None, None]
     return Extra(
         norm_of(module.query_norm), norm_of(module.key_norm), scale,
         None if module.sinks is None else array(module.sinks), slopes, buckets, gate,

@@ -22,6 +22,7 @@ def expected(module: MultiHeadAttention, x: Tensor, keep: Tensor, bias: Tensor |
     """The output, by PyTorch's operations on the whole weights."""
     width = module.head_dim
     q, k, v = (layer(x).unflatten(-1, (-1, width)).transpose(1, 2) for layer in (module.W_q, module.W_k, module.W_v))
+    q = q if module.query_norm is None else module.query_norm(q)
     k, v = (t.repeat_interleave(q.shape[1] // k.shape[1], 1) for t in (k, v))
     scores = (q @ k.mT / width**0.5 + bias).masked_fill(~keep, -torch.inf)
     return module.W_o((scores.softmax(-1) @ v).transpose(1, 2).flatten(2))

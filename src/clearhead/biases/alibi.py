@@ -43,10 +43,9 @@ class ALiBi(Bias):
     def __init__(self, num_heads: int) -> None:
         super().__init__()
         numbers = _slopes(check_count(num_heads, 1, "ALiBi: num_heads", most=2**16))
-        slopes = torch.tensor(numbers)
-        if slopes.is_meta:  # under `torch.device("meta")`: no state dict brings the numbers later
-            slopes = torch.tensor(numbers, device="cpu")
-        self.register_buffer("slopes", slopes, persistent=False)
+        self.register_buffer("slopes", torch.tensor(numbers), persistent=False)
+        if self.slopes.is_meta:  # under `torch.device("meta")`: no state dict brings the numbers later
+            self.slopes = torch.tensor(numbers, device="cpu")
 
     def reset_parameters(self) -> None:
         """Set the slopes to those of the formula."""
