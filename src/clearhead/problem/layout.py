@@ -12,7 +12,7 @@ from torch import Tensor
 from clearhead.base.errors import ClearheadError, ShapeError, UnsupportedError, columns
 from clearhead.base.positions import check_align
 from clearhead.base.ragged import Sequences
-from clearhead.base.tracing import compiling
+from clearhead.base.tracing import compiling, transformed, unwrapped
 from clearhead.biases.base import Bias
 from clearhead.biases.dense import DenseBias
 from clearhead.biases.ragged import RaggedBias
@@ -38,8 +38,13 @@ class Arranged(NamedTuple):
 
 def is_arranged(query: Any, key: Any, layout: Any) -> bool:
     """Whether query and key are (..., H, L, D) tensors or arrays already."""
-    nested = getattr(query, "is_nested", False) or getattr(key, "is_nested", False)
-    return not nested and type(layout) is str and layout == "BHLD"
+    return not (_nested(query) or _nested(key)) and type(layout) is str and layout == "BHLD"
+
+
+def _nested(given: Any) -> bool:
+    """Whether this is a nested tensor, or `torch.func` wraps one."""
+    wrapped = isinstance(given, Tensor) and transformed()
+    return bool(getattr(unwrapped(given) if wrapped else given, "is_nested", False))
 
 
 def arrange(query: Any, key: Any, value: Any, mask: Any, bias: Any, align: Any, layout: Any) -> Arranged:
@@ -58,7 +63,7 @@ def arrange(query: Any, key: Any, value: Any, mask: Any, bias: Any, align: Any, 
             return output
         return _turned(output[0] if layout == "LHD" else output)
 
-    if not any(getattr(given, "is_nested", False) for given in named.values()):
+    if not any(map(_nested, named.values())):
         return Arranged(named["query"], named["key"], named.get("value"), mask, bias, align, back)
     rows = _rows(named)
     queries, keys = rows["query"], rows["key"]
@@ -113,6 +118,11 @@ def _rows(named: dict[str, Any]) -> dict[str, Rows]:
         raise UnsupportedError(
             "Nested tensors are read on the host, so compiled code cannot use them. Call attention outside of the "
             "compiled function, or pass padded tensors and mask=Lengths(valid_lens)."
+        )
+    if transformed():
+        raise UnsupportedError(
+            "torch.func does not follow nested tensors. Pass padded tensors and mask=Lengths(valid_lens), or take the "
+            "gradients by torch.autograd.grad."
         )
     if not all(isinstance(given, Tensor) and given.is_nested for given in named.values()):
         kinds = {name: "nested" if getattr(given, "is_nested", False) else "not" for name, given in named.items()}
