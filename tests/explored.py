@@ -187,6 +187,7 @@ EXPLORED: dict[str, dict[str, Kept]] = {
     "distributed/test_distributed_surroundings.py": {"test_what_surrounds_a_call": 0},
     "distributed/test_tensor_parallel.py": {
         "test_the_numbers_are_those_of_one_process": ("2",),
+        "test_options_are_those_of_one_process": ("2",),
         "test_what_is_refused": ("2",),
     },
     "explanation/test_bias_steps.py": {"test_the_page_computes_every_step_of_a_bias": 3},

@@ -3,6 +3,7 @@
     python tests/fuzz_modules.py 10000                   the first ten thousand
     python tests/fuzz_modules.py 10000 --from 25000      those from number 25000 on
     python tests/fuzz_modules.py --only 1234             one again, with its traceback
+    python tests/fuzz_modules.py 200 --compiled          calls that are right in compiled code (aot_eager)
 
 A problem follows from its number (`fuzzing/modules.py`): a module, whose layers may be pruned, replaced or converted by
 hand, and calls of it, with caches, prepared keys, masks and lengths. The truth is `fuzzing/module_oracle.py`, which
@@ -39,7 +40,13 @@ def failures_of(number: int) -> Iterator[str]:
 
 
 def main() -> int:
-    options = fuzz.arguments(__doc__).parse_args()
+    parser = fuzz.arguments(__doc__)
+    parser.add_argument("--compiled", action="store_true", help="calls that are right run in compiled code")
+    options = parser.parse_args()
+    if options.compiled and (options.child or options.only is not None):
+        from fuzzing import modules
+
+        modules.COMPILED = True
     if options.child:
         first, stop, at = options.child.split(":")
         fuzz.run_all(int(first), int(stop), at, failures_of)
@@ -53,7 +60,9 @@ def main() -> int:
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     begun = time.monotonic()
     stop = options.first + options.count
-    failures = fuzz.fuzz(options.first, stop, options.jobs, (), lambda number: None, program=__file__)
+    failures = fuzz.fuzz(
+        options.first, stop, options.jobs, ["--compiled"] * options.compiled, lambda number: None, program=__file__
+    )
     rate = options.count / (time.monotonic() - begun)
     print(f"{options.count} modules, {rate:.0f} a second, {len(failures)} failures")
     return 1 if failures else 0

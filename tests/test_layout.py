@@ -235,6 +235,18 @@ def test_what_is_refused(given, options, said):
         ch.attention(*given, **options)
 
 
+def test_transforms_say_that_they_cannot():
+    edges, values = torch.tensor([0, 3, 8]), torch.randn(8, 2, 4)
+    rows = lambda v: torch.nested.nested_tensor_from_jagged(v, edges).transpose(1, 2)
+    whole = rows(values)
+    called = lambda q: ch.attention(q, whole, whole).values().sum()
+    alike = lambda v: ch.attention(rows(v), rows(v), rows(v)).values().sum()
+    constant = lambda s: s * called(whole)
+    for run, at in ((called, whole), (alike, values), (constant, torch.ones(()))):
+        with pytest.raises(ch.UnsupportedError, match="does not follow nested tensors"):
+            torch.func.grad(run)(at)
+
+
 def test_compiled_code_says_that_it_cannot():
     def call(x):
         return ch.attention(x, x, x, layout="BLHD")

@@ -12,7 +12,13 @@ REFUSED = {
     "a rule of the head, joined": "cannot know which", "a bias by a rule of the head": "cannot know which",
     "a mask of all heads": "does not fit the scores", "a tensor of all heads": "does not broadcast",
     "a mask beside DTensors": "DTensor", "the whole again": "done", "additive": "has hooks",
-    "torch's": "heads side by side",
+    "torch's": "heads side by side", "sinks of all heads": "one logit a head",
+    "a scale of all heads": "cut them as the layers", "a gate of all heads": "cut W_g",
+    "a bias of the module": "cannot know which", "a norm of all heads": "query_norm has parameters",
+    "a temperature of all heads": "temperature has parameters", "a learnt score of all heads": "score has parameters",
+    "a learnt bias of every head": "score_bias has parameters", "a norm beside DTensors": "query_norm computes with",
+    "a scale beside DTensors": "does not mix", "positions beside DTensors": "rotary computes with",
+    "a gate beside DTensors": "W_g computes with",
 }  # fmt: skip
 
 
@@ -20,6 +26,12 @@ REFUSED = {
 def test_the_numbers_are_those_of_one_process(ranks):
     for found in on_ranks(ranks, "ranks.tensor_parallel:numbers"):
         assert len(found) == 26 and max(found.values()) < 1e-10, found
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_options_are_those_of_one_process(ranks):
+    for found in on_ranks(ranks, "ranks.tensor_parallel:options"):
+        assert len(found) == 11 and max(found.values()) < 1e-10, found
 
 
 @pytest.mark.parametrize("ranks", [2, 4])

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from fuzzing.options import NONE, Extra
+from fuzzing.options import NONE, Extra, Scaling
 
 Array = np.ndarray
 MOVES, ROUNDINGS = 5, 4
@@ -46,14 +46,43 @@ def softmax(scores: Array, keep: Array, sinks: Array | None = None) -> Array:
     return weights / np.where(total > 0, total, 1.0)
 
 
-def turned(x: Array, positions: Array, dim: int, base: float, interleaved: bool) -> Array:
+def turned(x: Array, positions: Array, dim: int, base: float, interleaved: bool, scaling: Scaling) -> Array:
     """(..., L, E) with its first entries turned by the angles of the positions (L,)."""
-    angles = positions[:, None] * base ** (-np.arange(0, dim, 2) / dim)
-    cos, sin, x = np.cos(angles), np.sin(angles), x.copy()
+    speeds, magnitude = slowed(base ** (-np.arange(0, dim, 2) / dim), base, scaling)
+    angles = positions[:, None] * speeds
+    cos, sin, x = magnitude * np.cos(angles), magnitude * np.sin(angles), x.copy()
     pairs = (slice(0, dim, 2), slice(1, dim, 2)) if interleaved else (slice(0, dim // 2), slice(dim // 2, dim))
     a, b = x[..., pairs[0]].copy(), x[..., pairs[1]].copy()
     x[..., pairs[0]], x[..., pairs[1]] = a * cos - b * sin, b * cos + a * sin
     return x
+
+
+def slowed(plain: Array, base: float, scaling: Scaling) -> tuple[Array, float]:
+    """The angles of the pairs at each step under a scaling, and the factor of cosines and sines."""
+    if scaling is None:
+        return plain, 1.0
+    kind, given = scaling
+    factor, dim = given["factor"], 2 * len(plain)
+    if kind == "linear":
+        return plain / factor, 1.0
+    turns = given["original_length"] * plain / (2 * np.pi)
+    if kind == "llama3":
+        kept = np.clip((turns - 1.0) / (4.0 - 1.0), 0, 1)
+        return plain * kept + plain / factor * (1 - kept), 1.0
+    # the pair that turns so often within the length of the training
+    pair = lambda often: dim * np.log(given["original_length"] / (often * 2 * np.pi)) / (2 * np.log(base))
+    low, high = pair(32.0), pair(1.0)
+    low, high = (np.floor(low), np.ceil(high)) if given["truncate"] else (low, high)
+    low, high = max(low, 0), min(high, dim - 1)
+    ramp = np.clip((np.arange(len(plain)) - low) / (high - low if high != low else 0.001), 0, 1)
+    return plain * (1 - ramp) + plain / factor * ramp, 0.1 * np.log(factor) + 1
+
+
+def bucket(apart: Array) -> Array:
+    """T5's bucket of each distance, of 8 for both sides up to a distance of 5: 0 and 1 alone, then two that widen."""
+    far = np.abs(apart)
+    wide = np.minimum(2 + np.floor(np.log(np.maximum(far, 1) / 2) / np.log(5 / 2) * 2).astype(int), 3)
+    return 4 * (apart > 0) + np.where(far < 2, far, wide)
 
 
 def heads_of(x: Array, width: int) -> Array:
@@ -85,6 +114,8 @@ def sequence(
     scores = rounding.product(q, np.swapaxes(k, -1, -2)) / (width**0.5 if extra.scale is None else 1.0)
     if extra.slopes is not None:
         bias = bias - extra.slopes * np.abs(np.arange(k.shape[1]) - np.arange(q.shape[1])[:, None] - align)
+    if extra.buckets is not None:
+        bias = bias + extra.buckets[:, bucket(np.arange(k.shape[1]) - np.arange(q.shape[1])[:, None] - align)]
     scores = scores + bias
     scores = rounding.moved(scores, np.abs(scores) + np.abs(bias))
     weights = softmax(scores, np.broadcast_to(keep, scores.shape), extra.sinks)

@@ -23,6 +23,7 @@ from clearhead.nn import (
 from fuzzing import options
 from fuzzing.module_oracle import Array, Rounding, apart, sequence, softmax
 
+COMPILED = False  # whether calls that are right run in compiled code
 DTYPES = [torch.float32] * 4 + [torch.float64, torch.bfloat16, torch.float16]
 
 
@@ -59,6 +60,14 @@ class Draw:
         if layout == "inside" and x.ndim > 1:
             return torch.cat([x, x, x], -2)[..., shape[-2] : 2 * shape[-2], :]
         return x
+
+
+def ran(d: Draw, module: Any) -> Any:
+    """The module, or what PyTorch's compiler makes of it."""
+    if not COMPILED or d.wrong:
+        return module
+    torch._dynamo.reset()
+    return torch.compile(module, backend="aot_eager")
 
 
 def array(x: Any) -> Array:
@@ -118,6 +127,17 @@ def mask_of(d: Draw, b: int, h: int, lq: int, lk: int, first: int | None, depth:
     return None, keep
 
 
+def documents_of(d: Draw, b: int, lq: int, lk: int, first: int) -> tuple[Any, Array]:
+    """A mask of packed documents, and what it keeps, (B or 1, 1, Lq, Lk)."""
+    ids = np.sort(d.rng.integers(0, 3, d.of((lk,), (b, lk))), -1)
+    rows, at = ids.reshape(-1, lk), np.arange(lq) + first
+    own = np.where((at >= 0) & (at < lk), rows[:, np.clip(at, 0, max(lk - 1, 0))] if lk else -1, -1)
+    keep = own[:, None, :, None] == rows[:, None, None, :]
+    if d.chance(0.5):
+        return ch.Documents(ids) & ch.Causal(), keep & (np.arange(lk) <= at[:, None])
+    return ch.Documents(ids), keep
+
+
 def lengths_of(d: Draw, b: int, lq: int, lk: int) -> tuple[Any, Array]:
     """Valid lengths, or None, and what they keep, (B, 1, Lq or 1, Lk)."""
     if d.chance(0.7):
@@ -139,8 +159,10 @@ def heads_module(d: Draw) -> MultiHeadAttention:
     ) else None  # fmt: skip
     sizes = {"kdim": d.of(None, None, 5), "vdim": d.of(None, None, 7)}
     given = options.drawn(d.beside, heads, width)
+    rotary = options.rotary(d.beside, rotary, width)
+    at_once = {"dtype": d.dtype} if d.beside.chance(0.3) else {}
     module = MultiHeadAttention(
-        e, heads, bias=d.chance(0.7), head_dim=width, num_kv_heads=kv, rotary=rotary, **sizes, **given
+        e, heads, bias=d.chance(0.7), head_dim=width, num_kv_heads=kv, rotary=rotary, **sizes, **given, **at_once
     ).to(d.dtype)
     options.filled(d.beside, module)
     if kv > 1 and d.chance(0.2):  # pruned by hand
@@ -186,7 +208,8 @@ LAYERS = ("W_q", "W_k", "W_v", "W_o")
 def numbers(module: MultiHeadAttention) -> tuple[Any, ...]:
     """What `sequence` needs of a module, but for its options."""
     r = module.rotary
-    return layers_of(module, LAYERS), module.head_dim, None if r is None else (r.dim, r.base, r.interleaved)
+    turns = None if r is None else (r.dim, r.base, r.interleaved, getattr(r, "drawn", None))
+    return layers_of(module, LAYERS), module.head_dim, turns
 
 
 def bias_of(d: Draw, b: int, h: int, lq: int, lk: int, first: int | None) -> tuple[Any, Array | float]:
@@ -224,6 +247,9 @@ def check_heads(d: Draw) -> Iterator[str]:
     align = first
     first = 0 if first is None and lq == lk else first
     mask, keep = mask_of(d, b, h, lq, lk, first, 4)
+    if mask is None and first is not None and lk and d.beside.chance(0.3):
+        mask, keep = documents_of(d.beside, b, lq, lk, first)
+        keep = np.broadcast_to(keep, (b, h, lq, lk))
     lens, kept = lengths_of(d, b, lq, lk)
     bias, added = bias_of(d, b, h, lq, lk, first)
     if module.score_bias is not None and first is None:
@@ -245,9 +271,9 @@ def check_heads(d: Draw) -> Iterator[str]:
     with torch.set_grad_enabled(d.chance(0.5)):
         if d.chance(0.3):
             prepared = module.prepare(tensors["key"], tensors["value"], positions=own[1])
-            got = module(tensors["query"], prepared, positions=own[0], **keywords)
+            got = ran(d, module)(tensors["query"], prepared, positions=own[0], **keywords)
         else:
-            got = module(*tensors.values(), positions=own[0], key_positions=own[1], **keywords)
+            got = ran(d, module)(*tensors.values(), positions=own[0], key_positions=own[1], **keywords)
     if d.another:
         return
     extra = options.read(module)
@@ -298,7 +324,8 @@ def check_decoding(d: Draw) -> Iterator[str]:
         places, at = options.places(d.beside, b, size) if own else (None, np.array(starts)[:, None] + np.arange(size))
         new = np.full(b, size) if counts is None else counts
         with torch.set_grad_enabled(d.chance(0.4) and kind == "grows"):
-            got = module(query, key, value, mask, cache=cache, new_lens=counts, positions=places)
+            run = module if kind == "grows" and counts is not None else ran(d, module)  # it reads new_lens on the host
+            got = run(query, key, value, mask, cache=cache, new_lens=counts, positions=places)
         for n in range(b):
             parts = zip(held[n], (array(key)[n], array(value)[n], at[n]), strict=True)
             held[n] = [np.concatenate([old, more[: new[n]]]) for old, more in parts]
@@ -374,9 +401,9 @@ def check_plain(d: Draw) -> Iterator[str]:
     with torch.set_grad_enabled(d.chance(0.5)):
         if additive and d.chance(0.3):
             prepared = module.prepare(tensors["key"], tensors["value"])
-            got = module(tensors["query"], prepared, valid_lens=lens, mask=mask, align="lower_right")
+            got = ran(d, module)(tensors["query"], prepared, valid_lens=lens, mask=mask, align="lower_right")
         else:
-            got = module(*tensors.values(), valid_lens=lens, mask=mask, align="lower_right")
+            got = ran(d, module)(*tensors.values(), valid_lens=lens, mask=mask, align="lower_right")
 
     def truth(rounding: Rounding) -> Array:
         q, k, v = given
@@ -430,7 +457,7 @@ def check_torch(d: Draw) -> Iterator[str]:
             d.mistake(name)
     d.said.append(f"{module} {[tuple(t.shape) for t in given.values()]} {list(masks)} {heads=}")
     with torch.set_grad_enabled(d.chance(0.5)):
-        got, weights = module(*tensors.values(), need_weights=d.chance(0.5), **masks)
+        got, weights = ran(d, module)(*tensors.values(), need_weights=d.chance(0.5), **masks)
     if d.another:
         return
     got = got if first else got.transpose(0, 1)

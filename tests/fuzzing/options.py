@@ -12,9 +12,10 @@ import torch
 from torch import Tensor, nn
 
 import clearhead as ch
-from clearhead.nn import MultiHeadAttention
+from clearhead.nn import MultiHeadAttention, RotaryEmbedding, RotaryScaling
 
 Array = np.ndarray
+Scaling = tuple[str, dict[str, Any]] | None  # the name of a scaling, and its arguments
 
 
 class Norm(NamedTuple):
@@ -42,6 +43,7 @@ class Extra(NamedTuple):
     scale: Array | None = None
     sinks: Array | None = None
     slopes: Array | None = None  # (H, 1, 1): a bias of its own, −slope · distance
+    buckets: Array | None = None  # (H, 8): a learnt bias by the distance, in 8 buckets
     gate: tuple[Array, Array | None, bool] | None = None
 
 
@@ -58,12 +60,45 @@ def drawn(d: Any, heads: int, width: int) -> dict[str, Any]:
     options = {
         "query_norm": norm(), "key_norm": norm(), "scale": factor(0.1, 1.5), "temperature": factor(0.6, 2.0),
         "sinks": d.chance(0.4), "gate": d.of(None, None, "elementwise", "headwise"),
-        "score_bias": d.of(None, None, ch.ALiBi(heads)),
+        "score_bias": d.of(None, None, ch.ALiBi(heads), ch.RelativeBias(heads, 8, 5)),
     }  # fmt: skip
     for given in (options["query_norm"], options["key_norm"]):
         for parameter in () if given is None else given.parameters():
             nn.init.normal_(parameter, 0.5, 0.5)
     return options
+
+
+class OwnRotary(nn.Module):
+    """A rotation of one's own: the pairs (2i, 2i + 1) of all entries, each by base^(−2i/E) a step."""
+
+    def __init__(self, dim: int, base: float) -> None:
+        super().__init__()
+        self.dim, self.base, self.interleaved, self.drawn = dim, base, True, None
+
+    def forward(self, x: Tensor, *, positions: Tensor) -> Tensor:
+        steps = torch.arange(0, self.dim, 2, dtype=torch.float64, device=x.device)
+        angles = (positions[:, None, :, None] * self.base ** (-steps / self.dim)).to(
+            torch.promote_types(x.dtype, torch.float32)
+        )
+        a, b = x[..., 0::2], x[..., 1::2]
+        return torch.stack([a * angles.cos() - b * angles.sin(), b * angles.cos() + a * angles.sin()], -1).flatten(-2)
+
+
+def rotary(d: Any, plain: RotaryEmbedding | None, width: int) -> Any:
+    """The rotation of a module: the one that was drawn, a slower one, or one of one's own."""
+    if plain is None or d.chance(0.5):
+        return plain
+    if width % 2 == 0 and d.chance(0.3):
+        return OwnRotary(width, d.of(7.0, 10000.0))
+    factor, length = d.of(1.0, 2.0, 8.0), d.of(4, 32, 4096)
+    kind, given = d.of(
+        ("linear", {"factor": factor}),
+        ("llama3", {"factor": factor, "original_length": length}),
+        ("yarn", {"factor": factor, "original_length": length, "truncate": d.chance(0.7)}),
+    )
+    scaled = RotaryEmbedding(plain.dim, plain.base, plain.interleaved, getattr(RotaryScaling, kind)(**given))
+    scaled.drawn = kind, given
+    return scaled
 
 
 def filled(d: Any, module: MultiHeadAttention) -> None:
@@ -99,14 +134,16 @@ def read(module: MultiHeadAttention) -> Extra:
     if module.W_g is not None:
         bias = None if module.W_g.bias is None else array(module.W_g.bias)
         gate = array(module.W_g.weight), bias, module.gate == "elementwise"
-    slopes = None
-    if module.score_bias is not None:
+    slopes, own = None, module.score_bias
+    buckets = array(own.weight).T if isinstance(own, ch.RelativeBias) else None
+    if isinstance(own, ch.ALiBi):
         power = 2 ** int(np.log2(module.num_heads))
         places = [*range(1, power + 1), *(n + 0.5 for n in range(module.num_heads - power))]
-        slopes = np.float32(2.0 ** (-8 * np.array(places) / power)).astype(np.float64)[:, None, None]
+        exact = 2.0 ** (-8 * np.array(places) / power)
+        slopes = (exact if own.slopes.dtype == torch.float64 else np.float32(exact).astype(np.float64))[:, None, None]
     return Extra(
         norm_of(module.query_norm), norm_of(module.key_norm), scale,
-        None if module.sinks is None else array(module.sinks), slopes, gate,
+        None if module.sinks is None else array(module.sinks), slopes, buckets, gate,
     )  # fmt: skip
 
 

@@ -6,6 +6,7 @@ import pickle
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 import clearhead as ch
 from clearhead.nn import (
@@ -362,3 +363,15 @@ def test_wrong_scalings_are_said(name):
     make, said = SCALINGS[name]
     with pytest.raises(ch.ClearheadError, match=said):
         make()
+
+
+@pytest.mark.parametrize("module", [SinusoidalPositionalEncoding(4), RotaryEmbedding(4)], ids=["sinusoid", "rotary"])
+def test_shapes_alone_leave_no_table(module):
+    x = torch.randn(3, 4)
+    expected = module(x)
+    for begun in (True, False):  # with a table from before, and without
+        other = copy.deepcopy(module)
+        _ = other(x) if begun else None
+        with FakeTensorMode() as mode:
+            assert other(mode.from_tensor(x)).shape == (3, 4)
+        torch.testing.assert_close(other(x), expected)

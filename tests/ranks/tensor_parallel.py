@@ -10,7 +10,7 @@ import torch.distributed as dist
 from ranks.words import each_said
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, SequenceParallel, parallelize_module
 
 import clearhead as ch
 from clearhead.nn import AdditiveAttention, KeyValueCache, MultiHeadAttention, TorchMultiheadAttention
@@ -22,14 +22,17 @@ def expected(module: MultiHeadAttention, x: Tensor, keep: Tensor, bias: Tensor |
     """The output, by PyTorch's operations on the whole weights."""
     width = module.head_dim
     q, k, v = (layer(x).unflatten(-1, (-1, width)).transpose(1, 2) for layer in (module.W_q, module.W_k, module.W_v))
+    q = q if module.query_norm is None else module.query_norm(q)
     k, v = (t.repeat_interleave(q.shape[1] // k.shape[1], 1) for t in (k, v))
     scores = (q @ k.mT / width**0.5 + bias).masked_fill(~keep, -torch.inf)
     return module.W_o((scores.softmax(-1) @ v).transpose(1, 2).flatten(2))
 
 
-def shared(module: nn.Module, layers: str = "qkvo", local: bool = True) -> Any:
+def shared(module: nn.Module, layers: str = "qkvo", local: bool = True, norms: bool = False) -> Any:
     plan: dict[str, Any] = {f"W_{name}": ColwiseParallel(use_local_output=local) for name in layers if name != "o"}
     plan |= {"W_o": RowwiseParallel()} if "o" in layers else {}
+    by_head = SequenceParallel(sequence_dim=1, use_local_output=local)
+    plan |= {"query_norm": by_head, "key_norm": by_head} if norms else {}
     return parallelize_module(module, init_device_mesh("cpu", (dist.get_world_size(),)), plan)
 
 
@@ -78,6 +81,44 @@ def numbers(rank: int) -> dict[str, float]:
     return found
 
 
+def options(rank: int) -> dict[str, float]:
+    """How far output and gradients are from those of one process, with the options of today."""
+    ranks, found = dist.get_world_size(), {}
+    per_head = lambda: nn.Parameter(torch.linspace(0.5, 2.0, HEADS).double())
+    norms = lambda: {"query_norm": nn.RMSNorm(4), "key_norm": nn.LayerNorm(4)}
+    frozen = nn.RMSNorm(4).requires_grad_(False)
+    for name, given in {
+        "norms": norms(), "sinks": {"sinks": True}, "gate, headwise": {"gate": "headwise"},
+        "gate, elementwise": {"gate": "elementwise", "bias": False}, "scale": {"scale": per_head()},
+        "temperature": {"temperature": per_head()}, "a number": {"scale": 0.7},
+        "one number": {"scale": torch.tensor([0.7])},
+        "a norm that is not trained": {"key_norm": frozen}, "rotary": {"rotary": ch.nn.RotaryEmbedding(4)},
+        "all": {
+            **norms(), "sinks": True, "gate": "headwise", "temperature": per_head(), "rotary": ch.nn.RotaryEmbedding(4)
+        },
+    }.items():  # fmt: skip
+        module, x = drawn(**given)
+        for parameter in module.parameters():
+            nn.init.normal_(parameter, 0.3, 0.3)
+        trained = {n: p for n, p in module.named_parameters() if p.requires_grad}
+        want = module(x, x, x, ch.Causal())
+        loss = dict(zip(trained, torch.autograd.grad(want.square().mean(), [*trained.values()]), strict=True))
+        cut = [n for n in ("sinks", "scale", "temperature") if n in trained]
+        shared(module, "qkvgo" if module.gate else "qkvo", norms="norms" in name or name == "all")
+        for each in cut:
+            setattr(module, each, nn.Parameter(trained[each].detach().chunk(ranks)[rank]))
+        got = module(x, x, x, ch.Causal())
+        got.square().mean().backward()
+        apart = [got - want]
+        for each, parameter in module.named_parameters():
+            if each in loss:
+                grad: Any = parameter.grad
+                whole = loss[each].chunk(ranks)[rank] if each in cut else loss[each]
+                apart.append((grad.full_tensor() if each not in cut else grad) - whole)
+        found[name] = max(float(t.detach().abs().max()) for t in apart)
+    return found
+
+
 def refused(rank: int) -> dict[str, str]:
     """What cannot be right, and what is said."""
 
@@ -101,11 +142,32 @@ def refused(rank: int) -> dict[str, str]:
         ("a bias by a rule of the head", {}, "qkvo", {"bias": ch.BiasFunction(lambda b, h, i, j: (h + i - j) / 2)}),
         ("a mask of all heads", {}, "qkvo", {"mask": torch.ones(B, HEADS, LENGTH, LENGTH).bool()}),
         ("a tensor of all heads", {}, "qkvo", {"bias": torch.zeros(B, HEADS, LENGTH, LENGTH).double()}),
+        ("sinks of all heads", {"sinks": True}, "qkvo", {}),
+        ("a scale of all heads", {"scale": torch.ones(HEADS)}, "qkvo", {}),
+        ("a gate of all heads", {"gate": "headwise"}, "qkvo", {}),
+        ("a bias of the module", {"score_bias": ch.ALiBi(HEADS)}, "qkvo", {}),
+        ("a norm of all heads", {"query_norm": nn.RMSNorm(E // HEADS)}, "qkvo", {}),
+        ("a temperature of all heads", {"temperature": nn.Parameter(torch.ones(()))}, "qkvo", {}),
+        ("a learnt score of all heads", {"score": ch.Bilinear(E // HEADS, E // HEADS)}, "qkvo", {}),
+        (
+            "a learnt bias of every head",
+            {"score_bias": ch.DenseBias(nn.Parameter(torch.ones(LENGTH, LENGTH)))},
+            "qkvo",
+            {},
+        ),
     ):
         module, x = drawn(**options)
         calls[name] = partial(shared(module, layers), x, x, x, **given)
     module, x = drawn()
     calls["a mask beside DTensors"] = partial(shared(module, local=False), x, x, x, ch.Causal())
+    for name, given, layers in (
+        ("a norm beside DTensors", {"query_norm": nn.RMSNorm(E // HEADS)}, "qkvo"),
+        ("a scale beside DTensors", {"scale": torch.ones(HEADS)}, "qkvo"),
+        ("positions beside DTensors", {"rotary": ch.nn.RotaryEmbedding(4)}, "qkvo"),
+        ("a gate beside DTensors", {"gate": "headwise"}, "qkvo"),
+    ):
+        module, x = drawn(**given)
+        calls[name] = partial(shared(module, layers, local=False), x, x, x)
     module, x = drawn(num_kv_heads=1, head_dim=2 * ranks)
     calls["the whole again"] = partial(module, x, x, x)
     additive = AdditiveAttention(8).double()

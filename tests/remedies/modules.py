@@ -218,6 +218,20 @@ CASES = [
         "def later(attend, cache):\n    return attend(x[:1], x[:1], x[:1], cache=cache)\n"
         "def of_copy(cache):\n    return copy.deepcopy(other)(x[:1, 3:], x[:1, 3:], x[:1, 3:], cache=cache)",
     ),
+    case(
+        "again(lambda: torch.nn.Parameter(torch.full((2,), 0.5)))",
+        (
+            "pass a temperature that was made outside of torch.device('meta')",
+            "(lambda temperature: again(lambda: temperature))(torch.nn.Parameter(torch.full((2,), 0.5))) # @",
+            "formula(zeros(), x, x, scale=torch.full((2, 1, 1), 1.0))",
+        ),
+        setup=OPTIONS
+        + "def zeros():\n    module = made()\n    for p in module.parameters():\n        p.data.zero_()\n    return module\n"
+        "def again(temperature):\n    with torch.device('meta'):\n        module = made(temperature=temperature())\n"
+        "    module.to_empty(device='cpu').reset_parameters()\n    assert module.temperature.tolist() == [0.5, 0.5]\n"
+        "    for layer in (module.W_q, module.W_k, module.W_v, module.W_o):\n"
+        "        for p in layer.parameters():\n            p.data.zero_()\n    return module(x, x, x)\n",
+    ),
     # caches of fixed capacity
     case(
         "decoded(KeyValueCache(window=4), Causal() & even)",

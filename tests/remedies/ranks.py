@@ -137,13 +137,28 @@ def of_heads(rank: int) -> dict[str, Case]:
     bias = torch.randn(1, 8, 6, 6, generator=torch.Generator().manual_seed(2)).double()
     want = expected(module, x, torch.ones(6, 6, dtype=torch.bool), bias).detach()
     shared(module)
+    with_norm = lambda: drawn(query_norm=torch.nn.RMSNorm(4))[0]
+    normed = expected(with_norm(), x, torch.ones(6, 6, dtype=torch.bool)).detach()
+    whole, beside, by_head = shared(with_norm()), shared(with_norm(), local=False), shared(with_norm(), norms=True)
     return {
+        "a norm of all heads": (
+            lambda: whole(x, x, x),
+            ["Share out a norm by SequenceParallel(sequence_dim=1, use_local_output=True)", "requires_grad_(False)"],
+            lambda: by_head(x, x, x),
+            lambda: normed,
+        ),
+        "a norm beside DTensors": (
+            lambda: beside(x, x, x),
+            ["Share out W_q, W_k, W_v and W_g by ColwiseParallel(), whose outputs are local tensors"],
+            lambda: by_head(x, x, x),
+            lambda: normed,
+        ),
         "a bias of all heads": (
             lambda: module(x, x, x, bias=ch.ALiBi(8)),
             ["as a tensor (B, 4, Lq, Lk)"],
             lambda: module(x, x, x, bias=bias[:, 4 * rank : 4 * rank + 4]),
             lambda: want,
-        )
+        ),
     }
 
 

@@ -243,6 +243,21 @@ CASES = [
         setup="import warnings; warnings.simplefilter('ignore'); query = jagged = torch.nested.nested_tensor([x[0], x[1, :2]])",
     ),
     case(
+        "torch.func.grad(lambda s: attention(jagged * s, jagged, jagged).values().sum())(torch.ones(()))",
+        (
+            "mask=Lengths(valid_lens)",
+            "torch.func.grad(lambda s: attention(padded * s, padded, padded, @)[1, :2].sum())(torch.ones(()))",
+            "torch.func.grad(lambda s: plain(x[1, :2] * s, x[1, :2], x[1, :2]).sum())(torch.ones(()))",
+        ),
+        (
+            "torch.autograd.grad",
+            "@(attention(jagged * one, jagged, jagged).values()[-2:].sum(), one)[0]",
+            "torch.func.grad(lambda s: plain(x[1, :2] * s, x[1, :2], x[1, :2]).sum())(torch.ones(()))",
+        ),
+        setup="jagged = torch.nested.nested_tensor([x[0], x[1, :2]], layout=torch.jagged)\n"
+        "padded, valid_lens, one = jagged.to_padded_tensor(0.0), [len(x[0]), 2], torch.ones((), requires_grad=True)\n",
+    ),
+    case(
         "attention(jagged, x, x)",
         ("to_padded_tensor(0.0)", "attention(jagged.@, x[:2], x[:2])[1, :2]", "plain(x[1, :2], x[1], x[1])"),
         setup="import warnings; warnings.simplefilter('ignore'); query = jagged = torch.nested.nested_tensor([x[0], x[1, :2]])",

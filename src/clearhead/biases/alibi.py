@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from clearhead.base.errors import ShapeError
 from clearhead.base.numbers import check_count
 from clearhead.base.positions import positions, query_offset
 from clearhead.base.shapes import Sides, Sizes, no_heads, placed
 from clearhead.base.steps import PAIRS, Step, made
+from clearhead.base.tracing import readable
 from clearhead.biases.base import Added, Bias, distances, wide
 
 
@@ -28,7 +31,9 @@ class ALiBi(Bias):
     higher.
 
     `num_heads`: H. Where Lq ≠ Lk, `align=` of the call says p. `slopes`, (H,), is a buffer outside the state dict;
-    `alibi.slopes.requires_grad_()` makes it receive gradients. Raises a `ShapeError` for another number of heads.
+    `alibi.slopes.requires_grad_()` makes it receive gradients. Slopes of the formula are in float32 at least, and
+    exact, after `module.half()` and `module.to_empty(...)` too; slopes that were set are converted.
+    Raises a `ShapeError` for another number of heads.
     Cost: O(Lq + Lk) numbers a head. Source: Press et al. 2022, "Train Short, Test Long".
     """
 
@@ -37,8 +42,28 @@ class ALiBi(Bias):
 
     def __init__(self, num_heads: int) -> None:
         super().__init__()
-        slopes = _slopes(check_count(num_heads, 1, "ALiBi: num_heads", most=2**16))
-        self.register_buffer("slopes", torch.tensor(slopes), persistent=False)
+        numbers = _slopes(check_count(num_heads, 1, "ALiBi: num_heads", most=2**16))
+        self.register_buffer("slopes", torch.tensor(numbers), persistent=False)
+        if self.slopes.is_meta:  # under `torch.device("meta")`: no state dict brings the numbers later
+            self.slopes = torch.tensor(numbers, device="cpu")
+
+    def reset_parameters(self) -> None:
+        """Set the slopes to those of the formula."""
+        with torch.no_grad():
+            self.slopes.copy_(_like(self.slopes))
+
+    def _apply(self, fn: Callable[..., Any], recurse: bool = True) -> ALiBi:
+        """Convert the module, as `to`, `half` and `to_empty` do. Slopes of the formula are made anew where the
+        conversion took digits or values from them."""
+        slopes = self.slopes
+        ours = slopes.is_meta or (readable(slopes) and bool((slopes == _like(slopes)).all()))
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        left = self.slopes
+        if ours and not isinstance(left, nn.Parameter) and readable(left):
+            whole = _like(wide(left))
+            if left.dtype != whole.dtype or not bool((left == whole).all()):
+                self.slopes = whole.requires_grad_(slopes.requires_grad)
+        return self
 
     @classmethod
     def example(cls, sizes: Sizes) -> Bias:
@@ -84,6 +109,11 @@ class ALiBi(Bias):
 
     def extra_repr(self) -> str:
         return f"{self.slopes.shape[0]}"
+
+
+def _like(slopes: Tensor) -> Tensor:
+    """The slopes of the formula, of these heads' number, dtype and device."""
+    return torch.tensor(_slopes(len(slopes)), dtype=slopes.dtype, device=slopes.device)
 
 
 def _slopes(heads: int) -> list[float]:

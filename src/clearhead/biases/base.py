@@ -202,9 +202,9 @@ class Bias(nn.Module, ABC):
         def __call__(self) -> None: ...
 
     def _keep(self, name: str, given: Any, expected: str, dimensions: tuple[int, ...] = ()) -> None:
-        """Keep given numbers as they are: a parameter as the module's own, any other outside of the state dict.
-        `expected`: the words of the error for other dtypes, and for another number of `dimensions`, if any are
-        named."""
+        """Keep given numbers as they are: a parameter as the module's own, any other as a buffer; the state dict has
+        both. `expected`: the words of the error for other dtypes, and for another number of `dimensions`, if any
+        are named."""
         tensor, who = owned(given, name), f"{type(self).__name__}: {name}"
         if tensor.is_floating_point():
             check_float(tensor, who)
@@ -213,7 +213,7 @@ class Bias(nn.Module, ABC):
         if isinstance(tensor, nn.Parameter):
             setattr(self, name, tensor)
         else:
-            self.register_buffer(name, tensor, persistent=False)
+            self.register_buffer(name, tensor)
 
     def __repr__(self) -> str:
         return said(self, super().__repr__)

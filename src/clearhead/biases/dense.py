@@ -22,7 +22,8 @@ class DenseBias(Bias):
     Formula: b_ij = tensor[..., i, j]; −∞ means that the pair is not allowed; +∞ makes the row of a query that may see
     the pair NaN.
     `tensor`: float, (Lq, Lk) or broadcasting to the scores: (B, Lq, Lk) without heads, (B, H, Lq, Lk) with heads. It is
-    kept as it is (a NumPy array is copied): gradients reach it, and an nn.Parameter is registered as this module's.
+    kept as it is (a NumPy array is copied): gradients reach it, and the state dict has it; an nn.Parameter is this
+    module's own.
     Raises a `ClearheadError` for other dtypes and shapes. Cost: its own memory.
     """
 

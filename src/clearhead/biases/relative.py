@@ -33,7 +33,7 @@ class RelativeBias(Bias):
     bucket.
 
     `weight`: (num_buckets, num_heads), as T5's `relative_attention_bias.weight`. Where Lq ≠ Lk, `align=` of the call
-    says p.
+    says p. `device`, `dtype`: those of the weight; None is the default of PyTorch.
     Raises a `ShapeError` for another number of heads. Cost: O(Lq + Lk) numbers a head.
     Source: Raffel et al. 2020, "Exploring the Limits of Transfer Learning with a Unified Text-to-Text Transformer".
     """
@@ -41,7 +41,14 @@ class RelativeBias(Bias):
     positional = True
 
     def __init__(
-        self, num_heads: int, num_buckets: int = 32, max_distance: int = 128, bidirectional: bool = True
+        self,
+        num_heads: int,
+        num_buckets: int = 32,
+        max_distance: int = 128,
+        bidirectional: bool = True,
+        *,
+        device: torch.device | str | int | None = None,
+        dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
         least = 4 if bidirectional is not False else 2
@@ -54,7 +61,12 @@ class RelativeBias(Bias):
                 f"RelativeBias: max_distance is {max_distance}, and {num_buckets} buckets hold the distances below "
                 f"{exact} one by one; pass max_distance above {exact}, or fewer buckets."
             )
-        self.weight = nn.Parameter(torch.empty(num_buckets, check_count(num_heads, 1, "RelativeBias: num_heads")))
+        heads = check_count(num_heads, 1, "RelativeBias: num_heads")
+        self.weight = nn.Parameter(torch.empty(num_buckets, heads, device=device, dtype=dtype))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Draw the weights anew: normal, of standard deviation 0.02."""
         nn.init.normal_(self.weight, std=0.02)
 
     @classmethod

@@ -27,6 +27,15 @@ def plain_linear(layer: nn.Module) -> bool:
     return type(layer) in LINEAR and not may_have_hooks(layer)
 
 
+def reset(*modules: nn.Module | None) -> None:
+    """Give these modules, and those inside, new initial values, where they have a method for it."""
+    for module in modules:
+        for part in () if module is None else module.modules():
+            drawn = getattr(part, "reset_parameters", None)
+            if callable(drawn):
+                drawn()
+
+
 def check_linear(name: str, layer: nn.Module) -> Tensor | None:
     """The weight of an nn.Linear, checked beside its bias; None for other layers, which check their own."""
     weight, bias = getattr(layer, "weight", None), getattr(layer, "bias", None)

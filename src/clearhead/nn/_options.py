@@ -10,9 +10,10 @@ import torch
 from torch import Tensor, nn
 
 from clearhead.base.arrays import check_float, to_tensor
-from clearhead.base.errors import ClearheadError, ShapeError
+from clearhead.base.errors import ClearheadError, ShapeError, UnsupportedError
 from clearhead.base.numbers import check_number, check_positive
 from clearhead.base.text import brief
+from clearhead.base.tracing import distributed
 from clearhead.biases.base import Bias
 from clearhead.biases.dense import DenseBias
 from clearhead.nn._heads import split_heads
@@ -53,6 +54,8 @@ def normed(name: str, norm: nn.Module | None, heads: Tensor) -> Tensor:
     parameters; in the dtype of the projection."""
     if norm is None:
         return heads
+    if distributed(heads):  # a norm may take plain heads to DTensors and back by itself
+        check_unmixed(name, heads, *norm.parameters())
     found = norm(heads.to(norm_dtype(norm, heads)))
     _check_kept(name, norm, found, heads)
     return found if found.dtype == heads.dtype else found.to(heads.dtype)  # type: ignore[no-any-return]
@@ -100,6 +103,7 @@ def turned(rotary: Any, heads: Tensor, past: int | Tensor, positions: Tensor | N
     if rotary is None:
         return heads
     if isinstance(rotary, RotaryEmbedding):
+        check_unmixed("rotary", heads, None)
         return rotary(heads, past) if positions is None else rotary(heads, positions=positions)
     found = rotary(heads, positions=places_by_row(heads, past, positions))
     _check_kept("rotary", rotary, found, heads)
@@ -183,6 +187,7 @@ def scaled(query: Tensor, factor: Tensor | None) -> Tensor:
             f"scale and temperature hold {len(factor)} numbers, one for each head that the module was built with, "
             f"and the layers made {query.shape[1]} heads, {tuple(query.shape)}: cut them as the layers were."
         )
+    check_unmixed("scale or temperature", query, factor)
     if factor.device != query.device:
         raise ClearheadError(
             f"scale or temperature is on {factor.device}, and the queries are on {query.device}: convert all of the "
@@ -220,4 +225,32 @@ def opened(kind: Gate, logits: Tensor, heads: Tensor) -> Tensor:
             f"W_g gave gates {tuple(logits.shape)}, for {split.shape[1]} heads, and attention has {heads.shape[1]} "
             f"heads, {tuple(heads.shape)}: cut W_g, or share it out over ranks, as W_q."
         )
+    check_unmixed("W_g", heads, split)
     return torch.sigmoid(split)
+
+
+def check_unmixed(name: str, heads: Tensor, *others: Tensor | None) -> None:
+    """Refuse heads that are a DTensor beside plain tensors (None: some), or the other way."""
+    if any(distributed(other) != distributed(heads) for other in others):
+        raise UnsupportedError(
+            f"the heads are a {type(heads).__name__}, shape {tuple(heads.shape)}, and {name} computes with another "
+            "kind of tensor, which PyTorch does not mix with it.\nShare out W_q, W_k, W_v and W_g by "
+            "ColwiseParallel(), whose outputs are local tensors."
+        )
+
+
+def check_learnt_alone(parts: dict[str, Any], weight: Any, heads: int, built: dict[str, int]) -> None:
+    """Refuse parameters that all heads share where a rank of tensor parallelism computes some heads alone: there they
+    would get the gradients of these heads. `built`: how many numbers scale and temperature had at first."""
+    if not torch.is_grad_enabled() or not distributed(weight):
+        return
+    for name, part in parts.items():
+        of_head = isinstance(part, Tensor) and part.numel() == heads and (heads > 1 or built.get(name, 1) > 1)
+        tensors = [*part.parameters()] if isinstance(part, nn.Module) else [part] if isinstance(part, Tensor) else []
+        if not of_head and any(t.requires_grad and not distributed(t) for t in tensors):
+            raise UnsupportedError(
+                f"{name} has parameters that all heads share, and this rank computes {heads} heads: the gradients "
+                "would be those of its heads alone.\nShare out a norm by SequenceParallel(sequence_dim=1, "
+                "use_local_output=True), give scale and temperature one number a head and cut them as the layers, or "
+                f"train no {name}: requires_grad_(False)."
+            )

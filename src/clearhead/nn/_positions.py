@@ -16,7 +16,7 @@ from clearhead.base.errors import ClearheadError, ShapeError
 from clearhead.base.numbers import check_count
 from clearhead.base.pictures import Panel, Side, Style, draw
 from clearhead.base.shapes import placed
-from clearhead.base.tracing import compiling, ensure, readable
+from clearhead.base.tracing import compiling, ensure, readable, traced
 from clearhead.masks._read import as_tensor
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ class Tabled(nn.Module):
 
     def _between(self, start: int, stop: int, dtype: torch.dtype, device: torch.device) -> Tensor:
         """The rows of the positions from `start` up to `stop`, (stop − start, width)."""
-        if compiling():  # a graph can't keep a table
+        if compiling() or traced():  # a graph can't keep a table, and fake tensors are no table for other calls
             return self._rows(torch.arange(start, stop, dtype=torch.float64, device=device)).to(dtype)
         if not self._tabled or stop > LARGEST:
             return self._apart(torch.arange(start, stop, device="cpu"), dtype, device)

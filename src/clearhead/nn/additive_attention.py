@@ -17,7 +17,7 @@ from clearhead.base.shapes import AlignLike
 from clearhead.base.torch_private import has_hooks, parts_of, put_parts
 from clearhead.base.tracing import distributed
 from clearhead.masks.base import MaskLike
-from clearhead.nn._heads import check_dtype
+from clearhead.nn._heads import check_dtype, reset
 from clearhead.nn._keywords import OF_ADDITIVE, OLDER_ADDITIVE, built_with
 from clearhead.nn._nested import HEADS, nested_inputs
 from clearhead.nn._record import RecordingModule
@@ -26,7 +26,7 @@ from clearhead.nn.prepared_keys import PreparedKeys, check_value_given, taken
 from clearhead.problem.keywords import refuse_keywords
 from clearhead.problem.lengths import with_lengths
 from clearhead.scores.additive import Additive
-from clearhead.scores.base import Score
+from clearhead.scores.base import Score, draw_linear
 
 OUTSIDE = "clearhead.attention(W_q(query), W_k(key), value, score=Additive.from_weights(None, None, w_v))"
 
@@ -86,8 +86,13 @@ class AdditiveAttention(RecordingModule):
         made: dict[str, Any] = {"device": device, "dtype": dtype}
         self.W_q = _matrix(query_dim, "query_dim", self.hidden_dim, made)
         self.W_k = _matrix(key_dim, "key_dim", self.hidden_dim, made)
-        bound = self.hidden_dim**-0.5  # as nn.Linear(hidden_dim, 1) has it
-        self.w_v = nn.Parameter(torch.empty(self.hidden_dim, **made).uniform_(-bound, bound))
+        self.w_v = nn.Parameter(torch.empty(self.hidden_dim, **made))
+        draw_linear(self.w_v)
+
+    def reset_parameters(self) -> None:
+        """Draw all parameters anew, as `torch.nn.Linear` draws its own."""
+        reset(self.W_q, self.W_k)
+        draw_linear(self.w_v)
 
     def forward(
         self,

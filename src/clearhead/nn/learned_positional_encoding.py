@@ -67,8 +67,13 @@ class LearnedPositionalEncoding(nn.Module):
         super().__init__()
         self.max_len = check_count(max_len, 1, "max_len")
         self.embed_dim = check_count(embed_dim, 1, "embed_dim")
-        self.P = nn.Parameter(torch.empty(self.max_len, self.embed_dim, device=device, dtype=dtype).normal_(std=0.02))
+        self.P = nn.Parameter(torch.empty(self.max_len, self.embed_dim, device=device, dtype=dtype))
         self.dropout = nn.Dropout(check_dropout(dropout, "dropout"))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Draw the vectors anew: normal, of standard deviation 0.02."""
+        nn.init.normal_(self.P, std=0.02)
 
     def forward(self, x: Tensor, offset: int | Tensor = 0, *, positions: Integers | None = None) -> Tensor:
         """x (..., L, E) with its positions added, from `offset` on, or those of `positions`: of x's shape."""

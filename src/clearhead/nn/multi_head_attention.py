@@ -12,6 +12,7 @@ from clearhead.base.arrays import Integers
 from clearhead.base.called import as_forward
 from clearhead.base.dropout import check_dropout
 from clearhead.base.errors import ClearheadError, ShapeError
+from clearhead.base.initial import Values, set_again, values_of
 from clearhead.base.numbers import check_count, check_flag
 from clearhead.base.positions import check_align
 from clearhead.base.shapes import AlignLike, Sizes
@@ -29,6 +30,7 @@ from clearhead.nn._heads import (
     joined,
     one_batch,
     plain_linear,
+    reset,
     split_heads,
 )
 from clearhead.nn._keywords import OF_MULTI_HEAD, OLDER_MULTI_HEAD, built_with
@@ -40,6 +42,7 @@ from clearhead.nn._options import (
     Rotary,
     as_factor,
     check_gate,
+    check_learnt_alone,
     check_norm,
     check_rotary,
     factors_of,
@@ -98,7 +101,9 @@ class MultiHeadAttention(RecordingModule):
     vectors of width head_dim; the number of query heads to a key head is the one that the module was built with. So a
     rank of tensor parallelism (`parallelize_module`: W_q, W_k, W_v by ColwiseParallel, W_o by RowwiseParallel, over
     ranks whose number divides num_kv_heads) computes its own heads, and takes masks and biases that differ between
-    heads for these heads alone.
+    heads for these heads alone. W_g is shared out as W_q, norms by SequenceParallel(sequence_dim=1,
+    use_local_output=True), and sinks, scale and temperature are cut as the heads are; parameters that all heads share
+    are refused where they would be trained.
     `dropout`: the probability with which a weight is dropped while training.
     `bias`: whether the four projections, `W_q`, `W_k`, `W_v` and `W_o`, have one.
     `head_dim`: the width of a head, any; None is embed_dim / num_heads.
@@ -130,6 +135,7 @@ class MultiHeadAttention(RecordingModule):
     scale: float | Tensor | None
     temperature: float | Tensor | None
     sinks: Tensor | None
+    _given: dict[str, Values | None]  # the numbers of scale and temperature at first, where they are tensors
     projects_inputs = True  # its inputs are projected to query, key and value inside: see models/tap/modules.py
 
     @built_with(OF_MULTI_HEAD, OLDER_MULTI_HEAD)
@@ -190,12 +196,24 @@ class MultiHeadAttention(RecordingModule):
         self.W_g = None if self.gate is None else nn.Linear(self.embed_dim, gates[self.gate], **made)
         logits = torch.zeros(self.num_heads, device=device, dtype=dtype or self.W_q.weight.dtype) if sinks else None
         self.register_parameter("sinks", None if logits is None else nn.Parameter(logits))
+        self._given = {}
         for name, factor in (("scale", scale), ("temperature", temperature)):
             found = as_factor(name, factor, self.num_heads, self.score)
+            if isinstance(found, Tensor):
+                self._given[name] = values_of(found)
             if isinstance(found, Tensor) and not isinstance(found, nn.Parameter):
                 self.register_buffer(name, found.detach().clone())
             else:
                 setattr(self, name, found)
+
+    def reset_parameters(self) -> None:
+        """Give all parameters their first values anew: those of the layers and parts by their own `reset_parameters`,
+        sinks 0, and scale and temperature the numbers that were given."""
+        reset(*self.children())
+        if self.sinks is not None:
+            nn.init.zeros_(self.sinks)
+        for name, values in self._given.items():
+            set_again(name, getattr(self, name), values)
 
     @classmethod
     def from_torch(cls, module: nn.MultiheadAttention) -> MultiHeadAttention:
@@ -315,6 +333,7 @@ class MultiHeadAttention(RecordingModule):
         mask, bias = with_lengths(head_mask(mask, sizes.shape, q.dtype), valid_lens, bias)
         if heads != self.num_heads:
             check_part(mask, bias, sizes, self.num_heads)
+            self._check_learnt(heads)
         if state is not None:
             mask, bias = state.seen(mask, bias, sizes)
         if nested is not None:
@@ -346,6 +365,11 @@ class MultiHeadAttention(RecordingModule):
 
         @as_forward(forward)
         def __call__(self) -> None: ...
+
+    def _check_learnt(self, heads: int) -> None:
+        names = ("query_norm", "key_norm", "rotary", "score", "scale", "temperature", "score_bias")
+        built = {name: 1 if values is None else len(values) for name, values in self._given.items()}
+        check_learnt_alone({name: getattr(self, name) for name in names}, self.W_q.weight, heads, built)
 
     @property
     def _fresh(self) -> bool:

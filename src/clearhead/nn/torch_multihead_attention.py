@@ -15,7 +15,16 @@ from clearhead.base.numbers import check_count, check_flag
 from clearhead.base.shapes import Align, Sizes
 from clearhead.base.torch_private import parts_of
 from clearhead.base.tracing import distributed
-from clearhead.nn._heads import Projection, check_groups, check_inputs, check_output, check_weight, joined, split_heads
+from clearhead.nn._heads import (
+    Projection,
+    check_groups,
+    check_inputs,
+    check_output,
+    check_weight,
+    joined,
+    reset,
+    split_heads,
+)
 from clearhead.nn._nested import nested_inputs
 from clearhead.nn._record import RecordingModule
 from clearhead.nn._torch import check_torch, from_torch_masks, in_full, refuse_keys
@@ -92,6 +101,15 @@ class TorchMultiheadAttention(nn.MultiheadAttention, RecordingModule):
         )
         self.record_gradients = check_flag(record_gradients, "record_gradients")
         self.register_forward_pre_hook(_is_called)
+
+    def reset_parameters(self) -> None:
+        """Draw all parameters anew, as torch's module draws them."""
+        reset(self.out_proj)
+        for name, parameter in parts_of(self)[0].items():
+            if parameter is not None:
+                _ = nn.init.zeros_(parameter) if name == "in_proj_bias" else nn.init.xavier_uniform_(parameter)
+        if self.out_proj.bias is not None:
+            nn.init.zeros_(self.out_proj.bias)
 
     @classmethod
     def from_torch(cls, module: nn.MultiheadAttention, *, record_gradients: bool = False) -> TorchMultiheadAttention:

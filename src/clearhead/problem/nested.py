@@ -11,7 +11,7 @@ from torch import Tensor
 from clearhead.base.errors import ClearheadError, ShapeError, UnsupportedError, columns
 from clearhead.base.ragged import Sequences, places_in
 from clearhead.base.shapes import Align
-from clearhead.base.tracing import compiling
+from clearhead.base.tracing import compiling, transformed, unwrapped
 from clearhead.biases.base import Bias
 from clearhead.biases.dense import DenseBias
 from clearhead.biases.ragged import RaggedBias
@@ -21,7 +21,10 @@ from clearhead.masks.ragged import RaggedMask
 
 
 def is_nested(array: Any) -> bool:
-    return isinstance(array, Tensor) and array.is_nested
+    """Whether this is a nested tensor, or `torch.func` wraps one."""
+    if not isinstance(array, Tensor):
+        return False
+    return bool((unwrapped(array) if transformed() else array).is_nested)
 
 
 class Rows(NamedTuple):
@@ -72,6 +75,11 @@ def packed(named: dict[str, Any], align: Align, hint: str) -> Packed:
         raise UnsupportedError(
             "Nested tensors are read on the host, so compiled code cannot use them. Call attention, or the module, "
             "outside of the compiled function, or pass padded tensors and mask=Lengths(valid_lens)."
+        )
+    if transformed():
+        raise UnsupportedError(
+            "torch.func does not follow nested tensors. Pass padded tensors and mask=Lengths(valid_lens), or take the "
+            "gradients by torch.autograd.grad."
         )
     if not all(map(is_nested, named.values())):
         kinds = {name: "nested" if is_nested(given) else "not" for name, given in named.items()}

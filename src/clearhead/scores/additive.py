@@ -11,7 +11,7 @@ from clearhead.base.arrays import Array
 from clearhead.base.errors import ClearheadError, ShapeError, columns
 from clearhead.base.numbers import check_count
 from clearhead.base.steps import Step, made
-from clearhead.scores.base import SCORES, Pairwise, Score, check_width, given_parameter, linear_weight
+from clearhead.scores.base import SCORES, Pairwise, Score, check_width, draw_linear, given_parameter, linear_weight
 
 
 class Additive(Score):
@@ -24,7 +24,8 @@ class Additive(Score):
     Formula: s_ij = Σ_h w_v[h] · tanh((W_q q_i)[h] + (W_k k_j)[h]).
 
     W_q (hidden_dim, Eq), W_k (hidden_dim, Ek) as nn.Linear has them, w_v (hidden_dim,); a matrix that is None leaves
-    its side as it is (already projected). `softcap`: as for every `Score`.
+    its side as it is (already projected). `softcap`: as for every `Score`. `device`, `dtype`: those of the weights;
+    None is the default of PyTorch.
     Takes query (..., Lq, Eq), key (..., Lk, Ek); gives (..., Lq, Lk).
     Raises `ShapeError` for other widths. Cost: Lq·Lk·hidden_dim tanh.
     Source: Bahdanau et al. 2015, "Neural Machine Translation by Jointly Learning to Align and Translate".
@@ -33,11 +34,25 @@ class Additive(Score):
     W_q: nn.Parameter | None
     W_k: nn.Parameter | None
 
-    def __init__(self, query_dim: int, key_dim: int, hidden_dim: int, *, softcap: float | None = None) -> None:
+    def __init__(
+        self,
+        query_dim: int,
+        key_dim: int,
+        hidden_dim: int,
+        *,
+        softcap: float | None = None,
+        device: torch.device | str | int | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
         super().__init__(softcap=softcap)
-        self.W_q = linear_weight(hidden_dim, query_dim)
-        self.W_k = linear_weight(hidden_dim, key_dim)
-        self.w_v = nn.Parameter(linear_weight(1, hidden_dim).detach()[0])
+        self.W_q = linear_weight(hidden_dim, query_dim, device, dtype)
+        self.W_k = linear_weight(hidden_dim, key_dim, device, dtype)
+        self.w_v = nn.Parameter(linear_weight(1, hidden_dim, device, dtype).detach()[0])
+
+    def reset_parameters(self) -> None:
+        """Draw all weights anew, as `torch.nn.Linear` draws its own."""
+        for weight in (self.W_q, self.W_k, self.w_v):
+            draw_linear(weight)
 
     @classmethod
     def from_weights(

@@ -448,10 +448,16 @@ def given_parameter(weight: Any, name: str, ndim: int) -> nn.Parameter:
     return parameter
 
 
-def linear_weight(out: int, width: int) -> nn.Parameter:
+def linear_weight(out: int, width: int, device: Any = None, dtype: torch.dtype | None = None) -> nn.Parameter:
     """A fresh (out, in) weight, initialised as nn.Linear does."""
     out, width = check_count(out, 1, "a score's size"), check_count(width, 1, "a score's size")
-    weight = nn.Parameter(torch.empty(out, width))
-    bound = width**-0.5
-    nn.init.uniform_(weight, -bound, bound)
+    weight = nn.Parameter(torch.empty(out, width, device=device, dtype=dtype))
+    draw_linear(weight)
     return weight
+
+
+def draw_linear(weight: nn.Parameter | None) -> None:
+    """Draw a weight (out, in), or (in,), as nn.Linear does."""
+    if weight is not None:
+        bound = weight.shape[-1] ** -0.5
+        nn.init.uniform_(weight, -bound, bound)

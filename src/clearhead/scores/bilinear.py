@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from clearhead.base.arrays import Array
 from clearhead.base.steps import Step, made
-from clearhead.scores.base import Pairwise, Score, check_width, given_parameter, linear_weight
+from clearhead.scores.base import Pairwise, Score, check_width, draw_linear, given_parameter, linear_weight
 
 
 class Bilinear(Score):
@@ -19,16 +20,28 @@ class Bilinear(Score):
     Formula: s_ij = q_iᵀ W k_j, with W of shape (Eq, Ek). There is no further scale.
 
     Takes query (..., Lq, Eq), key (..., Lk, Ek); gives (..., Lq, Lk). `Bilinear.from_weights(W)` takes a given W.
-    `softcap`: as for every `Score`.
+    `softcap`: as for every `Score`. `device`, `dtype`: those of W; None is the default of PyTorch.
     Raises `ShapeError` for other widths. Cost: 2·Lq·Eq·Ek + 2·Lq·Lk·Ek operations.
     Source: Luong et al. 2015, "Effective Approaches to Attention-based Neural Machine Translation".
     """
 
     product = True
 
-    def __init__(self, query_dim: int, key_dim: int, *, softcap: float | None = None) -> None:
+    def __init__(
+        self,
+        query_dim: int,
+        key_dim: int,
+        *,
+        softcap: float | None = None,
+        device: torch.device | str | int | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
         super().__init__(softcap=softcap)
-        self.W = linear_weight(query_dim, key_dim)
+        self.W = linear_weight(query_dim, key_dim, device, dtype)
+
+    def reset_parameters(self) -> None:
+        """Draw the matrix anew, as `torch.nn.Linear` draws its own."""
+        draw_linear(self.W)
 
     @classmethod
     def from_weights(cls, W: Array, *, softcap: float | None = None) -> Bilinear:

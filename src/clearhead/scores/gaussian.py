@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from clearhead.base.errors import ShapeError
+from clearhead.base.initial import Values, set_again, values_of
 from clearhead.base.numbers import check_positive
 from clearhead.base.steps import Step, made
 from clearhead.scores.base import Pairwise, Score, check_equal_width
@@ -30,12 +31,20 @@ class Gaussian(Score):
     """
 
     bandwidth: float | nn.Parameter
+    _given: Values | None = None  # the bandwidth at first, of a parameter
 
     def __init__(self, bandwidth: float | nn.Parameter = 1.0, *, softcap: float | None = None) -> None:
         super().__init__(softcap=softcap)
         if isinstance(bandwidth, nn.Parameter) and bandwidth.numel() != 1:
             raise ShapeError(f"bandwidth has shape {tuple(bandwidth.shape)}; expected one number for all dimensions.")
         self.bandwidth = bandwidth if isinstance(bandwidth, nn.Parameter) else check_positive(bandwidth, "bandwidth")
+        if isinstance(bandwidth, nn.Parameter):
+            self._given = values_of(bandwidth)
+
+    def reset_parameters(self) -> None:
+        """Set a learnt bandwidth to the number that was given."""
+        if isinstance(self.bandwidth, nn.Parameter):
+            set_again("bandwidth", self.bandwidth, self._given)
 
     def tile(self, query: Tensor, key: Tensor) -> Tensor:
         difference = query.unsqueeze(-2) - key.unsqueeze(-3)
