@@ -83,8 +83,8 @@ def test_large_additive_inputs(instructions):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("name", SCORES)
 def test_an_infinite_gradient_reaches_what_its_query_sees(instructions, name, dtype):
-    """The gradient of one query's output is infinite: the gradients of this query, and of the keys that it sees, are not
-    finite. All others are those of a gradient of 0. Some parts of a tile begin at an odd row."""
+    """The gradient of one query's output is infinite: the gradients of this query, and of the keys that it sees, are
+    not finite. All others are those of a gradient of 0. Some parts of a tile begin at an odd row."""
     queries, keys, width = 60, 150, 11
     shapes = (1, 2, queries, 20), (1, 2, keys, 20), (1, 2, keys, width)
     inputs = [draw(*s, seed=i).to(dtype) for i, s in enumerate(shapes)]
