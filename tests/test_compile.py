@@ -227,6 +227,19 @@ def test_vmap_and_grad(score, mask):
     torch.testing.assert_close(torch.func.grad(lambda xs: torch.vmap(loss)(xs).sum())(many), want)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+def test_vmap_gives_the_bits_of_a_loop(dtype):
+    """Of the same engine; and of a backward pass of any engine, which `vmap` computes one by one."""
+    many = draw(3, 2, 4, 40, 16).detach().to(dtype)
+    for mask in (None, ch.Causal()):
+        attend = lambda x, mask=mask, engine="tiled": ch.attention(x, 2 * x, x, mask=mask, engine=engine)
+        assert torch.equal(torch.vmap(attend)(many), torch.stack([attend(x) for x in many]))
+        x = many[0].clone().requires_grad_()
+        out = attend(x, engine=None)
+        pull = lambda up, x=x, out=out: torch.autograd.grad(out, x, up, retain_graph=True)[0]
+        assert torch.equal(torch.vmap(pull)(many), torch.stack([pull(up) for up in many]))
+
+
 def test_what_vmap_hides_is_a_clear_error():
     x = torch.rand(3, 2, 9, 8)
     with pytest.raises(ch.UnsupportedError, match="batch dimension"):

@@ -80,6 +80,37 @@ def test_large_additive_inputs(instructions):
                     assert (got[i].double() - truth).abs().max() <= allowed, (scale, rows, i)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("name", SCORES)
+def test_an_infinite_gradient_reaches_what_its_query_sees(instructions, name, dtype):
+    """The gradient of one query's output is infinite: the gradients of this query, and of the keys that it sees, are
+    not finite. All others are those of a gradient of 0. Some parts of a tile begin at an odd row."""
+    queries, keys, width = 60, 150, 11
+    shapes = (1, 2, queries, 20), (1, 2, keys, 20), (1, 2, keys, width)
+    inputs = [draw(*s, seed=i).to(dtype) for i, s in enumerate(shapes)]
+    some = draw(queries, keys, seed=3) > 0.5
+    some[12:15] = False
+    causal = torch.ones(queries, keys, dtype=torch.bool).tril()
+    score = SCORES[name]().to(dtype)
+    for mask, keep in ((ch.Causal(), causal), (DenseMask(some), some)):
+        for row, entry in ((14, 3), (15, slice(None))):
+            found = []
+            for number in (0.0, torch.inf):
+                leaves = [t.clone().requires_grad_() for t in inputs]
+                output = ch.attention(*leaves, score=score, mask=mask, align="upper_left", engine="native")
+                up = draw(*output.shape, seed=4).to(dtype)
+                up[0, 0, row] = 0.0
+                up[0, 0, row, entry] = number
+                found.append(torch.autograd.grad(output, leaves, up))
+            sees = keep[row]
+            for reached, plain, got in zip((torch.arange(queries) == row, sees, sees), *found, strict=True):
+                assert torch.equal(got[0, 1], plain[0, 1])
+                torch.testing.assert_close(got[0, 0, ~reached], plain[0, 0, ~reached], atol=1e-5, rtol=2**-7)
+                odd = ~got[0, 0].isfinite()
+                assert torch.equal(odd.any(-1), reached & sees.any()), (mask, row)
+            assert odd.sum() == sees.sum() * (width if row == 15 else 1)  # of the value: the other entries are finite
+
+
 @pytest.mark.parametrize("k", [1, 4, 5, 16, 17, 40])
 def test_looks_at_ties_and_at_parts(instructions, k):
     """Whole numbers, whose scores tie: the largest in the order of the keys. Each reduction alone, too."""

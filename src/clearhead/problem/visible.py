@@ -66,8 +66,9 @@ def resolve(mask: Mask, sizes: Sizes, as_written: bool) -> Visible:
     if compiling():
         return Visible(mask.resolve(sizes), None, "inside", Memo())
     signature = None if traced() or isinstance(sizes.align, Tensor) else mask.signature()
-    if signature is not None and (signature, sizes) in _remembered:
-        return _remembered[signature, sizes]
+    known = None if signature is None else _remembered.get((signature, sizes))
+    if known is not None:
+        return known
     if signature is None and not transformed() and not traced() and not isinstance(sizes.align, Tensor):
         depends = mask.depends() if "lower" in vars(type(mask)) else None  # an inherited one may name too few
         if depends is not None:

@@ -143,7 +143,9 @@ def _float(tensor: Tensor) -> Tensor:
 
 def _operand(tensor: Tensor) -> Tensor:
     """A tensor of a type that the kernels read: itself, unless it is a lazy negation."""
-    return tensor.resolve_neg() if tensor.dtype in READ else _float(tensor)
+    if tensor.dtype not in READ:
+        return _float(tensor)
+    return tensor.resolve_neg() if tensor.is_neg() else tensor  # the question takes less time than the call
 
 
 def _rows(tensor: Tensor) -> Tensor:

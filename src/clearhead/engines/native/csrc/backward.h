@@ -124,7 +124,9 @@ struct Backward {
         const Rows query(p.query, batch, head, first);
         Score::pack_queries(p, query, rows, queries, finite);
         Score::pack_again(p, query, rows, queries);
-        const Upstream up = Score::pack_upstream(p, g, Rows(g.grad, batch, head, first), rows, grad);
+        const Rows upstream(g.grad, batch, head, first);
+        const Upstream up = Score::pack_upstream(p, g, upstream, rows, grad);
+        const bool finite_grad = finite_upstream(g, batch, head, first, rows);
         Dropout dropout;
         if (p.dropout_p > 0) dropout.begin(p, batch, head), dropout.panel(begin);
         SentBack sent(g.sent, batch, head, begin, keys_of(p, index));
@@ -133,9 +135,30 @@ struct Backward {
             Score::scores(p, queries, panel, Rows(p.key, batch, head / p.groups(), begin), at, tile);
             Score::to_weights(p, up, values, at, slopes);
             const V all = to_slopes(p, g, shared, part, batch, head, first, begin, at, spans, kind, dropout, sent);
-            Score::to_values(p, queries, up, tile, at, to_value);
+            if (finite_grad) Score::to_values(p, queries, up, tile, at, to_value);
+            else pairs_to_values(p, upstream, at);
             Score::gradients(p, queries, panel, keys, slopes, at, back, to_key, to_weight, sum(all));
         }
+    }
+
+    // Whether the gradient of the output is finite in all rows of a tile. Where it is not, delta, a sum over its products, is not.
+    static bool finite_upstream(const Gradients& g, int64_t batch, int64_t head, int64_t first, int64_t rows) {
+        float zero = 0.0f;
+        for (int64_t r = 0; r < rows; r++) zero += *g.delta.at<float>(batch, head, first + r) * 0.0f;
+        return zero == 0.0f;
+    }
+
+    // Adds the gradients of the values pair by pair: a weight of 0 gives 0, not 0 * inf to a key that the row does not see.
+    void pairs_to_values(const Problem& p, const Rows& upstream, const Part& at) {
+        const int64_t wide = value_wide(p);
+        for (int64_t r = at.top; r < at.bottom; r++)
+            upstream.from(r).read([&](const auto* row) {
+                for (int64_t j = at.first; j < at.last; j++) {
+                    const float weight = tile[r * PANEL + j];
+                    if (weight == 0.0f) continue;
+                    for (int64_t e = 0; e < p.value_width; e++) to_value[j * wide + e] += weight * number(row[e]);
+                }
+            });
     }
 
     // From scores and the weights' gradients to weights and the scores' gradients, whose sum is returned.

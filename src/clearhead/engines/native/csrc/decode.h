@@ -96,15 +96,17 @@ struct Decode {
     // The scores of all rows with the keys `at` of a panel, `step` numbers apart from `first` on.
     template <class T>
     void scores(const Problem& p, const T* first, int64_t step, const Rows& values, const Columns& at, V& odd) {
-        const int64_t width = Score::wide(p), ahead = max(1, AHEAD / (int64_t)sizeof(T) / max(width, 1)) * step;
-        for (int64_t c = at.first; c < at.last; c++) {
+        const int64_t width = Score::wide(p), many = rows(p), ahead = max(1, AHEAD / (int64_t)sizeof(T) / max(width, 1)) * step;
+        const char* value = static_cast<const char*>(values.from(at.first).data);
+        const int64_t value_step = static_cast<const char*>(values.from(1).data) - static_cast<const char*>(values.data);
+        for (int64_t c = at.first; c < at.last; c++, value += value_step) {
             const T* k = first + c * step;
-            const Prefetch prefetch{reinterpret_cast<const char*>(k + ahead), static_cast<const char*>(values.from(c).data)};
+            const Prefetch prefetch{reinterpret_cast<const char*>(k + ahead), value};
             if (p.width == width) {
-                Score::key_scores(p, queries, rows(p), k, prefetch, tile + c, odd);
+                Score::key_scores(p, queries, many, k, prefetch, tile + c, odd);
             } else {
                 copy_rows(k, 0, 1, p.width, key, width);
-                Score::key_scores(p, queries, rows(p), (const float*)key, prefetch, tile + c, odd);
+                Score::key_scores(p, queries, many, (const float*)key, prefetch, tile + c, odd);
             }
         }
     }
