@@ -27,7 +27,8 @@ def test_planted_faults():
 
 
 def test_a_sample_of_the_kernels():
-    interpreted("tests/interpreted/compared.py", "-m", "not explore")
+    """With the planted faults: one process imports less than two."""
+    interpreted("tests/interpreted/compared.py", "tests/interpreted/faults.py", "-m", "not explore")
 
 
 def test_all_of_the_kernels():
