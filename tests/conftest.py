@@ -4,7 +4,6 @@
 """
 
 import signal
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -47,14 +46,6 @@ def pytest_collection_modifyitems(config, items):
         others = [item for item in items if not any(part in str(item.path) for part in ON_DEVICES)]
         config.hook.pytest_deselected(items=others)
         items[:] = [item for item in items if item not in others]
-
-
-@pytest.fixture(autouse=True)
-def figures_closed():
-    """Matplotlib keeps every figure of pyplot, and warns of many: whichever test comes after them would fail."""
-    yield
-    if "matplotlib.pyplot" in sys.modules:
-        sys.modules["matplotlib.pyplot"].close("all")
 
 
 @pytest.fixture(scope="session")
