@@ -17,7 +17,6 @@ import torch
 collect_ignore = ["cuda_check.py", "typed/uses.py"]
 # Files with a test or a fixture of 10 seconds or more: while the last tests run, no process waits for one of these.
 BEGIN = ("test_fake_cuda.py", "test_private_parts.py", "test_triton.py")
-# After them come those over ranks, in one worker: each worker that has some imports models of transformers for them.
 ON_DEVICES = ("test_contract.py", "test_fuzz.py", "test_devices.py", "/nn/")
 
 
@@ -41,6 +40,7 @@ def pytest_configure(config):
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config, items):
     explored.mark(items, whole=not any("::" in argument for argument in config.args))
+    # those over ranks are side by side, in one worker: each worker that has one imports models of transformers for it
     items.sort(key=lambda item: (item.path.name not in BEGIN, item.path.parent.name != "distributed"))
     if config.getoption("--device"):
         others = [item for item in items if not any(part in str(item.path) for part in ON_DEVICES)]
