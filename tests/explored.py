@@ -104,7 +104,7 @@ EXPLORED: dict[str, dict[str, Kept]] = {
         "test_masks": ("And", "Or", "Lengths", "MaskFunction"),
         "test_the_proof_of_a_device_passes": 0,
     },
-    "test_fuzz_edited_models.py": {"test_random_edits_are_as_by_hand": 3},
+    "test_fuzz_edited_models.py": {"test_random_edits_are_as_by_hand": 6},
     "test_masks_written_to.py": {"test_what_it_says_now_holds": 3},
     "test_fuzz_edits.py": {"test_random_edits_are_as_by_hand": ("0",), "test_every_kind_is_drawn": 0},
     "test_guard_pages.py": {"test_kernels_stay_inside_their_buffers": ("some",)},
