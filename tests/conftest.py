@@ -4,7 +4,6 @@
 """
 
 import signal
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -41,19 +40,12 @@ def pytest_configure(config):
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config, items):
     explored.mark(items, whole=not any("::" in argument for argument in config.args))
-    items.sort(key=lambda item: item.path.name not in BEGIN)
+    # those over ranks are side by side, in one worker: each worker that has one imports models of transformers for it
+    items.sort(key=lambda item: (item.path.name not in BEGIN, item.path.parent.name != "distributed"))
     if config.getoption("--device"):
         others = [item for item in items if not any(part in str(item.path) for part in ON_DEVICES)]
         config.hook.pytest_deselected(items=others)
         items[:] = [item for item in items if item not in others]
-
-
-@pytest.fixture(autouse=True)
-def figures_closed():
-    """Matplotlib keeps every figure of pyplot, and warns of many: whichever test comes after them would fail."""
-    yield
-    if "matplotlib.pyplot" in sys.modules:
-        sys.modules["matplotlib.pyplot"].close("all")
 
 
 @pytest.fixture(scope="session")

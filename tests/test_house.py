@@ -5,11 +5,10 @@ import functools
 import inspect
 import pydoc
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from apart import run
 
 import clearhead as ch
 
@@ -166,8 +165,8 @@ def test_the_picture_of_the_floors_is_true():
 def test_importing_clearhead_is_light():
     heavy = ("transformers", "matplotlib", "rich", "torch._dynamo", "clearhead.models", "clearhead.report")
     code = f"import clearhead, sys; print([m for m in {heavy} if m in sys.modules])"
-    done = subprocess.run([sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "[]"
+    done = run(code, strict=True)
+    assert done.out.strip() == "[]", done.errors
 
 
 def test_every_public_name_is_there_before_it_is_imported():
@@ -184,8 +183,8 @@ def test_every_public_name_is_there_before_it_is_imported():
         "    assert found[name] is getattr(__import__(module, fromlist=[name]), name), name\n"
         "print(len(found))"
     )
-    done = subprocess.run([sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, check=True)
-    assert int(done.stdout) == len(imported)
+    done = run(code, strict=True)
+    assert done.status == 0 and int(done.out) == len(imported), done.errors
 
 
 def test_no_package_bears_the_name_of_a_public_function():

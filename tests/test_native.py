@@ -1,11 +1,10 @@
 """The compiled kernels: every instruction set, odd sizes, threads, memory, and what happens without them."""
 
-import subprocess
-import sys
 import threading
 
 import pytest
 import torch
+from apart import run
 
 import clearhead as ch
 from clearhead.engines.native import bindings, blocks
@@ -263,14 +262,14 @@ x = torch.rand(1, 2, 300, 8)
 print(ch.plan(x, x, x).engine, ch.plan(x, x, x, score=ch.Gaussian()).engine, ch.plan(x, x, x).declined["native"][0])
 ch.attention(x, x, x, mask=ch.Causal()), ch.weights(x, x).entropy()
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert done.stdout.startswith("sdpa tiled its compiled part is missing: install"), done.stdout + done.stderr
+    done = run(code)
+    assert done.out.startswith("sdpa tiled its compiled part is missing: install"), done.out + done.errors
 
 
 def test_importing_clearhead_loads_no_kernel():
     code = "import clearhead, sys; print('clearhead.engines.native._kernels' in sys.modules)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert done.stdout.strip() == "False", done.stderr
+    done = run(code)
+    assert done.out.strip() == "False", done.errors
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])

@@ -152,7 +152,8 @@ def ran(request):
     """What each use gives where a name is missing, by that name; "" for nothing missing, "all" for all at once."""
     tests = [item for item in request.session.items if getattr(item, "originalname", None) == WHERE_MISSING]
     asked = {item.callspec.params["name"] for item in tests}
-    missing = {"": [], "all": sorted(set(NAMES.values())), **{name: [leaf] for name, leaf in NAMES.items()}}
+    every = sorted(set(NAMES.values()))
+    missing = {"": [], "all": every, "all, compiled": every, **{name: [leaf] for name, leaf in NAMES.items()}}
     given = json.dumps({name: leaves for name, leaves in missing.items() if not name or name in asked})
     script = Path(__file__).with_name("missing_parts.py")
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
@@ -168,7 +169,7 @@ def test_without_any_missing_all_runs(ran):
     assert {use: found for use, found in ran[""].items() if isinstance(found, str)} == {}
 
 
-@pytest.mark.parametrize("name", [*PARTS, "all"])
+@pytest.mark.parametrize("name", [*PARTS, "all", "all, compiled"])
 def test_without_a_name_the_numbers_are_the_same_or_an_error_says_so(ran, name):
     assert len(ran[name]) > 20  # clearhead was imported
     refused = {use: found for use, found in ran[name].items() if isinstance(found, str)}
@@ -180,7 +181,7 @@ def test_without_a_name_the_numbers_are_the_same_or_an_error_says_so(ran, name):
     for use, found in refused.items():
         kind = found.removeprefix("InternalTorchDynamoError: ")  # where the compiler has met the error
         assert kind.startswith("UnsupportedError") and "which clearhead needs to" in found, (use, found)
-        assert name == "all" or NAMES[name] in found, (use, found)
-    if name != "all":  # what the table says of an error is so
+        assert name not in PARTS or NAMES[name] in found, (use, found)
+    if name in PARTS:  # what the table says of an error is so
         raises = PARTS[name].without == private_names.RAISES
         assert bool(refused) == raises if raises else not refused or "UnsupportedError" in PARTS[name].without, refused

@@ -1,18 +1,14 @@
 """What `show_versions` prints, and what an installation without kernels says."""
 
-import subprocess
 import sys
 
 import numpy
 import torch
+from apart import run
 
 import clearhead as ch
 
 HIDE = "import sys; sys.modules['clearhead.engines.native._kernels'] = None\n"
-
-
-def python(code, *options):
-    return subprocess.run([sys.executable, *options, "-c", code], capture_output=True, text=True)
 
 
 def test_versions_are_those_of_the_packages(capsys):
@@ -30,16 +26,17 @@ def test_versions_are_those_of_the_packages(capsys):
 
 def test_without_kernels_the_import_says_so_once():
     code = HIDE + "import clearhead as ch, torch\nimport clearhead.models, importlib; import clearhead\n"
-    done = python(code + "x = torch.rand(2, 3, 4)\nassert ch.attention(x, x, x).shape == x.shape\nch.show_versions()")
-    assert done.returncode == 0, done.stderr
-    assert done.stderr.count("RuntimeWarning") == 1
-    assert "no C++ compiler" in done.stderr and "native" in done.stderr and "pip install" in done.stderr
-    assert "kernels       none" in done.stdout and "engines       flex, sdpa, triton, tiled, reference" in done.stdout
+    done = run(code + "x = torch.rand(2, 3, 4)\nassert ch.attention(x, x, x).shape == x.shape\nch.show_versions()")
+    assert done.status == 0, done.errors
+    assert done.errors.count("RuntimeWarning") == 1
+    assert "no C++ compiler" in done.errors and "native" in done.errors and "pip install" in done.errors
+    assert "kernels       none" in done.out and "engines       flex, sdpa, triton, tiled, reference" in done.out
 
 
 def test_the_warning_can_be_silenced_and_no_other_installation_has_it():
     quiet = "import warnings; warnings.filterwarnings('ignore', message='clearhead was installed without')\n"
-    assert python(HIDE + quiet + "import clearhead").stderr == ""
+    silenced = run(HIDE + quiet + "import clearhead")
+    assert (silenced.status, silenced.errors) == (0, "")
     windows = "import sys, torch; sys.platform = 'win32'\n"  # after torch, which looks for libraries by it
-    assert python(HIDE + windows + "import clearhead", "-W", "error").returncode == 0
-    assert python("import clearhead", "-W", "error").returncode == 0
+    for one in (run(HIDE + windows + "import clearhead", strict=True), run("import clearhead", strict=True)):
+        assert one.status == 0, one.errors

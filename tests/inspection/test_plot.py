@@ -3,13 +3,12 @@
 import base64
 import itertools
 import re
-import subprocess
-import sys
 import zlib
 
 import numpy as np
 import pytest
 import torch
+from apart import run
 
 import clearhead as ch
 
@@ -378,5 +377,5 @@ def test_notebooks_need_no_matplotlib():
         "try: ch.Causal().plot()\n"
         "except ch.ClearheadError as error: print(error)"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.startswith("True\n") and "clearhead[plot]" in done.stdout
+    done = run(code)
+    assert done.status == 0 and done.out.startswith("True\n") and "clearhead[plot]" in done.out, done.errors
