@@ -24,13 +24,13 @@ from clearhead.base.tracing import compiling, looked_into, on_the_host, traced
 from clearhead.engines.tiled import tiles
 from clearhead.problem.partial import Partial
 from clearhead.problem.problem import Problem
-from clearhead.problem.region import EVERY, Region
+from clearhead.problem.region import EVERY, Region, host_part
 from clearhead.problem.regions import cut
 from clearhead.scores.base import ByTile, Pairwise, capped, checked_tile
 from clearhead.scores.dot import Dot
 
 AFTER = 2**28  # pairs for which a function was asked: about ten seconds of one core
-FAR = [(dim + 1) * 2**40 for dim in range(4)]
+FAR = {dim: (dim + 1) * 2**40 for dim in (0, 1, 3)}
 COMPILE = torch.compile
 MOST = 32  # kinds of functions that are compiled: each takes seconds
 _asked: dict[Any, int] = {}  # how many pairs, by the functions' code
@@ -86,19 +86,34 @@ def _functions(problem: Problem) -> tuple[Any, ...]:
 
 
 def _partial(problem: Problem, region: Region, kind: Any) -> Partial:
-    part = cut(problem, region)
+    spans = problem.spans
+    plain = spans is None or spans.residual is None or by_pair(spans.residual) is not None
+    # a rule of single pairs is taken from the whole problem
+    masked = region.masked and not (plain and _covers(problem, region))
+    part = cut(problem, region._replace(masked=masked))
     if part.value is None or 0 in part.sizes.shape:
-        return tiles.partial(part)
-    given = _given(problem, part, region)
-    weights = _weights_of(kind, given)
+        return tiles.partial(cut(problem, region))
+    weights = _weights_of(kind, _given(problem, part, region))
     if weights is None:
-        return tiles.partial(part)
+        return tiles.partial(cut(problem, region))
     chosen, maximum, log_sum = weights
     return Partial(tiles.grouped_product(chosen, part.value.to(chosen.dtype)), maximum, log_sum)
 
 
+def _covers(problem: Problem, region: Region) -> bool:
+    """Whether the hull of every query of a region is known to hold all of its keys, without gaps."""
+    visible = problem.visible
+    if visible is None:
+        return True
+    if visible.edges is None or visible.spans.gaps is not None:
+        return False
+    first, last = (host_part(edge, region) for edge in visible.edges)
+    start, stop, _ = region.keys.indices(problem.sizes.keys)
+    return bool((first <= start).all() and (last >= stop).all())
+
+
 def _given(problem: Problem, part: Problem, region: Region) -> tuple[Any, ...]:
-    """The arguments of `_weights` for a part of a problem."""
+    """The arguments of `_weights` for a part of a problem, which has no spans where `_covers` holds."""
     scores, spans, bias = part.scores, part.spans, part.bias
     change = scores.score.changed_by if isinstance(scores, ByTile) else None
     if isinstance(scores, Pairwise):
@@ -116,27 +131,25 @@ def _given(problem: Problem, part: Problem, region: Region) -> tuple[Any, ...]:
         numbers = bias._replace(function=None) if rule is not None else bias
         if numbers.tensors or numbers.function is not None:
             added = numbers.tile(EVERY, EVERY, EVERY, EVERY, part.sizes).to(raw.dtype)
+    if problem.spans is not None and region.masked:
+        residual = by_pair(problem.spans.residual)
     if spans is not None:
-        edges = None if _covers(part) else tuple(spans.edges())
-        residual = by_pair(problem.spans.residual) if problem.spans is not None else None
+        edges = None if _covers(part, Region()) else tuple(spans.edges())
         if spans.residual is not None and residual is None:
             keep = spans.rest(EVERY, EVERY, EVERY, EVERY)
     at = (None if found is None else found.at for found in (rule, residual))
-    return (raw, scores.softcap, change, *at, added, keep, edges, _counted(own, raw), _counted(firsts, raw))
+    of_change = None if change is None or own == firsts else _place(own, raw)
+    return (raw, scores.softcap, change, *at, added, keep, edges, of_change, _place(firsts, raw))
 
 
-def _counted(firsts: list[int], tile: Tensor) -> list[Tensor]:
-    """The place of a block as the sizes of tensors without memory. The compiler makes one code for all sizes, knows
-    that none is negative, and takes two equal sizes for one, which the numbers in FAR prevent."""
-    return [tile.new_empty(()).expand(first + far) for first, far in zip(firsts, FAR, strict=True)]
-
-
-def _covers(part: Problem) -> bool:
-    """Whether the hull of every query is known to be all keys, without gaps."""
-    visible = part.visible
-    if visible is None or visible.edges is None or visible.spans.gaps is not None:
-        return False
-    return bool((visible.edges[0] == 0).all() and (visible.edges[1] == part.sizes.keys).all())
+def _place(firsts: list[int], tile: Tensor) -> list[Tensor]:
+    """The place of a block: the indices of its queries, and its other three starts as the sizes of tensors without
+    memory. The compiler makes one code for all sizes, knows that none is negative, and takes two equal sizes for one,
+    which the numbers in FAR prevent. It computes with numbers that it has read, such as the queries' indices, by
+    vectors, and with all that follows from loops, such as |i - j| of two starts, one at a time."""
+    queries = torch.arange(firsts[2], firsts[2] + tile.shape[2], device=tile.device)
+    counted = (tile.new_empty(()).expand(firsts[dim] + far) for dim, far in FAR.items())
+    return [queries, *counted]
 
 
 def _weights(
@@ -148,19 +161,19 @@ def _weights(
     added: Tensor | None,
     keep: Tensor | None,
     edges: tuple[Tensor, ...] | None,
-    own: list[Tensor],
+    own: list[Tensor] | None,
     firsts: list[Tensor],
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The weights of a block without sinks, and the maximum and log_sum of each query. See `tiles.partial`.
 
-    `own`, `firsts`: where the block stands, for the change and for all else, as `_counted` gives it. Indices are made
-    here, so that the compiler knows them to be consecutive.
+    `own`, `firsts`: where the block stands, for the change and for all else, as `_place` gives it; `own` is None where
+    they are one. Indices of keys are made here, so that the compiler knows them to be consecutive.
     """
     dtype = score.dtype
     score = capped(score, softcap)
     indices = _indices(firsts, score)
     if change is not None:
-        score = change(score, *_indices(own, score)).to(dtype).expand_as(score)
+        score = change(score, *(indices if own is None else _indices(own, score))).to(dtype).expand_as(score)
     if bias is not None:
         added = bias(*indices).to(dtype) if added is None else bias(*indices).to(dtype) + added
     if added is not None:
@@ -183,18 +196,20 @@ def _weights(
     return above / total.unsqueeze(-1), maximum, torch.where(blind, torch.inf, total.log())
 
 
-def _indices(firsts: list[Tensor], score: Tensor) -> list[Tensor]:
+def _indices(place: list[Tensor], score: Tensor) -> list[Tensor]:
+    queries, *counted = place
     extents = []
-    for counted, far, size in zip(firsts, FAR, score.shape, strict=True):
-        if counted.shape[0] < far:  # never; it is how the compiler knows
+    for size, (dim, far) in zip(counted, FAR.items(), strict=True):
+        if size.shape[0] < far:  # never; it is how the compiler knows
             raise ValueError
-        extents.append((counted.shape[0] - far, counted.shape[0] - far + size, 1))
-    return indices_of(extents, score.device)
+        extents.append((size.shape[0] - far, size.shape[0] - far + score.shape[dim], 1))
+    batch, head, _, key = indices_of((*extents[:2], (0, 1, 1), extents[2]), score.device)
+    return [batch, head, queries.view(1, 1, -1, 1), key]
 
 
 def _weights_of(kind: Any, given: tuple[Any, ...]) -> tuple[Tensor, Tensor, Tensor] | None:
     """`_weights`, compiled; None where it is not compiled."""
-    kind = (kind, *((t is None) for t in given[2:8]), None if given[7] is None else len(given[7]))
+    kind = (kind, *((t is None) for t in given[2:9]), None if given[7] is None else len(given[7]))
     if kind not in _compiled:
         if _in_a_fork or len(_compiled) >= MOST or not _lock.acquire(blocking=False):
             return None
