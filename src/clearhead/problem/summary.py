@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor
 
 from clearhead.base.text import outlined
@@ -77,6 +78,12 @@ def of_heads(groups: Tensor, problem: Problem) -> Tensor:
     return groups.to(problem.key.dtype).unsqueeze(1).expand(batch, key_heads, -1, -1)
 
 
+def with_groups(value: Tensor | None, groups: Tensor, problem: Problem) -> Tensor:
+    """The value with one more column for each group: the output in it is the weight on the group. See `parted`."""
+    columns = of_heads(groups, problem).float()
+    return columns if value is None else torch.cat([value, columns], -1)
+
+
 def _same(one: Any, other: Any) -> bool:
     if one is other or isinstance(one, Tensor) or isinstance(other, Tensor):
         return one is other
@@ -107,6 +114,14 @@ class Found(NamedTuple):
 
     def __repr__(self) -> str:
         return outlined(self)
+
+
+def parted(found: Found, value: Tensor | None) -> Found:
+    """What was found with a value `with_groups`: the columns of the groups are taken from the output."""
+    if value is None or found.output is None:
+        return found._replace(output=None, groups=found.output)
+    width = value.shape[-1]
+    return found._replace(output=found.output[..., :width], groups=found.output[..., width:])
 
 
 class Sent(NamedTuple):

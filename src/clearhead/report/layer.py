@@ -121,7 +121,7 @@ class PageBias:
 
 @dataclass(frozen=True, eq=False)
 class Pyramid:
-    """The weights of a long head in cells: codes of 16 bits (H, rows, columns), see `codes.py`.
+    """The weights of a long head in cells: codes of 16 bits (H, rows, columns), see `_blocks.py`.
 
     `max` and `mean`: the largest weight of each cell, and the mean over its pairs, allowed or not. `per_row`,
     `per_column`: the queries and keys of a cell.

@@ -25,8 +25,8 @@ of messages.
     position: the position of query 0 among the keys, or null. answer: the first query that the model generated, or
     null. begins: the first query of each step of a generation, or []. phi: null where scores are given. pairs:
     [feature, feature, positions in a turn or null], for rotary positions. thumbnail: {block, rows, columns}: the place
-    of the bytes of all heads, each rows × columns: see `codes.py`. heads: [{number, query, key, scores, start, …, sink,
-    measures, pyramid}]; shared: the entries that all heads share.
+    of the bytes of all heads, each rows × columns: see `_blocks.py`. heads: [{number, query, key, scores, start, …,
+    sink, measures, pyramid}]; shared: the entries that all heads share.
 
 The entries of a head:
   query (queries, features), key (keys, features); weight (features), where φ's terms are weighted; or scores;
@@ -41,7 +41,7 @@ The entries of a head:
   sink: the score of the sink;
   measures: [[value, of uniform attention, key or null, queries], …] in the order of meta.measures, 0 where there is
     none, the last ones left out where they are not known;
-  pyramid: {max, mean, rows, columns, perRow, perColumn}, of sides longer than 1,024: see `codes.py`.
+  pyramid: {max, mean, rows, columns, perRow, perColumn}, of sides longer than 1,024: see `_blocks.py`.
 Where a sink has a share of the softmax, entropy, received and distance are of the weights divided by their sum.
 """
 

@@ -15,12 +15,12 @@ from clearhead.engines.native import bindings
 from clearhead.engines.native.blocks import EVERY, ROWS, blocks_of
 from clearhead.engines.tiled import tiles
 from clearhead.problem.guard import guard
-from clearhead.problem.packing import Operands
+from clearhead.problem.packing import Operands, folded, unfolded
 from clearhead.problem.partial import Partial, Rows
 from clearhead.problem.problem import Problem
 from clearhead.problem.region import Region
 from clearhead.problem.regions import cut
-from clearhead.problem.summary import Found, Sent, Summary, of_heads
+from clearhead.problem.summary import Found, Sent, Summary, parted, with_groups
 from clearhead.problem.unseen import finite
 
 FEW_QUERIES = 4  # up to this many, the kernel does not pack the keys: packing would cost more than it saves
@@ -100,7 +100,7 @@ class Native(Engine):
         return []
 
     def forward(self, problem: Problem, rows: bool = False) -> Partial:
-        problem = _weighted(problem)
+        problem = folded(problem)
         # decoding sums scores in another order: the backward pass would compute weights from other digits
         few = not rows and _few(problem)
         found = bindings.forward(problem, rows, few)
@@ -116,7 +116,7 @@ class Native(Engine):
         return found._replace(finite=False)
 
     def merge(self, problem: Problem, into: Partial) -> None:
-        given = _weighted(problem)
+        given = folded(problem)
         assert given.value is not None
         float32 = all(t is None or t.dtype is torch.float32 for t in into[:3])
         # the kernel cannot undo a merge: every number must be finite, and no sum of values may overflow
@@ -127,7 +127,7 @@ class Native(Engine):
             bindings.merge(given, into)
 
     def add_gradients(self, problem: Problem, rows: Rows, grad: Tensor, sums: Operands) -> None:
-        if _weighted(problem) is problem and all(t is None or t.dtype is torch.float32 for t in sums):
+        if folded(problem) is problem and all(t is None or t.dtype is torch.float32 for t in sums):
             bindings.add_gradients(problem, rows, grad, sums)
         else:
             super().add_gradients(problem, rows, grad, sums)
@@ -138,21 +138,15 @@ class Native(Engine):
         if sent is not None and problem.value is not None:
             # statistics send gradients back in float32: kernels may round them to the type of the value
             problem = problem._replace(value=problem.value.float())
-        folded = _weighted(problem)
-        if folded is problem or problem.lowered is None or problem.lowered.weight is None:
+        given = folded(problem)
+        if given is problem:
             return bindings.gradients(problem, rows, grad, wanted, sent)
-        # the weight of a dot product was multiplied into the query
-        found = bindings.gradients(folded, rows, grad, (True, *wanted[1:]), sent)
-        assert found.query is not None
-        return found._replace(
-            query=found.query * problem.lowered.weight,
-            weight=(found.query * problem.query).sum((0, 1, 2)) if wanted[3] else None,
-        )
+        return unfolded(bindings.gradients(given, rows, grad, (True, *wanted[1:]), sent), problem, wanted[3])
 
     def scores(self, problem: Problem) -> Tensor:
         if 0 in problem.sizes.shape or problem.needs_grad:
             return tiles.scores(problem)
-        return bindings.scores(_weighted(problem))
+        return bindings.scores(folded(problem))
 
     def fuses(self, problem: Problem, summary: Summary) -> bool:
         return 0 not in problem.sizes.shape and summary.top <= FEW_LARGEST and bindings.one_pass(problem)
@@ -160,15 +154,14 @@ class Native(Engine):
     def summarise(self, problem: Problem, summary: Summary) -> Found:
         if not self.fuses(problem, summary):
             return super().summarise(problem, summary)
-        given = _weighted(problem)
+        given = folded(problem)
         problem = guarded = guard(given)
         value = problem.value if summary.output else None
         if summary.groups is not None:  # the weight on each group is one more column of the output
             if value is not None and value.dtype is torch.bfloat16:  # kernels may round the weights of these columns
                 alone = self.summarise(given, Summary(groups=summary.groups))
                 return self.summarise(given, summary._replace(groups=None))._replace(groups=alone.groups)
-            groups = of_heads(summary.groups, problem).float()
-            problem = problem._replace(value=groups if value is None else torch.cat([value, groups], -1))
+            problem = problem._replace(value=with_groups(value, summary.groups, problem))
         both = summary._replace(output=summary.output or summary.groups is not None, groups=None)
         found = bindings.summarise(problem, both)
         found = found._replace(finite=found.finite and guarded is given)
@@ -179,23 +172,18 @@ class Native(Engine):
             again = bindings.summarise(problem._replace(value=shrunk(problem)), Summary(output=True))
             assert again.output is not None
             fill_overflow(found.output, again.output, problem)
-        if summary.groups is None:
-            return found
-        if value is None:
-            return found._replace(output=None, groups=found.output)
-        output, shares = found.output[..., : value.shape[-1]], found.output[..., value.shape[-1] :]
-        return found._replace(output=output, groups=shares)
+        return found if summary.groups is None else parted(found, value)
 
     def contributions(
         self, problem: Problem, rows: Rows, grad: Tensor | None, sent: Sent | None, by_key: bool, positive: bool = False
     ) -> Tensor:
         if not self.fuses(problem, Summary()):
             return super().contributions(problem, rows, grad, sent, by_key, positive)
-        return bindings.contributions(_weighted(problem), rows, grad, sent, by_key, positive)
+        return bindings.contributions(folded(problem), rows, grad, sent, by_key, positive)
 
     def cost(self, problem: Problem) -> Cost:
         few = not problem.needs_grad and _few(problem)
-        return Cost(_pairs(problem), bindings.forward_bytes(_weighted(problem), few))
+        return Cost(_pairs(problem), bindings.forward_bytes(folded(problem), few))
 
 
 def _few(problem: Problem) -> bool:
@@ -229,13 +217,6 @@ def _read(problem: Problem) -> list[Tensor]:
     edges = () if spans is None else spans.edges()
     given = () if low is None else (low.query, low.key, low.weight)
     return [t for t in (*given, problem.value, problem.sinks, *problem.added, *edges) if t is not None]
-
-
-def _weighted(problem: Problem) -> Problem:
-    """The same problem with the weight of a dot product in its query."""
-    lowered = problem.lowered
-    folded = None if lowered is None else lowered.folded()
-    return problem if folded is None or folded is lowered else problem._replace(scores=folded)
 
 
 def _overflow(problem: Problem) -> float:

@@ -17,10 +17,10 @@ from clearhead.engines.triton import blocks
 from clearhead.engines.triton.proof import problems
 from clearhead.problem import regions
 from clearhead.problem.guard import guard
-from clearhead.problem.packing import Operands, operands
+from clearhead.problem.packing import Operands, folded, operands, unfolded
 from clearhead.problem.partial import Partial, Rows
 from clearhead.problem.problem import Problem
-from clearhead.problem.summary import Found, Sent, Summary, of_heads
+from clearhead.problem.summary import Found, Sent, Summary, parted, with_groups
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 LARGEST = 16  # so many of the largest weights are kept in registers
@@ -90,26 +90,19 @@ class Triton(Engine):
 
     def forward(self, problem: Problem, rows: bool = False) -> Partial:
         with torch.no_grad():
-            found: Partial = _launch().output(_folded(problem), rows)
+            found: Partial = _launch().output(folded(problem), rows)
         return found
 
     def backward(
         self, problem: Problem, rows: Rows, grad: Tensor | None, wanted: tuple[bool, ...], sent: Sent | None = None
     ) -> Operands:
-        lowered, folded = problem.lowered, _folded(problem)
-        assert lowered is not None
-        if folded is problem or lowered.weight is None:
-            found: Operands = _launch().gradients(problem, rows, grad, wanted, sent)
+        found: Operands
+        if folded(problem) is problem:
+            found = _launch().gradients(problem, rows, grad, wanted, sent)
             return found
-        # the weight of a dot product was multiplied into the query; its gradient reads the query itself
-        problem = guard(problem)
-        folded = _folded(problem)
-        found = _launch().gradients(folded, rows, grad, (True, *wanted[1:]), sent)
-        assert found.query is not None
-        return found._replace(
-            query=found.query * lowered.weight,
-            weight=(found.query * problem.query).sum((0, 1, 2)) if wanted[3] else None,
-        )
+        problem = guard(problem)  # the weight's gradient reads the query itself
+        found = _launch().gradients(folded(problem), rows, grad, (True, *wanted[1:]), sent)
+        return unfolded(found, problem, wanted[3])
 
     def fuses(self, problem: Problem, summary: Summary) -> bool:
         cell = summary.mean or summary.peak
@@ -121,20 +114,12 @@ class Triton(Engine):
         if not self.fuses(problem, summary):
             return super().summarise(problem, summary)
         with torch.no_grad():
-            problem = _folded(problem)
+            problem = folded(problem)
             # in float32, as the results are: a weight in a value's low precision would be rounded before the sum
             value = problem.value.float() if summary.output and problem.value is not None else None
-            both = value
-            if summary.groups is not None:  # how much goes to each group is one more column of the output
-                groups = of_heads(summary.groups, problem).float()
-                both = groups if value is None else torch.cat([value, groups], -1)
+            both = value if summary.groups is None else with_groups(value, summary.groups, problem)
             found: Found = _launch().statistics(problem._replace(value=both), summary)
-        if summary.groups is None or found.output is None:
-            return found
-        if value is None:
-            return found._replace(output=None, groups=found.output)
-        output, shares = found.output[..., : value.shape[-1]], found.output[..., value.shape[-1] :]
-        return found._replace(output=output, groups=shares)
+        return found if summary.groups is None else parted(found, value)
 
     def contributions(
         self, problem: Problem, rows: Rows, grad: Tensor | None, sent: Sent | None, by_key: bool, positive: bool = False
@@ -161,13 +146,6 @@ def _proved(engine: Triton, problem: Problem) -> list[str]:
     row = blocks.widest(lowered.phi, lowered.query.shape[-1], 0 if value is None else value.shape[-1])
     kind, about = f"{lowered.phi}, rows up to {row}", partial(problems, lowered.phi, row)
     return proof.objections(engine, problem.sizes.device, problem.query.dtype, kind, about)
-
-
-def _folded(problem: Problem) -> Problem:
-    """The same problem with the weight of a dot product in its query."""
-    lowered = problem.lowered
-    folded = None if lowered is None else lowered.folded()
-    return problem if folded is None or folded is lowered else problem._replace(scores=folded)
 
 
 def _columns(problem: Problem, summary: Summary) -> int:

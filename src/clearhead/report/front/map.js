@@ -69,7 +69,7 @@ export class MapPane {
 
   /** The geometry of the map and what it shows. */
   get geometry() {
-    const { layout, page } = this;
+    const { layout } = this;
     /**
      * @param {Axis} axis
      */

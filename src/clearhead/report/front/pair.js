@@ -12,7 +12,7 @@ import { nameOf, percent, placeWords, signed, times } from "./words.js";
 
 /**
  * @import { Page } from "./mount.js"
- * @import { Head, Look, Pair, Shown, Sketch } from "./types.d.ts"
+ * @import { Head, Look, Shown, Sketch } from "./types.d.ts"
  */
 
 const LISTED = 8;

@@ -93,7 +93,7 @@ export async function tileOf(head, { i, j, rows, columns, perRow, perColumn, mea
 /** @type {Float64Array | null} */
 let codeTable = null;
 
-/** The weight that each code of a pyramid stands for; -1 for no pair allowed. See `codes.py`. */
+/** The weight that each code of a pyramid stands for; -1 for no pair allowed. See `_blocks.py`. */
 function weightsOfCodes() {
   codeTable ??= Float64Array.from({ length: 65536 }, (_, code) =>
     (code === 0 ? -1 : code === 1 ? 0 : code === 65535 ? NaN : 2 ** ((code - 2) / 128 - 48)));

@@ -25,7 +25,7 @@ export class ToolsPane {
   /** @param {Page} page */
   constructor(page) {
     this.page = page;
-    const { root, host } = page;
+    const { root } = page;
     this.help = page.find("help", HTMLDialogElement);
     this.menu = page.find("save", HTMLDetailsElement);
     const table = page.find("key-list");

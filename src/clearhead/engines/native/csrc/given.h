@@ -46,11 +46,7 @@ struct Known {
 
 // The text of an object, by Python's `str`.
 inline std::string said(nb::handle object) {
-    PyObject* text = PyObject_Str(object.ptr());
-    if (!text) throw nb::python_error();
-    const nb::object kept = nb::steal(text);
-    const char* found = PyUnicode_AsUTF8(text);
-    return found ? found : "";
+    return nb::str(object).c_str();
 }
 
 inline void require(bool right, const char* why) {
@@ -87,16 +83,15 @@ struct Given : Array {
         if (tensor.is_none()) return;
         const Known& known = Known::get();
         const nb::object shape = nb::steal(need(PyObject_GetAttr(tensor.ptr(), known.shape)));
-        const nb::object steps = nb::steal(need(PyObject_CallMethodNoArgs(tensor.ptr(), known.stride)));
-        const nb::object address = nb::steal(need(PyObject_CallMethodNoArgs(tensor.ptr(), known.data_ptr)));
+        const nb::object steps = called(tensor, known.stride), address = called(tensor, known.data_ptr);
         if (!PyTuple_Check(shape.ptr()) || !PyTuple_Check(steps.ptr())) refuse(std::string(name) + " is no tensor.");
-        const Py_ssize_t dims = PyTuple_GET_SIZE(shape.ptr());
-        if (dims > 4 || PyTuple_GET_SIZE(steps.ptr()) != dims)
+        const Py_ssize_t dims = PyTuple_Size(shape.ptr());
+        if (dims > 4 || PyTuple_Size(steps.ptr()) != dims)
             refuse(std::string(name) + " has shape " + said(shape) + ": four dimensions are the most.");
         count = (int)dims;
         for (int i = 0; i < count; i++) {
-            sizes[i] = number(PyTuple_GET_ITEM(shape.ptr(), i));
-            strides[i] = sizes[i] == 1 ? 0 : number(PyTuple_GET_ITEM(steps.ptr(), i));
+            sizes[i] = number(PyTuple_GetItem(shape.ptr(), i));
+            strides[i] = sizes[i] == 1 ? 0 : number(PyTuple_GetItem(steps.ptr(), i));
         }
         data = reinterpret_cast<void*>(nb::cast<uintptr_t>(address));
         const nb::object here = nb::steal(need(PyObject_GetAttr(tensor.ptr(), known.is_cpu)));
@@ -133,6 +128,11 @@ struct Given : Array {
     static PyObject* need(PyObject* found) {
         if (!found) throw nb::python_error();
         return found;
+    }
+    // What a method gives that is called without arguments.
+    static nb::object called(nb::handle object, PyObject* method) {
+        PyObject* const self[] = {object.ptr()};
+        return nb::steal(need(PyObject_VectorcallMethod(method, self, 1, nullptr)));
     }
     static int64_t number(PyObject* object) {
         const int64_t found = PyLong_AsLongLong(object);
