@@ -60,6 +60,13 @@ def formula(module, q, k, turn=lambda t, at: t, at=None, key_at=None, scale=None
     return module.W_o(plain(q, k, v, keep, added, scale=None if scale is None else 1.0).transpose(1, 2).flatten(2))
 factor, at, key_at = torch.tensor([2.0, 3.0]), torch.arange(4.0), torch.arange(4.0) + 3
 """
+NESTED = (
+    OPTIONS
+    + """
+jagged = torch.nested.nested_tensor([x[0], x[1, :2]], layout=torch.jagged)
+padded, module = jagged.to_padded_tensor(0.0), made()
+"""
+)
 CACHED = (
     OPTIONS
     + """
@@ -93,6 +100,44 @@ CASES = [
     case(
         "exec('output, weights = ch.nn.DotProductAttention()(*[x[:2].numpy()] * 3)')",
         ("list(output)", "(lambda output: torch.stack(@))(plain(x, x, x)[:2])", "plain(x, x, x)[:2]"),
+    ),
+    # nested inputs
+    case(
+        "module(jagged, jagged, jagged, cache=ch.nn.KeyValueCache())",
+        (
+            "new_lens=",
+            "module(padded, padded, padded, cache=ch.nn.KeyValueCache(), @[4, 2])[1, :2]",
+            "formula(module, x[1:2, :2], x[1:2, :2])[0]",
+        ),
+        setup=NESTED,
+    ),
+    case(
+        "ch.explain(module, jagged, jagged, jagged)",
+        (
+            "query[0][None]",
+            "ch.explain(module, @, @, @)['result']",
+            "formula(module, x[:1], x[:1])",
+        ),
+        setup=NESTED + "query = jagged",
+    ),
+    case(
+        "Lengths(jagged)",
+        (
+            "one number for each sequence",
+            "attention(x[:2], x[:2], x[:2], mask=Lengths([4, 2]))[1] # @",
+            "plain(x[1], x[1, :2], x[1, :2])",
+        ),
+        setup=NESTED,
+    ),
+    case(
+        "ch.nn.TorchMultiheadAttention(8, 2, batch_first=True)(jagged, jagged, jagged, key_padding_mask=rows[:2])",
+        (
+            "to_padded_tensor(0.0)",
+            "theirs(*[jagged.@] * 3, key_padding_mask=outside)[0][1]",
+            "torchs(*[padded] * 3, key_padding_mask=outside)[0][1]",
+        ),
+        setup=NESTED + "outside, torchs = ~rows[:2], torch.nn.MultiheadAttention(8, 2, batch_first=True).eval()\n"
+        "theirs = ch.nn.TorchMultiheadAttention.from_torch(torchs)",
     ),
     # modules
     case(
