@@ -109,8 +109,11 @@ def test_the_slopes_are_shown_by_their_formula_where_they_follow_it(heads):
 
 
 def test_slopes_that_were_rounded_are_shown_as_they_are():
-    assert "bias_places" in slope_steps(ch.ALiBi(8).bfloat16())  # powers of two
-    assert "bias_places" not in slope_steps(ch.ALiBi(12).bfloat16())
+    whole, powers, others = ch.ALiBi(12).bfloat16(), ch.ALiBi(8), ch.ALiBi(12)
+    assert "bias_places" in slope_steps(whole)  # a conversion takes no digits
+    powers.slopes, others.slopes = powers.slopes.bfloat16(), others.slopes.bfloat16()
+    assert "bias_places" in slope_steps(powers)  # powers of two
+    assert "bias_places" not in slope_steps(others)
 
 
 @pytest.mark.parametrize("name", BIASES)

@@ -310,6 +310,10 @@ def put_parts(module: Any, held: Held) -> None:
     module.__dict__.update(zip(("_parameters", "_buffers", "_modules"), held, strict=True))
 
 
+convert: Callable[..., Any] = part(
+    "torch.nn.Module._apply", "to convert a module that holds ALiBi's slopes, whose digits are kept"
+)
+
 _HOOKS = "to see whether hooks change what a layer computes"
 _CALLED = "layers are called, and an UnsupportedError where one must not be"
 _hooks = first_missing(_HOOKS, _CALLED, "_forward_hooks", "_forward_pre_hooks")

@@ -14,6 +14,7 @@ from clearhead.base.numbers import check_count
 from clearhead.base.positions import positions, query_offset
 from clearhead.base.shapes import Sides, Sizes, no_heads, placed
 from clearhead.base.steps import PAIRS, Step, made
+from clearhead.base.torch_private import convert
 from clearhead.base.tracing import readable
 from clearhead.biases.base import Added, Bias, distances, wide
 
@@ -57,7 +58,7 @@ class ALiBi(Bias):
         conversion took digits or values from them."""
         slopes = self.slopes
         ours = slopes.is_meta or (readable(slopes) and bool((slopes == _like(slopes)).all()))
-        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        convert(self, fn, recurse)
         left = self.slopes
         if ours and not isinstance(left, nn.Parameter) and readable(left):
             whole = _like(wide(left))

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-import torch
 from torch import Tensor
 
 from clearhead.base.errors import ShapeError, UnsupportedError
@@ -31,7 +30,7 @@ class Nested(NamedTuple):
         """A tensor of the shape that "query" or "key" has in the padded batch, without values."""
         rows = self.packed.rows[name]
         longest = self.packed.sequences.longest[0 if name == "query" else 1]
-        return torch.empty(len(rows.edges) - 1, longest, rows.packed.shape[-1], device="meta")
+        return rows.packed.new_empty((len(rows.edges) - 1, longest, rows.packed.shape[-1]), device="meta")
 
     def sizes(self, row: Sizes) -> Sizes:
         """The sizes of the padded batch."""
@@ -78,7 +77,7 @@ def by_rows(encode: Callable[..., Tensor], x: Tensor, offset: Any, positions: An
     `offset`, `positions`: those of the padded batch."""
     rows = row(f"{who}: x", x, HEADS)
     lengths = rows.edges.diff().tolist()
-    batch = torch.empty(len(lengths), max([0, *lengths]), rows.packed.shape[-1], device="meta")
+    batch = rows.packed.new_empty((len(lengths), max([0, *lengths]), rows.packed.shape[-1]), device="meta")
     places = places_of(batch, offset, positions, who)
     places = rows.placed(places) if isinstance(places, Tensor) else rows.placed() + places
     return rows.nested(encode(rows.packed, positions=places))

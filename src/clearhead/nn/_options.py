@@ -239,10 +239,11 @@ def check_unmixed(name: str, heads: Tensor, *others: Tensor | None) -> None:
         )
 
 
-def check_learnt_alone(parts: dict[str, Any], weight: Any, heads: int, built: dict[str, int]) -> None:
+def check_learnt_alone(parts: dict[str, Any], layer: nn.Module, heads: int, built: dict[str, int]) -> None:
     """Refuse parameters that all heads share where a rank of tensor parallelism computes some heads alone: there they
-    would get the gradients of these heads. `built`: how many numbers scale and temperature had at first."""
-    if not torch.is_grad_enabled() or not distributed(weight):
+    would get the gradients of these heads. `layer`: W_q, whose parameters a rank shares with others. `built`: how many
+    numbers scale and temperature had at first."""
+    if not torch.is_grad_enabled() or not any(map(distributed, layer.parameters())):
         return
     for name, part in parts.items():
         of_head = isinstance(part, Tensor) and part.numel() == heads and (heads > 1 or built.get(name, 1) > 1)

@@ -369,7 +369,7 @@ class MultiHeadAttention(RecordingModule):
     def _check_learnt(self, heads: int) -> None:
         names = ("query_norm", "key_norm", "rotary", "score", "scale", "temperature", "score_bias")
         built = {name: 1 if values is None else len(values) for name, values in self._given.items()}
-        check_learnt_alone({name: getattr(self, name) for name in names}, self.W_q.weight, heads, built)
+        check_learnt_alone({name: getattr(self, name) for name in names}, self.W_q, heads, built)
 
     @property
     def _fresh(self) -> bool:
