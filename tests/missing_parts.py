@@ -102,6 +102,11 @@ def learnt_score(ch):
 
 
 @use
+def converted_bias(ch):
+    return ch.attention(*inputs(), bias=ch.ALiBi(2).double().float())
+
+
+@use
 def score_by_a_function(ch):
     from clearhead.problem import regions
 

@@ -729,7 +729,7 @@ ENTRIES: dict[str, Entry] = {
             "mask": ABSENT | ONE,
         },
         ("query", "key", "value"),
-        NAN,
+        NAN | RAGGED,
     ),
     "nn.DotProductAttention": E("nn", module(nn.DotProductAttention, **QKV), {"dropout": 0.0}),
     "nn.DotProductAttention()": E(
@@ -738,7 +738,7 @@ ENTRIES: dict[str, Entry] = {
         QKV | {"valid_lens": None, "mask": None},
         {"query": SDPA, "key": SDPA, "value": WIDER, "valid_lens": ABSENT, "mask": ABSENT | ONE},
         ("query", "key", "value"),
-        TENSORS,
+        TENSORS | RAGGED,
     ),
     "nn.KeyValueCache": E(
         "nn",
@@ -777,7 +777,7 @@ ENTRIES: dict[str, Entry] = {
         "nn",
         call_of(lambda: nn.LearnedPositionalEncoding(9, 4)),
         {"x": x3(), "offset": 1},
-        {"x": NAN},
+        {"x": NAN | RAGGED},
     ),
     "nn.RotaryEmbedding": E(
         "nn",
@@ -813,7 +813,9 @@ ENTRIES: dict[str, Entry] = {
         {"factor": 4.0, "original_length": 16, "low_freq_factor": 1.0, "high_freq_factor": 4.0},
         dict.fromkeys(("factor", "high_freq_factor"), WIDE) | {"low_freq_factor": {"fraction": "else"}},
     ),
-    "nn.RotaryEmbedding()": E("nn", call_of(lambda: nn.RotaryEmbedding(4)), {"x": x3(), "offset": 1}, {"x": WIDER}),
+    "nn.RotaryEmbedding()": E(
+        "nn", call_of(lambda: nn.RotaryEmbedding(4)), {"x": x3(), "offset": 1}, {"x": WIDER | RAGGED}
+    ),
     "nn.SinusoidalPositionalEncoding": E(
         "nn",
         module(nn.SinusoidalPositionalEncoding, x=x3()),
@@ -823,7 +825,7 @@ ENTRIES: dict[str, Entry] = {
         "nn",
         call_of(lambda: nn.SinusoidalPositionalEncoding(4)),
         {"x": x3(), "offset": 1},
-        {"x": NAN},
+        {"x": NAN | RAGGED},
     ),
     "nn.TorchMultiheadAttention": E(
         "nn",
@@ -862,7 +864,7 @@ ENTRIES: dict[str, Entry] = {
             "average_attn_weights": {"bool": "same"},
         },
         ("query", "key", "value"),
-        NAN,
+        NAN | RAGGED,
     ),
     "nn.TorchMultiheadAttention.from_torch": E(
         "nn",
