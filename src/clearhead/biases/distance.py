@@ -25,8 +25,8 @@ class DistanceBias(Bias):
             [-2., -1.,  0.]])
 
     Formula: b_ij = table[..., j − i + Lq − 1]: the first entry is for the last query and the first key.
-    `table`: float, (Lq + Lk − 1,), (H, Lq + Lk − 1) or (B, H, Lq + Lk − 1), sizes of 1 broadcast. It is
-    kept as it is, and the state dict has it.
+    `table`: float, (Lq + Lk − 1,), (H, Lq + Lk − 1) or (B, H, Lq + Lk − 1), sizes of 1 broadcast. It is kept
+    as it is, and the state dict has it.
     Raises a `ClearheadError` for other dtypes and shapes. Cost: O(Lq + Lk) numbers a head.
     """
 

@@ -66,8 +66,6 @@ OF_DOT_PRODUCT = {
     "attention_dropout": "dropout=attention_dropout",
     "batch_first": _FIRST,
 }
-
-
 OF_POSITIONS = {
     **{name: f"embed_dim={name}" for name in ("num_hiddens", "d_model", "dim", "hidden_size")},
     "max_len": "nothing: the waves are computed for every position that is asked for",

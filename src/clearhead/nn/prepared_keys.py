@@ -26,9 +26,8 @@ class PreparedKeys:
     Pass it in the place of the key, and no value. Outputs, weights and gradients are the same as with the key and the
     value themselves; the projection is in the graph once, so a loss on all the calls has one backward pass. The
     projection is computed from the module's parameters at the time: after an optimizer's step, or another state dict,
-    prepare again. `len(prepared)`: how many keys there are, of the
-    longest sequence where they are nested. Raises a `ClearheadError` in a module that did not make it,
-    a copy of its module included.
+    prepare again. `len(prepared)`: how many keys there are; where they are nested, how many the longest sequence has.
+    Raises a `ClearheadError` in a module that did not make it, a copy of its module included.
     """
 
     def __init__(self, key: Array, value: Array, by: nn.Module) -> None:
