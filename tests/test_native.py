@@ -83,7 +83,11 @@ def test_large_additive_inputs(instructions):
 @pytest.mark.parametrize("name", SCORES)
 def test_an_infinite_gradient_reaches_what_its_query_sees(instructions, name, dtype):
     """The gradient of one query's output is infinite: the gradients of this query, and of the keys that it sees, are
-    not finite. All others are those of a gradient of 0. Some parts of a tile begin at an odd row."""
+    not finite. All others are those of a gradient of 0. Some parts of a tile begin at an odd row.
+
+    Where a tile's gradients are finite, products on pairs of bfloat16 round each weight first; where one is infinite,
+    the tile's weights are in float32. So the gradient of a value may differ by what this rounding changes."""
+    pairs = instructions == "avx512_bf16" and dtype == torch.bfloat16 and isinstance(SCORES[name](), ch.Dot)
     queries, keys, width = 60, 150, 11
     shapes = (1, 2, queries, 20), (1, 2, keys, 20), (1, 2, keys, width)
     inputs = [draw(*s, seed=i).to(dtype) for i, s in enumerate(shapes)]
@@ -92,6 +96,7 @@ def test_an_infinite_gradient_reaches_what_its_query_sees(instructions, name, dt
     causal = torch.ones(queries, keys, dtype=torch.bool).tril()
     score = SCORES[name]().to(dtype)
     for mask, keep in ((ch.Causal(), causal), (DenseMask(some), some)):
+        weights = ch.weights(*inputs[:2], score=score, mask=mask, align="upper_left")[0, 0].float()
         for row, entry in ((14, 3), (15, slice(None))):
             found = []
             for number in (0.0, torch.inf):
@@ -104,7 +109,10 @@ def test_an_infinite_gradient_reaches_what_its_query_sees(instructions, name, dt
             sees = keep[row]
             for reached, plain, got in zip((torch.arange(queries) == row, sees, sees), *found, strict=True):
                 assert torch.equal(got[0, 1], plain[0, 1])
-                torch.testing.assert_close(got[0, 0, ~reached], plain[0, 0, ~reached], atol=1e-5, rtol=2**-7)
+                allowed = 1e-5 + 2**-7 * plain[0, 0].float().abs()
+                if pairs and got.shape[-1] == width:
+                    allowed += 2**-8 * weights.mT @ up[0, 0].nan_to_num(posinf=0.0).float().abs()
+                assert ((got - plain)[0, 0].float().abs() <= allowed)[~reached].all(), (mask, row)
                 odd = ~got[0, 0].isfinite()
                 assert torch.equal(odd.any(-1), reached & sees.any()), (mask, row)
             assert odd.sum() == sees.sum() * (width if row == 15 else 1)  # of the value: the other entries are finite
