@@ -16,9 +16,11 @@ from dates_data import sample, split
 from induction import AttentionOnly, hits, periodic, scores, without
 from safetensors import safe_open
 
-# On one machine a training gives the same file. On another processor a sum is rounded in another order, and the numbers
-# drift apart: by up to 0.014 between PyTorch's plain instructions and AVX-512.
-TOLERANCE = 0.05
+# On one kind of processor a training gives the same file. On another one sums are rounded in another order, and what a
+# step adds to the difference grows in the steps after it. The distance of two models is a share of the stored model's
+# length: 0.062 for `sorting` and at most 0.006 for the others, between AVX-512 and AVX2 or PyTorch's plain instructions
+# (one number of `sorting` differs by 0.07). A model that is trained with another seed is 1.26 to 1.41 lengths away.
+NEAR = 0.25
 
 
 def stored(path: Path) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
@@ -100,7 +102,11 @@ def test_a_training_gives_the_stored_model(name: str, tmp_path: Path, monkeypatc
     again, _ = stored(trained.write(name, tmp_path))
     before, _ = stored(trained.DATA / f"{name}.safetensors")
     assert again.keys() == before.keys()
-    for key, x in again.items():
-        torch.testing.assert_close(x.float(), before[key].float(), rtol=0, atol=TOLERANCE, msg=f"{name}: {key}")
+    learnt = [key for key in before if not key.startswith(trained.MEASURED)]
+    length = sum(before[key].float().square().sum() for key in learnt) ** 0.5
+    apart = sum((again[key].float() - before[key].float()).square().sum() for key in learnt) ** 0.5
+    assert apart < NEAR * length
+    for key in before.keys() - learnt:  # what was measured as it was trained
+        torch.testing.assert_close(again[key], before[key], rtol=0, atol=0.05, msg=f"{name}: {key}")
     monkeypatch.setattr(trained, "DATA", tmp_path)
     assert score(name) >= 0.99
