@@ -23,7 +23,7 @@ from clearhead.base.tracing import constant
 from clearhead.masks.causal import Causal
 from clearhead.models.tap import told
 from clearhead.models.tap.keywords import MASKED, NAME, RANKS, check_keywords
-from clearhead.models.tap.masks import MaskStore, Recorded, compact
+from clearhead.models.tap.masks import MaskStore, Recorded, compact, made_of
 from clearhead.models.tap.patch import replaced
 from clearhead.models.tap.place import Separate
 from clearhead.models.tap.receiver import Answer, DotCall, Receiver
@@ -267,10 +267,9 @@ def _masks(
         if own == "flex_attention_forward" and mask is not None:  # it adds the mask of the first head for all heads
             mask = mask[:, :1, :, : shape[3]].to(torch.float32 if mask.dtype == torch.bool else mask.dtype)
         bias = kwargs.get("position_bias")
-        if backend in (NAME, MASKED) and hasattr(mask, "clearhead"):  # the normal form, which the backend runs on
-            found = Recorded(mask.clearhead).plus(store.convert(None, bias))  # type: ignore[union-attr]
-        else:
-            found = store.convert(mask, bias)
+        made = made_of(mask) if backend in (NAME, MASKED) else None
+        # the backend runs on the normal form that was found before, where there is one
+        found = store.convert(mask, bias) if made is None else Recorded(made.mask).plus(store.convert(None, bias))
         # without a mask, SDPA and most registered backends are causal by themselves; the ones named here are not
         alone = mask is None and backend not in ("eager", MASKED) and own != "flex_attention_forward"
         if alone and is_causal and shape[2] > 1 and kwargs.get("block_indices") is None:

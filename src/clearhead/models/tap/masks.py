@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -12,7 +12,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 from clearhead.base.shapes import Align, Sizes
 from clearhead.base.torch_private import uncounted, version
-from clearhead.base.tracing import readable, without_autocast
+from clearhead.base.tracing import compiling, readable, without_autocast
 from clearhead.base.versions import digest
 from clearhead.biases.base import wide
 from clearhead.masks.base import Mask
@@ -21,6 +21,47 @@ from clearhead.masks.intervals import Intervals
 from clearhead.problem.problem import Problem, make_problem
 from clearhead.problem.visible import Visible, resolve
 from clearhead.scores.dot import Dot
+
+
+class Made(NamedTuple):
+    """The pairs that a mask tensor allows, found once for all layers that are given the tensor.
+
+    `keys`: the keys that the one query of each sequence sees, where they are one interval, the same for all. Where a
+    token is decoded with a static cache, they are those that the cache holds, without the room for later tokens.
+    `written`: how often the tensor had been written to.
+    """
+
+    mask: Mask | None
+    keys: slice | None
+    written: int
+
+
+def keep_made(mask: Tensor) -> Tensor:
+    """The mask tensor, which has its `Made` as an attribute. Tensors of inference mode do not count writes: of such a
+    tensor it is a copy, which counts them."""
+    if uncounted(mask):
+        with torch.inference_mode(False):
+            mask = mask.clone()
+    found = compact(mask if mask.dtype == torch.bool else mask == 0)
+    mask.clearhead = Made(found, _same_keys(found), version(mask))  # type: ignore[attr-defined]
+    return mask
+
+
+def made_of(mask: Tensor | None) -> Made | None:
+    """What `keep_made` found of this tensor; None where it was given another tensor, or this one was written to since.
+
+    In compiled code a tensor has no such attribute.
+    """
+    found: Made | None = None if mask is None or compiling() else getattr(mask, "clearhead", None)
+    return None if found is None or version(mask) != found.written else found  # type: ignore[arg-type]
+
+
+def _same_keys(mask: Mask | None) -> slice | None:
+    if not isinstance(mask, Intervals) or mask.start.shape[-1] != 1:
+        return None
+    found = set(zip(mask.start.flatten().tolist(), mask.stop.flatten().tolist(), strict=True))
+    start, stop = next(iter(found), (0, 0))
+    return slice(start, stop) if len(found) == 1 and start < stop else None
 
 
 @dataclass(frozen=True, eq=False)

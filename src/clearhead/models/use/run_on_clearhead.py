@@ -8,7 +8,6 @@ from copy import copy
 from functools import partial
 from typing import Any, TypeVar
 
-import torch
 from torch import Tensor, nn
 
 from clearhead._attention import attention
@@ -23,7 +22,7 @@ from clearhead.masks.causal import Causal
 from clearhead.masks.dense import DenseMask
 from clearhead.models.ranks import Hook, attend, make_mask, remove
 from clearhead.models.tap.keywords import MASKED, NAME, RANKS, check_keywords, dot
-from clearhead.models.tap.masks import compact, converted
+from clearhead.models.tap.masks import converted, keep_made, made_of
 from clearhead.models.tap.padding import parameters
 from clearhead.models.tap.told import documents, selected
 from clearhead.models.tap.transformers_private import takes_backends, takes_sdpa
@@ -133,11 +132,8 @@ def _mask(backend: str, masks: Any, *args: Any, **kwargs: Any) -> Tensor | None:
     if backend == MASKED:
         kwargs["allow_is_causal_skip"] = False
     make = masks.eager_mask if backend == MASKED and not compiling() else masks.sdpa_mask
-    mask: Any = make(*args, **kwargs)
-    if mask is not None and not compiling():
-        # all layers are given this one tensor
-        mask.clearhead = compact(mask if mask.dtype == torch.bool else mask == 0)
-    return mask  # type: ignore[no-any-return]
+    mask: Tensor | None = make(*args, **kwargs)
+    return mask if mask is None or compiling() else keep_made(mask)
 
 
 def _attend(
@@ -154,7 +150,8 @@ def _attend(
 ) -> tuple[Tensor, None]:
     """The function of the attention interface: gives (B, Lq, H, Ev), and no weights."""
     align: Align = None
-    mask: Tensor | Mask | None = getattr(attention_mask, "clearhead", attention_mask)
+    made = made_of(attention_mask)
+    mask: Tensor | Mask | None = attention_mask if made is None else made.mask
     causal = bool(getattr(module, "is_causal", True)) if is_causal is None else is_causal
     if backend == NAME and attention_mask is None and causal and query.shape[2] > 1:
         mask, align = Causal(), "upper_left"
@@ -168,6 +165,9 @@ def _attend(
             given = converted(mask.detach(), None)
             mask, bias = given.mask, given.bias if bias is None else bias if given.bias is None else bias + given.bias
         mask = narrower if mask is None else mask & narrower
+    elif made is not None and bias is None and not dropout and made.keys is not None:
+        # attention over the keys that are seen, without a mask: the room of a cache for later tokens is not read
+        key, value, mask = key[:, :, made.keys], value[:, :, made.keys], None
     # scores and sinks as the model's keywords give them
     score, s = dot(scaling, kwargs.get("softcap")), kwargs.get("s_aux")
     out = attention(query, key, value, score=score, mask=mask, bias=bias, sinks=s, align=align, dropout_p=dropout)
