@@ -268,8 +268,10 @@ def _masks(
             mask = mask[:, :1, :, : shape[3]].to(torch.float32 if mask.dtype == torch.bool else mask.dtype)
         bias = kwargs.get("position_bias")
         made = made_of(mask) if backend in (NAME, MASKED) else None
-        # the backend runs on the normal form that was found before, where there is one
-        found = store.convert(mask, bias) if made is None else Recorded(made.mask).plus(store.convert(None, bias))
+        if made is not None and mask is not None:  # the normal form, which the backend runs on
+            found = Recorded(made.mask(mask)).plus(store.convert(None, bias))
+        else:
+            found = store.convert(mask, bias)
         # without a mask, SDPA and most registered backends are causal by themselves; the ones named here are not
         alone = mask is None and backend not in ("eager", MASKED) and own != "flex_attention_forward"
         if alone and is_causal and shape[2] > 1 and kwargs.get("block_indices") is None:

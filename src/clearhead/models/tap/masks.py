@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -23,7 +23,7 @@ from clearhead.problem.visible import Visible, resolve
 from clearhead.scores.dot import Dot
 
 
-class Made(NamedTuple):
+class Made:
     """The pairs that a mask tensor allows, found once for all layers that are given the tensor.
 
     `keys`: the keys that the one query of each sequence sees, where they are one interval, the same for all. Where a
@@ -31,9 +31,16 @@ class Made(NamedTuple):
     `written`: how often the tensor had been written to.
     """
 
-    mask: Mask | None
-    keys: slice | None
-    written: int
+    def __init__(self, tensor: Tensor) -> None:
+        self.written = version(tensor)
+        self.keys = _same_keys(_true_where_allowed(tensor)) if tensor.shape[-2] == 1 else None
+        self._mask: tuple[Mask | None] | None = None
+
+    def mask(self, tensor: Tensor) -> Mask | None:
+        """The normal form of the tensor, which is given again: it has this object as an attribute."""
+        if self._mask is None:
+            self._mask = (compact(_true_where_allowed(tensor)),)
+        return self._mask[0]
 
 
 def keep_made(mask: Tensor) -> Tensor:
@@ -42,13 +49,12 @@ def keep_made(mask: Tensor) -> Tensor:
     if uncounted(mask):
         with torch.inference_mode(False):
             mask = mask.clone()
-    found = compact(mask if mask.dtype == torch.bool else mask == 0)
-    mask.clearhead = Made(found, _same_keys(found), version(mask))  # type: ignore[attr-defined]
+    mask.clearhead = Made(mask)  # type: ignore[attr-defined]
     return mask
 
 
 def made_of(mask: Tensor | None) -> Made | None:
-    """What `keep_made` found of this tensor; None where it was given another tensor, or this one was written to since.
+    """The `Made` of this tensor; None where it was given to another tensor, or this one was written to since.
 
     In compiled code a tensor has no such attribute.
     """
@@ -56,12 +62,15 @@ def made_of(mask: Tensor | None) -> Made | None:
     return None if found is None or version(mask) != found.written else found  # type: ignore[arg-type]
 
 
-def _same_keys(mask: Mask | None) -> slice | None:
-    if not isinstance(mask, Intervals) or mask.start.shape[-1] != 1:
-        return None
-    found = set(zip(mask.start.flatten().tolist(), mask.stop.flatten().tolist(), strict=True))
-    start, stop = next(iter(found), (0, 0))
-    return slice(start, stop) if len(found) == 1 and start < stop else None
+def _true_where_allowed(mask: Tensor) -> Tensor:
+    return mask if mask.dtype == torch.bool else mask == 0
+
+
+def _same_keys(keep: Tensor) -> slice | None:
+    start, stop, exact = intervals(keep, keep.shape[-1]) if keep.numel() else (keep, keep, False)
+    found = set(zip(start.flatten().tolist(), stop.flatten().tolist(), strict=True)) if exact else set()
+    first, last = found.pop() if len(found) == 1 else (0, 0)
+    return slice(first, last) if first < last else None
 
 
 @dataclass(frozen=True, eq=False)

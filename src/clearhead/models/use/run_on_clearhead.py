@@ -150,14 +150,19 @@ def _attend(
 ) -> tuple[Tensor, None]:
     """The function of the attention interface: gives (B, Lq, H, Ev), and no weights."""
     align: Align = None
-    made = made_of(attention_mask)
-    mask: Tensor | Mask | None = attention_mask if made is None else made.mask
-    causal = bool(getattr(module, "is_causal", True)) if is_causal is None else is_causal
-    if backend == NAME and attention_mask is None and causal and query.shape[2] > 1:
-        mask, align = Causal(), "upper_left"
-    bias = kwargs.get("position_bias")
+    mask: Tensor | Mask | None = attention_mask
+    made, bias = made_of(attention_mask), kwargs.get("position_bias")
     check_keywords(type(module).__name__, backend, kwargs)
     narrower = _narrower(module, (*query.shape[:3], key.shape[2]), attention_mask is not None, kwargs)
+    if attention_mask is None:
+        causal = bool(getattr(module, "is_causal", True)) if is_causal is None else is_causal
+        if backend == NAME and causal and query.shape[2] > 1:
+            mask, align = Causal(), "upper_left"
+    elif made is not None and made.keys is not None and narrower is None and bias is None and not dropout:
+        # attention over the keys that are seen, without a mask: the room of a cache for later tokens is not read
+        key, value, mask = key[:, :, made.keys], value[:, :, made.keys], None
+    elif made is not None:
+        mask = made.mask(attention_mask)
     if narrower is not None:
         if attention_mask is None and kwargs.get("block_indices") is not None:
             mask = None  # such a mask is causal already, by the model's positions
@@ -165,9 +170,6 @@ def _attend(
             given = converted(mask.detach(), None)
             mask, bias = given.mask, given.bias if bias is None else bias if given.bias is None else bias + given.bias
         mask = narrower if mask is None else mask & narrower
-    elif made is not None and bias is None and not dropout and made.keys is not None:
-        # attention over the keys that are seen, without a mask: the room of a cache for later tokens is not read
-        key, value, mask = key[:, :, made.keys], value[:, :, made.keys], None
     # scores and sinks as the model's keywords give them
     score, s = dot(scaling, kwargs.get("softcap")), kwargs.get("s_aux")
     out = attention(query, key, value, score=score, mask=mask, bias=bias, sinks=s, align=align, dropout_p=dropout)
