@@ -10,6 +10,7 @@ import clearhead as ch
 from clearhead.base.shapes import Sizes
 from clearhead.masks import Intervals
 from clearhead.masks.base import dense
+from clearhead.masks.dense import intervals
 
 QUERIES, KEYS, BATCH = 5, 8, 2
 ROW, COLUMN = np.arange(QUERIES)[:, None], np.arange(KEYS)[None, :]
@@ -79,6 +80,19 @@ def test_what_and_or_and_not_keep_as_spans():
     ):
         spans = mask.spans(*inputs)
         assert spans.residual is None and spans.intervals()[0].shape[-1] == most, mask
+
+
+def test_few_rows_have_the_hulls_that_they_have_among_many():
+    """Few rows are searched one by one, and many by operations on all of them."""
+    generator = torch.Generator().manual_seed(0)
+    ends = torch.randint(0, 22, (2, 20, 1), generator=generator)
+    runs = (torch.arange(21) >= ends[0]) & (torch.arange(21) < ends[1])
+    keep = torch.cat([runs, *(torch.rand(10, 21, generator=generator) < share for share in (0.0, 0.1, 0.5, 0.9, 1.0))])
+    start, stop, exact = intervals(keep, 21)
+    assert not exact and intervals(runs, 21)[2] and intervals(runs[:9], 21)[2]
+    for i, row in enumerate(keep):
+        one = intervals(row[None], 21)
+        assert (one[0].item(), one[1].item()) == (start[i], stop[i]) and one[2] == (row.sum() == stop[i] - start[i])
 
 
 def combs(keys, step):

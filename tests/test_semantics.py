@@ -56,7 +56,14 @@ def test_a_query_that_sees_nothing_gives_zeros_and_zero_gradients(engine, score,
 
 @PAIRS
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf])
-@pytest.mark.parametrize("mask", [ch.Lengths([3, 5]), ch.Padding(torch.tensor([[1, 0, 1, 0, 0], [1, 1, 1, 1, 1]]))])
+@pytest.mark.parametrize(
+    "mask",
+    [
+        ch.Lengths([3, 5]),
+        ch.Padding(torch.tensor([[1, 0, 1, 0, 0], [1, 1, 1, 1, 1]])),
+        ch.Padding(torch.tensor([[0, 0, 1, 1, 1], [1, 1, 1, 1, 1]])),
+    ],
+)
 def test_padding_may_hold_anything(engine, score, bad, mask):
     query, key, value = draw(2, 5, 4), draw(2, 5, 4, seed=1), draw(2, 5, 3, seed=2)
     seen = mask.dense(query, key).any(1)

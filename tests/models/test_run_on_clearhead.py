@@ -103,6 +103,57 @@ def test_generation(name, cache):
     assert torch.equal(ch.models.run_on_clearhead(model).generate(IDS, **options), own)
 
 
+@pytest.mark.parametrize("mask", [torch.ones_like(RIGHT), RIGHT.flip(1)], ids=["whole", "left padding"])
+def test_the_room_of_a_static_cache_is_not_read(mask):
+    """The keys that are not filled yet hold NaN, which PyTorch's kernel would spread over the output."""
+    torch.manual_seed(0)
+    model = transformers.AutoModelForCausalLM.from_config(MODELS["llama"]().config).eval()
+    length = IDS.shape[1]
+    later = torch.cat([mask, torch.ones(2, 1, dtype=mask.dtype)], 1)
+    given = {"attention_mask": later, "position_ids": later.cumsum(1)[:, -1:] - 1}
+    with torch.no_grad():
+        own = model(IDS.new_ones(2, 1), past_key_values=model(IDS, attention_mask=mask).past_key_values, **given).logits
+        ch.models.run_on_clearhead(model)
+        cache = transformers.StaticCache(config=model.config, max_cache_len=length + 5)
+        model(IDS, attention_mask=mask, past_key_values=cache)
+        for layer in cache.layers:
+            layer.keys[:, :, length:], layer.values[:, :, length:] = torch.nan, torch.nan
+        with ch.watch(model) as seen:
+            got = model(IDS.new_ones(2, 1), past_key_values=cache, **given).logits
+    torch.testing.assert_close(got, own, atol=1e-5, rtol=0)
+    weights = seen.calls[-1].weights.dense()
+    assert weights.shape[-1] == length + 5 and not weights[..., length + 1 :].any()
+
+
+@pytest.mark.parametrize("context", [torch.no_grad, torch.inference_mode])
+@pytest.mark.parametrize("static", [True, False], ids=["static", "dynamic"])
+def test_a_mask_that_is_written_to_between_layers_is_read_again(context, static):
+    torch.manual_seed(0)
+    model = transformers.AutoModelForCausalLM.from_config(MODELS["llama"]().config).eval()
+
+    def hide(module, args, given):
+        given["attention_mask"][..., 2:4] = False
+
+    def run(hides):
+        cache = (
+            transformers.StaticCache(config=model.config, max_cache_len=20) if static else transformers.DynamicCache()
+        )
+        given = {"attention_mask": RIGHT.flip(1)}
+        model(IDS, past_key_values=cache, **given)
+        handle = model.model.layers[1].self_attn.register_forward_pre_hook(hide, with_kwargs=True) if hides else None
+        later = {"attention_mask": torch.cat([RIGHT.flip(1), torch.ones(2, 1, dtype=RIGHT.dtype)], 1)}
+        logits = model(IDS.new_ones(2, 1), past_key_values=cache, **later).logits
+        if handle is not None:
+            handle.remove()
+        return logits
+
+    with context():
+        own, unhidden = run(True), run(False)
+        ch.models.run_on_clearhead(model)
+        torch.testing.assert_close(run(True), own, atol=1e-5, rtol=0)
+        assert (own - unhidden).abs().max() > 1e-4  # the write decides something
+
+
 def test_training_gives_the_same_gradients():
     torch.manual_seed(0)
     model = MODELS["llama"]().train()

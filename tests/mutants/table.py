@@ -527,6 +527,13 @@ MODELS = [
         "models/test_own_modules.py",
     ),
     Mutant(
+        "models/tap/masks.py",
+        "version(mask) != found.written",
+        "False",
+        "a model's mask that is written to between layers is used as it was",
+        "models/test_run_on_clearhead.py",
+    ),
+    Mutant(
         "base/versions.py",
         "shifts = (0, 32) if",
         "shifts = (0,) if",

@@ -43,6 +43,9 @@ class Intervals(Mask):
         start = torch.arange(sizes.queries, device=sizes.device) % max(sizes.keys, 1)
         return cls(start, (start + 3).clamp(max=sizes.keys))
 
+    def depends(self) -> tuple[Tensor, ...]:
+        return self.start, self.stop
+
     def title(self) -> str:
         return f"Intervals(<{'×'.join(map(str, self.start.shape))}>)"
 

@@ -38,8 +38,8 @@ from clearhead.masks.dense import DenseMask, check_keep
 from clearhead.masks.ragged import RaggedMask
 from clearhead.problem.reads import tensors_in
 from clearhead.problem.region import Region, bias_part, visible_part
-from clearhead.problem.unseen import finite, group, zero
-from clearhead.problem.visible import Visible, resolve, seen_of
+from clearhead.problem.unseen import group, zero
+from clearhead.problem.visible import Visible, finite_unseen, resolve, seen_of
 from clearhead.scores.base import ByTile, Pairwise, Score, check_pairwise
 from clearhead.scores.dot import Dot
 from clearhead.scores.ragged import ragged
@@ -196,7 +196,7 @@ def make_problem(
     projected = scores.query is not query or scores.key is not key
     unseen = None if visible is None or visible.unseen == "none" else visible
     here = projected or (on_the_host(query) and not compiling())  # else engines do it, and whoever shows raw scores
-    if unseen is not None and here and not (finite(query) and finite(key)):
+    if unseen is not None and here and not finite_unseen(unseen, query, key):
         # a key that no query sees may be NaN, which would reach raw scores and the gradients of projections
         keys, queries = seen_of(unseen, sizes)
         query = zero(query, queries, only_not_finite=True)

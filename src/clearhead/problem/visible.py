@@ -17,7 +17,7 @@ from clearhead.base.tracing import batched, capturing, compiling, on_the_host, r
 from clearhead.base.versions import Versions
 from clearhead.masks._spans import edges_on_host
 from clearhead.masks.base import Mask, Spans, all_keys
-from clearhead.problem.unseen import Unseen, seen, where_unseen
+from clearhead.problem.unseen import Unseen, finite, seen, where_unseen
 
 STRIP = 2**22  # pairs of a residual that are looked at together
 
@@ -138,6 +138,26 @@ def all_seen(visible: Visible, sizes: Sizes) -> bool:
         visible.memo["all seen"] = all(bool(side.all()) for side in seen_of(visible, sizes))
     found: bool = visible.memo["all seen"]
     return found
+
+
+def finite_unseen(visible: Visible, query: Tensor, key: Tensor) -> bool:
+    """Whether every key that no query sees is known to be finite, and every query that sees nothing.
+
+    Where the keys are outside of hulls that leave no query without keys, only keys outside of some hull are read: a
+    cache that is filled in part is not read as a whole for each token.
+    """
+    if visible.unseen != "outside":
+        return finite(query) and finite(key)
+    if "inside all" not in visible.memo:  # the first and the last key of all hulls together, the last one excluded
+        assert visible.edges is not None
+        start, stop = visible.edges
+        within = int(start.min(-1).max()), int(stop.max(-1).min())
+        visible.memo["inside all"] = (0, 0) if (stop <= start).any() else within
+    first, last = visible.memo["inside all"]
+    if last <= first:
+        return finite(query) and finite(key)
+    before, after = key[:, :, :first], key[:, :, last:]
+    return all(finite(side) for side in (before, after) if side.shape[2])
 
 
 def _attributes(mask: Mask) -> Iterator[Any]:

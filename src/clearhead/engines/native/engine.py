@@ -25,6 +25,7 @@ from clearhead.problem.unseen import finite
 
 FEW_QUERIES = 4  # up to this many, the kernel does not pack the keys: packing would cost more than it saves
 FEW_PAIRS = 2**16  # below this many pairs, a call of PyTorch's own kernel takes less time in float32,
+FEW_UNPACKED = 2**13  # in float32 where the keys are not packed,
 FEW_IN_LOW = 2**11  # and in a lower precision
 FEW_LARGEST = 64  # the kernel keeps the largest weights in a sorted list; more than these are found by a tournament
 TAME = 1e28  # values up to this size do not overflow, summed over 2³² keys
@@ -94,8 +95,14 @@ class Native(Engine):
         if dtype is not torch.float32 and has_products_of(dtype):
             return [f"PyTorch's own kernel is faster in {dtype} on this CPU where nothing is masked"]
         # compiled code serves every size: the size that it was traced with decides nothing
-        few = FEW_PAIRS if dtype is torch.float32 else FEW_IN_LOW
-        if not compiling() and math.prod(problem.sizes.shape) < few:
+        if compiling():
+            return []
+        pairs = math.prod(problem.sizes.shape)
+        if dtype is not torch.float32:
+            few = pairs < FEW_IN_LOW
+        else:
+            few = pairs < FEW_UNPACKED or (pairs < FEW_PAIRS and not _unpacked(problem))
+        if few:
             return ["PyTorch's own kernel is called faster, and this is little work"]
         return []
 
@@ -182,8 +189,12 @@ class Native(Engine):
         return bindings.contributions(folded(problem), rows, grad, sent, by_key, positive)
 
     def cost(self, problem: Problem) -> Cost:
-        few = not problem.needs_grad and _few(problem)
-        return Cost(_pairs(problem), bindings.forward_bytes(folded(problem), few))
+        return Cost(_pairs(problem), bindings.forward_bytes(folded(problem), _unpacked(problem)))
+
+
+def _unpacked(problem: Problem) -> bool:
+    """Whether a forward pass does not pack the keys: there are few queries, and no backward pass follows."""
+    return not problem.needs_grad and _few(problem)
 
 
 def _few(problem: Problem) -> bool:

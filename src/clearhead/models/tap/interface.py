@@ -23,7 +23,7 @@ from clearhead.base.tracing import constant
 from clearhead.masks.causal import Causal
 from clearhead.models.tap import told
 from clearhead.models.tap.keywords import MASKED, NAME, RANKS, check_keywords
-from clearhead.models.tap.masks import MaskStore, Recorded, compact
+from clearhead.models.tap.masks import MaskStore, Recorded, compact, made_of
 from clearhead.models.tap.patch import replaced
 from clearhead.models.tap.place import Separate
 from clearhead.models.tap.receiver import Answer, DotCall, Receiver
@@ -267,8 +267,9 @@ def _masks(
         if own == "flex_attention_forward" and mask is not None:  # it adds the mask of the first head for all heads
             mask = mask[:, :1, :, : shape[3]].to(torch.float32 if mask.dtype == torch.bool else mask.dtype)
         bias = kwargs.get("position_bias")
-        if backend in (NAME, MASKED) and hasattr(mask, "clearhead"):  # the normal form, which the backend runs on
-            found = Recorded(mask.clearhead).plus(store.convert(None, bias))  # type: ignore[union-attr]
+        made = made_of(mask) if backend in (NAME, MASKED) else None
+        if made is not None and mask is not None:  # the normal form, which the backend runs on
+            found = Recorded(made.mask(mask)).plus(store.convert(None, bias))
         else:
             found = store.convert(mask, bias)
         # without a mask, SDPA and most registered backends are causal by themselves; the ones named here are not

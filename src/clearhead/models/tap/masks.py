@@ -12,7 +12,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 from clearhead.base.shapes import Align, Sizes
 from clearhead.base.torch_private import uncounted, version
-from clearhead.base.tracing import readable, without_autocast
+from clearhead.base.tracing import compiling, readable, without_autocast
 from clearhead.base.versions import digest
 from clearhead.biases.base import wide
 from clearhead.masks.base import Mask
@@ -21,6 +21,56 @@ from clearhead.masks.intervals import Intervals
 from clearhead.problem.problem import Problem, make_problem
 from clearhead.problem.visible import Visible, resolve
 from clearhead.scores.dot import Dot
+
+
+class Made:
+    """The pairs that a mask tensor allows, found once for all layers that are given the tensor.
+
+    `keys`: the keys that the one query of each sequence sees, where they are one interval, the same for all. Where a
+    token is decoded with a static cache, they are those that the cache holds, without the room for later tokens.
+    `written`: how often the tensor had been written to.
+    """
+
+    def __init__(self, tensor: Tensor) -> None:
+        self.written = version(tensor)
+        self.keys = _same_keys(_true_where_allowed(tensor)) if tensor.shape[-2] == 1 else None
+        self._mask: tuple[Mask | None] | None = None
+
+    def mask(self, tensor: Tensor) -> Mask | None:
+        """The normal form of the tensor, which is given again: it has this object as an attribute."""
+        if self._mask is None:
+            self._mask = (compact(_true_where_allowed(tensor)),)
+        return self._mask[0]
+
+
+def keep_made(mask: Tensor) -> Tensor:
+    """The mask tensor, which has its `Made` as an attribute. Tensors of inference mode do not count writes: of such a
+    tensor it is a copy, which counts them."""
+    if uncounted(mask):
+        with torch.inference_mode(False):
+            mask = mask.clone()
+    mask.clearhead = Made(mask)  # type: ignore[attr-defined]
+    return mask
+
+
+def made_of(mask: Tensor | None) -> Made | None:
+    """The `Made` of this tensor; None where it was given to another tensor, or this one was written to since.
+
+    In compiled code a tensor has no such attribute.
+    """
+    found: Made | None = None if mask is None or compiling() else getattr(mask, "clearhead", None)
+    return None if found is None or version(mask) != found.written else found  # type: ignore[arg-type]
+
+
+def _true_where_allowed(mask: Tensor) -> Tensor:
+    return mask if mask.dtype == torch.bool else mask == 0
+
+
+def _same_keys(keep: Tensor) -> slice | None:
+    start, stop, exact = intervals(keep, keep.shape[-1]) if keep.numel() else (keep, keep, False)
+    found = set(zip(start.flatten().tolist(), stop.flatten().tolist(), strict=True)) if exact else set()
+    first, last = found.pop() if len(found) == 1 else (0, 0)
+    return slice(first, last) if first < last else None
 
 
 @dataclass(frozen=True, eq=False)

@@ -8,7 +8,6 @@ from copy import copy
 from functools import partial
 from typing import Any, TypeVar
 
-import torch
 from torch import Tensor, nn
 
 from clearhead._attention import attention
@@ -23,7 +22,7 @@ from clearhead.masks.causal import Causal
 from clearhead.masks.dense import DenseMask
 from clearhead.models.ranks import Hook, attend, make_mask, remove
 from clearhead.models.tap.keywords import MASKED, NAME, RANKS, check_keywords, dot
-from clearhead.models.tap.masks import compact, converted
+from clearhead.models.tap.masks import converted, keep_made, made_of
 from clearhead.models.tap.padding import parameters
 from clearhead.models.tap.told import documents, selected
 from clearhead.models.tap.transformers_private import takes_backends, takes_sdpa
@@ -133,11 +132,8 @@ def _mask(backend: str, masks: Any, *args: Any, **kwargs: Any) -> Tensor | None:
     if backend == MASKED:
         kwargs["allow_is_causal_skip"] = False
     make = masks.eager_mask if backend == MASKED and not compiling() else masks.sdpa_mask
-    mask: Any = make(*args, **kwargs)
-    if mask is not None and not compiling():
-        # all layers are given this one tensor
-        mask.clearhead = compact(mask if mask.dtype == torch.bool else mask == 0)
-    return mask  # type: ignore[no-any-return]
+    mask: Tensor | None = make(*args, **kwargs)
+    return mask if mask is None or compiling() else keep_made(mask)
 
 
 def _attend(
@@ -154,13 +150,19 @@ def _attend(
 ) -> tuple[Tensor, None]:
     """The function of the attention interface: gives (B, Lq, H, Ev), and no weights."""
     align: Align = None
-    mask: Tensor | Mask | None = getattr(attention_mask, "clearhead", attention_mask)
-    causal = bool(getattr(module, "is_causal", True)) if is_causal is None else is_causal
-    if backend == NAME and attention_mask is None and causal and query.shape[2] > 1:
-        mask, align = Causal(), "upper_left"
-    bias = kwargs.get("position_bias")
+    mask: Tensor | Mask | None = attention_mask
+    made, bias = made_of(attention_mask), kwargs.get("position_bias")
     check_keywords(type(module).__name__, backend, kwargs)
     narrower = _narrower(module, (*query.shape[:3], key.shape[2]), attention_mask is not None, kwargs)
+    if attention_mask is None:
+        causal = bool(getattr(module, "is_causal", True)) if is_causal is None else is_causal
+        if backend == NAME and causal and query.shape[2] > 1:
+            mask, align = Causal(), "upper_left"
+    elif made is not None and made.keys is not None and narrower is None and bias is None and not dropout:
+        # attention over the keys that are seen, without a mask: the room of a cache for later tokens is not read
+        key, value, mask = key[:, :, made.keys], value[:, :, made.keys], None
+    elif made is not None:
+        mask = made.mask(attention_mask)
     if narrower is not None:
         if attention_mask is None and kwargs.get("block_indices") is not None:
             mask = None  # such a mask is causal already, by the model's positions
