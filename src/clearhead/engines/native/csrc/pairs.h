@@ -110,6 +110,12 @@ inline void pair_down(const float* tile, const Part& at, float* out) {
 
 // Mul on pairs, for a query and key in bfloat16. The products with values are those of float32.
 struct MulPairs : Values {
+#ifdef TRY
+    static constexpr int64_t PANELS = TRY;
+#else
+    static constexpr int64_t PANELS = 4;  // packing takes much of the time that the products leave, so several share it
+#endif
+
     // A tile of queries: rows; pairs of rows; and room for the weights or slopes as pairs, in both directions.
     struct Queries {
         float *rows, *pairs, *across, *down;
