@@ -64,6 +64,26 @@ def test_every_number_is_read_as_it_is(instructions, dtype):
         assert torch.equal(found[0, 0, 0], want), width
 
 
+@pytest.mark.parametrize("dtype", LOW, ids=str)
+def test_an_infinite_number_of_a_query_is_found_wherever_it_stands(instructions, dtype):
+    """Also where the output does not tell of it: all scores of the query are −∞, so that its output is 0."""
+    query, key = draw(1, 1, 5, 67).to(dtype), draw(1, 1, 9, 67, seed=1).abs().to(dtype)
+    value = draw(1, 1, 9, 16, seed=2).to(dtype)
+
+    def found(key):
+        return bindings.forward(make_problem(query, key, value), rows=True, few=False)
+
+    assert found(key).finite
+    for place in range(67):
+        kept = query[0, 0, 3, place].item()
+        for number, against in ((-torch.inf, key), (torch.inf, -key)):
+            query[0, 0, 3, place] = number
+            got = found(against)
+            assert bool((got.output[0, 0, 3] == 0).all())
+            assert not got.finite, (place, number)
+        query[0, 0, 3, place] = kept
+
+
 def found_by(inputs, name, mask, bias, up):
     """The output, gradients and statistics of a call, in the dtype of its inputs."""
     leaves = [t.detach().requires_grad_() for t in inputs]
@@ -156,12 +176,13 @@ def budgets(query, key, value, grad, scale, bias, sink):
     return found, [1.01 * (term + ROUNDING * truth.abs()) + FLOAT32 for term, truth in zip(terms, found, strict=True)]
 
 
-SIZES = [(7, 9, 1, 1), (49, 63, 20, 11), (53, 65, 33, 17), (61, 130, 64, 48), (97, 200, 80, 128)]
+SIZES = [(7, 9, 1, 1), (49, 63, 20, 11), (53, 65, 33, 17), (61, 130, 64, 48), (97, 200, 80, 128), (101, 450, 24, 40)]
 
 
 @pytest.mark.parametrize("sizes", SIZES, ids=str)
 def test_each_product_has_the_error_of_one_rounding(instructions, sizes):
-    """Odd widths, strips that begin at odd rows, rows that see nothing, a bias and a sink."""
+    """Odd widths, strips that begin at odd rows, rows that see nothing, a bias, a sink, and more panels of keys than the
+    backward pass reads at once."""
     queries, keys, width, value_width = sizes
     shapes = (1, 2, queries, width), (1, 2, keys, width), (1, 2, keys, value_width), (1, 2, queries, value_width)
     query, key, value, grad = (draw(*s, seed=i).bfloat16() for i, s in enumerate(shapes))

@@ -48,18 +48,47 @@ struct BackwardShared {
 
 INLINE void put(const Gradients& g, float& to, float x) { to = g.adds ? to + x : x; }
 
+// A panel of keys and of values, as the products read them, and the sums of their gradients.
 template <class Score>
-struct Backward {
-    float *queries, *grad, *panel, *keys, *values, *tile, *slopes, *capped, *to_key, *to_value, *to_query;
+struct BackwardPanel {
+    float *panel, *keys, *values, *to_key, *to_value;
 
-    void take(const Problem& p, const Gradients& g, Memory& memory) {
-        const int64_t wide = value_wide(p);
-        queries = memory.take(Score::query_floats(p)), grad = memory.take(Score::upstream_floats(p, g));
+    void take(const Problem& p, Memory& memory) {
         panel = memory.take(Score::panel_floats(p)), keys = memory.take(Score::key_floats(p));
         values = memory.take(Score::value_panel_floats(p));
+        to_key = memory.take(PANEL * Score::wide(p)), to_value = memory.take(PANEL * value_wide(p));
+    }
+
+    void begin(const Problem& p, int64_t batch, int64_t key_head, int64_t index) {
+        const Rows key(p.key, batch, key_head, index * PANEL), value(p.value, batch, key_head, index * PANEL);
+        Score::pack_panel(p, key, keys_of(p, index), panel);
+        Score::pack_keys(p, key, keys_of(p, index), keys);
+        Score::pack_value_panel(p, value, keys_of(p, index), values);
+        memset(to_key, 0, sizeof(float) * (size_t)(PANEL * Score::wide(p)));
+        memset(to_value, 0, sizeof(float) * (size_t)(PANEL * value_wide(p)));
+    }
+};
+
+// Some of one part's panels: the first, and those that are `step` further each.
+struct SomePanels {
+    int64_t first, step, count;
+
+    int64_t at(int64_t n) const { return first + n * step; }
+};
+
+template <class Score>
+struct Backward {
+    static constexpr int64_t MANY = Score::PANELS;  // panels at once, for which a tile of queries is packed once
+
+    BackwardPanel<Score> panels_of[MANY];
+    float *queries, *grad, *tile, *slopes, *capped, *to_query;
+    float inverse[ROWS];  // 1 over the sum of each row's weights, in units of e^maximum
+
+    void take(const Problem& p, const Gradients& g, Memory& memory) {
+        for (BackwardPanel<Score>& panel : panels_of) panel.take(p, memory);
+        queries = memory.take(Score::query_floats(p)), grad = memory.take(Score::upstream_floats(p, g));
         tile = memory.take(ROWS * PANEL), slopes = memory.take(ROWS * PANEL);
         capped = memory.take(p.softcap > 0 ? ROWS * PANEL : 0);
-        to_key = memory.take(PANEL * Score::wide(p)), to_value = memory.take(PANEL * wide);
         to_query = memory.take(Shares(p, g).parts > 1 ? 0 : p.groups() * p.queries * Score::wide(p));
     }
 
@@ -76,8 +105,10 @@ struct Backward {
         const int64_t wide = Score::wide(p), first = key_head * p.groups(), size = p.groups() * p.queries;
         float* back = of_queries(p, shared, part, batch, first);
         memset(back, 0, sizeof(float) * (size_t)(size * wide));
-        for (int64_t index = part; index < panels(p); index += parts)
-            run(p, g, shared, part, batch, key_head, index, to_weight);
+        for (int64_t index = part; index < panels(p); index += MANY * parts) {
+            const int64_t left = (panels(p) - index + parts - 1) / parts;
+            run(p, g, shared, part, batch, key_head, SomePanels{index, parts, min(MANY, left)}, to_weight);
+        }
         if (parts > 1) return;
         for (int64_t i = 0; i < size; i++) {
             float* to = g.query.at<float>(batch, first + i / p.queries, i % p.queries);
@@ -85,60 +116,75 @@ struct Backward {
         }
     }
 
-    // One panel of one key head, over all the queries that see it.
+    // Some panels of one key head, over all the queries that see them.
     void run(const Problem& p, const Gradients& g, const BackwardShared<Score>& shared, int64_t part, int64_t batch,
-             int64_t key_head, int64_t index, double* to_weight) {
-        const int64_t begin = index * PANEL, count = keys_of(p, index), wide = Score::wide(p), out_wide = value_wide(p);
-        const Rows key(p.key, batch, key_head, begin);
-        Score::pack_panel(p, key, count, panel);
-        Score::pack_keys(p, key, count, keys);
-        Score::pack_value_panel(p, Rows(p.value, batch, key_head, begin), count, values);
-        memset(to_key, 0, sizeof(float) * (size_t)(PANEL * wide));
-        memset(to_value, 0, sizeof(float) * (size_t)(PANEL * out_wide));
-        const int64_t tiles = query_tiles(p);
+             int64_t key_head, const SomePanels& some, double* to_weight) {
+        const int64_t wide = Score::wide(p), out_wide = value_wide(p);
+        for (int64_t n = 0; n < some.count; n++) panels_of[n].begin(p, batch, key_head, some.at(n));
         for (int64_t head = key_head * p.groups(); head < (key_head + 1) * p.groups(); head++)
-            for (int64_t t = 0; t < tiles; t++) {
-                const int64_t* hull = shared.hull + 2 * ((batch * p.heads + head) * tiles + t);
-                if (hull[0] < begin + count && hull[1] > begin)
-                    block(p, g, shared, part, batch, head, t * ROWS, index, to_weight);
+            for (int64_t t = 0; t < query_tiles(p); t++) tile_of(p, g, shared, part, batch, head, t, some, to_weight);
+        for (int64_t n = 0; n < some.count; n++) {
+            const int64_t begin = some.at(n) * PANEL;
+            const float *to_key = panels_of[n].to_key, *to_value = panels_of[n].to_value;
+            for (int64_t j = 0; j < keys_of(p, some.at(n)); j++) {
+                float* to = g.key.at<float>(batch, key_head, begin + j);
+                for (int64_t d = 0; d < p.width; d++) put(g, to[d], to_key[j * wide + d] * shared.key_factor[d]);
+                if (!out_wide) continue;
+                float* values_to = g.value.at<float>(batch, key_head, begin + j);
+                for (int64_t e = 0; e < p.value_width; e++) put(g, values_to[e], to_value[j * out_wide + e]);
             }
-        for (int64_t j = 0; j < count; j++) {
-            float* to = g.key.at<float>(batch, key_head, begin + j);
-            for (int64_t d = 0; d < p.width; d++) put(g, to[d], to_key[j * wide + d] * shared.key_factor[d]);
-            if (!out_wide) continue;
-            float* values_to = g.value.at<float>(batch, key_head, begin + j);
-            for (int64_t e = 0; e < p.value_width; e++) put(g, values_to[e], to_value[j * out_wide + e]);
         }
     }
 
-    // A tile of queries with the panel.
-    void block(const Problem& p, const Gradients& g, const BackwardShared<Score>& shared, int64_t part, int64_t batch,
-               int64_t head, int64_t first, int64_t index, double* to_weight) {
-        const int32_t kind = kind_of(p, batch, head, first / ROWS, index);
-        if (kind == NONE) return;
-        const int64_t rows = min(ROWS, p.queries - first), begin = index * PANEL;
-        const RowSpans spans(p, batch, head, first, rows);
-        const Parts parts(p, spans, first, rows, index, kind);
-        if (!parts.count) return;
-        float finite = 0.0f;
-        const Rows query(p.query, batch, head, first);
-        Score::pack_queries(p, query, rows, queries, finite);
-        Score::pack_again(p, query, rows, queries);
-        const Rows upstream(g.grad, batch, head, first);
-        const Upstream up = Score::pack_upstream(p, g, upstream, rows, grad);
-        const bool finite_grad = finite_upstream(g, batch, head, first, rows);
-        Dropout dropout;
-        if (p.dropout_p > 0) dropout.begin(p, batch, head), dropout.panel(begin);
-        SentBack sent(g.sent, batch, head, begin, keys_of(p, index));
-        float* back = of_queries(p, shared, part, batch, head) + first * Score::wide(p);
-        for (const Part& at : parts) {
-            Score::scores(p, queries, panel, Rows(p.key, batch, head / p.groups(), begin), at, tile);
-            Score::to_weights(p, up, values, at, slopes);
-            const V all = to_slopes(p, g, shared, part, batch, head, first, begin, at, spans, kind, dropout, sent);
-            if (finite_grad) Score::to_values(p, queries, up, tile, at, to_value);
-            else pairs_to_values(p, upstream, at);
-            Score::gradients(p, queries, panel, keys, slopes, at, back, to_key, to_weight, sum(all));
+    // Tile t of the queries with the panels.
+    void tile_of(const Problem& p, const Gradients& g, const BackwardShared<Score>& shared, int64_t part, int64_t batch,
+                 int64_t head, int64_t t, const SomePanels& some, double* to_weight) {
+        const int64_t* hull = shared.hull + 2 * ((batch * p.heads + head) * query_tiles(p) + t);
+        int64_t seen[MANY], count = 0;
+        for (int64_t n = 0; n < some.count; n++) {
+            const int64_t begin = some.at(n) * PANEL;
+            if (hull[0] < begin + PANEL && hull[1] > begin && kind_of(p, batch, head, t, some.at(n)) != NONE) seen[count++] = n;
         }
+        if (!count) return;
+        const int64_t first = t * ROWS, rows = min(ROWS, p.queries - first);
+        const RowSpans spans(p, batch, head, first, rows);
+        const Rows query(p.query, batch, head, first), upstream(g.grad, batch, head, first);
+        float* back = of_queries(p, shared, part, batch, head) + first * Score::wide(p);
+        float finite = 0.0f;
+        Upstream up;
+        bool packed = false, finite_grad = false;
+        Dropout dropout;
+        for (int64_t s = 0; s < count; s++) {
+            const int64_t index = some.at(seen[s]), begin = index * PANEL;
+            const int32_t kind = kind_of(p, batch, head, t, index);
+            const Parts parts(p, spans, first, rows, index, kind);
+            if (!parts.count) continue;
+            if (!packed) {
+                Score::pack_queries(p, query, rows, queries, finite);
+                Score::pack_again(p, query, rows, queries);
+                up = Score::pack_upstream(p, g, upstream, rows, grad);
+                finite_grad = finite_upstream(g, batch, head, first, rows);
+                invert_sums(g, batch, head, first, rows);
+                if (p.dropout_p > 0) dropout.begin(p, batch, head);
+                packed = true;
+            }
+            if (p.dropout_p > 0) dropout.panel(begin);
+            SentBack sent(g.sent, batch, head, begin, keys_of(p, index));
+            const BackwardPanel<Score>& of = panels_of[seen[s]];
+            for (const Part& at : parts) {
+                Score::scores(p, queries, of.panel, Rows(p.key, batch, head / p.groups(), begin), at, tile);
+                Score::to_weights(p, up, of.values, at, slopes);
+                const V all = to_slopes(p, g, shared, part, batch, head, first, begin, at, spans, kind, dropout, sent);
+                if (finite_grad) Score::to_values(p, queries, up, tile, at, of.to_value);
+                else pairs_to_values(p, upstream, at, of.to_value);
+                Score::gradients(p, queries, of.panel, of.keys, slopes, at, back, of.to_key, to_weight, sum(all));
+            }
+        }
+    }
+
+    void invert_sums(const Gradients& g, int64_t batch, int64_t head, int64_t first, int64_t rows) {
+        for (int64_t r = 0; r < ROWS; r++) inverse[r] = r < rows ? -*g.log_sum.at<float>(batch, head, first + r) : 0.0f;
+        for (int64_t r = 0; r < ROWS; r += LANES) store(inverse + r, exp(load(inverse + r)));
     }
 
     // Whether the gradient of the output is finite in all rows of a tile. Where it is not, delta, a sum over its products, is not.
@@ -149,7 +195,7 @@ struct Backward {
     }
 
     // Adds the gradients of the values pair by pair: a weight of 0 gives 0, not 0 * inf to a key that the row does not see.
-    void pairs_to_values(const Problem& p, const Rows& upstream, const Part& at) {
+    void pairs_to_values(const Problem& p, const Rows& upstream, const Part& at, float* to_value) {
         const int64_t wide = value_wide(p);
         for (int64_t r = at.top; r < at.bottom; r++)
             upstream.from(r).read([&](const auto* row) {
@@ -171,17 +217,18 @@ struct Backward {
             float *s = tile + r * PANEL, *slope = slopes + r * PANEL, *cap = p.softcap > 0 ? capped + r * PANEL : nullptr;
             finish(p, batch, head, i, begin, at, spans.start[r], spans.stop[r], kind, s, cap);
             const float m = *g.maximum.at<float>(batch, head, i), delta = *g.delta.at<float>(batch, head, i);
-            const float log_sum = *g.log_sum.at<float>(batch, head, i), inverse = exp_of(-log_sum);
+            const float over = inverse[r];
             sent.add(i, at, slope);
             if (g.sent.log_weight) {  // the logarithm of a weight of 0 is not finite, and not read below
                 const float times = *g.sent.log_weight.at<float>(batch, head, i);
+                const float log_sum = *g.log_sum.at<float>(batch, head, i);
                 for (int64_t c = at.left; c < at.right; c += LANES)
                     store(slope + c, load(slope + c) + times * ((load(s + c) - m) - log_sum));
             }
             for (int64_t c = at.left; c < at.right; c += LANES) {
                 // a masked pair has no weight in a row of NaN either
                 const V score = load(s + c);
-                V weight = score == -INFINITY ? V{} : exp(score - m) * inverse, upstream = load(slope + c), kept = weight;
+                V weight = score == -INFINITY ? V{} : exp(score - m) * over, upstream = load(slope + c), kept = weight;
                 if (p.dropout_p > 0) {
                     const V factor = dropout.factors(p, i, c);
                     kept *= factor, upstream *= factor;

@@ -46,12 +46,14 @@ inline void copy_rows(const Rows& rows, int64_t count, int64_t width, float* out
 
 // Gradients of the output in a tile of queries, as the products read them: rows, and pairs of rows where pairs.h reads them.
 struct Upstream {
-    const float* rows;
-    int64_t step;
+    const float* rows = nullptr;
+    int64_t step = 0;
     const float* pairs = nullptr;
 };
 
 struct Values {
+    static constexpr int64_t PANELS = 1;  // that a backward pass reads at once (backward.h)
+
     // A panel of values that is packed once for all tiles; 0: none is. Values in float32 are read where they lie if their width is a
     // multiple of LANES, and those of 16 bits are copied tile by tile (forward.h).
     static int64_t value_floats(const Problem& p) {
