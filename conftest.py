@@ -6,7 +6,6 @@ import importlib.util
 import sys
 
 import pytest
-import torch
 
 # Triton is there for Linux alone, and has no examples
 collect_ignore_glob = [] if importlib.util.find_spec("triton") else ["src/clearhead/engines/triton/*"]
@@ -45,7 +44,7 @@ def pytest_runtest_teardown():
     """No test leaves compiled code, which would run in the next one too; nor figures, of which more than 20 warn."""
     result = yield
     if "torch._dynamo" in sys.modules:
-        torch.compiler.reset()
+        sys.modules["torch"].compiler.reset()
     if "matplotlib.pyplot" in sys.modules:
         sys.modules["matplotlib.pyplot"].close("all")
     return result

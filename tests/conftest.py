@@ -11,7 +11,6 @@ from typing import Any
 import explored
 import other_kernels
 import pytest
-import torch
 
 # A command, which compiles with settings of its own; and wrong uses, for a type checker alone
 collect_ignore = ["cuda_check.py", "typed/uses.py"]
@@ -34,6 +33,8 @@ def pytest_configure(config):
         other_kernels.use(folder)
     device = config.getoption("--device")
     if device:
+        import torch  # here: the process that only shares out the tests needs no PyTorch
+
         torch.set_default_device(device)
 
 
