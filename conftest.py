@@ -11,7 +11,7 @@ import pytest
 collect_ignore_glob = [] if importlib.util.find_spec("triton") else ["src/clearhead/engines/triton/*"]
 
 # A worker makes many short-lived objects: to look through them at each 700 took up to a tenth of some files' time.
-GARBAGE = 10_000, 10, 10
+GARBAGE = 50_000, 10, 10
 
 KEPT = {-3: 2**28, -1: 2**29}  # M_MMAP_THRESHOLD and M_TRIM_THRESHOLD of mallopt(3), in bytes
 
