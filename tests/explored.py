@@ -43,7 +43,7 @@ EXPLORED: dict[str, dict[str, Kept]] = {
         "test_the_engines_for_any_device_need_no_float64": 0,
         "test_each_operation_of_the_engines_for_any_device_has_a_kernel_for_mps": 0,
         "test_the_device_sees_what_would_wait": 0,
-        "test_the_kernels_of_flex_compile_for_a_gpu_that_is_not_here": ("a bias by distance, learnt",),
+        "test_the_kernels_of_flex_compile_for_a_gpu_that_is_not_here": 0,
     },
     "test_borders.py": {
         "test_transforms_in_a_fresh_process": 0,
@@ -59,7 +59,7 @@ EXPLORED: dict[str, dict[str, Kept]] = {
         "test_an_output_that_takes_nothing": 3,
         "test_a_broken_folder_is_one_line_and_status_2": 3,
         "test_a_reader_that_has_gone": ("plain",),
-        "test_a_signal_in_a_write_leaves_the_old_file_alone": ("2",),
+        "test_a_signal_in_a_write_leaves_the_old_file_alone": 0,
     },
     "test_triton.py": {
         "test_planted_faults": 0,  # those of the sample, with the kernels beside them
@@ -149,7 +149,7 @@ EXPLORED: dict[str, dict[str, Kept]] = {
         "test_a_row_of_a_bias_as_low_as_a_mask_of_finfo_min": 0,
     },
     "test_fuzz_edited_models.py": {
-        "test_random_edits_are_as_by_hand": 12,
+        "test_random_edits_are_as_by_hand": 24,
         "test_every_kind_is_drawn": 0,
     },
     "test_masks_written_to.py": {
@@ -276,6 +276,7 @@ EXPLORED: dict[str, dict[str, Kept]] = {
         "test_through_autograds_compiler": 0,
         "test_with_gradients": 0,
         "test_each_step_is_that_of_eager_code": ("4",),
+        "test_what_eager_code_recorded_is_still_right_after_compiled_steps": 0,
     },
     "nn/test_continuous_batches.py": {
         "test_each_sequence_is_what_it_is_alone": 3,
@@ -289,6 +290,7 @@ EXPLORED: dict[str, dict[str, Kept]] = {
         "test_a_compiled_step_is_one_graph": ("groups and rotary-True-eager",),
         "test_inductor": 0,
         "test_two_hundred_tokens_are_one_graph": 0,
+        "test_a_compiled_model_with_one_cache_for_its_layers": 0,
     },
     "nn/test_nn_masks.py": {
         "test_lengths_in_compiled_code": ("additive",),
@@ -358,6 +360,7 @@ EXPLORED: dict[str, dict[str, Kept]] = {
     "explanation/test_modules.py": {
         "test_multi_head": 3,
         "test_options": 4,
+        "test_torch_s_module": 3,
     },
     "explanation/test_steps.py": {
         "test_every_step_is_what_attention_computes": 4,
@@ -383,6 +386,8 @@ EXPLORED: dict[str, dict[str, Kept]] = {
         "test_the_page_of_a_long_sentence_is_small": 0,
         "test_hostile_words_of_a_recorded_call_are_text": 0,
         "test_a_module_with_gradients_follows_its_input": 0,
+        "test_gradients_are_of_the_numbers_first_given": 0,
+        "test_the_temperature_reaches_what_would_happen_otherwise": 0,
     },
     "explanation/test_page_reader.py": {
         "test_notes_wrap_and_are_not_cut": ("1280",),
@@ -390,6 +395,10 @@ EXPLORED: dict[str, dict[str, Kept]] = {
         "test_every_text_is_read_in_both_themes": 2,
         "test_what_is_no_number_is_refused": ("abc",),
         "test_an_address_that_names_nothing_does_no_harm": ("#step=nothing",),
+        "test_among_all_steps_a_weight_lights_up_its_query_and_key": 0,
+        "test_a_sentence_with_figures_is_marked_after_an_edit": 0,
+        "test_the_type_grows_on_a_wide_screen_and_with_the_browsers_zoom": 0,
+        "test_hostile_words_are_text": 0,
     },
     "explanation/test_page_whole_numbers.py": {
         "test_what_is_no_length_is_refused": ("--3",),
@@ -401,6 +410,10 @@ EXPLORED: dict[str, dict[str, Kept]] = {
         "test_masks_that_stand_for_several_rows": 0,
         "test_other_ways_to_write_a_whole_number": 0,
         "test_turned_over_twice_nothing_is_changed": 0,
+        "test_a_query_whose_last_key_is_masked": 0,
+        "test_positions_of_a_rotation": 0,
+        "test_lengths_of_queries": 0,
+        "test_a_computed_mask_is_not_an_input": 0,
     },
     "report/test_report_beside.py": {
         "test_texts_of_one_length": ("0",),
@@ -408,15 +421,19 @@ EXPLORED: dict[str, dict[str, Kept]] = {
         "test_padding_in_one_of_them": 0,
         "test_two_checkpoints_on_one_text": 0,
         "test_both_texts_and_both_maps_stand_in_the_comparison": 0,
+        "test_under_other_masks_a_divergence_is_not_known": 0,
+        "test_a_pair_that_one_text_has": 0,
     },
     "report/test_report_heads.py": {
         "test_32_by_32_heads_fit_without_sideways_scrolling": 0,
         "test_a_small_map_is_shown_beside_the_matrix": 0,
-        "test_text_can_be_read_in_every_view": ("dark",),
+        "test_text_can_be_read_in_every_view": 0,
         "test_marks_stand_out_on_every_colour": 0,
         "test_hostile_names_stay_text": 0,
         "test_small_maps_stand_in_the_matrix_on_demand": 0,
         "test_the_bars_of_the_list_have_one_middle": 0,
+        "test_a_near_uniform_model_says_so": 0,
+        "test_what_is_not_known_is_no_number": 0,
     },
     "report/test_report_hostile.py": {
         "test_a_long_head_is_seen_from_afar_while_it_is_being_read": 0,
@@ -434,21 +451,27 @@ EXPLORED: dict[str, dict[str, Kept]] = {
     },
     "report/test_report_map.py": {
         "test_cells_of_several_pairs": ("holes",),
-        "test_without_a_worker_the_page_computes_itself": ("none",),
+        "test_without_a_worker_the_page_computes_itself": 0,
         "test_from_afar_the_cells_are_those_that_python_wrote": 0,
         "test_a_long_head_is_computed_beside_the_page": 0,
-        "test_the_marks_of_the_colours_stand_apart": ("390",),
+        "test_the_marks_of_the_colours_stand_apart": 0,
+        "test_where_the_map_has_words_no_lens_covers_it": 0,
+        "test_what_a_cell_shows_is_marked": ("#pool=mean-mean",),
+        "test_a_word_beside_the_map_hides_a_position_whole_or_not_at_all": 0,
+        "test_two_fingers_zoom": 0,
     },
     "report/test_report_text.py": {
         "test_a_text_of_16384_tokens": 0,
         "test_arcs_show_the_strongest_pairs": ("out-tokens0",),
         "test_several_tokens_show_the_mean_of_their_looks": 0,
         "test_on_a_phone": 0,
-        "test_pieces_stand_where_the_letters_of_the_text_stand": ("Hebrew bytes",),
-        "test_a_bad_link_takes_one": 3,
+        "test_pieces_stand_where_the_letters_of_the_text_stand": 0,
+        "test_a_bad_link_takes_one": 0,
         "test_hostile_tokens_stay_text": 0,
         "test_pointing_at_the_map_outlines_the_pair_in_the_text": 0,
         "test_alt_takes_the_pair_with_the_chosen_token": 0,
+        "test_unknown_words_as_they_were_spelled": 0,
+        "test_the_pieces_of_a_word_stay_on_one_line": 0,
     },
     "report/test_report_tools.py": {
         "test_on_paper_the_map_is_drawn_and_no_button_stands": 0,
@@ -458,6 +481,11 @@ EXPLORED: dict[str, dict[str, Kept]] = {
         "test_of_a_long_text_the_map_is_saved_as_it_stands": 0,
         "test_the_saved_text_has_its_arcs_and_letters_as_on_the_page": 0,
         "test_on_a_phone_the_pair_stays_in_sight_and_opens": 0,
+        "test_print_keeps_the_shading": 0,
+        "test_what_can_be_saved_stands_on_a_phone_and_goes_when_it_is_left": 0,
+        "test_the_focus_stays_among_the_squares_of_a_pair": 0,
+        "test_bars_have_one_baseline": 0,
+        "test_the_list_of_keys_opens_at_its_title": 0,
     },
     "report/test_report_use.py": {
         "test_every_theme_and_width_can_be_read": ("dark",),
@@ -466,6 +494,8 @@ EXPLORED: dict[str, dict[str, Kept]] = {
         "test_sharp_weights_and_a_long_text": 0,
         "test_hues_tell_which_is_more_and_the_ground_is_alike": 0,
         "test_hostile_tokens_stay_text_and_nothing_runs_over": 0,
+        "test_the_share_of_a_sink_is_one_key_more": 0,
+        "test_what_words_give_to_padding_is_one_key_more": 0,
     },
     "report/test_report_why.py": {
         "test_the_steps_are_those_of_explain": 3,
@@ -488,6 +518,24 @@ EXPLORED: dict[str, dict[str, Kept]] = {
     },
     "survey/test_survey_state.py": {
         "test_a_rank_that_is_killed_at_any_moment_goes_on": 0,
+    },
+    "nn/test_unpacked.py": {
+        "test_without_the_places_of_instructions_nothing_is_refused": 0,
+    },
+    "nn/test_nn_nested.py": {
+        "test_compiled_code": 0,
+    },
+    "test_managers.py": {
+        "test_nothing_is_said_while_the_interpreter_ends": 0,
+    },
+    "test_blocks_in_low_precision.py": {
+        "test_gradients_are_rounded_once": ("tile", "bias", "twice"),
+    },
+    "learning/test_induction.py": {
+        "test_thirty_steps_lower_the_loss": 0,
+    },
+    "report/test_report_meanings.py": {
+        "test_a_part_of_the_layers_or_heads_has_no_rollout": 0,
     },
 }
 
