@@ -55,8 +55,7 @@ cuda-check: $(READY)
 lint: $(READY) $(MODULES)
 	$(BIN)/ruff check src packaging tests benchmarks examples docs
 	$(BIN)/ruff format --check src packaging tests benchmarks examples docs
-	$(BIN)/mypy
-	node_modules/.bin/tsc
+	$(BIN)/mypy & own=$$!; node_modules/.bin/tsc; pages=$$?; wait $$own && exit $$pages
 
 # The site, in build/site: every cell runs, and what is wrong fails. Then every page is opened in a browser.
 docs: $(DOCS) bundle browser

@@ -6,13 +6,12 @@ import importlib.util
 import sys
 
 import pytest
-import torch
 
 # Triton is there for Linux alone, and has no examples
 collect_ignore_glob = [] if importlib.util.find_spec("triton") else ["src/clearhead/engines/triton/*"]
 
 # A worker makes many short-lived objects: to look through them at each 700 took up to a tenth of some files' time.
-GARBAGE = 10_000, 10, 10
+GARBAGE = 50_000, 10, 10
 
 KEPT = {-3: 2**28, -1: 2**29}  # M_MMAP_THRESHOLD and M_TRIM_THRESHOLD of mallopt(3), in bytes
 
@@ -45,7 +44,7 @@ def pytest_runtest_teardown():
     """No test leaves compiled code, which would run in the next one too; nor figures, of which more than 20 warn."""
     result = yield
     if "torch._dynamo" in sys.modules:
-        torch.compiler.reset()
+        sys.modules["torch"].compiler.reset()
     if "matplotlib.pyplot" in sys.modules:
         sys.modules["matplotlib.pyplot"].close("all")
     return result

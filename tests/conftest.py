@@ -11,12 +11,12 @@ from typing import Any
 import explored
 import other_kernels
 import pytest
-import torch
 
 # A command, which compiles with settings of its own; and wrong uses, for a type checker alone
 collect_ignore = ["cuda_check.py", "typed/uses.py"]
 # Files with a test or a fixture of 10 seconds or more: while the last tests run, no process waits for one of these.
 BEGIN = ("test_fake_cuda.py", "test_private_parts.py", "test_triton.py")
+OVER_RANKS = ("distributed", "test_remedies.py")
 ON_DEVICES = ("test_contract.py", "test_fuzz.py", "test_devices.py", "/nn/")
 
 
@@ -34,6 +34,8 @@ def pytest_configure(config):
         other_kernels.use(folder)
     device = config.getoption("--device")
     if device:
+        import torch  # here: the process that only shares out the tests needs no PyTorch
+
         torch.set_default_device(device)
 
 
@@ -41,7 +43,7 @@ def pytest_configure(config):
 def pytest_collection_modifyitems(config, items):
     explored.mark(items, whole=not any("::" in argument for argument in config.args))
     # those over ranks are side by side, in one worker: each worker that has one imports models of transformers for it
-    items.sort(key=lambda item: (item.path.name not in BEGIN, item.path.parent.name != "distributed"))
+    items.sort(key=lambda item: (item.path.name not in BEGIN, not any(part in item.path.parts for part in OVER_RANKS)))
     if config.getoption("--device"):
         others = [item for item in items if not any(part in str(item.path) for part in ON_DEVICES)]
         config.hook.pytest_deselected(items=others)

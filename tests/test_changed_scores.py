@@ -408,17 +408,30 @@ def from_the_first(monkeypatch):
 DOCUMENTS = torch.arange(60) // 13
 
 
-def test_the_same_numbers_compiled(from_the_first):
+RULE = ch.MaskFunction(lambda b, h, i, j: DOCUMENTS[i] == DOCUMENTS[j])
+MASKS = {
+    "none": None,
+    "causal": ch.Causal(),
+    "rule": RULE,
+    "causal and rule": ch.Causal() & RULE,
+    "lengths": ch.Lengths([0, 33]),
+    "gaps": ch.PrefixLM([3, 9]) | ch.SlidingWindow(4),
+}
+CHANGED = {
+    "capped": {"score": ch.Dot(softcap=3.0).then(lean)},
+    "bias": {"bias": ch.BiasFunction(lambda b, h, i, j: -SLOPES[h] * (i - j).abs())},
+    "cosine": {"score": ch.Cosine().then(lean)},
+}
+
+
+@pytest.mark.parametrize("mask", MASKS)
+@pytest.mark.parametrize("changed", CHANGED)
+def test_the_same_numbers_compiled(mask, changed, from_the_first):
     query, key, value = (t.detach() for t in inputs())
-    masks = [None, ch.Causal(), ch.MaskFunction(lambda b, h, i, j: DOCUMENTS[i] == DOCUMENTS[j])]
-    masks += [ch.Causal() & masks[-1], ch.Lengths([0, 33]), ch.PrefixLM([3, 9]) | ch.SlidingWindow(4)]
-    bias = ch.BiasFunction(lambda b, h, i, j: -SLOPES[h] * (i - j).abs())
-    for mask in masks:
-        for options in ({"score": ch.Dot(softcap=3.0).then(lean)}, {"bias": bias}, {"score": ch.Cosine().then(lean)}):
-            given = {**options, "mask": mask, "align": "lower_right", "sinks": SLOPES}
-            with torch.no_grad():
-                got = ch.attention(query, key, value, **given, engine="tiled")
-            same(got, ch.attention(query, key, value, **given, engine="reference"))
+    given = {**CHANGED[changed], "mask": MASKS[mask], "align": "lower_right", "sinks": SLOPES}
+    with torch.no_grad():
+        got = ch.attention(query, key, value, **given, engine="tiled")
+    same(got, ch.attention(query, key, value, **given, engine="reference"))
     assert from_the_first and all(fused._compiled.values())
 
 
