@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from clearhead.base.torch_private import amx
-from clearhead.base.tracing import compiling, constant, looked_into, plain, traced
+from clearhead.base.tracing import compiling, constant, looked_into, ordinary, plain, traced
 from clearhead.engines.base import Cost, Engine
 from clearhead.engines.native import bindings
 from clearhead.engines.native.blocks import EVERY, ROWS, blocks_of
@@ -78,9 +78,10 @@ class Native(Engine):
             found.append(f"it computes in float32, and the inputs are {dtype}")
         if problem.seed is not None and problem.origin is not None and _begins_later(problem.origin):
             found.append("its dropout counts keys, heads and sequences from 0, and this is a part that begins later")
-        if looked_into():
+        usual = ordinary()
+        if not usual and looked_into():
             found.append("torch.func and forward mode look into PyTorch's own operations only")
-        elif traced() or not (compiling() or all(map(plain, _read(problem)))):
+        elif (not usual and traced()) or not ((not usual and compiling()) or all(map(plain, _read(problem)))):
             found.append("the kernels read memory, and an input is no plain tensor in the host's memory")
         return found
 
@@ -88,14 +89,14 @@ class Native(Engine):
         lowered = problem.lowered
         if lowered is None or lowered.phi != "mul" or problem.value is None:
             return []
-        if lowered.softcap is not None or not problem.plain:
+        if not problem.plain or lowered.softcap is not None:
             return []  # PyTorch's kernel cannot take it, or has more work with it
         dtype = lowered.query.dtype
         if dtype is not torch.float32 and has_products_of(dtype):
             return [f"PyTorch's own kernel is faster in {dtype} on this CPU where nothing is masked"]
         # compiled code serves every size: the size that it was traced with decides nothing
         few = FEW_PAIRS if dtype is torch.float32 else FEW_IN_LOW
-        if not compiling() and math.prod(problem.sizes.shape) < few:
+        if math.prod(problem.sizes[:4]) < few and not compiling():
             return ["PyTorch's own kernel is called faster, and this is little work"]
         return []
 
