@@ -16,6 +16,7 @@ from clearhead.base.errors import ClearheadError, ShapeError, columns, human_byt
 from clearhead.base.positions import check_align
 from clearhead.base.ragged import padded, repacked
 from clearhead.base.shapes import AlignLike, broadcasts
+from clearhead.base.torch_state import any_autocast
 from clearhead.base.tracing import without_autocast
 from clearhead.biases.base import BiasLike
 from clearhead.biases.ragged import RaggedBias
@@ -189,11 +190,15 @@ def attend(call: Arguments) -> Attended:
     """Compute `attention`; give the output and the problem that it solved. `watch` replaces this function, so that code
     that has imported `attention` by name is recorded too."""
     query, key, value, engine = call.query, call.key, call.value, call.engine
-    tensors = isinstance(query, Tensor) and isinstance(key, Tensor) and isinstance(value, Tensor)
+    tensors = type(query) is type(key) is type(value) is Tensor
     numpy = not tensors and is_numpy(query=query, key=key, value=value)
     problem = call.problem()
-    with without_autocast(problem.sizes.device):
-        output = problem.sizes.restore(run(problem, choose(problem, engine), engine))
+    if any_autocast():
+        with without_autocast(problem.sizes.device):
+            output = run(problem, choose(problem, engine), engine)
+    else:  # a context takes as long as the choice of the engine
+        output = run(problem, choose(problem, engine), engine)
+    output = problem.sizes.restore(output)
     return Attended(output.detach().numpy() if numpy else output, problem)
 
 
@@ -272,8 +277,9 @@ def plan(
     """
     if others:
         refuse_keywords("plan", others)
-    is_numpy(query=query, key=key, value=value)
     named = {"query": query, "key": key, "value": value}
+    if not type(query) is type(key) is type(value) is Tensor:
+        is_numpy(**named)
     mask, bias = joined(mask, valid_lens, bias)
     if not is_arranged(query, key, layout):
         query, key, value, mask, bias, align, _ = arrange(query, key, value, mask, bias, align, layout)
@@ -293,8 +299,8 @@ def plan(
 
 
 def _operations_a_pair(problem: Problem) -> int:
-    width = problem.key.shape[-1] if problem.lowered is None else problem.lowered.key.shape[-1]
-    a_dimension = 2 if problem.lowered is not None and problem.lowered.phi == "mul" else 3
+    lowered, width = problem.lowered, problem.key.shape[-1]
+    a_dimension = 2 if lowered is not None and lowered.phi == "mul" else 3
     return a_dimension * width + 2 * (problem.value.shape[-1] if problem.value is not None else 0)
 
 

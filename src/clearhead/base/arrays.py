@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from itertools import repeat
 from types import EllipsisType
 from typing import Any
 
@@ -100,19 +101,35 @@ def check_memory(tensor: Tensor, name: str) -> Tensor:
     return tensor
 
 
+def check_memories(named: Iterable[tuple[str, Tensor | None]]) -> None:
+    """The same for several tensors and their names, in less time: what is at work is asked once for all of them, and a
+    tensor that comes twice, as that of self-attention, is looked at once."""
+    usual, last = ordinary(), None
+    for name, tensor in named:
+        if tensor is last:
+            continue
+        last = tensor
+        if tensor is not None and not (usual and type(tensor) is Tensor and tensor.is_cpu and holds(tensor)):
+            check_memory(tensor, name)
+
+
 Saved = TypeVar("Saved", bound=Sequence[Tensor | None])
 
 
 def in_memory_still(tensors: Saved) -> Saved:
     """The tensors that a forward pass kept for its backward pass. Raise where the storage of one was freed since."""
-    usual = ordinary()
-    for tensor in tensors:
-        if tensor is not None and not (usual and type(tensor) is Tensor and tensor.is_cpu and holds(tensor)):
-            check_memory(tensor, "a tensor that attention() reads in its backward pass")
+    check_memories(zip(repeat("a tensor that attention() reads in its backward pass"), tensors, strict=False))
     return tensors
 
 
 def check_float(tensor: Tensor, name: str) -> None:
+    """Raise unless this is a dense tensor of floating-point numbers, whose storage was not freed."""
+    check_kind(tensor, name)
+    check_memory(tensor, name)
+
+
+def check_kind(tensor: Tensor, name: str) -> None:
+    """Raise unless this is a dense tensor of floating-point numbers."""
     if tensor.is_nested:
         raise ClearheadError(f"{name} is nested; pass {name}.to_padded_tensor(0.0) and mask=Lengths(valid_lens).")
     if tensor.layout != torch.strided:
@@ -123,7 +140,6 @@ def check_float(tensor: Tensor, name: str) -> None:
             f"{name} has dtype {tensor.dtype}, shape {tuple(tensor.shape)}; expected float32, bfloat16, "
             f"float16 or float64: {fix}."
         )
-    check_memory(tensor, name)
 
 
 def to_tensor_float(array: Any, name: str) -> Tensor:

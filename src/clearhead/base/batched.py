@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from itertools import repeat
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from clearhead.base.arrays import check_memory
-from clearhead.base.torch_state import add_batch_dim, is_batch_of_losses, remove_batch_dim
+from clearhead.base.arrays import check_memories
+from clearhead.base.torch_state import add_batch_dim, is_batch_of_losses, is_wrapped, remove_batch_dim
 from clearhead.base.tracing import batch_level, batched
 
 Gradients = tuple[Tensor | None, ...]
@@ -36,11 +37,10 @@ def unbatched(compute: Compute, *grads: Tensor | None) -> Gradients:
     given = [g for g in grads if g is not None]
     if any(map(is_batch_of_losses, given)):
         return _each_of(compute, grads)
-    if any(map(batched, given)):
+    if any(map(is_wrapped, given)) and any(map(batched, given)):
         found: Gradients = _OneByOne.apply(compute, *grads)  # type: ignore[no-untyped-call]
         return found
-    for grad in given:
-        check_memory(grad, "the gradient that the backward pass of attention() is given")
+    check_memories(zip(repeat("the gradient that the backward pass of attention() is given"), given, strict=False))
     return compute(*grads)
 
 

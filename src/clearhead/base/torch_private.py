@@ -91,7 +91,7 @@ def skip_code(code: Any) -> None:
 
 def wraps_compiled(module: nn.Module) -> bool:
     """Whether the module is the result of `torch.compile(model)`."""
-    return "_orig_mod" in parts_of(module)[2]
+    return "_orig_mod" in (parts_of(module)[2] if _held else module._modules)
 
 
 compiled_call: Callable[[Any], Any] = (

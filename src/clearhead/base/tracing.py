@@ -64,6 +64,11 @@ def ordinary() -> bool:
     )
 
 
+def derived() -> bool:
+    """Whether a transform of `torch.func` or forward mode is at work: one cheap check before the costlier ones."""
+    return interpreter() is not None or dual_level() >= 0
+
+
 def transformed() -> bool:
     """Whether a transform of `torch.func` is at work."""
     return interpreter() is not None and not compiling()
@@ -191,7 +196,7 @@ def plain(tensor: Tensor) -> bool:
     inside `torch.func` have an address of 0, or none that holds their numbers.
     """
     return (
-        not dispatches(tensor)
+        (type(tensor) is Tensor or not dispatches(tensor))
         and tensor.is_cpu
         and tensor.layout is torch.strided
         and not is_zero_tensor(tensor)

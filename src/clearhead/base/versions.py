@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -87,31 +87,34 @@ def digest(tensor: Tensor) -> int:
     """A number made of the tensor's bits and their places. A write that is not counted, as through `.data`, changes it.
 
     A plain sum would stay the same where rows, heads or positions only change places, so the sum of each row and of
-    each column has a factor of its own. Numbers that a stride of 0 repeats count once. It takes O(numbers), and waits
-    for the device.
+    each column has a factor of its own; or each number has one, where they are few. Numbers that a stride of 0 repeats
+    count once. It takes O(numbers), and waits for the device.
     """
     once = tensor.detach()[tuple(slice(0, 1) if stride == 0 else slice(None) for stride in tensor.stride())]
     if not once.numel():
         return 0
     numbers, parts = _wide(once.view(1, 1) if once.ndim == 0 else once.unsqueeze(0)), []
-    for rows, columns in _sums(numbers):
-        for part, first in ((rows, 1), (columns, 2**40)):
-            parts.append((part * _factors(first, len(part), part.device)).sum())
+    for sums in _sums(numbers):
+        for part, first in zip(sums, (1, 2**40), strict=False):
+            parts.append((part * _factors(first, part.numel(), part.device)).sum())
     found = 0
     for number in torch.stack(parts).tolist():  # read at once
         found = 31 * found + number
     return found
 
 
-def _sums(numbers: Tensor) -> list[tuple[Tensor, Tensor]]:
-    """The sum of each row and of each column, of the numbers and, where they have eight bytes, of their upper halves.
+def _sums(numbers: Tensor) -> Sequence[tuple[Tensor, ...]]:
+    """The sum of each row and of each column, of the numbers and, where they have eight bytes, of their upper halves;
+    of few numbers the numbers themselves, since fewer operations take less time then.
 
     In memory of the host a few rows are read at a time, so that they are added up while the CPU's cache holds them.
     """
-    banded = numbers.is_cpu and numbers.ndim == 2 and numbers.numel() > _BAND
-    bands = torch.split(numbers, max(1, _BAND // numbers.shape[-1])) if banded else (numbers,)
     # of the highest bit, the sign, a product keeps only whether the factor is odd: so the upper halves are added too
     shifts = (0, 32) if numbers.dtype == torch.int64 else (0,)
+    if numbers.numel() <= _KEPT:
+        return [((numbers >> shift if shift else numbers).flatten(),) for shift in shifts]
+    banded = numbers.is_cpu and numbers.ndim == 2 and numbers.numel() > _BAND
+    bands = torch.split(numbers, max(1, _BAND // numbers.shape[-1])) if banded else (numbers,)
     rows: list[list[Tensor]] = [[] for _ in shifts]
     columns: list[list[Tensor]] = [[] for _ in shifts]
     for band in bands:

@@ -33,7 +33,7 @@ def choose(problem: Problem, engine: str | Engine | None, rows: bool = False) ->
             return _willing(FLEX, problem)
     problem = problem._replace(value=None) if rows else problem
     if engine is None:
-        for candidate in ON_THE_HOST if problem.query.is_cpu else ENGINES:
+        for candidate in ON_THE_HOST if problem.scores.query.is_cpu else ENGINES:
             if not candidate.reservations(problem) and not candidate.objections(problem):
                 return candidate
     if isinstance(engine, Engine):

@@ -21,6 +21,7 @@ from clearhead.base.batched import Gradients, unbatched
 from clearhead.base.errors import ClearheadError, UnsupportedError
 from clearhead.base.tracing import (
     compiling,
+    derived,
     differentiated_forward,
     dispatches,
     followed,
@@ -57,9 +58,9 @@ def run(problem: Problem, chosen: Engine, asked: str | Engine | None = None) -> 
     assert problem.value is not None
     if compiling():
         output = _inside_compiled_code(problem, chosen, asked)
-    elif 0 in problem.sizes.shape:
+    elif 0 in problem.sizes[:4]:
         return tiles.no_keys(problem, problem.query)
-    elif isinstance(getattr(chosen, "engine", chosen), Tiled) and forward_mode.serves(problem):
+    elif derived() and isinstance(getattr(chosen, "engine", chosen), Tiled) and forward_mode.serves(problem):
         output = forward_mode.output(problem)
     elif chosen.transparent(problem) or not problem.needs_grad:
         output = chosen.forward(problem).output

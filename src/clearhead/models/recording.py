@@ -471,5 +471,5 @@ def _beside(rows: Table, found: Mapping[Measure, Found]) -> Table:
     for measure, values in found.items():
         columns[measure.name] = values.value.tolist()
         columns[f"{measure.name} uniform"] = values.uniform.tolist()
-        columns[f"{measure.name} queries"] = [int(count) for count in values.queries]
+        columns[f"{measure.name} queries"] = values.queries.long().tolist()
     return Table(row | more for row, more in zip(rows, Table.of({}, columns), strict=True))

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from torch import Tensor, nn
 from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 
-from clearhead.base.arrays import check_float
+from clearhead.base.arrays import check_kind, check_memories
 from clearhead.base.errors import ClearheadError, ShapeError, UnsupportedError, columns
 from clearhead.base.numbers import check_count
 from clearhead.base.shapes import Sizes, unflatten
@@ -51,7 +51,7 @@ def check_weight(name: str, weight: Tensor, bias_name: str, bias: Any) -> None:
         raise ShapeError(f"{name} has shape {tuple(weight.shape)}; expected (out, in).")
     if not isinstance(bias, Tensor):
         return
-    if tuple(bias.shape) != tuple(weight.shape[:1]):
+    if bias.shape != weight.shape[:1]:
         raise ShapeError(
             f"{bias_name} has shape {tuple(bias.shape)} and {name} {tuple(weight.shape)}, (out, in); expected one "
             f"number for each row, ({weight.shape[0]},)."
@@ -108,12 +108,13 @@ def check_inputs(inputs: dict[str, Any], projections: tuple[Projection, ...], ba
     for (name, tensor), (weight_name, width, weight) in zip(inputs.items(), projections, strict=True):
         if not isinstance(tensor, Tensor):
             raise ClearheadError(f"{name} is a {type(tensor).__name__}; expected a tensor: torch.as_tensor({name}).")
-        check_float(tensor, name)
+        check_kind(tensor, name)
         wrong_width = width is not None and (not tensor.ndim or tensor.shape[-1] != width)
         if tensor.ndim not in (2, 3) or wrong_width or tensor.ndim != query_ndim:
             _refuse_shape(name, inputs, order, "E" if width is None else str(width))
         if weight is not None:
             check_dtype(name, tensor, weight, weight_name)
+    check_memories(inputs.items())
     rows = {name: tuple(tensor.shape) for name, tensor in inputs.items()}
     if "key" in rows and rows["key"][:-1] != rows["value"][:-1]:
         raise ShapeError("key and value disagree in batch or length: each key needs its value.\n" + columns(rows))

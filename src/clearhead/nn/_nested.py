@@ -46,6 +46,8 @@ def nested_inputs(
 ) -> Nested | None:
     """The inputs of a call as packed rows; None where none of them is nested. Raises where some of them are not."""
     prepared = isinstance(key, PreparedKeys)
+    if not prepared and not any(map(is_nested, (query, key, value))):
+        return None
     named = {"query": query, "key": key._key if prepared else key}
     if prepared or value is not None:
         named["value"] = key._value if prepared else value

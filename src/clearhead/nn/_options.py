@@ -25,6 +25,7 @@ from clearhead.scores.dot import Dot
 
 Gate = Literal["elementwise", "headwise"]
 NORMS = (nn.RMSNorm, nn.LayerNorm)
+NORMS_OR_NONE = (type(None), *NORMS)
 
 
 class Rotary(Protocol):

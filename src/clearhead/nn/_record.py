@@ -80,7 +80,8 @@ class RecordingModule(nn.Module):
             else:
                 said = {"score": call.score, "mask": _words(call.mask), "bias": _words(call.bias), "align": call.align}
                 last = FromRecord(record(problem, copy=numpy, fresh=fresh), said, numpy)
-            if isinstance(call.mask, RaggedMask) and not (found.padded and isinstance(last, FromRecord)):
+            ragged = call.mask is not None and isinstance(call.mask, RaggedMask)
+            if ragged and not (found.padded and isinstance(last, FromRecord)):
                 last = Unpacked(last, call.mask.sequences)
         edited = None if last is None or found.ran is None else found.ran.later(last.numpy)
         self.__dict__["_made"] = None if last is None or edited is None else (last, edited)

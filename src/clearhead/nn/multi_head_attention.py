@@ -37,7 +37,7 @@ from clearhead.nn._keywords import OF_MULTI_HEAD, OLDER_MULTI_HEAD, built_with
 from clearhead.nn._masks import head_mask
 from clearhead.nn._nested import nested_inputs
 from clearhead.nn._options import (
-    NORMS,
+    NORMS_OR_NONE,
     Gate,
     Rotary,
     as_factor,
@@ -374,9 +374,9 @@ class MultiHeadAttention(RecordingModule):
     @property
     def _fresh(self) -> bool:
         """Whether no part that the module was given, and no hook, may hold the queries and keys of a call."""
-        norms = (norm is None or type(norm) in NORMS for norm in (self.query_norm, self.key_norm))
         ours = self.rotary is None or isinstance(self.rotary, RotaryEmbedding)
-        return plain_linear(self.W_q) and plain_linear(self.W_k) and ours and all(norms)
+        norms = type(self.query_norm) in NORMS_OR_NONE and type(self.key_norm) in NORMS_OR_NONE
+        return plain_linear(self.W_q) and plain_linear(self.W_k) and ours and norms
 
     def prepare(self, key: Tensor, value: Tensor, *, positions: Integers | None = None) -> PreparedKeys:
         """Key and value with their projections done, for calls `attend(query, prepared)`: see `PreparedKeys`.

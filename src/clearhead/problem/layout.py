@@ -29,7 +29,7 @@ class Arranged(NamedTuple):
 
 def is_arranged(query: Any, key: Any, layout: Any) -> bool:
     """Whether query and key are (..., H, L, D) tensors or arrays already."""
-    return not is_nested(query) and not is_nested(key) and type(layout) is str and layout == "BHLD"
+    return type(layout) is str and layout == "BHLD" and not is_nested(query) and not is_nested(key)
 
 
 def arrange(query: Any, key: Any, value: Any, mask: Any, bias: Any, align: Any, layout: Any) -> Arranged:

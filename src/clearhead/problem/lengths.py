@@ -48,6 +48,8 @@ def with_lengths(mask: Any, valid_lens: Any, bias: Any = None) -> tuple[Any, Any
 
 def check_mask(mask: Any) -> None:
     """Refuse integers: they may be lengths, or a tokenizer's mask."""
+    if mask is None:
+        return
     if isinstance(mask, list | tuple | range):
         raise ClearheadError(
             f"mask is {mask!r:.60}; expected a Mask, such as Causal(), a bool tensor (True: may attend), or a float "

@@ -11,6 +11,7 @@ from torch import Tensor
 from clearhead.base.errors import ClearheadError, ShapeError, UnsupportedError, columns
 from clearhead.base.ragged import Sequences, places_in
 from clearhead.base.shapes import Align
+from clearhead.base.torch_state import interpreter
 from clearhead.base.tracing import compiling, transformed, unwrapped
 from clearhead.biases.base import Bias
 from clearhead.biases.dense import DenseBias
@@ -24,7 +25,7 @@ def is_nested(array: Any) -> bool:
     """Whether this is a nested tensor, or `torch.func` wraps one."""
     if not isinstance(array, Tensor):
         return False
-    return bool((unwrapped(array) if transformed() else array).is_nested)
+    return bool(array.is_nested if interpreter() is None or compiling() else unwrapped(array).is_nested)
 
 
 class Rows(NamedTuple):

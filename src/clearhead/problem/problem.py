@@ -174,8 +174,8 @@ def make_problem(
         sizes = sizes._replace(align=check_align(align))
     if query.element_size() < 4:
         query, key, value = apart(query), apart(key), None if value is None else apart(value)
-    score = as_score(score)
-    if isinstance(mask, RaggedMask):
+    score = _DOT if score is None else as_score(score)
+    if mask is not None and isinstance(mask, RaggedMask):
         score = ragged(score, mask.sequences)
     score.check(query, key)
     if 0 in sizes[:4] and not compiling():  # without pairs, a NaN would still reach the gradient of a projection

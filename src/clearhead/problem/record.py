@@ -21,7 +21,7 @@ from clearhead.problem.checked import checked
 from clearhead.problem.problem import Problem
 from clearhead.problem.reads import tensors_in
 from clearhead.problem.visible import Later
-from clearhead.scores.base import ByTile, Change, Module, with_parameters
+from clearhead.scores.base import ByTile, Change, Module, Pairwise, with_parameters
 
 EVERY = (slice(None),) * 4
 
@@ -79,11 +79,12 @@ def record(problem: Problem, *, copy: bool = False, fresh: bool = False) -> Reco
     query, key = (
         copied(t) if copy or (t.is_inference() and not fresh) else t.detach() for t in (problem.query, problem.key)
     )
-    scores = problem.scores._replace(query=query, key=key)
+    scores = problem.scores
     if isinstance(scores, ByTile):
-        scores = scores._replace(score=frozen(scores.score, change))
-    elif scores.weight is not None:
-        scores = scores._replace(weight=change(scores.weight))
+        scores = scores._replace(score=frozen(scores.score, change), query=query, key=key)
+    else:
+        weight = None if scores.weight is None else change(scores.weight)
+        scores = Pairwise(scores.phi, query, key, weight, scores.scale, scores.softcap)  # faster than _replace
     bias, visible, sinks = problem.bias, problem.visible, problem.sinks
     if bias is not None:
         dense, relative = (None if t is None else change(t) for t in (bias.dense, bias.relative))
@@ -146,13 +147,15 @@ def _detached(tensor: Tensor) -> Tensor:
 
 def tensors_of(problem: Problem) -> Iterator[tuple[str, Tensor]]:
     """Every tensor of a problem, with the name of its part of the problem."""
-    yield "query", problem.query
-    yield "key", problem.key
-    if problem.lowered is not None and problem.lowered.weight is not None:
-        yield "score", problem.lowered.weight
-    if problem.spans is not None:
-        yield from (("mask", edge) for edge in problem.spans.edges())
-    yield from (("bias, or float mask,", tensor) for tensor in problem.added)
+    scores = problem.scores
+    yield "query", scores.query
+    yield "key", scores.key
+    if isinstance(scores, Pairwise) and scores.weight is not None:
+        yield "score", scores.weight
+    if problem.visible is not None:
+        yield from (("mask", edge) for edge in problem.visible.spans.edges())
+    if problem.bias is not None:
+        yield from (("bias, or float mask,", tensor) for tensor in problem.bias.tensors)
     if problem.sinks is not None:
         yield "sinks", problem.sinks
     yield from _by_functions(problem)

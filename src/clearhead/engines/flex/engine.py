@@ -16,7 +16,16 @@ from clearhead.base.installed import has_triton
 from clearhead.base.rules import by_pair
 from clearhead.base.shapes import apart
 from clearhead.base.torch_state import functions_hidden
-from clearhead.base.tracing import compiling, dispatches, empty_of_values, looked_into, readable, recorded, traced
+from clearhead.base.tracing import (
+    compiling,
+    dispatches,
+    empty_of_values,
+    looked_into,
+    ordinary,
+    readable,
+    recorded,
+    traced,
+)
 from clearhead.engines import proof
 from clearhead.engines.base import Cost, Engine
 from clearhead.engines.flex import kernel, rules
@@ -82,11 +91,12 @@ class Flex(Engine):
             found.append("an input is a tensor subclass with operations of its own, which may have no such kernel")
         if functions_hidden():
             found.append("function modes are hidden here, as where an edit computes a part again, and it needs one")
-        if looked_into():
+        usual = ordinary()
+        if not usual and looked_into():
             found.append("torch.func and forward mode look into PyTorch's own operations only")
-        elif recorded() if _shapes_alone(problem) else traced():
+        elif not usual and (recorded() if _shapes_alone(problem) else traced()):
             found.append("a trace records PyTorch's own operations, and this one is compiled")
-        elif not (found or compiling() or _shapes_alone(problem)) and kernel.for_a_gpu(device):
+        elif kernel.for_a_gpu(device) and not (found or compiling() or _shapes_alone(problem)):
             row = row_of(problem)
             about = f"rows up to {row}", partial(problems, row)
             found += proof.objections(self, device, problem.query.dtype, *about)

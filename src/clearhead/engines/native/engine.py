@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from clearhead.base.torch_private import amx
-from clearhead.base.tracing import compiling, constant, looked_into, plain, traced
+from clearhead.base.tracing import compiling, constant, looked_into, ordinary, plain, traced
 from clearhead.engines.base import Cost, Engine
 from clearhead.engines.native import bindings
 from clearhead.engines.native.blocks import EVERY, ROWS, blocks_of
@@ -79,9 +79,10 @@ class Native(Engine):
             found.append(f"it computes in float32, and the inputs are {dtype}")
         if problem.seed is not None and problem.origin is not None and _begins_later(problem.origin):
             found.append("its dropout counts keys, heads and sequences from 0, and this is a part that begins later")
-        if looked_into():
+        usual = ordinary()
+        if not usual and looked_into():
             found.append("torch.func and forward mode look into PyTorch's own operations only")
-        elif traced() or not (compiling() or all(map(plain, _read(problem)))):
+        elif (not usual and traced()) or not ((not usual and compiling()) or all(map(plain, _read(problem)))):
             found.append("the kernels read memory, and an input is no plain tensor in the host's memory")
         return found
 
@@ -89,7 +90,7 @@ class Native(Engine):
         lowered = problem.lowered
         if lowered is None or lowered.phi != "mul" or problem.value is None:
             return []
-        if lowered.softcap is not None or not problem.plain:
+        if not problem.plain or lowered.softcap is not None:
             return []  # PyTorch's kernel cannot take it, or has more work with it
         dtype = lowered.query.dtype
         if dtype is not torch.float32 and has_products_of(dtype):
@@ -97,7 +98,7 @@ class Native(Engine):
         # compiled code serves every size: the size that it was traced with decides nothing
         if compiling():
             return []
-        pairs = math.prod(problem.sizes.shape)
+        pairs = math.prod(problem.sizes[:4])
         if dtype is not torch.float32:
             few = pairs < FEW_IN_LOW
         else:

@@ -61,8 +61,9 @@ class Sdpa(Engine):
             found.append(f"the score is no dot product (φ is {lowered.phi})")
         if lowered.softcap is not None:
             found.append("the fused kernel has no softcap")
-        own = any(map(dispatches, (lowered.query, lowered.key, problem.value)))
-        if own and _dispatches_values(lowered.query, lowered.key, problem.value) and not compiling():
+        query, key, value = lowered.query, lowered.key, problem.value
+        usual = type(query) is type(key) is type(value) is Tensor
+        if not usual and _dispatches_values(query, key, value) and not compiling():
             found.append("an input is a tensor subclass with operations of its own, which may have no such kernel")
         if not problem.plain:
             found += _against_the_rest(problem)
@@ -83,7 +84,7 @@ class Sdpa(Engine):
         assert lowered is not None and value is not None
         lowered, value = lowered.folded(), apart(value)
         query, key = apart(lowered.query), apart(lowered.key)
-        if problem.plain and 0 not in problem.sizes.shape:
+        if problem.plain and 0 not in problem.sizes[:4]:
             return Partial(full(query, key, value, lowered.scale))
         problem = problem._replace(scores=lowered._replace(query=query, key=key), value=value)
         if problem.visible is not None and problem.visible.unseen == "inside":  # else the pieces leave these keys out

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 from abc import ABC, abstractmethod
+from collections.abc import Callable
+from functools import partial
 from typing import ClassVar, Literal, NamedTuple
 
 import torch
@@ -33,14 +35,15 @@ class Found(NamedTuple):
     """A measure of each head of a call, float64 (H,) on the CPU; NaN where no query counts.
 
     `uniform`: the measure of uniform attention under the same mask. `queries`: the number of queries in these means.
-    `key`: the key of a measure of one key, int64 (B, H). `peak`: where the measure is strongest in each sequence.
+    `key`: the key of a measure of one key, int64 (B, H). `peak`: a function that finds where the measure is strongest
+    in each sequence, or gives None: few callers ask.
     """
 
     value: Tensor
     uniform: Tensor
     queries: Tensor
     key: Tensor | None = None
-    peak: Peak | None = None
+    peak: Callable[[], Peak | None] = lambda: None
 
 
 class Measure(ABC):
@@ -87,7 +90,7 @@ def averaged(value: Tensor, uniform: Tensor, counted: Tensor, least: bool = Fals
     count = counted.sum((0, 2)).double()
     both = [torch.where(counted, given.cpu().double().expand_as(value), 0.0) for given in (value, uniform)]
     own, other = (each.sum((0, 2)) / count for each in both)
-    return Found(own, other, count, peak=_peak(both[0], both[1], counted, least))
+    return Found(own, other, count, peak=partial(_peak, both[0], both[1], counted, least))
 
 
 def _peak(value: Tensor, uniform: Tensor, counted: Tensor, least: bool) -> Peak | None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 
 from clearhead.inspection.measures.base import Found, Measure, Peak, Subject
@@ -27,5 +29,6 @@ class Sink(Measure):
         each = subject.counted.cpu().sum(-1).expand(received.shape[:2]).double()
         count = each.sum(0)
         own, even = (t.gather(-1, key).squeeze(-1) for t in (received, uniform))
-        peak = Peak(own / each, even / each, torch.full_like(key.squeeze(-1), -1))
-        return Found(own.sum(0) / count, even.sum(0) / count, count, key.squeeze(-1), peak)
+        key = key.squeeze(-1)
+        peak = partial(Peak, own / each, even / each, torch.full_like(key, -1))
+        return Found(own.sum(0) / count, even.sum(0) / count, count, key, peak)

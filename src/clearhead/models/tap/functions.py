@@ -24,7 +24,7 @@ from clearhead.base.torch_private import (
     native_attention,
     pop_function_mode,
 )
-from clearhead.base.tracing import compiling
+from clearhead.base.tracing import compiling, some_compiling
 from clearhead.masks.causal import Causal
 from clearhead.models.tap import multihead
 from clearhead.models.tap.masks import Recorded
@@ -148,7 +148,8 @@ class _Mode(TorchFunctionMode):
     ) -> Any:
         if func in READERS:
             return self.see(self.receiver, func, args, kwargs or {})
-        if not compiling():  # this is asked first: the compiler could not look up every function in these sets
+        # this is asked first: the compiler could not look up every function in these sets
+        if not (some_compiling() and compiling()):
             if func in OPERATIONS:
                 return self.see(self.receiver, func, args, kwargs or {})
             if func in SOFTMAX or func in FUSED:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import re
 import threading
 from collections.abc import Mapping
 from itertools import zip_longest
 from typing import NamedTuple
 
 from clearhead.models.tap.modules import Kind
+
+NUMBER = re.compile(r"(?<![^.])\d+(?![^.])")  # a part of a module's name that is a number
 
 
 class LayerName(NamedTuple):
@@ -150,12 +153,13 @@ class Layers:
 
 
 def _starred(name: str) -> str:
-    return ".".join("*" if part.isdecimal() else part for part in name.split("."))
+    return NUMBER.sub("*", name)
 
 
 def _before_number(name: str) -> str:
-    parts = name.split(".")
-    return ".".join(parts[: next(place for place, part in enumerate(parts) if part.isdecimal())])
+    found = NUMBER.search(name)
+    assert found is not None
+    return name[: max(found.start() - 1, 0)]
 
 
 def _apart(own: list[str], other: list[str]) -> int:

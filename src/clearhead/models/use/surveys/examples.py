@@ -56,9 +56,10 @@ class BatchExamples:
         self._rows = {}
         for place, one in found.items():
             measure = self._measures[place]
-            if one.peak is None:
+            peak = one.peak()
+            if peak is None:
                 continue
-            value, uniform, query = (side.expand(-1, heads) for side in one.peak)
+            value, uniform, query = (side.expand(-1, heads) for side in peak)
             apart = _apart(value, uniform, measure).nan_to_num(nan=-torch.inf)
             apart = apart.masked_fill(self._again[:, None], -torch.inf)
             best = apart.sort(dim=0, descending=True, stable=True).indices[: self._count]
