@@ -12,7 +12,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 from clearhead.base.shapes import Align, Sizes
 from clearhead.base.torch_private import uncounted, version
-from clearhead.base.tracing import compiling, readable, without_autocast
+from clearhead.base.tracing import compiling, on_the_host, readable, without_autocast
 from clearhead.base.versions import digest
 from clearhead.biases.base import wide
 from clearhead.masks.base import Mask
@@ -67,7 +67,9 @@ def _true_where_allowed(mask: Tensor) -> Tensor:
 
 
 def _same_keys(keep: Tensor) -> slice | None:
-    start, stop, exact = intervals(keep, keep.shape[-1]) if keep.numel() else (keep, keep, False)
+    if not keep.numel() or not on_the_host(keep):  # the host would wait for the answer
+        return None
+    start, stop, exact = intervals(keep, keep.shape[-1])
     found = set(zip(start.flatten().tolist(), stop.flatten().tolist(), strict=True)) if exact else set()
     first, last = found.pop() if len(found) == 1 else (0, 0)
     return slice(first, last) if first < last else None
