@@ -196,7 +196,7 @@ def attend(call: Arguments) -> Attended:
     if any_autocast():
         with without_autocast(problem.sizes.device):
             output = run(problem, choose(problem, engine), engine)
-    else:  # a context takes as long as the choice of the engine
+    else:  # the same without a context, at less cost
         output = run(problem, choose(problem, engine), engine)
     output = problem.sizes.restore(output)
     return Attended(output.detach().numpy() if numpy else output, problem)

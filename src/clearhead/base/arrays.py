@@ -109,7 +109,10 @@ def check_memories(named: Iterable[tuple[str, Tensor | None]]) -> None:
         if tensor is last:
             continue
         last = tensor
-        if tensor is not None and not (usual and type(tensor) is Tensor and tensor.is_cpu and holds(tensor)):
+        if tensor is None:
+            continue
+        plain = usual and type(tensor) is Tensor and tensor.is_cpu and tensor.layout is torch.strided
+        if not (plain and holds(tensor)):
             check_memory(tensor, name)
 
 

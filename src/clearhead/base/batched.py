@@ -37,9 +37,11 @@ def unbatched(compute: Compute, *grads: Tensor | None) -> Gradients:
     given = [g for g in grads if g is not None]
     if any(map(is_batch_of_losses, given)):
         return _each_of(compute, grads)
-    if any(map(is_wrapped, given)) and any(map(batched, given)):
-        found: Gradients = _OneByOne.apply(compute, *grads)  # type: ignore[no-untyped-call]
-        return found
+    if any(map(is_wrapped, given)):
+        if any(map(batched, given)):
+            found: Gradients = _OneByOne.apply(compute, *grads)  # type: ignore[no-untyped-call]
+            return found
+        given = [g for g in given if not is_wrapped(g)]  # a wrapper has no storage
     check_memories(zip(repeat("the gradient that the backward pass of attention() is given"), given, strict=False))
     return compute(*grads)
 

@@ -90,7 +90,9 @@ def digest(tensor: Tensor) -> int:
     each column has a factor of its own; or each number has one, where they are few. Numbers that a stride of 0 repeats
     count once. It takes O(numbers), and waits for the device.
     """
-    once = tensor.detach()[tuple(slice(0, 1) if stride == 0 else slice(None) for stride in tensor.stride())]
+    once = tensor.detach()
+    if 0 in tensor.stride():
+        once = once[tuple(slice(0, 1) if stride == 0 else slice(None) for stride in tensor.stride())]
     if not once.numel():
         return 0
     numbers, parts = _wide(once.view(1, 1) if once.ndim == 0 else once.unsqueeze(0)), []

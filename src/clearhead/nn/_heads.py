@@ -115,18 +115,19 @@ def check_inputs(inputs: dict[str, Any], projections: tuple[Projection, ...], ba
         if weight is not None:
             check_dtype(name, tensor, weight, weight_name)
     check_memories(inputs.items())
-    rows = {name: tuple(tensor.shape) for name, tensor in inputs.items()}
-    if "key" in rows and rows["key"][:-1] != rows["value"][:-1]:
-        raise ShapeError("key and value disagree in batch or length: each key needs its value.\n" + columns(rows))
-    if len(rows) == 3 and query_ndim == 3:
-        _check_batch(rows, batch_first)
+    if "key" in inputs and inputs["key"].shape[:-1] != inputs["value"].shape[:-1]:
+        rows = columns({name: tuple(tensor.shape) for name, tensor in inputs.items()})
+        raise ShapeError(f"key and value disagree in batch or length: each key needs its value.\n{rows}")
+    if len(inputs) == 3 and query_ndim == 3:
+        _check_batch(inputs, batch_first)
 
 
-def _check_batch(rows: dict[str, tuple[int, ...]], batch_first: bool) -> None:
+def _check_batch(inputs: dict[str, Tensor], batch_first: bool) -> None:
     """Check that queries and keys have one batch size, or that one of them has 1."""
     at = -3 if batch_first else -2
-    if one_batch(rows["query"][at], rows["key"][at]):
+    if one_batch(inputs["query"].shape[at], inputs["key"].shape[at]):
         return
+    rows = {name: tuple(tensor.shape) for name, tensor in inputs.items()}
     place = "first: (B, L, E)" if batch_first else "second: (L, B, E)"
     advice = (
         "For inputs (L, B, E), the default of torch's modules, pass tensor.transpose(0, 1)."

@@ -68,8 +68,8 @@ class RecordingModule(nn.Module):
     def _attended(self, query: Any, key: Any, value: Any, *, fresh: bool = False, **options: Any) -> Attended:
         """The output of `attention`, recorded, with the problem and the result of an edit."""
         # writes to NumPy arrays are not counted
-        options = {name: a.copy() if isinstance(a, np.ndarray) else a for name, a in options.items()}
-        call = Arguments(query, key, value, **options)
+        copies = {name: a.copy() for name, a in options.items() if isinstance(a, np.ndarray)}
+        call = Arguments(query, key, value, **(options | copies if copies else options))
         found = _attention.attend(call)
         problem = found.problem
         last: Source | None = None

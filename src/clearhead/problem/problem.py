@@ -168,7 +168,8 @@ def make_problem(
     """
     by_tile = by_tile or as_written
     sizes = plain_sizes(query, key, value) if ordinary() else None
-    if sizes is None or not in_memory(query, key, value):
+    plain = sizes is not None and in_memory(query, key, value)
+    if sizes is None or not plain:
         query, key, value, sizes = inputs(query, key, value)
     if align is not None:
         sizes = sizes._replace(align=check_align(align))
@@ -182,10 +183,12 @@ def make_problem(
         query, key = (t.masked_fill(~t.isfinite(), 0.0) for t in (query, key))
     factor = score.factor(query.shape[-1]) if scale is None else _call_scale(scale, score)
     of_all = sizes if among is None else _of_all(sizes, *among)
-    if mask is None and bias is None and sinks is None and type(dropout_p) in (float, int) and not dropout_p:
+    keeps = type(dropout_p) in (float, int) and not dropout_p
+    if mask is None and bias is None and sinks is None and keeps:
         return Problem(_scores(score, query, key, factor, by_tile, among), value, sizes)
-    refuse_distributed({"query": query, "key": key, "value": value})
-    dropout_p = check_dropout(dropout_p, "dropout_p")
+    if not plain:
+        refuse_distributed({"query": query, "key": key, "value": value})
+    dropout_p = 0.0 if keeps else check_dropout(dropout_p, "dropout_p")
     seed = draw_seed(sizes.device) if dropout_p else None
     visible, added = mask_and_bias(mask, bias, of_all, query.dtype, as_written)
     if among is not None:
@@ -195,9 +198,10 @@ def make_problem(
     scores = _scores(score, query, key, factor, by_tile, among)
     projected = scores.query is not query or scores.key is not key
     unseen = None if visible is None or visible.unseen == "none" else visible
-    here = projected or (on_the_host(query) and not compiling())  # else engines do it, and whoever shows raw scores
+    # a key that no query sees may be NaN, which would reach raw scores and the gradients of projections; elsewhere
+    # engines see to it, and whoever shows raw scores
+    here = unseen is not None and (projected or (on_the_host(query) and not compiling()))
     if unseen is not None and here and not finite_unseen(unseen, query, key):
-        # a key that no query sees may be NaN, which would reach raw scores and the gradients of projections
         keys, queries = seen_of(unseen, sizes)
         query = zero(query, queries, only_not_finite=True)
         key = zero(key, group(keys, key.shape[1]), only_not_finite=True)
@@ -212,8 +216,8 @@ def mask_and_bias(
     mask: Any, bias: Any, sizes: Sizes, dtype: torch.dtype, as_written: bool = False
 ) -> tuple[Visible | None, Added | None]:
     """The normal forms of the arguments `mask` and `bias`. `dtype`: the dtype of the query."""
-    visible, float_mask = _as_mask(mask, sizes, dtype, as_written)
-    added = _as_bias(bias, mask, sizes)
+    visible, float_mask = (None, None) if mask is None else _as_mask(mask, sizes, dtype, as_written)
+    added = None if bias is None else _as_bias(bias, mask, sizes)
     if float_mask is not None:
         added = Added(dense=float_mask) if added is None else added.plus(Added(dense=float_mask))
     return visible, added
@@ -315,10 +319,8 @@ def as_sinks(given: Any, sizes: Sizes) -> Tensor:
     return sinks
 
 
-def _as_bias(bias: Any, mask: Any, sizes: Sizes) -> Added | None:
+def _as_bias(bias: Any, mask: Any, sizes: Sizes) -> Added:
     """The normal form of the argument `bias`."""
-    if bias is None:
-        return None
     if isinstance(bias, Tensor | np.ndarray):
         bias = DenseBias(bias)
     if not isinstance(bias, Bias):
@@ -346,8 +348,6 @@ def as_score(score: Any) -> Score:
 
 def _as_mask(mask: Any, sizes: Sizes, dtype: torch.dtype, as_written: bool) -> tuple[Visible | None, Tensor | None]:
     """The normal form of the argument `mask`: a mask, or a bias where it is a float tensor."""
-    if mask is None:
-        return None, None
     if isinstance(mask, Mask):
         return resolve(mask, sizes, as_written), None
     if not isinstance(mask, Tensor | np.ndarray):

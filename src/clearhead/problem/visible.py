@@ -13,6 +13,7 @@ from clearhead.base.errors import ShapeError, UnsupportedError
 from clearhead.base.rules import Memo
 from clearhead.base.shapes import Sizes, moved, part
 from clearhead.base.text import outlined
+from clearhead.base.torch_state import dispatch_modes
 from clearhead.base.tracing import batched, capturing, compiling, on_the_host, readable, traced, transformed, unwrapped
 from clearhead.base.versions import Versions
 from clearhead.masks._spans import edges_on_host
@@ -65,11 +66,12 @@ def resolve(mask: Mask, sizes: Sizes, as_written: bool) -> Visible:
         return visible(_matrix(mask, sizes), sizes)
     if compiling():
         return Visible(mask.resolve(sizes), None, "inside", Memo())
-    signature = None if traced() or isinstance(sizes.align, Tensor) else mask.signature()
+    follows = bool(dispatch_modes()) and traced()
+    signature = None if follows or isinstance(sizes.align, Tensor) else mask.signature()
     known = None if signature is None else _remembered.get((signature, sizes))
     if known is not None:
         return known
-    if signature is None and not transformed() and not traced() and not isinstance(sizes.align, Tensor):
+    if signature is None and not transformed() and not follows and not isinstance(sizes.align, Tensor):
         depends = mask.depends() if "lower" in vars(type(mask)) else None  # an inherited one may name too few
         if depends is not None:
             return _kept(mask, depends, sizes)

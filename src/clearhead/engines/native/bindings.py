@@ -172,7 +172,7 @@ def forward(problem: Problem, rows: bool, few: bool) -> Partial:
     # as SDPA lays it out: heads side by side, so that modules need no copy to join them
     strides = (queries * heads * width, width, heads * width, 1)
     output = torch.empty_strided((batch, heads, queries, width), strides, dtype=torch.float32, device="cpu")
-    maximum, log_sum = (_new(batch, heads, queries) if rows else None for _ in range(2))
+    maximum, log_sum = (_new(batch, heads, queries), _new(batch, heads, queries)) if rows else (None, None)
     finite = True
     for band in bands(problem):
         if band == EVERY:
