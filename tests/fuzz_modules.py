@@ -18,25 +18,30 @@ import sys
 import time
 import traceback
 import warnings
-from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import fuzz
 
 
-def failures_of(number: int) -> Iterator[str]:
-    """What fails in one problem, here."""
-    from fuzzing.modules import check
+def ended(number: int, **given: Any) -> tuple[list[str], str]:
+    """What fails in one problem, here; and how it ended."""
+    from fuzzing.modules import tried
 
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            yield from check(number)
+            return tried(number, **given)
     except Exception as error:
         at = traceback.extract_tb(error.__traceback__)
         place = next((f for f in reversed(at) if "clearhead" in f.filename), at[-1])
         words = "".join(str(error).splitlines()[:1])
-        yield f"{number}: {type(error).__name__}: {words} ({Path(place.filename).name}:{place.lineno})"
+        return [f"{number}: {type(error).__name__}: {words} ({Path(place.filename).name}:{place.lineno})"], "failed"
+
+
+def failures_of(number: int) -> list[str]:
+    """What fails in one problem, here."""
+    return ended(number)[0]
 
 
 def main() -> int:
@@ -46,7 +51,7 @@ def main() -> int:
     if options.compiled and (options.child or options.only is not None):
         from fuzzing import modules
 
-        modules.COMPILED = True
+        modules.RUN = modules.compiled
     if options.child:
         first, stop, at = options.child.split(":")
         fuzz.run_all(int(first), int(stop), at, failures_of)
@@ -54,7 +59,7 @@ def main() -> int:
     if options.only is not None:
         from fuzzing.modules import check
 
-        found = list(check(options.only))
+        found = check(options.only)
         print("\n".join(found) or "    all is within its budget")
         return 1 if found else 0
     os.environ.setdefault("OMP_NUM_THREADS", "1")

@@ -4,14 +4,16 @@ import pytest
 from ranks.processes import on_ranks
 
 REFUSED = {
-    "a head that is cut": "no whole heads", "keys that are whole": "query heads to",
+    "a head that is cut": "no whole heads", "a head that one rank has": "no whole heads",
+    "keys that are whole": "query heads to",
     "values that are whole": "value heads", "keys and values that are whole": "query heads to",
     "the last layer whole": "W_o by RowwiseParallel", "the last layer alone": "heads side by side",
     "a bias of all heads": "cannot know which", "a learnt bias of all heads": "cannot know which",
     "a bias of all heads, joined": "cannot know which", "a rule of the head": "cannot know which",
     "a rule of the head, joined": "cannot know which", "a bias by a rule of the head": "cannot know which",
     "a mask of all heads": "does not fit the scores", "a tensor of all heads": "does not broadcast",
-    "a mask beside DTensors": "DTensor", "the whole again": "done", "additive": "has hooks",
+    "a cache beside DTensors": "a cache of fixed capacity computes with", "a mask beside DTensors": "DTensor",
+    "the whole again": "done", "additive": "has hooks",
     "torch's": "heads side by side", "sinks of all heads": "one logit a head",
     "a scale of all heads": "cut them as the layers", "a gate of all heads": "cut W_g",
     "a bias of the module": "cannot know which", "a norm of all heads": "query_norm has parameters",
