@@ -4,6 +4,7 @@
     python tests/fuzz_modules.py 10000 --from 25000      those from number 25000 on
     python tests/fuzz_modules.py --only 1234             one again, with its traceback
     python tests/fuzz_modules.py 200 --compiled          calls that are right in compiled code (aot_eager)
+    python tests/fuzz_modules.py 200 --ranks 2           modules shared out over ranks (ranks/random_modules.py)
 
 A problem follows from its number (`fuzzing/modules.py`): a module, whose layers may be pruned, replaced or converted by
 hand, and calls of it, with caches, prepared keys, masks and lengths. The truth is `fuzzing/module_oracle.py`, which
@@ -15,9 +16,11 @@ from __future__ import annotations
 
 import os
 import sys
+import tempfile
 import time
 import traceback
 import warnings
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -44,9 +47,28 @@ def failures_of(number: int) -> list[str]:
     return ended(number)[0]
 
 
+def over_ranks(
+    first: int, stop: int, ranks: int = 2, function: str = "ranks.random_modules:everything"
+) -> tuple[list[str], Counter[str]]:
+    """What fails in these problems over ranks, and how many ended in each way. The processes are kept for all problems,
+    up to one after which they cannot go on."""
+    from ranks.processes import on_ranks
+
+    failures: list[str] = []
+    ends: Counter[str] = Counter()
+    while first < stop:
+        with tempfile.TemporaryDirectory() as folder:
+            answers = on_ranks(ranks, function, first, stop, f"{folder}/told", patience=300 + stop - first)
+        failures += [said for answer in answers for said in answer["wrong"]]
+        ends.update(answers[0]["ends"])
+        first = max(answer["next"] for answer in answers)
+    return failures, ends
+
+
 def main() -> int:
     parser = fuzz.arguments(__doc__)
     parser.add_argument("--compiled", action="store_true", help="calls that are right run in compiled code")
+    parser.add_argument("--ranks", type=int, default=1, help="modules are shared out over so many processes")
     options = parser.parse_args()
     if options.compiled and (options.child or options.only is not None):
         from fuzzing import modules
@@ -56,6 +78,11 @@ def main() -> int:
         first, stop, at = options.child.split(":")
         fuzz.run_all(int(first), int(stop), at, failures_of)
         return 0
+    if options.ranks > 1:
+        first, stop = (options.first, options.first + options.count) if options.only is None else (options.only,) * 2
+        failures, ends = over_ranks(first, stop + (options.only is not None), options.ranks)
+        print("\n".join(failures), *(f"{count:6} {end}" for end, count in ends.most_common()), sep="\n")
+        return 1 if failures else 0
     if options.only is not None:
         from fuzzing.modules import check
 

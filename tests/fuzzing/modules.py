@@ -24,6 +24,7 @@ from clearhead.nn import (
 from fuzzing import options
 from fuzzing.module_oracle import Array, Rounding, apart, sequence, softmax
 
+RANKS = 1  # among how many the heads are shared out
 DTYPES = [torch.float32] * 4 + [torch.float64, torch.bfloat16, torch.float16]
 
 
@@ -43,6 +44,8 @@ class Draw:
         torch.manual_seed(number)
         self.dtype = self.of(*DTYPES)
         self.autocast = stream == 31 and self.around.chance(0.2)
+        if RANKS > 1 and self.around.chance(0.5):  # gradients are compared in float64
+            self.dtype = torch.float64
 
     def of(self, *choices: Any) -> Any:
         found = choices[int(self.rng.integers(len(choices)))]
@@ -73,7 +76,6 @@ def compiled(d: Draw, module: Any) -> Any:
     return module if d.wrong else torch.compile(module, backend="aot_eager", dynamic=d.around.of(None, None, True))
 
 
-RANKS = 1  # among how many ranks the heads are shared out
 RUN: Callable[[Draw, Any], Any] = lambda d, module: module  # what runs the module of a draw, such as `compiled`
 
 

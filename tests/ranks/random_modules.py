@@ -1,7 +1,7 @@
 """Random modules of `fuzzing/modules.py`, shared out over ranks: what every rank runs.
 
 Each number draws a module, how it is shared out, and calls of it. The output is that of `module_oracle`, and in float64
-the gradients are those of the whole module; or all ranks raise the same kind of error, where `shared` knows a reason.
+the gradients are those of the whole module; or all ranks raise an error in words, where there is a reason for one.
 """
 
 from __future__ import annotations
@@ -40,6 +40,7 @@ class Shared:
     def __init__(self, d: modules.Draw, module: MultiHeadAttention, rank: int) -> None:
         self.d, self.whole, self.rank, self.ranks = d, module, rank, dist.get_world_size()
         self.part: Any = None
+        self.wrong = bool(d.wrong)  # before it is shared out
         self.along: str | None = None  # by which hooks the sequence is shared out beside the heads
 
     def prepare(self, key: Tensor, value: Tensor, *, positions: Any = None) -> Any:
@@ -55,7 +56,7 @@ class Shared:
         self._check_places(given.get("key_positions"))
         mine = {name: self._of_heads(name, x) for name, x in given.items()}
         tensors = self._inputs(*every)
-        graded = torch.is_grad_enabled() and self.d.dtype == torch.float64 and not self.d.wrong and cache is None
+        graded = torch.is_grad_enabled() and self.d.dtype == torch.float64 and not self.wrong and cache is None
         if graded:
             tensors = [t.detach().requires_grad_() if isinstance(t, Tensor) else t for t in tensors]
         got = self.part(*tensors, **mine, **({} if cache is None else {"cache": cache}))
@@ -170,6 +171,12 @@ class Shared:
             size = float(whole.abs().max()) if whole.numel() else 0.0
             if ours.shape != whole.shape or not off <= 1e-10 * max(1.0, size):
                 self.d.beyond.append(f"the gradient of {name} {tuple(ours.shape)} is off by {off:.3g} of {size:.3g}")
+
+
+def without_a_refusal(rank: int, *given: Any) -> dict[str, Any]:
+    """A planted fault: parameters that all heads share get the gradients of some heads."""
+    MultiHeadAttention._check_learnt = lambda self, heads: None  # type: ignore[method-assign]
+    return everything(rank, *given)
 
 
 def everything(rank: int, begin: int, stop: int, store: str) -> dict[str, Any]:

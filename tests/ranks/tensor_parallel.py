@@ -160,8 +160,7 @@ def refused(rank: int) -> dict[str, str]:
         module, x = drawn(**options)
         calls[name] = partial(shared(module, layers), x, x, x, **given)
     module, x = drawn()
-    fixed = KeyValueCache(capacity=9)
-    calls["a cache beside DTensors"] = partial(shared(module, local=False), x, x, x, cache=fixed)
+    calls["a cache beside DTensors"] = partial(shared(module, local=False), x, x, x, cache=KeyValueCache())
     module, x = drawn()
     calls["a mask beside DTensors"] = partial(shared(module, local=False), x, x, x, ch.Causal())
     for name, given, layers in (

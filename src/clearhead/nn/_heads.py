@@ -16,7 +16,7 @@ from clearhead.base.errors import ClearheadError, ShapeError, UnsupportedError, 
 from clearhead.base.numbers import check_count
 from clearhead.base.shapes import Sizes, unflatten
 from clearhead.base.torch_private import may_have_hooks
-from clearhead.base.tracing import cast_together, distributed
+from clearhead.base.tracing import cast_together, compiling, distributed
 from clearhead.biases.base import Bias
 from clearhead.masks.base import Mask
 
@@ -100,7 +100,7 @@ class Projection(NamedTuple):
     @classmethod
     def by(cls, name: str, layer: nn.Module, head_dim: int = 1) -> Projection:
         weight = check_linear(name, layer)
-        if weight is not None and distributed(weight):
+        if weight is not None and distributed(weight) and not compiling():  # the compiler traces no device mesh
             check_shared_out(f"{name}.weight", weight, head_dim)
         width = getattr(layer, "in_features", 0) or None if weight is None else weight.shape[1]  # a lazy layer has 0
         return cls(f"{name}.weight", width, weight)

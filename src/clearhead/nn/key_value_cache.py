@@ -326,9 +326,8 @@ class KeyValueCache:
                     "weights.\nMake one KeyValueCache() for each layer. For a copy of the module pass "
                     "copy.deepcopy(cache)."
                 )
-        if self._limits is not None:  # keys and values are written beside others, by indices that are plain tensors
-            for heads in (key, value):
-                check_unmixed("a cache of fixed capacity", heads, None)
+        for heads in (key, value):  # they are written beside others, and reordered, by indices that are plain tensors
+            check_unmixed("a cache", heads, None)
         if isinstance(self._state, Fixed):
             return _fixed.extended(self._state, key, value, new_lens)
         if self._limits is not None:
