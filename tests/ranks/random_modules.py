@@ -27,7 +27,7 @@ from torch.distributed.tensor.parallel import (
 )
 
 import clearhead as ch
-from clearhead.nn import MultiHeadAttention
+from clearhead.nn import MultiHeadAttention, _heads, multi_head_attention
 
 CHECKS = (modules.check_heads, modules.check_heads, modules.check_decoding)
 HEADS = ("sinks", "scale", "temperature")
@@ -173,9 +173,10 @@ class Shared:
                 self.d.beyond.append(f"the gradient of {name} {tuple(ours.shape)} is off by {off:.3g} of {size:.3g}")
 
 
-def without_a_refusal(rank: int, *given: Any) -> dict[str, Any]:
-    """A planted fault: parameters that all heads share get the gradients of some heads."""
-    MultiHeadAttention._check_learnt = lambda self, heads: None  # type: ignore[method-assign]
+def with_two_heads(rank: int, *given: Any) -> dict[str, Any]:
+    """A planted fault: the width of a head follows from a number of heads."""
+    by_number = lambda projected, name, head_dim: _heads.unflatten(projected, -1, 2, -1).transpose(1, 2)
+    multi_head_attention.split_heads = by_number  # type: ignore[assignment]
     return everything(rank, *given)
 
 
