@@ -1,17 +1,20 @@
 """Modules under tensor parallelism: the numbers of one process, or an error in words on every rank."""
 
+import fuzz_modules
 import pytest
 from ranks.processes import on_ranks
 
 REFUSED = {
-    "a head that is cut": "no whole heads", "keys that are whole": "query heads to",
+    "a head that is cut": "no whole heads", "a head that one rank has": "no whole heads",
+    "keys that are whole": "query heads to",
     "values that are whole": "value heads", "keys and values that are whole": "query heads to",
     "the last layer whole": "W_o by RowwiseParallel", "the last layer alone": "heads side by side",
     "a bias of all heads": "cannot know which", "a learnt bias of all heads": "cannot know which",
     "a bias of all heads, joined": "cannot know which", "a rule of the head": "cannot know which",
     "a rule of the head, joined": "cannot know which", "a bias by a rule of the head": "cannot know which",
     "a mask of all heads": "does not fit the scores", "a tensor of all heads": "does not broadcast",
-    "a mask beside DTensors": "DTensor", "the whole again": "done", "additive": "has hooks",
+    "a cache beside DTensors": "a cache computes with", "a mask beside DTensors": "DTensor",
+    "the whole again": "done", "additive": "has hooks",
     "torch's": "heads side by side", "sinks of all heads": "one logit a head",
     "a scale of all heads": "cut them as the layers", "a gate of all heads": "cut W_g",
     "a bias of the module": "cannot know which", "a norm of all heads": "query_norm has parameters",
@@ -39,3 +42,16 @@ def test_what_is_refused(ranks):
     for said in on_ranks(ranks, "ranks.tensor_parallel:refused"):
         assert {name: words for name, words in said.items() if REFUSED[name] not in words} == {}
         assert said.keys() == REFUSED.keys()
+
+
+@pytest.mark.parametrize(("first", "count"), [(0, 80), (1000, 400)])
+def test_random_modules_are_those_of_one_process(first, count):
+    """Options, caches, masks and autocast of `fuzz_modules.py`, shared out at random, with sequences and without."""
+    failures, ends = fuzz_modules.over_ranks(first, first + count)
+    assert not failures, "\n".join(failures)
+    assert ends["right"] > count // 3
+
+
+def test_heads_that_are_counted_wrongly_are_found_by_random_modules():
+    failures, _ = fuzz_modules.over_ranks(0, 30, function="ranks.random_modules:with_two_heads")
+    assert any("off by" in said for said in failures)

@@ -10,7 +10,7 @@ import numpy as np
 from fuzzing.options import NONE, Extra, Scaling
 
 Array = np.ndarray
-MOVES, ROUNDINGS = 5, 4
+MOVES, MANY, ROUNDINGS = 5, 100, 4
 
 
 class Rounding:
@@ -135,11 +135,16 @@ def apart(got: Array, of: Callable[[Rounding], Array], eps: float, tiny: float) 
         return f"shape {got.shape} where {truth.shape} is right"
     if not got.size:
         return None
-    moves = [np.abs(of(Rounding(eps, seed)) - truth) for seed in range(MOVES)]
-    # of few moves one may be near 0 where it should not: each entry has that of the typical one too
-    budget = 4 * np.maximum(np.max(moves, 0), np.max(moves, 0).mean()) + 8 * eps * np.abs(truth) + 64 * tiny
     distance = np.abs(got - truth)
-    if not (distance <= budget).all():
+    # Of large scores, as at a temperature near 0, two may be so near to each other that the larger one changes, and few
+    # moves do not show it: so many decide, where few say that a result is wrong.
+    for number in (MOVES, MANY):
+        moves = np.max([np.abs(of(Rounding(eps, seed)) - truth) for seed in range(number)], 0)
+        # of few moves one may be near 0 where it should not: each entry has that of the typical one too
+        budget = 4 * np.maximum(moves, moves.mean()) + 8 * eps * np.abs(truth) + 64 * tiny
+        if (distance <= budget).all():
+            break
+    else:
         worst = np.unravel_index(np.argmax(np.where(np.isnan(distance), np.inf, distance - budget)), got.shape)
         return f"off by {distance[worst]:.3g} beyond {budget[worst]:.3g} at {worst}"
     return None

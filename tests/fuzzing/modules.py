@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from functools import partial
 from typing import Any
 
@@ -23,7 +24,7 @@ from clearhead.nn import (
 from fuzzing import options
 from fuzzing.module_oracle import Array, Rounding, apart, sequence, softmax
 
-COMPILED = False  # whether calls that are right run in compiled code
+RANKS = 1  # among how many the heads are shared out
 DTYPES = [torch.float32] * 4 + [torch.float64, torch.bfloat16, torch.float16]
 
 
@@ -32,12 +33,19 @@ class Draw:
 
     def __init__(self, number: int, stream: int = 31) -> None:
         self.rng = np.random.default_rng([number, stream])
-        self.beside = Draw(number, 37) if stream == 31 else self  # what is drawn of it changes nothing else
+        # what is drawn of these changes nothing else
+        self.beside, self.around = (Draw(number, 37), Draw(number, 41)) if stream == 31 else (self, self)
         self.wrong: list[str] = []
         self.said: list[str] = []
+        self.beyond: list[str] = []  # what else is not right
+        self.alone = False  # whether this is no draw for several ranks
+        self.lengths: tuple[int, ...] = ()  # of the sequences, where they may be shared out over ranks
         self.another = False  # whether a changed input may make another problem, which has a meaning of its own
         torch.manual_seed(number)
         self.dtype = self.of(*DTYPES)
+        self.autocast = stream == 31 and self.around.chance(0.2)
+        if RANKS > 1 and self.around.chance(0.5):  # gradients are compared in float64
+            self.dtype = torch.float64
 
     def of(self, *choices: Any) -> Any:
         found = choices[int(self.rng.integers(len(choices)))]
@@ -62,12 +70,21 @@ class Draw:
         return x
 
 
-def ran(d: Draw, module: Any) -> Any:
-    """The module, or what PyTorch's compiler makes of it."""
-    if not COMPILED or d.wrong:
-        return module
+def compiled(d: Draw, module: Any) -> Any:
+    """What PyTorch's compiler makes of a module, where nothing is wrong."""
     torch._dynamo.reset()
-    return torch.compile(module, backend="aot_eager")
+    return module if d.wrong else torch.compile(module, backend="aot_eager", dynamic=d.around.of(None, None, True))
+
+
+RUN: Callable[[Draw, Any], Any] = lambda d, module: module  # what runs the module of a draw, such as `compiled`
+
+
+def surrounded(d: Draw, graph: bool) -> ExitStack:
+    """The modes in which a module is called."""
+    stack = ExitStack()
+    stack.enter_context(torch.set_grad_enabled(graph))
+    stack.enter_context(torch.autocast("cpu", torch.bfloat16, enabled=d.autocast))
+    return stack
 
 
 def array(x: Any) -> Array:
@@ -153,6 +170,7 @@ def lengths_of(d: Draw, b: int, lq: int, lk: int) -> tuple[Any, Array]:
 def heads_module(d: Draw) -> MultiHeadAttention:
     """A module, some of whose layers are replaced, pruned, or changed so that they do not fit."""
     kv, group, width = d.of(1, 2, 3), d.of(1, 1, 2, 3), d.of(1, 2, 4, 5)
+    kv *= RANKS if RANKS > 1 and d.around.chance(0.85) else 1
     e, heads = d.of(3, 4, 6, 8), kv * group
     rotary = RotaryEmbedding(2 * d.of(*range(1, width // 2 + 1)), d.of(10.0, 10000.0), d.chance(0.5)) if (
         width > 1 and d.chance(0.4)
@@ -165,6 +183,7 @@ def heads_module(d: Draw) -> MultiHeadAttention:
         e, heads, bias=d.chance(0.7), head_dim=width, num_kv_heads=kv, rotary=rotary, **sizes, **given, **at_once
     ).to(d.dtype)
     options.filled(d.beside, module)
+    options.extreme(d.around, module)
     if kv > 1 and d.chance(0.2):  # pruned by hand
         left = int(d.rng.integers(1, kv))
         for layer, rows in ((module.W_q, left * group), (module.W_k, left), (module.W_v, left)):
@@ -199,6 +218,7 @@ def heads_module(d: Draw) -> MultiHeadAttention:
             if change == "head" and layer.bias is not None:
                 layer.bias = nn.Parameter(d.tensor(new[0]))
         d.mistake(f"{name}: {change}")
+    d.alone = bool(d.wrong)
     return module.eval()
 
 
@@ -230,6 +250,8 @@ def check_heads(d: Draw) -> Iterator[str]:
     """One call, of raw or of prepared keys."""
     module = heads_module(d)
     b, lq, lk, batched = d.of(1, 2, 3), d.of(0, 1, 2, 5), d.of(0, 1, 3, 6), d.chance(0.85)
+    d.alone |= not (lq and lk)  # PyTorch's layers take no DTensor without numbers
+    d.lengths = lq, lk
     read = [
         (layer.in_features if d.wrong else layer.weight.shape[-1]) for layer in (module.W_q, module.W_k, module.W_v)
     ]
@@ -268,12 +290,13 @@ def check_heads(d: Draw) -> Iterator[str]:
         own, at = [given for given, _ in both], [np.broadcast_to(x, (b, x.shape[1])) for _, x in both]
         if module.rotary is None:
             d.mistake("positions that nothing reads")
-    with torch.set_grad_enabled(d.chance(0.5)):
+    with surrounded(d, d.chance(0.5)):
+        run = RUN(d, module)
         if d.chance(0.3):
-            prepared = module.prepare(tensors["key"], tensors["value"], positions=own[1])
-            got = ran(d, module)(tensors["query"], prepared, positions=own[0], **keywords)
+            prepared = run.prepare(tensors["key"], tensors["value"], positions=own[1])
+            got = run(tensors["query"], prepared, positions=own[0], **keywords)
         else:
-            got = ran(d, module)(*tensors.values(), positions=own[0], key_positions=own[1], **keywords)
+            got = run(*tensors.values(), positions=own[0], key_positions=own[1], **keywords)
     if d.another:
         return
     extra = options.read(module)
@@ -314,6 +337,8 @@ def check_decoding(d: Draw) -> Iterator[str]:
     held: list[list[Array]] = [[np.zeros((0, k_width)), np.zeros((0, v_width)), np.zeros(0)] for _ in range(b)]
     extra, own = options.read(module), module.rotary is not None and d.beside.chance(0.4)
     d.said.append(f"{module!r:.60}")
+    run = RUN(d, module)
+    eager = getattr(run, "_orig_mod", run)
     for _ in range(d.of(2, 4, 8)):
         size = d.of(1, 1, 2, 9)
         query, key, value = d.tensor(b, size, e), d.tensor(b, size, k_width), d.tensor(b, size, v_width)
@@ -323,9 +348,9 @@ def check_decoding(d: Draw) -> Iterator[str]:
         starts = [len(keys) for keys, *_ in held]
         places, at = options.places(d.beside, b, size) if own else (None, np.array(starts)[:, None] + np.arange(size))
         new = np.full(b, size) if counts is None else counts
-        with torch.set_grad_enabled(d.chance(0.4) and kind == "grows"):
-            run = module if kind == "grows" and counts is not None else ran(d, module)  # it reads new_lens on the host
-            got = run(query, key, value, mask, cache=cache, new_lens=counts, positions=places)
+        with surrounded(d, d.chance(0.4) and kind == "grows"):
+            step = eager if kind == "grows" and counts is not None else run  # it reads new_lens on the host
+            got = step(query, key, value, mask, cache=cache, new_lens=counts, positions=places)
         for n in range(b):
             parts = zip(held[n], (array(key)[n], array(value)[n], at[n]), strict=True)
             held[n] = [np.concatenate([old, more[: new[n]]]) for old, more in parts]
@@ -357,8 +382,8 @@ def check_decoding(d: Draw) -> Iterator[str]:
             held, b = [held[n] for n in order], len(order)
         elif change == "copy":  # a branch that writes other keys
             branch = d.of(copy.copy, copy.deepcopy)(cache)
-            with torch.no_grad():
-                module(query[:1].expand(b, -1, -1), *(x[:1].expand(b, -1, -1) for x in (key, value)), cache=branch)
+            with surrounded(d, False):
+                eager(query[:1].expand(b, -1, -1), *(x[:1].expand(b, -1, -1) for x in (key, value)), cache=branch)
         elif change == "another":
             try:
                 copy.deepcopy(module)(query, key, value, cache=cache)
@@ -398,12 +423,13 @@ def check_plain(d: Draw) -> Iterator[str]:
         mask, keep = None, np.ones_like(keep)
     lens, kept = lengths_of(d, b, lq, lk)
     d.said.append(f"{module} {[tuple(x.shape) for x in given]} {depth=} {mask=!s:.30} {lens=}")
-    with torch.set_grad_enabled(d.chance(0.5)):
+    with surrounded(d, d.chance(0.5)):
+        run = RUN(d, module)
         if additive and d.chance(0.3):
-            prepared = module.prepare(tensors["key"], tensors["value"])
-            got = ran(d, module)(tensors["query"], prepared, valid_lens=lens, mask=mask, align="lower_right")
+            prepared = run.prepare(tensors["key"], tensors["value"])
+            got = run(tensors["query"], prepared, valid_lens=lens, mask=mask, align="lower_right")
         else:
-            got = ran(d, module)(*tensors.values(), valid_lens=lens, mask=mask, align="lower_right")
+            got = run(*tensors.values(), valid_lens=lens, mask=mask, align="lower_right")
 
     def truth(rounding: Rounding) -> Array:
         q, k, v = given
@@ -456,8 +482,8 @@ def check_torch(d: Draw) -> Iterator[str]:
             masks[name] = d.of(masks[name][..., :-1], masks[name].long(), masks[name].tolist())
             d.mistake(name)
     d.said.append(f"{module} {[tuple(t.shape) for t in given.values()]} {list(masks)} {heads=}")
-    with torch.set_grad_enabled(d.chance(0.5)):
-        got, weights = ran(d, module)(*tensors.values(), need_weights=d.chance(0.5), **masks)
+    with surrounded(d, d.chance(0.5)):
+        got, weights = RUN(d, module)(*tensors.values(), need_weights=d.chance(0.5), **masks)
     if d.another:
         return
     got = got if first else got.transpose(0, 1)
@@ -478,7 +504,9 @@ def found(d: Draw, got: Tensor, truth: Any) -> Iterator[str]:
     if d.another:
         return
     try:
-        said = apart(array(got), truth, *(getattr(torch.finfo(got.dtype), name) for name in ("eps", "tiny")))
+        cast = d.autocast and d.dtype != torch.float64  # which autocast leaves alone
+        kind = torch.finfo(torch.bfloat16 if cast else got.dtype)
+        said = apart(array(got), truth, kind.eps, kind.tiny)
     except (ValueError, IndexError, TypeError, ZeroDivisionError) as error:
         said = f"it was computed, and has no meaning: {error}"
     if said:
@@ -488,13 +516,18 @@ def found(d: Draw, got: Tensor, truth: Any) -> Iterator[str]:
 CHECKS = (check_heads, check_heads, check_decoding, check_plain, check_torch)
 
 
-def check(number: int) -> Iterator[str]:
-    """What fails in one problem: a result beyond its budget, or an error where all is right."""
+def tried(number: int, checks: tuple[Any, ...] = CHECKS) -> tuple[list[str], str]:
+    """What fails in one problem, a result beyond its budget or an error where all is right; and how it ended."""
     d = Draw(number)
-    kind = d.of(*CHECKS)
+    kind = d.of(*checks)
+    named = lambda: f"{number}: {kind.__name__} {d.dtype}{' autocast' * d.autocast} {d.said}"
     try:
-        for failure in kind(d):
-            yield f"{number}: {kind.__name__} {d.dtype} {d.said} {d.wrong}\n    {failure}"
+        failures = [*kind(d), *d.beyond]
+        return [f"{named()} {d.wrong}\n    {failure}" for failure in failures], "right"
     except ch.ClearheadError as error:
-        if not d.wrong:
-            yield f"{number}: {kind.__name__} {d.dtype} {d.said}\n    refused: {error}"
+        return [] if d.wrong else [f"{named()}\n    refused: {error}"], f"refused: {', '.join(d.wrong)}"
+
+
+def check(number: int) -> list[str]:
+    """What fails in one problem."""
+    return tried(number)[0]

@@ -108,6 +108,16 @@ def filled(d: Any, module: MultiHeadAttention) -> None:
             module.sinks.copy_(torch.from_numpy(d.rng.standard_normal(module.sinks.shape)))
 
 
+def extreme(d: Any, module: MultiHeadAttention) -> None:
+    """Factors of the scores near 0, or below it, as a training may leave them; not so near that what they make of the
+    queries is beyond float16."""
+    for factor in (module.scale, module.temperature):
+        if isinstance(factor, Tensor) and d.chance(0.2):
+            near = d.rng.uniform(0.002, 1, factor.shape) * d.rng.choice([-1, 1], factor.shape)
+            with torch.no_grad():
+                factor.copy_(torch.as_tensor(near * d.of(0.1, 1.0, 3.0)))
+
+
 def cut(module: MultiHeadAttention, heads: int) -> None:
     """The options of the first heads, for a module that was pruned to them."""
     for name in ("sinks", "scale", "temperature"):

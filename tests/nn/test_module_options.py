@@ -414,6 +414,10 @@ WRONG = {
         lambda m: changed(m(scale=torch.ones(2)), scale=torch.ones(3))(X, X, X),
         "hold 3 numbers",
     ),
+    "a scale of heads that are gone, beside a temperature": (
+        lambda m: changed(m(scale=torch.ones(2), temperature=torch.ones(2)), scale=torch.ones(4))(X, X, X),
+        "scale holds 4 numbers and temperature 2",
+    ),
     "sinks as numbers": (lambda m: m(sinks=torch.zeros(2)), "expected True or False"),
     "an unknown gate": (lambda m: m(gate="headwize"), 'expected "elementwise"'),
     "a gate of other heads": (lambda m: changed(m(gate="headwise"), W_g=nn.Linear(8, 1))(X, X, X), "for 1 heads"),

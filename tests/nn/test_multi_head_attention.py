@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import clearhead as ch
-from clearhead.nn import MultiHeadAttention, RotaryEmbedding
+from clearhead.nn import AdditiveAttention, MultiHeadAttention, RotaryEmbedding, TorchMultiheadAttention
 
 torch.manual_seed(0)
 B, H, LQ, LK, E = 2, 4, 5, 7, 12
@@ -196,6 +196,48 @@ def test_autocast_takes_float_masks():
         output = attend(QUERY, KEY, VALUE, FLOAT)
     assert output.dtype == torch.bfloat16
     torch.testing.assert_close(output.float(), attend(QUERY, KEY, VALUE, FLOAT), atol=0.03, rtol=0.03)
+
+
+def partly_double(x):
+    attend = make()
+    attend.W_o.double()
+    return attend(x, x, x)
+
+
+def with_double_bias(x):
+    attend = make()
+    attend.W_k.bias = torch.nn.Parameter(attend.W_k.bias.detach().double())
+    return attend(x, x, x)
+
+
+def prepared_before(x):
+    attend = make().double()
+    prepared = attend.prepare(x.double(), x.double())
+    return attend.float()(x, prepared)
+
+
+def additive_in_double(x):
+    attend = AdditiveAttention(4)
+    attend(x, x, x)
+    return attend.double()(x, x, x)
+
+
+@pytest.mark.parametrize(
+    ("call", "said"),
+    [
+        (lambda x: make().double()(x, x, x), "weights are torch.float64"),
+        (lambda x: make()(x.double(), x.double(), x.double()), r"module.to\(query\)"),
+        (partly_double, "converted in part"),
+        (with_double_bias, "converted in part"),
+        (prepared_before, "Prepare the keys"),
+        (additive_in_double, "torch.float64"),
+        (lambda x: TorchMultiheadAttention(E, H).double()(x, x, x), "weights are torch.float64"),
+        (lambda x: ch.attention(x, x, x, score=ch.Additive(E, E, 4).double()), "torch.float64"),
+    ],
+)
+def test_autocast_leaves_float64_alone_so_beside_others_it_is_refused(call, said):
+    with torch.autocast("cpu", torch.bfloat16), pytest.raises(ch.ClearheadError, match=said):
+        call(torch.randn(2, 3, E))
 
 
 def test_dropout_is_of_the_weights_and_for_training():

@@ -129,6 +129,7 @@ def refused(rank: int) -> dict[str, str]:
     calls: dict[str, Any] = {}
     for name, options, layers, given in (
         ("a head that is cut", {"num_kv_heads": 1}, "qkvo", {}),
+        ("a head that one rank has", {"num_kv_heads": 1, "head_dim": 1}, "qkvo", {}),
         ("keys that are whole", {"num_kv_heads": HEADS // ranks}, "qo", {}),
         ("keys and values that are whole", {}, "qo", {}),
         ("values that are whole", {}, "qko", {}),
@@ -158,6 +159,8 @@ def refused(rank: int) -> dict[str, str]:
     ):
         module, x = drawn(**options)
         calls[name] = partial(shared(module, layers), x, x, x, **given)
+    module, x = drawn()
+    calls["a cache beside DTensors"] = partial(shared(module, local=False), x, x, x, cache=KeyValueCache())
     module, x = drawn()
     calls["a mask beside DTensors"] = partial(shared(module, local=False), x, x, x, ch.Causal())
     for name, given, layers in (

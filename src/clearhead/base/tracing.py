@@ -353,6 +353,11 @@ def autocasting(device: torch.device) -> bool:
     return torch.amp.is_autocast_available(device.type) and torch.is_autocast_enabled(device.type)
 
 
+def cast_together(device: torch.device, *dtypes: torch.dtype) -> bool:
+    """Whether `torch.autocast` is at work on this device and casts numbers of these dtypes to one: all but float64."""
+    return autocasting(device) and torch.float64 not in dtypes
+
+
 def autocast(tensor: Tensor) -> Tensor:
     """An input as `torch.autocast` casts those of a matrix product: all but float64 to its dtype."""
     if not autocasting(tensor.device) or not tensor.is_floating_point() or tensor.dtype == torch.float64:

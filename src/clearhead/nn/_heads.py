@@ -5,6 +5,7 @@ The heads of a call are counted in the tensors that the layers make: a rank, or 
 
 from __future__ import annotations
 
+from math import prod
 from typing import Any, NamedTuple
 
 from torch import Tensor, nn
@@ -15,7 +16,7 @@ from clearhead.base.errors import ClearheadError, ShapeError, UnsupportedError, 
 from clearhead.base.numbers import check_count
 from clearhead.base.shapes import Sizes, unflatten
 from clearhead.base.torch_private import may_have_hooks
-from clearhead.base.tracing import autocasting, distributed
+from clearhead.base.tracing import cast_together, compiling, distributed
 from clearhead.biases.base import Bias
 from clearhead.masks.base import Mask
 
@@ -56,20 +57,36 @@ def check_weight(name: str, weight: Tensor, bias_name: str, bias: Any) -> None:
             f"{bias_name} has shape {tuple(bias.shape)} and {name} {tuple(weight.shape)}, (out, in); expected one "
             f"number for each row, ({weight.shape[0]},)."
         )
-    if bias.device != weight.device or (bias.dtype != weight.dtype and not autocasting(weight.device)):
+    if bias.device != weight.device or not one_dtype(bias, weight):
         raise ClearheadError(
             f"{bias_name} is {bias.dtype} on {bias.device}, and {name} {weight.dtype} on {weight.device}: the module "
             f"was converted in part. Convert all of it: module.to({str(weight.device)!r}, {weight.dtype})."
         )
 
 
+def one_dtype(a: Tensor, b: Tensor) -> bool:
+    """Whether two tensors of one device have one dtype, or autocast gives them one."""
+    return a.dtype == b.dtype or cast_together(a.device, a.dtype, b.dtype)
+
+
 def check_dtype(name: str, tensor: Tensor, weight: Tensor, weight_name: str) -> None:
     """Check that a tensor has the dtype and the device of the weight that projects it."""
-    other_dtype = tensor.dtype != weight.dtype and not autocasting(tensor.device)
-    if other_dtype or tensor.device != weight.device:
+    if tensor.device != weight.device or not one_dtype(tensor, weight):
         raise ClearheadError(
             f"{name}, shape {tuple(tensor.shape)}, is {tensor.dtype} on {tensor.device}, and the module's weights are "
             f"{weight.dtype} on {weight.device}.\nPass module.to({name}) once, or {name}.to(module.{weight_name})."
+        )
+
+
+def check_shared_out(name: str, weight: Any, head_dim: int) -> None:
+    """Check that the rows of a DTensor give each rank the same number of whole heads: on all ranks alike, because one
+    rank that raises by itself leaves the others waiting for it."""
+    ranks = prod(weight.device_mesh.size(n) for n, placed in enumerate(weight.placements) if placed.is_shard(0))
+    if weight.shape[0] % (ranks * head_dim):
+        raise ShapeError(
+            f"{name}, shape {tuple(weight.shape)}, (out, in), is shared out over {ranks} ranks, and makes no whole "
+            f"heads of head_dim = {head_dim}, as many on each.\nThe number of ranks must divide num_heads and "
+            "num_kv_heads."
         )
 
 
@@ -81,8 +98,10 @@ class Projection(NamedTuple):
     weight: Tensor | None
 
     @classmethod
-    def by(cls, name: str, layer: nn.Module) -> Projection:
+    def by(cls, name: str, layer: nn.Module, head_dim: int = 1) -> Projection:
         weight = check_linear(name, layer)
+        if weight is not None and distributed(weight) and not compiling():  # the compiler traces no device mesh
+            check_shared_out(f"{name}.weight", weight, head_dim)
         width = getattr(layer, "in_features", 0) or None if weight is None else weight.shape[1]  # a lazy layer has 0
         return cls(f"{name}.weight", width, weight)
 
@@ -201,7 +220,7 @@ def check_output(name: str, layer: nn.Module, heads: int, value: Tensor) -> None
             f"{heads} heads of {value.shape[3]}.\nUnder tensor parallelism share out all four projections: "
             "W_q, W_k and W_v by ColwiseParallel, W_o by RowwiseParallel."
         )
-    if weight.device != value.device or (weight.dtype != value.dtype and not autocasting(value.device)):
+    if weight.device != value.device or not one_dtype(weight, value):
         raise ClearheadError(
             f"{name}.weight is {weight.dtype} on {weight.device}, and the values are {value.dtype} on {value.device}: "
             f"the module was converted in part. Convert all of it: module.to({str(value.device)!r}, {value.dtype})."

@@ -16,7 +16,7 @@ from clearhead.base.text import brief
 from clearhead.base.tracing import distributed
 from clearhead.biases.base import Bias
 from clearhead.biases.dense import DenseBias
-from clearhead.nn._heads import split_heads
+from clearhead.nn._heads import one_batch, split_heads
 from clearhead.nn._positions import every_position, places_of
 from clearhead.nn.rotary_embedding import RotaryEmbedding
 from clearhead.scores.base import Score
@@ -173,6 +173,11 @@ def factors_of(
     number, tensor = (1.0, scale.reshape(-1, 1, 1)) if isinstance(scale, Tensor) else (scale, None)
     if isinstance(temperature, Tensor):
         apart = temperature.reshape(-1, 1, 1)
+        if tensor is not None and not one_batch(len(tensor), len(apart)):
+            raise ShapeError(
+                f"scale holds {len(tensor)} numbers and temperature {len(apart)}, one for each head: where the layers "
+                "were pruned, or are a rank's part, cut both as the layers were."
+            )
         tensor = 1 / apart if tensor is None else tensor / apart
     elif temperature is not None:
         number = (score.factor(width) if number is None else number) / temperature

@@ -18,6 +18,7 @@ from clearhead.base.versions import digest
 from clearhead.masks._read import check_lengths
 from clearhead.nn import _fixed
 from clearhead.nn._fixed import Fixed, Limits, Step
+from clearhead.nn._options import check_unmixed
 from clearhead.problem.lengths import with_lengths
 
 LEAST = 16  # the positions of the first room
@@ -325,6 +326,8 @@ class KeyValueCache:
                     "weights.\nMake one KeyValueCache() for each layer. For a copy of the module pass "
                     "copy.deepcopy(cache)."
                 )
+        for heads in (key, value):  # they are written beside others, and reordered, by indices that are plain tensors
+            check_unmixed("a cache", heads, None)
         if isinstance(self._state, Fixed):
             return _fixed.extended(self._state, key, value, new_lens)
         if self._limits is not None:

@@ -116,7 +116,7 @@ class MultiHeadAttention(RecordingModule):
     `torch.nn.RMSNorm(head_dim)`. Each computes in the dtype of its parameters.
     `scale`: multiplies the scores; None is the score's own, 1/√head_dim for `Dot()`. `temperature`: divides them. Each
     is a number, or a tensor with one number or one a head, (H,): an `nn.Parameter` is learnt, another tensor is a
-    buffer. A tensor multiplies the queries, and so needs `Dot` or `Bilinear`.
+    buffer. A tensor multiplies the queries, in their dtype, and so needs `Dot` or `Bilinear`.
     `sinks`: whether each head has a learnt logit, `sinks` (H,), 0 at first: one term more in the softmax's denominator.
     `score_bias`: a `Bias`, such as `RelativeBias(num_heads)`, added to the scores in each call, and learnt with the
     module where it has parameters; `bias=` of a call is added to it.
@@ -399,7 +399,8 @@ class MultiHeadAttention(RecordingModule):
 
     @property
     def _projections(self) -> tuple[Projection, ...]:
-        return Projection.by("W_q", self.W_q), Projection.by("W_k", self.W_k), Projection.by("W_v", self.W_v)
+        q, k, v = (("W_q", self.W_q), ("W_k", self.W_k), ("W_v", self.W_v))
+        return Projection.by(*q, self.head_dim), Projection.by(*k, self.head_dim), Projection.by(*v, self.head_dim)
 
     def _project(self, key: Any, value: Any, past: int | Tensor, positions: Tensor | None) -> tuple[Tensor, Tensor]:
         """Keys and values of the heads, the keys turned at their positions, or from the position `past` on."""

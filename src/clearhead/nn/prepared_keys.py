@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from clearhead.base.arrays import Array, shape_shown
 from clearhead.base.errors import ClearheadError
-from clearhead.base.tracing import autocasting, compiling
+from clearhead.base.tracing import cast_together, compiling
 
 
 class PreparedKeys:
@@ -65,7 +65,7 @@ def taken(prepared: PreparedKeys, query: Any, value: Any, module: nn.Module) -> 
         )
     key = prepared._key
     tensors = isinstance(query, Tensor) and isinstance(key, Tensor)
-    if tensors and query.dtype != key.dtype and not autocasting(query.device):
+    if tensors and query.dtype != key.dtype and not cast_together(query.device, query.dtype, key.dtype):
         raise ClearheadError(
             f"query, shape {shape_shown(query)}, is {query.dtype}, and {prepared!r} is {key.dtype}.\nPrepare the keys "
             "as the queries are computed: both under torch.autocast or neither, and after the module was converted."

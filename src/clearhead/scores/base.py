@@ -28,7 +28,7 @@ from clearhead.base.shapes import as_inputs, broadcasts
 from clearhead.base.steps import Step
 from clearhead.base.text import outlined, said
 from clearhead.base.torch_private import parts_of, put_parts
-from clearhead.base.tracing import autocasting, compiling
+from clearhead.base.tracing import cast_together, compiling
 
 Module = TypeVar("Module", bound=nn.Module)
 Change = Callable[[Tensor], Tensor]
@@ -236,10 +236,10 @@ class Score(nn.Module, ABC):
 
     def check(self, query: Tensor, key: Tensor) -> None:
         """Raise a `ClearheadError` for widths or dtypes this score cannot take."""
-        casts = autocasting(query.device)  # under autocast inputs and parameters are cast together
         for name, parameter in self.named_parameters():
             check_memory(parameter, f"the score's parameter {name}")
-            if (parameter.dtype != query.dtype and not casts) or parameter.device != query.device:
+            one = parameter.dtype == query.dtype or cast_together(query.device, parameter.dtype, query.dtype)
+            if not one or parameter.device != query.device:
                 dtype = str(query.dtype).removeprefix("torch.")
                 raise ClearheadError(
                     f"the score's parameter {name} is {parameter.dtype} on {parameter.device}, and the query is "
