@@ -349,7 +349,7 @@ def as_score(score: Any) -> Score:
 
 
 def _not_one(name: str, given: Any, expected: str) -> ClearheadError:
-    """The error for a mask or a bias that is none. A function, and FlexAttention's BlockMask, has a class to go into."""
+    """The error for a mask or a bias that is none; of a function, or a BlockMask, it names the class for rules."""
     if isinstance(given, type):
         return ClearheadError(f"{name} is the class {given.__name__}; expected {expected}.")
     rule = "mask.mask_mod" if name == "mask" and callable(getattr(given, "mask_mod", None)) else name
