@@ -163,8 +163,8 @@ def as_factor(name: str, given: Any, heads: int, score: Score) -> float | Tensor
         where = "" if own is None else f" as the score's {own}"
         raise ClearheadError(
             f"{name} is a tensor {tuple(factor.shape)}, which multiplies the queries, and {score} is not proportional "
-            f"to them. Pass a number{where}, or score=Dot(): for cosines with query_norm= and key_norm= that divide each "
-            "vector by its length."
+            f"to them. Pass a number{where}, or score=Dot(): for cosines with query_norm= and key_norm= that divide "
+            "each vector by its length."
         )
     return factor
 
