@@ -106,6 +106,32 @@ CASES = {
         ch.ShapeError,
         ["(2,)", "no batch axis"],
     ),
+    "a class where a mask is joined": (
+        lambda: ch.Causal() & ch.Padding,
+        ch.ClearheadError,
+        ["the class Padding", "an instance, Padding(...)"],
+    ),
+    "no mask where one is joined": (lambda: ch.Causal() & None, ch.ClearheadError, ["right", "None: leave it out"]),
+    "a function where a mask is joined": (
+        lambda: (lambda b, h, i, j: i >= j) | ch.Causal(),
+        ch.ClearheadError,
+        ["left", "a function", "MaskFunction(rule)"],
+    ),
+    "sinks that are no tensor": (
+        lambda: ch.attention(X3[:, None], X3[:, None], X3[:, None], sinks=True),
+        ch.ClearheadError,
+        ["sinks is True", "(1,)", "torch.zeros(1)"],
+    ),
+    "a learnt scale of cosines": (
+        lambda: ch.nn.MultiHeadAttention(8, 2, score=ch.Cosine(), scale=torch.nn.Parameter(torch.ones(2))),
+        ch.ClearheadError,
+        ["(2,)", "Cosine", "query_norm"],
+    ),
+    "the settings of a rotary scaling": (
+        lambda: ch.nn.RotaryEmbedding(8, scaling={"rope_type": "yarn", "factor": 4.0}),
+        ch.ClearheadError,
+        ["rope_type", "RotaryScaling.yarn(4, original_length=8192)"],
+    ),
     "negative lengths": (lambda: ch.Lengths([2, -1]), ch.ClearheadError, ["-1", "valid_lens"]),
     "lengths above Lk": (
         lambda: ch.attention(X3, X3, X3, mask=ch.Lengths([2, 6])),
@@ -390,6 +416,14 @@ CASES = {
 @pytest.mark.parametrize("name", CASES)
 def test_bad_input_is_one_clear_error(name):
     check_error(*CASES[name])
+
+
+def test_lengths_beside_heads_are_not_told_that_there_is_no_batch():
+    x = zeros(2, 4, 5, 8)
+    with pytest.raises(ch.ShapeError) as error:
+        ch.attention(x, x, x, valid_lens=[1, 2, 3])
+    assert "(B,) = (2,)" in str(error.value)
+    assert "no batch axis" not in str(error.value)
 
 
 def test_shapes_are_aligned_in_columns():

@@ -177,6 +177,9 @@ def _built(who: str, name: str, fragment: str, rest: str, layer: str, meant: lis
     )
 
 
+CAPPED = "(lambda made: ch.attention(x, x, x, **made))(dict(@))"
+TURNED = "ch.nn.RotaryEmbedding(4)(x)"
+BETWEEN = "(lambda SlidingWindow: attention(x, x, x, @))(ch.SlidingWindow)"
 BUILT = [
     _built("MultiHeadAttention", "num_hiddens", "embed_dim=num_hiddens", "num_heads=2", "q", [8, 8]),
     _built("MultiHeadAttention", "key_size", "kdim=key_size", "embed_dim=8, num_heads=2", "k", [8, 5]),
@@ -209,6 +212,39 @@ BUILT = [
             "torch.tensor([8, 7])",
         ),
         setup=SIZES,
+    ),
+    case(
+        "ch.nn.MultiHeadAttention(8, 2, softcap=2.0)",
+        ("score=Dot(softcap=softcap)", CAPPED, "ch.attention(x, x, x, score=Dot(softcap=2.0))"),
+        setup="softcap = 2.0",
+    ),
+    case(
+        "ch.nn.MultiHeadAttention(8, 2, sliding_window=2)",
+        ("mask=Causal() & SlidingWindow(before=sliding_window - 1)", BETWEEN, "plain(x, x, x, low & ~low.tril(-2))"),
+        setup="sliding_window = 2",
+    ),
+    case(
+        "ch.nn.MultiHeadAttention(8, 2, qk_norm=True)",
+        (
+            "query_norm=torch.nn.RMSNorm(head_dim), key_norm=torch.nn.RMSNorm(head_dim)",
+            "ch.nn.MultiHeadAttention(8, 2, @).query_norm.weight",
+            "torch.ones(4)",
+        ),
+        setup="head_dim = 4",
+    ),
+    case(
+        "ch.nn.MultiHeadAttention(8, 2, rotary=ch.nn.RotaryEmbedding(8))",
+        ("RotaryEmbedding(dim=4)", "ch.nn.MultiHeadAttention(8, 2, rotary=ch.nn.@).rotary(x)", TURNED),
+    ),
+    case(
+        "ch.nn.RotaryEmbedding(4, rope_theta=50.0)",
+        ("base=rope_theta", "ch.nn.RotaryEmbedding(4, @)(x)", "ch.nn.RotaryEmbedding(4, 50.0)(x)"),
+        setup="rope_theta = 50.0",
+    ),
+    case(
+        "ch.nn.KeyValueCache(max_len=9)",
+        ("capacity=max_len", "torch.tensor(ch.nn.KeyValueCache(@).capacity)", "torch.tensor(9)"),
+        setup="max_len = 9",
     ),
     case(
         "ch.masked_softmax(x, mask=0)",

@@ -45,6 +45,33 @@ def eager():
 CASES = [
     # masks
     case(
+        "attention(x, x, x, mask=lambda b, h, i, j: i >= j)",
+        ("MaskFunction(mask)", "attention(x, x, x, mask=@)", "plain(x, x, x, low)"),
+        setup="mask = lambda b, h, i, j: i >= j",
+    ),
+    case(
+        "attention(x, x, x, mask=blocks)",
+        ("MaskFunction(mask.mask_mod)", "attention(x, x, x, mask=@)", "plain(x, x, x, low)"),
+        setup="from torch.nn.attention.flex_attention import create_block_mask\n"
+        "mask = blocks = create_block_mask(lambda b, h, i, j: i >= j, None, None, 4, 4, device='cpu')",
+    ),
+    case(
+        "attention(x, x, x, bias=lambda b, h, i, j: (i - j) / 2)",
+        ("BiasFunction(bias)", "attention(x, x, x, bias=@)", "plain(x, x, x, None, added)"),
+        setup="bias = lambda b, h, i, j: (i - j) / 2\nadded = (torch.arange(4)[:, None] - torch.arange(4)) / 2",
+    ),
+    case(
+        "attention(query, key, key, mask=Causal() & Documents.from_cu_seqlens(cu_q, cu_k))",
+        (
+            "torch.nested.nested_tensor_from_jagged(query, cu_q)",
+            "attention(@, keys, keys, mask=Causal(), align='lower_right').values()",
+            "torch.cat([plain(query[:1], key[:2], key[:2]), plain(query[1:], key[2:], key[2:], five[1:3, :3])])",
+        ),
+        setup="query, key = x[0, :3], x[1:3].flatten(0, 1)[:5]\n"
+        "cu_q, cu_k = torch.tensor([0, 1, 3]), torch.tensor([0, 2, 5])\n"
+        "keys = torch.nested.nested_tensor_from_jagged(key, cu_k)",
+    ),
+    case(
         "attention(x, x, x, mask=Causal() & rows.long())",
         ("Padding(tensor.bool())", "attention(x, x, x, mask=Causal() & @)", "plain(x, x, x, rows[:, None] & low)"),
         setup="tensor = rows.long()",

@@ -214,8 +214,9 @@ MaskLike = Mask | Array | None
 def positions_unknown(who: str) -> ClearheadError:
     return ClearheadError(
         f"{who}: these documents have other lengths for queries than for keys, so no one position of query 0 holds for "
-        "all of them, and a part that depends on positions (Causal, windows, ALiBi, …) cannot be used. Call attention "
-        "once for each document, with align, or pass a MaskFunction or a DenseMask that says who may see whom."
+        "all of them, and a part that depends on positions (Causal, windows, ALiBi, …) cannot be used. Pass "
+        "nested tensors, for packed (T, E) torch.nested.nested_tensor_from_jagged(query, cu_q), and align, without "
+        "Documents; or a MaskFunction or a DenseMask that says who may see whom."
     )
 
 
@@ -223,11 +224,21 @@ def dense(spans: Spans, sizes: Sizes) -> Tensor:
     return spans.keep(*(slice(None),) * 4, sizes.keys).expand(sizes.shape)
 
 
+def _no_mask(other: Any) -> str:
+    """What was given where a mask was expected, and what may have been meant by it."""
+    if isinstance(other, type):
+        return f"the class {other.__name__}; a mask is an instance, {other.__name__}(...)"
+    if other is None:
+        return "None: leave it out, since no mask allows every pair"
+    kind = f"a {type(other).__name__}"
+    return f"{kind}: a rule of (batch, head, query_index, key_index) is MaskFunction(rule)" if callable(other) else kind
+
+
 def check_mask(other: Any, operator: str, side: str = "right") -> Mask:
     if isinstance(other, Mask):
         return other
     if not isinstance(other, Tensor | np.ndarray):
-        raise ClearheadError(f"{operator} joins two masks; the {side} one is a {type(other).__name__}.")
+        raise ClearheadError(f"{operator} joins two masks; the {side} one is {_no_mask(other)}.")
     raise ClearheadError(
         f"{operator} joins two masks; the {side} one is a {type(other).__name__}, {other.dtype}, {tuple(other.shape)}. "
         f"{mask_forms('tensor', other)} A tensor that is added to the scores is no mask: pass it as bias=tensor."

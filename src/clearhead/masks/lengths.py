@@ -80,7 +80,7 @@ class Lengths(Mask):
         lens = placed(self.valid_lens, sizes.device, "Lengths: valid_lens")
         shape = tuple(lens.shape)
         if shape not in ((), (1,), (sizes.batch,), (sizes.batch, sizes.queries), (1, sizes.queries)):
-            alone = "" if sizes.leading else "There is no batch axis: pass query (B, Lq, E) and key (B, Lk, E).\n"
+            alone = "" if sizes.shown else "There is no batch axis: pass query (B, Lq, E) and key (B, Lk, E).\n"
             raise ShapeError(
                 f"Lengths: valid_lens has shape {shape}; expected (B,) = ({sizes.batch},), or (B, Lq) = "
                 f"({sizes.batch}, {sizes.queries}): one length a sequence, or one a query.\n{alone}"

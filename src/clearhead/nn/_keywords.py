@@ -42,6 +42,14 @@ OF_MULTI_HEAD = {
     "add_zero_attn": "sinks=True, a learnt logit of each head in place of the key of zeros",
     "causal": _CALLS,
     "is_causal": _CALLS,
+    "heads": "num_heads=heads",
+    "dim_head": "head_dim=dim_head",
+    "kv_heads": "num_kv_heads=kv_heads",
+    "softcap": "score=Dot(softcap=softcap)",
+    "attn_logit_softcapping": "score=Dot(softcap=attn_logit_softcapping)",
+    "sliding_window": "mask=Causal() & SlidingWindow(before=sliding_window - 1) in each call",
+    "qk_norm": "query_norm=torch.nn.RMSNorm(head_dim), key_norm=torch.nn.RMSNorm(head_dim)",
+    "rope_theta": "rotary=RotaryEmbedding(head_dim, base=rope_theta)",
 }
 OF_ADDITIVE = {
     "num_hiddens": "hidden_dim=num_hiddens",
@@ -69,6 +77,19 @@ OF_DOT_PRODUCT = {
 OF_POSITIONS = {
     **{name: f"embed_dim={name}" for name in ("num_hiddens", "d_model", "dim", "hidden_size")},
     "max_len": "nothing: the waves are computed for every position that is asked for",
+}
+OF_ROTARY = {
+    **{name: f"dim={name}" for name in ("head_dim", "rotary_dim")},
+    **{name: f"base={name}" for name in ("theta", "rope_theta")},
+    **dict.fromkeys(
+        ("max_len", "max_seq_len", "max_position_embeddings"),
+        "nothing: the angles are computed for every position that is asked for",
+    ),
+}
+OF_CACHE = {
+    **{name: f"capacity={name}" for name in ("max_len", "max_length", "max_seq_len", "max_cache_len")},
+    **{name: f"window={name}" for name in ("window_size", "sliding_window")},
+    **{name: f"first={name}" for name in ("sinks", "num_sink_tokens")},
 }
 OLDER_MULTI_HEAD = (
     "key_size, query_size, value_size, num_hiddens, num_heads, dropout",

@@ -86,7 +86,10 @@ def check_rotary(rotary: Any, head_dim: int) -> Any:
             "f(x, positions=...) on x (B, H, L, head_dim) and positions (B, L)."
         )
     if isinstance(rotary, RotaryEmbedding) and rotary.dim > head_dim:
-        raise ClearheadError(f"rotary turns {rotary.dim} entries, and a head has head_dim = {head_dim}.")
+        raise ClearheadError(
+            f"rotary turns {rotary.dim} entries, and a head has head_dim = {head_dim}: pass RotaryEmbedding("
+            f"dim={head_dim}), or a smaller dim, which leaves the other entries as they are."
+        )
     return rotary
 
 
@@ -148,19 +151,21 @@ def as_factor(name: str, given: Any, heads: int, score: Score) -> float | Tensor
     if given is None:
         return None
     own = score.own_scale()
-    if own is not None:
+    tensor = isinstance(given, Tensor | np.ndarray)
+    if own is not None and (not tensor or type(score) in (Dot, Bilinear)):
         raise ClearheadError(f"{name} is given, and {score} has its own, by its {own}: pass one of the two.")
-    if not isinstance(given, Tensor | np.ndarray):
+    if not tensor:
         return check_number(given, name) if name == "scale" else check_positive(given, name)
     factor = to_tensor(given, name)
     check_float(factor, name)
     if tuple(factor.shape) not in ((), (1,), (heads,), (heads, 1, 1)):
         raise ShapeError(f"{name} has shape {tuple(factor.shape)}; expected one number, or one a head, ({heads},).")
     if type(score) not in (Dot, Bilinear):
+        where = "" if own is None else f" as the score's {own}"
         raise ClearheadError(
             f"{name} is a tensor {tuple(factor.shape)}, which multiplies the queries, and {score} is not proportional "
-            f"to them. Pass a number, or score=Dot(): for cosines with query_norm= and key_norm= that divide each "
-            "vector by its length."
+            f"to them. Pass a number{where}, or score=Dot(): for cosines with query_norm= and key_norm= that divide "
+            "each vector by its length."
         )
     return factor
 

@@ -18,6 +18,7 @@ from clearhead.base.versions import digest
 from clearhead.masks._read import check_lengths
 from clearhead.nn import _fixed
 from clearhead.nn._fixed import Fixed, Limits, Step
+from clearhead.nn._keywords import OF_CACHE, built_with
 from clearhead.nn._options import check_unmixed
 from clearhead.problem.lengths import with_lengths
 
@@ -156,6 +157,7 @@ class KeyValueCache:
     _by: nn.Module | None = None  # the module that made the keys
     _made: int | None = None  # in a copy: a number made of the weights that made the keys; None: not known
 
+    @built_with(OF_CACHE)
     def __init__(self, capacity: int | None = None, *, window: int | None = None, first: int = 0) -> None:
         self._state: _State | Fixed | None = None
         self._parts: dict[int | str, KeyValueCache] = {}

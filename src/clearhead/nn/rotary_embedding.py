@@ -14,6 +14,7 @@ from clearhead.base.errors import ClearheadError, ShapeError
 from clearhead.base.numbers import check_count, check_flag, check_positive
 from clearhead.base.pictures import Style
 from clearhead.base.text import brief
+from clearhead.nn._keywords import OF_ROTARY, built_with
 from clearhead.nn._nested import by_rows
 from clearhead.nn._positions import Tabled, check_length, places_of, plot
 from clearhead.nn.rotary_scaling import RotaryScaling
@@ -55,6 +56,7 @@ class RotaryEmbedding(Tabled):
     Source: Su et al. 2021, "RoFormer: Enhanced Transformer with Rotary Position Embedding".
     """
 
+    @built_with(OF_ROTARY)
     def __init__(
         self, dim: int, base: float = 10000.0, interleaved: bool = False, scaling: RotaryScaling | None = None
     ) -> None:
@@ -65,9 +67,10 @@ class RotaryEmbedding(Tabled):
         self.base = check_positive(base, "base")
         self.interleaved = check_flag(interleaved, "interleaved")
         if scaling is not None and not isinstance(scaling, RotaryScaling):
+            kind = scaling.get("rope_type", scaling.get("type")) if isinstance(scaling, dict) else None
+            like = f"{kind}(4, original_length=8192)" if kind in ("dynamic", "yarn", "llama3") else "linear(4)"
             raise ClearheadError(
-                f"RotaryEmbedding: scaling is {brief(scaling)}; expected a RotaryScaling, such as "
-                "RotaryScaling.linear(4)."
+                f"RotaryEmbedding: scaling is {brief(scaling)}; expected a RotaryScaling, such as RotaryScaling.{like}."
             )
         if scaling is not None and (self.base <= 1 or (scaling.by_length and self.dim == 2)):
             raise ClearheadError(

@@ -23,7 +23,8 @@ class RotaryScaling(ABC):
     Formula: without it the pair n of D / 2 pairs turns by θ_n = base^(−2n/D) at each step. Each of `linear`, `dynamic`,
     `yarn` and `llama3` gives its own θ_n; yarn multiplies cosines and sines by one number too. The classes have
     transformers' numbers for the same settings: its rope_theta is `base` here, `factor` is `factor`, and
-    original_max_position_embeddings is `original_length` (of "dynamic" it is max_position_embeddings).
+    original_max_position_embeddings is `original_length` (of "dynamic" it is max_position_embeddings). NTK-aware
+    scaling by a fixed factor is a larger base alone: RotaryEmbedding(D, base=base * factor ** (D / (D - 2))).
     """
 
     magnitude: float = 1.0  # multiplies the cosines and the sines

@@ -306,6 +306,11 @@ def _scores(
 
 def as_sinks(given: Any, sizes: Sizes) -> Tensor:
     """One logit a head, (H,)."""
+    if not isinstance(given, Tensor | np.ndarray):
+        raise ClearheadError(
+            f"sinks is {brief(given)}; expected one logit a head, a tensor of shape ({sizes.heads},): for sinks that "
+            f"begin at 0, torch.zeros({sizes.heads})."
+        )
     sinks: Tensor = to_tensor(given, "sinks")
     check_float(sinks, "sinks")
     if tuple(sinks.shape) != (sizes.heads,):
@@ -324,8 +329,7 @@ def _as_bias(bias: Any, mask: Any, sizes: Sizes) -> Added:
     if isinstance(bias, Tensor | np.ndarray):
         bias = DenseBias(bias)
     if not isinstance(bias, Bias):
-        what = f"the class {bias.__name__}" if isinstance(bias, type) else f"{brief(bias)}"
-        raise ClearheadError(f"bias is {what}; expected a Bias, such as ALiBi(num_heads), or a float tensor.")
+        raise _not_one("bias", bias, "a Bias, such as ALiBi(num_heads), or a float tensor")
     if bias.positional and isinstance(mask, Mask) and mask.counts_inside:
         raise positions_unknown(f"a bias that depends on positions ({type(bias).__name__}) beside {mask.title()}")
     return check_added(bias.lower(sizes), sizes, f"{type(bias).__name__}.lower")
@@ -346,15 +350,25 @@ def as_score(score: Any) -> Score:
     )
 
 
+def _not_one(name: str, given: Any, expected: str) -> ClearheadError:
+    """The error for a mask or a bias that is none; of a function, or a BlockMask, it names the class for rules."""
+    if isinstance(given, type):
+        return ClearheadError(f"{name} is the class {given.__name__}; expected {expected}.")
+    rule = "mask.mask_mod" if name == "mask" and callable(getattr(given, "mask_mod", None)) else name
+    if rule == name and not callable(given):
+        return ClearheadError(f"{name} is {brief(given)}; expected {expected}.")
+    return ClearheadError(
+        f"{name} is a {type(given).__name__}; expected {expected}.\nA rule, a function of (batch, head, query_index, "
+        f"key_index), pass as {name.capitalize()}Function({rule})."
+    )
+
+
 def _as_mask(mask: Any, sizes: Sizes, dtype: torch.dtype, as_written: bool) -> tuple[Visible | None, Tensor | None]:
     """The normal form of the argument `mask`: a mask, or a bias where it is a float tensor."""
     if isinstance(mask, Mask):
         return resolve(mask, sizes, as_written), None
     if not isinstance(mask, Tensor | np.ndarray):
-        what = f"the class {mask.__name__}" if isinstance(mask, type) else f"{brief(mask)}"
-        raise ClearheadError(
-            f"mask is {what}; expected a Mask, such as Causal(), a bool tensor (True: may attend), or a float tensor."
-        )
+        raise _not_one("mask", mask, "a Mask, such as Causal(), a bool tensor (True: may attend), or a float tensor")
     tensor = to_tensor(mask, "mask")
     if tensor.device != sizes.device:
         raise ClearheadError(f"mask is on {tensor.device}, the inputs on {sizes.device}; pass mask.to(query.device).")
