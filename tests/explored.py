@@ -1,4 +1,5 @@
-"""What `make test` leaves to `make explore`: tests that repeat, at length, what a shorter one of the same part shows.
+"""What `make test` leaves to `make explore`: tests that repeat, at length, what a shorter one of the same part shows, and
+some that take seconds each, to compile or to start a process.
 
 Each has the marker `explore`; `pytest FILE` runs it, and CI runs all. A test function is marked whole (0), but for some
 of its parameters' ids, or but for one in so many of them, chosen by a hash of the id.
@@ -536,6 +537,9 @@ EXPLORED: dict[str, dict[str, Kept]] = {
     },
     "report/test_report_meanings.py": {
         "test_a_part_of_the_layers_or_heads_has_no_rollout": 0,
+    },
+    "test_fuzz_modules.py": {
+        "test_no_module_is_beyond_its_budget": ("0-80",),
     },
 }
 
