@@ -353,7 +353,6 @@ EXPLORED: dict[str, dict[str, Kept]] = {
         "test_text_can_be_read_in_every_view": 0,
         "test_marks_stand_out_on_every_colour": 0,
         "test_hostile_names_stay_text": 0,
-        "test_small_maps_stand_in_the_matrix_on_demand": 0,
         "test_the_bars_of_the_list_have_one_middle": 0,
         "test_a_near_uniform_model_says_so": 0,
         "test_what_is_not_known_is_no_number": 0,
