@@ -182,7 +182,7 @@ SIZES = [(7, 9, 1, 1), (49, 63, 20, 11), (53, 65, 33, 17), (61, 130, 64, 48), (9
 @pytest.mark.parametrize("sizes", SIZES, ids=str)
 def test_each_product_has_the_error_of_one_rounding(instructions, sizes):
     """Odd widths, strips that begin at odd rows, rows that see nothing, a bias, a sink, and more panels of keys than
-    the backward pass reads at once."""
+    the backward pass takes at once."""
     queries, keys, width, value_width = sizes
     shapes = (1, 2, queries, width), (1, 2, keys, width), (1, 2, keys, value_width), (1, 2, queries, value_width)
     query, key, value, grad = (draw(*s, seed=i).bfloat16() for i, s in enumerate(shapes))

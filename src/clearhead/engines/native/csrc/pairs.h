@@ -107,7 +107,7 @@ inline void pair_down(const float* tile, const Part& at, float* out) {
 
 // Mul on pairs, for a query and key in bfloat16. The products with values are those of float32.
 struct MulPairs : Values {
-    static constexpr int64_t PANELS = 4;  // what is packed for each of them takes a tenth of the time of the products
+    static constexpr int64_t PANELS = 4;  // to pack a tile of queries for each panel takes a tenth of the time
 
     // A tile of queries: rows; pairs of rows; and room for the weights or slopes as pairs, in both directions.
     struct Queries {
