@@ -199,6 +199,14 @@ def test_tensors_that_are_negated_where_they_are_read(engine):
     torch.testing.assert_close(found, want)
 
 
+@pytest.mark.parametrize("engine", [*(name for name in engines() if name != "sdpa"), "reference"])
+def test_sinks_that_are_negated_where_they_are_read(engine):
+    query, key, value = inputs(3, 5, torch.float32)
+    sinks = torch.tensor([1.0, 3.0], dtype=torch.float32)
+    want = ch.attention(query, key, value, sinks=-sinks, engine="reference")
+    torch.testing.assert_close(ch.attention(query, key, value, sinks=torch._neg_view(sinks), engine=engine), want)
+
+
 def test_two_branches_of_a_cache_hold_their_own():
     key, first, second = drawn(1, 2, 3, 4), drawn(1, 2, 1, 4, seed=1), drawn(1, 2, 1, 4, seed=2)
     with torch.no_grad():
