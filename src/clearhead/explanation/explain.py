@@ -101,7 +101,7 @@ def explain(*inputs: Any, at: Any = None, gradients: Any = False, **options: Any
     >>> explanation = ch.explain(query, key, value)
     >>> [step.name for step in explanation.steps if not step.given]
     ['products', 'scores', 'maximum', 'numerator', 'total', 'weights', 'wrong_axis', 'output']
-    >>> torch.allclose(explanation["output"], ch.attention(query, key, value))
+    >>> torch.allclose(explanation["output"], ch.attention(query, key, value), atol=1e-6)
     True
     >>> scores = torch.tensor([[0.0, 1.0, 5.0], [2.0, 2.0, 5.0]])
     >>> ch.explain(scores, valid_lens=[2])["weights"]                      # of scores of your own
@@ -109,7 +109,7 @@ def explain(*inputs: Any, at: Any = None, gradients: Any = False, **options: Any
             [0.5000, 0.5000, 0.0000]])
     >>> attend, x = ch.nn.MultiHeadAttention(embed_dim=8, num_heads=2), torch.rand(1, 5, 8)
     >>> explanation = ch.explain(attend, x, x, x, mask=ch.Causal(), at=(0, 1, 3))        # head 1, query 3
-    >>> torch.allclose(explanation["result"], attend(x, x, x, mask=ch.Causal())[:, 3:4])
+    >>> torch.allclose(explanation["result"], attend(x, x, x, mask=ch.Causal())[:, 3:4], atol=1e-6)
     True
 
     `explain(query, key, value, score=, mask=, valid_lens=, bias=, scale=, sinks=, align=, dropout_p=, layout=)`: the
