@@ -183,12 +183,12 @@ def make_problem(
         query, key = (t.masked_fill(~t.isfinite(), 0.0) for t in (query, key))
     factor = score.factor(query.shape[-1]) if scale is None else _call_scale(scale, score)
     of_all = sizes if among is None else _of_all(sizes, *among)
-    keeps = type(dropout_p) in (float, int) and not dropout_p
-    if mask is None and bias is None and sinks is None and keeps:
+    no_dropout = type(dropout_p) in (float, int) and not dropout_p
+    if mask is None and bias is None and sinks is None and no_dropout:
         return Problem(_scores(score, query, key, factor, by_tile, among), value, sizes)
     if not plain:
         refuse_distributed({"query": query, "key": key, "value": value})
-    dropout_p = 0.0 if keeps else check_dropout(dropout_p, "dropout_p")
+    dropout_p = 0.0 if no_dropout else check_dropout(dropout_p, "dropout_p")
     seed = draw_seed(sizes.device) if dropout_p else None
     visible, added = mask_and_bias(mask, bias, of_all, query.dtype, as_written)
     if among is not None:
