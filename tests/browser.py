@@ -51,9 +51,13 @@ class Opened:
     faults: list[str] = field(default_factory=list)
 
     def until(self, expression: str, wanted: object = True, seconds: float = 10) -> None:
-        """Poll a JavaScript expression (the page's policy forbids `wait_for_function`)."""
+        """Poll a JavaScript expression (the page's policy forbids `wait_for_function`).
+
+        The page may not have what the expression reads yet, so an error in it is one more value that is not wanted.
+        """
         end = time.monotonic() + seconds
-        while (got := self.page.evaluate(expression)) != wanted:
+        tried = f"(() => {{ try {{ return ({expression}); }} catch (error) {{ return String(error); }} }})()"
+        while (got := self.page.evaluate(tried)) != wanted:
             assert time.monotonic() < end, f"{expression} is {got!r}, not {wanted!r}: {self.faults}"
             time.sleep(0.02)
 
