@@ -88,8 +88,9 @@ def slope_of(
     else:
         grad, value = grad.to(dtype), problem.value.to(dtype)
         upstream = tiles.grouped_product(grad, value.transpose(-1, -2))  # Ṗ, once multiplied by dropout's factors
-    if tiles.may_be_empty(problem):
-        weights.masked_fill_(scores == -torch.inf, 0.0)  # also in a row of NaN
+    empty = tiles.may_be_empty(problem)
+    if empty and tiles.may_be_nan(maximum + log_sum):  # −∞ gives 0 by itself but in a row of NaN
+        weights.masked_fill_(scores == -torch.inf, 0.0)
     add_sent(upstream, sent, region, logs)
     kept = weights
     if problem.seed is not None:
@@ -98,7 +99,8 @@ def slope_of(
     if to_value is not None and grad is not None:
         of_keys(to_value, groups, region).add_(_to_keys(kept, grad, value.shape[1]))
     slope = upstream.sub_(delta).mul_(weights)  # Ṡ
-    if tiles.may_be_empty(problem):  # it would be 0 · NaN, or 0 · ∞ where a value that other queries may see is huge
+    # where a weight is 0 it would be 0 · NaN, or 0 · ∞ where a value that other queries may see is huge
+    if empty and tiles.may_be_nan(slope.sum()):
         slope.masked_fill_(weights == 0, 0.0)
     if sent.best is not None and sent.best_key is not None:
         _add_at(slope, sent.best_key[region.sides[:3]].unsqueeze(-1), sent.best[region.sides[:3]].unsqueeze(-1), region)

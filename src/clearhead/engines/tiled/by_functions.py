@@ -31,7 +31,7 @@ from clearhead.problem.region import Region
 from clearhead.problem.regions import cut
 from clearhead.problem.summary import Sent
 
-PAIRS = 2**18  # of a block for each thread, whose passes should stay in its cache
+PAIRS = 2**20  # of a block for each thread: fewer blocks pass over the gradients of keys and values fewer times
 FOLLOWED = 2  # times regions.BUDGET, for each thread: the numbers of a block's largest tensor
 _LEAF, _HIDES = "AccumulateGrad", "CheckpointFunction"  # a parameter; a checkpoint that hides what it computes
 

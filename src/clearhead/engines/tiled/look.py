@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from clearhead.base.shapes import unflatten
-from clearhead.base.tracing import in_place, on_the_host, readable, vectorized
+from clearhead.base.tracing import in_place
+from clearhead.engines.tiled.tiles import may_be_nan
 from clearhead.problem.partial import log_add
 from clearhead.problem.region import Region
 
@@ -37,9 +38,7 @@ class Look:
         # a score of +∞ makes the weights of its row NaN, and so every result for the row
         self.top = top.masked_fill(self.blind, 0.0).masked_fill(top == torch.inf, torch.nan)
         self.may_be_empty = may_be_empty
-        # whether some rows are NaN, or may be
-        hidden = not readable(self.top) or not on_the_host(self.top) or vectorized()
-        self.odd = may_be_empty and (hidden or bool(self.top.isnan().any()))
+        self.odd = may_be_empty and may_be_nan(self.top)
         unseen = values == -torch.inf if self.odd else None
         less = Tensor.sub_ if in_place() else Tensor.sub
         self.scores = less(scores, self.top.unsqueeze(-1))  # (b, h, q, k)

@@ -10,7 +10,7 @@ from clearhead.base.arrays import accumulated
 from clearhead.base.dropout import factors
 from clearhead.base.errors import UnsupportedError
 from clearhead.base.shapes import unflatten
-from clearhead.base.tracing import distributed, in_place
+from clearhead.base.tracing import dispatches, distributed, in_place, on_the_host, readable, vectorized
 from clearhead.problem.packing import operands, with_operands
 from clearhead.problem.partial import Partial
 from clearhead.problem.problem import Problem
@@ -44,12 +44,12 @@ def partial(problem: Problem) -> Partial:
         return Partial(
             no_keys(problem, problem.query), tile.new_zeros(tile.shape[:3]), tile.new_full(tile.shape[:3], torch.inf)
         )
-    unseen = tile.detach() == -torch.inf if may_be_empty(problem) else None
-    maximum, above, total, blind = exponentials(tile)
     kept = torch.is_grad_enabled() or not in_place()
+    maximum, above, total, blind = exponentials(tile)
     weights = above / total.unsqueeze(-1) if kept else above.div_(total.unsqueeze(-1))
-    if unseen is not None:  # also in a row of NaN; the gradient is 0 for any gradient of the weight
-        weights = weights.masked_fill(unseen, 0.0)
+    # −∞ gives 0 by itself but in a row of NaN; autograd needs the 0 also for its gradient, for any of the weight's
+    if may_be_empty(problem) and (kept or may_be_nan(total)):
+        weights = weights.masked_fill(tile.detach() == -torch.inf, 0.0)
     output = grouped_product(dropped(problem, weights), problem.value.to(weights.dtype))
     return Partial(output, maximum, total.log().masked_fill(blind, torch.inf))
 
@@ -63,6 +63,12 @@ def exponentials(tile: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     above = tile - maximum.unsqueeze(-1)
     above = above.exp_() if in_place() else above.exp()
     return maximum, above, above.sum(-1).masked_fill(blind, 1.0), blind
+
+
+def may_be_nan(numbers: Tensor) -> bool:
+    """Whether one of the numbers may be NaN: those that cannot be read here, or not without waiting, may be."""
+    hidden = not readable(numbers) or not on_the_host(numbers) or vectorized() or dispatches(numbers)
+    return hidden or bool(numbers.isnan().any())
 
 
 def raw_scores(problem: Problem) -> Tensor:
