@@ -10,13 +10,17 @@ MODULES := node_modules/.package-lock.json
 # The tests start some hundreds of processes: each compiles clearhead anew where no bytecode may be written.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test explore mutants docs alone versions cuda-check lint bench bundle wheel tried-wheel sanitize clean
+.PHONY: demo test explore mutants docs alone versions cuda-check lint style types bench bundle wheel tried-wheel sanitize clean
 
 demo: $(RUNS) bundle
 	@$(BIN)/clearhead report --file examples/paragraph.txt -o demo.html
 
-test: $(READY) bundle browser lint
-	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist worksteal -m 'not explore'
+# The types are checked beside the tests, which wait for browsers now and then, and are told of at the end.
+test: $(READY) $(MODULES) bundle browser style
+	@mkdir -p build
+	@$(MAKE) --no-print-directory types >build/types.txt 2>&1 & types=$$!; \
+	  OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist worksteal -m 'not explore'; tests=$$?; \
+	  wait $$types; types=$$?; cat build/types.txt; exit $$((tests + types))
 
 # What `make test` leaves out: tests/explored.py names it.
 explore: $(READY) bundle browser
@@ -52,9 +56,13 @@ versions: browser
 cuda-check: $(READY)
 	$(BIN)/python tests/cuda_check.py
 
-lint: $(READY) $(MODULES)
+lint: style types
+
+style: $(READY)
 	$(BIN)/ruff check src packaging tests benchmarks examples docs
 	$(BIN)/ruff format --check src packaging tests benchmarks examples docs
+
+types: $(READY) $(MODULES)
 	$(BIN)/mypy & own=$$!; node_modules/.bin/tsc; pages=$$?; wait $$own && exit $$pages
 
 # The site, in build/site: every cell runs, and what is wrong fails. Then every page is opened in a browser.
