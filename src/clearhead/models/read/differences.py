@@ -28,6 +28,7 @@ from clearhead.models.weights import weights_of
 from clearhead.problem.problem import Problem
 from clearhead.problem.record import now
 from clearhead.problem.region import Region, host_part
+from clearhead.problem.words import ALL_WORDS
 
 Places = tuple[Tensor, Tensor] | None
 
@@ -198,7 +199,7 @@ def _both_look(calls: tuple[AttentionCall, ...], of: tuple[Tensor | None, ...]) 
     """For each call the queries that are words in both calls, at the call's own positions; None: all."""
     alone = []
     for call in calls:
-        words = None if call.padding is None else call.padding.queries
+        words = (call.padding or ALL_WORDS).queries
         alone.append(looked_at(words, None if call.uniform is None else call.uniform[..., 0]))
     if alone == [None, None] and of[0] is None:
         return alone
