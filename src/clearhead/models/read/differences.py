@@ -6,7 +6,7 @@ import operator
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -24,6 +24,7 @@ from clearhead.models.call import first_columns
 from clearhead.models.calls import Calls, Label, labels
 from clearhead.models.table import Table
 from clearhead.models.tap.layers import FIRST, LayerName
+from clearhead.models.tap.modules import Kind
 from clearhead.models.weights import weights_of
 from clearhead.problem.problem import Problem
 from clearhead.problem.record import now
@@ -278,7 +279,7 @@ class CallDifference:
     """
 
     name: str
-    kind: Literal["self", "cross"]
+    kind: Kind
     number: int
     weights: WeightDifference
     by_query: Tensor
