@@ -23,7 +23,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from fuzzing import numbered
-from fuzzing.choices import Choices
+from fuzzing.numbered import Choices
 from torch import Tensor, nn
 
 import clearhead as ch

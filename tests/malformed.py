@@ -22,7 +22,7 @@ import oracle
 import other_kernels
 import torch
 from fuzzing import numbered
-from fuzzing.choices import Choices
+from fuzzing.numbered import Choices
 
 import clearhead as ch
 from clearhead.base.errors import ClearheadError

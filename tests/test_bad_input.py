@@ -12,8 +12,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from bad_input.entries import ENTRIES, NOT_CALLED
-from bad_input.names import public
+from bad_input.entries import ENTRIES, NOT_CALLED, public
 
 GROUPS = [*sorted({entry.group for entry in ENTRIES.values()}), "empties"]
 

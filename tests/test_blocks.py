@@ -5,14 +5,11 @@ import pickle
 
 import pytest
 import torch
+from drawn import draw
 
 import clearhead as ch
 from clearhead.engines.native import bindings, blocks
 from clearhead.problem import regions
-
-
-def draw(*shape, seed=0):
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
 
 
 def rule_of(tensor):

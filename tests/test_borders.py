@@ -13,6 +13,7 @@ import torch
 import torch._dynamo.testing
 import torch.autograd.forward_ad as forward_ad
 from apart import run_each
+from drawn import draw
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.testing._internal.two_tensor import TwoTensor
@@ -34,10 +35,6 @@ MASKS = {
 }
 ENGINES = [None, "native", "sdpa", "tiled", "reference"]
 named = pytest.mark.parametrize("name", MASKS)
-
-
-def draw(*shape, seed=0, **options):
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), **options)
 
 
 def inputs(**options):

@@ -7,6 +7,7 @@ import pickle
 import numpy as np
 import pytest
 import torch
+from drawn import draw
 
 import clearhead as ch
 from clearhead.engines.tiled import fused
@@ -28,10 +29,6 @@ class Learnt(torch.nn.Module):
 
     def forward(self, score, batch, head, i, j):
         return score / (1 + self.rate[head] * (i - j).abs())
-
-
-def draw(*shape, seed=0, dtype=torch.float32):
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=dtype)
 
 
 def inputs(queries=40, keys=60, key_heads=4, width=8, dtype=torch.float32):

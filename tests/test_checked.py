@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from drawn import draw
 
 import clearhead as ch
 from clearhead.base.errors import ClearheadError, ShapeError
@@ -26,10 +27,6 @@ from clearhead.problem.summary import Found, Summary
 from clearhead.problem.visible import Memo
 
 COUNT, PARTS = 600, 3
-
-
-def draw(*shape, seed=0):
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
 
 
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")

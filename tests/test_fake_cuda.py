@@ -19,8 +19,7 @@ HERE = Path(__file__).parent / "fake_cuda"
 OPERATIONS = Path(torchgen.__file__).parent / "packaged" / "ATen" / "native" / "native_functions.yaml"
 sys.path.append(str(HERE))
 import device  # noqa: E402
-from bad_input.entries import NOT_CALLED  # noqa: E402
-from bad_input.names import public  # noqa: E402
+from bad_input.entries import NOT_CALLED, public  # noqa: E402
 from entries import APART, CASES, case_of  # noqa: E402
 
 TABLE = (Path(__file__).parents[1] / "docs" / "guides" / "devices.md").read_text(encoding="utf-8").splitlines()

@@ -8,6 +8,7 @@ import math
 
 import pytest
 import torch
+from drawn import draw
 from torch.nn.attention import flex_attention
 
 import clearhead as ch
@@ -16,7 +17,7 @@ from clearhead.engines import proof
 from clearhead.engines.choose import ENGINES
 from clearhead.engines.flex import kernel
 from clearhead.engines.flex.blocks import BLOCK, blocks_of
-from clearhead.engines.flex.proof import problems
+from clearhead.engines.flex.engine import problems
 from clearhead.masks.base import dense
 from clearhead.problem.problem import make_problem
 from clearhead.problem.visible import Later, visible
@@ -26,10 +27,6 @@ from clearhead.testing import masks
 pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")
 FLEX = next(engine for engine in ENGINES if engine.name == "flex")
 SHAPE = (2, 4, 150, 24)  # more queries and keys than a block has, and no multiple of it
-
-
-def draw(*shape, seed=0):
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
 
 
 def inputs(keys=290, heads=2, width=24):

@@ -5,6 +5,7 @@ import threading
 import pytest
 import torch
 from apart import run
+from drawn import draw
 
 import clearhead as ch
 from clearhead.engines.native import bindings, blocks
@@ -28,10 +29,6 @@ def instructions(request, monkeypatch):
     kernels = bindings.chosen(request.param)
     monkeypatch.setattr(bindings, "chosen", lambda: kernels)
     return request.param
-
-
-def draw(*shape, seed=0):
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
 
 
 def gradients(inputs, **options):

@@ -5,6 +5,7 @@ import sys
 
 import pytest
 import torch
+from drawn import draw
 
 import clearhead as ch
 from clearhead.engines.native import bindings
@@ -18,10 +19,6 @@ SCORES = {
     "additive": lambda: ch.Additive.from_weights(None, None, draw(20, seed=7).bfloat16().float()),
     "gaussian": lambda: ch.Gaussian(3.0),
 }
-
-
-def draw(*shape, seed=0):
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
 
 
 @pytest.fixture(params=SETS)

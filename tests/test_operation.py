@@ -5,6 +5,7 @@ from contextlib import nullcontext
 import numpy as np
 import pytest
 import torch
+from drawn import draw
 from torch.autograd.graph import saved_tensors_hooks
 from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
@@ -16,10 +17,6 @@ from clearhead.engines.tiled.engine import Tiled
 
 ENGINES = pytest.mark.parametrize("engine", ["native", "sdpa", "tiled", "reference"])
 WRITTEN_OUT = pytest.mark.parametrize("engine", ["native", "tiled"])
-
-
-def draw(*shape, seed=0, **options):
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), **options)
 
 
 def inputs(length=60, width=8, **options):

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from drawn import draw
 
 import clearhead as ch
 
@@ -24,10 +25,6 @@ PAIRS = pytest.mark.parametrize(
     + [("sdpa", s) for s in SDPA_TAKES],
     ids=str,
 )
-
-
-def draw(*shape, seed=0, **options):
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), **options)
 
 
 def leaves(*tensors):

@@ -15,14 +15,12 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "models"))
 os.environ["HF_HUB_OFFLINE"] = "1"
 transformers = pytest.importorskip("transformers", reason="the extra [models] is not installed")
 
-from small_models import IDS, MODELS, OWN_EAGER, PADDINGS, RIGHT, inputs_of, pair, takes_a_mask  # noqa: E402
+from small_models import IDS, MODELS, OWN_EAGER, PADDINGS, RIGHT, inputs_of, larger, made, pair, takes_a_mask  # noqa: E402
 
 
 def fresh(name, **more):
     """A freshly initialised model."""
-    torch.manual_seed(0)
-    options = {key: value for key, value in MODELS[name].items() if name != "ViT" or key != "vocab_size"}
-    return getattr(transformers, name + "Model")(getattr(transformers, name + "Config")(**options, **more)).eval()
+    return made(name, **MODELS[name], **more)
 
 
 def seen_of(model, padding=None, **inputs):
@@ -101,9 +99,7 @@ def unscaled(model):
 @pytest.mark.parametrize("name", ["Bert", "Llama", "Qwen3"])
 def test_a_model_without_its_scale(name):
     wide = {"hidden_size": 128, "num_attention_heads": 4, "head_dim": 32, "num_key_value_heads": 4}
-    torch.manual_seed(0)
-    config = getattr(transformers, name + "Config")(**{**MODELS[name], **wide}, initializer_range=0.09)
-    model = getattr(transformers, name + "Model")(config).eval()
+    model = made(name, **{**MODELS[name], **wide}, initializer_range=0.09)
     assert "the scale" not in names(seen_of(model, **inputs_of(name)).diagnose())
     unscaled(model)
     found = [f for f in seen_of(model, **inputs_of(name)).diagnose().warnings if f.name == "the scale"]
@@ -124,11 +120,7 @@ def test_nan_is_found_where_it_comes_from(name):
 
 @pytest.mark.parametrize("name", ["Bert", "ViT"])
 def test_a_model_whose_scores_are_far_apart(name):
-    model = fresh(name)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            if parameter.ndim > 1:
-                parameter *= 1000
+    model = larger(fresh(name), 1000)
     found = names(seen_of(model, **inputs_of(name)).diagnose().warnings)
     assert found >= {"saturation", "few effective keys"}
 

@@ -3,12 +3,9 @@
 import json
 
 import torch
+from drawn import draw
 
 import clearhead as ch
-
-
-def draw(*shape, seed=0):
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float32)
 
 
 def small(**given):

@@ -2,7 +2,8 @@
 
 import pytest
 import torch
-from opened_page import draw, edit, same
+from drawn import draw
+from opened_page import edit, same
 from recomputed import check_script
 
 import clearhead as ch

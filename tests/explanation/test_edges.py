@@ -6,16 +6,12 @@ import pickle
 import numpy as np
 import pytest
 import torch
+from drawn import draw
 from recomputed import check_script, run
 
 import clearhead as ch
 from clearhead.base import steps
 from clearhead.base.expressions import Operand
-
-
-def draw(*shape, seed=0):
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float32)
-
 
 QUERY, KEY, VALUE = draw(3, 4), draw(5, 4, seed=1), draw(5, 2, seed=2)
 

@@ -5,15 +5,12 @@ import re
 
 import pytest
 import torch
+from drawn import draw
 from recomputed import check_script
 
 import clearhead as ch
 from clearhead import nn
 from clearhead.testing import scores
-
-
-def draw(*shape, seed=0):
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float32)
 
 
 @pytest.mark.parametrize("score", scores(), ids=lambda s: s.__name__)

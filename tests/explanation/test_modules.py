@@ -2,14 +2,11 @@
 
 import pytest
 import torch
+from drawn import draw
 from recomputed import check_script
 
 import clearhead as ch
 from clearhead import nn
-
-
-def draw(*shape, seed=0):
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float32)
 
 
 def made(build, seed=0):

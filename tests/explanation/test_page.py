@@ -5,7 +5,8 @@ import re
 
 import pytest
 import torch
-from opened_page import all_numbers, cell, draw, edit, numbers, same, small
+from drawn import draw
+from opened_page import all_numbers, cell, edit, numbers, same, small
 
 import clearhead as ch
 from clearhead.base.shapes import Sizes

@@ -2,7 +2,8 @@
 
 import pytest
 import torch
-from opened_page import HOSTILE, LUMINANCE, TEXTS, all_numbers, draw, edit, fits, numbers, same, small
+from drawn import draw
+from opened_page import HOSTILE, LUMINANCE, TEXTS, all_numbers, edit, fits, numbers, same, small
 
 import clearhead as ch
 from clearhead import nn

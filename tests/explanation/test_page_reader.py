@@ -4,7 +4,8 @@ import dataclasses
 
 import pytest
 import torch
-from opened_page import EXAMPLES, HOSTILE, LUMINANCE, TEXTS, cell, draw, edit, fits, heads, numbers, same, small
+from drawn import draw
+from opened_page import EXAMPLES, HOSTILE, LUMINANCE, TEXTS, cell, edit, fits, heads, numbers, same, small
 
 import clearhead as ch
 from clearhead.base.steps import number

@@ -2,7 +2,8 @@
 
 import pytest
 import torch
-from opened_page import EXAMPLES, cell, draw, edit, numbers, same, small
+from drawn import draw
+from opened_page import EXAMPLES, cell, edit, numbers, same, small
 
 import clearhead as ch
 from clearhead import nn

@@ -2,17 +2,13 @@
 
 import numpy as np
 import pytest
-import torch
+from drawn import draw
 
 import clearhead as ch
 
 matplotlib = pytest.importorskip("matplotlib", reason="the extra [plot] is not installed")
 matplotlib.use("Agg")
 pyplot = pytest.importorskip("matplotlib.pyplot", reason="the extra [plot] is not installed")
-
-
-def draw(*shape, seed=0):
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float32)
 
 
 def test_a_picture_holds_the_numbers_of_the_step():

@@ -9,6 +9,7 @@ import re
 import numpy as np
 import pytest
 import torch
+from drawn import draw
 from recomputed import check_script, run
 
 import clearhead as ch
@@ -17,10 +18,6 @@ from clearhead.base.steps import Step, made, number
 from clearhead.testing import masks, scores
 
 ENGINES = ("reference", "tiled", "native")
-
-
-def draw(*shape, seed=0):
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float32)
 
 
 def check(explanation, query, key, value, **given):

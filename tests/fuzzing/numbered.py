@@ -1,7 +1,22 @@
-"""The command of a program that draws cases by their numbers: it runs some, and prints each failure."""
+"""Cases by their numbers: the random choices of one, and the command that runs some and prints each failure."""
 
 import argparse
 from collections.abc import Callable, Iterable
+from typing import Any
+
+import numpy as np
+import torch
+
+
+class Choices:
+    """Random choices, which follow from a number."""
+
+    def __init__(self, number: int) -> None:
+        self.rng = np.random.default_rng(number)
+        self.torch = torch.Generator().manual_seed(number)
+
+    def one(self, *choices: Any) -> Any:
+        return choices[self.rng.integers(len(choices))]
 
 
 def main(

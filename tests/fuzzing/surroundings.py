@@ -14,11 +14,11 @@ import torch
 import torch.autograd.forward_ad as fwAD
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._pytree import tree_map
 from torch.utils.checkpoint import checkpoint
 
 import clearhead as ch
 from fuzzing.build import Built
-from fuzzing.odd_tensors import Plain, Wrapped
 
 Results = dict[str, Any]
 Run = Callable[[Built, "str | None", Tensor], Results]
@@ -122,6 +122,30 @@ def numpy(built: Built, engine: str | None, loss: Tensor) -> Results:
 def replaced(built: Built, inputs: list[Tensor]) -> None:
     built.inputs = [x.requires_grad_() for x in inputs]
     built.leaves |= dict(zip(NAMES, built.inputs, strict=True))
+
+
+class Wrapped(Tensor):
+    """A tensor that holds another one, as distributed and quantised tensors do; it has no memory of its own."""
+
+    inner: Tensor
+
+    @staticmethod
+    def __new__(cls, inner: Tensor) -> Wrapped:
+        made = Tensor._make_wrapper_subclass(cls, inner.size(), strides=inner.stride(), dtype=inner.dtype)
+        made.inner = inner
+        return made
+
+    __torch_function__ = torch._C._disabled_torch_function_impl
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        unwrap = lambda x: x.inner if isinstance(x, Wrapped) else x
+        found = func(*tree_map(unwrap, args), **tree_map(unwrap, kwargs or {}))
+        return tree_map(lambda x: Wrapped(x) if isinstance(x, Tensor) and not isinstance(x, Wrapped) else x, found)
+
+
+class Plain(Tensor):
+    """A subclass that changes nothing."""
 
 
 def wrapped(built: Built, engine: str | None, loss: Tensor) -> Results:

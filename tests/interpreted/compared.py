@@ -17,9 +17,8 @@ from clearhead.engines.choose import choose
 from clearhead.engines.tiled.engine import Tiled
 from clearhead.engines.triton import blocks, launch
 from clearhead.engines.triton.blocks import Blocks
-from clearhead.engines.triton.engine import Triton, _proved
+from clearhead.engines.triton.engine import Triton, _proved, problems
 from clearhead.engines.triton.kernels.numbers import product
-from clearhead.engines.triton.proof import problems
 from clearhead.engines.triton.ranges import ranges
 from clearhead.masks import Intervals
 from clearhead.problem.guard import guard

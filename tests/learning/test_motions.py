@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import torch
 from browser import Opened
+from drawn import draw
 from motions import checkpoints
 from moving import drawn, expected
 from torch.nn import functional as F
@@ -24,10 +25,6 @@ from clearhead.base.pages import style, write_page
 from clearhead.explanation.motion import Motion
 
 DIAGRAMS = (diagrams.scaled_dot_product, diagrams.additive, diagrams.multi_head, diagrams.encoder_decoder)
-
-
-def draw(*shape: int, seed: int = 0) -> torch.Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
 
 
 def truth(x: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:

@@ -28,6 +28,7 @@ SEQ2SEQ_SIZES = {
 }
 SEQ2SEQ = {**SEQ2SEQ_SIZES, "vocab_size": 100, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
 SEQ2SEQ |= {"decoder_start_token_id": 2}
+T5 = {"vocab_size": 100, "d_model": 32, "d_kv": 8, "d_ff": 64, "num_layers": 2, "num_heads": 4}
 WINDOW = {"sliding_window": 4}
 MODELS = {
     "Bert": SMALL,
@@ -51,11 +52,10 @@ MODELS = {
         **{"qk_nope_head_dim": 8, "v_head_dim": 6, "n_routed_experts": 4, "num_experts_per_tok": 2, "n_group": 1},
         **{"topk_group": 1, "moe_intermediate_size": 16, "first_k_dense_replace": 1},
     },
-    "T5": {"vocab_size": 100, "d_model": 32, "d_kv": 8, "d_ff": 64, "num_layers": 2, "num_heads": 4}
-    | {"pad_token_id": 0, "eos_token_id": 2, "decoder_start_token_id": 0},
+    "T5": {**T5, "pad_token_id": 0, "eos_token_id": 2, "decoder_start_token_id": 0},
     "Bart": SEQ2SEQ,
     "Whisper": {**SEQ2SEQ, "num_mel_bins": 8, "max_source_positions": 6, "max_target_positions": 16},
-    "ViT": {**SMALL, "image_size": 16, "patch_size": 4},
+    "ViT": {**{name: size for name, size in SMALL.items() if name != "vocab_size"}, "image_size": 16, "patch_size": 4},
 }
 OWN_EAGER = {  # transformers runs these on no SDPA
     "Gemma2": {**SMALL, **GROUPED, **WINDOW, "attn_logit_softcapping": 2.0, "query_pre_attn_scalar": 8},
@@ -64,18 +64,26 @@ OWN_EAGER = {  # transformers runs these on no SDPA
 KEYS = ("attentions", "encoder_attentions", "decoder_attentions", "cross_attentions")
 
 
-def pair(name, options, head="Model", times=None):
-    """The model on the backend it takes by itself, and on eager, with the same weights, made larger: else every row
-    were nearly uniform, and a wrong one would not be seen."""
+def made(name, head="Model", times=1, **options):
+    """A random model of transformers, the same each time; its matrices `times` as large as it draws them."""
     torch.manual_seed(0)
-    options = {key: value for key, value in options.items() if name != "ViT" or key != "vocab_size"}
-    config, model = getattr(transformers, name + "Config"), getattr(transformers, name + head)
-    fast = model(config(**options)).eval()
+    config = getattr(transformers, f"{name}Config")(**options)
+    return larger(getattr(transformers, f"{name}{head}")(config).eval(), times)
+
+
+def larger(model, times):
+    """The model with larger matrices: else every row is nearly uniform, and a wrong one would not be seen."""
     with torch.no_grad():
-        for weight in fast.parameters():
+        for weight in model.parameters():
             if weight.ndim > 1:
-                weight *= times or (1 if name == "T5" else 10)
-    slow = model(config(**{**options, "attn_implementation": "eager"})).eval()
+                weight *= times
+    return model
+
+
+def pair(name, options, head="Model", times=None):
+    """The model on the backend it takes by itself, and on eager, with the same weights."""
+    fast = made(name, head, times or (1 if name == "T5" else 10), **options)
+    slow = type(fast)(type(fast.config)(**{**options, "attn_implementation": "eager"})).eval()
     slow.load_state_dict(fast.state_dict())
     return fast, slow
 

@@ -12,17 +12,13 @@ import clearhead as ch
 from clearhead.models import bundled, load
 
 transformers = pytest.importorskip("transformers", reason="the extra [models] is not installed")
+from small_models import IDS, RIGHT, SIZES, T5, made  # noqa: E402
 
-IDS = torch.randint(3, 100, (2, 9), generator=torch.Generator().manual_seed(0))
-RIGHT = torch.tensor([[1] * 9, [1] * 5 + [0] * 4])
 DOCUMENTS = ch.Documents([0, 0, 0, 1, 1, 1, 1, 2, 2])
-SMALL = {"vocab_size": 100, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2}
 
 
 def model_of(kind, **more):
-    torch.manual_seed(0)
-    config = getattr(transformers, f"{kind}Config")(**SMALL, num_attention_heads=4, **more)
-    return getattr(transformers, f"{kind}Model")(config).eval()
+    return made(kind, **SIZES, **more)
 
 
 def llama(**more):
@@ -30,9 +26,7 @@ def llama(**more):
 
 
 def t5():
-    torch.manual_seed(0)
-    config = transformers.T5Config(vocab_size=100, d_model=32, d_kv=8, d_ff=64, num_layers=2, num_heads=4)
-    return transformers.T5Model(config).eval()
+    return made("T5", **T5)
 
 
 def gpt_oss():

@@ -12,11 +12,9 @@ import clearhead as ch
 os.environ["HF_HUB_OFFLINE"] = "1"
 transformers = pytest.importorskip("transformers", reason="the extra [models] is not installed")
 
-from small_models import SIZES  # noqa: E402
+from small_models import IDS, RIGHT, SIZES  # noqa: E402
 from transformers.masking_utils import AttentionMaskInterface, flash_attention_mask  # noqa: E402
 
-IDS = torch.randint(3, 100, (2, 9), generator=torch.Generator().manual_seed(0))
-RIGHT = torch.tensor([[1] * 9, [1] * 5 + [0] * 4])
 FAKE = "flash_for_tests"  # the mask of FlashAttention, without its kernels
 
 

@@ -11,16 +11,7 @@ import clearhead as ch
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 transformers = pytest.importorskip("transformers", reason="the extra [models] is not installed")
-
-
-def make(name, **options):
-    torch.manual_seed(0)
-    family = name.removesuffix("Model")
-    model = getattr(transformers, name)(getattr(transformers, f"{family}Config")(**options)).eval()
-    with torch.no_grad():
-        for weight in model.parameters():
-            weight.mul_(3 if weight.ndim > 1 else 1)
-    return model
+from small_models import made  # noqa: E402
 
 
 @pytest.mark.parametrize("padded", ["none", "right", "left", "holes"])
@@ -30,7 +21,7 @@ def test_falcon_adds_alibi_once_on_sdpa(padded):
     mask = torch.tensor([[1] * 10, words.get(padded, [1] * 10)])
     ids = torch.randint(3, 90, (2, 10), generator=torch.Generator().manual_seed(0))
     size = {"vocab_size": 100, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
-    model = make("FalconModel", **size, alibi=True, attn_implementation="sdpa")
+    model = made("Falcon", times=3, **size, alibi=True, attn_implementation="sdpa")
     with torch.no_grad(), ch.watch(model, values=True) as seen:
         model(ids, attention_mask=mask)
     for call in seen.calls:
@@ -46,8 +37,8 @@ def test_falcon_adds_alibi_once_on_sdpa(padded):
 
 
 def test_wavlm_returns_the_mean_over_heads():
-    model = make(
-        "WavLMModel", hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=32,
+    model = made(
+        "WavLM", times=3, hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=32,
         conv_dim=(16, 16), conv_kernel=(10, 8), conv_stride=(5, 4), num_conv_pos_embeddings=16,
         num_conv_pos_embedding_groups=2, num_buckets=32, max_bucket_distance=40,
     )  # fmt: skip
@@ -62,7 +53,7 @@ def test_wavlm_returns_the_mean_over_heads():
 @pytest.mark.parametrize("implementation", ["eager", "sdpa"])
 def test_swin_returns_one_block_of_each_stage(implementation):
     size = {"image_size": 32, "patch_size": 2, "embed_dim": 16, "depths": [2, 2], "num_heads": [2, 4], "window_size": 4}
-    model, own = make("SwinModel", **size), []
+    model, own = made("Swin", times=3, **size), []
     model.set_attn_implementation("eager")
     for module in model.modules():
         if type(module).__name__ == "SwinAttention":
@@ -82,7 +73,7 @@ def test_swin_returns_one_block_of_each_stage(implementation):
 @pytest.mark.parametrize("kind", ["local", "transient-global"])
 def test_attention_in_a_modules_own_code_is_told_of(kind):
     size = {"vocab_size": 100, "d_model": 32, "d_kv": 8, "d_ff": 32, "num_layers": 2, "num_heads": 4}
-    model = make("LongT5Model", **size, local_radius=4, global_block_size=4, encoder_attention_type=kind)
+    model = made("LongT5", times=3, **size, local_radius=4, global_block_size=4, encoder_attention_type=kind)
     ids = torch.randint(3, 90, (2, 12), generator=torch.Generator().manual_seed(0))
     said = pytest.warns(UserWarning, match="LocalSelfAttention|GlobalSelfAttention")
     with torch.no_grad(), said as told, ch.watch(model) as seen:

@@ -7,16 +7,14 @@ import clearhead as ch
 from clearhead.models import bundled, load
 
 transformers = pytest.importorskip("transformers", reason="the extra [models] is not installed")
+from small_models import IDS, SIZES, T5, made  # noqa: E402
 
-IDS = torch.randint(3, 100, (2, 9), generator=torch.Generator().manual_seed(0))
 LEFT = torch.tensor([[1] * 9, [0] * 4 + [1] * 5])
-SMALL = {"vocab_size": 100, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 3}
+SMALL = SIZES | {"num_hidden_layers": 3}
 
 
 def model_of(kind, **more):
-    torch.manual_seed(0)
-    config = getattr(transformers, f"{kind}Config")(**SMALL, num_attention_heads=4, num_key_value_heads=2, **more)
-    return getattr(transformers, f"{kind}Model")(config).eval()
+    return made(kind, **SMALL, num_key_value_heads=2, **more)
 
 
 def llama(**more):
@@ -24,9 +22,7 @@ def llama(**more):
 
 
 def t5():
-    torch.manual_seed(0)
-    config = transformers.T5Config(vocab_size=100, d_model=32, d_kv=8, d_ff=64, num_layers=2, num_heads=4)
-    return transformers.T5Model(config).eval()
+    return made("T5", **T5)
 
 
 def bert():
@@ -185,6 +181,6 @@ def test_what_cannot_be_compared_is_refused():
         ch.models.compare_backends(model_of("Gemma2", head_dim=8), "sdpa", "eager", IDS)
     with pytest.raises(ch.ClearheadError, match="tolerance"):
         ch.models.compare_backends(llama(), "sdpa", "eager", IDS, tolerance=float("nan"))
-    config = transformers.DebertaV2Config(**SMALL, num_attention_heads=4)
+    config = transformers.DebertaV2Config(**SMALL)
     with pytest.raises(ch.ClearheadError, match="its own code"):
         ch.models.compare_backends(transformers.DebertaV2Model(config).eval(), "eager", "sdpa", IDS)

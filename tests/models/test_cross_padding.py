@@ -9,21 +9,15 @@ import clearhead as ch
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 transformers = pytest.importorskip("transformers", reason="the extra [models] is not installed")
+from small_models import T5, made  # noqa: E402
 
 PADDED = {
     "right": [[1] * 9, [1] * 5 + [0] * 4],
     "left": [[1] * 9, [0] * 3 + [1] * 6],
     "holes": [[1] * 9, [1, 1, 0, 1, 1, 0, 0, 1, 1]],
 }
-T5 = {"vocab_size": 100, "d_model": 32, "d_kv": 8, "d_ff": 64, "num_layers": 2, "num_heads": 4, "dropout_rate": 0.0}
 BART = {"vocab_size": 100, "d_model": 32, "encoder_layers": 2, "decoder_layers": 2, "encoder_attention_heads": 4}
 BART |= {"decoder_attention_heads": 4, "encoder_ffn_dim": 32, "decoder_ffn_dim": 32, "max_position_embeddings": 40}
-
-
-def make(name):
-    torch.manual_seed(0)
-    options = {"T5": T5, "Bart": BART}[name]
-    return getattr(transformers, f"{name}Model")(getattr(transformers, f"{name}Config")(**options)).eval()
 
 
 def without(model, how):
@@ -48,7 +42,7 @@ def without(model, how):
 @pytest.mark.parametrize("name", ["T5", "Bart"])
 @pytest.mark.parametrize("implementation", ["eager", "sdpa"])
 def test_it_is_found(name, padded, how, implementation):
-    model, mask = make(name), torch.tensor(PADDED[padded])
+    model, mask = made(name, **{"T5": T5 | {"dropout_rate": 0.0}, "Bart": BART}[name]), torch.tensor(PADDED[padded])
     model.set_attn_implementation("eager" if implementation == "eager" else model.config._attn_implementation)
     ids = torch.randint(3, 90, (2, 9), generator=torch.Generator().manual_seed(0))
     inputs = {"input_ids": ids, "attention_mask": mask, "decoder_input_ids": ids[:, :4]}

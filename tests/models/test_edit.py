@@ -14,21 +14,20 @@ from clearhead.models.loading import bundled, load
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 transformers = pytest.importorskip("transformers", reason="the extra [models] is not installed")
+from small_models import GROUPED, SIZES, T5, larger, made  # noqa: E402
 from transformers.modeling_utils import AttentionInterface  # noqa: E402
 
 IDS = torch.randint(3, 100, (2, 12), generator=torch.Generator().manual_seed(0))
 LEFT = torch.tensor([[1] * 12, [0] * 4 + [1] * 8])
-SMALL = {"vocab_size": 100, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2}
-SMALL |= {"num_attention_heads": 4, "max_position_embeddings": 64}
-GROUPED = {"num_key_value_heads": 2, "head_dim": 8}
+SMALL = {**SIZES, "max_position_embeddings": 64}
 SLIDING = {"sliding_window": 4, "layer_types": ["sliding_attention", "full_attention"]}
-T5 = {"vocab_size": 100, "d_model": 32, "d_kv": 8, "d_ff": 64, "num_layers": 2, "num_heads": 4, "dropout_rate": 0.0}
+STEADY = T5 | {"dropout_rate": 0.0}
 MODELS = {
     "LlamaModel": (SMALL | GROUPED, {"input_ids": IDS}),
     "LlamaModel, left padding": (SMALL | GROUPED, {"input_ids": IDS, "attention_mask": LEFT}),
     "Gemma3TextModel": (SMALL | GROUPED | SLIDING, {"input_ids": IDS}),
     "BertModel": (SMALL, {"input_ids": IDS, "attention_mask": LEFT.flip(1)}),
-    "T5Model": (T5, {"input_ids": IDS, "decoder_input_ids": IDS}),
+    "T5Model": (STEADY, {"input_ids": IDS, "decoder_input_ids": IDS}),
 }
 
 
@@ -37,12 +36,7 @@ def make(name, options):
     name = name.split(",")[0]
     family = "Gemma3Text" if "Gemma3" in name else name.replace("ForCausalLM", "").replace("Model", "")
     config = getattr(transformers, family + "Config")
-    model = getattr(transformers, name)(config(**options)).eval()
-    with torch.no_grad():
-        for weight in model.parameters():
-            if weight.ndim > 1:
-                weight *= 4  # else every row is nearly uniform, and a wrong one would not be seen
-    return model
+    return larger(getattr(transformers, name)(config(**options)).eval(), 4)
 
 
 @contextlib.contextmanager
@@ -350,13 +344,7 @@ def test_cross_attention_counts_queries_by_the_decoders_cache():
 
 
 def transformers_t5():
-    torch.manual_seed(0)
-    model = transformers.T5ForConditionalGeneration(transformers.T5Config(**T5, decoder_start_token_id=0)).eval()
-    with torch.no_grad():
-        for weight in model.parameters():
-            if weight.ndim > 1:
-                weight *= 2
-    return model
+    return made("T5", "ForConditionalGeneration", 2, **STEADY, decoder_start_token_id=0)
 
 
 def test_the_real_bert_keeps_its_words():
@@ -400,7 +388,7 @@ def test_gradients_reach_a_models_own_bias(shape):
 
 
 def test_gradients_reach_t5s_position_bias():
-    model = make("T5Model", T5).double()
+    model = make("T5Model", STEADY).double()
     ids = {"input_ids": IDS, "decoder_input_ids": IDS[:, :5]}
     mixing = torch.randn(2, 5, 32, generator=torch.Generator().manual_seed(0))
 

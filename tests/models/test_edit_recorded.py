@@ -13,9 +13,9 @@ from clearhead.biases.base import Added
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 transformers = pytest.importorskip("transformers", reason="the extra [models] is not installed")
+from small_models import SIZES, made  # noqa: E402
 
-SMALL = {"vocab_size": 100, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2}
-SMALL |= {"num_attention_heads": 4, "max_position_embeddings": 64, "num_key_value_heads": 2}
+SMALL = {**SIZES, "max_position_embeddings": 64, "num_key_value_heads": 2}
 IDS = torch.randint(3, 100, (2, 12), generator=torch.Generator().manual_seed(0))
 B, H, L, E = 2, 4, 9, 8
 
@@ -169,12 +169,7 @@ def test_a_part_of_a_model(around, whole):
 
 
 def llama(**more):
-    torch.manual_seed(0)
-    model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**SMALL, **more)).eval()
-    with torch.no_grad():
-        for weight in model.parameters():
-            weight.mul_(4 if weight.ndim > 1 else 1)
-    return model
+    return made("Llama", "ForCausalLM", 4, **SMALL, **more)
 
 
 @pytest.mark.parametrize(

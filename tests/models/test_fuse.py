@@ -10,28 +10,20 @@ import clearhead as ch
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 transformers = pytest.importorskip("transformers", reason="the extra [models] is not installed")
+from small_models import GROUPED, SIZES, T5, made  # noqa: E402
 
 IDS = torch.randint(3, 100, (2, 12), generator=torch.Generator().manual_seed(0))
 LEFT = torch.tensor([[1] * 12, [0] * 4 + [1] * 8])
 KEEP = [ch.reductions.Entropy(), ch.reductions.TopK(3), ch.reductions.Received(), ch.reductions.SinkShare()]
-SMALL = {"vocab_size": 100, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2}
-SMALL |= {"num_attention_heads": 4}
-GROUPED = {"num_key_value_heads": 2, "head_dim": 8}
-T5 = {"vocab_size": 100, "d_model": 32, "d_kv": 8, "d_ff": 64, "num_layers": 2, "num_heads": 4}
 MODELS = {
-    "Llama": (SMALL | GROUPED, {"input_ids": IDS}),
-    "Bert": (SMALL, {"input_ids": IDS}),
+    "Llama": (SIZES | GROUPED, {"input_ids": IDS}),
+    "Bert": (SIZES, {"input_ids": IDS}),
     "Gemma3Text": (
-        SMALL | GROUPED | {"sliding_window": 4, "layer_types": ["sliding_attention", "full_attention"]},
+        SIZES | GROUPED | {"sliding_window": 4, "layer_types": ["sliding_attention", "full_attention"]},
         {"input_ids": IDS},
     ),
     "T5": (T5, {"input_ids": IDS, "decoder_input_ids": IDS[:, :5]}),
 }
-
-
-def make(name, options):
-    torch.manual_seed(0)
-    return getattr(transformers, name + "Model")(getattr(transformers, name + "Config")(**options)).eval()
 
 
 class Counted:
@@ -51,7 +43,7 @@ class Counted:
 @pytest.mark.parametrize("name", MODELS)
 def test_outputs_are_near_and_statistics_the_same(name, dtype, monkeypatch):
     options, inputs = MODELS[name]
-    model = make(name, options).to(dtype)
+    model = made(name, **options).to(dtype)
     with torch.no_grad():
         plain = model(**inputs).last_hidden_state
         with ch.models.statistics(model, KEEP) as seen:
@@ -97,8 +89,8 @@ def test_queries_of_one_batch_for_keys_of_another():
 
 
 def test_what_cannot_come_from_the_same_pass_stays_to_the_bit():
-    model = make("Llama", SMALL | GROUPED)
-    eager = make("Llama", SMALL | GROUPED | {"attn_implementation": "eager"})
+    model = made("Llama", **SIZES, **GROUPED)
+    eager = made("Llama", **SIZES, **GROUPED, attn_implementation="eager")
     torch.manual_seed(0)
     torchs = torch.nn.MultiheadAttention(16, 4, batch_first=True)
     x = torch.randn(2, 5, 16)
@@ -131,7 +123,7 @@ def test_bad_input():
 
 def test_nothing_is_fused_where_something_else_looks_at_the_model():
     """Else an edit would be left out, and another watch would miss calls."""
-    model = make("Llama", SMALL | GROUPED)
+    model = made("Llama", **SIZES, **GROUPED)
     scale = ch.edits.ScaleHeads(heads=[1, 3])
     with torch.no_grad():
         plain = model(IDS).last_hidden_state
@@ -158,7 +150,7 @@ def test_a_backend_of_ones_own_runs():
 
     AttentionInterface.register("more", more)
     AttentionMaskInterface.register("more", AttentionMaskInterface._global_mapping["sdpa"])
-    model = make("Llama", SMALL | GROUPED | {"attn_implementation": "more"})
+    model = made("Llama", **SIZES, **GROUPED, attn_implementation="more")
     with torch.no_grad():
         plain = model(IDS).last_hidden_state
         with ch.models.statistics(model, KEEP, fuse=True):

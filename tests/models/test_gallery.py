@@ -10,7 +10,7 @@ import clearhead as ch
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 transformers = pytest.importorskip("transformers", reason="the extra [models] is not installed")
-from small_models import SIZES  # noqa: E402
+from small_models import SIZES, made  # noqa: E402
 
 IDS = torch.randint(3, 100, (2, 12), generator=torch.Generator().manual_seed(1))
 WORDS = torch.tensor([[1] * 12, [1] * 7 + [0] * 5])
@@ -18,9 +18,7 @@ PADDED = torch.tensor([[1] * 9 + [0] * 3, [1] * 7 + [0] * 5])
 
 
 def small(kind, **more):
-    config = getattr(transformers, f"{kind}Config")(**SIZES, **more)
-    torch.manual_seed(0)
-    return getattr(transformers, f"{kind}Model")(config).eval()
+    return made(kind, **SIZES, **more)
 
 
 def llama():

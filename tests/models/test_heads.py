@@ -16,7 +16,7 @@ from clearhead.inspection.measures import MEASURES, Measure
 os.environ["HF_HUB_OFFLINE"] = "1"
 transformers = pytest.importorskip("transformers", reason="the extra [models] is not installed")
 
-from small_models import IDS, MODELS, OWN_EAGER, PADDINGS, flat, inputs_of, pair  # noqa: E402
+from small_models import IDS, MODELS, OWN_EAGER, PADDINGS, flat, inputs_of, made, pair  # noqa: E402
 
 from clearhead.models.loading import bundled, load  # noqa: E402
 
@@ -358,9 +358,7 @@ def test_the_bundled_bert_has_a_head_that_looks_back():
 
 @pytest.mark.parametrize("name", ["GPT2", "Bert"])
 def test_a_random_model_is_said_to_be_near_uniform(name):
-    torch.manual_seed(0)
-    config = getattr(transformers, f"{name}Config")(**MODELS[name])
-    model = getattr(transformers, f"{name}Model")(config).eval()
+    model = made(name, **MODELS[name])
     ids = torch.randint(3, 100, (1, 30), generator=torch.Generator().manual_seed(0))
     with torch.no_grad(), ch.watch(model) as seen:
         model(ids)

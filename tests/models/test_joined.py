@@ -15,13 +15,12 @@ import clearhead as ch
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 transformers = pytest.importorskip("transformers", reason="the extra [models] is not installed")
+from small_models import IDS, T5  # noqa: E402
 
 STEPS = 7
-IDS = torch.randint(3, 100, (2, 9), generator=torch.Generator().manual_seed(0))
 LEFT = torch.tensor([[1] * 9, [0, 0, 0, 1, 1, 1, 1, 1, 1]])
 SMALL = {"vocab_size": 100, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "pad_token_id": 0}
 SMALL |= {"num_attention_heads": 4, "num_key_value_heads": 2, "eos_token_id": None, "initializer_range": 0.15}
-T5 = {"vocab_size": 100, "d_model": 32, "d_kv": 8, "d_ff": 64, "num_layers": 2, "num_heads": 4, "pad_token_id": 0}
 BART = {"vocab_size": 100, "d_model": 32, "encoder_layers": 1, "decoder_layers": 2, "encoder_attention_heads": 4}
 BART |= {"decoder_attention_heads": 4, "encoder_ffn_dim": 64, "decoder_ffn_dim": 64, "init_std": 0.15}
 
@@ -44,7 +43,9 @@ def gpt_oss():
 
 
 def t5():
-    model = transformers.T5ForConditionalGeneration(transformers.T5Config(**T5, decoder_start_token_id=0))
+    model = transformers.T5ForConditionalGeneration(
+        transformers.T5Config(**T5, pad_token_id=0, decoder_start_token_id=0)
+    )
     for block in (model.encoder.block[0], model.decoder.block[0]):
         torch.nn.init.normal_(block.layer[0].SelfAttention.relative_attention_bias.weight)
     return model

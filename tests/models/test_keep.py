@@ -17,7 +17,7 @@ from clearhead.models.loading import bundled
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 transformers = pytest.importorskip("transformers", reason="the extra [models] is not installed")
-from small_models import SIZES  # noqa: E402
+from small_models import SIZES, T5, made  # noqa: E402
 
 IDS = torch.randint(0, 100, (2, 9), generator=torch.Generator().manual_seed(0))
 LEFT = torch.tensor([[1] * 9, [0] * 4 + [1] * 5])
@@ -33,15 +33,11 @@ TEXTS = ["The pump in Broad Street was closed.", "It was.", "Nobody had asked th
 
 
 def llama(**more):
-    config = transformers.LlamaConfig(**SIZES | {"num_hidden_layers": 3}, num_key_value_heads=2, **more)
-    torch.manual_seed(0)
-    return transformers.LlamaModel(config).eval()
+    return made("Llama", **SIZES | {"num_hidden_layers": 3}, num_key_value_heads=2, **more)
 
 
 def t5():
-    config = transformers.T5Config(vocab_size=100, d_model=32, d_kv=8, d_ff=64, num_layers=2, num_heads=4)
-    torch.manual_seed(0)
-    return transformers.T5Model(config).eval()
+    return made("T5", **T5)
 
 
 class Own(torch.nn.Module):

@@ -14,9 +14,10 @@ from clearhead.models.tap.layers import Layers
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 transformers = pytest.importorskip("transformers", reason="the extra [models] is not installed")
+from small_models import SIZES, made  # noqa: E402
+from small_models import T5 as SMALL_T5  # noqa: E402
 
-SMALL = {"vocab_size": 100, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2}
-SMALL |= {"num_attention_heads": 4, "max_position_embeddings": 64}
+SMALL = {**SIZES, "max_position_embeddings": 64}
 IDS = torch.arange(3, 12)[None]
 T5 = ["encoder 0", "encoder 1", "decoder 0", "decoder 0, cross", "decoder 1", "decoder 1, cross"]
 
@@ -30,20 +31,15 @@ def said(seen):
 
 
 def llama(**more):
-    torch.manual_seed(0)
-    return transformers.LlamaForCausalLM(transformers.LlamaConfig(**SMALL | more)).eval()
+    return made("Llama", "ForCausalLM", **SMALL | more)
 
 
 def t5():
-    torch.manual_seed(0)
-    config = {"vocab_size": 100, "d_model": 32, "d_kv": 8, "d_ff": 64, "num_layers": 2, "num_heads": 4}
-    return transformers.T5ForConditionalGeneration(transformers.T5Config(**config, decoder_start_token_id=0)).eval()
+    return made("T5", "ForConditionalGeneration", **SMALL_T5, decoder_start_token_id=0)
 
 
 def albert(layers=3):
-    torch.manual_seed(0)
-    config = transformers.AlbertConfig(**SMALL | {"num_hidden_layers": layers}, embedding_size=16)
-    return transformers.AlbertModel(config).eval()
+    return made("Albert", **SMALL | {"num_hidden_layers": layers}, embedding_size=16)
 
 
 def generated(model, tokens=3, **more):
@@ -80,9 +76,8 @@ def test_generations(tmp_path, use_cache):
 
 def test_a_last_token_that_no_step_has_read_is_left_out_with_a_warning(tmp_path):
     """By the ids of the whole text: each step has the words of its own queries and keys, of its first Lk tokens."""
-    torch.manual_seed(0)
-    config = transformers.GPT2Config(vocab_size=20, n_embd=32, n_layer=1, n_head=4, bos_token_id=1, eos_token_id=19)
-    model = transformers.GPT2LMHeadModel(config).eval()
+    sizes = {"vocab_size": 20, "n_embd": 32, "n_layer": 1, "n_head": 4}
+    model = made("GPT2", "LMHeadModel", **sizes, bos_token_id=1, eos_token_id=19)
     with torch.no_grad(), ch.watch(model, values=True) as seen:
         ids = model.generate(torch.arange(2, 8)[None], max_new_tokens=4, min_new_tokens=4, pad_token_id=0)
     words = [f"w{place}" for place in range(10)]
@@ -112,9 +107,7 @@ def test_a_last_token_that_no_step_has_read_is_left_out_with_a_warning(tmp_path)
 
 
 def test_two_layers_that_generate_six_tokens():
-    torch.manual_seed(0)
-    model = transformers.GPT2LMHeadModel(transformers.GPT2Config(vocab_size=100, n_embd=32, n_layer=2, n_head=4))
-    seen = generated(model.eval(), 6)
+    seen = generated(made("GPT2", "LMHeadModel", vocab_size=100, n_embd=32, n_layer=2, n_head=4), 6)
     assert said(seen) == [f"L{layer}, step {step}" for step in range(6) for layer in range(2)]
     rows = seen.table(ch.reductions.Entropy())
     assert {row["layer"] for row in rows} == {0, 1} and [row["step"] for row in rows[::8]] == [0, 1, 2, 3, 4, 5]

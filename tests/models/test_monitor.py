@@ -21,17 +21,14 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 # PyTorch's compiler asks for it wherever it pauses at a tensor that has a history, and hides the warning by itself
 pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
 transformers = pytest.importorskip("transformers", reason="the extra [models] is not installed")
+from small_models import GROUPED, IDS, SIZES, T5, made  # noqa: E402
 
-IDS = torch.randint(3, 100, (2, 9), generator=torch.Generator().manual_seed(0))
 LEFT = torch.tensor([[1] * 9, [0] * 4 + [1] * 5])
-SMALL = {"vocab_size": 100, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2}
 COLUMNS = ["step", "layer", "module", "head", "entropy", "max_logit", "sink_share"]
 
 
 def llama(**more):
-    torch.manual_seed(0)
-    sizes = {"num_attention_heads": 4, "num_key_value_heads": 2}
-    return transformers.LlamaModel(transformers.LlamaConfig(**SMALL | sizes | more)).train()
+    return made("Llama", **SIZES | {"num_key_value_heads": 2} | more).train()
 
 
 def bert():
@@ -39,21 +36,12 @@ def bert():
 
 
 def t5():
-    config = transformers.T5Config(vocab_size=100, d_model=32, d_kv=8, d_ff=64, num_layers=1, num_heads=4)
-    torch.manual_seed(0)
-    return transformers.T5Model(config).train()
+    return made("T5", **T5 | {"num_layers": 1}).train()
 
 
 def gpt_oss():
-    torch.manual_seed(0)
-    sizes = {
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "head_dim": 8,
-        "num_local_experts": 2,
-        "num_experts_per_tok": 2,
-    }
-    return transformers.GptOssModel(transformers.GptOssConfig(**SMALL, **sizes, sliding_window=4)).train()
+    experts = {"num_local_experts": 2, "num_experts_per_tok": 2}
+    return made("GptOss", **SIZES, **GROUPED, **experts, sliding_window=4).train()
 
 
 class Direct(nn.Module):
@@ -478,9 +466,7 @@ def test_a_watch_inside_and_two_monitors():
 
 
 def test_a_module_that_several_layers_share():
-    config = transformers.AlbertConfig(**SMALL | {"num_hidden_layers": 3}, embedding_size=16, num_attention_heads=4)
-    torch.manual_seed(0)
-    model = transformers.AlbertModel(config).train()
+    model = made("Albert", **SIZES | {"num_hidden_layers": 3}, embedding_size=16).train()
     with ch.models.monitor(model) as seen:
         model(IDS)
     with torch.no_grad(), ch.watch(model.eval()) as recording:

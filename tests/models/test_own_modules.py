@@ -9,14 +9,11 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from drawn import draw
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import clearhead as ch
-
-
-def random(*shape, seed=0):
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
 
 
 class CausalSelfAttention(nn.Module):
@@ -58,7 +55,7 @@ class Block(nn.Module):
 @pytest.mark.parametrize("causal", [True, False], ids=["nanoGPT", "timm"])
 def test_blocks_with_a_fused_projection(causal):
     torch.manual_seed(0)
-    model, x = nn.Sequential(Block(causal), Block(causal)), random(2, 7, 16)
+    model, x = nn.Sequential(Block(causal), Block(causal)), draw(2, 7, 16)
     plain = model(x)
     with ch.watch(model) as seen:
         watched = model(x)
@@ -70,7 +67,7 @@ def test_blocks_with_a_fused_projection(causal):
 
 def test_a_layer_called_several_times_has_several_records():
     torch.manual_seed(0)
-    block, x = Block(True), random(2, 7, 16)
+    block, x = Block(True), draw(2, 7, 16)
     model = nn.Sequential(block, block, block)
     with ch.watch(model) as seen:
         model(x)
@@ -102,9 +99,9 @@ SHAPES = {
 @pytest.mark.parametrize("shapes", SHAPES)
 def test_sdpa_of_any_shape(shapes, kind):
     query, key, mask = SHAPES[shapes]
-    mask = random(*mask, seed=2)
+    mask = draw(*mask, seed=2)
     mask = mask > -0.5 if kind == "bool" else mask
-    q, k, v = random(*query), random(*key, seed=1), torch.eye(6).expand(*key[:-1], 6)
+    q, k, v = draw(*query), draw(*key, seed=1), torch.eye(6).expand(*key[:-1], 6)
     model = Raw()
     want = model(q, k, v, attn_mask=mask)  # values of one in each place: the output is the weights
     with ch.watch(model) as seen:
@@ -116,7 +113,7 @@ def test_sdpa_of_any_shape(shapes, kind):
 
 
 def test_grouped_heads_and_scale():
-    q, k, v = random(2, 4, 5, 8), random(2, 2, 6, 8, seed=1), torch.eye(6).expand(2, 2, 6, 6)
+    q, k, v = draw(2, 4, 5, 8), draw(2, 2, 6, 8, seed=1), torch.eye(6).expand(2, 2, 6, 6)
     options = {"enable_gqa": True, "scale": 0.7}
     with ch.watch(model := Raw()) as seen:
         want = model(q, k, v, **options)
@@ -125,7 +122,7 @@ def test_grouped_heads_and_scale():
 
 
 def test_autocast_of_two_dtypes():
-    q, k = random(2, 4, 5, 8), random(2, 4, 6, 8, seed=1).bfloat16()
+    q, k = draw(2, 4, 5, 8), draw(2, 4, 6, 8, seed=1).bfloat16()
     with torch.autocast("cpu", torch.bfloat16), ch.watch(model := Raw()) as seen:
         model(q, k, k)
     torch.testing.assert_close(seen.calls[0].weights.dense(), (q @ k.float().mT / 8**0.5).softmax(-1))
@@ -133,14 +130,14 @@ def test_autocast_of_two_dtypes():
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 def test_torchscript_is_no_empty_result():
-    x = random(2, 4, 5, 8)
+    x = draw(2, 4, 5, 8)
     model = torch.jit.trace(Raw(), (x, x, x))
     with pytest.raises(ch.ClearheadError, match="or in TorchScript"), ch.watch(model):
         model(x, x, x)
 
 
 def test_nested_tensors_of_ones_own_are_refused():
-    rows = torch.nested.nested_tensor([random(3, 2, 8), random(5, 2, 8)], layout=torch.jagged).transpose(1, 2)
+    rows = torch.nested.nested_tensor([draw(3, 2, 8), draw(5, 2, 8)], layout=torch.jagged).transpose(1, 2)
     with pytest.raises(ch.UnsupportedError, match="nested tensors"), ch.watch(model := Raw()):
         model(rows, rows, rows)
 
@@ -162,16 +159,16 @@ def test_gradient_checkpointing_does_not_record_a_call_again():
     for reentrant in (False, True):
         llama.gradient_checkpointing_enable({"use_reentrant": reentrant})
         with ch.watch(llama) as seen:
-            llama(inputs_embeds=random(1, 5, 32).requires_grad_())[0].sum().backward()
+            llama(inputs_embeds=draw(1, 5, 32).requires_grad_())[0].sum().backward()
         assert len(seen.calls) == 2
     model = Checkpointed()
     with ch.watch(model) as seen:
-        model(random(2, 7, 16)).sum().backward()
+        model(draw(2, 7, 16)).sum().backward()
     assert len(seen.calls) == 1
 
 
 def test_a_mask_written_over_is_converted_again():
-    model, x, mask = Raw(), random(1, 1, 4, 8), torch.ones(4, 4, dtype=torch.bool)
+    model, x, mask = Raw(), draw(1, 1, 4, 8), torch.ones(4, 4, dtype=torch.bool)
     for inference in (False, True):
         with torch.inference_mode(inference), ch.watch(model) as seen:
             own = mask.clone()
@@ -182,7 +179,7 @@ def test_a_mask_written_over_is_converted_again():
 
 
 def test_a_new_mask_at_the_place_of_an_old_one_is_converted():
-    model, x, place = Raw(), random(1, 1, 4, 8), np.ones((4, 4), dtype=bool)
+    model, x, place = Raw(), draw(1, 1, 4, 8), np.ones((4, 4), dtype=bool)
     with ch.watch(model) as seen:
         for size in (4, 3, 2, 1):
             place[:, size:] = False
@@ -193,11 +190,11 @@ def test_a_new_mask_at_the_place_of_an_old_one_is_converted():
 def test_transforms_are_refused():
     model = Block(True)
     with pytest.raises(ch.UnsupportedError, match=r"inside a transform of torch\.func"), ch.watch(model):
-        torch.func.vmap(model)(random(3, 2, 7, 16))
+        torch.func.vmap(model)(draw(3, 2, 7, 16))
 
 
 def test_compiled_models_are_refused_with_what_to_do_instead():
-    x = random(2, 7, 16)
+    x = draw(2, 7, 16)
     compiled = torch.compile(Block(True), backend="eager")
     with pytest.raises(ch.UnsupportedError, match=r"the model is compiled(.|\n)*watch\(model\._orig_mod\)"):
         ch.watch(compiled).__enter__()
@@ -227,7 +224,7 @@ def test_running_what_was_compiled_of_a_watched_model_is_recorded(before):
             return F.scaled_dot_product_attention(x, x, x)
 
     model = Root()
-    compiled, x = torch.compile(model, backend="eager"), random(1, 1, 4, 8)
+    compiled, x = torch.compile(model, backend="eager"), draw(1, 1, 4, 8)
     if before:
         compiled(x)
     with ch.watch(model) as seen:
@@ -253,7 +250,7 @@ def test_nothing_is_left_behind_by_errors_wherever_they_come_from():
     before, model = state(), Block(True)
     model.attn.options = {"attn_mask": 3}  # SDPA refuses it, and so does the record
     with pytest.raises((TypeError, AttributeError, ch.ClearheadError)), ch.watch(model):
-        model(random(2, 7, 16))
+        model(draw(2, 7, 16))
     with pytest.raises(KeyboardInterrupt), ch.watch(model):
         raise KeyboardInterrupt
     with pytest.raises(ch.ClearheadError), ch.watch(model):
@@ -261,7 +258,7 @@ def test_nothing_is_left_behind_by_errors_wherever_they_come_from():
     assert state() == before and not model._forward_hooks and not model._forward_pre_hooks
     model.attn.options = {}
     with ch.watch(model) as seen:
-        for wrong in (random(2, 7, 15), random(2, 7, 16)):  # a forward that fails leaves the names right
+        for wrong in (draw(2, 7, 15), draw(2, 7, 16)):  # a forward that fails leaves the names right
             try:
                 model(wrong)
             except RuntimeError:
@@ -270,7 +267,7 @@ def test_nothing_is_left_behind_by_errors_wherever_they_come_from():
 
 
 def test_watches_may_end_in_any_order():
-    before, x = state(), random(2, 7, 16)
+    before, x = state(), draw(2, 7, 16)
     one, two = Block(True), Block(True)
     first, second = ch.watch(one), ch.watch(two)
     seen_one = first.__enter__()
@@ -297,7 +294,7 @@ def test_watches_may_end_in_any_order():
 
 
 def test_nested_watches_each_see_their_own_model():
-    inner, x = Block(True), random(2, 7, 16)
+    inner, x = Block(True), draw(2, 7, 16)
     model = nn.Sequential(inner, Block(False))
     with ch.watch(model) as whole, ch.watch(inner) as part:
         model(x)
@@ -305,7 +302,7 @@ def test_nested_watches_each_see_their_own_model():
 
 
 def test_a_thousand_forwards_keep_nothing():
-    model, x = nn.Sequential(Block(True), nn.TransformerEncoderLayer(16, 4, 16, batch_first=True)), random(2, 4, 16)
+    model, x = nn.Sequential(Block(True), nn.TransformerEncoderLayer(16, 4, 16, batch_first=True)), draw(2, 4, 16)
     masked = Raw()
 
     def watch_once():

@@ -14,13 +14,13 @@ from clearhead.report.from_call import THUMBNAIL
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 transformers = pytest.importorskip("transformers", reason="the extra [models] is not installed")
+from small_models import IDS, RIGHT, SIZES, T5, made  # noqa: E402
 
-IDS = torch.randint(3, 100, (2, 9), generator=torch.Generator().manual_seed(0))
-RIGHT = torch.tensor([[1] * 9, [1] * 5 + [0] * 4])
-SMALL = {"vocab_size": 100, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2}
-SMALL |= {"num_attention_heads": 4}
-T5 = {"vocab_size": 100, "d_model": 32, "d_kv": 8, "d_ff": 64, "num_layers": 2, "num_heads": 4}
 SENTENCE = "The pump in Broad Street was closed."
+
+
+def make(name, backend="sdpa", **options):
+    return made(name, times=6, attn_implementation=backend, **options)
 
 
 def bert(text, **options):
@@ -31,17 +31,6 @@ def bert(text, **options):
     with torch.no_grad(), ch.watch(model) as seen:
         model(**inputs)
     return seen, tokenizer.convert_ids_to_tokens(inputs["input_ids"][0].tolist()), inputs["attention_mask"][0].bool()
-
-
-def make(name, backend="sdpa", **options):
-    torch.manual_seed(0)
-    config, model = getattr(transformers, name + "Config"), getattr(transformers, name + "Model")
-    made = model(config(**options, attn_implementation=backend)).eval()
-    with torch.no_grad():
-        for weight in made.parameters():
-            if weight.ndim > 1:
-                weight *= 6
-    return made
 
 
 @pytest.mark.parametrize("side", ["right", "left"])
@@ -78,7 +67,7 @@ def test_statistics_of_a_padded_sentence_are_those_of_the_sentence(length, side)
 
 
 def test_the_weights_themselves_stay_the_models_own():
-    fast, slow = make("Llama", **SMALL), make("Llama", "eager", **SMALL)
+    fast, slow = make("Llama", **SIZES), make("Llama", "eager", **SIZES)
     with torch.no_grad(), ch.watch(slow) as seen:
         own = slow(input_ids=IDS, attention_mask=RIGHT, output_attentions=True).attentions
     for call, weights in zip(seen.calls, own, strict=True):
@@ -95,7 +84,7 @@ def test_the_weights_themselves_stay_the_models_own():
 @pytest.mark.parametrize("backend", ["sdpa", "eager", "clearhead"])
 @pytest.mark.parametrize("mask", [RIGHT, RIGHT.flip(1), RIGHT.bool(), RIGHT.float()], ids=["r", "l", "bool", "float"])
 def test_causal_models_on_every_backend(backend, mask):
-    model = make("Llama", **SMALL) if backend == "clearhead" else make("Llama", backend, **SMALL)
+    model = make("Llama", **SIZES) if backend == "clearhead" else make("Llama", backend, **SIZES)
     if backend == "clearhead":
         ch.models.run_on_clearhead(model)
     with torch.no_grad(), ch.watch(model) as seen:
@@ -116,8 +105,7 @@ def test_causal_models_on_every_backend(backend, mask):
 @pytest.mark.parametrize("said", [True, False])
 @pytest.mark.parametrize("cache", ["dynamic", "static"])
 def test_with_a_cache_the_mask_covers_the_keys(cache, said):
-    torch.manual_seed(0)
-    model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**SMALL)).eval()
+    model = made("Llama", "ForCausalLM", **SIZES)
     left = RIGHT.flip(1)
     past = (
         transformers.DynamicCache() if cache == "dynamic" else transformers.StaticCache(model.config, max_cache_len=12)
@@ -142,8 +130,7 @@ def test_with_a_cache_the_mask_covers_the_keys(cache, said):
 
 
 def test_generation():
-    torch.manual_seed(0)
-    model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**SMALL)).eval()
+    model = made("Llama", "ForCausalLM", **SIZES)
     options = {"max_new_tokens": 3, "do_sample": False, "pad_token_id": 0, "eos_token_id": None}
     with ch.watch(model) as seen:
         model.generate(IDS, attention_mask=RIGHT.flip(1), num_beams=2, **options)

@@ -11,10 +11,9 @@ from clearhead.models.loading import bundled, load
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 transformers = pytest.importorskip("transformers", reason="the extra [models] is not installed")
+from small_models import SIZES, made  # noqa: E402
 
 IDS = torch.randint(3, 100, (2, 70), generator=torch.Generator().manual_seed(0))
-SMALL = {"vocab_size": 100, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 3}
-GROUPED = {"num_attention_heads": 4, "num_key_value_heads": 2}
 
 
 def dense(attentions):
@@ -26,13 +25,7 @@ def dense(attentions):
 
 
 def llama(**more):
-    torch.manual_seed(0)
-    model = transformers.LlamaModel(transformers.LlamaConfig(**SMALL, **GROUPED, **more)).eval()
-    with torch.no_grad():
-        for weight in model.parameters():
-            if weight.ndim > 1:
-                weight *= 4
-    return model
+    return made("Llama", times=4, **SIZES | {"num_hidden_layers": 3}, num_key_value_heads=2, **more)
 
 
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode, torch.enable_grad])

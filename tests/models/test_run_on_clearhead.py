@@ -12,10 +12,9 @@ from clearhead.models.use import run_on_clearhead as use
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 transformers = pytest.importorskip("transformers", reason="the extra [models] is not installed")
-from small_models import IDS, RIGHT, SEQ2SEQ_SIZES, SIZES  # noqa: E402
+from small_models import IDS, RIGHT, SEQ2SEQ_SIZES, SIZES, T5, made  # noqa: E402
 
 GROUPED = {**SIZES, "num_key_value_heads": 2, "head_dim": 8, "pad_token_id": 0}
-T5 = {"vocab_size": 100, "d_model": 32, "d_kv": 8, "d_ff": 64, "num_layers": 2, "num_heads": 4}
 BART = {"vocab_size": 100, **SEQ2SEQ_SIZES}
 MODELS = {
     "bert": lambda: transformers.BertModel(transformers.BertConfig(**SIZES)),
@@ -197,14 +196,9 @@ WITHOUT_SDPA = {
 @pytest.mark.parametrize("mask", [None, RIGHT, RIGHT.flip(1)], ids=["whole", "right padding", "left padding"])
 @pytest.mark.parametrize("name", WITHOUT_SDPA)
 def test_models_whose_modules_do_not_say_whether_they_are_causal(name, mask):
-    torch.manual_seed(0)
-    config = getattr(transformers, name + "Config")(**WITHOUT_SDPA[name])
-    model = getattr(transformers, name + "Model")(config).eval()
+    model = made(name, times=4, **WITHOUT_SDPA[name])
     assert not model._supports_sdpa
     with torch.no_grad():
-        for weight in model.parameters():
-            if weight.ndim > 1:
-                weight *= 4
         inputs = {"input_ids": IDS, "attention_mask": mask}
         if model.config.is_encoder_decoder:
             inputs["decoder_input_ids"] = IDS

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from drawn import draw
 
 import clearhead as ch
 from clearhead.cli.report import summarise
@@ -14,18 +15,14 @@ class Block(torch.nn.Module):
         return F.scaled_dot_product_attention(query, key, key, **options)
 
 
-def random(*shape, seed=0):
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
-
-
-HOLES = random(2, 1, 6, 9, seed=3) > 0
+HOLES = draw(2, 1, 6, 9, seed=3) > 0
 OPTIONS = {
     "nothing": {},
     "causal": {"is_causal": True},
     "holes": {"attn_mask": HOLES},
-    "holes by head": {"attn_mask": random(2, 4, 6, 9, seed=4) > 0},
+    "holes by head": {"attn_mask": draw(2, 4, 6, 9, seed=4) > 0},
     "padding": {"attn_mask": (torch.arange(9) < torch.tensor([4, 9])[:, None])[:, None, None]},
-    "bias": {"attn_mask": random(4, 6, 9, seed=5).masked_fill(random(4, 6, 9, seed=6) > 1, -torch.inf)},
+    "bias": {"attn_mask": draw(4, 6, 9, seed=5).masked_fill(draw(4, 6, 9, seed=6) > 1, -torch.inf)},
     "scale": {"scale": 0.9},
 }
 
@@ -47,7 +44,7 @@ def weights_of(layer):
 def test_a_layer_makes_the_weights_of_its_call(name, sequence):
     block = Block()
     with ch.watch(block) as seen:
-        block(random(2, 4, 6, 8), random(2, 4, 9, 8, seed=1), **OPTIONS[name])
+        block(draw(2, 4, 6, 8), draw(2, 4, 9, 8, seed=1), **OPTIONS[name])
     (layer,) = seen.layers(sequence=sequence, error=0)
     want = seen.calls[0].weights.dense()[sequence].numpy()
     np.testing.assert_allclose(weights_of(layer), want, atol=1e-6)
@@ -59,7 +56,7 @@ def test_a_layer_makes_the_weights_of_its_call(name, sequence):
 
 def test_report_writes_the_page_and_checks_the_words(tmp_path):
     block = Block()
-    x = random(1, 2, 5, 4)
+    x = draw(1, 2, 5, 4)
     with ch.watch(block) as seen:
         block(x, x)
     words = ["<b>", "two", "three", "four", "five"]
@@ -80,7 +77,7 @@ WORDS = ["one", "two", "three", "four", "five"]
 
 @pytest.fixture
 def seen():
-    block, x = Block(), random(2, 2, 5, 4)
+    block, x = Block(), draw(2, 2, 5, 4)
     with ch.watch(block) as found:
         block(x, x)
     return found

@@ -4,6 +4,7 @@ import itertools
 
 import pytest
 import torch
+from drawn import draw
 from torch import nn
 
 import clearhead as ch
@@ -12,10 +13,6 @@ pytestmark = pytest.mark.filterwarnings("ignore:enable_nested_tensor", "ignore:T
 
 PADDING = torch.tensor([[0] * 6, [0, 0, 0, 0, 1, 1]]).bool()  # True: padding
 CAUSAL = torch.ones(6, 6).triu(1).bool()  # True: not allowed
-
-
-def random(*shape, seed=0):
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
 
 
 def float_mask(mask):
@@ -31,21 +28,21 @@ def multihead(seed=0, **options):
     return module
 
 
-BY_HEAD = (random(8, 6, 6, seed=3) > 0.5) & ~torch.eye(6, dtype=torch.bool)
+BY_HEAD = (draw(8, 6, 6, seed=3) > 0.5) & ~torch.eye(6, dtype=torch.bool)
 MASKS = {
     "none": {},
     "padding": {"key_padding_mask": PADDING},
     "float padding": {"key_padding_mask": float_mask(PADDING)},
-    "padding that adds": {"key_padding_mask": random(2, 6, seed=4)},
+    "padding that adds": {"key_padding_mask": draw(2, 6, seed=4)},
     "causal": {"attn_mask": CAUSAL},
     "causal, hinted": {"attn_mask": CAUSAL, "is_causal": True},
     "float causal": {"attn_mask": float_mask(CAUSAL)},
-    "bias": {"attn_mask": random(6, 6, seed=5)},
+    "bias": {"attn_mask": draw(6, 6, seed=5)},
     "a mask a head": {"attn_mask": BY_HEAD},
-    "a bias a head": {"attn_mask": random(8, 6, 6, seed=6)},
+    "a bias a head": {"attn_mask": draw(8, 6, 6, seed=6)},
     "causal and padding": {"attn_mask": CAUSAL, "key_padding_mask": PADDING},
     "causal, hinted, and padding": {"attn_mask": CAUSAL, "is_causal": True, "key_padding_mask": PADDING},
-    "bias and padding that adds": {"attn_mask": random(6, 6, seed=5), "key_padding_mask": random(2, 6, seed=4)},
+    "bias and padding that adds": {"attn_mask": draw(6, 6, seed=5), "key_padding_mask": draw(2, 6, seed=4)},
 }
 MODULES = {
     "batch first": {"batch_first": True},
@@ -80,7 +77,7 @@ def check(module, *inputs, **options):
 @pytest.mark.parametrize("masks", MASKS)
 @pytest.mark.parametrize("kind", MODULES)
 def test_multihead_attention(kind, masks):
-    x = random(2, 6, 16) if MODULES[kind].get("batch_first") else random(6, 2, 16)
+    x = draw(2, 6, 16) if MODULES[kind].get("batch_first") else draw(6, 2, 16)
     call = check(multihead(**MODULES[kind]), x, x, x, **MASKS[masks])
     assert call.kind == "self" and call.query.shape == (2, 4, 6, 4)
 
@@ -88,7 +85,7 @@ def test_multihead_attention(kind, masks):
 @pytest.mark.parametrize("batch_first", [True, False])
 def test_cross_attention_with_other_widths(batch_first):
     module = multihead(kdim=10, vdim=12, batch_first=batch_first)
-    query, key, value = random(2, 6, 16), random(2, 5, 10, seed=1), random(2, 5, 12, seed=2)
+    query, key, value = draw(2, 6, 16), draw(2, 5, 10, seed=1), draw(2, 5, 12, seed=2)
     inputs = [t if batch_first else t.transpose(0, 1) for t in (query, key, value)]
     call = check(module, *inputs, key_padding_mask=torch.tensor([[0] * 5, [0, 0, 1, 1, 1]]).bool())
     assert call.kind == "cross" and call.weights.shape == (2, 4, 6, 5)
@@ -99,7 +96,7 @@ def test_cross_attention_with_other_widths(batch_first):
 
 
 def test_weights_that_are_computed_and_the_function_called_without_the_module():
-    module, x = multihead(), random(6, 2, 16)
+    module, x = multihead(), draw(6, 2, 16)
     nn.utils.parametrizations.weight_norm(module, "in_proj_weight")
     with ch.watch(nn.Sequential(module)) as seen:
         own = module(x, x, x, average_attn_weights=False)[1]
@@ -127,13 +124,13 @@ def test_weights_that_are_computed_and_the_function_called_without_the_module():
 
 
 def test_unbatched():
-    x, padding = random(6, 16), PADDING[1]
+    x, padding = draw(6, 16), PADDING[1]
     assert check(multihead(batch_first=True), x, x, x, key_padding_mask=padding).query.shape == (1, 4, 6, 4)
     check(multihead(), x, x, x, attn_mask=BY_HEAD[:4])
 
 
 def test_the_masks_of_the_modules_become_intervals():
-    module, x = multihead(batch_first=True), random(2, 6, 16)
+    module, x = multihead(batch_first=True), draw(2, 6, 16)
     with torch.no_grad(), ch.watch(module) as seen:
         module(x, x, x, key_padding_mask=PADDING)
         module(x, x, x, key_padding_mask=float_mask(PADDING))
@@ -170,7 +167,7 @@ def own_weights(model, x, mask, padding):
 @pytest.mark.parametrize("batch_first", [False, True])
 def test_transformer_encoder(batch_first, norm_first, mask, padding):
     model = encoder(batch_first=batch_first, norm_first=norm_first)
-    x = random(2, 6, 16) if batch_first else random(6, 2, 16)
+    x = draw(2, 6, 16) if batch_first else draw(6, 2, 16)
     own = own_weights(model, x, mask, padding)
     for grad, training in itertools.product((False, True), (False, True)):
         model.train(training)
@@ -198,7 +195,7 @@ def test_transformer_encoder(batch_first, norm_first, mask, padding):
 
 
 def test_padded_batches_stay_nested_and_their_outputs_zero_at_padding():
-    model, x = encoder(), random(2, 6, 16)
+    model, x = encoder(), draw(2, 6, 16)
     with torch.no_grad(), ch.watch(model) as seen:
         output = model(x, src_key_padding_mask=PADDING)
     assert (output[1, 4:] == 0).all() and all(isinstance(call.mask, ch.Lengths) for call in seen.calls)
@@ -208,7 +205,7 @@ def test_padded_batches_stay_nested_and_their_outputs_zero_at_padding():
 
 def test_a_layer_given_a_nested_tensor():
     layer = encoder(1, norm_first=True).layers[0]
-    rows = [random(6, 16), random(4, 16, seed=1)]
+    rows = [draw(6, 16), draw(4, 16, seed=1)]
     with torch.no_grad(), ch.watch(layer) as seen:
         layer(torch.nested.nested_tensor(rows))
     for row, got in zip(rows, seen.calls[0].weights.dense(), strict=True):
@@ -219,7 +216,7 @@ def test_a_layer_given_a_nested_tensor():
 
 def test_the_fast_path_takes_a_float_mask_for_a_bool_one_and_so_does_its_record():
     # torch.nn.TransformerEncoderLayer, in eval and without gradients: what is not 0 is not allowed
-    layer, x = encoder(1).layers[0], random(2, 6, 16)
+    layer, x = encoder(1).layers[0], draw(2, 6, 16)
     bias = torch.zeros(6, 6)
     bias[0, 1] = -0.5
     with torch.no_grad(), ch.watch(layer) as seen:
@@ -235,7 +232,7 @@ def test_the_fast_path_takes_a_float_mask_for_a_bool_one_and_so_does_its_record(
 def test_transformer_decoder_and_whole_transformer():
     torch.manual_seed(0)
     model = nn.Transformer(16, 4, 1, 2, 32, dropout=0.0, batch_first=True).eval()
-    source, target = random(2, 6, 16), random(2, 5, 16, seed=1)
+    source, target = draw(2, 6, 16), draw(2, 5, 16, seed=1)
     mask = nn.Transformer.generate_square_subsequent_mask(5)
     inputs = {"tgt_mask": mask, "src_key_padding_mask": PADDING, "memory_key_padding_mask": PADDING}
     for grad in (False, True):
@@ -261,7 +258,7 @@ def test_transformer_decoder_and_whole_transformer():
 
 
 def test_a_query_that_may_see_nothing_has_weights_0():
-    layer, x = encoder(1).layers[0], random(2, 6, 16)
+    layer, x = encoder(1).layers[0], draw(2, 6, 16)
     for grad in (False, True):
         with torch.set_grad_enabled(grad), ch.watch(layer) as seen:
             layer(x, src_key_padding_mask=torch.ones(2, 6, dtype=torch.bool))
@@ -269,7 +266,7 @@ def test_a_query_that_may_see_nothing_has_weights_0():
 
 
 def test_autocast_and_gradients():
-    module, x = multihead(batch_first=True).train(), random(2, 6, 16)
+    module, x = multihead(batch_first=True).train(), draw(2, 6, 16)
     gradients = []
     for watched in (False, True):
         module.zero_grad()
@@ -286,7 +283,7 @@ def test_autocast_and_gradients():
 
 
 def test_the_report_of_a_padded_batch(tmp_path):
-    model, x = encoder(), random(2, 6, 16)
+    model, x = encoder(), draw(2, 6, 16)
     with torch.no_grad(), ch.watch(model) as seen:
         model(x, src_key_padding_mask=PADDING)
     for layer, call in zip(seen.layers(list("abcdef"), sequence=1, error=0), seen.calls, strict=True):

@@ -10,27 +10,22 @@ import clearhead as ch
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 transformers = pytest.importorskip("transformers", reason="the extra [models] is not installed")
-from small_models import pair  # noqa: E402
+from small_models import GROUPED, IDS, SIZES, T5, pair  # noqa: E402
 
-IDS = torch.randint(3, 100, (2, 9), generator=torch.Generator().manual_seed(0))
 LEFT = torch.tensor([[1] * 9, [0] * 4 + [1] * 5])
-SMALL = {"vocab_size": 100, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2}
-SMALL |= {"num_attention_heads": 4}
-GROUPED = {"num_key_value_heads": 2, "head_dim": 8}
-T5 = {"vocab_size": 100, "d_model": 32, "d_kv": 8, "d_ff": 64, "num_layers": 2, "num_heads": 4, "dropout_rate": 0.0}
 VIT = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "image_size": 16}
 
 MODELS = {
-    "Llama": (SMALL | GROUPED, {"input_ids": IDS}),
-    "Llama, left padding": (SMALL | GROUPED, {"input_ids": IDS, "attention_mask": LEFT}),
-    "Qwen3": (SMALL | GROUPED, {"input_ids": IDS}),
+    "Llama": (SIZES | GROUPED, {"input_ids": IDS}),
+    "Llama, left padding": (SIZES | GROUPED, {"input_ids": IDS, "attention_mask": LEFT}),
+    "Qwen3": (SIZES | GROUPED, {"input_ids": IDS}),
     "Gemma3Text": (
-        {**SMALL, **GROUPED, "sliding_window": 4, "layer_types": ["sliding_attention", "full_attention"]},
+        {**SIZES, **GROUPED, "sliding_window": 4, "layer_types": ["sliding_attention", "full_attention"]},
         {"input_ids": IDS},
     ),
-    "Bert": (SMALL, {"input_ids": IDS, "attention_mask": LEFT.flip(1)}),
+    "Bert": (SIZES, {"input_ids": IDS, "attention_mask": LEFT.flip(1)}),
     "ViT": ({**VIT, "patch_size": 4}, {"pixel_values": torch.rand(2, 3, 16, 16)}),
-    "T5": (T5, {"input_ids": IDS, "decoder_input_ids": IDS[:, :5]}),
+    "T5": (T5 | {"dropout_rate": 0.0}, {"input_ids": IDS, "decoder_input_ids": IDS[:, :5]}),
 }
 
 
@@ -162,7 +157,7 @@ def test_own_code(module, shape):
 
 
 def test_bit_identical_with_gradients():
-    fast, _ = pair("Llama", SMALL | GROUPED, times=4)
+    fast, _ = pair("Llama", SIZES | GROUPED, times=4)
 
     def grads(context):
         fast.zero_grad()

@@ -1,6 +1,6 @@
 """Cases, as in the table: what looks at weights, recordings and models, and compiled code."""
 
-from remedies.table import LLAMA, case
+from remedies.table import LLAMA, PLOT, case
 
 SEEN = """
 def seen_of(model, *given, **options):
@@ -43,9 +43,16 @@ def generated(change=None):
             past = past if change is None else change(past)
     return seen
 """
-PLOT = "import matplotlib\nmatplotlib.use('Agg')\ndrawn = lambda axes: torch.tensor(axes is not None)\nfresh = lambda: ch.weights(x, x).plot(0)\n"
+FRESH = PLOT + "\nfresh = lambda: ch.weights(x, x).plot(0)\n"
 DRAWN = "torch.tensor(True)"
-DEFINED = "class Changed(Block):\n    pass\n"
+CALLED = (
+    LLAMA
+    + """
+def called(one, ids=IDS, **more):
+    with torch.no_grad():
+        return one(ids, use_cache=False, **more).last_hidden_state
+"""
+)
 PATCHES = (
     SEEN
     + "def pictured(image):\n    found = seen_of(Block(), torch.rand(1, 2, 5, 8)).view(image=image)\n    return torch.tensor(found.page.meta()['image']['rows'])\n"
@@ -225,7 +232,7 @@ def expected():
         "ch.weights(x, x).plot(ax=fresh())",
         ("choose one", "drawn(ch.weights(x, x).plot(1, ax=fresh())) # @", DRAWN),
         ("pass no ax", "drawn(ch.weights(x, x).plot()) # @", DRAWN),
-        setup=PLOT,
+        setup=FRESH,
     ),
     case(
         "ch.explain(q, q, q).plot('query', ax=fresh())",
@@ -235,7 +242,7 @@ def expected():
             DRAWN,
         ),
         ("pass no ax", "drawn(ch.explain(q, q, q).plot('query')) # @", DRAWN),
-        setup=PLOT,
+        setup=FRESH,
     ),
     case(
         "watched().layers(sequence='a')",
@@ -305,7 +312,7 @@ def across(x, y):
     case(
         "many().plot('*', 0)",
         ("'L0, run 1'", "drawn(many().plot(@, 0))", DRAWN),
-        setup=PLOT
+        setup=FRESH
         + "def many():\n    model = Block()\n    with ch.watch(model) as seen:\n        model(q), model(q)\n    return seen\n",
     ),
     case(
@@ -388,13 +395,7 @@ def pandasless():
             "called(ch.models.run_on_clearhead(model()), cu_seq_lens_q=STARTS, cu_seq_lens_k=STARTS, max_length_q=4, max_length_k=4, position_ids=PLACES) # @",
             "torch.cat([called(model(), IDS[:, :4]), called(model(), IDS[:, 4:])], 1)",
         ),
-        setup=LLAMA
-        + """
-STARTS, PLACES = torch.tensor([0, 4, 6]), torch.tensor([[0, 1, 2, 3, 0, 1]])
-def called(one, ids=IDS, **more):
-    with torch.no_grad():
-        return one(ids, use_cache=False, **more).last_hidden_state
-""",
+        setup=CALLED + "STARTS, PLACES = torch.tensor([0, 4, 6]), torch.tensor([[0, 1, 2, 3, 0, 1]])\n",
     ),
     case(
         "called(ch.models.run_on_clearhead(model()), unknown=torch.ones(4))",
@@ -404,8 +405,7 @@ def called(one, ids=IDS, **more):
             "called(ch.models.run_on_clearhead(model())) # @",
             "ids_out(model())",
         ),
-        setup=LLAMA
-        + "def called(one, **more):\n    with torch.no_grad():\n        return one(IDS, **more).last_hidden_state\n",
+        setup=CALLED,
     ),
     case(
         "ch.models.assert_attends(bert(), {'input_ids': torch.arange(8).view(2, 4)}, None, padding=WORDS)",
@@ -427,13 +427,7 @@ def called(one, ids=IDS, **more):
             "called(ch.models.run_on_clearhead(model()), IDS.view(1, 6), cu_seq_lens_q=ACROSS, cu_seq_lens_k=ACROSS, position_ids=PLACES) # @",
             "torch.cat([called(model(), IDS[:, :2]), called(model(), IDS[:, 2:])], 1)",
         ),
-        setup=LLAMA
-        + """
-ACROSS, PLACES = torch.tensor([0, 2, 6]), torch.tensor([[0, 1, 0, 1, 2, 3]])
-def called(one, ids=IDS, **more):
-    with torch.no_grad():
-        return one(ids, use_cache=False, **more).last_hidden_state
-""",
+        setup=CALLED + "ACROSS, PLACES = torch.tensor([0, 2, 6]), torch.tensor([[0, 1, 0, 1, 2, 3]])\n",
     ),
     case(
         "ch.models.assert_attends(model(), PACKED, EXPECTED)",

@@ -42,6 +42,7 @@ def eager():
     with torch.no_grad():
         return model(attn_implementation="eager")(IDS, output_attentions=True).attentions[0]
 """
+PLOT = "import matplotlib\nmatplotlib.use('Agg')\ndrawn = lambda axes: torch.tensor(axes is not None)"
 CASES = [
     # masks
     case(
@@ -1040,42 +1041,42 @@ class Later(ch.extend.Bias):
     case(
         "watched().plot(0, title=3)",
         ("pass a string", "drawn(watched().plot(0, title='three')) # @", "torch.tensor(True)"),
-        setup="import matplotlib\nmatplotlib.use('Agg')\ndrawn = lambda axes: torch.tensor(axes is not None)",
+        setup=PLOT,
     ),
     case(
         "ch.weights(x, x).plot(0, cmap='nothing')",
         ("'GnBu'", "drawn(ch.weights(x, x).plot(0, cmap=@))", "torch.tensor(True)"),
-        setup="import matplotlib\nmatplotlib.use('Agg')\ndrawn = lambda axes: torch.tensor(axes is not None)",
+        setup=PLOT,
     ),
     case(
         "ch.weights(x, x).plot(0, bar=3)",
         ("True or False", "drawn(ch.weights(x, x).plot(0, bar=False)) # @", "torch.tensor(True)"),
-        setup="import matplotlib\nmatplotlib.use('Agg')\ndrawn = lambda axes: torch.tensor(axes is not None)",
+        setup=PLOT,
     ),
     case(
         "ch.weights(x, x).plot(0, ax=3)",
         ("None", "drawn(ch.weights(x, x).plot(0, ax=@))", "torch.tensor(True)"),
-        setup="import matplotlib\nmatplotlib.use('Agg')\ndrawn = lambda axes: torch.tensor(axes is not None)",
+        setup=PLOT,
     ),
     case(
         "watched().plot(0, tokens='abcde')",
         ("a list of words", "drawn(watched().plot(0, tokens=list('abcde'))) # @", "torch.tensor(True)"),
-        setup="import matplotlib\nmatplotlib.use('Agg')\ndrawn = lambda axes: torch.tensor(axes is not None)",
+        setup=PLOT,
     ),
     case(
         "watched().plot(0, tokens=list('abc'))",
         ("one word for each", "drawn(watched().plot(0, tokens=list('abcde'))) # @", "torch.tensor(True)"),
-        setup="import matplotlib\nmatplotlib.use('Agg')\ndrawn = lambda axes: torch.tensor(axes is not None)",
+        setup=PLOT,
     ),
     case(
         "ch.weights(x, x).plot(0, query_labels='abcd')",
         ("a list of words", "drawn(ch.weights(x, x).plot(0, query_labels=list('abcd'))) # @", "torch.tensor(True)"),
-        setup="import matplotlib\nmatplotlib.use('Agg')\ndrawn = lambda axes: torch.tensor(axes is not None)",
+        setup=PLOT,
     ),
     case(
         "ch.weights(x, x).plot(0, query_labels=list('abc'))",
         ("one for each", "drawn(ch.weights(x, x).plot(0, query_labels=list('abcd'))) # @", "torch.tensor(True)"),
-        setup="import matplotlib\nmatplotlib.use('Agg')\ndrawn = lambda axes: torch.tensor(axes is not None)",
+        setup=PLOT,
     ),
     case(
         "watched().view(title=3)",

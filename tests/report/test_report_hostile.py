@@ -124,23 +124,19 @@ def test_a_missing_decompressor_is_said(make_case: Make, open_report: Make) -> N
     assert "no DecompressionStream" in page.inner_text("#problem")
 
 
-def test_damaged_data_is_said(make_case: Make, open_report: Make) -> None:
-    html = render([make_case(3).layer], "A report")
-    cut = html[: html.index('id="block-1"')].rsplit("<script", 1)[0]
-    opened = open_report([], html=cut, wait=False)
+@pytest.mark.parametrize(
+    ("damaged", "said"),
+    [
+        (lambda html: html[: html.index('id="block-1"')].rsplit("<script", 1)[0], "the file is cut short"),
+        (lambda html: re.sub(r'<script type="application/json" id="meta">.', "\\g<0>!", html), "could not be shown"),
+    ],
+    ids=["data is missing", "a program does not parse"],
+)
+def test_a_damaged_file_is_said(make_case: Make, open_report: Make, damaged: Any, said: str) -> None:
+    opened = open_report([], html=damaged(render([make_case(3).layer], "A report")), wait=False)
     opened.until("document.documentElement.dataset.problem", "yes")
     assert opened.page.locator("#problem").is_visible()
-    assert "the file is cut short" in opened.page.inner_text("#problem")
-    opened.faults.clear()
-
-
-def test_a_program_that_does_not_parse_is_said(make_case: Make, open_report: Make) -> None:
-    html = render([make_case(3).layer], "A report")
-    broken = re.sub(r'<script type="application/json" id="meta">.', "\\g<0>!", html)
-    opened = open_report([], html=broken, wait=False)
-    opened.until("document.documentElement.dataset.problem", "yes")
-    assert opened.page.locator("#problem").is_visible()
-    assert "could not be shown" in opened.page.inner_text("#problem")
+    assert said in opened.page.inner_text("#problem")
     opened.faults.clear()
 
 

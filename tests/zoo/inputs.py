@@ -147,9 +147,6 @@ def _sound(config: Any, generator: torch.Generator) -> Tensor:
     return torch.randn(BATCH, 16000, generator=generator)
 
 
-BINS = ("num_mel_bins", "n_mels", "feature_size", "input_feat_per_channel", "input_feat_size")
-
-
 def _mels(config: Any, generator: torch.Generator) -> Tensor:
     if find(config, "spec_size") is not None:  # CLAP takes a picture of the sound
         return torch.randn(BATCH, 1, 1024, find(config, "num_mel_bins"), generator=generator)

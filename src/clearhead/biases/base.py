@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from clearhead.base.arrays import Array, check_float, is_dense, owned, shown
-from clearhead.base.called import as_forward
 from clearhead.base.errors import ClearheadError, ShapeError
+from clearhead.base.modules import as_forward
 from clearhead.base.positions import check_align
 from clearhead.base.rules import broadcast, joined
 from clearhead.base.shapes import AlignLike, Sides, Sizes, array_sizes, broadcasts, extent, part

@@ -197,10 +197,10 @@ def _words(tokenizer: Any, ids: torch.Tensor) -> list[str]:
     return [str(n) if word is None else word for n, word in zip(numbers, words, strict=True)]
 
 
-def quoted(text: str, most: int = 300) -> str:
+def quoted(text: str) -> str:
     """A text on one line, with line breaks escaped, cut where it is long."""
     shown = printable(text)
-    return repr(shown)[1:-1] if len(shown) <= most else shown[: most - 1] + "…"
+    return repr(shown)[1:-1] if len(shown) <= 300 else shown[:299] + "…"
 
 
 USUAL = 50  # the most tokens that a decoder generates without --generate

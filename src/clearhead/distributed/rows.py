@@ -51,10 +51,10 @@ def unpack(flat: Tensor, like: Sequence[Tensor], wanted: Runs) -> list[Tensor]:
     return found
 
 
-def room(like: Sequence[Tensor], wanted: Runs, dtype: torch.dtype | None = None) -> Tensor | None:
+def room(like: Sequence[Tensor], wanted: Runs) -> Tensor | None:
     """The room for a message of these rows; None where there are no rows."""
     numbers = sum(t.shape[0] * t.shape[1] * t.shape[3] for t in like) * count(wanted)
-    return like[0].new_empty(numbers, dtype=dtype or like[0].dtype) if wanted else None
+    return like[0].new_empty(numbers) if wanted else None
 
 
 def add(sums: Sequence[Tensor], held: Runs, parts: Sequence[Tensor], runs: Runs) -> None:

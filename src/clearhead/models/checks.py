@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
@@ -29,6 +29,7 @@ from clearhead.models.calls import Calls
 from clearhead.models.read.audit import TOLERANCE, Expected
 from clearhead.models.table import Table
 from clearhead.models.tap.layers import FIRST, LayerName
+from clearhead.models.tap.modules import Kind
 from clearhead.models.tap.transformers_private import backend_of, has_backend, set_backend, takes_backends
 from clearhead.models.use.edits.edit import refuse_edited
 from clearhead.models.watch import watch
@@ -48,7 +49,7 @@ class ComparedCall:
     """
 
     name: str
-    kind: Literal["self", "cross"]
+    kind: Kind
     backend: str
     number: int
     error: float

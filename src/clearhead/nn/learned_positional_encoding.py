@@ -9,9 +9,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from clearhead.base.arrays import Integers
-from clearhead.base.called import as_forward
 from clearhead.base.dropout import check_dropout
 from clearhead.base.errors import ClearheadError, ShapeError, UnsupportedError
+from clearhead.base.modules import as_forward
 from clearhead.base.numbers import check_count
 from clearhead.base.pictures import Style
 from clearhead.base.shapes import placed

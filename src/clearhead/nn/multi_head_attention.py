@@ -9,10 +9,9 @@ from torch import Tensor, nn
 
 from clearhead._attention import ScoreLike
 from clearhead.base.arrays import Integers
-from clearhead.base.called import as_forward
 from clearhead.base.dropout import check_dropout
 from clearhead.base.errors import ClearheadError, ShapeError
-from clearhead.base.initial import Values, set_again, values_of
+from clearhead.base.modules import Values, as_forward, set_again, values_of
 from clearhead.base.numbers import check_count, check_flag
 from clearhead.base.positions import check_align
 from clearhead.base.shapes import AlignLike, Sizes
@@ -27,6 +26,7 @@ from clearhead.nn._heads import (
     check_output,
     check_part,
     check_sizes,
+    head_mask,
     joined,
     one_batch,
     plain_linear,
@@ -34,7 +34,6 @@ from clearhead.nn._heads import (
     split_heads,
 )
 from clearhead.nn._keywords import OF_MULTI_HEAD, OLDER_MULTI_HEAD, built_with
-from clearhead.nn._masks import head_mask
 from clearhead.nn._nested import nested_inputs
 from clearhead.nn._options import (
     NORMS_OR_NONE,

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from clearhead.base.arrays import Integers, accumulated, check_float
-from clearhead.base.called import as_forward
 from clearhead.base.errors import ClearheadError, ShapeError
+from clearhead.base.modules import as_forward
 from clearhead.base.numbers import check_count, check_flag, check_positive
 from clearhead.base.pictures import Style
 from clearhead.base.text import brief

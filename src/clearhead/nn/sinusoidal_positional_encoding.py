@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from clearhead.base.arrays import Integers
-from clearhead.base.called import as_forward
 from clearhead.base.dropout import check_dropout
+from clearhead.base.modules import as_forward
 from clearhead.base.numbers import check_count
 from clearhead.base.pictures import Style
 from clearhead.nn._keywords import OF_POSITIONS, built_with

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from clearhead.report._blocks import Blocks, multiples, plain, planes, thumbnail_codes
-from clearhead.report.layer import Array, Layer, Measures, PageBias, Slopes, Tiles, seen_keys
+from clearhead.report.layer import Array, Layer, Measures, PageBias, Pyramid, Slopes, Tiles, seen_keys
 
 CHUNK = 8192  # tokens of an operand in a block
 AT_ONCE = 2**24  # up to so many products of features, the page computes log-sum-exps itself
@@ -31,22 +31,22 @@ def described(layer: Layer, texts: tuple[int, int], steps: tuple[int, int], bloc
             head[name] = part
 
     for name, edge in (("start", layer.start), ("stop", layer.stop)):
-        put(name, [blocks.one(plain(np.clip(row, 0, keys), "int32")) for row in edge])
-    put("counts", [blocks.one(plain(row, "int32")) for row in counts])
-    put("expected", [blocks.one(plain(row, "float32")) for row in expected])
+        put(name, _each(np.clip(edge, 0, keys), "int32", blocks))
+    put("counts", _each(counts, "int32", blocks))
+    put("expected", _each(expected, "float32", blocks))
     if layer.weight is not None:
         put("weight", [blocks.one(plain(layer.weight, "float64"))])
     if layer.bias is not None:
         _describe_bias(layer.bias, put, blocks)
     for name, norms in (("valueNorms", layer.value_norms), ("transformedNorms", layer.transformed_norms)):
-        put(name, [] if norms is None else [blocks.one(plain(row, "float32")) for row in norms])
+        put(name, [] if norms is None else _each(norms, "float32", blocks))
     put("holes", [_tiles(tiles, blocks) for tiles in layer.holes])
     for number, head in enumerate(heads):
         head |= _operands(layer, number, blocks) | _rows(layer, number, blocks)
         if layer.sinks is not None:
             head["sink"] = float(layer.sinks[number])
         if layer.pyramid is not None:
-            head["pyramid"] = _pyramid(layer, number, blocks)
+            head["pyramid"] = _pyramid(layer.pyramid, number, blocks)
         if layer.slopes is not None:
             head["slopes"] = _slopes(layer.slopes, number, layer.heads, blocks)
     return {
@@ -73,6 +73,11 @@ def described(layer: Layer, texts: tuple[int, int], steps: tuple[int, int], bloc
         "shared": shared,
         "heads": heads,
     }
+
+
+def _each(rows: Array, kind: str, blocks: Blocks) -> list[int]:
+    """The place of each row's numbers, in a block of its own."""
+    return [blocks.one(plain(row, kind)) for row in rows]
 
 
 def _operands(layer: Layer, number: int, blocks: Blocks) -> dict[str, Any]:
@@ -111,11 +116,11 @@ def _rows(layer: Layer, number: int, blocks: Blocks) -> dict[str, int]:
 
 def _describe_bias(bias: PageBias, put: Any, blocks: Blocks) -> None:
     if bias.relative is not None:
-        put("relative", [blocks.one(plain(row, "float32")) for row in bias.relative])
+        put("relative", _each(bias.relative, "float32", blocks))
     if bias.dense is not None:
         rows, columns = bias.dense.shape[1:]
-        each = [blocks.one(plain(part, "float32")) for part in bias.dense]
-        put("dense", [{"rows": rows, "columns": columns, "values": place} for place in each])
+        places = _each(bias.dense, "float32", blocks)
+        put("dense", [{"rows": rows, "columns": columns, "values": place} for place in places])
     put("tiles", [_tiles(tiles, blocks) for tiles in bias.tiles])
 
 
@@ -141,17 +146,11 @@ def _slopes(slopes: Slopes, number: int, heads: int, blocks: Blocks) -> dict[str
     return places | dict(zip(("raises", "lowers"), sums, strict=True))
 
 
-def _pyramid(layer: Layer, number: int, blocks: Blocks) -> dict[str, int]:
-    assert layer.pyramid is not None
-    largest, mean, per_row, per_column = (
-        layer.pyramid.max[number],
-        layer.pyramid.mean[number],
-        layer.pyramid.per_row,
-        layer.pyramid.per_column,
-    )
-    rows, columns = largest.shape
-    places = dict(zip(("max", "mean"), blocks.add(planes(largest), planes(mean)), strict=True))
-    return places | {"rows": rows, "columns": columns, "perRow": per_row, "perColumn": per_column}
+def _pyramid(pyramid: Pyramid, number: int, blocks: Blocks) -> dict[str, int]:
+    largest, mean = blocks.add(planes(pyramid.max[number]), planes(pyramid.mean[number]))
+    rows, columns = pyramid.max[number].shape
+    sizes = {"rows": rows, "columns": columns, "perRow": pyramid.per_row, "perColumn": pyramid.per_column}
+    return {"max": largest, "mean": mean} | sizes
 
 
 def measured(measures: Measures, known: Sequence[Any]) -> list[Any]:

@@ -12,6 +12,7 @@ from torch import Tensor
 from clearhead.base.positions import query_offset
 from clearhead.problem.problem import Problem
 from clearhead.problem.regions import of_sequence
+from clearhead.problem.words import ALL_WORDS
 from clearhead.report._blocks import map_codes
 from clearhead.report._words import Shown
 from clearhead.report.allowed import bias_of, holes_of, spans_of
@@ -33,7 +34,8 @@ def layer_from_call(
 
     `error`: about how far rounding of query and key may move a weight. The statistics are those of the rounded tensors.
     """
-    problem = of_sequence(call.weights.problem, sequence, None if call.padding is None else call.padding[0])
+    real = call.padding or ALL_WORDS
+    problem = of_sequence(call.weights.problem, sequence, real[0])
     queries, keys = problem.sizes.queries, problem.sizes.keys
     if problem.lowered is None and max(queries, keys) > GIVEN:
         score = type(problem.scores.score).__name__  # type: ignore[union-attr]
@@ -42,7 +44,6 @@ def layer_from_call(
             f"{score} gives each pair's score by tile() alone, and {queries:,} × {keys:,} scores are more than the "
             f"{GIVEN:,} × {GIVEN:,} that a page holds.",
         )
-    real = call.padding or (None, None)
     rows, columns = (
         Shown(None if side is None else side[sequence], length, call.name)
         for side, length in zip(real, (queries, keys), strict=True)

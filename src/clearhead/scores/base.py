@@ -448,7 +448,7 @@ def given_parameter(weight: Any, name: str, ndim: int) -> nn.Parameter:
     return parameter
 
 
-def linear_weight(out: int, width: int, device: Any = None, dtype: torch.dtype | None = None) -> nn.Parameter:
+def linear_weight(out: int, width: int, device: Any, dtype: torch.dtype | None) -> nn.Parameter:
     """A fresh (out, in) weight, initialised as nn.Linear does."""
     out, width = check_count(out, 1, "a score's size"), check_count(width, 1, "a score's size")
     weight = nn.Parameter(torch.empty(out, width, device=device, dtype=dtype))

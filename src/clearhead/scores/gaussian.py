@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from clearhead.base.errors import ShapeError
-from clearhead.base.initial import Values, set_again, values_of
+from clearhead.base.modules import Values, set_again, values_of
 from clearhead.base.numbers import check_positive
 from clearhead.base.steps import Step, made
 from clearhead.scores.base import Pairwise, Score, check_equal_width

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
@@ -12,9 +13,8 @@ from torch import Tensor
 
 from clearhead.base.arrays import accumulated
 from clearhead.base.errors import UnsupportedError
-from clearhead.base.installed import has_triton
 from clearhead.base.rules import by_pair
-from clearhead.base.shapes import apart
+from clearhead.base.shapes import Sizes, apart
 from clearhead.base.torch_state import functions_hidden
 from clearhead.base.tracing import (
     compiling,
@@ -26,22 +26,27 @@ from clearhead.base.tracing import (
     recorded,
     traced,
 )
+from clearhead.biases.base import Added
 from clearhead.engines import proof
 from clearhead.engines.base import Cost, Engine
 from clearhead.engines.flex import kernel, rules
 from clearhead.engines.flex.blocks import BLOCK, blocks_of, residual_rule
-from clearhead.engines.flex.proof import problems, row_of
 from clearhead.engines.flex.rules import Traced
+from clearhead.engines.proof import gaps, numbers
 from clearhead.engines.sdpa.pieces import pieces
 from clearhead.engines.tiled import tiles
+from clearhead.engines.triton.engine import has_triton
 from clearhead.problem.guard import zero_unseen
 from clearhead.problem.partial import Partial
 from clearhead.problem.problem import Problem
 from clearhead.problem.summary import Found, Summary
+from clearhead.problem.visible import visible
 from clearhead.scores.base import ByTile, Pairwise
 from clearhead.scores.dot import Dot
 
 MASK_BYTES = 2**30  # of a residual in full: above it, the engine that asks for parts of it is preferred
+# of the proof: more than one block of either side, and the last ones are not whole
+LENGTH, KEYS = BLOCK + 20, 2 * BLOCK + 9
 
 
 class Flex(Engine):
@@ -97,7 +102,7 @@ class Flex(Engine):
         elif not usual and (recorded() if _shapes_alone(problem) else traced()):
             found.append("a trace records PyTorch's own operations, and this one is compiled")
         elif kernel.for_a_gpu(device) and not (found or compiling() or _shapes_alone(problem)):
-            row = row_of(problem)
+            row = _row_of(problem)
             about = f"rows up to {row}", partial(problems, row)
             found += proof.objections(self, device, problem.query.dtype, *about)
         return found
@@ -283,3 +288,31 @@ def _parts(problem: Problem) -> kernel.Parts:
 def _no_view(tensor: Tensor | None) -> Tensor | None:
     """The tensor; a copy where it needs a gradient: FlexAttention leaves out the gradient of what is a view."""
     return tensor.clone() if tensor is not None and tensor.requires_grad else tensor
+
+
+def _row_of(problem: Problem) -> int:
+    """The widest row of queries and values up to a power of two, by which PyTorch chooses the kernel's blocks."""
+    assert problem.value is not None
+    widest = max(problem.query.shape[-1], problem.value.shape[-1])
+    return max(64, 1 << (widest - 1).bit_length())
+
+
+def problems(row: int, device: torch.device, dtype: torch.dtype) -> Iterator[tuple[str, Problem]]:
+    """A problem with all that the kernel may be given, one with a mask alone, and one query; rows are `row` wide.
+
+    Each is compiled for itself, so they are few.
+    """
+    for kind, queries in (("everything", LENGTH), ("a mask", LENGTH), ("one query", 1)):
+        sizes = Sizes(2, 2, queries, KEYS, device)
+        query, key, value = (
+            numbers((2, heads, length, row), device, seed).to(dtype)
+            for seed, (heads, length) in enumerate(((2, queries), (1, KEYS), (1, KEYS)))
+        )
+        problem = Problem(Pairwise("mul", query, key, None, row**-0.5, None), value, sizes)
+        if kind != "one query":
+            problem = problem._replace(visible=visible(gaps(sizes), sizes))
+        if kind == "everything":
+            dense, along = numbers((1, 2, 1, KEYS), device, 4), numbers((1, 2, queries + KEYS - 1), device, 5)
+            scores = Pairwise("mul", query, key, None, row**-0.5, 3.0)
+            problem = problem._replace(scores=scores, bias=Added(dense, along), sinks=numbers((2,), device, 6))
+        yield f"{row} wide, {kind}", problem

@@ -2,28 +2,41 @@
 
 from __future__ import annotations
 
+import importlib.util
+from collections.abc import Iterator
 from functools import partial
 from types import ModuleType
 
 import torch
 from torch import Tensor
 
-from clearhead.base.installed import has_triton
+from clearhead.base.shapes import Sizes
 from clearhead.base.torch_private import is_zero_tensor
 from clearhead.base.tracing import compiling, constant, dispatches, empty_of_values, looked_into, recorded, traced
+from clearhead.biases.base import Added
 from clearhead.engines import proof
 from clearhead.engines.base import Cost, Engine
+from clearhead.engines.proof import gaps, numbers
 from clearhead.engines.triton import blocks
-from clearhead.engines.triton.proof import problems
 from clearhead.problem import regions
 from clearhead.problem.guard import guard
 from clearhead.problem.packing import Operands, folded, operands, unfolded
 from clearhead.problem.partial import Partial, Rows
 from clearhead.problem.problem import Problem
 from clearhead.problem.summary import Found, Sent, Summary, parted, with_groups
+from clearhead.problem.visible import visible
+from clearhead.scores.base import Pairwise, Phi
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 LARGEST = 16  # so many of the largest weights are kept in registers
+LENGTH, KEYS = 70, 75  # of the proof: more than one block of either side, and none of them whole
+TRITON = importlib.util.find_spec("triton") is not None
+
+
+@constant
+def has_triton() -> bool:
+    """Whether Triton, which makes machine code for GPUs, is installed: looked up once, and compiled code may ask."""
+    return TRITON
 
 
 @constant
@@ -133,10 +146,10 @@ class Triton(Engine):
             for region in regions.walk(problem, regions.BUDGET)
             for part in regions.parts_seen(problem, region)
         )
-        numbers = 0
+        count = 0
         if low is not None and low.phi != "mul":  # operands by dimension
-            numbers = low.query.shape[-1] * sizes.batch * (sizes.heads * sizes.queries + low.key.shape[1] * sizes.keys)
-        return Cost(sum(areas), 4 * numbers)
+            count = low.query.shape[-1] * sizes.batch * (sizes.heads * sizes.queries + low.key.shape[1] * sizes.keys)
+        return Cost(sum(areas), 4 * count)
 
 
 def _proved(engine: Triton, problem: Problem) -> list[str]:
@@ -146,6 +159,35 @@ def _proved(engine: Triton, problem: Problem) -> list[str]:
     row = blocks.widest(lowered.phi, lowered.query.shape[-1], 0 if value is None else value.shape[-1])
     kind, about = f"{lowered.phi}, rows up to {row}", partial(problems, lowered.phi, row)
     return proof.objections(engine, problem.sizes.device, problem.query.dtype, kind, about)
+
+
+def problems(phi: Phi, row: int, device: torch.device, dtype: torch.dtype) -> Iterator[tuple[str, Problem]]:
+    """A problem with all that the kernels of this φ may have code for, one with little of it, and one query.
+
+    `row`: see `blocks.widest`; queries and keys are as wide as values, for the φ that hold no rows of them up to 64.
+    """
+    values = row - 6
+    width = values if phi == "mul" else min(values, 58)
+    for kind, queries in (("everything", LENGTH), ("statistics", LENGTH), ("one query", 1)):
+        sizes = Sizes(2, 2, queries, KEYS if queries > 1 else 1200, device)
+        query, key, value = (
+            numbers((2, heads, length, columns), device, seed).to(dtype)
+            for seed, (heads, length, columns) in enumerate(
+                ((2, queries, width), (1, sizes.keys, width), (1, sizes.keys, values))
+            )
+        )
+        weight = None if phi == "mul" else numbers((width,), device, 3).abs().to(dtype)
+        scale = {"mul": width**-0.5, "tanh_add": 5 / width, "sq_diff": -0.5 / width}[phi]
+        scores = Pairwise(phi, query, key, weight, scale, None)
+        problem = Problem(scores, value, sizes)
+        if kind != "one query":
+            problem = problem._replace(visible=visible(gaps(sizes), sizes))
+        if kind == "everything":
+            dense, along = numbers((1, 2, 1, KEYS), device, 4), numbers((1, 2, queries + KEYS - 1), device, 5)
+            seed = torch.tensor(1234567, dtype=torch.int64, device=device)
+            problem = problem._replace(scores=scores._replace(softcap=3.0), bias=Added(dense, along))
+            problem = problem._replace(sinks=numbers((2,), device, 6), dropout_p=0.25, seed=seed)
+        yield f"{phi} {width} wide, {kind}", problem
 
 
 def _columns(problem: Problem, summary: Summary) -> int:

@@ -385,7 +385,7 @@ def gradients(
         arguments = (read, known, sent_back, beside)
         of_weight = weight is not None and wanted[3]
         if wanted[0] or of_weight:
-            to, of_each = _sums(read.query, read, query), None
+            to, of_each = _sums(read.query, query), None
             if of_weight:
                 of_each = torch.zeros_like(to)
             programs = (_programs(problem, blocks.queries),)
@@ -394,7 +394,7 @@ def gradients(
             if of_each is not None:
                 found = found._replace(weight=of_each.sum((0, 2))[: read.width] * lowered.scale)
         if wanted[1] or (wanted[2] and sent_back is not None):
-            to = _sums(read.key, read, key)
+            to = _sums(read.key, key)
             to_value = None if sent_back is None or value is None else _new(query, *value.shape)
             programs = (key.shape[0] * key.shape[1] * -(-key.shape[2] // blocks.keys),)
             start(back.to_key_kernel, programs, *arguments, to, to_value, warps=blocks.warps)
@@ -405,7 +405,7 @@ def gradients(
     return found
 
 
-def _sums(side: Side, read: Given, tensor: Tensor) -> Tensor:
+def _sums(side: Side, tensor: Tensor) -> Tensor:
     """Where a side's gradient is summed: as the side lies, or, for a dot product, where it is written in one go."""
     if side.laid is None:
         return _new(tensor, *tensor.shape)

@@ -63,7 +63,7 @@ def rotary_steps(
     name: str,
     before: Step,
     positions: Tensor,
-    every: Tensor | None = None,
+    every: Tensor | None,
     result: str | None = None,
 ) -> list[Step]:
     """From the step `before`, (B, H, L, E), at these positions, (L,) or (B, 1, L), to the step `result`, or `name`.

@@ -17,9 +17,8 @@ from clearhead.explanation.modules.origin.find import batched
 from clearhead.explanation.modules.projection import Linear
 from clearhead.models.attention_call import AttentionCall
 from clearhead.models.calls import Calls
-from clearhead.models.causes.frozen import Frozen, Written
+from clearhead.models.causes.frozen import Frozen, Writers, Written, first_run
 from clearhead.models.causes.metrics import Each, Metric, logit_difference
-from clearhead.models.causes.written import Writers, first_run
 from clearhead.models.checks import outside_inference, ran
 from clearhead.models.table import Table
 from clearhead.models.tap.layers import LayerName

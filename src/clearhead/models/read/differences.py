@@ -6,7 +6,7 @@ import operator
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -24,10 +24,12 @@ from clearhead.models.call import first_columns
 from clearhead.models.calls import Calls, Label, labels
 from clearhead.models.table import Table
 from clearhead.models.tap.layers import FIRST, LayerName
+from clearhead.models.tap.modules import Kind
 from clearhead.models.weights import weights_of
 from clearhead.problem.problem import Problem
 from clearhead.problem.record import now
 from clearhead.problem.region import Region, host_part
+from clearhead.problem.words import ALL_WORDS
 
 Places = tuple[Tensor, Tensor] | None
 
@@ -198,7 +200,7 @@ def _both_look(calls: tuple[AttentionCall, ...], of: tuple[Tensor | None, ...]) 
     """For each call the queries that are words in both calls, at the call's own positions; None: all."""
     alone = []
     for call in calls:
-        words = None if call.padding is None else call.padding.queries
+        words = (call.padding or ALL_WORDS).queries
         alone.append(looked_at(words, None if call.uniform is None else call.uniform[..., 0]))
     if alone == [None, None] and of[0] is None:
         return alone
@@ -277,7 +279,7 @@ class CallDifference:
     """
 
     name: str
-    kind: Literal["self", "cross"]
+    kind: Kind
     number: int
     weights: WeightDifference
     by_query: Tensor

@@ -206,7 +206,7 @@ def _measured(layer: Layer, difference: CallDifference) -> Layer:
 
 def _shown(call: AttentionCall) -> Shown:
     """The positions of a text that the page shows, for a call with one sequence."""
-    words = None if call.padding is None else call.padding.keys
+    words = (call.padding or ALL_WORDS).keys
     return Shown(None if words is None else words[0], call.problem.sizes.keys, call.name)
 
 

@@ -13,6 +13,7 @@ from clearhead.base.errors import ClearheadError
 from clearhead.inspection.measures import Measure
 from clearhead.models.attention_call import AttentionCall
 from clearhead.models.table import Table
+from clearhead.problem.words import ALL_WORDS
 from clearhead.report.layer import About, Array, Layer, Slopes
 from clearhead.report.operands import rounded, steps_of
 from clearhead.scores.base import Pairwise
@@ -39,7 +40,7 @@ def slopes_of(call: AttentionCall, sequence: int, error: float) -> Slopes | None
         below = above - gradients.by_key()[sequence]
     except ClearheadError:  # its tensors were written to since
         return None
-    rows, columns = (None, None) if call.padding is None else call.padding
+    rows, columns = call.padding or ALL_WORDS
     grad = call.outcome.grad[sequence].float()
     value = call.value[sequence].float()
     if rows is not None:
@@ -66,7 +67,7 @@ def slopes_of(call: AttentionCall, sequence: int, error: float) -> Slopes | None
 
 def _of_words(call: AttentionCall, numbers: Tensor, sequence: int) -> Array:
     """Numbers (H, Lk) of the keys that are no padding."""
-    words = None if call.padding is None else call.padding.keys
+    words = (call.padding or ALL_WORDS).keys
     numbers = numbers.detach().float().cpu()
     found: Array = (numbers if words is None else numbers[:, words[sequence].cpu()]).numpy()
     return found

@@ -25,6 +25,7 @@ from clearhead.models.show.meanings import (
     slopes_of,
     with_effects,
 )
+from clearhead.problem.words import ALL_WORDS
 from clearhead.report import Layer, Page
 from clearhead.report.from_call import layer_from_call
 from clearhead.report.layer import LeftOut
@@ -198,7 +199,7 @@ def roles(calls: Sequence[tuple[str, str]]) -> list[str]:
 
 def _lengths(call: AttentionCall, sequence: int) -> dict[str, Any]:
     """The lengths of values and of transformed values, (H, Lk), without padding, as far as they are known."""
-    words = None if call.padding is None else call.padding.keys
+    words = (call.padding or ALL_WORDS).keys
     every = {f"{name}_norms": norms[sequence].float().cpu() for name, norms in norms_of(call).items()}
     kept = slice(None) if words is None else words[sequence].cpu()
     return {name: norms[:, kept].numpy() for name, norms in every.items()}
@@ -208,7 +209,7 @@ def _steps(call: AttentionCall, sequence: int, answer: int | None) -> dict[str, 
     """The first query of each step of a joined generation, and of the answer, among the queries that are no padding."""
     if not call.begins:
         return {"answer": answer}
-    words = None if call.padding is None else call.padding.queries
+    words = (call.padding or ALL_WORDS).queries
     begins = tuple(first if words is None else int(words[sequence, :first].sum()) for first in call.begins)
     return {"begins": begins, "answer": begins[1] if answer is None and len(begins) > 1 else answer}
 
@@ -224,7 +225,7 @@ def _by_head(
     found: Mapping[Measure, Found], call: AttentionCall, sequence: int
 ) -> tuple[dict[Measure, tuple[float, float, int | None, int]], ...]:
     """The measures of each head. Keys are given by their place among those that are no padding."""
-    words = None if call.padding is None else call.padding.keys
+    words = (call.padding or ALL_WORDS).keys
 
     def place(key: int) -> int:
         return key if words is None else int(words[sequence, :key].sum())

@@ -10,9 +10,8 @@ import triton
 import triton.language as tl
 
 from clearhead.engines.triton.kernels import score
-from clearhead.engines.triton.kernels.dropout import kept
 from clearhead.engines.triton.kernels.numbers import LOG2E, product
-from clearhead.engines.triton.kernels.tile import along, block_of, matrix, tiles, touches, values
+from clearhead.engines.triton.kernels.tile import along, block_of, kept, matrix, tiles, touches, values
 
 
 @triton.jit

@@ -9,9 +9,8 @@ import triton
 import triton.language as tl
 
 from clearhead.engines.triton.kernels import score, summarise
-from clearhead.engines.triton.kernels.dropout import kept
 from clearhead.engines.triton.kernels.numbers import LOG2E, product
-from clearhead.engines.triton.kernels.tile import block_of, tiles, values
+from clearhead.engines.triton.kernels.tile import block_of, kept, tiles, values
 
 
 @triton.jit

@@ -1,4 +1,4 @@
-"""The epilogue that all scores share: scale, softcap, bias, mask; and how numbers of a call are read.
+"""The epilogue that all scores share: scale, softcap, bias, mask; dropout; and how numbers of a call are read.
 
 A tile lies as (queries, keys) or as (keys, queries): with the side first whose sums a program makes, since a sum along
 the second side is one over numbers of few threads. Here `i` and `j` are the places of a tile's queries and keys, which
@@ -118,3 +118,27 @@ def finish(raw, given, b, h, key_head, i, j):
     if given.key.poison is not None:
         s += poison(given.key, b, key_head, j)
     return tl.where(seen(given, b, h, i, j), s, float("-inf")), capped
+
+
+@triton.jit
+def mix(x):
+    """Wellons' lowbias32: the hash of base/dropout.py, to the bit, in 32-bit words that wrap around."""
+    x = x ^ (x >> 16)
+    x = x * 0x7FEB352D
+    x = x ^ (x >> 15)
+    x = x * 0x846CA68B
+    return x ^ (x >> 16)
+
+
+@triton.jit
+def kept(given, b, h, i, j):
+    """Which pairs of a tile dropout keeps: i and j are the places of its queries and keys, and broadcast to it."""
+    seed = tl.load(given.dropout.seed)
+    sequence = mix(mix(mix(seed.to(tl.uint32)) + (seed >> 32).to(tl.uint32)) + (b + given.dropout.batch).to(tl.uint32))
+    row = mix(mix(sequence + (h + given.dropout.head).to(tl.uint32)) + (i + given.dropout.query).to(tl.uint32))
+    x = row + mix((j + given.dropout.key).to(tl.uint32) + 0x9E3779B9)
+    x = x ^ (x >> 16)
+    x = x * 0x7FEB352D
+    x = x ^ (x >> 15)
+    x = x * 0x846CA68B
+    return x.to(tl.int32, bitcast=True) >= given.dropout.limit

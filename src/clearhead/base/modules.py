@@ -1,6 +1,12 @@
-"""The values of the parameters that a module was given, so that `reset_parameters` can set them again."""
+"""What modules of PyTorch's need: the type of their call, and the values that their parameters were given.
+
+PyTorch declares a call of any module as one of anything that gives anything. The values are for `reset_parameters`.
+"""
 
 from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -8,7 +14,16 @@ from torch import Tensor
 from clearhead.base.errors import ClearheadError
 from clearhead.base.tracing import dispatches, distributed, readable
 
+Forward = TypeVar("Forward", bound=Callable[..., object])
 Values = tuple[float, ...]
+
+
+def as_forward(forward: Forward) -> Callable[[object], Forward]:
+    """For type checkers alone: a decorator that gives a method the type of `forward`.
+
+    It loses what a `forward` of tensors or of arrays gives for each: there the call is declared in full.
+    """
+    raise NotImplementedError
 
 
 def values_of(tensor: Tensor) -> Values | None:
