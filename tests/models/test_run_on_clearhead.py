@@ -3,6 +3,7 @@
 import os
 from contextlib import nullcontext
 
+import numpy as np
 import pytest
 import torch
 
@@ -124,14 +125,29 @@ def test_the_room_of_a_static_cache_is_not_read(mask):
     assert weights.shape[-1] == length + 5 and not weights[..., length + 1 :].any()
 
 
+def other_memory(mask, hidden):
+    mask.data = mask.masked_fill(hidden, False)
+
+
+WRITES = {
+    "in place": lambda mask, hidden: mask.masked_fill_(hidden, False),
+    "through data": lambda mask, hidden: mask.data.masked_fill_(hidden, False),
+    "by NumPy": lambda mask, hidden: np.putmask(mask.numpy(), hidden.expand_as(mask).numpy(), False),
+    "other memory": other_memory,
+}
+
+
 @pytest.mark.parametrize("context", [torch.no_grad, torch.inference_mode])
 @pytest.mark.parametrize("static", [True, False], ids=["static", "dynamic"])
-def test_a_mask_that_is_written_to_between_layers_is_read_again(context, static):
+@pytest.mark.parametrize("write", WRITES)
+def test_a_mask_that_is_written_to_between_layers_is_read_again(context, static, write):
     torch.manual_seed(0)
     model = transformers.AutoModelForCausalLM.from_config(MODELS["llama"]().config).eval()
 
     def hide(module, args, given):
-        given["attention_mask"][..., 2:4] = False
+        mask = given["attention_mask"]
+        places = torch.arange(mask.shape[-1])
+        WRITES[write](mask, (places >= 2) & (places < 4))
 
     def run(hides):
         cache = (
@@ -151,6 +167,27 @@ def test_a_mask_that_is_written_to_between_layers_is_read_again(context, static)
         ch.models.run_on_clearhead(model)
         torch.testing.assert_close(run(True), own, atol=1e-5, rtol=0)
         assert (own - unhidden).abs().max() > 1e-4  # the write decides something
+
+
+@pytest.mark.parametrize("tokens", [1, 3], ids=["one token", "several tokens"])
+def test_a_layer_whose_keys_the_mask_does_not_fit_is_refused(tokens):
+    """As by SDPA. A layer that adds keys of its own must widen the mask."""
+    torch.manual_seed(0)
+    model = MODELS["llama"]().eval()
+
+    class WithMore(transformers.DynamicCache):
+        def update(self, key, value, *given, **others):
+            both = super().update(key, value, *given, **others)
+            return tuple(torch.cat([t, t[:, :, :2]], 2) for t in both) if key.shape[2] == tokens else both
+
+    mask, before = RIGHT.flip(1), IDS.shape[1] - tokens
+    for error, match in ((RuntimeError, "must match"), (ch.ShapeError, "mask has shape")):
+        cache = WithMore(config=model.config)
+        with torch.no_grad():
+            model(IDS[:, :before], attention_mask=mask[:, :before], past_key_values=cache)
+            with pytest.raises(error, match=match):
+                model(IDS[:, before:], attention_mask=mask, past_key_values=cache)
+        ch.models.run_on_clearhead(model)
 
 
 def test_training_gives_the_same_gradients():

@@ -245,6 +245,39 @@ def test_keys_with_a_graph_are_refused():
         torch.func.jvp(lambda x: frozen(x, x, x, cache=KeyValueCache(capacity=8)), (x,), (x,))
 
 
+@pytest.mark.parametrize("fork", [lambda c: c, copy.copy, copy.deepcopy, lambda c: pickle.loads(pickle.dumps(c))])
+@pytest.mark.parametrize("times", [1, 2])
+def test_a_refused_call_takes_no_position_out_of_a_window(fork, times):
+    """The newest key takes the place of the oldest, to which `crop` may go back."""
+    attend, x, cache = make("dot"), torch.randn(2, 7, 16), KeyValueCache(window=4)
+    with torch.no_grad():
+        attend(x[:, :4], x[:, :4], x[:, :4], ch.Causal(), cache=cache)
+        for token in x[:, 4:].split(1, 1)[:times]:
+            with pytest.raises(ch.UnsupportedError, match="a bias"):
+                attend(token, token, token, ch.Causal(), cache=cache, bias=torch.zeros(1, 1))
+        cache = fork(cache)
+        cache.crop([1, 2])
+        token = x[:, 6:]
+        found = attend(token, token, token, ch.Causal(), cache=cache)
+    for row, kept in enumerate((1, 2)):
+        own = torch.cat([x[row, :kept], token[row]])
+        torch.testing.assert_close(found[row].double(), whole(attend, own, False)[-1:], atol=2e-6, rtol=0)
+
+
+@pytest.mark.parametrize("limits", [{}, {"capacity": 9}, {"window": 9}], ids=str)
+@pytest.mark.parametrize("fork", [copy.copy, copy.deepcopy, lambda c: pickle.loads(pickle.dumps(c))])
+def test_a_copy_that_is_made_in_inference_mode_goes_on_outside_it(limits, fork):
+    attend, x, cache = make("dot").requires_grad_(False), torch.randn(2, 6, 16), KeyValueCache(**limits)
+    with torch.inference_mode():
+        attend(x[:, :4], x[:, :4], x[:, :4], ch.Causal(), cache=cache, new_lens=[4, 2])
+        other = fork(cache)
+    with torch.no_grad():
+        found = [attend(t, t, t, ch.Causal(), cache=other) for t in x[:, 4:].split(1, 1)]
+    for row, kept in enumerate((4, 2)):
+        own = torch.cat([x[row, :kept], x[row, 4:]])
+        torch.testing.assert_close(torch.cat(found, 1)[row].double(), whole(attend, own, False)[-2:], atol=2e-6, rtol=0)
+
+
 def test_the_weights_of_a_call_can_be_read_until_the_next_write():
     attend, x, cache = make("dot"), torch.randn(2, 6, 16), KeyValueCache(window=3)
     with torch.no_grad():

@@ -82,7 +82,14 @@ class Fixed(NamedTuple):
         return self.lengths.cpu()
 
     def copied(self) -> Fixed:
-        return self._replace(keys=self.keys.clone(), values=self.values.clone())
+        """The state in memory of its own, which can be written to in inference mode and outside it."""
+        with torch.inference_mode(False):
+            keys, values, lengths = self.keys.clone(), self.values.clone(), self.lengths.clone()
+        return self._replace(keys=keys, values=values, lengths=lengths)
+
+    def ordinary(self) -> Fixed:
+        """The state in tensors that were not made in inference mode."""
+        return self.copied()
 
     def cut(self, lengths: Tensor) -> Fixed:
         """The state with the first `lengths` positions of each sequence."""
@@ -107,6 +114,11 @@ class Fixed(NamedTuple):
         self.values.copy_(values)
         return self._replace(lengths=lengths)
 
+    def read(self, places: Tensor) -> tuple[Tensor, Tensor]:
+        """Copies of the keys and values (B, Hk, L, E) at these places, (B, L)."""
+        rows = torch.arange(places.shape[0], device=places.device)[:, None]
+        return self.keys[rows, :, places].transpose(1, 2), self.values[rows, :, places].transpose(1, 2)
+
     def write(self, key: Tensor, value: Tensor, places: Tensor) -> None:
         """Write keys and values (B, Hk, L, E) to their places, (B, L)."""
         rows = torch.arange(places.shape[0], device=places.device)[:, None]
@@ -124,6 +136,7 @@ class Step(NamedTuple):
     starts: Tensor  # (B,), the position of query 0
     at: Tensor | None = None  # (B, keys), the position of each key, −1 for none; None: they stand in order
     places: Tensor | None = None  # (B, L), of the newest keys, where they are written after the call alone
+    before: tuple[Tensor, Tensor, Tensor] | None = None  # keys, values, and their places, which it took
 
     def kept(self) -> Fixed:
         """The state, once the call has succeeded."""
@@ -206,6 +219,9 @@ def _stepped(state: Fixed, key: Tensor, value: Tensor, new_lens: Any, first: boo
     after = state._replace(lengths=ends)
     positions = starts[:, None] + torch.arange(size, device=key.device)
     places = limits.places(positions, ends[:, None])
+    # a call that is refused gives back the place that it took: see `KeyValueCache._settle`
+    pushes = limits.window is not None and size == 1 and not first and not compiling()
+    before = (*state.read(places), places) if pushes else None
     if first or limits.window is None or size == 1:
         after.write(key, value, places)
     if first:
@@ -213,9 +229,8 @@ def _stepped(state: Fixed, key: Tensor, value: Tensor, new_lens: Any, first: boo
     if limits.window is None:
         return Step(after.key, after.value, after, ends, starts)
     if size == 1:  # the place that is written to held a position that this query can't see
-        return Step(
-            after.key, after.value, after, ends.clamp(max=limits.capacity), starts, limits.positions(ends[:, None])
-        )
+        held, at = ends.clamp(max=limits.capacity), limits.positions(ends[:, None])
+        return Step(after.key, after.value, after, held, starts, at, before=before)
     # the new keys take places of old ones, which the first of these queries see: they are written after the call
     at = torch.cat([limits.positions(starts[:, None]), torch.where(positions < ends[:, None], positions, -1)], 1)
     both = [torch.cat(pair, 2) for pair in ((state.key, key), (state.value, value))]

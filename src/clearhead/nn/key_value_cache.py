@@ -15,7 +15,7 @@ from clearhead.base.shapes import Sizes, moved, placed
 from clearhead.base.text import brief
 from clearhead.base.tracing import compiling, dispatches, ensure, freed, looked_into, readable, traced
 from clearhead.base.versions import digest
-from clearhead.masks._read import check_lengths
+from clearhead.masks._read import check_lengths, own
 from clearhead.nn import _fixed
 from clearhead.nn._fixed import Fixed, Limits, Step
 from clearhead.nn._keywords import OF_CACHE, built_with
@@ -98,6 +98,11 @@ class _State(NamedTuple):
     def copied(self) -> _State:
         return self  # no position that was given out is written again
 
+    def ordinary(self) -> _State:
+        """The state in tensors that were not made in inference mode."""
+        lengths = None if self.lengths is None else own(self.lengths)
+        return _State(_Room(own(self.room.key), own(self.room.value)), self.length, lengths)
+
 
 class KeyValueCache:
     """The projected keys and values of one `MultiHeadAttention` while decoding.
@@ -155,6 +160,8 @@ class KeyValueCache:
     """
 
     _by: nn.Module | None = None  # the module that made the keys
+    # what the newest key took the place of in a window, until its call has succeeded
+    _taken: tuple[Tensor, Tensor, Tensor] | None = None
     _made: int | None = None  # in a copy: a number made of the weights that made the keys; None: not known
 
     @built_with(OF_CACHE)
@@ -256,6 +263,7 @@ class KeyValueCache:
         Raises a `ClearheadError` for entries outside the batch, and in an empty cache. Cost: a copy.
         """
         every = self._all()
+        self._settle()
         states = [one._state for one in every if one._state is not None]
         if len(states) < len(every):
             raise ClearheadError("the cache is empty: it has no batch to reorder before its first keys.")
@@ -292,13 +300,14 @@ class KeyValueCache:
                 f"length is {length}, and the cache holds {_said(held, len(self))} positions: crop can't add any."
             )
         lengths = torch.tensor(kept, dtype=torch.int64, device="cpu")
+        self._settle()
         every = [(one, one._state.cut(lengths)) for one in self._all() if one._state is not None]
         for one, state in every:
             one._state = state
 
     def reset(self) -> None:
         """Forget everything, for another batch."""
-        self._state, self._by, self._made = None, None, None
+        self._state, self._by, self._made, self._taken = None, None, None, None
         for part in self._parts.values():
             part.reset()
 
@@ -330,8 +339,12 @@ class KeyValueCache:
                 )
         for heads in (key, value):  # they are written beside others, and reordered, by indices that are plain tensors
             check_unmixed("a cache", heads, None)
+        self._settle()
         if isinstance(self._state, Fixed):
-            return _fixed.extended(self._state, key, value, new_lens)
+            step = _fixed.extended(self._state, key, value, new_lens)
+            if step.before is not None:
+                self._taken = step.before
+            return step
         if self._limits is not None:
             return _fixed.begun(self._limits, key, value, new_lens)
         return self._grown(self._state, key, value, new_lens)
@@ -352,8 +365,18 @@ class KeyValueCache:
 
     def _hold(self, step: _State | Step, by: nn.Module) -> None:
         self._state, self._by = step.kept(), by
+        if self._taken is not None:
+            self._taken = None
+
+    def _settle(self) -> None:
+        """Give back what a call that was refused has taken the place of: `crop` may go back to it."""
+        for one in self._all():
+            if one._taken is not None and isinstance(one._state, Fixed):
+                one._state.write(*one._taken)
+                one._taken = None
 
     def __copy__(self) -> KeyValueCache:
+        self._settle()
         branch = type(self)()
         branch._state = None if self._state is None else self._state.copied()
         branch._by, branch._made, branch._limits = self._by, self._made, self._limits
@@ -369,7 +392,13 @@ class KeyValueCache:
     def __getstate__(self) -> dict[str, Any]:  # pickle calls it
         # without the module: a copy of it, which has the same weights, may take the copy of the cache
         made = self._made if self._by is None else _digest(self._by)
+        self._settle()
         return {"_state": self._state, "_made": made, "_limits": self._limits, "_parts": self._parts}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:  # pickle calls it
+        self.__dict__.update(state)
+        if self._state is not None and torch.is_inference_mode_enabled():  # such tensors can't be written to outside it
+            self._state = self._state.ordinary()
 
     def __repr__(self) -> str:
         said = [f"parts={len(self._parts)}"] if self._parts else []

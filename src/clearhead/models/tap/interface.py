@@ -267,7 +267,7 @@ def _masks(
         if own == "flex_attention_forward" and mask is not None:  # it adds the mask of the first head for all heads
             mask = mask[:, :1, :, : shape[3]].to(torch.float32 if mask.dtype == torch.bool else mask.dtype)
         bias = kwargs.get("position_bias")
-        made = made_of(mask) if backend in (NAME, MASKED) else None
+        made = made_of(mask, shape) if backend in (NAME, MASKED) else None
         if made is not None and mask is not None:  # the normal form, which the backend runs on
             found = Recorded(made.mask(mask)).plus(store.convert(None, bias))
         else:

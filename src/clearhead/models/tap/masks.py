@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from clearhead.base.shapes import Align, Sizes
+from clearhead.base.shapes import Align, Sizes, broadcasts
 from clearhead.base.torch_private import uncounted, version
 from clearhead.base.tracing import compiling, on_the_host, readable, without_autocast
 from clearhead.base.versions import digest
@@ -28,13 +28,21 @@ class Made:
 
     `keys`: the keys that the one query of each sequence sees, where they are one interval, the same for all. Where a
     token is decoded with a static cache, they are those that the cache holds, without the room for later tokens.
-    `written`: how often the tensor had been written to.
     """
 
     def __init__(self, tensor: Tensor) -> None:
-        self.written = version(tensor)
+        self._seen = _counted(tensor)
+        # on a CPU the numbers themselves are kept: writes through `.data`, or by NumPy to its memory, are not counted
+        self._copy = tensor.detach().clone() if on_the_host(tensor) and readable(tensor) else None
         self.keys = _same_keys(_true_where_allowed(tensor)) if tensor.shape[-2] == 1 else None
         self._mask: tuple[Mask | None] | None = None
+
+    def holds(self, tensor: Tensor) -> bool:
+        """Whether the tensor is as it was when it was read."""
+        copy = self._copy
+        if copy is None or copy.dtype != tensor.dtype or copy.device != tensor.device:
+            return copy is None and _counted(tensor) == self._seen
+        return torch.equal(copy, tensor)
 
     def mask(self, tensor: Tensor) -> Mask | None:
         """The normal form of the tensor, which is given again: it has this object as an attribute."""
@@ -53,13 +61,21 @@ def keep_made(mask: Tensor) -> Tensor:
     return mask
 
 
-def made_of(mask: Tensor | None) -> Made | None:
-    """The `Made` of this tensor; None where it was given to another tensor, or this one was written to since.
+def made_of(mask: Tensor | None, shape: tuple[int, int, int, int]) -> Made | None:
+    """The `Made` of this tensor for a call of these sizes, (B, H, Lq, Lk). None where the tensor has none, was written
+    to since, or does not fit the call, of which `attention` tells.
 
     In compiled code a tensor has no such attribute.
     """
     found: Made | None = None if mask is None or compiling() else getattr(mask, "clearhead", None)
-    return None if found is None or version(mask) != found.written else found  # type: ignore[arg-type]
+    if found is None or mask is None or not broadcasts(mask.shape, shape):
+        return None
+    return found if found.holds(mask) else None
+
+
+def _counted(tensor: Tensor) -> tuple[int, int]:
+    """How often the tensor was written to, and the address of its memory, which `tensor.data = other` changes."""
+    return version(tensor), tensor.data_ptr() if readable(tensor) else 0
 
 
 def _true_where_allowed(mask: Tensor) -> Tensor:

@@ -151,9 +151,10 @@ def _attend(
     """The function of the attention interface: gives (B, Lq, H, Ev), and no weights."""
     align: Align = None
     mask: Tensor | Mask | None = attention_mask
-    made, bias = made_of(attention_mask), kwargs.get("position_bias")
+    shape = (*query.shape[:3], key.shape[2])
+    made, bias = made_of(attention_mask, shape), kwargs.get("position_bias")
     check_keywords(type(module).__name__, backend, kwargs)
-    narrower = _narrower(module, (*query.shape[:3], key.shape[2]), attention_mask is not None, kwargs)
+    narrower = _narrower(module, shape, attention_mask is not None, kwargs)
     if attention_mask is None:
         causal = bool(getattr(module, "is_causal", True)) if is_causal is None else is_causal
         if backend == NAME and causal and query.shape[2] > 1:
