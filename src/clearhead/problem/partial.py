@@ -118,4 +118,4 @@ def sinks_gradient(sinks: Tensor, rows: Rows) -> Tensor:
 def log_sum_exp(maximum: Tensor, log_sum: Tensor) -> Tensor:
     """The two numbers of a `Partial` as one; −∞ for a query that sees nothing."""
     blind = log_sum == torch.inf
-    return (maximum + log_sum.masked_fill(blind, 0.0)).masked_fill(blind, -torch.inf)
+    return (maximum + log_sum).masked_fill(blind, -torch.inf)

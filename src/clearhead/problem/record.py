@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from clearhead.base.arrays import check_memory
+from clearhead.base.arrays import check_memories
 from clearhead.base.errors import ClearheadError
 from clearhead.base.shapes import part
 from clearhead.base.text import outlined
@@ -39,8 +39,8 @@ class Record(NamedTuple):
     def check(self) -> None:
         """Raise where a tensor has been written to, or its memory freed, since the call."""
         check_reads(self.reads, _by_functions(self.problem) if self.copied else tensors_of(self.problem))
-        for name, tensor in tensors_of(self.problem) if self.copied else ():
-            check_memory(tensor, f"the {name} of the recorded call")
+        if self.copied:
+            check_memories((f"the {name} of the recorded call", tensor) for name, tensor in tensors_of(self.problem))
 
     def __reduce__(self) -> Any:  # a mask's residual may be a function that cannot be pickled
         problem, visible = self.problem, self.problem.visible

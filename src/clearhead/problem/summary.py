@@ -34,16 +34,18 @@ class Summary(NamedTuple):
 
     def with_also(self, other: Summary) -> Summary | None:
         """Both summaries as one pass; None where they differ in a size, a position or a factor."""
-        both: dict[str, Any] = {}
-        for name, nothing in self._field_defaults.items():
-            mine, theirs = getattr(self, name), getattr(other, name)
-            if not (_same(mine, nothing) or _same(theirs, nothing) or _same(mine, theirs)):
+        fields: list[Any] = []
+        for mine, theirs, nothing in zip(self, other, self._field_defaults.values(), strict=True):
+            if _same(theirs, nothing):
+                fields.append(mine)
+            elif _same(mine, nothing) or _same(mine, theirs):
+                fields.append(theirs)
+            else:
                 return None
-            both[name] = theirs if _same(mine, nothing) else mine
+        both = Summary(*fields)
         if self._of_keys and other._of_keys and not _same(self.factors, other.factors):
             return None
-        cells = {both["mean"], both["peak"]} - {None}
-        return Summary(**both) if len(cells) < 2 else None
+        return both if len({both.mean, both.peak} - {None}) < 2 else None
 
     def shapes(self, problem: Problem) -> dict[str, tuple[int, ...]]:
         """The shape of each statistic that is asked for, by its name in `Found`."""
@@ -85,9 +87,7 @@ def with_groups(value: Tensor | None, groups: Tensor, problem: Problem) -> Tenso
 
 
 def _same(one: Any, other: Any) -> bool:
-    if one is other or isinstance(one, Tensor) or isinstance(other, Tensor):
-        return one is other
-    return bool(one == other)
+    return one is other or (not (isinstance(one, Tensor) or isinstance(other, Tensor)) and bool(one == other))
 
 
 class Found(NamedTuple):

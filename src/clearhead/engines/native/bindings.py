@@ -238,7 +238,7 @@ def _into(problem: Problem, sums: Operands, rows: Rows, grad: Tensor | None, sen
 
 def one_pass(problem: Problem) -> bool:
     """Whether one call of a kernel covers all queries."""
-    return next(bands(problem)) == EVERY
+    return rows_at_once(problem) >= problem.sizes.queries
 
 
 def summarise(problem: Problem, summary: Summary) -> Found:

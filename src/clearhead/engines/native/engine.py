@@ -163,24 +163,33 @@ class Native(Engine):
         if not self.fuses(problem, summary):
             return super().summarise(problem, summary)
         given = folded(problem)
-        problem = guarded = guard(given)
-        value = problem.value if summary.output else None
+        value = given.value if summary.output else None
+        if summary.groups is not None and value is not None and value.dtype is torch.bfloat16:
+            # kernels may round the weights of the groups' columns
+            alone = self.summarise(given, Summary(groups=summary.groups))
+            return self.summarise(given, summary._replace(groups=None))._replace(groups=alone.groups)
+        found = self._summarised(given, summary)
+        if not found.finite:  # the kernel has looked at all that it read, so no pass looks before it
+            guarded = guard(given)
+            if guarded is not given:
+                found = self._summarised(guarded, summary)._replace(finite=False)
+        return found if summary.groups is None else parted(found, value)
+
+    def _summarised(self, problem: Problem, summary: Summary) -> Found:
+        """The statistics of a problem that is guarded, or that is guarded where the kernel finds a need of it."""
         if summary.groups is not None:  # the weight on each group is one more column of the output
-            if value is not None and value.dtype is torch.bfloat16:  # kernels may round the weights of these columns
-                alone = self.summarise(given, Summary(groups=summary.groups))
-                return self.summarise(given, summary._replace(groups=None))._replace(groups=alone.groups)
+            value = problem.value if summary.output else None
             problem = problem._replace(value=with_groups(value, summary.groups, problem))
-        both = summary._replace(output=summary.output or summary.groups is not None, groups=None)
-        found = bindings.summarise(problem, both)
-        found = found._replace(finite=found.finite and guarded is given)
-        if found.output is None:
+            summary = summary._replace(output=True, groups=None)
+        found = bindings.summarise(problem, summary)
+        if found.finite or found.output is None:
             return found
-        if not found.finite and problem.value is not None and finite(problem.value):
+        if problem.value is not None and finite(problem.value):
             # the sum before its division was too large
             again = bindings.summarise(problem._replace(value=shrunk(problem)), Summary(output=True))
             assert again.output is not None
             fill_overflow(found.output, again.output, problem)
-        return found if summary.groups is None else parted(found, value)
+        return found
 
     def contributions(
         self, problem: Problem, rows: Rows, grad: Tensor | None, sent: Sent | None, by_key: bool, positive: bool = False

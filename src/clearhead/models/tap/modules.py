@@ -17,7 +17,7 @@ Kind = Literal["self", "cross"]
 Projection = tuple[Tensor, Tensor | None]  # weight and bias
 
 # The names of the arguments from which the keys of cross attention come.
-SOURCES = ("key_value_states", "encoder_hidden_states", "cross_attention_states", "context", "memory")
+SOURCES = frozenset(("key_value_states", "encoder_hidden_states", "cross_attention_states", "context", "memory"))
 
 
 class Notes(Protocol):
@@ -209,7 +209,7 @@ def _entered(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], s
     named = dict(kwargs)
     if len(args) > 1:
         named.update(zip(parameters(module.forward), args, strict=False))
-    second = any(isinstance(named.get(source), Tensor) for source in SOURCES)
+    second = not SOURCES.isdisjoint(named) and any(isinstance(named.get(source), Tensor) for source in SOURCES)
     if isinstance(module, nn.MultiheadAttention) or getattr(type(module), "projects_inputs", False):
         second = named.get("key") is not named.get("query")
     kind: Kind = "cross" if second else "self"

@@ -50,8 +50,10 @@ class Told(NamedTuple):
 
 def given(forward: Callable[..., Any], named: Mapping[str, Any], outer: Told) -> Told:
     """The padding that a module's inputs show, by their names; else the padding of the module around it (`outer`)."""
+    mask, encoders = named.get("attention_mask"), named.get("encoder_attention_mask")
+    if mask is None and encoders is None:
+        return outer
     own, source, read = outer
-    mask = named.get("attention_mask")
     if _is_mask(mask) and mask is not read:
         if "decoder_input_ids" in parameters(forward):  # then attention_mask is the encoder's
             source, own, read = _words(mask), None, None
@@ -59,7 +61,7 @@ def given(forward: Callable[..., Any], named: Mapping[str, Any], outer: Told) ->
                 own, read = _words(decoders), decoders
         else:
             own, read = _words(mask), mask
-    if _is_mask(encoders := named.get("encoder_attention_mask")):
+    if _is_mask(encoders):
         source = _words(encoders)
     return Told(own, source, read)
 

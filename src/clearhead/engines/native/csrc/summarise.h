@@ -23,19 +23,40 @@ struct Best {
     }
     INLINE float smallest() const { return scores[k - 1]; }
 
-    // Inserts a score: all lower ones move one place on.
-    INLINE void take(float score, int32_t key) const {
-        float left = INFINITY;
-        int32_t left_key = -1;
-        for (int64_t t = 0; t < k; t += LANES) {
-            const V now = load(scores + t), before = pushed(now, left);
-            const I now_key = load(keys + t);
-            I before_key = (I)pushed((V)now_key, 0.0f);
-            before_key[0] = left_key;
-            left = scores[t + LANES - 1], left_key = keys[t + LANES - 1];
-            const I lower = score > now, moved = score > before;
-            store(scores + t, lower ? (moved ? before : splat(score)) : now);
-            store(keys + t, lower ? (moved ? before_key : key - I{}) : now_key);
+    // Inserts a score into one vector of the list: all lower ones move one place on, and `left` moves in before them.
+    static INLINE void take(V& now, I& now_key, float score, int32_t key, float left, int32_t left_key) {
+        const V before = pushed(now, left);
+        I before_key = (I)pushed((V)now_key, 0.0f);
+        before_key[0] = left_key;
+        const I lower = score > now, moved = score > before;
+        now = max(min(before, splat(score)), now);
+        now_key = lower ? (moved ? before_key : key - I{}) : now_key;
+    }
+    // Inserts the scores of a panel whose bits are set. A list of one vector stays in registers meanwhile.
+    INLINE void take(const float* s, uint64_t bits, int32_t begin) const {
+        if (k <= LANES) {
+            V now = load(scores);
+            I now_key = load(keys);
+            for (; bits; bits &= bits - 1) {
+                const int32_t c = __builtin_ctzll(bits);
+                take(now, now_key, s[c], begin + c, INFINITY, -1);
+            }
+            store(scores, now), store(keys, now_key);
+            return;
+        }
+        for (; bits; bits &= bits - 1) {
+            const int32_t c = __builtin_ctzll(bits);
+            float left = INFINITY;
+            int32_t left_key = -1;
+            for (int64_t t = 0; t < k; t += LANES) {
+                V now = load(scores + t);
+                I now_key = load(keys + t);
+                const float last = scores[t + LANES - 1];
+                const int32_t last_key = keys[t + LANES - 1];
+                take(now, now_key, s[c], begin + c, left, left_key);
+                store(scores + t, now), store(keys + t, now_key);
+                left = last, left_key = last_key;
+            }
         }
     }
     // The k largest of a panel's scores, s[left … right), into an empty list: each time the largest score that is left, and
@@ -147,10 +168,7 @@ struct Summarise {
                 uint64_t bits = 0;
                 for (int64_t c = from; c < min(at.right, from + step); c += LANES)
                     bits |= (uint64_t)above(load(tile + r * PANEL + c), found.smallest()) << c;
-                for (; bits; bits &= bits - 1) {
-                    const int64_t c = __builtin_ctzll(bits);
-                    found.take(tile[r * PANEL + c], (int32_t)(begin + c));
-                }
+                found.take(tile + r * PANEL, bits, (int32_t)begin);
             }
         }
     }
