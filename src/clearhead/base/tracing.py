@@ -53,14 +53,9 @@ def compiling() -> bool:
 
 
 def ordinary() -> bool:
-    """Whether nothing compiles, traces, transforms or casts here: one cheap check before the costlier ones."""
+    """Whether nothing compiles, traces or transforms here: one cheap check before the costlier ones."""
     return not (
-        is_compiling()
-        or any_autocast()
-        or interpreter() is not None
-        or dispatch_modes()
-        or dual_level() >= 0
-        or jit_state() is not None
+        is_compiling() or interpreter() is not None or dispatch_modes() or dual_level() >= 0 or jit_state() is not None
     )
 
 
@@ -195,6 +190,12 @@ def plain(tensor: Tensor) -> bool:
     Subclasses that dispatch to other tensors (DTensor, fake tensors), PyTorch's zeros without memory, and tensors
     inside `torch.func` have an address of 0, or none that holds their numbers.
     """
+    if type(tensor) is Tensor and tensor.is_cpu:
+        try:
+            if tensor.data_ptr():  # none of these has an address that can be asked for: one question for most tensors
+                return True
+        except RuntimeError:
+            pass
     return (
         (type(tensor) is Tensor or not dispatches(tensor))
         and tensor.is_cpu
@@ -241,7 +242,8 @@ def holds(tensor: Tensor) -> bool:
     else:  # up to the last number, at Σ stride · (size - 1)
         strides = tensor.stride()
         needed = tensor.itemsize * (1 + sum(map(mul, strides, tensor.shape)) - sum(strides))
-    return tensor.untyped_storage().nbytes() >= needed + tensor.itemsize * tensor.storage_offset()
+    before = tensor.storage_offset()
+    return tensor.untyped_storage().nbytes() >= (needed + tensor.itemsize * before if before else needed)
 
 
 @constant  # compiled code has no task of its own; PyTorch 2.12 takes the number for a value

@@ -12,7 +12,7 @@ from torch import Tensor
 from clearhead.base.arrays import check_memory
 from clearhead.base.errors import ClearheadError
 from clearhead.base.torch_private import uncounted, version
-from clearhead.base.tracing import address, compiling, freed, transformed
+from clearhead.base.tracing import address, compiling, freed, holds, ordinary, plain, transformed
 
 _KEPT = 2**12  # so many factors are kept: most tensors have fewer rows and columns
 _BAND = 2**15  # numbers that are read at a time: 256 KB
@@ -52,8 +52,12 @@ class Versions:
     def written(self) -> tuple[str, Tensor] | None:
         """The first tensor that has been written to since, or whose memory is freed, with the name of what reads it. A
         wrapper that shares out parameters frees the memory of each after the layer that it belongs to has run."""
+        usual = ordinary()
         for name, tensor, before, at in self._seen:
-            if version(tensor) != before or (at and not address(tensor)) or freed(tensor):
+            if version(tensor) != before:
+                return name, tensor
+            there = usual and plain(tensor) and tensor.data_ptr() and holds(tensor)  # as most are, at less cost
+            if not there and ((at and not address(tensor)) or freed(tensor)):
                 return name, tensor
         return None
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -46,9 +46,9 @@ def with_operands(problem: Problem, tensors: Sequence[Tensor | None]) -> Problem
     """The same problem over other tensors."""
     query, key, value, weight, dense, relative, sinks = tensors
     assert query is not None and key is not None
-    scores = problem.scores._replace(query=query, key=key)
-    if isinstance(scores, Pairwise):
-        scores = scores._replace(weight=weight)
+    scores: Any = problem.scores
+    more = {"weight": weight} if isinstance(scores, Pairwise) else {}
+    scores = scores._replace(query=query, key=key, **more)
     bias = None if problem.bias is None else problem.bias._replace(dense=dense, relative=relative)
     return problem._replace(scores=scores, value=value, sinks=sinks, bias=bias)
 

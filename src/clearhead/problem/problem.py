@@ -167,7 +167,7 @@ def make_problem(
     by its `tile()`, since its steps begin at query and key.
     """
     by_tile = by_tile or as_written
-    sizes = plain_sizes(query, key, value) if ordinary() else None
+    sizes = plain_sizes(query, key, value) if ordinary() and not any_autocast() else None
     plain = sizes is not None and in_memory(query, key, value)
     if sizes is None or not plain:
         query, key, value, sizes = inputs(query, key, value)
@@ -237,7 +237,7 @@ def inputs(query: Any, key: Any, value: Any) -> tuple[Tensor, Tensor, Tensor | N
     """The arguments as tensors (B, H, L, E)."""
     query, key = to_tensor_float(query, "query"), to_tensor_float(key, "key")
     value = None if value is ABSENT else to_tensor_float(value, "value")
-    if not ordinary():
+    if any_autocast() or not ordinary():
         refuse_jit()
         query, key, value = autocast(query), autocast(key), None if value is None else autocast(value)
     return as_inputs(query, key, value)

@@ -28,6 +28,7 @@ from clearhead.problem.summary import KEYS, Found, Sent, Summary
 MODULE = "clearhead.engines.native._kernels"
 DTYPES = dict.fromkeys(KEYS, torch.int64)  # of statistics that are not float32
 PHI = {"mul": 0, "tanh_add": 1, "sq_diff": 2}
+CPU = torch.device("cpu")  # a call that is given the device's name takes longer
 READ = (torch.float32, torch.bfloat16, torch.float16)  # the types of operands; the kernels compute in float32
 
 # the module, by its name, and the kernels by their instruction sets; the compiler warns at functools.cache
@@ -36,17 +37,22 @@ _known: dict[str | None, Any] = {}
 
 def _new(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
     """Memory for a kernel to fill, on the CPU, whatever the caller's default dtype and device are."""
-    return torch.empty(shape, dtype=dtype, device="cpu")
+    return torch.empty(*shape, dtype=dtype, device=CPU)  # a tuple takes longer
 
 
 def _zeros(*shape: int) -> Tensor:
-    return torch.zeros(shape, dtype=torch.float32, device="cpu")
+    return torch.zeros(shape, dtype=torch.float32, device=CPU)
+
+
+def _side_by_side(tensor: Tensor) -> bool:
+    """Whether the columns stand side by side: of most tensors the first answer tells, which takes least time."""
+    return tensor.is_contiguous() or tensor.stride(-1) == 1 or tensor.shape[-1] <= 1
 
 
 def _gradient_of(tensor: Tensor) -> Tensor:
     """Memory for a gradient, with the layout of the tensor if its columns stand side by side, else contiguous."""
     new = torch.empty_like(tensor, dtype=torch.float32)
-    return new if new.shape[-1] <= 1 or new.stride(-1) == 1 else _new(*tensor.shape)
+    return new if _side_by_side(new) else _new(*tensor.shape)
 
 
 def _zeros_of(tensor: Tensor | None, wanted: bool) -> Tensor | None:
@@ -151,7 +157,7 @@ def _operand(tensor: Tensor) -> Tensor:
 def _rows(tensor: Tensor) -> Tensor:
     """An operand with its columns side by side."""
     tensor = _operand(tensor)
-    return tensor if tensor.stride(-1) == 1 or tensor.shape[-1] <= 1 else tensor.contiguous()
+    return tensor if _side_by_side(tensor) else tensor.contiguous()
 
 
 def bands(problem: Problem) -> Iterator[slice]:
@@ -171,13 +177,13 @@ def forward(problem: Problem, rows: bool, few: bool) -> Partial:
     batch, heads, queries, width = *problem.sizes.shape[:3], value.shape[-1]
     # as SDPA lays it out: heads side by side, so that modules need no copy to join them
     strides = (queries * heads * width, width, heads * width, 1)
-    output = torch.empty_strided((batch, heads, queries, width), strides, dtype=torch.float32, device="cpu")
+    output = torch.empty_strided((batch, heads, queries, width), strides, dtype=torch.float32, device=CPU)
     maximum, log_sum = (_new(batch, heads, queries), _new(batch, heads, queries)) if rows else (None, None)
+    if one_pass(problem):
+        finite = chosen().forward(read_by_kernels(problem), few, output, maximum, log_sum)
+        return Partial(output, maximum, log_sum, finite)
     finite = True
     for band in bands(problem):
-        if band == EVERY:
-            finite &= chosen().forward(read_by_kernels(problem), few, output, maximum, log_sum)
-            continue
         found = [None if t is None else t[:, :, band] for t in (output, maximum, log_sum)]
         finite &= chosen().forward(read_by_kernels(cut(problem, Region(queries=band))), few, *found)
     return Partial(output, maximum, log_sum, finite)
@@ -212,11 +218,11 @@ def _into(problem: Problem, sums: Operands, rows: Rows, grad: Tensor | None, sen
     query, key, value, weight, dense, relative, _ = sums
     known = None if grad is None else _rows(grad), *map(_float, rows)
     assert query is not None
+    if not adds:  # then there is one band
+        chosen().backward(read_by_kernels(problem), *known, *sums[:6], _sent(sent, problem.sizes), False)
+        return
+    assert sent is None
     for band in bands(problem):
-        if not adds:  # then there is one band
-            chosen().backward(read_by_kernels(problem), *known, *sums[:6], _sent(sent, problem.sizes), False)
-            continue
-        assert sent is None
         queries = range(problem.sizes.queries)[band]
         along = slice(
             problem.sizes.queries - queries.stop, None if relative is None else relative.shape[-1] - queries.start

@@ -68,8 +68,9 @@ class Native(Engine):
         if not bindings.available():
             return ["its compiled part is missing: install clearhead from a wheel, or from source with a C++ compiler"]
         found = []
-        lowered, dtype = problem.lowered, problem.query.dtype
-        if problem.sizes.device.type != "cpu":
+        lowered, query = problem.lowered, problem.scores.query
+        dtype = query.dtype
+        if not query.is_cpu:
             found.append(f"the inputs are on {problem.sizes.device}")
         if lowered is None:
             found.append(f"{problem.tile_alone}: the kernels know dot, additive and Gaussian scores")

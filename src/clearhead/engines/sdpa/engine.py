@@ -82,8 +82,10 @@ class Sdpa(Engine):
     def forward(self, problem: Problem, rows: bool = False) -> Partial:
         lowered, value = problem.lowered, problem.value
         assert lowered is not None and value is not None
-        lowered, value = lowered.folded(), apart(value)
-        query, key = apart(lowered.query), apart(lowered.key)
+        lowered = lowered.folded()
+        query, key = lowered.query, lowered.key
+        if not (query.is_contiguous() and key.is_contiguous() and value.is_contiguous()):
+            query, key, value = apart(query), apart(key), apart(value)
         if problem.plain and 0 not in problem.sizes[:4]:
             return Partial(full(query, key, value, lowered.scale))
         problem = problem._replace(scores=lowered._replace(query=query, key=key), value=value)
@@ -170,7 +172,7 @@ def full(
     query: Tensor, key: Tensor, value: Tensor, scale: float, mask: Tensor | None = None, causal: bool = False
 ) -> Tensor:
     """One call of the fused kernel, with inputs for which it does not fall back to the whole matrix."""
-    width, shape, key_heads = value.shape[-1], query.shape, key.shape[1]
+    shape, (_, key_heads, _, width) = query.shape, value.shape
     if scale <= 0:  # in low precision the kernel scales masked scores: −∞ would become +∞, or NaN
         query, scale = (-query, -scale) if scale else (query * 0, 1.0)  # this rounds nothing
     if shape[-1] != width:  # the kernel requires one width; zeros change no score
@@ -184,7 +186,7 @@ def full(
         query = query.reshape(shape[0], key_heads, groups * shape[2], query.shape[3])
         out = fused(query, key, value, scale).reshape(*shape[:3], -1)
     else:
-        out = fused(query, key, value, scale, mask, causal)
+        out = fused(query, key, value, scale, mask, causal, grouped=groups > 1)
     return out if shape[-1] <= width else out[..., :width]
 
 

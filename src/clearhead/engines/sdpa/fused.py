@@ -35,12 +35,17 @@ FLASH = 1  # of torch.nn.attention.SDPBackend
 
 
 def fused(
-    query: Tensor, key: Tensor, value: Tensor, scale: float, mask: Tensor | None = None, causal: bool = False
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    scale: float,
+    mask: Tensor | None = None,
+    causal: bool = False,
+    grouped: bool = False,
 ) -> Tensor:
-    """`scaled_dot_product_attention`, with grouped heads where there are fewer key heads."""
-    grouped = query.shape[1] != key.shape[1]
-    needs_grad = query.requires_grad or key.requires_grad or value.requires_grad
-    if needs_grad and query.is_cpu and torch.is_grad_enabled() and _may_be_a_step():
+    """`scaled_dot_product_attention`; `grouped`: there are fewer key heads."""
+    needs_grad = torch.is_grad_enabled() and (query.requires_grad or key.requires_grad or value.requires_grad)
+    if needs_grad and query.is_cpu and _may_be_a_step():
         choice = fused_choice(query, key, value, mask, 0.0, causal, scale=scale, enable_gqa=grouped)
         if choice == FLASH:
             if mask is not None and mask.dtype == torch.bool:  # the kernel adds its mask
