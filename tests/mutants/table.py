@@ -528,8 +528,8 @@ MODELS = [
     ),
     Mutant(
         "models/tap/masks.py",
-        "version(mask) != found.written",
-        "False",
+        "return torch.equal(copy, tensor)",
+        "return True",
         "a model's mask that is written to between layers is used as it was",
         "models/test_run_on_clearhead.py",
     ),

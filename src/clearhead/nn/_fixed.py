@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from clearhead.base.errors import ClearheadError, ShapeError, UnsupportedError
+from clearhead.base.numbers import check_count
 from clearhead.base.positions import FAR
 from clearhead.base.shapes import Sizes, placed
 from clearhead.base.text import brief
@@ -50,6 +51,25 @@ class Limits(NamedTuple):
             last = ends - 1 - (ends - 1 - at) % self.window  # the last position that has this place's turn
             at = torch.where(at < self.first, at, torch.where(last < self.first, -1, last))
         return torch.where(at < ends, at, -1)
+
+
+def check_limits(capacity: Any, window: Any, first: Any) -> Limits | None:
+    """What a cache keeps of each sequence; None for one that grows."""
+    first = check_count(first, 0, "KeyValueCache: first")
+    if window is not None:
+        window = check_count(window, 1, "KeyValueCache: window")
+        if capacity is not None:
+            raise ClearheadError(
+                f"KeyValueCache: capacity is {brief(capacity)} beside window={window}; a window of {window} positions "
+                f"and the first {first} need {window + first} places: leave capacity out."
+            )
+        return Limits(window + first, window, first)
+    if first:
+        raise ClearheadError(
+            f"KeyValueCache: first is {first} without a window: the first positions are kept beside the last ones. "
+            f"Pass KeyValueCache(window=256, first={first})."
+        )
+    return None if capacity is None else Limits(check_count(capacity, 1, "KeyValueCache: capacity"))
 
 
 class Fixed(NamedTuple):

@@ -17,7 +17,7 @@ from clearhead.base.tracing import compiling, dispatches, ensure, freed, looked_
 from clearhead.base.versions import digest
 from clearhead.masks._read import check_lengths, own
 from clearhead.nn import _fixed
-from clearhead.nn._fixed import Fixed, Limits, Step
+from clearhead.nn._fixed import Fixed, Step
 from clearhead.nn._keywords import OF_CACHE, built_with
 from clearhead.nn._options import check_unmixed
 from clearhead.problem.lengths import with_lengths
@@ -168,7 +168,7 @@ class KeyValueCache:
     def __init__(self, capacity: int | None = None, *, window: int | None = None, first: int = 0) -> None:
         self._state: _State | Fixed | None = None
         self._parts: dict[int | str, KeyValueCache] = {}
-        self._limits = _check_limits(capacity, window, first)
+        self._limits = _fixed.check_limits(capacity, window, first)
 
     @property
     def capacity(self) -> int | None:
@@ -534,25 +534,6 @@ def _counts(new_lens: Any, key: Tensor) -> Tensor:
 
 def _said(lengths: tuple[int, ...], longest: int) -> str:
     return str(longest) if len(set(lengths)) < 2 else str(lengths)
-
-
-def _check_limits(capacity: Any, window: Any, first: Any) -> Limits | None:
-    """What a cache keeps of each sequence; None for one that grows."""
-    first = check_count(first, 0, "KeyValueCache: first")
-    if window is not None:
-        window = check_count(window, 1, "KeyValueCache: window")
-        if capacity is not None:
-            raise ClearheadError(
-                f"KeyValueCache: capacity is {brief(capacity)} beside window={window}; a window of {window} positions "
-                f"and the first {first} need {window + first} places: leave capacity out."
-            )
-        return Limits(window + first, window, first)
-    if first:
-        raise ClearheadError(
-            f"KeyValueCache: first is {first} without a window: the first positions are kept beside the last ones. "
-            f"Pass KeyValueCache(window=256, first={first})."
-        )
-    return None if capacity is None else Limits(check_count(capacity, 1, "KeyValueCache: capacity"))
 
 
 def _integers(given: Any, name: str, batch: int | None) -> Tensor:
