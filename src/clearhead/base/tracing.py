@@ -192,7 +192,7 @@ def plain(tensor: Tensor) -> bool:
     """
     if type(tensor) is Tensor and tensor.is_cpu:
         try:
-            if tensor.data_ptr():  # none of these has an address that can be asked for: one question for most tensors
+            if tensor.data_ptr():  # the kinds above give 0 here, or raise: most tensors need no other question
                 return True
         except RuntimeError:
             pass
