@@ -152,3 +152,89 @@ def test_another_model_in_another_thread_is_not_counted():
         with ch.watch(watched) as seen:
             run(lambda i: (watched if i % 2 else other)(x))
     assert len(seen.calls) == 3
+
+
+def side_by_side(module, work):
+    """`work(i)` in two threads, which wait for each other at each call of the module."""
+    barrier = threading.Barrier(2)
+
+    def meet(*_):
+        barrier.wait(10)
+
+    meeting = module.register_forward_pre_hook(meet)
+    try:
+        with ThreadPoolExecutor(2) as pool:
+            return list(pool.map(work, range(2)))
+    finally:
+        meeting.remove()
+
+
+def test_layers_that_share_a_module_are_counted_in_each_thread():
+    torch.manual_seed(0)
+    model = transformers.AlbertModel(transformers.AlbertConfig(**SMALL, embedding_size=16, num_hidden_layers=3)).eval()
+    shared, edit = model.encoder.albert_layer_groups[0].albert_layers[0].attention, ch.edits.ScaleHeads(1, heads=[0, 2])
+
+    def outputs(i):
+        with torch.no_grad():
+            return model(input_ids=IDS[i : i + 1])[0]
+
+    with ch.edit(model, edit):
+        plain = [outputs(i) for i in range(2)]
+    with ch.edit(model, edit):
+        found = side_by_side(shared, outputs)
+    with ch.watch(model) as seen:
+        side_by_side(shared, outputs)
+    assert all(torch.equal(a, b) for a, b in zip(plain, found, strict=True))
+    for run_of_model in range(2):
+        assert [str(call.layer) for call in seen.calls if call.run == run_of_model] == ["L0", "L1", "L2"]
+
+
+@pytest.mark.parametrize("generates", [True, False])
+def test_encoders_that_several_threads_call_by_themselves(generates):
+    torch.manual_seed(0)
+    config = transformers.T5Config(vocab_size=100, d_model=32, d_kv=8, d_ff=64, num_layers=2, num_heads=4)
+    model = transformers.T5ForConditionalGeneration(config).eval()
+    settings = {"max_new_tokens": 3, "do_sample": False, "eos_token_id": None, "decoder_start_token_id": 0}
+
+    def outputs(i):
+        with torch.no_grad():
+            if not generates:
+                return model.encoder(input_ids=IDS[i : i + 1])[0]
+            found = model.generate(IDS[i : i + 1], **settings, output_scores=True, return_dict_in_generate=True)
+            return torch.stack(found.scores)
+
+    edit = ch.edits.ScaleHeads("encoder 0", heads=[0, 2])
+    with ch.edit(model, edit):
+        plain = [outputs(i) for i in range(2)]
+    with ch.edit(model, edit):
+        found = side_by_side(model.encoder.block[0], outputs)
+    with ch.watch(model) as seen:
+        side_by_side(model.encoder.block[0], outputs)
+    assert all(torch.equal(a, b) for a, b in zip(plain, found, strict=True))
+    encoders = [call for call in seen.calls if call.name.startswith("encoder")]
+    assert sorted(str(call.layer) for call in encoders) == ["encoder 0", "encoder 0", "encoder 1", "encoder 1"]
+    assert len({call.run for call in encoders}) == 2
+
+
+@pytest.mark.parametrize("reentrant", [True, False])
+def test_checkpoints_of_an_edited_model_in_several_threads(reentrant):
+    torch.manual_seed(0)
+    model = transformers.BertModel(transformers.BertConfig(**SMALL, num_hidden_layers=2))
+    for part in model.modules():  # in training, without dropout
+        if isinstance(part, torch.nn.Dropout):
+            part.p = 0.0
+        part.dropout_prob = 0.0
+    model.train().activation_checkpointing_enable({"use_reentrant": reentrant})
+    vectors = torch.randn(2, 1, 9, 32)
+
+    def gradient(i):
+        x = vectors[i].clone().requires_grad_()
+        model(inputs_embeds=x)[0].square().sum().backward()
+        return x.grad
+
+    edit = ch.edits.ScaleHeads(1, heads=[0, 2])
+    with ch.edit(model, edit):
+        plain = [gradient(i) for i in range(2)]
+    with ch.edit(model, edit):
+        found = side_by_side(model.encoder.layer[1], gradient)
+    assert all(torch.equal(a, b) for a, b in zip(plain, found, strict=True))

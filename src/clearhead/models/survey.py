@@ -217,8 +217,8 @@ def _about(column: str) -> About:
 
 def _layers(model: nn.Module, modules: Iterable[str]) -> dict[str, int | str]:
     """The layer of each module, with the part of its name in which it differs from others in one layer."""
-    known = Layers(Stack(model).classes)
-    layers = [(known.site(name, False, 0).layer, name) for name in modules]
+    known, turns = Layers(Stack(model).classes), dict[str, int]()
+    layers = [(known.site(name, False, turns).layer, name) for name in modules]
     return {
         name: f"{layer}, {part}" if part else layer.column
         for (layer, name), part in zip(layers, parts_apart(layers), strict=True)

@@ -76,13 +76,13 @@ class Layers:
         self._classes = classes
         self._known: dict[str, tuple[_Known, str]] = {}  # by module, with the short name of its stack
         self._numbers: dict[str, dict[tuple[str, int], int]] = {}
-        self._turns: dict[str, tuple[int, int]] = {}  # by module: the newest run that called it, and its calls in it
         self._lock = threading.Lock()
         self._alike: dict[tuple[str, str | None], set[tuple[int, ...]]] = {}
         self._short: dict[tuple[str, str], str] = {}
 
-    def site(self, name: str, cross: bool, run: int, *, made: bool = True) -> Site:
-        """Where the next call of this module in this run is made. `made`: whether the call is made now, and counted."""
+    def site(self, name: str, cross: bool, turns: dict[str, int], *, made: bool = True) -> Site:
+        """Where the next call of this module in its run is made. `turns`: how many calls each module has made in the
+        run. `made`: whether the call is made now, and counted."""
         if name not in self._known:
             found = self._read(name)
             of = found.stack, self._classes.get(name, "")
@@ -91,8 +91,7 @@ class Layers:
             self._known[name] = found, self._short[of]
         known, stack = self._known[name]
         with self._lock:
-            before, turn = self._turns.get(name, (run, -1))
-            turn = turn + 1 if before == run else 0
+            turn = turns.get(name, 0)
             numbers = self._numbers.setdefault(known.alike, {})
             number = numbers.get((name, turn))
             repeated = turn > 0 or any(others > 0 for _, others in numbers)
@@ -104,7 +103,7 @@ class Layers:
                 if counted:
                     number = max((n for each in taken for n in each.values()), default=-1) + 1
             if made:
-                self._turns[name] = run, turn
+                turns[name] = turn + 1
                 numbers[name, turn] = number  # type: ignore[assignment]
         assert number is not None
         return Site(name, LayerName(number, stack, cross), None if repeated else known.total)

@@ -10,6 +10,7 @@ from typing import Any, Literal, NamedTuple, Protocol
 from torch import Tensor, nn
 
 from clearhead.base.torch_private import call_of_modules
+from clearhead.base.tracing import in_backward
 from clearhead.models.tap.padding import Told, given, parameters
 from clearhead.models.tap.patch import replaced
 
@@ -82,6 +83,7 @@ class Stack:
         self._lock = threading.Lock()
         self._threads = 0
         self._entries = 0
+        self._first = model  # the module with which the newest run began
         self.around: AbstractContextManager[Any] = nullcontext()  # entered while a thread runs the model
         self.notes: Notes | None = None  # takes notes of each module's layers
 
@@ -147,11 +149,14 @@ class Stack:
     @contextmanager
     def _outermost(self, module: nn.Module) -> Iterator[None]:
         """The context of this thread's outermost call of the model or of a module of it."""
+        running = self._running
         with self._lock:
-            if module is self.model or not self._threads:  # else it is a part of the run of another thread
+            if not self._joins(module):
                 self._entries += 1
-            self._running.entry = self._entries
-            self._running.called = {id(module)}
+                self._first = module
+            if running.entry != self._entries:
+                running.entry, running.turns = self._entries, {}
+            running.called = {id(module)}
             self._threads += 1
         try:
             with self.around:
@@ -160,13 +165,20 @@ class Stack:
             with self._lock:
                 self._threads -= 1
 
+    def _joins(self, module: nn.Module) -> bool:
+        """Whether an outermost call is a part of the run of another thread, whose forward has handed a module to this
+        one. It is not where a model generates, which calls its encoder by itself, or where a checkpoint runs again."""
+        if module is self.model or not self._threads or id(self.model) in self._generates or in_backward():
+            return False
+        return module is not self._first and any(module is one for one in self._first.modules())
+
     def _called(self, module: nn.Module) -> None:
         """Note a call of a generating model inside another module: a second one is a run of its own, such as a step."""
         running = self._running
         if id(module) in running.called and all(one.module is not module for one in running.stack):
             with self._lock:
                 self._entries += 1
-                running.entry = self._entries
+                running.entry, running.turns = self._entries, {}
             running.called = set()
         running.called.add(id(module))
 
@@ -184,6 +196,12 @@ class Stack:
         return self._running.entry
 
     @property
+    def turns(self) -> dict[str, int]:
+        """How many calls each module, given by its name, has made in this run in this thread: other threads may run the
+        same modules meanwhile."""
+        return self._running.turns
+
+    @property
     def modules(self) -> list[nn.Module]:
         """The modules that run in this thread, innermost first."""
         return [running.module for running in reversed(self._running.stack)]
@@ -199,6 +217,7 @@ class _Running(threading.local):
         self.stack: list[Running] = []
         self.others = 0  # modules running that are not the model's
         self.entry = 0
+        self.turns: dict[str, int] = {}
         self.called: set[int] = set()  # the generating models that were called in this run
 
 

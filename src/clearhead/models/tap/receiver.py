@@ -177,7 +177,7 @@ class Receiver(ABC):
 
     def site(self, name: str | None, kind: Kind | None, queries: int, keys: int) -> Site:
         """Where the call that is received now is made. `name`, `kind`: None means the innermost running module's."""
-        site = self.layers.site(self.name(name), self.kind(kind, queries, keys) == "cross", self.stack.entry)
+        site = self.layers.site(self.name(name), self.kind(kind, queries, keys) == "cross", self.stack.turns)
         self.sites[site] = None
         return site
 

@@ -222,7 +222,7 @@ class Editor(Receiver):
     def next_site(self, name: str, problem: Problem, kind: Kind | None) -> Site:
         """The layer of the call that a module makes now, before it is received here."""
         cross = self.kind(kind, problem.sizes.queries, problem.sizes.keys) == "cross"
-        return self.layers.site(name, cross, self.stack.entry, made=False)
+        return self.layers.site(name, cross, self.stack.turns, made=False)
 
     def meets(self, site: Site) -> bool:
         """Whether the calls of a layer are looked at."""
