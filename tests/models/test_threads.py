@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from beside import while_another_compiles
 
 import clearhead as ch
+from clearhead.models.tap import tap
 
 transformers = pytest.importorskip("transformers", reason="the extra [models] is not installed")
 
@@ -238,3 +239,36 @@ def test_checkpoints_of_an_edited_model_in_several_threads(reentrant):
     with ch.edit(model, edit):
         found = side_by_side(model.encoder.layer[1], gradient)
     assert all(torch.equal(a, b) for a, b in zip(plain, found, strict=True))
+
+
+class Waiting(ch.Dot):
+    """Dot products of a call that waits while it is checked."""
+
+    def __init__(self):
+        super().__init__()
+        self.met, self.goes_on = threading.Event(), threading.Event()
+
+    def check(self, query, key):
+        self.met.set()
+        self.goes_on.wait(10)
+        super().check(query, key)
+
+
+def test_a_watch_that_begins_while_another_thread_is_in_a_call(monkeypatch):
+    score, x = Waiting(), torch.randn(1, 2, 5, 8)
+    model = Attending(lambda *given: ch.attention(*given, score=score))
+    entered = tap.own_source
+
+    def own_source(*given):
+        thread.start()  # the model's modules are seen already, and clearhead's attention is not
+        score.met.wait(10)
+        return entered(*given)
+
+    found = []
+    thread = threading.Thread(target=lambda: found.append(model(x)))
+    monkeypatch.setattr(tap, "own_source", own_source)
+    with ch.watch(model) as seen:
+        score.goes_on.set()
+        thread.join()
+        model(x)
+    assert torch.equal(found[0], ch.attention(x, x, x)) and len(seen.calls) == 1
