@@ -1,4 +1,4 @@
-"""A bool mask that is a view of bytes: every byte but 0 is True, as in PyTorch's own operations, for whatever reads it."""
+"""A bool mask that is a view of bytes: every byte but 0 is True, as in PyTorch's operations, for whatever reads it."""
 
 import copy
 
@@ -52,7 +52,7 @@ def test_outputs_and_gradients(engine, lengths, kind):
     lambda m: ch.DenseMask(m) | ch.Lengths([3]), lambda m: ch.Padding(m[:1]), lambda m: ch.DenseMask(m.numpy()),
     lambda m: ch.MaskFunction(lambda b, h, i, j: m[i, j], reads=(m,)),
     lambda m: ch.DenseMask(m.t().contiguous().t()),
-], ids="dense not and or padding numpy function strides".split())  # fmt: skip
+], ids=["dense", "not", "and", "or", "padding", "numpy", "function", "strides"])  # fmt: skip
 @pytest.mark.parametrize("lengths", LENGTHS, ids=str)
 def test_statistics_and_looks(wrap, lengths):
     query, key, value = tensors(*lengths)
@@ -112,7 +112,7 @@ def test_packed_by_the_kernels():
         for place in range(13):
             raw = np.zeros((2, 13), np.uint8)
             raw[0, place] = raw[1, 0] = raw[1, 12] = byte
-            query, key, value = tensors(2, 13)
+            query, key, _ = tensors(2, 13)
             mask = torch.from_numpy(raw).view(torch.bool)
             weights = ch.weights(query, key, mask=mask, engine="native").dense()
             assert torch.equal(weights > 0, torch.from_numpy(raw != 0).expand(1, 2, 2, 13))

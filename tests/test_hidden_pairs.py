@@ -8,12 +8,12 @@ import torch
 import clearhead as ch
 
 HEADS, KEY_HEADS, LENGTH, WIDTH, ROW, KEY = 4, 2, 12, 4, 6, 7
-I, J = torch.arange(LENGTH)[:, None], torch.arange(LENGTH)
+ROWS, KEYS = torch.arange(LENGTH)[:, None], torch.arange(LENGTH)
 MASKS = {
-    "causal": (ch.Causal(), J <= I),
-    "gaps": (ch.Causal() & (ch.SlidingWindow(2) | ch.Lengths([2])), (J <= I) & ((I - J < 3) | (J < 2))),
+    "causal": (ch.Causal(), KEYS <= ROWS),
+    "gaps": (ch.Causal() & (ch.SlidingWindow(2) | ch.Lengths([2])), (KEYS <= ROWS) & ((ROWS - KEYS < 3) | (KEYS < 2))),
     "rule": (ch.MaskFunction(lambda b, h, i, j: (j <= i) & ((i + j) % 3 != 1) | (i == j)),
-             (J <= I) & ((I + J) % 3 != 1) | (I == J)),
+             (KEYS <= ROWS) & ((ROWS + KEYS) % 3 != 1) | (ROWS == KEYS)),
 }  # fmt: skip
 
 

@@ -103,8 +103,8 @@ def rows_of(found: Any) -> tuple[Tensor, Tensor]:
 
 
 def scaled(output: Tensor, share: Tensor) -> Tensor:
-    """output_i · share_i. The share of a row that is NaN is added: as a factor it would make the gradient of the row NaN,
-    and 0 · NaN would reach the values that the row does not see."""
+    """output_i · share_i. A share that is NaN is added: as a factor it would make the gradient of the row NaN, and
+    0 · NaN would reach the values that the row does not see."""
     odd = share.detach().isnan()
     added, factor = share.masked_fill(~odd, 0.0), share.masked_fill(odd, 1.0)
     return torch.addcmul(added.unsqueeze(-1), output, factor.unsqueeze(-1))
