@@ -264,6 +264,30 @@ def test_a_refused_call_takes_no_position_out_of_a_window(fork, times):
         torch.testing.assert_close(found[row].double(), whole(attend, own, False)[-1:], atol=2e-6, rtol=0)
 
 
+@pytest.mark.parametrize("whole_before", [True, False])
+@pytest.mark.parametrize("given", [{"bias": torch.zeros(1, 1)}, {"mask": torch.ones(1, 5, dtype=torch.bool)}], ids=str)
+def test_compiled_code_that_is_refused_takes_no_position_out_of_a_window(given, whole_before):
+    """The compiler ends a graph before the refusal, and that graph has written the key."""
+    torch._dynamo.reset()
+    attend, x, cache = make("dot"), torch.randn(2, 7, 16), KeyValueCache(window=4)
+    compiled = torch.compile(attend, backend="aot_eager")
+    with torch.no_grad():
+        attend(x[:, :4], x[:, :4], x[:, :4], ch.Causal(), cache=cache)
+        if whole_before:
+            token = x[:, 4:5]
+            compiled(token, token, token, ch.Causal(), cache=copy.copy(cache))
+        for token in x[:, 4:6].split(1, 1):
+            with pytest.raises(ch.ClearheadError):
+                compiled(token, token, token, **({"mask": ch.Causal()} | given), cache=cache)
+        assert cache.lengths == (4, 4)
+        cache.crop([1, 2])
+        token = x[:, 6:]
+        found = compiled(token, token, token, ch.Causal(), cache=cache)
+    for row, kept in enumerate((1, 2)):
+        own = torch.cat([x[row, :kept], token[row]])
+        torch.testing.assert_close(found[row].double(), whole(attend, own, False)[-1:], atol=2e-6, rtol=0)
+
+
 @pytest.mark.parametrize("limits", [{}, {"capacity": 9}, {"window": 9}], ids=str)
 @pytest.mark.parametrize("fork", [copy.copy, copy.deepcopy, lambda c: pickle.loads(pickle.dumps(c))])
 def test_a_copy_that_is_made_in_inference_mode_goes_on_outside_it(limits, fork):

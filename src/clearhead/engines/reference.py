@@ -79,7 +79,8 @@ def weights(problem: Problem) -> Tensor:
     if not problem.sizes.keys:
         return tile
     unseen = tile == -torch.inf  # the weight is 0 and its gradient is 0, whatever the value is
-    tile = torch.where(unseen.all(-1, keepdim=True), 0.0, tile)
+    # the −∞ itself is a constant: in a row of NaN it would have a gradient of NaN
+    tile = torch.where(unseen, torch.where(unseen.all(-1, keepdim=True), 0.0, -torch.inf), tile)
     if problem.sinks is not None:  # a sink is one more key, without a value
         sink = problem.sinks.to(tile.dtype)[:, None, None].expand(*tile.shape[:-1], 1)
         return torch.where(unseen, 0.0, torch.cat([tile, sink], -1).softmax(-1)[..., :-1])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -11,7 +12,7 @@ from clearhead.base.arrays import Array, check_memory, mask_forms, owned
 from clearhead.base.errors import ClearheadError
 from clearhead.base.rules import ByPair, entry
 from clearhead.base.shapes import Sides, Sizes, fit, part, placed
-from clearhead.base.tracing import on_the_host, plain, readable
+from clearhead.base.tracing import compiling, on_the_host, plain, readable
 from clearhead.masks.base import Mask, Spans
 
 FEW_ROWS = 16  # up to so many rows are searched one by one, which takes less time than operations on all of them
@@ -67,6 +68,8 @@ class DenseMask(Mask):
 
     def lower(self, sizes: Sizes) -> Spans:
         keep = placed(fit(self.keep, sizes, "mask"), sizes.device, "DenseMask")
+        if compiling():  # inductor's code reads a bool as its byte, which may hold any number for True
+            keep = keep.view(torch.uint8) != 0
         if not keep.numel() or not sizes.keys:
             nothing = torch.zeros(1, 1, 1, dtype=torch.int64, device=sizes.device)
             return Spans(nothing, nothing)
@@ -87,7 +90,7 @@ def intervals(keep: Tensor, keys: int) -> tuple[Tensor, Tensor, bool]:
         return torch.zeros_like(stop), stop, True
     if readable(keep) and plain(keep) and keep.numel() <= FEW_ROWS * keep.shape[-1]:
         return _of_few_rows(keep, keys)
-    bytes_ = keep.view(torch.uint8)
+    bytes_ = keep.to(torch.uint8)  # 0 and 1: a bool that is a view of bytes may hold any number for True
     count = keep.sum(-1, dtype=torch.int32)
     start = bytes_.argmax(-1)
     stop = torch.where(count > 0, keys - bytes_.flip(-1).argmax(-1), start)
@@ -100,7 +103,8 @@ def intervals(keep: Tensor, keys: int) -> tuple[Tensor, Tensor, bool]:
 def _of_few_rows(keep: Tensor, keys: int) -> tuple[Tensor, Tensor, bool]:
     """The same by searches in the bytes of each row, in a few microseconds: a model that generates makes such a mask
     for each token."""
-    numbers, found, exact = keep.detach().numpy().tobytes(), [], True
+    # bytes 0 and 1: a bool that is a view of bytes may hold any number for True
+    numbers, found, exact = keep.detach().numpy().astype(np.uint8).tobytes(), [], True
     for row in range(0, len(numbers), keys):
         start = max(numbers.find(1, row, row + keys), row)
         stop = max(numbers.rfind(1, row, row + keys) + 1, start)

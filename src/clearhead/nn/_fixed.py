@@ -239,8 +239,9 @@ def _stepped(state: Fixed, key: Tensor, value: Tensor, new_lens: Any, first: boo
     after = state._replace(lengths=ends)
     positions = starts[:, None] + torch.arange(size, device=key.device)
     places = limits.places(positions, ends[:, None])
-    # a call that is refused gives back the place that it took: see `KeyValueCache._settle`
-    pushes = limits.window is not None and size == 1 and not first and not compiling()
+    # a call that is refused gives back the place that it took: see `KeyValueCache._settle`; in compiled code the graph
+    # that ends at the refusal keeps what it held, and a step of one graph leaves out this read
+    pushes = limits.window is not None and size == 1 and not first
     before = (*state.read(places), places) if pushes else None
     if first or limits.window is None or size == 1:
         after.write(key, value, places)

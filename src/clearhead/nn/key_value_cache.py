@@ -169,6 +169,7 @@ class KeyValueCache:
         self._state: _State | Fixed | None = None
         self._parts: dict[int | str, KeyValueCache] = {}
         self._limits = _fixed.check_limits(capacity, window, first)
+        self._taken = None  # of its own from the first on: compiled code would take it for another cache after a step
 
     @property
     def capacity(self) -> int | None:

@@ -33,7 +33,7 @@ class Partial(NamedTuple):
         to autograd.
         """
         maximum, log_sum, shares = self.shares(other)
-        mine, theirs = (share.unsqueeze(-1) * p.output for share, p in zip(shares, (self, other), strict=True))
+        mine, theirs = (scaled(p.output, share) for share, p in zip(shares, (self, other), strict=True))
         return Partial(mine + theirs, maximum, log_sum)
 
     def add_(self, other: Partial) -> None:
@@ -73,7 +73,7 @@ class Partial(NamedTuple):
         both = log_add((before - maximum) + log_sum, sinks - maximum).masked_fill(blind, torch.inf)
         above = ((sinks - before) - log_sum).masked_fill(blind, 0.0)
         share = torch.exp(F.logsigmoid(-above)).masked_fill(blind, 0.0)
-        return Partial(self.output * share.unsqueeze(-1), maximum, both)
+        return Partial(scaled(self.output, share), maximum, both)
 
     def _rows(self) -> tuple[Tensor, Tensor, Tensor]:
         """Maximum, log_sum, and which rows see nothing. In these rows log_sum is 0."""
@@ -100,6 +100,14 @@ def rows_of(found: Any) -> tuple[Tensor, Tensor]:
     """Maximum and log_sum of a `Partial` or a `Found` that has them."""
     assert found.maximum is not None and found.log_sum is not None
     return found.maximum, found.log_sum
+
+
+def scaled(output: Tensor, share: Tensor) -> Tensor:
+    """output_i · share_i. A share that is NaN is added: as a factor it would make the gradient of the row NaN, and
+    0 · NaN would reach the values that the row does not see."""
+    odd = share.detach().isnan()
+    added, factor = share.masked_fill(~odd, 0.0), share.masked_fill(odd, 1.0)
+    return torch.addcmul(added.unsqueeze(-1), output, factor.unsqueeze(-1))
 
 
 def log_add(one: Tensor, other: Tensor) -> Tensor:

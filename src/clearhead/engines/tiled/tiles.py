@@ -59,10 +59,17 @@ def exponentials(tile: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     row that sees nothing the maximum is 0 and the sum 1, so that its weights are 0."""
     maximum = tile.detach().amax(-1)
     blind = maximum == -torch.inf
+    if torch.is_grad_enabled() and may_be_nan(maximum - maximum):
+        tile = apart(tile)
     maximum = maximum.masked_fill(blind, 0.0)
     above = tile - maximum.unsqueeze(-1)
     above = above.exp_() if in_place() else above.exp()
     return maximum, above, above.sum(-1).masked_fill(blind, 1.0), blind
+
+
+def apart(tile: Tensor) -> Tensor:
+    """The finished scores, where a score of −∞ has no gradient: in a row of NaN it would have one of NaN."""
+    return tile.masked_fill(tile.detach() == -torch.inf, -torch.inf)
 
 
 def may_be_nan(numbers: Tensor) -> bool:
@@ -136,7 +143,8 @@ def softmax(tile: Tensor, may_be_empty: bool, sinks: Tensor | None = None) -> Te
     Its gradient is 0 whatever the gradient of the weight, which may be ∞ where a value is huge: 0 · ∞ would be NaN."""
     if may_be_empty:
         unseen = tile.detach() == -torch.inf
-        tile = tile.masked_fill(unseen.all(-1, keepdim=True), 0.0)
+        # also the −∞ itself is a constant: in a row of NaN it would have a gradient of NaN
+        tile = torch.where(unseen, torch.where(unseen.all(-1, keepdim=True), 0.0, -torch.inf), tile)
     weights = tile.softmax(-1)
     if sinks is not None:
         # e^s / (Σ e^s + e^sink) is the softmax over the keys, times σ(log Σ e^s − sink); written so that the gradient,

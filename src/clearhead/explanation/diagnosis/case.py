@@ -73,7 +73,7 @@ def extent(problem: Problem) -> Extent:
 
 def _of_matrix(keep: Tensor, keys: int) -> tuple[Tensor, Tensor, Tensor]:
     """The first, stop and count of the rows of a bool matrix."""
-    count, bits = keep.sum(-1), keep.contiguous().view(torch.uint8)
+    count, bits = keep.sum(-1), keep.to(torch.uint8)
     first = torch.where(count > 0, bits.argmax(-1), keys)
     return first, torch.where(count > 0, keys - bits.flip(-1).argmax(-1), 0), count
 
