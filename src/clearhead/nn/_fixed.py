@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any, NamedTuple
 
 import torch
@@ -73,12 +74,18 @@ def check_limits(capacity: Any, window: Any, first: Any) -> Limits | None:
 
 
 class Fixed(NamedTuple):
-    """The state of a cache of fixed capacity. Its tensors are written in place, but for `lengths`."""
+    """The state of a cache of fixed capacity. Its tensors are written in place, but for `lengths`.
+
+    `known`: the number of positions where it is known to be that of every sequence, as eager code without `new_lens`
+    counts it: then masks are plain values, which the layers of a model share. Compiled code, which would make a graph
+    for each number, neither reads nor gives it.
+    """
 
     limits: Limits
     keys: Tensor  # (B, Hk, capacity + 1, Ek); the last place takes what is not kept
     values: Tensor
     lengths: Tensor  # (B,), the number of positions of each sequence, on the device of the keys
+    known: int | None = None
 
     @property
     def key(self) -> Tensor:
@@ -93,9 +100,9 @@ class Fixed(NamedTuple):
         return int(self.lengths.max()) if self.lengths.numel() else 0
 
     @property
-    def past(self) -> Tensor:
-        """The position at which each sequence goes on."""
-        return self.lengths
+    def past(self) -> int | Tensor:
+        """The position at which the sequences go on, a number, or (B,)."""
+        return self.lengths if compiling() or self.known is None else self.known
 
     def starts(self) -> Tensor:
         """The same on the host."""
@@ -121,7 +128,8 @@ class Fixed(NamedTuple):
                 "KeyValueCache(capacity=...), or a copy that was made before: copy.copy(cache)."
             )
         with torch.inference_mode(False):
-            return self._replace(lengths=lengths.to(self.lengths.device))
+            known = int(lengths[0]) if lengths.unique().numel() == 1 else None
+            return self._replace(lengths=lengths.to(self.lengths.device), known=known)
 
     def chosen(self, at: Tensor) -> Fixed:
         """The state with these entries of the batch; in the same memory, where their number is the same."""
@@ -169,7 +177,9 @@ class Step(NamedTuple):
         """The mask and the bias of the call, over the places of the keys, without those that hold none."""
         window, first = self.state.limits.window, self.state.limits.first
         if window is None:
-            return with_lengths(mask, self.lengths, bias)
+            if compiling() or self.lengths is None or self.state.known is None:
+                return with_lengths(mask, self.lengths, bias)
+            return (_up_to(self.state.known), bias) if mask is None else with_lengths(mask, [self.state.known], bias)
         _check_by_position(mask, bias)
         if self.at is None:
             own: Mask = SlidingWindow(window - 1, FAR)
@@ -188,6 +198,12 @@ class Step(NamedTuple):
         far = sizes._replace(keys=FAR, align=self.starts)
         spans = all_keys(far) if mask is None else mask.resolve(far)
         return keep & spans.within(at)
+
+
+@functools.lru_cache(maxsize=16)
+def _up_to(length: int) -> Lengths:
+    """The first keys of every sequence: one mask for all layers of a model."""
+    return Lengths([length])
 
 
 def _check_by_position(mask: Any, bias: Any) -> None:
@@ -234,9 +250,11 @@ def _stepped(state: Fixed, key: Tensor, value: Tensor, new_lens: Any, first: boo
     starts = state.lengths
     with torch.inference_mode(False):
         ends = starts + (size if counts is None else counts)
+    if not compiling() and counts is None and limits.window is None and (first or state.known is not None):
+        return _beside(state, ends, key, value)
     if limits.window is None:
         _check_room(limits, starts, ends, size if first and counts is None else None)
-    after = state._replace(lengths=ends)
+    after = Fixed(limits, state.keys, state.values, ends)
     positions = starts[:, None] + torch.arange(size, device=key.device)
     places = limits.places(positions, ends[:, None])
     # a call that is refused gives back the place that it took: see `KeyValueCache._settle`; in compiled code the graph
@@ -258,20 +276,33 @@ def _stepped(state: Fixed, key: Tensor, value: Tensor, new_lens: Any, first: boo
     return Step(both[0], both[1], after, None, starts, at, places)
 
 
+def _beside(state: Fixed, ends: Tensor, key: Tensor, value: Tensor) -> Step:
+    """The step of sequences of one length, whose new keys stand side by side. `ends`: (B,), where they end then."""
+    begun = state.known is not None
+    start = state.known or 0
+    stop = start + key.shape[2]
+    if stop > state.limits.capacity:
+        raise _no_room(state.limits, state.lengths, ends)
+    state.keys[:, :, start:stop], state.values[:, :, start:stop] = key, value
+    after = state._replace(lengths=ends, known=stop)
+    return Step(after.key, after.value, after, ends, state.lengths) if begun else Step(key, value, after, None, ends)
+
+
 def _check_room(limits: Limits, starts: Tensor, ends: Tensor, size: int | None) -> None:
     """Refuse more positions than there are places. `size`: the number of positions of all, where it is known."""
-
-    def error() -> ClearheadError:
-        return ClearheadError(
-            f"the cache has a capacity of {limits.capacity} positions; it holds {tuple(starts.tolist())} of its "
-            f"sequences, which would become {tuple(ends.tolist())}.\nMake KeyValueCache(capacity=...) for prompt and "
-            "new tokens together, or KeyValueCache(window=..., first=...), which lets old positions go."
-        )
-
     if size is None:
-        ensure(ends <= limits.capacity, error, "KeyValueCache: more positions than its capacity")
+        no_room = functools.partial(_no_room, limits, starts, ends)
+        ensure(ends <= limits.capacity, no_room, "KeyValueCache: more positions than its capacity")
     elif size > limits.capacity:
-        raise error()
+        raise _no_room(limits, starts, ends)
+
+
+def _no_room(limits: Limits, starts: Tensor, ends: Tensor) -> ClearheadError:
+    return ClearheadError(
+        f"the cache has a capacity of {limits.capacity} positions; it holds {tuple(starts.tolist())} of its "
+        f"sequences, which would become {tuple(ends.tolist())}.\nMake KeyValueCache(capacity=...) for prompt and "
+        "new tokens together, or KeyValueCache(window=..., first=...), which lets old positions go."
+    )
 
 
 def _check_plain(key: Tensor, value: Tensor) -> None:

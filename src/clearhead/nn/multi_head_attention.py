@@ -18,6 +18,7 @@ from clearhead.base.shapes import AlignLike, Sizes
 from clearhead.base.text import brief
 from clearhead.biases.base import Bias, BiasLike
 from clearhead.masks.base import MaskLike
+from clearhead.masks.causal import Causal
 from clearhead.nn import _torch
 from clearhead.nn._heads import (
     Projection,
@@ -321,6 +322,8 @@ class MultiHeadAttention(RecordingModule):
         q = scaled(q, factor)
         state = None
         if cache is not None:
+            if k.shape[2] == 1 and type(mask) is Causal:
+                mask = None  # the queries stand at the only new key, or after it: they see all keys
             state = cache._extended(k, v, new_lens, self)
             k, v = state.key, state.value
         heads = q.shape[1]  # may be fewer than num_heads, on a rank or after pruning

@@ -10,9 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from clearhead.base.torch_private import uncounted, version
 from clearhead.base.tracing import readable
-from clearhead.base.versions import bits, digest
+from clearhead.base.versions import bits
 from clearhead.models.chain.cached import Cached, Chain, Link, alone
 from clearhead.models.tap.modules import Kind
 from clearhead.problem.record import copied
@@ -139,25 +138,18 @@ def _first(call: CallFacts, tensor: Tensor, fresh: bool, query: int | None) -> C
     return alone(tensor if fresh else copied(tensor), filled, query)
 
 
-def _digest(tensor: Tensor) -> int:
-    return digest(tensor) if comparable(tensor) else 0
-
-
 class _Newest:
-    """The newest link of a chain, and the whole tensor of its call.
+    """The newest link of a chain, and a copy of the whole tensor of its call, with room for the keys of later ones.
 
-    The tensor is the model's own where the model does not write to it, as in a cache that grows; and a copy where the
-    model does, as in a static cache.
+    The model may write to its own tensor, and a write through `.data` or NumPy is not counted: so a copy is compared.
     """
 
     def __init__(self, cached: Cached, call: CallFacts, tensor: Tensor) -> None:
         self.chain = cached.chain
         self.chain.run = call.run
         self._left = call.left(tensor.shape[2])
-        self._given: tuple[Tensor, int, int] | None = None  # the model's own tensor, its count of writes, its digest
-        self._room: Tensor | None = None  # a copy: the newest tensor from `_at` on, and room for more
+        self._room: Tensor | None = None  # the newest tensor from `_at` on, and room for more; None until it is read
         self._at = 0
-        self._hold(tensor)
 
     @property
     def last(self) -> Link:
@@ -169,27 +161,16 @@ class _Newest:
         shapes = [(t.shape[1], t.shape[3], t.dtype, t.device) for t in (mine, other)]
         return type(mine) is Tensor and shapes[0] == shapes[1]
 
-    def _hold(self, tensor: Tensor) -> None:
-        self._given = None if uncounted(tensor) else (tensor, version(tensor), _digest(tensor))
-
-    def _mine(self, tensor: Tensor) -> Tensor:
-        """The whole tensor of the newest call. `tensor`: that of the next call, perhaps in the same memory."""
-        if self._room is None and self._given is not None:
-            mine, before, total = self._given
-            if (
-                version(mine) == before
-                and _digest(mine) == total
-                and mine.untyped_storage().data_ptr() != tensor.untyped_storage().data_ptr()
-            ):
-                return mine
+    def _mine(self) -> Tensor:
+        """The whole tensor of the newest call."""
         if self._room is None:
-            self._room, self._given = Cached(self.chain, len(self.chain.links) - 1).tensor(), None
+            self._room = Cached(self.chain, len(self.chain.links) - 1).tensor()
         return self._room[:, :, self._at : self._at + self.last.length]
 
     def link(self, call: CallFacts, tensor: Tensor, among: Tensor | None) -> Link | None:
         """The link of a tensor that continues the newest one; None where it does not. `among`: see `Caches._among`."""
         last, length = self.last, tensor.shape[2]
-        newest = self._mine(tensor)
+        newest = self._mine()
         end = length if call.kind == "self" else 0
         for moved, filled in self._places(call, newest, tensor):
             mine, offset = newest, moved
@@ -242,13 +223,13 @@ class _Newest:
         if link.base < last.base:
             self._room, self._at = None, 0  # the copy has no key before the newest ones
         if self._room is None:
-            self._hold(tensor)
             return
         at = self._at + link.base - last.base
         first, stop = link.start - link.base, link.start - link.base + link.new.shape[2]
         shared = self._room is self.chain.links[0].new
         parents = link.parents
-        if shared or parents is not None or at + link.length > self._room.shape[2]:
+        full = shared or at + link.length > self._room.shape[2]
+        if parents is not None or (full and first < stop):
             old = self._room[:, :, at : self._at + last.length][:, :, : link.length]
             old = old if parents is None else old[parents]
             batch, heads, had, width = old.shape
