@@ -3,6 +3,7 @@
 import copy
 import functools
 import pickle
+import types
 
 import numpy as np
 import pytest
@@ -523,3 +524,65 @@ def test_the_compiler_of_pytorch_gives_the_same_numbers(monkeypatch):
             _, _, i, j = places(queries, keys)
             same(got, formula(query, key, lean, DOCUMENTS[i] == DOCUMENTS[j]) @ value)
     assert any(fused._compiled.values())
+
+
+RATES = torch.nn.ParameterList([torch.tensor(rate, dtype=torch.float64) for rate in (0.1, 0.2, 0.3, 0.4)])
+HIDES = types.SimpleNamespace(rates=RATES)
+
+
+def by_list(score, batch, head, i, j):
+    """A change that reads only the parameters of the heads that it is asked for."""
+    return score / (1 + torch.stack([RATES[h] for h in head.flatten().tolist()]).view(head.shape) * (i - j).abs())
+
+
+def hidden(score, batch, head, i, j):
+    """The same, in a way that the code does not show."""
+    rates = [getattr(HIDES, "rates")[h] for h in head.flatten().tolist()]  # noqa: B009
+    return score / (1 + torch.stack(rates).view(head.shape) * (i - j).abs())
+
+
+class Experts(ch.extend.Score):
+    """Queries of two kinds, each with a parameter of its own, which a block without such queries does not read."""
+
+    def __init__(self):
+        super().__init__()
+        self.low, self.high = (torch.nn.Parameter(torch.tensor(x)) for x in (0.5, 2.0))
+
+    def tile(self, query, key):
+        first, scores = query[..., :1] < 0, query @ key.mT
+        for of, rate in ((first, self.low), (~first, self.high)):
+            if of.any():
+                scores = torch.where(of, scores * rate, scores)
+        return scores
+
+
+def test_each_block_may_read_other_parameters(small_blocks):
+    query, key, value = inputs(60, 60, dtype=torch.float64)
+    experts = Experts().double()
+    with torch.no_grad():
+        query[..., 0].abs_()
+        query[0, :2, :, 0] *= -1  # the first blocks read one parameter, the last ones the other
+    for score, leaves in ((ch.Dot().then(by_list), list(RATES)), (experts, list(experts.parameters()))):
+        found = []
+        for engine in ("tiled", "reference"):
+            output = ch.attention(query, key, value, score=score, engine=engine)
+            found.append(torch.autograd.grad(output.sin().sum(), [*leaves, query]))
+        for one, other in zip(*found, strict=True):
+            same(one, other, rtol=1e-9, atol=1e-9)
+
+
+def test_a_parameter_that_a_later_block_alone_shows_is_no_missing_gradient(small_blocks):
+    query, key, value = (t.detach() for t in inputs(60, 60))
+    output = ch.attention(query, key, value, score=ch.Dot().then(hidden), engine="tiled")
+    with pytest.raises(ch.UnsupportedError, match="its gradient would be missing"):
+        output.sum().backward()
+
+
+@pytest.mark.parametrize("change", [by_list, hidden])
+def test_a_parameter_that_is_written_to_before_the_backward_pass(change, small_blocks):
+    query, key, value = inputs(60, 60)
+    output = ch.attention(query[:, :1], key[:, :1], value[:, :1], score=ch.Dot().then(change), engine="tiled")
+    with torch.no_grad():
+        RATES[0].mul_(1)
+    with pytest.raises(ch.ClearheadError, match="modified in place"):
+        output.sum().backward()

@@ -35,6 +35,10 @@ def same(function, *inputs, parameters=(), backend="aot_eager"):
         torch.testing.assert_close(got, eager)
 
 
+def with_gradient(output, leaf):
+    return output, *torch.autograd.grad(output.sin().sum(), leaf)
+
+
 # Every mask with a score that has no lowering, and every score without a mask; the gradients have the lowered ones.
 BOTH = [*((ScoreFunction, mask) for mask in masks()), *((score, None) for score in scores())]
 
@@ -178,6 +182,36 @@ def test_a_bias_in_float64():
 
 def test_dropout_is_that_of_the_seed():
     same(lambda q, k, v: ch.attention(q, k, v, dropout_p=0.4, mask=ch.Causal()), Q, K, V)
+
+
+NUMBERS = {
+    "scale": (lambda x, number: ch.attention(x, x, x, scale=number), (0.5, 0.7, 0.9)),
+    "a kernel's scale": (lambda x, number: ch.attention(x, x, x, mask=ch.Causal(), scale=number), (0.5, 0.7, 0.9)),
+    "softcap": (lambda x, number: ch.attention(x, x, x, score=ch.Dot(softcap=number)), (2.0, 3.0, 0.5)),
+    "bandwidth": (lambda x, number: ch.attention(x, x, x, score=ch.Gaussian(number)), (2.0, 3.0, 0.5)),
+    "temperature": (lambda x, number: ch.attention(x, x, x, score=ch.Cosine(number)), (2.0, 3.0, 0.5)),
+    "torch's signature": (lambda x, number: ch.scaled_dot_product_attention(x, x, x, scale=number), (0.5, 0.7, 0.9)),
+    "lengths": (lambda x, number: ch.attention(x, x, x, valid_lens=number), ([3, 9], [4, 8], [5, 7])),
+}
+
+
+@pytest.mark.parametrize("name", NUMBERS)
+@pytest.mark.parametrize("dynamic", [None, True])
+def test_a_number_that_changes_between_calls_of_compiled_code(name, dynamic):
+    """The compiler makes a symbol of it."""
+    call, numbers = NUMBERS[name]
+    run = torch.compile(call, fullgraph=True, backend="aot_eager", dynamic=dynamic)
+    for number in numbers:
+        for got, want in zip(*(with_gradient(each(Q, number), Q) for each in (run, call)), strict=True):
+            torch.testing.assert_close(got, want)
+
+
+def test_numbers_of_a_score_that_was_made_outside_of_compiled_code():
+    for score in (ch.Gaussian(), ch.Additive(8, 8, 6, softcap=2.0), ch.Dot(scale=0.5)):
+        run = torch.compile(
+            lambda x, score=score: ch.attention(x, x, x, score=score), fullgraph=True, dynamic=True, backend="aot_eager"
+        )
+        torch.testing.assert_close(run(Q), ch.attention(Q, Q, Q, score=score))
 
 
 INDUCTOR = {  # what is left to the compiler, and what is one operation

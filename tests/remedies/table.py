@@ -1303,4 +1303,10 @@ class Later(ch.extend.Bias):
         ('align="lower_right"', "attention(x[:, 1:], x, x, mask=Causal(), @)", "plain(x[:, 1:], x, x, low[1:])"),
         setup="of_cache = lambda: ch.diagnose(x[:, 1:], x, x, mask=Causal(), align='upper_left')",
     ),
+    case(
+        "by_head(hidden)",
+        ("torch.stack(parameters)[head]", "by_head(lambda b, head, i, j: @ * (i - j) / 512)", "want()"),
+        ("engine='reference'", "by_head(hidden, @)", "want()"),
+        setup="parameters = [torch.nn.Parameter(torch.tensor(rate)) for rate in (0.5, 0.7)]\nhides = SimpleNamespace(held=parameters)\ndef hidden(b, head, i, j):\n    return torch.stack([getattr(hides, 'held')[n] for n in head.flatten().tolist()]).view(head.shape) * (i - j) / 512\ny = torch.rand(1, 2, 512, 64)\ndef gradients(output):\n    return torch.stack(torch.autograd.grad(output.sin().mean(), parameters))\n@torch.enable_grad()\ndef by_head(function, engine=None):\n    return gradients(attention(y, y, y, score=lambda q, k: q @ k.mT / 8, bias=BiasFunction(function), engine=engine))\n@torch.enable_grad()\ndef want():\n    at = torch.arange(512)\n    return gradients(plain(y, y, y, added=torch.stack(parameters)[:, None, None] * (at[:, None] - at) / 512))",
+    ),
 ]

@@ -23,8 +23,9 @@ def read_by(function: Any, depth: int = DEPTH) -> Iterator[Tensor]:
     """The tensors that a function's bytecode reads.
 
     They are found in variables of its closure, its defaults, its globals and `self`, and in attributes looked up on
-    these; in lists, tuples and dicts of such tensors; and in the same places of the functions that it calls. Tensors
-    that are reached in other ways (`getattr`, an attribute of a call's result) are not found.
+    these; in lists, tuples and dicts of such tensors, PyTorch's own of parameters included; and in the same places of
+    the functions that it calls. Tensors that are reached in other ways (`getattr`, an attribute of a call's result) are
+    not found.
     """
     if isinstance(function, functools.partial):
         for given in (*function.args, *function.keywords.values()):
@@ -75,6 +76,8 @@ def _followed(thing: Any, attributes: Chain, depth: int) -> Iterator[Tensor]:
 def _held(thing: Any, depth: int) -> Iterator[Tensor]:
     if isinstance(thing, Tensor):
         yield thing
+    elif isinstance(thing, nn.ParameterList | nn.ParameterDict):
+        yield from thing.parameters()
     elif isinstance(thing, list | tuple | set | dict):
         for part in thing.values() if isinstance(thing, dict) else thing:
             if isinstance(part, Tensor) or (depth and isinstance(part, list | tuple | dict)):

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import math
 import operator
+import sys
 from typing import Any
 
 import numpy as np
@@ -12,6 +12,7 @@ from torch import Tensor
 from clearhead.base.errors import ClearheadError
 from clearhead.base.text import brief
 
+_LARGEST = sys.float_info.max
 MOST = 2**40  # of a size, a count or a position: larger ones exceed any memory
 
 
@@ -40,12 +41,9 @@ def check_flag(flag: Any, name: str) -> bool:
 
 def check_number(value: Any, name: str) -> float:
     """A finite number, Python's or NumPy's."""
-    try:
-        finite = not isinstance(value, bool | Tensor) and isinstance(value, int | float | np.number)
-        finite = finite and math.isfinite(value)
-    except OverflowError:  # a whole number above every float
-        finite = False
-    if not finite:
+    number = not isinstance(value, bool | Tensor) and isinstance(value, int | float | np.integer | np.floating)
+    # compiled code compares a number that changes between calls, and cannot ask math.isfinite about it
+    if not number or not abs(value) <= _LARGEST:
         raise ClearheadError(f"{name} is {brief(value)}; expected a finite number.")
     return float(value)
 

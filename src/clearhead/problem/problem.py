@@ -136,11 +136,14 @@ class Problem(NamedTuple):
         found = []
         if self.spans is not None:
             found = [("the mask", tensor) for tensor in (*self.spans.edges(), *self.spans.reads)]
-        if self.bias is not None:
-            found += [("the bias", tensor) for tensor in self.bias.reads]
+        return Versions([*found, *self.read_by_functions()])
+
+    def read_by_functions(self) -> list[tuple[str, Tensor]]:
+        """The tensors that the bias and a score by `tile()` read, with the names of their readers."""
+        found = [] if self.bias is None else [("the bias", tensor) for tensor in self.bias.reads]
         if isinstance(self.scores, ByTile):
             found += [("the score", tensor) for tensor in tensors_in(self.scores.score)]
-        return Versions(found)
+        return found
 
 
 def make_problem(

@@ -5,8 +5,10 @@ more in the backward pass. What comes after the scores, the softmax and the sum 
 `backward.py`, which end in Ṡ; autograd takes Ṡ on to the inputs of S.
 
 What the functions learn is not known before they run. Autograd's graph of the first block shows it: parameters are its
-leaves. Where the graph goes on into operations that were there before, or something random was drawn, the whole is left
-to checkpoints. The largest tensor that autograd keeps for the first block says how large blocks may be.
+leaves. What their code reads joins them, since another block may read other parameters. Where the graph goes on into
+operations that were there before, or something random was drawn, the whole is left to checkpoints. A parameter that a
+later block alone shows is an error, since its gradient would be missing. The largest tensor that autograd keeps for the
+first block says how large blocks may be.
 """
 
 from __future__ import annotations
@@ -18,8 +20,10 @@ from torch import Tensor
 
 from clearhead.base.arrays import in_memory_still
 from clearhead.base.batched import Gradients, followed_back, unbatched, views
+from clearhead.base.errors import UnsupportedError
 from clearhead.base.torch_private import order_of
 from clearhead.base.tracing import compiling, dispatches, on_the_host, traced, with_memory, without_autocast
+from clearhead.base.versions import Versions
 from clearhead.engines.tiled import tiles
 from clearhead.engines.tiled.backward import slope_of
 from clearhead.engines.tiled.outputs import followed, in_blocks
@@ -54,7 +58,7 @@ def output(problem: Problem, every: list[Region]) -> Tensor | None:
 
     with torch.autograd.graph.saved_tensors_hooks(counted, lambda tensor: tensor):
         begun, own = _scores(cut(problem, regions.parts_seen(problem, every[0])[0]), needs)
-    learnt = None if before is None else _learnt(begun, own, before)
+    learnt = None if before is None else _with_those_read(_learnt(begun, own, before), problem)
     if learnt is not None:
         numbers = -(-max(saved) // max(begun.numel(), 1))
         pairs = min(PAIRS, FOLLOWED * regions.BUDGET // numbers) * min(torch.get_num_threads(), 4)
@@ -103,6 +107,33 @@ def _learnt(scores: Tensor, own: list[Tensor | None], before: int) -> list[Tenso
     return found
 
 
+def _with_those_read(learnt: list[Tensor] | None, problem: Problem) -> list[Tensor] | None:
+    """What the functions learn, and the parameters that their code reads, of which the first block may use a part."""
+    for _, tensor in problem.read_by_functions():
+        if learnt is not None and tensor.requires_grad and not _among(tensor, learnt):
+            learnt = [*learnt, tensor] if tensor.is_leaf and not dispatches(tensor) else None
+    return learnt
+
+
+def _among(tensor: Tensor, others: list[Tensor]) -> bool:
+    return any(tensor is other for other in others)
+
+
+def _refuse_others(scores: Tensor, own: list[Tensor | None], learnt: list[Tensor], before: int | None) -> None:
+    """Raise where the scores of a block depend on a parameter that `learnt` lacks."""
+    found = None if before is None else _learnt(scores, own, before)
+    if found is None or not all(_among(tensor, learnt) for tensor in found):
+        raise UnsupportedError(
+            "a function in the score or the bias of attention() reads a parameter for some pairs alone, and none of "
+            "the first block is among them: its gradient would be missing. Let the function read all parameters for "
+            "any pair, as torch.stack(parameters)[head] does, or pass engine='reference'."
+        )
+
+
+def _reads(problem: Problem, learnt: list[Tensor]) -> tuple[Versions, Versions]:
+    return problem.reads(), Versions(("the score, or the bias,", tensor) for tensor in learnt)
+
+
 class _Output(torch.autograd.Function):
     """The output, differentiable in the operands of a problem and in what its functions learn.
 
@@ -115,12 +146,13 @@ class _Output(torch.autograd.Function):
     ) -> Tensor:
         ctx.save_for_backward(*tensors[: len(tensors) - len(learnt)], *kept[:3])
         ctx.problem, ctx.every, ctx.learnt, ctx.finite = without_operands(problem), every, learnt, kept.finite
-        ctx.reads = ctx.problem.reads()
+        ctx.reads = _reads(ctx.problem, learnt)
         return kept.output
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Any:
-        ctx.reads.check()
+        for reads in ctx.reads:
+            reads.check()
         grad, saved, wanted = grads[0], in_memory_still(ctx.saved_tensors), ctx.needs_input_grad[4:]
         problem, kept = with_operands(ctx.problem, saved[:-3]), Partial(*saved[-3:])
         again = torch.is_grad_enabled()  # the gradient is to be differentiated
@@ -136,7 +168,7 @@ class _Output(torch.autograd.Function):
                 each = followed_back(found, grad, [*own, *ctx.learnt], wanted, create_graph=again)
             else:
                 each = unbatched(compute, grad)
-        ctx.reads = ctx.problem.reads()  # a score may write to its own buffers: that is no error
+        ctx.reads = _reads(ctx.problem, ctx.learnt)  # a score may write to its own buffers: that is no error
         return (None, None, None, None, *each)
 
 
@@ -149,7 +181,7 @@ def _gradients(
     wanted: tuple[bool, ...],
 ) -> Gradients:
     """The gradients of the operands, and of what the functions learn."""
-    given = operands(problem)
+    given, before = operands(problem), _order_now()
     rows = Rows(*rows_of(kept), (grad * kept.output).sum(-1))
     # a gradient that is not wanted has no memory
     sums = [
@@ -165,6 +197,7 @@ def _gradients(
                     continue
                 part, at = cut(problem, seen), seen.sides[:3]
                 scores, own = _scores(part, needs)
+                _refuse_others(scores, own, learnt, before)
                 to_value = sums[2] if wanted[2] else None
                 some = Rows(*(row[at] for row in rows))
                 slope = slope_of(part, scores.detach(), seen, to_value, some, grad[at], problem.groups, Sent())
@@ -175,8 +208,8 @@ def _gradients(
                     if total is not None and one is not None:
                         total.add_(one)
                 for i, one in enumerate(found[len(given) :]):
-                    before = of_learnt[i]
-                    of_learnt[i] = one if before is None or one is None else before + one
+                    so_far = of_learnt[i]  # a block may use some of the parameters alone
+                    of_learnt[i] = so_far if one is None else one if so_far is None else so_far + one
     totals = [total if want else None for total, want in zip(sums, wanted, strict=False)]
     if problem.sinks is not None and wanted[6]:
         totals[6] = sinks_gradient(problem.sinks, rows)
