@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,7 +19,7 @@ from clearhead.explanation.modules.projection import Linear
 from clearhead.models.attention_call import AttentionCall
 from clearhead.models.calls import Calls
 from clearhead.models.causes.frozen import Frozen, Writers, Written, first_run
-from clearhead.models.causes.metrics import Each, Metric, logit_difference
+from clearhead.models.causes.metrics import Each, Metric, logit_difference, logits_of
 from clearhead.models.checks import outside_inference, ran
 from clearhead.models.table import Table
 from clearhead.models.tap.layers import LayerName
@@ -49,19 +50,26 @@ class LogitAttribution(Calls[AttributedCall]):
     It iterates over its calls, each an `AttributedCall`. `logit`: (B,), the logit, or the difference of two. `others`:
     (B,) for each other layer that writes to the residual stream, by the name of its module. `remainder`: (B,), what is
     left: biases of norms and of the unembedding, and what is not linear behind the last block. All parts and the
-    remainder sum to the logit. `values`, (calls, heads): the heads' parts as a tensor, whose meaning `name`, `unit` and
-    `sentence` say, for a picture of every head.
+    remainder sum to the logit. `capped`: None; or, where the model ends in a softcap, its own number, (B,): then
+    `logit` and all parts are of logits before the cap. `values`, (calls, heads): the heads' parts as a tensor, whose meaning
+    `name`, `unit` and `sentence` say, for a picture of every head.
     """
 
     name, unit = "attribution", ""
-    sentence = "What this head adds directly to the logit, through the residual stream and the last norm."
 
     def __repr__(self) -> str:
         return outlined(self)
 
-    def __init__(self, calls: list[AttributedCall], logit: Tensor, others: dict[str, Tensor]) -> None:
+    def __init__(
+        self, calls: list[AttributedCall], logit: Tensor, others: dict[str, Tensor], capped: Tensor | None = None
+    ) -> None:
         super().__init__(calls)
-        self.logit, self.others = logit, others
+        self.logit, self.others, self.capped = logit, others, capped
+
+    @property
+    def sentence(self) -> str:
+        cap = "" if self.capped is None else " before the model's softcap"
+        return f"What this head adds directly to the logit{cap}, through the residual stream and the last norm."
 
     @property
     def remainder(self) -> Tensor:
@@ -106,6 +114,10 @@ def logit_attribution(
     u · (N's matrix) · p. Where norms or factors stand between a layer and the residual stream, or in it, the part goes
     through all of them, each at its own size, and through gates, sigmoids, softmaxes and mixtures of several residual
     streams, at their values of this run. A head's part at position i is Σ_j w_ij · W_O v_j.
+    Where the model ends in a softcap, c · tanh(x / c) as of Gemma 2, the logits x before it are attributed, for `token`
+    and `against` alike, and `capped` is the model's own number. Another function that is not linear behind the last
+    block, such as the GELU in the head of a masked language model, has its slope of this run: it warns that the parts
+    do not add up.
     `model`: in eval mode, whose output has `logits`, (B, L, V) or (B, V), or is a tensor of that shape. `inputs`: as
     for `assert_attends`. `token`: the number of the logit, one for all sequences or one for each. `against`: a second
     one: the difference of the two logits is attributed. `position`: which of the L outputs is looked at, one for all
@@ -135,16 +147,28 @@ def _attribution(model: nn.Module, inputs: Any, metric: Metric) -> LogitAttribut
     with torch.enable_grad(), watch(model, values=True) as seen:
         frozen = Frozen(model, before, Writers(seen))
         with frozen.hooked():
-            logit = metric(ran(model, inputs))
+            output = ran(model, inputs)
+        logits = frozen.before_cap(logits_of(output))
+        logit, capped = metric(output), None
+        if logits is not None:
+            logit, capped = metric(logits), logit.detach()
         if not logit.requires_grad:
             raise _none_reaches()
         with without_autocast(logit.device):
             leaves = [one.result for one in frozen.written]
             grads = [torch.autograd.grad(one, leaves, allow_unused=True, retain_graph=True) for one in logit]
     with torch.no_grad():
-        found = _attributed(seen.calls, frozen.written, list(zip(*grads, strict=True)), logit.detach())
+        parts = _parts(seen.calls, frozen.written, list(zip(*grads, strict=True)), logit.dtype)
+        found = LogitAttribution(parts[0], logit.detach(), parts[1], capped)
     if not found.calls and not found.others:
         raise _none_reaches()
+    if frozen.bends:
+        warnings.warn(
+            f"logit_attribution: behind its last block the model computes {', '.join(dict.fromkeys(frozen.bends))} of "
+            "what the residual stream holds, which is not linear. Each part is taken at the slope of this run, so the "
+            "parts do not add up to the logit: what is missing is in remainder, with the biases.",
+            stacklevel=3,
+        )
     return found
 
 
@@ -155,17 +179,18 @@ def _none_reaches() -> ClearheadError:
     )
 
 
-def _attributed(
-    calls: list[AttentionCall], written: list[Written], grads: list[tuple[Tensor | None, ...]], logit: Tensor
-) -> LogitAttribution:
-    """The parts of the logit. `grads`: for each layer that has written, the gradient of each sequence's logit."""
+def _parts(
+    calls: list[AttentionCall], written: list[Written], grads: list[tuple[Tensor | None, ...]], dtype: torch.dtype
+) -> tuple[list[AttributedCall], dict[str, Tensor]]:
+    """The parts of heads, and of other layers. `grads`: for each layer that has written, the gradient of each
+    sequence's logit. `dtype`: the logit's."""
     found: list[AttributedCall] = []
     others: dict[str, Tensor] = {}
     for one, each in zip(written, grads, strict=True):
         there = [grad for grad in each if grad is not None]
         if not there:
             continue
-        exact = accumulated(logit.dtype)
+        exact = accumulated(dtype)
         result = one.result.detach().to(exact)
         sums = [result.new_zeros(()) if grad is None else (grad * result).sum() for grad in each]
         name, part = one.name, torch.stack(sums)
@@ -175,7 +200,7 @@ def _attributed(
             name, part = f"{name}.bias", part - call.heads.sum(1)
         if one.call is None or one.layer.bias is not None:
             others[name] = others[name] + part if name in others else part
-    return LogitAttribution(found, logit, others)
+    return found, others
 
 
 def _of_call(call: AttentionCall, layer: Linear, grad: Tensor) -> AttributedCall:

@@ -1,0 +1,193 @@
+"""Logit attributions of models that end in a softcap or in a function that is not linear, by hooks of our own."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from transformers import (
+    BertConfig,
+    BertForMaskedLM,
+    BertForSequenceClassification,
+    BertForTokenClassification,
+    Gemma2Config,
+    Gemma2ForCausalLM,
+    RecurrentGemmaConfig,
+    RecurrentGemmaForCausalLM,
+)
+
+import clearhead as ch
+
+HEADS, WIDTH = 4, 32
+IDS = torch.tensor([[1, 5, 9, 2, 7, 3], [4, 4, 8, 6, 0, 11]])
+SAME = {
+    "vocab_size": 40,
+    "hidden_size": WIDTH,
+    "intermediate_size": WIDTH,  # so the results inside an MLP are as wide as the residual stream
+    "num_hidden_layers": 2,
+    "num_attention_heads": HEADS,
+}
+
+
+def moved(model: Any, dtype: torch.dtype = torch.float64, by: float = 0.2) -> Any:
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter += by * torch.randn_like(parameter)
+    return model.eval().to(dtype)
+
+
+def gemma(cap: float | None, dtype: torch.dtype = torch.float64, by: float = 0.2) -> Any:
+    torch.manual_seed(0)
+    more = {"num_key_value_heads": 2, "head_dim": 8}
+    return moved(Gemma2ForCausalLM(Gemma2Config(**SAME, **more, final_logit_softcapping=cap)), dtype, by)
+
+
+def kept_of(model: nn.Module, modules: list[nn.Module], inputs: dict[str, Any]) -> tuple[Any, list[Any], list[Any]]:
+    """The model's output, and what some of its modules were given and gave."""
+    given: list[Any] = [None] * len(modules)
+    gave: list[Any] = [None] * len(modules)
+
+    def hook(n: int) -> Any:
+        def keep(module: nn.Module, args: Any, result: Any) -> None:
+            given[n], gave[n] = args[0].detach(), result.detach()
+
+        return keep
+
+    hooks = [module.register_forward_hook(hook(n)) for n, module in enumerate(modules)]
+    with torch.no_grad():
+        output = model(**inputs)
+    for one in hooks:
+        one.remove()
+    return output, given, gave
+
+
+def through(norm: Any, whole: torch.Tensor, part: torch.Tensor) -> torch.Tensor:
+    """A part of the input of a norm of Gemma, at the norm's size for the whole input."""
+    return part * (whole.square().mean(-1, keepdim=True) + norm.eps).rsqrt() * (1 + norm.weight.detach())
+
+
+def parts_of_gemma(model: Any, inputs: dict[str, Any]) -> tuple[Any, torch.Tensor, torch.Tensor]:
+    """The output; the logits before the cap at the last position, (B, V); and what heads add to them, (2, B, H, V)."""
+    layers, norm = list(model.model.layers), model.model.norm
+    modules = [*(m.self_attn.o_proj for m in layers), *(m.post_attention_layernorm for m in layers), norm]
+    output, given, gave = kept_of(model, [*modules, model.lm_head], inputs)
+    found = []
+    for n, layer in enumerate(layers):
+        heads = given[n].unflatten(-1, (HEADS, -1))
+        written = torch.einsum("blhe,dhe->bhld", heads, layer.self_attn.o_proj.weight.unflatten(1, (HEADS, -1)))
+        part = through(layer.post_attention_layernorm, given[2 + n].unsqueeze(1), written)
+        found.append(through(norm, given[4].unsqueeze(1), part)[:, :, -1] @ model.lm_head.weight.T)
+    return output, gave[5][:, -1], torch.stack(found).detach()
+
+
+@pytest.mark.parametrize("against", [None, 3, [3, 8]])
+@pytest.mark.parametrize("cap", [None, 30.0, 2.0, 0.5])
+def test_the_logit_before_a_softcap_is_attributed(cap: float | None, against: Any) -> None:
+    model, inputs = gemma(cap), {"input_ids": IDS}
+    output, before, heads = parts_of_gemma(model, inputs)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        found = ch.models.logit_attribution(model, inputs, token=7, against=against)
+    rows = torch.arange(2)
+
+    def of(logits: torch.Tensor) -> torch.Tensor:
+        other = 0.0 if against is None else logits[..., rows, torch.tensor(against).expand(2)]
+        return logits[..., rows, torch.tensor([7, 7])] - other
+
+    assert torch.allclose(found.logit, of(before), rtol=1e-9)
+    for n, call in enumerate(found):
+        assert torch.allclose(call.heads, of(heads[n].transpose(0, 1)).T, rtol=1e-6, atol=1e-9)
+    assert found.remainder.abs().max() < 1e-6 * before.abs().max()
+    if cap is None:
+        assert found.capped is None and "softcap" not in found.sentence
+    else:
+        assert torch.allclose(found.capped, of(output.logits[:, -1]), rtol=1e-9)
+        assert torch.allclose(output.logits[:, -1], cap * (before / cap).tanh(), rtol=1e-9)
+        assert "before the model's softcap" in found.sentence
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_softcap_that_is_nearly_full_hides_nothing(dtype: torch.dtype) -> None:
+    model, inputs = gemma(15.0, dtype, by=1.5), {"input_ids": IDS}
+    _, before, _ = parts_of_gemma(model, inputs)
+    token = before.argmax(-1)
+    found = ch.models.logit_attribution(model, inputs, token=token)
+    assert found.capped.min() > 14.9 and found.logit.min() > 45
+    rounding = {torch.float32: 1e-5, torch.bfloat16: 0.02}[dtype]
+    assert torch.allclose(found.logit, before.max(-1).values, rtol=rounding)
+    assert (found.remainder / found.logit).abs().max() < rounding
+
+
+def test_a_softcap_by_a_function_is_met_too() -> None:
+    torch.manual_seed(0)
+    sizes = {**SAME, "num_hidden_layers": 3, "lru_width": WIDTH, "num_key_value_heads": 1, "head_dim": 8}
+    config = RecurrentGemmaConfig(**sizes, block_types=["recurrent", "recurrent", "attention"], logits_soft_cap=2.0)
+    model = moved(RecurrentGemmaForCausalLM(config), torch.float32)
+    logits = model(IDS, use_cache=False).logits[:, -1, 7].detach()
+    found = ch.models.logit_attribution(model, {"input_ids": IDS, "use_cache": False}, token=7)
+    assert torch.allclose(found.capped, logits, rtol=1e-4, atol=1e-6)
+    assert torch.allclose(2.0 * (found.logit / 2.0).tanh(), logits, rtol=1e-4, atol=1e-6)
+    assert found.logit.abs().min() > found.capped.abs().min()
+
+
+@pytest.mark.parametrize("kind", [BertForMaskedLM, BertForSequenceClassification, BertForTokenClassification])
+def test_parts_that_do_not_add_up_are_told(kind: Any) -> None:
+    """The head of a masked language model has a GELU, and that of a sequence a tanh which is no softcap."""
+    torch.manual_seed(0)
+    model = moved(kind(BertConfig(**SAME, num_labels=5)), torch.float32)
+    name = {BertForMaskedLM: "gelu", BertForSequenceClassification: "tanh"}.get(kind)
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        found = ch.models.logit_attribution(model, {"input_ids": IDS}, token=1, against=3)
+    assert found.capped is None
+    texts = [str(one.message) for one in said if "logit_attribution" in str(one.message)]
+    assert len(texts) == (name is not None)
+    if name is not None:
+        assert f"computes {name} of what the residual stream holds" in texts[0] and said[0].filename == __file__
+
+
+class Ends(nn.Module):
+    """A residual stream that ends in a function of the logits."""
+
+    def __init__(self, end: Any) -> None:
+        super().__init__()
+        self.embed, self.end = nn.Embedding(40, WIDTH), end
+        self.layers = nn.ModuleList(ch.nn.MultiHeadAttention(WIDTH, HEADS, bias=False) for _ in range(2))
+        self.choose = nn.Linear(WIDTH, 40, bias=False)
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        x = self.embed(ids)
+        for layer in self.layers:
+            x = x + layer(x, x, x)
+        result: torch.Tensor = self.end(self.choose(x))
+        return result
+
+
+ENDS = {
+    "a cap": (lambda x: 5 * torch.tanh(input=x / 5), True),
+    "a cap of another slope": (lambda x: (x / 2).tanh() * 3, True),
+    "a cap and a bias": (lambda x: 5 * torch.tanh(x / 5) + torch.arange(40.0), False),
+    "a cap of some": (lambda x: torch.cat((x[..., :20].tanh(), x[..., 20:]), -1), False),
+    "log of chances": (lambda x: x.log_softmax(-1), False),
+}
+
+
+@pytest.mark.parametrize("name", ENDS)
+def test_a_last_tanh_is_a_softcap_where_the_numbers_say_so(name: str) -> None:
+    torch.manual_seed(0)
+    end, capped = ENDS[name]
+    model = Ends(end).eval().double()
+    before = Ends(lambda x: x).eval().double()
+    before.load_state_dict(model.state_dict())
+    logits = {"a cap of another slope": 1.5}.get(name, 1.0) * before(IDS)[:, -1, 7].detach()
+    if capped:
+        found = ch.models.logit_attribution(model, IDS, token=7)
+        assert torch.allclose(found.logit, logits, rtol=1e-9) and found.remainder.abs().max() < 1e-9
+        assert torch.allclose(found.capped, model(IDS)[:, -1, 7].detach(), rtol=1e-9)
+        return
+    with pytest.warns(UserWarning, match="do not add up to the logit: what is missing is in remainder"):
+        found = ch.models.logit_attribution(model, IDS, token=7)
+    assert found.capped is None and torch.allclose(found.logit, model(IDS)[:, -1, 7].detach())
