@@ -1,4 +1,4 @@
-"""Logit attributions of models that end in a softcap or in a function that is not linear, by hooks of our own."""
+"""Logit attributions of models with a softcap, with functions that are not linear, and under edits, by own hooks."""
 
 from __future__ import annotations
 
@@ -191,3 +191,62 @@ def test_a_last_tanh_is_a_softcap_where_the_numbers_say_so(name: str) -> None:
     with pytest.warns(UserWarning, match="do not add up to the logit: what is missing is in remainder"):
         found = ch.models.logit_attribution(model, IDS, token=7)
     assert found.capped is None and torch.allclose(found.logit, model(IDS)[:, -1, 7].detach())
+
+
+def seen(model: Any, ids: torch.Tensor) -> Any:
+    with torch.no_grad(), ch.watch(model, values=True) as found:
+        model(ids)
+    return found
+
+
+EDITS: dict[str, Any] = {
+    "zero": lambda here, other: [ch.edits.Ablate(0, 1)],
+    "mean": lambda here, other: [ch.edits.Ablate(0, 1, "mean", other)],
+    "resample": lambda here, other: [ch.edits.Ablate(1, [0, 2], "resample", other)],
+    "output": lambda here, other: [ch.edits.Patch(other, 0, 3, queries=[0, 5])],
+    "value": lambda here, other: [ch.edits.Patch(other, 0, [2, 3], part="value")],
+    "query": lambda here, other: [ch.edits.Patch(other, 0, 2, part="query")],
+    "weights": lambda here, other: [ch.edits.Freeze(other, 1, 2)],
+    "scale": lambda here, other: [ch.edits.ScaleHeads(0, 1, factor=-2.5)],
+    "knockout": lambda here, other: [ch.edits.Knockout(1, 0, keys=0)],
+    "knockout after": lambda here, other: [ch.edits.Knockout(1, 0, keys=0, after=True)],
+    "bias": lambda here, other: [ch.edits.AddBias(ch.ALiBi(HEADS), 0)],
+    "path": lambda here, other: [ch.edits.Patch(here), ch.edits.Patch(other, 0, 1)],
+}
+# by layer, the heads whose output is of no key
+PUT = {"mean": {0: [1]}, "resample": {1: [0, 2]}, "output": {0: [3]}, "path": {0: [1], 1: [0, 1, 2, 3]}}
+
+
+@pytest.mark.parametrize("cap", [None, 2.0])
+@pytest.mark.parametrize("name", EDITS)
+def test_the_parts_of_an_edited_run(name: str, cap: float | None) -> None:
+    model, inputs = gemma(cap), {"input_ids": IDS}
+    edits = EDITS[name](seen(model, IDS), seen(model, IDS.flip(1)))
+    plain = ch.models.logit_attribution(model, inputs, token=7)
+    with ch.edit(model, *edits):
+        _, before, heads = parts_of_gemma(model, inputs)
+        found = ch.models.logit_attribution(model, inputs, token=7)
+    assert torch.allclose(found.logit, before[:, 7], rtol=1e-9) and not torch.allclose(found.logit, plain.logit)
+    for n, call in enumerate(found):
+        assert torch.allclose(call.heads, heads[n][..., 7], rtol=1e-6, atol=1e-9)
+        assert torch.allclose(call.positions.sum(-1), call.heads, rtol=1e-9, atol=1e-12)
+        read = call.heads.clone()
+        read[:, PUT.get(name, {}).get(n, [])] = 0.0
+        assert torch.allclose(call.sources.sum(-1), read, rtol=1e-6, atol=1e-9)
+        if name.startswith("knockout") and n == 1:
+            assert call.sources[:, 0, 0].abs().max() == 0
+    assert found.remainder.abs().max() < 1e-6 * before.abs().max()
+
+
+def test_heads_that_make_up_for_another_are_found_in_one_call() -> None:
+    """The sum of all changes of parts is the change of the logit; edits outside and inside of another `with` too."""
+    torch.manual_seed(1)
+    model = Ends(lambda x: x).eval().double()
+    plain = ch.models.logit_attribution(model, IDS, token=7)
+    with ch.edit(model, ch.edits.Ablate(0, 1)), ch.edit(model, ch.edits.Knockout(1, 2, keys=1)):
+        found = ch.models.logit_attribution(model, IDS, token=7)
+        assert torch.allclose(found.logit, model(IDS)[:, -1, 7].detach())
+    assert found[0].heads[:, 1].abs().max() == 0 and not torch.allclose(found[1].heads, plain[1].heads)
+    assert found.remainder.abs().max() < 1e-9
+    with pytest.raises(ch.ClearheadError, match="changed nothing"), ch.edit(model, ch.edits.Ablate(0, queries=90)):
+        ch.models.logit_attribution(model, IDS, token=7)

@@ -14,7 +14,7 @@ from clearhead.base.arrays import accumulated
 from clearhead.base.errors import ClearheadError
 from clearhead.base.text import outlined
 from clearhead.base.tracing import without_autocast
-from clearhead.explanation.modules.origin.find import batched
+from clearhead.explanation.modules.origin.find import agree, batched
 from clearhead.explanation.modules.projection import Linear
 from clearhead.models.attention_call import AttentionCall
 from clearhead.models.calls import Calls
@@ -23,7 +23,6 @@ from clearhead.models.causes.metrics import Each, Metric, logit_difference, logi
 from clearhead.models.checks import outside_inference, ran
 from clearhead.models.table import Table
 from clearhead.models.tap.layers import LayerName
-from clearhead.models.use.edits.edit import refuse_edited
 from clearhead.models.watch import watch
 
 
@@ -32,7 +31,8 @@ class AttributedCall:
     """What the heads of one attention call add to the logit.
 
     `heads`: (B, H). `positions`: (B, H, Lq), the same by the position at which a head writes. `sources`: (B, H, Lk),
-    the same by the key that it was read from; with an attention sink, or a bias of the values, they may sum to less.
+    the same by the key that it was read from; with an attention sink, or a bias of the values, they may sum to less. An
+    output that an edit put in a head's place was read from no key.
     """
 
     name: str
@@ -51,8 +51,8 @@ class LogitAttribution(Calls[AttributedCall]):
     (B,) for each other layer that writes to the residual stream, by the name of its module. `remainder`: (B,), what is
     left: biases of norms and of the unembedding, and what is not linear behind the last block. All parts and the
     remainder sum to the logit. `capped`: None; or, where the model ends in a softcap, its own number, (B,): then
-    `logit` and all parts are of logits before the cap. `values`, (calls, heads): the heads' parts as a tensor, whose meaning
-    `name`, `unit` and `sentence` say, for a picture of every head.
+    `logit` and all parts are of logits before the cap. `values`, (calls, heads): the heads' parts as a tensor, whose
+    meaning `name`, `unit` and `sentence` say, for a picture of every head.
     """
 
     name, unit = "attribution", ""
@@ -124,6 +124,7 @@ def logit_attribution(
     sequences or one for each.
     Gives a `LogitAttribution`. Raises a `ClearheadError` where the model gives no logits, or no part of the residual
     stream reaches them; an `UnsupportedError` for a norm that computes something else.
+    Inside of an `edit`'s `with` it is of the model with the edits, so that heads which make up for another are seen.
     A head whose last layer is not found, see `circuits`, counts among the others, under the name of its module.
     Cost: two runs of the model under `watch(values=True)`, and a backward pass through its residual stream for each
     sequence.
@@ -133,7 +134,6 @@ def logit_attribution(
         raise ClearheadError(f"logit_attribution takes a model, a torch.nn.Module; got a {type(model).__name__}.")
     if any(part.training for part in model.modules()):
         raise ClearheadError("logit_attribution takes a model in eval mode, without dropout: model.eval().")
-    refuse_edited(model, "logit_attribution")
     with torch.inference_mode(False):
         inputs = outside_inference(model, inputs, "logit_attribution")
         return _attribution(model, inputs, logit_difference(token, against, position))
@@ -216,5 +216,8 @@ def _of_call(call: AttentionCall, layer: Linear, grad: Tensor) -> AttributedCall
     sources = value.new_zeros(value.shape[:3])
     for query in toward.ne(0).any(-1).any(0).any(0).nonzero().flatten().tolist():
         weights = call.weights[:, :, query].to(grad.dtype)
+        if call.edited:  # an edit may have put another output in the place of this one
+            read = (weights.unsqueeze(-2) @ value).squeeze(-2)
+            weights = weights * agree(read, output[:, :, query], call.outcome.output.dtype)
         sources += weights * (value @ toward[:, :, query, :, None]).squeeze(-1)
     return AttributedCall(call.name, call.kind, call.run, call.layer, positions.sum(-1), positions, sources)
