@@ -250,3 +250,25 @@ def test_heads_that_make_up_for_another_are_found_in_one_call() -> None:
     assert found.remainder.abs().max() < 1e-9
     with pytest.raises(ch.ClearheadError, match="changed nothing"), ch.edit(model, ch.edits.Ablate(0, queries=90)):
         ch.models.logit_attribution(model, IDS, token=7)
+
+
+@pytest.mark.parametrize(
+    ("token", "against", "said"),
+    [
+        (7, 7, "both 7 in sequence 0"),
+        ([7, 3], 3, "both 3 in sequence 1"),
+        (torch.tensor([5, 6]), torch.tensor([6, 6]), "both 6 in sequence 1"),
+    ],
+)
+def test_a_token_against_itself_is_an_error(token: Any, against: Any, said: str) -> None:
+    model = Ends(lambda x: x).eval()
+    metric = ch.models.logit_difference(token, against)
+    zero = lambda layer, head: ch.edits.Ablate(layer, head)
+    for ask in (
+        lambda: ch.models.logit_attribution(model, IDS, token, against=against),
+        lambda: metric(model(IDS)),
+        lambda: ch.models.sweep(model, zero, IDS, metric),
+        lambda: ch.models.attribution_patching(model, zero, IDS, metric),
+    ):
+        with pytest.raises(ch.ClearheadError, match=f"token and against are {said}"):
+            ask()

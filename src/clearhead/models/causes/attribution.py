@@ -122,8 +122,8 @@ def logit_attribution(
     for `assert_attends`. `token`: the number of the logit, one for all sequences or one for each. `against`: a second
     one: the difference of the two logits is attributed. `position`: which of the L outputs is looked at, one for all
     sequences or one for each.
-    Gives a `LogitAttribution`. Raises a `ClearheadError` where the model gives no logits, or no part of the residual
-    stream reaches them; an `UnsupportedError` for a norm that computes something else.
+    Gives a `LogitAttribution`. Raises a `ClearheadError` where the model gives no logits, where no part of the residual
+    stream reaches them, and where `token` is `against`; an `UnsupportedError` for a norm that computes something else.
     Inside of an `edit`'s `with` it is of the model with the edits, so that heads which make up for another are seen.
     A head whose last layer is not found, see `circuits`, counts among the others, under the name of its module.
     Cost: two runs of the model under `watch(values=True)`, and a backward pass through its residual stream for each
