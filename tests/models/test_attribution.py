@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 import warnings
 from typing import Any
 
 import pytest
 import torch
+from small_models import MODELS, pair
 from torch import nn
 from transformers import (
     BertConfig,
@@ -272,3 +274,63 @@ def test_a_token_against_itself_is_an_error(token: Any, against: Any, said: str)
     ):
         with pytest.raises(ch.ClearheadError, match=f"token and against are {said}"):
             ask()
+
+
+@pytest.mark.parametrize("cap", [None, 2.0])
+@pytest.mark.parametrize("count", [1, 2])
+def test_an_attribution_reads_as_its_sum(cap: float | None, count: int) -> None:
+    found = ch.models.logit_attribution(gemma(cap), {"input_ids": IDS[:count]}, token=7)
+    text = repr(found)
+    assert ("before the softcap" in text) == (cap is not None) and ("mean of 2 sequences" in text) == (count == 2)
+    numbers = re.findall(r"(L\d+H\d+|5 other heads|other layers|remainder) ([+-][\d.e-]+)", text)
+    assert len(numbers) == 6 and len(text) < 200
+    whole = float(re.findall(r"LogitAttribution\((-?[\d.]+)", text)[0])
+    assert whole == pytest.approx(float(found.logit.mean()), rel=1e-3)
+    assert sum(float(number) for _, number in numbers) == pytest.approx(whole, abs=0.02 * (1 + abs(whole)))
+    rows = sorted((row for row in found.table() if row["head"] != ""), key=lambda row: -abs(row["attribution"]))
+    assert [name for name, _ in numbers[:3]] == [f"L{row['layer']}H{row['head']}" for row in rows[:3]]
+    assert [one.calls for one in found.runs] == [found.calls]
+    assert repr(ch.models.LogitAttribution([], found.logit, {})) == "LogitAttribution()"
+
+
+def test_numbers_of_heads_are_drawn() -> None:
+    pyplot = pytest.importorskip("matplotlib.pyplot", reason="the extra [plot] is not installed")
+    model = gemma(2.0)
+    parts = ch.models.logit_attribution(model, {"input_ids": IDS}, token=7)
+    changed = seen(model, IDS).compare(seen(model, IDS.flip(1)))
+    for found, cmap, words in (
+        (parts, "RdBu", "part of the logit before the softcap, "),
+        (changed, "GnBu", "divergence, nats"),
+    ):
+        axes = found.plot(title="heads")
+        (image,) = axes.images
+        assert torch.allclose(torch.from_numpy(image.get_array().data), found.values.double())
+        assert image.get_cmap().name == cmap and axes.get_title() == "heads"
+        assert [label.get_text() for label in axes.get_yticklabels()] == ["L0", "L1"]
+        assert axes.figure.axes[1].get_ylabel().startswith(words)
+        assert found.plot(ax=axes, bar=False) is axes
+        pyplot.close(axes.figure)
+
+
+def test_differences_name_the_heads_that_differ_most() -> None:
+    model = pair("Bart", MODELS["Bart"])[0]
+    ids = {"input_ids": IDS, "decoder_input_ids": IDS[:, :4]}
+    kept = []
+    for turn in (False, True):
+        with torch.no_grad(), ch.watch(model) as found:
+            model(**{name: one.flip(1) if turn else one for name, one in ids.items()})
+        kept.append(found)
+    changed = kept[0].compare(kept[1])
+    first = max(changed.table(), key=lambda row: row["divergence"])
+    text = repr(changed)
+    assert text.startswith("Differences(divergence in nats, the largest of 6 calls: ") and len(text) < 200
+    name, number = re.findall(r": (.*?, head \d) ([\d.]+),", text)[0]
+    call, head = changed.most
+    assert name == changed[call].label.head(head) and float(number) == pytest.approx(first["divergence"], rel=1e-2)
+    assert repr(type(changed)([])) == "Differences()"
+
+
+def test_a_projection_is_shown_by_its_shape() -> None:
+    model = pair("Bert", MODELS["Bert"])[0]
+    layer = seen(model, IDS)[0].output_projection
+    assert repr(layer) == "Linear(weight=<32×32 float32>, bias=<32 float32>)"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any, Self
 
 import torch
 from torch import Tensor, nn
@@ -12,18 +12,22 @@ from torch.nn.utils.rnn import pad_sequence
 
 from clearhead.base.arrays import accumulated
 from clearhead.base.errors import ClearheadError
-from clearhead.base.text import outlined
+from clearhead.base.pictures import Style
+from clearhead.base.text import outlined, said
 from clearhead.base.tracing import without_autocast
 from clearhead.explanation.modules.origin.find import agree, batched
 from clearhead.explanation.modules.projection import Linear
 from clearhead.models.attention_call import AttentionCall
-from clearhead.models.calls import Calls
+from clearhead.models.calls import Calls, Label, parts_apart, plotted, strongest
 from clearhead.models.causes.frozen import Frozen, Writers, Written, first_run
 from clearhead.models.causes.metrics import Each, Metric, logit_difference, logits_of
 from clearhead.models.checks import outside_inference, ran
 from clearhead.models.table import Table
 from clearhead.models.tap.layers import LayerName
 from clearhead.models.watch import watch
+
+if TYPE_CHECKING:
+    from clearhead.base.pictures import Axes, Colormap
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -43,6 +47,9 @@ class AttributedCall:
     positions: Tensor
     sources: Tensor
 
+    def __repr__(self) -> str:
+        return outlined(self)
+
 
 class LogitAttribution(Calls[AttributedCall]):
     """The parts of a logit that heads and other layers add to it directly. `logit_attribution` gives it.
@@ -52,13 +59,11 @@ class LogitAttribution(Calls[AttributedCall]):
     left: biases of norms and of the unembedding, and what is not linear behind the last block. All parts and the
     remainder sum to the logit. `capped`: None; or, where the model ends in a softcap, its own number, (B,): then
     `logit` and all parts are of logits before the cap. `values`, (calls, heads): the heads' parts as a tensor, whose
-    meaning `name`, `unit` and `sentence` say, for a picture of every head.
+    meaning `name`, `unit` and `sentence` say, for a picture of every head, as `plot()` is. Printed, it is the sum with
+    the strongest heads first.
     """
 
     name, unit = "attribution", ""
-
-    def __repr__(self) -> str:
-        return outlined(self)
 
     def __init__(
         self, calls: list[AttributedCall], logit: Tensor, others: dict[str, Tensor], capped: Tensor | None = None
@@ -81,6 +86,44 @@ class LogitAttribution(Calls[AttributedCall]):
     def values(self) -> Tensor:
         """What each head adds, (calls, heads), a mean over the sequences; NaN where a call has no such head."""
         return pad_sequence([call.heads.mean(0) for call in self.calls], batch_first=True, padding_value=torch.nan)
+
+    @property
+    def runs(self) -> list[Self]:
+        """The model ran once."""
+        return [self]
+
+    @property
+    def _labels(self) -> list[Label]:
+        apart = parts_apart([(call.layer, call.name) for call in self.calls])
+        return [Label(call.layer, part) for call, part in zip(self.calls, apart, strict=True)]
+
+    def __repr__(self) -> str:
+        return said(self, self._said)
+
+    def _said(self) -> str:
+        """The logit as a sum, a mean over the sequences: the strongest heads, and all that is left."""
+        values, count = self.values, len(self.logit)
+        first = strongest(values, self._labels)
+        parts = {name: float(values[call, head]) for call, head, name in first}
+        heads = int(values.isfinite().sum())
+        if heads > len(first):
+            parts[f"{heads - len(first)} other heads"] = float(values.nansum()) - sum(parts.values())
+        parts["other layers"] = sum(float(part.mean()) for part in self.others.values())
+        parts["remainder"] = float(self.remainder.mean())
+        shown = ", ".join(f"{name} {number:+.3g}" for name, number in parts.items())
+        whole = f"{float(self.logit.mean()):.4g}" + " before the softcap" * (self.capped is not None)
+        return f"LogitAttribution({whole}{f', mean of {count} sequences' * (count > 1)}: {shown})"
+
+    def plot(
+        self, *, title: str | None = None, cmap: str | Colormap = "RdBu", ax: Axes | None = None, bar: bool = True
+    ) -> Axes:
+        """A picture of `values`, with calls in rows: blue where a head raises the logit, red where it lowers it.
+
+        `title`, `cmap`, `ax`, `bar`: as for `Weights.plot`. Needs matplotlib. Gives the axes.
+        """
+        cap = " before the softcap" * (self.capped is not None)
+        meaning = f"part of the logit{cap}, {float(self.logit.mean()):.4g}"
+        return plotted(self.values, self._labels, Style(title, cmap, "signed", ax, bar), meaning)
 
     def table(self) -> Table:
         """A row for each head, and for each other layer, with what it adds to the logit, a mean over the sequences."""
