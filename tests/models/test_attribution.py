@@ -293,6 +293,17 @@ def test_an_attribution_reads_as_its_sum(cap: float | None, count: int) -> None:
     assert repr(ch.models.LogitAttribution([], found.logit, {})) == "LogitAttribution()"
 
 
+def test_copies_of_a_text_have_tokens_and_positions_of_their_own() -> None:
+    model, ids = gemma(2.0), IDS[:1]
+    tokens, places = [7, 3, 8], range(3)
+    found = ch.models.logit_attribution(model, {"input_ids": ids.expand(3, -1)}, token=tokens, position=places)
+    for n, (token, place) in enumerate(zip(tokens, places, strict=True)):
+        one = ch.models.logit_attribution(model, {"input_ids": ids}, token=token, position=place)
+        assert torch.allclose(found.logit[n], one.logit[0], rtol=1e-9)
+        for mine, other in zip(found, one, strict=True):
+            assert torch.allclose(mine.heads[n], other.heads[0], rtol=1e-6, atol=1e-9)
+
+
 def test_numbers_of_heads_are_drawn() -> None:
     pyplot = pytest.importorskip("matplotlib.pyplot", reason="the extra [plot] is not installed")
     model = gemma(2.0)

@@ -158,13 +158,14 @@ def logit_attribution(
     through all of them, each at its own size, and through gates, sigmoids, softmaxes and mixtures of several residual
     streams, at their values of this run. A head's part at position i is Σ_j w_ij · W_O v_j.
     Where the model ends in a softcap, c · tanh(x / c) as of Gemma 2, the logits x before it are attributed, for `token`
-    and `against` alike, and `capped` is the model's own number. Another function that is not linear behind the last
-    block, such as the GELU in the head of a masked language model, has its slope of this run: it warns that the parts
-    do not add up.
+    and `against` alike, and `capped` is the model's own number, which `logit_difference` measures in a sweep. Another
+    function that is not linear behind the last block, such as the GELU in the head of a masked language model, has its
+    slope of this run: it warns that the parts do not add up.
     `model`: in eval mode, whose output has `logits`, (B, L, V) or (B, V), or is a tensor of that shape. `inputs`: as
     for `assert_attends`. `token`: the number of the logit, one for all sequences or one for each. `against`: a second
     one: the difference of the two logits is attributed. `position`: which of the L outputs is looked at, one for all
-    sequences or one for each.
+    sequences or one for each. Several tokens or positions of one text are copies of it: `ids.expand(3, -1)` with
+    `token=[1, 2, 3]`.
     Gives a `LogitAttribution`. Raises a `ClearheadError` where the model gives no logits, where no part of the residual
     stream reaches them, and where `token` is `against`; an `UnsupportedError` for a norm that computes something else.
     Inside of an `edit`'s `with` it is of the model with the edits, so that heads which make up for another are seen.
