@@ -105,9 +105,9 @@ class LogitAttribution(Calls[AttributedCall]):
         values, count = self.values, len(self.logit)
         first = strongest(values, self._labels)
         parts = {name: float(values[call, head]) for call, head, name in first}
-        heads = int(values.isfinite().sum())
-        if heads > len(first):
-            parts[f"{heads - len(first)} other heads"] = float(values.nansum()) - sum(parts.values())
+        more = int(values.isfinite().sum()) - len(first)
+        if more > 0:
+            parts[f"{more} other head{'s' * (more > 1)}"] = float(values.nansum()) - sum(parts.values())
         parts["other layers"] = sum(float(part.mean()) for part in self.others.values())
         parts["remainder"] = float(self.remainder.mean())
         shown = ", ".join(f"{name} {number:+.3g}" for name, number in parts.items())
