@@ -274,6 +274,7 @@ def test_norms_are_of_what_each_head_writes_for_a_key(name: str, dtype: torch.dt
         scale = BUDGET[dtype] * float(norms.max())
         assert (dense * call.transformed_norms[:, :, None] - norms).abs().max() <= scale
         assert (call.weighted_transformed_norms - norms.sum(-1)).abs().max() <= scale
+        assert (call.result_norms - parts.sum(3).norm(dim=-1)).abs().max() <= scale
         assert (dense * call.value_norms[:, :, None] - norms).abs().max() > 100 * scale  # which is another number
         row = next(row for row in ch.models.Recording([call]).table() if row["head"] == 1)
         assert math.isclose(row["weighted transformed norm"], float(norms.sum(-1)[:, 1].mean()), rel_tol=1e-4)
@@ -306,13 +307,13 @@ UNKNOWN = {
 }
 
 
-@pytest.mark.parametrize("name", UNKNOWN)
-def test_norms_of_heads_that_no_layer_is_given_are_an_error(name: str) -> None:
-    with torch.no_grad(), ch.watch(UNKNOWN[name], values=True) as seen:
-        UNKNOWN[name](X8)
-    for ask in (seen[0].__class__.transformed_norms, seen[0].__class__.weighted_transformed_norms):
+@pytest.mark.parametrize("kind", UNKNOWN)
+def test_norms_of_heads_that_no_layer_is_given_are_an_error(kind: str) -> None:
+    with torch.no_grad(), ch.watch(UNKNOWN[kind], values=True) as seen:
+        UNKNOWN[kind](X8)
+    for name in ("transformed_norms", "weighted_transformed_norms", "result_norms"):
         with pytest.raises(ch.UnsupportedError, match="no linear layer was given the outputs of its heads"):
-            ask.fget(seen[0])
+            getattr(seen[0], name)
     assert "weighted value norm" in seen.table()[0] and "weighted transformed norm" not in seen.table()[0]
 
 
@@ -350,6 +351,7 @@ def test_norms_of_modules_that_hold_their_own_projection(need_weights: bool) -> 
         ).permute(1, 2, 0)
         for call in (fast[0], seen[0]):
             torch.testing.assert_close(call.transformed_norms, wanted.norm(dim=-1))
+            torch.testing.assert_close(call.result_norms, (call.weights.dense() @ wanted).norm(dim=-1))
         wanted = own.W_v(X8).unflatten(-1, (2, 4)).transpose(1, 2) @ own.W_o.weight.unflatten(1, (2, 4)).permute(
             1, 2, 0
         )

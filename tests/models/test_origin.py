@@ -49,12 +49,23 @@ def test_every_side_and_the_result_of_each_architecture(name, listed, monkeypatc
             assert f"The {side}: none of the layers" in words(explanation)
         assert ("x" in [step.name[:1] for step in explanation.steps]) == listed
         check_script(explanation)
-        result = results[call.name][0] if isinstance(results[call.name], tuple) else results[call.name]
-        if any(step.name == "result" for step in explanation.steps):
-            torch.testing.assert_close(explanation["result"], result[1:2, 2:5], rtol=1e-4, atol=1e-5)
-        else:  # the layer that joins the heads is in another module
-            assert name in ("Bert", "Roberta")
-            assert "The layer may be in another module." in words(explanation)
+        at = call.name
+        if name in ("Bert", "Roberta"):  # the layer that joins the heads is in another module
+            assert "The layer dense of another module." in words(explanation)
+            at = f"{at.removesuffix('.self')}.output.dense"
+        result = results[at][0] if isinstance(results[at], tuple) else results[at]
+        torch.testing.assert_close(explanation["result"], result[1:2, 2:5], rtol=1e-4, atol=1e-5)
+
+
+def test_a_last_projection_of_another_module_that_was_written_to_is_told():
+    fast, _ = pair("Bert", ALL["Bert"])
+    call = recorded(fast, **inputs_of("Bert"))[0]
+    assert torch.equal(call.output_projection.weight, fast.encoder.layer[0].attention.output.dense.weight)
+    with torch.no_grad():
+        fast.encoder.layer[0].attention.output.dense.weight.mul_(2)
+    explanation = call.explain((0, 1, 3))
+    assert "result" not in [step.name for step in explanation.steps]
+    assert "The input of the layer dense was the outputs of all heads" in words(explanation)
 
 
 WIDTH, HEADS, KEY_HEADS, E = 12, 4, 2, 6

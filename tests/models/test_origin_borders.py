@@ -370,6 +370,7 @@ def test_adapters_around_layers(learnt):
     assert traced(explanation) == SIDES - ({"query"} if learnt else set())
     assert ("layer q.base_layer makes" in words(explanation)) == (not learnt)
     assert not has_result(explanation)
+    assert "The layer out.base_layer was given the outputs of all heads side by side." in words(explanation)
 
 
 def test_layers_in_sequences():

@@ -174,7 +174,8 @@ def test_what_was_not_kept_says_so():
     model, x = Direct(), torch.randn(1, 2, 5, 4)
     with ch.watch(model) as seen:
         model(x)
-    for name in ("output", "value_norms", "weighted_value_norms", "transformed_norms", "gradients", "head_importance"):
+    norms = ("value_norms", "weighted_value_norms", "transformed_norms", "result_norms")
+    for name in ("output", *norms, "gradients", "head_importance"):
         with pytest.raises(ch.ClearheadError, match="Watch with values=True"):
             getattr(seen.calls[0], name)
     with ch.watch(model, values=True) as seen:

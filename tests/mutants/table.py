@@ -827,6 +827,20 @@ CAUSES = [
         "models/test_causes.py",
     ),
     Mutant(
+        "models/causes/frozen.py",
+        "return cap.to(logits.dtype) * given if near",
+        "return given if near",
+        "causes: the logit before a softcap is in parts of the cap",
+        "models/test_attribution.py",
+    ),
+    Mutant(
+        "models/causes/attribution.py",
+        "weights = weights * agree(read, output[:, :, query], call.outcome.output.dtype)",
+        "pass",
+        "causes: an output that an edit put in is read from the keys of this text",
+        "models/test_attribution.py",
+    ),
+    Mutant(
         "models/causes/circuits.py",
         '        other = "key" if through == "query" else "query"\n',
         '        other, through = through, "key" if through == "query" else "query"\n',

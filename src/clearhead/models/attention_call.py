@@ -65,9 +65,9 @@ class AttentionCall(Call):
     `Knockout(after=True)`, multiplied the rows of the softmax over `problem`; `weights` are the product. None: no edit
     did. `begins`: of a joined generation, the first query of each step; else ().
     With `watch(values=True)`: `value` (B, Hk, Lk, Ev), and `output`, `value_norms`, `weighted_value_norms`, and where
-    the layer that writes the heads is found, `output_projection`, `transformed_norms` and `weighted_transformed_norms`;
-    with `watch(gradients=True)` value, output and value norms, and after a backward pass `gradients` and
-    `head_importance`.
+    the layer that writes the heads is found, `output_projection`, `transformed_norms`, `weighted_transformed_norms` and
+    `result_norms`; with `watch(gradients=True)` value, output and value norms, and after a backward pass `gradients`
+    and `head_importance`.
     """
 
     name: str
@@ -191,13 +191,17 @@ class AttentionCall(Call):
         Cost: O(H Ev² (B Lk + d_model)) time, O(B H Lk Ev) memory.
         Source: Kobayashi et al. 2020, "Attention is Not Only a Weight: Analyzing Transformers with Vector Norms".
         """
-        value, layer = self.values()[0], self.output_projection
-        value = value.to(accumulated(value.dtype))
-        by_head = layer.weight.to(value).reshape(-1, self.query.shape[1], value.shape[-1]).transpose(0, 1)
+        return self._norms_written(self.values()[0])
+
+    def _norms_written(self, vectors: Tensor) -> Tensor:
+        """‖x W_O‖ of vectors (B, H or Hk, L, Ev), with the part of the layer's weight for each head: (B, H, L)."""
+        layer = self.output_projection
+        vectors = vectors.to(accumulated(vectors.dtype))
+        by_head = layer.weight.to(vectors).reshape(-1, self.query.shape[1], vectors.shape[-1]).transpose(0, 1)
         turned: Tensor = torch.linalg.qr(by_head, mode="r").R  # (H, Ev, Ev)
-        with without_autocast(value.device):
-            turned = value.unsqueeze(2) @ turned.view(value.shape[1], -1, *turned.shape[1:]).mT  # (B, Hk, H / Hk, …)
-        norms: Tensor = turned.norm(dim=-1)
+        with without_autocast(vectors.device):
+            turned = vectors.unsqueeze(2) @ turned.view(vectors.shape[1], -1, *turned.shape[1:]).mT
+        norms: Tensor = turned.norm(dim=-1)  # (B, Hk, H / Hk, L)
         return norms.flatten(1, 2)
 
     @property
@@ -209,6 +213,16 @@ class AttentionCall(Call):
         """
         norms = as_value(self.transformed_norms.unsqueeze(-1), self.cached_key.shape[1])
         return of_value(self.weights @ norms, 1).squeeze(-1)
+
+    @property
+    def result_norms(self) -> Tensor:
+        """‖Σ_j w_ij f(x_j)‖ of each query, (B, H, Lq): the length of what the head writes, o_i W_O of its `output` o_i.
+
+        Vectors of several keys may cancel: then `weighted_transformed_norms` is larger. Raises the errors of
+        `output_projection`. Cost: O(H Ev² (B Lq + d_model)) time, O(B H Lq Ev) memory.
+        Source: Kobayashi et al. 2020, "Attention is Not Only a Weight: Analyzing Transformers with Vector Norms".
+        """
+        return self._norms_written(self.output)
 
     @property
     def output_projection(self) -> Linear:
@@ -266,9 +280,9 @@ class AttentionCall(Call):
         query, and `source_tokens` for each key.
         With `watch(values=True)` the steps begin at the module's input, if the layers that made query, key and value
         are found among those that ran in the module, with their norm and rotation. They end in the output, beside the
-        model's own output, and in the module's last layer. The explanation says what was not found or not kept; then
-        the steps begin at the query and the key that the model gave to attention. The layers' inputs and weights are
-        the model's own tensors, not copies: tensors that were written to since are not found.
+        model's own output, and in the layer that was given the heads. The explanation says what was not found or not
+        kept; then the steps begin at the query and the key that the model gave to attention. The layers' inputs and
+        weights are the model's own tensors, not copies: tensors that were written to since are not found.
         Raises a `ClearheadError` for an index that names no pair, a `ShapeError` for words that do not fit.
         Cost: the scores of the chosen queries with every key, O(Lk) memory for each.
         """

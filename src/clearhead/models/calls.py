@@ -1,20 +1,25 @@
-"""Lists of calls: by number, by module and by run, with a name for each call."""
+"""Lists of calls: by number, by module and by run, with a name for each call, and numbers of their heads shown."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from fnmatch import fnmatchcase
-from typing import Any, Generic, NamedTuple, Self, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Self, TypeVar, cast, overload
 
 import numpy as np
+from torch import Tensor
 
 from clearhead.base.errors import ClearheadError
+from clearhead.base.pictures import Panel, Side, Style, draw
 from clearhead.base.selected import numbers_of
 from clearhead.base.text import brief, listed
 from clearhead.models.attention_call import AttentionCall
 from clearhead.models.tap.choice import PATTERNS, Item, checked_layers, fits, made_by
 from clearhead.models.tap.layers import LayerName, Site
+
+if TYPE_CHECKING:
+    from clearhead.base.pictures import Axes
 
 Seen = TypeVar("Seen", bound=Any)  # it has the name of its module, its kind, and the run of the model that made it
 
@@ -190,3 +195,18 @@ def one_call(calls: Sequence[AttentionCall], layer: Any, step: int | None, who: 
             f"{listed(str(said[place]) for place in found)}."
         )
     return found[0]
+
+
+def strongest(values: Tensor, names: Sequence[Label], most: int = 3) -> list[tuple[int, int, str]]:
+    """The call, the head and the name of the largest numbers in size, of (calls, heads) where NaN is no head."""
+    sizes = values.detach().cpu().abs().nan_to_num(-1.0)
+    order = sizes.flatten().argsort(descending=True, stable=True)[:most].tolist()
+    places = [divmod(place, values.shape[1]) for place in order]
+    return [(call, head, names[call].head(head)) for call, head in places if sizes[call, head] >= 0]
+
+
+def plotted(values: Tensor, names: Sequence[Label], style: Style, meaning: str) -> Axes:
+    """A picture of numbers (calls, heads), NaN where a call has no such head: calls in rows, heads in columns."""
+    cells = values.detach().cpu().double().numpy()
+    down = Side("call", len(names), list(map(str, names)))
+    return cast("Axes", draw([Panel(cells, np.isnan(cells))], down, Side("head", cells.shape[1]), style, meaning))

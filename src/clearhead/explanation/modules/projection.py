@@ -10,6 +10,7 @@ from torch import Tensor
 
 from clearhead.base.expressions import call, cat, short, side_by_side
 from clearhead.base.steps import Operand, Step, made
+from clearhead.base.text import outlined
 from clearhead.explanation.shown import Shown
 from clearhead.nn.rotary_embedding import RotaryEmbedding
 
@@ -26,6 +27,9 @@ class Norm(NamedTuple):
         """The norm with its parameters in the dtype of `like`."""
         weight, bias = (None if t is None else t.to(like) for t in (self.weight, self.bias))
         return self._replace(weight=weight, bias=bias)
+
+    def __repr__(self) -> str:
+        return outlined(self)
 
 
 def norm_steps(norm: Norm, before: Step, name: str, result: str) -> list[Step]:
@@ -155,6 +159,9 @@ class Linear(NamedTuple):
     def to(self, like: Tensor) -> Linear:
         """A copy in another dtype."""
         return Linear(self.weight.to(like).clone(), None if self.bias is None else self.bias.to(like).clone())
+
+    def __repr__(self) -> str:
+        return outlined(self)
 
 
 def projection_steps(layer: Linear, source: Step, name: str, result: str, why: str) -> list[Step]:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any, Self
 
 import torch
 from torch import Tensor, nn
@@ -11,19 +12,22 @@ from torch.nn.utils.rnn import pad_sequence
 
 from clearhead.base.arrays import accumulated
 from clearhead.base.errors import ClearheadError
-from clearhead.base.text import outlined
+from clearhead.base.pictures import Style
+from clearhead.base.text import outlined, said
 from clearhead.base.tracing import without_autocast
-from clearhead.explanation.modules.origin.find import batched
+from clearhead.explanation.modules.origin.find import agree, batched
 from clearhead.explanation.modules.projection import Linear
 from clearhead.models.attention_call import AttentionCall
-from clearhead.models.calls import Calls
+from clearhead.models.calls import Calls, Label, parts_apart, plotted, strongest
 from clearhead.models.causes.frozen import Frozen, Writers, Written, first_run
-from clearhead.models.causes.metrics import Each, Metric, logit_difference
+from clearhead.models.causes.metrics import Each, Metric, logit_difference, logits_of
 from clearhead.models.checks import outside_inference, ran
 from clearhead.models.table import Table
 from clearhead.models.tap.layers import LayerName
-from clearhead.models.use.edits.edit import refuse_edited
 from clearhead.models.watch import watch
+
+if TYPE_CHECKING:
+    from clearhead.base.pictures import Axes, Colormap
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -31,7 +35,8 @@ class AttributedCall:
     """What the heads of one attention call add to the logit.
 
     `heads`: (B, H). `positions`: (B, H, Lq), the same by the position at which a head writes. `sources`: (B, H, Lk),
-    the same by the key that it was read from; with an attention sink, or a bias of the values, they may sum to less.
+    the same by the key that it was read from; with an attention sink, or a bias of the values, they may sum to less. An
+    output that an edit put in a head's place was read from no key.
     """
 
     name: str
@@ -42,6 +47,9 @@ class AttributedCall:
     positions: Tensor
     sources: Tensor
 
+    def __repr__(self) -> str:
+        return outlined(self)
+
 
 class LogitAttribution(Calls[AttributedCall]):
     """The parts of a logit that heads and other layers add to it directly. `logit_attribution` gives it.
@@ -49,19 +57,24 @@ class LogitAttribution(Calls[AttributedCall]):
     It iterates over its calls, each an `AttributedCall`. `logit`: (B,), the logit, or the difference of two. `others`:
     (B,) for each other layer that writes to the residual stream, by the name of its module. `remainder`: (B,), what is
     left: biases of norms and of the unembedding, and what is not linear behind the last block. All parts and the
-    remainder sum to the logit. `values`, (calls, heads): the heads' parts as a tensor, whose meaning `name`, `unit` and
-    `sentence` say, for a picture of every head.
+    remainder sum to the logit. `capped`: None; or, where the model ends in a softcap, its own number, (B,): then
+    `logit` and all parts are of logits before the cap. `values`, (calls, heads): the heads' parts as a tensor, whose
+    meaning `name`, `unit` and `sentence` say, for a picture of every head, as `plot()` is. Printed, it is the sum with
+    the strongest heads first.
     """
 
     name, unit = "attribution", ""
-    sentence = "What this head adds directly to the logit, through the residual stream and the last norm."
 
-    def __repr__(self) -> str:
-        return outlined(self)
-
-    def __init__(self, calls: list[AttributedCall], logit: Tensor, others: dict[str, Tensor]) -> None:
+    def __init__(
+        self, calls: list[AttributedCall], logit: Tensor, others: dict[str, Tensor], capped: Tensor | None = None
+    ) -> None:
         super().__init__(calls)
-        self.logit, self.others = logit, others
+        self.logit, self.others, self.capped = logit, others, capped
+
+    @property
+    def sentence(self) -> str:
+        cap = "" if self.capped is None else " before the model's softcap"
+        return f"What this head adds directly to the logit{cap}, through the residual stream and the last norm."
 
     @property
     def remainder(self) -> Tensor:
@@ -73,6 +86,44 @@ class LogitAttribution(Calls[AttributedCall]):
     def values(self) -> Tensor:
         """What each head adds, (calls, heads), a mean over the sequences; NaN where a call has no such head."""
         return pad_sequence([call.heads.mean(0) for call in self.calls], batch_first=True, padding_value=torch.nan)
+
+    @property
+    def runs(self) -> list[Self]:
+        """The model ran once."""
+        return [self]
+
+    @property
+    def _labels(self) -> list[Label]:
+        apart = parts_apart([(call.layer, call.name) for call in self.calls])
+        return [Label(call.layer, part) for call, part in zip(self.calls, apart, strict=True)]
+
+    def __repr__(self) -> str:
+        return said(self, self._said)
+
+    def _said(self) -> str:
+        """The logit as a sum, a mean over the sequences: the strongest heads, and all that is left."""
+        values, count = self.values, len(self.logit)
+        first = strongest(values, self._labels)
+        parts = {name: float(values[call, head]) for call, head, name in first}
+        more = int(values.isfinite().sum()) - len(first)
+        if more > 0:
+            parts[f"{more} other head{'s' * (more > 1)}"] = float(values.nansum()) - sum(parts.values())
+        parts["other layers"] = sum(float(part.mean()) for part in self.others.values())
+        parts["remainder"] = float(self.remainder.mean())
+        shown = ", ".join(f"{name} {number:+.3g}" for name, number in parts.items())
+        whole = f"{float(self.logit.mean()):.4g}" + " before the softcap" * (self.capped is not None)
+        return f"LogitAttribution({whole}{f', mean of {count} sequences' * (count > 1)}: {shown})"
+
+    def plot(
+        self, *, title: str | None = None, cmap: str | Colormap = "RdBu", ax: Axes | None = None, bar: bool = True
+    ) -> Axes:
+        """A picture of `values`, with calls in rows: blue where a head raises the logit, red where it lowers it.
+
+        `title`, `cmap`, `ax`, `bar`: as for `Weights.plot`. Needs matplotlib. Gives the axes.
+        """
+        cap = " before the softcap" * (self.capped is not None)
+        meaning = f"part of the logit{cap}, {float(self.logit.mean()):.4g}"
+        return plotted(self.values, self._labels, Style(title, cmap, "signed", ax, bar), meaning)
 
     def table(self) -> Table:
         """A row for each head, and for each other layer, with what it adds to the logit, a mean over the sequences."""
@@ -106,12 +157,18 @@ def logit_attribution(
     u · (N's matrix) · p. Where norms or factors stand between a layer and the residual stream, or in it, the part goes
     through all of them, each at its own size, and through gates, sigmoids, softmaxes and mixtures of several residual
     streams, at their values of this run. A head's part at position i is Σ_j w_ij · W_O v_j.
+    Where the model ends in a softcap, c · tanh(x / c) as of Gemma 2, the logits x before it are attributed, for `token`
+    and `against` alike, and `capped` is the model's own number, which `logit_difference` measures in a sweep. Another
+    function that is not linear behind the last block, such as the GELU in the head of a masked language model, has its
+    slope of this run: it warns that the parts do not add up.
     `model`: in eval mode, whose output has `logits`, (B, L, V) or (B, V), or is a tensor of that shape. `inputs`: as
     for `assert_attends`. `token`: the number of the logit, one for all sequences or one for each. `against`: a second
     one: the difference of the two logits is attributed. `position`: which of the L outputs is looked at, one for all
-    sequences or one for each.
-    Gives a `LogitAttribution`. Raises a `ClearheadError` where the model gives no logits, or no part of the residual
-    stream reaches them; an `UnsupportedError` for a norm that computes something else.
+    sequences or one for each. Several tokens or positions of one text are copies of it: `ids.expand(3, -1)` with
+    `token=[1, 2, 3]`.
+    Gives a `LogitAttribution`. Raises a `ClearheadError` where the model gives no logits, where no part of the residual
+    stream reaches them, and where `token` is `against`; an `UnsupportedError` for a norm that computes something else.
+    Inside of an `edit`'s `with` it is of the model with the edits, so that heads which make up for another are seen.
     A head whose last layer is not found, see `circuits`, counts among the others, under the name of its module.
     Cost: two runs of the model under `watch(values=True)`, and a backward pass through its residual stream for each
     sequence.
@@ -121,7 +178,6 @@ def logit_attribution(
         raise ClearheadError(f"logit_attribution takes a model, a torch.nn.Module; got a {type(model).__name__}.")
     if any(part.training for part in model.modules()):
         raise ClearheadError("logit_attribution takes a model in eval mode, without dropout: model.eval().")
-    refuse_edited(model, "logit_attribution")
     with torch.inference_mode(False):
         inputs = outside_inference(model, inputs, "logit_attribution")
         return _attribution(model, inputs, logit_difference(token, against, position))
@@ -135,16 +191,28 @@ def _attribution(model: nn.Module, inputs: Any, metric: Metric) -> LogitAttribut
     with torch.enable_grad(), watch(model, values=True) as seen:
         frozen = Frozen(model, before, Writers(seen))
         with frozen.hooked():
-            logit = metric(ran(model, inputs))
+            output = ran(model, inputs)
+        logits = frozen.before_cap(logits_of(output))
+        logit, capped = metric(output), None
+        if logits is not None:
+            logit, capped = metric(logits), logit.detach()
         if not logit.requires_grad:
             raise _none_reaches()
         with without_autocast(logit.device):
             leaves = [one.result for one in frozen.written]
             grads = [torch.autograd.grad(one, leaves, allow_unused=True, retain_graph=True) for one in logit]
     with torch.no_grad():
-        found = _attributed(seen.calls, frozen.written, list(zip(*grads, strict=True)), logit.detach())
+        parts = _parts(seen.calls, frozen.written, list(zip(*grads, strict=True)), logit.dtype)
+        found = LogitAttribution(parts[0], logit.detach(), parts[1], capped)
     if not found.calls and not found.others:
         raise _none_reaches()
+    if frozen.bends:
+        warnings.warn(
+            f"logit_attribution: behind its last block the model computes {', '.join(dict.fromkeys(frozen.bends))} of "
+            "what the residual stream holds, which is not linear. Each part is taken at the slope of this run, so the "
+            "parts do not add up to the logit: what is missing is in remainder, with the biases.",
+            stacklevel=3,
+        )
     return found
 
 
@@ -155,17 +223,18 @@ def _none_reaches() -> ClearheadError:
     )
 
 
-def _attributed(
-    calls: list[AttentionCall], written: list[Written], grads: list[tuple[Tensor | None, ...]], logit: Tensor
-) -> LogitAttribution:
-    """The parts of the logit. `grads`: for each layer that has written, the gradient of each sequence's logit."""
+def _parts(
+    calls: list[AttentionCall], written: list[Written], grads: list[tuple[Tensor | None, ...]], dtype: torch.dtype
+) -> tuple[list[AttributedCall], dict[str, Tensor]]:
+    """The parts of heads, and of other layers. `grads`: for each layer that has written, the gradient of each
+    sequence's logit. `dtype`: the logit's."""
     found: list[AttributedCall] = []
     others: dict[str, Tensor] = {}
     for one, each in zip(written, grads, strict=True):
         there = [grad for grad in each if grad is not None]
         if not there:
             continue
-        exact = accumulated(logit.dtype)
+        exact = accumulated(dtype)
         result = one.result.detach().to(exact)
         sums = [result.new_zeros(()) if grad is None else (grad * result).sum() for grad in each]
         name, part = one.name, torch.stack(sums)
@@ -175,7 +244,7 @@ def _attributed(
             name, part = f"{name}.bias", part - call.heads.sum(1)
         if one.call is None or one.layer.bias is not None:
             others[name] = others[name] + part if name in others else part
-    return LogitAttribution(found, logit, others)
+    return found, others
 
 
 def _of_call(call: AttentionCall, layer: Linear, grad: Tensor) -> AttributedCall:
@@ -191,5 +260,8 @@ def _of_call(call: AttentionCall, layer: Linear, grad: Tensor) -> AttributedCall
     sources = value.new_zeros(value.shape[:3])
     for query in toward.ne(0).any(-1).any(0).any(0).nonzero().flatten().tolist():
         weights = call.weights[:, :, query].to(grad.dtype)
+        if call.edited:  # an edit may have put another output in the place of this one
+            read = (weights.unsqueeze(-2) @ value).squeeze(-2)
+            weights = weights * agree(read, output[:, :, query], call.outcome.output.dtype)
         sources += weights * (value @ toward[:, :, query, :, None]).squeeze(-1)
     return AttributedCall(call.name, call.kind, call.run, call.layer, positions.sum(-1), positions, sources)

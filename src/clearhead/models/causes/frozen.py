@@ -17,6 +17,7 @@ from clearhead.explanation.modules.origin.find import near
 from clearhead.explanation.modules.origin.ran import layer_of
 from clearhead.explanation.modules.origin.written import given_heads
 from clearhead.explanation.modules.projection import Linear, Norm
+from clearhead.models.causes.metrics import at_position
 from clearhead.models.checks import run
 from clearhead.models.recording import Recording
 from clearhead.models.watch import watch
@@ -27,6 +28,10 @@ SIZES |= {torch.linalg.vector_norm, torch.std, Tensor.std, torch.var, Tensor.var
 GATES = {torch.sigmoid, Tensor.sigmoid, torch.softmax, Tensor.softmax, F.softmax}
 POWERS = {torch.pow, Tensor.pow, Tensor.__pow__}
 NORMS = {F.layer_norm: True, F.rms_norm: False, F.normalize: False}  # whether each takes the mean away
+# These are not linear: the parts of what goes through them, behind the last block, do not add up.
+TANH = {torch.tanh, Tensor.tanh}
+BENDS = TANH | {F.gelu, F.silu, F.elu, F.selu, F.celu, F.mish, F.softplus, torch.erf, Tensor.erf, torch.exp, Tensor.exp}
+BENDS |= {F.log_softmax, torch.log_softmax, Tensor.log_softmax, torch.logsumexp, Tensor.logsumexp}
 
 
 class First(NamedTuple):
@@ -88,6 +93,7 @@ class Frozen:
     - A norm divides by its size of this run, a constant, so it is linear in its input: a module, a function of
       `torch.nn.functional`, or a size computed by hand.
     - A gate, a sigmoid or a softmax, has its value of this run.
+    - Other functions stay as they are. `bends` names those that the gradient went through and that are not linear.
 
     `before`: a run on the same inputs. `now`: the calls of the run with these hooks.
     """
@@ -103,6 +109,8 @@ class Frozen:
         reads = layer_of(modules[before.last]) if before.last in modules else None
         self.widths |= {reads.weight.shape[1]} if isinstance(reads, Linear) else set()
         self.written: list[Written] = []
+        self._functions = _Functions()
+        self.bends = self._functions.bends
         self._running: dict[int, tuple[bool, int | None]] = {}  # by module: whether it is cut, and its call
 
     @contextmanager
@@ -118,8 +126,23 @@ class Frozen:
                     before, after = self._cut(name, layer)
                     stack.callback(module.register_forward_pre_hook(before, with_kwargs=True).remove)
                     stack.callback(module.register_forward_hook(after).remove)
-            stack.enter_context(_Constants())
+            stack.enter_context(self._functions)
             yield
+
+    def before_cap(self, logits: Tensor) -> Tensor | None:
+        """The logits c · x of a model that ends in a softcap, c · tanh(x); None where these logits are something else.
+
+        The numbers say whether the last tanh of the run is one, and tell c.
+        """
+        if self._functions.tanh is None:
+            return None
+        given, capped = self._functions.tanh
+        if capped.shape != logits.shape:
+            return None
+        ends = [at_position(one.detach(), -1).double() for one in (capped, logits)]
+        cap = (ends[0] * ends[1]).sum() / ends[0].square().sum()
+        coarsest = max((capped.dtype, logits.dtype), key=lambda dtype: torch.finfo(dtype).eps)
+        return cap.to(logits.dtype) * given if near(cap * ends[0], ends[1], coarsest) else None
 
     @staticmethod
     def _learns_matrix(module: nn.Module) -> bool:
@@ -182,8 +205,17 @@ class Frozen:
         return after
 
 
-class _Constants(TorchFunctionMode):
-    """Takes the gradient from sizes and gates, and makes the norms of `torch.nn.functional` linear."""
+class _Functions(TorchFunctionMode):
+    """Takes the gradient from sizes and gates, and makes the norms of `torch.nn.functional` linear.
+
+    `bends`: the names of other functions that the gradient went through. `tanh`: the input and the result of the last
+    one with a gradient.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bends: list[str] = []
+        self.tanh: tuple[Tensor, Tensor] | None = None
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -199,6 +231,10 @@ class _Constants(TorchFunctionMode):
             norm = Norm(weight, bias if NORMS[func] else None, 0.0, NORMS[func])
             linear = _linearized(norm, given, result)
             return result if linear is None else linear
+        if func in BENDS and isinstance(result, Tensor) and result.requires_grad:
+            result.register_hook(lambda grad: self.bends.append(func.__name__))  # type: ignore[no-untyped-call]
+            if func in TANH:
+                self.tanh = (args[0] if args else kwargs["input"]), result
         return result
 
 

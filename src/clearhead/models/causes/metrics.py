@@ -72,17 +72,24 @@ def logit_difference(token: Each, against: Each | None = None, position: Each = 
     tensor([3.])
 
     `token`, `against`: numbers of the vocabulary, one for all sequences or one for each; without `against`, the logit
-    itself. `position`: which of the L outputs. Gives a function of the model's output, (B,).
+    itself. `position`: which of the L outputs. Gives a function of the model's output, (B,), which raises a
+    `ClearheadError` for a number outside of the vocabulary, and where both are one token.
     """
 
     def metric(output: Any) -> Tensor:
         logits = at_position(logits_of(output), position)
         every = range(logits.shape[1])
-        found = logits.gather(1, numbers_for(token, len(logits), every, "token", logits.device)[:, None])
+        wanted = numbers_for(token, len(logits), every, "token", logits.device)
+        found = logits.gather(1, wanted[:, None])
         if against is not None:
-            found = found - logits.gather(
-                1, numbers_for(against, len(logits), every, "against", logits.device)[:, None]
-            )
+            other = numbers_for(against, len(logits), every, "against", logits.device)
+            if bool((same := wanted == other).any()):
+                at = int(same.nonzero()[0])
+                raise ClearheadError(
+                    f"token and against are both {int(wanted[at])} in sequence {at}, and the difference of a logit "
+                    "from itself is 0 in every model. against is another token, or is left out for the logit itself."
+                )
+            found = found - logits.gather(1, other[:, None])
         return found.squeeze(1)
 
     return Named("logit" if against is None else "logit difference", "", metric)

@@ -6,13 +6,14 @@ import operator
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from clearhead.base.errors import ClearheadError, ShapeError, UnsupportedError, columns
+from clearhead.base.pictures import Style
 from clearhead.base.text import said
 from clearhead.inspection.by_blocks import NUMBERS
 from clearhead.inspection.difference import Aligned, WeightDifference
@@ -21,7 +22,7 @@ from clearhead.inspection.source import FromRecord
 from clearhead.inspection.weights import Weights
 from clearhead.models.attention_call import AttentionCall
 from clearhead.models.call import first_columns
-from clearhead.models.calls import Calls, Label, labels
+from clearhead.models.calls import Calls, Label, labels, plotted, strongest
 from clearhead.models.table import Table
 from clearhead.models.tap.layers import FIRST, LayerName
 from clearhead.models.tap.modules import Kind
@@ -30,6 +31,9 @@ from clearhead.problem.problem import Problem
 from clearhead.problem.record import now
 from clearhead.problem.region import Region, host_part
 from clearhead.problem.words import ALL_WORDS
+
+if TYPE_CHECKING:
+    from clearhead.base.pictures import Axes, Colormap
 
 Places = tuple[Tensor, Tensor] | None
 
@@ -334,8 +338,26 @@ class Differences(Calls[CallDifference]):
         """A row for each call and head. Its columns: layer, call (its number), run, module, kind, head, divergence."""
         return Table(row for call in self.calls for row in call.table())
 
+    def plot(
+        self, *, title: str | None = None, cmap: str | Colormap = "GnBu", ax: Axes | None = None, bar: bool = True
+    ) -> Axes:
+        """A picture of `values`, with calls in rows: the darker a head, the more its weights differ.
+
+        `title`, `cmap`, `ax`, `bar`: as for `Weights.plot`. Needs matplotlib. Gives the axes.
+        """
+        names = [call.label for call in self.calls]
+        return plotted(self.values, names, Style(title, cmap, "linear", ax, bar), f"{self.name}, {self.unit}")
+
     def __str__(self) -> str:
         return said(self, self._said)
+
+    def __repr__(self) -> str:
+        return said(self, self._brief)
+
+    def _brief(self) -> str:
+        first = strongest(self.values, [call.label for call in self.calls])
+        shown = ", ".join(f"{name} {float(self.values[call, head]):.3g}" for call, head, name in first)
+        return f"Differences({self.name} in {self.unit}, the largest of {len(self)} calls: {shown})"
 
     def _said(self) -> str:
         place, head = self.most

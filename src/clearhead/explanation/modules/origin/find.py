@@ -200,14 +200,19 @@ def input_step(label: str, x: Tensor, name: str, places: Places, dtype: torch.dt
 
 
 def near(found: Tensor, wanted: Tensor, dtype: torch.dtype, doubt: Tensor | float = 0.0) -> bool:
-    """Whether each vector agrees up to roundings in this dtype. (Another arrangement is off by as much as the numbers.)
+    """Whether all vectors agree up to roundings in this dtype. (Another arrangement is off by as much as the numbers.)
 
     `doubt`: the factor by which roundings may have grown, see `Chain.doubt`.
     """
+    return bool(agree(found, wanted, dtype, doubt).all())
+
+
+def agree(found: Tensor, wanted: Tensor, dtype: torch.dtype, doubt: Tensor | float = 0.0) -> Tensor:
+    """Whether each vector agrees, bool (…, 1): see `near`."""
     info = torch.finfo(dtype)
     bound = (1e-4 if info.bits >= 32 else 8 * info.eps) + 4 * info.eps * doubt
     off = torch.where(found.isnan() & wanted.isnan(), 0.0, (found - wanted).abs())
-    return bool((off <= bound * found.abs().nan_to_num().amax(-1, keepdim=True)).all())
+    return (off <= bound * found.abs().nan_to_num().amax(-1, keepdim=True)).all(-1, keepdim=True)
 
 
 def frequencies(origin: Origin, query: Tensor, key: Tensor, sequence: int) -> tuple[Pair, ...]:

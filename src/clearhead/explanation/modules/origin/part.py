@@ -74,27 +74,40 @@ def from_input(origin: Origin, tensors: Mapping[str, Tensor], given: list[Step],
 
 
 def last_projection(origin: Origin, output: Step, heads: Tensor, shown: Shown) -> Part:
-    """The part from the outputs of all heads, (B, H, Lq, Ev), to the result of the module's last layer."""
+    """The part from the outputs of all heads, (B, H, Lq, Ev), to the result of the layer that was given them."""
     title = "Heads together, and the last projection"
-    after = [one for one in origin.ran[origin.before :] if not one.inner]  # a module around it may do more
+    after = sorted(origin.ran[origin.before :], key=lambda one: one.inner)
     ran = next((one for one in after if _of_heads(one, heads, shown)), None)
-    if ran is None or not isinstance(ran.layer, Linear):
+    writer = origin.writers[0] if origin.writers else None
+    if ran is not None and ran.inner:
         said = (
-            "No last projection was found. After attention this module ran no linear layer whose input was the outputs "
-            "of all heads side by side. The layer may be in another module."
+            f"The layer {ran.name} was given the outputs of all heads side by side. The module around it, as of an "
+            "adapter, may do more with them, so the module's result is not shown."
         )
         return Part(title, (), said)
-    if not _gives(ran, shown, heads):
+    if ran is not None and isinstance(ran.layer, Linear):
+        name, layer, said = ran.name, ran.layer, f"The module's layer {ran.name}."
+        stands = _gives(ran, shown, heads)
+    elif writer is not None:
+        name, layer, said = writer.name, writer.layer, f"The layer {writer.name} of another module."
+        stands = writer.versions.written() is None
+    else:
         said = (
-            f"The input of the layer {ran.name} was the outputs of all heads side by side. Its result is not that of "
+            "No last projection was found: no linear layer whose input was the outputs of all heads side by side ran "
+            "after attention, in this module or around it."
+        )
+        return Part(title, (), said)
+    if not stands:
+        said = (
+            f"The input of the layer {name} was the outputs of all heads side by side. Its result is not that of "
             "its weights and its bias: the layer computes something else, or these were changed or freed since."
         )
         return Part(title, (), said)
-    steps, said = joined_steps(ran.layer, output, heads, shown), f"The module's layer {ran.name}."
-    if ran.layer.weight.numel() > LISTED:
+    steps = joined_steps(layer, output, heads, shown)
+    if layer.weight.numel() > LISTED:
         steps = [step for step in steps if step.name not in ("W_output", "b_output")]
         steps[-1] = steps[-1].listed(formula=steps[-1].formula)
-        said += f" Its weights ({_sizes(ran.layer)}) are too many to be listed."
+        said += f" Its weights ({_sizes(layer)}) are too many to be listed."
     return Part(title, tuple(steps), said)
 
 
