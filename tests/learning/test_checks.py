@@ -1,9 +1,14 @@
 """The helpers of the course's exercises: what is close is right, and a wrong answer is told where it is wrong."""
 
+import sys
+from pathlib import Path
+
 import checks
+import nbformat
 import numpy as np
 import pytest
 import torch
+from apart import run
 from checks.compared import called, case, pairs, same
 
 
@@ -76,3 +81,49 @@ def test_true_says_what_does_not_hold(capsys):
     assert capsys.readouterr().out == "right: three is more than two\n"
     with pytest.raises(AssertionError, match="not so: two is more than three"):
         checks.true(2 > 3, "two is more than three")
+
+
+# the query is not scaled; an error of the reader's own; an answer that the check itself cannot read
+ANSWERS = {
+    "def answer(query, key, value):\n    w = (query @ key.mT).softmax(-1)\n    return w @ value, w": (
+        "With two axes: the weights: not right. It seems that the scores were not divided by √E."
+    ),
+    "def answer(query, key, value):\n    w = query @ key\n    return w @ value, w": (
+        "It was raised in your line:  w = query @ key"
+    ),
+}
+COURSE = Path(__file__).parents[2] / "docs" / "course"
+
+
+def test_a_notebook_shows_the_message_alone(monkeypatch):
+    """The kernel that runs the cells of the site; a traceback would hold lines of the check, which is the solution."""
+    from nbclient import NotebookClient
+
+    monkeypatch.setenv("PYTHONPATH", str(COURSE))
+    monkeypatch.setenv("PATH", str(Path(sys.executable).parent), prepend=":")
+    cells = [
+        nbformat.v4.new_code_cell(f"import checks\n{code}\nchecks.dot_product_attention(answer)") for code in ANSWERS
+    ]
+    book = nbformat.v4.new_notebook(cells=cells)
+    NotebookClient(book, kernel_name="python3", allow_errors=True, timeout=120).execute()
+    for cell, said in zip(book.cells, ANSWERS.values(), strict=True):
+        [error] = cell.outputs
+        assert error.output_type == "error" and error.traceback == [f"WrongAnswer: {error.evalue}"]
+        assert error.evalue.endswith(said) and "expected" not in error.evalue
+
+
+def test_python_shows_no_line_of_the_check():
+    answer, said = next(iter(ANSWERS.items()))
+    start = f"import sys; sys.path.insert(0, {str(COURSE)!r}); import checks"
+    done = run(f"{start}\n{answer}\nchecks.dot_product_attention(answer)")
+    lines = done.errors.splitlines()
+    assert done.status == 1 and lines[-1].endswith(said)
+    assert lines[-2].strip() == "raise WrongAnswer(said)" and "3**0.5" not in done.errors
+
+
+def test_every_check_comes_without_its_lines():
+    for name, check in vars(checks).items():
+        if callable(check) and not isinstance(check, type):
+            assert check.__code__ is checks.close.__code__, name
+    with pytest.raises(checks.WrongAnswer, match="this cannot be checked: ValueError"):
+        checks.head_of_itself("one", 2, 3, 4, [{"itself": 1}], [])

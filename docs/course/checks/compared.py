@@ -2,6 +2,8 @@
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import wraps
+from traceback import extract_tb
 from typing import Any
 
 import numpy as np
@@ -9,6 +11,29 @@ import torch
 from torch import Tensor
 
 AXES = {"two axes": (), "three axes": (4,), "four axes": (2, 3)}  # the axes before the last two
+
+
+class WrongAnswer(AssertionError):
+    """What a check raises. A notebook shows its message alone: lines of the check would tell the right answer."""
+
+    def _render_traceback_(self) -> list[str]:  # IPython asks for it in place of the traceback
+        return [f"{type(self).__name__}: {self}"]
+
+
+def alone(check: Callable[..., None]) -> Callable[..., None]:
+    """A check whose errors are `WrongAnswer`, and come without the lines of the check."""
+
+    @wraps(check)
+    def checked(*answer: Any, **named: Any) -> None:
+        try:
+            return check(*answer, **named)
+        except AssertionError as wrong:
+            said = str(wrong)
+        except Exception as error:
+            said = f"this cannot be checked: {type(error).__name__}: {error}"
+        raise WrongAnswer(said)
+
+    return checked
 
 
 def answered(what: str, *given: Any) -> None:
@@ -73,9 +98,16 @@ def called(function: Callable[..., Any], *inputs: Any, what: str) -> Any:
     except Exception as error:
         shapes = ", ".join(str(tuple(x.shape)) for x in inputs if hasattr(x, "shape"))
         where = f" for inputs of the shapes {shapes}" if shapes else ""
-        raise AssertionError(f"{what}: {type(error).__name__}{where}: {error}") from error
+        raise AssertionError(f"{what}: {type(error).__name__}{where}: {error}{_line(function, error)}") from error
     answered(what, result)
     return result
+
+
+def _line(function: Callable[..., Any], error: Exception) -> str:
+    """The line of the reader's that an error came from."""
+    file = getattr(getattr(function, "__code__", None), "co_filename", None)
+    lines = [frame.line for frame in extract_tb(error.__traceback__) if frame.filename == file and frame.line]
+    return f"\nIt was raised in your line:  {lines[-1]}" if lines else ""
 
 
 def two(result: Any, what: str) -> tuple[Any, Any]:
