@@ -16,12 +16,12 @@ from clearhead.base.numbers import check_count
 from clearhead.base.shapes import AlignLike
 from clearhead.base.torch_private import has_hooks, parts_of, put_parts
 from clearhead.base.tracing import distributed
+from clearhead.base.unpacked import refuse_unpacking
 from clearhead.masks.base import MaskLike
 from clearhead.nn._heads import check_dtype, reset
 from clearhead.nn._keywords import OF_ADDITIVE, OLDER_ADDITIVE, built_with
 from clearhead.nn._nested import HEADS, nested_inputs
 from clearhead.nn._record import RecordingModule
-from clearhead.nn._unpacked import refuse_unpacking
 from clearhead.nn.prepared_keys import PreparedKeys, check_value_given, taken
 from clearhead.problem.keywords import refuse_keywords
 from clearhead.problem.lengths import with_lengths
