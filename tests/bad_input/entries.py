@@ -291,8 +291,9 @@ ENTRIES: dict[str, Entry] = {
     "explain": E(
         "functions",
         lambda **given: ch.explain(**given)["output"],
-        QKV | OPTIONS | {"at": None},
-        options(query=NAN, key=NAN, value=WIDER) | {"at": ABSENT | {"negative": "else"}},
+        QKV | OPTIONS | {"at": None, "tokens": list("abcde"), "source_tokens": list("vwxyz")},
+        options(query=NAN, key=NAN, value=WIDER)
+        | {"at": ABSENT | {"negative": "else"}, "tokens": ABSENT, "source_tokens": ABSENT},
         ("query", "key", "value"),
         NAN,
     ),
