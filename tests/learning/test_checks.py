@@ -11,6 +11,8 @@ import torch
 from apart import run
 from checks.compared import called, case, pairs, same
 
+from clearhead import exercises
+
 
 def test_close_takes_what_is_close_and_nothing_else(capsys):
     checks.close(torch.tensor([1.0, 2.0]), torch.tensor([1.0, 2.0 + 1e-6]), "the sum")
@@ -50,7 +52,10 @@ def test_a_known_mistake_is_named_by_what_it_gives():
 def test_a_function_gets_copies_and_its_errors_name_the_shapes():
     x = torch.zeros(3)
     assert called(lambda x: x.add_(1), x, what="f").tolist() == [1, 1, 1] and x.tolist() == [0, 0, 0]
-    with pytest.raises(AssertionError, match=r"f: ZeroDivisionError for inputs of the shapes \(3,\): division by zero"):
+    with pytest.raises(
+        AssertionError,
+        match=r"f: ZeroDivisionError in your line `.*` for inputs of the shapes \(3,\): division by zero\.",
+    ):
         called(lambda x: 1 / 0, x, what="f")
     with pytest.raises(AssertionError, match="f: not answered yet"):
         called(lambda x: None, x, what="f")
@@ -89,7 +94,8 @@ ANSWERS = {
         "With two axes: the weights: not right. It seems that the scores were not divided by √E."
     ),
     "def answer(query, key, value):\n    w = query @ key\n    return w @ value, w": (
-        "It was raised in your line:  w = query @ key"
+        "attention: RuntimeError in your line `w = query @ key` for inputs of the shapes (5, 3), (7, 3), (7, 2): mat1 "
+        "and mat2 shapes cannot be multiplied (5x3 and 7x3)."
     ),
 }
 COURSE = Path(__file__).parents[2] / "docs" / "course"
@@ -127,3 +133,28 @@ def test_every_check_comes_without_its_lines():
             assert check.__code__ is checks.close.__code__, name
     with pytest.raises(checks.WrongAnswer, match="this cannot be checked: ValueError"):
         checks.head_of_itself("one", 2, 3, 4, [{"itself": 1}], [])
+
+
+def test_a_function_is_tried_on_each_input(capsys):
+    x, y = torch.rand(2, 3), torch.rand(4, 2, 3)
+    solution, mistakes = (lambda x: x.softmax(-1)), {"it runs over the rows": lambda x: x.softmax(-2)}
+    inputs = {"two axes": (x,), "three axes": (y,)}
+
+    def check(answer):
+        exercises.tried(answer, solution, inputs, "the weights", mistakes=mistakes)
+
+    check(lambda x: (x - x.amax(-1, keepdim=True)).softmax(-1))
+    assert capsys.readouterr().out == "right: the weights\n"
+    with pytest.raises(exercises.WrongAnswer, match=r"^With two axes: .* It seems that it runs over the rows\.$"):
+        check(lambda x: x.softmax(0))
+    with pytest.raises(exercises.WrongAnswer, match=r"^With three axes: the weights: .* It is right for two axes\.$"):
+        check(lambda x: x.softmax(1))
+    with pytest.raises(
+        exercises.WrongAnswer, match=r"RuntimeError in your line `.*` for inputs of the shapes \(2, 3\)"
+    ):
+        check(lambda x: x @ x)
+    for given in (None, ..., lambda x: None, lambda x: ...):
+        with pytest.raises(exercises.WrongAnswer, match="not answered yet"):
+            check(given)
+    with pytest.raises(exercises.WrongAnswer, match="with the words"):
+        exercises.close(1.0, 2.0, "a number", mistakes={"with the words": 1.0})

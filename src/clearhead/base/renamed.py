@@ -85,7 +85,7 @@ def _near(owner: str, name: str, elsewhere: Iterable[str]) -> str | None:
     from difflib import get_close_matches
 
     places = [] if name.startswith("_") else [place for place in (owner, *elsewhere) if elsewhere]
-    plain = {}  # each name as it is compared, the first place that has it
+    plain: dict[str, str] = {}  # each name as it is compared, the first place that has it
     for place in places:
         for full in getattr(import_module(place), "__all__", ()):
             plain.setdefault(full.lower().replace("_", ""), f"{place}.{full}")
