@@ -95,7 +95,7 @@ def test_weights_before_any_call():
 
 def test_a_name_that_is_nearly_right():
     meant = {"softmax": "masked_softmax", "causal": "Causal", "lengths": "Lengths", "Weigths": "weights"}
-    meant |= {"multiheadattention": "nn.MultiHeadAttention", "entropies": "reductions.Entropy", "dot": "Dot"}
+    meant |= {"multiheadattention": "nn.MultiHeadAttention", "entropys": "reductions.Entropy", "dot": "Dot"}
     for asked, name in meant.items():
         with pytest.raises(AttributeError, match=rf"^clearhead has no '{asked}'\. Did you mean clearhead\.{name}\?$"):
             getattr(ch, asked)

@@ -21,8 +21,13 @@ from clearhead.base.torch_private import may_change_output
 from clearhead.base.tracing import compiling
 
 # the modules whose frames stand between what is called and its caller, and pass the output on; the last is of `watch`
-_BETWEEN = ("clearhead.base.unpacked", "clearhead._attention", "clearhead.nn.", "torch.nn.modules.")
-_BETWEEN += ("clearhead.models.tap.modules",)
+_BETWEEN = (
+    "clearhead.base.unpacked",
+    "clearhead._attention",
+    "clearhead.nn.",
+    "torch.nn.modules.",
+    "clearhead.models.tap.modules",
+)
 _UNPACK, _CACHE = (dis.opmap.get(name, -1) for name in ("UNPACK_SEQUENCE", "CACHE"))
 _VARIABLES = ("LOAD_FAST", "LOAD_NAME", "LOAD_GLOBAL", "LOAD_DEREF", "LOAD_CLASSDEREF", "LOAD_FROM_DICT")
 _OF_CALLS = ("CACHE", "PUSH_NULL", "EXTENDED_ARG", "PRECALL", "KW_NAMES", "LOAD_CONST")
