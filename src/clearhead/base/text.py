@@ -83,8 +83,11 @@ def word_list(name: str, words: Any) -> list[str] | None:
     """The caller's words, one for each position, from any ordered iterable; None for None."""
     if words is None:
         return None
-    ordered = not isinstance(words, str | bytes | set | frozenset | dict) and hasattr(words, "__iter__")
-    found = list(words) if ordered else []
+    ordered = not isinstance(words, str | bytes | set | frozenset | dict)
+    try:
+        found = list(words) if ordered else []
+    except TypeError:  # it has no words
+        ordered, found = False, []
     if not ordered or not all(isinstance(word, str) for word in found):
         raise ClearheadError(
             f"{name} takes words, one for each position; got a {type(words).__name__}. For token ids pass "
