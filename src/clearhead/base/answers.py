@@ -122,11 +122,11 @@ def case(name: str, right: list[str]) -> Iterator[None]:
 
 @alone
 def close(
-    found: Any,
-    expected: Any,
+    found: object,
+    expected: object,
     what: str = "the answer",
     tolerance: float = 1e-5,
-    mistakes: Mapping[str, Any] | None = None,
+    mistakes: Mapping[str, object] | None = None,
 ) -> None:
     """Check numbers, or arrays of one shape: right, or an error that says what is wrong and not what is right.
 
@@ -147,7 +147,7 @@ def close(
 
 
 @alone
-def true(holds: Any, what: str) -> None:
+def true(holds: object, what: str) -> None:
     """Check that something holds, which `what` says in words.
 
     >>> from clearhead import exercises
@@ -163,12 +163,12 @@ def true(holds: Any, what: str) -> None:
 
 @alone
 def tried(
-    function: Callable[..., Any],
-    solution: Callable[..., Any],
-    inputs: Mapping[str, Sequence[Any]],
+    function: Callable[..., object],
+    solution: Callable[..., object],
+    inputs: Mapping[str, Sequence[object]],
     what: str = "the result",
     tolerance: float = 1e-5,
-    mistakes: Mapping[str, Callable[..., Any]] | None = None,
+    mistakes: Mapping[str, Callable[..., object]] | None = None,
 ) -> None:
     """Check a function on several inputs, such as those of other shapes, against a solution.
 
