@@ -29,7 +29,7 @@ FLOORS = [
     "cli",
 ]
 # Modules that hold public names of others alone.
-NAMESPACES = ("edits", "extend", "reductions", "results")
+NAMESPACES = ("edits", "exercises", "extend", "reductions", "results")
 # In these folders every module stands alone, but for what is named: a new one is one new file.
 APART = {
     "scores": {"base"},

@@ -18,7 +18,7 @@ import clearhead
 from clearhead import testing
 
 # The namespaces whose classes and functions are public
-NAMESPACES = ("edits", "explanation", "extend", "models", "nn", "reductions", "results")
+NAMESPACES = ("edits", "exercises", "explanation", "extend", "models", "nn", "reductions", "results")
 OPERATORS = {"__getitem__", "__matmul__", "__and__", "__or__", "__invert__", "__add__", "__call__", "__sub__"}
 LOG = logging.getLogger(__name__)
 

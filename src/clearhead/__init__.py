@@ -18,6 +18,7 @@
     edits                              changes for edit: Knockout, ScaleHeads, ForceMask, AddBias
     models                             more about real models: survey, monitor, statistics, compare_backends, …
     distributed                        a sequence that is shared out over processes
+    exercises                          checks for the exercises of a course
     extend, testing                    base classes for parts of your own, and their checks
     explanation, results               the classes of the results of explain, diagnose, plan, partial and weights
 
@@ -70,6 +71,7 @@ from clearhead.scores import Gaussian as Gaussian
 if TYPE_CHECKING:
     from clearhead import distributed as distributed
     from clearhead import edits as edits
+    from clearhead import exercises as exercises
     from clearhead import explanation as explanation
     from clearhead import models as models
     from clearhead import testing as testing
@@ -107,6 +109,7 @@ __all__ = [
     "distributed",
     "edit",
     "edits",
+    "exercises",
     "explain",
     "explanation",
     "extend",
@@ -133,11 +136,11 @@ if not TYPE_CHECKING:  # with it, a type checker would accept any name
         """Import the modules that explain and watch at the first use: they take more than half of the import's time."""
         from importlib import import_module
 
-        if name in ("distributed", "edits", "explanation", "models", "testing"):
+        if name in ("distributed", "edits", "exercises", "explanation", "models", "testing"):
             return import_module(f"{__name__}.{name}")
         home = {"diagnose": "explanation", "explain": "explanation", "edit": "models", "watch": "models"}.get(name)
         if home is None:
-            spaces = "nn models reductions edits extend explanation results testing distributed"
+            spaces = "nn models reductions edits extend explanation results testing distributed exercises"
             raise _missing(__name__, name, (f"{__name__}.{space}" for space in spaces.split()))
         globals()[name] = found = getattr(import_module(f"{__name__}.{home}"), name)
         return found

@@ -18,6 +18,7 @@ from clearhead.base.ragged import padded, repacked
 from clearhead.base.shapes import AlignLike, broadcasts
 from clearhead.base.torch_state import any_autocast
 from clearhead.base.tracing import without_autocast
+from clearhead.base.unpacked import refuse_unpacking
 from clearhead.biases.base import BiasLike
 from clearhead.biases.ragged import RaggedBias
 from clearhead.engines.base import Engine
@@ -92,7 +93,8 @@ def attention(
     bias, `valid_lens` and `align` are those of the padded batch, and the output is nested like the query.
     `engine`: "native", "flex", "sdpa", "triton", "tiled", "reference", an `Engine` of your own, or None for the first
     engine that takes the call: see `plan`.
-    Returns (..., Lq, Ev) of the value's dtype; NumPy arrays give a NumPy array. Differentiable in all inputs.
+    Returns the output alone, (..., Lq, Ev) of the value's dtype; NumPy arrays give a NumPy array. For the weights call
+    `weights(query, key, …)`. Differentiable in all inputs.
     Raises `ClearheadError`, `ShapeError` or `UnsupportedError`; no argument is changed.
     Cost: the work of the allowed pairs; memory O(Lq + Lk), except on the engine "reference".
     Sources: Bahdanau et al. 2015; Vaswani et al. 2017, "Attention Is All You Need"; sinks: Xiao et al. 2024, "Efficient
@@ -105,9 +107,12 @@ def attention(
         output: ArrayT = attend(
             Arguments(query, key, value, score, mask, bias, scale, sinks, align, dropout_p, engine)
         ).output
-        return output
-    query, key, value, mask, bias, align, back = arrange(query, key, value, mask, bias, align, layout)
-    output = back(attend(Arguments(query, key, value, score, mask, bias, scale, sinks, align, dropout_p, engine))[0])
+    else:
+        query, key, value, mask, bias, align, back = arrange(query, key, value, mask, bias, align, layout)
+        output = back(
+            attend(Arguments(query, key, value, score, mask, bias, scale, sinks, align, dropout_p, engine))[0]
+        )
+    refuse_unpacking(attention, output, "attention(…)", "weights(query, key, …), with the same options")
     return output
 
 

@@ -291,8 +291,9 @@ ENTRIES: dict[str, Entry] = {
     "explain": E(
         "functions",
         lambda **given: ch.explain(**given)["output"],
-        QKV | OPTIONS | {"at": None},
-        options(query=NAN, key=NAN, value=WIDER) | {"at": ABSENT | {"negative": "else"}},
+        QKV | OPTIONS | {"at": None, "tokens": list("abcde"), "source_tokens": list("vwxyz")},
+        options(query=NAN, key=NAN, value=WIDER)
+        | {"at": ABSENT | {"negative": "else"}, "tokens": ABSENT, "source_tokens": ABSENT},
         ("query", "key", "value"),
         NAN,
     ),
@@ -984,7 +985,9 @@ ENTRIES: dict[str, Entry] = {
 }
 
 # Public names that are no entries, and why.
+ANY_ANSWER = "it takes any answer, and a wrong one raises a WrongAnswer: tests/learning/test_checks.py"
 NOT_CALLED = {
+    **dict.fromkeys(("exercises.WrongAnswer", "exercises.close", "exercises.tried", "exercises.true"), ANY_ANSWER),
     "show_versions": "takes nothing: tests/test_versions.py",
     "ClearheadError": "an error", "ShapeError": "an error", "UnsupportedError": "an error",
     "extend.Score": "abstract", "extend.Mask": "abstract", "extend.Bias": "abstract",
@@ -1035,7 +1038,7 @@ NOT_CALLED = {
 
 def public():
     """Every public name: those of clearhead, of clearhead.nn, of Weights, and what classes are built by."""
-    spaces = ("edits", "explanation", "extend", "models", "nn", "reductions", "results")
+    spaces = ("edits", "exercises", "explanation", "extend", "models", "nn", "reductions", "results")
     owners = [(ch, ""), (ch.results.Weights, "Weights."), *((getattr(ch, name), f"{name}.") for name in spaces)]
     for owner, prefix in owners:
         for name in dir(owner):

@@ -82,6 +82,11 @@ def cell(opened, step, row, column, result=True):
     return named.locator("tbody tr").nth(row).locator("td").nth(column)
 
 
+def open_step(opened, step, head=0, sequence=0):
+    opened.page.evaluate(f"location.hash = '#step={step}&at=B.{sequence}_H.{head}'")
+    opened.until("document.documentElement.dataset.shown", step)
+
+
 def edit(opened, step, row, column, value):
     """Type a number into an input's cell, on the card of that input."""
     opened.page.evaluate(f"location.hash = '#step={step}'")

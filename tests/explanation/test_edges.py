@@ -35,7 +35,7 @@ def test_the_sum_of_a_query_that_sees_nothing_has_no_term_of_the_sink():
 def test_widths_of_0(widths):
     of_key, of_value = widths
     explanation = ch.explain(QUERY[:, :of_key], KEY[:, :of_key], VALUE[:, :of_value], bias=draw(3, 5))
-    assert ("unbiased[0, 0] = 0 = 0.0000" in str(explanation)) == (of_key == 0)
+    assert ("unbiased[0, 0] = " in str(explanation)) == (of_key > 0)  # an empty sum is 0, and is not written out
     assert explanation["output"].shape == (3, of_value)
     check_script(explanation)
     explanation.markdown(), explanation.to_dict()
@@ -189,7 +189,7 @@ def test_gradients_of_arrays_of_any_byte_order():
 
 @pytest.mark.parametrize(
     ("dtype", "gradients", "words"),
-    [("longdouble", True, "float128|longdouble"), ("int64", True, "no input has one")],
+    [("longdouble", True, "float128|longdouble"), ("int64", True, "expected float32")],
 )
 def test_gradients_that_there_are_not(dtype, gradients, words):
     arrays = [tensor.numpy().astype(dtype) for tensor in (QUERY, KEY, VALUE)]

@@ -3,7 +3,7 @@
 import pytest
 import torch
 from drawn import draw
-from opened_page import EXAMPLES, cell, edit, numbers, same, small
+from opened_page import EXAMPLES, cell, edit, numbers, open_step, same, small
 
 import clearhead as ch
 from clearhead import nn
@@ -16,11 +16,6 @@ QUERY, KEY, VALUE = draw(2, 2, 3, 4), draw(2, 2, 5, 4, seed=1), draw(2, 2, 5, 2,
 
 def explained(mask, **given):
     return ch.explain(QUERY, KEY, VALUE, mask=mask, **given)
-
-
-def open_step(opened, step, head=0, sequence=0):
-    opened.page.evaluate(f"location.hash = '#step={step}&at=B.{sequence}_H.{head}'")
-    opened.until("document.documentElement.dataset.shown", step)
 
 
 def type_into(opened, step, row, column, value, sequence=0):
@@ -93,7 +88,7 @@ def test_a_length_of_0_leaves_a_query_nothing(sinks, show):
     for name in ("masked", "maximum", "numerator", "total", "weights", "output"):
         torch.testing.assert_close(numbers(opened, name), later[name].double(), rtol=1e-6, atol=1e-6, msg=name)
     assert not numbers(opened, "output")[0].any()
-    assert opened.page.evaluate("clearhead.sentence('maximum', [0, 0, 0, 0])") == "maximum[0, 0, 0] = 0.0000"
+    assert opened.page.evaluate("clearhead.sentence('maximum', [0, 0, 0, 0])") == "maximum[0, 0, 0] = 0"
 
 
 def test_a_query_that_saw_nothing_may_see_something(show):

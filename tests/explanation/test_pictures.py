@@ -39,3 +39,13 @@ def test_on_axes_that_are_given():
         ch.explain(two, two, two).plot(ax=ax)
     with pytest.raises(ch.ClearheadError, match="no step is called 'w'"):
         ch.explain(x, x, x).plot("w")
+
+
+def test_small_pictures_have_their_numbers():
+    x = draw(4, 4)
+    axis = ch.explain(x, x[:3], x[:3]).plot()
+    assert [text.get_text() for text in axis.texts][:3] == [f"{w:.2f}" for w in ch.weights(x, x[:3])[0].tolist()]
+    masked = ch.explain(x, x, x, mask=ch.Causal()).plot("masked")
+    assert len(masked.texts) == 10  # none for −∞
+    assert not ch.explain(x, draw(9, 4), draw(9, 4)).plot().texts
+    pyplot.close("all")

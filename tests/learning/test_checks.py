@@ -1,10 +1,17 @@
 """The helpers of the course's exercises: what is close is right, and a wrong answer is told where it is wrong."""
 
+import sys
+from pathlib import Path
+
 import checks
+import nbformat
 import numpy as np
 import pytest
 import torch
+from apart import run
 from checks.compared import called, case, pairs, same
+
+from clearhead import exercises
 
 
 def test_close_takes_what_is_close_and_nothing_else(capsys):
@@ -45,7 +52,10 @@ def test_a_known_mistake_is_named_by_what_it_gives():
 def test_a_function_gets_copies_and_its_errors_name_the_shapes():
     x = torch.zeros(3)
     assert called(lambda x: x.add_(1), x, what="f").tolist() == [1, 1, 1] and x.tolist() == [0, 0, 0]
-    with pytest.raises(AssertionError, match=r"f: ZeroDivisionError for inputs of the shapes \(3,\): division by zero"):
+    with pytest.raises(
+        AssertionError,
+        match=r"f: ZeroDivisionError in your line `.*` for inputs of the shapes \(3,\): division by zero\.",
+    ):
         called(lambda x: 1 / 0, x, what="f")
     with pytest.raises(AssertionError, match="f: not answered yet"):
         called(lambda x: None, x, what="f")
@@ -76,3 +86,75 @@ def test_true_says_what_does_not_hold(capsys):
     assert capsys.readouterr().out == "right: three is more than two\n"
     with pytest.raises(AssertionError, match="not so: two is more than three"):
         checks.true(2 > 3, "two is more than three")
+
+
+# the query is not scaled; an error of the reader's own; an answer that the check itself cannot read
+ANSWERS = {
+    "def answer(query, key, value):\n    w = (query @ key.mT).softmax(-1)\n    return w @ value, w": (
+        "With two axes: the weights: not right. It seems that the scores were not divided by √E."
+    ),
+    "def answer(query, key, value):\n    w = query @ key\n    return w @ value, w": (
+        "attention: RuntimeError in your line `w = query @ key` for inputs of the shapes (5, 3), (7, 3), (7, 2): mat1 "
+        "and mat2 shapes cannot be multiplied (5x3 and 7x3)."
+    ),
+}
+COURSE = Path(__file__).parents[2] / "docs" / "course"
+
+
+def test_a_notebook_shows_the_message_alone(monkeypatch):
+    """The kernel that runs the cells of the site; a traceback would hold lines of the check, which is the solution."""
+    from nbclient import NotebookClient
+
+    monkeypatch.setenv("PYTHONPATH", str(COURSE))
+    monkeypatch.setenv("PATH", str(Path(sys.executable).parent), prepend=":")
+    cells = [
+        nbformat.v4.new_code_cell(f"import checks\n{code}\nchecks.dot_product_attention(answer)") for code in ANSWERS
+    ]
+    book = nbformat.v4.new_notebook(cells=cells)
+    NotebookClient(book, kernel_name="python3", allow_errors=True, timeout=120).execute()
+    for cell, said in zip(book.cells, ANSWERS.values(), strict=True):
+        [error] = cell.outputs
+        assert error.output_type == "error" and error.traceback == [f"WrongAnswer: {error.evalue}"]
+        assert error.evalue.endswith(said) and "expected" not in error.evalue
+
+
+def test_python_shows_no_line_of_the_check():
+    answer, said = next(iter(ANSWERS.items()))
+    start = f"import sys; sys.path.insert(0, {str(COURSE)!r}); import checks"
+    done = run(f"{start}\n{answer}\nchecks.dot_product_attention(answer)")
+    lines = done.errors.splitlines()
+    assert done.status == 1 and lines[-1].endswith(said)
+    assert lines[-2].strip() == "raise WrongAnswer(said)" and "3**0.5" not in done.errors
+
+
+def test_every_check_comes_without_its_lines():
+    for name, check in vars(checks).items():
+        if callable(check) and not isinstance(check, type):
+            assert check.__code__ is checks.close.__code__, name
+    with pytest.raises(checks.WrongAnswer, match="this cannot be checked: ValueError"):
+        checks.head_of_itself("one", 2, 3, 4, [{"itself": 1}], [])
+
+
+def test_a_function_is_tried_on_each_input(capsys):
+    x, y = torch.rand(2, 3), torch.rand(4, 2, 3)
+    solution, mistakes = (lambda x: x.softmax(-1)), {"it runs over the rows": lambda x: x.softmax(-2)}
+    inputs = {"two axes": (x,), "three axes": (y,)}
+
+    def check(answer):
+        exercises.tried(answer, solution, inputs, "the weights", mistakes=mistakes)
+
+    check(lambda x: (x - x.amax(-1, keepdim=True)).softmax(-1))
+    assert capsys.readouterr().out == "right: the weights\n"
+    with pytest.raises(exercises.WrongAnswer, match=r"^With two axes: .* It seems that it runs over the rows\.$"):
+        check(lambda x: x.softmax(0))
+    with pytest.raises(exercises.WrongAnswer, match=r"^With three axes: the weights: .* It is right for two axes\.$"):
+        check(lambda x: x.softmax(1))
+    with pytest.raises(
+        exercises.WrongAnswer, match=r"RuntimeError in your line `.*` for inputs of the shapes \(2, 3\)"
+    ):
+        check(lambda x: x @ x)
+    for given in (None, ..., lambda x: None, lambda x: ...):
+        with pytest.raises(exercises.WrongAnswer, match="not answered yet"):
+            check(given)
+    with pytest.raises(exercises.WrongAnswer, match="with the words"):
+        exercises.close(1.0, 2.0, "a number", mistakes={"with the words": 1.0})

@@ -63,13 +63,14 @@ def built(request: Any, notebooks: Any, tmp_path: Path) -> tuple[str, Path, str]
     """A site of one chapter, without the setting for Colab and with it: the setting, the site, and the page."""
     site, run = tmp_path / "site" / "course", tmp_path / "jupyter_execute" / "course"
     site.mkdir(parents=True), run.mkdir(parents=True)
-    notebook = {"cells": [{"cell_type": "markdown", "metadata": {}, "source": "α"}], "nbformat": 4, "nbformat_minor": 5}
+    text = {"cell_type": "markdown", "metadata": {}, "source": "α"}
+    notebook = {"cells": [text], "nbformat": 4, "nbformat_minor": 5}
     (run / "01_a.ipynb").write_text(json.dumps(notebook), encoding="utf-8")
     (site / "01_a.html").write_text("<p>", encoding="utf-8")
     app = SimpleNamespace(
         builder=SimpleNamespace(name="html"), outdir=site.parent, config=SimpleNamespace(colab=request.param)
     )
-    context = {"body": '<p><a href="01_a.ipynb" download>Download this chapter as a notebook</a>, or'}
+    context = {"body": '<p><a href="01_a.zip" download>Download this chapter as a notebook</a>, or'}
     notebooks.link(app, "course/01_a", "page.html", context, None)
     notebooks.write(app, None)
     return request.param, site, context["body"]
@@ -117,6 +118,25 @@ def test_the_archive_has_what_the_chapters_import(built: tuple[str, Path, str]) 
     assert {"checks/__init__.py", "at_scale.json", "induction_steps.json", "notation.md", "01_a.ipynb"} <= names
     assert {f"motions/{path.name}" for path in (COURSE / "motions").glob("*.py")} <= names and "motions" in imported
     assert {f"data/{path.name}" for path in (COURSE / "data").iterdir()} <= names
+
+
+def test_a_chapters_archive_has_what_it_imports_and_no_more(built: Any, notebooks: Any) -> None:
+    _, site, _ = built
+    with zipfile.ZipFile(site / "01_a.zip") as archive:
+        names = {name.removeprefix("clearhead-course/") for name in archive.namelist()}
+    assert names == {"01_a.ipynb", *notebooks.PAGES}
+    modules = {file.stem: file for file in notebooks.BESIDE if file.suffix == ".py"}
+    modules |= {file.parent.name: file for file in notebooks.BESIDE if file.name == "__init__.py"}
+    for path in sorted(COURSE.glob("[01]?_[!b]*.md")):
+        text = "\n".join(code for _, code in cells(path))
+        found = notebooks.needed(text)
+        assert len(set(found)) == len(found)
+        own = [file.read_text(encoding="utf-8") for file in found if file.suffix == ".py"]
+        for code in (text, *own):
+            for name in modules.keys() & set(notebooks.IMPORTED.findall(code)):
+                assert modules[name] in found, (path.name, name)
+        size = sum(file.stat().st_size for file in found)
+        assert (size > 500_000) == ("trained" in notebooks.IMPORTED.findall(text)), path.name
 
 
 def test_nothing_is_published_yet() -> None:

@@ -45,6 +45,24 @@ def test_two_names_get_no_two_sequences(attend):
         _, (first, *others) = attend(X, X, X)
 
 
+def test_the_function_gives_one_tensor_too():
+    said = (
+        r"(?s)attention returns the output alone.*\(2, 5, 8\).*output = attention\(…\); the weights are weights\(query"
+    )
+    with pytest.raises(ch.ClearheadError, match=said):
+        output, weights = ch.attention(X, X, X)
+    with pytest.raises(ch.ClearheadError, match=r"list\(output\)"):
+        output, weights = ch.attention(X.numpy(), X.numpy(), X.numpy(), mask=ch.Causal())
+    attention = functools.partial(ch.attention, mask=ch.Causal())
+    with pytest.raises(ch.ClearheadError, match="unpacks it into two"):
+        output, weights = attention(X, X, X)
+    first, second = ch.attention(X, X, X).unbind(0)
+    other, same = ch.attention(X, X, X), ch.attention(X, X, X)
+    assert torch.equal(other, same) and torch.equal(first, same[0]) and torch.equal(second, same[1])
+    one, two = map(ch.attention, (X, X), (X, X), (X, X))
+    assert torch.equal(one, two)
+
+
 def test_what_stands_between_passes_the_output_on(attend):
     attend.register_forward_pre_hook(lambda module, inputs: inputs)
     with pytest.raises(ch.ClearheadError, match="unpacks it into two"):

@@ -142,12 +142,13 @@ CASES = [
     ),
     # explanations
     case(
-        "ch.explain(*[x.long().numpy()] * 3, gradients=True)",
+        "ch.explain(scores, gradients=True)",
         (
-            "query, key and value of a floating-point dtype",
-            "ch.explain(x, x, x, gradients=True)['output'] # @",
-            "plain(x, x, x)",
+            "scores.astype(float)",
+            "torch.from_numpy(ch.explain(@, gradients=True)['weights'])",
+            "torch.from_numpy(scores).double().softmax(-1)",
         ),
+        setup="scores = np.arange(12).reshape(3, 4) % 5",
     ),
     case(
         "ch.explain(hooked(), x, x, x)",

@@ -44,7 +44,43 @@ def eager():
 """
 PLOT = "import matplotlib\nmatplotlib.use('Agg')\ndrawn = lambda axes: torch.tensor(axes is not None)"
 CASES = [
+    # inputs
+    case(
+        "attention(x.mT, x, x)",
+        ("query.mT", "attention(@, x, x)", "plain(x, x, x)"),
+        setup="query = x.mT",
+    ),
+    case(
+        "attention(query, query, query)",
+        (
+            "nn.Embedding(num_tokens, width)(query)",
+            "attention(*[(torch.manual_seed(0), @)[1]] * 3)",
+            "plain(*[(torch.manual_seed(0), nn.Embedding(9, 8)(query))[1]] * 3)",
+        ),
+        ("query.float()", "attention(*[@] * 3)", "plain(*[query.to(torch.float32)] * 3)"),
+        setup="from torch import nn\nquery, num_tokens, width = torch.arange(16).view(4, 4) % 9, 9, 8",
+    ),
+    case(
+        "attention(*[query] * 3)",
+        (
+            "query.astype(float)",
+            "torch.from_numpy(attention(*[@] * 3))",
+            "plain(*[torch.from_numpy(query).double()] * 3)",
+        ),
+        setup="query = np.arange(16).reshape(4, 4) % 9",
+    ),
+    case(
+        "ch.weights(x, x, x)",
+        ("weights(query, key)", "ch.@[:]", "soft(x, x)"),
+        ("attention(query, key, value)", "@", "plain(x, x, x)"),
+        setup="query = key = value = x",
+    ),
     # masks
+    case(
+        "attention(x, x, x, mask=mask)",
+        ("Lengths(mask)", "attention(x, x, x, mask=@)", "plain(x, x, x, torch.arange(4) < mask[:, None, None])"),
+        setup="mask = torch.tensor([1, 2, 3, 4])",
+    ),
     case(
         "attention(x, x, x, mask=lambda b, h, i, j: i >= j)",
         ("MaskFunction(mask)", "attention(x, x, x, mask=@)", "plain(x, x, x, low)"),

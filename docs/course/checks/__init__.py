@@ -4,6 +4,8 @@ A check says `right`, or raises an error that says what is wrong with the answer
 they give, and names them; it does not say the right number. An answer that was left as it was is "not answered yet".
 """
 
+from inspect import isfunction
+
 from checks.averages import a_rule_of_your_own as a_rule_of_your_own
 from checks.averages import box_kernel as box_kernel
 from checks.averages import dot_product_attention as dot_product_attention
@@ -17,8 +19,6 @@ from checks.averages import nearest_words as nearest_words
 from checks.averages import of_a_masked_key as of_a_masked_key
 from checks.averages import scale_of as scale_of
 from checks.averages import two_ends as two_ends
-from checks.compared import close as close
-from checks.compared import true as true
 from checks.layers import additive_attention as additive_attention
 from checks.layers import both_positions as both_positions
 from checks.layers import contributions_of_heads as contributions_of_heads
@@ -44,3 +44,10 @@ from checks.models import without_the_largest as without_the_largest
 from checks.parts import angle as angle
 from checks.parts import growing as growing
 from checks.parts import lowered_angle as lowered_angle
+from clearhead.base.answers import WrongAnswer as WrongAnswer
+from clearhead.base.answers import alone
+from clearhead.base.answers import close as close
+from clearhead.base.answers import true as true
+
+globals().update({name: alone(check) for name, check in list(globals().items()) if isfunction(check)})
+del alone, isfunction

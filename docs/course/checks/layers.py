@@ -1,6 +1,7 @@
 """The checks of chapters 4 to 6: additive attention, heads, positions."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -133,7 +134,7 @@ def sequences_apart(mended: Any) -> None:
     two_sequences = drawn(2, 3, 8)
 
     def outputs(x: Tensor) -> Tensor:
-        result = called(lambda: mended(x, x, x), what="the module")
+        result = called(partial(mended, x, x, x), what="the module")
         output: Tensor = result[0] if isinstance(result, tuple) else result
         same(output.shape, (2, 3, 8), "the shape of the output")
         return output.detach()

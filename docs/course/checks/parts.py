@@ -1,6 +1,7 @@
 """The checks of chapter 11: a score and a mask of one's own."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -89,7 +90,7 @@ def growing(cls: Any, rule: Any) -> None:
         wanted = (j >= i - i // 2) & (j <= i)
         check(called(rule.dense, length, length, what="the rule"), wanted, "the rule")
         check(called(mask.dense, length, length, what="the mask"), wanted, "the mask")
-        last = called(lambda: mask.dense(3, length, align="lower_right"), what="the last three queries")  # noqa: B023
+        last = called(partial(mask.dense, 3, length, align="lower_right"), what="the last three queries")
         if not last.expand(3, length).equal(wanted[-3:]):
             raise AssertionError(
                 "the mask: the last three queries alone see other keys. Where do they stand? `query_offset` says it."

@@ -180,14 +180,14 @@ def numeral(x: Tensor | float | str) -> Text:
 
 
 def number(x: float | Tensor) -> str:
-    """A number, or a tensor of one, as every table and sum shows it: four digits after the point.
+    """A number, or a tensor of one, as every table and sum shows it: four digits after the point, but whole numbers.
 
     Below 0.1, and far from 1, it has four significant digits, so that a reader can follow a sum. A number that is
     rounded up to 0.1 is shown as 0.1 is.
 
     >>> from clearhead.base.formulas import number
     >>> number(0.5), number(-1234567.0), number(2e-7), number(float("-inf")), number(3.0), number(-0.00123456)
-    ('0.5000', '-1.235e+06', '2.000e-07', '-∞', '3.0000', '-0.001235')
+    ('0.5000', '-1.235e+06', '2.000e-07', '-∞', '3', '-0.001235')
     >>> number(0.1), number(0.09999999), number(0.09999), number(0.00999999), number(0.000999999)
     ('0.1000', '0.1000', '0.09999', '0.01000', '0.001000')
     """
@@ -198,8 +198,10 @@ def number(x: float | Tensor) -> str:
         return "∞" if x > 0 else "-∞"
     x += 0.0  # -0.0 is shown as 0
     size = abs(x)
-    digits = 4 if x == 0 or size >= 0.099995 else 5 if size >= 0.0099995 else 6
-    return f"{x:.{digits}f}" if x == 0 or 0.00099995 <= size < 1e4 else f"{x:.3e}"
+    if x == round(x) and size < 1e4:
+        return f"{x:.0f}"
+    digits = 4 if size >= 0.099995 else 5 if size >= 0.0099995 else 6
+    return f"{x:.{digits}f}" if 0.00099995 <= size < 1e4 else f"{x:.3e}"
 
 
 def infix(sign: str, binds: int, left: int, right: int) -> Callable[[Text, Text], Text]:

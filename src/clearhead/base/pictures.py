@@ -98,8 +98,7 @@ def draw(panels: Sequence[Panel], rows: Side, columns: Side, style: Style, meani
         drawn = _one(axis, panel, (rows.length, columns.length), norm, floor, cmap)
         title = panel.title if several or style.title is None else style.title
         axis.set_title(_shown(title), fontsize="medium" if several else None)
-        if max(panel.cells.shape) <= WRITTEN:
-            _write_numbers(axis, panel, drawn)
+        write_numbers(axis, panel, drawn)
         if style.lines:
             _draw_lines(axis, rows.length, columns.length)
     if several and style.title is not None:
@@ -158,11 +157,14 @@ def _one(axis: Any, panel: Panel, shape: tuple[int, int], norm: Any, floor: floa
     return drawn
 
 
-def _write_numbers(axis: Any, panel: Panel, drawn: Any) -> None:
+def write_numbers(axis: Any, panel: Panel, drawn: Any) -> None:
     """The number of each cell, black or white, whichever is told better from the cell's colour; a masked 0 is 0.
 
-    Nothing is written where the numbers do not fit their cells, or would need more than four decimals.
+    Nothing is written where there are many cells, where the numbers do not fit their cells, or would need more than
+    four decimals.
     """
+    if max(panel.cells.shape) > WRITTEN:
+        return
     finite = np.isfinite(panel.cells)
     hidden = np.zeros(panel.cells.shape, dtype=bool) if panel.hidden is None else panel.hidden
     seen = panel.cells[finite & ~hidden]

@@ -68,13 +68,31 @@ def missing(owner: str, name: str, elsewhere: Iterable[str] = ()) -> AttributeEr
     imports = asker.f_code.co_code[asker.f_lasti] == opmap["IMPORT_FROM"]
     error = ImportError if imports else AttributeError
     new = RENAMED.get(f"{owner}.{name}")
+    elsewhere = tuple(elsewhere)
     for place in elsewhere if new is None and not name.startswith("_") else ():
         if name in vars(import_module(place)):
             return error(f"{owner}.{name} is in a namespace: {place}.{name}.")
+    if new is None and (near := _near(owner, name, elsewhere)):
+        return error(f"{owner} has no {name!r}. Did you mean {near}?")
     if new is None:
         what = f"module {owner!r}" if owner.startswith("clearhead") else f"{owner!r} object"
         return AttributeError(f"{what} has no attribute {name!r}")
     return error(f"{owner}.{name} is now {new}.")
+
+
+def _near(owner: str, name: str, elsewhere: Iterable[str]) -> str | None:
+    """The public name that an unknown name of the package is most like, of its own or of its namespaces."""
+    from difflib import get_close_matches
+
+    places = [] if name.startswith("_") else [place for place in (owner, *elsewhere) if elsewhere]
+    plain: dict[str, str] = {}  # each name as it is compared, the first place that has it
+    for place in places:
+        for full in getattr(import_module(place), "__all__", ()):
+            plain.setdefault(full.lower().replace("_", ""), f"{place}.{full}")
+    asked = name.lower().replace("_", "")
+    ends = [known for known in plain if len(asked) > 3 and known.endswith(asked)]
+    near = [asked] if asked in plain else ends or get_close_matches(asked, plain, 1, 0.8)
+    return plain[near[0]] if near else None
 
 
 def refuse(function: str, given: Mapping[str, object]) -> None:

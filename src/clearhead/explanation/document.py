@@ -126,7 +126,8 @@ class Entry:
 
     @property
     def sentence(self) -> str:
-        """How one number is made of the numbers above, as `scores[0, 1] = 1·2 + 3·4 = 14`.
+        """How one number is made of the numbers above, as `scores[0, 1] = 1·2 + 3·4 = 14`, or
+        `mask[0, 1]: 1 <= 0 is False`.
 
         Empty where the step's numbers are given, and where the sentence would be too long.
         """
@@ -144,7 +145,9 @@ class Entry:
         value, kind = step.value[index], kind_of(step.value)
         result = str(bool(value)) if kind == "allowed" else text_of(float(value), kind)
         place = f"{step.name}[{', '.join(names)}]" if names else step.name
-        return f"{place} = {made} = {result}" if made != result and len(made) <= LONG else ""
+        if made == result or len(made) > LONG:
+            return ""
+        return f"{place}: {made} is {result}" if kind == "allowed" else f"{place} = {made} = {result}"
 
     @property
     def facts(self) -> dict[str, Any]:

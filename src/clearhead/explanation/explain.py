@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from inspect import signature
 from typing import Any, TypedDict, Unpack, overload
@@ -34,6 +34,7 @@ from clearhead.explanation.modules.captured import captured
 from clearhead.explanation.modules.multi_head import as_ours, explain_multi_head
 from clearhead.explanation.modules.positions import Positional, explain_positions
 from clearhead.explanation.of_problem import explain_problem, explain_softmax
+from clearhead.explanation.shown import Asked
 from clearhead.inspection.matrix import Index
 from clearhead.masks.base import Mask, MaskLike
 from clearhead.nn._record import RecordingModule
@@ -43,6 +44,7 @@ from clearhead.problem.layout import ARRANGED, arrange
 from clearhead.problem.lengths import joined
 
 Gradients = bool | Array | None
+Words = Sequence[str] | None
 
 
 class Options(TypedDict, total=False):
@@ -66,6 +68,8 @@ def explain(
     value: ArrayT,
     *,
     at: Index = None,
+    tokens: Words = None,
+    source_tokens: Words = None,
     gradients: Gradients = False,
     **options: Unpack[Options],
 ) -> Explanation: ...
@@ -79,6 +83,8 @@ def explain(
     valid_lens: LengthsLike = None,
     align: AlignLike = None,
     at: Index = None,
+    tokens: Words = None,
+    source_tokens: Words = None,
     gradients: Gradients = False,
 ) -> Explanation: ...
 
@@ -88,12 +94,21 @@ def explain(
     query: nn.Module | Callable[..., object],
     *inputs: object,
     at: Index = None,
+    tokens: Words = None,
+    source_tokens: Words = None,
     gradients: Gradients = False,
     **keywords: object,
 ) -> Explanation: ...
 
 
-def explain(*inputs: Any, at: Any = None, gradients: Any = False, **options: Any) -> Explanation:
+def explain(
+    *inputs: Any,
+    at: Any = None,
+    tokens: Words = None,
+    source_tokens: Words = None,
+    gradients: Any = False,
+    **options: Any,
+) -> Explanation:
     """Explain how attention computes its output, step by step: formulas, shapes, numbers, and reasons.
 
     >>> import torch, clearhead as ch
@@ -107,6 +122,9 @@ def explain(*inputs: Any, at: Any = None, gradients: Any = False, **options: Any
     >>> ch.explain(scores, valid_lens=[2])["weights"]                      # of scores of your own
     tensor([[0.2689, 0.7311, 0.0000],
             [0.5000, 0.5000, 0.0000]])
+    >>> said = ch.explain(query, key, value, tokens=["Das", "Tier"], source_tokens=["the", "animal", "."])
+    >>> "0 Das" in str(said) and "1 animal" in str(said)
+    True
     >>> attend, x = ch.nn.MultiHeadAttention(embed_dim=8, num_heads=2), torch.rand(1, 5, 8)
     >>> explanation = ch.explain(attend, x, x, x, mask=ch.Causal(), at=(0, 1, 3))        # head 1, query 3
     >>> torch.allclose(explanation["result"], attend(x, x, x, mask=ch.Causal())[:, 3:4], atol=1e-6)
@@ -120,28 +138,32 @@ def explain(*inputs: Any, at: Any = None, gradients: Any = False, **options: Any
     of its call. The module is not changed: neither its record nor a cache is written.
     `at`: the part to explain, an index of the weights (..., Lq, Lk) such as `(0, 3, 17)` for sequence 0, head 3, query
     17. None means the whole call where it is small, else the first part of it; the explanation says what it left out.
+    `tokens`: a word for each query, `source_tokens`: a word for each key, which name rows and columns. Without
+    `source_tokens`, and where there are as many keys as queries, the keys have the words of the queries.
     `gradients`: True for a gradient of ones, or the gradient of the last step, of its shape. Then one more part shows
     the gradient of each step, back to the inputs; the gradient of padding is 0.
     Formula: output_i = Σ_j softmax_j(score(query_i, key_j)) value_j, one step at a time, by the functions that the
     engine `tiled` is made of.
     Returns an `Explanation`; print it. Its numbers are detached, and float32, or float64 for inputs of float64; NumPy
     arrays in give NumPy arrays out.
-    Raises `ClearheadError` or `ShapeError`, as `attention` and the module do, and for an index that names no pair.
+    Raises `ClearheadError` or `ShapeError`, as `attention` and the module do, for an index that names no pair, and for
+    more words, or fewer, than there are queries or keys.
     Cost: the scores of the chosen queries with every key; for a module, its forward pass too.
     """
+    asked = Asked(at, tokens, source_tokens)
     first = next((one for one in inputs if not callable(one)), options.get("query"))
     numpy = isinstance(first, np.ndarray | list | tuple)
     if gradients is None or gradients is False:
         with torch.no_grad():
-            return settled(replace(_explained(inputs, options, at), numpy=numpy))
+            return settled(replace(_explained(inputs, options, asked), numpy=numpy))
     with torch.inference_mode(False), torch.enable_grad():
         given = leaves([*inputs, *options.values()])
         options = dict(zip(options, given[len(inputs) :], strict=True))
-        found = with_gradients(_explained(tuple(given[: len(inputs)]), options, at), gradients)
+        found = with_gradients(_explained(tuple(given[: len(inputs)]), options, asked), gradients)
         return settled(replace(found, numpy=numpy))
 
 
-def _explained(inputs: tuple[Any, ...], options: dict[str, Any], at: Any) -> Explanation:
+def _explained(inputs: tuple[Any, ...], options: dict[str, Any], at: Asked) -> Explanation:
     if inputs and isinstance(inputs[0], nn.Module):
         return _of_module(inputs[0], inputs[1:], options, at)
     if inputs and inputs[0] is masked_softmax:
@@ -164,7 +186,7 @@ def _explained(inputs: tuple[Any, ...], options: dict[str, Any], at: Any) -> Exp
     return _of_arguments(Arguments(**given), at)
 
 
-def _of_softmax(inputs: tuple[Any, ...], options: dict[str, Any], at: Any) -> Explanation:
+def _of_softmax(inputs: tuple[Any, ...], options: dict[str, Any], at: Asked) -> Explanation:
     """The steps of a call of `masked_softmax`."""
     try:
         given = signature(masked_softmax).bind(*inputs, **options).arguments
@@ -180,7 +202,7 @@ def _of_softmax(inputs: tuple[Any, ...], options: dict[str, Any], at: Any) -> Ex
 
 
 def _of_own_scores(
-    scores: Any, at: Any, *, mask: Any = None, valid_lens: Any = None, align: Any = None, **other: Any
+    scores: Any, at: Asked, *, mask: Any = None, valid_lens: Any = None, align: Any = None, **other: Any
 ) -> Explanation:
     """The steps of the softmax of scores of the caller's own."""
     if other:
@@ -196,7 +218,7 @@ def _of_own_scores(
     return _of_scores(scores, mask, valid_lens, align, at)
 
 
-def _of_scores(scores: Any, first: Any, second: Any, align: Any, at: Any) -> Explanation:
+def _of_scores(scores: Any, first: Any, second: Any, align: Any, at: Asked) -> Explanation:
     """The steps of the softmax of scores. `first`, `second`: each a mask or lengths, as `masked_softmax` takes them."""
     tensor = to_tensor_float(listed_scores(scores), "scores")
     check_float(tensor, "scores")
@@ -211,7 +233,7 @@ def _of_scores(scores: Any, first: Any, second: Any, align: Any, at: Any) -> Exp
         return explain_softmax(rows, mask, at, check_align(align))
 
 
-def _of_arguments(call: Arguments, at: Any) -> Explanation:
+def _of_arguments(call: Arguments, at: Asked) -> Explanation:
     """The steps of a call of `attention`."""
     problem = call.problem(by_tile=True)
     if not readable(problem.query):
@@ -229,7 +251,7 @@ def no_numbers() -> UnsupportedError:
     )
 
 
-def _of_module(module: nn.Module, inputs: tuple[Any, ...], keywords: dict[str, Any], at: Any) -> Explanation:
+def _of_module(module: nn.Module, inputs: tuple[Any, ...], keywords: dict[str, Any], at: Asked) -> Explanation:
     if isinstance(module, MultiHeadAttention | nn.MultiheadAttention):
         ours = module if isinstance(module, MultiHeadAttention) else as_ours(module)
         return explain_multi_head(ours, inputs, keywords, at)

@@ -153,9 +153,9 @@ class Explanation:
     def plot(self, name: str = "weights", ax: Axes | None = None) -> Axes | np.ndarray:
         """Draw a step with matplotlib: "scores", "weights", "output", … Returns the axes, an array of them for several.
 
-        `name`: a step with rows and columns; each sequence and head has a picture of its own. `ax`: the axes to draw
-        on, where there is one picture. Numbers that are not finite are left white. Raises a `ClearheadError` for an
-        unknown name.
+        `name`: a step with rows and columns; each sequence and head has a picture of its own, with its numbers in it up
+        to 8 × 8. `ax`: the axes to draw on, where there is one picture. Numbers that are not finite are left white.
+        Raises a `ClearheadError` for an unknown name.
         """
         return as_plot.plot(self._step(name), self.shown, ax)
 

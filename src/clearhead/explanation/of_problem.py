@@ -111,7 +111,9 @@ def mask_part(mask: Any, sizes: Sizes, shown: Shown, scores: Step) -> list[Step]
     assert isinstance(mask, Mask)
     steps = mask.explained(sizes, (*shown.region.sides[:3], slice(None)))
     first = next(n for n, step in enumerate(steps) if step.value.dtype == torch.bool)
-    steps[first] = steps[first].but(why=f"{steps[first].why} ■ is True: the query may see the key; · is False.")
+    steps[first] = steps[first].but(
+        why=f"{steps[first].why} A filled cell, ■, is True: the query may see the key. · is False."
+    )
     keep = steps[-1].value.expand(scores.value.shape)
     why = (
         f"Where the mask is False the score becomes -∞: here for {int((~keep).sum()):,} of {keep.numel():,} pairs. "

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from clearhead.base.errors import ClearheadError
+from clearhead.base.errors import ClearheadError, ShapeError
 from clearhead.base.shapes import Sizes
 from clearhead.base.steps import Step
+from clearhead.base.text import word_list
 from clearhead.inspection.index import parse
 from clearhead.problem.region import Region
 
@@ -21,6 +23,27 @@ QUERIES = 8  # the most queries that are explained
 KEYS = 64  # the most keys that any view of an explanation holds; of more keys, those with the largest weights
 FEW = 5  # as many keys fit in the narrowest view, text
 SAID = 3  # rows of the first table whose largest weights are said in words
+
+
+class Asked(NamedTuple):
+    """What a caller asked for: the part to explain, an index of the weights, and a word for each query and each key."""
+
+    at: Any = None
+    tokens: Sequence[str] | None = None
+    source_tokens: Sequence[str] | None = None
+
+    def words(self, queries: int, keys: int) -> tuple[tuple[str, ...] | None, tuple[str, ...] | None]:
+        """The words of so many queries, and of so many keys."""
+        own = self._checked("tokens", self.tokens, queries, "queries")
+        source = self._checked("source_tokens", self.source_tokens, keys, "keys")
+        return own, own if source is None and queries == keys else source
+
+    @staticmethod
+    def _checked(name: str, given: Any, count: int, what: str) -> tuple[str, ...] | None:
+        words = word_list(name, given)
+        if words is not None and len(words) != count:
+            raise ShapeError(f"{name} has {len(words)} words, and there are {count} {what}: one word belongs to each.")
+        return None if words is None else tuple(words)
 
 
 @dataclass(frozen=True)
@@ -54,7 +77,7 @@ class Shown:
 
     def name(self, axis: str, place: int) -> str:
         """The name of a row or a column: its place and word, or its kind and place."""
-        words = {"Lq": self.query_words, "Lk": self.key_words}.get(axis)
+        words = {"Lq": self.query_words, "L": self.query_words, "Lk": self.key_words}.get(axis)
         kinds = {"Lq": "query", "Lk": "key", "L": "position", "B": "sequence", "H": "head"}
         if words is not None:
             return f"{place} {words[place]}"
@@ -80,10 +103,13 @@ def _slice(places: tuple[int, ...]) -> slice:
 
 
 def choose(at: Any, sizes: Sizes) -> Shown:
-    """The part that an index of the weights names. None names the whole call; of a large part, the first is taken.
+    """The part that an index of the weights names, or an `Asked`, which may have words. None names the whole call; of a
+    large part, the first is taken.
 
     `settle` chooses the keys and the pair, when the weights are known.
     """
+    at, *_ = asked = at if isinstance(at, Asked) else Asked(at)
+    words = asked.words(sizes.queries, sizes.keys)
     shape = torch.Size((*sizes.shown, sizes.queries, sizes.keys))
     if 0 in shape:
         raise ClearheadError(f"there is nothing to explain: the weights are {tuple(shape)}, without a pair.")
@@ -106,7 +132,8 @@ def choose(at: Any, sizes: Sizes) -> Shown:
     absent = ("B", "H")[min(len(sizes.shown), 2) :]
     whole = len(keys) in (1, sizes.keys)  # beside one named key, the keys with the largest weights are shown
     pair = (0, 0, 0, -1 if len(keys) == sizes.keys else keys[0])
-    return Shown(sizes, batches, heads, queries, () if whole else keys, pair, absent, tuple(left_out))
+    keys = () if whole else keys
+    return Shown(sizes, batches, heads, queries, keys, pair, absent, tuple(left_out), (), *words)
 
 
 def _names_heads(at: Any, shape: torch.Size) -> bool:

@@ -371,7 +371,7 @@ def _rows(problem: Problem, engine: Engine) -> tuple[Tensor, Tensor]:
 def weights(
     query: ArrayT,
     key: ArrayT,
-    *,
+    *value: Never,
     score: ScoreLike = None,
     mask: MaskLike = None,
     valid_lens: Integers | None = None,
@@ -398,6 +398,11 @@ def weights(
     Raises `ClearheadError`, `ShapeError` or `UnsupportedError` (`engine="sdpa"` does not show its weights).
     Cost: that of the parts you look at; see `Weights`.
     """
+    if value or "value" in others:
+        raise ClearheadError(
+            "weights takes query and key alone: the weights depend on no value. Pass weights(query, key), with "
+            "options as keywords; the output is attention(query, key, value)."
+        )
     if others:
         refuse_keywords("weights", others)
     is_numpy(query=query, key=key)

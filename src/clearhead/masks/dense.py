@@ -116,8 +116,10 @@ def _of_few_rows(keep: Tensor, keys: int) -> tuple[Tensor, Tensor, bool]:
 
 def check_keep(keep: Tensor, name: str) -> Tensor:
     if keep.dtype != torch.bool:
+        whole = not (keep.is_floating_point() or keep.is_complex())
+        lengths = "\nLengths, how many keys may be seen, pass as Lengths(mask)." if whole else ""
         raise ClearheadError(
             f"{name} has dtype {keep.dtype}, shape {tuple(keep.shape)}; expected bool, True where a query may attend."
-            f"\n{mask_forms('mask', keep)}\nA float tensor passed as mask= is added to the scores."
+            f"\n{mask_forms('mask', keep)}{lengths}\nA float tensor passed as mask= is added to the scores."
         )
     return keep

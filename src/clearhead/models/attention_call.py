@@ -13,7 +13,7 @@ from clearhead.base.arrays import accumulated
 from clearhead.base.errors import ClearheadError, ShapeError, UnsupportedError
 from clearhead.base.renamed import missing
 from clearhead.base.steps import Step, number
-from clearhead.base.text import said
+from clearhead.base.text import said, word_list
 from clearhead.base.tracing import without_autocast
 from clearhead.explanation.diagnosis.case import Case
 from clearhead.explanation.diagnosis.diagnose import diagnosis_of
@@ -32,7 +32,7 @@ from clearhead.inspection.matrix import Index
 from clearhead.inspection.source import FromRecord
 from clearhead.inspection.weights import Weights
 from clearhead.masks.base import Mask
-from clearhead.models.call import Call, Outcome, with_key, word_list
+from clearhead.models.call import Call, Outcome, with_key
 from clearhead.models.chain.cached import Cached
 from clearhead.models.tap.layers import FIRST, LayerName
 from clearhead.models.tap.modules import Kind

@@ -101,17 +101,3 @@ def with_key(problem: Problem, key: Tensor) -> Problem:
 def no_key(cached: Cached) -> Tensor:
     """A tensor of the key's shape that takes the memory of one number."""
     return cached.link.new.new_zeros(()).expand(cached.shape)
-
-
-def word_list(name: str, words: Any) -> list[str] | None:
-    """The caller's words, one for each position, from any ordered iterable; None for None."""
-    if words is None:
-        return None
-    ordered = not isinstance(words, str | bytes | set | frozenset | dict) and hasattr(words, "__iter__")
-    found = list(words) if ordered else []
-    if not ordered or not all(isinstance(word, str) for word in found):
-        raise ClearheadError(
-            f"{name} takes words, one for each position; got a {type(words).__name__}. For token ids pass "
-            "tokenizer.convert_ids_to_tokens(ids)."
-        )
-    return found

@@ -14,6 +14,7 @@ from clearhead.base.errors import ClearheadError
 from clearhead.base.pictures import Style
 from clearhead.base.renamed import missing, refuse
 from clearhead.base.selected import as_index
+from clearhead.base.text import word_list
 from clearhead.explanation.diagnosis.diagnose import diagnosis_of
 from clearhead.explanation.diagnosis.diagnosis import Diagnosis
 from clearhead.explanation.explanation import Explanation
@@ -24,7 +25,6 @@ from clearhead.inspection.reductions.mean_distance import MeanDistance
 from clearhead.inspection.reductions.sink_share import SinkShare
 from clearhead.inspection.reductions.topk import TopK
 from clearhead.models.attention_call import AttentionCall, case_of
-from clearhead.models.call import word_list
 from clearhead.models.calls import Calls, chosen_calls, labels, one_call
 from clearhead.models.chain.generation import Generation, joined_call
 from clearhead.models.read.audit import Audit, Expected, audit

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -10,8 +11,10 @@ from torch import nn
 
 from clearhead import _attention
 from clearhead._attention import Arguments, Attended
+from clearhead.base.errors import ClearheadError
 from clearhead.base.numbers import check_flag
 from clearhead.base.tracing import compiling, transformed
+from clearhead.base.unpacked import looked_into
 from clearhead.inspection.source import FromCall, FromRecord, Source, Unpacked, shown
 from clearhead.inspection.weights import Weights
 from clearhead.masks.ragged import RaggedMask
@@ -38,7 +41,7 @@ class RecordingModule(nn.Module):
 
     @property
     def attention_weights(self) -> Weights | None:
-        """The weights of the last call, lazy, before dropout; None before any call.
+        """The weights of the last call, lazy, before dropout; None before any call, of which `[…]` and `.plot` raise.
 
         Of nested inputs they are those of the padded batch: a query beyond its sequence sees no key.
         They are detached: a loss on them trains nothing. With `record_gradients=True` the module keeps the graph of its
@@ -51,6 +54,11 @@ class RecordingModule(nn.Module):
         """
         last, made = self._last, self._made  # read once: another thread may be calling the module
         if last is None:
+            if not compiling() and looked_into(sys._getframe(1)):
+                raise ClearheadError(
+                    f"{type(self).__name__}.attention_weights is None: it shows the weights of the last call, and "
+                    "there was none. Calls inside torch.compile or torch.func are not kept, nor are those of a copy."
+                )
             return None
         if made is None or made[0] is not last:
             made = self.__dict__["_made"] = last, RecordedWeights(last)

@@ -9,19 +9,19 @@ from torch import Tensor, nn
 from torch.nn.modules.lazy import LazyModuleMixin
 from torch.nn.parameter import is_lazy
 
-from clearhead.base.arrays import Array, ArrayT, Integers, check_float, is_numpy, to_tensor_float
+from clearhead.base.arrays import Array, ArrayT, Integers, as_input, check_float, is_numpy
 from clearhead.base.dropout import check_dropout
 from clearhead.base.errors import ShapeError, UnsupportedError, columns
 from clearhead.base.numbers import check_count
 from clearhead.base.shapes import AlignLike
 from clearhead.base.torch_private import has_hooks, parts_of, put_parts
 from clearhead.base.tracing import distributed
+from clearhead.base.unpacked import refuse_unpacking
 from clearhead.masks.base import MaskLike
 from clearhead.nn._heads import check_dtype, reset
 from clearhead.nn._keywords import OF_ADDITIVE, OLDER_ADDITIVE, built_with
 from clearhead.nn._nested import HEADS, nested_inputs
 from clearhead.nn._record import RecordingModule
-from clearhead.nn._unpacked import refuse_unpacking
 from clearhead.nn.prepared_keys import PreparedKeys, check_value_given, taken
 from clearhead.problem.keywords import refuse_keywords
 from clearhead.problem.lengths import with_lengths
@@ -167,7 +167,7 @@ class AdditiveAttention(RecordingModule):
             row, back = self.prepare(nested.key, nested.value), nested.packed.rows["key"].nested
             return row.over(*(back(tensor) for tensor in (row._key, row._value) if isinstance(tensor, Tensor)))
         numpy = is_numpy(key=key, value=value)
-        tensors = {"key": to_tensor_float(key, "key"), "value": to_tensor_float(value, "value")}
+        tensors = {"key": as_input(key, "key"), "value": as_input(value, "value")}
         for name, tensor in tensors.items():
             check_float(tensor, name)
         rows = {name: tuple(tensor.shape) for name, tensor in tensors.items()}

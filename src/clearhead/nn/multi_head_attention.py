@@ -16,6 +16,7 @@ from clearhead.base.numbers import check_count, check_flag
 from clearhead.base.positions import check_align
 from clearhead.base.shapes import AlignLike, Sizes
 from clearhead.base.text import brief
+from clearhead.base.unpacked import refuse_unpacking
 from clearhead.biases.base import Bias, BiasLike
 from clearhead.masks.base import MaskLike
 from clearhead.masks.causal import Causal
@@ -55,7 +56,6 @@ from clearhead.nn._options import (
     with_own,
 )
 from clearhead.nn._record import RecordingModule
-from clearhead.nn._unpacked import refuse_unpacking
 from clearhead.nn.key_value_cache import KeyValueCache
 from clearhead.nn.prepared_keys import PreparedKeys, check_value_given, taken
 from clearhead.nn.rotary_embedding import RotaryEmbedding

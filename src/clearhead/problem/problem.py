@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from clearhead.base.arrays import check_float, mask_forms, to_tensor, to_tensor_float
+from clearhead.base.arrays import as_input, check_float, mask_forms, to_tensor
 from clearhead.base.dropout import check_dropout, draw_seed
 from clearhead.base.errors import ClearheadError, ShapeError, UnsupportedError, columns
 from clearhead.base.numbers import check_number
@@ -36,6 +36,7 @@ from clearhead.biases.dense import DenseBias
 from clearhead.masks.base import Mask, Spans, positions_unknown
 from clearhead.masks.dense import DenseMask, check_keep
 from clearhead.masks.ragged import RaggedMask
+from clearhead.problem.lengths import check_mask
 from clearhead.problem.reads import tensors_in
 from clearhead.problem.region import Region, bias_part, visible_part
 from clearhead.problem.unseen import group, zero
@@ -238,8 +239,8 @@ def _of_all(sizes: Sizes, first: int, total: int) -> Sizes:
 
 def inputs(query: Any, key: Any, value: Any) -> tuple[Tensor, Tensor, Tensor | None, Sizes]:
     """The arguments as tensors (B, H, L, E)."""
-    query, key = to_tensor_float(query, "query"), to_tensor_float(key, "key")
-    value = None if value is ABSENT else to_tensor_float(value, "value")
+    query, key = as_input(query, "query"), as_input(key, "key")
+    value = None if value is ABSENT else as_input(value, "value")
     if any_autocast() or not ordinary():
         refuse_jit()
         query, key, value = autocast(query), autocast(key), None if value is None else autocast(value)
@@ -248,7 +249,7 @@ def inputs(query: Any, key: Any, value: Any) -> tuple[Tensor, Tensor, Tensor | N
 
 def with_value(problem: Problem, value: Any) -> Problem:
     """The same problem with a value (..., Lk, Ev), whose leading dimensions broadcast to the problem's."""
-    value = to_tensor_float(value, "value")
+    value = as_input(value, "value")
     if value.dtype != problem.query.dtype and value.is_floating_point():  # the call was under autocast
         dtype = torch.promote_types(value.dtype, problem.query.dtype)
         scores = problem.scores._replace(query=problem.query.to(dtype), key=problem.key.to(dtype))
@@ -371,6 +372,7 @@ def _as_mask(mask: Any, sizes: Sizes, dtype: torch.dtype, as_written: bool) -> t
     if isinstance(mask, Mask):
         return resolve(mask, sizes, as_written), None
     if not isinstance(mask, Tensor | np.ndarray):
+        check_mask(mask)
         raise _not_one("mask", mask, "a Mask, such as Causal(), a bool tensor (True: may attend), or a float tensor")
     tensor = to_tensor(mask, "mask")
     if tensor.device != sizes.device:

@@ -15,6 +15,7 @@ from clearhead.base.arrays import (
     FLOATS,
     ArrayT,
     accumulated,
+    as_input,
     check_float,
     check_memory,
     is_dense,
@@ -270,7 +271,7 @@ class Score(nn.Module, ABC):
 
         NumPy in, NumPy out. Makes the whole matrix: for long inputs see `clearhead.weights(...).scores(index)`.
         """
-        queries, keys, _, sizes = as_inputs(to_tensor_float(query, "query"), to_tensor_float(key, "key"), None)
+        queries, keys, _, sizes = as_inputs(as_input(query, "query"), as_input(key, "key"), None)
         self.check(queries, keys)
         keys = keys.repeat_interleave(sizes.heads // keys.shape[1], dim=1)
         scores: Any = sizes.restore(by_tile(ByTile(self, queries, keys, self.factor(queries.shape[-1]), self.softcap)))
@@ -424,12 +425,15 @@ def check_equal_width(score: Score, query: Tensor, key: Tensor) -> None:
     """Raise where a score that compares vectors is given two widths."""
     if query.shape[-1] != key.shape[-1]:
         widths = f"query_dim={query.shape[-1]}, key_dim={key.shape[-1]}"
+        turned = ""
+        if query.shape[-2] == key.shape[-1]:
+            turned = "If each query is a column, pass query.mT. If the widths differ by intent:\n"
         # without the dimensions of size 1 that were added
         shown = [i for i in range(4) if i > 1 or query.shape[i] != 1 or key.shape[i] != 1]
         raise ShapeError(
             f"{type(score).__name__} needs query and key of one width E, and they differ.\n"
             + columns({name: [t.shape[i] for i in shown] for name, t in (("query", query), ("key", key))}, -1)
-            + f"\nPass score=Bilinear({widths}) or Additive({widths}, hidden_dim=...), which take two widths."
+            + f"\n{turned}Pass score=Bilinear({widths}) or Additive({widths}, hidden_dim=...), which take two widths."
         )
 
 

@@ -16,8 +16,8 @@ function rounded(size, format, digits) {
 }
 
 /**
- * A number as Python's `number()` has it: four digits after the point; below 0.1 and far from 1, four in all. A number that
- * is rounded up to 0.1 is shown as 0.1 is.
+ * A number as Python's `number()` has it: four digits after the point, but for whole numbers; below 0.1 and far from 1, four
+ * in all. A number that is rounded up to 0.1 is shown as 0.1 is.
  *
  * @param {number} x
  */
@@ -26,8 +26,9 @@ export function number(x) {
   if (!Number.isFinite(x)) return x > 0 ? "∞" : "-∞";
   const size = Math.abs(x);
   const sign = x < 0 ? "-" : "";
-  const digits = x === 0 || size >= 0.099995 ? 4 : size >= 0.0099995 ? 5 : 6;
-  if (x === 0 || (size >= 0.00099995 && size < 1e4)) return sign + rounded(size, "toFixed", digits);
+  if (Number.isInteger(x) && size < 1e4) return String(x + 0);
+  const digits = size >= 0.099995 ? 4 : size >= 0.0099995 ? 5 : 6;
+  if (size >= 0.00099995 && size < 1e4) return sign + rounded(size, "toFixed", digits);
   return sign + rounded(size, "toExponential", 3).replace(/e([+-])(\d)$/, "e$10$2");
 }
 

@@ -4,7 +4,7 @@ import { everyIn, firstIn, make } from "../../base/front/dom.js";
 import { namesIn } from "../../base/front/language.js";
 import { addressOf, choice, choose } from "./choice.js";
 import { byId } from "./data.js";
-import { formulaNow, isStale, parts, stepOf, whyNow } from "./steps.js";
+import { editable, formulaNow, isStale, parts, stepOf, steps, whyNow } from "./steps.js";
 import { axisKey, tableOfStep } from "./tables.js";
 
 /** @import { Card, Part, Step, TableView } from "./types.d.ts" */
@@ -52,6 +52,8 @@ function drawnOf(text) {
   return drawn;
 }
 
+const FOLLOW = ["weights", "output"]; // the steps that are shown below inputs, as they are now
+
 /** @param {Card} card */
 function buildCard(card) {
   const { element: box, part, steps: own } = card;
@@ -90,6 +92,14 @@ function buildCard(card) {
     row.append(column);
   }
   box.append(row);
+  const follow = own.some(editable) ? FOLLOW.flatMap((name) => steps.get(name) ?? []).filter((step) => step.tree) : [];
+  if (follow.length) {
+    const live = make("div", "live operand");
+    const line = make("div", "tables");
+    live.append(make("p", "quiet", "What follows from these inputs:"), line);
+    for (const step of follow) add(line, step, true);
+    box.append(live);
+  }
   if (part.drawn && part.steps[0].name === own[0].name) {
     box.append(drawnOf(part.drawn));
   }

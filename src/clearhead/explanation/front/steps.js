@@ -278,5 +278,5 @@ export function formulaNow(step) {
  */
 export function whyNow(step) {
   if (isStale(step)) return `Of the numbers first given; this page does not compute it again. ${step.why}`;
-  return step.changed && /\d\.\d|\d%|\d of \d/.test(step.why) ? `With the numbers first given: ${step.why}` : step.why;
+  return step.changed && /\d\.\d|\d%|\d of \d|sum to \d/.test(step.why) ? `With the numbers first given: ${step.why}` : step.why;
 }

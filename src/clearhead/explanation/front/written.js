@@ -77,15 +77,13 @@ export function placeAt(axis, n) {
 export function sentenceOf(step, index) {
   const x = step.numbers[placeOf(index, step.sizes)];
   const result = step.kind === "allowed" ? (x ? "True" : "False") : textOf(x, step.kind);
-  /** @type {Piece[]} */
-  const pieces = [`${placeName(step, index)} = `];
   const node = canWriteOut(step);
-  if (node) {
-    const made = node.term(index).pieces;
-    if (plainText(made) !== result) pieces.push(...made, " = ");
-    else pieces.push(...made.filter((piece) => typeof piece !== "string" && !piece.text));
+  const made = node ? node.term(index).pieces : [];
+  const place = placeName(step, index);
+  if (!node || plainText(made) === result) {
+    return [`${place} = `, ...made.filter((piece) => typeof piece !== "string" && !piece.text), result];
   }
-  return [...pieces, result];
+  return step.kind === "allowed" ? [`${place}: `, ...made, " is ", result] : [`${place} = `, ...made, " = ", result];
 }
 
 /**
@@ -94,6 +92,8 @@ export function sentenceOf(step, index) {
  */
 export function showNumber(step, index) {
   const box = byId("written");
+  // an input, among inputs, needs no bar that stays in sight
+  byId("below").classList.toggle("plain", step.given && stepOf(choice.step).given);
   /** @type {Map<string, number>} */
   const tones = new Map(); // of each step's name, the colour of its numbers
   const node = canWriteOut(step);

@@ -20,7 +20,7 @@ from clearhead.explanation.modules.captured import Captured, captured
 from clearhead.explanation.modules.projection import Linear, joined_steps, projection_steps, split
 from clearhead.explanation.modules.sides import Side, gate_steps, side_steps, stages
 from clearhead.explanation.of_problem import attention_parts, input_steps
-from clearhead.explanation.shown import Shown, choose, settle
+from clearhead.explanation.shown import Asked, Shown, choose, settle
 from clearhead.nn._heads import split_heads
 from clearhead.nn._options import given_places, key_places, opened
 from clearhead.nn.key_value_cache import KeyValueCache
@@ -95,7 +95,7 @@ SIDES = {"query": "Lq", "key": "Lk", "value": "Lk"}
 
 
 def explain_multi_head(
-    module: MultiHeadAttention | TorchMultiheadAttention, inputs: tuple[Any, ...], keywords: dict[str, Any], at: Any
+    module: MultiHeadAttention | TorchMultiheadAttention, inputs: tuple[Any, ...], keywords: dict[str, Any], at: Asked
 ) -> Explanation:
     """The projections, their split into heads, each head's attention, and the last projection."""
     layers, found = layers_of(module), captured(module, inputs, keywords)
@@ -109,7 +109,7 @@ def _explained(
     found: Captured,
     inputs: tuple[Any, ...],
     keywords: dict[str, Any],
-    at: Any,
+    at: Asked,
 ) -> Explanation:
     bound = inspect.signature(module.forward).bind(*inputs, **keywords).arguments
     given: dict[str, Any] = {name: bound.get(name) for name in SIDES}
@@ -120,8 +120,9 @@ def _explained(
     if batched:
         shown = choose(at, problem.sizes)
     else:
-        index = at if isinstance(at, tuple) else (at,)
-        shown = replace(choose(None if at is None else (0, *index), problem.sizes), absent=("B",))
+        index = at.at if isinstance(at.at, tuple) else (at.at,)
+        inner = at if at.at is None else at._replace(at=(0, *index))
+        shown = replace(choose(inner, problem.sizes), absent=("B",))
     sources = _sources(given, shown, problem.query.dtype)
     projected = _projected(layers, sources, shown, found, bound)
     attention, weights, keep = attention_parts(problem, found.call.mask, shown, projected)

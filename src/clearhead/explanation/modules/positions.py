@@ -16,7 +16,7 @@ from clearhead.base.steps import Step, made
 from clearhead.base.text import brief
 from clearhead.explanation.explanation import Explanation, Part
 from clearhead.explanation.modules.projection import rotary_steps, speeds
-from clearhead.explanation.shown import QUERIES, Shown
+from clearhead.explanation.shown import QUERIES, Asked, Shown
 from clearhead.nn._positions import every_position
 from clearhead.nn.learned_positional_encoding import LearnedPositionalEncoding
 from clearhead.nn.rotary_embedding import RotaryEmbedding
@@ -26,12 +26,16 @@ Positional = SinusoidalPositionalEncoding | LearnedPositionalEncoding | RotaryEm
 AXES = ("B", "H", "L", "E")
 
 
-def explain_positions(module: Positional, inputs: tuple[Any, ...], keywords: dict[str, Any], at: Any) -> Explanation:
-    """The steps of a module that encodes positions, for the positions that `at` names, a number or a slice of them."""
+def explain_positions(
+    module: Positional, inputs: tuple[Any, ...], keywords: dict[str, Any], asked: Asked
+) -> Explanation:
+    """The steps of a module that encodes positions. `asked.at` names the positions, a number or a slice of them."""
     given = inspect.signature(module.forward).bind(*inputs, **keywords).arguments
     x, offset = given["x"], given.get("offset", 0)
     module(x, offset, positions=given.get("positions"))  # raises the module's own errors
     length = range(x.shape[-2])
+    words, _ = asked.words(len(length), len(length))
+    at = asked.at
     places = length[:QUERIES] if at is None else _places(at, length)
     if 0 in x.shape[:-1]:
         raise ClearheadError(f"there is nothing to explain: x is {tuple(x.shape)}, without a position.")
@@ -43,7 +47,7 @@ def explain_positions(module: Positional, inputs: tuple[Any, ...], keywords: dic
     sizes = Sizes(batch, heads, len(length), len(length), leading=x.shape[:-2])
     absent = AXES[x.ndim - 2 : 2] if x.ndim < 3 else ("H",) if x.ndim == 3 else ()
     pair = (0, 0, min(1, len(places) - 1), 0)
-    shown = Shown(sizes, tuple(range(batch)), tuple(range(heads)), tuple(places), (), pair, absent, left_out)
+    shown = Shown(sizes, tuple(range(batch)), tuple(range(heads)), tuple(places), (), pair, absent, left_out, (), words)
     why = "One vector for each position p, such as that of a word. The vector alone does not say where it stands."
     source = Step("x", why, four[:, :, list(places)].to(accumulated(x.dtype)), AXES)
     every = every_position(x, offset, given.get("positions"), type(module).__name__)

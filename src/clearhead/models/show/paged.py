@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 
 from clearhead.base.errors import ClearheadError, ShapeError
+from clearhead.base.text import word_list
 from clearhead.explanation.modules.origin.find import Pair, frequencies
 from clearhead.inspection.measures import Found, Measure
 from clearhead.models.attention_call import AttentionCall, norms_of
-from clearhead.models.call import word_list
 from clearhead.models.calls import labels
 from clearhead.models.read.distinctive import distinctive, measured
 from clearhead.models.read.tokens import Tokens, told_unread

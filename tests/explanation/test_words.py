@@ -1,0 +1,59 @@
+"""Words of the caller's own name rows and columns, in every form of an explanation."""
+
+import pytest
+import torch
+
+import clearhead as ch
+
+QUERY, KEY = torch.rand(2, 4), torch.rand(3, 4)
+OWN, SOURCE = ["Das", "<i>Tier"], ["the", "animal", "$x$"]
+
+
+def explained(**options):
+    return ch.explain(QUERY, KEY, KEY, tokens=OWN, source_tokens=SOURCE, **options)
+
+
+def test_rows_and_columns_bear_them():
+    explanation = explained(mask=ch.Lengths([2]))
+    for said in (str(explanation), str(explanation.to_dict())):
+        assert all(f"{n} {word}" in said for words in (OWN, SOURCE) for n, word in enumerate(words))
+        assert "query 0" not in said and "key 0" not in said
+    tables = {entry["name"]: entry["tables"][0] for part in explanation.to_dict()["parts"] for entry in part["steps"]}
+    assert tables["weights"]["rows"] == ("0 Das", "1 <i>Tier")
+    assert tables["weights"]["columns"] == tables["key"]["rows"] == ("0 the", "1 animal", "2 $x$")
+    assert "1 <i>Tier takes" in " ".join(str(explained(at=1)).split())
+    for page in (explanation.html(), explanation._repr_html_(), explanation.markdown()):
+        assert "<i>Tier" not in page.replace("\\<i>Tier", "") and "animal" in page
+    import matplotlib
+
+    matplotlib.use("Agg")
+    axes = explanation.plot()
+    assert [text.get_text() for text in axes.get_xticklabels()] == ["0 the", "1 animal", r"2 \$x\$"]
+
+
+def test_keys_have_the_words_of_as_many_queries():
+    said = str(ch.explain(KEY, KEY, KEY, tokens=SOURCE))
+    assert said.count("2 $x$") > 6 and "key 0" not in said
+    said = str(ch.explain(QUERY, KEY, KEY, tokens=OWN))
+    assert "0 Das" in said and "key 0" in said
+    said = str(ch.explain(QUERY, KEY, KEY, source_tokens=SOURCE))
+    assert "query 0" in said and "0 the" in said
+
+
+def test_scores_modules_and_positions_take_them():
+    assert "1 animal" in str(ch.explain(torch.rand(2, 3), tokens=OWN, source_tokens=SOURCE))
+    attend, x = ch.nn.MultiHeadAttention(4, 2), torch.rand(1, 3, 4)
+    for given in (x, x[0]):
+        said = str(ch.explain(attend, given, given, given, tokens=SOURCE, at=(0, 1) if given.ndim > 2 else 1))
+        assert "1 animal" in said and "position 1" not in said
+    said = str(ch.explain(ch.nn.SinusoidalPositionalEncoding(4), x, tokens=SOURCE, at=1))
+    assert "1 animal" in said and "0 the" not in said
+
+
+@pytest.mark.parametrize("words", [["a"], ["a", 1], "ab", {"a", "b"}, [], [["a"], ["b"]]], ids=repr)
+def test_words_that_do_not_fit_are_refused(words):
+    for given in ({"tokens": words}, {"source_tokens": words}):
+        with pytest.raises(ch.ClearheadError, match=r"one word belongs to each|words, one for each position"):
+            ch.explain(torch.rand(2, 4), torch.rand(2, 4), torch.rand(2, 4), **given)
+    with pytest.raises(ch.ClearheadError, match="tokens has 2 words, and there are 3 queries"):
+        ch.explain(ch.nn.SinusoidalPositionalEncoding(4), torch.rand(1, 3, 4), tokens=OWN)

@@ -1,0 +1,109 @@
+"""What a beginner writes first and wrongly: the message says what is meant."""
+
+import numpy as np
+import pytest
+import torch
+
+import clearhead as ch
+
+X = torch.rand(2, 5, 4)
+IDS = torch.randint(9, (2, 5))
+ATTENDS = {
+    "attention": ch.attention,
+    "weights": lambda q, k, v: ch.weights(q, k),
+    "plan": ch.plan,
+    "explain": ch.explain,
+    "score": lambda q, k, v: ch.Dot()(q, k),
+    "DotProductAttention": ch.nn.DotProductAttention(),
+    "MultiHeadAttention": ch.nn.MultiHeadAttention(4, 2),
+    "AdditiveAttention": ch.nn.AdditiveAttention(4),
+    "prepare": lambda q, k, v: ch.nn.AdditiveAttention(4).prepare(k, v),
+}
+
+
+@pytest.mark.parametrize("name", ["attention", "weights", "plan", "explain", "DotProductAttention"])
+def test_a_turned_query_is_told_of_first(name):
+    with pytest.raises(ch.ShapeError, match=r"(?s)pass query\.mT\..*Bilinear"):
+        ATTENDS[name](torch.rand(2, 4, 3), X, X)
+    with pytest.raises(ch.ShapeError) as raised:  # turned, it would not fit either
+        ATTENDS[name](torch.rand(2, 6, 3), X, X)
+    assert "mT" not in str(raised.value)
+
+
+@pytest.mark.parametrize("name", ATTENDS)
+def test_integers_are_refused_alike_and_token_ids_named(name):
+    arrays = () if name == "MultiHeadAttention" else (IDS.numpy(), IDS.numpy().astype(np.uint8))  # it takes tensors
+    for given in (IDS, IDS.int(), *arrays):
+        cast = "float" if isinstance(given, torch.Tensor) else "astype"
+        with pytest.raises(ch.ClearheadError, match=rf"\.{cast}\(.*Of token ids pass .*nn\.Embedding"):
+            ATTENDS[name](given, given, given)
+    for given in (IDS.bool(), *(array.astype(bool) for array in arrays)):
+        with pytest.raises(ch.ClearheadError, match="expected float32") as raised:
+            ATTENDS[name](given, given, given)
+        assert "Embedding" not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    "mask", [[2, 4], (2, 4), torch.tensor([2, 4]), np.array([2, 4])], ids=lambda x: type(x).__name__
+)
+def test_lengths_as_a_mask_are_named(mask):
+    attend = ch.nn.DotProductAttention()
+    for function in (ch.attention, ch.plan, ch.partial, attend, lambda q, k, v, mask: ch.weights(q, k, mask=mask)):
+        with pytest.raises(ch.ClearheadError, match="Lengths"):
+            function(X, X, X, mask=mask)
+
+
+def test_weights_take_no_value():
+    for call in (
+        lambda: ch.weights(X, X, X),
+        lambda: ch.weights(X, X, value=X),
+        lambda: ch.weights(X, X, X, mask=None),
+    ):
+        with pytest.raises(ch.ClearheadError, match=r"depend on no value\. Pass weights\(query, key\)"):
+            call()
+
+
+class Holder(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.attend = ch.nn.MultiHeadAttention(4, 2)
+
+
+def test_weights_before_any_call():
+    model = Holder()
+    looks = (
+        lambda: model.attend.attention_weights[0],
+        lambda: model.attend.attention_weights[0, :2].sum(),
+        lambda: model.attend.attention_weights[1:],
+        lambda: model.attend.attention_weights.plot(),
+        lambda: torch.stack([model.attend.attention_weights.mean(1)]),
+    )
+    for look in looks:
+        with pytest.raises(ch.ClearheadError, match=r"^MultiHeadAttention\.attention_weights is None.* there was none"):
+            look()
+    table = [7]
+    assert model.attend.attention_weights is None and not model.attend.attention_weights
+    assert (model.attend.attention_weights, table[0]) == (None, 7)
+    assert [model.attend.attention_weights][0] is None and getattr(model.attend, "attention_weights") is None  # noqa: B009
+    assert model.attend.attention_weights is None or model.attend.attention_weights[0]
+    kept = model.attend.attention_weights
+    with pytest.raises(TypeError):
+        kept[0]
+    model.attend(X, X, X)
+    assert model.attend.attention_weights[0].shape == (2, 5, 5)
+
+
+def test_a_name_that_is_nearly_right():
+    meant = {"softmax": "masked_softmax", "causal": "Causal", "lengths": "Lengths", "Weigths": "weights"}
+    meant |= {"multiheadattention": "nn.MultiHeadAttention", "entropys": "reductions.Entropy", "dot": "Dot"}
+    for asked, name in meant.items():
+        with pytest.raises(AttributeError, match=rf"^clearhead has no '{asked}'\. Did you mean clearhead\.{name}\?$"):
+            getattr(ch, asked)
+    with pytest.raises(ImportError, match=r"Did you mean clearhead\.Causal\?"):
+        from clearhead import causal  # noqa: F401
+    for far in ("convolve", "__wrapped__", "_ipython_display_", "x"):
+        with pytest.raises(AttributeError, match=f"^module 'clearhead' has no attribute '{far}'$"):
+            getattr(ch, far)
+    from clearhead import problem  # a module, which is imported all the same
+
+    assert problem.__name__ == "clearhead.problem"
