@@ -9,11 +9,13 @@ from typing import Any, NoReturn, Protocol, overload, runtime_checkable
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from clearhead._attention import Arguments, ScoreLike
 from clearhead.base.arrays import Array, ArrayT, Integers
 from clearhead.base.errors import ClearheadError
 from clearhead.base.shapes import AlignLike
+from clearhead.base.tracing import readable
 from clearhead.biases.base import BiasLike
 from clearhead.explanation.diagnosis.case import Case
 from clearhead.explanation.diagnosis.checks import CHECKS
@@ -98,15 +100,16 @@ def diagnose(
     For a module of `clearhead.nn`, or a `torch.nn.MultiheadAttention`, pass the module and the arguments of its call.
     The module runs no further than to its attention, and its `attention_weights` and caches stay.
     For a model, record it, `with ch.watch(model, values=True) as seen: model(...)`, and call `seen.diagnose()` or
-    `diagnose(seen)`, or diagnose one of its calls. Without `values=True`, values and precision are not checked.
+    `diagnose(seen)`, or diagnose one of its calls. Without `values=True`, values, parameters and precision are not
+    checked.
     For training, pass the `Monitor` that `ch.models.monitor` gives: `diagnose(monitor)`.
 
     The checks look at the mask (queries that see nothing, the opposite polarity, padding attended, 0 and 1, all true,
     positions of unequal lengths, finite fills), at axes (heads without the transposition, and length and batch
-    exchanged, where memory or numbers show it), at numbers (NaN and infinity and their places, NaN that SDPA would
-    leak, the error against float64), and at the softmax (a scale missing or applied twice, saturation, few effective
-    keys, uniform heads, heads that rest on one key, values of 0). Entropies are compared to a uniform softmax under the
-    same mask; a scale is judged by the spread of the scores, not by its constant.
+    exchanged, where memory or numbers show it), at numbers (NaN and infinity in parameters and inputs, and their
+    places, NaN that SDPA would leak, the error against float64), and at the softmax (a scale missing or applied twice,
+    saturation, few effective keys, uniform heads, heads that rest on one key, values of 0). Entropies are compared to a
+    uniform softmax under the same mask; a scale is judged by the spread of the scores, not by its constant.
     Each threshold, and the reason for it, stands in the docstring of its check.
     Returns a `Diagnosis`, empty where nothing is found. Nothing that was passed is changed.
     Raises a `ClearheadError` for any other argument.
@@ -182,7 +185,10 @@ def _of_module(module: nn.Module, inputs: tuple[Any, ...], keywords: dict[str, A
         three = {side: given.arguments.get(side) for side in ("query", "key", "value")} if length_first else {}
         batched = {side: t for side, t in three.items() if isinstance(t, Tensor) and t.ndim == 3}
         call = reached.call.padded() or reached.call
-        return replace(case_of(call, name), length_first=batched)
+        sides = [t for side in ("query", "key", "value") if isinstance(t := given.arguments.get(side), Tensor)]
+        finite = all(bool((t.values() if t.is_nested else t).isfinite().all()) for t in sides)
+        learnt = {name: p.detach() for name, p in module.named_parameters() if not is_lazy(p) and readable(p)}
+        return replace(case_of(call, name), length_first=batched, parameters=learnt, given_finite=finite)
     raise ClearheadError(f"{type(module).__name__} computed no attention for these inputs.")
 
 

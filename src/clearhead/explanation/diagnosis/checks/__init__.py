@@ -3,6 +3,7 @@
 from clearhead.explanation.diagnosis.case import Check
 from clearhead.explanation.diagnosis.checks.all_true import AllTrue
 from clearhead.explanation.diagnosis.checks.batch_first import BatchFirst
+from clearhead.explanation.diagnosis.checks.broken_parameters import BrokenParameters
 from clearhead.explanation.diagnosis.checks.few_keys import FewKeys
 from clearhead.explanation.diagnosis.checks.finite_fill import FiniteFill
 from clearhead.explanation.diagnosis.checks.length_second import LengthSecond
@@ -22,6 +23,7 @@ from clearhead.explanation.diagnosis.checks.zero_values import ZeroValues
 from clearhead.explanation.diagnosis.checks.zeros_and_ones import ZerosAndOnes
 
 CHECKS: tuple[Check, ...] = (
+    BrokenParameters(),
     NotFinite(),
     ZerosAndOnes(),
     UnequalLengths(),
