@@ -63,7 +63,7 @@ def refuse_keys(add_bias_kv: bool, add_zero_attn: bool, ours: str) -> None:
         )
 
 
-def as_ours(module: nn.Module, state: dict[str, Any], prefix: str, *others: Any) -> None:
+def take_names(module: nn.Module, state: dict[str, Any], prefix: str, *others: Any) -> None:
     """Before a state dict is loaded: turn the names of an nn.MultiheadAttention into those of MultiHeadAttention.
 
     Names that are already ours stay, and so does what has no counterpart, which torch's loading then reports.

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import replace
-from inspect import signature
-from typing import Any, NoReturn, Protocol, overload, runtime_checkable
+from typing import Any, Protocol, overload, runtime_checkable
 
 import torch
 from torch import Tensor, nn
@@ -21,10 +20,8 @@ from clearhead.explanation.diagnosis.case import Case
 from clearhead.explanation.diagnosis.checks import CHECKS
 from clearhead.explanation.diagnosis.diagnosis import Diagnosis
 from clearhead.explanation.diagnosis.reading import case_of
-from clearhead.explanation.modules.captured import for_twin, twin_of
-from clearhead.explanation.modules.multi_head import as_ours
+from clearhead.explanation.modules.reached import reached
 from clearhead.masks.base import MaskLike
-from clearhead.nn._record import RecordingModule
 from clearhead.problem.lengths import joined
 
 
@@ -151,46 +148,14 @@ def diagnosis_of(cases: Iterable[Case]) -> Diagnosis:
     return Diagnosis(findings, [check.looks_for for check in CHECKS])
 
 
-class _Reached(Exception):
-    """Raised in place of a module's attention, with its arguments."""
-
-    def __init__(self, call: Arguments) -> None:
-        super().__init__()
-        self.call = call
-
-
 def _of_module(module: nn.Module, inputs: tuple[Any, ...], keywords: dict[str, Any]) -> Case:
     """The call of attention that a module would make."""
-    name = "bias"
-    if isinstance(module, nn.MultiheadAttention):
-        name = "attn_mask"
-        module = as_ours(module)
-    if not isinstance(module, RecordingModule):
-        raise ClearheadError(
-            f"diagnose knows the attention modules of clearhead.nn and torch.nn.MultiheadAttention; got a "
-            f"{type(module).__name__}. For a model, record its calls: with ch.watch(model) as seen: model(...); then "
-            "seen.diagnose()."
-        )
-    try:
-        given = signature(module.forward).bind(*inputs, **keywords)
-    except TypeError as error:
-        raise ClearheadError(f"diagnose calls {type(module).__name__} with the other arguments: {error}.") from None
-    try:
-        with torch.no_grad(), torch.random.fork_rng(devices=[]):
-            twin = twin_of(module, _reach)
-            named = {name: for_twin(one, module, twin) for name, one in given.kwargs.items()}
-            twin(*(for_twin(one, module, twin) for one in given.args), **named)
-    except _Reached as reached:
-        length_first = isinstance(module, nn.MultiheadAttention) and not module.batch_first
-        three = {side: given.arguments.get(side) for side in ("query", "key", "value")} if length_first else {}
-        batched = {side: t for side, t in three.items() if isinstance(t, Tensor) and t.ndim == 3}
-        call = reached.call.padded() or reached.call
-        sides = [t for side in ("query", "key", "value") if isinstance(t := given.arguments.get(side), Tensor)]
-        finite = all(bool((t.values() if t.is_nested else t).isfinite().all()) for t in sides)
-        learnt = {name: p.detach() for name, p in module.named_parameters() if not is_lazy(p) and readable(p)}
-        return replace(case_of(call, name), length_first=batched, parameters=learnt, given_finite=finite)
-    raise ClearheadError(f"{type(module).__name__} computed no attention for these inputs.")
-
-
-def _reach(query: Any, key: Any, value: Any, *, fresh: bool = False, **options: Any) -> NoReturn:
-    raise _Reached(Arguments(query, key, value, **options))
+    found, ours, given = reached("diagnose", module, inputs, keywords)
+    length_first = isinstance(ours, nn.MultiheadAttention) and not ours.batch_first
+    sides = {side: t for side in ("query", "key", "value") if isinstance(t := given.get(side), Tensor)}
+    return replace(
+        case_of(found.padded() or found, "attn_mask" if isinstance(module, nn.MultiheadAttention) else "bias"),
+        length_first={side: t for side, t in sides.items() if length_first and t.ndim == 3},
+        parameters={name: p.detach() for name, p in ours.named_parameters() if not is_lazy(p) and readable(p)},
+        given_finite=all(bool((t.values() if t.is_nested else t).isfinite().all()) for t in sides.values()),
+    )
