@@ -10,6 +10,7 @@ from torch.nn.modules.lazy import LazyModuleMixin
 from torch.nn.parameter import is_lazy
 
 from clearhead.base.arrays import Array, ArrayT, Integers, check_float, is_numpy, to_tensor_float
+from clearhead.base.built import built_with
 from clearhead.base.dropout import check_dropout
 from clearhead.base.errors import ShapeError, UnsupportedError, columns
 from clearhead.base.numbers import check_count
@@ -18,7 +19,7 @@ from clearhead.base.torch_private import has_hooks, parts_of, put_parts
 from clearhead.base.tracing import distributed
 from clearhead.masks.base import MaskLike
 from clearhead.nn._heads import check_dtype, reset
-from clearhead.nn._keywords import OF_ADDITIVE, OLDER_ADDITIVE, built_with
+from clearhead.nn._keywords import OF_ADDITIVE, OLDER_ADDITIVE
 from clearhead.nn._nested import HEADS, nested_inputs
 from clearhead.nn._record import RecordingModule
 from clearhead.nn._unpacked import refuse_unpacking

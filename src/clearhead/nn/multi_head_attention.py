@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from clearhead._attention import ScoreLike
 from clearhead.base.arrays import Integers
+from clearhead.base.built import built_with
 from clearhead.base.dropout import check_dropout
 from clearhead.base.errors import ClearheadError, ShapeError
 from clearhead.base.modules import Values, as_forward, set_again, values_of
@@ -33,7 +34,7 @@ from clearhead.nn._heads import (
     reset,
     split_heads,
 )
-from clearhead.nn._keywords import OF_MULTI_HEAD, OLDER_MULTI_HEAD, built_with
+from clearhead.nn._keywords import OF_MULTI_HEAD, OLDER_MULTI_HEAD
 from clearhead.nn._nested import nested_inputs
 from clearhead.nn._options import (
     NORMS_OR_NONE,
