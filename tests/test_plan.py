@@ -56,4 +56,4 @@ def test_what_plan_cannot_take_is_one_clear_error():
 
 
 def test_the_memory_is_said_to_be_the_forward_passs():
-    assert "  extra memory  0 bytes, for the forward pass alone\n" in str(ch.plan(X, X, X, engine="sdpa"))
+    assert "  extra memory  0 bytes, forward alone\n" in str(ch.plan(X, X, X, engine="sdpa"))

@@ -233,7 +233,7 @@ class Plan:
             lines += [f"  not {name.ljust(9)} {reason}" for reason in why]
         lines += [f"  note          {note}" for note in self.notes]
         lines.append(f"  operations    {self.operations:.3g}")
-        lines.append(f"  extra memory  {human_bytes(self.extra_bytes)}, for the forward pass alone")
+        lines.append(f"  extra memory  {human_bytes(self.extra_bytes)}, forward alone")
         lines.append(f"  skipped       {self.skipped:.1%} of {self.pairs:,} pairs")
         return "\n".join(lines)
 

@@ -43,7 +43,18 @@ def eager():
         return model(attn_implementation="eager")(IDS, output_attentions=True).attentions[0]
 """
 PLOT = "import matplotlib\nmatplotlib.use('Agg')\ndrawn = lambda axes: torch.tensor(axes is not None)"
+UNDER = """
+def under(manager):
+    one = ch.models.run_on_clearhead(model())
+    with torch.no_grad(), manager(one):
+        return one(IDS, output_attentions=True).attentions[0]
+"""
 CASES = [
+    case(
+        "warned(lambda: ch.models.run_on_clearhead(model())(IDS, output_attentions=True))",
+        ("ch.models.lazy_attentions(model)", "under(lambda model: @)", "eager()"),
+        setup=LLAMA + UNDER,
+    ),
     # masks
     case(
         "attention(x, x, x, mask=lambda b, h, i, j: i >= j)",

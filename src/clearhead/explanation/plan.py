@@ -56,7 +56,7 @@ def plan(*inputs: Any, **options: Any) -> Plan:
       not tiled     could run it; native comes first
       not reference makes every pair at once, more than 4,194,304: only when asked for
       operations    2.46e+09
-      extra memory  8.0... MiB, for the forward pass alone
+      extra memory  8.0... MiB, forward alone
       skipped       92.8% of 134,217,728 pairs
     >>> attend = ch.nn.MultiHeadAttention(embed_dim=64, num_heads=8)
     >>> ch.plan(attend, x[:, 0], x[:, 0], x[:, 0], mask=ch.Causal()).engine             # the call that a module makes
