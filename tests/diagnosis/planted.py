@@ -184,6 +184,10 @@ def projected():
     return torch.nn.Linear(WIDTH, WIDTH)(inputs).detach()
 
 
+def rooted(score, batch, head, query, key):
+    return score - torch.sqrt((query - key).float())
+
+
 PLANTED = {
     "queries that see nothing": [
         called(mask=NONE),
@@ -348,6 +352,12 @@ PLANTED = {
         torchs(change=lambda attend: attend.in_proj_weight.fill_(NAN)),
         module(lambda: nn.AdditiveAttention(4, query_dim=8, key_dim=8), *qkv(2, width=8), change=put_into("W_q", NAN)),
         recorded_module(put_into("W_k", NAN)),
+    ],
+    "a function that is NaN behind the mask": [
+        called(score=ch.Dot().then(rooted), mask=ch.Causal()),
+        called(score=ch.Additive(WIDTH, WIDTH, hidden_dim=4).then(rooted), mask=ch.Causal() & ch.Lengths([9, 24])),
+        called(bias=ch.BiasFunction(lambda b, h, i, j: (i - j).sqrt()), mask=ch.Causal()),
+        ours(mask=ch.Causal(), bias=ch.BiasFunction(lambda b, h, i, j: 1.0 / (i >= j))),
     ],
     "NaN behind the mask": [
         changed(put(1, (0, 0, 20, 4), NAN), mask=ch.Lengths([20, 24])),

@@ -64,10 +64,11 @@ Class = TypeVar("Class", bound=type)
 
 def told(cls: Class) -> Class:
     """A decorator of a class whose own `__init__`, such as that of a dataclass, says what it takes."""
-    init = vars(cls).get("__init__")
+    init: Any = vars(cls).get("__init__")
     named = init is not None and not hasattr(init, "__wrapped__")
     if named and all(one.kind is not one.VAR_KEYWORD for one in signature(init).parameters.values()):
-        cls.__init__ = built_with(cls.other_names if issubclass(cls, Told) else {})(init)
+        checked: Any = built_with(cls.other_names if issubclass(cls, Told) else {})(init)
+        cls.__init__ = checked  # type: ignore[misc]
     return cls
 
 

@@ -196,7 +196,7 @@ class MultiHeadAttention(RecordingModule):
         self.W_g = None if self.gate is None else nn.Linear(self.embed_dim, gates[self.gate], **made)
         logits = torch.zeros(self.num_heads, device=device, dtype=dtype or self.W_q.weight.dtype) if sinks else None
         self.register_parameter("sinks", None if logits is None else nn.Parameter(logits))
-        self.register_load_state_dict_pre_hook(_torch.take_names)
+        self.register_load_state_dict_pre_hook(_torch.take_names)  # type: ignore[no-untyped-call]
         self._given = {}
         for name, factor in (("scale", scale), ("temperature", temperature)):
             found = as_factor(name, factor, self.num_heads, self.score)

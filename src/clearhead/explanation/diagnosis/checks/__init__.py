@@ -6,6 +6,7 @@ from clearhead.explanation.diagnosis.checks.batch_first import BatchFirst
 from clearhead.explanation.diagnosis.checks.broken_parameters import BrokenParameters
 from clearhead.explanation.diagnosis.checks.few_keys import FewKeys
 from clearhead.explanation.diagnosis.checks.finite_fill import FiniteFill
+from clearhead.explanation.diagnosis.checks.hidden_pairs import HiddenPairs
 from clearhead.explanation.diagnosis.checks.length_second import LengthSecond
 from clearhead.explanation.diagnosis.checks.not_finite import NotFinite
 from clearhead.explanation.diagnosis.checks.not_transposed import NotTransposed
@@ -35,6 +36,7 @@ CHECKS: tuple[Check, ...] = (
     SeesNothing(),
     FiniteFill(),
     SdpaLeak(),
+    HiddenPairs(),
     AllTrue(),
     Scale(),
     Saturation(),
