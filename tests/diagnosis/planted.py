@@ -355,7 +355,7 @@ PLANTED = {
     ],
     "a function that is NaN behind the mask": [
         called(score=ch.Dot().then(rooted), mask=ch.Causal()),
-        called(score=ch.Additive(WIDTH, WIDTH, hidden_dim=4).then(rooted), mask=ch.Causal() & ch.Lengths([9, 24])),
+        called(score=ch.Cosine().then(rooted), mask=ch.Causal() & ch.Lengths([9, 24])),
         called(bias=ch.BiasFunction(lambda b, h, i, j: (i - j).sqrt()), mask=ch.Causal()),
         ours(mask=ch.Causal(), bias=ch.BiasFunction(lambda b, h, i, j: 1.0 / (i >= j))),
     ],
