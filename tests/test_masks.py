@@ -269,3 +269,14 @@ def test_repr_draws_the_mask():
         "Causal() & (Lengths([3]) | ~SlidingWindow(before=1))\n"
     )
     assert repr(ch.Lengths([0])) == "Lengths([0])\n·"
+
+
+def test_documents_by_position_ids():
+    made = ch.Documents.from_position_ids
+    ids = torch.tensor([[0, 1, 2, 0, 1], [5, 6, 2, 4, 0]])  # from any number on, and with a gap
+    assert made(ids).ids.tolist() == [[0, 0, 0, 1, 1], [0, 0, 1, 1, 2]]
+    assert made([3]).ids.tolist() == [0] and made(torch.zeros(0, dtype=torch.int32)).ids.tolist() == []
+    assert torch.equal(made(ids.int().numpy()).ids, made(ids).ids)
+    for wrong in (ids.float(), ids.bool(), ids[None]):
+        with pytest.raises(ch.ClearheadError, match=r"Documents: position_ids has dtype .*expected integers \(Lk,\)"):
+            made(wrong)

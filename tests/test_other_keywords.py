@@ -68,7 +68,9 @@ def test_what_builds_a_module_says_what_to_write(name):
             assert str(caught.value).startswith(f"{name} takes no {keyword}: ")
             assert str(caught.value).endswith(f"\n  - for {keyword}: {instead}")
         assert keyword not in inspect.signature(cls).parameters
-    with pytest.raises(TypeError, match=rf"^{name}.__init__\(\) got an unexpected keyword argument 'num_hidens'$"):
+    with pytest.raises(
+        TypeError, match=rf"^{name}.__init__\(\) got an unexpected keyword argument 'num_hidens'; it takes "
+    ):
         cls(*sizes, num_hidens=3)
     assert cls(*sizes).training and "**" not in str(inspect.signature(cls))
 
@@ -161,3 +163,70 @@ def test_a_tokenizers_mask_beside_a_mask_is_padding(tokens):
             join()
         said = str(caught.value)
         assert 0 < said.index("Padding(") < said.index("DenseMask(") and "tokenizer's attention_mask" in said
+
+
+SPACES = {"": ch, "nn.": nn, "reductions.": ch.reductions, "edits.": ch.edits}
+MADE = {"nn.PreparedKeys", "nn.RotaryScaling"}  # by `prepare`, and by its own methods
+PARTS = {f"{space}{name}": cls for space, owner in SPACES.items() for name, cls in vars(owner).items()}
+PARTS = {
+    name: cls
+    for name, cls in PARTS.items()
+    if inspect.isclass(cls)
+    and cls.__module__.startswith("clearhead.")
+    and not issubclass(cls, Exception)
+    and name not in MADE
+    and inspect.signature(cls).parameters
+}
+
+
+@pytest.mark.parametrize("name", PARTS)
+def test_every_constructor_says_what_it_takes_the_nearest_name_first(name):
+    own = list(inspect.signature(PARTS[name]).parameters)
+    with pytest.raises(TypeError, match="got an unexpected keyword argument") as caught:
+        PARTS[name](**{own[-1] + "s_": 1})
+    listed = str(caught.value).partition("; it takes ")[2].split(", ")
+    assert listed[0] == own[-1] and sorted(listed) == sorted(own), str(caught.value)
+    assert len(PARTS) > 35
+
+
+OTHERS = {
+    "window": (ch.SlidingWindow, "before=window - 1"),
+    "size": (ch.SlidingWindow, "before=size - 1"),
+    "window_size": (ch.SlidingWindow, "before=window_size - 1"),
+    "cap": (ch.Dot, "softcap=cap"),
+    "causal": (lambda **more: ch.RelativeBias(8, **more), "bidirectional=not causal"),
+    "rope": (lambda **more: nn.MultiHeadAttention(8, 2, **more), "rotary=RotaryEmbedding(head_dim)"),
+}
+
+
+@pytest.mark.parametrize("keyword", OTHERS)
+def test_parts_know_the_names_of_others(keyword):
+    make, instead = OTHERS[keyword]
+    with pytest.raises(ch.ClearheadError, match=rf"takes no {keyword}: ") as caught:
+        make(**{keyword: 3})
+    assert f"for {keyword}: {instead}" in str(caught.value)
+
+
+def test_what_others_are_told_to_write_is_right():
+    window = 3
+    keep = torch.ones(5, 5).tril().triu(1 - window).bool()  # the last `window` keys, the query's own with them
+    mask = ch.Causal() & ch.SlidingWindow(before=window - 1)
+    torch.testing.assert_close(ch.attention(X, X, X, mask=mask), ch.attention(X, X, X, mask=keep))
+    cap, causal = 2.0, True
+    assert ch.Dot(softcap=cap).softcap == cap and not ch.RelativeBias(8, bidirectional=not causal).bidirectional
+
+
+def test_a_part_is_made_in_compiled_code_and_in_a_subclass():
+    def windowed(x):
+        return ch.attention(x, x, x, mask=ch.SlidingWindow(before=3))
+
+    step = torch.compile(windowed, backend="eager", fullgraph=True)
+    torch.testing.assert_close(step(X), windowed(X))
+
+    class Own(ch.Dot):
+        def __init__(self, mine):
+            super().__init__(softcap=mine)
+
+    assert Own(mine=2.0).softcap == 2.0
+    with pytest.raises(TypeError, match=r"Own.__init__\(\) got an unexpected keyword argument 'other'$"):
+        Own(other=2.0)

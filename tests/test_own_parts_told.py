@@ -194,3 +194,22 @@ def test_a_weight_that_is_wider_than_the_inputs():
         ch.ClearheadError, match=r"OddPairs.lower gave a weight of torch.float64.*pass weight.to\(query"
     ):
         ch.attention(x, x, x, score=OddPairs(lambda t: t.double(), "weight"))
+
+
+class Projected(ch.extend.Score):
+    """A score of one width."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = torch.nn.Linear(32, 1, bias=False)
+
+    def tile(self, query, key):
+        return self.layer(torch.tanh(query.unsqueeze(-2) - key.unsqueeze(-3))).squeeze(-1)
+
+
+def test_a_score_of_one_width_is_checked_at_that_width():
+    with pytest.raises(
+        AssertionError, match=r"(?s)queries of width 4 and keys of width 4.*check_score\(Projected, width="
+    ):
+        check_score(Projected)
+    check_score(Projected, width=32)

@@ -39,7 +39,6 @@ from clearhead import reductions as reductions
 from clearhead import results as results
 from clearhead._attention import attention as attention
 from clearhead._attention import masked_softmax as masked_softmax
-from clearhead._attention import plan as plan
 from clearhead._drop_in import scaled_dot_product_attention as scaled_dot_product_attention
 from clearhead._partial import partial as partial
 from clearhead._versions import show_versions as show_versions
@@ -77,6 +76,7 @@ if TYPE_CHECKING:
     from clearhead import testing as testing
     from clearhead.explanation.diagnosis.diagnose import diagnose as diagnose
     from clearhead.explanation.explain import explain as explain
+    from clearhead.explanation.plan import plan as plan
     from clearhead.models.use.edits.edit import edit as edit
     from clearhead.models.watch import watch as watch
 
@@ -138,7 +138,8 @@ if not TYPE_CHECKING:  # with it, a type checker would accept any name
 
         if name in ("distributed", "edits", "exercises", "explanation", "models", "testing"):
             return import_module(f"{__name__}.{name}")
-        home = {"diagnose": "explanation", "explain": "explanation", "edit": "models", "watch": "models"}.get(name)
+        above = {"explanation": ("diagnose", "explain", "plan"), "models": ("edit", "watch")}
+        home = next((space for space, names in above.items() if name in names), None)
         if home is None:
             spaces = "nn models reductions edits extend explanation results testing distributed exercises"
             raise _missing(__name__, name, (f"{__name__}.{space}" for space in spaces.split()))

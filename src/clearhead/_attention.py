@@ -1,4 +1,4 @@
-"""attention(), plan() and masked_softmax()."""
+"""attention(), the plan of a call, and masked_softmax()."""
 
 from __future__ import annotations
 
@@ -213,8 +213,8 @@ class Plan:
 
     `engine`: its name; `declined`: for each other engine, why it does not run; `notes`: remarks on this call.
     `pairs`: B · H · Lq · Lk; `computed`: the pairs that the engine computes, counted in its tiles; `operations` and
-    `extra_bytes`: estimates of its work, and of its memory beyond inputs and output. `skipped`: the share of the pairs
-    that it does not compute.
+    `extra_bytes`: estimates for the forward pass, its work and its memory beyond inputs and output. `skipped`: the
+    share of the pairs that it does not compute.
     """
 
     engine: str
@@ -238,68 +238,26 @@ class Plan:
             lines += [f"  not {name.ljust(9)} {reason}" for reason in why]
         lines += [f"  note          {note}" for note in self.notes]
         lines.append(f"  operations    {self.operations:.3g}")
-        lines.append(f"  extra memory  {human_bytes(self.extra_bytes)}")
+        lines.append(f"  extra memory  {human_bytes(self.extra_bytes)}, forward alone")
         lines.append(f"  skipped       {self.skipped:.1%} of {self.pairs:,} pairs")
         return "\n".join(lines)
 
 
-def plan(
-    query: ArrayT,
-    key: ArrayT,
-    value: ArrayT,
-    *,
-    score: ScoreLike = None,
-    mask: MaskLike = None,
-    valid_lens: Integers | None = None,
-    bias: BiasLike = None,
-    scale: float | None = None,
-    sinks: Array | None = None,
-    align: AlignLike = None,
-    dropout_p: float = 0.0,
-    layout: str = "BHLD",
-    engine: str | Engine | None = None,
-    **others: Never,
-) -> Plan:
-    """What `attention` with these arguments would do: the engine, why each other one declined, work and memory.
-
-    >>> import torch, clearhead as ch
-    >>> x = torch.rand(1, 8, 4096, 64)
-    >>> ch.plan(x, x, x, mask=ch.SlidingWindow(before=255))  # doctest: +ELLIPSIS
-    plan: query (1, 8, 4096, 64), key (1, 8, 4096, 64), value (1, 8, 4096, 64)
-      engine        native
-      not flex      on a CPU other engines are faster
-      not sdpa      could run it; native comes first
-      not triton    the inputs are on cpu: it is made for cuda
-      not tiled     could run it; native comes first
-      not reference makes every pair at once, more than 4,194,304: only when asked for
-      operations    2.46e+09
-      extra memory  8.0... MiB
-      skipped       92.8% of 134,217,728 pairs
-
-    Arguments as for `attention`. Returns a `Plan`, whose attributes hold these lines. Only projections are computed.
-    Operations count the score and the weighted sum of the pairs the engine computes; extra memory is an estimate of the
-    largest need of the forward pass beyond inputs and output.
-    """
-    if others:
-        refuse_keywords("plan", others)
-    named = {"query": query, "key": key, "value": value}
-    if not type(query) is type(key) is type(value) is Tensor:
-        is_numpy(**named)
-    mask, bias = joined(mask, valid_lens, bias)
-    if not is_arranged(query, key, layout):
-        query, key, value, mask, bias, align, _ = arrange(query, key, value, mask, bias, align, layout)
-    problem = Arguments(query, key, value, score, mask, bias, scale, sinks, align, dropout_p, engine).problem()
-    chosen = choose(problem, engine)
+def planned(call: Arguments, sides: tuple[Any, Any, Any]) -> Plan:
+    """The plan of a call, with heads before the length. `sides`: query, key and value as they were given."""
+    with torch.random.fork_rng(devices=[]):  # the call that follows draws the same dropout
+        problem = call.problem()
+    chosen = choose(problem, call.engine)
     cost = chosen.cost(problem)
     return Plan(
         engine=chosen.name,
-        declined=reasons(problem, chosen, engine is not None),
-        notes=chosen.notes(problem) + (mask.notes() if isinstance(mask, Mask) else []),
+        declined=reasons(problem, chosen, call.engine is not None),
+        notes=chosen.notes(problem) + (call.mask.notes() if isinstance(call.mask, Mask) else []),
         operations=cost.pairs * _operations_a_pair(problem),
         extra_bytes=cost.bytes,
         pairs=math.prod(problem.sizes.shape),
         computed=cost.pairs,
-        shapes={name: tuple(array.shape) for name, array in named.items()},
+        shapes={name: tuple(side.shape) for name, side in zip(("query", "key", "value"), sides, strict=True)},
     )
 
 

@@ -250,12 +250,19 @@ def _largest(tensor: Tensor) -> float:
     return tensor.abs().max().item() if tensor.numel() else 0.0
 
 
-def check_score(cls: type[Score]) -> None:
-    """Check a score class: shapes, broadcasting, grouped heads, layouts, the lowering, gradients, on every engine."""
+def check_score(cls: type[Score], width: int | None = None) -> None:
+    """Check a score class: shapes, broadcasting, grouped heads, layouts, the lowering, gradients, on every engine.
+
+    `width`: that of queries and keys, for a score that takes no other; None is what its `example()` says, or 4.
+    """
     assert inspect.isclass(cls) and issubclass(cls, Score), f"check_score takes a class of Score; got {cls!r}"
     assert not inspect.isabstract(cls), f"{cls.__name__} has no tile(query, key): write one that gives (..., Lq, Lk)"
+
+    def example() -> tuple[Score, int, int]:
+        return cls.example() if width is None else (cls.example()[0], width, width)
+
     try:
-        score = cls.example()
+        score = example()
     except TypeError as error:
         raise AssertionError(
             f"{cls.__name__} needs arguments ({error}): give it a classmethod example() -> (score, Eq, Ek)"
@@ -265,7 +272,14 @@ def check_score(cls: type[Score]) -> None:
     module = score[0].double()
     inputs = Inputs.draw(score, (7, 9))
     query, key, _ = inputs.all()
-    full = module(query, key)
+    try:
+        full = module(query, key)
+    except (RuntimeError, ValueError) as error:
+        raise AssertionError(
+            f"{cls.__name__} was tried with queries of width {score[1]} and keys of width {score[2]}, and raised "
+            f"{type(error).__name__}: {error}\nIf it takes one width alone, say it: check_score({cls.__name__}, "
+            "width=…), or a classmethod example() -> (score, Eq, Ek)."
+        ) from error
     assert full.shape == (3, 2, 7, 9), f"{module}: scores of shape {tuple(full.shape)}"
     _close(module(query[0, 0], key[0, 0]), full[0, 0], EXACT, f"{module}: two dimensions")
     _close(module(query[:, 0], key[:, 0]), full[:, 0], EXACT, f"{module}: three dimensions")
@@ -276,7 +290,7 @@ def check_score(cls: type[Score]) -> None:
     for shift in (0.0, 1000.0):
         check_lowering(score, shift)
     for lengths in LENGTHS[:3]:
-        compare(engines(), cls.example(), None, lengths)
+        compare(engines(), example(), None, lengths)
 
 
 def check_lowering(score: tuple[Score, int, int], shift: float) -> None:

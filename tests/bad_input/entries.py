@@ -572,6 +572,12 @@ ENTRIES: dict[str, Entry] = {
         },
     ),
     "Documents.from_lengths": E("masks", mask_of(ch.Documents.from_lengths), {"lengths": torch.tensor([2, 3])}),
+    "Documents.from_position_ids": E(
+        "masks",
+        mask_of(ch.Documents.from_position_ids),
+        {"position_ids": torch.tensor([0, 1, 0, 1, 2])},
+        {"position_ids": {"integer tensor": "else"}},
+    ),
     "Documents.from_cu_seqlens": E(
         "masks",
         mask_of(ch.Documents.from_cu_seqlens),

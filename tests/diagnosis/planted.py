@@ -92,6 +92,26 @@ def scaled(name, factor):
     return change
 
 
+def put_into(name, number):
+    """Put a number into the weights of one projection."""
+
+    def change(attend):
+        getattr(attend, name).weight[0, 0] = number
+
+    return change
+
+
+def recorded_module(change):
+    def call():
+        attend, x = nn.MultiHeadAttention(WIDTH, 4), draw(2, LENGTH, WIDTH)
+        with torch.no_grad(), ch.watch(attend, values=True) as seen:
+            change(attend)
+            attend(x, x, x)
+        return ch.diagnose(seen)
+
+    return call
+
+
 def put(which, at, number):
     def change(*inputs):
         inputs[which][at] = number
@@ -141,6 +161,7 @@ LAST_BLIND = torch.ones(LENGTH, LENGTH).bool().index_fill(0, torch.tensor([5]), 
 ONES = torch.ones(LENGTH, LENGTH)
 FILLED = torch.zeros(LENGTH, LENGTH).masked_fill(UPPER, -1e9)
 WHOLE_ROW = FILLED.index_fill(0, torch.tensor([5]), -1e9)
+ONE = torch.tensor([1])
 NAN, INF = float("nan"), float("inf")
 LONGER = {"queries": 6, "keys": LENGTH}
 SHORTER = {"queries": LENGTH, "keys": 6}
@@ -161,6 +182,10 @@ def projected():
     torch.manual_seed(0)
     inputs = draw(2, LENGTH, WIDTH) + draw(WIDTH, seed=1)
     return torch.nn.Linear(WIDTH, WIDTH)(inputs).detach()
+
+
+def rooted(score, batch, head, query, key):
+    return score - torch.sqrt((query - key).float())
 
 
 PLANTED = {
@@ -318,8 +343,21 @@ PLANTED = {
         called(sinks=torch.tensor([0.0, NAN, 0.0])),
         recorded(put(1, (1, 2, 3, 4), NAN)),
         recorded(put(2, (1, 2, 3, 4), NAN), attn_mask=~UPPER),
+        lambda: ch.diagnose(nn.MultiHeadAttention(WIDTH, 4), *[draw(2, LENGTH, WIDTH).index_fill(0, ONE, NAN)] * 3),
+    ],
+    "parameters that are not finite": [
         ours(change=lambda attend: attend.W_k.weight.fill_(NAN)),
+        ours(change=put_into("W_o", INF)),
+        ours(change=put_into("W_v", -INF)),
         torchs(change=lambda attend: attend.in_proj_weight.fill_(NAN)),
+        module(lambda: nn.AdditiveAttention(4, query_dim=8, key_dim=8), *qkv(2, width=8), change=put_into("W_q", NAN)),
+        recorded_module(put_into("W_k", NAN)),
+    ],
+    "a function that is NaN behind the mask": [
+        called(score=ch.Dot().then(rooted), mask=ch.Causal()),
+        called(score=ch.Cosine().then(rooted), mask=ch.Causal() & ch.Lengths([9, 24])),
+        called(bias=ch.BiasFunction(lambda b, h, i, j: (i - j).sqrt()), mask=ch.Causal()),
+        ours(mask=ch.Causal(), bias=ch.BiasFunction(lambda b, h, i, j: 1.0 / (i >= j))),
     ],
     "NaN behind the mask": [
         changed(put(1, (0, 0, 20, 4), NAN), mask=ch.Lengths([20, 24])),

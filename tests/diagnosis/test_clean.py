@@ -164,3 +164,11 @@ def test_sequences_of_a_module_that_takes_the_length_first():
     for inputs in (x, first, padded):
         assert "length and batch exchanged" not in [f.name for f in ch.diagnose(attend, *[inputs] * 3)]
     assert len(ch.diagnose(attend, *[torch.randn(3, 32)] * 3)) == 0
+
+
+def test_functions_that_can_take_hidden_pairs():
+    def hides(s, b, h, i, j):
+        return torch.where(i >= j, s - (i - j).clamp(min=0).sqrt(), -torch.inf)
+
+    bias = ch.BiasFunction(lambda b, h, i, j: -(i - j).clamp(min=0).log1p())
+    assert clean(ch.diagnose(*qkv(2, 3), score=ch.Dot().then(hides), mask=ch.Causal(), bias=bias))

@@ -235,3 +235,24 @@ def test_length_and_batch_are_a_note_without_a_sign():
         [finding] = [f for f in ch.diagnose(attend, *[inputs] * 3) if f.name == "length and batch exchanged"]
         assert finding.severity == severity and sign in finding.evidence
         assert f"{inputs.shape[1]} sequences of {len(inputs)} positions" in finding.evidence
+
+
+def test_a_broken_parameter_is_blamed_and_not_the_inputs_that_it_made():
+    attend, x = ch.nn.MultiHeadAttention(8, 2), draw(2, 5, 8)
+    attend.W_k.weight.data[0, 0] = math.nan
+    (found,) = ch.diagnose(attend, x, x, x).errors
+    assert found.evidence == "parameter W_k.weight (8, 8) holds 1 NaN; the module's inputs are finite."
+    assert found.where == {"parameter": "W_k.weight"}
+    with torch.no_grad(), ch.watch(attend, values=True) as seen:
+        attend(x, x, x)
+    (found,) = seen.diagnose().errors
+    assert found.where["parameter"] == "W_k.weight" and found.evidence.endswith("inputs are finite.")
+    bad = x.index_fill(0, torch.tensor(1), math.inf)
+    parameter, *inputs = ch.diagnose(attend, bad, bad, bad).errors
+    assert parameter.evidence.endswith("the module's inputs are not finite either.") and len(inputs) == 3
+
+
+def test_a_sink_of_minus_infinity_is_no_fault():
+    attend, x = ch.nn.MultiHeadAttention(8, 2, sinks=True), draw(2, 5, 8)
+    attend.sinks.data.fill_(-math.inf)
+    assert not ch.diagnose(attend, x, x, x).errors

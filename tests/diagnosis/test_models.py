@@ -114,8 +114,8 @@ def test_nan_is_found_where_it_comes_from(name):
     with torch.no_grad():
         weight[0] = float("nan")
     diagnosis = seen_of(model, **inputs_of(name)).diagnose()
-    first = next(finding for finding in diagnosis if finding.name == "inputs that are not finite")
-    assert first.severity == "error" and first.where["module"] == layer, diagnosis
+    first = diagnosis.errors[0]
+    assert first.name == "parameters that are not finite" and first.where["module"] == layer, diagnosis
 
 
 @pytest.mark.parametrize("name", ["Bert", "ViT"])

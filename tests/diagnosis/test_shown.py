@@ -50,7 +50,7 @@ def test_of_nothing_it_says_what_was_looked_for():
     for text in (str(diagnosis), diagnosis._repr_html_(), diagnosis.markdown().replace("\\", "")):
         text = " ".join(text.split())
         assert "Nothing found. Looked for: " in text
-        assert all(what in text for what in diagnosis.looked_for) and len(diagnosis.looked_for) == 19
+        assert all(what in text for what in diagnosis.looked_for) and len(diagnosis.looked_for) == 21
 
 
 def test_plain_values():

@@ -1,6 +1,7 @@
 """Models of transformers run on clearhead: outputs are their own."""
 
 import os
+import warnings
 from contextlib import nullcontext
 
 import numpy as np
@@ -252,3 +253,20 @@ def test_models_whose_modules_do_not_say_whether_they_are_causal(name, mask):
     torch.testing.assert_close(call.weights.dense()[rows], last[rows], atol=1e-5, rtol=0)
     if name == "Gemma2" and mask is not None and not mask[1, 0]:
         assert call.weights[1, :, 0].sum() == 0 and call.uniform is None  # it sees nothing, and is given 0
+
+
+def test_weights_that_were_asked_for_are_lazy_or_a_warning():
+    model = MODELS["llama"]().eval()
+    with torch.no_grad():
+        eager = transformers.LlamaModel(model.config)
+        eager.load_state_dict(model.state_dict())
+        eager.set_attn_implementation("eager")
+        expected = eager.eval()(input_ids=IDS, output_attentions=True).attentions
+        ch.models.run_on_clearhead(model)
+        with pytest.warns(UserWarning, match=r"give no weights.*ch.models.lazy_attentions\(model\)"):
+            assert model(input_ids=IDS, output_attentions=True).attentions == ()
+        with warnings.catch_warnings(), ch.models.lazy_attentions(model):
+            warnings.simplefilter("error")
+            found = model(input_ids=IDS, output_attentions=True).attentions
+    for mine, theirs in zip(found, expected, strict=True):
+        torch.testing.assert_close(mine[...], theirs, atol=1e-5, rtol=1e-4)

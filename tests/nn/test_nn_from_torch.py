@@ -1,5 +1,7 @@
 """torch.nn.MultiheadAttention, there and back: the same outputs, state dicts that load."""
 
+import copy
+
 import pytest
 import torch
 from torch import nn
@@ -174,3 +176,32 @@ def test_a_scale_that_is_the_default_is_the_default():
     ours = MultiHeadAttention(E, H, score=ch.Dot(scale=3**-0.5))
     x = torch.randn(2, 5, E)
     torch.testing.assert_close(ours.to_torch()(x, x, x)[0], ours(x, x, x), atol=1e-6, rtol=1e-5)
+
+
+@pytest.mark.parametrize("assign", [False, True])
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_state_dict_of_torchs_module_loads(kind, assign):
+    module = theirs(kind)
+    widths = {"bias": module.in_proj_bias is not None, "kdim": module.kdim, "vdim": module.vdim}
+    ours = nn.ModuleDict({"attend": MultiHeadAttention(E, H, **widths)})  # under a prefix, in a copy
+    ours = copy.deepcopy(ours)
+    state = {f"attend.{name}": tensor for name, tensor in module.state_dict().items()}
+    names = list(state)
+    ours.load_state_dict(state, assign=assign)
+    assert list(state) == names  # it is as it was
+    expected = MultiHeadAttention.from_torch(module).state_dict()
+    for name, tensor in ours["attend"].state_dict().items():
+        assert torch.equal(tensor, expected[name]), name
+    storages = {tensor.untyped_storage().data_ptr() for tensor in ours.state_dict().values()}
+    assert len(storages) == len(ours.state_dict())  # each has memory of its own, as safetensors want it
+
+
+def test_a_state_dict_that_does_not_fit_says_so():
+    with pytest.raises(RuntimeError, match=r"size mismatch for W_k.weight"):
+        MultiHeadAttention(E, H, num_kv_heads=2).load_state_dict(theirs().state_dict())
+    with pytest.raises(RuntimeError, match=r"Missing key\(s\).*W_q.bias"):
+        MultiHeadAttention(E, H).load_state_dict(theirs("without bias").state_dict())
+    with pytest.raises(ch.UnsupportedError, match=r"add_bias_kv"):
+        MultiHeadAttention(E, H).load_state_dict(theirs(add_bias_kv=True).state_dict())
+    ours = MultiHeadAttention(E, H)
+    MultiHeadAttention(E, H).load_state_dict(ours.state_dict())  # its own names

@@ -43,6 +43,22 @@ def eager():
         return model(attn_implementation="eager")(IDS, output_attentions=True).attentions[0]
 """
 PLOT = "import matplotlib\nmatplotlib.use('Agg')\ndrawn = lambda axes: torch.tensor(axes is not None)"
+UNDER = """
+def under(manager):
+    one = ch.models.run_on_clearhead(model())
+    with torch.no_grad(), manager(one):
+        return one(IDS, output_attentions=True).attentions[0]
+"""
+ROOTED = """
+a = torch.ones(2, requires_grad=True)
+far = (torch.arange(5)[:, None] - torch.arange(5)).clamp(min=0).sqrt()
+def of_a(give):
+    with torch.enable_grad():
+        return torch.autograd.grad(give().square().sum(), a)[0]
+def rooted(f):
+    return of_a(lambda: attention(q, q, q, score=Dot().then(f), mask=Causal()))
+expected = of_a(lambda: plain(q, q, q, five, -a[:, None, None] * far))
+"""
 CASES = [
     # inputs
     case(
@@ -74,6 +90,16 @@ CASES = [
         ("weights(query, key)", "ch.@[:]", "soft(x, x)"),
         ("attention(query, key, value)", "@", "plain(x, x, x)"),
         setup="query = key = value = x",
+    ),
+    case(
+        "ch.diagnose(q, q, q, score=Dot().then(lambda s, b, h, i, j: s - a[h] * (i - j).sqrt()), mask=Causal())",
+        ("(i - j).clamp(min=0)", "rooted(lambda s, b, h, i, j: s - a[h] * @.sqrt())", "expected"),
+        setup=ROOTED,
+    ),
+    case(
+        "warned(lambda: ch.models.run_on_clearhead(model())(IDS, output_attentions=True))",
+        ("ch.models.lazy_attentions(model)", "under(lambda model: @)", "eager()"),
+        setup=LLAMA + UNDER,
     ),
     # masks
     case(

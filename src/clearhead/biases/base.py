@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from clearhead.base.arrays import Array, check_float, is_dense, owned, shown
+from clearhead.base.built import Told
 from clearhead.base.errors import ClearheadError, ShapeError
 from clearhead.base.modules import as_forward
 from clearhead.base.positions import check_align
@@ -140,7 +141,7 @@ def _checked_part(function: Part, sizes: Sizes, who: str, *sides: slice) -> Tens
     return broadcast(found, [len(range(size)[side]) for size, side in zip(sizes.shape, sides, strict=True)], who)
 
 
-class Bias(nn.Module, ABC):
+class Bias(nn.Module, Told, ABC):
     """A bias is added to the scores, after scale and softcap. Biases combine with `+`.
 
     >>> import torch, clearhead as ch

@@ -9,5 +9,6 @@ from clearhead.explanation.explain import explain as explain
 from clearhead.explanation.explanation import Explanation as Explanation
 from clearhead.explanation.motion import Motion as Motion
 from clearhead.explanation.motion import Picture as Picture
+from clearhead.explanation.plan import plan as plan
 
 __all__ = _public(globals())

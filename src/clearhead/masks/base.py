@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from clearhead.base.arrays import Array, mask_forms
+from clearhead.base.built import Told
 from clearhead.base.errors import ClearheadError
 from clearhead.base.pictures import Style
 from clearhead.base.positions import check_align
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
     from clearhead.base.pictures import Axes
 
 
-class Mask(ABC):
+class Mask(Told, ABC):
     """Who may see whom: True means "may attend". Masks combine with `&`, `|` and `~`.
 
     >>> import clearhead as ch

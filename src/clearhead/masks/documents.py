@@ -35,8 +35,8 @@ class Documents(Mask):
     i + p is no key's position.
     `ids`: integers (Lk,) or (B, Lk), a list, array or tensor: each key's document. Documents whose keys stand together
     are intervals; ids that recur apart work too, at the cost of a comparison for each pair.
-    `Documents.from_lengths` takes the documents' lengths, `Documents.from_cu_seqlens` their edges, which may differ for
-    queries and keys.
+    `Documents.from_lengths` takes the documents' lengths, `Documents.from_position_ids` the positions inside of them,
+    and `Documents.from_cu_seqlens` their edges, which may differ for queries and keys.
     Raises a `ClearheadError` for other dtypes and shapes. Cost: O(Lk log Lk).
     """
 
@@ -97,6 +97,31 @@ class Documents(Mask):
             documents.edges = start, stop
             documents.positional, documents.counts_inside = False, True
         return documents
+
+    @classmethod
+    def from_position_ids(cls, position_ids: Integers) -> Documents:
+        """Documents by the position of each token in its own, as collators give packed rows: (Lk,) or (B, Lk).
+
+        >>> import clearhead as ch
+        >>> ch.Documents.from_position_ids([0, 1, 0, 1, 2])
+        Documents(<5>)
+        ■ ■ · · ·
+        ■ ■ · · ·
+        · · ■ ■ ■
+        · · ■ ■ ■
+        · · ■ ■ ■
+
+        A document begins where the positions do not go up: from any number on, and with gaps. Padding of one number at
+        every place is a document a token. `run_on_clearhead` needs no such mask: the model makes one of its own.
+        """
+        given = as_tensor(position_ids, "Documents: position_ids")
+        if given.is_floating_point() or given.is_complex() or given.dtype == torch.bool or not 1 <= given.ndim <= 2:
+            raise ClearheadError(
+                f"Documents: position_ids has dtype {given.dtype}, shape {tuple(given.shape)}; expected integers (Lk,) "
+                "or (B, Lk), the position of each token in its document."
+            )
+        steps = torch.cat([given[..., :1] - 1, given], -1).diff(dim=-1)  # 1 at the first place
+        return cls((steps <= 0).cumsum(-1))
 
     @classmethod
     def example(cls, sizes: Sizes) -> Mask:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable
+from collections.abc import Hashable, Mapping
+from typing import ClassVar
 
 import torch
 
@@ -36,6 +37,10 @@ class SlidingWindow(Mask):
     """
 
     positional = True
+    other_names: ClassVar[Mapping[str, str]] = {
+        name: f"before={name} - 1, which leaves out the query's own position; to both sides before=…, after=…"
+        for name in ("window", "size", "window_size", "sliding_window")
+    }
 
     def __init__(self, before: int, after: int = 0) -> None:
         self.before, self.after = (

@@ -444,6 +444,7 @@ def case_of(call: AttentionCall, label: str = "") -> Case:
     apart, blind = taken_apart(problem)
     if call.uniform is not None:
         blind = call.uniform[..., 0] if blind is None else blind | call.uniform[..., 0]
+    learnt, finite = _learnt(call)
     return Case(
         problem=apart,
         inputs=inputs if value is None else {**inputs, "value": value},
@@ -453,5 +454,22 @@ def case_of(call: AttentionCall, label: str = "") -> Case:
         blind=blind,
         words=call.padding or ALL_WORDS,
         output=None if call.outcome is None or call.outcome.dropped else call.outcome.output,
+        parameters=learnt,
+        given_finite=finite,
         where={"layer": label or str(call.layer), "module": call.name},
     )
+
+
+def _learnt(call: AttentionCall) -> tuple[dict[str, Tensor], bool]:
+    """The parameters of the layers around the call that were given finite numbers, and whether all before it were."""
+    layers = [] if call.origin is None else [one for one in call.origin.ran if one.stands]
+    finite = [bool(one.x.isfinite().all()) for one in layers]
+    sides = ("weight", "bias")
+    found = {
+        f"{one.name}.{side}".replace(",.", ": "): tensor
+        for one, fine in zip(layers, finite, strict=True)
+        for side in sides
+        if fine and (tensor := getattr(one.layer, side)) is not None
+    }
+    before = 0 if call.origin is None else call.origin.before
+    return found, bool(layers) and all(finite[:before])

@@ -2,16 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from functools import wraps
-from inspect import signature
-from typing import Any, TypeVar
-
-from clearhead.base.errors import ClearheadError
-from clearhead.problem.keywords import refuse
-
-Init = TypeVar("Init", bound=Callable[..., None])
-
 _CALLS = "mask=Causal() in each call"
 _FIRST = "nothing: the batch comes first"
 _NO_PROJECTION = "nothing: it has no projections, and takes any widths; MultiHeadAttention(embed_dim, num_heads) has"
@@ -50,6 +40,7 @@ OF_MULTI_HEAD = {
     "sliding_window": "mask=Causal() & SlidingWindow(before=sliding_window - 1) in each call",
     "qk_norm": "query_norm=torch.nn.RMSNorm(head_dim), key_norm=torch.nn.RMSNorm(head_dim)",
     "rope_theta": "rotary=RotaryEmbedding(head_dim, base=rope_theta)",
+    **dict.fromkeys(("rope", "use_rope", "rotary_emb"), "rotary=RotaryEmbedding(head_dim)"),
 }
 OF_ADDITIVE = {
     "num_hiddens": "hidden_dim=num_hiddens",
@@ -99,31 +90,3 @@ OLDER_ADDITIVE = (
     "key_size, query_size, num_hiddens, dropout",
     "AdditiveAttention(num_hiddens, dropout, query_dim=query_size, key_dim=key_size)",
 )
-
-
-def built_with(said: Mapping[str, str], older: tuple[str, str] | None = None) -> Callable[[Init], Init]:
-    """A decorator of `__init__`: keywords of `said` that it does not have are an error that says what to write.
-
-    `older`: the arguments by position that older code gives, which are more than there are, and what to write for them.
-    The error comes before Python's own, which names what is missing and not what was meant.
-    """
-
-    def decorate(init: Init) -> Init:
-        who, own = init.__qualname__.partition(".")[0], signature(init).parameters
-        placed = [name for name, one in own.items() if one.kind is one.POSITIONAL_OR_KEYWORD][1:]
-
-        @wraps(init)
-        def checked(self: Any, *args: Any, **given: Any) -> None:
-            if any(name not in own for name in given):
-                told = {name: said.get(name, "") for name in given if name not in own}
-                refuse(who, f"{who}.__init__", told, "it is built with other names")
-            if older is not None and len(args) > len(placed):
-                raise ClearheadError(
-                    f"{who} takes {len(placed)} arguments by position, ({', '.join(placed)}), and got {len(args)}.\n"
-                    f"If they are ({older[0]}), write {older[1]}."
-                )
-            init(self, *args, **given)
-
-        return checked  # type: ignore[return-value]
-
-    return decorate

@@ -63,6 +63,22 @@ def refuse_keys(add_bias_kv: bool, add_zero_attn: bool, ours: str) -> None:
         )
 
 
+def take_names(module: nn.Module, state: dict[str, Any], prefix: str, *others: Any) -> None:
+    """Before a state dict is loaded: turn the names of an nn.MultiheadAttention into those of MultiHeadAttention.
+
+    Names that are already ours stay, and so does what has no counterpart, which torch's loading then reports.
+    """
+    if f"{prefix}bias_k" in state:
+        refuse_keys(True, False, type(module).__name__)
+    for leaf, apart in (("weight", "qkv"), ("bias", "")):
+        packed = state.pop(f"{prefix}in_proj_{leaf}", None)
+        parts = [] if packed is None else [part.clone() for part in packed.chunk(3)]
+        parts = parts or [state.pop(f"{prefix}{side}_proj_{leaf}", None) for side in apart]
+        parts.append(state.pop(f"{prefix}out_proj.{leaf}", None))
+        names = ("W_q", "W_k", "W_v", "W_o")[-len(parts) :]
+        state |= {f"{prefix}{name}.{leaf}": part for name, part in zip(names, parts, strict=True) if part is not None}
+
+
 def _split(parameter: Any, parts: int) -> list[Any]:
     """Copies of the parts as parameters, with the original's requires_grad."""
     return [nn.Parameter(part.clone(), parameter.requires_grad) for part in parameter.detach().chunk(parts)]

@@ -10,6 +10,7 @@ from torch.nn.modules.lazy import LazyModuleMixin
 from torch.nn.parameter import is_lazy
 
 from clearhead.base.arrays import Array, ArrayT, Integers, as_input, check_float, is_numpy
+from clearhead.base.built import built_with
 from clearhead.base.dropout import check_dropout
 from clearhead.base.errors import ShapeError, UnsupportedError, columns
 from clearhead.base.numbers import check_count
@@ -19,7 +20,7 @@ from clearhead.base.tracing import distributed
 from clearhead.base.unpacked import refuse_unpacking
 from clearhead.masks.base import MaskLike
 from clearhead.nn._heads import check_dtype, reset
-from clearhead.nn._keywords import OF_ADDITIVE, OLDER_ADDITIVE, built_with
+from clearhead.nn._keywords import OF_ADDITIVE, OLDER_ADDITIVE
 from clearhead.nn._nested import HEADS, nested_inputs
 from clearhead.nn._record import RecordingModule
 from clearhead.nn.prepared_keys import PreparedKeys, check_value_given, taken

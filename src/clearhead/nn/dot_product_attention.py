@@ -5,11 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Never
 
 from clearhead.base.arrays import ArrayT, Integers
+from clearhead.base.built import built_with
 from clearhead.base.dropout import check_dropout
 from clearhead.base.shapes import AlignLike
 from clearhead.base.unpacked import refuse_unpacking
 from clearhead.masks.base import MaskLike
-from clearhead.nn._keywords import OF_DOT_PRODUCT, built_with
+from clearhead.nn._keywords import OF_DOT_PRODUCT
 from clearhead.nn._nested import HEADS, nested_inputs
 from clearhead.nn._record import RecordingModule
 from clearhead.problem.keywords import refuse_keywords

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from clearhead.base.arrays import Integers, check_float, check_memory
+from clearhead.base.built import built_with
 from clearhead.base.errors import ClearheadError, ShapeError, UnsupportedError, columns
 from clearhead.base.numbers import check_count
 from clearhead.base.shapes import Sizes, moved, placed
@@ -18,7 +19,7 @@ from clearhead.base.versions import digest
 from clearhead.masks._read import check_lengths, own
 from clearhead.nn import _fixed
 from clearhead.nn._fixed import Fixed, Step
-from clearhead.nn._keywords import OF_CACHE, built_with
+from clearhead.nn._keywords import OF_CACHE
 from clearhead.nn._options import check_unmixed
 from clearhead.problem.lengths import with_lengths
 

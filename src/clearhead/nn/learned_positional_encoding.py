@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from clearhead.base.arrays import Integers
+from clearhead.base.built import built_with
 from clearhead.base.dropout import check_dropout
 from clearhead.base.errors import ClearheadError, ShapeError, UnsupportedError
 from clearhead.base.modules import as_forward
@@ -55,6 +56,7 @@ class LearnedPositionalEncoding(nn.Module):
     the initial standard deviation of 0.02.
     """
 
+    @built_with({})
     def __init__(
         self,
         max_len: int,

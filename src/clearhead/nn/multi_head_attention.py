@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from clearhead._attention import ScoreLike
 from clearhead.base.arrays import Integers
+from clearhead.base.built import built_with
 from clearhead.base.dropout import check_dropout
 from clearhead.base.errors import ClearheadError, ShapeError
 from clearhead.base.modules import Values, as_forward, set_again, values_of
@@ -35,7 +36,7 @@ from clearhead.nn._heads import (
     reset,
     split_heads,
 )
-from clearhead.nn._keywords import OF_MULTI_HEAD, OLDER_MULTI_HEAD, built_with
+from clearhead.nn._keywords import OF_MULTI_HEAD, OLDER_MULTI_HEAD
 from clearhead.nn._nested import nested_inputs
 from clearhead.nn._options import (
     NORMS_OR_NONE,
@@ -196,6 +197,7 @@ class MultiHeadAttention(RecordingModule):
         self.W_g = None if self.gate is None else nn.Linear(self.embed_dim, gates[self.gate], **made)
         logits = torch.zeros(self.num_heads, device=device, dtype=dtype or self.W_q.weight.dtype) if sinks else None
         self.register_parameter("sinks", None if logits is None else nn.Parameter(logits))
+        self.register_load_state_dict_pre_hook(_torch.take_names)  # type: ignore[no-untyped-call]
         self._given = {}
         for name, factor in (("scale", scale), ("temperature", temperature)):
             found = as_factor(name, factor, self.num_heads, self.score)
@@ -227,8 +229,9 @@ class MultiHeadAttention(RecordingModule):
         True
 
         Here the batch comes first, whatever `batch_first` was, and a bool mask is True where a query may attend, while
-        in torch it is True where a query may not; `TorchMultiheadAttention` keeps to torch's call. Raises
-        `UnsupportedError` for a module with add_bias_kv or add_zero_attn.
+        in torch it is True where a query may not; `TorchMultiheadAttention` keeps to torch's call. For a file of
+        weights no module is needed: `load_state_dict` takes the names of torch's module too. Raises `UnsupportedError`
+        for a module with add_bias_kv or add_zero_attn.
         """
         return _torch.from_torch(cls, module)
 

@@ -8,11 +8,12 @@ import torch
 from torch import Tensor, nn
 
 from clearhead.base.arrays import Integers
+from clearhead.base.built import built_with
 from clearhead.base.dropout import check_dropout
 from clearhead.base.modules import as_forward
 from clearhead.base.numbers import check_count
 from clearhead.base.pictures import Style
-from clearhead.nn._keywords import OF_POSITIONS, built_with
+from clearhead.nn._keywords import OF_POSITIONS
 from clearhead.nn._nested import by_rows
 from clearhead.nn._positions import Tabled, check_embedded, check_length, places_of, plot
 from clearhead.problem.nested import is_nested

@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from clearhead._attention import Arguments
+from clearhead.base.built import built_with
 from clearhead.base.dropout import check_dropout
 from clearhead.base.errors import ClearheadError, ShapeError, UnsupportedError
 from clearhead.base.numbers import check_count, check_flag
@@ -61,6 +62,7 @@ class TorchMultiheadAttention(nn.MultiheadAttention, RecordingModule):
     Source: Vaswani et al. 2017, "Attention Is All You Need".
     """
 
+    @built_with({})
     def __init__(
         self,
         embed_dim: int,

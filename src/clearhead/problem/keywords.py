@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from clearhead.base.errors import ClearheadError
+from clearhead.base.built import refuse
 
 _WINDOW = (
     "mask=SlidingWindow(before=window_size[0], after=window_size[1]); −1, no limit, is a large number here, and where "
@@ -116,12 +116,3 @@ def refuse_of_softmax(given: Mapping[str, object]) -> None:
     """Raise an error for what `masked_softmax` has under another name, or Python's TypeError."""
     said = {name: _OF_SOFTMAX.get(name, "") for name in given}
     refuse("masked_softmax", "masked_softmax", said, "lengths and masks are one argument, valid_lens")
-
-
-def refuse(who: str, called: str, said: Mapping[str, str], why: str, more: str = "") -> None:
-    """Raise an error with what to pass for each keyword; Python's TypeError where one has nothing to say."""
-    for name, instead in said.items():
-        if not instead:
-            raise TypeError(f"{called}() got an unexpected keyword argument {name!r}")
-    lines = "".join(f"\n  - for {name}: {instead}" for name, instead in said.items())
-    raise ClearheadError(f"{who} takes no {', '.join(said)}: {why}. Pass instead:{lines}{more}")

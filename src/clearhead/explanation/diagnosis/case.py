@@ -138,7 +138,8 @@ class Case:
     the mask that `problem.visible` came from. `blind`, bool (B or 1, H or 1, Lq or 1): queries that have a finite fill
     at every key, which has no effect on their weights. `words`: the positions that are not padding, where they are
     known. `output`: the output, where it was kept. `unaligned`: whether a mask or bias needs positions and no alignment
-    was given. `where`: the place of the call, for its findings.
+    was given. `parameters`: those of the module that was called, by name; `given_finite`: whether all that this module
+    was given is finite. `where`: the place of the call, for its findings.
     """
 
     problem: Problem
@@ -152,6 +153,8 @@ class Case:
     words: Words = ALL_WORDS
     output: Tensor | None = None
     unaligned: bool = False
+    parameters: Mapping[str, Tensor] = field(default_factory=dict)
+    given_finite: bool = False
     where: Mapping[str, Any] = field(default_factory=dict)
 
     @property
@@ -162,6 +165,17 @@ class Case:
     @property
     def empty(self) -> bool:
         return 0 in self.shape
+
+    @cached_property
+    def broken(self) -> dict[str, Tensor]:
+        """The parameters with NaN or +∞; and those with −∞ where a query, key or value is not finite."""
+        low = all(bool(tensor.isfinite().all()) for tensor in self.inputs.values())
+        found = {}
+        for name, tensor in self.parameters.items():
+            wrong = tensor.isnan() | (tensor == torch.inf) if low else ~tensor.isfinite()
+            if bool(wrong.any()):
+                found[name] = tensor
+        return found
 
     @cached_property
     def real(self) -> Tensor:

@@ -4,25 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import replace
-from inspect import signature
-from typing import Any, NoReturn, Protocol, overload, runtime_checkable
+from typing import Any, Protocol, overload, runtime_checkable
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from clearhead._attention import Arguments, ScoreLike
 from clearhead.base.arrays import Array, ArrayT, Integers
 from clearhead.base.errors import ClearheadError
 from clearhead.base.shapes import AlignLike
+from clearhead.base.tracing import readable
 from clearhead.biases.base import BiasLike
 from clearhead.explanation.diagnosis.case import Case
 from clearhead.explanation.diagnosis.checks import CHECKS
 from clearhead.explanation.diagnosis.diagnosis import Diagnosis
 from clearhead.explanation.diagnosis.reading import case_of
-from clearhead.explanation.modules.captured import for_twin, twin_of
-from clearhead.explanation.modules.multi_head import as_ours
+from clearhead.explanation.modules.reached import reached
 from clearhead.masks.base import MaskLike
-from clearhead.nn._record import RecordingModule
 from clearhead.problem.lengths import joined
 
 
@@ -98,15 +97,16 @@ def diagnose(
     For a module of `clearhead.nn`, or a `torch.nn.MultiheadAttention`, pass the module and the arguments of its call.
     The module runs no further than to its attention, and its `attention_weights` and caches stay.
     For a model, record it, `with ch.watch(model, values=True) as seen: model(...)`, and call `seen.diagnose()` or
-    `diagnose(seen)`, or diagnose one of its calls. Without `values=True`, values and precision are not checked.
+    `diagnose(seen)`, or diagnose one of its calls. Without `values=True`, values, parameters and precision are not
+    checked.
     For training, pass the `Monitor` that `ch.models.monitor` gives: `diagnose(monitor)`.
 
     The checks look at the mask (queries that see nothing, the opposite polarity, padding attended, 0 and 1, all true,
     positions of unequal lengths, finite fills), at axes (heads without the transposition, and length and batch
-    exchanged, where memory or numbers show it), at numbers (NaN and infinity and their places, NaN that SDPA would
-    leak, the error against float64), and at the softmax (a scale missing or applied twice, saturation, few effective
-    keys, uniform heads, heads that rest on one key, values of 0). Entropies are compared to a uniform softmax under the
-    same mask; a scale is judged by the spread of the scores, not by its constant.
+    exchanged, where memory or numbers show it), at numbers (NaN and infinity in parameters and inputs, and their
+    places, NaN that SDPA would leak, the error against float64), and at the softmax (a scale missing or applied twice,
+    saturation, few effective keys, uniform heads, heads that rest on one key, values of 0). Entropies are compared to a
+    uniform softmax under the same mask; a scale is judged by the spread of the scores, not by its constant.
     Each threshold, and the reason for it, stands in the docstring of its check.
     Returns a `Diagnosis`, empty where nothing is found. Nothing that was passed is changed.
     Raises a `ClearheadError` for any other argument.
@@ -148,43 +148,14 @@ def diagnosis_of(cases: Iterable[Case]) -> Diagnosis:
     return Diagnosis(findings, [check.looks_for for check in CHECKS])
 
 
-class _Reached(Exception):
-    """Raised in place of a module's attention, with its arguments."""
-
-    def __init__(self, call: Arguments) -> None:
-        super().__init__()
-        self.call = call
-
-
 def _of_module(module: nn.Module, inputs: tuple[Any, ...], keywords: dict[str, Any]) -> Case:
     """The call of attention that a module would make."""
-    name = "bias"
-    if isinstance(module, nn.MultiheadAttention):
-        name = "attn_mask"
-        module = as_ours(module)
-    if not isinstance(module, RecordingModule):
-        raise ClearheadError(
-            f"diagnose knows the attention modules of clearhead.nn and torch.nn.MultiheadAttention; got a "
-            f"{type(module).__name__}. For a model, record its calls: with ch.watch(model) as seen: model(...); then "
-            "seen.diagnose()."
-        )
-    try:
-        given = signature(module.forward).bind(*inputs, **keywords)
-    except TypeError as error:
-        raise ClearheadError(f"diagnose calls {type(module).__name__} with the other arguments: {error}.") from None
-    try:
-        with torch.no_grad(), torch.random.fork_rng(devices=[]):
-            twin = twin_of(module, _reach)
-            named = {name: for_twin(one, module, twin) for name, one in given.kwargs.items()}
-            twin(*(for_twin(one, module, twin) for one in given.args), **named)
-    except _Reached as reached:
-        length_first = isinstance(module, nn.MultiheadAttention) and not module.batch_first
-        three = {side: given.arguments.get(side) for side in ("query", "key", "value")} if length_first else {}
-        batched = {side: t for side, t in three.items() if isinstance(t, Tensor) and t.ndim == 3}
-        call = reached.call.padded() or reached.call
-        return replace(case_of(call, name), length_first=batched)
-    raise ClearheadError(f"{type(module).__name__} computed no attention for these inputs.")
-
-
-def _reach(query: Any, key: Any, value: Any, *, fresh: bool = False, **options: Any) -> NoReturn:
-    raise _Reached(Arguments(query, key, value, **options))
+    found, ours, given = reached("diagnose", module, inputs, keywords)
+    length_first = isinstance(ours, nn.MultiheadAttention) and not ours.batch_first
+    sides = {side: t for side in ("query", "key", "value") if isinstance(t := given.get(side), Tensor)}
+    return replace(
+        case_of(found.padded() or found, "attn_mask" if isinstance(module, nn.MultiheadAttention) else "bias"),
+        length_first={side: t for side, t in sides.items() if length_first and t.ndim == 3},
+        parameters={name: p.detach() for name, p in ours.named_parameters() if not is_lazy(p) and readable(p)},
+        given_finite=all(bool((t.values() if t.is_nested else t).isfinite().all()) for t in sides.values()),
+    )

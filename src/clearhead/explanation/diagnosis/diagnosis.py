@@ -28,7 +28,7 @@ class Finding:
     `name`: the kind of fault. `severity`: "error" (the result cannot be what was meant), "warning" (it is likely not
     what was meant, or it will fail elsewhere), "note" (worth knowing, and often right). `evidence`: a sentence with the
     numbers and shapes that were found. `remedy`: what to do instead. `where`: the place, with those of the keys
-    "layer", "run", "sequence", "head" (or "heads"), "query", "key", "input" that apply.
+    "layer", "run", "sequence", "head" (or "heads"), "query", "key", "input", "parameter" that apply.
     """
 
     name: str

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import warnings
 from collections.abc import Iterator
 from copy import copy
 from functools import partial
@@ -57,6 +58,8 @@ def run_on_clearhead(model: Model, *, layout: Layout | None = None) -> Model:
         part = ch.distributed.shard_batch(batch, layout)
         loss = part.loss(model(**part.inputs).logits)
 
+    With `output_attentions=True` it warns, and gives no weights; inside `ch.models.lazy_attentions(model)` it gives
+    lazy ones.
     Every layer's attention is `clearhead.distributed.attention`, under the masks of the whole sequence: causal or
     bidirectional, sliding windows, padding, and packed documents, where the position ids of a causal model begin again.
     All other layers compute each position by itself. So a layer that pools, or reads the first token, sees only this
@@ -154,6 +157,12 @@ def _attend(
     shape = (*query.shape[:3], key.shape[2])
     made, bias = made_of(attention_mask, shape), kwargs.get("position_bias")
     check_keywords(type(module).__name__, backend, kwargs)
+    if kwargs.get("output_attentions") and not compiling():
+        warnings.warn(
+            f"{type(module).__name__} runs on clearhead's engines, which give no weights, so the model's attentions "
+            "are empty. For lazy weights of every layer: with ch.models.lazy_attentions(model): model(…).",
+            stacklevel=2,
+        )
     narrower = _narrower(module, shape, attention_mask is not None, kwargs)
     if attention_mask is None:
         causal = bool(getattr(module, "is_causal", True)) if is_causal is None else is_causal

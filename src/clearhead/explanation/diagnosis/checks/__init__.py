@@ -3,8 +3,10 @@
 from clearhead.explanation.diagnosis.case import Check
 from clearhead.explanation.diagnosis.checks.all_true import AllTrue
 from clearhead.explanation.diagnosis.checks.batch_first import BatchFirst
+from clearhead.explanation.diagnosis.checks.broken_parameters import BrokenParameters
 from clearhead.explanation.diagnosis.checks.few_keys import FewKeys
 from clearhead.explanation.diagnosis.checks.finite_fill import FiniteFill
+from clearhead.explanation.diagnosis.checks.hidden_pairs import HiddenPairs
 from clearhead.explanation.diagnosis.checks.length_second import LengthSecond
 from clearhead.explanation.diagnosis.checks.not_finite import NotFinite
 from clearhead.explanation.diagnosis.checks.not_transposed import NotTransposed
@@ -22,6 +24,7 @@ from clearhead.explanation.diagnosis.checks.zero_values import ZeroValues
 from clearhead.explanation.diagnosis.checks.zeros_and_ones import ZerosAndOnes
 
 CHECKS: tuple[Check, ...] = (
+    BrokenParameters(),
     NotFinite(),
     ZerosAndOnes(),
     UnequalLengths(),
@@ -33,6 +36,7 @@ CHECKS: tuple[Check, ...] = (
     SeesNothing(),
     FiniteFill(),
     SdpaLeak(),
+    HiddenPairs(),
     AllTrue(),
     Scale(),
     Saturation(),

@@ -13,6 +13,7 @@ from clearhead.base.managers import Managed
 from clearhead.base.numbers import check_count
 from clearhead.base.tracing import compiling, empty_of_values, in_backward, refuse_jit, transformed, unobserved
 from clearhead.models.tap.interface import BackendCall, Marks, Subscriber, subscribed
+from clearhead.models.tap.keywords import MASKED, NAME
 from clearhead.models.tap.masks import MaskStore
 from clearhead.models.tap.refused import refuse_compiled
 from clearhead.models.tap.transformers_private import collected, takes_backends
@@ -98,7 +99,7 @@ class _Lazily(Subscriber):
             return call.run()
         lazy = self._weights(call)
         # given the keyword, these functions would warn that they return no weights
-        output = call.run("output_attentions" if call.own else None)
+        output = call.run("output_attentions" if call.own or call.backend in (NAME, MASKED) else None)
         return (output[0] if isinstance(output, tuple) else output), lazy
 
     def _weights(self, call: BackendCall) -> Tensor:

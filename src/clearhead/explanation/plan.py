@@ -1,0 +1,91 @@
+"""plan()."""
+
+from __future__ import annotations
+
+from inspect import signature
+from typing import Any, overload
+
+from torch import Tensor, nn
+
+from clearhead._attention import Arguments, Plan, ScoreLike, attention, planned
+from clearhead.base.arrays import Array, ArrayT, Integers, is_numpy
+from clearhead.base.shapes import AlignLike
+from clearhead.biases.base import BiasLike
+from clearhead.engines.base import Engine
+from clearhead.explanation.modules.reached import reached
+from clearhead.masks.base import MaskLike
+from clearhead.problem.keywords import refuse_keywords
+from clearhead.problem.layout import ARRANGED, arrange, is_arranged
+from clearhead.problem.lengths import joined
+
+
+@overload
+def plan(
+    query: ArrayT,
+    key: ArrayT,
+    value: ArrayT,
+    *,
+    score: ScoreLike = None,
+    mask: MaskLike = None,
+    valid_lens: Integers | None = None,
+    bias: BiasLike = None,
+    scale: float | None = None,
+    sinks: Array | None = None,
+    align: AlignLike = None,
+    dropout_p: float = 0.0,
+    layout: str = "BHLD",
+    engine: str | Engine | None = None,
+) -> Plan: ...
+
+
+@overload
+def plan(query: nn.Module, *inputs: object, **keywords: object) -> Plan: ...
+
+
+def plan(*inputs: Any, **options: Any) -> Plan:
+    """What `attention` with these arguments would do: the engine, why each other one declined, work and memory.
+
+    >>> import torch, clearhead as ch
+    >>> x = torch.rand(1, 8, 4096, 64)
+    >>> ch.plan(x, x, x, mask=ch.SlidingWindow(before=255))  # doctest: +ELLIPSIS
+    plan: query (1, 8, 4096, 64), key (1, 8, 4096, 64), value (1, 8, 4096, 64)
+      engine        native
+      not flex      on a CPU other engines are faster
+      not sdpa      could run it; native comes first
+      not triton    the inputs are on cpu: it is made for cuda
+      not tiled     could run it; native comes first
+      not reference makes every pair at once, more than 4,194,304: only when asked for
+      operations    2.46e+09
+      extra memory  8.0... MiB, forward alone
+      skipped       92.8% of 134,217,728 pairs
+    >>> attend = ch.nn.MultiHeadAttention(embed_dim=64, num_heads=8)
+    >>> ch.plan(attend, x[:, 0], x[:, 0], x[:, 0], mask=ch.Causal()).engine             # the call that a module makes
+    'native'
+
+    `plan(query, key, value, score=, mask=, valid_lens=, bias=, scale=, sinks=, align=, dropout_p=, layout=, engine=)`:
+    the arguments of `attention`. Only projections are computed.
+    `plan(module, *inputs, **keywords)`: a module of `clearhead.nn`, or an `nn.MultiheadAttention`, and the arguments of
+    its call. The module runs no further than to its attention, and its record and caches stay. Its engine is the one
+    that is chosen for the call by itself.
+    Returns a `Plan`, whose attributes hold these lines. Operations count the score and the weighted sum of the pairs
+    the engine computes; extra memory is an estimate of the largest need of the forward pass beyond inputs and output.
+    A step of training needs more: the gradients of query, key and value, and what the engine's backward pass works in.
+    Raises the errors of `attention`, and a `ClearheadError` for another module.
+    """
+    if inputs and isinstance(inputs[0], nn.Module):
+        call = reached("plan", inputs[0], inputs[1:], options).call
+        return planned(call, (call.query, call.key, call.value))
+    try:
+        given = signature(attention).bind(*inputs, **options).arguments
+    except TypeError as error:
+        raise TypeError(f"plan() takes the arguments of attention(), or a module and its inputs: {error}.") from None
+    refuse_keywords("plan", given.pop("others", {}))
+    query, key, value = sides = given["query"], given["key"], given["value"]
+    if not all(type(side) is Tensor for side in sides):
+        is_numpy(query=query, key=key, value=value)
+    given["mask"], given["bias"] = joined(given.get("mask"), given.pop("valid_lens", None), given.get("bias"))
+    layout = given.pop("layout", "BHLD")
+    if not is_arranged(query, key, layout):
+        mask, bias, align = given["mask"], given["bias"], given.get("align")
+        given |= zip(ARRANGED, arrange(query, key, value, mask, bias, align, layout), strict=False)
+    return planned(Arguments(**given), sides)
