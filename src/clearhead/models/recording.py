@@ -95,7 +95,7 @@ class Recording(Calls[AttentionCall]):
         key, are left out; NaN where no query counts.
         `reductions`: a column for each of these, the mean over queries, in place of all others. `tokens`: a word for
         each position, a list of such lists for several sequences, or the ids (B, L) that the model was given; in an
-        encoder-decoder the decoder's, and `source_tokens` the encoder's. Gives a `Table`, a list of dicts, which has
+        encoder-decoder the decoder's, and `source_tokens` the encoder's. Gives a `Table`, a list of dicts, with `top(column)` and
         `to_pandas()`.
         Raises a `ClearheadError` for tokens that fit no call. Cost: two passes over each call's pairs. With tokens, a
         further pass over the pairs of equal tokens, or over all pairs where the mask is not a few intervals a query or
