@@ -54,8 +54,9 @@ class Recording(Calls[AttentionCall]):
     """The attention calls of a watched model, from which their weights are computed.
 
     `calls`: a list, in order; iterating gives the calls too. `seen[3]`: call number 3, which need not be of layer 3,
-    because a layer makes a call in each run. `seen["encoder.layer.3.attention.self"]`: the calls of one module, in
-    order; `seen["*.layer.3.*"]`: the calls of all modules whose names fit a pattern. `names`: of the modules. `runs`:
+    because a layer makes a call in each run. `seen["L3"]`, `seen["decoder 1, cross"]`: the calls of a layer, by its
+    name in tables and pages. `seen["encoder.layer.3.attention.self"]`: the calls of one module, in order;
+    `seen["*.layer.3.*"]`: the calls of all layers that fit a pattern, as for `view`. `names`: of the modules. `runs`:
     the calls of each run of the model. The calls of one module are a `Generation`: its steps, which
     `seen[name].joined()` makes one matrix.
     """
@@ -95,8 +96,8 @@ class Recording(Calls[AttentionCall]):
         key, are left out; NaN where no query counts.
         `reductions`: a column for each of these, the mean over queries, in place of all others. `tokens`: a word for
         each position, a list of such lists for several sequences, or the ids (B, L) that the model was given; in an
-        encoder-decoder the decoder's, and `source_tokens` the encoder's. Gives a `Table`, a list of dicts, with `top(column)` and
-        `to_pandas()`.
+        encoder-decoder the decoder's, and `source_tokens` the encoder's. Gives a `Table`, a list of dicts, which has
+        `top(column)` and `to_pandas()`.
         Raises a `ClearheadError` for tokens that fit no call. Cost: two passes over each call's pairs. With tokens, a
         further pass over the pairs of equal tokens, or over all pairs where the mask is not a few intervals a query or
         a bias is added. O(Lq + Lk) memory a head.
