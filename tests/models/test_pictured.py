@@ -97,7 +97,7 @@ def test_a_step_of_a_generation_has_the_last_words():
         (0, {"sequence": 2}, "sequence is 2"),
         (0, {"sequence": True}, "sequence is True"),
         (0, {"tokens": ["a"]}, "tokens has 1 words"),
-        (0, {"tokens": "word"}, "tokens is a str"),
+        (0, {"tokens": "word"}, "tokens takes words, .*; got a str"),
         (0, {"scale": "x"}, "scale is 'x'"),
     ],
 )

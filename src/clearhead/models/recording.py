@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Never, overload
 
@@ -24,14 +24,14 @@ from clearhead.inspection.reductions.mean_distance import MeanDistance
 from clearhead.inspection.reductions.sink_share import SinkShare
 from clearhead.inspection.reductions.topk import TopK
 from clearhead.models.attention_call import AttentionCall, case_of
-from clearhead.models.call import word_list
+from clearhead.models.call import TokensLike, word_list
 from clearhead.models.calls import Calls, chosen_calls, labels, one_call
 from clearhead.models.chain.generation import Generation, joined_call
 from clearhead.models.read.audit import Audit, Expected, audit
 from clearhead.models.read.differences import Differences, compare_calls
 from clearhead.models.read.distinctive import Distinctive, distinctive, measured
 from clearhead.models.read.rollout import rollout
-from clearhead.models.read.tokens import Tokens, TokensLike, place_of, told_unread, words_read
+from clearhead.models.read.tokens import Tokens, place_of, told_unread, words_read
 from clearhead.models.show.beside import beside_of
 from clearhead.models.show.framed import Framed, framed
 from clearhead.models.show.image import Picture
@@ -261,8 +261,8 @@ class Recording(Calls[AttentionCall]):
         *,
         step: int | None = None,
         sequence: int = 0,
-        tokens: Sequence[str] | None = None,
-        source_tokens: Sequence[str] | None = None,
+        tokens: TokensLike | None = None,
+        source_tokens: TokensLike | None = None,
     ) -> Explanation:
         """Explain the weights of one query of one head, step by step: see `AttentionCall.explain`.
 
@@ -278,21 +278,21 @@ class Recording(Calls[AttentionCall]):
         of its module. `head`, `query`, `key`: numbers, slices, or lists with even steps. Query and key may be words of
         `tokens` that occur once; in cross attention the key is a word of `source_tokens`. With `key=None` the first key
         that the query may see is written out. `step`: of a generation, 0 for the prompt. `sequence`: its number in the
-        batch.
+        batch. `tokens`, `source_tokens`: as for `view`.
         """
         call = self.calls[one_call(self.calls, layer, step, "explain")]
-        tokens = told_unread([call], word_list("tokens", tokens), "tokens")
-        if tokens is not None:
-            tokens = tokens[: words_read(call, len(tokens))]
-        keys = source_tokens if call.kind == "cross" else tokens
-        at: dict[str, Any] = {"head": head, "query": place_of(query, tokens, call.shape[2], "query")}
+        own, source = _texts(call, tokens, source_tokens, sequence)
+        if own is not None:
+            own = own[: words_read(call, len(own))]
+        keys = source if call.kind == "cross" else own
+        at: dict[str, Any] = {"head": head, "query": place_of(query, own, call.shape[2], "query")}
         if key is not None:
             at["key"] = place_of(key, keys, call.shape[3], "key")
         chosen = [
             as_index(one, size, f"explain: {name}")
             for (name, one), size in zip(at.items(), call.shape[1:], strict=False)
         ]
-        return call.explain((sequence, *chosen), tokens=tokens, source_tokens=source_tokens)
+        return call.explain((sequence, *chosen), tokens=own, source_tokens=source)
 
     def diagnose(self) -> Diagnosis:
         """Faults and risks of the calls: see `clearhead.diagnose`. Findings name the layer and the module, and the run,
@@ -327,8 +327,8 @@ class Recording(Calls[AttentionCall]):
 
     def layers(
         self,
-        tokens: Iterable[str] | None = None,
-        source_tokens: Iterable[str] | None = None,
+        tokens: TokensLike | None = None,
+        source_tokens: TokensLike | None = None,
         *,
         sequence: int = 0,
         error: float = ERROR,
@@ -345,13 +345,13 @@ class Recording(Calls[AttentionCall]):
         layer: Layers = None,
         heads: Heads = None,
         *,
-        tokens: Iterable[str] | None = None,
-        source_tokens: Iterable[str] | None = None,
+        tokens: TokensLike | None = None,
+        source_tokens: TokensLike | None = None,
         sequence: int = 0,
         title: str = "Attention",
         error: float = ERROR,
         beside: Recording | None = None,
-        beside_tokens: Iterable[str] | None = None,
+        beside_tokens: TokensLike | None = None,
         effects: OfHeads | Sequence[OfHeads] | None = None,
         image: Array | Picture | None = None,
         height: int = 900,
@@ -372,11 +372,12 @@ class Recording(Calls[AttentionCall]):
         None is all of them. `heads`: their numbers, a slice, or a list of these; None is all. `height`: of a notebook's
         frame, in pixels. The last line of a cell shows itself, and `.widget()` is an anywidget.
         `tokens`: a word for each position, or for each word that is not padding (in an encoder-decoder the decoder's,
-        and `source_tokens` the encoder's); None numbers the positions. `sequence`: its number in the batch. Padding is
-        left out, see `AttentionCall.padding`. A call whose score has `tile()` alone is left out above 1,024 queries or
-        keys, and the page says so. `error`: about the largest difference between a weight of the page and of the call.
-        Queries and keys are rounded as far as it allows, and the page says the measured difference. At 1e-4 they take
-        half the bytes of float32, which 0 writes.
+        and `source_tokens` the encoder's); a list of such lists, one for each sequence; or the ids (B, L) that the
+        model was given, which are shown as numbers. None numbers the positions. `sequence`: its number in the batch.
+        Padding is left out, see `AttentionCall.padding`. A call whose score has `tile()` alone is left out above 1,024
+        queries or keys, and the page says so. `error`: about the largest difference between a weight of the page and of
+        the call. Queries and keys are rounded as far as it allows, and the page says the measured difference. At 1e-4
+        they take half the bytes of float32, which 0 writes.
         `beside`: another recording, of a text or of a checkpoint, whose layers are on the page too, as L0′, L1′, …;
         `beside_tokens`: its words, None where both read the same words. The page compares the heads of both: the
         divergence of a head is that of `compare` over the tokens that are no padding, with `match_tokens` of the words,
@@ -408,8 +409,8 @@ class Recording(Calls[AttentionCall]):
         *,
         step: int | None = None,
         sequence: int = 0,
-        tokens: Sequence[str] | None = None,
-        source_tokens: Sequence[str] | None = None,
+        tokens: TokensLike | None = None,
+        source_tokens: TokensLike | None = None,
         title: str | None = None,
         cmap: str | Colormap = "GnBu",
         scale: str | float = "linear",
@@ -418,14 +419,14 @@ class Recording(Calls[AttentionCall]):
 
         `layer`, `step`: as for `explain`. `heads`: a number, a slice, or a list of these; None is all, at most 64.
         `sequence`: its number in the batch; positions of padding are left out.
-        `tokens`: a word for each position, or for each word that is not padding; in cross attention for the queries,
-        and `source_tokens` for the keys. `title`, `cmap`, `scale`: of the picture.
+        `tokens`, `source_tokens`: as for `view`. `title`, `cmap`, `scale`: of the picture.
         Returns the axes, an array of them where there are several. Raises a `ClearheadError` for heads that are not
         there, and for words that do not fit.
         """
         number = one_call(self.calls, layer, step, "plot")
-        label, tokens = labels(self.calls)[number], told_unread([self.calls[number]], tokens, "tokens")
-        return plotted(self.calls[number], label, heads, sequence, (tokens, source_tokens), Style(title, cmap, scale))
+        words = _texts(self.calls[number], tokens, source_tokens, sequence)
+        label, style = labels(self.calls)[number], Style(title, cmap, scale)
+        return plotted(self.calls[number], label, heads, sequence, words, style)
 
     def _repr_html_(self) -> str:
         """The first 40 calls as a table, for notebooks."""
@@ -456,6 +457,14 @@ def load_recording(path: str | Path) -> Recording:
     before it asks for memory. Cost: the file is read whole, and may then be written to or removed.
     """
     return Recording(read(path))
+
+
+def _texts(
+    call: AttentionCall, tokens: Any, source_tokens: Any, sequence: int
+) -> tuple[list[str] | None, list[str] | None]:
+    """The words of a sequence, as far as the model has read them, and those of its encoder."""
+    own: list[str] | None = told_unread([call], word_list("tokens", tokens, sequence), "tokens")
+    return own, word_list("source_tokens", source_tokens, sequence)
 
 
 def _usual(call: AttentionCall) -> tuple[Reduction[Any], ...]:

@@ -10,6 +10,7 @@ import torch
 
 from clearhead.base.errors import ClearheadError
 from clearhead.models.attention_call import AttentionCall
+from clearhead.models.call import TokensLike
 from clearhead.models.chain.cached import alone
 from clearhead.models.read.differences import (
     CallDifference,
@@ -187,7 +188,7 @@ def _correspondence(text: Sequence[str], other: Sequence[str]) -> tuple[list[int
     return match_tokens(text, other, replaced=True)
 
 
-def beside_of(mine: Paged, other: Any, tokens: Iterable[str] | None) -> Beside:
+def beside_of(mine: Paged, other: Any, tokens: TokensLike | None) -> Beside:
     """The recording beside that of a page. `tokens`: its words; None where it has the words of the page."""
     calls = getattr(other, "calls", None)
     if not isinstance(calls, list) or not all(isinstance(call, AttentionCall) for call in calls):

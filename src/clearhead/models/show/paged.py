@@ -13,7 +13,7 @@ from clearhead.base.errors import ClearheadError, ShapeError
 from clearhead.explanation.modules.origin.find import Pair, frequencies
 from clearhead.inspection.measures import Found, Measure
 from clearhead.models.attention_call import AttentionCall, norms_of
-from clearhead.models.call import word_list
+from clearhead.models.call import TokensLike, word_list
 from clearhead.models.calls import labels
 from clearhead.models.read.distinctive import distinctive, measured
 from clearhead.models.read.tokens import Tokens, told_unread
@@ -43,8 +43,8 @@ class Paged:
     def __init__(
         self,
         calls: Sequence[AttentionCall],
-        tokens: Iterable[str] | None = None,
-        source_tokens: Iterable[str] | None = None,
+        tokens: TokensLike | None = None,
+        source_tokens: TokensLike | None = None,
         sequence: Any = 0,
         error: Any = ERROR,
         answer: int | None = None,
@@ -55,19 +55,20 @@ class Paged:
         self.answer, self.effects = answer, effects_of(effects)
         self.calls, self.sequence, self.error = calls, whole(sequence), checked_error(error)
         sizes = _sizes(calls, self.sequence)
-        own = {call.shape[2] for call in calls if call.kind == "self"}
-        self.image = None if image is None else patches_of(image, own)
+        lengths = {call.shape[2] for call in calls if call.kind == "self"}
+        self.image = None if image is None else patches_of(image, lengths)
         if self.image is not None and tokens is None:
             tokens = self.image.words
-        tokens = told_unread(calls, word_list(name, tokens), name)
-        self.words, self.source = words(name, tokens, sizes), words("source_tokens", source_tokens, sizes)
+        own: list[str] | None = told_unread(calls, word_list(name, tokens, self.sequence), name)
+        source = word_list("source_tokens", source_tokens, self.sequence)
+        self.words, self.source = words(name, own, sizes), words("source_tokens", source, sizes)
         self.tokens = Tokens(self.words or None, self.source or None)
         self.labels = labels(calls)
         self.roles = roles([(call.name, call.kind) for call in calls])
         self.found: dict[int, Mapping[Measure, Found]] = {}
         self.last = {call.cached_key.chain: call for call in calls}
 
-    def alike(self, calls: Sequence[AttentionCall], tokens: Iterable[str] | None) -> Paged:
+    def alike(self, calls: Sequence[AttentionCall], tokens: TokensLike | None) -> Paged:
         """The calls of another recording, for the same page. `tokens`: its words; None for the same words."""
         sizes = _sizes(calls, self.sequence)
         own = tokens if tokens is not None or len(self.words) not in sizes else self.words
@@ -263,9 +264,9 @@ def words_of(call: AttentionCall, sequence: int) -> tuple[int, ...]:
     return tuple(length if words is None else int(words[sequence].sum()) for words, length in sides)
 
 
-def words(name: str, tokens: Any, sizes: set[int]) -> list[str]:
-    """The caller's words, from any ordered iterable; [] for None."""
-    found = word_list(name, tokens) or []
+def words(name: str, tokens: list[str] | None, sizes: set[int]) -> list[str]:
+    """The words, one for each position; [] for None."""
+    found = tokens or []
     if tokens is not None and len(found) not in sizes:
         raise ShapeError(
             f"{name} has {len(found)} words, and the calls have {sorted(sizes)} queries or keys; pass one "
