@@ -935,7 +935,9 @@ class Later(ch.extend.Bias):
         "watched(layers='nothing')", ("numbered from 0", "watched(layers=0)[0].weights.dense() # @", "soft(q, q, five)")
     ),
     case("watched(layers=1.5)", ("their numbers", "watched(layers=[0])[0].weights.dense() # @", "soft(q, q, five)")),
-    case("watched()['nothing']", ("calls were made by", "watched()['Block'][0].weights.dense() # @", "soft(q, q, five)")),
+    case(
+        "watched()['nothing']", ("calls were made by", "watched()['Block'][0].weights.dense() # @", "soft(q, q, five)")
+    ),
     case("watched()[3]", ("1 were seen", "watched()[0].weights.dense() # @", "soft(q, q, five)")),
     case(
         "watched().view(heads=0)",

@@ -387,7 +387,8 @@ class Recording(Calls[AttentionCall]):
         times the length of the value, and times the length of the value's part of the output; with
         `watch(gradients=True)`, after a backward pass, the weight times its gradient; and the rollout up to a layer,
         where all layers of a run are on the page. `effects`: a `Sweep` over layers and heads, a `LogitAttribution`,
-        `Differences`, or a list of these: each is a measure of heads.
+        `Differences`, or a list of these: each is a measure of heads, and the page
+        opens on the head with the largest effect of the first, heads coloured by it.
         `image`: of a vision model the picture as it was given to the model, resized and cropped, (height, width, 3) or
         (3, height, width), whole numbers to 255 or floats to 1, or of PIL: its patches are the tokens after the first
         few, and the weights of a patch lie over the picture. Without `tokens` a patch is named by its row and column.

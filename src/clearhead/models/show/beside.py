@@ -82,7 +82,7 @@ class Beside:
     def page(self, layers: Iterable[Layer | LeftOut], title: str) -> Page:
         """The page of these layers of the first recording, with the second's beside them.
 
-        It opens on the head that differs most.
+        It opens on the head that differs most, or on the head with the largest effect, where effects were given.
         """
         page = self.sides[0].page((), title)
         for (text, other), positions in self.texts.items():
@@ -103,7 +103,8 @@ class Beside:
             page.add(counterpart)
             if isinstance(counterpart, Layer):
                 page.beside.append((place, len(page.shown) - 1))
-        page.distinctive = self.distinctive(first) or self.sides[0].distinctive(first)
+        own = None if self.sides[0].effects else self.distinctive(first)
+        page.distinctive = own or self.sides[0].distinctive(first) or self.distinctive(first)
         return page
 
     def second(self, number: int, heads: Sequence[int] | None) -> Layer | LeftOut:

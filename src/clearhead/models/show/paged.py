@@ -22,6 +22,7 @@ from clearhead.models.show.meanings import (
     effects_of,
     flow_of,
     flows,
+    largest_effect,
     slopes_of,
     with_effects,
 )
@@ -139,7 +140,8 @@ class Paged:
         return map(self.layer, range(len(self.calls)) if numbers is None else numbers)
 
     def page(self, layers: Iterable[Layer | LeftOut], title: str) -> Page:
-        """The page of these layers. It opens on the head that departs most from uniform attention."""
+        """The page of these layers. It opens on the head with the largest effect, where effects were given, else on the
+        head that departs most from uniform attention."""
         page, names = Page(title), list(map(str, self.labels))
         shown = []
         for layer in layers:
@@ -153,12 +155,15 @@ class Paged:
         return page
 
     def distinctive(self, shown: Sequence[tuple[str, Sequence[int]]]) -> dict[str, Any] | None:
-        """The most distinctive of the heads that a page shows. `shown`: the labels of layers with their head numbers.
+        """The head that a page of these heads opens on. `shown`: the labels of layers with their head numbers.
 
-        None where queries see one key each, so that heads cannot be told apart.
+        None where queries see one key each, so that heads cannot be told apart, and no effects were given.
         """
         numbers = {str(label): number for number, label in enumerate(self.labels)}
         heads = {numbers[label.split("#")[0]]: (place, own) for place, (label, own) in enumerate(shown)}
+        largest = largest_effect(self.calls, self.labels, self.effects, heads)
+        if largest is not None:
+            return largest
         try:
             most = distinctive(self.calls, self.tokens, self.found, {n: own for n, (_, own) in heads.items()})
         except ClearheadError:
