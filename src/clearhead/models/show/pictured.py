@@ -47,7 +47,7 @@ def plotted(
     one = len(drawn) == 1 and heads is not None
     if style.title is None:
         said = label.head(chosen[0][1]) if one else str(label)
-        style = Style(f"{said}: {call.name} ({call.kind})", style.cmap, style.scale)
+        style = Style(f"{said} ({call.name})", style.cmap, style.scale)
     elif one:
         style = Style(f"{style.title}, head {chosen[0][1]}", style.cmap, style.scale)
     sides = (
