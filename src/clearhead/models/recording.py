@@ -170,7 +170,9 @@ class Recording(Calls[AttentionCall]):
             )
         return compare_calls(self.calls, other.calls, matched)
 
-    def rollout(self, tokens: Positions = None, layers: Layers = None) -> Tensor:
+    def rollout(
+        self, tokens: Positions = None, layers: Layers = None, *, residual: float = 0.5, gradients: bool = False
+    ) -> Tensor:
         """The share of each position's input in each token after the last layer, (B, T, L); rows sum to 1.
 
         >>> import torch, torch.nn.functional as F, clearhead as ch
@@ -187,14 +189,19 @@ class Recording(Calls[AttentionCall]):
 
         `tokens`: T positions whose sources are wanted, a number, a slice or a list of these; None is all of them.
         `layers`: which layers, as for `view`; None is all. Their calls must be the self-attention of one run, all of
-        one length.
-        Formula: R = Ã_N … Ã_1, Ã = (Ā + I) / 2, Ā the mean over the heads; a row of Ā that sums to s, as with sinks, is
-        divided by s + 1. It is computed by products with lazy matrices: the result is the only L × L array.
-        Raises a `ClearheadError` for a result above 256 MiB, and for calls of several lengths, or of several runs.
-        Cost: for up to 64 tokens, about a backward pass of attention for each layer.
-        Source: Abnar and Zuidema 2020, "Quantifying Attention Flow in Transformers".
+        one length. `residual`: the share r of the residual stream, 0 to 1. `gradients`: whether weights count by their
+        gradients, after `watch(model, gradients=True)` and a backward pass of what is to be explained; then the rows
+        have the scale of the gradients, and no sum.
+        Formula: R = Ã_N … Ã_1, Ã = r I + (1 − r) Ā, Ā the mean over the heads; a row of Ā that sums to s, as with
+        sinks, is divided by r + (1 − r) s. With gradients Ã = I + mean_h (A ∘ ∂L/∂A)⁺, for the loss L.
+        Raises a `ClearheadError` for a result above 256 MiB, for calls of several lengths, or of several runs, and
+        where a gradient is missing.
+        Cost: for up to 64 tokens, about a backward pass of attention for each layer, by products with lazy matrices:
+        the result is the only L × L array. With gradients each layer's pairs once, a block of rows at a time.
+        Source: Abnar and Zuidema 2020, "Quantifying Attention Flow in Transformers"; with gradients Chefer, Gur and
+        Wolf 2021, "Generic Attention-model Explainability for Interpreting Bi-Modal and Encoder-Decoder Transformers".
         """
-        return rollout(self.calls, tokens, layers)
+        return rollout(self.calls, tokens, layers, residual, gradients)
 
     def joined(self) -> Recording:
         """The steps of a generation as one recording: one call for each module, as a forward over the final text.
