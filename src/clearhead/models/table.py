@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from pandas import DataFrame
 
 ROWS, COLUMNS = 20, 100  # the largest number of rows, and of characters in a line, of a table as text
+BESIDE = ("uniform", "queries", "sd", "texts")  # what may stand beside a measure
 HEAD = ("layer", "head")  # the columns that are shown in any case
 
 
@@ -187,7 +188,7 @@ class Table(list[dict[str, Any]]):
     def about(self, column: str) -> str:
         """A measure's description, formula, range and source. Raises a `ClearheadError` for another column."""
         for measure in MEASURES:
-            if column in (measure.name, f"{measure.name} uniform", f"{measure.name} queries"):
+            if column in (measure.name, *(f"{measure.name} {more}" for more in BESIDE)):
                 return measure.about()
         names = ", ".join(measure.name for measure in MEASURES)
         raise ClearheadError(f"{column!r} is no measure of a head; the measures are {names}.")
