@@ -78,3 +78,19 @@ def test_long_numbers():
     query = draw(3, 4).double()
     check(ch.explain(query, query, value))
     check(ch.explain(1e-200 * query, query, value, mask=ch.Causal(), align=2**39))
+
+
+def test_a_plain_dot_product_is_called_by_its_name():
+    class Dot(ch.Dot):  # of one's own: it may compute anything
+        pass
+
+    x = draw(2, 3)
+    for options, title in (
+        ({}, "Scaled dot-product attention, step by step"),
+        ({"score": ch.Dot(), "scale": 0.5}, "Scaled dot-product attention, step by step"),
+        ({"score": ch.Dot(softcap=2.0)}, "Attention by Dot(softcap=2.0), step by step"),
+        ({"score": Dot()}, "Attention by Dot(), step by step"),
+        ({"score": ch.Gaussian()}, "Attention by Gaussian(bandwidth=1.0), step by step"),
+    ):
+        explanation = ch.explain(x, x, x, **options)
+        assert str(explanation).splitlines()[0] == title

@@ -50,7 +50,7 @@ def test_scores_modules_and_positions_take_them():
     assert "1 animal" in said and "0 the" not in said
 
 
-@pytest.mark.parametrize("words", [["a"], ["a", 1], "ab", {"a", "b"}, [], [["a"], ["b"]]], ids=repr)
+@pytest.mark.parametrize("words", [["a"], ["a", 1], "ab", {"a"}, [], [["a"], ["b"]]], ids=repr)
 def test_words_that_do_not_fit_are_refused(words):
     for given in ({"tokens": words}, {"source_tokens": words}):
         with pytest.raises(ch.ClearheadError, match=r"one word belongs to each|words, one for each position"):

@@ -431,11 +431,76 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
 
 
 def test_a_table_as_text_fits_a_screen():
-    numbers = dict.fromkeys(map(str, range(40)), 1e9)
-    rows = [{"module": "x" * 60, "head": head, "nan": float("nan")} | numbers for head in range(50)]
+    rows = [
+        {"module": "x" * 60, "head": head, "nan": float("nan")} | {str(i): 1e9 + head for i in range(40)}
+        for head in range(50)
+    ]
     lines = str(ch.models.Table(rows)).splitlines()
-    assert len(lines) == 23 and max(map(len, lines)) <= 100
-    assert lines[1].split()[:3] == ["x" * 39 + "…", "0", "nan"]
-    assert repr(ch.models.Table(rows)).splitlines() == lines and len(lines) <= 24
-    assert lines[21:] == ["30 more rows", "33 more columns: '7', '8', '9', '10', '11', '12', …"]
+    assert len(lines) == 24 and max(map(len, lines)) <= 100
+    assert lines[0].split()[:3] == ["head", "0", "1"] and lines[1].split()[:2] == ["0", "1e+09"]
+    assert repr(ch.models.Table(rows)).splitlines() == lines
+    assert lines[21:] == [
+        "30 more rows",
+        f"27 more columns: {', '.join(map(str, range(13, 33)))}, …",
+        f"the same in every row: module {'x' * 39}…, nan nan",
+    ]
     assert str(ch.models.Table()) == "no rows"
+    many = [{str(i): "y" * 30 for i in range(9)} | {"head": head} for head in range(2)]
+    assert max(map(len, str(ch.models.Table(many)).splitlines())) <= 100
+
+
+def test_a_printed_table_shows_what_differs():
+    """Of a model: layer, head and every measure, in this order; what is equal in all rows stands below, once."""
+    model = made("Bert", **MODELS["Bert"])
+    ids = torch.randint(3, 9, (1, 12), generator=torch.Generator().manual_seed(0))
+    with torch.no_grad(), ch.watch(model) as seen:
+        model(ids)
+    table = seen.table(tokens=ids)
+    head, *lines = str(table).splitlines()
+    measures = "previous  next  itself  first  same word  induction  normalised entropy   sink"
+    assert head.split() == ["layer", "head", *measures.split()]
+    for row, line in zip(table, lines, strict=False):
+        values = [row[name] for name in ("previous", "next", "itself", "first", "same word", "induction")]
+        assert line.split()[:8] == [str(row["layer"]), str(row["head"]), *(f"{value:.3f}" for value in values)]
+    assert lines[-1] == "the same in every row: run 0, kind self, backend sdpa, queries 12, keys 12, …"
+    assert "distance" in lines[-2] and "module" in table[0] and "module" not in head
+    ordered = str(table.top("distance", 1)).splitlines()[0]
+    assert ordered.split()[:4] == ["layer", "head", "distance", "previous"]
+    one = str(ch.models.Table(table[:1])).splitlines()[0]
+    assert one.split()[:3] == ["layer", "head", "previous"]  # of one row the numbers are shown
+    twice = [row | {"run": run} for run in (0, 1) for row in table]
+    assert str(ch.models.Table(twice)).splitlines()[0].split()[:3] == ["layer", "run", "head"]
+
+
+def test_columns_and_orders_are_those_of_pandas():
+    pandas = pytest.importorskip("pandas")
+    numbers = torch.randn(40, generator=torch.Generator().manual_seed(0)).round(decimals=1).tolist()
+    numbers[3] = numbers[17] = float("nan")
+    rows = [
+        {"layer": i, "module": f"m{i % 3}", "tokens": [i], "x": x} | ({"some": i} if i % 4 else {})
+        for i, x in enumerate(numbers)
+    ]
+    table, frame = ch.models.Table(rows), pandas.DataFrame(rows)
+    for name in ("layer", "module", "x", "some"):
+        np.testing.assert_array_equal(table[name], frame[name].to_numpy())
+        for up in (True, False):
+            want = frame.sort_values(name, ascending=up, kind="stable")
+            assert table.sort_values(name, up)["layer"].tolist() == want["layer"].tolist()
+    assert table["layer"].dtype.kind == "i" and table["x"].dtype == table["some"].dtype == np.float64
+    assert table["tokens"].tolist() == [[i] for i in range(40)]
+    for count in (0, 5, 39, 40, 60):
+        assert table.top("x", count)["layer"].tolist() == frame.nlargest(count, "x")["layer"].tolist()[:count]
+    assert [row["layer"] for row in table.top("x", 40)[-2:]] == [3, 17]
+    assert isinstance(table[:3], ch.models.Table) and table[:3] == rows[:3] and table[-1] == rows[-1]
+    assert pandas.DataFrame(table).equals(frame) and table == rows
+    with pytest.raises(
+        ch.ClearheadError, match="no column 'induction'; its columns are layer, module, tokens, x, some"
+    ):
+        table["induction"]
+    with pytest.raises(ch.ClearheadError, match="no column 'y'"):
+        table.top("y")
+    with pytest.raises(ch.ClearheadError, match=r"top: count is 1\.5; expected a whole number"):
+        table.top("x", 1.5)
+    mixed = ch.models.Table([{"x": {}}, {"x": {}}])
+    with pytest.raises(ch.ClearheadError, match="the column 'x' cannot be sorted: '<' not supported"):
+        mixed.sort_values("x")

@@ -234,6 +234,32 @@ def test_stacks_are_named():
     assert all(where["layer"] in T5 and where["module"] in seen.names for where in found)
 
 
+def test_calls_are_found_by_the_names_of_layers():
+    """In a recording and in what is made of it; as `layers=` of other functions choose them."""
+    model = t5()
+    seen = run(model)
+    with torch.no_grad(), ch.models.statistics(model, [ch.reductions.Entropy()]) as reduced:
+        model(input_ids=IDS, decoder_input_ids=IDS[:, :5])
+    for calls in (seen, reduced, seen.compare(seen), seen.check({"*": None})):
+        for number, name in enumerate(T5):
+            assert [call.name for call in calls[name]] == [seen.calls[number].name], name
+        assert [str(call.layer) for call in calls["decoder*"]] == T5[2:]
+        assert [str(call.layer) for call in calls["*.1.*"]] == [T5[1], *T5[3:]]  # of modules, as before
+        with pytest.raises(ch.ClearheadError, match=r"no layer 'L1'; calls were made by 'encoder.* \(encoder 0\)"):
+            calls["L1"]
+        with pytest.raises(ch.ClearheadError, match="expected the number of a call, a slice, the name of a layer"):
+            calls[1.0]
+    steps = generated(llama())
+    assert steps["L1"] == steps["model.layers.1.self_attn"] and steps["L1"].joined().shape == (1, 4, 11, 11)
+    assert [call.shape for call in steps["L1, step 2"]] == [(1, 4, 1, 11)]
+    with pytest.raises(
+        ch.ClearheadError,
+        match=r"Recording\[…\]: there is no layer 'L9'; calls were made by 'model\.layers\.0\.self_attn' \(L0\), "
+        r"'model\.layers\.1\.self_attn' \(L1\), numbered from 0\. A pattern has to fit the whole name",
+    ):
+        steps["L9"]
+
+
 def test_the_heads_of_a_page_are_chosen_in_every_form():
     seen = run(llama())
     for heads, wanted in ((-1, [3]), (slice(1, 3), [1, 2]), ([0, slice(2, None)], [0, 2, 3]), (torch.tensor(2), [2])):

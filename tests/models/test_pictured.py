@@ -1,5 +1,7 @@
 """Pictures and tables of recorded calls."""
 
+import itertools
+
 import numpy as np
 import pytest
 import torch
@@ -28,11 +30,30 @@ def bert():
 def test_all_heads_of_a_layer(bert):
     seen, (tokens, _) = bert
     axes = seen.plot(3, tokens=tokens)
-    assert len(axes) == 12 and axes[0].figure.get_suptitle() == "L3: encoder.layer.3.attention.self (self)"
+    assert len(axes) == 12 and axes[0].figure.get_suptitle() == "L3 (encoder.layer.3.attention.self)"
     for head, axis in enumerate(axes):
         np.testing.assert_array_equal(axis.images[0].get_array(), seen[3].weights[0, head])
     axes = seen.plot("encoder.layer.3.attention.self", 5, tokens=tokens, title="One", scale="log")
     assert [label.get_text() for label in axes.get_xticklabels()] == tokens and axes.get_title() == "One, head 5"
+
+
+@pytest.mark.parametrize("letter", [10, 18])
+@pytest.mark.parametrize("heads", [0, [0, 1, 2, 3]])
+def test_every_word_of_a_slide_is_there(letter, heads):
+    """Letters of a slide are made smaller, not left out: 16 words, of one head and in a grid, each in its room."""
+    with ch.watch(block := Block()) as seen:
+        block(torch.rand(1, 4, 16, 8))
+    words = [f"w{i}" for i in range(16)]
+    with matplotlib.rc_context({"font.size": letter}):
+        axes = np.ravel(seen.plot(0, heads, tokens=words))
+        axes[0].figure.canvas.draw()
+    corner = axes[-1 if len(axes) == 1 else 2]
+    for labels in (corner.get_xticklabels(), corner.get_yticklabels()):
+        assert [label.get_text() for label in labels] == words
+        assert all(4.5 < label.get_fontsize() <= letter for label in labels)
+    boxes = [label.get_window_extent() for label in corner.get_yticklabels()]
+    assert all(one.y0 >= other.y1 - 2 for one, other in itertools.pairwise(boxes))  # none upon another
+    pyplot.close("all")
 
 
 @pytest.mark.parametrize("heads", [5, [5, 7]])
@@ -97,7 +118,7 @@ def test_a_step_of_a_generation_has_the_last_words():
         (0, {"sequence": 2}, "sequence is 2"),
         (0, {"sequence": True}, "sequence is True"),
         (0, {"tokens": ["a"]}, "tokens has 1 words"),
-        (0, {"tokens": "word"}, "tokens is a str"),
+        (0, {"tokens": "word"}, "tokens takes words, .*; got a str"),
         (0, {"scale": "x"}, "scale is 'x'"),
     ],
 )

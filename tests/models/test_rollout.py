@@ -8,6 +8,7 @@ import torch.nn.functional as F
 
 import clearhead as ch
 from clearhead.models.loading import bundled, load
+from clearhead.models.read import rollout as rolled
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 transformers = pytest.importorskip("transformers", reason="the extra [models] is not installed")
@@ -76,6 +77,52 @@ def test_sinks_take_their_share():
     torch.testing.assert_close(seen.rollout(), dense([seen.calls[0].weights.dense()]))
 
 
+@pytest.mark.parametrize("residual", [0, 0.2, 0.5, 1.0])
+def test_the_share_of_the_residual_stream(residual):
+    model = llama()
+    with torch.no_grad(), ch.watch(model) as seen:
+        model(IDS)
+    wanted = torch.eye(70).expand(2, -1, -1)
+    for call in seen.calls:
+        wanted = ((1 - residual) * call.weights.dense().mean(1) + residual * torch.eye(70)) @ wanted
+    torch.testing.assert_close(seen.rollout(residual=residual), wanted, rtol=1e-4, atol=1e-6)
+    torch.testing.assert_close(seen.rollout(residual=residual).sum(-1), torch.ones(2, 70))
+
+
+def test_without_a_residual_stream_nothing_reaches_a_query_without_keys():
+    mask = torch.ones(6, 6, dtype=torch.bool).tril(-1)  # the first query sees nothing
+
+    class Own(torch.nn.Module):
+        def forward(self, x):
+            return ch.attention(x, x, x, mask=ch.DenseMask(mask))
+
+    with ch.watch(model := Own()) as seen:
+        model(torch.randn(1, 2, 6, 4, generator=torch.Generator().manual_seed(0)))
+    torch.testing.assert_close(seen.rollout(residual=0), seen.calls[0].weights.dense().mean(1))
+    torch.testing.assert_close(seen.rollout(), dense([seen.calls[0].weights.dense()]))
+
+
+@pytest.mark.parametrize("block", [2**20, 500])
+def test_weights_by_their_gradients(monkeypatch, block):
+    """Beside the gradients that autograd finds of an eager model's own weights."""
+    monkeypatch.setattr(rolled, "BLOCK", block)
+    model, eager = llama(), llama(attn_implementation="eager")
+    with ch.watch(model, gradients=True) as seen:
+        model(IDS).last_hidden_state[:, -1].pow(3).sum().backward()
+    run = eager(IDS, output_attentions=True)
+    for weights in run.attentions:
+        weights.retain_grad()
+    run.last_hidden_state[:, -1].pow(3).sum().backward()
+    wanted = torch.eye(70).expand(2, -1, -1)
+    for weights in run.attentions:
+        assert weights.grad.abs().max() > 0.01  # there is something to follow
+        wanted = wanted + (weights * weights.grad).clamp(min=0).mean(1).detach() @ wanted
+    torch.testing.assert_close(seen.rollout(gradients=True), wanted, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(seen.rollout([-1], gradients=True), wanted[:, [69]], rtol=1e-4, atol=1e-5)
+    with pytest.raises(ch.ClearheadError, match="expected a share from 0 to 1, and none with gradients=True"):
+        seen.rollout(residual=0.3, gradients=True)
+
+
 def test_bad_input():
     class Both(torch.nn.Module):
         def forward(self, x, y):
@@ -94,6 +141,13 @@ def test_bad_input():
     with pytest.raises(ch.ClearheadError, match="of 2 runs"):
         seen.rollout()
     some = ch.models.Recording(seen.calls[:1])
+    for wrong in (-0.1, 1.1, float("nan"), "a", None):
+        with pytest.raises(ch.ClearheadError, match="rollout: residual is"):
+            some.rollout(residual=wrong)
+    with pytest.raises(ch.ClearheadError, match="rollout: gradients is 1"):
+        some.rollout(gradients=1)
+    with pytest.raises(ch.ClearheadError, match="Watch with values=True, or with gradients=True"):
+        some.rollout(gradients=True)
     for wrong in (6, [-7], "a", [], slice(9, 9)):
         with pytest.raises(ch.ClearheadError, match="rollout: tokens is"):
             some.rollout(wrong)

@@ -90,7 +90,7 @@ def test_words_in_any_order_that_there_is(seen, make):
 
 
 @pytest.mark.parametrize(
-    "tokens", ["one two three", set(WORDS), dict.fromkeys(WORDS, 1), 3, torch.arange(5), [1] * 5, b"12345"]
+    "tokens", ["one two three", set(WORDS), dict.fromkeys(WORDS, 1), 3, torch.arange(5.0), [1] * 5, b"12345"]
 )
 @pytest.mark.parametrize("argument", ["tokens", "source_tokens"])
 def test_what_is_no_list_of_words_is_an_error(seen, argument, tokens):

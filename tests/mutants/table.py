@@ -591,8 +591,8 @@ MODELS = [
     ),
     Mutant(
         "models/read/rollout.py",
-        "flow = flow / (1 + total)",
-        "flow = flow / 2",
+        "whole = residual + (1 - residual) * total",
+        "whole = torch.ones_like(total)",
         "rollout of rows that do not sum to 1",
         "models/test_rollout.py",
     ),

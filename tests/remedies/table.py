@@ -997,7 +997,9 @@ class Later(ch.extend.Bias):
         "watched(layers='nothing')", ("numbered from 0", "watched(layers=0)[0].weights.dense() # @", "soft(q, q, five)")
     ),
     case("watched(layers=1.5)", ("their numbers", "watched(layers=[0])[0].weights.dense() # @", "soft(q, q, five)")),
-    case("watched()['nothing']", ("there are", "watched()['Block'][0].weights.dense() # @", "soft(q, q, five)")),
+    case(
+        "watched()['nothing']", ("calls were made by", "watched()['Block'][0].weights.dense() # @", "soft(q, q, five)")
+    ),
     case("watched()[3]", ("1 were seen", "watched()[0].weights.dense() # @", "soft(q, q, five)")),
     case(
         "watched().view(heads=0)",
@@ -1122,7 +1124,7 @@ class Later(ch.extend.Bias):
     ),
     case(
         "watched().plot(0, tokens='abcde')",
-        ("a list of words", "drawn(watched().plot(0, tokens=list('abcde'))) # @", "torch.tensor(True)"),
+        ("one for each position", "drawn(watched().plot(0, tokens=list('abcde'))) # @", "torch.tensor(True)"),
         setup=PLOT,
     ),
     case(

@@ -149,13 +149,39 @@ def test_a_number_that_was_not_recorded_says_how_to_record_it(make_case: Make, o
 
 def test_the_effect_of_an_edit_is_a_measure_of_heads(known: Known, open_report: Make) -> None:
     opened = open_report([], html=known.page)
-    opened.page.select_option("#measure", "effect on the <b>drop</b>")
+    assert opened.page.input_value("#measure") == "effect on the <b>drop</b>"  # the page opens on what was passed
+    assert opened.page.evaluate(SHOWN).startswith("0/1/")  # of 0, −2.5, 1, −1.5, 2, −0.5 the largest
     labels = opened.page.locator(".head").evaluate_all("all => all.map(one => one.getAttribute('aria-label'))")
     assert [label.split("</b> ")[1] for label in labels] == ["0", "-2.5", "1", "-1.5", "2", "-0.5"]
     assert opened.page.inner_text("#heads-ticks").split() == ["-3", "0", "3"]
     assert opened.page.locator("#measure option").last.inner_text() == "effect on the <b>drop</b>"
     said = "The change of the <b>drop</b> by the edits of this head alone; without an edit it is 4 nats."
     assert opened.page.inner_text("#measure-says") == said
+    headline = f"L0H1 has the largest effect on the <b>drop</b>: -2.5. {said}"
+    assert opened.page.inner_text("#distinctive") == headline
+    opened.page.evaluate("location.hash = '#layer=2&head=0'")
+    opened.until(f"{SHOWN}.startsWith('2/0/')")
+    assert opened.page.inner_text("#distinctive") == "Go to L0H1, which has the largest effect on the <b>drop</b>"
+
+
+def test_a_page_opens_on_the_first_effect_that_a_shown_head_has(known: Known) -> None:
+    nothing = {"layer": 0, "head": 0, "effect": float("nan")}
+    sweeps = [
+        ch.models.Sweep([nothing]),
+        ch.models.Sweep({"layer": 2, "head": h, "effect": 0.5 - h} for h in (0, 1, 7)),
+    ]
+    for one, name in zip(sweeps, ("first", "second"), strict=True):
+        one.plain, one.metric = 1.0, name
+
+    def opens(**options: Any) -> Any:
+        found = known.seen.view(tokens=WORDS, **options).page.distinctive
+        return found["layer"], found["head"], found["measure"]
+
+    assert opens(effects=sweeps) == (2, 0, "effect on the second")  # |0.5| and |−0.5|: the first of equal ones
+    assert opens(effects=sweeps, layer=2, heads=[1]) == (0, 0, "effect on the second")
+    assert opens(effects=sweeps, beside=known.seen) == (2, 0, "effect on the second")
+    assert opens(effects=sweeps, layer=0)[2] == opens(layer=0)[2] != "effect on the second"
+    assert opens(beside=known.seen)[2] == "divergence"
 
 
 def test_a_part_of_the_layers_or_heads_has_no_rollout(known: Known) -> None:

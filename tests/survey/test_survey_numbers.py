@@ -154,6 +154,89 @@ def test_batches_do_not_change_the_numbers_and_padding_does_not_count():
         assert one == pytest.approx(other, abs=1e-5)
 
 
+def spread_of(model, ids):
+    """By statistic, for each text the mean over its queries (texts, layers, H)."""
+    plain = copy.deepcopy(model).double()
+    plain.set_attn_implementation("eager")
+    texts = []
+    for row in ids:
+        with torch.no_grad():
+            weights = plain(torch.tensor([row]), output_attentions=True).attentions
+        texts.append([of_one_text(w[0].numpy()) for w in weights])
+    return {
+        name: np.array([[layer[name][0] / max(layer[name][1], 1) for layer in text] for text in texts]) for name in KEEP
+    }
+
+
+@pytest.mark.parametrize("batch", [1, 64, 100_000])
+def test_the_spread_over_texts(batch):
+    """Beside NumPy's standard deviation of each text's mean; a text of one token has no previous token."""
+    model, texts = llama(), [*TEXTS, "a", *TEXTS[1:2]]
+    got = columns(ch.models.survey(model, texts, letters, keep=KEEP, batch=batch))
+    want = spread_of(model, letters(texts)["input_ids"])
+    for name, values in want.items():
+        some = np.delete(values, 4, 0) if name in ("previous", "normalised entropy") else values
+        np.testing.assert_array_equal(got[f"{name} texts"], len(some), err_msg=name)
+        np.testing.assert_allclose(got[f"{name} sd"], some.std(0, ddof=1), atol=2e-5, rtol=1e-4, err_msg=name)
+
+
+def test_the_spread_of_classes_of_words(bert):
+    model, tokenizer = bert
+    survey = ch.models.survey(model, TEXTS, tokenizer, batch=64)
+    got, (_, received) = columns(survey), wanted(model, tokenizer(TEXTS)["input_ids"])
+    shares = []
+    for name, row, sums in received:
+        if name == "received":
+            special = np.array([token[0] == "[" for token in tokenizer.convert_ids_to_tokens(row)])
+            shares.append(sums[..., special].sum(-1) / len(row))
+    np.testing.assert_allclose(got["to special sd"], np.std(shares, 0, ddof=1), atol=2e-5)
+    assert (got["to special texts"] == len(TEXTS)).all()
+
+
+def test_few_texts_and_modules_that_attend_several_times():
+    class Twice(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.one = Reader()
+
+        def forward(self, input_ids, attention_mask):
+            self.one(input_ids, attention_mask, 1.0)
+            return self.one(input_ids, attention_mask, 3.0)
+
+    class Reader(torch.nn.Module):
+        def forward(self, ids, words, scale):
+            x = torch.nn.functional.one_hot(ids, 100).float()[:, None]
+            mask = words[:, None, None].bool()
+            return torch.nn.functional.scaled_dot_product_attention(x, x, x, attn_mask=mask, scale=scale)
+
+    [alone] = ch.models.survey(Twice().eval(), TEXTS[:1], letters, keep="first").table()
+    assert alone["first texts"] == 1 and np.isnan(alone["first sd"])
+    [row] = ch.models.survey(Twice().eval(), TEXTS, letters, keep="first", batch=100).table()
+    each = []
+    for ids in letters(TEXTS)["input_ids"]:
+        same = np.array(ids)[:, None] == np.array(ids)
+        both = [np.exp(scale * same) / np.exp(scale * same).sum(-1, keepdims=True) for scale in (1.0, 3.0)]
+        each.append(np.mean([w[:, 0].mean() for w in both]))  # a text counts once
+    assert row["first texts"] == 4 and row["first sd"] == pytest.approx(np.std(each, ddof=1), rel=1e-5)
+
+
+def test_a_small_spread_beside_a_large_mean_keeps_its_digits():
+    from clearhead.models.use.surveys.spread import BatchSpread, Spread
+
+    values = 1e6 + torch.randn(1000, 1, dtype=torch.float64, generator=torch.Generator().manual_seed(0)) * 1e-3
+    spread, empty = Spread(), BatchSpread(1)
+    empty.add("m", 0, torch.zeros(2, 1).double(), torch.zeros(2, 1).double(), 1)
+    spread.include(empty.found)
+    assert np.isnan(spread.of("m", 0, 0)[0]) and spread.of("m", 0, 0)[1] == 0
+    for part in values.split([1, 7, 500, 492]):
+        batch = BatchSpread(1)
+        batch.add("m", 0, part * 5, torch.full_like(part, 5.0), 1)
+        spread.include(batch.found)
+        spread.include(empty.found)
+    found, texts = spread.of("m", 0, 0)
+    assert texts == 1000 and found == pytest.approx(float(values.numpy().std(ddof=1)), rel=1e-6)
+
+
 def test_long_texts_are_cut_and_counted(bert):
     model, tokenizer = bert
     survey = ch.models.survey(model, [*TEXTS, "word " * 1000], tokenizer, keep="first", max_length=8)

@@ -21,6 +21,7 @@ Array = NDArray[Any]
 MOST = 64  # pictures in a grid
 WRITTEN = 8  # the most rows and columns whose cells have their numbers written in them
 SMALLEST = 4.5  # points, of such a number
+SMALL = 5.8  # points, of the words along a side: smaller letters are worse than every second word
 
 
 @dataclass(frozen=True)
@@ -224,11 +225,10 @@ def _set_words(axis: Any, way: Any, side: Side, outer: bool) -> None:
     pixels = figure.bbox.width * place.width if across else figure.bbox.height * place.height
     room = max(0.8 * 72 / figure.dpi * pixels, 1.0)  # points, without the room of a layout for names and the bar
     letter = float(require("matplotlib", "plot", "plot()").rcParams["font.size"])
-    relative = {"medium": 1.0, "small": 0.833, "x-small": 0.694, "xx-small": 0.579}  # matplotlib's own
-    size = next((name for name, of in relative.items() if 1.15 * letter * of * side.length <= room), "xx-small")
-    step = math.ceil(1.15 * letter * relative[size] * side.length / room)
+    size = min(letter, max(room / (1.15 * max(side.length, 1)), SMALL))
+    step = math.ceil(1.15 * size * side.length / room - 1e-9)
     words = [_shown(str(side.words[p])) for p in range(0, side.length, step)]
-    widest = 0.65 * letter * relative[size] * max(map(len, words), default=0)
+    widest = 0.65 * size * max(map(len, words), default=0)
     way.set_ticks(range(0, side.length, step), words if outer else [""] * len(words), fontsize=size)
     way.set_tick_params(rotation=90 if across and widest > room / max(len(words), 1) else 0)
 

@@ -77,20 +77,3 @@ def listed(names: Iterable[str]) -> str:
     """The first names of some, quoted."""
     every = list(names)
     return (", ".join(map(repr, every[:6])) + (", …" if len(every) > 6 else "")) or "none"
-
-
-def word_list(name: str, words: Any) -> list[str] | None:
-    """The caller's words, one for each position, from any ordered iterable; None for None."""
-    if words is None:
-        return None
-    ordered = not isinstance(words, str | bytes | set | frozenset | dict)
-    try:
-        found = list(words) if ordered else []
-    except TypeError:  # it has no words
-        ordered, found = False, []
-    if not ordered or not all(isinstance(word, str) for word in found):
-        raise ClearheadError(
-            f"{name} takes words, one for each position; got a {type(words).__name__}. For token ids pass "
-            "tokenizer.convert_ids_to_tokens(ids)."
-        )
-    return found

@@ -42,6 +42,7 @@ from clearhead.nn.multi_head_attention import MultiHeadAttention
 from clearhead.problem.keywords import refuse_keywords, refuse_of_softmax
 from clearhead.problem.layout import ARRANGED, arrange
 from clearhead.problem.lengths import joined
+from clearhead.scores.dot import Dot
 
 Gradients = bool | Array | None
 Words = Sequence[str] | None
@@ -239,7 +240,9 @@ def _of_arguments(call: Arguments, at: Asked) -> Explanation:
     if not readable(problem.query):
         raise no_numbers()
     shapes = {name: tuple(getattr(call, name).shape) for name in ("query", "key", "value")}
-    title = f"Attention by {problem.scores.score}, step by step"  # type: ignore[union-attr]
+    score = problem.scores.score  # type: ignore[union-attr]
+    plain = type(score) is Dot and str(score) == "Dot()"
+    title = f"{'Scaled dot-product attention' if plain else f'Attention by {score}'}, step by step"
     with without_autocast(problem.sizes.device):
         return explain_problem(problem, call.mask, at, drawn=drawn(shapes, problem.sizes), title=title)
 

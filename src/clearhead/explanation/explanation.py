@@ -107,7 +107,7 @@ class Explanation:
 
         >>> import torch, clearhead as ch
         >>> ch.explain(torch.eye(2), torch.eye(2), torch.eye(2)).frame(height=500)
-        Frame(title='Attention by Dot(), step by step', height=500)
+        Frame(title='Scaled dot-product attention, step by step', height=500)
 
         As the last line of a cell it is shown. The cell's output holds the whole page, some 50 KB, which works without
         Python and without a network. `height`: of the frame, in pixels. Raises a `ClearheadError` for a height that is

@@ -13,7 +13,7 @@ from torch import Tensor
 from clearhead.base.errors import ClearheadError, ShapeError
 from clearhead.base.shapes import Sizes
 from clearhead.base.steps import Step
-from clearhead.base.text import word_list
+from clearhead.base.words import word_list
 from clearhead.inspection.index import parse
 from clearhead.problem.region import Region
 

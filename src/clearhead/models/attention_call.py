@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +12,8 @@ from clearhead.base.arrays import accumulated
 from clearhead.base.errors import ClearheadError, ShapeError, UnsupportedError
 from clearhead.base.renamed import missing
 from clearhead.base.steps import Step, number
-from clearhead.base.text import said, word_list
+from clearhead.base.text import said
+from clearhead.base.words import TokensLike, word_list
 from clearhead.base.tracing import without_autocast
 from clearhead.explanation.diagnosis.case import Case
 from clearhead.explanation.diagnosis.diagnose import diagnosis_of
@@ -271,13 +271,13 @@ class AttentionCall(Call):
         return (self.output.to(grad.dtype) * grad).sum((-2, -1))
 
     def explain(
-        self, at: Index = None, *, tokens: Sequence[str] | None = None, source_tokens: Sequence[str] | None = None
+        self, at: Index = None, *, tokens: TokensLike | None = None, source_tokens: TokensLike | None = None
     ) -> Explanation:
         """How this call came to its weights and its output, step by step: see `clearhead.explain`.
 
         `at`: an index of the weights (B, H, Lq, Lk), such as `(0, 5, 17)`: sequence 0, head 5, query 17, and perhaps a
-        key; None is the whole matrix where it is small. `tokens`: a word for each position; in cross attention for each
-        query, and `source_tokens` for each key.
+        key; None is the whole matrix where it is small. `tokens`: a word, or the id of a token, for each position; in
+        cross attention for each query, and `source_tokens` for each key.
         With `watch(values=True)` the steps begin at the module's input, if the layers that made query, key and value
         are found among those that ran in the module, with their norm and rotation. They end in the output, beside the
         model's own output, and in the layer that was given the heads. The explanation says what was not found or not
@@ -320,14 +320,13 @@ def norms_of(call: AttentionCall) -> dict[str, Tensor]:
     return found
 
 
-def explain_call(
-    call: AttentionCall, at: Any, tokens: Sequence[str] | None, source_tokens: Sequence[str] | None
-) -> Explanation:
+def explain_call(call: AttentionCall, at: Any, tokens: Any, source_tokens: Any) -> Explanation:
     """The steps of a recorded call, from the query and the key that the model computed."""
     with torch.no_grad(), without_autocast(call.query.device):
         problem = _by_tile(call)
-        queries, keys = _words(call, tokens, source_tokens)
-        shown = replace(choose(at, problem.sizes), query_words=queries, key_words=keys)
+        shown = choose(at, problem.sizes)
+        queries, keys = _words(call, tokens, source_tokens, shown.region.batch.start or 0)
+        shown = replace(shown, query_words=queries, key_words=keys)
         inputs = input_steps(problem, shown)
         made = _made(call, inputs, shown)
         parts, weights, keep = attention_parts(problem, _mask(call, problem, shown), shown, made.steps)
@@ -414,11 +413,11 @@ def _computed(call: AttentionCall, shown: Shown, output: Step | None) -> Part:
 
 
 def _words(
-    call: AttentionCall, tokens: Sequence[str] | None, source_tokens: Sequence[str] | None
+    call: AttentionCall, tokens: TokensLike | None, source_tokens: TokensLike | None, sequence: int
 ) -> tuple[tuple[str, ...] | None, tuple[str, ...] | None]:
     """The word of each query and of each key; None where no words were given."""
     queries, keys = call.query.shape[2], call.key.shape[2]
-    own, source = word_list("tokens", tokens), word_list("source_tokens", source_tokens)
+    own, source = word_list("tokens", tokens, sequence), word_list("source_tokens", source_tokens, sequence)
     if source is None and call.kind == "self":
         source = own
     if own is not None and len(own) < queries:

@@ -43,13 +43,14 @@ class Calls(Generic[Seen]):
             if not -len(self.calls) <= which < len(self.calls):
                 raise ClearheadError(f"there is no call {which}: {len(self.calls)} were seen.")
             return self.calls[which]
-        found = [call for call in self.calls if call.name == which]
-        found = found or [call for call in self.calls if isinstance(which, str) and fnmatchcase(call.name, which)]
-        if not found:
+        if not isinstance(which, str):
             raise ClearheadError(
-                f"no attention call of a module {brief(which, 200)} was seen; there are {listed(self.names)}."
+                f"calls are found by {brief(which)}; expected the number of a call, a slice, the name of a layer or of "
+                f"a module, or a pattern; the modules are {listed(self.names)}."
             )
-        return found
+        found = [call for call in self.calls if call.name == which]
+        who = f"{type(self).__name__}[…]"
+        return found or [self.calls[number] for number in chosen_calls(self.calls, which, who)]
 
     def __iter__(self) -> Iterator[Seen]:
         return iter(self.calls)
@@ -150,7 +151,7 @@ def _part(name: str, names: Sequence[str]) -> str:
     return name
 
 
-def chosen_calls(calls: Sequence[AttentionCall], layers: Any, who: str) -> list[int]:
+def chosen_calls(calls: Sequence[Any], layers: Any, who: str) -> list[int]:
     """The numbers of the calls that a choice of layers means, in their order: see `Recording.view`."""
     items = checked_layers(layers, who)
     if items is None:
@@ -159,7 +160,8 @@ def chosen_calls(calls: Sequence[AttentionCall], layers: Any, who: str) -> list[
     for call in calls:
         counts[call.layer.stack] = max(counts.get(call.layer.stack, 0), call.layer.number + 1)
     sites = [Site(call.name, call.layer, counts[call.layer.stack]) for call in calls]
-    said = list(map(str, labels(calls)))
+    recorded = all(isinstance(call, AttentionCall) for call in calls)  # others do not know the step of a generation
+    said = list(map(str, labels(calls))) if recorded else [str(call.layer) for call in calls]
 
     def meant(item: Item, number: int) -> bool:
         return fits(item, sites[number], who) or (isinstance(item, str) and fnmatchcase(said[number], item))

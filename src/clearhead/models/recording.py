@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Never, overload
 
@@ -14,7 +14,7 @@ from clearhead.base.errors import ClearheadError
 from clearhead.base.pictures import Style
 from clearhead.base.renamed import missing, refuse
 from clearhead.base.selected import as_index
-from clearhead.base.text import word_list
+from clearhead.base.words import TokensLike, word_list
 from clearhead.explanation.diagnosis.diagnose import diagnosis_of
 from clearhead.explanation.diagnosis.diagnosis import Diagnosis
 from clearhead.explanation.explanation import Explanation
@@ -31,7 +31,7 @@ from clearhead.models.read.audit import Audit, Expected, audit
 from clearhead.models.read.differences import Differences, compare_calls
 from clearhead.models.read.distinctive import Distinctive, distinctive, measured
 from clearhead.models.read.rollout import rollout
-from clearhead.models.read.tokens import Tokens, TokensLike, place_of, told_unread, words_read
+from clearhead.models.read.tokens import Tokens, place_of, told_unread, words_read
 from clearhead.models.show.beside import beside_of
 from clearhead.models.show.framed import Framed, framed
 from clearhead.models.show.image import Picture
@@ -54,8 +54,9 @@ class Recording(Calls[AttentionCall]):
     """The attention calls of a watched model, from which their weights are computed.
 
     `calls`: a list, in order; iterating gives the calls too. `seen[3]`: call number 3, which need not be of layer 3,
-    because a layer makes a call in each run. `seen["encoder.layer.3.attention.self"]`: the calls of one module, in
-    order; `seen["*.layer.3.*"]`: the calls of all modules whose names fit a pattern. `names`: of the modules. `runs`:
+    because a layer makes a call in each run. `seen["L3"]`, `seen["decoder 1, cross"]`: the calls of a layer, by its
+    name in tables and pages. `seen["encoder.layer.3.attention.self"]`: the calls of one module, in order;
+    `seen["*.layer.3.*"]`: the calls of all layers that fit a pattern, as for `view`. `names`: of the modules. `runs`:
     the calls of each run of the model. The calls of one module are a `Generation`: its steps, which
     `seen[name].joined()` makes one matrix.
     """
@@ -96,7 +97,7 @@ class Recording(Calls[AttentionCall]):
         `reductions`: a column for each of these, the mean over queries, in place of all others. `tokens`: a word for
         each position, a list of such lists for several sequences, or the ids (B, L) that the model was given; in an
         encoder-decoder the decoder's, and `source_tokens` the encoder's. Gives a `Table`, a list of dicts, which has
-        `to_pandas()`.
+        `top(column)` and `to_pandas()`.
         Raises a `ClearheadError` for tokens that fit no call. Cost: two passes over each call's pairs. With tokens, a
         further pass over the pairs of equal tokens, or over all pairs where the mask is not a few intervals a query or
         a bias is added. O(Lq + Lk) memory a head.
@@ -169,7 +170,9 @@ class Recording(Calls[AttentionCall]):
             )
         return compare_calls(self.calls, other.calls, matched)
 
-    def rollout(self, tokens: Positions = None, layers: Layers = None) -> Tensor:
+    def rollout(
+        self, tokens: Positions = None, layers: Layers = None, *, residual: float = 0.5, gradients: bool = False
+    ) -> Tensor:
         """The share of each position's input in each token after the last layer, (B, T, L); rows sum to 1.
 
         >>> import torch, torch.nn.functional as F, clearhead as ch
@@ -186,14 +189,19 @@ class Recording(Calls[AttentionCall]):
 
         `tokens`: T positions whose sources are wanted, a number, a slice or a list of these; None is all of them.
         `layers`: which layers, as for `view`; None is all. Their calls must be the self-attention of one run, all of
-        one length.
-        Formula: R = Ã_N … Ã_1, Ã = (Ā + I) / 2, Ā the mean over the heads; a row of Ā that sums to s, as with sinks, is
-        divided by s + 1. It is computed by products with lazy matrices: the result is the only L × L array.
-        Raises a `ClearheadError` for a result above 256 MiB, and for calls of several lengths, or of several runs.
-        Cost: for up to 64 tokens, about a backward pass of attention for each layer.
-        Source: Abnar and Zuidema 2020, "Quantifying Attention Flow in Transformers".
+        one length. `residual`: the share r of the residual stream, 0 to 1. `gradients`: whether weights count by their
+        gradients, after `watch(model, gradients=True)` and a backward pass of what is to be explained; then the rows
+        have the scale of the gradients, and no sum.
+        Formula: R = Ã_N … Ã_1, Ã = r I + (1 − r) Ā, Ā the mean over the heads; a row of Ā that sums to s, as with
+        sinks, is divided by r + (1 − r) s. With gradients Ã = I + mean_h (A ∘ ∂L/∂A)⁺, for the loss L.
+        Raises a `ClearheadError` for a result above 256 MiB, for calls of several lengths, or of several runs, and
+        where a gradient is missing.
+        Cost: for up to 64 tokens, about a backward pass of attention for each layer, by products with lazy matrices:
+        the result is the only L × L array. With gradients each layer's pairs once, a block of rows at a time.
+        Source: Abnar and Zuidema 2020, "Quantifying Attention Flow in Transformers"; with gradients Chefer, Gur and
+        Wolf 2021, "Generic Attention-model Explainability for Interpreting Bi-Modal and Encoder-Decoder Transformers".
         """
-        return rollout(self.calls, tokens, layers)
+        return rollout(self.calls, tokens, layers, residual, gradients)
 
     def joined(self) -> Recording:
         """The steps of a generation as one recording: one call for each module, as a forward over the final text.
@@ -260,8 +268,8 @@ class Recording(Calls[AttentionCall]):
         *,
         step: int | None = None,
         sequence: int = 0,
-        tokens: Sequence[str] | None = None,
-        source_tokens: Sequence[str] | None = None,
+        tokens: TokensLike | None = None,
+        source_tokens: TokensLike | None = None,
     ) -> Explanation:
         """Explain the weights of one query of one head, step by step: see `AttentionCall.explain`.
 
@@ -277,21 +285,21 @@ class Recording(Calls[AttentionCall]):
         of its module. `head`, `query`, `key`: numbers, slices, or lists with even steps. Query and key may be words of
         `tokens` that occur once; in cross attention the key is a word of `source_tokens`. With `key=None` the first key
         that the query may see is written out. `step`: of a generation, 0 for the prompt. `sequence`: its number in the
-        batch.
+        batch. `tokens`, `source_tokens`: as for `view`.
         """
         call = self.calls[one_call(self.calls, layer, step, "explain")]
-        tokens = told_unread([call], word_list("tokens", tokens), "tokens")
-        if tokens is not None:
-            tokens = tokens[: words_read(call, len(tokens))]
-        keys = source_tokens if call.kind == "cross" else tokens
-        at: dict[str, Any] = {"head": head, "query": place_of(query, tokens, call.shape[2], "query")}
+        own, source = _texts(call, tokens, source_tokens, sequence)
+        if own is not None:
+            own = own[: words_read(call, len(own))]
+        keys = source if call.kind == "cross" else own
+        at: dict[str, Any] = {"head": head, "query": place_of(query, own, call.shape[2], "query")}
         if key is not None:
             at["key"] = place_of(key, keys, call.shape[3], "key")
         chosen = [
             as_index(one, size, f"explain: {name}")
             for (name, one), size in zip(at.items(), call.shape[1:], strict=False)
         ]
-        return call.explain((sequence, *chosen), tokens=tokens, source_tokens=source_tokens)
+        return call.explain((sequence, *chosen), tokens=own, source_tokens=source)
 
     def diagnose(self) -> Diagnosis:
         """Faults and risks of the calls: see `clearhead.diagnose`. Findings name the layer and the module, and the run,
@@ -326,8 +334,8 @@ class Recording(Calls[AttentionCall]):
 
     def layers(
         self,
-        tokens: Iterable[str] | None = None,
-        source_tokens: Iterable[str] | None = None,
+        tokens: TokensLike | None = None,
+        source_tokens: TokensLike | None = None,
         *,
         sequence: int = 0,
         error: float = ERROR,
@@ -344,13 +352,13 @@ class Recording(Calls[AttentionCall]):
         layer: Layers = None,
         heads: Heads = None,
         *,
-        tokens: Iterable[str] | None = None,
-        source_tokens: Iterable[str] | None = None,
+        tokens: TokensLike | None = None,
+        source_tokens: TokensLike | None = None,
         sequence: int = 0,
         title: str = "Attention",
         error: float = ERROR,
         beside: Recording | None = None,
-        beside_tokens: Iterable[str] | None = None,
+        beside_tokens: TokensLike | None = None,
         effects: OfHeads | Sequence[OfHeads] | None = None,
         image: Array | Picture | None = None,
         height: int = 900,
@@ -371,11 +379,12 @@ class Recording(Calls[AttentionCall]):
         None is all of them. `heads`: their numbers, a slice, or a list of these; None is all. `height`: of a notebook's
         frame, in pixels. The last line of a cell shows itself, and `.widget()` is an anywidget.
         `tokens`: a word for each position, or for each word that is not padding (in an encoder-decoder the decoder's,
-        and `source_tokens` the encoder's); None numbers the positions. `sequence`: its number in the batch. Padding is
-        left out, see `AttentionCall.padding`. A call whose score has `tile()` alone is left out above 1,024 queries or
-        keys, and the page says so. `error`: about the largest difference between a weight of the page and of the call.
-        Queries and keys are rounded as far as it allows, and the page says the measured difference. At 1e-4 they take
-        half the bytes of float32, which 0 writes.
+        and `source_tokens` the encoder's); a list of such lists, one for each sequence; or the ids (B, L) that the
+        model was given, which are shown as numbers. None numbers the positions. `sequence`: its number in the batch.
+        Padding is left out, see `AttentionCall.padding`. A call whose score has `tile()` alone is left out above 1,024
+        queries or keys, and the page says so. `error`: about the largest difference between a weight of the page and of
+        the call. Queries and keys are rounded as far as it allows, and the page says the measured difference. At 1e-4
+        they take half the bytes of float32, which 0 writes.
         `beside`: another recording, of a text or of a checkpoint, whose layers are on the page too, as L0′, L1′, …;
         `beside_tokens`: its words, None where both read the same words. The page compares the heads of both: the
         divergence of a head is that of `compare` over the tokens that are no padding, with `match_tokens` of the words,
@@ -385,7 +394,8 @@ class Recording(Calls[AttentionCall]):
         times the length of the value, and times the length of the value's part of the output; with
         `watch(gradients=True)`, after a backward pass, the weight times its gradient; and the rollout up to a layer,
         where all layers of a run are on the page. `effects`: a `Sweep` over layers and heads, a `LogitAttribution`,
-        `Differences`, or a list of these: each is a measure of heads.
+        `Differences`, or a list of these: each is a measure of heads, and the page
+        opens on the head with the largest effect of the first, heads coloured by it.
         `image`: of a vision model the picture as it was given to the model, resized and cropped, (height, width, 3) or
         (3, height, width), whole numbers to 255 or floats to 1, or of PIL: its patches are the tokens after the first
         few, and the weights of a patch lie over the picture. Without `tokens` a patch is named by its row and column.
@@ -407,8 +417,8 @@ class Recording(Calls[AttentionCall]):
         *,
         step: int | None = None,
         sequence: int = 0,
-        tokens: Sequence[str] | None = None,
-        source_tokens: Sequence[str] | None = None,
+        tokens: TokensLike | None = None,
+        source_tokens: TokensLike | None = None,
         title: str | None = None,
         cmap: str | Colormap = "GnBu",
         scale: str | float = "linear",
@@ -417,14 +427,14 @@ class Recording(Calls[AttentionCall]):
 
         `layer`, `step`: as for `explain`. `heads`: a number, a slice, or a list of these; None is all, at most 64.
         `sequence`: its number in the batch; positions of padding are left out.
-        `tokens`: a word for each position, or for each word that is not padding; in cross attention for the queries,
-        and `source_tokens` for the keys. `title`, `cmap`, `scale`: of the picture.
+        `tokens`, `source_tokens`: as for `view`. `title`, `cmap`, `scale`: of the picture.
         Returns the axes, an array of them where there are several. Raises a `ClearheadError` for heads that are not
         there, and for words that do not fit.
         """
         number = one_call(self.calls, layer, step, "plot")
-        label, tokens = labels(self.calls)[number], told_unread([self.calls[number]], tokens, "tokens")
-        return plotted(self.calls[number], label, heads, sequence, (tokens, source_tokens), Style(title, cmap, scale))
+        words = _texts(self.calls[number], tokens, source_tokens, sequence)
+        label, style = labels(self.calls)[number], Style(title, cmap, scale)
+        return plotted(self.calls[number], label, heads, sequence, words, style)
 
     def _repr_html_(self) -> str:
         """The first 40 calls as a table, for notebooks."""
@@ -455,6 +465,14 @@ def load_recording(path: str | Path) -> Recording:
     before it asks for memory. Cost: the file is read whole, and may then be written to or removed.
     """
     return Recording(read(path))
+
+
+def _texts(
+    call: AttentionCall, tokens: Any, source_tokens: Any, sequence: int
+) -> tuple[list[str] | None, list[str] | None]:
+    """The words of a sequence, as far as the model has read them, and those of its encoder."""
+    own: list[str] | None = told_unread([call], word_list("tokens", tokens, sequence), "tokens")
+    return own, word_list("source_tokens", source_tokens, sequence)
 
 
 def _usual(call: AttentionCall) -> tuple[Reduction[Any], ...]:

@@ -22,6 +22,7 @@ from clearhead.models.use.means import Means
 from clearhead.models.use.surveys.examples import Examples
 from clearhead.models.use.surveys.looks import CLASSES, NAMED
 from clearhead.models.use.surveys.run import surveyed
+from clearhead.models.use.surveys.spread import Spread
 from clearhead.report.heads_page import Statistic, heads_page
 from clearhead.report.layer import About
 
@@ -73,6 +74,8 @@ def survey(
     padding; texts are sorted by length among 1,024. `max_length`: longer texts are cut to it; None is the length that
     the model takes. Gives a `Survey`.
     Formula: each mean is Σ over batches of a sum / Σ of counts, both float64, added in the order of the batches. The
+    spread over texts follows from moments of each batch, n, m and M = Σ (x − m)², which are merged in that order too:
+    M = M₁ + M₂ + (m₂ − m₁)² n₁ n₂ / n (Chan, Golub and LeVeque 1979). The
     batches do not depend on ranks, so one process and many give the same bits, where the model does (one kind of
     device, one number of threads).
     Raises a `ClearheadError` for texts that are no strings or are empty; for the state of another survey, which is left
@@ -92,8 +95,8 @@ class Survey:
 
     `means`: a `Means` of all texts, by module; its entry i is of `columns[i]`, and column 0 is the number of queries of
     a text. `layers`: the layer of each module, as in the table. `texts`, `tokens`, `batches`: how many there were.
-    `truncated`: how many texts were cut to `max_length`. `model`: the name of its class. `strongest`, `spelling`: what
-    `examples()` is made of.
+    `truncated`: how many texts were cut to `max_length`. `model`: the name of its class. `spread`: the moments of each
+    statistic over the texts. `strongest`, `spelling`: what `examples()` is made of.
     """
 
     model: str
@@ -105,14 +108,15 @@ class Survey:
     batches: int
     max_length: int | None
     layers: Mapping[str, int | str] = field(default_factory=dict)
+    spread: Spread = field(default_factory=Spread, repr=False)
     strongest: Examples = field(default_factory=lambda: Examples((), 0), repr=False)
     spelling: Mapping[int, str] = field(default_factory=dict, repr=False)
 
     @property
     def digest(self) -> str:
-        """SHA-256 of all sums and counts, in float64: equal where two surveys agree to the bit."""
+        """SHA-256 of all sums, counts and moments, in float64: equal where two surveys agree to the bit."""
         found = hashlib.sha256()
-        for name, tensor in sorted(self.means.state_dict().items()):
+        for name, tensor in sorted((self.means.state_dict() | self.spread.moments).items()):
             found.update(f"{name} {tuple(tensor.shape)} ".encode())
             found.update(tensor.contiguous().numpy().tobytes())
         return found.hexdigest()
@@ -123,7 +127,9 @@ class Survey:
         Its columns: layer (its number in the model, or its name, such as "decoder 0", where there are several stacks;
         the first layer where several share a module), module, head, queries (how many were added up), and each
         statistic that is one number a head, NaN where nothing counts; with that of uniform attention, "… uniform", and
-        the number of queries that it is a mean over, "… queries", where these are known.
+        the number of queries that it is a mean over, "… queries", where these are known; and of measures and classes
+        of words "… sd", the standard deviation over texts of the mean of each text (n − 1 in the denominator, NaN for
+        fewer than 2), and "… texts", their number n. The standard error is sd / √n.
         """
         rows = Table()
         for number, name in enumerate(self.means):
@@ -135,8 +141,11 @@ class Survey:
                 for place, (column, mean) in enumerate(zip(self.columns, means, strict=True)):
                     if place and mean.numel() == len(mean):
                         row[column] = float(mean.flatten()[head])
-                    if column.endswith(" uniform"):
-                        row[f"{column.removesuffix('uniform')}queries"] = int(counts[place][head])
+                    if column.endswith(" uniform"):  # it stands beside the statistic before it
+                        named = column.removesuffix(" uniform")
+                        row[f"{named} queries"] = int(counts[place][head])
+                        if name in self.spread.moments:
+                            row[f"{named} sd"], row[f"{named} texts"] = self.spread.of(name, place // 2 - 1, head)
                 rows.append(row)
         return rows
 

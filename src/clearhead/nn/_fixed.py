@@ -128,7 +128,8 @@ class Fixed(NamedTuple):
                 "KeyValueCache(capacity=...), or a copy that was made before: copy.copy(cache)."
             )
         with torch.inference_mode(False):
-            known = int(lengths[0]) if lengths.unique().numel() == 1 else None
+            same = set(lengths.tolist())
+            known = same.pop() if len(same) == 1 else None
             return self._replace(lengths=lengths.to(self.lengths.device), known=known)
 
     def chosen(self, at: Tensor) -> Fixed:

@@ -36,7 +36,8 @@ class Found(NamedTuple):
 
     `uniform`: the measure of uniform attention under the same mask. `queries`: the number of queries in these means.
     `key`: the key of a measure of one key, int64 (B, H). `peak`: a function that finds where the measure is strongest
-    in each sequence, or gives None: few callers ask.
+    in each sequence, or gives None: few callers ask. `texts`: a function that gives the sum of the measure over the
+    queries of each sequence, and their number, (B, H) each, H or 1.
     """
 
     value: Tensor
@@ -44,6 +45,7 @@ class Found(NamedTuple):
     queries: Tensor
     key: Tensor | None = None
     peak: Callable[[], Peak | None] = lambda: None
+    texts: Callable[[], tuple[Tensor, Tensor] | None] = lambda: None
 
 
 class Measure(ABC):
@@ -90,7 +92,13 @@ def averaged(value: Tensor, uniform: Tensor, counted: Tensor, least: bool = Fals
     count = counted.sum((0, 2)).double()
     both = [torch.where(counted, given.cpu().double().expand_as(value), 0.0) for given in (value, uniform)]
     own, other = (each.sum((0, 2)) / count for each in both)
-    return Found(own, other, count, peak=partial(_peak, both[0], both[1], counted, least))
+    return Found(
+        own,
+        other,
+        count,
+        peak=partial(_peak, both[0], both[1], counted, least),
+        texts=lambda: (both[0].sum(-1), counted.sum(-1).double()),
+    )
 
 
 def _peak(value: Tensor, uniform: Tensor, counted: Tensor, least: bool) -> Peak | None:

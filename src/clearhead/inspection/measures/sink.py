@@ -31,4 +31,4 @@ class Sink(Measure):
         own, even = (t.gather(-1, key).squeeze(-1) for t in (received, uniform))
         key = key.squeeze(-1)
         peak = partial(Peak, own / each, even / each, torch.full_like(key, -1))
-        return Found(own.sum(0) / count, even.sum(0) / count, count, key, peak)
+        return Found(own.sum(0) / count, even.sum(0) / count, count, key, peak, lambda: (own, each))

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from clearhead.base.errors import ClearheadError, human_bytes
+from clearhead.base.numbers import check_flag, check_number
 from clearhead.base.selected import numbers_of
 from clearhead.base.text import listed
 from clearhead.inspection.index import DENSE_BYTES
@@ -19,11 +21,20 @@ from clearhead.models.calls import chosen_calls
 from clearhead.models.tap.choice import Layers, Positions
 from clearhead.models.weights import weights_of
 
+BLOCK = 2**20  # numbers of a block of rows
 COLUMNS = 64  # tokens at a time: memory grows with their number, for each head
 
 
-def rollout(calls: Sequence[AttentionCall], tokens: Positions, layers: Layers) -> Tensor:
+def rollout(
+    calls: Sequence[AttentionCall], tokens: Positions, layers: Layers, residual: Any = 0.5, gradients: Any = False
+) -> Tensor:
     """See `Recording.rollout`."""
+    share = check_number(residual, "rollout: residual")
+    if not 0 <= share <= 1 or (check_flag(gradients, "rollout: gradients") and share != 0.5):
+        raise ClearheadError(
+            f"rollout: residual is {share:g}; expected a share from 0 to 1, and none with gradients=True, where the "
+            "residual stream counts 1 in each layer."
+        )
     calls = [calls[number] for number in chosen_calls(calls, layers, "rollout")]
     length = _length(calls)
     batch, device = calls[0].query.shape[0], calls[0].query.device
@@ -39,11 +50,12 @@ def rollout(calls: Sequence[AttentionCall], tokens: Positions, layers: Layers) -
         for first in range(0, len(rows), COLUMNS):
             some = torch.tensor(rows[first : first + COLUMNS], device=device)
             own = F.one_hot(some, length).to(calls[0].weights.dtype)
-            parts.append(_rolled(calls, own.expand(batch, -1, -1)))
+            own = own.expand(batch, -1, -1)
+            parts.append(_by_gradients(calls, own) if gradients else _rolled(calls, own, share))
     return torch.cat(parts, 1)
 
 
-def _rolled(calls: Sequence[AttentionCall], flow: Tensor) -> Tensor:
+def _rolled(calls: Sequence[AttentionCall], flow: Tensor, residual: float) -> Tensor:
     """The flow (B, T, L), the share of each token at each position, carried from the last layer to the first."""
     for call in reversed(calls):
         weights = _wide(call)
@@ -51,13 +63,31 @@ def _rolled(calls: Sequence[AttentionCall], flow: Tensor) -> Tensor:
         one = flow.new_ones(flow.shape[0], 1, flow.shape[-1], 1)
         # the sum of each row: 0 where the query sees no key, and less than 1 with sinks
         total = (weights @ one).mean(1)[..., 0].unsqueeze(1)
-        flow = flow / (1 + total)
+        whole = residual + (1 - residual) * total
+        flow = flow / whole.masked_fill(
+            whole == 0, 1.0
+        )  # without a residual stream nothing reaches a query without keys
         # the gradient of A V in V is Aᵀ times the gradient of the output, so that no matrix is made
         with torch.enable_grad():
             value = flow.new_zeros(flow.shape[0], 1, flow.shape[-1], flow.shape[1]).requires_grad_()
             grad = (flow.transpose(1, 2) / heads).unsqueeze(1).expand(-1, heads, -1, -1)
             (back,) = torch.autograd.grad(weights @ value, value, grad)
-        flow = flow + back[:, 0].transpose(1, 2)
+        flow = residual * flow + (1 - residual) * back[:, 0].transpose(1, 2)
+    return flow
+
+
+def _by_gradients(calls: Sequence[AttentionCall], flow: Tensor) -> Tensor:
+    """The flow (B, T, L), where each layer passes on itself and mean_h (A ∘ ∂L/∂A)⁺, a block of rows at a time."""
+    for call in reversed(calls):
+        weights, gradients = call.weights, call.gradients
+        batch, heads, queries, keys = weights.shape
+        rows, below = max(BLOCK // (batch * heads * keys), 1), flow
+        for first in range(0, queries, rows):
+            some = slice(first, first + rows)
+            products = weights[:, :, some].detach() * gradients[:, :, some]
+            passed = products.nan_to_num(0.0).clamp_(min=0).mean(1)  # the gradient of a hidden pair may be anything
+            below = below + flow[:, :, some] @ passed.to(flow.dtype)
+        flow = below
     return flow
 
 

@@ -10,10 +10,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from clearhead.base.arrays import Array, to_tensor
 from clearhead.base.errors import ClearheadError, ShapeError
 from clearhead.base.managers import caller
 from clearhead.models.attention_call import AttentionCall
+from clearhead.base.words import TokensLike, ids_of
 
 Pair = tuple[Tensor | None, Tensor]
 
@@ -79,9 +79,6 @@ def place_among(word: str, tokens: Sequence[str], name: str) -> int | None:
     return None
 
 
-TokensLike = Sequence[str] | Sequence[int] | Sequence[Sequence[str]] | Sequence[Sequence[int]] | Array
-
-
 class Tokens:
     """The tokens of a model's text, and of its encoder's text where the model reads two."""
 
@@ -137,14 +134,16 @@ class Tokens:
 
 def _rows(name: str, tokens: Any, numbers: dict[str, int]) -> list[Tensor]:
     """The numbers of each sequence's tokens: ids as they are, words numbered by the dictionary `numbers`."""
+    ids = ids_of(tokens)
+    if ids is not None:
+        return list(ids.cpu().long())
+    if isinstance(tokens, np.ndarray) and tokens.dtype.kind in "UO":  # words
+        tokens = tokens.tolist()
     if isinstance(tokens, Tensor | np.ndarray):
-        ids = to_tensor(tokens, name).detach().cpu()
-        if ids.is_floating_point() or ids.is_complex() or ids.dtype == torch.bool or ids.ndim not in (1, 2):
-            raise ClearheadError(
-                f"{name} has dtype {ids.dtype}, shape {tuple(ids.shape)}; pass words, or the ids of tokens, integers "
-                "(L,) or (B, L)."
-            )
-        return list(ids.long().reshape(-1, ids.shape[-1]))
+        raise ClearheadError(
+            f"{name} has dtype {tokens.dtype}, shape {tuple(tokens.shape)}; pass words, or the ids of tokens, integers "
+            "(L,) or (B, L)."
+        )
     ordered = isinstance(tokens, Sequence) and not isinstance(tokens, str | bytes)
     rows = list(tokens) if ordered else []
     if rows and all(isinstance(row, Sequence) and not isinstance(row, str | bytes) for row in rows):

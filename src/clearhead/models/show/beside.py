@@ -10,6 +10,7 @@ import torch
 
 from clearhead.base.errors import ClearheadError
 from clearhead.models.attention_call import AttentionCall
+from clearhead.base.words import TokensLike
 from clearhead.models.chain.cached import alone
 from clearhead.models.read.differences import (
     CallDifference,
@@ -81,7 +82,7 @@ class Beside:
     def page(self, layers: Iterable[Layer | LeftOut], title: str) -> Page:
         """The page of these layers of the first recording, with the second's beside them.
 
-        It opens on the head that differs most.
+        It opens on the head that differs most, or on the head with the largest effect, where effects were given.
         """
         page = self.sides[0].page((), title)
         for (text, other), positions in self.texts.items():
@@ -102,7 +103,8 @@ class Beside:
             page.add(counterpart)
             if isinstance(counterpart, Layer):
                 page.beside.append((place, len(page.shown) - 1))
-        page.distinctive = self.distinctive(first) or self.sides[0].distinctive(first)
+        own = None if self.sides[0].effects else self.distinctive(first)
+        page.distinctive = own or self.sides[0].distinctive(first) or self.distinctive(first)
         return page
 
     def second(self, number: int, heads: Sequence[int] | None) -> Layer | LeftOut:
@@ -187,7 +189,7 @@ def _correspondence(text: Sequence[str], other: Sequence[str]) -> tuple[list[int
     return match_tokens(text, other, replaced=True)
 
 
-def beside_of(mine: Paged, other: Any, tokens: Iterable[str] | None) -> Beside:
+def beside_of(mine: Paged, other: Any, tokens: TokensLike | None) -> Beside:
     """The recording beside that of a page. `tokens`: its words; None where it has the words of the page."""
     calls = getattr(other, "calls", None)
     if not isinstance(calls, list) or not all(isinstance(call, AttentionCall) for call in calls):

@@ -12,6 +12,7 @@ from torch import Tensor
 from clearhead.base.errors import ClearheadError
 from clearhead.inspection.measures import Measure
 from clearhead.models.attention_call import AttentionCall
+from clearhead.models.calls import Label
 from clearhead.models.table import Table
 from clearhead.problem.words import ALL_WORDS
 from clearhead.report.layer import About, Array, Layer, Slopes
@@ -132,6 +133,32 @@ def effects_of(given: Any) -> list[tuple[Effect, Effects]]:
         about = Effect(str(name), str(sentence), "one number for each head", f"any number{unit and ' of '}{unit}", None)
         found.append((about, of))
     return found
+
+
+def largest_effect(
+    calls: Sequence[AttentionCall],
+    names: Sequence[Label],
+    effects: Sequence[tuple[Effect, Effects]],
+    heads: Mapping[int, tuple[int, Sequence[int]]],
+) -> dict[str, Any] | None:
+    """The head with the largest first effect, as a page opens on it; None where no shown head has one.
+
+    `names`: of the calls. `heads`: for each shown call its place on the page, and the numbers of its heads.
+    """
+    for about, of in effects:
+        each = [
+            (abs(value), number, place, head, of_page)
+            for number, (of_page, own) in heads.items()
+            for place, head in enumerate(own)
+            if math.isfinite(value := of.get((calls[number].layer.column, head), math.nan))
+        ]
+        if not each:
+            continue
+        _, number, place, head, of_page = max(each, key=lambda one: one[0])
+        value = of[calls[number].layer.column, head]
+        said = f"{names[number].head(head)} has the largest {about.name}: {value:.3g}. {about.says}"
+        return {"layer": of_page, "head": place, "sentence": said, "measure": about.name, "nearUniform": False}
+    return None
 
 
 def _layers(given: Any) -> list[int | str]:

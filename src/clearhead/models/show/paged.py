@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from clearhead.base.errors import ClearheadError, ShapeError
-from clearhead.base.text import word_list
+from clearhead.base.words import TokensLike, word_list
 from clearhead.explanation.modules.origin.find import Pair, frequencies
 from clearhead.inspection.measures import Found, Measure
 from clearhead.models.attention_call import AttentionCall, norms_of
@@ -22,6 +22,7 @@ from clearhead.models.show.meanings import (
     effects_of,
     flow_of,
     flows,
+    largest_effect,
     slopes_of,
     with_effects,
 )
@@ -43,8 +44,8 @@ class Paged:
     def __init__(
         self,
         calls: Sequence[AttentionCall],
-        tokens: Iterable[str] | None = None,
-        source_tokens: Iterable[str] | None = None,
+        tokens: TokensLike | None = None,
+        source_tokens: TokensLike | None = None,
         sequence: Any = 0,
         error: Any = ERROR,
         answer: int | None = None,
@@ -55,19 +56,20 @@ class Paged:
         self.answer, self.effects = answer, effects_of(effects)
         self.calls, self.sequence, self.error = calls, whole(sequence), checked_error(error)
         sizes = _sizes(calls, self.sequence)
-        own = {call.shape[2] for call in calls if call.kind == "self"}
-        self.image = None if image is None else patches_of(image, own)
+        lengths = {call.shape[2] for call in calls if call.kind == "self"}
+        self.image = None if image is None else patches_of(image, lengths)
         if self.image is not None and tokens is None:
             tokens = self.image.words
-        tokens = told_unread(calls, word_list(name, tokens), name)
-        self.words, self.source = words(name, tokens, sizes), words("source_tokens", source_tokens, sizes)
+        own: list[str] | None = told_unread(calls, word_list(name, tokens, self.sequence), name)
+        source = word_list("source_tokens", source_tokens, self.sequence)
+        self.words, self.source = words(name, own, sizes), words("source_tokens", source, sizes)
         self.tokens = Tokens(self.words or None, self.source or None)
         self.labels = labels(calls)
         self.roles = roles([(call.name, call.kind) for call in calls])
         self.found: dict[int, Mapping[Measure, Found]] = {}
         self.last = {call.cached_key.chain: call for call in calls}
 
-    def alike(self, calls: Sequence[AttentionCall], tokens: Iterable[str] | None) -> Paged:
+    def alike(self, calls: Sequence[AttentionCall], tokens: TokensLike | None) -> Paged:
         """The calls of another recording, for the same page. `tokens`: its words; None for the same words."""
         sizes = _sizes(calls, self.sequence)
         own = tokens if tokens is not None or len(self.words) not in sizes else self.words
@@ -138,7 +140,8 @@ class Paged:
         return map(self.layer, range(len(self.calls)) if numbers is None else numbers)
 
     def page(self, layers: Iterable[Layer | LeftOut], title: str) -> Page:
-        """The page of these layers. It opens on the head that departs most from uniform attention."""
+        """The page of these layers. It opens on the head with the largest effect, where effects were given, else on the
+        head that departs most from uniform attention."""
         page, names = Page(title), list(map(str, self.labels))
         shown = []
         for layer in layers:
@@ -152,12 +155,15 @@ class Paged:
         return page
 
     def distinctive(self, shown: Sequence[tuple[str, Sequence[int]]]) -> dict[str, Any] | None:
-        """The most distinctive of the heads that a page shows. `shown`: the labels of layers with their head numbers.
+        """The head that a page of these heads opens on. `shown`: the labels of layers with their head numbers.
 
-        None where queries see one key each, so that heads cannot be told apart.
+        None where queries see one key each, so that heads cannot be told apart, and no effects were given.
         """
         numbers = {str(label): number for number, label in enumerate(self.labels)}
         heads = {numbers[label.split("#")[0]]: (place, own) for place, (label, own) in enumerate(shown)}
+        largest = largest_effect(self.calls, self.labels, self.effects, heads)
+        if largest is not None:
+            return largest
         try:
             most = distinctive(self.calls, self.tokens, self.found, {n: own for n, (_, own) in heads.items()})
         except ClearheadError:
@@ -263,9 +269,9 @@ def words_of(call: AttentionCall, sequence: int) -> tuple[int, ...]:
     return tuple(length if words is None else int(words[sequence].sum()) for words, length in sides)
 
 
-def words(name: str, tokens: Any, sizes: set[int]) -> list[str]:
-    """The caller's words, from any ordered iterable; [] for None."""
-    found = word_list(name, tokens) or []
+def words(name: str, tokens: list[str] | None, sizes: set[int]) -> list[str]:
+    """The words, one for each position; [] for None."""
+    found = tokens or []
     if tokens is not None and len(found) not in sizes:
         raise ShapeError(
             f"{name} has {len(found)} words, and the calls have {sorted(sizes)} queries or keys; pass one "

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from clearhead.base.errors import ClearheadError, ShapeError
+from clearhead.base.errors import ShapeError
 from clearhead.base.pictures import Array, Panel, Side, Style, check_style, draw
 from clearhead.base.text import escaped, said
 from clearhead.base.thumbnails import short, table
@@ -26,7 +26,7 @@ from clearhead.report.statistics import lazy
 if TYPE_CHECKING:
     from clearhead.base.pictures import Axes
 
-Words = Sequence[str] | None
+Words = list[str] | None
 
 
 def plotted(
@@ -47,7 +47,7 @@ def plotted(
     one = len(drawn) == 1 and heads is not None
     if style.title is None:
         said = label.head(chosen[0][1]) if one else str(label)
-        style = Style(f"{said}: {call.name} ({call.kind})", style.cmap, style.scale)
+        style = Style(f"{said} ({call.name})", style.cmap, style.scale)
     elif one:
         style = Style(f"{style.title}, head {chosen[0][1]}", style.cmap, style.scale)
     sides = (
@@ -88,19 +88,17 @@ def _key_labels(words: tuple[Words, Words], call: AttentionCall, rows: Shown, co
     return _labels(tokens, call, columns, columns, "tokens")
 
 
-def _labels(tokens: Any, call: AttentionCall, side: Shown, keys: Shown, name: str) -> Words:
+def _labels(tokens: list[str] | None, call: AttentionCall, side: Shown, keys: Shown, name: str) -> Words:
     """A word for each shown position. Queries that continue a cached text have the last words of the text."""
     if tokens is None:
         return None
-    if isinstance(tokens, str | bytes) or not hasattr(tokens, "__len__"):
-        raise ClearheadError(f"{name} is a {type(tokens).__name__}; pass a list of words, one for each position.")
     if call.kind == "self":
         tokens = tokens[: words_read(call, len(tokens))]
     count = len(tokens)
     if count in (side.length, len(side.places)):
-        return side.labels(list(map(str, tokens)))
+        return side.labels(tokens)
     if call.kind == "self" and count == keys.length > side.length:
-        return side.labels([str(word) for word in tokens[-side.length :]])
+        return side.labels(tokens[-side.length :])
     raise ShapeError(f"{name} has {count} words, and {call.name} has {side.length} positions; pass one word for each.")
 
 

@@ -2,7 +2,7 @@
 
 import { make } from "../../base/front/dom.js";
 import { Scale } from "./colour.js";
-import { figureWords, limitOf, limitWords, mostDistinctive, NATS, shareWords } from "./measures.js";
+import { ALONE, figureWords, limitOf, limitWords, mostDistinctive, NATS, shareWords } from "./measures.js";
 import { headName, isSecond } from "./names.js";
 import { drawRamp, signedTables } from "./signed.js";
 import { nameOf, times } from "./words.js";
@@ -77,7 +77,8 @@ export class HeadsTop {
     if (distinctive === null || distinctive.nearUniform) return;
     const { layer, head, sentence, measure } = distinctive;
     const shown = page.view.layer === layer && page.view.head === head;
-    const does = measure === NATS ? "differs most" : "is furthest from uniform attention";
+    const alone = measure === NATS ? "differs most" : `has the largest ${measure}`;
+    const does = ALONE.has(measure) ? alone : "is furthest from uniform attention";
     page.find("distinctive").textContent = shown ? sentence : `Go to ${headName(page, distinctive)}, which ${does}`;
   }
 

@@ -20,6 +20,7 @@ from clearhead.models.use.recorder import each_call
 from clearhead.models.use.reduced import reduced
 from clearhead.models.use.surveys.batches import Batch
 from clearhead.models.use.surveys.examples import BatchExamples
+from clearhead.models.use.surveys.spread import BatchSpread
 from clearhead.problem.words import ALL_WORDS
 
 Sum = tuple[Tensor, Tensor]  # a sum (H, …) and the number of its terms, (H, 1, …): float64, on the CPU
@@ -34,12 +35,15 @@ class Kept(NamedTuple):
     examples: int = 0  # how many of each head and measure
 
     @property
+    def named(self) -> list[str]:
+        """The statistics that have a number for each text."""
+        classes = [] if self.classes is None else [f"to {name}" for name in CLASSES]
+        return [*(measure.name for measure in self.measures), *classes]
+
+    @property
     def columns(self) -> list[str]:
         """The names of the sums, in their order."""
-        named = [measure.name for measure in self.measures]
-        if self.classes is not None:
-            named += [f"to {name}" for name in CLASSES]
-        beside = [column for name in named for column in (name, f"{name} uniform")]
+        beside = [column for name in self.named for column in (name, f"{name} uniform")]
         return ["queries", *beside, *columns_of(self.reductions)]
 
 
@@ -56,15 +60,15 @@ class Summed(NamedTuple):
 
 
 @torch.inference_mode()
-def read(model: nn.Module, batch: Batch, kept: Kept) -> tuple[Means, dict[str, Tensor]]:
-    """The sums of a batch, and its strongest examples, by module."""
+def read(model: nn.Module, batch: Batch, kept: Kept) -> tuple[Means, dict[str, Tensor], dict[str, Tensor]]:
+    """The sums of a batch, and by module its strongest examples and the moments over its texts."""
     body = getattr(model, "base_model", model)  # without the layer that makes words of its result
     device = next((tensor.device for tensor in model.parameters()), batch.ids.device)
     ids, words = batch.ids.to(device), batch.words.to(device)
     means, look = Means(), Look(kept, ids, words)
     with each_call(model, lambda call: means.add(look(call)), words):  # type: ignore[arg-type]
         body(input_ids=ids, attention_mask=words.long())
-    return means, look.examples.found
+    return means, look.examples.found, look.spread.found
 
 
 class Look:
@@ -78,6 +82,7 @@ class Look:
             self._members = (own.unsqueeze(-1) == torch.arange(len(CLASSES), device=ids.device)).double().cpu()
         self._before: tuple[AttentionCall, Subject] | None = None
         self.examples = BatchExamples(kept.measures, kept.examples, self._tokens)
+        self.spread = BatchSpread(len(kept.named))
 
     def __call__(self, call: AttentionCall) -> Summed:
         kept, heads = self._kept, call.problem.sizes.heads
@@ -87,9 +92,12 @@ class Look:
         measured = {place: one.of(subject) for place, one in enumerate(kept.measures) if one.applies(subject)}
         for place in range(len(kept.measures)):
             found += _sums(measured[place], heads) if place in measured else _nothing(heads, 2)
+            texts = measured[place].texts() if place in measured else None
+            if texts is not None:
+                self.spread.add(call.name, place, *texts, heads)
         self.examples.look(call, subject, measured)
         if self._members is not None:
-            found += self._received(subject, queries)
+            found += self._received(call.name, subject, queries)
         if kept.reductions:
             found += reduced(call, kept.reductions).sums()
         return Summed(call.name, tuple(range(heads)), (*kept.measures, *kept.reductions), tuple(found))
@@ -105,16 +113,19 @@ class Look:
         self._before = call, subject
         return subject
 
-    def _received(self, subject: Subject, queries: Tensor) -> list[Sum]:
+    def _received(self, name: str, subject: Subject, queries: Tensor) -> list[Sum]:
         """The weight that the tokens of each class receive from all queries, beside that of uniform attention."""
         assert self._members is not None
         if subject.own.received.shape[-1] != self._members.shape[1]:
             return _nothing(len(queries), 2 * len(CLASSES))
-        own, other = (
-            torch.einsum("bhk,bkc->ch", each.received.cpu().double(), self._members)
-            for each in (subject.own, subject.uniform)
-        )
-        return [(row.expand_as(queries).clone(), queries) for pair in zip(own, other, strict=True) for row in pair]
+        each = torch.einsum("bhk,bkc->cbh", subject.own.received.cpu().double(), self._members)
+        other = torch.einsum("bhk,bkc->ch", subject.uniform.received.cpu().double(), self._members)
+        counts, first = subject.counted.cpu().sum(-1).double().expand(len(self._tokens), -1), len(self._kept.measures)
+        for place, sums in enumerate(each):
+            self.spread.add(name, first + place, sums, counts, len(queries))
+        return [
+            (row.expand_as(queries).clone(), queries) for pair in zip(each.sum(1), other, strict=True) for row in pair
+        ]
 
 
 def _alike(one: AttentionCall, other: AttentionCall) -> bool:

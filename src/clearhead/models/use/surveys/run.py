@@ -28,6 +28,7 @@ from clearhead.models.use.recorder import asked_to_reduce
 from clearhead.models.use.surveys.batches import WINDOW, Batch, batches
 from clearhead.models.use.surveys.examples import Examples
 from clearhead.models.use.surveys.looks import NAMED, Kept, WordClasses, read
+from clearhead.models.use.surveys.spread import Spread
 from clearhead.models.use.surveys.state import Done, State, done
 
 USUAL = ("normalised entropy", "first", "sink", "previous", "distance")
@@ -120,6 +121,7 @@ def settings_of(model: nn.Module, kept: Kept, batch: int, max_length: int | None
         "max_length": str(max_length),
         "examples": str(kept.examples),
         "window": str(WINDOW),
+        "spread": "over texts",
         "clearhead": clearhead.__version__,
         "torch": torch.__version__,
     }
@@ -182,6 +184,7 @@ def surveyed(
     settings = settings_of(model, kept, batch, length)
     files = None if state is None else State(state, settings)
     means, counts, digests, strongest = Means(), [0, 0, 0], [], Examples(kept.measures, kept.examples)
+    spread = Spread()
 
     def add(found: Done) -> None:
         try:
@@ -192,6 +195,7 @@ def surveyed(
                 f"Leave it out of keep.\n{error}"
             ) from None
         strongest.include(found.examples, found.ids)
+        spread.include(found.spread)
         counts[:] = [a + b for a, b in zip(counts, (found.texts, found.tokens, found.truncated), strict=True)]
 
     with bar_of(texts, number) as bar:
@@ -207,7 +211,11 @@ def surveyed(
             add(found)
         files.tidy(len(digests))
     parts = dict(zip(("texts", "tokens", "truncated"), counts, strict=True))
-    more: dict[str, Any] = {"strongest": strongest, "spelling": strongest.words(spelled_by(tokenizer))}
+    more: dict[str, Any] = {
+        "spread": spread,
+        "strongest": strongest,
+        "spelling": strongest.words(spelled_by(tokenizer)),
+    }
     return (
         parts | more | {"columns": tuple(kept.columns), "means": means, "batches": len(digests), "max_length": length}
     )

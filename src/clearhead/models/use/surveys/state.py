@@ -20,7 +20,7 @@ from clearhead.models.use.means import Means
 from clearhead.models.use.surveys.batches import Batch
 
 HEADER, CHECKSUM = "clearhead survey", "sha256"
-EXAMPLES, IDS = "examples ", "tokens of the examples"
+EXAMPLES, IDS, SPREAD = "examples ", "tokens of the examples", "spread "
 NONE = "0" * 64  # stands in the place of the checksum while it is computed
 _NAME = re.compile(r"batch-(\d{9})\.safetensors")
 
@@ -29,6 +29,7 @@ class Done(NamedTuple):
     """The results of a batch: its sums by their names in `Means`, and by module in the order of the calls.
 
     `examples`: the strongest examples by module, see `examples.py`. `ids`: the tokens, int32 (B, L), −1 for padding.
+    `spread`: the moments over the texts by module, see `spread.py`.
     """
 
     texts: int
@@ -38,11 +39,12 @@ class Done(NamedTuple):
     sums: dict[str, Tensor]
     examples: dict[str, Tensor]
     ids: Tensor
+    spread: dict[str, Tensor]
 
 
-def done(batch: Batch, means: Means, examples: dict[str, Tensor]) -> Done:
+def done(batch: Batch, means: Means, examples: dict[str, Tensor], spread: dict[str, Tensor]) -> Done:
     sums, ids = means.state_dict(), batch.ids.masked_fill(~batch.words, -1).int()
-    return Done(len(batch.ids), int(batch.words.sum()), batch.truncated, list(means), sums, examples, ids)
+    return Done(len(batch.ids), int(batch.words.sum()), batch.truncated, list(means), sums, examples, ids, spread)
 
 
 class State:
@@ -80,6 +82,7 @@ class State:
         save = require("safetensors.torch", "models", "the state of a survey").save
         tensors = found.sums | {f"{EXAMPLES}{name}": table for name, table in found.examples.items()}
         tensors |= {IDS: found.ids} if found.examples else {}
+        tensors |= {f"{SPREAD}{name}": table for name, table in found.spread.items()}
         path, raw = self._path(number), save(tensors, {HEADER: json.dumps(about), CHECKSUM: NONE})
         raw = raw.replace(_entry(NONE), _entry(hashlib.sha256(raw).hexdigest()), 1)
         try:
@@ -172,8 +175,11 @@ def _parts(raw: bytes) -> tuple[Done, dict[str, str], str]:
         raise ValueError("the checksum differs")
     about = json.loads(header[HEADER])
     sums = require("safetensors.torch", "models", "the state of a survey").load(raw)
-    examples = {name.removeprefix(EXAMPLES): sums.pop(name) for name in list(sums) if name.startswith(EXAMPLES)}
+    examples, spread = (
+        {name.removeprefix(begins): sums.pop(name) for name in list(sums) if name.startswith(begins)}
+        for begins in (EXAMPLES, SPREAD)
+    )
     ids = sums.pop(IDS, torch.empty(0, 0, dtype=torch.int32, device="cpu"))
     counts = {name: about[name] for name in ("texts", "tokens", "truncated", "modules")}
-    found = Done(**counts, sums=sums, examples=examples, ids=ids)
+    found = Done(**counts, sums=sums, examples=examples, ids=ids, spread=spread)
     return found, dict(about["settings"]), about["tokens read"]
