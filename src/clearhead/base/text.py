@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from clearhead.base.errors import ClearheadError
 from clearhead.base.tracing import freed
 
 KEPT = "\N{NO-BREAK SPACE}"

@@ -13,8 +13,8 @@ from clearhead.base.errors import ClearheadError, ShapeError, UnsupportedError
 from clearhead.base.renamed import missing
 from clearhead.base.steps import Step, number
 from clearhead.base.text import said
-from clearhead.base.words import TokensLike, word_list
 from clearhead.base.tracing import without_autocast
+from clearhead.base.words import TokensLike, word_list
 from clearhead.explanation.diagnosis.case import Case
 from clearhead.explanation.diagnosis.diagnose import diagnosis_of
 from clearhead.explanation.diagnosis.diagnosis import Diagnosis

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
 from typing import Any
 
-import numpy as np
-import torch
 from torch import Tensor
 
-from clearhead.base.arrays import Array, to_tensor
-from clearhead.base.errors import ClearheadError, ShapeError
+from clearhead.base.errors import ClearheadError
 from clearhead.base.tracing import unobserved
 from clearhead.models.chain.cached import Cached
 from clearhead.models.tap.layers import LayerName

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from clearhead.base.errors import ClearheadError, ShapeError
 from clearhead.base.managers import caller
-from clearhead.models.attention_call import AttentionCall
 from clearhead.base.words import TokensLike, ids_of
+from clearhead.models.attention_call import AttentionCall
 
 Pair = tuple[Tensor | None, Tensor]
 

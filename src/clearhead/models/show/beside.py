@@ -9,8 +9,8 @@ from typing import Any
 import torch
 
 from clearhead.base.errors import ClearheadError
-from clearhead.models.attention_call import AttentionCall
 from clearhead.base.words import TokensLike
+from clearhead.models.attention_call import AttentionCall
 from clearhead.models.chain.cached import alone
 from clearhead.models.read.differences import (
     CallDifference,
