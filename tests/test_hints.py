@@ -31,16 +31,13 @@ def test_a_turned_query_is_told_of_first(name):
 
 
 @pytest.mark.parametrize("name", ATTENDS)
-def test_integers_are_refused_alike_and_token_ids_named(name):
-    arrays = () if name == "MultiHeadAttention" else (IDS.numpy(), IDS.numpy().astype(np.uint8))  # it takes tensors
-    for given in (IDS, IDS.int(), *arrays):
-        cast = "float" if isinstance(given, torch.Tensor) else "astype"
-        with pytest.raises(ch.ClearheadError, match=rf"\.{cast}\(.*Of token ids pass .*nn\.Embedding"):
+def test_integers_are_refused_and_token_ids_named(name):
+    for given in (IDS, IDS.int()):
+        with pytest.raises(ch.ClearheadError, match=r"\.float\(.*Of token ids pass .*nn\.Embedding"):
             ATTENDS[name](given, given, given)
-    for given in (IDS.bool(), *(array.astype(bool) for array in arrays)):
-        with pytest.raises(ch.ClearheadError, match="expected float32") as raised:
-            ATTENDS[name](given, given, given)
-        assert "Embedding" not in str(raised.value)
+    with pytest.raises(ch.ClearheadError, match="expected float32") as raised:
+        ATTENDS[name](IDS.bool(), IDS.bool(), IDS.bool())
+    assert "Embedding" not in str(raised.value)
 
 
 @pytest.mark.parametrize(

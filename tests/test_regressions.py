@@ -267,7 +267,7 @@ def test_words_for_the_report_are_words(tmp_path):
     block = Block()
     with ch.watch(block) as seen:
         block(Q)
-    for wrong in ("abcdef", torch.arange(6)):
+    for wrong in ("abcdef", torch.rand(6)):
         with pytest.raises(ch.ClearheadError, match="words, one for each position"):
             seen.view(tokens=wrong).write(tmp_path / "page.html")
 

@@ -77,15 +77,6 @@ CASES = [
         setup="from torch import nn\nquery, num_tokens, width = torch.arange(16).view(4, 4) % 9, 9, 8",
     ),
     case(
-        "attention(*[query] * 3)",
-        (
-            "query.astype(float)",
-            "torch.from_numpy(attention(*[@] * 3))",
-            "plain(*[torch.from_numpy(query).double()] * 3)",
-        ),
-        setup="query = np.arange(16).reshape(4, 4) % 9",
-    ),
-    case(
         "ch.weights(x, x, x)",
         ("weights(query, key)", "ch.@[:]", "soft(x, x)"),
         ("attention(query, key, value)", "@", "plain(x, x, x)"),

@@ -56,7 +56,7 @@ test("a head is called by its layer and its own number", () => {
 
 test("numbers in words", () => {
   assert.deepStrictEqual([0, 1, 0.0312, 1e-8, NaN].map(percent), ["0%", "100%", "3.1%", "< 0.00001%", "not a number"]);
-  assert.deepStrictEqual([0, 0.05, 12345.678, -Infinity].map(number), ["0.0000", "0.05000", "1.235e+04", "-∞"]);
+  assert.deepStrictEqual([0, 0.05, 12345.678, -Infinity].map(number), ["0", "0.05000", "1.235e+04", "-∞"]);
   assert.strictEqual(grouped(1234567), "1,234,567");
 });
 

@@ -138,26 +138,14 @@ def check_kind(tensor: Tensor, name: str) -> None:
     if tensor.layout != torch.strided:
         raise ClearheadError(f"{name} has the layout {tensor.layout}; pass a dense tensor: {name}.to_dense().")
     if tensor.dtype not in FLOATS:
-        raise _not_float(tensor, name, f"{name.split()[-1]}.float()")
-
-
-def _not_float(given: Tensor | np.ndarray, name: str, cast: str) -> ClearheadError:
-    fix, short = f"pass {cast}", name.split()[-1]
-    if isinstance(given, Tensor) and given.is_complex():
-        fix = "pass a real tensor"
-    elif "int" in str(given.dtype) and short != "scores":
-        fix += f". Of token ids pass their vectors: nn.Embedding(num_tokens, width)({short})"
-    return ClearheadError(
-        f"{name} has dtype {given.dtype}, shape {tuple(given.shape)}; expected float32, bfloat16, float16 or float64: "
-        f"{fix}."
-    )
-
-
-def as_input(array: Any, name: str) -> Tensor:
-    """A query, key or value as a tensor. Integers are refused, in NumPy as in torch: they may be token ids."""
-    if isinstance(array, np.ndarray) and array.dtype.kind in "iub":
-        raise _not_float(array, name, f"{name}.astype(float)")
-    return to_tensor_float(array, name)
+        short = name.split()[-1]
+        fix = "pass a real tensor" if tensor.is_complex() else f"pass {short}.float()"
+        if "int" in str(tensor.dtype) and short != "scores":
+            fix += f". Of token ids pass their vectors: nn.Embedding(num_tokens, width)({short})"
+        raise ClearheadError(
+            f"{name} has dtype {tensor.dtype}, shape {tuple(tensor.shape)}; expected float32, bfloat16, float16 or "
+            f"float64: {fix}."
+        )
 
 
 def to_tensor_float(array: Any, name: str) -> Tensor:

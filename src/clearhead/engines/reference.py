@@ -80,7 +80,7 @@ def weights(problem: Problem) -> Tensor:
         return tile
     unseen = tile == -torch.inf  # the weight is 0 and its gradient is 0, whatever the value is
     # the −∞ itself is a constant: in a row of NaN it would have a gradient of NaN
-    tile = torch.where(unseen, torch.where(unseen.all(-1, keepdim=True), 0.0, -torch.inf), tile)
+    tile = tile.masked_fill(unseen, -torch.inf).masked_fill(unseen.all(-1, keepdim=True), 0.0)
     if problem.sinks is not None:  # a sink is one more key, without a value
         sink = problem.sinks.to(tile.dtype)[:, None, None].expand(*tile.shape[:-1], 1)
         return torch.where(unseen, 0.0, torch.cat([tile, sink], -1).softmax(-1)[..., :-1])

@@ -26,8 +26,10 @@ ROWS, COLUMNS = 20, 100  # the largest number of rows, and of characters in a li
 BESIDE = ("uniform", "queries", "sd", "texts")  # what may stand beside a measure
 HEAD = ("layer", "head")  # the columns that are shown in any case
 
+Row = dict[str, Any]  # the values of a row, by the names of their columns
 
-class Table(list[dict[str, Any]]):
+
+class Table(list[Row]):
     """A list of rows, one for each head; a row is a dict by columns. `Recording.table` gives it.
 
     >>> import torch, clearhead as ch
@@ -64,7 +66,7 @@ class Table(list[dict[str, Any]]):
         return cls({**row, **dict(zip(columns, each, strict=True))} for each in entries)
 
     @overload
-    def __getitem__(self, which: SupportsIndex) -> dict[str, Any]: ...
+    def __getitem__(self, which: SupportsIndex) -> Row: ...
 
     @overload
     def __getitem__(self, which: slice) -> Table: ...

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn.modules.lazy import LazyModuleMixin
 from torch.nn.parameter import is_lazy
 
-from clearhead.base.arrays import Array, ArrayT, Integers, as_input, check_float, is_numpy
+from clearhead.base.arrays import Array, ArrayT, Integers, check_float, is_numpy, to_tensor_float
 from clearhead.base.built import built_with
 from clearhead.base.dropout import check_dropout
 from clearhead.base.errors import ShapeError, UnsupportedError, columns
@@ -168,7 +168,7 @@ class AdditiveAttention(RecordingModule):
             row, back = self.prepare(nested.key, nested.value), nested.packed.rows["key"].nested
             return row.over(*(back(tensor) for tensor in (row._key, row._value) if isinstance(tensor, Tensor)))
         numpy = is_numpy(key=key, value=value)
-        tensors = {"key": as_input(key, "key"), "value": as_input(value, "value")}
+        tensors = {"key": to_tensor_float(key, "key"), "value": to_tensor_float(value, "value")}
         for name, tensor in tensors.items():
             check_float(tensor, name)
         rows = {name: tuple(tensor.shape) for name, tensor in tensors.items()}

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from clearhead.base.arrays import to_tensor
 from clearhead.base.errors import ClearheadError
+from clearhead.base.text import brief
 from clearhead.biases.base import Bias
 from clearhead.biases.dense import DenseBias
 from clearhead.masks._read import as_tensor
@@ -52,7 +53,7 @@ def check_mask(mask: Any) -> None:
         return
     if isinstance(mask, list | tuple | range):
         raise ClearheadError(
-            f"mask is {mask!r:.60}; expected a Mask, such as Causal(), a bool tensor (True: may attend), or a float "
+            f"mask is {brief(mask)}; expected a Mask, such as Causal(), a bool tensor (True: may attend), or a float "
             "tensor (added to the scores).\nFor how many keys may be seen pass valid_lens=..., or mask=Lengths(...)."
         )
     if is_nested(mask):

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from clearhead.base.arrays import as_input, check_float, mask_forms, to_tensor
+from clearhead.base.arrays import check_float, mask_forms, to_tensor, to_tensor_float
 from clearhead.base.dropout import check_dropout, draw_seed
 from clearhead.base.errors import ClearheadError, ShapeError, UnsupportedError, columns
 from clearhead.base.numbers import check_number
@@ -239,8 +239,8 @@ def _of_all(sizes: Sizes, first: int, total: int) -> Sizes:
 
 def inputs(query: Any, key: Any, value: Any) -> tuple[Tensor, Tensor, Tensor | None, Sizes]:
     """The arguments as tensors (B, H, L, E)."""
-    query, key = as_input(query, "query"), as_input(key, "key")
-    value = None if value is ABSENT else as_input(value, "value")
+    query, key = to_tensor_float(query, "query"), to_tensor_float(key, "key")
+    value = None if value is ABSENT else to_tensor_float(value, "value")
     if any_autocast() or not ordinary():
         refuse_jit()
         query, key, value = autocast(query), autocast(key), None if value is None else autocast(value)
@@ -249,7 +249,7 @@ def inputs(query: Any, key: Any, value: Any) -> tuple[Tensor, Tensor, Tensor | N
 
 def with_value(problem: Problem, value: Any) -> Problem:
     """The same problem with a value (..., Lk, Ev), whose leading dimensions broadcast to the problem's."""
-    value = as_input(value, "value")
+    value = to_tensor_float(value, "value")
     if value.dtype != problem.query.dtype and value.is_floating_point():  # the call was under autocast
         dtype = torch.promote_types(value.dtype, problem.query.dtype)
         scores = problem.scores._replace(query=problem.query.to(dtype), key=problem.key.to(dtype))

@@ -15,7 +15,6 @@ from clearhead.base.arrays import (
     FLOATS,
     ArrayT,
     accumulated,
-    as_input,
     check_float,
     check_memory,
     is_dense,
@@ -272,7 +271,7 @@ class Score(nn.Module, Told, ABC):
 
         NumPy in, NumPy out. Makes the whole matrix: for long inputs see `clearhead.weights(...).scores(index)`.
         """
-        queries, keys, _, sizes = as_inputs(as_input(query, "query"), as_input(key, "key"), None)
+        queries, keys, _, sizes = as_inputs(to_tensor_float(query, "query"), to_tensor_float(key, "key"), None)
         self.check(queries, keys)
         keys = keys.repeat_interleave(sizes.heads // keys.shape[1], dim=1)
         scores: Any = sizes.restore(by_tile(ByTile(self, queries, keys, self.factor(queries.shape[-1]), self.softcap)))

@@ -144,7 +144,7 @@ def softmax(tile: Tensor, may_be_empty: bool, sinks: Tensor | None = None) -> Te
     if may_be_empty:
         unseen = tile.detach() == -torch.inf
         # also the −∞ itself is a constant: in a row of NaN it would have a gradient of NaN
-        tile = torch.where(unseen, torch.where(unseen.all(-1, keepdim=True), 0.0, -torch.inf), tile)
+        tile = tile.masked_fill(unseen, -torch.inf).masked_fill(unseen.all(-1, keepdim=True), 0.0)
     weights = tile.softmax(-1)
     if sinks is not None:
         # e^s / (Σ e^s + e^sink) is the softmax over the keys, times σ(log Σ e^s − sink); written so that the gradient,

@@ -93,10 +93,15 @@ for (const step of steps.values()) {
 }
 
 /**
- * The steps after the last step that this page computes: gradients, and steps that a model computed. They stay as
- * Python gave them.
+ * The steps after the last step that this page computes, and those that no other step is computed from: gradients, and
+ * steps that a model computed. They stay as Python gave them.
  */
-const outside = new Set([...steps.values()].reverse().slice(0, [...steps.values()].reverse().findIndex((step) => step.tree)));
+const backwards = [...steps.values()].reverse();
+const read = new Set(backwards.flatMap((step) => (step.tree ? namesIn(step.tree) : [])));
+const outside = new Set([
+  ...backwards.slice(0, backwards.findIndex((step) => step.tree)),
+  ...backwards.filter((step) => step.given && !read.has(step.name)),
+]);
 
 /**
  * Computes all vectors of a step of which the page holds one, if that one comes out the same.
