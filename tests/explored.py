@@ -20,7 +20,7 @@ EXPLORED: dict[str, dict[str, Kept]] = {
         "test_every_score_and_mask": ("ScoreFunction-Causal", "Gaussian-None"),
         "test_gradients_of_every_score_and_of_every_part_of_a_mask": ("Dot-And",),
         "test_every_bias": ("RelativeBias",),
-        "test_masks_made_inside_compiled_code": ("padding",),
+        "test_masks_made_inside_compiled_code": ("True-padding",),
         "test_alignments_in_compiled_code": ("2",),
         "test_errors_and_engines_are_those_of_eager_code": 0,
         "test_a_bias_in_float64": 0,

@@ -23,10 +23,10 @@ def draw(*shape, seed=0):
 Q, K, V = draw(2, 4, 9, 8), draw(2, 4, 9, 8, seed=1), draw(2, 4, 9, 8, seed=2)
 
 
-def same(function, *inputs, parameters=(), backend="aot_eager"):
+def same(function, *inputs, parameters=(), backend="aot_eager", dynamic=None):
     """Outputs and gradients, eager and compiled, of one seed."""
     found = []
-    for call in (function, torch.compile(function, fullgraph=True, backend=backend)):
+    for call in (function, torch.compile(function, fullgraph=True, backend=backend, dynamic=dynamic)):
         torch.manual_seed(0)
         output = call(*inputs)
         wanted = [t for t in (*inputs, *parameters) if t.requires_grad]
@@ -90,9 +90,10 @@ MADE_INSIDE = {
 
 
 @pytest.mark.parametrize("name", MADE_INSIDE)
-def test_masks_made_inside_compiled_code(name):
+@pytest.mark.parametrize("dynamic", [None, True])
+def test_masks_made_inside_compiled_code(name, dynamic):
     make, given = MADE_INSIDE[name]
-    same(lambda q, k, v, given: ch.attention(q, k, v, mask=make(given)), Q, K, V, given)
+    same(lambda q, k, v, given: ch.attention(q, k, v, mask=make(given)), Q, K, V, given, dynamic=dynamic)
 
 
 @pytest.mark.parametrize("align", ["upper_left", "lower_right", 2, torch.tensor([0, 2])], ids=str)

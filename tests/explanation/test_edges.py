@@ -189,7 +189,7 @@ def test_gradients_of_arrays_of_any_byte_order():
 
 @pytest.mark.parametrize(
     ("dtype", "gradients", "words"),
-    [("longdouble", True, "float128|longdouble"), ("int64", True, "expected float32")],
+    [("longdouble", True, "float128|longdouble"), ("int64", True, "no input has one")],
 )
 def test_gradients_that_there_are_not(dtype, gradients, words):
     arrays = [tensor.numpy().astype(dtype) for tensor in (QUERY, KEY, VALUE)]

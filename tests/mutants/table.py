@@ -225,7 +225,7 @@ SCORES = [
 ENGINES = [
     Mutant(
         "engines/reference.py",
-        "tile = torch.where(unseen, torch.where(unseen.all(-1, keepdim=True), 0.0, -torch.inf), tile)",
+        "tile = tile.masked_fill(unseen, -torch.inf).masked_fill(unseen.all(-1, keepdim=True), 0.0)",
         "tile = tile * 1",
         "gradients of a query that sees nothing are NaN",
         "test_by_hand.py",

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from clearhead.base.arrays import to_tensor
 from clearhead.base.errors import ClearheadError, ShapeError
-from clearhead.base.shapes import Align, Sides, Sizes, part, placed
+from clearhead.base.shapes import Align, Sides, Sizes, one_or, part, placed
 from clearhead.base.steps import PAIRS, Step
 
 FAR = 2**40  # beyond any length; sums of such numbers do not overflow int64
@@ -46,7 +46,7 @@ def query_offset(sizes: Sizes, who: str) -> int | Tensor:
     """
     align = sizes.align
     if isinstance(align, Tensor):
-        if align.numel() not in (1, sizes.batch):
+        if not one_or(align.numel(), sizes.batch):
             raise ShapeError(
                 f"align has shape {tuple(align.shape)} and the batch is {sizes.batch}; expected ({sizes.batch},): the "
                 "position of query 0 of each sequence."

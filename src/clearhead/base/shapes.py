@@ -61,9 +61,14 @@ def unflatten(tensor: Tensor, dim: int, *sizes: int) -> Tensor:
     return result
 
 
+def one_or(n: int, size: int) -> bool:
+    """Whether a dimension is 1 or this size. The compiler's `in` does not compare its symbols with numbers."""
+    return n == 1 or n == size
+
+
 def broadcasts(shape: Sequence[int], to: Sequence[int]) -> bool:
     """Whether sizes, aligned on the last dimension, are 1 or those of `to`; further dimensions are not compared."""
-    return all(n in (1, size) for n, size in zip(shape[::-1], to[::-1], strict=False))
+    return all(one_or(n, size) for n, size in zip(shape[::-1], to[::-1], strict=False))
 
 
 def no_heads(sizes: Sizes) -> str:
@@ -171,11 +176,11 @@ def _heads(heads: dict[str, int], named: Mapping[str, Tensor]) -> tuple[int, int
     total = max(heads.values())
     key_heads = max(heads[n] for n in heads if n != "query")
     rows = {n: tuple(t.shape) for n, t in named.items()}
-    if any(heads[n] not in (1, key_heads) for n in heads if n != "query"):
+    if any(not one_or(heads[n], key_heads) for n in heads if n != "query"):
         raise ShapeError(
             "key and value disagree in their heads: the counts must be equal, or one of them 1.\n" + columns(rows, -3)
         )
-    if heads["query"] not in (1, total) or (total % key_heads if key_heads else total):
+    if not one_or(heads["query"], total) or (total % key_heads if key_heads else total):
         raise ShapeError(
             f"{heads['query']} query heads cannot share {key_heads} key heads: the key heads must divide the "
             f"query heads (grouped queries), or be as many, or 1.\n{columns(rows, -3)}\n"
@@ -307,7 +312,7 @@ def fit(tensor: Tensor, sizes: Sizes, name: str) -> Tensor:
             f"{name} has 3 dimensions and the inputs have heads: its first could be the batch or the heads.\n"
             f"{columns(rows)}\nPass {name}[:, None] for (B, 1, Lq, Lk), or {name}[None] for (1, H, Lq, Lk)."
         )
-    wrong = [-i for i in range(1, tensor.ndim + 1) if i > len(shown) or tensor.shape[-i] not in (1, shown[-i])]
+    wrong = [-i for i in range(1, tensor.ndim + 1) if i > len(shown) or not one_or(tensor.shape[-i], shown[-i])]
     if wrong:
         raise ShapeError(
             f"{name} has shape {tuple(tensor.shape)}, which does not broadcast to the scores (..., Lq, Lk).\n"

@@ -12,7 +12,7 @@ from clearhead.base.arrays import Integers
 from clearhead.base.errors import ClearheadError, ShapeError, columns
 from clearhead.base.positions import query_offset
 from clearhead.base.rules import ByPair, entry
-from clearhead.base.shapes import Sizes, heads_second, part, placed
+from clearhead.base.shapes import Sizes, heads_second, one_or, part, placed
 from clearhead.base.steps import Step, made
 from clearhead.base.tracing import empty_of_values, readable
 from clearhead.masks._read import as_tensor, check_lengths, derived, few_values, own, signature_of
@@ -161,7 +161,7 @@ class Documents(Mask):
         return [of_queries, of_keys, made(name, why, of_queries.eq(of_keys), PAIRS)]
 
     def lower(self, sizes: Sizes) -> Spans:
-        if self.ids.shape[-1] != sizes.keys or (self.ids.ndim == 2 and self.ids.shape[0] not in (1, sizes.batch)):
+        if self.ids.shape[-1] != sizes.keys or (self.ids.ndim == 2 and not one_or(self.ids.shape[0], sizes.batch)):
             raise ShapeError(
                 f"Documents: {'ids has' if self.edges is None else 'cu_k ends at'} {tuple(self.ids.shape)}; expected "
                 f"(Lk,) = ({sizes.keys},) or (B, Lk) = ({sizes.batch}, {sizes.keys}).\n"

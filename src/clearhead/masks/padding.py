@@ -10,7 +10,7 @@ from torch import Tensor
 from clearhead.base.arrays import Array, to_tensor
 from clearhead.base.errors import ClearheadError, ShapeError, columns
 from clearhead.base.rules import ByPair, entry
-from clearhead.base.shapes import Sizes, heads_second, part, placed
+from clearhead.base.shapes import Sizes, heads_second, one_or, part, placed
 from clearhead.base.steps import Step
 from clearhead.base.tracing import ensure, on_the_host, readable
 from clearhead.masks._read import derived, own
@@ -67,7 +67,7 @@ class Padding(Mask):
         return [Step(name, why, self.part(sizes, at), PAIRS)]
 
     def lower(self, sizes: Sizes) -> Spans:
-        if self.keep.shape[1] != sizes.keys or self.keep.shape[0] not in (1, sizes.batch):
+        if self.keep.shape[1] != sizes.keys or not one_or(self.keep.shape[0], sizes.batch):
             raise ShapeError(
                 f"Padding: keep has shape {tuple(self.keep.shape)}; expected (B, Lk) = "
                 f"({sizes.batch}, {sizes.keys}).\n"

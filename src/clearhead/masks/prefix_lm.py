@@ -10,7 +10,7 @@ import torch
 from clearhead.base.arrays import Integers
 from clearhead.base.errors import ShapeError, columns
 from clearhead.base.positions import positions, query_offset
-from clearhead.base.shapes import Sizes, part, placed
+from clearhead.base.shapes import Sizes, one_or, part, placed
 from clearhead.base.steps import Step, made
 from clearhead.base.tracing import readable
 from clearhead.masks._draw import LARGEST
@@ -79,7 +79,7 @@ class PrefixLM(Mask):
         return [rows, columns, lengths, made(name, why, (columns <= rows) | (columns < lengths), PAIRS)]
 
     def lower(self, sizes: Sizes) -> Spans:
-        if self.lengths.numel() not in (1, sizes.batch):
+        if not one_or(self.lengths.numel(), sizes.batch):
             raise ShapeError(
                 f"PrefixLM: lengths has shape {tuple(self.lengths.shape)}; expected (B,) = ({sizes.batch},).\n"
                 + columns(

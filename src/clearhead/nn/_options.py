@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from clearhead.base.arrays import check_float, to_tensor
 from clearhead.base.errors import ClearheadError, ShapeError, UnsupportedError
 from clearhead.base.numbers import check_number, check_positive
+from clearhead.base.shapes import one_or
 from clearhead.base.text import brief
 from clearhead.base.tracing import distributed
 from clearhead.biases.base import Bias
@@ -158,7 +159,7 @@ def as_factor(name: str, given: Any, heads: int, score: Score) -> float | Tensor
         return check_number(given, name) if name == "scale" else check_positive(given, name)
     factor = to_tensor(given, name)
     check_float(factor, name)
-    if tuple(factor.shape) not in ((), (1,), (heads,), (heads, 1, 1)):
+    if not any(tuple(factor.shape) == each for each in ((), (1,), (heads,), (heads, 1, 1))):
         raise ShapeError(f"{name} has shape {tuple(factor.shape)}; expected one number, or one a head, ({heads},).")
     if type(score) not in (Dot, Bilinear):
         where = "" if own is None else f" as the score's {own}"
@@ -193,7 +194,7 @@ def scaled(query: Tensor, factor: Tensor | None) -> Tensor:
     """Queries (B, H, L, E), times the numbers of `factors_of`."""
     if factor is None:
         return query
-    if len(factor) not in (1, query.shape[1]):
+    if not one_or(len(factor), query.shape[1]):
         raise ShapeError(
             f"scale and temperature hold {len(factor)} numbers, one for each head that the module was built with, "
             f"and the layers made {query.shape[1]} heads, {tuple(query.shape)}: cut them as the layers were."

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from clearhead.base.shapes import Sizes, unflatten
+from clearhead.base.shapes import Sizes, one_or, unflatten
 from clearhead.base.tracing import compiling, on_the_host, readable
 from clearhead.masks.base import Spans
 
@@ -68,7 +68,7 @@ def _covered(spans: Spans, sizes: Sizes) -> Tensor:
 
 def group(keys: Tensor, key_heads: int) -> Tensor:
     """Keys seen by some query of a group of heads, (B or 1, Hk or 1, Lk)."""
-    return keys if keys.shape[1] in (1, key_heads) else unflatten(keys, 1, key_heads, -1).any(2)
+    return keys if one_or(keys.shape[1], key_heads) else unflatten(keys, 1, key_heads, -1).any(2)
 
 
 def zero(tensor: Tensor, visible: Tensor, only_not_finite: bool = False) -> Tensor:
