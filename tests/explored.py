@@ -28,6 +28,15 @@ EXPLORED: dict[str, dict[str, Kept]] = {
         "test_export": ("True-False",),
         "test_opcheck": 0,
         "test_autocast_in_compiled_code": ("None",),
+        "test_a_number_that_changes_between_calls_of_compiled_code": ("None-scale",),
+        "test_numbers_of_a_score_that_was_made_outside_of_compiled_code": 0,
+    },
+    "test_bytes_of_masks.py": {
+        "test_compiled": ("aot_eager",),
+    },
+    "test_hidden_pairs.py": {
+        "test_in_compiled_code": ("dot",),
+        "test_a_row_of_nan_reaches_nothing_that_it_does_not_see": 4,
     },
     "test_contract.py": {
         "test_every_engine_equals_the_reference": 12,

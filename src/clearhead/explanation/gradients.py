@@ -42,7 +42,9 @@ def with_gradients(explanation: Explanation, given: Any) -> Explanation:
     grad = _given(given, last, explanation)
     found = [step for step in steps if step.value.requires_grad and not step.aside and step is not last]
     if not found:
-        raise ClearheadError("gradients: no input has one; pass inputs of a floating-point dtype.")
+        raise ClearheadError(
+            "gradients: no input has one; pass inputs of a floating-point dtype, as scores.astype(float)."
+        )
     with without_autocast(last.value.device):
         grads = torch.autograd.grad(last.value, [step.value for step in found], grad, allow_unused=True)
     why = (
