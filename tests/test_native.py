@@ -277,6 +277,17 @@ def test_importing_clearhead_loads_no_kernel():
     assert done.out.strip() == "False", done.errors
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("keys", [1, 7, 15, 16, 17])
+def test_a_query_that_is_nan_gives_nan_over_any_number_of_keys(keys, dtype):
+    """PyTorch's kernel gives 0 over fewer than 16."""
+    query, key, value = (draw(2, 3, length, 8, seed=length).to(dtype) for length in (4, keys, keys))
+    query[0, 1, 2] = torch.nan
+    expected = torch.zeros(2, 3, 4, 8, dtype=torch.bool)
+    expected[0, 1, 2] = True
+    assert torch.equal(ch.attention(query, key, value).isnan(), expected)
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_the_choice_in_low_precision_asks_what_the_cpu_has(dtype, monkeypatch):
     x = draw(2, 4, 128, 32).to(dtype)
