@@ -27,6 +27,13 @@ export function keepStrongest(strongest, weight, i, j) {
 }
 
 /**
+ * The pairs that are drawn: those with at least a hundredth of the largest weight, since a thinner line says nothing.
+ *
+ * @param {WeightedPair[]} strongest
+ */
+export const worthDrawing = (strongest) => strongest.filter(([weight]) => weight >= strongest[0][0] / 100);
+
+/**
  * The place where an arc meets a token: the token's box within `over`. A token out of sight has `off`, and a place at the
  * edge of its text.
  *

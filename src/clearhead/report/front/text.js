@@ -2,7 +2,7 @@
 
 import { draw, make } from "../../base/front/dom.js";
 import { grouped } from "../../base/front/numbers.js";
-import { drawArcs } from "./arcs.js";
+import { drawArcs, worthDrawing } from "./arcs.js";
 import { chosenOf, meanLook, oneLook, rangesOf } from "./chosen.js";
 import { Find } from "./find.js";
 import { isWeights } from "./meaning_words.js";
@@ -209,7 +209,7 @@ export class TextPane {
     const found = look !== null && tokens.length === 1 ? oneLook(look)
       : await meanLook(head, view, tokens, () => turn === this.turn);
     if (found === null || turn !== this.turn || head !== this.page.now.head) return;
-    this.shading = { view, tokens, ...found };
+    this.shading = { view, tokens, ...found, strongest: worthDrawing(found.strongest) };
     this.dressAll();
     this.say(preview);
     this.page.find("texts").dataset.shaded = rangesOf(tokens);
