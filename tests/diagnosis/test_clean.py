@@ -26,6 +26,26 @@ def test_normal_inputs(score, mask, lengths):
     assert clean(diagnosis), diagnosis
 
 
+class Learnt(ch.extend.Score):
+    """A score without a normal form, whose layer and tensor are in float32."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer, self.gain = torch.nn.Linear(8, 8), torch.ones(8)
+
+    def tile(self, query, key):
+        return (self.layer(query) * self.gain) @ key.mT
+
+
+@pytest.mark.parametrize("score", [Learnt, lambda: ch.Additive(8, 8, 4).then(lambda s, b, h, i, j: s * 2)])
+def test_a_score_with_parameters_is_computed_in_float64_too(score):
+    torch.manual_seed(0)
+    made = score()
+    diagnosis = ch.diagnose(*(torch.randn(1, 2, 9, 8) for _ in range(3)), score=made)
+    assert not diagnosis.errors
+    assert {p.dtype for p in made.parameters()} == {torch.float32}
+
+
 @pytest.mark.parametrize("bias", biases(), **named)
 @pytest.mark.parametrize("lengths", [(63, 63), (7, 63)], ids=str)
 def test_biases(bias, lengths):

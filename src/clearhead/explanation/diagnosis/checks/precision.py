@@ -89,7 +89,7 @@ def _in_float64(problem: Problem) -> Tensor:
     query, key = scores.query.double(), scores.key.double()
     if isinstance(scores, ByTile):
         doubled = frozen(scores.score, lambda t: t.detach().double() if t.is_floating_point() else t.detach().clone())
-        scores = scores._replace(query=query, key=key, score=as_score(doubled))
+        scores = scores._replace(query=query, key=key, score=as_score(doubled.double()))
     else:
         scores = scores._replace(query=query, key=key, weight=wide(scores.weight))
     if bias is not None:
