@@ -277,17 +277,6 @@ def test_importing_clearhead_loads_no_kernel():
     assert done.out.strip() == "False", done.errors
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
-@pytest.mark.parametrize("keys", [1, 7, 15, 16, 17])
-def test_a_query_that_is_nan_gives_nan_over_any_number_of_keys(keys, dtype):
-    """PyTorch's kernel gives 0 over fewer than 16."""
-    query, key, value = (draw(2, 3, length, 8, seed=length).to(dtype) for length in (4, keys, keys))
-    query[0, 1, 2] = torch.nan
-    expected = torch.zeros(2, 3, 4, 8, dtype=torch.bool)
-    expected[0, 1, 2] = True
-    assert torch.equal(ch.attention(query, key, value).isnan(), expected)
-
-
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_the_choice_in_low_precision_asks_what_the_cpu_has(dtype, monkeypatch):
     x = draw(2, 4, 128, 32).to(dtype)
@@ -297,9 +286,8 @@ def test_the_choice_in_low_precision_asks_what_the_cpu_has(dtype, monkeypatch):
         assert chosen() == engine
         for options in ({"sinks": torch.zeros(4, dtype=dtype)}, {"score": ch.Dot(softcap=5.0)}, {"mask": ch.Causal()}):
             assert chosen(**options) == "native"
-    small = x[:1, :, :16]
+    small = x[:, :, :8]
     assert ch.plan(small, small, small).engine == "sdpa"
-    assert ch.plan(small, small[:, :, :15], small[:, :, :15]).engine == "native"  # PyTorch's would lose a NaN
     # PyTorch's kernel takes 2 to 10 times as long for one query
     monkeypatch.setattr("clearhead.engines.native.engine.has_products_of", lambda _: False)
     key = draw(1, 4, 1000, 32).to(dtype)

@@ -27,7 +27,6 @@ FEW_QUERIES = 4  # up to this many, the kernel does not pack the keys: packing w
 FEW_PAIRS = 2**16  # below this many pairs, a call of PyTorch's own kernel takes less time in float32,
 FEW_UNPACKED = 2**13  # in float32 where the keys are not packed,
 FEW_IN_LOW = 2**11  # and in a lower precision
-LANES = 16  # over fewer keys than this, PyTorch's kernel gives 0 for a query that is NaN
 FEW_LARGEST = 64  # the kernel keeps the largest weights in a sorted list; more than these are found by a tournament
 TAME = 1e28  # values up to this size do not overflow, summed over 2³² keys
 
@@ -94,8 +93,6 @@ class Native(Engine):
             return []
         if not problem.plain or lowered.softcap is not None:
             return []  # PyTorch's kernel cannot take it, or has more work with it
-        if problem.sizes.keys < LANES and not compiling():
-            return []
         dtype = lowered.query.dtype
         if dtype is not torch.float32 and has_products_of(dtype):
             return [f"PyTorch's own kernel is faster in {dtype} on this CPU where nothing is masked"]
