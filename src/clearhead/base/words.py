@@ -23,9 +23,11 @@ def word_list(name: str, words: Any, sequence: Any = 0) -> list[str] | None:
     """
     if words is None:
         return None
-    ordered = not isinstance(words, str | bytes | set | frozenset | dict) and hasattr(words, "__iter__")
-    ids = ids_of(words)
-    found: list[Any] = list(words) if ordered and ids is None else []
+    ordered, ids = not isinstance(words, str | bytes | set | frozenset | dict), ids_of(words)
+    try:
+        found: list[Any] = list(words) if ordered and ids is None else []
+    except TypeError:  # it has no words
+        ordered, found = False, []
     if ids is not None:
         found = [list(map(str, row)) for row in ids.tolist()]
     if found and all(isinstance(row, list | tuple) for row in found):
