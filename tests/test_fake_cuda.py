@@ -46,7 +46,6 @@ WAITS = {
     "edits.ForceMask": (2, f"{EDITS}; {BLOCKS}"),
     "edits.Knockout": (3, f"{EDITS}; {BLOCKS}"),
     "reductions.Mass": (1, "a group below 0 is an error in words, and the largest says how many there are"),
-    "watch": (1, "a recording keeps the sums of what it holds, to find later writes that are not counted"),
 }
 
 

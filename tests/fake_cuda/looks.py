@@ -93,6 +93,7 @@ def cases(query, key, value, x):
         "Additive.from_concatenated": lambda: trained(score=ch.Additive.from_concatenated(wide, line), engine="tiled"),
         "DenseBias": lambda: trained(bias=ch.DenseBias(torch.zeros(1, HEADS, query.shape[2], 1, device="cuda"))),
         "check_shape": lambda: ch.check_shape(query, "B H L E"),
+        "Documents.from_position_ids": lambda: trained(mask=ch.Documents.from_position_ids([*range(query.shape[2])])),
         "Documents.from_lengths": lambda: trained(mask=ch.Documents.from_lengths([100, query.shape[2] - 100])),
         "Documents.from_cu_seqlens": lambda: trained(mask=ch.Documents.from_cu_seqlens([0, 100, query.shape[2]])),
         **{name: lambda module=module: module(x) for name, module in encodings.items()},
