@@ -84,9 +84,10 @@ def _near(owner: str, name: str, elsewhere: Iterable[str]) -> str | None:
     """The public name that an unknown name of the package is most like, of its own or of its namespaces."""
     from difflib import get_close_matches
 
-    places = [] if name.startswith("_") else [place for place in (owner, *elsewhere) if elsewhere]
+    if name.startswith("_") or not elsewhere:
+        return None
     plain: dict[str, str] = {}  # each name as it is compared, the first place that has it
-    for place in places:
+    for place in (owner, *elsewhere):
         for full in getattr(import_module(place), "__all__", ()):
             plain.setdefault(full.lower().replace("_", ""), f"{place}.{full}")
     asked = name.lower().replace("_", "")

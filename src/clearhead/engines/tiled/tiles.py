@@ -60,14 +60,14 @@ def exponentials(tile: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     maximum = tile.detach().amax(-1)
     blind = maximum == -torch.inf
     if torch.is_grad_enabled() and may_be_nan(maximum - maximum):
-        tile = apart(tile)
+        tile = unseen_apart(tile)
     maximum = maximum.masked_fill(blind, 0.0)
     above = tile - maximum.unsqueeze(-1)
     above = above.exp_() if in_place() else above.exp()
     return maximum, above, above.sum(-1).masked_fill(blind, 1.0), blind
 
 
-def apart(tile: Tensor) -> Tensor:
+def unseen_apart(tile: Tensor) -> Tensor:
     """The finished scores, where a score of −∞ has no gradient: in a row of NaN it would have one of NaN."""
     return tile.masked_fill(tile.detach() == -torch.inf, -torch.inf)
 

@@ -64,9 +64,8 @@ def _rolled(calls: Sequence[AttentionCall], flow: Tensor, residual: float) -> Te
         # the sum of each row: 0 where the query sees no key, and less than 1 with sinks
         total = (weights @ one).mean(1)[..., 0].unsqueeze(1)
         whole = residual + (1 - residual) * total
-        flow = flow / whole.masked_fill(
-            whole == 0, 1.0
-        )  # without a residual stream nothing reaches a query without keys
+        # without a residual stream nothing reaches a query that sees no key
+        flow = flow / whole.masked_fill(whole == 0, 1.0)
         # the gradient of A V in V is Aᵀ times the gradient of the output, so that no matrix is made
         with torch.enable_grad():
             value = flow.new_zeros(flow.shape[0], 1, flow.shape[-1], flow.shape[1]).requires_grad_()
