@@ -163,6 +163,15 @@ def _report(report: argparse.ArgumentParser) -> None:
     )
     report.add_argument("--heads", metavar="LIST", help="which heads to keep, such as 0-3,7,-1 (default: all)")
     report.add_argument(
+        "--layer",
+        metavar="L",
+        help="open the page on this layer, by number or name, such as 'decoder 1, cross' (default: the first layer "
+        "with --head; else the layer of the head that departs most from uniform attention)",
+    )
+    report.add_argument(
+        "--head", metavar="H", type=int, help="open the page on this head (default: with --layer the first head)"
+    )
+    report.add_argument(
         "--generate",
         metavar="N",
         type=int,
