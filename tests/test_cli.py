@@ -659,11 +659,22 @@ def test_an_explanation_in_a_file(kind, tmp_path, capsys):
     assert path.read_text() == (found.markdown() if kind == ".md" else found.script())
 
 
+@pytest.mark.parametrize("given", [["dot"], ["--text", "A word", "--from", "word"]])
+def test_the_title_and_the_digits_of_an_explanation(given, capsys):
+    status, out, err = run(capsys, "explain", *given, "--title", "For my class", "--digits", "2")
+    assert status == 0, err
+    assert out.splitlines()[0] == "For my class"
+    numbers = [word for word in out.split() if re.fullmatch(r"-?0\.[1-9]\d*", word)]
+    assert len(numbers) > 5 and all(len(number.split(".")[1]) == 2 for number in numbers)
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
         (["dots"], "no example is called 'dots'"),
         (["dot", "-o", "dot.docx"], "Pass a path that ends in .html, .md"),
+        (["dot", "--digits", "0"], "digits is 0; expected a whole number, 1 or more"),
+        (["dot", "--title", " "], "title is ' '; pass a text"),
         (["dot", "--text", "A word", "--from", "word"], "beside --text"),
         (["--text", "A word"], "--from is missing"),
         (["--text", " ", "--from", "word"], "the text is empty"),

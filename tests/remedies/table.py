@@ -1172,6 +1172,10 @@ class Later(ch.extend.Bias):
         ("title='Attention'", "torch.tensor('Attention' in watched().view(@)._repr_html_())", "torch.tensor(True)"),
     ),
     case(
+        "ch.explain(x, x, x, title=3)",
+        ("title='The first head'", "ch.explain(x, x, x, @)['output']", "plain(x, x, x)"),
+    ),
+    case(
         "watched(values=True)[0].explain(tokens=list('abc'))",
         (
             "one a position",

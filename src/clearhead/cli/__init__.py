@@ -204,6 +204,10 @@ def _explain(explain: argparse.ArgumentParser) -> None:
     explain.add_argument(
         "--target", metavar="TEXT", help="the text for the decoder of an encoder-decoder, as for report"
     )
+    explain.add_argument("--title", metavar="TEXT", help="the title of the explanation (default: what is computed)")
+    explain.add_argument(
+        "--digits", metavar="N", type=int, help="with how many digits numbers are written (default: 4)"
+    )
     _model(explain)
     explain.add_argument(
         "-o",

@@ -22,7 +22,7 @@ def run(options: argparse.Namespace) -> None:
     if options.text is not None:
         found = _of_text(options)
     elif options.example is not None:
-        found = example(options.example)
+        found = example(options.example, options.title, options.digits)
     else:
         print("\n".join(f"{name:16}{(make.__doc__ or '').splitlines()[0]}" for name, make in EXAMPLES.items()))
         print("Print one of them: clearhead explain NAME")
@@ -52,7 +52,7 @@ def _of_text(options: argparse.Namespace) -> Explanation:
     if read.said:
         print(f"In this call {read.said}: {quoted(read.answer or '') or 'no words'}")
     at = (0, options.head, query) if key is None else (0, options.head, query, key)
-    return call.explain(at, tokens=words, source_tokens=source)
+    return call.explain(at, tokens=words, source_tokens=source, title=options.title, digits=options.digits)
 
 
 def place(word: str, tokens: list[str], name: str) -> int:

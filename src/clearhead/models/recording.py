@@ -270,6 +270,8 @@ class Recording(Calls[AttentionCall]):
         sequence: int = 0,
         tokens: TokensLike | None = None,
         source_tokens: TokensLike | None = None,
+        title: str | None = None,
+        digits: int | None = None,
     ) -> Explanation:
         """Explain the weights of one query of one head, step by step: see `AttentionCall.explain`.
 
@@ -285,7 +287,7 @@ class Recording(Calls[AttentionCall]):
         of its module. `head`, `query`, `key`: numbers, slices, or lists with even steps. Query and key may be words of
         `tokens` that occur once; in cross attention the key is a word of `source_tokens`. With `key=None` the first key
         that the query may see is written out. `step`: of a generation, 0 for the prompt. `sequence`: its number in the
-        batch. `tokens`, `source_tokens`: as for `view`.
+        batch. `tokens`, `source_tokens`: as for `view`. `title`, `digits`: as for `clearhead.explain`.
         """
         call = self.calls[one_call(self.calls, layer, step, "explain")]
         own, source = _texts(call, tokens, source_tokens, sequence)
@@ -299,7 +301,7 @@ class Recording(Calls[AttentionCall]):
             as_index(one, size, f"explain: {name}")
             for (name, one), size in zip(at.items(), call.shape[1:], strict=False)
         ]
-        return call.explain((sequence, *chosen), tokens=own, source_tokens=source)
+        return call.explain((sequence, *chosen), tokens=own, source_tokens=source, title=title, digits=digits)
 
     def diagnose(self) -> Diagnosis:
         """Faults and risks of the calls: see `clearhead.diagnose`. Findings name the layer and the module, and the run,

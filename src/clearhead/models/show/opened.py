@@ -59,4 +59,5 @@ def opened_by(
         return None
     if not isinstance(opens, tuple | list) or len(opens) != 2:
         raise ClearheadError(f"opens is {brief(opens)}; pass a layer and a head, such as opens=(0, 1).")
-    return opened(calls, shown, heads, *opens, ("opens: the layer", "opens: the head"))
+    layer, head = opens
+    return opened(calls, shown, heads, layer, head, ("opens: the layer", "opens: the head"))
