@@ -51,6 +51,7 @@ def test_a_page_opens_simple_and_more_is_kept_in_the_address(cases: Any, open_re
     opened = open_report(layers_of(cases), simple=True)
     page = opened.page
     assert not is_whole(page) and page.locator("#start").is_visible() and part(opened, "all") is None
+    assert page.get_by_role("heading", level=2, name="All 5 heads").count() == 1  # for readers who hear the page
     page.locator("#all").focus()
     page.keyboard.press("Enter")
     opened.until("new URLSearchParams(location.hash.slice(1)).get('all')", "1")
