@@ -33,7 +33,7 @@ await build({ ...options, define, entryPoints: { widget: join(REPORT, "widget.js
 // The style of each page: a file for each pane, after the rules that all pages share. `outside` is around the element
 // of a report.
 const styles = {
-  report: [REPORT, "page", "heads", "text", "map", "compare", "colours", "lines", "pair", "tools"],
+  report: [REPORT, "page", "heads", "text", "map", "compare", "colours", "lines", "pair", "simple", "tools"],
   survey: [REPORT, "page", "heads", "examples", "survey"],
   outside: [REPORT, "outside"],
   explanation: [join(SOURCES, "explanation", "front"), "plain", "page"],

@@ -63,6 +63,22 @@ def test_names_patterns_and_heads_chosen(tmp_path, capsys):
     assert focused <= {"0", "1", "5"}
 
 
+@pytest.mark.parametrize(
+    ("arguments", "place"),
+    [
+        ("--layer 2 --head 9", (2, 9)),
+        ("--layer -1", (5, 0)),
+        ("--head 3 --layers 4,5", (0, 3)),
+        ("--layer encoder.layer.4.attention.self --head -1 --layers 3-4 --heads 2,11", (1, 1)),
+    ],
+)
+def test_the_page_opens_on_a_layer_and_a_head(arguments, place, tmp_path, capsys):
+    page = tmp_path / "page.html"
+    status, _, err = run(capsys, "report", "Two words.", *arguments.split(), "-o", page)
+    assert status == 0, err
+    assert tuple(meta_of(page)["opens"].values()) == place
+
+
 def test_two_texts_beside_each_other(tmp_path, capsys):
     page = tmp_path / "page.html"
     status, out, err = run(
@@ -459,6 +475,10 @@ ERRORS = {
     "a pattern of no module": (["x", "--layers", "*nowhere*"], ["*nowhere*", "encoder.layer.0"]),
     "nothing to generate": (["x", "--generate", "0"], ["--generate is 0"]),
     "an empty target": (["x", "--target", " "], ["the target is empty"]),
+    "a layer to open that is not there": (["x", "--layer", "9"], ["--layer", "no layer 9", "numbered from 0"]),
+    "a layer to open that is left out": (["x", "--layers", "2,4", "--layer", "3"], ["--layer: 3", "'L2', 'L4'"]),
+    "a head to open that is not there": (["x", "--layer", "1", "--head", "12"], ["--head is 12", "has 12 heads"]),
+    "a head to open that is left out": (["x", "--heads", "3-4", "--head", "0"], ["--head is 0", "heads 3, 4 alone"]),
     "layers in other digits": (["x", "--layers", "²"], ["²", "0,2,5-7"]),
 }
 
@@ -639,11 +659,22 @@ def test_an_explanation_in_a_file(kind, tmp_path, capsys):
     assert path.read_text() == (found.markdown() if kind == ".md" else found.script())
 
 
+@pytest.mark.parametrize("given", [["dot"], ["--text", "A word", "--from", "word"]])
+def test_the_title_and_the_digits_of_an_explanation(given, capsys):
+    status, out, err = run(capsys, "explain", *given, "--title", "For my class", "--digits", "2")
+    assert status == 0, err
+    assert out.splitlines()[0] == "For my class"
+    numbers = [word for word in out.split() if re.fullmatch(r"-?0\.[1-9]\d*", word)]
+    assert len(numbers) > 5 and all(len(number.split(".")[1]) == 2 for number in numbers)
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
         (["dots"], "no example is called 'dots'"),
         (["dot", "-o", "dot.docx"], "Pass a path that ends in .html, .md"),
+        (["dot", "--digits", "0"], "digits is 0; expected a whole number, 1 or more"),
+        (["dot", "--title", " "], "title is ' '; pass a text"),
         (["dot", "--text", "A word", "--from", "word"], "beside --text"),
         (["--text", "A word"], "--from is missing"),
         (["--text", " ", "--from", "word"], "the text is empty"),

@@ -291,9 +291,12 @@ ENTRIES: dict[str, Entry] = {
     "explain": E(
         "functions",
         lambda **given: ch.explain(**given)["output"],
-        QKV | OPTIONS | {"at": None, "tokens": list("abcde"), "source_tokens": list("vwxyz")},
+        QKV
+        | OPTIONS
+        | {"at": None, "tokens": list("abcde"), "source_tokens": list("vwxyz"), "title": "A title", "digits": 3},
         options(query=NAN, key=NAN, value=WIDER)
-        | {"at": ABSENT | {"negative": "else"}, "tokens": ABSENT, "source_tokens": ABSENT},
+        | {"at": ABSENT | {"negative": "else"}, "tokens": ABSENT, "source_tokens": ABSENT}
+        | {"title": ABSENT | {"str": "same"}, "digits": ABSENT},
         ("query", "key", "value"),
         NAN,
     ),

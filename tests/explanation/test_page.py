@@ -9,8 +9,8 @@ from drawn import draw
 from opened_page import all_numbers, cell, edit, numbers, same, small
 
 import clearhead as ch
+from clearhead.base.formulas import number, with_digits
 from clearhead.base.shapes import Sizes
-from clearhead.base.steps import number
 from clearhead.testing import masks, scores
 
 NAMED = {score.__name__: score for score in scores()}
@@ -163,12 +163,14 @@ def test_of_a_long_call_the_page_shows_a_part_with_places_of_the_whole(show):
         assert opened.page.locator("#written").inner_text().startswith(step)
 
 
-def test_numbers_are_printed_as_python_prints_them(show):
+@pytest.mark.parametrize("digits", [1, 4, 9, 15])
+def test_numbers_are_printed_as_python_prints_them(show, digits):
     found = [k / 32 for k in range(-9, 9)] + [12345.0, 12355.0, -1e4, 9999.99995, 0.001, 9.9995e-4, 2e-7, 1e30, -0.0]
     query = torch.tensor([found], dtype=torch.float64)
-    opened = show(ch.explain(query, query[[0, 0]] * 0, query[[0, 0]] * 0))
+    opened = show(ch.explain(query, query[[0, 0]] * 0, query[[0, 0]] * 0, digits=digits))
     written = sentences(opened, [("query", [0, 0, 0, n]) for n in range(len(found))])
-    assert [sentence.split(" = ")[1] for sentence in written] == [number(x) for x in found]
+    with with_digits(digits):
+        assert [sentence.split(" = ")[1] for sentence in written] == [number(x) for x in found]
 
 
 def sentences(opened, asked):

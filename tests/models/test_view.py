@@ -63,6 +63,28 @@ def test_all_layers_and_a_file(seen, tmp_path):
 
 
 @pytest.mark.parametrize(
+    ("opens", "chosen", "place"),
+    [
+        ((1, 2), {}, (1, 2)),
+        (("second", -1), {}, (1, 2)),
+        (("L0", 1), {"layer": [1, 0]}, (0, 1)),
+        ((1, 2), {"layer": 1}, (0, 2)),
+        ((1, 0), {"layer": "second", "heads": [2, 0]}, (0, 1)),
+    ],
+)
+def test_the_page_opens_on_a_head(seen, opens, chosen, place):
+    page = seen.view(**chosen, opens=opens).page
+    assert tuple(page.meta()["opens"].values()) == place
+    assert seen.view(**chosen).page.meta()["opens"] is None
+    (layer,) = (one for one in page.meta()["layers"] if one["label"] == ("L0" if opens[0] == "L0" else "L1"))
+    assert page.meta()["layers"][place[0]] == layer and layer["heads"][place[1]]["number"] == opens[1] % 3
+
+
+def test_a_page_of_two_recordings_opens_on_a_head(seen):
+    assert seen.view(beside=seen, tokens=WORDS, opens=(1, 1)).page.meta()["opens"] == {"layer": 1, "head": 1}
+
+
+@pytest.mark.parametrize(
     ("words", "given"),
     [
         ("there is no layer 'third'", {"layer": "third"}),
@@ -72,6 +94,16 @@ def test_all_layers_and_a_file(seen, tmp_path):
         ("height", {"height": 0}),
         ("title", {"title": 3}),
         ("tokens", {"tokens": ["a"]}),
+        (r"opens is 2; pass a layer and a head, such as opens=\(0, 1\)", {"opens": 2}),
+        ("opens: the layer: there is no layer 2", {"opens": (2, 0)}),
+        ("opens: the layer: 0 is not on the page; pass one .* of 'L1'", {"layer": 1, "opens": (0, 0)}),
+        (r"'\*' is on 2 layers of the page; pass one .* of 'L0', 'L1'", {"opens": ("*", 0)}),
+        ("opens: the head is 3, and second has 3 heads, numbered from 0", {"opens": (1, 3)}),
+        ("opens: the head is True; expected the number of one head, 0 to 2", {"opens": (1, True)}),
+        (
+            "opens: the head is 0, and the page shows of second the heads 2, 1",
+            {"layer": 1, "heads": [2, 1], "opens": (1, 0)},
+        ),
     ],
 )
 def test_bad_input_is_one_clear_error(seen, words, given):

@@ -127,7 +127,10 @@ def test_in_jupyterlab(lab, seen, browser: Windows):
     torch.testing.assert_close(torch.tensor(said), weights.sort(descending=True).values[: len(said)], atol=6e-4, rtol=0)
     assert int(pair) == int(weights.argmax()) and len(page.workers) > 0
 
-    # its keys are its own: b compares, and adds no cell
+    # its keys are its own: m shows the whole page and makes no Markdown, b compares, and adds no cell
+    root.locator(".token").first.focus()
+    page.keyboard.press("m")
+    root.locator(".head[tabindex='0']").wait_for()
     root.locator(".head[tabindex='0']").focus()
     page.keyboard.press("a")
     page.keyboard.press("ArrowLeft")

@@ -1001,6 +1001,40 @@ class Later(ch.extend.Bias):
         ),
     ),
     case(
+        "watched().view(opens=3)",
+        (
+            "opens=(0, 1)",
+            "torch.tensor(list(watched().view(@).page.meta()['opens'].values()))",
+            "torch.tensor([0, 1])",
+        ),
+    ),
+    case(
+        "watched().view(opens=(0, [0, 1]))",
+        (
+            "one head, 0 to 1",
+            "torch.tensor(list(watched().view(opens=(0, 1)).page.meta()['opens'].values())) # @",
+            "torch.tensor([0, 1])",
+        ),
+    ),
+    case(
+        "watched().view(layer=0, heads=[1], opens=(0, 0))",
+        (
+            "the heads 1 alone; pass one of these",
+            "torch.tensor(watched().view(layer=0, heads=[1], opens=(0, 1)).page.meta()['opens']['head']) # @",
+            "torch.tensor(0)",
+        ),
+    ),
+    case(
+        "of_two(1, opens=(0, 1))",
+        (
+            "'L1'",
+            "torch.tensor(list(of_two(1, opens=(@, 1)).page.meta()['opens'].values()))",
+            "torch.tensor([0, 1])",
+        ),
+        setup="def of_two(layer, **options):\n    model = torch.nn.Sequential(Block(), Block())\n"
+        "    with ch.watch(model) as seen:\n        model(q)\n    return seen.view(layer, **options)",
+    ),
+    case(
         "watched().view(layer=0, heads=[])",
         (
             "None for all",
@@ -1136,6 +1170,10 @@ class Later(ch.extend.Bias):
     case(
         "watched().view(title=3)",
         ("title='Attention'", "torch.tensor('Attention' in watched().view(@)._repr_html_())", "torch.tensor(True)"),
+    ),
+    case(
+        "ch.explain(x, x, x, title=3)",
+        ("title='The first head'", "ch.explain(x, x, x, @)['output']", "plain(x, x, x)"),
     ),
     case(
         "watched(values=True)[0].explain(tokens=list('abc'))",

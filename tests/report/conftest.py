@@ -120,7 +120,10 @@ class Report(Opened):
 
 @pytest.fixture
 def open_report(browser: Windows, tmp_path: Path) -> Iterator[Callable[..., Report]]:
-    """`open_report(layers, hash="", wait=True, html=None, **context)` opens a report from disk, or an `address`."""
+    """`open_report(layers, hash="", wait=True, html=None, **context)` opens a report from disk, or an `address`.
+
+    The whole page is opened; with `simple=True` the page opens as it does for a reader.
+    """
     everything: list[Report] = []
 
     def open_one(
@@ -130,11 +133,14 @@ def open_report(browser: Windows, tmp_path: Path) -> Iterator[Callable[..., Repo
         html: str | None = None,
         init: str | None = None,
         address: str | None = None,
+        simple: bool = False,
         **context_options: Any,
     ) -> Report:
         path = tmp_path / f"report{len(everything)}.html"
         if address is None:
             path.write_text(html or render(layers, "A report"), encoding="utf-8")
+        if not simple and "all=" not in hash:
+            hash = f"{hash or '#'}&all=1"
         opened = browser.open(address or path, Report, hash, init, **context_options)
         everything.append(opened)
         if wait:

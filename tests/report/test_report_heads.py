@@ -268,15 +268,15 @@ def test_a_filter_dims_the_others_and_counts(html: str, make_case: Make, open_re
 def test_pins_stand_in_the_address_and_back_takes_them_away(html: str, open_report: Make) -> None:
     opened = open_report([], "#layer=0&head=1&token=2&pins=2.0_1.1_9.9_x", html=html)
     page = opened.page
-    opened.until("location.hash", "#layer=0&head=1&token=2&pins=2.0_1.1")
+    opened.until("location.hash", "#layer=0&head=1&token=2&pins=2.0_1.1&all=1")
     assert [chip.replace("×", "").strip() for chip in page.locator(".pin").all_inner_texts()] == ["L2H0", "L1H1"]
     page.click("#pin")
-    opened.until("location.hash", "#layer=0&head=1&token=2&pins=2.0_1.1_0.1")
+    opened.until("location.hash", "#layer=0&head=1&token=2&pins=2.0_1.1_0.1&all=1")
     assert page.inner_text("#pin") == "Unpin L0H1" and page.locator(".head.pinned").count() == 3
     page.get_by_label("unpin L1H1").click()
-    opened.until("location.hash", "#layer=0&head=1&token=2&pins=2.0_0.1")
+    opened.until("location.hash", "#layer=0&head=1&token=2&pins=2.0_0.1&all=1")
     page.evaluate("history.back()")
-    opened.until("location.hash", "#layer=0&head=1&token=2&pins=2.0_1.1_0.1")
+    opened.until("location.hash", "#layer=0&head=1&token=2&pins=2.0_1.1_0.1&all=1")
     assert page.locator(".pin").count() == 3
     page.get_by_role("button", name="L2H0", exact=True).click()
     opened.until(f"{SHOWN}.slice(0, 4)", "2/0/")

@@ -71,7 +71,7 @@ def test_cells_of_several_pairs(make_case: Make, open_report: Make, mask: str) -
     opened = open_report([case.layer], viewport={"width": 330, "height": 520})
     page = opened.page
     for scale, mean in product(("log", "uniform"), (False, True)):
-        page.evaluate(f"location.hash = '#scale={scale}{'&pool=mean' if mean else ''}'")
+        page.evaluate(f"location.hash = '#scale={scale}{'&pool=mean' if mean else ''}&all=1'")
         opened.until(f"{MAP}.mean === {str(mean).lower()} && {MAP}.relative === {str(scale == 'uniform').lower()}")
         drawn(opened)
         shown = page.evaluate(MAP)

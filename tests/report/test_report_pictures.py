@@ -39,7 +39,7 @@ def test_the_picture_in_the_readme_is_of_this_page(
         model(**inputs)
     words = tokenizer.convert_ids_to_tokens(inputs["input_ids"][0].tolist())
     html = seen.view(tokens=words, title="A paragraph").write(tmp_path / "page.html").read_text(encoding="utf-8")
-    page = open_report([], "#arcs=1", html=html, viewport={"width": 1400, "height": 1000}).page
+    page = open_report([], "#layer=2&head=9", simple=True, html=html, viewport={"width": 1400, "height": 1000}).page
     check(page, ROOT / "docs" / "report.png", (1400, 1000), pytestconfig)
 
 

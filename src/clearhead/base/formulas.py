@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from fractions import Fraction
+from functools import cache
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+DIGITS: ContextVar[int] = ContextVar("digits", default=4)  # of each number that is written: see `number`
 TERMS = 6  # the most terms of a sum that are written out
 LETTERS = {"B": "b", "H": "h", "Lq": "i", "Lk": "j", "L": "p", "Ek": "e", "Ev": "e", "in": "d", "E": "d", "Eq": "d"}
 
@@ -179,11 +183,27 @@ def numeral(x: Tensor | float | str) -> Text:
     return Text(SUM if text.startswith("-") else ATOM, text)
 
 
+@contextmanager
+def with_digits(count: int) -> Iterator[None]:
+    """Numbers that are written meanwhile have so many digits."""
+    before = DIGITS.set(count)
+    try:
+        yield
+    finally:
+        DIGITS.reset(before)
+
+
+@cache
+def _limits(count: int) -> tuple[float, ...]:
+    """The least sizes that are rounded up to 0.1, 0.01 and 0.001 with so many digits: 0.099995, … with four."""
+    return tuple(float(f"0.{'0' * zeros}{'9' * count}5") for zeros in (1, 2, 3))
+
+
 def number(x: float | Tensor) -> str:
     """A number, or a tensor of one, as every table and sum shows it: four digits after the point, but whole numbers.
 
     Below 0.1, and far from 1, it has four significant digits, so that a reader can follow a sum. A number that is
-    rounded up to 0.1 is shown as 0.1 is.
+    rounded up to 0.1 is shown as 0.1 is. `with_digits` makes them another number of digits than four.
 
     >>> from clearhead.base.formulas import number
     >>> number(0.5), number(-1234567.0), number(2e-7), number(float("-inf")), number(3.0), number(-0.00123456)
@@ -200,8 +220,10 @@ def number(x: float | Tensor) -> str:
     size = abs(x)
     if x == round(x) and size < 1e4:
         return f"{x:.0f}"
-    digits = 4 if size >= 0.099995 else 5 if size >= 0.0099995 else 6
-    return f"{x:.{digits}f}" if 0.00099995 <= size < 1e4 else f"{x:.3e}"
+    count = DIGITS.get()
+    tenth, hundredth, thousandth = _limits(count)
+    places = count if size >= tenth else count + 1 if size >= hundredth else count + 2
+    return f"{x:.{places}f}" if thousandth <= size < 1e4 else f"{x:.{count - 1}e}"
 
 
 def infix(sign: str, binds: int, left: int, right: int) -> Callable[[Text, Text], Text]:

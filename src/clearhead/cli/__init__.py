@@ -163,6 +163,15 @@ def _report(report: argparse.ArgumentParser) -> None:
     )
     report.add_argument("--heads", metavar="LIST", help="which heads to keep, such as 0-3,7,-1 (default: all)")
     report.add_argument(
+        "--layer",
+        metavar="L",
+        help="open the page on this layer, by number or name, such as 'decoder 1, cross' (default: the first layer "
+        "with --head; else the layer of the head that departs most from uniform attention)",
+    )
+    report.add_argument(
+        "--head", metavar="H", type=int, help="open the page on this head (default: with --layer the first head)"
+    )
+    report.add_argument(
         "--generate",
         metavar="N",
         type=int,
@@ -194,6 +203,10 @@ def _explain(explain: argparse.ArgumentParser) -> None:
     explain.add_argument("--to", dest="key", metavar="WORD", help="the word that it looks at (default: any)")
     explain.add_argument(
         "--target", metavar="TEXT", help="the text for the decoder of an encoder-decoder, as for report"
+    )
+    explain.add_argument("--title", metavar="TEXT", help="the title of the explanation (default: what is computed)")
+    explain.add_argument(
+        "--digits", metavar="N", type=int, help="with how many digits numbers are written (default: 4)"
     )
     _model(explain)
     explain.add_argument(

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import re
 
 from clearhead.base.errors import ClearheadError, require
 from clearhead.base.text import printable
 from clearhead.base.written import ending_of
-from clearhead.cli.texts import check_outputs, checked, model_of, quoted, watched
+from clearhead.cli.texts import check_outputs, checked, layer_of, model_of, quoted, watched
 from clearhead.explanation.examples import EXAMPLES, example
 from clearhead.explanation.explanation import ENDINGS, WHAT, Explanation
 from clearhead.models.calls import one_call
@@ -23,7 +22,7 @@ def run(options: argparse.Namespace) -> None:
     if options.text is not None:
         found = _of_text(options)
     elif options.example is not None:
-        found = example(options.example)
+        found = example(options.example, options.title, options.digits)
     else:
         print("\n".join(f"{name:16}{(make.__doc__ or '').splitlines()[0]}" for name, make in EXAMPLES.items()))
         print("Print one of them: clearhead explain NAME")
@@ -45,8 +44,7 @@ def _of_text(options: argparse.Namespace) -> Explanation:
     target = None if options.target is None else checked(options.target, "the target")
     model, tokenizer, _ = model_of(options, None if target is None else False)
     read = watched(model, tokenizer, text, target=target, values=True)
-    layer = int(options.layer) if re.fullmatch("-?[0-9]{1,9}", options.layer, re.ASCII) else options.layer
-    number = one_call(read.recording.calls, layer, options.step, "explain --layer")
+    number = one_call(read.recording.calls, layer_of(options.layer), options.step, "explain --layer")
     call = read.recording.calls[number]
     words, source = read.of(call)
     query = place(options.query, words, "--from")
@@ -54,7 +52,7 @@ def _of_text(options: argparse.Namespace) -> Explanation:
     if read.said:
         print(f"In this call {read.said}: {quoted(read.answer or '') or 'no words'}")
     at = (0, options.head, query) if key is None else (0, options.head, query, key)
-    return call.explain(at, tokens=words, source_tokens=source)
+    return call.explain(at, tokens=words, source_tokens=source, title=options.title, digits=options.digits)
 
 
 def place(word: str, tokens: list[str], name: str) -> int:

@@ -12,10 +12,11 @@ import numpy as np
 from clearhead.base.errors import ClearheadError, human_bytes, require
 from clearhead.base.selected import numbers_of
 from clearhead.base.text import printable
-from clearhead.cli.texts import Read, check_outputs, checked, model_of, quoted, text_of, watched
+from clearhead.cli.texts import Read, check_outputs, checked, layer_of, model_of, quoted, text_of, watched
 from clearhead.models.attention_call import AttentionCall
 from clearhead.models.calls import chosen_calls
 from clearhead.models.show.beside import Beside
+from clearhead.models.show.opened import opened
 from clearhead.models.show.paged import Paged
 from clearhead.report.layer import Layer, LeftOut, of_heads
 
@@ -98,6 +99,10 @@ def run(options: argparse.Namespace) -> None:
     calls = read.recording.calls
     chosen = _calls_of(calls, options.layers)
     heads = [_chosen_heads(options.heads, calls[i].query.shape[1], calls[i].name) for i in chosen]
+    opens = None
+    if options.layer is not None or options.head is not None:
+        layer = None if options.layer is None else layer_of(options.layer)
+        opens = opened(calls, chosen, heads, layer, options.head, ("--layer", "--head"))
     both = [read]
     if options.beside is not None:
         both.append(watched(model, tokenizer, checked(options.beside, "--beside"), options.generate, target))
@@ -106,6 +111,8 @@ def run(options: argparse.Namespace) -> None:
     name = "all-MiniLM-L6-v2" if options.model is None else folder.resolve().name
     title = f"Attention of {type(model).__name__} ({name})" + (f": {read.said}" if read.said else "")
     page = shown.page(_layers(console, shown, chosen, heads, rows), title)
+    if opens is not None:
+        page.open_on(*opens)
     for each in both:
         if each.spelled:
             page.spell(each.source or each.words, each.spelled)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import re
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -110,6 +111,11 @@ def text_of(options: argparse.Namespace) -> str:
         if sys.stdin is None:
             raise OSError("it is closed")
         return checked(sys.stdin.buffer.read().decode("utf-8-sig"))
+
+
+def layer_of(option: str) -> int | str:
+    """The layer that an option names: a number, or a name."""
+    return int(option) if re.fullmatch("-?[0-9]{1,9}", option, re.ASCII) else option
 
 
 def checked(text: str, name: str = "the text") -> str:

@@ -14,9 +14,10 @@ from clearhead.explanation.document import Document
 NUMBERS = 20_000  # the most numbers that the inputs of a script hold
 
 HEAD = """\
+# {title}
 import torch
 
-torch.set_printoptions(precision=4, sci_mode=False, linewidth=120)
+torch.set_printoptions(precision={digits}, sci_mode=False, linewidth=120)
 inf, nan = float("inf"), float("nan")
 """
 
@@ -31,7 +32,7 @@ def render(document: Document) -> str:
             "Explain a smaller example: a script cannot leave out keys, since the softmax needs all of them."
         )
     follows = any("torch.autograd.grad" in step.code for step in steps)
-    lines = [HEAD]
+    lines = [HEAD.format(title=_comment(document.title), digits=document.digits)]
     for section in document.sections:
         lines.append(f"# {_comment(section.title)}")
         for step in (entry.step for entry in section.entries):

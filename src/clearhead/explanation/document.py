@@ -177,6 +177,7 @@ class Document:
     title: str
     parts: tuple[Part, ...]
     shown: Shown
+    digits: int
 
     @property
     def notes(self) -> list[str]:

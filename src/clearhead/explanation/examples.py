@@ -11,7 +11,7 @@ from clearhead.base.errors import ClearheadError
 from clearhead.base.shapes import Sizes
 from clearhead.base.steps import Step, made
 from clearhead.explanation.explain import explain
-from clearhead.explanation.explanation import Explanation, Part, settled
+from clearhead.explanation.explanation import Explanation, Part, shown_as
 from clearhead.explanation.inputs import letters
 from clearhead.explanation.of_problem import explain_softmax
 from clearhead.explanation.shown import Shown
@@ -79,12 +79,12 @@ def _merged(one: list[Step], two: list[Step], scores: Step, value: Step) -> list
     return [maximum, *shares, output, made("at_once", why, scores.softmax(-1) @ value)]
 
 
-def example(name: str) -> Explanation:
-    """A built-in example's explanation, by its name: see `EXAMPLES`."""
+def example(name: str, title: str | None = None, digits: int | None = None) -> Explanation:
+    """A built-in example's explanation, by its name: see `EXAMPLES`. `title`, `digits`: as for `explain`."""
     if name not in EXAMPLES:
         raise ClearheadError(f"no example is called {name!r:.60}; the examples are {', '.join(EXAMPLES)}.")
     with torch.device("cpu"):
-        return settled(EXAMPLES[name]())
+        return shown_as(EXAMPLES[name], title, digits)
 
 
 def _numbers(*rows: object) -> Tensor:

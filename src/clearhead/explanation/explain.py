@@ -27,7 +27,7 @@ from clearhead.base.positions import check_align
 from clearhead.base.shapes import AlignLike
 from clearhead.base.tracing import readable, without_autocast
 from clearhead.biases.base import BiasLike
-from clearhead.explanation.explanation import Explanation, settled
+from clearhead.explanation.explanation import Explanation, shown_as
 from clearhead.explanation.gradients import leaves, with_gradients
 from clearhead.explanation.inputs import drawn
 from clearhead.explanation.modules.captured import captured
@@ -72,6 +72,8 @@ def explain(
     tokens: Words = None,
     source_tokens: Words = None,
     gradients: Gradients = False,
+    title: str | None = None,
+    digits: int | None = None,
     **options: Unpack[Options],
 ) -> Explanation: ...
 
@@ -87,6 +89,8 @@ def explain(
     tokens: Words = None,
     source_tokens: Words = None,
     gradients: Gradients = False,
+    title: str | None = None,
+    digits: int | None = None,
 ) -> Explanation: ...
 
 
@@ -98,6 +102,8 @@ def explain(
     tokens: Words = None,
     source_tokens: Words = None,
     gradients: Gradients = False,
+    title: str | None = None,
+    digits: int | None = None,
     **keywords: object,
 ) -> Explanation: ...
 
@@ -108,6 +114,8 @@ def explain(
     tokens: Words = None,
     source_tokens: Words = None,
     gradients: Any = False,
+    title: Any = None,
+    digits: Any = None,
     **options: Any,
 ) -> Explanation:
     """Explain how attention computes its output, step by step: formulas, shapes, numbers, and reasons.
@@ -143,6 +151,8 @@ def explain(
     `source_tokens`, and where there are as many keys as queries, the keys have the words of the queries.
     `gradients`: True for a gradient of ones, or the gradient of the last step, of its shape. Then one more part shows
     the gradient of each step, back to the inputs; the gradient of padding is 0.
+    `title`: of the explanation in every form; None names the computation. `digits`: with how many digits numbers are
+    written, 1 to 15: after the point, and in all below 0.1 and in powers of ten; None is 4. No number changes.
     Formula: output_i = Σ_j softmax_j(score(query_i, key_j)) value_j, one step at a time, by the functions that the
     engine `tiled` is made of.
     Returns an `Explanation`; print it. Its numbers are detached, and float32, or float64 for inputs of float64; NumPy
@@ -156,12 +166,16 @@ def explain(
     numpy = isinstance(first, np.ndarray | list | tuple)
     if gradients is None or gradients is False:
         with torch.no_grad():
-            return settled(replace(_explained(inputs, options, asked), numpy=numpy))
+            return shown_as(lambda: replace(_explained(inputs, options, asked), numpy=numpy), title, digits)
     with torch.inference_mode(False), torch.enable_grad():
         given = leaves([*inputs, *options.values()])
         options = dict(zip(options, given[len(inputs) :], strict=True))
-        found = with_gradients(_explained(tuple(given[: len(inputs)]), options, asked), gradients)
-        return settled(replace(found, numpy=numpy))
+
+        def followed() -> Explanation:
+            found = with_gradients(_explained(tuple(given[: len(inputs)]), options, asked), gradients)
+            return replace(found, numpy=numpy)
+
+        return shown_as(followed, title, digits)
 
 
 def _explained(inputs: tuple[Any, ...], options: dict[str, Any], at: Asked) -> Explanation:

@@ -6,17 +6,18 @@ import json
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
 from clearhead.base.arrays import Array
 from clearhead.base.errors import ClearheadError, require
+from clearhead.base.formulas import DIGITS, with_digits
 from clearhead.base.numbers import check_count
 from clearhead.base.pages import Frame, write_page
 from clearhead.base.renamed import refuse
 from clearhead.base.steps import Step
-from clearhead.base.text import said
+from clearhead.base.text import brief, said
 from clearhead.base.written import check_writable, ending_of, replacing
 from clearhead.explanation import as_markup, as_plot, as_script, as_text
 from clearhead.explanation.document import Document, at_pair
@@ -26,6 +27,9 @@ from clearhead.explanation.shown import Shown
 
 if TYPE_CHECKING:
     from clearhead.base.pictures import Axes
+
+T = TypeVar("T")
+MOST_DIGITS = 15  # a float64 has no more
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,8 +46,9 @@ class Explanation:
     ['query', 'key', 'value', 'products']
 
     It shares no memory with the inputs, and can be copied and pickled. Its fields are `title`; `parts`, each with a
-    `title`, its `steps` and the text that is `drawn` before them; `shown`, the part of the call that is explained; and
-    `numpy`, whether the inputs were NumPy arrays, and so the results of steps are.
+    `title`, its `steps` and the text that is `drawn` before them; `shown`, the part of the call that is explained;
+    `numpy`, whether the inputs were NumPy arrays, and so the results of steps are; and `digits`, with how many
+    digits numbers are written: after the point, and in all below 0.1 and in powers of ten.
     `print(explanation)` shows it within 80 columns; `.html()` is a page that also computes with other inputs;
     `.script()`, `.markdown()` and `.to_dict()` give the same steps as a program, as Markdown, and as plain numbers;
     `.write(path)` makes a file of any of these. A notebook shows the steps as tables, and with `.frame()`
@@ -54,6 +59,7 @@ class Explanation:
     parts: tuple[Part, ...]
     shown: Shown
     numpy: bool = False
+    digits: int = 4
 
     @property
     def steps(self) -> tuple[Step, ...]:
@@ -63,7 +69,12 @@ class Explanation:
     @property
     def document(self) -> Document:
         """The content that each way to show the explanation prints."""
-        return Document(self.title, self.parts, self.shown)
+        return Document(self.title, self.parts, self.shown, self.digits)
+
+    def _printed(self, printed: Callable[[Document], T]) -> T:
+        """What prints the document, with its digits."""
+        with with_digits(self.digits):
+            return printed(self.document)
 
     def __getitem__(self, name: str) -> Array:
         """The result of the step of this name, with as many leading dimensions as the inputs have."""
@@ -78,7 +89,7 @@ class Explanation:
         raise ClearheadError(f"no step is called {name!r:.60}; the steps are {known}.")
 
     def __str__(self) -> str:
-        return said(self, lambda: as_text.render(self.document))
+        return said(self, lambda: self._printed(as_text.render))
 
     __repr__ = __str__
 
@@ -86,12 +97,12 @@ class Explanation:
         """The text for `rich`'s print and console: headings and formulas are bold, numbers plain, reasons dim."""
         text = require("rich.text", "terminal", "a terminal's styles").Text
         styles = {"title": "bold", "formula": "bold", "text": "dim", "numbers": ""}
-        every = as_text.lines(self.document)
+        every = self._printed(lambda document: list(as_text.lines(document)))
         return text("\n").join(text(line, styles[kind]) for kind, line in every)
 
     def markdown(self) -> str:
         """The explanation as Markdown: one heading per part, one table per step. Words of the inputs are escaped."""
-        return as_markup.markdown(self.document)
+        return self._printed(as_markup.markdown)
 
     def html(self, path: None = None) -> str:
         """One self-contained page that shows the steps, and computes them again when an input is changed.
@@ -100,7 +111,7 @@ class Explanation:
         """
         if path is not None:
             refuse("Explanation.html", {"path": path})
-        return render_page(self.document)
+        return self._printed(render_page)
 
     def frame(self, height: int = 640) -> Frame:
         """The page inside a notebook: numbers are changed there, and all steps follow.
@@ -141,14 +152,14 @@ class Explanation:
         return Path(path)
 
     def _repr_html_(self) -> str:
-        return said(self, lambda: as_markup.html(self.document))
+        return said(self, lambda: self._printed(as_markup.html))
 
     def script(self) -> str:
         """A short program in plain PyTorch that computes the same steps from the inputs' numbers, and prints them.
 
         Raises a `ClearheadError` where the inputs hold more than 20,000 numbers.
         """
-        return as_script.render(self.document)
+        return self._printed(as_script.render)
 
     def plot(self, name: str = "weights", ax: Axes | None = None) -> Axes | np.ndarray:
         """Draw a step with matplotlib: "scores", "weights", "output", … Returns the axes, an array of them for several.
@@ -161,7 +172,7 @@ class Explanation:
 
     def to_dict(self) -> dict[str, object]:
         """The explanation as plain numbers and text, which `json.dumps` takes. NaN and infinities are text."""
-        return self.document.record
+        return self._printed(lambda document: document.record)
 
 
 TEXTS: dict[str, Callable[[Explanation], str]] = {
@@ -183,6 +194,16 @@ class Said:
 
     def __call__(self, at: tuple[int, ...]) -> str:
         return self.text
+
+
+def shown_as(make: Callable[[], Explanation], title: Any, digits: Any) -> Explanation:
+    """The settled explanation that `make` gives, under this title, or its own where it is None; `digits`: its field."""
+    if title is not None and (not isinstance(title, str) or not title.strip()):
+        raise ClearheadError(f"title is {brief(title)}; pass a text, such as title='The first head'.")
+    count = DIGITS.get() if digits is None else check_count(digits, 1, "digits", MOST_DIGITS)
+    with with_digits(count):
+        found = settled(make())
+    return replace(found, title=found.title if title is None else title, digits=count)
 
 
 def settled(explanation: Explanation) -> Explanation:

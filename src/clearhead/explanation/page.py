@@ -45,6 +45,7 @@ def page_data(document: Document) -> dict[str, Any]:
     kept = {"B": shown.batches, "H": shown.heads, "Lq": shown.queries, "Lk": shown.keys, "L": shown.queries}
     return {
         "title": document.title,
+        "digits": document.digits,
         "leftOut": list(shown.left_out),
         "whole": whole,
         "keys": [held, shown.sizes.keys],

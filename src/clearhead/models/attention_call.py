@@ -19,7 +19,7 @@ from clearhead.explanation.diagnosis.case import Case
 from clearhead.explanation.diagnosis.diagnose import diagnosis_of
 from clearhead.explanation.diagnosis.diagnosis import Diagnosis
 from clearhead.explanation.diagnosis.reading import taken_apart
-from clearhead.explanation.explanation import Explanation, Part, settled
+from clearhead.explanation.explanation import Explanation, Part, shown_as
 from clearhead.explanation.inputs import drawn
 from clearhead.explanation.modules.origin.part import FromInput, from_input, last_projection
 from clearhead.explanation.modules.origin.ran import Origin
@@ -271,13 +271,19 @@ class AttentionCall(Call):
         return (self.output.to(grad.dtype) * grad).sum((-2, -1))
 
     def explain(
-        self, at: Index = None, *, tokens: TokensLike | None = None, source_tokens: TokensLike | None = None
+        self,
+        at: Index = None,
+        *,
+        tokens: TokensLike | None = None,
+        source_tokens: TokensLike | None = None,
+        title: str | None = None,
+        digits: int | None = None,
     ) -> Explanation:
         """How this call came to its weights and its output, step by step: see `clearhead.explain`.
 
         `at`: an index of the weights (B, H, Lq, Lk), such as `(0, 5, 17)`: sequence 0, head 5, query 17, and perhaps a
         key; None is the whole matrix where it is small. `tokens`: a word, or the id of a token, for each position; in
-        cross attention for each query, and `source_tokens` for each key.
+        cross attention for each query, and `source_tokens` for each key. `title`, `digits`: as for `clearhead.explain`.
         With `watch(values=True)` the steps begin at the module's input, if the layers that made query, key and value
         are found among those that ran in the module, with their norm and rotation. They end in the output, beside the
         model's own output, and in the layer that was given the heads. The explanation says what was not found or not
@@ -286,7 +292,7 @@ class AttentionCall(Call):
         Raises a `ClearheadError` for an index that names no pair, a `ShapeError` for words that do not fit.
         Cost: the scores of the chosen queries with every key, O(Lk) memory for each.
         """
-        return explain_call(self, at, tokens, source_tokens)
+        return shown_as(lambda: explain_call(self, at, tokens, source_tokens), title, digits)
 
     def diagnose(self) -> Diagnosis:
         """Faults and risks of this call: see `clearhead.diagnose`. Values are checked where they were kept."""
@@ -351,7 +357,7 @@ def explain_call(call: AttentionCall, at: Any, tokens: Any, source_tokens: Any) 
             title = "From the layers' input to query, key and value"
         said = "\n".join([said + drawn(shapes, problem.sizes), *made.missing])
         first = Part(title, tuple(made.steps), said)
-        return settled(Explanation(f"{call.name}, step by step", (first, *parts), settle(shown, weights, keep)))
+        return Explanation(f"{call.name}, step by step", (first, *parts), settle(shown, weights, keep))
 
 
 def _by_tile(call: AttentionCall) -> Problem:

@@ -270,6 +270,8 @@ class Recording(Calls[AttentionCall]):
         sequence: int = 0,
         tokens: TokensLike | None = None,
         source_tokens: TokensLike | None = None,
+        title: str | None = None,
+        digits: int | None = None,
     ) -> Explanation:
         """Explain the weights of one query of one head, step by step: see `AttentionCall.explain`.
 
@@ -285,7 +287,7 @@ class Recording(Calls[AttentionCall]):
         of its module. `head`, `query`, `key`: numbers, slices, or lists with even steps. Query and key may be words of
         `tokens` that occur once; in cross attention the key is a word of `source_tokens`. With `key=None` the first key
         that the query may see is written out. `step`: of a generation, 0 for the prompt. `sequence`: its number in the
-        batch. `tokens`, `source_tokens`: as for `view`.
+        batch. `tokens`, `source_tokens`: as for `view`. `title`, `digits`: as for `clearhead.explain`.
         """
         call = self.calls[one_call(self.calls, layer, step, "explain")]
         own, source = _texts(call, tokens, source_tokens, sequence)
@@ -299,7 +301,7 @@ class Recording(Calls[AttentionCall]):
             as_index(one, size, f"explain: {name}")
             for (name, one), size in zip(at.items(), call.shape[1:], strict=False)
         ]
-        return call.explain((sequence, *chosen), tokens=own, source_tokens=source)
+        return call.explain((sequence, *chosen), tokens=own, source_tokens=source, title=title, digits=digits)
 
     def diagnose(self) -> Diagnosis:
         """Faults and risks of the calls: see `clearhead.diagnose`. Findings name the layer and the module, and the run,
@@ -361,6 +363,7 @@ class Recording(Calls[AttentionCall]):
         beside_tokens: TokensLike | None = None,
         effects: OfHeads | Sequence[OfHeads] | None = None,
         image: Array | Picture | None = None,
+        opens: tuple[int | str, int] | None = None,
         height: int = 900,
     ) -> Framed:
         """The report, one HTML page: `.write(path)` makes a file of it, which needs no network; a notebook shows it.
@@ -399,6 +402,8 @@ class Recording(Calls[AttentionCall]):
         `image`: of a vision model the picture as it was given to the model, resized and cropped, (height, width, 3) or
         (3, height, width), whole numbers to 255 or floats to 1, or of PIL: its patches are the tokens after the first
         few, and the weights of a patch lie over the picture. Without `tokens` a patch is named by its row and column.
+        `opens`: the layer and the head on which the page opens, such as (2, 9) or ("decoder 1, cross", 0). None opens
+        it on the head that departs most from uniform attention.
         Raises a `ClearheadError` for words that fit no call, and for a layer or heads that are not there. `.write`
         raises a `ClearheadError` for a path that cannot be written, before it computes, and an `UnsupportedError` where
         no call is left. Layers are made one at a time when the page is written or shown, and an old file is replaced
@@ -408,7 +413,7 @@ class Recording(Calls[AttentionCall]):
         some = None if layer is None else chosen_calls(self.calls, layer, "view")
         paged = Paged(self.calls, tokens, source_tokens, sequence, error, effects=effects, image=image)
         alone = beside is None and beside_tokens is None
-        return framed(paged if alone else beside_of(paged, beside, beside_tokens), some, heads, title, height)
+        return framed(paged if alone else beside_of(paged, beside, beside_tokens), some, heads, title, height, opens)
 
     def plot(
         self,

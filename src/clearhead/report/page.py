@@ -14,6 +14,7 @@ of messages.
   measures: [{name, says, formula, range, does, alone}], the measures that some head has; alone: it has no value of
     uniform attention;
   distinctive: {layer, head, sentence, measure, nearUniform}, layer and head by their places in this page, or null;
+  opens: {layer, head}, in the same way, the head on which the page opens, or null: that of distinctive, else the first;
   leftOut: [{name, reason}], calls that are not shown;
   beside: [[layer, layer], …], the calls with the same number in two recordings, by their places in this page;
   aligned: [{texts: [text, text], positions: [[…], […]]}, …], the positions of two texts that correspond, ascending;
@@ -74,6 +75,7 @@ class Page:
     def __init__(self, title: str) -> None:
         self.title = title
         self.distinctive: Mapping[str, Any] | None = None
+        self.opens: dict[str, int] | None = None
         self.beside: list[tuple[int, int]] = []
         self.flows: list[list[int]] = []
         self._image: dict[str, int] | None = None
@@ -113,6 +115,14 @@ class Page:
         one, other = (self._texts.add([str(token) for token in side]) for side in (tokens, other_tokens))
         self._aligned[one, other] = positions
 
+    def open_on(self, label: str, head: int) -> None:
+        """Open on the head with this number of the layer with this label."""
+        places = [(place, own) for place, (name, own) in enumerate(self.shown) if name == label]
+        if not places:
+            raise UnsupportedError(f"the page cannot open on {label}, which is not shown. {_reasons(self._left_out)}")
+        (place, own), *_ = places
+        self.opens = {"layer": place, "head": own.index(head)}
+
     @property
     def shown(self) -> list[tuple[str, list[int]]]:
         """The label of each layer, and the numbers of its heads."""
@@ -146,7 +156,7 @@ class Page:
 
     def _opening(self) -> list[int]:
         """The blocks of the head that the page opens on, operands last. It is shown while others are being read."""
-        place = self.distinctive or {"layer": 0, "head": 0}
+        place = self.opens or self.distinctive or {"layer": 0, "head": 0}
         layer = self._layers[place["layer"]]
         parts = layer["shared"] | layer["heads"][place["head"]]
         operands = {name: parts.pop(name) for name in ("query", "key", "slopes") if name in parts}
@@ -179,6 +189,7 @@ class Page:
                 for measure in known
             ],
             "distinctive": self.distinctive,
+            "opens": self.opens,
             "leftOut": [call._asdict() for call in self._left_out],
             "beside": self.beside,
             "flows": self.flows,
@@ -210,8 +221,11 @@ def _blocks_in(parts: Mapping[str, Any]) -> Iterator[int]:
 
 def nothing_left(left_out: Iterable[Any]) -> UnsupportedError:
     """The error of a page whose every call is left out."""
-    said = " ".join(f"{call.name}: {call.reason}" for call in left_out)
-    return UnsupportedError(f"{said} Look at call.weights.")
+    return UnsupportedError(f"{_reasons(left_out)} Look at call.weights.")
+
+
+def _reasons(left_out: Iterable[Any]) -> str:
+    return " ".join(f"{call.name}: {call.reason}" for call in left_out)
 
 
 class _Once:

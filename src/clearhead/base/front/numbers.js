@@ -15,9 +15,22 @@ function rounded(size, format, digits) {
   return exact.slice(0, end) + (exponent ? `e${exponent}` : "");
 }
 
+let digits = 4; // of each number that is written
+let limits = [0.099995, 0.0099995, 0.00099995]; // the least sizes that are rounded up to 0.1, 0.01 and 0.001
+
+/**
+ * Numbers have so many digits from now on.
+ *
+ * @param {number} count
+ */
+export function writeDigits(count) {
+  digits = count;
+  limits = ["0.0", "0.00", "0.000"].map((zeros) => Number(`${zeros}${"9".repeat(count)}5`));
+}
+
 /**
  * A number as Python's `number()` has it: four digits after the point, but for whole numbers; below 0.1 and far from 1, four
- * in all. A number that is rounded up to 0.1 is shown as 0.1 is.
+ * in all. A number that is rounded up to 0.1 is shown as 0.1 is. `writeDigits` sets another number of digits than four.
  *
  * @param {number} x
  */
@@ -27,9 +40,9 @@ export function number(x) {
   const size = Math.abs(x);
   const sign = x < 0 ? "-" : "";
   if (Number.isInteger(x) && size < 1e4) return String(x + 0);
-  const digits = size >= 0.099995 ? 4 : size >= 0.0099995 ? 5 : 6;
-  if (size >= 0.00099995 && size < 1e4) return sign + rounded(size, "toFixed", digits);
-  return sign + rounded(size, "toExponential", 3).replace(/e([+-])(\d)$/, "e$10$2");
+  const places = size >= limits[0] ? digits : size >= limits[1] ? digits + 1 : digits + 2;
+  if (size >= limits[2] && size < 1e4) return sign + rounded(size, "toFixed", places);
+  return sign + rounded(size, "toExponential", digits - 1).replace(/e([+-])(\d)$/, "e$10$2");
 }
 
 /**

@@ -1,6 +1,7 @@
 // ---- The page's data.
 
 import { elementIn } from "../../base/front/dom.js";
+import { writeDigits } from "../../base/front/numbers.js";
 
 /** @import { Data, StepData } from "./types.d.ts" */
 
@@ -15,6 +16,7 @@ export const byId = (id, kind) => elementIn(document, id, kind);
 
 /** @type {Data} */
 export const data = JSON.parse(byId("data").textContent);
+writeDigits(data.digits);
 
 const arrayTypes = { float32: Float32Array, float64: Float64Array, int32: Int32Array, uint8: Uint8Array };
 

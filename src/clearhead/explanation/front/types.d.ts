@@ -21,7 +21,7 @@ export interface Step extends StepData {
 export interface PartData { title: string; drawn: string | null; steps: StepData[] }
 export interface Part { title: string; drawn: string | null; steps: Step[] }
 export interface Data {
-  title: string; leftOut: string[]; whole: boolean; keys: [number, number]; single: [boolean, boolean];
+  title: string; digits: number; leftOut: string[]; whole: boolean; keys: [number, number]; single: [boolean, boolean];
   labels: Record<string, string[]>; places: Record<string, number[]>; pair: number[]; parts: PartData[];
 }
 

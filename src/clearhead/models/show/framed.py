@@ -14,6 +14,7 @@ from clearhead.base.numbers import check_count
 from clearhead.base.pages import Frame
 from clearhead.base.written import check_writable
 from clearhead.models.show.beside import Beside
+from clearhead.models.show.opened import opened_by
 from clearhead.models.show.paged import Paged
 from clearhead.models.tap.choice import heads_of
 from clearhead.report import Layer, Page
@@ -36,6 +37,7 @@ class Framed:
     heads: Sequence[Sequence[int]] | None = field(repr=False)
     title: str = field(repr=False)
     height: int
+    opens: tuple[str, int] | None = field(default=None, repr=False)
 
     @cached_property
     def page(self) -> Page:
@@ -44,7 +46,10 @@ class Framed:
         if self.heads is not None:
             pairs = zip(layers, self.heads, strict=True)
             layers = (of_heads(one, own) if isinstance(one, Layer) else one for one, own in pairs)
-        return self.paged.page(layers, self.title)
+        page = self.paged.page(layers, self.title)
+        if self.opens is not None:
+            page.open_on(*self.opens)
+        return page
 
     def write(self, path: str | os.PathLike[str]) -> Path:
         """Write the page to a file. Raises a `ClearheadError`, before the page is made, where it cannot be written."""
@@ -67,7 +72,9 @@ class Framed:
         return Frame(self.title, "".join(self.page.parts()), self.height)._repr_html_()
 
 
-def framed(paged: Paged | Beside, calls: Sequence[int] | None, heads: Any, title: Any, height: int) -> Framed:
+def framed(
+    paged: Paged | Beside, calls: Sequence[int] | None, heads: Any, title: Any, height: int, opens: Any = None
+) -> Framed:
     """The page of `Recording.view`. `calls`: the numbers of the calls to show; None shows all."""
     if calls is None and heads is not None:
         raise ClearheadError("heads= chooses heads of a layer: pass layer= too.")
@@ -79,4 +86,5 @@ def framed(paged: Paged | Beside, calls: Sequence[int] | None, heads: Any, title
     some = None
     if calls is not None and heads is not None:
         some = [heads_of(heads, paged.calls[n].shape[1], paged.calls[n].name, "view") for n in calls]
-    return Framed(paged, numbers, some, title, check_count(height, 1, "height"))
+    first = opened_by(paged.calls, numbers, some or [None] * len(numbers), opens)
+    return Framed(paged, numbers, some, title, check_count(height, 1, "height"), first)

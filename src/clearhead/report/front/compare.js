@@ -153,7 +153,7 @@ export class ComparePane {
       return;
     }
     if (started) section.scrollIntoView({ block: "nearest" });
-    const wanted = [a, b, pins, page.host.clientWidth, page.host.hasAttribute("data-large")].join();
+    const wanted = [a, b, pins, page.view.all, page.host.clientWidth, page.host.hasAttribute("data-large")].join();
     if (this.wanted === wanted) {
       if (this.found) this.draw(shown);
       return;

@@ -123,7 +123,7 @@ export const messageSource = (meta, ask) => ({ meta, block: async (number) => un
 export class Run {
   /** @param {DataSource} source */
   constructor(source) {
-    const { title, texts, originals, steps, measures, distinctive, leftOut, beside, aligned, flows, image } = source.meta;
+    const { title, texts, originals, steps, measures, distinctive, opens, leftOut, beside, aligned, flows, image } = source.meta;
     this.title = title;
     this.texts = texts;
     this.originals = originals;
@@ -140,7 +140,7 @@ export class Run {
       ...layer,
       heads: layer.heads.map((head) => ({ ...head, measures: this.named(head.measures) })),
     }));
-    this.first = distinctive ?? { layer: 0, head: 0 }; // the head on which the page opens
+    this.first = opens ?? distinctive ?? { layer: 0, head: 0 }; // the head on which the page opens
     this.source = source;
     /** @type {Map<number, Promise<Numbers[]>>} */
     this.blocks = new Map();

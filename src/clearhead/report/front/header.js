@@ -1,19 +1,26 @@
 // ---- The head of the page: the shown layer and head, and the choices that hold for all panes.
 
-import { everyIn } from "../../base/front/dom.js";
+import { everyIn, make } from "../../base/front/dom.js";
 import { headName } from "./names.js";
 import { sinkShareOf } from "./weights.js";
 import { percent } from "./words.js";
 
 /**
  * @import { Page } from "./mount.js"
- * @import { Afar, Shown, Sketch } from "./types.d.ts"
+ * @import { Afar, Layer, Shown, Sketch } from "./types.d.ts"
  */
 
 export class HeaderPane {
   /** @param {Page} page */
   constructor(page) {
     this.page = page;
+    /** @type {Layer | null} whose heads can be chosen */
+    this.of = null;
+    this.layer = page.find("layer", HTMLSelectElement);
+    this.head = page.find("head", HTMLSelectElement);
+    this.layer.append(...page.labels.map((label, at) => new Option(label, String(at))));
+    this.layer.addEventListener("change", () => page.choose({ layer: Number(this.layer.value) }));
+    this.head.addEventListener("change", () => page.choose({ head: Number(this.head.value) }));
     this.inputs = everyIn(page.root, "header fieldset.choice input", HTMLInputElement);
     for (const input of this.inputs) {
       input.addEventListener("change", () => page.choose({ [input.name]: input.value }));
@@ -29,8 +36,13 @@ export class HeaderPane {
   paint({ layer, head }) {
     const { view } = this.page;
     for (const input of this.inputs) input.checked = [view.scale, view.view].includes(input.value);
-    this.page.find("where").textContent =
-      `${headName(this.page, view)} · ${layer.name} · ${layer.kind} attention${shareOfSink(head)}`;
+    if (this.of !== layer) this.head.replaceChildren(...layer.heads.map(({ number }, at) => new Option(`H${number ?? at}`, String(at))));
+    this.of = layer;
+    this.layer.value = String(view.layer);
+    this.head.value = String(view.head);
+    const words = `${headName(this.page, view)} · ${layer.name} · ${layer.kind} attention${shareOfSink(head)}`;
+    // a module's name may be broken behind its dots
+    this.page.find("where").replaceChildren(...words.split(/(?<=\.)(?=\S)/).flatMap((part) => [part, make("wbr")]));
   }
 }
 

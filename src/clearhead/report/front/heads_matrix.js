@@ -113,7 +113,7 @@ export class HeadMatrix {
 
   paint() {
     const { view, theme, host } = this.pane.page;
-    const wanted = [this.pane.measure, view.show, view.only, view.pins, theme.dark, host.clientWidth, host.hasAttribute("data-large")].join();
+    const wanted = [this.pane.measure, view.show, view.only, view.pins, view.all, theme.dark, host.clientWidth, host.hasAttribute("data-large")].join();
     if (this.drawn !== wanted) {
       this.maps = view.show === "maps";
       this.fit();

@@ -29,7 +29,8 @@ export class HeadsTop {
     const offer = (button, place, by, text) => {
       button.textContent = text;
       const { layer, head } = place;
-      button.addEventListener("click", () => page.choose({ layer, head, by, pair: null }));
+      button.addEventListener("click", () => page.choose(
+        { layer, head, by: page.host.hasAttribute("data-simple") ? null : by, pair: null }));
       this.buttons.push([button, place]);
       return button;
     };

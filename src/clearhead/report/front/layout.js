@@ -8,6 +8,7 @@ export const SMALLEST_LABELLED = 12; // CSS pixels of a cell beside which a toke
 const LARGEST_CELL = 44; // CSS pixels: a text of few tokens does not fill the screen
 const MOST_EXACT = 16; // weights a pixel side that are computed where there is a map from afar
 export const BARS = 36; // CSS pixels for the bars above the map, and to its right
+const MARKS = 6; // the same without bars, for the marks of a pair
 const LABEL_SIGNS = 12; // a label is cut to this many signs
 
 /** @type {WeakMap<Word[], number>} the most signs in a token of a text */
@@ -197,7 +198,7 @@ const unitOf = (ratio) => ratio * Math.max(1, parseFloat(getComputedStyle(docume
 
 /**
  * The geometry of the map of `head` in a box `width` CSS pixels wide. `fill`: whether a map of one text on itself is as wide
- * as the box, with cells wider than high, and not a square.
+ * as the box, with cells wider than high, and not a square. `bars`: whether there is room for bars above and at the right.
  */
 export class Layout {
   /**
@@ -207,18 +208,20 @@ export class Layout {
    * @param {number} tallest
    * @param {number} ratio
    * @param {boolean} [fill]
+   * @param {boolean} [bars]
    */
-  constructor(head, names, width, tallest, ratio, fill = false) {
+  constructor(head, names, width, tallest, ratio, fill = false, bars = true) {
     this.ratio = ratio;
     const unit = unitOf(ratio);
     this.unit = unit;
+    this.bars = bars;
     /** @param {Word[]} words */
     const room = (words) => Math.max(40, 14 + 6.8 * labelSigns(words, width));
-    const right = Math.round((!head.entropy ? 2 : width < 480 ? 22 : BARS) * unit);
+    const right = Math.round((!bars ? MARKS : !head.entropy ? 2 : width < 480 ? 22 : BARS) * unit);
     this.right = right;
     this.left = Math.round(room(names[0]) * unit);
     this.words = Math.round(room(names[1]) * unit); // the room for the words above
-    this.top = this.words + Math.round(BARS * unit);
+    this.top = this.words + Math.round((bars ? BARS : MARKS) * unit);
     const acrossRoom = Math.max(40, Math.floor((width - 2) * ratio) - this.left - right);
     const downRoom = Math.max(40, Math.floor(tallest * ratio) - this.top);
     const square = Math.min(acrossRoom, downRoom);

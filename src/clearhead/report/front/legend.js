@@ -54,5 +54,5 @@ export function paintLegend(page, { head, i, scale, names }) {
   const whose = head.alike ? "" : ` of “${nameOf(names[0], i)}”`;
   put(scale.value(1 / counts[i], counts[i]), "", "equal");
   page.find("legend-equal").textContent =
-    `Mark: uniform attention, 1/${counts[i]} = ${percent(1 / counts[i])} for each key${whose}`;
+    `Mark: uniform attention, an equal share of 1/${counts[i]} = ${percent(1 / counts[i])} for each key${whose}`;
 }

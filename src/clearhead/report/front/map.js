@@ -9,6 +9,7 @@ import { Lens } from "./lens.js";
 import { announceMap, describeMap, sayPair } from "./map_words.js";
 import { drawBars, drawCross, drawLabels, hasWords, labelled } from "./marks.js";
 import { Picture } from "./picture.js";
+import { isSimple } from "./simple.js";
 import { steer } from "./steer.js";
 
 /**
@@ -104,10 +105,11 @@ export class MapPane {
     const width = page.find("map-box").clientWidth;
     const tallest = Math.max(280, Math.round(0.84 * window.innerHeight));
     const large = page.host.hasAttribute("data-large");
-    const frame = [width, tallest, ratio, large, head.queries, head.keys, layer.queryText, layer.keyText].join();
+    const bars = !isSimple(page.view);
+    const frame = [width, tallest, ratio, large, bars, head.queries, head.keys, layer.queryText, layer.keyText].join();
     if (this.frame !== frame) {
       this.frame = frame;
-      this.made = new Layout(head, shown.names, width, tallest, ratio, large);
+      this.made = new Layout(head, shown.names, width, tallest, ratio, large, bars);
       this.zoomed = null;
     }
     const { zoom } = page.view;
@@ -222,7 +224,7 @@ export class MapPane {
     pen.strokeStyle = colours.line;
     pen.lineWidth = 1;
     pen.strokeRect(left - 0.5, top - 0.5, across.room + 1, down.room + 1);
-    drawBars(pen, shown, layout, page.view.pool === "mean", colours);
+    if (layout.bars) drawBars(pen, shown, layout, page.view.pool === "mean", colours);
     drawLabels(pen, shown, layout, colours);
     if (all) page.host.dataset.map = "drawn";
   }

@@ -18,6 +18,7 @@ import { ALONE } from "./measures.js";
 import { labelsOf } from "./names.js";
 import { PairPane } from "./pair.js";
 import { HeadPins } from "./pins.js";
+import { ADDRESS_OF_ALL, isSimple, needsAll } from "./simple.js";
 import { ADDRESS_OF_TEXT, TextPane } from "./text.js";
 import { ToolsPane } from "./tools.js";
 import { View } from "./view.js";
@@ -44,7 +45,7 @@ const LINGER = 60; // milliseconds that a pointer stays before all that is shown
 
 const ADDRESS = {
   ...ADDRESS_OF_HEADS, ...ADDRESS_OF_TOKENS, ...ADDRESS_OF_TEXT, ...ADDRESS_OF_MAP, ...ADDRESS_OF_COMPARISON,
-  ...ADDRESS_OF_LINES, ...ADDRESS_OF_MEANING, ...ADDRESS_OF_COLOURS,
+  ...ADDRESS_OF_LINES, ...ADDRESS_OF_MEANING, ...ADDRESS_OF_COLOURS, ...ADDRESS_OF_ALL,
 };
 
 /**
@@ -153,7 +154,7 @@ export class Page {
    * @param {boolean} [step]
    */
   choose(change, step = true) {
-    this.view.change(change);
+    this.view.change(needsAll(change) ? { ...change, all: "1" } : change);
     return this.refresh(step);
   }
 
@@ -241,6 +242,7 @@ export class Page {
     const turn = ++this.turn;
     this.step ||= step; // a step that a change of the room or the theme has overtaken is still a step
     const { view } = this;
+    this.host.toggleAttribute("data-simple", isSimple(view));
     if (this.shown === null) {
       const afar = await this.run.afar(view.layer, view.head);
       if (turn !== this.turn) return;

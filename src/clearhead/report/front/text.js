@@ -7,6 +7,7 @@ import { chosenOf, meanLook, oneLook, rangesOf } from "./chosen.js";
 import { Find } from "./find.js";
 import { isWeights } from "./meaning_words.js";
 import { Prose } from "./prose.js";
+import { turnArcs, withArcs } from "./simple.js";
 import { Strip } from "./strip.js";
 import { listenTo } from "./take.js";
 import { oneText } from "./view.js";
@@ -23,7 +24,7 @@ const REST = 250; // milliseconds that a pointer rests on a token before the tok
 
 /** @satisfies {Readers} what this pane reads of the address */
 export const ADDRESS_OF_TEXT = {
-  arcs: (text) => (text === "1" ? "1" : null),
+  arcs: (text) => (text === "0" || text === "1" ? text : null),
   spelling: (text) => (text === "1" ? "1" : null),
 };
 
@@ -49,7 +50,8 @@ export class TextPane {
     this.arcs = draw("svg", { class: "arcs", "aria-hidden": "true" });
     this.finder = new Find(page, this);
     for (const name of SWITCHES) {
-      page.find(name).addEventListener("click", () => page.choose({ [name]: page.view[name] ? null : "1" }));
+      page.find(name).addEventListener("click", () => page.choose(
+        name === "arcs" ? turnArcs(page.view) : { [name]: page.view[name] ? null : "1" }));
     }
   }
 
@@ -153,7 +155,7 @@ export class TextPane {
       const marked = listing === this.holding ? this.chosen : [];
       listing.strip.draw(this.isShaded(listing) ? shading : null, page.now.scale, marked, page.theme.colours);
     }
-    const pairs = page.view.arcs ? shading.strongest : [];
+    const pairs = withArcs(page.view) ? shading.strongest : [];
     drawArcs(this.arcs, pairs, shading.view, (side) => this.proseOf(side));
   }
 
@@ -176,9 +178,12 @@ export class TextPane {
     const tokens = chosenOf(page.view);
     this.chosen = new Set(tokens);
     const { holding } = this;
-    for (const name of SWITCHES) page.find(name).setAttribute("aria-pressed", String(page.view[name] !== null));
+    const arcs = withArcs(page.view);
+    for (const name of SWITCHES) {
+      page.find(name).setAttribute("aria-pressed", String(name === "arcs" ? arcs : page.view[name] !== null));
+    }
     for (const { prose } of this.listings) {
-      prose.element.classList.toggle("spaced", page.view.arcs !== null);
+      prose.element.classList.toggle("spaced", arcs);
       prose.respell(page.view.spelling !== null);
       const inside = prose.element.contains(page.root.activeElement);
       if (prose !== holding.prose) prose.stand(pair ?? 0);
@@ -237,7 +242,7 @@ export class TextPane {
     else if (seen === 0) notes.push("The mask leaves this query no key.");
     else notes.push(`Shaded: keys with more weight than uniform attention would give, 1/${seen} = ${percent(1 / seen)}.`);
     if (preview) notes.unshift(`${[...chosen].slice(0, 3).map((index) => `“${nameOf(names[page.view.view === "out" ? 0 : 1], index)}”`).join(", ")}${chosen.size > 3 ? ", …" : ""} ${chosen.size > 1 ? "stay" : "stays"} chosen.`);
-    if (page.view.arcs && shading.strongest.length) {
+    if (withArcs(page.view) && shading.strongest.length) {
       notes.push(`Arcs, the strongest ${shading.strongest.length}: ${
         shading.strongest.map(([weight, i, j]) => `${pairName(names, i, j)} ${percent(weight)}`).join(", ")}.`);
     }

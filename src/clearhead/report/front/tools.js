@@ -1,11 +1,29 @@
-// ---- Theme, size for a talk, saved files, print, and the list of keys.
+// ---- More or less of the page, theme, size for a talk, saved files, print, and the list of words and keys.
 
 import { closestTo, firstIn, make, onKey, withModifier } from "../../base/front/dom.js";
 import { headName } from "./names.js";
 import { captionOf, csvOfRow, save, svgOfMap, svgOfText, written } from "./saved.js";
+import { isSimple } from "./simple.js";
 import { SCALES } from "./view.js";
 
 /** @import { Page } from "./mount.js" */
+
+const TERMS = [
+  ["token", "The model reads the text as tokens: words, parts of words and marks of its own."],
+  ["layer", "The model passes the text through its layers in turn, L0 first."],
+  ["head", "Each head of a layer looks at the text in a way of its own; L0H2 is head 2 of layer 0."],
+  ["query, key", "The query is the token that looks, and a key is a token that it may look at."],
+  ["weight", "The weight of a key is the share of the query's attention that it gets."],
+  ["uniform attention", "Uniform attention gives every key that the query may see the same weight."],
+  ["× uniform", "At 2 × uniform a key gets twice the weight that uniform attention would give it."],
+  ["log, linear", "The colours follow the logarithm of the weight, or the weight itself."],
+  ["masked", "The query may not see a masked key."],
+  ["entropy", "Entropy says how widely a query spreads its attention: 0 nats on one key alone, and most for uniform attention."],
+  ["effective keys", "So many keys, looked at equally, would have the same entropy."],
+  ["distance", "The distance is the number of positions between a query and its keys, a mean by weight."],
+  ["received", "A key receives the sum of the weights that all queries give it."],
+  ["sink", "A sink takes much weight from most queries: often the first token, or a number in the softmax that is no token's."],
+];
 
 const KEYS = [
   ["arrow keys", "move among heads, tokens or pairs, wherever the focus is"],
@@ -18,6 +36,7 @@ const KEYS = [
   ["s", "the next colour scale"],
   ["t", "light, dark, or as the system"],
   ["l", "larger, for a talk"],
+  ["m", "more: the whole page, or the simple view"],
   ["?", "this list"],
 ];
 
@@ -28,12 +47,14 @@ export class ToolsPane {
     const { root } = page;
     this.help = page.find("help", HTMLDialogElement);
     this.menu = page.find("save", HTMLDetailsElement);
-    const table = page.find("key-list");
-    for (const [key, does] of KEYS) table.append(make("dt", "", key), make("dd", "", does));
+    for (const [id, list] of /** @type {const} */ ([["word-list", TERMS], ["key-list", KEYS]])) {
+      page.find(id).append(...list.flatMap(([name, says]) => [make("dt", "", name), make("dd", "", says)]));
+    }
     /** @type {Record<string, () => void>} */
     this.does = {
       t: () => this.turnTheme(),
       l: () => this.enlarge(),
+      m: () => page.choose({ all: isSimple(page.view) ? "1" : "0" }),
       s: () => page.choose({ scale: SCALES[(SCALES.indexOf(page.view.scale) + 1) % SCALES.length] }),
       x: () => page.choose({ view: page.view.view === "out" ? "in" : "out" }),
       "?": () => {
@@ -42,6 +63,7 @@ export class ToolsPane {
       },
     };
     page.find("theme").addEventListener("click", this.does.t);
+    page.find("all").addEventListener("click", this.does.m);
     page.find("present").addEventListener("click", this.does.l);
     page.find("help-button").addEventListener("click", this.does["?"]);
     page.find("print").addEventListener("click", () => window.print());
@@ -85,6 +107,9 @@ export class ToolsPane {
   paint() {
     const { theme, host } = this.page;
     this.page.find("theme").textContent = theme.dark ? "Light" : "Dark";
+    const simple = isSimple(this.page.view);
+    this.page.find("all").textContent = simple ? "More" : "Less";
+    this.page.find("all").setAttribute("aria-expanded", String(!simple));
     this.page.find("present").setAttribute("aria-pressed", String(host.hasAttribute("data-large")));
   }
 

@@ -54,7 +54,7 @@ export interface Layer {
 
 export interface Meta {
   title: string; texts: string[][]; originals: Record<string, Record<string, string>>; steps: StepText[][];
-  measures: Measure[]; distinctive: Distinctive | null; leftOut: { name: string; reason: string }[];
+  measures: Measure[]; distinctive: Distinctive | null; opens: HeadAt | null; leftOut: { name: string; reason: string }[];
   beside: [number, number][]; aligned: Aligned[]; flows: number[][]; image: Picture | null;
   layers: (Omit<Layer, "heads"> & { heads: (Parts & { measures?: (MeasureFigure | 0)[] })[] })[];
 }
@@ -147,8 +147,8 @@ export interface Sketch extends Pair {
 
 /** The entries that panes add to the address. */
 export type More = "by" | "against" | "show" | "only" | "pins" | "tokens" | "arcs" | "spelling" | "zoom" | "pool" | "a" | "b"
-  | "lines" | "meaning" | "colours";
-export type Reader = (text: string | null, run: Heads) => string | null;
+  | "lines" | "meaning" | "colours" | "all";
+export type Reader = (text: string | null, run: Heads, parts: URLSearchParams) => string | null;
 export type Readers = Partial<Record<More, Reader>>;
 export type Change = Partial<Record<More, string | null> & {
   layer: number; head: number; view: Direction; token: number | null; pair: number | null; scale: string;

@@ -32,7 +32,7 @@ export class View {
     this.pair = null;
     const none = /** @type {string | null} */ (null); // entries of panes that the address does not name
     this.by = this.against = this.show = this.only = this.pins = this.tokens = this.arcs = this.spelling = none;
-    this.zoom = this.pool = this.a = this.b = this.lines = this.meaning = this.colours = none;
+    this.zoom = this.pool = this.a = this.b = this.lines = this.meaning = this.colours = this.all = none;
     this.read("");
   }
 
@@ -52,7 +52,7 @@ export class View {
     const [own, other] = this.lengths;
     this.token = numberIn(parts.get("token"), own);
     this.pair = numberIn(parts.get("pair"), other);
-    for (const [name, readOne] of this.more) this[name] = readOne(parts.get(name), this.run);
+    for (const [name, readOne] of this.more) this[name] = readOne(parts.get(name), this.run, parts);
   }
 
   get address() {
