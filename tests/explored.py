@@ -36,7 +36,7 @@ EXPLORED: dict[str, dict[str, Kept]] = {
     },
     "test_hidden_pairs.py": {
         "test_in_compiled_code": ("dot",),
-        "test_a_row_of_nan_reaches_nothing_that_it_does_not_see": 4,
+        "test_a_row_of_nan_reaches_nothing_that_it_does_not_see": 12,
     },
     "test_contract.py": {
         "test_every_engine_equals_the_reference": 12,
@@ -54,6 +54,10 @@ EXPLORED: dict[str, dict[str, Kept]] = {
         "test_each_operation_of_the_engines_for_any_device_has_a_kernel_for_mps": 0,
         "test_the_device_sees_what_would_wait": 0,
         "test_the_kernels_of_flex_compile_for_a_gpu_that_is_not_here": 0,
+        "test_calls_of_triton_wait_for_nothing_up_to_their_kernels": 0,  # the device is compiled for these
+        "test_a_call_of_triton_is_few_operations_beside_its_kernels": 0,
+        "test_tensors_without_values_give_shapes_and_start_no_kernel": 0,
+        "test_while_a_graph_is_captured_nothing_is_proved_compiled_or_kept": 0,
     },
     "test_borders.py": {
         "test_transforms_in_a_fresh_process": 0,
@@ -101,7 +105,7 @@ EXPLORED: dict[str, dict[str, Kept]] = {
         "test_what_an_edit_gives_back_is_checked": 3,
         "test_malformed_problems_are_refused_or_right": ("0",),
     },
-    "test_bad_input.py": {"test_a_right_answer_or_one_clear_error": ("40",)},
+    "test_bad_input.py": {"test_a_right_answer_or_one_clear_error": ("80",)},
     "test_docs_check.py": {
         "test_a_site_without_a_fault": 0,
         "test_each_planted_fault_is_found": 0,
@@ -127,7 +131,7 @@ EXPLORED: dict[str, dict[str, Kept]] = {
         "test_a_linear_map_is_the_same_at_each_use": 0,
     },
     "test_written.py": {"test_a_disk_that_is_full_at_any_byte_leaves_the_old_file": 0},
-    "test_fuzz.py": {"test_no_problem_is_beyond_its_budget": ("0-40",)},
+    "test_fuzz.py": {"test_no_problem_is_beyond_its_budget": ("0-20",)},
     "test_rules_kept.py": {"test_each_change_is_followed": 3},
     "test_flex.py": {
         "test_masks": ("Or", "MaskFunction"),
@@ -197,6 +201,7 @@ EXPLORED: dict[str, dict[str, Kept]] = {
         "test_an_edit_is_what_it_is_by_hand": 16,
         "test_estimates_of_small_edits_are_their_effects": ("Llama", "GptOss", "Bart", "ViT"),
     },
+    "models/test_attribution.py": {"test_the_parts_of_an_edited_run": 4},
     "models/test_attribution_patching.py": {
         "test_it_is_the_gradient_times_the_change": ("Llama-query", "Llama-value", "GPT2-weights", "Bert-output")
     },
@@ -240,6 +245,7 @@ EXPLORED: dict[str, dict[str, Kept]] = {
     },
     "nn/test_fixed_cache.py": {
         "test_a_compiled_step_is_one_graph": ("groups and rotary-True-eager",),
+        "test_compiled_code_that_is_refused_takes_no_position_out_of_a_window": ("{'bias': tensor([[0.]])}-True",),
         "test_inductor": 0,
         "test_two_hundred_tokens_are_one_graph": 0,
         "test_a_compiled_model_with_one_cache_for_its_layers": 0,
@@ -441,7 +447,7 @@ EXPLORED: dict[str, dict[str, Kept]] = {
     "test_blocks_in_low_precision.py": {"test_gradients_are_rounded_once": ("tile", "bias", "twice")},
     "learning/test_induction.py": {"test_thirty_steps_lower_the_loss": 0},
     "report/test_report_meanings.py": {"test_a_part_of_the_layers_or_heads_has_no_rollout": 0},
-    "test_fuzz_modules.py": {"test_no_module_is_beyond_its_budget": ("0-80",)},
+    "test_fuzz_modules.py": {"test_no_module_is_beyond_its_budget": ("0-40",), "test_a_fault_is_found": 2},
 }
 
 

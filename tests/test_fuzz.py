@@ -13,7 +13,7 @@ from fuzzing.draw import draw
 from fuzzing.surroundings import RUNS
 from fuzzing.table import SURROUNDINGS
 
-PARTS = [(0, 40), (40, 160), (160, 280)]  # each a process, which imports torch
+PARTS = [(0, 20), (20, 160), (160, 280)]  # each a process, which imports torch
 
 
 @pytest.mark.parametrize(("first", "stop"), PARTS)
