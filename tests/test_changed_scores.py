@@ -571,6 +571,53 @@ def test_each_block_may_read_other_parameters(small_blocks):
             same(one, other, rtol=1e-9, atol=1e-9)
 
 
+LAYERS = torch.nn.ModuleList([torch.nn.Linear(1, 1, dtype=torch.float64) for _ in range(4)])
+NAMED = {head: [layer] for head, layer in enumerate(LAYERS)}
+
+
+def by_layers(score, batch, head, i, j):
+    """A change by the layer of each head, of PyTorch's list of modules."""
+    found = [LAYERS[h](score[:, [n], :, :, None]) for n, h in enumerate(head.flatten().tolist())]
+    return torch.cat(found, 1).squeeze(-1)
+
+
+def by_named_layers(score, batch, head, i, j):
+    """The same of a dict of lists of modules."""
+    found = [NAMED[h][0](score[:, [n], :, :, None]) for n, h in enumerate(head.flatten().tolist())]
+    return torch.cat(found, 1).squeeze(-1)
+
+
+@pytest.mark.parametrize("change", [by_layers, by_named_layers])
+@pytest.mark.parametrize("learnt", [True, False])
+def test_each_block_may_call_other_layers(change, learnt, small_blocks):
+    query, key, value = inputs(60, 60, dtype=torch.float64)
+    leaves = [*LAYERS.parameters(), *[query] * learnt]
+    for one in (query, key, value):
+        one.requires_grad_(learnt)
+    output = ch.attention(query, key, value, score=ch.Dot().then(change), engine="tiled")
+    want = formula(query, key, change) @ value
+    grads = (torch.autograd.grad(one.sin().sum(), leaves) for one in (output, want))
+    for one, other in zip(*grads, strict=True):
+        same(one, other, rtol=1e-9, atol=1e-9)
+
+
+def late(score, batch, head, i, j):
+    """The change `hidden` of the last two heads: for the first ones no parameter is read."""
+    return torch.where(head < 2, score, hidden(score, batch, head, i, j)) if int(head.max()) > 1 else score
+
+
+def test_nothing_but_a_parameter_of_a_later_block_is_learnt(small_blocks):
+    query, key, value = (t.detach() for t in inputs(60, 60, dtype=torch.float64))
+    grads = []
+    for output in (
+        ch.attention(query, key, value, score=ch.Dot().then(late), engine="tiled"),
+        formula(query, key, late) @ value,
+    ):
+        grads.append(torch.autograd.grad(output.sin().sum(), list(RATES)[2:]))
+    for one, other in zip(*grads, strict=True):
+        same(one, other, rtol=1e-9, atol=1e-9)
+
+
 def test_a_parameter_that_a_later_block_alone_shows_is_no_missing_gradient(small_blocks):
     query, key, value = (t.detach() for t in inputs(60, 60))
     output = ch.attention(query, key, value, score=ch.Dot().then(hidden), engine="tiled")

@@ -26,6 +26,7 @@ from clearhead.base.tracing import compiling, dispatches, on_the_host, traced, w
 from clearhead.base.versions import Versions
 from clearhead.engines.tiled import tiles
 from clearhead.engines.tiled.backward import slope_of
+from clearhead.engines.tiled.fused import shown
 from clearhead.engines.tiled.outputs import followed, in_blocks
 from clearhead.problem import regions
 from clearhead.problem.packing import Operands, in_dtypes, operands, with_operands, without_operands
@@ -59,6 +60,8 @@ def output(problem: Problem, every: list[Region]) -> Tensor | None:
     with torch.autograd.graph.saved_tensors_hooks(counted, lambda tensor: tensor):
         begun, own = _scores(cut(problem, regions.parts_seen(problem, every[0])[0]), needs)
     learnt = None if before is None else _with_those_read(_learnt(begun, own, before), problem)
+    if not learnt and not any(needs) and not shown(problem):
+        learnt = None  # a later block may show the first parameter, and an output without a graph would lose it
     if learnt is not None:
         numbers = -(-max(saved) // max(begun.numel(), 1))
         pairs = min(PAIRS, FOLLOWED * regions.BUDGET // numbers) * min(torch.get_num_threads(), 4)
