@@ -90,9 +90,9 @@ def _order_now() -> int | None:
 
 
 def _learnt(scores: Tensor, own: list[Tensor | None], before: int) -> list[Tensor] | None:
-    """The parameters on which scores depend beside the operands `own`; None where it is not known."""
+    """The parameters on which scores, or an output, depend beside the operands `own`; None where it is not known."""
     found: list[Tensor] = []
-    nodes, met = [scores.grad_fn], set()
+    nodes, met = [scores.grad_fn], {tensor.grad_fn for tensor in own if tensor is not None}
     while nodes:
         node = nodes.pop()
         if node is None or node in met:
@@ -165,9 +165,11 @@ class _Output(torch.autograd.Function):
 
         with without_autocast(problem.sizes.device):
             if again or dispatches(grad):
+                before = _order_now()
                 with torch.enable_grad():
                     own = views(operands(problem))
                     found = followed(with_operands(problem, own), ctx.every, again=True)
+                _refuse_others(found, own, ctx.learnt, before)
                 each = followed_back(found, grad, [*own, *ctx.learnt], wanted, create_graph=again)
             else:
                 each = unbatched(compute, grad)
