@@ -1154,8 +1154,25 @@ class Later(ch.extend.Bias):
         ),
     ),
     case(
+        "ch.explain(q, q, q, tokens=[list('abcde'), list('vwxyz')])",
+        (
+            "at=(0,)",
+            "ch.explain(q, q, q, tokens=[list('abcde'), list('vwxyz')], @)['output']",
+            "plain(q, q, q)[:1]",
+        ),
+        (
+            "pass one list of words",
+            "ch.explain(q, q, q, tokens=list('abcde'))['output'] # @",
+            "plain(q, q, q)",
+        ),
+    ),
+    case(
         "watched().table(tokens='abcde')",
-        ("a list of words", "torch.tensor(len(watched().table(tokens=[list('abcde')] * 2))) # @", "torch.tensor(2)"),
+        (
+            "a list of such lists",
+            "torch.tensor(len(watched().table(tokens=[list('abcde')] * 2))) # @",
+            "torch.tensor(2)",
+        ),
     ),
     case(
         "watched().table(tokens=list('abc'))",
