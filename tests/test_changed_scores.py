@@ -622,8 +622,39 @@ def test_a_parameter_that_a_later_block_alone_shows_is_no_missing_gradient(small
     query, key, value = (t.detach() for t in inputs(60, 60))
     output = ch.attention(query, key, value, score=ch.Dot().then(hidden), engine="tiled")
     for again in (False, True):
-        with pytest.raises(ch.UnsupportedError, match="its gradient would be missing"):
+        with pytest.raises(ch.UnsupportedError, match="a gradient would be missing"):
             output.sum().backward(retain_graph=True, create_graph=again)
+
+
+@pytest.mark.parametrize("frozen", [True, False])
+def test_parameters_of_functional_call_lose_no_gradient(frozen, small_blocks):
+    """They are in place during the call alone: the backward pass would read the module's own."""
+    query, key, value = (t.detach() for t in inputs(60, 60))
+    learnt = Learnt().requires_grad_(not frozen)
+
+    def attended(query, change):
+        return ch.attention(query, key, value, score=ch.Dot().then(change), engine="tiled").sin().sum()
+
+    class Attend(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.change = learnt
+
+        def forward(self, query):
+            return attended(query, self.change)
+
+    rate = torch.tensor([0.5, 0.6, 0.7, 0.8])
+    call = functools.partial(torch.func.functional_call, Attend())
+    for again in (False, True):
+        given = {"change.rate": rate.clone().requires_grad_()}
+        output = call(given, (query.clone().requires_grad_(),))
+        with pytest.raises(ch.UnsupportedError, match=r"take gradients by torch\.func\.grad"):
+            output.backward(create_graph=again)
+    got = torch.func.grad(lambda rate: call({"change.rate": rate}, (query,)))(rate)
+    wanted = rate.clone().requires_grad_()
+    weights = formula(query, key, lambda s, b, h, i, j: s / (1 + wanted[h] * (i - j).abs()))
+    (weights @ value).sin().sum().backward()
+    same(got, wanted.grad, atol=2e-4)
 
 
 @pytest.mark.parametrize("change", [by_list, hidden])
