@@ -509,3 +509,5 @@ def test_columns_and_orders_are_those_of_pandas():
     mixed = ch.models.Table([{"x": {}}, {"x": {}}])
     with pytest.raises(ch.ClearheadError, match="the column 'x' cannot be sorted: '<' not supported"):
         mixed.sort_values("x")
+    with pytest.raises(ch.ClearheadError, match=r"no column 'first'; it has no rows"):
+        ch.models.Table().top("first")
