@@ -657,6 +657,18 @@ def test_parameters_of_functional_call_lose_no_gradient(frozen, small_blocks):
     same(got, wanted.grad, atol=2e-4)
 
 
+def test_a_parameter_that_is_frozen_before_the_backward_pass_gets_no_gradient(small_blocks):
+    """As in plain PyTorch, and the gradients of the others are the same."""
+    query, key, value = inputs(60, 60)
+    for again in (False, True):
+        learnt = Learnt()
+        output = ch.attention(query, key, value, score=ch.Dot().then(learnt), engine="tiled")
+        learnt.rate.requires_grad_(False)
+        (got,) = torch.autograd.grad(output.sin().sum(), query, create_graph=again)
+        (want,) = torch.autograd.grad((formula(query, key, learnt) @ value).sin().sum(), query)
+        same(got, want, atol=2e-5)
+
+
 @pytest.mark.parametrize("change", [by_list, hidden])
 def test_a_parameter_that_is_written_to_before_the_backward_pass(change, small_blocks):
     query, key, value = inputs(60, 60)

@@ -174,12 +174,16 @@ class _Output(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> Any:
         for reads in ctx.reads:
             reads.check()
-        grad, saved, wanted = grads[0], in_memory_still(ctx.saved_tensors), ctx.needs_input_grad[5:]
+        grad, saved = grads[0], in_memory_still(ctx.saved_tensors)
         problem, kept = with_operands(ctx.problem, saved[:-3]), Partial(*saved[-3:])
+        needs, frozen = ctx.needs_input_grad[5:], [not tensor.requires_grad for tensor in ctx.learnt]  # now
+        of_operands = len(needs) - len(frozen)
+        wanted = (*needs[:of_operands], *(n and not f for n, f in zip(needs[of_operands:], frozen, strict=True)))
         again = torch.is_grad_enabled()  # the gradient is to be differentiated
+        first = [tensor for tensor in ctx.first if tensor.requires_grad]
 
         def compute(grad: Tensor) -> Gradients:
-            return _gradients(problem, ctx.every, ctx.learnt, ctx.first, kept, with_memory(grad), wanted)
+            return _gradients(problem, ctx.every, ctx.learnt, first, kept, with_memory(grad), wanted)
 
         with without_autocast(problem.sizes.device):
             if again or dispatches(grad):
@@ -187,7 +191,7 @@ class _Output(torch.autograd.Function):
                 with torch.enable_grad():
                     own = views(operands(problem))
                     found = followed(with_operands(problem, own), ctx.every, again=True)
-                if not _checked(found, own, ctx.learnt, ctx.first, before) and ctx.first:
+                if not _checked(found, own, ctx.learnt, first, before) and first:
                     raise _other_parameters()
                 each = followed_back(found, grad, [*own, *ctx.learnt], wanted, create_graph=again)
             else:
