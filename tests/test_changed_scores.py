@@ -571,11 +571,102 @@ def test_each_block_may_read_other_parameters(small_blocks):
             same(one, other, rtol=1e-9, atol=1e-9)
 
 
+LAYERS = torch.nn.ModuleList([torch.nn.Linear(1, 1, dtype=torch.float64) for _ in range(4)])
+NAMED = {head: [layer] for head, layer in enumerate(LAYERS)}
+
+
+def by_layers(score, batch, head, i, j):
+    """A change by the layer of each head, of PyTorch's list of modules."""
+    found = [LAYERS[h](score[:, [n], :, :, None]) for n, h in enumerate(head.flatten().tolist())]
+    return torch.cat(found, 1).squeeze(-1)
+
+
+def by_named_layers(score, batch, head, i, j):
+    """The same of a dict of lists of modules."""
+    found = [NAMED[h][0](score[:, [n], :, :, None]) for n, h in enumerate(head.flatten().tolist())]
+    return torch.cat(found, 1).squeeze(-1)
+
+
+@pytest.mark.parametrize("change", [by_layers, by_named_layers])
+@pytest.mark.parametrize("learnt", [True, False])
+def test_each_block_may_call_other_layers(change, learnt, small_blocks):
+    query, key, value = inputs(60, 60, dtype=torch.float64)
+    leaves = [*LAYERS.parameters(), *[query] * learnt]
+    for one in (query, key, value):
+        one.requires_grad_(learnt)
+    output = ch.attention(query, key, value, score=ch.Dot().then(change), engine="tiled")
+    want = formula(query, key, change) @ value
+    grads = (torch.autograd.grad(one.sin().sum(), leaves) for one in (output, want))
+    for one, other in zip(*grads, strict=True):
+        same(one, other, rtol=1e-9, atol=1e-9)
+
+
+def late(score, batch, head, i, j):
+    """The change `hidden` of the last two heads: for the first ones no parameter is read."""
+    return torch.where(head < 2, score, hidden(score, batch, head, i, j)) if int(head.max()) > 1 else score
+
+
+def test_nothing_but_a_parameter_of_a_later_block_is_learnt(small_blocks):
+    query, key, value = (t.detach() for t in inputs(60, 60, dtype=torch.float64))
+    grads = []
+    for output in (
+        ch.attention(query, key, value, score=ch.Dot().then(late), engine="tiled"),
+        formula(query, key, late) @ value,
+    ):
+        grads.append(torch.autograd.grad(output.sin().sum(), list(RATES)[2:]))
+    for one, other in zip(*grads, strict=True):
+        same(one, other, rtol=1e-9, atol=1e-9)
+
+
 def test_a_parameter_that_a_later_block_alone_shows_is_no_missing_gradient(small_blocks):
     query, key, value = (t.detach() for t in inputs(60, 60))
     output = ch.attention(query, key, value, score=ch.Dot().then(hidden), engine="tiled")
-    with pytest.raises(ch.UnsupportedError, match="its gradient would be missing"):
-        output.sum().backward()
+    for again in (False, True):
+        with pytest.raises(ch.UnsupportedError, match="a gradient would be missing"):
+            output.sum().backward(retain_graph=True, create_graph=again)
+
+
+@pytest.mark.parametrize("frozen", [True, False])
+def test_parameters_of_functional_call_lose_no_gradient(frozen, small_blocks):
+    """They are in place during the call alone: the backward pass would read the module's own."""
+    query, key, value = (t.detach() for t in inputs(60, 60))
+    learnt = Learnt().requires_grad_(not frozen)
+
+    def attended(query, change):
+        return ch.attention(query, key, value, score=ch.Dot().then(change), engine="tiled").sin().sum()
+
+    class Attend(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.change = learnt
+
+        def forward(self, query):
+            return attended(query, self.change)
+
+    rate = torch.tensor([0.5, 0.6, 0.7, 0.8])
+    call = functools.partial(torch.func.functional_call, Attend())
+    for again in (False, True):
+        given = {"change.rate": rate.clone().requires_grad_()}
+        output = call(given, (query.clone().requires_grad_(),))
+        with pytest.raises(ch.UnsupportedError, match=r"take gradients by torch\.func\.grad"):
+            output.backward(create_graph=again)
+    got = torch.func.grad(lambda rate: call({"change.rate": rate}, (query,)))(rate)
+    wanted = rate.clone().requires_grad_()
+    weights = formula(query, key, lambda s, b, h, i, j: s / (1 + wanted[h] * (i - j).abs()))
+    (weights @ value).sin().sum().backward()
+    same(got, wanted.grad, atol=2e-4)
+
+
+def test_a_parameter_that_is_frozen_before_the_backward_pass_gets_no_gradient(small_blocks):
+    """As in plain PyTorch, and the gradients of the others are the same."""
+    query, key, value = inputs(60, 60)
+    for again in (False, True):
+        learnt = Learnt()
+        output = ch.attention(query, key, value, score=ch.Dot().then(learnt), engine="tiled")
+        learnt.rate.requires_grad_(False)
+        (got,) = torch.autograd.grad(output.sin().sum(), query, create_graph=again)
+        (want,) = torch.autograd.grad((formula(query, key, learnt) @ value).sin().sum(), query)
+        same(got, want, atol=2e-5)
 
 
 @pytest.mark.parametrize("change", [by_list, hidden])

@@ -1,5 +1,7 @@
 """Each mask against its rule in NumPy, and any expression of masks against the same expression of arrays."""
 
+import itertools
+
 import numpy as np
 import pytest
 import torch
@@ -277,6 +279,10 @@ def test_documents_by_position_ids():
     assert made(ids).ids.tolist() == [[0, 0, 0, 1, 1], [0, 0, 1, 1, 2]]
     assert made([3]).ids.tolist() == [0] and made(torch.zeros(0, dtype=torch.int32)).ids.tolist() == []
     assert torch.equal(made(ids.int().numpy()).ids, made(ids).ids)
+    whole = [[0, 200, 100, 255, 255], [-128, 127, 3, 5, -100]]  # differences that fit no uint8, and no int8
+    for row, dtype in zip(whole, (torch.uint8, torch.int8), strict=True):
+        begins = [0, *(int(after <= before) for before, after in itertools.pairwise(row))]
+        assert made(torch.tensor(row, dtype=dtype)).ids.tolist() == list(itertools.accumulate(begins)), dtype
     for wrong in (ids.float(), ids.bool(), ids[None]):
         with pytest.raises(ch.ClearheadError, match=r"Documents: position_ids has dtype .*expected integers \(Lk,\)"):
             made(wrong)

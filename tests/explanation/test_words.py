@@ -50,6 +50,20 @@ def test_scores_modules_and_positions_take_them():
     assert "1 animal" in said and "0 the" not in said
 
 
+def test_each_sequence_has_its_own():
+    x, each = torch.rand(2, 3, 4), [["a", "b", "c"], ["x", "y", "z"]]
+    ids = torch.tensor([[10, 11, 12], [20, 21, 22]])
+    for at, (own, other) in ((0, each), (1, each[::-1])):
+        said = str(ch.explain(x, x, x, tokens=each, at=at))
+        assert all(f"{n} {word}" in said for n, word in enumerate(own))
+        assert not any(f"{n} {word}" in said for n, word in enumerate(other))
+        assert f"2 {int(ids[at, 2])}" in str(ch.explain(x, x, x, tokens=ids, at=at))
+    for tokens in (each, ids):
+        with pytest.raises(ch.ShapeError, match="tokens has other words for each of 2 sequences, and 2 are explained"):
+            ch.explain(x, x, x, tokens=tokens)
+    assert "1 b" in str(ch.explain(x, x, x, tokens=[each[0]] * 2))
+
+
 @pytest.mark.parametrize("words", [["a"], ["a", 1], "ab", {"a"}, [], [["a"], ["b"]]], ids=repr)
 def test_words_that_do_not_fit_are_refused(words):
     for given in ({"tokens": words}, {"source_tokens": words}):

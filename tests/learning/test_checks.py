@@ -39,6 +39,22 @@ def test_close_takes_what_a_reader_may_give(capsys):
             checks.close(given, 1.0)
 
 
+def test_infinite_and_complex_numbers_are_compared_whole(capsys):
+    masked = torch.tensor([1.0, -torch.inf])
+    for right in (masked, masked.bfloat16(), [masked[0].clone().requires_grad_(), masked[1]], masked.numpy()):
+        checks.close(right, masked)
+    checks.close(torch.tensor([1 - 2j]).conj(), [1 + 2j])
+    with torch.device("meta"):
+        checks.close(2.0, 2)
+    assert capsys.readouterr().out == 6 * "right: the answer\n"
+    for wrong in (-masked, masked.nan_to_num(neginf=-1e9), torch.tensor([1.0, torch.nan])):
+        with pytest.raises(AssertionError, match=r"the answer: \S+ at \[[01]\] is not right"):
+            checks.close(wrong, masked)
+    for wrong in (1 + 2j, np.array(1 - 2j), torch.tensor(1j)):
+        with pytest.raises(AssertionError, match=r"the answer: \S+j is not right"):
+            checks.close(wrong, 1.0)
+
+
 def test_a_known_mistake_is_named_by_what_it_gives():
     but = {"this is the sum": torch.tensor(6.0), "it is a row": torch.tensor([2.0, 2.0]), "0 / 0": float("nan")}
     for found, why in ((6, "this is the sum"), ([2, 2], "it is a row"), (float("nan"), "0 / 0")):
@@ -79,6 +95,28 @@ def test_the_first_pair_that_differs_is_named():
         found[i, j] ^= True
         with pytest.raises(AssertionError, match=f"the mask: query {i} {words}"):
             pairs(found, wanted, "the mask")
+
+
+def test_a_function_that_writes_to_a_list_is_given_a_copy():
+    """Or the solution would read what the answer has written, and any answer would be right."""
+    given = {"a list": [[1.0, 2.0]], "arrays in a dict": [{"x": np.ones(2)}], "tensors in a tuple": [(torch.ones(2),)]}
+
+    def first(part):
+        return part if isinstance(part, list) else part["x"] if isinstance(part, dict) else part[0]
+
+    def emptied(part):
+        first(part)[:] = [0.0, 0.0] if isinstance(part, list) else 0.0
+        return first(part)
+
+    for name, inputs in given.items():
+        with pytest.raises(exercises.WrongAnswer, match=r"0 at .* is not right"):
+            exercises.tried(emptied, first, {name: inputs})
+        exercises.tried(first, first, {name: inputs}, mistakes={"it is emptied": emptied})
+
+
+def test_dots_are_no_answer_that_holds():
+    with pytest.raises(exercises.WrongAnswer, match="not answered yet"):
+        exercises.true(..., "three is more than two")
 
 
 def test_true_says_what_does_not_hold(capsys):

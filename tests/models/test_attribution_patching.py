@@ -205,6 +205,14 @@ def test_inputs_of_inference_mode_are_copied_and_weights_of_it_are_refused() -> 
         inputs = {"input_ids": IDS.clone()}
         assert torch.equal(ch.models.attribution_patching(case.model, zero, inputs, metric, exact=0).values, wanted)
         assert torch.equal(ch.models.logit_attribution(case.model, inputs, token=9)[0].heads, logits[0].heads)
+        token, place = torch.tensor(9), torch.tensor(-1)
+    for numbers in ((token, None, place), (9, token - 1, -1)):
+        metric = ch.models.logit_difference(*numbers)
+        plain = ch.models.logit_difference(*(int(one) if isinstance(one, Tensor) else one for one in numbers))
+        got, want = (ch.models.attribution_patching(case.model, zero, case.inputs, m, exact=0) for m in (metric, plain))
+        assert torch.equal(got.values, want.values)
+    assert torch.equal(ch.models.logit_attribution(case.model, case.inputs, token)[0].heads, logits[0].heads)
+    with torch.inference_mode():
         made = pair("GPT2", MODELS["GPT2"], HEAD["GPT2"])[0]
         made = type(made)(made.config).eval()
     with pytest.raises(ch.UnsupportedError, match=r"made under torch\.inference_mode"):

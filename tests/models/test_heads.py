@@ -255,10 +255,15 @@ def test_a_frame_has_the_rows():
 
 BAD = {
     "too few": (["a", "b"], ch.ShapeError, r"tokens has \[2\] tokens a sequence, .* \(sequences, keys\) \[\(1, 6\)\]"),
-    "a string": ("a b c", ch.ClearheadError, "tokens is a str; pass a list of words"),
-    "numbers in a list": ([1, 2, 3, 4, 5, 6], ch.ClearheadError, "tokens is a list; pass a list of words"),
-    "nothing": ([], ch.ClearheadError, "tokens is a list; pass a list of words"),
-    "floats": (torch.rand(1, 6), ch.ClearheadError, r"tokens has dtype torch.float32, shape \(1, 6\); pass words, or"),
+    "a string": ("a b c", ch.ClearheadError, "tokens takes words, .*; got a str"),
+    "numbers in a list": ([1, 2, 3, 4, 5, 6], ch.ClearheadError, "tokens takes words, .*; got a list"),
+    "nothing": ([], ch.ShapeError, r"tokens has \[0\] tokens a sequence"),
+    "no ids": (torch.zeros(1, 0, dtype=torch.int64), ch.ShapeError, r"tokens has \[0\] tokens a sequence"),
+    "floats": (
+        torch.rand(1, 6),
+        ch.ClearheadError,
+        r"tokens takes words, .*; got a Tensor of torch.float32, shape \(1,",
+    ),
     "another batch": (torch.zeros(3, 6).long(), ch.ShapeError, "tokens has"),
 }
 
@@ -504,3 +509,5 @@ def test_columns_and_orders_are_those_of_pandas():
     mixed = ch.models.Table([{"x": {}}, {"x": {}}])
     with pytest.raises(ch.ClearheadError, match="the column 'x' cannot be sorted: '<' not supported"):
         mixed.sort_values("x")
+    with pytest.raises(ch.ClearheadError, match=r"no column 'first'; it has no rows"):
+        ch.models.Table().top("first")

@@ -272,3 +272,28 @@ def test_a_watch_that_begins_while_another_thread_is_in_a_call(monkeypatch):
         thread.join()
         model(x)
     assert torch.equal(found[0], ch.attention(x, x, x)) and len(seen.calls) == 1
+
+
+@pytest.mark.parametrize("attend", [F.scaled_dot_product_attention, ch.attention])
+@pytest.mark.parametrize("edited", [False, True])
+def test_a_watch_that_ends_while_another_thread_is_in_the_model(attend, edited):
+    """The modules that still run there are seen no more: their calls would be those of the wrong module."""
+    begun, ended, found = threading.Event(), threading.Event(), []
+
+    class Second(Attending):
+        def forward(self, x):
+            begun.set()
+            ended.wait(10)
+            return super().forward(x + 1)
+
+    model, x = torch.nn.Sequential(Attending(attend), Second(attend)), torch.randn(1, 2, 5, 8)
+    thread = threading.Thread(target=lambda: found.append(model(x)))
+    manager = ch.edit(model, ch.edits.Ablate()) if edited else ch.watch(model)
+    with manager as seen:
+        thread.start()
+        begun.wait(10)
+    ended.set()
+    thread.join()
+    half = 1 + (torch.zeros_like(x) if edited else attend(x, x, x))
+    assert torch.allclose(found[0], attend(half, half, half), atol=1e-6)
+    assert edited or [str(call.layer) for call in seen.calls] == ["L0"]

@@ -1,5 +1,6 @@
 """Every tool takes `tokens=` by one rule: words, lists of words for each sequence, or ids as a model was given them."""
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -16,6 +17,7 @@ LETTERS = [list("pqprs"), list("tqqrs")]  # equal where the ids are equal
 FORMS = {
     "ids": IDS, "an array": IDS.int().numpy(), "lists": [list(map(str, row)) for row in IDS.tolist()],
     "one text": IDS[1], "a row": IDS[1:], "words": ["8", "1", "1", "3", "4"],
+    "an array of words": np.array([list(map(str, row)) for row in IDS.tolist()]),
 }  # fmt: skip
 
 

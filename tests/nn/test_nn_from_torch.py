@@ -205,3 +205,9 @@ def test_a_state_dict_that_does_not_fit_says_so():
         MultiHeadAttention(E, H).load_state_dict(theirs(add_bias_kv=True).state_dict())
     ours = MultiHeadAttention(E, H)
     MultiHeadAttention(E, H).load_state_dict(ours.state_dict())  # its own names
+    for wrong in (torch.tensor(3.0), torch.zeros(3 * E - 1, E), "weights", None):  # it can't be cut into three
+        state = theirs().state_dict() | {"in_proj_weight": wrong}
+        with pytest.raises(
+            RuntimeError, match=r'Missing key\(s\).*W_k.weight(.|\n)*Unexpected key\(s\).*"in_proj_weight"'
+        ):
+            MultiHeadAttention(E, H).load_state_dict(state)

@@ -1192,8 +1192,25 @@ class Later(ch.extend.Bias):
         ),
     ),
     case(
+        "ch.explain(q, q, q, tokens=[list('abcde'), list('vwxyz')])",
+        (
+            "at=(0,)",
+            "ch.explain(q, q, q, tokens=[list('abcde'), list('vwxyz')], @)['output']",
+            "plain(q, q, q)[:1]",
+        ),
+        (
+            "pass one list of words",
+            "ch.explain(q, q, q, tokens=list('abcde'))['output'] # @",
+            "plain(q, q, q)",
+        ),
+    ),
+    case(
         "watched().table(tokens='abcde')",
-        ("a list of words", "torch.tensor(len(watched().table(tokens=[list('abcde')] * 2))) # @", "torch.tensor(2)"),
+        (
+            "a list of such lists",
+            "torch.tensor(len(watched().table(tokens=[list('abcde')] * 2))) # @",
+            "torch.tensor(2)",
+        ),
     ),
     case(
         "watched().table(tokens=list('abc'))",
@@ -1400,6 +1417,7 @@ class Later(ch.extend.Bias):
         "by_head(hidden)",
         ("torch.stack(parameters)[head]", "by_head(lambda b, head, i, j: @ * (i - j) / 512)", "want()"),
         ("engine='reference'", "by_head(hidden, @)", "want()"),
-        setup="parameters = [torch.nn.Parameter(torch.tensor(rate)) for rate in (0.5, 0.7)]\nhides = SimpleNamespace(held=parameters)\ndef hidden(b, head, i, j):\n    return torch.stack([getattr(hides, 'held')[n] for n in head.flatten().tolist()]).view(head.shape) * (i - j) / 512\ny = torch.rand(1, 2, 512, 64)\ndef gradients(output):\n    return torch.stack(torch.autograd.grad(output.sin().mean(), parameters))\n@torch.enable_grad()\ndef by_head(function, engine=None):\n    return gradients(attention(y, y, y, score=lambda q, k: q @ k.mT / 8, bias=BiasFunction(function), engine=engine))\n@torch.enable_grad()\ndef want():\n    at = torch.arange(512)\n    return gradients(plain(y, y, y, added=torch.stack(parameters)[:, None, None] * (at[:, None] - at) / 512))",
+        ("torch.func.grad", "@(of_rates)(torch.stack(parameters).detach())", "want()"),
+        setup="parameters = [torch.nn.Parameter(torch.tensor(rate)) for rate in (0.5, 0.7)]\nhides = SimpleNamespace(held=parameters)\ndef hidden(b, head, i, j):\n    return torch.stack([getattr(hides, 'held')[n] for n in head.flatten().tolist()]).view(head.shape) * (i - j) / 512\ny = torch.rand(1, 2, 512, 64)\ndef gradients(output):\n    return torch.stack(torch.autograd.grad(output.sin().mean(), parameters))\n@torch.enable_grad()\ndef by_head(function, engine=None):\n    return gradients(attention(y, y, y, score=lambda q, k: q @ k.mT / 8, bias=BiasFunction(function), engine=engine))\ndef of_rates(rates):\n    bias = BiasFunction(lambda b, head, i, j: rates[head] * (i - j) / 512)\n    return attention(y, y, y, bias=bias).sin().mean()\n@torch.enable_grad()\ndef want():\n    at = torch.arange(512)\n    return gradients(plain(y, y, y, added=torch.stack(parameters)[:, None, None] * (at[:, None] - at) / 512))",
     ),
 ]

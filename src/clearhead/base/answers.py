@@ -10,6 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from clearhead.base.torch_private import tree_map_only
+
 Given = ParamSpec("Given")
 
 
@@ -53,28 +55,39 @@ def answered(what: str, *given: Any) -> None:
 
 
 def numbers(given: Any, what: str) -> Tensor:
-    """A tensor, an array, a number, or a list of numbers, as float64."""
+    """A tensor, an array, a number, or a list of these, as float64, or complex128, on the host."""
     answered(what, given)
     try:
-        tensor = given.detach() if isinstance(given, Tensor) else torch.as_tensor(np.asarray(given))
-        return tensor.double()
+        found = tree_map_only(Tensor, lambda tensor: tensor.detach().cpu().to(_wide(tensor)).resolve_conj(), given)
+        tensor = found if isinstance(found, Tensor) else torch.as_tensor(np.asarray(found), device="cpu")
+        return tensor.to(_wide(tensor))
     except (TypeError, ValueError, RuntimeError) as error:
         raise AssertionError(f"{what}: found {given!r:.80}, which is no number, array or tensor.") from error
+
+
+def _wide(tensor: Tensor) -> torch.dtype:
+    return torch.complex128 if tensor.is_complex() else torch.float64
+
+
+def _right(found: Tensor, expected: Tensor, tolerance: float) -> Tensor:
+    """Which numbers are right: equal, as infinite ones may be, or no further apart than the tolerance. NaN is not."""
+    return (found == expected) | ((found - expected).abs() <= tolerance)
 
 
 def same(found: Any, expected: Any, what: str, tolerance: float = 1e-5, but: Mapping[str, Any] | None = None) -> None:
     """Raises unless both are of one shape and differ by `tolerance` at most. `but`: what each known mistake gives."""
     said = (lambda x: str(bool(x))) if isinstance(expected, bool) else "{:.6g}".format
     found, expected = numbers(found, what), numbers(expected, what)
-    if found.shape == expected.shape and bool(((found - expected).abs() <= tolerance).all()):
-        return  # NaN is not close to anything
+    if found.shape == expected.shape and bool(_right(found, expected, tolerance).all()):
+        return
     for reason, mistaken in (but or {}).items():
         mistaken = numbers(mistaken, what)
-        if found.shape == mistaken.shape and torch.allclose(found, mistaken, 1e-4, tolerance, equal_nan=True):
+        alike = found.shape == mistaken.shape and found.dtype == mistaken.dtype
+        if alike and torch.allclose(found, mistaken, 1e-4, tolerance, equal_nan=True):
             raise AssertionError(f"{what}: not right. It seems that {reason}.")
     if found.shape != expected.shape:
         raise AssertionError(f"{what}: the shape is {tuple(found.shape)}, and {tuple(expected.shape)} was asked for.")
-    first = tuple(int(i) for i in (~((found - expected).abs() <= tolerance)).nonzero()[0])
+    first = tuple(int(i) for i in (~_right(found, expected, tolerance)).nonzero()[0])
     place = f" at [{', '.join(map(str, first))}]" if first else ""
     raise AssertionError(f"{what}: {said(found[first].item())}{place} is not right.")
 
@@ -90,9 +103,8 @@ def told(found: Any, expected: Any, what: str, but: Mapping[str, Any]) -> None:
 def called(function: Callable[..., Any], *inputs: Any, what: str) -> Any:
     """What a function of the reader's gives for copies of the inputs."""
     answered(what, function)
-    copies = [x.clone() if isinstance(x, Tensor) else x.copy() if isinstance(x, np.ndarray) else x for x in inputs]
     try:
-        result = function(*copies)
+        result = function(*_copies(inputs))
     except Exception as error:
         shapes = ", ".join(str(tuple(x.shape)) for x in inputs if hasattr(x, "shape"))
         where = f" for inputs of the shapes {shapes}" if shapes else ""
@@ -100,6 +112,12 @@ def called(function: Callable[..., Any], *inputs: Any, what: str) -> Any:
         raise AssertionError(f"{what}: {type(error).__name__}{_line(function, error)}{where}: {said}.") from error
     answered(what, result)
     return result
+
+
+def _copies(inputs: Sequence[Any]) -> list[Any]:
+    """The inputs, where tensors, arrays, lists and dicts are copies: a function may write to what it is given."""
+    copies: list[Any] = tree_map_only(Tensor, Tensor.clone, tree_map_only(np.ndarray, np.ndarray.copy, list(inputs)))
+    return copies
 
 
 def _line(function: Callable[..., Any], error: Exception) -> str:
@@ -138,7 +156,7 @@ def close(
 
     `found`: the answer: a number, an array, a tensor, or lists; None and `...` are "not answered yet". `what`: what it
     is, in the messages. `mistakes`: what each frequent mistake gives, by words that say it: `{"this is the sum": 3}`.
-    Right is |found − expected| ≤ tolerance for every number. Prints `right: …`.
+    Right is found = expected, or |found − expected| ≤ tolerance, for every number. Prints `right: …`.
     Raises a `WrongAnswer`: the mistake whose result was found, else the shape, else the first number that is not right.
     Cost: a pass over the numbers, and one for each mistake where the answer is wrong.
     """
@@ -156,6 +174,8 @@ def true(holds: object, what: str) -> None:
 
     Raises a `WrongAnswer` where it does not hold. Cost: none.
     """
+    if holds is ...:
+        answered(what, holds)
     if not bool(holds):
         raise AssertionError(f"not so: {what}")
     print(f"right: {what}")
@@ -185,14 +205,14 @@ def tried(
     ...     print(wrong)
     With three axes: the weights: not right. It seems that the softmax runs over the queries. It is right for two axes.
 
-    `function`: the answer. `inputs`: the arguments of each case, by its name; the function gets copies of arrays.
+    `function`: the answer. `inputs`: the arguments of each case, by its name; each function gets copies of them.
     `mistakes`: functions of the same arguments that make frequent mistakes, by what each of them does.
     Prints `right: …`. Raises a `WrongAnswer`, which says for which inputs it is right; where the function raises, with
     the shapes and the function's line. Cost: one call of each function for each case.
     """
     right: list[str] = []
     for name, given in inputs.items():
-        but = {reason: mistaken(*given) for reason, mistaken in (mistakes or {}).items()}
+        but = {reason: mistaken(*_copies(given)) for reason, mistaken in (mistakes or {}).items()}
         with case(name, right):
-            same(called(function, *given, what=what), solution(*given), what, tolerance, but)
+            same(called(function, *given, what=what), solution(*_copies(given)), what, tolerance, but)
     print(f"right: {what}")

@@ -16,6 +16,7 @@ from clearhead.base.torch_private import parts_of
 
 DEPTH = 3  # how many levels of calls are followed
 Chain = tuple[str, ...]  # a variable, and the attributes looked up on it: ("self", "rule", "ids")
+LISTS = nn.ParameterList | nn.ParameterDict | nn.ModuleList | nn.ModuleDict | nn.Sequential
 _ABSENT = object()
 
 
@@ -23,9 +24,9 @@ def read_by(function: Any, depth: int = DEPTH) -> Iterator[Tensor]:
     """The tensors that a function's bytecode reads.
 
     They are found in variables of its closure, its defaults, its globals and `self`, and in attributes looked up on
-    these; in lists, tuples and dicts of such tensors, PyTorch's own of parameters included; and in the same places of
-    the functions that it calls. Tensors that are reached in other ways (`getattr`, an attribute of a call's result) are
-    not found.
+    these; in lists, tuples and dicts of such tensors and functions, and in all of PyTorch's own lists of parameters and
+    of modules; and in the same places of the functions that it calls. Tensors that are reached in other ways
+    (`getattr`, an attribute of a call's result) are not found.
     """
     if isinstance(function, functools.partial):
         for given in (*function.args, *function.keywords.values()):
@@ -76,11 +77,12 @@ def _followed(thing: Any, attributes: Chain, depth: int) -> Iterator[Tensor]:
 def _held(thing: Any, depth: int) -> Iterator[Tensor]:
     if isinstance(thing, Tensor):
         yield thing
-    elif isinstance(thing, nn.ParameterList | nn.ParameterDict):
+    elif isinstance(thing, LISTS):
         yield from thing.parameters()
+        yield from thing.buffers()
     elif isinstance(thing, list | tuple | set | dict):
         for part in thing.values() if isinstance(thing, dict) else thing:
-            if isinstance(part, Tensor) or (depth and isinstance(part, list | tuple | dict)):
+            if isinstance(part, Tensor) or (depth and not isinstance(part, str | int | float)):
                 yield from _held(part, depth - 1)
     elif depth and isinstance(thing, types.FunctionType | types.MethodType | functools.partial | nn.Module):
         yield from read_by(thing, depth - 1)

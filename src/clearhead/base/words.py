@@ -15,32 +15,51 @@ from clearhead.base.errors import ClearheadError, ShapeError
 TokensLike = Iterable[str] | Iterable[Sequence[str]] | Array  # words of one sequence, or of each; or ids
 
 
-def word_list(name: str, words: Any, sequence: Any = 0) -> list[str] | None:
-    """The caller's words, one for each position, from any ordered iterable; None for None.
+def rows_of(name: str, words: Any) -> Tensor | list[list[str]]:
+    """The ids of tokens, (B, L); or the words of each sequence, from any ordered iterable, one list for all of them."""
+    ids = ids_of(words)
+    if ids is not None:
+        return ids
+    given, kind = words, type(words).__name__
+    if isinstance(words, Tensor | np.ndarray):
+        kind += f" of {words.dtype}, shape {tuple(words.shape)}"
+        given = words.tolist() if isinstance(words, np.ndarray) else None
+    ordered = not isinstance(given, str | bytes | set | frozenset | dict)
+    try:
+        found: list[Any] = list(given) if ordered else []
+    except TypeError:  # it has no words
+        ordered, found = False, []
+    nested = bool(found) and all(isinstance(row, Sequence) and not isinstance(row, str | bytes) for row in found)
+    rows = [list(row) for row in found] if nested else [found]
+    if not ordered or not all(isinstance(word, str) for row in rows for word in row):
+        raise ClearheadError(
+            f"{name} takes words, one for each position, a list of such lists, one for each sequence, or a tensor of "
+            f"token ids, integers (L,) or (B, L), which are shown as numbers; got a {kind}. For the words of ids pass "
+            "tokenizer.convert_ids_to_tokens(ids)."
+        )
+    return rows
 
-    Ids, integers (L,) or (B, L), are words by their numbers. Where there are words of several sequences, those of this
-    `sequence`.
+
+def word_list(name: str, words: Any, *sequences: Any) -> list[str] | None:
+    """The caller's words, one for each position; None for None. Ids are words by their numbers.
+
+    Where there are words of several sequences, those of these `sequences`, which must have the same words.
     """
     if words is None:
         return None
-    ordered, ids = not isinstance(words, str | bytes | set | frozenset | dict), ids_of(words)
+    rows = rows_of(name, words)
+    lists = [list(map(str, row)) for row in rows.tolist()] if isinstance(rows, Tensor) else rows
     try:
-        found: list[Any] = list(words) if ordered and ids is None else []
-    except TypeError:  # it has no words
-        ordered, found = False, []
-    if ids is not None:
-        found = [list(map(str, row)) for row in ids.tolist()]
-    if found and all(isinstance(row, list | tuple) for row in found):
-        try:
-            found = list(found[sequence if len(found) > 1 else 0])
-        except (IndexError, TypeError):
-            raise ShapeError(f"{name} has words of {len(found)} sequences, and sequence is {sequence!r:.60}.") from None
-    if not ordered or not all(isinstance(word, str) for word in found):
-        raise ClearheadError(
-            f"{name} takes words, one for each position, or a tensor of token ids, which are shown as numbers; got a "
-            f"{type(words).__name__}. For the words of ids pass tokenizer.convert_ids_to_tokens(ids)."
+        found = [lists[one if len(lists) > 1 else 0] for one in sequences or (0,)]
+    except (IndexError, TypeError):
+        asked = ", ".join(f"{one!r:.60}" for one in sequences or (0,))
+        raise ShapeError(f"{name} has words of {len(lists)} sequences, and sequence is {asked}.") from None
+    if any(other != found[0] for other in found):
+        raise ShapeError(
+            f"{name} has other words for each of {len(lists)} sequences, and {len(found)} are explained beside each "
+            "other, with one word a position. Name one sequence by at=, such as at=(0,), or pass one list of words."
         )
-    return found
+    return found[0]
 
 
 def ids_of(words: Any) -> Tensor | None:
@@ -52,4 +71,4 @@ def ids_of(words: Any) -> Tensor | None:
     ids = to_tensor(words, "tokens").detach()
     if ids.is_floating_point() or ids.is_complex() or ids.dtype == torch.bool:
         return None
-    return ids.reshape(-1, ids.shape[-1])
+    return ids if ids.ndim == 2 else ids[None]

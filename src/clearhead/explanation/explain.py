@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from inspect import signature
 from typing import Any, TypedDict, Unpack, overload
@@ -26,6 +26,7 @@ from clearhead.base.errors import ClearheadError, UnsupportedError
 from clearhead.base.positions import check_align
 from clearhead.base.shapes import AlignLike
 from clearhead.base.tracing import readable, without_autocast
+from clearhead.base.words import TokensLike
 from clearhead.biases.base import BiasLike
 from clearhead.explanation.explanation import Explanation, shown_as
 from clearhead.explanation.gradients import leaves, with_gradients
@@ -45,7 +46,7 @@ from clearhead.problem.lengths import joined
 from clearhead.scores.dot import Dot
 
 Gradients = bool | Array | None
-Words = Sequence[str] | None
+Words = TokensLike | None
 
 
 class Options(TypedDict, total=False):
@@ -147,8 +148,9 @@ def explain(
     of its call. The module is not changed: neither its record nor a cache is written.
     `at`: the part to explain, an index of the weights (..., Lq, Lk) such as `(0, 3, 17)` for sequence 0, head 3, query
     17. None means the whole call where it is small, else the first part of it; the explanation says what it left out.
-    `tokens`: a word for each query, `source_tokens`: a word for each key, which name rows and columns. Without
-    `source_tokens`, and where there are as many keys as queries, the keys have the words of the queries.
+    `tokens`: a word for each query, `source_tokens`: a word for each key, which name rows and columns; or a list of
+    such lists or token ids (B, L), a row for each sequence, where `at` names one. Without `source_tokens`, and where
+    there are as many keys as queries, the keys have the words of the queries.
     `gradients`: True for a gradient of ones, or the gradient of the last step, of its shape. Then one more part shows
     the gradient of each step, back to the inputs; the gradient of padding is 0.
     `title`: of the explanation in every form; None names the computation. `digits`: with how many digits numbers are

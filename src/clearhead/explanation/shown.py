@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -13,7 +12,7 @@ from torch import Tensor
 from clearhead.base.errors import ClearheadError, ShapeError
 from clearhead.base.shapes import Sizes
 from clearhead.base.steps import Step
-from clearhead.base.words import word_list
+from clearhead.base.words import TokensLike, word_list
 from clearhead.inspection.index import parse
 from clearhead.problem.region import Region
 
@@ -29,18 +28,20 @@ class Asked(NamedTuple):
     """What a caller asked for: the part to explain, an index of the weights, and a word for each query and each key."""
 
     at: Any = None
-    tokens: Sequence[str] | None = None
-    source_tokens: Sequence[str] | None = None
+    tokens: TokensLike | None = None
+    source_tokens: TokensLike | None = None
 
-    def words(self, queries: int, keys: int) -> tuple[tuple[str, ...] | None, tuple[str, ...] | None]:
-        """The words of so many queries, and of so many keys."""
-        own = self._checked("tokens", self.tokens, queries, "queries")
-        source = self._checked("source_tokens", self.source_tokens, keys, "keys")
+    def words(
+        self, queries: int, keys: int, batches: tuple[int, ...]
+    ) -> tuple[tuple[str, ...] | None, tuple[str, ...] | None]:
+        """The words of so many queries, and of so many keys, of these sequences."""
+        own = self._checked("tokens", self.tokens, queries, "queries", batches)
+        source = self._checked("source_tokens", self.source_tokens, keys, "keys", batches)
         return own, own if source is None and queries == keys else source
 
     @staticmethod
-    def _checked(name: str, given: Any, count: int, what: str) -> tuple[str, ...] | None:
-        words = word_list(name, given)
+    def _checked(name: str, given: Any, count: int, what: str, batches: tuple[int, ...]) -> tuple[str, ...] | None:
+        words = word_list(name, given, *batches)
         if words is not None and len(words) != count:
             raise ShapeError(f"{name} has {len(words)} words, and there are {count} {what}: one word belongs to each.")
         return None if words is None else tuple(words)
@@ -109,7 +110,6 @@ def choose(at: Any, sizes: Sizes) -> Shown:
     `settle` chooses the keys and the pair, when the weights are known.
     """
     at, *_ = asked = at if isinstance(at, Asked) else Asked(at)
-    words = asked.words(sizes.queries, sizes.keys)
     shape = torch.Size((*sizes.shown, sizes.queries, sizes.keys))
     if 0 in shape:
         raise ClearheadError(f"there is nothing to explain: the weights are {tuple(shape)}, without a pair.")
@@ -133,6 +133,7 @@ def choose(at: Any, sizes: Sizes) -> Shown:
     whole = len(keys) in (1, sizes.keys)  # beside one named key, the keys with the largest weights are shown
     pair = (0, 0, 0, -1 if len(keys) == sizes.keys else keys[0])
     keys = () if whole else keys
+    words = asked.words(sizes.queries, sizes.keys, batches)
     return Shown(sizes, batches, heads, queries, keys, pair, absent, tuple(left_out), (), *words)
 
 

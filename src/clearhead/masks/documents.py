@@ -120,8 +120,10 @@ class Documents(Mask):
                 f"Documents: position_ids has dtype {given.dtype}, shape {tuple(given.shape)}; expected integers (Lk,) "
                 "or (B, Lk), the position of each token in its document."
             )
-        steps = torch.cat([given[..., :1] - 1, given], -1).diff(dim=-1)  # 1 at the first place
-        return cls((steps <= 0).cumsum(-1))
+        places = given.long()  # compared and not subtracted: a difference may not fit the dtype
+        begins = torch.zeros_like(places)
+        begins[..., 1:] = places[..., 1:] <= places[..., :-1]
+        return cls(begins.cumsum(-1))
 
     @classmethod
     def example(cls, sizes: Sizes) -> Mask:

@@ -331,7 +331,7 @@ def explain_call(call: AttentionCall, at: Any, tokens: Any, source_tokens: Any) 
     with torch.no_grad(), without_autocast(call.query.device):
         problem = _by_tile(call)
         shown = choose(at, problem.sizes)
-        queries, keys = _words(call, tokens, source_tokens, shown.region.batch.start or 0)
+        queries, keys = _words(call, tokens, source_tokens, shown.batches)
         shown = replace(shown, query_words=queries, key_words=keys)
         inputs = input_steps(problem, shown)
         made = _made(call, inputs, shown)
@@ -419,11 +419,11 @@ def _computed(call: AttentionCall, shown: Shown, output: Step | None) -> Part:
 
 
 def _words(
-    call: AttentionCall, tokens: TokensLike | None, source_tokens: TokensLike | None, sequence: int
+    call: AttentionCall, tokens: TokensLike | None, source_tokens: TokensLike | None, batches: tuple[int, ...]
 ) -> tuple[tuple[str, ...] | None, tuple[str, ...] | None]:
     """The word of each query and of each key; None where no words were given."""
     queries, keys = call.query.shape[2], call.key.shape[2]
-    own, source = word_list("tokens", tokens, sequence), word_list("source_tokens", source_tokens, sequence)
+    own, source = word_list("tokens", tokens, *batches), word_list("source_tokens", source_tokens, *batches)
     if source is None and call.kind == "self":
         source = own
     if own is not None and len(own) < queries:

@@ -83,7 +83,8 @@ class Table(list[Row]):
     def _column(self, name: str) -> np.ndarray:
         """Numbers as such, NaN where a row has none; anything else as objects, None where a row has none."""
         if not any(name in row for row in self):
-            raise ClearheadError(f"the table has no column {brief(name)}; its columns are {', '.join(self._columns)}.")
+            held = f"its columns are {', '.join(self._columns)}" if self else "it has no rows"
+            raise ClearheadError(f"the table has no column {brief(name)}; {held}.")
         found = [row.get(name) for row in self]
         if all(one is None or isinstance(one, int | float) for one in found):
             return np.array([math.nan if one is None else one for one in found])

@@ -66,13 +66,16 @@ def refuse_keys(add_bias_kv: bool, add_zero_attn: bool, ours: str) -> None:
 def take_names(module: nn.Module, state: dict[str, Any], prefix: str, *others: Any) -> None:
     """Before a state dict is loaded: turn the names of an nn.MultiheadAttention into those of MultiHeadAttention.
 
-    Names that are already ours stay, and so does what has no counterpart, which torch's loading then reports.
+    Names that are already ours stay, and so does what has no counterpart or is no three weights side by side, which
+    torch's loading then reports.
     """
     if f"{prefix}bias_k" in state:
         refuse_keys(True, False, type(module).__name__)
     for leaf, apart in (("weight", "qkv"), ("bias", "")):
-        packed = state.pop(f"{prefix}in_proj_{leaf}", None)
-        parts = [] if packed is None else [part.clone() for part in packed.chunk(3)]
+        packed = state.get(f"{prefix}in_proj_{leaf}")
+        parts = []
+        if isinstance(packed, Tensor) and packed.ndim and not packed.shape[0] % 3:
+            parts = [part.clone() for part in state.pop(f"{prefix}in_proj_{leaf}").chunk(3)]
         parts = parts or [state.pop(f"{prefix}{side}_proj_{leaf}", None) for side in apart]
         parts.append(state.pop(f"{prefix}out_proj.{leaf}", None))
         names = ("W_q", "W_k", "W_v", "W_o")[-len(parts) :]

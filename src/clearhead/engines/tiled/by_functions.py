@@ -7,7 +7,8 @@ more in the backward pass. What comes after the scores, the softmax and the sum 
 What the functions learn is not known before they run. Autograd's graph of the first block shows it: parameters are its
 leaves. What their code reads joins them, since another block may read other parameters. Where the graph goes on into
 operations that were there before, or something random was drawn, the whole is left to checkpoints. A parameter that a
-later block alone shows is an error, since its gradient would be missing. The largest tensor that autograd keeps for the
+later block alone shows is an error, since its gradient would be missing; and so is it where the blocks of the backward
+pass depend on none that the first one showed. The largest tensor that autograd keeps for the
 first block says how large blocks may be.
 """
 
@@ -26,6 +27,7 @@ from clearhead.base.tracing import compiling, dispatches, on_the_host, traced, w
 from clearhead.base.versions import Versions
 from clearhead.engines.tiled import tiles
 from clearhead.engines.tiled.backward import slope_of
+from clearhead.engines.tiled.fused import shown
 from clearhead.engines.tiled.outputs import followed, in_blocks
 from clearhead.problem import regions
 from clearhead.problem.packing import Operands, in_dtypes, operands, with_operands, without_operands
@@ -58,7 +60,10 @@ def output(problem: Problem, every: list[Region]) -> Tensor | None:
 
     with torch.autograd.graph.saved_tensors_hooks(counted, lambda tensor: tensor):
         begun, own = _scores(cut(problem, regions.parts_seen(problem, every[0])[0]), needs)
-    learnt = None if before is None else _with_those_read(_learnt(begun, own, before), problem)
+    first = None if before is None else _learnt(begun, own, before)
+    learnt, shown_first = _with_those_read(first, problem), len(first or ()) if begun.numel() else 0
+    if not learnt and not any(needs) and not shown(problem):
+        learnt = None  # a later block may show the first parameter, and an output without a graph would lose it
     if learnt is not None:
         numbers = -(-max(saved) // max(begun.numel(), 1))
         pairs = min(PAIRS, FOLLOWED * regions.BUDGET // numbers) * min(torch.get_num_threads(), 4)
@@ -67,7 +72,8 @@ def output(problem: Problem, every: list[Region]) -> Tensor | None:
         with torch.no_grad():
             kept = in_blocks(problem, every)
         if torch.equal(torch.get_rng_state(), drawn):
-            found: Tensor = _Output.apply(problem, every, kept, learnt, *given, *learnt)  # type: ignore[no-untyped-call]
+            parts = problem, every, kept, learnt, shown_first
+            found: Tensor = _Output.apply(*parts, *given, *learnt)  # type: ignore[no-untyped-call]
             return found
     torch.set_rng_state(drawn)
     return None
@@ -87,9 +93,9 @@ def _order_now() -> int | None:
 
 
 def _learnt(scores: Tensor, own: list[Tensor | None], before: int) -> list[Tensor] | None:
-    """The parameters on which scores depend beside the operands `own`; None where it is not known."""
+    """The parameters on which scores, or an output, depend beside the operands `own`; None where it is not known."""
     found: list[Tensor] = []
-    nodes, met = [scores.grad_fn], set()
+    nodes, met = [scores.grad_fn], {tensor.grad_fn for tensor in own if tensor is not None}
     while nodes:
         node = nodes.pop()
         if node is None or node in met:
@@ -119,15 +125,24 @@ def _among(tensor: Tensor, others: list[Tensor]) -> bool:
     return any(tensor is other for other in others)
 
 
-def _refuse_others(scores: Tensor, own: list[Tensor | None], learnt: list[Tensor], before: int | None) -> None:
-    """Raise where the scores of a block depend on a parameter that `learnt` lacks."""
+def _checked(
+    scores: Tensor, own: list[Tensor | None], learnt: list[Tensor], first: list[Tensor], before: int | None
+) -> bool:
+    """Whether scores depend on a parameter that the first block showed. An error for one that `learnt` lacks."""
     found = None if before is None else _learnt(scores, own, before)
     if found is None or not all(_among(tensor, learnt) for tensor in found):
-        raise UnsupportedError(
-            "a function in the score or the bias of attention() reads a parameter for some pairs alone, and none of "
-            "the first block is among them: its gradient would be missing. Let the function read all parameters for "
-            "any pair, as torch.stack(parameters)[head] does, or pass engine='reference'."
-        )
+        raise _other_parameters()
+    return any(_among(tensor, first) for tensor in found)
+
+
+def _other_parameters() -> UnsupportedError:
+    return UnsupportedError(
+        "in the backward pass the scores of attention() depend on other parameters than the first block showed in the "
+        "forward pass: a gradient would be missing. Either a function in the score or the bias reads a parameter for "
+        "some pairs alone: let it read all parameters for any pair, as torch.stack(parameters)[head] does. Or other "
+        "parameters are in place now, as after torch.func.functional_call: take gradients by torch.func.grad. Or pass "
+        "engine='reference'."
+    )
 
 
 def _reads(problem: Problem, learnt: list[Tensor]) -> tuple[Versions, Versions]:
@@ -142,40 +157,54 @@ class _Output(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, problem: Problem, every: list[Region], kept: Partial, learnt: list[Tensor], *tensors: Tensor | None
+        ctx: Any,
+        problem: Problem,
+        every: list[Region],
+        kept: Partial,
+        learnt: list[Tensor],
+        shown_first: int,
+        *tensors: Tensor | None,
     ) -> Tensor:
         ctx.save_for_backward(*tensors[: len(tensors) - len(learnt)], *kept[:3])
         ctx.problem, ctx.every, ctx.learnt, ctx.finite = without_operands(problem), every, learnt, kept.finite
-        ctx.reads = _reads(ctx.problem, learnt)
+        ctx.reads, ctx.first = _reads(ctx.problem, learnt), learnt[:shown_first]
         return kept.output
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Any:
         for reads in ctx.reads:
             reads.check()
-        grad, saved, wanted = grads[0], in_memory_still(ctx.saved_tensors), ctx.needs_input_grad[4:]
+        grad, saved = grads[0], in_memory_still(ctx.saved_tensors)
         problem, kept = with_operands(ctx.problem, saved[:-3]), Partial(*saved[-3:])
+        needs, frozen = ctx.needs_input_grad[5:], [not tensor.requires_grad for tensor in ctx.learnt]  # now
+        of_operands = len(needs) - len(frozen)
+        wanted = (*needs[:of_operands], *(n and not f for n, f in zip(needs[of_operands:], frozen, strict=True)))
         again = torch.is_grad_enabled()  # the gradient is to be differentiated
+        first = [tensor for tensor in ctx.first if tensor.requires_grad]
 
         def compute(grad: Tensor) -> Gradients:
-            return _gradients(problem, ctx.every, ctx.learnt, kept, with_memory(grad), wanted)
+            return _gradients(problem, ctx.every, ctx.learnt, first, kept, with_memory(grad), wanted)
 
         with without_autocast(problem.sizes.device):
             if again or dispatches(grad):
+                before = _order_now()
                 with torch.enable_grad():
                     own = views(operands(problem))
                     found = followed(with_operands(problem, own), ctx.every, again=True)
+                if not _checked(found, own, ctx.learnt, first, before) and first:
+                    raise _other_parameters()
                 each = followed_back(found, grad, [*own, *ctx.learnt], wanted, create_graph=again)
             else:
                 each = unbatched(compute, grad)
         ctx.reads = _reads(ctx.problem, ctx.learnt)  # a score may write to its own buffers: that is no error
-        return (None, None, None, None, *each)
+        return (None, None, None, None, None, *each)
 
 
 def _gradients(
     problem: Problem,
     every: list[Region],
     learnt: list[Tensor],
+    first: list[Tensor],
     kept: Partial,
     grad: Tensor,
     wanted: tuple[bool, ...],
@@ -189,6 +218,7 @@ def _gradients(
         for t, w in zip(given, wanted, strict=False)
     ]
     of_learnt: list[Tensor | None] = [None] * len(learnt)
+    met: list[bool] = []  # whether each block depends on what the first one showed
     needs = [*wanted[:2], False, *wanted[3:6], False]  # those of the operands that the scores read
     with torch.no_grad():
         for region in every:
@@ -197,7 +227,7 @@ def _gradients(
                     continue
                 part, at = cut(problem, seen), seen.sides[:3]
                 scores, own = _scores(part, needs)
-                _refuse_others(scores, own, learnt, before)
+                met.append(_checked(scores, own, learnt, first, before))
                 to_value = sums[2] if wanted[2] else None
                 some = Rows(*(row[at] for row in rows))
                 slope = slope_of(part, scores.detach(), seen, to_value, some, grad[at], problem.groups, Sent())
@@ -210,6 +240,8 @@ def _gradients(
                 for i, one in enumerate(found[len(given) :]):
                     so_far = of_learnt[i]  # a block may use some of the parameters alone
                     of_learnt[i] = so_far if one is None else one if so_far is None else so_far + one
+    if first and met and not any(met):
+        raise _other_parameters()
     totals = [total if want else None for total, want in zip(sums, wanted, strict=False)]
     if problem.sinks is not None and wanted[6]:
         totals[6] = sinks_gradient(problem.sinks, rows)

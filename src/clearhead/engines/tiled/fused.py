@@ -60,12 +60,22 @@ def fused(problem: Problem) -> Callable[[Region], Partial] | None:
             _asked.clear()
         _asked[kind] = _asked.get(kind, 0) + pairs
         return None
+    return (lambda region: _partial(problem, region, kind)) if _known(functions) else None
+
+
+def shown(problem: Problem) -> bool:
+    """Whether the code of the functions in the scores shows all that they read."""
+    functions = _functions(problem)
+    return bool(functions) and _known(functions)
+
+
+def _known(functions: tuple[Any, ...]) -> bool:
     try:
         for function in functions:
             State(function)
     except NotKnown:
-        return None
-    return lambda region: _partial(problem, region, kind)
+        return False
+    return True
 
 
 def _functions(problem: Problem) -> tuple[Any, ...]:

@@ -34,7 +34,6 @@ def explain_positions(
     x, offset = given["x"], given.get("offset", 0)
     module(x, offset, positions=given.get("positions"))  # raises the module's own errors
     length = range(x.shape[-2])
-    words, _ = asked.words(len(length), len(length))
     at = asked.at
     places = length[:QUERIES] if at is None else _places(at, length)
     if 0 in x.shape[:-1]:
@@ -44,6 +43,7 @@ def explain_positions(
     if at is None and len(length) > QUERIES:
         left_out = (f"{len(length)} positions: the first {QUERIES} are shown",)
     batch, heads = four.shape[:2]
+    words, _ = asked.words(len(length), len(length), tuple(range(batch)))
     sizes = Sizes(batch, heads, len(length), len(length), leading=x.shape[:-2])
     absent = AXES[x.ndim - 2 : 2] if x.ndim < 3 else ("H",) if x.ndim == 3 else ()
     pair = (0, 0, min(1, len(places) - 1), 0)

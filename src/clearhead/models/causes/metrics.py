@@ -52,7 +52,7 @@ def numbers_for(given: Any, batch: int, allowed: range, name: str, device: torch
             f"{name} is {given!r:.60}; expected a number from {allowed.start} to {allowed.stop - 1}, or one for each "
             f"of the {batch} sequences."
         )
-    return numbers.long().expand(batch)
+    return numbers.long().clone().expand(batch)  # a copy: autograd keeps no tensor of inference mode
 
 
 def at_position(logits: Tensor, position: Any) -> Tensor:

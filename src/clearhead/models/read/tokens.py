@@ -6,13 +6,12 @@ from collections.abc import Iterable, Sequence
 from difflib import SequenceMatcher
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from clearhead.base.errors import ClearheadError, ShapeError
 from clearhead.base.managers import caller
-from clearhead.base.words import TokensLike, ids_of
+from clearhead.base.words import TokensLike, rows_of
 from clearhead.models.attention_call import AttentionCall
 
 Pair = tuple[Tensor | None, Tensor]
@@ -134,31 +133,12 @@ class Tokens:
 
 def _rows(name: str, tokens: Any, numbers: dict[str, int]) -> list[Tensor]:
     """The numbers of each sequence's tokens: ids as they are, words numbered by the dictionary `numbers`."""
-    ids = ids_of(tokens)
-    if ids is not None:
-        return list(ids.cpu().long())
-    if isinstance(tokens, np.ndarray) and tokens.dtype.kind in "UO":  # words
-        tokens = tokens.tolist()
-    if isinstance(tokens, Tensor | np.ndarray):
-        raise ClearheadError(
-            f"{name} has dtype {tokens.dtype}, shape {tuple(tokens.shape)}; pass words, or the ids of tokens, integers "
-            "(L,) or (B, L)."
-        )
-    ordered = isinstance(tokens, Sequence) and not isinstance(tokens, str | bytes)
-    rows = list(tokens) if ordered else []
-    if rows and all(isinstance(row, Sequence) and not isinstance(row, str | bytes) for row in rows):
-        lists = [list(row) for row in rows]
-    else:
-        lists = [rows]
-    every = [token for row in lists for token in row]
-    if not ordered or not every or not all(isinstance(token, str) for token in every):
-        raise ClearheadError(
-            f"{name} is a {type(tokens).__name__}; pass a list of words, one for each position, a list of such lists, "
-            "one for each sequence, or the ids of tokens, an integer tensor (B, L)."
-        )
+    rows = rows_of(name, tokens)
+    if isinstance(rows, Tensor):
+        return list(rows.cpu().long())
     return [
         torch.tensor([numbers.setdefault(token, len(numbers)) for token in row], dtype=torch.int64, device="cpu")
-        for row in lists
+        for row in rows
     ]
 
 

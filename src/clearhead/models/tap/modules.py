@@ -84,12 +84,19 @@ class Stack:
         self._threads = 0
         self._entries = 0
         self._first = model  # the module with which the newest run began
+        self.over = False  # whether modules are seen no more: another thread may be in the middle of the model then
         self.around: AbstractContextManager[Any] = nullcontext()  # entered while a thread runs the model
         self.notes: Notes | None = None  # takes notes of each module's layers
 
-    def entered(self) -> AbstractContextManager[None]:
+    @contextmanager
+    def entered(self) -> Iterator[None]:
         # innermost: of two function modes (`around`), the later one is then on top, and sees a call first
-        return replaced(nn.Module, call_of_modules(), self._watched, innermost=True)
+        with replaced(nn.Module, call_of_modules(), self._watched, innermost=True):
+            self.over = False
+            try:
+                yield
+            finally:
+                self.over = True
 
     def _watched(self, call: Callable[..., Any]) -> Callable[..., Any]:
         def _call_impl(module: nn.Module, *args: Any, **kwargs: Any) -> Any:

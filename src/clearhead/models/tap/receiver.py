@@ -140,11 +140,11 @@ class Receiver(ABC):
 
     @property
     def idle(self) -> bool:
-        """Whether no call is received now: no module runs, or the call is a part of a received call."""
+        """Whether no call is received now: no module is seen to run, or the call is a part of a received call."""
         return self._apart()
 
     def _apart(self) -> bool:
-        return self.stack.innermost is None or self._inside.depth > 0
+        return self.stack.over or self.stack.innermost is None or self._inside.depth > 0
 
     def softmax(self, attends: bool = False) -> None:
         """Note a softmax outside of any call: an attention module may have computed its attention in its own code.
