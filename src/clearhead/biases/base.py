@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from clearhead.base.arrays import Array, check_float, is_dense, owned, shown
 from clearhead.base.built import Told
 from clearhead.base.errors import ClearheadError, ShapeError
-from clearhead.base.modules import as_forward
+from clearhead.base.modules import after_hooks, as_forward, settled
 from clearhead.base.positions import check_align
 from clearhead.base.rules import broadcast, joined
 from clearhead.base.shapes import AlignLike, Sides, Sizes, array_sizes, broadcasts, extent, part
@@ -175,7 +175,7 @@ class Bias(nn.Module, Told, ABC):
 
     def part(self, sizes: Sizes, at: Sides) -> Tensor:
         """The numbers of the part that four slices name; an axis along which the bias repeats may have size 1."""
-        tile = _lowered(self, sizes).tile(*at, sizes)
+        tile = _lowered_now(self, sizes).tile(*at, sizes)
         return tile.reshape((1,) * (4 - tile.ndim) + tuple(tile.shape))
 
     @classmethod
@@ -194,7 +194,7 @@ class Bias(nn.Module, Told, ABC):
         """
         sizes = array_sizes(query, key)._replace(align=check_align(align))
         every = slice(None)
-        tile = _lowered(self, sizes).tile(every, every, every, every, sizes)
+        tile = _lowered_now(self, sizes).tile(every, every, every, every, sizes)
         return sizes.restore(tile.expand(sizes.shape))
 
     if TYPE_CHECKING:
@@ -231,8 +231,14 @@ class Bias(nn.Module, Told, ABC):
 BiasLike = Bias | Array | None
 
 
-def _lowered(bias: Bias, sizes: Sizes) -> Added:
-    """A bias's normal form, checked."""
+def lowered(bias: Bias, sizes: Sizes) -> Added:
+    """A bias's normal form, checked. Its forward pre-hooks are run first, with the sizes as their input."""
+    return _lowered_now(after_hooks(bias, sizes), sizes)
+
+
+def _lowered_now(bias: Bias, sizes: Sizes) -> Added:
+    """The same, where its hooks have been run."""
+    bias = settled(bias)
     return check_added(bias.lower(sizes), sizes, f"{type(bias).__name__}.lower")
 
 
@@ -263,7 +269,7 @@ class Sum(Bias):
         return [*left, *right, both]
 
     def lower(self, sizes: Sizes) -> Added:
-        return _lowered(self.left, sizes).plus(_lowered(self.right, sizes))
+        return lowered(self.left, sizes).plus(lowered(self.right, sizes))
 
 
 class Far(Bias):
