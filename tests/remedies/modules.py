@@ -481,6 +481,19 @@ def after():
         return one(IDS, output_attentions=True).attentions[0].dense().detach()
 """,
     ),
+    case(
+        "Halved(factor=2.0)",
+        ("my_factor", "attention(q, q, q, score=Halved(@=2.0))", "plain(q, q, q, None, None, 0.5)"),
+        setup="""
+class Halved(ch.extend.Score):
+    def __init__(self, **own):
+        super().__init__()
+        for name, value in own.items():
+            setattr(self, name, value)
+    def tile(self, query, key):
+        return query @ key.mT / self.my_factor
+""",
+    ),
     # hooks of a score, which is read and not called
     case(
         "attention(q, q, q, score=hooked(lambda module, args: tuple(2 * a for a in args)))",

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from clearhead.base.arrays import Array, check_float, is_dense, owned, shown
 from clearhead.base.built import Told
 from clearhead.base.errors import ClearheadError, ShapeError
+from clearhead.base.extended import Extended
 from clearhead.base.modules import after_hooks, as_forward, settled
 from clearhead.base.positions import check_align
 from clearhead.base.rules import broadcast, joined
@@ -141,7 +142,7 @@ def _checked_part(function: Part, sizes: Sizes, who: str, *sides: slice) -> Tens
     return broadcast(found, [len(range(size)[side]) for size, side in zip(sizes.shape, sides, strict=True)], who)
 
 
-class Bias(nn.Module, Told, ABC):
+class Bias(Extended, nn.Module, Told, ABC):
     """A bias is added to the scores, after scale and softcap. Biases combine with `+`.
 
     >>> import torch, clearhead as ch
@@ -202,20 +203,6 @@ class Bias(nn.Module, Told, ABC):
         @as_forward(forward)
         def __call__(self) -> None: ...
 
-    def _keep(self, name: str, given: Any, expected: str, dimensions: tuple[int, ...] = ()) -> None:
-        """Keep given numbers as they are: a parameter as the module's own, any other as a buffer; the state dict has
-        both. `expected`: the words of the error for other dtypes, and for another number of `dimensions`, if any
-        are named."""
-        tensor, who = owned(given, name), f"{type(self).__name__}: {name}"
-        if tensor.is_floating_point():
-            check_float(tensor, who)
-        if not tensor.is_floating_point() or (dimensions and tensor.ndim not in dimensions):
-            raise ClearheadError(f"{who} has dtype {tensor.dtype}, shape {tuple(tensor.shape)}; expected {expected}")
-        if isinstance(tensor, nn.Parameter):
-            setattr(self, name, tensor)
-        else:
-            self.register_buffer(name, tensor)
-
     def __repr__(self) -> str:
         return said(self, super().__repr__)
 
@@ -229,6 +216,22 @@ class Bias(nn.Module, Told, ABC):
 
 
 BiasLike = Bias | Array | None
+
+
+def keep(bias: Bias, name: str, given: Any, expected: str, dimensions: tuple[int, ...] = ()) -> None:
+    """Keep given numbers as they are: a parameter as the module's own, any other as a buffer; the state dict has both.
+
+    `expected`: the words of the error for other dtypes, and for another number of `dimensions`, if any are named.
+    """
+    tensor, who = owned(given, name), f"{type(bias).__name__}: {name}"
+    if tensor.is_floating_point():
+        check_float(tensor, who)
+    if not tensor.is_floating_point() or (dimensions and tensor.ndim not in dimensions):
+        raise ClearheadError(f"{who} has dtype {tensor.dtype}, shape {tuple(tensor.shape)}; expected {expected}")
+    if isinstance(tensor, nn.Parameter):
+        setattr(bias, name, tensor)
+    else:
+        bias.register_buffer(name, tensor)
 
 
 def lowered(bias: Bias, sizes: Sizes) -> Added:

@@ -23,6 +23,7 @@ from clearhead.base.arrays import (
 )
 from clearhead.base.built import Told
 from clearhead.base.errors import ClearheadError, ShapeError, columns
+from clearhead.base.extended import Extended
 from clearhead.base.modules import settled, with_parameters
 from clearhead.base.numbers import check_count, check_number, check_positive
 from clearhead.base.rules import Memo, indices_of
@@ -138,7 +139,7 @@ def check_pairwise(lowered: Pairwise, query: Tensor, key: Tensor, who: str) -> P
     return lowered._replace(weight=weight * lowered.scale.reshape(()).to(weight), scale=1.0)
 
 
-class Score(nn.Module, Told, ABC):
+class Score(Extended, nn.Module, Told, ABC):
     """The score of a query and a key. A score of your own is a subclass with `tile()`, which serves every use.
 
     >>> import torch, clearhead as ch
