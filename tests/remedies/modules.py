@@ -494,6 +494,30 @@ class Halved(ch.extend.Score):
         return query @ key.mT / self.my_factor
 """,
     ),
+    case(
+        "torch.export.export(Cached(), (x,))",
+        (
+            "attention(query, keys, values, valid_lens=lengths)",
+            "torch.export.export(Buffers(lambda query, keys, values, lengths: @), (x,)).module()(x)",
+            "plain(x, x, x)",
+        ),
+        setup="""
+class Cached(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.attend, self.cache = ch.nn.MultiHeadAttention(8, 2), ch.nn.KeyValueCache(capacity=9)
+    def forward(self, x):
+        return self.attend(x, x, x, Causal(), cache=self.cache)
+class Buffers(torch.nn.Module):
+    def __init__(self, attend):
+        super().__init__()
+        self.attend = attend
+        self.register_buffer("keys", torch.zeros(4, 9, 8))
+    def forward(self, x):
+        self.keys[:, :4] = x
+        return self.attend(x, self.keys, self.keys, torch.full((4,), 4))
+""",
+    ),
     # hooks of a score, which is read and not called
     case(
         "attention(q, q, q, score=hooked(lambda module, args: tuple(2 * a for a in args)))",

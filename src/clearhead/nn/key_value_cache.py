@@ -14,7 +14,7 @@ from clearhead.base.errors import ClearheadError, ShapeError, UnsupportedError, 
 from clearhead.base.numbers import check_count
 from clearhead.base.shapes import Sizes, moved, placed
 from clearhead.base.text import brief
-from clearhead.base.tracing import compiling, dispatches, ensure, freed, looked_into, readable, traced
+from clearhead.base.tracing import compiling, dispatches, ensure, exporting, freed, looked_into, readable, traced
 from clearhead.base.versions import digest
 from clearhead.masks._read import check_lengths, own
 from clearhead.nn import _fixed
@@ -163,6 +163,7 @@ class KeyValueCache:
     _by: nn.Module | None = None  # the module that made the keys
     # what the newest key took the place of in a window, until its call has succeeded
     _taken: tuple[Tensor, Tensor, Tensor] | None = None
+    _outside = True  # whether code made it that is not compiled or exported
     _made: int | None = None  # in a copy: a number made of the weights that made the keys; None: not known
 
     @built_with(OF_CACHE)
@@ -170,6 +171,7 @@ class KeyValueCache:
         self._state: _State | Fixed | None = None
         self._parts: dict[int | str, KeyValueCache] = {}
         self._limits = _fixed.check_limits(capacity, window, first)
+        self._outside = not compiling()
         self._taken = None  # of its own from the first on: compiled code would take it for another cache after a step
 
     @property
@@ -203,7 +205,7 @@ class KeyValueCache:
             )
         if layer not in self._parts:
             part = type(self)()
-            part._limits = self._limits
+            part._limits, part._outside = self._limits, self._outside
             self._parts[layer] = part
         return self._parts[layer]
 
@@ -331,6 +333,12 @@ class KeyValueCache:
 
     def _extended(self, key: Tensor, value: Tensor, new_lens: Any = None, by: nn.Module | None = None) -> _State | Step:
         """The state after `append`; the cache stays as it is until it gets this, by `_hold`."""
+        if self._outside and exporting():
+            raise UnsupportedError(
+                "the KeyValueCache was made outside of the exported code, and a program of torch.export keeps no "
+                "object between its calls: each would begin at the same position. Give the module buffers of keys and values, "
+                "write to them, and call attention(query, keys, values, valid_lens=lengths): see the guide Exporting."
+            )
         if self._state is not None:
             _check(self._state, key, value)
             if by is not None and self._is_of_another(by):
