@@ -336,8 +336,9 @@ class KeyValueCache:
         if self._outside and exporting():
             raise UnsupportedError(
                 "the KeyValueCache was made outside of the exported code, and a program of torch.export keeps no "
-                "object between its calls: each would begin at the same position. Give the module buffers of keys and values, "
-                "write to them, and call attention(query, keys, values, valid_lens=lengths): see the guide Exporting."
+                "object between its calls: each would begin at the same position. Give the module buffers of keys and "
+                "values, write to them, and call attention(query, keys, values, valid_lens=lengths): see the guide "
+                "Exporting."
             )
         if self._state is not None:
             _check(self._state, key, value)
