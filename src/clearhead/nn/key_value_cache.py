@@ -59,6 +59,10 @@ class _State(NamedTuple):
     turn: int = -1  # the room's turn at the time; a branch or a failed call makes it another
 
     @property
+    def memory(self) -> tuple[Tensor, Tensor]:
+        return self.room.key, self.room.value
+
+    @property
     def key(self) -> Tensor:
         return self.room.key[:, :, : self.length]
 
@@ -341,7 +345,7 @@ class KeyValueCache:
                 "Exporting."
             )
         if self._state is not None:
-            _check(self._state, key, value)
+            _fixed.check_beside(self._state, key, value)
             if by is not None and self._is_of_another(by):
                 raise ClearheadError(
                     f"{self!r} holds the keys of another module than this {type(by).__name__}, which has other "
@@ -578,20 +582,3 @@ def _check_indices(indices: object, batch: int) -> Tensor:
         "indices: an entry is beyond the cache's batch",
     )
     return indices.long()
-
-
-def _check(state: _State | Fixed, key: Tensor, value: Tensor) -> None:
-    for name, new, old in (("key", key, state.key), ("value", value, state.value)):
-        differ = [-i for i in (4, 3, 1) if new.shape[-i] != old.shape[-i]]
-        if differ:
-            what = {-4: "batch", -3: "key heads", -1: "width"}[differ[0]]
-            raise ShapeError(
-                f"the new {name}s differ in {what} from those in the cache, projected (B, Hk, L, E).\n"
-                + columns({"cache": tuple(old.shape), f"new {name}": tuple(new.shape)}, differ[0])
-                + "\nEach module and each batch needs its own KeyValueCache()."
-            )
-        if new.dtype != old.dtype or new.device != old.device:
-            raise ClearheadError(
-                f"the new {name}s, shape {tuple(new.shape)}, are {new.dtype} on {new.device}, and the cache holds "
-                f"{old.dtype} on {old.device}. Start with an empty KeyValueCache() after the module was converted."
-            )
