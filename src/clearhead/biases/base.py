@@ -20,7 +20,7 @@ from clearhead.base.rules import broadcast, joined
 from clearhead.base.shapes import AlignLike, Sides, Sizes, array_sizes, broadcasts, extent, part
 from clearhead.base.steps import PAIRS, Step, made
 from clearhead.base.text import outlined, said
-from clearhead.base.tracing import compiling
+from clearhead.base.tracing import compiling, on_the_host, readable
 
 Part = Callable[[slice, slice, slice, slice], Tensor]
 
@@ -316,6 +316,25 @@ def looked_up(name: str, table: Step, places: Step) -> Step:
     """The step that takes, for each pair, the entry of `table`, (B or 1, H or 1, 1, n), at the pair's place."""
     why = "Each pair gets the number of its place in the table."
     return made(name, why, table.take_along_dim(places, -1), PAIRS)
+
+
+MOST_READ = 2**24  # numbers of a dense bias that are read for a note
+
+
+def notes_on(added: Added) -> list[str]:
+    """The remark of `clearhead.plan` on a dense bias whose numbers depend on the distance alone, as T5's are."""
+    dense = None if added.dense is None else added.dense.detach()
+    if dense is None or 1 in dense.shape[2:] or dense.numel() > MOST_READ:
+        return []
+    if not on_the_host(dense) or not readable(dense) or not bool(dense.isfinite().all()):
+        return []
+    if not torch.equal(dense[:, :, 1:, 1:], dense[:, :, :-1, :-1]):
+        return []
+    return [
+        "the bias is a matrix with one number a distance j − i. As clearhead.biases.DistanceBias(table), with table = "
+        "torch.cat([bias[..., 0].flip(-1), bias[..., 0, 1:]], -1), it takes O(Lq + Lk) memory, and gradients too; "
+        "RelativeBias and ALiBi make such tables themselves"
+    ]
 
 
 def _sum(one: Tensor | None, other: Tensor | None) -> Tensor | None:
