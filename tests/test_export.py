@@ -67,3 +67,18 @@ def test_a_cache_of_the_exported_code_alone():
                 ch.UnsupportedError, match=r"KeyValueCache was made outside .* call attention\(query, keys"
             ):
                 torch.export.export(Two(cache), (x,))
+
+
+def test_weights_at_fixed_sizes():
+    class Look(nn.Module):
+        def forward(self, x, padding):
+            weights = ch.weights(x, x, mask=ch.Padding(padding))
+            return weights.dense(), weights[0, 1], weights.logsumexp()
+
+    torch.manual_seed(0)
+    draw = lambda: (torch.randn(2, 3, 5, 4), torch.arange(5) < torch.tensor([[4], [2]]))
+    exported = torch.export.export(Look(), draw()).module()
+    x, padding = draw()
+    scores = (x @ x.mT / 2).masked_fill(~padding[:, None, None], -torch.inf)
+    expected = torch.softmax(scores, -1), torch.softmax(scores, -1)[0, 1], torch.logsumexp(scores, -1)
+    torch.testing.assert_close(exported(x, padding), expected)
