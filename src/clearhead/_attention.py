@@ -19,7 +19,7 @@ from clearhead.base.shapes import AlignLike, broadcasts
 from clearhead.base.torch_state import any_autocast
 from clearhead.base.tracing import without_autocast
 from clearhead.base.unpacked import refuse_unpacking
-from clearhead.biases.base import BiasLike
+from clearhead.biases.base import BiasLike, notes_on
 from clearhead.biases.ragged import RaggedBias
 from clearhead.engines.base import Engine
 from clearhead.engines.choose import as_written, choose, reasons
@@ -252,7 +252,11 @@ def planned(call: Arguments, sides: tuple[Any, Any, Any]) -> Plan:
     return Plan(
         engine=chosen.name,
         declined=reasons(problem, chosen, call.engine is not None),
-        notes=chosen.notes(problem) + (call.mask.notes() if isinstance(call.mask, Mask) else []),
+        notes=[
+            *chosen.notes(problem),
+            *(call.mask.notes() if isinstance(call.mask, Mask) else []),
+            *(notes_on(problem.bias) if problem.bias is not None else []),
+        ],
         operations=cost.pairs * _operations_a_pair(problem),
         extra_bytes=cost.bytes,
         pairs=math.prod(problem.sizes.shape),

@@ -27,6 +27,17 @@ def first(module, added):
     q1, k1, v1 = (torch.nn.functional.linear(x, l.weight[:4], l.bias[:4]) for l in (module.W_q, module.W_k, module.W_v))
     return torch.nn.functional.linear(plain(q1, k1, v1, None, added), module.W_o.weight[:, :4], module.W_o.bias)
 """
+HOOKED = """
+score, query, key = Dot(), q, q
+def hooked(hook):
+    score.register_forward_pre_hook(hook)
+    return score
+def changed(score):
+    score.register_forward_hook(lambda module, args, output: output.tanh())
+    return score
+def function(score, *places):
+    return score.tanh()
+"""
 ADDITIVE = """
 module = ch.nn.AdditiveAttention(5)
 module(x, x, x)
@@ -469,5 +480,58 @@ def after():
     with torch.enable_grad(), ch.models.lazy_attentions(one):
         return one(IDS, output_attentions=True).attentions[0].dense().detach()
 """,
+    ),
+    case(
+        "Halved(factor=2.0)",
+        ("my_factor", "attention(q, q, q, score=Halved(@=2.0))", "plain(q, q, q, None, None, 0.5)"),
+        setup="""
+class Halved(ch.extend.Score):
+    def __init__(self, **own):
+        super().__init__()
+        for name, value in own.items():
+            setattr(self, name, value)
+    def tile(self, query, key):
+        return query @ key.mT / self.my_factor
+""",
+    ),
+    case(
+        "torch.export.export(Cached(), (x,))",
+        (
+            "attention(query, keys, values, valid_lens=lengths)",
+            "torch.export.export(Buffers(lambda query, keys, values, lengths: @), (x,)).module()(x)",
+            "plain(x, x, x)",
+        ),
+        setup="""
+class Cached(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.attend, self.cache = ch.nn.MultiHeadAttention(8, 2), ch.nn.KeyValueCache(capacity=9)
+    def forward(self, x):
+        return self.attend(x, x, x, Causal(), cache=self.cache)
+class Buffers(torch.nn.Module):
+    def __init__(self, attend):
+        super().__init__()
+        self.attend = attend
+        self.register_buffer("keys", torch.zeros(4, 9, 8))
+    def forward(self, x):
+        self.keys[:, :4] = x
+        return self.attend(x, self.keys, self.keys, torch.full((4,), 4))
+""",
+    ),
+    # hooks of a score, which is read and not called
+    case(
+        "attention(q, q, q, score=hooked(lambda module, args: tuple(2 * a for a in args)))",
+        ("return None", "attention(q, q, q, score=hooked(lambda module, args: None)) # @", "plain(q, q, q)"),
+        setup=HOOKED,
+    ),
+    case(
+        "warned(lambda: attention(q, q, q, score=changed(Dot())))",
+        (
+            "score=score.then(function)",
+            "attention(q, q, q, @)",
+            "torch.softmax((q @ q.mT / 8**0.5).tanh(), -1) @ q",
+        ),
+        ("clearhead.weights(query, key, score=score)", "(lambda clearhead: @)(ch)[:]", "soft(q, q)"),
+        setup=HOOKED,
     ),
 ]

@@ -10,6 +10,7 @@ The compiler follows some of these functions. So they are plain functions, and C
 from __future__ import annotations
 
 import sys
+from collections import OrderedDict
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from operator import attrgetter
@@ -336,6 +337,33 @@ def has_hooks(layer: Any) -> bool:
     if _hooks:
         refusing(_hooks)()
     return may_have_hooks(layer)
+
+
+_BEFORE = "to run the forward pre-hooks of a score or a bias, which is read without a call"
+_LEARNT = "an UnsupportedError where one with parameters is used"
+_before = first_missing(_BEFORE, _LEARNT, "_forward_pre_hooks_with_kwargs", "_backward_hooks")
+
+
+def is_hooked(module: Any) -> bool:
+    """Whether a module that is read without a call has hooks, as far as PyTorch tells."""
+    if _hooks or _before:
+        return next(module.parameters(), None) is not None  # without parameters, hooks have nothing to put in place
+    return bool(module._forward_pre_hooks or module._forward_hooks or module._backward_hooks)
+
+
+def hooks_of(module: Any) -> tuple[list[tuple[Any, bool]], bool]:
+    """The forward pre-hooks of a module, each with whether it takes keywords; and whether its output has hooks."""
+    if _hooks or _before:
+        refusing(_hooks or _before)()
+    marks = module._forward_pre_hooks_with_kwargs
+    before = [(hook, number in marks) for number, hook in module._forward_pre_hooks.items()]
+    return before, bool(module._forward_hooks or module._backward_hooks)
+
+
+def drop_hooks(copied: Any) -> None:
+    """Take away the hooks of a copy whose dicts of hooks are those of the module itself."""
+    every = ("_forward_pre_hooks", "_forward_hooks", "_backward_hooks")
+    copied.__dict__.update((name, OrderedDict()) for name in every)
 
 
 def remove_hooks(module: Any, ours: Callable[[Any], bool]) -> None:

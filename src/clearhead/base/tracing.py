@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 import numpy as np
 import torch
 from torch import Tensor
-from torch.compiler import is_compiling, is_dynamo_compiling
+from torch.compiler import is_compiling, is_dynamo_compiling, is_exporting
 
 from clearhead.base import torch_private, torch_state
 from clearhead.base.errors import ClearheadError, UnsupportedError
@@ -50,6 +50,11 @@ def compiling() -> bool:
     process: while one thread compiles, it is True in all."""
     # no `torch.` in here: with it the compiler would compile this function by itself, as one that returns True
     return is_compiling() and (is_dynamo_compiling() or TracingContext.try_get() is not None)
+
+
+def exporting() -> bool:
+    """Whether this code becomes an exported program, which keeps no object of Python's between its calls."""
+    return compiling() and is_exporting()
 
 
 def ordinary() -> bool:

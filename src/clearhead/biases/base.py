@@ -13,13 +13,14 @@ from torch import Tensor, nn
 from clearhead.base.arrays import Array, check_float, is_dense, owned, shown
 from clearhead.base.built import Told
 from clearhead.base.errors import ClearheadError, ShapeError
-from clearhead.base.modules import as_forward
+from clearhead.base.extended import Extended
+from clearhead.base.modules import after_hooks, as_forward, settled
 from clearhead.base.positions import check_align
 from clearhead.base.rules import broadcast, joined
 from clearhead.base.shapes import AlignLike, Sides, Sizes, array_sizes, broadcasts, extent, part
 from clearhead.base.steps import PAIRS, Step, made
 from clearhead.base.text import outlined, said
-from clearhead.base.tracing import compiling
+from clearhead.base.tracing import compiling, on_the_host, readable
 
 Part = Callable[[slice, slice, slice, slice], Tensor]
 
@@ -141,7 +142,7 @@ def _checked_part(function: Part, sizes: Sizes, who: str, *sides: slice) -> Tens
     return broadcast(found, [len(range(size)[side]) for size, side in zip(sizes.shape, sides, strict=True)], who)
 
 
-class Bias(nn.Module, Told, ABC):
+class Bias(Extended, nn.Module, Told, ABC):
     """A bias is added to the scores, after scale and softcap. Biases combine with `+`.
 
     >>> import torch, clearhead as ch
@@ -175,7 +176,7 @@ class Bias(nn.Module, Told, ABC):
 
     def part(self, sizes: Sizes, at: Sides) -> Tensor:
         """The numbers of the part that four slices name; an axis along which the bias repeats may have size 1."""
-        tile = _lowered(self, sizes).tile(*at, sizes)
+        tile = _lowered_now(self, sizes).tile(*at, sizes)
         return tile.reshape((1,) * (4 - tile.ndim) + tuple(tile.shape))
 
     @classmethod
@@ -194,27 +195,13 @@ class Bias(nn.Module, Told, ABC):
         """
         sizes = array_sizes(query, key)._replace(align=check_align(align))
         every = slice(None)
-        tile = _lowered(self, sizes).tile(every, every, every, every, sizes)
+        tile = _lowered_now(self, sizes).tile(every, every, every, every, sizes)
         return sizes.restore(tile.expand(sizes.shape))
 
     if TYPE_CHECKING:
 
         @as_forward(forward)
         def __call__(self) -> None: ...
-
-    def _keep(self, name: str, given: Any, expected: str, dimensions: tuple[int, ...] = ()) -> None:
-        """Keep given numbers as they are: a parameter as the module's own, any other as a buffer; the state dict has
-        both. `expected`: the words of the error for other dtypes, and for another number of `dimensions`, if any
-        are named."""
-        tensor, who = owned(given, name), f"{type(self).__name__}: {name}"
-        if tensor.is_floating_point():
-            check_float(tensor, who)
-        if not tensor.is_floating_point() or (dimensions and tensor.ndim not in dimensions):
-            raise ClearheadError(f"{who} has dtype {tensor.dtype}, shape {tuple(tensor.shape)}; expected {expected}")
-        if isinstance(tensor, nn.Parameter):
-            setattr(self, name, tensor)
-        else:
-            self.register_buffer(name, tensor)
 
     def __repr__(self) -> str:
         return said(self, super().__repr__)
@@ -231,8 +218,30 @@ class Bias(nn.Module, Told, ABC):
 BiasLike = Bias | Array | None
 
 
-def _lowered(bias: Bias, sizes: Sizes) -> Added:
-    """A bias's normal form, checked."""
+def keep(bias: Bias, name: str, given: Any, expected: str, dimensions: tuple[int, ...] = ()) -> None:
+    """Keep given numbers as they are: a parameter as the module's own, any other as a buffer; the state dict has both.
+
+    `expected`: the words of the error for other dtypes, and for another number of `dimensions`, if any are named.
+    """
+    tensor, who = owned(given, name), f"{type(bias).__name__}: {name}"
+    if tensor.is_floating_point():
+        check_float(tensor, who)
+    if not tensor.is_floating_point() or (dimensions and tensor.ndim not in dimensions):
+        raise ClearheadError(f"{who} has dtype {tensor.dtype}, shape {tuple(tensor.shape)}; expected {expected}")
+    if isinstance(tensor, nn.Parameter):
+        setattr(bias, name, tensor)
+    else:
+        bias.register_buffer(name, tensor)
+
+
+def lowered(bias: Bias, sizes: Sizes) -> Added:
+    """A bias's normal form, checked. Its forward pre-hooks are run first, with the sizes as their input."""
+    return _lowered_now(after_hooks(bias, sizes), sizes)
+
+
+def _lowered_now(bias: Bias, sizes: Sizes) -> Added:
+    """The same, where its hooks have been run."""
+    bias = settled(bias)
     return check_added(bias.lower(sizes), sizes, f"{type(bias).__name__}.lower")
 
 
@@ -263,7 +272,7 @@ class Sum(Bias):
         return [*left, *right, both]
 
     def lower(self, sizes: Sizes) -> Added:
-        return _lowered(self.left, sizes).plus(_lowered(self.right, sizes))
+        return lowered(self.left, sizes).plus(lowered(self.right, sizes))
 
 
 class Far(Bias):
@@ -307,6 +316,25 @@ def looked_up(name: str, table: Step, places: Step) -> Step:
     """The step that takes, for each pair, the entry of `table`, (B or 1, H or 1, 1, n), at the pair's place."""
     why = "Each pair gets the number of its place in the table."
     return made(name, why, table.take_along_dim(places, -1), PAIRS)
+
+
+MOST_READ = 2**24  # numbers of a dense bias that are read for a note
+
+
+def notes_on(added: Added) -> list[str]:
+    """The remark of `clearhead.plan` on a dense bias whose numbers depend on the distance alone, as T5's are."""
+    dense = None if added.dense is None else added.dense.detach()
+    if dense is None or 1 in dense.shape[2:] or dense.numel() > MOST_READ:
+        return []
+    if not on_the_host(dense) or not readable(dense) or not bool(dense.isfinite().all()):
+        return []
+    if not torch.equal(dense[:, :, 1:, 1:], dense[:, :, :-1, :-1]):
+        return []
+    return [
+        "the bias is a matrix with one number a distance j − i. As clearhead.biases.DistanceBias(table), with table = "
+        "torch.cat([bias[..., 0].flip(-1), bias[..., 0, 1:]], -1), it takes O(Lq + Lk) memory, and gradients too; "
+        "RelativeBias and ALiBi make such tables themselves"
+    ]
 
 
 def _sum(one: Tensor | None, other: Tensor | None) -> Tensor | None:

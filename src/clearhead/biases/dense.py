@@ -8,7 +8,7 @@ from torch import Tensor
 from clearhead.base.arrays import Array
 from clearhead.base.errors import ClearheadError
 from clearhead.base.shapes import Sizes, fit
-from clearhead.biases.base import Added, Bias
+from clearhead.biases.base import Added, Bias, keep
 
 
 class DenseBias(Bias):
@@ -32,7 +32,7 @@ class DenseBias(Bias):
     def __init__(self, tensor: Array) -> None:
         super().__init__()
         expected = "floating-point numbers to add to the scores. For a bool matrix that says who may attend pass "
-        self._keep("tensor", tensor, expected + "mask=DenseMask(keep).")
+        keep(self, "tensor", tensor, expected + "mask=DenseMask(keep).")
 
     @classmethod
     def example(cls, sizes: Sizes) -> Bias:

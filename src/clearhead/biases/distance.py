@@ -11,7 +11,7 @@ from clearhead.base.errors import ShapeError
 from clearhead.base.positions import positions
 from clearhead.base.shapes import Sides, Sizes, broadcasts, part, placed
 from clearhead.base.steps import PAIRS, Step, made
-from clearhead.biases.base import Added, Bias, looked_up, wide
+from clearhead.biases.base import Added, Bias, keep, looked_up, wide
 
 
 class DistanceBias(Bias):
@@ -35,7 +35,7 @@ class DistanceBias(Bias):
     def __init__(self, table: Any) -> None:
         super().__init__()
         expected = "floating-point numbers (Lq + Lk − 1,), (H, Lq + Lk − 1) or (B, H, Lq + Lk − 1)."
-        self._keep("table", table, expected, dimensions=(1, 2, 3))
+        keep(self, "table", table, expected, dimensions=(1, 2, 3))
 
     @classmethod
     def example(cls, sizes: Sizes) -> Bias:

@@ -6,7 +6,7 @@ from torch import Tensor, nn
 
 from clearhead.base.ragged import Sequences
 from clearhead.base.shapes import Sizes, extent
-from clearhead.biases.base import Added, Bias, Far, check_added, wide
+from clearhead.biases.base import Added, Bias, Far, lowered, wide
 
 
 class RaggedBias(Bias):
@@ -26,7 +26,7 @@ class RaggedBias(Bias):
     def lower(self, sizes: Sizes) -> Added:
         of = self.sequences
         padded = of.padded(sizes)
-        added = check_added(self.bias.lower(padded), padded, f"{type(self.bias).__name__}.lower")
+        added = lowered(self.bias, padded)
         relative = added.relative
         if of.same and added.dense is None and added.function is None and relative is not None and len(relative) == 1:
             # a distance in the packed row is that in the sequence; those beyond the longest sequence are masked

@@ -13,6 +13,7 @@ from clearhead._attention import Arguments
 from clearhead.base.arrays import accumulated
 from clearhead.base.dropout import factors
 from clearhead.base.expressions import short
+from clearhead.base.modules import with_parameters
 from clearhead.base.shapes import Sizes
 from clearhead.base.steps import PAIRS, Operand, Step, made, number
 from clearhead.biases.base import ends_in, numbers_alone
@@ -25,7 +26,7 @@ from clearhead.masks.dense import DenseMask
 from clearhead.problem.guard import guard
 from clearhead.problem.problem import ABSENT, Problem
 from clearhead.problem.regions import cut
-from clearhead.scores.base import SCORES, ByTile, changed, name_of, with_parameters
+from clearhead.scores.base import SCORES, ByTile, changed, name_of
 from clearhead.scores.dot import Dot
 
 

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from clearhead._attention import Arguments
 from clearhead.base.errors import ClearheadError
+from clearhead.base.modules import settled
 from clearhead.base.ragged import Sequences
 from clearhead.base.text import said
 from clearhead.base.tracing import autocast_of_now, transformed
@@ -65,6 +66,12 @@ class FromCall(Source):
                 own[name] = argument.copy()
             elif lasting and isinstance(argument, Tensor) and argument.is_inference():
                 own[name] = copied(argument)
+        if lasting:  # the call has run its hooks
+            own |= {
+                name: settled(given, inside=True)
+                for name, given in (("score", call.score), ("bias", call.bias))
+                if isinstance(given, nn.Module)
+            }
         self._call = call._replace(**own)._replace(value=ABSENT, dropout_p=0.0)
         self._surroundings = autocast_of_now(call.query.device) if lasting else nullcontext
         self._problem: Problem | None = None
@@ -75,10 +82,10 @@ class FromCall(Source):
     def problem(self) -> Problem:
         self.check()
         if self._problem is None or not self._may_be_used_again():
-            if self._problem is not None and not self._lasting:
-                self._versions, self._numbers = Versions(self._named()), settings(self._call.score)
             with self._surroundings():
                 self._problem = self._call.problem()
+            if not self._lasting:  # after it, since hooks of a score or a bias write to these
+                self._versions, self._numbers = Versions(self._named()), settings(self._call.score)
             reads = (tensor for _, tensor in self._named())
             self._learnt = self._problem.needs_grad or any(tensor.requires_grad for tensor in reads)
         return self._problem

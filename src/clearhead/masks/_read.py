@@ -15,6 +15,7 @@ from clearhead.base.tracing import compiling, ensure, readable, traced, transfor
 from clearhead.base.versions import Versions
 
 T = TypeVar("T")
+KEPT = "_clearhead_kept"  # begins the names of what a mask keeps in itself: no attribute of a caller's has this name
 
 
 def own(tensor: Tensor) -> Tensor:

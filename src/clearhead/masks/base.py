@@ -13,6 +13,7 @@ from torch import Tensor
 from clearhead.base.arrays import Array, mask_forms
 from clearhead.base.built import Told
 from clearhead.base.errors import ClearheadError
+from clearhead.base.extended import Extended
 from clearhead.base.pictures import Style
 from clearhead.base.positions import check_align
 from clearhead.base.rules import joined
@@ -22,6 +23,7 @@ from clearhead.base.steps import PAIRS as PAIRS
 from clearhead.base.steps import Step, made
 from clearhead.base.text import said
 from clearhead.masks._draw import html, plot, sizes_drawn, text
+from clearhead.masks._read import KEPT
 from clearhead.masks._spans import Edges as Edges
 from clearhead.masks._spans import Residual as Residual
 from clearhead.masks._spans import Spans as Spans
@@ -35,7 +37,7 @@ if TYPE_CHECKING:
     from clearhead.base.pictures import Axes
 
 
-class Mask(Told, ABC):
+class Mask(Extended, Told, ABC):
     """Who may see whom: True means "may attend". Masks combine with `&`, `|` and `~`.
 
     >>> import clearhead as ch
@@ -76,7 +78,7 @@ class Mask(Told, ABC):
         return []
 
     def __getstate__(self) -> dict[str, Any]:  # copies and pickles keep no normal form
-        return {name: value for name, value in vars(self).items() if not name.startswith("_kept")}
+        return {name: value for name, value in vars(self).items() if not name.startswith(KEPT)}
 
     def drawn(self) -> Sizes:
         """The sizes at which `repr` draws this mask; 0 where any size will do; 1 where the mask repeats."""
@@ -126,16 +128,7 @@ class Mask(Told, ABC):
 
     def spans(self, query: Array | int, key: Array | int, align: AlignLike = None) -> Spans:
         """The normal form for these inputs: `start` and `stop`, (B or 1, H or 1, Lq or 1), and the residual."""
-        return self.resolve(self._sizes(query, key)._replace(align=check_align(align)))
-
-    def _sizes(self, query: Any, key: Any) -> Sizes:
-        """The sizes of two arrays, or of two lengths: then for as many sequences and heads as the mask has."""
-        sizes = array_sizes(query, key)
-        if sizes.leading or isinstance(query, Tensor | np.ndarray):
-            return sizes
-        batch, heads = self.drawn().shape[:2]
-        leading = (batch, heads) if heads > 1 else (batch,) if batch > 1 else ()
-        return sizes._replace(batch=batch, heads=heads, leading=leading)
+        return self.resolve(_sizes_of(self, query, key)._replace(align=check_align(align)))
 
     def dense(self, query: Array | int, key: Array | int, align: AlignLike = None) -> Tensor:
         """The whole mask as a bool tensor (..., Lq, Lk), with the inputs' leading dimensions. O(Lq · Lk) memory.
@@ -150,7 +143,7 @@ class Mask(Told, ABC):
         >>> ch.Lengths([2, 4]).dense(3, 5).shape
         torch.Size([2, 3, 5])
         """
-        sizes = self._sizes(query, key)._replace(align=check_align(align))
+        sizes = _sizes_of(self, query, key)._replace(align=check_align(align))
         return sizes.restore(dense(self.resolve(sizes), sizes))
 
     def __and__(self, other: Mask) -> Mask:
@@ -196,7 +189,7 @@ class Mask(Told, ABC):
         """
         if query is None and key is not None:
             raise ClearheadError("plot: key is given without query; pass both, tensors or lengths.")
-        sizes = sizes_drawn(self) if query is None else self._sizes(query, query if key is None else key)
+        sizes = sizes_drawn(self) if query is None else _sizes_of(self, query, query if key is None else key)
         sizes = sizes._replace(align=check_align(align) if align is not None else sizes.align)
         return plot(self, sizes, (query_labels, key_labels), Style(title, ax=ax))
 
@@ -210,6 +203,16 @@ class Mask(Told, ABC):
 
 
 MaskLike = Mask | Array | None
+
+
+def _sizes_of(mask: Mask, query: Any, key: Any) -> Sizes:
+    """The sizes of two arrays, or of two lengths: then for as many sequences and heads as the mask has."""
+    sizes = array_sizes(query, key)
+    if sizes.leading or isinstance(query, Tensor | np.ndarray):
+        return sizes
+    batch, heads = mask.drawn().shape[:2]
+    leading = (batch, heads) if heads > 1 else (batch,) if batch > 1 else ()
+    return sizes._replace(batch=batch, heads=heads, leading=leading)
 
 
 def positions_unknown(who: str) -> ClearheadError:

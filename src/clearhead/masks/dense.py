@@ -13,7 +13,10 @@ from clearhead.base.errors import ClearheadError
 from clearhead.base.rules import ByPair, entry
 from clearhead.base.shapes import Sides, Sizes, fit, part, placed
 from clearhead.base.tracing import compiling, on_the_host, plain, readable
+from clearhead.masks._read import KEPT
 from clearhead.masks.base import Mask, Spans
+
+_COPY = f"{KEPT}_copy"
 
 FEW_ROWS = 16  # up to so many rows are searched one by one, which takes less time than operations on all of them
 
@@ -50,13 +53,13 @@ class DenseMask(Mask):
         keep, known = check_memory(self.keep, "DenseMask: keep"), vars(self)
         if not on_the_host(keep) or not readable(keep):
             return None
-        if "_kept_copy" not in known:
-            known["_kept_copy"] = None
+        if _COPY not in known:
+            known[_COPY] = None
             return None
-        if known["_kept_copy"] is None or not torch.equal(known["_kept_copy"], keep):
+        if known[_COPY] is None or not torch.equal(known[_COPY], keep):
             with torch.inference_mode(False):
-                known["_kept_copy"] = keep.clone()
-        return (known["_kept_copy"],)
+                known[_COPY] = keep.clone()
+        return (known[_COPY],)
 
     def title(self) -> str:
         return f"DenseMask(<{'×'.join(map(str, self.keep.shape))}>)"

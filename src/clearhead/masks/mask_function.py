@@ -12,7 +12,10 @@ from clearhead.base.pure import NotKnown, State, holds
 from clearhead.base.rules import ByPair, Rule, ask, broadcast, check_rule, reads_of, title_of
 from clearhead.base.shapes import Sizes
 from clearhead.base.tracing import compiling, traced
+from clearhead.masks._read import KEPT
 from clearhead.masks.base import Mask, Spans, all_keys
+
+_STATE = f"{KEPT}_state"
 
 
 class MaskFunction(Mask):
@@ -58,14 +61,14 @@ class MaskFunction(Mask):
         try:
             now = State(self.fn)
         except NotKnown:
-            vars(self)["_kept_state"] = None
+            vars(self)[_STATE] = None
             return None
-        known, read = vars(self).get("_kept_state"), list(now.tensors)
+        known, read = vars(self).get(_STATE), list(now.tensors)
         # a backward pass watches the tensors that were read, so an equal tensor in the place of one is a change
         if known is None or [*map(id, known[2])] != [*map(id, read)] or not known[0].same(now):
             with torch.inference_mode(False):
                 token = torch.zeros((), dtype=torch.float32, device="cpu")
-            known = vars(self)["_kept_state"] = now.copied(), token, read
+            known = vars(self)[_STATE] = now.copied(), token, read
         return (known[1],)
 
     def notes(self) -> list[str]:
@@ -85,7 +88,7 @@ class MaskFunction(Mask):
         return title_of("MaskFunction", self.fn)
 
     def lower(self, sizes: Sizes) -> Spans:
-        title, known = self.title(), vars(self).get("_kept_state")
+        title, known = self.title(), vars(self).get(_STATE)
 
         def residual(*sides: slice) -> Tensor:
             # code that is compiled or traced asks anew, and keeps nothing

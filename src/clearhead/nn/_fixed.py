@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from clearhead.base.errors import ClearheadError, ShapeError, UnsupportedError
+from clearhead.base.errors import ClearheadError, ShapeError, UnsupportedError, columns
 from clearhead.base.numbers import check_count
 from clearhead.base.positions import FAR
 from clearhead.base.shapes import Sizes, placed
@@ -86,6 +86,10 @@ class Fixed(NamedTuple):
     values: Tensor
     lengths: Tensor  # (B,), the number of positions of each sequence, on the device of the keys
     known: int | None = None
+
+    @property
+    def memory(self) -> tuple[Tensor, Tensor]:
+        return self.keys, self.values
 
     @property
     def key(self) -> Tensor:
@@ -338,3 +342,24 @@ def _counts(new_lens: Any, key: Tensor) -> Tensor:
         return counts
     with torch.inference_mode(False):
         return counts.clone()
+
+
+def check_beside(state: Any, key: Tensor, value: Tensor) -> None:
+    """Check new keys and values (B, Hk, L, E) beside those that a cache of either kind holds."""
+    keys, values = state.memory  # of more positions than are held, and no view has to be made
+    for name, new, old in (("key", key, keys), ("value", value, values)):
+        batch, heads, _, width = new.shape
+        if batch != old.shape[0] or heads != old.shape[1] or width != old.shape[3]:
+            held = tuple(getattr(state, name).shape)
+            at = -4 if batch != held[0] else -3 if heads != held[1] else -1
+            what = {-4: "batch", -3: "key heads", -1: "width"}[at]
+            raise ShapeError(
+                f"the new {name}s differ in {what} from those in the cache, projected (B, Hk, L, E).\n"
+                + columns({"cache": held, f"new {name}": tuple(new.shape)}, at)
+                + "\nEach module and each batch needs its own KeyValueCache()."
+            )
+        if new.dtype != old.dtype or new.device != old.device:
+            raise ClearheadError(
+                f"the new {name}s, shape {tuple(new.shape)}, are {new.dtype} on {new.device}, and the cache holds "
+                f"{old.dtype} on {old.device}. Start with an empty KeyValueCache() after the module was converted."
+            )

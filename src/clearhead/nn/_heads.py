@@ -43,10 +43,13 @@ def reset(*modules: nn.Module | None) -> None:
 
 def check_linear(name: str, layer: nn.Module) -> Tensor | None:
     """The weight of an nn.Linear, checked beside its bias; None for other layers, which check their own."""
-    weight, bias = getattr(layer, "weight", None), getattr(layer, "bias", None)
-    if type(layer) not in LINEAR or not isinstance(weight, Tensor):
+    if type(layer) not in LINEAR:
         return None
-    check_weight(f"{name}.weight", weight, f"{name}.bias", bias)
+    weight, bias = getattr(layer, "weight", None), getattr(layer, "bias", None)
+    if not isinstance(weight, Tensor):
+        return None
+    if bias is not None or weight.ndim != 2:  # what is checked for each token, as little as may be
+        check_weight(f"{name}.weight", weight, f"{name}.bias", bias)
     return weight
 
 
@@ -128,10 +131,13 @@ def check_inputs(inputs: dict[str, Any], projections: tuple[Projection, ...], ba
     """Check inputs: vectors (B, L, E), or (L, B, E), or each without B; a value for each key; one batch size, or 1."""
     order = "B, L" if batch_first else "L, B"
     query_ndim = getattr(next(iter(inputs.values())), "ndim", 0)
+    last = None
     for (name, tensor), (weight_name, width, weight) in zip(inputs.items(), projections, strict=True):
         if not isinstance(tensor, Tensor):
             raise ClearheadError(f"{name} is a {type(tensor).__name__}; expected a tensor: torch.as_tensor({name}).")
-        check_kind(tensor, name)
+        if tensor is not last:  # one tensor is all three in self-attention
+            check_kind(tensor, name)
+        last = tensor
         wrong_width = width is not None and (not tensor.ndim or tensor.shape[-1] != width)
         if tensor.ndim not in (2, 3) or wrong_width or tensor.ndim != query_ndim:
             _refuse_shape(name, inputs, order, "E" if width is None else str(width))

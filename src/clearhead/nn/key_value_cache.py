@@ -14,7 +14,7 @@ from clearhead.base.errors import ClearheadError, ShapeError, UnsupportedError, 
 from clearhead.base.numbers import check_count
 from clearhead.base.shapes import Sizes, moved, placed
 from clearhead.base.text import brief
-from clearhead.base.tracing import compiling, dispatches, ensure, freed, looked_into, readable, traced
+from clearhead.base.tracing import compiling, dispatches, ensure, exporting, freed, looked_into, readable, traced
 from clearhead.base.versions import digest
 from clearhead.masks._read import check_lengths, own
 from clearhead.nn import _fixed
@@ -57,6 +57,10 @@ class _State(NamedTuple):
     length: int  # a number of its own, not a tensor's size, which compiled code would take for a constant
     lengths: Tensor | None = None  # (B,), on the host; None: every sequence has `length` positions
     turn: int = -1  # the room's turn at the time; a branch or a failed call makes it another
+
+    @property
+    def memory(self) -> tuple[Tensor, Tensor]:
+        return self.room.key, self.room.value
 
     @property
     def key(self) -> Tensor:
@@ -163,6 +167,7 @@ class KeyValueCache:
     _by: nn.Module | None = None  # the module that made the keys
     # what the newest key took the place of in a window, until its call has succeeded
     _taken: tuple[Tensor, Tensor, Tensor] | None = None
+    _outside = True  # whether code made it that is not compiled or exported
     _made: int | None = None  # in a copy: a number made of the weights that made the keys; None: not known
 
     @built_with(OF_CACHE)
@@ -170,6 +175,7 @@ class KeyValueCache:
         self._state: _State | Fixed | None = None
         self._parts: dict[int | str, KeyValueCache] = {}
         self._limits = _fixed.check_limits(capacity, window, first)
+        self._outside = not compiling()
         self._taken = None  # of its own from the first on: compiled code would take it for another cache after a step
 
     @property
@@ -203,7 +209,7 @@ class KeyValueCache:
             )
         if layer not in self._parts:
             part = type(self)()
-            part._limits = self._limits
+            part._limits, part._outside = self._limits, self._outside
             self._parts[layer] = part
         return self._parts[layer]
 
@@ -331,8 +337,15 @@ class KeyValueCache:
 
     def _extended(self, key: Tensor, value: Tensor, new_lens: Any = None, by: nn.Module | None = None) -> _State | Step:
         """The state after `append`; the cache stays as it is until it gets this, by `_hold`."""
+        if self._outside and exporting():
+            raise UnsupportedError(
+                "the KeyValueCache was made outside of the exported code, and a program of torch.export keeps no "
+                "object between its calls: each would begin at the same position. Give the module buffers of keys and "
+                "values, write to them, and call attention(query, keys, values, valid_lens=lengths): see the guide "
+                "Exporting."
+            )
         if self._state is not None:
-            _check(self._state, key, value)
+            _fixed.check_beside(self._state, key, value)
             if by is not None and self._is_of_another(by):
                 raise ClearheadError(
                     f"{self!r} holds the keys of another module than this {type(by).__name__}, which has other "
@@ -569,20 +582,3 @@ def _check_indices(indices: object, batch: int) -> Tensor:
         "indices: an entry is beyond the cache's batch",
     )
     return indices.long()
-
-
-def _check(state: _State | Fixed, key: Tensor, value: Tensor) -> None:
-    for name, new, old in (("key", key, state.key), ("value", value, state.value)):
-        differ = [-i for i in (4, 3, 1) if new.shape[-i] != old.shape[-i]]
-        if differ:
-            what = {-4: "batch", -3: "key heads", -1: "width"}[differ[0]]
-            raise ShapeError(
-                f"the new {name}s differ in {what} from those in the cache, projected (B, Hk, L, E).\n"
-                + columns({"cache": tuple(old.shape), f"new {name}": tuple(new.shape)}, differ[0])
-                + "\nEach module and each batch needs its own KeyValueCache()."
-            )
-        if new.dtype != old.dtype or new.device != old.device:
-            raise ClearheadError(
-                f"the new {name}s, shape {tuple(new.shape)}, are {new.dtype} on {new.device}, and the cache holds "
-                f"{old.dtype} on {old.device}. Start with an empty KeyValueCache() after the module was converted."
-            )

@@ -12,6 +12,7 @@ from torch import Tensor
 from clearhead.base.arrays import check_float, mask_forms, to_tensor, to_tensor_float
 from clearhead.base.dropout import check_dropout, draw_seed
 from clearhead.base.errors import ClearheadError, ShapeError, UnsupportedError, columns
+from clearhead.base.modules import after_hooks
 from clearhead.base.numbers import check_number
 from clearhead.base.positions import check_align
 from clearhead.base.rules import Memo
@@ -31,7 +32,7 @@ from clearhead.base.tracing import (
     refuse_jit,
 )
 from clearhead.base.versions import Versions
-from clearhead.biases.base import Added, Bias, check_added
+from clearhead.biases.base import Added, Bias, lowered
 from clearhead.biases.dense import DenseBias
 from clearhead.masks.base import Mask, Spans, positions_unknown
 from clearhead.masks.dense import DenseMask, check_keep
@@ -179,7 +180,7 @@ def make_problem(
         sizes = sizes._replace(align=check_align(align))
     if query.element_size() < 4:
         query, key, value = apart(query), apart(key), None if value is None else apart(value)
-    score = _DOT if score is None else as_score(score)
+    score = _DOT if score is None else after_hooks(as_score(score), query, key)
     if mask is not None and isinstance(mask, RaggedMask):
         score = ragged(score, mask.sequences)
     score.check(query, key)
@@ -336,7 +337,7 @@ def _as_bias(bias: Any, mask: Any, sizes: Sizes) -> Added:
         raise _not_one("bias", bias, "a Bias, such as ALiBi(num_heads), or a float tensor")
     if bias.positional and isinstance(mask, Mask) and mask.counts_inside:
         raise positions_unknown(f"a bias that depends on positions ({type(bias).__name__}) beside {mask.title()}")
-    return check_added(bias.lower(sizes), sizes, f"{type(bias).__name__}.lower")
+    return lowered(bias, sizes)
 
 
 def as_score(score: Any) -> Score:

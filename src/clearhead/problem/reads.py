@@ -9,7 +9,6 @@ from torch import Tensor, nn
 
 from clearhead.base.closures import read_by
 from clearhead.base.torch_private import parts_of
-from clearhead.biases.base import Bias
 from clearhead.biases.bias_function import BiasFunction
 from clearhead.masks.base import Mask
 from clearhead.scores.base import Score
@@ -41,9 +40,8 @@ def tensors_in(thing: Any) -> Iterator[Tensor]:
         if isinstance(thing, Score) and thing.changed_by is not None:
             yield from read_by(thing.changed_by)
         for part in thing.modules():
-            if isinstance(part, Bias):
-                yield from getattr(part, "reads", ())  # of a mask or a bias by a function
             if isinstance(part, BiasFunction):
+                yield from part.reads
                 yield from read_by(part.fn)
     elif isinstance(thing, Mask):
         yield from tensors_in(list(vars(thing).values()))

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from clearhead.base.arrays import check_memories
 from clearhead.base.errors import ClearheadError
+from clearhead.base.modules import Change, Module, with_parameters
 from clearhead.base.shapes import part
 from clearhead.base.text import outlined
 from clearhead.base.torch_private import uncounted, whole_of
@@ -21,7 +22,7 @@ from clearhead.problem.checked import checked
 from clearhead.problem.problem import Problem
 from clearhead.problem.reads import tensors_in
 from clearhead.problem.visible import Later
-from clearhead.scores.base import ByTile, Change, Module, Pairwise, with_parameters
+from clearhead.scores.base import ByTile, Pairwise
 
 EVERY = (slice(None),) * 4
 

@@ -16,6 +16,7 @@ from clearhead.base.text import outlined
 from clearhead.base.torch_state import dispatch_modes
 from clearhead.base.tracing import batched, capturing, compiling, on_the_host, readable, traced, transformed, unwrapped
 from clearhead.base.versions import Versions
+from clearhead.masks._read import KEPT
 from clearhead.masks._spans import edges_on_host
 from clearhead.masks.base import Mask, Spans, all_keys
 from clearhead.problem.unseen import Unseen, finite, seen, where_unseen
@@ -166,14 +167,14 @@ def _attributes(mask: Mask) -> Iterator[Any]:
     """The attributes of a mask, and of the masks that it joins."""
     yield type(mask)
     for name, value in vars(mask).items():
-        if name.startswith("_kept"):
+        if name.startswith(KEPT):
             continue
         yield from _attributes(value) if isinstance(value, Mask) else (value,)
 
 
 def _kept(mask: Mask, depends: tuple[Tensor, ...], sizes: Sizes) -> Visible:
     """The normal form that a mask keeps, until a tensor that it depends on is written to."""
-    kept = vars(mask).setdefault("_kept", Memo())
+    kept = vars(mask).setdefault(KEPT, Memo())
     named, now = [("the mask", tensor) for tensor in depends], list(_attributes(mask))
     versions, before, found = kept.get(sizes, (None, [], None))
     same = found is not None and len(now) == len(before) and all(a is b for a, b in zip(now, before, strict=True))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, Self, TypeVar, cast, get_args
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, Self, cast, get_args
 
 import numpy as np
 import torch
@@ -23,16 +23,15 @@ from clearhead.base.arrays import (
 )
 from clearhead.base.built import Told
 from clearhead.base.errors import ClearheadError, ShapeError, columns
+from clearhead.base.extended import Extended
+from clearhead.base.modules import settled, with_parameters
 from clearhead.base.numbers import check_count, check_number, check_positive
 from clearhead.base.rules import Memo, indices_of
 from clearhead.base.shapes import as_inputs, broadcasts
 from clearhead.base.steps import Step
 from clearhead.base.text import outlined, said
-from clearhead.base.torch_private import parts_of, put_parts
 from clearhead.base.tracing import cast_together, compiling
 
-Module = TypeVar("Module", bound=nn.Module)
-Change = Callable[[Tensor], Tensor]
 ChangeOfPair = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
 Phi = Literal["mul", "tanh_add", "sq_diff"]
 PHIS = get_args(Phi)
@@ -140,7 +139,7 @@ def check_pairwise(lowered: Pairwise, query: Tensor, key: Tensor, who: str) -> P
     return lowered._replace(weight=weight * lowered.scale.reshape(()).to(weight), scale=1.0)
 
 
-class Score(nn.Module, Told, ABC):
+class Score(Extended, nn.Module, Told, ABC):
     """The score of a query and a key. A score of your own is a subclass with `tile()`, which serves every use.
 
     >>> import torch, clearhead as ch
@@ -274,31 +273,13 @@ class Score(nn.Module, Told, ABC):
         queries, keys, _, sizes = as_inputs(to_tensor_float(query, "query"), to_tensor_float(key, "key"), None)
         self.check(queries, keys)
         keys = keys.repeat_interleave(sizes.heads // keys.shape[1], dim=1)
-        scores: Any = sizes.restore(by_tile(ByTile(self, queries, keys, self.factor(queries.shape[-1]), self.softcap)))
+        problem = ByTile(settled(self), queries, keys, self.factor(queries.shape[-1]), self.softcap)
+        scores: Any = sizes.restore(by_tile(problem))
         return cast(ArrayT, scores.detach().numpy() if isinstance(query, np.ndarray) else scores)
 
     if TYPE_CHECKING:  # torch declares a call of anything
 
         def __call__(self, query: ArrayT, key: ArrayT) -> ArrayT: ...
-
-
-def with_parameters(
-    module: Module, change: Callable[[nn.Parameter], Tensor], buffer: Change = lambda b: b, every: bool = False
-) -> Module:
-    """A copy of a module over other parameters and buffers; without `every`, the module itself where it has none. The
-    module is not touched: other threads may be calling it."""
-    if not (every or any(parts_of(module))):
-        return module
-    copied = module.__new__(type(module))
-    copied.__dict__ = module.__dict__.copy()
-    parameters, buffers, modules = parts_of(module)
-    inside = (
-        {name: None if p is None else change(p) for name, p in parameters.items()},
-        {name: None if b is None else buffer(b) for name, b in buffers.items()},
-        {name: None if m is None else with_parameters(m, change, buffer, every) for name, m in modules.items()},
-    )
-    put_parts(copied, inside)
-    return copied
 
 
 def capped(tile: Tensor, softcap: float | None) -> Tensor:

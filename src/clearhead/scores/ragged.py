@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
+from clearhead.base.modules import with_parameters
 from clearhead.base.ragged import Sequences, places_in
-from clearhead.scores.base import ChangeOfPair, Score, name_of, with_parameters
+from clearhead.scores.base import ChangeOfPair, Score, name_of
 
 
 class RaggedChange(nn.Module):

@@ -153,12 +153,14 @@ class Native(Engine):
         return unfolded(bindings.gradients(given, rows, grad, (True, *wanted[1:]), sent), problem, wanted[3])
 
     def scores(self, problem: Problem) -> Tensor:
-        if 0 in problem.sizes.shape or problem.needs_grad:
+        if 0 in problem.sizes.shape or problem.needs_grad or compiling():
             return tiles.scores(problem)
         return bindings.scores(folded(problem))
 
     def fuses(self, problem: Problem, summary: Summary) -> bool:
-        return 0 not in problem.sizes.shape and summary.top <= FEW_LARGEST and bindings.one_pass(problem)
+        if compiling() or 0 in problem.sizes.shape:  # while a program is exported there are no numbers
+            return False
+        return summary.top <= FEW_LARGEST and bindings.one_pass(problem)
 
     def summarise(self, problem: Problem, summary: Summary) -> Found:
         if not self.fuses(problem, summary):

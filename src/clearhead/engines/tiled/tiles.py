@@ -9,12 +9,13 @@ from torch import Tensor
 from clearhead.base.arrays import accumulated
 from clearhead.base.dropout import factors
 from clearhead.base.errors import UnsupportedError
+from clearhead.base.modules import with_parameters
 from clearhead.base.shapes import unflatten
 from clearhead.base.tracing import dispatches, distributed, in_place, on_the_host, readable, vectorized
 from clearhead.problem.packing import operands, with_operands
 from clearhead.problem.partial import Partial
 from clearhead.problem.problem import Problem
-from clearhead.scores.base import Pairwise, by_tile, capped, with_parameters
+from clearhead.scores.base import Pairwise, by_tile, capped
 
 
 def no_keys(problem: Problem, query: Tensor) -> Tensor:

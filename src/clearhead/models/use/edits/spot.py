@@ -14,7 +14,7 @@ from torch import Tensor
 from clearhead.base.arrays import check_memory
 from clearhead.base.errors import ShapeError, UnsupportedError
 from clearhead.base.shapes import Sizes, as_scores, part
-from clearhead.biases.base import Added, Bias, check_added
+from clearhead.biases.base import Added, Bias, lowered
 from clearhead.masks.base import Between, Mask
 from clearhead.masks.dense import DenseMask
 from clearhead.models.tap.layers import Site
@@ -76,7 +76,7 @@ class Spot(NamedTuple):
     def bias(self, bias: Bias, sizes: Sizes) -> Added:
         """The part of a bias of the whole sequence and of all heads, for the problem's queries, keys and heads."""
         whole = self._whole(sizes)
-        added = check_added(bias.lower(whole), whole, f"{type(bias).__name__}.lower")
+        added = lowered(bias, whole)
         return added if whole.shape == sizes.shape else bias_part(added, self._region, whole)
 
     def tensor(self, tensor: Tensor, name: str) -> Tensor:
