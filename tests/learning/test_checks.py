@@ -196,3 +196,8 @@ def test_a_function_is_tried_on_each_input(capsys):
             check(given)
     with pytest.raises(exercises.WrongAnswer, match="with the words"):
         exercises.close(1.0, 2.0, "a number", mistakes={"with the words": 1.0})
+
+
+def test_a_check_without_a_case_is_no_right_answer() -> None:
+    with pytest.raises(exercises.WrongAnswer, match="inputs is empty; pass the arguments of one case or more"):
+        exercises.tried(abs, abs, {})

@@ -210,6 +210,8 @@ def tried(
     Prints `right: …`. Raises a `WrongAnswer`, which says for which inputs it is right; where the function raises, with
     the shapes and the function's line. Cost: one call of each function for each case.
     """
+    if not inputs:
+        raise ValueError("inputs is empty; pass the arguments of one case or more, such as {'two axes': [scores]}")
     right: list[str] = []
     for name, given in inputs.items():
         but = {reason: mistaken(*_copies(given)) for reason, mistaken in (mistakes or {}).items()}
