@@ -938,6 +938,9 @@ ENTRIES: dict[str, Entry] = {
         EDITED | {"factor": 0.5},
         EDITS | {"factor": {"negative": "else", "fraction": "else", "huge": "else"}},
     ),
+    "edits.MapWeights": E(
+        "models", edited(ch.edits.MapWeights), EDITED | {"function": torch.sqrt}, EDITS | {"function": OWN}
+    ),
     "edits.ForceMask": E(
         "models",
         edited(ch.edits.ForceMask),
