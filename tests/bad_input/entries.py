@@ -976,7 +976,11 @@ ENTRIES: dict[str, Entry] = {
         "models",
         lambda **given: ch.models.logit_attribution(inputs=x3(), **given).logit,
         {"model": SELF, "token": 1, "against": 2, "position": 0},
-        {"against": {"None": "else"}, "position": {"negative": "else"}},
+        {
+            "token": {"integer tensor": "else"},  # of two dimensions: several answers
+            "against": {"None": "else"},
+            "position": {"negative": "else", "integer tensor": "else"},
+        },
     ),
     "models.assert_attends": E(
         "models",
