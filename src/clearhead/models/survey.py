@@ -61,10 +61,11 @@ def survey(
     once.
     `tokenizer`: of transformers, or a function of a list of texts that gives {"input_ids": a list of ids for each}.
     `keep`: measures of `seen.table()` by their names, each beside uniform attention; "word classes", the weight that
-    special tokens, punctuation, numbers, words and continuations of words receive; "examples", for each head and measure the three texts in which one query departs most from uniform attention; and
-    reductions, as for `statistics`. None is normalised entropy, first, sink, previous, distance, the examples, and the
-    classes where the tokenizer has a vocabulary. Means are over all queries (or keys) that count: every word weighs the
-    same, padding does not count.
+    special tokens, punctuation, numbers, words and continuations of words receive; "examples", for each head and
+    measure the three texts in which one query departs most from uniform attention; and reductions, as for
+    `statistics`. None is normalised entropy, first, sink, previous, distance, the examples, and the classes where the
+    tokenizer has a vocabulary. Means are over all queries (or keys) that count: every word weighs the same, padding
+    does not count.
     `state`: a folder with one file for each batch. A file is written under another name first, so that a call that was
     killed at any point can be made again, goes on, and gives the same result. Several processes may share the folder.
     `rank`: (number, of how many) of this process; None takes RANK and WORLD_SIZE, which torchrun sets. Each process

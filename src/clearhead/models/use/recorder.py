@@ -278,7 +278,7 @@ class Recorder(Receiver):
         else:
             in_use = sizes.keys if kind == "cross" else filled(problem, uniform)
             tokens = innermost.tokens if kind == "self" else None
-            steps = CallFacts(kind, self.run, sizes.queries, in_use, joins=joins, tokens=tokens)
+            steps = CallFacts(kind, self.run, sizes.queries, in_use, joins, tokens, innermost.cache)
             with unobserved():
                 keys, values = self._caches.add(name, steps, key, value, fresh)
         if joins:
