@@ -94,5 +94,5 @@ class Edit(Told):
 
 
 def _said(value: Any) -> str:
-    shape = getattr(value, "shape", None)
-    return repr(value) if shape is None else f"<{'×'.join(map(str, shape))}>"
+    shape, function = getattr(value, "shape", None), getattr(value, "__name__", None)
+    return function or (repr(value) if shape is None else f"<{'×'.join(map(str, shape))}>")
