@@ -4,9 +4,9 @@
 
 runs ten thousand; `--from` and `--only` are those of `fuzz.py`. A number names a model (Llama with grouped heads, BERT,
 GPT-2, a module that calls SDPA itself), its inputs, and one to three edits: clearhead's, with sources from another run
-or drawn; and some of one's own by `before`, `after`, `removed` and `factor`. Some give back, or take, what does not
-fit. Then: the last output is that of the model by hand; what no edit names is the backend's to the bit, where no edited
-layer stands before it; a wrong edit raises one ClearheadError and changes nothing.
+or drawn; and some of one's own by `before`, `weights`, `after`, `removed` and `factor`. Some give back, or take, what
+does not fit. Then: the last output is that of the model by hand; what no edit names is the backend's to the bit, where
+no edited layer stands before it; a wrong edit raises one ClearheadError and changes nothing.
 """
 
 from __future__ import annotations
@@ -146,7 +146,7 @@ class State:
     layer: int = 0
     bias: Tensor | float = 0.0
     cut: tuple[int, ...] = ()
-    removed: tuple[int, ...] = ()
+    mapped: tuple[Callable[[Tensor], Tensor], ...] = ()  # what is done to the weights, in this order
     steps: tuple[Callable[[Tensor], Tensor], ...] = ()  # what is done to the output, in this order
 
     def weights(self) -> Tensor:
@@ -157,7 +157,8 @@ class State:
             scores = scores + self.mask.masked_fill(self.mask < -1e30, NO_KEY)
         scores[..., list(self.cut)] = NO_KEY
         weights = scores.softmax(-1).nan_to_num(0.0)
-        weights[..., list(self.removed)] = 0.0
+        for step in self.mapped:
+            weights = step(weights).masked_fill(scores == NO_KEY, 0.0)
         return weights
 
     def output(self) -> Tensor:
@@ -165,6 +166,13 @@ class State:
         for step in self.steps:
             output = step(output)
         return output
+
+    def map(self, step: Callable[[Tensor], Tensor]) -> State:
+        return replace(self, mapped=(*self.mapped, step))
+
+    def without(self, keys: list[int]) -> State:
+        gone = torch.from_numpy(np.isin(np.arange(self.k.shape[2]), keys))
+        return self.map(lambda weights: weights.masked_fill(gone, 0.0))
 
     def then(self, step: Callable[[Tensor], Tensor]) -> State:
         return replace(self, steps=(*self.steps, step))
@@ -266,6 +274,17 @@ class Own(ch.edits.Edit):
 
     def removed(self, spot: Any) -> Any:
         return None if self.gone is None else np.isin(np.arange(len(spot.keys)), self.gone)
+
+
+class Nearer(ch.edits.Edit):
+    """One that changes weights by the distance of query and key."""
+
+    def weights(self, weights: Tensor, spot: Any) -> Tensor:
+        return weights * _nearness(torch.tensor(spot.rows), torch.tensor(spot.keys))
+
+
+def _nearness(queries: Tensor, keys: Tensor) -> Tensor:
+    return 1.0 / (1 + (queries[:, None] - keys).abs())
 
 
 def _scores(problem: Any, **parts: Any) -> Any:
@@ -375,7 +394,9 @@ def edit(draw: Draw, made: Model, wrong: bool) -> Chosen:
     rolled = lambda t: t.roll(1, 2)
     choices: list[tuple[ch.edits.Edit, Callable[[State], State]]] = [
         (ch.edits.Knockout(**at, keys=keys), lambda s: replace(s, cut=(*s.cut, *keys))),
-        (ch.edits.Knockout(**at, keys=keys, after=True), lambda s: replace(s, removed=(*s.removed, *keys))),
+        (ch.edits.Knockout(**at, keys=keys, after=True), lambda s: s.without(keys)),
+        (ch.edits.MapWeights(lambda w: w.sqrt() - number, **at), lambda s: s.map(lambda w: w.sqrt() - number)),
+        (Nearer(**at), lambda s: s.map(lambda w: w * _nearness(*map(torch.arange, w.shape[2:])))),
         (ch.edits.ScaleHeads(**at, factor=number), lambda s: s.times(number)),
         (ch.edits.Ablate(**at), lambda s: s.then(torch.zeros_like)),
         (Own(last=lambda o: o.tanh() - o.flip(0), **at), lambda s: s.then(lambda o: o.tanh() - o.flip(0))),
@@ -401,7 +422,7 @@ def edit(draw: Draw, made: Model, wrong: bool) -> Chosen:
          lambda s: replace(s, bias=s.bias + _alibi(made.heads))),
         (Own(lambda p, s: p._replace(visible=None), **at), lambda s: replace(s, mask=None, cut=())),
         (Own(lambda p, s: p, keys, number, **at),
-         lambda s: replace(s, removed=(*s.removed, *keys)).times(number)),
+         lambda s: s.without(keys).times(number)),
     ]  # fmt: skip
     one, change = draw.one(*choices)
     return Chosen(one, change, layer, heads, queries)

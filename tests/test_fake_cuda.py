@@ -40,7 +40,7 @@ WAITS = {
     "Lengths, built in the call": (1, LENGTHS),
     "Padding of integers, built in the call": (1, CHECKED),
     "Documents, built in the call": (1, CHECKED),
-    **dict.fromkeys(("edits.AddBias", "edits.Ablate", "edits.ScaleHeads"), (1, EDITS)),
+    **dict.fromkeys(("edits.AddBias", "edits.Ablate", "edits.MapWeights", "edits.ScaleHeads"), (1, EDITS)),
     "edits.Freeze": (2, f"{EDITS}; {BLOCKS}"),
     "edits.Patch": (3, f"{EDITS}; so are those of the source, and the rows where its output is put"),
     "edits.ForceMask": (2, f"{EDITS}; {BLOCKS}"),

@@ -297,6 +297,7 @@ def holding():
     yield from (
         edits.Ablate(0, kind="mean", over=seen[0]),
         edits.Knockout(heads=1, keys=range(9)),
+        edits.MapWeights(torch.sqrt, heads=1),
         edits.ScaleHeads(0, 1),
     )
     yield from (nn.DotProductAttention(), nn.AdditiveAttention(300), nn.SinusoidalPositionalEncoding(8))

@@ -17,6 +17,7 @@ from clearhead.models.use.edits.add_bias import AddBias as AddBias
 from clearhead.models.use.edits.base import Edit as Edit
 from clearhead.models.use.edits.force_mask import ForceMask as ForceMask
 from clearhead.models.use.edits.knockout import Knockout as Knockout
+from clearhead.models.use.edits.map_weights import MapWeights as MapWeights
 from clearhead.models.use.edits.patch import Freeze as Freeze
 from clearhead.models.use.edits.patch import Patch as Patch
 from clearhead.models.use.edits.scale_heads import ScaleHeads as ScaleHeads

@@ -941,6 +941,9 @@ ENTRIES: dict[str, Entry] = {
         EDITED | {"factor": 0.5},
         EDITS | {"factor": {"negative": "else", "fraction": "else", "huge": "else"}},
     ),
+    "edits.MapWeights": E(
+        "models", edited(ch.edits.MapWeights), EDITED | {"function": torch.sqrt}, EDITS | {"function": OWN}
+    ),
     "edits.ForceMask": E(
         "models",
         edited(ch.edits.ForceMask),
@@ -976,7 +979,11 @@ ENTRIES: dict[str, Entry] = {
         "models",
         lambda **given: ch.models.logit_attribution(inputs=x3(), **given).logit,
         {"model": SELF, "token": 1, "against": 2, "position": 0},
-        {"against": {"None": "else"}, "position": {"negative": "else"}},
+        {
+            "token": {"integer tensor": "else"},  # of two dimensions: several answers
+            "against": {"None": "else"},
+            "position": {"negative": "else", "integer tensor": "else"},
+        },
     ),
     "models.assert_attends": E(
         "models",

@@ -63,11 +63,9 @@ def wrong(entry: Entry, given: dict[str, Any], takes: str | None) -> str | None:
             return None
         # a message is enough; but what is listed as right must not be refused, where it is not hidden
         return "is refused, and is listed as right" if takes in ("same", "nan", "else") else None
-    except TypeError as error:
-        if takes == "own":
-            return None
-        return None if PYTHON.search(str(error)) else told(error)
     except Exception as error:
+        if takes == "own" or (isinstance(error, TypeError) and PYTHON.search(str(error))):
+            return None
         return told(error)
     results = flat(result)
     if takes == "hidden":

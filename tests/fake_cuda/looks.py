@@ -64,6 +64,7 @@ def cases(query, key, value, x):
         "Patch": ch.edits.Patch(before, heads=[0]),
         "Freeze": ch.edits.Freeze(before, heads=[0]),
         "Ablate": ch.edits.Ablate(heads=[0]),
+        "MapWeights": ch.edits.MapWeights(torch.sqrt, heads=[0]),
     }
 
     methods = ("amax", "amin", "argmax", "argmin", "max", "mean", "min", "sum")

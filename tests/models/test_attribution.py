@@ -71,8 +71,8 @@ def through(norm: Any, whole: torch.Tensor, part: torch.Tensor) -> torch.Tensor:
     return part * (whole.square().mean(-1, keepdim=True) + norm.eps).rsqrt() * (1 + norm.weight.detach())
 
 
-def parts_of_gemma(model: Any, inputs: dict[str, Any]) -> tuple[Any, torch.Tensor, torch.Tensor]:
-    """The output; the logits before the cap at the last position, (B, V); and what heads add to them, (2, B, H, V)."""
+def parts_of_gemma(model: Any, inputs: dict[str, Any], at: int = -1) -> tuple[Any, torch.Tensor, torch.Tensor]:
+    """The output; the logits before the cap at a position, (B, V); and what heads add to them, (2, B, H, V)."""
     layers, norm = list(model.model.layers), model.model.norm
     modules = [*(m.self_attn.o_proj for m in layers), *(m.post_attention_layernorm for m in layers), norm]
     output, given, gave = kept_of(model, [*modules, model.lm_head], inputs)
@@ -81,8 +81,8 @@ def parts_of_gemma(model: Any, inputs: dict[str, Any]) -> tuple[Any, torch.Tenso
         heads = given[n].unflatten(-1, (HEADS, -1))
         written = torch.einsum("blhe,dhe->bhld", heads, layer.self_attn.o_proj.weight.unflatten(1, (HEADS, -1)))
         part = through(layer.post_attention_layernorm, given[2 + n].unsqueeze(1), written)
-        found.append(through(norm, given[4].unsqueeze(1), part)[:, :, -1] @ model.lm_head.weight.T)
-    return output, gave[5][:, -1], torch.stack(found).detach()
+        found.append(through(norm, given[4].unsqueeze(1), part)[:, :, at] @ model.lm_head.weight.T)
+    return output, gave[5][:, at], torch.stack(found).detach()
 
 
 @pytest.mark.parametrize("against", [None, 3, [3, 8]])
@@ -302,6 +302,101 @@ def test_copies_of_a_text_have_tokens_and_positions_of_their_own() -> None:
         assert torch.allclose(found.logit[n], one.logit[0], rtol=1e-9)
         for mine, other in zip(found, one, strict=True):
             assert torch.allclose(mine.heads[n], other.heads[0], rtol=1e-6, atol=1e-9)
+
+
+SEVERAL: dict[str, tuple[Any, Any, Any]] = {
+    "positions": (7, None, [[0, 3, 5]]),
+    "positions of each sequence": ([7, 2], None, torch.tensor([[0, 3, 5], [-1, 2, 1]])),
+    "tokens": ([[7, 3, 8]], None, -1),
+    "the next tokens": (IDS[:, 1:], None, [range(5)]),
+    "pairs": ([[7, 3]], [[1, 2], [4, 9]], [2, 3]),
+    "one": ([[7]], 3, -1),
+}
+
+
+def each_of(given: Any, count: int) -> torch.Tensor:
+    """The numbers of an argument, (2, count)."""
+    numbers = torch.as_tensor(given)
+    return (numbers if numbers.ndim == 2 else numbers.reshape(-1, 1)).expand(2, count)
+
+
+@pytest.mark.parametrize("cap", [None, 2.0])
+@pytest.mark.parametrize("name", SEVERAL)
+def test_several_answers_are_those_one_by_one(name: str, cap: float | None) -> None:
+    """Beside parts by hand, and to the bit beside an attribution of each answer."""
+    token, against, position = SEVERAL[name]
+    model, inputs = gemma(cap), {"input_ids": IDS}
+    found = ch.models.logit_attribution(model, inputs, token, against=against, position=position)
+    given = [torch.as_tensor(one) for one in (token, against, position) if one is not None]
+    count = max(one.shape[1] for one in given if one.ndim == 2)
+    tokens, places = each_of(token, count), each_of(position, count)
+    others = None if against is None else each_of(against, count)
+    by_hand = [parts_of_gemma(model, inputs, place)[1:] for place in range(IDS.shape[1])]
+    assert found.logit.shape == found.remainder.shape == (2, count) and found[0].heads.shape == (2, count, HEADS)
+    assert found[1].sources.shape == found[1].positions.shape == (2, count, HEADS, 6)
+    for n in range(count):
+        for b in range(2):
+            logits, heads = by_hand[int(places[b, n])]
+            less = lambda of, b=b, n=n: of[..., tokens[b, n]] - (0.0 if others is None else of[..., others[b, n]])
+            assert torch.allclose(found.logit[b, n], less(logits[b]), rtol=1e-9, atol=1e-12)
+            for layer in range(2):
+                assert torch.allclose(found[layer].heads[b, n], less(heads[layer, b]), rtol=1e-6, atol=1e-9)
+        versus = None if others is None else others[:, n]
+        one = ch.models.logit_attribution(model, inputs, tokens[:, n], against=versus, position=places[:, n])
+        for other in (one, found.answers[n]):
+            assert torch.equal(found.logit[:, n], other.logit) and torch.equal(found.remainder[:, n], other.remainder)
+            assert (found.capped is None) == (cap is None) and (
+                cap is None or torch.equal(found.capped[:, n], other.capped)
+            )
+            for mine, theirs in zip(found, other, strict=True):
+                for part in ("heads", "positions", "sources"):
+                    assert torch.equal(getattr(mine, part)[:, n], getattr(theirs, part))
+            assert all(torch.equal(found.others[each][:, n], part) for each, part in other.others.items())
+        rows = [row for row in found.table() if row["answer"] == n]
+        assert [row["attribution"] for row in rows] == one.table()["attribution"].tolist()
+    assert found.remainder.abs().max() < 1e-6 * found.logit.abs().max()
+    assert torch.allclose(found.values, torch.stack([one.values for one in found.answers]).mean(0))
+
+
+def test_a_table_says_what_the_answers_are() -> None:
+    model, inputs = gemma(None), {"input_ids": IDS}
+    several = ch.models.logit_attribution(model, inputs, [[7, 3]], against=[1, 2], position=[[0, -1]])
+    first = several.table()[0]
+    assert (
+        list(first)[:3] == ["answer", "token", "position"] and "against" not in first
+    )  # it is another in each sequence
+    assert set(zip(*(several.table()[c].tolist() for c in ("answer", "token", "position")), strict=True)) == {
+        (0, 7, 0),
+        (1, 3, -1),
+    }
+    assert "mean of 2 sequences and 2 answers" in repr(several)
+    alone = ch.models.logit_attribution(model, {"input_ids": IDS[:1]}, 7)
+    assert alone.answers == [alone] and "answer" not in alone.table()[0] and "mean of" not in repr(alone)
+    assert "mean of 2 answers" in repr(ch.models.logit_attribution(model, {"input_ids": IDS[:1]}, [[7, 3]]))
+
+
+@pytest.mark.parametrize(
+    ("token", "position", "said"),
+    [
+        ([[1, 2, 3]], [[0, 1]], r"token \(1, 3\) and position \(1, 2\) have two dimensions"),
+        (torch.zeros(2, 0, dtype=torch.long), -1, r"token \(2, 0\) have two dimensions"),
+        ([[1], [2], [3]], -1, "token is .* expected a number from 0 to 39, or one for each of the 2 sequences"),
+        ([[1, 40]], -1, "token is .* expected a number from 0 to 39"),
+        (1, [[0.5]], "position is .* expected a number from -6 to 5"),
+        ([[1, 2], [3]], -1, "token is .* expected a number from 0 to 39"),
+        ([[[1]]], -1, "token is .* expected a number from 0 to 39"),
+    ],
+)
+def test_answers_that_do_not_fit_are_an_error(token: Any, position: Any, said: str) -> None:
+    with pytest.raises(ch.ClearheadError, match=said):
+        ch.models.logit_attribution(Ends(lambda x: x).eval(), IDS, token, position=position)
+
+
+def test_several_answers_take_two_runs_of_the_model() -> None:
+    model, runs = Ends(lambda x: x).eval(), []
+    model.choose.register_forward_hook(lambda module, args, result: runs.append(result.shape))
+    ch.models.logit_attribution(model, IDS, IDS[:, 1:], position=[range(5)])
+    assert runs == [(2, 6, 40)] * 2
 
 
 def test_numbers_of_heads_are_drawn() -> None:

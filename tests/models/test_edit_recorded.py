@@ -60,6 +60,7 @@ def drawn_edit(rng):
         "scale": (ch.edits.ScaleHeads(**at, factor=factor), None, lambda w: w * factor),
         "bias": (ch.edits.AddBias(bias.float(), **at), lambda s, raw: s + bias, None),
         "force": (ch.edits.ForceMask(keep, **at), lambda s, raw: raw.masked_fill(~keep, -torch.inf), None),
+        "map": (ch.edits.MapWeights(lambda w: (w**3).sqrt(), **at), None, lambda w: w**1.5),
         "sharpen": (Sharpen(**at), lambda s, raw: s + raw, None),
         "other keys": (OtherKeys(**at), "flipped", None),
     }
@@ -81,7 +82,7 @@ def by_hand(q, k, allowed, edits):
             continue
         scores = torch.where(here, new, scores)
     weights = scores.softmax(-1).nan_to_num(0.0)  # a query that sees nothing gives 0
-    for _, here, _, _, after in edits:
+    for _, here, _, _, after in sorted(edits, key=lambda one: one[0] == "scale"):  # factors are of the output
         if after is not None:
             weights = torch.where(here, after(weights), weights)
     return weights

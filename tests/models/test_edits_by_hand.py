@@ -75,6 +75,12 @@ class Own(ch.edits.Edit):
         return None if self.gone is None else np.isin(np.arange(len(spot.keys)), self.gone)
 
 
+def squared(weights: Tensor) -> Tensor:
+    """The squares over their sum, mixed with equal weights for all keys, which a mask has to take away again."""
+    square = weights**2
+    return square / square.sum(-1, keepdim=True).clamp_min(1e-30) + 0.5 / weights.shape[-1]
+
+
 def _scores(problem: Any, **parts: Any) -> Any:
     return problem._replace(scores=problem.scores._replace(**parts))
 
@@ -187,6 +193,23 @@ class Drawn:
                 Own(None, None, columns, factor, **at),
                 lambda own: with_(own, weights=zeroed, output=lambda o: o * factor),
             ),
+            "mapped weights": lambda: (
+                edits.MapWeights(squared, **at),
+                lambda own: with_(own, weights=lambda w: squared(w).masked_fill(~pairs(own), 0.0)),
+            ),
+            "mapped between others": lambda: (
+                [
+                    edits.Knockout(**at, keys=columns, after=True),
+                    edits.MapWeights(lambda w: w.sin() - 0.1, **at),
+                    edits.AddBias(bias, **at),
+                    edits.ScaleHeads(**at, factor=factor),
+                ],
+                lambda own: with_(
+                    replace(own, bias=own.bias + bias, parts={}),
+                    weights=lambda w: (zeroed(w).sin() - 0.1).masked_fill(~pairs(own), 0.0),
+                    output=lambda o: o * factor,
+                ),
+            ),
             "three at once": lambda: (
                 [
                     edits.AddBias(bias, **at),
@@ -230,7 +253,8 @@ class Drawn:
 KINDS = [
     *("knockout", "knockout of all keys", "knockout after", "scale", "force", "force a window", "bias", "freeze"),
     *("freeze to a tensor", "ablate", "ablate to the mean", "resample", "other positions", "a steeper softmax"),
-    *("other keys", "other queries", "other values", "every pair", "another output", "removed", "three at once"),
+    *("other keys", "other queries", "other values", "every pair", "another output", "removed"),
+    *("mapped weights", "mapped between others", "three at once"),
     *(f"patch of the {part}" for part in PARTS),
 ]
 
@@ -260,7 +284,7 @@ def test_every_kind_is_tried() -> None:
     assert Drawn(run_of("Llama"), "scale", 0).kinds == KINDS and len(ALL) == 16
 
 
-@pytest.mark.parametrize("kind", ["freeze to a tensor", "freeze", "removed", "force", "bias"])
+@pytest.mark.parametrize("kind", ["freeze to a tensor", "freeze", "removed", "mapped weights", "force", "bias"])
 def test_rows_with_other_sinks_are_recorded(kind: str) -> None:
     """GPT-OSS returns its weights, which have a sink; weights that are given have none."""
     run = run_of("GptOss")

@@ -344,6 +344,14 @@ def across(x, y):
         "def edited(edit):\n    model = Two()\n    with ch.edit(model, edit):\n        return model(q)",
     ),
     case(
+        "mapped(lambda w: w - 0.2)",
+        ("weights.clamp(min=0)", "mapped(lambda w: (lambda weights: @)(w - 0.2))", "(five - 0.2).clamp(min=0)"),
+        setup="def mapped(function):\n    model = Block()\n"
+        "    with ch.watch(model) as seen, ch.edit(model, ch.edits.MapWeights(function)):\n        model(q)\n"
+        "    return seen[0].weights.dense()\n"
+        "five = torch.softmax((q @ q.mT * 8**-0.5).masked_fill(~torch.ones(5, 5).tril().bool(), -torch.inf), -1)",
+    ),
+    case(
         "recorded(rows, rows).layers(sequence=1)",
         ("another sequence=", "torch.tensor(len(recorded(rows, rows).layers(sequence=0))) # @", "torch.tensor(1)"),
         setup=BERT + "rows = torch.tensor([[1] * 4, [0] * 4])\n",

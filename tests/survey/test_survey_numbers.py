@@ -293,3 +293,90 @@ def test_layers_of_unlike_masks_have_each_their_own_uniform_attention():
     for row, same in rows:
         assert {name: row[name] for name in names} == pytest.approx({name: same[name] for name in names}, abs=1e-6)
     assert len({row["distance uniform"] for row in survey.table()}) == 3
+
+
+def lengths_by_hand(model, texts, grouped):
+    """By column the mean over all queries of Σ_j w_ij ‖v_j‖, and of ‖v_j W_O‖, with the uniform ones, (layers, H)."""
+    plain = copy.deepcopy(model).double()
+    plain.set_attn_implementation("eager")
+    layers = [module for name, module in plain.named_modules() if name.endswith(("v_proj", "value"))]
+    given = []
+    for layer in layers:
+        layer.register_forward_hook(lambda module, args, result: given.append(result.detach()[0]))
+    writes = [m.weight for n, m in plain.named_modules() if n.endswith(("o_proj", "attention.output.dense"))]
+    found = {}
+    for row in texts:
+        given.clear()
+        with torch.no_grad():
+            weights = plain(torch.tensor([row]), output_attentions=True).attentions
+        for w, v, out in zip(weights, given, writes, strict=True):
+            heads = w.shape[1]
+            values = v.unflatten(1, (heads // grouped, -1)).repeat_interleave(grouped, 1).transpose(0, 1)  # (H, L, E)
+            each = out.detach().unflatten(1, (heads, -1)).transpose(0, 1)  # (H, d, E)
+            may = (w[0] > 0).double() if grouped > 1 else torch.ones_like(w[0])
+            for name, norms in (("value", values.norm(dim=-1)), ("transformed", (values @ each.mT).norm(dim=-1))):
+                for column, some in (("", w[0]), (" uniform", may / may.sum(-1, keepdim=True))):
+                    moved = (some @ norms.unsqueeze(-1)).squeeze(-1)  # (H, L)
+                    found.setdefault(f"weighted {name} norm{column}", []).append(moved)
+    layered = {name: [all_of[n :: len(layers)] for n in range(len(layers))] for name, all_of in found.items()}
+    return {name: np.stack([torch.cat(of, 1).mean(1).numpy() for of in each]) for name, each in layered.items()}
+
+
+LENGTHS = ["weighted transformed norm", "first", "weighted value norm", "examples"]
+
+
+@pytest.mark.parametrize("batch", [64, 1])
+def test_lengths_of_what_heads_write(bert, batch):
+    """With padding and without, beside other measures; with grouped heads, and with biases of the layers."""
+    model = llama()
+    got = columns(survey := ch.models.survey(model, TEXTS, letters, keep=LENGTHS, batch=batch))
+    ids = letters(TEXTS)["input_ids"]
+    for name, value in lengths_by_hand(model.model, ids, 2).items():
+        np.testing.assert_allclose(got[name], value, rtol=2e-5, err_msg=name)
+    alone = columns(ch.models.survey(model, TEXTS, letters, keep=["first"], batch=batch))
+    assert all((got[f"first{more}"] == alone[f"first{more}"]).all() for more in ("", " uniform", " sd"))
+    assert len(survey.means) == 2 and (got["weighted value norm queries"] == sum(map(len, ids))).all()
+    if batch > 1:
+        model, tokenizer = bert
+        found = columns(ch.models.survey(model, TEXTS[:2], tokenizer, keep=LENGTHS, batch=batch))
+        for name, value in lengths_by_hand(model, tokenizer(TEXTS[:2])["input_ids"], 1).items():
+            np.testing.assert_allclose(found[name], value, rtol=2e-5, err_msg=name)
+
+
+def test_lengths_over_texts_and_their_examples(tmp_path):
+    """The spread and the examples are those of each text by itself, as `seen.table` has it; the page shows lengths."""
+    model, name = llama(), "weighted transformed norm"
+    got = ch.models.survey(model, TEXTS, letters, keep=LENGTHS)
+    each = []
+    for row in letters(TEXTS)["input_ids"]:
+        with torch.no_grad(), ch.watch(model, values=True) as seen:
+            model(torch.tensor([row]))
+        each.append([call.weighted_transformed_norms[0] for call in seen])
+        np.testing.assert_allclose(seen.table()[name], [norms.mean() for c in each[-1] for norms in c], rtol=1e-4)
+    by_text = np.array([[norms.mean() for call in text for norms in call] for text in each])
+    np.testing.assert_allclose(got.table()[f"{name} sd"], by_text.std(0, ddof=1), rtol=1e-3)
+    assert (got.table()[f"{name} texts"] == len(TEXTS)).all()
+    rows = [row for row in got.examples() if row["measure"] == name]
+    assert len(rows) == 3 * 8
+    for row in rows:
+        of = [text[row["layer"]][row["head"]] for text in each]
+        assert min(abs(float(norms[row["query"]]) - row["value"]) for norms in of if len(norms) > row["query"]) < 1e-4
+    assert "how much the head writes" in got.write(tmp_path / "page.html").read_text(encoding="utf-8").lower()
+
+
+def test_lengths_where_no_layer_is_given_the_heads():
+    """Values have a length, and what is written is not known: NaN, as for every measure that nothing counts for."""
+
+    class Reader(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.embed = torch.nn.Embedding(100, 8)
+
+        def forward(self, input_ids, attention_mask):
+            x, mask = self.embed(input_ids)[:, None], attention_mask[:, None, None].bool()
+            return torch.nn.functional.scaled_dot_product_attention(x, x, x, attn_mask=mask)
+
+    torch.manual_seed(0)
+    [row] = ch.models.survey(Reader().eval(), TEXTS, letters, keep=LENGTHS).table()
+    assert np.isnan(row["weighted transformed norm"]) and row["weighted transformed norm queries"] == 0
+    assert 1 < row["weighted value norm"] < 5 and row["weighted value norm queries"] == sum(map(len, TEXTS))

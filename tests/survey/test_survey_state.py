@@ -168,7 +168,6 @@ BAD = {
     "no ids": ({"tokenizer": lambda texts: texts}, "cannot read the texts"),
     "classes without words": ({"keep": "word classes"}, "reads the vocabulary"),
     "another statistic": ({"keep": "entrophy"}, "expected some of 'previous'"),
-    "values": ({"keep": "weighted value norm"}, "expected some of"),
     "nothing": ({"keep": []}, "keep is"),
     "an output": ({"keep": ch.reductions.Output(torch.zeros(1, 2))}, "whose values are of one call"),
     "a map": (

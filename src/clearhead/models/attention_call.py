@@ -61,9 +61,9 @@ class AttentionCall(Call):
     bool, True for a word, each None where all are words; None where no padding is known. Reductions of `weights` leave
     padding out, see `PaddedWeights`. `run`: which run of the model made the call, from 0 on.
     The record is of the computation that ran, with the changes of an `edit`: `edited` says whether one changed this
-    call, and `unedited` is the call without it. `factor`, (B, H, Lq): the factor by which an edit, `ScaleHeads` or
-    `Knockout(after=True)`, multiplied the rows of the softmax over `problem`; `weights` are the product. None: no edit
-    did. `begins`: of a joined generation, the first query of each step; else ().
+    call, and `unedited` is the call without it. `factor`, (B, H, Lq): the factor by which an edit, `ScaleHeads`,
+    `Knockout(after=True)` or `MapWeights`, multiplied the rows of the softmax over `problem`; `weights` are the
+    product. None: no edit did. `begins`: of a joined generation, the first query of each step; else ().
     With `watch(values=True)`: `value` (B, Hk, Lk, Ev), and `output`, `value_norms`, `weighted_value_norms`, and where
     the layer that writes the heads is found, `output_projection`, `transformed_norms`, `weighted_transformed_norms` and
     `result_norms`; with `watch(gradients=True)` value, output and value norms, and after a backward pass `gradients`

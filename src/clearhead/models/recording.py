@@ -222,9 +222,11 @@ class Recording(Calls[AttentionCall]):
         in which step a token was read. `call.begins`: the first query of each step. Values are joined where they were
         kept; outputs, gradients and the layers around a call are not. The last token of an answer was never read, so it
         has no query: it is left out of `tokens`, with a warning. A file that `write` makes of it has no steps.
+        Of several generations that took turns, it is the one of the last run.
         Raises a `ClearheadError` as `Generation.joined`. Cost: a copy of the queries and of the keys, once.
         """
-        return Recording([joined_call(self[name]) for name in self.names])
+        # where several generations ran at once, the last call of every module is of the last run
+        return Recording([joined_call(sorted(self[name], key=lambda call: call.run)) for name in self.names])
 
     def check(self, expected: Expected) -> Audit:
         """Compare the pairs that each call allowed with an expected mask: mass leaked and mass hidden.

@@ -60,12 +60,12 @@ def survey(
     makes words. `texts`: any iterable of strings, or of rows with a "text", such as those of `datasets`; it is read
     once.
     `tokenizer`: of transformers, or a function of a list of texts that gives {"input_ids": a list of ids for each}.
-    `keep`: measures of `seen.table()` by their names, each beside uniform attention, all but the norms; "word
-    classes", the weight that special tokens, punctuation, numbers, words and continuations of words receive;
-    "examples", for each head and measure the three texts in which one query departs most from uniform attention; and
-    reductions, as for `statistics`. None is normalised entropy, first, sink, previous, distance, the examples, and the
-    classes where the tokenizer has a vocabulary. Means are over all queries (or keys) that count: every word weighs the
-    same, padding does not count.
+    `keep`: measures of `seen.table()` by their names, each beside uniform attention; "word classes", the weight that
+    special tokens, punctuation, numbers, words and continuations of words receive; "examples", for each head and
+    measure the three texts in which one query departs most from uniform attention; and reductions, as for
+    `statistics`. None is normalised entropy, first, sink, previous, distance, the examples, and the classes where the
+    tokenizer has a vocabulary. Means are over all queries (or keys) that count: every word weighs the same, padding
+    does not count.
     `state`: a folder with one file for each batch. A file is written under another name first, so that a call that was
     killed at any point can be made again, goes on, and gives the same result. Several processes may share the folder.
     `rank`: (number, of how many) of this process; None takes RANK and WORLD_SIZE, which torchrun sets. Each process
@@ -82,8 +82,10 @@ def survey(
     as it is; for a file of the state that was changed, by its SHA-256 (delete it, and it is computed anew); and for
     batches of other ranks that do not come. Several processes may make the same survey in one folder at a time.
     Cost: a pass of the model; for each call a pass over its pairs for all measures, and two passes over one key a query
-    for "first" and "previous"; a row of weights for each example of another measure; memory O(batch). The model's
-    weights are read once for their digest.
+    for "first" and "previous"; a row of weights for each example of another measure; memory O(batch). The norms take
+    two more passes over the pairs of each call, and for the transformed one the model reads 8 tokens more in each
+    batch, to find the layer that writes a module's heads; they are NaN where there is none, see `output_projection`.
+    The model's weights are read once for their digest.
     """
     parts = surveyed(model, texts, tokenizer, keep, state, batch, max_length, rank, wait)
     return Survey(type(model).__name__, **parts, layers=_layers(model, parts["means"]))
@@ -198,7 +200,7 @@ class Survey:
             if column.endswith(" uniform"):
                 continue
             beside = f"{column} uniform" if f"{column} uniform" in self.columns else None
-            found.append(Statistic(_about(column), beside, share=beside is not None and column != "distance"))
+            found.append(Statistic(_about(column), beside, share=beside is not None and _is_share(column)))
         return found
 
     def __repr__(self) -> str:
@@ -209,6 +211,11 @@ class Survey:
 
         def __getattr__(self, name: str) -> object:
             raise missing("Survey", name)
+
+
+def _is_share(column: str) -> bool:
+    """Whether a measure or a class is from 0 to 1: a distance and lengths of vectors are not."""
+    return column != "distance" and not (column in NAMED and {"value", "transformed"} & {*NAMED[column].needs})
 
 
 def _about(column: str) -> About:

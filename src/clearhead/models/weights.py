@@ -134,7 +134,7 @@ class MultipliedWeights(PaddedWeights):
     def gradients(self, value: Any, grad: Any) -> WeightGradients:
         raise UnsupportedError(
             "an edit multiplied these weights after the softmax, and their gradients are not followed through that. "
-            "Watch the model without ScaleHeads and without Knockout(after=True)."
+            "Watch the model without ScaleHeads and without Knockout(after=True), and let rows of MapWeights sum to 1."
         )
 
     def _map(self, pick: tuple[int, ...], most: int) -> Tensor:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import warnings
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Self
 
 import torch
@@ -11,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
 from clearhead.base.arrays import accumulated
-from clearhead.base.errors import ClearheadError
+from clearhead.base.errors import ClearheadError, ShapeError
 from clearhead.base.pictures import Style
 from clearhead.base.text import outlined, said
 from clearhead.base.tracing import without_autocast
@@ -29,6 +30,8 @@ from clearhead.models.watch import watch
 if TYPE_CHECKING:
     from clearhead.base.pictures import Axes, Colormap
 
+Answers = Each | Sequence[Sequence[int]]  # or several for each sequence, or for all alike
+
 
 @dataclass(frozen=True, eq=False, repr=False)
 class AttributedCall:
@@ -36,7 +39,8 @@ class AttributedCall:
 
     `heads`: (B, H). `positions`: (B, H, Lq), the same by the position at which a head writes. `sources`: (B, H, Lk),
     the same by the key that it was read from; with an attention sink, or a bias of the values, they may sum to less. An
-    output that an edit put in a head's place was read from no key.
+    output that an edit put in a head's place was read from no key. Where K answers were asked for, each has a second
+    axis: (B, K, H), (B, K, H, Lq) and (B, K, H, Lk).
     """
 
     name: str
@@ -61,6 +65,8 @@ class LogitAttribution(Calls[AttributedCall]):
     `logit` and all parts are of logits before the cap. `values`, (calls, heads): the heads' parts as a tensor, whose
     meaning `name`, `unit` and `sentence` say, for a picture of every head, as `plot()` is. Printed, it is the sum with
     the strongest heads first.
+    Where K answers were asked for, (B,) above is (B, K), and what is a mean over the sequences is one over the answers
+    too. `answers`: a `LogitAttribution` of each answer by itself, such as `found.answers[2].plot()`; else [itself].
     """
 
     name, unit = "attribution", ""
@@ -70,6 +76,8 @@ class LogitAttribution(Calls[AttributedCall]):
     ) -> None:
         super().__init__(calls)
         self.logit, self.others, self.capped = logit, others, capped
+        self.answers: list[LogitAttribution] = [self]
+        self._asked: list[dict[str, int]] = []  # what the answers are, for the table
 
     @property
     def sentence(self) -> str:
@@ -78,14 +86,15 @@ class LogitAttribution(Calls[AttributedCall]):
 
     @property
     def remainder(self) -> Tensor:
-        parts = [call.heads.sum(1) for call in self.calls] + list(self.others.values())
+        parts = [call.heads.sum(-1) for call in self.calls] + list(self.others.values())
         left: Tensor = self.logit - sum(parts, torch.zeros_like(self.logit))
         return left
 
     @property
     def values(self) -> Tensor:
-        """What each head adds, (calls, heads), a mean over the sequences; NaN where a call has no such head."""
-        return pad_sequence([call.heads.mean(0) for call in self.calls], batch_first=True, padding_value=torch.nan)
+        """What each head adds, (calls, heads), a mean over sequences and answers; NaN where a call has no such head."""
+        each = [call.heads.flatten(0, -2).mean(0) for call in self.calls]
+        return pad_sequence(each, batch_first=True, padding_value=torch.nan)
 
     @property
     def runs(self) -> list[Self]:
@@ -101,8 +110,8 @@ class LogitAttribution(Calls[AttributedCall]):
         return said(self, self._said)
 
     def _said(self) -> str:
-        """The logit as a sum, a mean over the sequences: the strongest heads, and all that is left."""
-        values, count = self.values, len(self.logit)
+        """The logit as a sum, a mean over sequences and answers: the strongest heads, and all that is left."""
+        values, count, each = self.values, len(self.logit), len(self.answers)
         first = strongest(values, self._labels)
         parts = {name: float(values[call, head]) for call, head, name in first}
         more = int(values.isfinite().sum()) - len(first)
@@ -112,7 +121,8 @@ class LogitAttribution(Calls[AttributedCall]):
         parts["remainder"] = float(self.remainder.mean())
         shown = ", ".join(f"{name} {number:+.3g}" for name, number in parts.items())
         whole = f"{float(self.logit.mean()):.4g}" + " before the softcap" * (self.capped is not None)
-        return f"LogitAttribution({whole}{f', mean of {count} sequences' * (count > 1)}: {shown})"
+        over = [f"{n} {what}" for n, what in ((count, "sequences"), (each, "answers")) if n > 1]
+        return f"LogitAttribution({whole}{', mean of ' * bool(over)}{' and '.join(over)}: {shown})"
 
     def plot(
         self, *, title: str | None = None, cmap: str | Colormap = "RdBu", ax: Axes | None = None, bar: bool = True
@@ -126,8 +136,16 @@ class LogitAttribution(Calls[AttributedCall]):
         return plotted(self.values, self._labels, Style(title, cmap, "signed", ax, bar), meaning)
 
     def table(self) -> Table:
-        """A row for each head, and for each other layer, with what it adds to the logit, a mean over the sequences."""
+        """A row for each head, and for each other layer, with what it adds to the logit, a mean over the sequences.
+
+        Where several answers were asked for, the rows of the first answer come first. The column `answer` has its
+        number, and `token`, `against` and `position` say it, where they are the same for all sequences.
+        """
         rows = Table()
+        if self._asked:
+            for asked, found in zip(self._asked, self.answers, strict=True):
+                rows += [asked | row for row in found.table()]
+            return rows
         for call in self.calls:
             same = {"layer": call.layer.column, "module": call.name, "kind": call.kind}
             means = call.heads.mean(0).tolist()
@@ -138,7 +156,7 @@ class LogitAttribution(Calls[AttributedCall]):
 
 
 def logit_attribution(
-    model: nn.Module, inputs: object, token: Each, *, against: Each | None = None, position: Each = -1
+    model: nn.Module, inputs: object, token: Answers, *, against: Answers | None = None, position: Answers = -1
 ) -> LogitAttribution:
     """What each head, and each other layer, adds directly to a logit: through the residual stream and the last norm.
 
@@ -164,14 +182,14 @@ def logit_attribution(
     `model`: in eval mode, whose output has `logits`, (B, L, V) or (B, V), or is a tensor of that shape. `inputs`: as
     for `assert_attends`. `token`: the number of the logit, one for all sequences or one for each. `against`: a second
     one: the difference of the two logits is attributed. `position`: which of the L outputs is looked at, one for all
-    sequences or one for each. Several tokens or positions of one text are copies of it: `ids.expand(3, -1)` with
-    `token=[1, 2, 3]`.
+    sequences or one for each. Several answers to one text are asked for by two dimensions in any of the three, (B, K),
+    or (1, K) for all sequences: the whole of a text has `token=ids[:, 1:]` with `position=[range(len(ids[0]) - 1)]`.
     Gives a `LogitAttribution`. Raises a `ClearheadError` where the model gives no logits, where no part of the residual
     stream reaches them, and where `token` is `against`; an `UnsupportedError` for a norm that computes something else.
     Inside of an `edit`'s `with` it is of the model with the edits, so that heads which make up for another are seen.
     A head whose last layer is not found, see `circuits`, counts among the others, under the name of its module.
-    Cost: two runs of the model under `watch(values=True)`, and a backward pass through its residual stream for each
-    sequence.
+    Cost: two runs of the model under `watch(values=True)`, whatever K is, and a backward pass through its residual
+    stream for each sequence and answer.
     Source: nostalgebraist 2020, "interpreting GPT: the logit lens"; Wang et al. 2023, "Interpretability in the Wild".
     """
     if not isinstance(model, nn.Module):
@@ -180,11 +198,61 @@ def logit_attribution(
         raise ClearheadError("logit_attribution takes a model in eval mode, without dropout: model.eval().")
     with torch.inference_mode(False):
         inputs = outside_inference(model, inputs, "logit_attribution")
-        return _attribution(model, inputs, logit_difference(token, against, position))
+        asked = _asked({"token": token, "position": position} | ({} if against is None else {"against": against}))
+        found = _attributions(model, inputs, [logit_difference(**one) for one in asked])
+        several = any(_answers_of(given) is not None for given in (token, against, position))
+        return _together(found, asked) if several else found[0]
 
 
-def _attribution(model: nn.Module, inputs: Any, metric: Metric) -> LogitAttribution:
-    """The parts of the logit that `metric` gives of the model's output."""
+def _answers_of(given: Any) -> Tensor | None:
+    """An argument with several answers for each sequence, (B or 1, K); None for any other."""
+    if isinstance(given, int):
+        return None
+    try:
+        numbers = torch.as_tensor(given)
+    except (TypeError, ValueError, RuntimeError):
+        return None
+    return numbers if numbers.ndim == 2 else None
+
+
+def _asked(given: dict[str, Any]) -> list[dict[str, Any]]:
+    """The arguments of each answer."""
+    several = {name: numbers for name, one in given.items() if (numbers := _answers_of(one)) is not None}
+    counts = {name: numbers.shape[1] for name, numbers in several.items()}
+    if several and (len(set(counts.values())) > 1 or 0 in counts.values()):
+        said = " and ".join(f"{name} {tuple(numbers.shape)}" for name, numbers in several.items())
+        raise ShapeError(
+            f"logit_attribution: {said} have two dimensions, which are for K answers to each text, (B, K) or (1, K); "
+            "expected the same K in each, from 1 on."
+        )
+    return [
+        given | {name: numbers[0, n] if len(numbers) == 1 else numbers[:, n] for name, numbers in several.items()}
+        for n in range(next(iter(counts.values()), 1))
+    ]
+
+
+def _together(found: list[LogitAttribution], asked: list[dict[str, Any]]) -> LogitAttribution:
+    """The attributions of several answers as one, with an axis for the answers."""
+
+    def stacked(parts: Iterable[Tensor]) -> Tensor:
+        return torch.stack(list(parts), 1)
+
+    calls = []
+    for same in zip(*found, strict=True):
+        parts = {name: stacked(getattr(one, name) for one in same) for name in ("heads", "positions", "sources")}
+        calls.append(replace(same[0], **parts))
+    others = {name: stacked(one.others[name] for one in found) for name in found[0].others}
+    capped = [one.capped for one in found if one.capped is not None]
+    whole = LogitAttribution(calls, stacked(one.logit for one in found), others, stacked(capped) if capped else None)
+    whole.answers = found
+    for number, one in enumerate(asked):
+        numbers = {name: set(torch.as_tensor(given).flatten().tolist()) for name, given in one.items()}
+        whole._asked.append({"answer": number, **{name: min(few) for name, few in numbers.items() if len(few) == 1}})
+    return whole
+
+
+def _attributions(model: nn.Module, inputs: Any, metrics: list[Metric]) -> list[LogitAttribution]:
+    """The parts of the logit that each metric gives of the model's output."""
     before = first_run(model, inputs)
     if not before.seen.calls:
         raise ClearheadError("logit_attribution: the model made no attention call that is recognised.")
@@ -193,19 +261,7 @@ def _attribution(model: nn.Module, inputs: Any, metric: Metric) -> LogitAttribut
         with frozen.hooked():
             output = ran(model, inputs)
         logits = frozen.before_cap(logits_of(output))
-        logit, capped = metric(output), None
-        if logits is not None:
-            logit, capped = metric(logits), logit.detach()
-        if not logit.requires_grad:
-            raise _none_reaches()
-        with without_autocast(logit.device):
-            leaves = [one.result for one in frozen.written]
-            grads = [torch.autograd.grad(one, leaves, allow_unused=True, retain_graph=True) for one in logit]
-    with torch.no_grad():
-        parts = _parts(seen.calls, frozen.written, list(zip(*grads, strict=True)), logit.dtype)
-        found = LogitAttribution(parts[0], logit.detach(), parts[1], capped)
-    if not found.calls and not found.others:
-        raise _none_reaches()
+        found = [_of_metric(metric, output, logits, frozen, seen.calls) for metric in metrics]
     if frozen.bends:
         warnings.warn(
             f"logit_attribution: behind its last block the model computes {', '.join(dict.fromkeys(frozen.bends))} of "
@@ -214,6 +270,25 @@ def _attribution(model: nn.Module, inputs: Any, metric: Metric) -> LogitAttribut
             stacklevel=3,
         )
     return found
+
+
+def _of_metric(
+    metric: Metric, output: Any, logits: Tensor | None, frozen: Frozen, calls: list[AttentionCall]
+) -> LogitAttribution:
+    """The parts of the logit of one metric. `logits`: those before a softcap, where there is one."""
+    logit, capped = metric(output), None
+    if logits is not None:
+        logit, capped = metric(logits), logit.detach()
+    if not logit.requires_grad:
+        raise _none_reaches()
+    with without_autocast(logit.device):
+        leaves = [one.result for one in frozen.written]
+        grads = [torch.autograd.grad(one, leaves, allow_unused=True, retain_graph=True) for one in logit]
+    with torch.no_grad():
+        parts = _parts(calls, frozen.written, list(zip(*grads, strict=True)), logit.dtype)
+    if not parts[0] and not parts[1]:
+        raise _none_reaches()
+    return LogitAttribution(parts[0], logit.detach(), parts[1], capped)
 
 
 def _none_reaches() -> ClearheadError:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
@@ -23,7 +24,8 @@ class CallFacts(NamedTuple):
     """The facts by which a call may continue another. `filled`: how many of its keys are in use.
 
     `joins`: whether the call may continue another: False where the record has a projection of the key in place of the
-    key. `tokens`: how many tokens the cache has counted, with those of this call; None: unknown.
+    key. `tokens`: how many tokens the cache has counted, with those of this call; None: unknown. `cache`: the object in
+    which the model keeps keys, by which several generations at once are told apart; None: unknown.
     """
 
     kind: Kind
@@ -32,18 +34,27 @@ class CallFacts(NamedTuple):
     filled: int
     joins: bool = True
     tokens: int | None = None
+    cache: object = None
 
     def left(self, length: int) -> int | None:
         """How many keys a window has dropped before the first of `length` keys; None: unknown."""
         return None if self.tokens is None else max(self.tokens - length, 0)
 
 
+Which = tuple[str, int, str]  # a module, which of its calls in a run, and "key" or "value"
+
+
 class Caches:
-    """The newest chain of each module, and its newest tensor in full, with which the next one is compared."""
+    """The newest chain of each module, and its newest tensor in full, with which the next one is compared.
+
+    Where a call's cache has been met before, its newest chain is that of the same cache: several generations may take
+    turns. Else it is the newest of all, since a model may hand its keys on in another object.
+    """
 
     def __init__(self, every: int) -> None:
         self._every = every  # of how many runs of the model one is recorded
-        self._newest: dict[tuple[str, int, str], _Newest] = {}
+        self._newest: dict[Which, _Newest] = {}
+        self._of_cache = WeakKeyDictionary[Any, dict[Which, _Newest]]()
         self._turns: dict[str, tuple[int, int]] = {}
         self._began = -1  # the newest run in which a sequence began
         self._self: tuple[int, _Newest | None] = -1, None  # a run, and its newest self attention
@@ -70,19 +81,27 @@ class Caches:
                 self._began = call.run if keys.number == 0 else self._began
             return keys, None if value is None else self._add((name, turn, "value"), call, value.detach(), fresh=False)
 
-    def _add(self, which: tuple[str, int, str], call: CallFacts, tensor: Tensor, fresh: bool) -> Cached:
-        newest = self._newest.get(which)
+    def _add(self, which: Which, call: CallFacts, tensor: Tensor, fresh: bool) -> Cached:
+        own = self._own(call)
+        newest = own.get(which) or self._newest.get(which)
         link = None
         if newest is not None and self._may_continue(newest, call, tensor):
             link = newest.link(call, tensor, self._among(call))
             if link is not None:
                 link = link._replace(query=self._place(call, link.filled), rows=self._together(call, link.rows))
         if link is None:
-            newest = self._newest[which] = _Newest(first(call, tensor, fresh, self._place(call, 0)), call, tensor)
+            newest = _Newest(first(call, tensor, fresh, self._place(call, 0)), call, tensor)
         else:
             assert newest is not None
             newest.follow(link, call, tensor)
+        own[which] = self._newest[which] = newest
         return Cached(newest.chain, len(newest.chain.links) - 1)
+
+    def _own(self, call: CallFacts) -> dict[Which, _Newest]:
+        """The newest chains of the call's cache; an empty dict that is not kept where the cache is unknown."""
+        if type(call.cache).__weakrefoffset__ and type(call.cache).__hash__ is object.__hash__:
+            return self._of_cache.setdefault(call.cache, {})
+        return {}
 
     def _place(self, call: CallFacts, filled: int) -> int | None:
         """The place of a call's first query. `filled`: where its keys end."""
@@ -117,6 +136,9 @@ class Caches:
         if call.kind == "self":
             return call.filled > call.queries  # else its first query is at its first key, and it begins a sequence
         # the steps of another sequence may read the same source
+        beside = self._beside(call)
+        if self._own(call) and beside is not None:
+            return len(beside.chain.links) > 1
         return self._began < call.run <= newest.chain.run + self._every
 
 

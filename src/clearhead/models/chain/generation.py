@@ -54,13 +54,13 @@ class Generation(list[AttentionCall]):
     def joined(self) -> Weights:
         """All steps of a generation as one lazy matrix, as a forward over the final sequence would give it.
 
-        The generation is the last one among these calls: the last call, and the calls whose keys it continues. A call
-        that computes all keys again (`use_cache=False`) continues none, and is joined to none. Each step's queries are
-        rows of the matrix. Where beams were reordered, the rows are those that the last step's rows continue. Rejected
-        tokens have no rows, except those of the last step, which no later step has rejected yet. Masks, biases and
-        padding are those of each step, placed at its keys; the empty slots of a static cache are left out. In cross
-        attention all steps see the same keys. Keys that a window had dropped before the first recorded call have no
-        columns: see `positions`.
+        The generation is the last one among these calls: the last call, and the calls whose keys it continues. Where
+        several took turns, `seen[name][:n].joined()` is the one that made call n − 1. A call that computes all keys
+        again (`use_cache=False`) continues none, and is joined to none. Each step's queries are rows of the matrix.
+        Where beams were reordered, the rows are those that the last step's rows continue. Rejected tokens have no rows,
+        except those of the last step, which no later step has rejected yet. Masks, biases and padding are those of each
+        step, placed at its keys; the empty slots of a static cache are left out. In cross attention all steps see the
+        same keys. Keys that a window had dropped before the first recorded call have no columns: see `positions`.
         Formula: row i is the row of the step that had query i, its keys at their places in the sequence.
         Gives `Weights` (B, H, Lq, Lk): Lk counts all keys that the cache ever held, Lq the queries of these calls.
         Raises a `ClearheadError` for calls of several modules; where earlier keys were changed, as quantised caches do;
@@ -252,8 +252,9 @@ def _steps(calls: Sequence[AttentionCall]) -> list[Step]:
         _refuse(
             last.name,
             f"its keys of {first.query} positions before a step are not those that it had at the step before",
-            "A quantised cache changes them; several generations at once, in threads, take turns. Generate with "
-            "another cache, one at a time; or, if the positions before were not watched, pass the calls from there on: "
+            "A quantised cache changes them; several generations that take turns without a cache of transformers are "
+            "not told apart. Generate with another cache, one at a time; or, if the positions before were not watched, "
+            "pass the calls from there on: "
             "seen[name][n:].joined()",
         )
     steps: list[Step] = []

@@ -381,7 +381,7 @@ def compare_calls(mine: list[AttentionCall], theirs: list[AttentionCall], matche
             raise UnsupportedError(
                 f"compare: an edit multiplied weights of {call.name} after the softmax by {low:.3g} … {high:.3g}, and "
                 "the divergence is of weights from 0 on whose sum is at most 1. Compare recordings without such a "
-                "factor of ScaleHeads, or parts by hand: seen[0].weights[index]."
+                "factor of ScaleHeads or MapWeights, or parts by hand: seen[0].weights[index]."
             )
     found = []
     for number, (one, other, label) in enumerate(zip(mine, theirs, labels(mine), strict=True)):

@@ -82,8 +82,8 @@ class Paged:
         if call.factor is not None:
             return LeftOut(
                 call.name,
-                "an edit multiplied its weights after the softmax (ScaleHeads, Knockout(after=True)), which the page "
-                "does not compute. Look at seen[name][i].weights.",
+                "an edit multiplied its weights after the softmax (ScaleHeads, Knockout(after=True), or MapWeights), "
+                "which the page does not compute. Look at seen[name][i].weights.",
             )
         layer = layer_from_call(call, *self.texts(number), sequence, self.error)
         if isinstance(layer, LeftOut):

@@ -143,7 +143,7 @@ class Recorder(Receiver):
         self._caches = Caches(asked.every)
         self._scores: dict[tuple[float | None, float | None], Dot] = {}
         self._origins = Origins()
-        self.stack.notes = self._origins if asked.values else None
+        self.stack.notes = self._origins if asked.values and self.copies else None
 
     @property
     def values(self) -> bool:  # type: ignore[override]
@@ -274,10 +274,11 @@ class Recorder(Receiver):
         joins = self.copies and key is problem.key
         if not self.copies:
             keys = alone(key)
+            values = None if value is None else alone(value)
         else:
             in_use = sizes.keys if kind == "cross" else filled(problem, uniform)
             tokens = innermost.tokens if kind == "self" else None
-            steps = CallFacts(kind, self.run, sizes.queries, in_use, joins=joins, tokens=tokens)
+            steps = CallFacts(kind, self.run, sizes.queries, in_use, joins, tokens, innermost.cache)
             with unobserved():
                 keys, values = self._caches.add(name, steps, key, value, fresh)
         if joins:
@@ -313,7 +314,7 @@ class Recorder(Receiver):
             else:
                 self.asked.merge.add(found)
         self.seen += 1
-        return answer if outcome is None else outcome.of(place, self.asked.gradients)
+        return answer if outcome is None or not self.copies else outcome.of(place, self.asked.gradients)
 
     def _edited(self, call: AttentionCall, change: Change, joins: bool) -> AttentionCall:
         """The call with the changes of an edit. `joins`: its key is of a chain of keys, which no edit changes."""
@@ -486,10 +487,23 @@ def origin_of(running: Running) -> Origin | None:
 Given = TypeVar("Given")
 
 
-def each_call(model: nn.Module, do: Callable[[AttentionCall], None], padding: Any) -> AbstractContextManager[Any]:
-    """Call `each` with every attention call when it happens, before its tensors can be written to. Nothing is kept."""
+def each_call(
+    model: nn.Module, do: Callable[[AttentionCall], None], padding: Any, values: bool = False
+) -> AbstractContextManager[Any]:
+    """Call `do` with every attention call when it happens, before its tensors can be written to. Nothing is kept.
+
+    `values`: whether a call has its value.
+    """
     refuse_compiled(model)
-    return recorded(Recorder(model, asked()._replace(each=do), checked(padding)), lambda recorder: None)
+    return recorded(Recorder(model, asked(values=values)._replace(each=do), checked(padding)), lambda recorder: None)
+
+
+def writers_of(model: nn.Module, run: Callable[[], object]) -> dict[str, Origin]:
+    """The layer that writes the heads of each module, found in one run, as calls of the module have it."""
+    with recorded(Recorder(model, asked(values=True)), lambda recorder: recorder.calls) as calls:
+        run()
+    found = ((call.name, call.origin) for call in calls if call.origin is not None and call.origin.writers)
+    return {name: Origin([], 0, origin.writers[:1]) for name, origin in found}
 
 
 @contextmanager

@@ -37,18 +37,19 @@ class Edit(Told):
     >>> torch.allclose(output[:, 2], ch.attention(2 * x, x, x)[:, 2], atol=1e-6)
     True
 
-    An edit of your own overrides `before`, `after`, `removed` or `factor`. `before` is given the problem of the heads
-    that it changes, and of no others. It is called once for each run of neighbouring heads: the query is (B, h, Lq, E),
-    and `spot.heads` has the numbers of the heads. It returns a problem of the same sizes, dtype and device; any other
-    result raises a `ClearheadError` where the model calls attention. `after` is given the output (B, h, q, Ev) of the
-    heads and queries that it changes, those at the positions `spot.rows`, and returns one of the same shape, dtype and
-    device. `spot.mask`, `spot.bias` and `spot.tensor` take a
-    mask, a bias or a tensor of the whole sequence and of all heads, and return its part for the problem. All edits have
-    these arguments. `layers`: numbers in the model, in each of its stacks; names such as "encoder 1" or "decoder 0,
-    cross"; or names and patterns of modules ("*.layers.3.*"). `heads`: numbers. `queries`: positions in the whole
-    sequence; a negative position counts from the newest position that the call knows. Each argument is a number, where
-    negative numbers count from the end, a slice, a name of a layer, or a list of these; None takes all. Where no cache,
-    mask or alignment shows where the queries stand among more keys, the last query is at the last key.
+    An edit of your own overrides `before`, `weights`, `after`, `removed` or `factor`. `before` is given the problem of
+    the heads that it changes, and of no others. It is called once for each run of neighbouring heads: the query is
+    (B, h, Lq, E), and `spot.heads` has the numbers of the heads. It returns a problem of the same sizes, dtype and
+    device; any other result raises a `ClearheadError` where the model calls attention. `weights` is given the weights
+    (B, h, q, Lk) of the heads and queries that it changes, see `MapWeights`, and `after` their output (B, h, q, Ev);
+    `spot.rows` has the positions of these queries. Each returns a tensor of the same shape, dtype and device.
+    `spot.mask`, `spot.bias` and `spot.tensor` take a mask, a bias or a tensor of the whole sequence and of all heads,
+    and return its part for the problem. All edits have these arguments. `layers`: numbers in the model, in each of its
+    stacks; names such as "encoder 1" or "decoder 0, cross"; or names and patterns of modules ("*.layers.3.*").
+    `heads`: numbers. `queries`: positions in the whole sequence; a negative position counts from the newest position
+    that the call knows. Each argument is a number, where negative numbers count from the end, a slice, a name of a
+    layer, or a list of these; None takes all. Where no cache, mask or alignment shows where the queries stand among
+    more keys, the last query is at the last key.
     """
 
     factor: float = 1.0  # the factor of the output
@@ -62,6 +63,10 @@ class Edit(Told):
     def before(self, problem: Problem, spot: Spot) -> Problem:
         """The problem with this edit's changes before the softmax. `spot`: the place of its queries, keys and heads."""
         return problem
+
+    def weights(self, weights: Tensor, spot: Spot) -> Tensor:
+        """The weights (B, h, q, Lk) after the softmax with this edit's changes. `spot.rows`, `spot.keys`: positions."""
+        return weights
 
     def after(self, output: Tensor, spot: Spot) -> Tensor:
         """The output (B, h, q, Ev) with this edit's changes. `spot.rows`: the positions of its queries."""
@@ -89,5 +94,5 @@ class Edit(Told):
 
 
 def _said(value: Any) -> str:
-    shape = getattr(value, "shape", None)
-    return repr(value) if shape is None else f"<{'×'.join(map(str, shape))}>"
+    shape, function = getattr(value, "shape", None), getattr(value, "__name__", None)
+    return function or (repr(value) if shape is None else f"<{'×'.join(map(str, shape))}>")

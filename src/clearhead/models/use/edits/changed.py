@@ -18,11 +18,15 @@ from clearhead.base.tracing import unobserved, without_autocast
 from clearhead.base.versions import Versions
 from clearhead.engines import operation
 from clearhead.engines.choose import choose
+from clearhead.engines.tiled import tiles
+from clearhead.masks.base import dense
 from clearhead.models.tap.choice import runs_of
 from clearhead.models.tap.place import Place
 from clearhead.models.use.edits.base import Edit
+from clearhead.models.use.edits.patch import Patch
 from clearhead.models.use.edits.spot import Spot, without_keys
 from clearhead.problem.checked import checked, ours
+from clearhead.problem.guard import guard
 from clearhead.problem.packing import operands
 from clearhead.problem.partial import log_sum_exp
 from clearhead.problem.problem import Problem
@@ -62,24 +66,57 @@ def computing(change: Change) -> Iterator[None]:
         yield
 
 
+class Rows(NamedTuple):
+    """The queries that edits change: `hull`, the rows from the first to the last of them; `within`, their places (q,)
+    in it; and the `spot` with their positions."""
+
+    hull: slice
+    within: Tensor
+    spot: Spot
+
+    @property
+    def queries(self) -> Tensor:
+        """Their numbers among the queries of the call, (q,)."""
+        return self.within.add(self.hull.start)
+
+
+def rows_of(queries: np.ndarray, spot: Spot, problem: Problem) -> Rows:
+    """The rows `queries`, bool (Lq,), of a problem of the spot's heads."""
+    rows = np.flatnonzero(queries)
+    hull = slice(int(rows[0]), int(rows[-1]) + 1)
+    within = torch.from_numpy(rows - hull.start).to(problem.sizes.device)
+    return Rows(hull, within, spot._replace(rows=tuple(spot.queries[row] for row in rows.tolist())))
+
+
+def parts_of(change: Change) -> Iterator[tuple[list[Edit], slice, slice, Rows]]:
+    """The parts of a call: edits, sequences, neighbouring heads, and rows."""
+    for edits, batch, numbers, queries in change.regions:
+        for heads in runs_of(numbers):
+            yield edits, batch, heads, rows_of(queries, change.spot.of_heads(heads, batch), change.problem)
+
+
 def changes(change: Change) -> Iterator[tuple[slice, slice, Tensor, Callable[[], Tensor], Tensor]]:
     """The changed parts of the output: sequences, heads and queries (q,), the old output and the new (b, h, q, Ev).
 
     The old output is a function, since not every place of an output needs it.
     """
-    problem, spot, regions, _ = change
-    for edits, batch, numbers, queries in regions:
-        rows = np.flatnonzero(queries)
-        hull = slice(int(rows[0]), int(rows[-1]) + 1)
-        within = torch.from_numpy(rows - hull.start).to(problem.sizes.device)
-        for heads in runs_of(numbers):
-            here = spot.of_heads(heads, batch)
-            edited = before(cut(problem, Region(batch, heads)), edits, here)
-            new = _output(cut(edited, Region(queries=hull)), edits, here)[:, :, within]
-            new = after(new, edits, here._replace(rows=tuple(spot.queries[row] for row in rows.tolist())))
-            region = Region(batch, heads, hull)
-            old = lambda: _attended(cut(problem, region))[:, :, within]  # noqa: B023, E731 - called at once
-            yield batch, heads, within + hull.start, old, new
+    problem = change.problem
+    for edits, batch, heads, rows in parts_of(change):
+        edited = before(cut(problem, Region(batch, heads)), edits, rows.spot)
+        new = after(_output(edited, edits, rows), edits, rows.spot)
+        region = Region(batch, heads, rows.hull)
+        old = lambda: _attended(cut(problem, region))[:, :, rows.within]  # noqa: B023, E731 - called at once
+        yield batch, heads, rows.queries, old, new
+
+
+def changed_weights(change: Change) -> Iterator[tuple[slice, slice, Tensor, Tensor]]:
+    """The changed parts of the weights: sequences, heads and queries (q,), and the new weights (b, h, q, Lk)."""
+    problem = change.problem
+    for edits, batch, heads, rows in parts_of(change):
+        own = cut(problem, Region(batch, heads))
+        check_steady(own, edits, rows.spot, "the model")
+        weights = weights_after(before(own, edits, rows.spot), edits, rows, "the model")
+        yield batch, heads, rows.queries, weights * factors_of(edits, rows.spot, weights).unsqueeze(-1)
 
 
 def before(problem: Problem, edits: Sequence[Edit], spot: Spot) -> Problem:
@@ -129,18 +166,64 @@ def factor_of(edits: Sequence[Edit]) -> float:
     return math.prod(check_number(one.factor, f"{type(one).__name__}: factor") for one in edits)
 
 
-def _output(problem: Problem, edits: list[Edit], spot: Spot) -> Tensor:
-    """The output of a part, without the weights that its edits take away after the softmax."""
-    removed = gone(edits, spot)
+def factors_of(edits: Sequence[Edit], spot: Spot, like: Tensor) -> Tensor:
+    """The factors of the rows `spot.rows`, (B or 1, h or 1, q or 1), with those of a source whose weights are taken."""
+    factor = like.new_full((1, 1, 1), factor_of(edits))
+    for one in edits:
+        frozen = one.frozen_factor(spot) if isinstance(one, Patch) else None
+        factor = factor if frozen is None else factor * frozen
+    return factor
+
+
+def maps(one: Edit) -> bool:
+    """Whether an edit changes the weights after the softmax by a function of them."""
+    return type(one).weights is not Edit.weights
+
+
+def weights_after(problem: Problem, edits: Sequence[Edit], rows: Rows, recorded: str | None = None) -> Tensor:
+    """The weights (B, h, q, Lk) of some rows with the changes that edits make after the softmax, but for factors.
+
+    `recorded`: the name of the call, where the weights are for a record of it. Then a function that gives other weights
+    each time is an error.
+    """
+    part = guard(cut(problem, Region(queries=rows.hull)))
+    scores = choose(part._replace(value=None), None).scores(part)
+    found = (tiles.weights(part, scores) if part.sizes.keys else scores)[:, :, rows.within]
+    hidden = None if part.spans is None else ~dense(part.spans, part.sizes)[:, :, rows.within]
+    for one in edits:
+        removed = _removed(one, rows.spot)
+        if removed is not None:
+            found = found.masked_fill(torch.from_numpy(removed).to(found.device), 0.0)
+        if not maps(one):
+            continue
+        who = "MapWeights: function" if ours(one) else f"{type(one).__name__}.weights"
+        old, given = found, found.clone() if found.requires_grad or recorded else found  # it may write to them
+        new = one.weights(given, rows.spot)
+        _check_same(new, old, who, "weights", "(B, h, q, Lk)")
+        if recorded and not same(new, one.weights(old.clone(), rows.spot)):
+            raise _unsteady(recorded, one)
+        found = new if hidden is None else new.masked_fill(hidden, 0.0)
+    return found
+
+
+def _output(problem: Problem, edits: list[Edit], rows: Rows) -> Tensor:
+    """The output of some rows, with the changes that edits make to weights after the softmax."""
+    part = cut(problem, Region(queries=rows.hull))
+    if any(map(maps, edits)):
+        weights, value = weights_after(problem, edits, rows), guard(part).value
+        assert value is not None
+        by_head = value.repeat_interleave(part.groups, 1).to(weights.dtype)
+        return (weights @ by_head).to(value.dtype)
+    removed = gone(edits, rows.spot)
     if not removed.any():
-        output = _attended(problem)
+        output = _attended(part)
     else:  # the output of the other keys times their share of the whole softmax
-        rest = without_keys(problem, removed)
-        some, every = (operation.partial(part, choose(part, None)) for part in (rest, problem))
-        sums = [log_sum_exp(part.maximum, part.log_sum) for part in (some, every)]  # type: ignore[arg-type]
+        rest = without_keys(part, removed)
+        some, every = (operation.partial(each, choose(each, None)) for each in (rest, part))
+        sums = [log_sum_exp(each.maximum, each.log_sum) for each in (some, every)]  # type: ignore[arg-type]
         share = (sums[0] - sums[1]).masked_fill(sums[0] == -torch.inf, -torch.inf).exp()
         output = some.output * share.unsqueeze(-1)
-    return output
+    return output[:, :, rows.within]
 
 
 def after(output: Tensor, edits: Sequence[Edit], spot: Spot) -> Tensor:
@@ -150,21 +233,21 @@ def after(output: Tensor, edits: Sequence[Edit], spot: Spot) -> Tensor:
         output = output if factor == 1.0 else output * factor
         new = one.after(output, spot)
         if new is not output and not ours(one):
-            _check_output(new, output, f"{type(one).__name__}.after")
+            _check_same(new, output, f"{type(one).__name__}.after", "an output", "(B, h, q, Ev)")
         output = new
     return output
 
 
-def _check_output(new: Any, output: Tensor, who: str) -> None:
-    """Raise an error unless an output can stand in the place of another one."""
-    same = isinstance(new, Tensor) and is_dense(new)
-    if not (same and (new.shape, new.dtype, new.device) == (output.shape, output.dtype, output.device)):
-        got = f"{tuple(new.shape)} of {new.dtype} on {new.device}" if same else f"a {type(new).__name__}"
+def _check_same(new: Any, old: Tensor, who: str, what: str, axes: str) -> None:
+    """Raise an error unless a tensor can stand in the place of another one."""
+    fits = isinstance(new, Tensor) and is_dense(new)
+    if not (fits and (new.shape, new.dtype, new.device) == (old.shape, old.dtype, old.device)):
+        got = f"{tuple(new.shape)} of {new.dtype} on {new.device}" if fits else f"a {type(new).__name__}"
         raise ShapeError(
-            f"{who} gave {got}; expected an output of the same shape, {tuple(output.shape)} (B, h, q, Ev), of "
-            f"{output.dtype} on {output.device}."
+            f"{who} gave {got}; expected {what} of the same shape, {tuple(old.shape)} {axes}, of {old.dtype} on "
+            f"{old.device}."
         )
-    check_memory(new, f"the output that {who} gave")
+    check_memory(new, f"the tensor that {who} gave")
 
 
 def _attended(problem: Problem) -> Tensor:
@@ -179,12 +262,16 @@ def check_steady(problem: Problem, edits: Sequence[Edit], spot: Spot, name: str)
         first, second = ((before(problem, [one], spot), gone([one], spot), factor_of([one])) for _ in range(2))
         alike = _same_problem(first[0], second[0]) and np.array_equal(first[1], second[1])
         if not (alike and (first[2] == second[2])):
-            raise UnsupportedError(
-                f"{name}: {type(one).__name__} gives another problem, other keys or another factor each time it is "
-                "asked, so that a record would not be of the call that ran. Let it give the same for the same call, "
-                "with random numbers drawn once or from a generator that it seeds; or look at the model outside of the "
-                "edit's `with`."
-            )
+            raise _unsteady(name, one)
+
+
+def _unsteady(name: str, one: Edit) -> UnsupportedError:
+    return UnsupportedError(
+        f"{name}: {type(one).__name__} gives another problem, other keys, other weights or another factor each time it "
+        "is asked, so that a record would not be of the call that ran. Let it give the same for the same call, with "
+        "random numbers drawn once or from a generator that it seeds; or look at the model outside of the edit's "
+        "`with`."
+    )
 
 
 def _same_problem(one: Problem, other: Problem) -> bool:

@@ -44,9 +44,9 @@ def edit(model: nn.Module, *edits: Edit) -> AbstractContextManager[None]:
     False
 
     `model`: any model that `watch` recognises; its backend stays the same. `edits`: those of `clearhead.edits`, or
-    `Edit`s of your own. Several edits of one head and query are applied in their order, scores before outputs; where
-    one `with` stands in another, the edits of the outer one come first. The results of an edit of your own are checked
-    as `attention` checks its arguments.
+    `Edit`s of your own. Several edits of one head and query are applied in their order, scores before weights before
+    outputs; where one `with` stands in another, the edits of the outer one come first. The results of an edit of your
+    own are checked as `attention` checks its arguments.
     The model's own function runs. Then the outputs of the changed heads and queries are computed again from the same
     query, key, value, mask and bias, and put in their place. All other outputs of the layer are the backend's, to the
     bit. Gradients flow through the outputs that were computed again. `watch`, `monitor` and `lazy_attentions`, nested

@@ -9,11 +9,10 @@ from torch import Tensor
 from clearhead.base.errors import ClearheadError, ShapeError
 from clearhead.base.selected import is_number, items_of
 from clearhead.base.text import listed
-from clearhead.biases.base import Added
 from clearhead.models.tap.choice import Heads, Layers, Pairs, Positions, checked_positions, chosen
 from clearhead.models.use.edits.base import Edit
 from clearhead.models.use.edits.from_run import FromRun, Source
-from clearhead.models.use.edits.spot import Spot
+from clearhead.models.use.edits.spot import Spot, of_weights
 from clearhead.problem.problem import Problem
 from clearhead.problem.region import Region
 from clearhead.problem.regions import cut
@@ -148,9 +147,7 @@ class Patch(Edit):
         if isinstance(self.source.source, Tensor):
             name = f"{type(self).__name__}: source"
             weights = spot.tensor(self.source.source, name).to(problem.query)
-            bias = Added(dense=weights.log().expand(-1, -1, sizes.queries, sizes.keys))
-            scores = problem.scores._replace(scale=0.0)
-            return problem._replace(scores=scores, visible=None, bias=bias, sinks=None)
+            return of_weights(problem, weights)._replace(visible=None)
         call = self.source.call(spot.site)
         theirs = call.problem
         whole = (sizes.batch, spot.all_heads, sizes.queries, sizes.keys)

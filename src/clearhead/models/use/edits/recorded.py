@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -20,9 +20,21 @@ from clearhead.inspection.weights import Weights
 from clearhead.masks.base import Mask, Spans
 from clearhead.masks.intervals import Intervals
 from clearhead.models.tap.choice import runs_of
-from clearhead.models.use.edits.changed import Change, before, check_steady, factor_of, gone, same
-from clearhead.models.use.edits.patch import Patch
-from clearhead.models.use.edits.spot import without_keys
+from clearhead.models.use.edits.base import Edit
+from clearhead.models.use.edits.changed import (
+    Change,
+    Rows,
+    before,
+    changed_weights,
+    check_steady,
+    factors_of,
+    gone,
+    maps,
+    rows_of,
+    same,
+    weights_after,
+)
+from clearhead.models.use.edits.spot import of_weights, without_keys
 from clearhead.models.weights import weights_of
 from clearhead.problem._recorded import RecordedMask
 from clearhead.problem.problem import Problem
@@ -74,13 +86,14 @@ def _edited(change: Change, score: Score, query: Tensor, uniform: Tensor | None,
         inside = torch.zeros(1, *sizes.shape[1:3], dtype=torch.bool, device=sizes.device)
         inside[:, run, torch.from_numpy(rows).to(sizes.device)] = True
         removed = gone(edits, here)
-        times = factor.new_full((1, 1, 1), factor_of(edits))
-        whole = here._replace(rows=tuple(here.queries))
-        for one in edits:
-            frozen = one.frozen_factor(whole) if isinstance(one, Patch) else None
-            times = times if frozen is None else times * frozen
+        times = factors_of(edits, here._replace(rows=tuple(here.queries)), factor)
+        given = _given(new, edits, rows_of(rows, here, new), name) if any(map(maps, edits)) else None
+        if given is not None:
+            new, sums = of_weights(new, given), given.sum(-1)
+            one = (sums - 1).abs() <= 32 * torch.finfo(sums.dtype).eps  # but for rounding
+            times = times * sums.masked_fill(one, 1.0)
         ran = new
-        if removed.any():
+        if given is None and removed.any():
             new = without_keys(new, removed)
         if not same(new.sinks, own.sinks):
             new = new._replace(sinks=own.sinks)  # a record has one sink a head
@@ -115,6 +128,18 @@ def _edited(change: Change, score: Score, query: Tensor, uniform: Tensor | None,
         factor = factor.masked_fill(blind, 1.0)
     changed = None if value is problem.value else _of_groups(value, problem, name)
     return Edited(found, None if bool((factor == 1).all()) else factor, query, uniform, changed)
+
+
+def _given(problem: Problem, edits: list[Edit], rows: Rows, name: str) -> Tensor:
+    """The weights (B, h, Lq, Lk) of the changed rows where a function gives them, and 0 in the others."""
+    weights = weights_after(problem, edits, rows, name)
+    if bool((weights < 0).any()):
+        raise UnsupportedError(
+            f"{name}: an edit gives weights below 0, down to {float(weights.min()):.3g}, and a record has the "
+            "logarithm of each weight. Let the function give numbers from 0 on, such as weights.clamp(min=0); or look "
+            "at the model outside of the edit's `with`."
+        )
+    return weights.new_zeros(problem.sizes.shape).index_copy(2, rows.queries, weights)
 
 
 def _with_value(
@@ -226,16 +251,12 @@ def with_weights(change: Change, result: Any) -> Any:
     if not isinstance(given, Tensor) or given.shape not in every + mean:
         return result
     averaged = given.shape in mean  # with one head, the weights and their mean are the same
-    with torch.no_grad(), unobserved(), without_autocast(given.device):
+    with torch.no_grad(), change.inside(), unobserved(), without_autocast(given.device):
         inside = torch.zeros(batch, heads, queries, 1, dtype=torch.bool, device=given.device)
-        new: Tensor | None = None
-        for sequences, part in _by_sequences(change):
-            for _, _, numbers, rows in part.regions:
-                inside[sequences, list(numbers)] |= torch.from_numpy(rows).to(given.device)[None, :, None]
-            some = edited_weights(part).dense(None)
-            new = some.new_zeros(batch, heads, queries, keys) if new is None else new
-            new[sequences] = some
-        assert new is not None
+        new = inside.new_zeros(batch, heads, queries, keys, dtype=accumulated(change.problem.query.dtype))
+        for sequences, run, rows, weights in changed_weights(change):
+            inside[sequences, run].index_fill_(2, rows, True)
+            new[sequences, run].index_copy_(2, rows, weights)
         if averaged:
             before = change.problem._replace(value=None)
             old = Weights(FromRecord(now(before._replace(sizes=before.sizes._replace(leading=None))), {})).dense(None)
@@ -246,16 +267,6 @@ def with_weights(change: Change, result: Any) -> Any:
         return (result[0], new.view(given.shape), *result[2:])
     kept = given.view(new.shape)
     return (result[0], torch.where(inside, new.to(given.dtype), kept).view(given.shape), *result[2:])
-
-
-def _by_sequences(change: Change) -> Iterator[tuple[slice, Change]]:
-    """The sequences that are changed, each with a call of them alone: a sweep gives cells edits of their own."""
-    problem = change.problem._replace(sizes=change.problem.sizes._replace(leading=None))
-    for start, stop in dict.fromkeys((one.start, one.stop) for _, one, _, _ in change.regions):
-        sequences = slice(start, stop)
-        regions = [(edits, EVERY[0], heads, rows) for edits, one, heads, rows in change.regions if one == sequences]
-        part = cut(problem, Region(sequences))
-        yield sequences, Change(part, change.spot.of_heads(EVERY[1], sequences), regions, change.inside)
 
 
 class RanEdited:

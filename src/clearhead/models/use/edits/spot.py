@@ -23,6 +23,7 @@ from clearhead.problem._recorded import RecordedMask
 from clearhead.problem.problem import Problem
 from clearhead.problem.region import EVERY, Region, bias_part, visible_part
 from clearhead.problem.visible import Visible, resolve
+from clearhead.scores.base import Pairwise
 
 RUNS = 3  # more runs cannot be spans of a few intervals
 
@@ -153,6 +154,18 @@ def _first(problem: Problem, name: str) -> int:
         last = int(problem.spans.stop[..., -1].max())  # a static cache has slots behind the last query
         return max(last - sizes.queries, 0)
     return sizes.keys - sizes.queries
+
+
+def of_weights(problem: Problem, weights: Tensor) -> Problem:
+    """The problem whose softmax gives these weights (B or 1, H or 1, Lq, Lk) over their sum, in every row."""
+    sizes, scores = problem.sizes, problem.scores
+    if isinstance(scores, Pairwise):
+        scores = scores._replace(scale=0.0)
+    else:  # a function of the score may make any number of 0
+        query, key = (tensor.new_zeros(*tensor.shape[:3], 1) for tensor in (scores.query, scores.key))
+        scores = Pairwise("mul", query, key)
+    bias = Added(dense=weights.log().expand(-1, -1, sizes.queries, sizes.keys))
+    return problem._replace(scores=scores, bias=bias, sinks=None)
 
 
 def without_keys(problem: Problem, cut: np.ndarray) -> Problem:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
@@ -11,18 +13,20 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from clearhead.base.errors import ClearheadError
+from clearhead.explanation.modules.origin.ran import Origin
 from clearhead.inspection.measures import MEASURES, Found, Measure, Subject
 from clearhead.inspection.reductions.base import Reduction, columns_of
-from clearhead.models.attention_call import AttentionCall
+from clearhead.models.attention_call import AttentionCall, norms_of
 from clearhead.models.tap.padding import same_words
 from clearhead.models.use.means import Means
-from clearhead.models.use.recorder import each_call
+from clearhead.models.use.recorder import each_call, writers_of
 from clearhead.models.use.reduced import reduced
 from clearhead.models.use.surveys.batches import Batch
 from clearhead.models.use.surveys.examples import BatchExamples
 from clearhead.models.use.surveys.spread import BatchSpread
 from clearhead.problem.words import ALL_WORDS
 
+FEW = 8  # tokens of the run that finds the layer which writes each module's heads
 Sum = tuple[Tensor, Tensor]  # a sum (H, …) and the number of its terms, (H, 1, …): float64, on the CPU
 
 
@@ -33,6 +37,10 @@ class Kept(NamedTuple):
     classes: WordClasses | None
     reductions: tuple[Reduction[Any], ...]
     examples: int = 0  # how many of each head and measure
+
+    def needs(self, part: str) -> bool:
+        """Whether a measure reads this part of a call."""
+        return any(part in measure.needs for measure in self.measures)
 
     @property
     def named(self) -> list[str]:
@@ -65,17 +73,23 @@ def read(model: nn.Module, batch: Batch, kept: Kept) -> tuple[Means, dict[str, T
     body = getattr(model, "base_model", model)  # without the layer that makes words of its result
     device = next((tensor.device for tensor in model.parameters()), batch.ids.device)
     ids, words = batch.ids.to(device), batch.words.to(device)
-    means, look = Means(), Look(kept, ids, words)
-    with each_call(model, lambda call: means.add(look(call)), words):  # type: ignore[arg-type]
-        body(input_ids=ids, attention_mask=words.long())
+
+    def run(some: Tensor, there: Tensor) -> None:
+        body(input_ids=some, attention_mask=there.long())
+
+    writers = writers_of(model, lambda: run(ids[:1, :FEW], words[:1, :FEW])) if kept.needs("transformed") else {}
+    means, look = Means(), Look(kept, ids, words, writers)
+    values = kept.needs("value") or kept.needs("transformed")
+    with each_call(model, lambda call: means.add(look(call)), words, values):  # type: ignore[arg-type]
+        run(ids, words)
     return means, look.examples.found, look.spread.found
 
 
 class Look:
     """Adds up the calls of one batch, one after the other."""
 
-    def __init__(self, kept: Kept, ids: Tensor, words: Tensor) -> None:
-        self._kept, self._tokens = kept, ids.masked_fill(~words, -1)
+    def __init__(self, kept: Kept, ids: Tensor, words: Tensor, writers: Mapping[str, Origin]) -> None:
+        self._kept, self._tokens, self._writers = kept, ids.masked_fill(~words, -1), writers
         self._members: Tensor | None = None  # float64 (B, L, classes), on the CPU: 1 where a token is of a class
         if kept.classes is not None:
             own = kept.classes.of(ids).masked_fill(~words, -1)
@@ -105,11 +119,12 @@ class Look:
     def _subject(self, call: AttentionCall) -> Subject:
         words = call.padding or ALL_WORDS
         before = self._before
-        like = before[1] if before is not None and _alike(before[0], call) else None
+        norms = norms_of(replace(call, origin=self._writers.get(call.name)))
+        like = before[1] if before is not None and not norms and _alike(before[0], call) else None
         own = call.kind == "self" and self._tokens.shape == (call.problem.sizes.batch, call.problem.sizes.keys)
         skipped = None if call.uniform is None else call.uniform[..., 0]  # the mask leaves them no key
         tokens = (None, self._tokens) if own else None
-        subject = Subject(call.record.problem, call.kind == "self", words, skipped, tokens, like=like)
+        subject = Subject(call.record.problem, call.kind == "self", words, skipped, tokens, norms, like)
         self._before = call, subject
         return subject
 

@@ -42,11 +42,10 @@ def kept_of(keep: Any, tokenizer: Any) -> Kept:
     given = list(keep) if isinstance(keep, list | tuple) else [keep]
     names = [one for one in given if isinstance(one, str)]
     reductions = [one for one in given if not isinstance(one, str)]
-    known = [name for name, one in NAMED.items() if not {"value", "transformed"} & {*one.needs}]
-    wrong = [name for name in names if name not in (*known, CLASSED, EXAMPLES)]
+    wrong = [name for name in names if name not in (*NAMED, CLASSED, EXAMPLES)]
     if not given or wrong or not all(isinstance(one, Reduction) for one in reductions):
         raise ClearheadError(
-            f"survey: keep is {keep!r:.300}; expected some of {', '.join(map(repr, known))}, {CLASSED!r}, "
+            f"survey: keep is {keep!r:.300}; expected some of {', '.join(map(repr, NAMED))}, {CLASSED!r}, "
             f"{EXAMPLES!r}, and reductions such as ch.reductions.Entropy()."
         )
     if reductions:
