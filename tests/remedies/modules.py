@@ -534,4 +534,13 @@ class Buffers(torch.nn.Module):
         ("clearhead.weights(query, key, score=score)", "(lambda clearhead: @)(ch)[:]", "soft(q, q)"),
         setup=HOOKED,
     ),
+    # exercises
+    case(
+        "tried({})",
+        ("{'two axes': [scores]}", "tried(@)", "torch.ones(1)"),
+        setup="scores = x\n"
+        "def tried(inputs):\n"
+        "    ch.exercises.tried(torch.exp, torch.exp, inputs)\n"
+        "    return torch.ones(1)",
+    ),
 ]

@@ -111,7 +111,7 @@ def test_layer_and_head_are_chosen_above(cases: Any, open_report: Make) -> None:
     assert page.locator("#head option").all_inner_texts() == ["H0", "H1", "H2"]
     page.locator("#head").focus()
     page.keyboard.press("End")
-    opened.until("clearhead.state().head", 2)
+    opened.until("document.getElementById('clearhead').dataset.shown.slice(0, 10)", "1/2/out/4/")
     np.testing.assert_allclose(page.evaluate("clearhead.look()"), cases[1].weights[2, 4], atol=1e-4)
     page.select_option("#layer", "L0")  # which has no head 2
     opened.until("document.getElementById('clearhead').dataset.shown.slice(0, 10)", "0/1/out/4/")
@@ -147,7 +147,7 @@ def test_a_head_that_stands_out_is_one_click_away(cases: Any, open_report: Make)
     button = page.locator("#five button")
     assert button.count() == 3 and button.first.inner_text().startswith("L1H2 previous 90")
     button.first.click()
-    opened.until("clearhead.state().head", 2)
+    opened.until("document.getElementById('clearhead').dataset.shown.slice(0, 3)", "1/2")
     assert part(opened, "layer") == "1" and part(opened, "by") is None and not is_whole(page)
 
 
