@@ -578,6 +578,6 @@ def test_bad_input():
 
 def test_an_edit_of_a_call_without_queries():
     block, nothing = ch.nn.DotProductAttention(), torch.zeros(1, 2, 0, 8)
-    unused = pytest.raises(ch.ClearheadError, match="changed nothing.* with queries at positions none")
+    unused = pytest.raises(ch.ClearheadError, match=r"changed nothing.* with queries at positions none")
     with unused, ch.edit(block, ch.edits.ScaleHeads(heads=0)):
         block(nothing, nothing, nothing)
