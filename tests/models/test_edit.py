@@ -574,3 +574,10 @@ def test_bad_input():
     with pytest.raises(ch.UnsupportedError, match="compiled"):
         ch.edit(torch.compile(block), ch.edits.ScaleHeads(heads=0))
     assert torch.equal(block(x), F.scaled_dot_product_attention(x, x, x, is_causal=True))  # all is as before
+
+
+def test_an_edit_of_a_call_without_queries():
+    block, nothing = ch.nn.DotProductAttention(), torch.zeros(1, 2, 0, 8)
+    unused = pytest.raises(ch.ClearheadError, match=r"changed nothing.* with queries at positions none")
+    with unused, ch.edit(block, ch.edits.ScaleHeads(heads=0)):
+        block(nothing, nothing, nothing)

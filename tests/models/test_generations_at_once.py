@@ -128,3 +128,74 @@ def test_decoders_that_take_turns_from_one_source_and_from_others():
             want = whole(model, kind, input_ids=source, decoder_input_ids=texts[which][:, :-1])
             for layer in range(2):
                 close(seen[f"layers.{layer}.{name}"][: 7 + which].joined().dense(), want[layer])
+
+
+def test_copies_of_one_caches_prompt_that_take_turns(tmp_path):
+    """Each copy goes on with a branch; also after another generation, and in a recording that was written."""
+    model, first = llama(), transformers.DynamicCache()
+    order, texts, ends = [0, 1, 0, 2, 1, 0], [IDS] * 3, {}
+    with torch.no_grad(), ch.watch(model, values=True) as seen:
+        model(IDS, past_key_values=first)
+        caches = [copy.deepcopy(first) for _ in range(3)]
+        model(IDS.flip(1), past_key_values=transformers.DynamicCache())
+        for run, which in enumerate(order, 2):
+            new = torch.full((2, 1), 20 + run)
+            texts[which], ends[which] = torch.cat([texts[which], new], 1), run + 1
+            model(new, past_key_values=caches[which])
+    again = ch.models.load_recording(seen.write(tmp_path / "seen.safetensors"))
+    for layer, name in enumerate(seen.names):
+        for which, text in enumerate(texts):
+            want = whole(model, input_ids=text)[layer]
+            for recording in (seen, again):
+                close(recording[name][: ends[which]].joined().dense(), want)
+    for call, weights in zip(seen.joined(), whole(model, input_ids=texts[0]), strict=True):
+        close(call.weights.dense(), weights)
+        close(call.value, seen[call.name][7].value)
+    assert len(set(map(str, labels(seen.calls)))) == len(seen.calls)
+    assert not any(label.call for label in labels(seen.calls))
+
+
+def test_decoders_in_threads_that_meet_between_layers():
+    """A cross attention stands beside the self attention of its own thread."""
+    model = made("Bart", "ForConditionalGeneration", 3, **MODELS["Bart"])
+    sources, texts = [IDS, IDS.flip(1)], [torch.full((2, 1), 2), torch.full((2, 1), 3)]
+    barrier = threading.Barrier(2)
+    with torch.no_grad():
+        encoded = [model.get_encoder()(source) for source in sources]
+
+    def decode(which):
+        cache = transformers.EncoderDecoderCache(transformers.DynamicCache(), transformers.DynamicCache())
+        for step in range(3):
+            given = {"encoder_outputs": encoded[which], "past_key_values": cache}
+            with torch.no_grad():
+                model(decoder_input_ids=texts[which][:, -1:], **given)
+            texts[which] = torch.cat([texts[which], torch.full((2, 1), 10 * which + step + 5)], 1)
+
+    def meet(module, args):
+        barrier.wait(30)
+
+    hooks = [
+        module.register_forward_pre_hook(meet)
+        for name, module in model.model.decoder.named_modules()
+        if name.endswith(("self_attn", "encoder_attn"))
+    ]
+    with ch.watch(model.model.decoder) as seen:
+        threads = [threading.Thread(target=decode, args=(which,)) for which in range(2)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(60)
+    for hook in hooks:
+        hook.remove()
+    calls = seen["layers.1.encoder_attn"]
+    ends = {call.cached_key.chain: place for place, call in enumerate(calls)}
+    assert len(calls) == 6 and len(ends) == 2
+    found = [calls[: end + 1].joined().dense() for end in ends.values()]
+    wanted = [
+        whole(model, "cross_attentions", input_ids=source, decoder_input_ids=text[:, :-1])[1]
+        for source, text in zip(sources, texts, strict=True)
+    ]
+    if not torch.allclose(found[0], wanted[0], atol=1e-5):
+        wanted.reverse()
+    for one, want in zip(found, wanted, strict=True):
+        close(one, want)

@@ -208,3 +208,16 @@ def test_a_page_opens_on_a_named_head(cases: Any, open_report: Make) -> None:
     assert open_report([], "#layer=0&head=1", html=html, simple=True).shown.startswith("0/1/")
     with pytest.raises(UnsupportedError, match=r"cannot open on L7, which is not shown\. gone: It has no steps\."):
         page.open_on("L7", 0)
+
+
+def test_the_focus_is_not_lost_where_the_simple_view_hides_it(cases: Any, open_report: Make) -> None:
+    opened = open_report(layers_of(cases))
+    page = opened.page
+    page.locator("#scales input").first.focus()
+    page.keyboard.press("m")
+    opened.until("new URLSearchParams(location.hash.slice(1)).get('all')", "0")
+    assert page.evaluate(f"{ROOT}.activeElement.id") == "all"
+    page.locator("#head").focus()  # which both views show
+    page.evaluate("location.hash = location.hash.replace('all=0', 'all=1')")
+    opened.until(f"{ROOT}.getElementById('scales').checkVisibility()")
+    assert page.evaluate(f"{ROOT}.activeElement.id") == "head"

@@ -364,6 +364,20 @@ def test_lengths_over_texts_and_their_examples(tmp_path):
     assert "how much the head writes" in got.write(tmp_path / "page.html").read_text(encoding="utf-8").lower()
 
 
+def test_lengths_of_edited_heads():
+    """Weights that an edit multiplies move so much more, as `seen.table` has it; those of other heads stay."""
+    model = llama()
+    plain = columns(ch.models.survey(model, TEXTS, letters, keep=LENGTHS))
+    twice = ch.edits.ScaleHeads(layers=1, heads=2, factor=2.0), ch.edits.MapWeights(lambda w: 3 * w, layers=1, heads=3)
+    with ch.edit(model, *twice):
+        found = columns(ch.models.survey(model, TEXTS, letters, keep=LENGTHS))
+    factors = np.ones_like(plain["first"])
+    factors[1, 2:4] = 2, 3
+    for name in ("weighted value norm", "weighted transformed norm"):
+        np.testing.assert_allclose(found[name], factors * plain[name], rtol=1e-5)
+    np.testing.assert_allclose(found["first"], plain["first"], rtol=1e-5)
+
+
 def test_lengths_where_no_layer_is_given_the_heads():
     """Values have a length, and what is written is not known: NaN, as for every measure that nothing counts for."""
 

@@ -118,6 +118,7 @@ def labels(calls: Sequence[AttentionCall]) -> list[Label]:
     for same in by_layer.values():
         began = [call for call in same if not call.cached_key.number]
         first = {call.cached_key.chain: call for call in reversed(began)}
+        several = len({call.cached_key.chain for call in same}) > 1
         others = _others(same)
         for call, between in zip(same, others, strict=True):
             chain, number = call.cached_key
@@ -126,7 +127,7 @@ def labels(calls: Sequence[AttentionCall]) -> list[Label]:
             if number or sum(other.cached_key.chain is chain for other in same) > 1:
                 # where every k-th run is recorded, one call is k steps after the other
                 step = number if start is None else max(call.run - start.run - between, number)
-            when[id(call)] = call.run if len(began) > 1 else None, step
+            when[id(call)] = call.run if several else None, step
     found: list[Label] = []
     for number, (call, part) in enumerate(zip(calls, apart, strict=True)):
         label = Label(call.layer, part, *when[id(call)])

@@ -72,6 +72,10 @@ class Chain:
     first: int = 0
     _appended: tuple[int, bool] = (0, False)
 
+    def has(self, cached: Cached) -> bool:
+        """Whether a call's link is one of this chain, which may have begun as a branch of the call's own chain."""
+        return cached.number < len(self.links) and self.links[cached.number].new is cached.link.new
+
     @property
     def appended(self) -> bool:
         """Whether there are several links, and each adds keys of the same rows behind all keys of the link before."""

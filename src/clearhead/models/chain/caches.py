@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
@@ -42,23 +44,36 @@ class CallFacts(NamedTuple):
 
 
 Which = tuple[str, int, str]  # a module, which of its calls in a run, and "key" or "value"
+_Chains = dict[Which, "_Newest"]
+
+
+class _Now(threading.local):
+    """The facts of the run that a thread is in: threads may take turns between the layers of a model.
+
+    `turns`: of each module its newest run, and how many calls it had made in it before the newest. `beside`: a run, and
+    its newest self attention. `rows`: a run, and which rows may continue which, see `Link`.
+    """
+
+    def __init__(self) -> None:
+        self.turns: dict[str, tuple[int, int]] = {}
+        self.beside: tuple[int, _Newest | None] = -1, None
+        self.rows: tuple[int, Tensor | None] = -1, None
 
 
 class Caches:
     """The newest chain of each module, and its newest tensor in full, with which the next one is compared.
 
     Where a call's cache has been met before, its newest chain is that of the same cache: several generations may take
-    turns. Else it is the newest of all, since a model may hand its keys on in another object.
+    turns. Else it is the newest of all, since a model may hand its keys on in another object, or the newest of another
+    cache, of which this one may be a copy: then each of the two goes on with a branch of its own.
     """
 
     def __init__(self, every: int) -> None:
         self._every = every  # of how many runs of the model one is recorded
-        self._newest: dict[Which, _Newest] = {}
-        self._of_cache = WeakKeyDictionary[Any, dict[Which, _Newest]]()
-        self._turns: dict[str, tuple[int, int]] = {}
+        self._newest: _Chains = {}
+        self._of_cache = WeakKeyDictionary[Any, _Chains]()
         self._began = -1  # the newest run in which a sequence began
-        self._self: tuple[int, _Newest | None] = -1, None  # a run, and its newest self attention
-        self._rows: tuple[int, Tensor | None] = -1, None  # a run, and which rows may continue which, see `Link`
+        self._now = _Now()
         self._lock = threading.Lock()
 
     def add(
@@ -72,32 +87,46 @@ class Caches:
             self._lock,
             torch.inference_mode(False),
         ):  # kept tensors are written to, and used, outside of inference mode too
-            run, turn = self._turns.get(name, (-1, 0))
+            run, turn = self._now.turns.get(name, (-1, 0))
             turn = turn + 1 if run == call.run else 0  # a module may call attention several times
-            self._turns[name] = call.run, turn
-            keys = self._add((name, turn, "key"), call, key.detach(), fresh)
+            self._now.turns[name] = call.run, turn
+            which: Which = (name, turn, "key")
+            own = self._own(call)
+            among = [own] if which in own else [self._newest, *self._of_cache.values()]
+            keys, among = self._add(which, call, key.detach(), fresh, own, among)
             if call.kind == "self":
-                self._self = call.run, self._newest[name, turn, "key"]
+                self._now.beside = call.run, self._newest[which]
                 self._began = call.run if keys.number == 0 else self._began
-            return keys, None if value is None else self._add((name, turn, "value"), call, value.detach(), fresh=False)
+            if value is None:
+                return keys, None
+            return keys, self._add((name, turn, "value"), call, value.detach(), False, own, among)[0]
 
-    def _add(self, which: Which, call: CallFacts, tensor: Tensor, fresh: bool) -> Cached:
-        own = self._own(call)
-        newest = own.get(which) or self._newest.get(which)
-        link = None
-        if newest is not None and self._may_continue(newest, call, tensor):
-            link = newest.link(call, tensor, self._among(call))
-            if link is not None:
-                link = link._replace(query=self._place(call, link.filled), rows=self._together(call, link.rows))
-        if link is None:
-            newest = _Newest(first(call, tensor, fresh, self._place(call, 0)), call, tensor)
-        else:
-            assert newest is not None
+    def _add(
+        self, which: Which, call: CallFacts, tensor: Tensor, fresh: bool, own: _Chains, among: list[_Chains]
+    ) -> tuple[Cached, list[_Chains]]:
+        """The link of a call's tensor, and those of `among` with the chain that it continues: one or none.
+
+        `own`: the newest chains of the call's cache. `among`: where the chain that it may continue is looked for.
+        """
+        found: list[tuple[int, Link, _Newest, list[_Chains]]] = []
+        for chains in among:
+            newest = chains.get(which)
+            if newest is not None and self._may_continue(newest, call, tensor):
+                link = newest.link(call, tensor, self._among(call))
+                if link is not None:
+                    found.append((abs(link.base - newest.last.base), link, newest, [chains]))
+        if found:  # a window that has not moved shows more of its keys than one that has
+            _, link, newest, among = min(found, key=lambda one: one[0])
+            if which not in own and any(newest is other.get(which) for other in self._of_cache.values()):
+                newest = newest.branch()
+            link = link._replace(query=self._place(call, link.filled), rows=self._together(call, link.rows))
             newest.follow(link, call, tensor)
+        else:
+            newest, among = _Newest(first(call, tensor, fresh, self._place(call, 0)), call, tensor), []
         own[which] = self._newest[which] = newest
-        return Cached(newest.chain, len(newest.chain.links) - 1)
+        return Cached(newest.chain, len(newest.chain.links) - 1), among
 
-    def _own(self, call: CallFacts) -> dict[Which, _Newest]:
+    def _own(self, call: CallFacts) -> _Chains:
         """The newest chains of the call's cache; an empty dict that is not kept where the cache is unknown."""
         if type(call.cache).__weakrefoffset__ and type(call.cache).__hash__ is object.__hash__:
             return self._of_cache.setdefault(call.cache, {})
@@ -112,11 +141,13 @@ class Caches:
 
     def _beside(self, call: CallFacts) -> _Newest | None:
         """The self attention that came before a cross attention in the same run."""
-        return self._self[1] if call.kind == "cross" and self._self[0] == call.run else None
+        run, newest = self._now.beside
+        return newest if call.kind == "cross" and run == call.run else None
 
     def _among(self, call: CallFacts) -> Tensor | None:
         """Which rows may continue which, by the earlier calls of the same run; None: unknown."""
-        return self._rows[1] if self._rows[0] == call.run else None
+        run, rows = self._now.rows
+        return rows if run == call.run else None
 
     def _together(self, call: CallFacts, found: Tensor | None) -> Tensor | None:
         """Which rows may continue which, by this call and the earlier ones of the run, whose links share the result."""
@@ -127,7 +158,7 @@ class Caches:
             known = found  # the earlier ones have another cache
         else:
             known &= found  # in place: the other layers have the same tensor
-        self._rows = call.run, known
+        self._now.rows = call.run, known
         return None if own else known
 
     def _may_continue(self, newest: _Newest, call: CallFacts, tensor: Tensor) -> bool:
@@ -176,6 +207,13 @@ class _Newest:
     @property
     def last(self) -> Link:
         return self.chain.links[-1]
+
+    def branch(self) -> _Newest:
+        """The same link, as the newest one of another chain that begins with the same links."""
+        other = copy.copy(self)
+        other.chain = replace(self.chain, links=list(self.chain.links))
+        other._room, other._at = None, 0
+        return other
 
     def alike(self, tensor: Tensor) -> bool:
         """Whether a tensor differs from the newest in rows and length alone."""

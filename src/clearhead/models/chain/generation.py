@@ -246,9 +246,9 @@ def _steps(calls: Sequence[AttentionCall]) -> list[Step]:
     """The last call and the calls that it continues, in order."""
     last = calls[-1]
     newest, chain = last.cached_key, last.cached_key.chain
-    mine = {call.cached_key.number: call for call in calls if call.cached_key.chain is chain}
+    mine = {call.cached_key.number: call for call in calls if chain.has(call.cached_key)}
     first = chain.links[0]
-    if last.kind == "self" and first.query and calls[0].cached_key.chain is not chain and 0 in mine:
+    if last.kind == "self" and first.query and not chain.has(calls[0].cached_key) and 0 in mine:
         _refuse(
             last.name,
             f"its keys of {first.query} positions before a step are not those that it had at the step before",

@@ -127,7 +127,7 @@ class Paged:
 
     def _looking(self, call: AttentionCall, queries: int) -> list[str]:
         """The words of the queries of cross attention, whose steps in a generation follow each other."""
-        steps = [other for other in self.calls if other.cached_key.chain is call.cached_key.chain]
+        steps = [other for other in self.calls if call.cached_key.chain.has(other.cached_key)]
         if len(steps) == 1:
             return self.words[-queries:]
         before = sum(other.query.shape[2] for other in steps if other.cached_key.number < call.cached_key.number)

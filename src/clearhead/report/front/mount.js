@@ -242,7 +242,9 @@ export class Page {
     const turn = ++this.turn;
     this.step ||= step; // a step that a change of the room or the theme has overtaken is still a step
     const { view } = this;
+    const { activeElement } = this.root;
     this.host.toggleAttribute("data-simple", isSimple(view));
+    if (activeElement && !activeElement.checkVisibility()) this.find("all").focus(); // else the focus would be lost
     if (this.shown === null) {
       const afar = await this.run.afar(view.layer, view.head);
       if (turn !== this.turn) return;

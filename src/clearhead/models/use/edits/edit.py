@@ -184,7 +184,8 @@ class Editor(Receiver):
         own = slice(self.outer, None)
         unused = [one for one, used in zip(self.edits[own], self.used[own], strict=True) if not used]
         if unused:
-            places = ", ".join(f"{place[0]} … {place[-1]}" for place in list(dict.fromkeys(self.places))[:3]) or "none"
+            some = [place for place in dict.fromkeys(self.places) if place]  # a call may have no queries
+            places = ", ".join(f"{place[0]} … {place[-1]}" for place in some[:3]) or "none"
             raise ClearheadError(
                 f"{unused[0]!r} changed nothing: no call has such a layer, head and position. Calls were made by "
                 f"{made_by(self.sites)}, numbered from 0, with queries at positions {places}."

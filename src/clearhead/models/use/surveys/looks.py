@@ -124,7 +124,8 @@ class Look:
         own = call.kind == "self" and self._tokens.shape == (call.problem.sizes.batch, call.problem.sizes.keys)
         skipped = None if call.uniform is None else call.uniform[..., 0]  # the mask leaves them no key
         tokens = (None, self._tokens) if own else None
-        subject = Subject(call.record.problem, call.kind == "self", words, skipped, tokens, norms, like)
+        own_text = call.kind == "self"
+        subject = Subject(call.record.problem, own_text, words, skipped, tokens, norms, like, call.factor)
         self._before = call, subject
         return subject
 
