@@ -184,6 +184,22 @@ def test_what_a_subclass_may_do():
     torch.testing.assert_close(seen, ch.attention(X, X[:, :, :2], X[:, :, :2]))
 
 
+def test_a_softcap_of_the_class():
+    class Own(ch.Dot):
+        softcap = 2.0
+
+    class OfProperty(ch.Dot):
+        @property
+        def softcap(self):
+            return 2.0
+
+    for own in (Own(), OfProperty(), Own(softcap=2.0)):
+        expected = torch.softmax(2 * torch.tanh(X @ X.mT / 2 / 2), -1) @ X
+        torch.testing.assert_close(ch.attention(X, X, X, score=own), expected)
+        torch.testing.assert_close(own(X, X), 2 * torch.tanh(X @ X.mT / 2 / 2))
+    assert "softcap=2.0" in repr(Own())
+
+
 def halved(self, query, key, by):
     return query @ key.mT / by
 
