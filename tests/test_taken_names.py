@@ -200,6 +200,14 @@ def test_a_softcap_of_the_class():
     assert "softcap=2.0" in repr(Own())
 
 
+@pytest.mark.parametrize("value", [0, 0.0, -1.0, float("nan"), float("inf"), True])
+def test_a_softcap_that_bounds_nothing(value):
+    with pytest.raises(ch.ClearheadError, match=rf"^softcap is {value}; expected a "):
+        ch.Dot().softcap = value
+    with pytest.raises(ch.ClearheadError, match=rf"^softcap is {value}; expected a "):
+        type("Own", (ch.Dot,), {"__module__": __name__, "softcap": value})
+
+
 def halved(self, query, key, by):
     return query @ key.mT / by
 

@@ -16,6 +16,7 @@ import numpy as np
 from torch import Tensor, nn
 
 from clearhead.base.errors import ClearheadError
+from clearhead.base.numbers import check_positive
 
 _BOOL = (bool, np.bool_)
 # attributes of the base classes that a subclass may set, with what they may be
@@ -64,6 +65,13 @@ def _check_on_object(thing: Any, name: str, value: Any) -> None:
     fits = isinstance(value, _SETTINGS[name][0]) if name in _SETTINGS else _may_be_called(value)
     if not fits:
         raise _taken(type(thing), f"sets {name} to a {type(value).__name__}", name)
+    _check_number(name, value)
+
+
+def _check_number(name: str, value: Any) -> None:
+    """Raise for a softcap that bounds nothing: engines would differ in what they make of it."""
+    if name == "softcap" and isinstance(value, Real):
+        check_positive(value, name)
 
 
 def _may_be_called(value: Any) -> bool:
@@ -84,6 +92,7 @@ def _check_in_class(cls: Any, name: str, value: Any) -> None:
         fits = _may_be_called(value) or (gives and not isinstance(value, property | cached_property))
     if not fits:
         raise _taken(cls, f"has {name}, a {type(value).__name__}", name)
+    _check_number(name, value)
     if name not in _SETTINGS and _is_method(value) and not _takes(value, len(_arguments(_of_base(cls, name)))):
         raise _taken(cls, f"has {name}{_signature(value)}", name)
 
