@@ -7,6 +7,8 @@ import torch
 from torch import nn
 
 import clearhead as ch
+from clearhead.base.shapes import Sizes
+from clearhead.inspection.index import check_bytes, parse
 
 
 class Block(nn.Module):
@@ -69,7 +71,22 @@ def test_a_cache_of_the_exported_code_alone():
                 torch.export.export(Two(cache), (x,))
 
 
-def test_weights_at_fixed_sizes():
+def test_an_index_in_compiled_code():
+    """Its rows and its size in bytes are numbers of Python's: NumPy's are tensors to PyTorch's compiler."""
+    sizes = Sizes(6, 3, 5, 5, leading=(2, 3, 3))
+
+    @torch.compile(backend="eager", fullgraph=True)
+    def found(x):
+        check_bytes(x.shape, x.dtype, "the part")
+        part = parse((1, slice(0, 3, 2), -1), x.shape, sizes)
+        return x.flatten(0, 1)[[rows.start for rows in part.batches], part.heads]
+
+    x = torch.randn(2, 3, 3, 5, 5)
+    torch.testing.assert_close(found(x), x[1, 0:3:2, -1:])
+
+
+@pytest.mark.parametrize("strict", [False, True])
+def test_weights_at_fixed_sizes(strict):
     class Look(nn.Module):
         def forward(self, x, padding):
             weights = ch.weights(x, x, mask=ch.Padding(padding))
@@ -77,7 +94,7 @@ def test_weights_at_fixed_sizes():
 
     torch.manual_seed(0)
     draw = lambda: (torch.randn(2, 3, 5, 4), torch.arange(5) < torch.tensor([[4], [2]]))
-    exported = torch.export.export(Look(), draw()).module()
+    exported = torch.export.export(Look(), draw(), strict=strict).module()
     x, padding = draw()
     scores = (x @ x.mT / 2).masked_fill(~padding[:, None, None], -torch.inf)
     expected = torch.softmax(scores, -1), torch.softmax(scores, -1)[0, 1], torch.logsumexp(scores, -1)

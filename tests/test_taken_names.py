@@ -2,8 +2,10 @@
 
 import copy
 import dataclasses
+import functools
 import re
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -109,6 +111,12 @@ TILE = {"tile": lambda self, query, key: query @ key.mT}
         (ch.extend.Mask, {"title": "mine"}, "Own has title, a str, and in Mask title() is a method"),
         (ch.extend.Mask, {"matrix": torch.ones(2)}, "Own has matrix, a Tensor, and in Mask matrix(sizes) is a method"),
         (ch.Dot, {"lower": lambda self, query: None}, "Own has lower(self, query), and in Dot lower(query, key)"),
+        (ch.extend.Score, {"softcap": lambda self: 3.0}, "Own has softcap, a function, and in Score softcap bounds"),
+        (
+            ch.extend.Score,
+            {"factor": functools.cached_property(lambda self: 2.0)},
+            "Own has factor, a cached_property, and in Score factor(width) is a method",
+        ),
     ],
 )
 def test_an_attribute_of_a_class(base, own, said):
@@ -174,6 +182,94 @@ def test_what_a_subclass_may_do():
 
     seen = ch.attention(X, X, X, mask=First())
     torch.testing.assert_close(seen, ch.attention(X, X[:, :, :2], X[:, :, :2]))
+
+
+def test_a_softcap_of_the_class():
+    class Own(ch.Dot):
+        softcap = 2.0
+
+    class OfProperty(ch.Dot):
+        @property
+        def softcap(self):
+            return 2.0
+
+    for own in (Own(), OfProperty(), Own(softcap=2.0)):
+        expected = torch.softmax(2 * torch.tanh(X @ X.mT / 2 / 2), -1) @ X
+        torch.testing.assert_close(ch.attention(X, X, X, score=own), expected)
+        torch.testing.assert_close(own(X, X), 2 * torch.tanh(X @ X.mT / 2 / 2))
+    assert "softcap=2.0" in repr(Own())
+
+
+@pytest.mark.parametrize("value", [0, 0.0, -1.0, float("nan"), float("inf"), True])
+def test_a_softcap_that_bounds_nothing(value):
+    with pytest.raises(ch.ClearheadError, match=rf"^softcap is {value}; expected a "):
+        ch.Dot().softcap = value
+    with pytest.raises(ch.ClearheadError, match=rf"^softcap is {value}; expected a "):
+        type("Own", (ch.Dot,), {"__module__": __name__, "softcap": value})
+
+
+def halved(self, query, key, by):
+    return query @ key.mT / by
+
+
+def by_two(function):
+    @functools.wraps(function)
+    def wrapper(self, query, key):
+        return function(self, query, key, 2.0)
+
+    return wrapper
+
+
+@pytest.mark.parametrize(
+    "tile",
+    [
+        by_two(halved),  # inspect.signature shows the arguments of the function inside
+        functools.partialmethod(halved, by=2.0),
+        functools.singledispatchmethod(by_two(halved)),
+    ],
+)
+def test_decorated_methods(tile):
+    own = type("Own", (ch.extend.Score,), {"__module__": __name__, "tile": tile})()
+    torch.testing.assert_close(ch.attention(X, X, X, score=own), torch.softmax(X @ X.mT / 2, -1) @ X)
+
+
+def test_a_function_without_a_signature_is_a_method():
+    own = type("Own", (ch.extend.Score,), {"__module__": __name__, "tile": staticmethod(torch.matmul)})()
+    square = X[:, :, :, :3]  # (1, 1, 3, 3)
+    expected = torch.softmax(square @ square, -1) @ square
+    torch.testing.assert_close(ch.attention(square, square, square, score=own), expected)
+
+
+def test_methods_that_clearhead_does_not_call_take_any_arguments():
+    class Read(ch.Additive):
+        @classmethod
+        def from_weights(cls, path):
+            return path
+
+    class Chapters(ch.Documents):
+        @classmethod
+        def from_position_ids(cls, ids, first):
+            return ids[first:]
+
+        def plot(self, ax):
+            return ax
+
+    assert Read.from_weights("here") == "here"
+    assert Chapters.from_position_ids([0, 1], 1) == [1]
+    assert Chapters([0, 0, 1]).plot(3) == 3
+
+
+def test_settings_by_numpy_and_by_properties():
+    class Own(ch.extend.Bias):
+        @functools.cached_property
+        def positional(self):
+            return True
+
+        def lower(self, sizes):
+            return ch.ALiBi(1).lower(sizes)
+
+    assert Own().positional
+    assert bias(positional=np.bool_(True)).positional
 
 
 def test_a_mask_keeps_attributes_of_any_name_in_copies():

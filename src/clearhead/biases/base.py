@@ -236,12 +236,15 @@ def keep(bias: Bias, name: str, given: Any, expected: str, dimensions: tuple[int
 
 def lowered(bias: Bias, sizes: Sizes) -> Added:
     """A bias's normal form, checked. Its forward pre-hooks are run first, with the sizes as their input."""
-    return _lowered_now(after_hooks(bias, sizes), sizes)
+    return _checked(after_hooks(bias, sizes), sizes)
 
 
 def _lowered_now(bias: Bias, sizes: Sizes) -> Added:
     """The same, where its hooks have been run."""
-    bias = settled(bias)
+    return _checked(settled(bias), sizes)
+
+
+def _checked(bias: Bias, sizes: Sizes) -> Added:
     return check_added(bias.lower(sizes), sizes, f"{type(bias).__name__}.lower")
 
 

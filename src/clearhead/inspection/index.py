@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import operator
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -25,7 +26,7 @@ DENSE_BYTES = 2**28
 
 def check_bytes(shape: Sequence[int], dtype: torch.dtype, what: str, most: int = DENSE_BYTES) -> None:
     """Raise where a part of the matrix would take more than `most` bytes."""
-    size = int(np.prod(shape, dtype=np.float64)) * dtype.itemsize
+    size = math.prod(shape) * dtype.itemsize
     if size > most:
         raise ClearheadError(
             f"{what} would be {tuple(shape)}, {human_bytes(size)}, above {human_bytes(most)}. Index the part you need."
@@ -80,8 +81,10 @@ def parse(index: Any, shape: torch.Size, sizes: Sizes) -> Part:
     whole_rows = range(sizes.keys)[keys] == range(sizes.keys)
     heads = outer.pop() if len(sizes.shown) >= 2 else slice(0, 1)
     folded = sizes.shown[:-1] if len(sizes.shown) >= 2 else sizes.shown
-    rows = np.arange(int(np.prod(folded, dtype=np.int64))).reshape(folded)[tuple(outer)].flatten()
-    batches = [outer[0]] if len(outer) == 1 else [slice(int(b), int(b) + 1) for b in rows]
+    rows = [0]  # of the folded batch
+    for size, one in zip(folded, outer, strict=True):
+        rows = [row * size + i for row in rows for i in range(size)[one]]
+    batches = [outer[0]] if len(outer) == 1 else [slice(row, row + 1) for row in rows]
     whole = all(range(size)[s] == range(size) for size, s in zip(shape, slices, strict=True))
     return Part(batches or [slice(0, 0)], heads, queries, keys, whole_rows, whole, tuple(result))
 

@@ -135,7 +135,7 @@ class LazyMatrix(ABC, Generic[ArrayT]):
         """The whole matrix (..., Lq, Lk). Refuses above `max_bytes`; None for no limit."""
         if max_bytes is not None and not (isinstance(max_bytes, float) and max_bytes == math.inf):
             check_count(max_bytes, 0, "max_bytes", most=math.inf)
-        size = int(np.prod(self.shape, dtype=np.float64)) * self.dtype.itemsize
+        size = math.prod(self.shape) * self.dtype.itemsize
         if max_bytes is not None and size > max_bytes:
             raise ClearheadError(
                 f"dense() would make {tuple(self.shape)}, {human_bytes(size)}, above max_bytes = "

@@ -155,7 +155,8 @@ class Score(Extended, nn.Module, Told, ABC):
     `lower()`, where a score has it, rewrites it in the normal form that the fused kernels take. It must preserve the
     scores themselves, not only their softmax. Both give scores before the call's scale and before the softcap: s_ij =
     softcap(scale · tile_ij) with softcap(s) = c · tanh(s / c). A score sets its softcap by
-    `super().__init__(softcap=c)`. A function that also sees where a pair stands comes after these: see `then`.
+    `super().__init__(softcap=c)`, or as an attribute of its class. A function that also sees where a pair stands comes
+    after these: see `then`.
     Source of the softcap: Gemma Team 2024, "Gemma 2".
     """
 
@@ -164,7 +165,8 @@ class Score(Extended, nn.Module, Told, ABC):
 
     def __init__(self, *, softcap: float | None = None) -> None:
         super().__init__()
-        self.softcap = None if softcap is None else check_positive(softcap, "softcap")
+        if softcap is not None:  # else it is that of the class
+            self.softcap = check_positive(softcap, "softcap")
         self.changed_by: ChangeOfPair | None = None
 
     def then(self, change: ChangeOfPair) -> Self:
