@@ -107,7 +107,7 @@ def test_layer_and_head_are_chosen_above(cases: Any, open_report: Make) -> None:
     assert page.locator("#layer option").all_inner_texts() == ["L0", "L1"]
     assert page.locator("#head option").all_inner_texts() == ["H0", "H1"]
     page.select_option("#layer", "L1")
-    opened.until("clearhead.state().layer", 1)
+    opened.until("document.getElementById('clearhead').dataset.shown.slice(0, 2)", "1/")
     assert page.locator("#head option").all_inner_texts() == ["H0", "H1", "H2"]
     page.locator("#head").focus()
     page.keyboard.press("End")
