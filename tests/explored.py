@@ -303,7 +303,7 @@ EXPLORED: dict[str, dict[str, Kept]] = {
         "test_the_numbers_are_those_of_one_process": ("2",),
         "test_options_are_those_of_one_process": ("2",),
         "test_what_is_refused": ("2",),
-        "test_random_modules_are_those_of_one_process": ("0-80",),
+        "test_random_modules_are_those_of_one_process": ("0-40",),
     },
     "explanation/test_bias_steps.py": {
         "test_the_page_computes_every_step_of_a_bias": 3,
