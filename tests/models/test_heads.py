@@ -493,7 +493,8 @@ def test_columns_and_orders_are_those_of_pandas():
             assert table.sort_values(name, up)["layer"].tolist() == want["layer"].tolist()
     assert table["layer"].dtype.kind == "i" and table["x"].dtype == table["some"].dtype == np.float64
     assert table["tokens"].tolist() == [[i] for i in range(40)]
-    for count in (0, 5, 39, 40, 60):
+    assert table.top("x", 0) == []
+    for count in (5, 39, 40, 60):
         assert table.top("x", count)["layer"].tolist() == frame.nlargest(count, "x")["layer"].tolist()[:count]
     assert [row["layer"] for row in table.top("x", 40)[-2:]] == [3, 17]
     assert isinstance(table[:3], ch.models.Table) and table[:3] == rows[:3] and table[-1] == rows[-1]
