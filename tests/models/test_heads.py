@@ -247,7 +247,7 @@ def test_without_pandas_the_error_says_what_to_do(monkeypatch):
 
 
 def test_a_frame_has_the_rows():
-    pandas = pytest.importorskip("pandas")
+    pandas = pytest.importorskip("pandas", reason="pandas is not installed")
     table = seen_of(torch.randn(1, 2, 6, 4)).table()
     frame = table.to_pandas()
     assert isinstance(frame, pandas.DataFrame) and frame.to_dict("records") == table
@@ -478,7 +478,7 @@ def test_a_printed_table_shows_what_differs():
 
 
 def test_columns_and_orders_are_those_of_pandas():
-    pandas = pytest.importorskip("pandas")
+    pandas = pytest.importorskip("pandas", reason="pandas is not installed")
     numbers = torch.randn(40, generator=torch.Generator().manual_seed(0)).round(decimals=1).tolist()
     numbers[3] = numbers[17] = float("nan")
     rows = [
