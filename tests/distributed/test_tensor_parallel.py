@@ -21,6 +21,7 @@ REFUSED = {
     "a temperature of all heads": "temperature has parameters", "a learnt score of all heads": "score has parameters",
     "a learnt bias of every head": "score_bias has parameters", "a norm beside DTensors": "query_norm computes with",
     "a scale beside DTensors": "does not mix", "positions beside DTensors": "rotary computes with",
+    "turns of one's own": "rotary computes with",
     "a gate beside DTensors": "W_g computes with",
 }  # fmt: skip
 

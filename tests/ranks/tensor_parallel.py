@@ -167,6 +167,7 @@ def refused(rank: int) -> dict[str, str]:
         ("a norm beside DTensors", {"query_norm": nn.RMSNorm(E // HEADS)}, "qkvo"),
         ("a scale beside DTensors", {"scale": torch.ones(HEADS)}, "qkvo"),
         ("positions beside DTensors", {"rotary": ch.nn.RotaryEmbedding(4)}, "qkvo"),
+        ("turns of one's own", {"rotary": lambda x, positions: x * positions[:, None, :, None].cos()}, "qkvo"),
         ("a gate beside DTensors", {"gate": "headwise"}, "qkvo"),
     ):
         module, x = drawn(**given)

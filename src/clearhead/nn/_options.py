@@ -107,8 +107,8 @@ def turned(rotary: Any, heads: Tensor, past: int | Tensor, positions: Tensor | N
     """Queries or keys (B, H, L, head_dim), turned at their positions, (L,) or (B, L), or from `past` on."""
     if rotary is None:
         return heads
+    check_unmixed("rotary", heads, None)  # positions are a plain tensor, in a rotary of one's own too
     if isinstance(rotary, RotaryEmbedding):
-        check_unmixed("rotary", heads, None)
         return rotary(heads, past) if positions is None else rotary(heads, positions=positions)
     found = rotary(heads, positions=places_by_row(heads, past, positions))
     _check_kept("rotary", rotary, found, heads)
