@@ -16,6 +16,8 @@ import pytest
 collect_ignore = ["cuda_check.py", "typed/uses.py"]
 # Files with a test or a fixture of 10 seconds or more: while the last tests run, no process waits for one of these.
 BEGIN = ("test_fake_cuda.py", "test_private_parts.py", "test_triton.py")
+# It reads the types that `make types` keeps, which runs beside the first tests: earlier, both would find the same ones.
+END = ("test_typed.py",)
 OVER_RANKS = ("distributed", "test_remedies.py")
 ON_DEVICES = ("test_contract.py", "test_fuzz.py", "test_devices.py", "/nn/")
 
@@ -43,7 +45,8 @@ def pytest_configure(config):
 def pytest_collection_modifyitems(config, items):
     explored.mark(items, whole=not any("::" in argument for argument in config.args))
     # those over ranks are side by side, in one worker: each worker that has one imports models of transformers for it
-    items.sort(key=lambda item: (item.path.name not in BEGIN, not any(part in item.path.parts for part in OVER_RANKS)))
+    over_ranks = lambda item: any(part in item.path.parts for part in OVER_RANKS)
+    items.sort(key=lambda item: (item.path.name in END, item.path.name not in BEGIN, not over_ranks(item)))
     if config.getoption("--device"):
         others = [item for item in items if not any(part in str(item.path) for part in ON_DEVICES)]
         config.hook.pytest_deselected(items=others)

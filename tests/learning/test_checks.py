@@ -4,7 +4,6 @@ import sys
 from pathlib import Path
 
 import checks
-import nbformat
 import numpy as np
 import pytest
 import torch
@@ -141,6 +140,7 @@ COURSE = Path(__file__).parents[2] / "docs" / "course"
 
 def test_a_notebook_shows_the_message_alone(monkeypatch):
     """The kernel that runs the cells of the site; a traceback would hold lines of the check, which is the solution."""
+    import nbformat  # here: it takes seconds, which each worker would spend while tests are collected
     from nbclient import NotebookClient
 
     monkeypatch.setenv("PYTHONPATH", str(COURSE))

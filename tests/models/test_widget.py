@@ -54,11 +54,11 @@ def seen():
 def lab(tmp_path_factory):
     """The address of a JupyterLab with one notebook, which knows nothing of this user's settings."""
     folder = tmp_path_factory.mktemp("lab")
-    import nbformat  # it takes seconds, and no other test needs it
-
     kernel = {"name": "python3", "display_name": "Python 3", "language": "python"}
-    cells = [nbformat.v4.new_code_cell(cell, id=f"cell-{at}") for at, cell in enumerate(CELLS)]
-    nbformat.write(nbformat.v4.new_notebook(cells=cells, metadata={"kernelspec": kernel}), folder / "try.ipynb")
+    cell = {"cell_type": "code", "execution_count": None, "metadata": {}, "outputs": []}
+    cells = [cell | {"id": f"cell-{at}", "source": source} for at, source in enumerate(CELLS)]
+    notebook = {"cells": cells, "metadata": {"kernelspec": kernel}, "nbformat": 4, "nbformat_minor": 5}
+    (folder / "try.ipynb").write_text(json.dumps(notebook), encoding="utf-8")
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     own = {name: str(folder / name) for name in ("JUPYTER_CONFIG_DIR", "JUPYTER_DATA_DIR", "JUPYTER_RUNTIME_DIR")}
