@@ -52,7 +52,8 @@ def page_of(length: int) -> Path:
 def chromium() -> Iterator[Callable[[int, str], Page]]:
     """Opens pages, one window each, and waits until they are drawn."""
     with sync_playwright() as playwright:
-        program = shutil.which("chromium") or shutil.which("chromium-browser")
+        programs = ("chromium", "chromium-browser", "chromium-headless-shell")  # what readers have, first
+        program = next(filter(None, map(shutil.which, programs)), None)
         browser = playwright.chromium.launch(executable_path=program, args=["--no-sandbox", "--disable-gpu"])
 
         def opened(length: int, hash: str = "") -> Page:

@@ -117,7 +117,8 @@ class Site:
 def faults_of(root: Path) -> Iterator[str]:
     """What is wrong with the site in this folder."""
     with sync_playwright() as playwright:
-        system = shutil.which("chromium") or shutil.which("chromium-browser")
+        programs = ("chromium-headless-shell", "chromium", "chromium-browser")
+        system = next(filter(None, map(shutil.which, programs)), None)  # or Playwright's own
         browser = playwright.chromium.launch(executable_path=system, args=["--no-sandbox", "--disable-gpu"])
         site = Site(root, browser.new_context())
         for path in site.pages:
