@@ -12,8 +12,8 @@ from typing import Any, TypeVar
 
 from playwright.sync_api import Browser, Page, ViewportSize, sync_playwright
 
-# The system's Chromium, or Playwright's own. The headless shell, which has no windows to draw, opens a page in two thirds
-# of the time.
+# The system's Chromium, or Playwright's own. The headless shell draws no windows, and opens a page in two thirds of the
+# time.
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium-headless-shell", "chromium", "chromium-browser"))), None)
 # Playwright's own list, which an argument replaces; and two popups of the address bar, which each window prepares in a
 # process of its own: they took more than half of a window's time.
