@@ -123,6 +123,9 @@ def test_it_opens_on_the_most_distinctive_head_with_its_sentence(seen: Any, html
     opened.page.click("#distinctive")
     opened.until(f"{SHOWN}.slice(0, 4)", f"{most.layer}/{most.head}/")
     assert opened.page.inner_text("#distinctive") == str(most)
+    opened.page.keyboard.press("m")  # the simple view says it of effects alone
+    opened.until("document.getElementById('clearhead').hasAttribute('data-simple')")
+    assert opened.page.is_hidden("#distinctive") and opened.page.is_visible("#five-title")
 
 
 RAMP = """canvas => {
@@ -169,6 +172,9 @@ def test_the_most_distinctive_are_of_other_heads(seen: Any, html: str, open_repo
     assert apart == sorted(apart, reverse=True) and min(apart) >= 0.05
     shares = [m for m in NAMES if m not in (*RATIOS, "normalised entropy")]
     assert apart[0] == pytest.approx(max(row[m] - row[f"{m} uniform"] for row in table.values() for m in shares))
+    for head, by in zip(heads, apart, strict=True):  # each by the measure by which it departs most
+        most = max(table[head][m] - table[head][f"{m} uniform"] for m in shares)
+        assert by == pytest.approx(most, abs=1e-4), head  # a sink that is the first token goes by that name
     page.locator("#five button").last.click()
     opened.until(f"{SHOWN}.slice(0, 4)", place(heads[-1]))
     assert page.input_value("#measure") == measures[-1]

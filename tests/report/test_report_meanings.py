@@ -159,6 +159,9 @@ def test_the_effect_of_an_edit_is_a_measure_of_heads(known: Known, open_report: 
     assert opened.page.inner_text("#measure-says") == said
     headline = f"L0H1 has the largest effect on the <b>drop</b>: -2.5. {said}"
     assert opened.page.inner_text("#distinctive") == headline
+    opened.page.keyboard.press("m")  # the simple view says it too
+    opened.until("document.getElementById('clearhead').hasAttribute('data-simple')")
+    assert opened.page.inner_text("#distinctive") == headline and opened.page.locator("#distinctive").is_visible()
     opened.page.evaluate("location.hash = '#layer=2&head=0'")
     opened.until(f"{SHOWN}.startsWith('2/0/')")
     assert opened.page.inner_text("#distinctive") == "Go to L0H1, which has the largest effect on the <b>drop</b>"

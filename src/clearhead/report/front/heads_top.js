@@ -36,11 +36,12 @@ export class HeadsTop {
     };
     const top = page.find("distinctive");
     top.hidden = distinctive === null;
+    top.toggleAttribute("data-given", distinctive !== null && ALONE.has(distinctive.measure)); // an effect, which the simple view says too
     if (distinctive !== null) offer(top, distinctive, distinctive.measure, distinctive.sentence);
     const five = mostDistinctive(page.run, pane.places.filter(({ layer }) => !isSecond(page.run.layers[layer])));
     page.find("five").hidden = five.length === 0;
     page.find("five-title").hidden = five.length === 0;
-    page.find("five-title").textContent = five.length > 1 ? `The ${five.length} heads furthest from uniform attention` : "The head furthest from uniform attention";
+    page.find("five-title").textContent = five.length > 1 ? "Heads far from uniform attention, each by its strongest measure" : "The head furthest from uniform attention";
     page.find("five").append(...five.map(({ place, measure, figure }) => {
       const { layer, head } = place;
       const name = headName(page, place);

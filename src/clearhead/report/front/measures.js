@@ -149,28 +149,24 @@ export function rankedBy(name, entries) {
 }
 
 /**
- * The heads that depart most from uniform, at most five: first each by another measure, then by any.
+ * The heads that depart most from uniform, at most five, each by the measure by which it departs most: first each by
+ * another measure, then by any.
  *
  * @param {Heads} run
  * @param {HeadAt[]} places
  * @returns {{ place: HeadAt, measure: Measure, figure: Figure }[]}
  */
 export function mostDistinctive(run, places) {
-  const every = run.measures.filter(({ does }) => does).flatMap((measure) => places.flatMap((place) => {
+  const measures = run.measures.filter(({ does }) => does);
+  const every = places.flatMap((place) => measures.flatMap((measure) => {
     const figure = figureOf(run, place, measure.name);
     if (figure === null || figure.departs < WORTH_A_NAME || (figure.queries ?? FEWEST) < FEWEST) return [];
     const first = measure.name === "sink" ? figureOf(run, place, "first") : null;
     const same = first && Math.abs(first.departs - figure.departs) < 1e-4; // the sink is the first token
     return same ? [] : [{ place, measure, figure }];
-  }));
+  }).sort((a, b) => b.figure.departs - a.figure.departs).slice(0, 1));
   every.sort((a, b) => b.figure.departs - a.figure.departs);
-  /** @type {typeof every} */
-  const found = [];
-  for (const alike of [true, false]) {
-    for (const one of every) {
-      const taken = found.some(({ place, measure }) => place === one.place || (alike && measure.name === one.measure.name));
-      if (!taken && found.length < 5) found.push(one);
-    }
-  }
+  const first = every.filter((one, at) => every.findIndex(({ measure }) => measure === one.measure) === at);
+  const found = [...first, ...every.filter((one) => !first.includes(one))].slice(0, 5);
   return found.sort((a, b) => b.figure.departs - a.figure.departs);
 }
