@@ -305,6 +305,9 @@ EXPLORED: dict[str, dict[str, Kept]] = {
         "test_what_is_refused": ("2",),
         "test_random_modules_are_those_of_one_process": ("0-40",),
     },
+    "explanation/test_notebook.py": {
+        "test_jupyter_takes_and_runs_it": 0,
+    },
     "explanation/test_bias_steps.py": {
         "test_the_page_computes_every_step_of_a_bias": 3,
         "test_each_step_is_computed_from_those_before_it": 2,

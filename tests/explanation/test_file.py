@@ -16,6 +16,7 @@ def explanation():
 def test_texts(tmp_path):
     found = explanation()
     said = {"html": found.html(), "md": found.markdown(), "py": found.script(), "txt": f"{found}\n"}
+    said["ipynb"] = found.notebook()
     for ending, text in said.items():
         path = found.write(tmp_path / f"steps.{ending}")
         assert path == tmp_path / f"steps.{ending}" and path.read_text(encoding="utf-8") == text
@@ -36,8 +37,9 @@ def test_pictures(tmp_path):
 
 def test_what_cannot_be_written_is_one_clear_error_before_anything_is_made(tmp_path):
     found = explanation()
+    endings = r"\.html, \.md, \.txt, \.py, \.ipynb, \.json, \.png, \.svg or \.pdf"
     for path in ("steps", "steps.docx", tmp_path, 3, None, ""):
-        with pytest.raises(ch.ClearheadError, match=r"\.html, \.md, \.txt, \.py, \.json, \.png, \.svg or \.pdf"):
+        with pytest.raises(ch.ClearheadError, match=endings):
             found.write(path)
     for ending in ("html", "png"):
         with pytest.raises(ch.ClearheadError, match="cannot write the explanation"):

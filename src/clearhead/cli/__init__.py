@@ -213,7 +213,7 @@ def _explain(explain: argparse.ArgumentParser) -> None:
         "-o",
         "--output",
         metavar="FILE",
-        help="write a page (.html), Markdown (.md) or a program (.py) instead",
+        help="write a page (.html), Markdown (.md), a program (.py) or a notebook (.ipynb) instead",
     )
 
 

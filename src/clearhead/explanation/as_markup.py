@@ -11,7 +11,7 @@ import textwrap
 from collections.abc import Iterator
 
 from clearhead.base.text import escaped, printable
-from clearhead.explanation.document import Document, Table, text_of
+from clearhead.explanation.document import Document, Entry, Section, Table, text_of
 
 CELL = "text-align:right;font-variant-numeric:tabular-nums;padding:1px 8px"
 NAME = "text-align:left;font-weight:normal;opacity:.75;padding:1px 8px"
@@ -19,33 +19,47 @@ NAME = "text-align:left;font-weight:normal;opacity:.75;padding:1px 8px"
 
 def markdown(document: Document) -> str:
     """The document with one heading per part and one table per step."""
-    lines = [f"# {_marked(document.title)}", *(f"\n{_marked(note)}" for note in document.notes)]
+    lines = opening(document)
     for section in document.sections:
-        lines += ["", f"## {_marked(section.title)}", *([""] if section.drawn else [])]
-        for line in map(printable, section.drawn.splitlines()):
-            wrapped = textwrap.wrap(line, 76, subsequent_indent="  ") if len(line) > 76 else [line]
-            lines += [f"    {each}" for each in wrapped]
+        lines += ["", *heading(section)]
         for entry in section.entries:
-            why = ("*For comparison.* " if entry.step.aside else "") + _marked(entry.step.why)
-            lines += ["", f"**{_marked(entry.formula)}** ({entry.shape})", "", why]
+            lines += ["", *about(entry)]
             for table in entry.tables:
                 lines += ["", *_markdown_table(table)]
-            lines += ["", _marked(entry.sentence)] if entry.sentence else []
+            lines += ["", marked(entry.sentence)] if entry.sentence else []
     return "\n".join(lines) + "\n"
+
+
+def opening(document: Document) -> list[str]:
+    return [f"# {marked(document.title)}", *(f"\n{marked(note)}" for note in document.notes)]
+
+
+def heading(section: Section) -> list[str]:
+    lines = [f"## {marked(section.title)}", *([""] if section.drawn else [])]
+    for line in map(printable, section.drawn.splitlines()):
+        wrapped = textwrap.wrap(line, 76, subsequent_indent="  ") if len(line) > 76 else [line]
+        lines += [f"    {each}" for each in wrapped]
+    return lines
+
+
+def about(entry: Entry) -> list[str]:
+    """The formula of a step, its shape and its reason."""
+    why = ("*For comparison.* " if entry.step.aside else "") + marked(entry.step.why)
+    return [f"**{marked(entry.formula)}** ({entry.shape})", "", why]
 
 
 def _markdown_table(table: Table) -> Iterator[str]:
     if table.caption:
-        yield from (f"{_marked(table.caption)}:", "")
-    yield "|  | " + " | ".join(map(_marked, table.columns)) + " |"
+        yield from (f"{marked(table.caption)}:", "")
+    yield "|  | " + " | ".join(map(marked, table.columns)) + " |"
     yield "|---" * (len(table.columns) + 1) + "|"
     for name, row in zip(table.rows, table.cells, strict=True):
-        yield f"| {_marked(name)} | " + " | ".join(text_of(x, table.kind) for x in row) + " |"
+        yield f"| {marked(name)} | " + " | ".join(text_of(x, table.kind) for x in row) + " |"
     if table.missing:
         yield from ("", f"… {table.missing}")
 
 
-def _marked(text: str) -> str:
+def marked(text: str) -> str:
     """The text in one line, escaped so that Markdown, and HTML inside it, show it as it is."""
     marked = re.sub(r"([\\`*_{}\[\]()#+!|~$^:@-])", r"\\\1", printable(text))
     marked = re.sub(r"(www)\.", r"\1\\.", marked, flags=re.IGNORECASE)  # GitHub makes a link of www.

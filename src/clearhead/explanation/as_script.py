@@ -9,12 +9,12 @@ import torch
 from torch import Tensor
 
 from clearhead.base.errors import ClearheadError
+from clearhead.base.steps import Step
 from clearhead.explanation.document import Document
 
 NUMBERS = 20_000  # the most numbers that the inputs of a script hold
 
 HEAD = """\
-# {title}
 import torch
 
 torch.set_printoptions(precision={digits}, sci_mode=False, linewidth=120)
@@ -24,6 +24,27 @@ inf, nan = float("inf"), float("nan")
 
 def render(document: Document) -> str:
     """The program."""
+    steps = lines_of(document)
+    lines = [f"# {_comment(document.title)}", start(document)]
+    for section in document.sections:
+        lines.append(f"# {_comment(section.title)}")
+        for step in (entry.step for entry in section.entries):
+            shows = f"print({step.name!r}, tuple({step.name}.shape), {step.name}.detach(), sep='\\n')"
+            lines += [f"# {_comment(step.why)}", steps[step.name], shows]
+        lines.append("")
+    return "\n".join(lines)
+
+
+def start(document: Document) -> str:
+    """What the lines of the steps need."""
+    return HEAD.format(digits=document.digits)
+
+
+def lines_of(document: Document) -> dict[str, str]:
+    """The line of each step, by the step's name. What is given is written out, in digits that give it back exactly.
+
+    Raises a `ClearheadError` where the inputs hold too many numbers.
+    """
     steps = [step for part in document.parts for step in part.steps]
     count = sum(step.value.numel() for step in steps if not step.code)
     if count > NUMBERS:
@@ -32,16 +53,12 @@ def render(document: Document) -> str:
             "Explain a smaller example: a script cannot leave out keys, since the softmax needs all of them."
         )
     follows = any("torch.autograd.grad" in step.code for step in steps)
-    lines = [HEAD.format(title=_comment(document.title), digits=document.digits)]
-    for section in document.sections:
-        lines.append(f"# {_comment(section.title)}")
-        for step in (entry.step for entry in section.entries):
-            learns = follows and step.value.is_floating_point() and not step.name.startswith("d_")
-            given = f"{step.name} = {_literal(document.shown.squeezed(step))}" + ".requires_grad_()" * learns
-            shows = f"print({step.name!r}, tuple({step.name}.shape), {step.name}.detach(), sep='\\n')"
-            lines += [f"# {_comment(step.why)}", step.code or given, shows]
-        lines.append("")
-    return "\n".join(lines)
+
+    def line(step: Step) -> str:
+        learns = follows and step.value.is_floating_point() and not step.name.startswith("d_")
+        return step.code or f"{step.name} = {_literal(document.shown.squeezed(step))}" + ".requires_grad_()" * learns
+
+    return {step.name: line(step) for step in steps}
 
 
 def _comment(text: str) -> str:

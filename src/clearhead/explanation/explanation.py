@@ -19,7 +19,7 @@ from clearhead.base.renamed import refuse
 from clearhead.base.steps import Step
 from clearhead.base.text import brief, said
 from clearhead.base.written import check_writable, ending_of, replacing
-from clearhead.explanation import as_markup, as_plot, as_script, as_text
+from clearhead.explanation import as_markup, as_notebook, as_plot, as_script, as_text
 from clearhead.explanation.document import Document, at_pair
 from clearhead.explanation.document import Part as Part
 from clearhead.explanation.page import render as render_page
@@ -50,9 +50,9 @@ class Explanation:
     `numpy`, whether the inputs were NumPy arrays, and so the results of steps are; and `digits`, with how many
     digits numbers are written: after the point, and in all below 0.1 and in powers of ten.
     `print(explanation)` shows it within 80 columns; `.html()` is a page that also computes with other inputs;
-    `.script()`, `.markdown()` and `.to_dict()` give the same steps as a program, as Markdown, and as plain numbers;
-    `.write(path)` makes a file of any of these. A notebook shows the steps as tables, and with `.frame()`
-    the page.
+    `.script()`, `.notebook()`, `.markdown()` and `.to_dict()` give the same steps as a program, as a notebook to run,
+    as Markdown, and as plain numbers; `.write(path)` makes a file of any of these. A notebook shows the steps as
+    tables, and with `.frame()` the page.
     """
 
     title: str
@@ -136,7 +136,8 @@ class Explanation:
         True
 
         .html: the page, as `html()`; .md: Markdown; .txt: the text that `print` shows; .py: the program, as `script()`;
-        .json: the numbers, as `to_dict()`; .png, .svg and .pdf: the picture, as `plot()`, which needs matplotlib.
+        .ipynb: the notebook, as `notebook()`; .json: the numbers, as `to_dict()`; .png, .svg and .pdf: the picture, as
+        `plot()`, which needs matplotlib.
         Raises a `ClearheadError` for another ending, and where the file cannot be written.
         """
         ending = ending_of(path, ENDINGS, WHAT)
@@ -161,6 +162,22 @@ class Explanation:
         """
         return self._printed(as_script.render)
 
+    def notebook(self) -> str:
+        """A Jupyter notebook of the same steps: the reason of each as text, and its line of plain PyTorch as a cell.
+
+        >>> import json, torch, clearhead as ch
+        >>> book = json.loads(ch.explain(torch.eye(2), torch.eye(2), torch.eye(2)).notebook())
+        >>> sources = [cell["source"] for cell in book["cells"] if cell["cell_type"] == "code"]
+        >>> print(sources[4])
+        products = query @ key.transpose(-1, -2)
+        products
+
+        The text of a file that ends in .ipynb, which `write` makes too. No cell has run: run them in their order,
+        change a number or a line, and run them again. Words of the inputs are escaped. Raises a `ClearheadError` where
+        the inputs hold more than 20,000 numbers.
+        """
+        return self._printed(as_notebook.render)
+
     def plot(self, name: str = "weights", ax: Axes | None = None) -> Axes | np.ndarray:
         """Draw a step with matplotlib: "scores", "weights", "output", … Returns the axes, an array of them for several.
 
@@ -180,6 +197,7 @@ TEXTS: dict[str, Callable[[Explanation], str]] = {
     ".md": Explanation.markdown,
     ".txt": lambda explanation: f"{explanation}\n",
     ".py": Explanation.script,
+    ".ipynb": Explanation.notebook,
     ".json": lambda explanation: json.dumps(explanation.to_dict(), ensure_ascii=False),
 }
 ENDINGS = (*TEXTS, ".png", ".svg", ".pdf")
