@@ -69,6 +69,9 @@ def test_report_writes_the_page_and_checks_the_words(tmp_path):
         seen.view(tokens=words, sequence=3).write(tmp_path / "other.html")
     with pytest.raises(ch.ClearheadError, match="cannot write"):
         seen.view().write(tmp_path / "no folder" / "page.html")
+    with pytest.raises(ch.ClearheadError, match=r"page\.pdf'.*ends in \.html or \.htm"):
+        seen.view().write(tmp_path / "page.pdf")
+    assert seen.view(tokens=words).write(tmp_path / "page").read_text().startswith("<!doctype html>")
     assert not (tmp_path / "other.html").exists()
 
 

@@ -87,3 +87,9 @@ def ending_of(path: Any, endings: Sequence[str], what: str) -> str:
             f"{', '.join(endings[:-1])}{' or ' * (len(endings) > 1)}{endings[-1]}."
         )
     return ending
+
+
+def check_page_ending(path: Any) -> None:
+    """Raise a `ClearheadError` for a report whose ending is that of another form. A pipe, for one, has no ending."""
+    if isinstance(path, str | os.PathLike) and Path(path).suffix:
+        ending_of(path, [".html", ".htm"], "report")

@@ -12,6 +12,7 @@ import numpy as np
 from clearhead.base.errors import ClearheadError, human_bytes, require
 from clearhead.base.selected import numbers_of
 from clearhead.base.text import printable
+from clearhead.base.written import check_page_ending
 from clearhead.cli.texts import Read, check_outputs, checked, layer_of, model_of, quoted, text_of, watched
 from clearhead.models.attention_call import AttentionCall
 from clearhead.models.calls import chosen_calls
@@ -89,6 +90,7 @@ def run(options: argparse.Namespace) -> None:
     """`clearhead report` with these options."""
     console = require("rich.console", "terminal", "the report's summary").Console(highlight=False)
     check_outputs(options, {"-o": options.output}, options.file)
+    check_page_ending(options.output)
     text = text_of(options)
     target = None if options.target is None else checked(options.target, "the target")
     _check_generate(options)

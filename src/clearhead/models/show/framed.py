@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from clearhead.base.errors import ClearheadError, require
 from clearhead.base.numbers import check_count
 from clearhead.base.pages import Frame
-from clearhead.base.written import check_writable
+from clearhead.base.written import check_page_ending, check_writable
 from clearhead.models.show.beside import Beside
 from clearhead.models.show.opened import opened_by
 from clearhead.models.show.paged import Paged
@@ -52,7 +52,11 @@ class Framed:
         return page
 
     def write(self, path: str | os.PathLike[str]) -> Path:
-        """Write the page to a file. Raises a `ClearheadError`, before the page is made, where it cannot be written."""
+        """Write the page to a file. The path ends in .html, or has no ending.
+
+        Raises a `ClearheadError`, before the page is made, for another ending and where the file cannot be written.
+        """
+        check_page_ending(path)
         check_writable(path)
         return self.page.write(path)
 
