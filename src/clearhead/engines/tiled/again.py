@@ -24,7 +24,7 @@ from torch import Tensor
 
 from clearhead.base.arrays import accumulated
 from clearhead.base.errors import ClearheadError
-from clearhead.base.rules import ByPair, title_of
+from clearhead.base.rules import ByPair
 from clearhead.base.tracing import compiling, readable
 from clearhead.engines.tiled import tiles
 from clearhead.masks.base import Spans
@@ -33,7 +33,7 @@ from clearhead.problem.partial import Rows
 from clearhead.problem.problem import Problem
 from clearhead.problem.region import Region
 from clearhead.problem.regions import cut
-from clearhead.scores.base import ByTile, name_of
+from clearhead.scores.base import ByTile
 from clearhead.scores.score_function import ScoreFunction
 
 OF_SCORE = 16  # ε of the largest score: a product of matrices in blocks of another shape rounds by less
@@ -217,13 +217,17 @@ def _names(problem: Problem) -> list[str]:
     if isinstance(scores, ByTile):
         score = scores.score
         if isinstance(score, ScoreFunction):
-            found.append(f"the score {getattr(score.function, '__name__', type(score.function).__name__)}")
+            found.append(f"the function {_name(score.function)} of the score")
         elif not type(score).__module__.startswith("clearhead."):
             found.append(f"{type(score).__name__}.tile")
         if score.changed_by is not None:
-            found.append(f"{type(score).__name__}.then({name_of(score.changed_by)})")
+            found.append(f"{type(score).__name__}.then({_name(score.changed_by)})")
     if problem.bias is not None:
-        found += [title_of("BiasFunction", rule) for rule in _callers(problem.bias.function)]
+        found += [f"the function {_name(rule)} of the bias" for rule in _callers(problem.bias.function)]
     if problem.spans is not None:
-        found += [title_of("MaskFunction", rule) for rule in _callers(problem.spans.residual)]
+        found += [f"the function {_name(rule)} of the mask" for rule in _callers(problem.spans.residual)]
     return found or ["a function"]
+
+
+def _name(function: Any) -> str:
+    return str(getattr(function, "__name__", type(function).__name__))
