@@ -37,9 +37,8 @@ EXPLORED: dict[str, dict[str, Kept]] = {
     "test_called_again.py": {
         "test_surroundings": ("autocast", "func", "losses", "thread"),
         "test_no_false_alarm": ("rough-dtype2", "hashed-dtype1", "capped-dtype3", "low-dtype0"),
-        "test_an_attribute_that_is_bound_anew": 4,
-        "test_gradients_of_gradients": 3,
-        "test_statistics": 3,
+        "test_gradients_of_gradients": ("tile", "mask"),
+        "test_statistics": ("a function", "own mask"),
     },
     "test_hooks.py": {
         "test_hooks_in_compiled_code": 0,

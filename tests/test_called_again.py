@@ -1,7 +1,6 @@
 """A caller's functions that give other numbers in the backward pass than in the forward pass: an error in words, and
 no such error where rounding alone differs."""
 
-import functools
 import threading
 
 import numpy as np
@@ -11,7 +10,12 @@ from drawn import draw
 
 import clearhead as ch
 from clearhead.engines.tiled import again
+from clearhead.engines.tiled.engine import Tiled
 from clearhead.problem import regions
+from clearhead.problem.partial import Rows, WholeRows
+from clearhead.problem.problem import make_problem
+from clearhead.problem.region import Region
+from clearhead.problem.regions import cut
 
 
 class Holder:
@@ -325,13 +329,19 @@ def test_calls_without_functions_are_not_watched(monkeypatch):
 
 def test_a_part_of_the_keys_is_not_watched():
     """The rows of a whole softmax do not sum to 1 over some of its keys: engines add up their gradients."""
-    x, holder = inputs(), Holder()
-    mask = ch.MaskFunction(holder.rule)
-    parts = [
-        ch.partial(x[0], x[1][:, :, some], x[2][:, :, some], mask=mask, keys=(some.start, 30), engine="tiled", align=0)
-        for some in (slice(0, 12), slice(12, 30))
-    ]
-    output = functools.reduce(lambda one, other: one.merge(other), parts).finish()
-    want = gradients(ch.attention(*x, mask=mask, engine="reference"), x)
-    for got, other in zip(gradients(output, x), want, strict=True):
-        torch.testing.assert_close(got, other, rtol=1e-4, atol=1e-5)
+    engine, given = Tiled(), [x.detach() for x in inputs()]
+    problem = make_problem(*given, mask=ch.MaskFunction(Holder().rule))
+    found, wanted = engine.forward(problem, rows=True), (True,) * 3 + (False,) * 4
+    grad = draw(1, 2, 30, 4, seed=7)
+    rows = Rows(found.maximum, found.log_sum, (grad * found.output).sum(-1))
+    parts = [cut(problem, Region(keys=some)) for some in (slice(0, 12), slice(12, 30))]
+    every = [engine.backward(part, rows, grad, wanted) for part in parts]
+    whole = engine.backward(problem, WholeRows(*rows), grad, wanted)
+    got = (
+        every[0].query + every[1].query,
+        *(torch.cat(both, 2) for both in zip(*(e[1:3] for e in every), strict=True)),
+    )
+    for one, other in zip(got, whole[:3], strict=True):
+        torch.testing.assert_close(one, other)
+    with pytest.raises(ch.ClearheadError, match="the function rule of the mask"):  # which these rows are not
+        engine.backward(parts[0], WholeRows(*rows), grad, wanted)
