@@ -201,8 +201,9 @@ def refused(problem: Problem, what: str, off: str, differs: bool) -> ClearheadEr
         "Draw the numbers before the call, and let it read them."
         if differs
         else "The backward pass calls it again. Since the forward pass an attribute or a variable that it reads was "
-        "bound anew (self.factor = …), or an array or a list was written to; or it draws random numbers.\nBind these "
-        "after backward(), or give each call a function that holds its own: functools.partial(function, factor=factor)."
+        "bound anew (self.factor = …), or an array or a list was written to; or it draws random numbers, or changes "
+        "itself in each call, as parametrizations.spectral_norm does in training.\nBind these after backward(), or "
+        "give each call a function that holds its own: functools.partial(function, factor=factor)."
     )
     return ClearheadError(
         f"{' or '.join(_names(problem))} gave other {what} in the backward pass of attention() than in its forward "
