@@ -34,6 +34,12 @@ EXPLORED: dict[str, dict[str, Kept]] = {
     "test_export.py": {
         "test_weights_at_fixed_sizes": 0,
     },
+    "test_called_again.py": {
+        "test_surroundings": ("autocast", "func", "losses", "thread"),
+        "test_no_false_alarm": ("rough-dtype2", "hashed-dtype1", "capped-dtype3", "low-dtype0"),
+        "test_gradients_of_gradients": ("tile", "mask"),
+        "test_statistics": ("a function", "own mask"),
+    },
     "test_hooks.py": {
         "test_hooks_in_compiled_code": 0,
         "test_two_steps_of_training_are_those_of_a_module_that_is_called": (

@@ -94,19 +94,24 @@ def digest(tensor: Tensor) -> int:
     each column has a factor of its own; or each number has one, where they are few. Numbers that a stride of 0 repeats
     count once. It takes O(numbers), and waits for the device.
     """
+    found = 0
+    for number in fingerprint(tensor).tolist():  # read at once
+        found = 31 * found + number
+    return found
+
+
+def fingerprint(tensor: Tensor) -> Tensor:
+    """The numbers of which `digest` makes one, int64, on the tensor's device, so that nothing waits for it."""
     once = tensor.detach()
     if 0 in tensor.stride():
         once = once[tuple(slice(0, 1) if stride == 0 else slice(None) for stride in tensor.stride())]
     if not once.numel():
-        return 0
+        return torch.zeros(0, dtype=torch.int64, device=tensor.device)
     numbers, parts = _wide(once.view(1, 1) if once.ndim == 0 else once.unsqueeze(0)), []
     for sums in _sums(numbers):
         for part, first in zip(sums, (1, 2**40), strict=False):
             parts.append((part * _factors(first, part.numel(), part.device)).sum())
-    found = 0
-    for number in torch.stack(parts).tolist():  # read at once
-        found = 31 * found + number
-    return found
+    return torch.stack(parts)
 
 
 def _sums(numbers: Tensor) -> Sequence[tuple[Tensor, ...]]:

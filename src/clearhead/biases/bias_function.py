@@ -26,8 +26,9 @@ class BiasFunction(Bias):
     Formula: b_ij = fn(b, h, i, j) for query i of head h of sequence b and key j.
     `fn(batch, head, query_index, key_index)` is called on int64 tensors of shapes (B, 1, 1, 1), (1, H, 1, 1),
     (1, 1, Lq, 1) and (1, 1, 1, Lk), for any part of the matrix, and gives a floating-point tensor that broadcasts with
-    them. It must give the same numbers on every call: the backward pass calls it again. It may be a module, or read a
-    parameter, which then gets gradients.
+    them. It must give the same numbers on every call: the backward pass calls it again, and raises a `ClearheadError`
+    where the weights of a query have another sum then. It may be a module, or read a parameter, which then gets
+    gradients.
     Indices are counted from 0 for queries and keys alike: where Lq ≠ Lk, the rule places the queries itself.
     `reads`: the tensors that fn reads; most are found without it, as for `MaskFunction`.
     Raises a `ClearheadError` where fn gives anything else. Cost: the rule, for every pair that the mask allows; memory

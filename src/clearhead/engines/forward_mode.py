@@ -69,7 +69,8 @@ class _Output(torch.autograd.Function):
 
         with without_autocast(problem.sizes.device):
             if torch.is_grad_enabled() or dispatches(grad):
-                return (None, *by_autograd(PLAIN, problem, wanted, grad, create_graph=torch.is_grad_enabled()))
+                again = torch.is_grad_enabled()
+                return (None, *by_autograd(PLAIN, problem, wanted, grad, create_graph=again, before=kept))
             return (None, *unbatched(compute, grad))
 
     @staticmethod

@@ -93,14 +93,14 @@ class _Attend(torch.autograd.Function):
         saved = in_memory_still(ctx.saved_tensors)  # read once: a checkpoint raises at the second access
         problem, kept = with_operands(ctx.problem, saved[: len(wanted)]), saved[len(wanted) :]
         again = torch.is_grad_enabled()  # the gradient is to be differentiated
+        found = Partial(kept[0], kept[1], kept[2], ctx.finite)
 
         def compute(grad: Tensor) -> Gradients:
-            found = Partial(kept[0], kept[1], kept[2], ctx.finite)
             return gradients_of(ctx.engine, problem, found, with_memory(grad), wanted)
 
         with without_autocast(problem.sizes.device):  # backward may be called under autocast, whatever forward was
             if again or dispatches(grad):
-                return (None, None, *by_autograd(PLAIN, problem, wanted, grad, create_graph=again))
+                return (None, None, *by_autograd(PLAIN, problem, wanted, grad, create_graph=again, before=found))
             return (None, None, *unbatched(compute, grad))
 
 

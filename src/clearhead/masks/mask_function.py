@@ -34,7 +34,8 @@ class MaskFunction(Mask):
     Rule: query i of head h of sequence b sees the keys j with fn(b, h, i, j).
     `fn(batch, head, query_index, key_index)` is called on int64 tensors of shapes (B, 1, 1, 1), (1, H, 1, 1),
     (1, 1, Lq, 1) and (1, 1, 1, Lk), for any part of the matrix, and gives a bool tensor that broadcasts with them.
-    It must give the same result on every call: the backward pass may call it again.
+    It must give the same result on every call: the backward pass may call it again, and a `ClearheadError` says where
+    the result is another one then.
     Indices are counted from 0 for queries and keys alike: where Lq ≠ Lk, the rule places the queries itself.
     Joined to a mask that is an interval, `Causal() & MaskFunction(fn)`, the scores outside of it are not computed.
     `reads`: the tensors that fn reads. Tensors in its closure, its defaults, its globals and `self.name` are found

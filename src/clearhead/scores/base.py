@@ -185,7 +185,8 @@ class Score(Extended, nn.Module, Told, ABC):
         (B, H, Lq, Lk), float32 at least, and on int64 indices of shapes (B, 1, 1, 1), (1, H, 1, 1), (1, 1, Lq, 1) and
         (1, 1, 1, Lk), for any part of the matrix, and gives floating-point numbers that broadcast to the scores. The
         result for a pair may depend on that pair alone: a function that mixes heads ("talking heads") or keys is given
-        parts of them. It must give the same numbers on every call: the backward pass calls it again.
+        parts of them. It must give the same numbers on every call: the backward pass calls it again, and raises a
+        `ClearheadError` where the weights of a query have another sum then.
         It may be a module, whose parameters this score then lists, or read a parameter; both get gradients. A second
         `then` is applied to the result of the first.
         Indices are counted from 0 for queries and keys alike: where Lq ≠ Lk, the function places the queries itself.

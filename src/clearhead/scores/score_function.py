@@ -36,8 +36,10 @@ class ScoreFunction(Score):
     torch.Size([3, 4])
 
     `function(query_tile, key_tile)` takes (..., Lq, Eq) and (..., Lk, Ek), any part of the inputs, and gives
-    (..., Lq, Lk). Parameters that it closes over are trained through autograd, but `parameters()` does not list them; a
-    `Score` with `tile()` lists its own.
+    (..., Lq, Lk). It must give the same numbers on every call: the backward pass calls it again, and raises a
+    `ClearheadError` where the weights of a query have another sum then.
+    Parameters that it closes over are trained through autograd, but `parameters()` does not list them; a `Score` with
+    `tile()` lists its own.
     """
 
     def __init__(self, function: Callable[[Tensor, Tensor], Tensor], *, softcap: float | None = None) -> None:

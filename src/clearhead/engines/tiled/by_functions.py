@@ -26,6 +26,7 @@ from clearhead.base.torch_private import order_of
 from clearhead.base.tracing import compiling, dispatches, on_the_host, traced, with_memory, without_autocast
 from clearhead.base.versions import Versions
 from clearhead.engines.tiled import tiles
+from clearhead.engines.tiled.again import check, check_again, of_sums
 from clearhead.engines.tiled.backward import slope_of
 from clearhead.engines.tiled.fused import shown
 from clearhead.engines.tiled.outputs import followed, in_blocks
@@ -191,9 +192,10 @@ class _Output(torch.autograd.Function):
                 with torch.enable_grad():
                     own = views(operands(problem))
                     found = followed(with_operands(problem, own), ctx.every, again=True)
-                if not _checked(found, own, ctx.learnt, first, before) and first:
+                if not _checked(found.output, own, ctx.learnt, first, before) and first:
                     raise _other_parameters()
-                each = followed_back(found, grad, [*own, *ctx.learnt], wanted, create_graph=again)
+                check_again(problem, kept, found)
+                each = followed_back(found.output, grad, [*own, *ctx.learnt], wanted, create_graph=again)
             else:
                 each = unbatched(compute, grad)
         ctx.reads = _reads(ctx.problem, ctx.learnt)  # a score may write to its own buffers: that is no error
@@ -212,6 +214,7 @@ def _gradients(
     """The gradients of the operands, and of what the functions learn."""
     given, before = operands(problem), _order_now()
     rows = Rows(*rows_of(kept), (grad * kept.output).sum(-1))
+    weights = torch.zeros_like(rows.maximum)  # the sum of each row's
     # a gradient that is not wanted has no memory
     sums = [
         None if t is None else torch.zeros_like(t, memory_format=torch.contiguous_format) if w else t.detach()
@@ -230,7 +233,8 @@ def _gradients(
                 met.append(_checked(scores, own, learnt, first, before))
                 to_value = sums[2] if wanted[2] else None
                 some = Rows(*(row[at] for row in rows))
-                slope = slope_of(part, scores.detach(), seen, to_value, some, grad[at], problem.groups, Sent())
+                more = some, grad[at], problem.groups, Sent(), weights[at]
+                slope = slope_of(part, scores.detach(), seen, to_value, *more)
                 if not scores.requires_grad:
                     continue
                 found = followed_back(scores, slope, [*own, *learnt], [*needs, *wanted[len(given) :]])
@@ -242,6 +246,7 @@ def _gradients(
                     of_learnt[i] = so_far if one is None else one if so_far is None else so_far + one
     if first and met and not any(met):
         raise _other_parameters()
+    check([of_sums(problem, rows, weights)])
     totals = [total if want else None for total, want in zip(sums, wanted, strict=False)]
     if problem.sinks is not None and wanted[6]:
         totals[6] = sinks_gradient(problem.sinks, rows)

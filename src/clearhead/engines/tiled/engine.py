@@ -75,7 +75,7 @@ class Tiled(Engine):
         # transforms and forward mode follow plain operations, but no checkpoints
         again = problem.needs_grad and not looked_into() and len(every) > 1
         output = by_functions.output(problem, every) if again and by_functions.serves(problem) else None
-        return Partial(followed(problem, every, again) if output is None else output)
+        return followed(problem, every, again) if output is None else Partial(output)
 
     def backward(
         self, problem: Problem, rows: Rows, grad: Tensor | None, wanted: tuple[bool, ...], sent: Sent | None = None

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -16,6 +18,8 @@ from clearhead.problem.packing import operands, with_operands
 from clearhead.problem.partial import Partial
 from clearhead.problem.problem import Problem
 from clearhead.scores.base import Pairwise, by_tile, capped
+
+Note = Callable[[Tensor, Tensor], None]  # what is called with the maximum and the log_sum of a block
 
 
 def no_keys(problem: Problem, query: Tensor) -> Tensor:
@@ -37,8 +41,9 @@ def zero_of(problem: Problem, *more: Tensor) -> Tensor:
     return zero
 
 
-def partial(problem: Problem) -> Partial:
-    """The output and the rows of a guarded problem over its keys, in float32 at least, without sinks."""
+def partial(problem: Problem, note: Note | None = None) -> Partial:
+    """The output and the rows of a guarded problem over its keys, in float32 at least, without sinks. `note`: it is
+    called with maximum and log_sum as soon as they are known, since a checkpoint may stop before the end."""
     assert problem.value is not None
     tile = scores(problem)
     if not tile.shape[-1]:
@@ -47,6 +52,8 @@ def partial(problem: Problem) -> Partial:
         )
     kept = torch.is_grad_enabled() or not in_place()
     maximum, above, total, blind = exponentials(tile)
+    if note is not None:
+        note(maximum, total.detach().log().masked_fill(blind, torch.inf))
     weights = above / total.unsqueeze(-1) if kept else above.div_(total.unsqueeze(-1))
     # −∞ gives 0 by itself but in a row of NaN; autograd needs the 0 also for its gradient, for any of the weight's
     if may_be_empty(problem) and (kept or may_be_nan(total)):
