@@ -548,6 +548,25 @@ def pooled(how):
 """,
     ),
     case(
+        "warned(lambda: handing(True))",
+        ("run it in one thread", "handing(False) # @", "torch.tensor(2)"),
+        setup="""
+from concurrent.futures import ThreadPoolExecutor
+class Handing(torch.nn.Module):
+    def __init__(self, pooled):
+        super().__init__()
+        self.pooled, self.first, self.second = pooled, Block(), Block()
+    def forward(self, x):
+        x = self.first(x)
+        with ThreadPoolExecutor(1) as pool:
+            return pool.submit(self.second, x).result() if self.pooled else self.second(x)
+def handing(pooled):
+    met = []
+    ch.models.assert_attends(Handing(pooled), q, lambda call: (met.append(call), Causal())[1])
+    return torch.tensor(len(met))
+""",
+    ),
+    case(
         "asked()",
         ("with ch.watch(...) as seen:", "watched()[0].weights.dense() # @", "soft(q, q, five)"),
         setup="""

@@ -25,7 +25,7 @@ from clearhead.models.causes.metrics import Each, Metric, logit_difference, logi
 from clearhead.models.checks import outside_inference, ran
 from clearhead.models.table import Table
 from clearhead.models.tap.layers import LayerName
-from clearhead.models.watch import watch
+from clearhead.models.watch import watch_own
 
 if TYPE_CHECKING:
     from clearhead.base.pictures import Axes, Colormap
@@ -256,7 +256,7 @@ def _attributions(model: nn.Module, inputs: Any, metrics: list[Metric]) -> list[
     before = first_run(model, inputs)
     if not before.seen.calls:
         raise ClearheadError("logit_attribution: the model made no attention call that is recognised.")
-    with torch.enable_grad(), watch(model, values=True) as seen:
+    with torch.enable_grad(), watch_own(model, values=True) as seen:
         frozen = Frozen(model, before, Writers(seen))
         with frozen.hooked():
             output = ran(model, inputs)
