@@ -24,7 +24,6 @@ from clearhead.explanation.modules.reached import reached
 from clearhead.masks.base import MaskLike
 from clearhead.problem.lengths import joined
 
-
 # The parameters of modules that project: those that begin with one of these.
 PROJECTIONS = ("W_q.", "W_k.", "W_v.", "W_o.", "w_v", "in_proj", "out_proj.")
 
