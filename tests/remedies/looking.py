@@ -548,6 +548,15 @@ def pooled(how):
 """,
     ),
     case(
+        "held.sort_values('a')",
+        (
+            "ch.models.Table(row | {'largest': float(row['a'].max())} for row in table).sort_values('largest')",
+            "torch.tensor((lambda table: @)(held)['head'].tolist())",
+            "torch.tensor([1, 0])",
+        ),
+        setup="held = ch.models.Table({'head': n, 'a': torch.arange(4) - n} for n in range(2))",
+    ),
+    case(
         "warned(lambda: handing(True))",
         ("run it in one thread", "handing(False) # @", "torch.tensor(2)"),
         setup="""
