@@ -71,6 +71,40 @@ def test_a_cache_of_the_exported_code_alone():
                 torch.export.export(Two(cache), (x,))
 
 
+class Twice(nn.Module):
+    """Two calls with a cache that grows, which forward makes."""
+
+    def __init__(self):
+        super().__init__()
+        self.attend = ch.nn.MultiHeadAttention(8, 2)
+
+    def forward(self, x):
+        cache = ch.nn.KeyValueCache()
+        self.attend(x, x, x, ch.Causal(), cache=cache)
+        return self.attend(x, x, x, ch.Causal(), cache=cache)
+
+
+@pytest.mark.filterwarnings("ignore:While compiling, we found certain side effects")  # a module keeps its last call
+@pytest.mark.parametrize("strict", [False, True])
+def test_a_cache_that_grows_in_exported_code(strict):
+    """Its keys are put side by side: writes to memory of its own gave an error of PyTorch's, or other numbers."""
+    torch.manual_seed(0)
+    model, x = Twice().eval(), torch.randn(2, 5, 8)
+    both = torch.cat([x, x], 1)
+    with torch.no_grad():
+        found = torch.export.export(model, (x,), strict=strict).module()(x)
+        torch.testing.assert_close(found, model.attend(both, both, both, ch.Causal())[:, 5:])
+
+
+def test_a_cache_that_grows_by_an_unknown_length_says_what_to_pass():
+    shapes = {"x": {1: torch.export.Dim("length", min=2, max=8)}}
+    with (
+        torch.no_grad(),
+        pytest.raises(ch.UnsupportedError, match=r"Pass KeyValueCache\(capacity=most\), .* strict=True"),
+    ):
+        torch.export.export(Twice().eval(), (torch.randn(2, 5, 8),), dynamic_shapes=shapes)
+
+
 def test_an_index_in_compiled_code():
     """Its rows and its size in bytes are numbers of Python's: NumPy's are tensors to PyTorch's compiler."""
     sizes = Sizes(6, 3, 5, 5, leading=(2, 3, 3))

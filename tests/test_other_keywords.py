@@ -150,11 +150,6 @@ def test_other_keywords_are_pythons_error(called):
         call(is_causal=True, caussal=True)
 
 
-def test_options_that_only_a_function_has_are_no_keyword_of_others():
-    with pytest.raises(TypeError, match="'dropout_p'"):
-        ch.weights(X, X, dropout_p=0.1)
-
-
 @pytest.mark.parametrize("tokens", [torch.ones(5, 5).long(), torch.ones(5, 5), torch.ones(5, 5).bool()])
 def test_a_tokenizers_mask_beside_a_mask_is_padding(tokens):
     """B = L, where its shape says nothing: the message names Padding first."""
@@ -230,3 +225,52 @@ def test_a_part_is_made_in_compiled_code_and_in_a_subclass():
     assert Own(mine=2.0).softcap == 2.0
     with pytest.raises(TypeError, match=r"Own.__init__\(\) got an unexpected keyword argument 'other'$"):
         Own(other=2.0)
+
+
+OF_OTHERS = (
+    "engine",
+    "score",
+    "sinks",
+    "layout",
+    "digits",
+    "tokens",
+)  # of attention, of what builds a module, of explain
+ASKED = {"plan": ch.plan, "diagnose": ch.diagnose, "explain": ch.explain}
+
+
+@pytest.mark.parametrize("name", OF_OTHERS)
+@pytest.mark.parametrize("asked", ASKED)
+@pytest.mark.parametrize(
+    "module", [nn.MultiHeadAttention(8, 2), nn.DotProductAttention(), torch.nn.MultiheadAttention(8, 2)]
+)
+def test_arguments_of_other_functions_beside_a_module(module, asked, name):
+    """One error in words, whichever function was given the module; `explain` has `digits` and `tokens` itself."""
+    if asked == "explain" and name in ("digits", "tokens"):
+        return
+    with pytest.raises(ch.ClearheadError) as caught:
+        ASKED[asked](module, X, X, X, **{name: 3})
+    who = type(module).__name__
+    assert str(caught.value).startswith(f"{who} takes no {name}: other functions of clearhead have such arguments.")
+    assert f"\n  - for {name}: " in str(caught.value) and "torch.nn" not in str(caught.value)
+
+
+@pytest.mark.parametrize("asked", ASKED)
+@pytest.mark.parametrize(
+    "module", [nn.MultiHeadAttention(8, 2), torch.nn.MultiheadAttention(8, 2), nn.SinusoidalPositionalEncoding(8)]
+)
+def test_a_word_that_nothing_knows_beside_a_module(module, asked):
+    given = X[0] if isinstance(module, nn.SinusoidalPositionalEncoding) else (X, X, X)
+    if asked != "explain" and isinstance(module, nn.SinusoidalPositionalEncoding):
+        return
+    with pytest.raises(
+        ch.ClearheadError, match=f"{asked} calls {type(module).__name__} with the other arguments: .*'q_'"
+    ):
+        ASKED[asked](module, *([given] if torch.is_tensor(given) else given), q_=1)
+
+
+@pytest.mark.parametrize(
+    ("called", "name"), [("weights", "dropout_p"), ("partial", "dropout_p"), ("attention", "digits")]
+)
+def test_arguments_of_other_functions_beside_a_call(called, name):
+    with pytest.raises(ch.ClearheadError, match=f"^{called} takes no {name}: .*\n  - for {name}: "):
+        FUNCTIONS[called](**{name: None})

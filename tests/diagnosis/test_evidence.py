@@ -241,7 +241,7 @@ def test_a_broken_parameter_is_blamed_and_not_the_inputs_that_it_made():
     attend, x = ch.nn.MultiHeadAttention(8, 2), draw(2, 5, 8)
     attend.W_k.weight.data[0, 0] = math.nan
     (found,) = ch.diagnose(attend, x, x, x).errors
-    assert found.evidence == "parameter W_k.weight (8, 8) holds 1 NaN; the module's inputs are finite."
+    assert found.evidence == "parameter W_k.weight (8, 8) holds 1 NaN; the call's inputs are finite."
     assert found.where == {"parameter": "W_k.weight"}
     with torch.no_grad(), ch.watch(attend, values=True) as seen:
         attend(x, x, x)
@@ -249,7 +249,55 @@ def test_a_broken_parameter_is_blamed_and_not_the_inputs_that_it_made():
     assert found.where["parameter"] == "W_k.weight" and found.evidence.endswith("inputs are finite.")
     bad = x.index_fill(0, torch.tensor(1), math.inf)
     parameter, *inputs = ch.diagnose(attend, bad, bad, bad).errors
-    assert parameter.evidence.endswith("the module's inputs are not finite either.") and len(inputs) == 3
+    assert parameter.evidence.endswith("the call's inputs are not finite either.") and len(inputs) == 3
+
+
+@pytest.mark.parametrize("number", [math.nan, math.inf, -math.inf], ids=str)
+@pytest.mark.parametrize(
+    ("make", "name"),
+    [
+        (lambda: ch.nn.MultiHeadAttention(8, 2), "W_o.weight"),
+        (lambda: ch.nn.MultiHeadAttention(8, 2), "W_o.bias"),
+        (lambda: ch.nn.MultiHeadAttention(8, 2), "W_v.weight"),
+        (lambda: torch.nn.MultiheadAttention(8, 2, batch_first=True).eval(), "out_proj.weight"),
+        (lambda: torch.nn.MultiheadAttention(8, 2, batch_first=True).eval(), "out_proj.bias"),
+        (lambda: ch.nn.TorchMultiheadAttention(8, 2, batch_first=True).eval(), "out_proj.weight"),
+        (lambda: ch.nn.AdditiveAttention(4, query_dim=8, key_dim=8), "w_v"),
+        (lambda: ch.nn.AdditiveAttention(4, query_dim=8, key_dim=8), "W_q.weight"),
+    ],
+)
+def test_every_broken_parameter_of_a_module_is_named(make, name, number):
+    attend, x = make(), draw(2, 5, 8)
+    with torch.no_grad():
+        attend.get_parameter(name).view(-1)[0] = number
+    assert [found.where for found in ch.diagnose(attend, x, x, x).errors] == [{"parameter": name}]
+    with torch.no_grad(), ch.watch(attend, values=True) as seen:
+        attend(x, x, x)
+    (found,) = seen.diagnose().errors
+    assert found.where["parameter"] in (name, f"score.{name.removesuffix('.weight')}")  # a recorded score has its own
+
+
+@pytest.mark.parametrize("number", [math.nan, -math.inf], ids=str)
+def test_a_broken_parameter_of_a_score_is_named(number):
+    score, x = ch.Bilinear(8, 8), draw(1, 2, 20, 8)
+    with torch.no_grad():
+        score.W[0, 0] = number
+    (found,) = ch.diagnose(x, x, x, score=score).errors
+    what = "NaN" if math.isnan(number) else "infinite numbers"
+    assert found.evidence == f"parameter score.W (8, 8) holds 1 {what}; the call's inputs are finite."
+
+
+def test_a_score_of_ones_own_may_hold_minus_infinity():
+    class Blocked(ch.extend.Score):
+        def __init__(self):
+            super().__init__()
+            self.added = torch.nn.Parameter(torch.tensor([0.0, -math.inf]))
+
+        def tile(self, query, key):
+            return query @ key.mT + self.added[(key[..., 0] > 0).long()].unsqueeze(-2)
+
+    x = draw(1, 1, 5, 8)
+    assert not ch.diagnose(x, x, x, score=Blocked()).errors
 
 
 def test_a_sink_of_minus_infinity_is_no_fault():

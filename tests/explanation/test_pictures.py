@@ -44,7 +44,7 @@ def test_on_axes_that_are_given():
 def test_small_pictures_have_their_numbers():
     x = draw(4, 4)
     axis = ch.explain(x, x[:3], x[:3]).plot()
-    assert [text.get_text() for text in axis.texts][:3] == [f"{w:.2f}" for w in ch.weights(x, x[:3])[0].tolist()]
+    assert [text.get_text() for text in axis.texts][:3] == [f"{w:.4f}" for w in ch.weights(x, x[:3])[0].tolist()]
     masked = ch.explain(x, x, x, mask=ch.Causal()).plot("masked")
     assert len(masked.texts) == 10  # none for −∞
     assert not ch.explain(x, draw(9, 4), draw(9, 4)).plot().texts

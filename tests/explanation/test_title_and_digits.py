@@ -157,3 +157,19 @@ def test_a_recorded_call():
 def test_bad_input_is_one_clear_error(options, words):
     with pytest.raises(ch.ClearheadError, match=words):
         explained(**options)
+
+
+@pytest.mark.parametrize(("digits", "below"), [(1, 2), (3, 4), (None, 5)])
+def test_a_picture_has_the_digits_of_its_tables(digits, below):
+    """After the point, and in all below 0.1, where two of the three weights are."""
+    pytest.importorskip("matplotlib").use("Agg")
+    axis, weights = explained(digits=digits).plot(), by_hand()
+    wanted = [f"{w:.{below if w < 0.1 else digits or 4}f}" for w in weights]
+    assert [w < 0.1 for w in weights] == [True, False, True]
+    assert [text.get_text() for text in axis.texts] == wanted
+
+
+def test_a_picture_has_fewer_digits_where_they_do_not_fit():
+    pytest.importorskip("matplotlib").use("Agg")
+    words = [text.get_text() for text in ch.explain(*[torch.eye(8)] * 3, digits=15).plot().texts]
+    assert len(words) == 64 and set(map(len, words)) == {4}  # two after the point

@@ -378,13 +378,23 @@ def test_a_table_says_what_the_answers_are() -> None:
 @pytest.mark.parametrize(
     ("token", "position", "said"),
     [
-        ([[1, 2, 3]], [[0, 1]], r"token \(1, 3\) and position \(1, 2\) have two dimensions"),
-        (torch.zeros(2, 0, dtype=torch.long), -1, r"token \(2, 0\) have two dimensions"),
-        ([[1], [2], [3]], -1, "token is .* expected a number from 0 to 39, or one for each of the 2 sequences"),
-        ([[1, 40]], -1, "token is .* expected a number from 0 to 39"),
-        (1, [[0.5]], "position is .* expected a number from -6 to 5"),
-        ([[1, 2], [3]], -1, "token is .* expected a number from 0 to 39"),
-        ([[[1]]], -1, "token is .* expected a number from 0 to 39"),
+        ([[1, 2, 3]], [[0, 1]], r"token has shape \(1, 3\) and position has shape \(1, 2\); two dimensions"),
+        (torch.zeros(2, 0, dtype=torch.long), -1, r"token has shape \(2, 0\); two dimensions"),
+        (
+            [[1], [2], [3]],
+            -1,
+            r"token has shape \(3, 1\), a row for each of 3 texts, and .* \(2, 6, 40\), of 2; expected \(2, 1\), or",
+        ),
+        (1, torch.ones(3, 4).long(), r"position has shape \(3, 4\), .* expected \(2, 4\), or \(1, 4\)"),
+        (
+            [1, 2, 3],
+            -1,
+            r"token has shape \(3,\); expected one number for all sequences, \(\), or one for each, \(2,\)",
+        ),
+        ([[1, 40]], -1, "token is 40; expected a whole number from 0 to 39"),
+        (1, [[0.5]], "position is .* expected a whole number from -6 to 5"),
+        ([[1, 2], [3]], -1, "token has rows of 2, 1 numbers; expected as many answers"),
+        ([[[1]]], -1, r"token has shape \(1, 1, 1\); expected .* \(B, K\) or \(1, K\)"),
     ],
 )
 def test_answers_that_do_not_fit_are_an_error(token: Any, position: Any, said: str) -> None:

@@ -462,3 +462,50 @@ def test_an_edited_layer_is_compared(edit, file, tmp_path):
     if not file:
         local = ch.models.Recording([seen[0].unedited]).compare(seen)
         torch.testing.assert_close(local[0].by_query, wanted, rtol=1e-5, atol=1e-6)
+
+
+EDITS_OF_WEIGHTS = {
+    "scaled": ch.edits.ScaleHeads(heads=0, factor=0.5),
+    "scaled, some queries": ch.edits.ScaleHeads(heads=0, factor=-2.0, queries=[1, 4]),
+    "mapped": ch.edits.MapWeights(lambda w: w.square(), heads=0),
+    "knocked out after": ch.edits.Knockout(heads=0, keys=1, after=True),
+}
+
+
+class Attending(torch.nn.Module):
+    def __init__(self, bias):
+        super().__init__()
+        self.bias = bias
+
+    def forward(self, x):
+        return ch.attention(x, x, x, mask=ch.Causal(), bias=self.bias)
+
+
+@pytest.mark.parametrize("biased", [False, True])
+@pytest.mark.parametrize("name", EDITS_OF_WEIGHTS)
+def test_all_columns_of_a_table_are_of_the_weights_that_ran(name, biased):
+    """Each column beside a plain sum over `seen.weights`. A bias sends equal words through a pass of its own."""
+    torch.manual_seed(0)
+    block, x, words = Attending(ch.ALiBi(2) if biased else None), torch.randn(1, 2, 6, 8), list("abcabc")
+    with ch.watch(block, values=True) as seen, ch.edit(block, EDITS_OF_WEIGHTS[name]):
+        block(x)
+    assert seen[0].factor is not None
+    i, j = torch.arange(6)[:, None], torch.arange(6)
+    same = torch.tensor([[one == other for other in words] for one in words])
+    after = torch.cat([torch.zeros(6, 1, dtype=torch.bool), same[:, :-1]], 1)  # the key before is the query's word
+    pairs = {"previous": j == i - 1, "itself": j == i, "first": j == 0, "same word": same & (j != i)}
+    pairs["induction"] = after & (j < i)
+    rows = seen.table(tokens=words)
+    for row, w, v in zip(rows, seen[0].weights.dense()[0].double(), x[0].double(), strict=True):
+        allowed = (j <= i) & (w != 0)  # a key that was knocked out is in no mean
+        for column, some in pairs.items():
+            some = some & allowed
+            assert row[column] == pytest.approx(float((w * some).sum(-1)[some.any(-1)].mean()), rel=1e-5), column
+        assert row["weighted value norm"] == pytest.approx(float((w @ v.norm(dim=-1)).mean()), rel=1e-5)
+        received, even = w.sum(0), (allowed / allowed.sum(-1, keepdim=True)).double().sum(0)
+        assert row["sink"] == pytest.approx(float(received[(received - even).argmax()] / 6), rel=1e-5)
+        total = w.sum(-1, keepdim=True)
+        entropy = torch.special.entr(w / total).sum(-1).mean()  # of weights that sum to 1, as of the mean distance
+        assert row["Entropy (nats)"] == pytest.approx(float(entropy), rel=1e-5)
+        assert row["distance"] == pytest.approx(float((w / total * (i - j).abs()).sum(-1).mean()), rel=1e-5)
+    assert not [found for found in seen.diagnose() if found.name == "precision"]  # the output is the product's

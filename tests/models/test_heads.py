@@ -510,5 +510,17 @@ def test_columns_and_orders_are_those_of_pandas():
     mixed = ch.models.Table([{"x": {}}, {"x": {}}])
     with pytest.raises(ch.ClearheadError, match="the column 'x' cannot be sorted: '<' not supported"):
         mixed.sort_values("x")
+    for arrays in ([np.array([2, 1]), np.array([1, 2])], [torch.tensor([2, 1]), torch.tensor([1, 2])]):
+        held = ch.models.Table({"head": head, "a": one} for head, one in enumerate(arrays))
+        with pytest.raises(
+            ch.ClearheadError, match=r"'a' cannot be sorted: it holds arrays, such as one of shape \(2,\)"
+        ):
+            held.top("a")
+        assert str(held).count("[") == 2  # both are printed
+    numbers = ch.models.Table(
+        {"head": n, "a": one} for n, one in enumerate((np.int64(2), np.float32(3), torch.tensor(1)))
+    )
+    assert numbers.sort_values("a")["head"].tolist() == [2, 0, 1]
+    assert ch.models.Table(numbers[:2])["a"].tolist() == [2, 3]
     with pytest.raises(ch.ClearheadError, match=r"no column 'first'; it has no rows"):
         ch.models.Table().top("first")

@@ -99,6 +99,12 @@ OF_FUNCTIONS = (
         "(lambda query, key, value: @)['output'])(x[:1], x[:1], x[:1])",
         "plain(x[:1], x[:1], x[:1])",
     ),
+    Keyword(
+        "digits",
+        "ch.explain(query, key, value, digits=digits)",
+        "(lambda query, key, value, digits: @['output'])(x[:1], x[:1], x[:1], 3)",
+        "plain(x[:1], x[:1], x[:1])",
+    ),
     Keyword("return_weights", "weights(query, key, …)", "ch.weights(x, x)[:] # @", "soft(x, x)"),
     Keyword("need_weights", "weights(query, key, …)", "ch.weights(x, x)[:] # @", "soft(x, x)"),
     Keyword(
@@ -117,6 +123,12 @@ OF_FUNCTIONS = (
 )
 MODULE = "attend(x, x, x, @)"
 OF_MODULES = (
+    Keyword(
+        "digits",
+        "ch.explain(module, query, key, value, digits=digits)",
+        "(lambda module, query, key, value, digits: @['result'])(attend, x[:1], x[:1], x[:1], 3)",
+        "of_torch(x)[:1]",
+    ),
     Keyword(
         "explain",
         "ch.explain(module, query, key, value, ",

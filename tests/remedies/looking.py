@@ -585,6 +585,34 @@ def pooled(how):
 """,
     ),
     case(
+        "held.sort_values('a')",
+        (
+            "ch.models.Table(row | {'largest': float(row['a'].max())} for row in table).sort_values('largest')",
+            "torch.tensor((lambda table: @)(held)['head'].tolist())",
+            "torch.tensor([1, 0])",
+        ),
+        setup="held = ch.models.Table({'head': n, 'a': torch.arange(4) - n} for n in range(2))",
+    ),
+    case(
+        "warned(lambda: handing(True))",
+        ("run it in one thread", "handing(False) # @", "torch.tensor(2)"),
+        setup="""
+from concurrent.futures import ThreadPoolExecutor
+class Handing(torch.nn.Module):
+    def __init__(self, pooled):
+        super().__init__()
+        self.pooled, self.first, self.second = pooled, Block(), Block()
+    def forward(self, x):
+        x = self.first(x)
+        with ThreadPoolExecutor(1) as pool:
+            return pool.submit(self.second, x).result() if self.pooled else self.second(x)
+def handing(pooled):
+    met = []
+    ch.models.assert_attends(Handing(pooled), q, lambda call: (met.append(call), Causal())[1])
+    return torch.tensor(len(met))
+""",
+    ),
+    case(
         "asked()",
         ("with ch.watch(...) as seen:", "watched()[0].weights.dense() # @", "soft(q, q, five)"),
         setup="""

@@ -114,6 +114,29 @@ CASES = [
     ),
     # nested inputs
     case(
+        "exported(lambda: ch.nn.KeyValueCache())",
+        (
+            "KeyValueCache(capacity=most)",
+            "exported(lambda: ch.nn.@)",
+            "of_torch(torch.cat([x, x], 1), None, ~eight)[:, 4:]",
+        ),
+        setup="""
+eight, most = torch.ones(8, 8).tril().bool(), 8
+class Twice(torch.nn.Module):
+    def __init__(self, make):
+        super().__init__()
+        self.attend, self.make = attend, make
+    def forward(self, x):
+        cache = self.make()
+        self.attend(x, x, x, Causal(), cache=cache)
+        return self.attend(x, x, x, Causal(), cache=cache)
+def exported(make):
+    shapes = {'x': {1: torch.export.Dim('length', min=2, max=4)}}
+    with torch.no_grad():
+        return torch.export.export(Twice(make), (x,), dynamic_shapes=shapes).module()(x)
+""",
+    ),
+    case(
         "module(jagged, jagged, jagged, cache=ch.nn.KeyValueCache())",
         (
             "new_lens=",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -158,11 +158,11 @@ def _one(axis: Any, panel: Panel, shape: tuple[int, int], norm: Any, floor: floa
     return drawn
 
 
-def write_numbers(axis: Any, panel: Panel, drawn: Any) -> None:
+def write_numbers(axis: Any, panel: Panel, drawn: Any, write: Callable[[float], str] | None = None) -> None:
     """The number of each cell, black or white, whichever is told better from the cell's colour; a masked 0 is 0.
 
     Nothing is written where there are many cells, where the numbers do not fit their cells, or would need more than
-    four decimals.
+    four decimals. `write`: how numbers are written where they fit in this way.
     """
     if max(panel.cells.shape) > WRITTEN:
         return
@@ -172,13 +172,18 @@ def write_numbers(axis: Any, panel: Panel, drawn: Any) -> None:
     whole = bool((seen == np.round(seen)).all())
     top = np.abs(seen).max(initial=0.0)
     decimals = 0 if whole else max(2, 1 - math.floor(math.log10(top)))
-    if decimals > 4:
-        return
-    words = np.array([[f"{x:.{decimals}f}" for x in row] for row in panel.cells])
     box, letter = axis.get_window_extent(), float(require("matplotlib", "plot", "plot()").rcParams["font.size"])
-    high, wide = (72 / axis.figure.dpi * size / max(n, 1) for size, n in zip(box.size[::-1], words.shape, strict=True))
-    size = min(letter, 0.6 * high, 0.8 * wide / (0.6 * max(map(len, words.flat), default=1)))
-    if size < SMALLEST:
+    high, wide = (
+        72 / axis.figure.dpi * size / max(n, 1) for size, n in zip(box.size[::-1], panel.cells.shape, strict=True)
+    )
+    for said in (write, f"{{:.{decimals}f}}".format if decimals <= 4 else None):
+        if said is None:
+            continue
+        words = np.array([[said(x) for x in row] for row in panel.cells])
+        size = min(letter, 0.6 * high, 0.8 * wide / (0.6 * max(map(len, words.flat), default=1)))
+        if size >= SMALLEST:
+            break
+    else:
         return
     colors = drawn.to_rgba(np.ma.masked_array(drawn.get_array()))[..., :3]
     linear = np.where(colors <= 0.04045, colors / 12.92, ((colors + 0.055) / 1.055) ** 2.4)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from clearhead.base.errors import ClearheadError, require
+from clearhead.base.formulas import number
 from clearhead.base.pictures import Panel, write_numbers
 from clearhead.base.steps import Step
 from clearhead.explanation.document import tables
@@ -44,7 +45,7 @@ def plot(step: Step, shown: Shown, ax: Axes | None) -> Axes | np.ndarray:
             side.set_ticks(range(len(names)), [name.replace("$", r"\$") for name in names])
         axis.tick_params(axis="x", rotation=90)
         axis.set_title(", ".join(filter(None, [step.name, table.caption])).replace("$", r"\$"))
-        write_numbers(axis, Panel(cells), drawn)
+        write_numbers(axis, Panel(cells), drawn, number)
     axes[0].figure.colorbar(drawn, ax=list(axes), label=step.name.replace("_", " "))
     drawn_on: Axes | np.ndarray = axes[0] if len(axes) == 1 else axes
     return drawn_on

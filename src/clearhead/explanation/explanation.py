@@ -182,10 +182,12 @@ class Explanation:
         """Draw a step with matplotlib: "scores", "weights", "output", … Returns the axes, an array of them for several.
 
         `name`: a step with rows and columns; each sequence and head has a picture of its own, with its numbers in it up
-        to 8 × 8. `ax`: the axes to draw on, where there is one picture. Numbers that are not finite are left white.
+        to 8 × 8: with the explanation's `digits` where they fit their cells, else with fewer. `ax`: the axes to draw
+        on, where there is one picture. Numbers that are not finite are left white.
         Raises a `ClearheadError` for an unknown name.
         """
-        return as_plot.plot(self._step(name), self.shown, ax)
+        with with_digits(self.digits):
+            return as_plot.plot(self._step(name), self.shown, ax)
 
     def to_dict(self) -> dict[str, object]:
         """The explanation as plain numbers and text, which `json.dumps` takes. NaN and infinities are text."""

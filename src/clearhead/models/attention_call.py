@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -18,11 +19,11 @@ from clearhead.base.words import TokensLike, word_list
 from clearhead.explanation.diagnosis.case import Case
 from clearhead.explanation.diagnosis.diagnose import diagnosis_of
 from clearhead.explanation.diagnosis.diagnosis import Diagnosis
-from clearhead.explanation.diagnosis.reading import taken_apart
+from clearhead.explanation.diagnosis.reading import parameters_of, taken_apart
 from clearhead.explanation.explanation import Explanation, Part, shown_as
 from clearhead.explanation.inputs import drawn
 from clearhead.explanation.modules.origin.part import FromInput, from_input, last_projection
-from clearhead.explanation.modules.origin.ran import Origin
+from clearhead.explanation.modules.origin.ran import Origin, Writer
 from clearhead.explanation.modules.projection import Linear
 from clearhead.explanation.of_problem import attention_parts, input_steps
 from clearhead.explanation.shown import Shown, choose, settle
@@ -449,32 +450,38 @@ def case_of(call: AttentionCall, label: str = "") -> Case:
     apart, blind = taken_apart(problem)
     if call.uniform is not None:
         blind = call.uniform[..., 0] if blind is None else blind | call.uniform[..., 0]
-    learnt, finite = _learnt(call)
+    inputs = inputs if value is None else {**inputs, "value": value}
     return Case(
         problem=apart,
-        inputs=inputs if value is None else {**inputs, "value": value},
+        inputs=inputs,
         added=added,
         as_mask=frozenset({"attn_mask"} & added.keys()),
         mask=call.mask,
         blind=blind,
         words=call.padding or ALL_WORDS,
         output=None if call.outcome is None or call.outcome.dropped else call.outcome.output,
-        parameters=learnt,
-        given_finite=finite,
+        factor=call.factor,
         where={"layer": label or str(call.layer), "module": call.name},
+        **_learnt(call, inputs),
     )
 
 
-def _learnt(call: AttentionCall) -> tuple[dict[str, Tensor], bool]:
-    """The parameters of the layers around the call that were given finite numbers, and whether all before it were."""
+def _learnt(call: AttentionCall, inputs: Mapping[str, Tensor]) -> dict[str, Any]:
+    """The parameters of the score, of the layers around the call that were given finite numbers, and of the layer that
+    writes its heads, as fields of a `Case`. `inputs`: query, key, and the value where it is known."""
     layers = [] if call.origin is None else [one for one in call.origin.ran if one.stands]
-    finite = [bool(one.x.isfinite().all()) for one in layers]
-    sides = ("weight", "bias")
-    found = {
-        f"{one.name}.{side}".replace(",.", ": "): tensor
-        for one, fine in zip(layers, finite, strict=True)
-        for side in sides
-        if fine and (tensor := getattr(one.layer, side)) is not None
-    }
+    given = [bool(one.x.isfinite().all()) for one in layers]
+    finite = all(bool(tensor.isfinite().all()) for tensor in inputs.values())
+    writers = [] if call.origin is None else [one for one in call.origin.writers if one.versions.written() is None]
+    learnt, factors = parameters_of(call.score, call.problem)
+    for one in (*(one for one, fine in zip(layers, given, strict=True) if fine), *(writers if finite else ())):
+        for side in ("weight", "bias"):
+            if (tensor := getattr(one.layer, side)) is not None:
+                learnt[name := f"{one.name}.{side}".replace(",.", ": ")] = tensor
+                factors |= {name} if isinstance(one, Writer) else set()
     before = 0 if call.origin is None else call.origin.before
-    return found, bool(layers) and all(finite[:before])
+    return {
+        "parameters": learnt,
+        "factors": factors,
+        "given_finite": all(given[:before]) if layers else finite,
+    }

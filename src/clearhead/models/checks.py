@@ -32,7 +32,7 @@ from clearhead.models.tap.layers import FIRST, LayerName
 from clearhead.models.tap.modules import Kind
 from clearhead.models.tap.transformers_private import backend_of, has_backend, set_backend, takes_backends
 from clearhead.models.use.edits.edit import refuse_edited
-from clearhead.models.watch import watch
+from clearhead.models.watch import watch_own
 
 # The error of an output by rounding, as a part of the largest value, where scores are about 0. Scores are rounded to
 # the inputs' dtype too, in proportion to their size; eager attention of float64 has a softmax in float32.
@@ -180,7 +180,7 @@ def assert_attends(
     cause. Raises a `ClearheadError` where no call is seen, or the mask does not fit one. Cost: a run of the model under
     `watch`, and the cost of `check`.
     """
-    with watch(model, padding) as seen:
+    with watch_own(model, padding) as seen:
         run(model, inputs)
     audit = seen.check(mask)
     if not audit.ok(tolerance):
@@ -306,7 +306,7 @@ def compare_backends(
     refuse_edited(model, "compare_backends")
     found: list[ComparedCall] = []
     for number, backend in enumerate((one, other)):
-        with on_backend(model, backend), watch(model, values=True) as seen:
+        with on_backend(model, backend), watch_own(model, values=True) as seen:
             run(model, inputs)
         found += [compared(call, i, backend, number, most) for i, call in enumerate(seen.calls)]
     return Comparison(found)

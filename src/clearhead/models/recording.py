@@ -92,8 +92,11 @@ class Recording(Calls[AttentionCall]):
         entropy (a part of the largest possible), sink, distance, weighted value norm, weighted transformed norm. A
         measure is left out if it needs tokens, positions, values or the layer that writes the heads, and they are not
         known (`watch(values=True)`). `about(column)` of the result describes a measure. Where there are sinks, measures
-        except the norms are of the keys' weights divided by their sum. Padding, and queries whose mask leaves them no
-        key, are left out; NaN where no query counts.
+        except the norms are of the keys' weights divided by their sum. Inside an `edit` every column is of the weights
+        that ran, `call.weights`: where an edit multiplied rows after the softmax (`call.factor`), shares of weight and
+        norms are of the product, and may leave the range of a share; entropies and distances are of weights divided by
+        their sum, which a factor does not change; and "… uniform" has no factor. Padding, and queries whose mask, or a
+        factor of 0, leaves them no key, are left out; NaN where no query counts.
         `reductions`: a column for each of these, the mean over queries, in place of all others. `tokens`: a word for
         each position, a list of such lists for several sequences, or the ids (B, L) that the model was given; in an
         encoder-decoder the decoder's, and `source_tokens` the encoder's. Gives a `Table`, a list of dicts, which has

@@ -57,8 +57,8 @@ def survey(
     (18, 0.1115, 0.1111, 2.299)
 
     `model`: called with `input_ids` and `attention_mask`, in eval mode; a model of transformers without the layer that
-    makes words. `texts`: any iterable of strings, or of rows with a "text", such as those of `datasets`; it is read
-    once.
+    makes words. Runs of the model in other threads meanwhile are left alone. `texts`: any iterable of strings, or of
+    rows with a "text", such as those of `datasets`; it is read once.
     `tokenizer`: of transformers, or a function of a list of texts that gives {"input_ids": a list of ids for each}.
     `keep`: measures of `seen.table()` by their names, each beside uniform attention; "word classes", the weight that
     special tokens, punctuation, numbers, words and continuations of words receive; "examples", for each head and

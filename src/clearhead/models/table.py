@@ -86,7 +86,7 @@ class Table(list[Row]):
             held = f"its columns are {', '.join(self._columns)}" if self else "it has no rows"
             raise ClearheadError(f"the table has no column {brief(name)}; {held}.")
         found = [row.get(name) for row in self]
-        if all(one is None or isinstance(one, int | float) for one in found):
+        if all(one is None or isinstance(one, int | float | np.number) for one in found):
             return np.array([math.nan if one is None else one for one in found])
         objects = np.empty(len(found), dtype=object)
         objects[:] = found
@@ -112,9 +112,16 @@ class Table(list[Row]):
         [0, 2, 1]
 
         `by` and `ascending` are those of pandas. Gives a new `Table`. Raises a
-        `ClearheadError` for a column that is not there, or whose entries have no order.
+        `ClearheadError` for a column that is not there, or whose entries have no order, as arrays have none.
         """
         column = self._column(by)
+        shaped = next((one for one in column if getattr(one, "ndim", 0)), None)
+        if shaped is not None:
+            raise ClearheadError(
+                f"the column {by!r} cannot be sorted: it holds arrays, such as one of shape {tuple(shaped.shape)}, and "
+                "arrays have no order. Sort by a number of each, such as the largest: ch.models.Table(row | "
+                f"{{'largest': float(row[{by!r}].max())}} for row in table).sort_values('largest')."
+            )
         last = [one is None or one != one for one in column]
         sign = 1 if ascending else -1
         try:
@@ -167,7 +174,7 @@ class Table(list[Row]):
         first, *others = (row.get(column) for row in self)
         if column in HEAD or column == self.by or (not others and isinstance(first, float)):
             return False
-        return all(one == first or (one != one and first != first) for one in others)
+        return all(_same(one, first) for one in others)
 
     def _shown(self, columns: list[str]) -> list[str]:
         """In the order in which they are printed: up to the head, the sorted one, measures, others, those beside."""
@@ -218,6 +225,13 @@ class Table(list[Row]):
                 "pandas  or use the table as it is: a list of dicts."
             ) from missing
         return pandas.DataFrame(list(self))
+
+
+def _same(one: Any, other: Any) -> bool:
+    """Whether two entries are equal; NaN is equal to NaN, and arrays are compared as they are printed."""
+    if getattr(one, "ndim", 0) or getattr(other, "ndim", 0):
+        return repr(one) == repr(other)
+    return bool(one == other or (one != one and other != other))
 
 
 def _cell(value: Any) -> str:

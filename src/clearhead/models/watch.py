@@ -85,6 +85,15 @@ def watch(
     return _recorded("watch", model, wanted, padding, lambda recorder: Recording(recorder.calls))
 
 
+def watch_own(
+    model: nn.Module, padding: Array | None = None, values: bool = False
+) -> AbstractContextManager[Recording]:
+    """`watch`, of the calls of this thread alone: for functions that run the model themselves."""
+    _check(model, "watch")
+    wanted = asked(values=values)._replace(own=True)
+    return _recorded("watch", model, wanted, padding, lambda recorder: Recording(recorder.calls))
+
+
 def statistics(
     model: nn.Module,
     reductions: Sequence[Reduction[object]] | Reduction[object],

@@ -39,7 +39,7 @@ _INSTEAD = {
         "nothing: module.attention_weights[...].mean(1) is the mean over the heads",
     ),
     "dropout": ("dropout_p=dropout", _DROPOUT),
-    "dropout_p": ("", _DROPOUT),
+    "dropout_p": ("nothing: weights are those before dropout, and parts of the keys are merged without it", _DROPOUT),
     "scale": ("", _BUILT.format("scale", "scale")),
     # flash-attn
     "causal": (_CAUSAL.format("lower_right", "flash-attn"), "mask=Causal()"),
@@ -83,6 +83,25 @@ _INSTEAD = {
     ),
     "return_weights": (_WEIGHTS, _LAST),
 }
+# arguments of other functions of clearhead, or of what builds a module
+OWN = {
+    "score": ("", "MultiHeadAttention(…, score=score), where the module is built; AdditiveAttention has its own"),
+    "bias": ("", "attention(query, key, value, bias=bias) with its other arguments, or a MultiHeadAttention"),
+    "sinks": ("", "MultiHeadAttention(…, sinks=True), where the module is built: it learns them"),
+    "layout": ("", "nothing: the length stands before the width, (…, L, E), and a module cuts the heads itself"),
+    "engine": (
+        "",
+        "nothing: clearhead chooses for a module; attention(query, key, value, engine=engine) takes an engine, for "
+        "heads that are projected already",
+    ),
+    **{
+        name: (
+            f"ch.explain(query, key, value, {name}={name}), with the other arguments, shows the call step by step",
+            f"ch.explain(module, query, key, value, {name}={name}), with the other arguments, shows it step by step",
+        )
+        for name in ("at", "tokens", "source_tokens", "gradients", "title", "digits")
+    },
+}
 _KEEP = "valid_lens={0}, a Mask or a bool tensor, True where an entry counts; a float tensor is added: scores + {0}"
 _OF_SOFTMAX = {
     "mask": _KEEP.format("mask"),
@@ -100,15 +119,16 @@ def refuse_keywords(who: str, given: Mapping[str, object], module: bool = False)
     """
     if not given:
         return
-    said = {name: _INSTEAD.get(name, ("", ""))[module] for name in given}
+    said = {name: (OWN | _INSTEAD).get(name, ("", ""))[module] for name in given}
+    own = given.keys() <= OWN.keys()
     drop_in = "TorchMultiheadAttention" if module else "scaled_dot_product_attention"
     theirs = "torch.nn.MultiheadAttention" if module else "torch.nn.functional"
     refuse(
         who,
         f"{who}.forward" if module else who,
         said,
-        "other libraries have attention with such arguments",
-        f"\n{drop_in} is called as in {theirs}.",
+        f"other {'functions of clearhead have' if own else 'libraries have attention with'} such arguments",
+        "" if own else f"\n{drop_in} is called as in {theirs}.",
     )
 
 

@@ -137,9 +137,11 @@ class Case:
     were added to the scores, by the caller's names; `as_mask`: the names of those that were given as a mask. `mask`:
     the mask that `problem.visible` came from. `blind`, bool (B or 1, H or 1, Lq or 1): queries that have a finite fill
     at every key, which has no effect on their weights. `words`: the positions that are not padding, where they are
-    known. `output`: the output, where it was kept. `unaligned`: whether a mask or bias needs positions and no alignment
-    was given. `parameters`: those of the module that was called, by name; `given_finite`: whether all that this module
-    was given is finite. `where`: the place of the call, for its findings.
+    known. `output`: the output, where it was kept; `factor` (B, H, Lq): the number by which an edit multiplied each row
+    of its weights after the softmax. `unaligned`: whether a mask or bias needs positions and no alignment was given.
+    `parameters`: those of the score, or of the module that was called, by name; `factors`: the names of those that
+    multiply or are multiplied, in which −∞ is never right; `given_finite`: whether all that the call or this module was
+    given is finite. `where`: the place of the call, for its findings.
     """
 
     problem: Problem
@@ -152,8 +154,10 @@ class Case:
     blind: Tensor | None = None
     words: Words = ALL_WORDS
     output: Tensor | None = None
+    factor: Tensor | None = None
     unaligned: bool = False
     parameters: Mapping[str, Tensor] = field(default_factory=dict)
+    factors: frozenset[str] = frozenset()
     given_finite: bool = False
     where: Mapping[str, Any] = field(default_factory=dict)
 
@@ -168,10 +172,12 @@ class Case:
 
     @cached_property
     def broken(self) -> dict[str, Tensor]:
-        """The parameters with NaN or +∞; and those with −∞ where a query, key or value is not finite."""
-        low = all(bool(tensor.isfinite().all()) for tensor in self.inputs.values())
+        """The parameters with NaN or +∞; and those with −∞, but for those that may be added to scores (sinks, a bias)
+        where query, key and value are finite."""
+        finite = all(bool(tensor.isfinite().all()) for tensor in self.inputs.values())
         found = {}
         for name, tensor in self.parameters.items():
+            low = finite and name not in self.factors
             wrong = tensor.isnan() | (tensor == torch.inf) if low else ~tensor.isfinite()
             if bool(wrong.any()):
                 found[name] = tensor

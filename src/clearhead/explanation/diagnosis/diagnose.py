@@ -24,6 +24,9 @@ from clearhead.explanation.modules.reached import reached
 from clearhead.masks.base import MaskLike
 from clearhead.problem.lengths import joined
 
+# The parameters of modules that project: those that begin with one of these.
+PROJECTIONS = ("W_q.", "W_k.", "W_v.", "W_o.", "w_v", "in_proj", "out_proj.")
+
 
 @runtime_checkable
 class Diagnosable(Protocol):
@@ -153,9 +156,12 @@ def _of_module(module: nn.Module, inputs: tuple[Any, ...], keywords: dict[str, A
     found, ours, given = reached("diagnose", module, inputs, keywords)
     length_first = isinstance(ours, nn.MultiheadAttention) and not ours.batch_first
     sides = {side: t for side in ("query", "key", "value") if isinstance(t := given.get(side), Tensor)}
+    case = case_of(found.padded() or found, "attn_mask" if isinstance(module, nn.MultiheadAttention) else "bias")
+    parameters = {name: p.detach() for name, p in ours.named_parameters() if not is_lazy(p) and readable(p)}
     return replace(
-        case_of(found.padded() or found, "attn_mask" if isinstance(module, nn.MultiheadAttention) else "bias"),
+        case,
         length_first={side: t for side, t in sides.items() if length_first and t.ndim == 3},
-        parameters={name: p.detach() for name, p in ours.named_parameters() if not is_lazy(p) and readable(p)},
+        parameters=parameters,
+        factors=case.factors | {name for name in parameters if name.startswith(PROJECTIONS)},
         given_finite=all(bool((t.values() if t.is_nested else t).isfinite().all()) for t in sides.values()),
     )

@@ -6,7 +6,8 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from clearhead._attention import Arguments
 from clearhead.base.arrays import to_tensor, to_tensor_float
@@ -22,6 +23,7 @@ from clearhead.masks.dense import DenseMask
 from clearhead.problem._recorded import RecordedMask
 from clearhead.problem.problem import Problem, only_zeros_and_ones
 from clearhead.problem.visible import Visible, resolve
+from clearhead.scores.base import Pairwise
 
 FILL = -9e3  # numbers up to this one hide a key: their exp is 0 in every dtype. BERT's −10000 is −9984 in bfloat16
 LIKELY = {"keys": "lower_right", "queries": "upper_left"}  # by the longer side: the alignment that is likely meant
@@ -53,6 +55,7 @@ def case_of(call: Arguments, bias_name: str = "bias") -> Case:
             "meta or fake tensors, or inside a transform of torch.func or torch.compile. Call it in eager code."
         )
     problem, blind = taken_apart(problem)
+    learnt, factors = parameters_of(call.score, problem)
     return Case(
         problem=problem._replace(value=None),
         inputs=inputs,
@@ -62,7 +65,18 @@ def case_of(call: Arguments, bias_name: str = "bias") -> Case:
         mask=call.mask if isinstance(call.mask, Mask) else None,
         blind=blind,
         unaligned=bool(unaligned),
+        parameters=learnt,
+        factors=factors,
+        given_finite=all(bool(tensor.isfinite().all()) for tensor in inputs.values()),
     )
+
+
+def parameters_of(score: Any, problem: Problem) -> tuple[dict[str, Tensor], frozenset[str]]:
+    """The parameters of a score, and the names of those in which −∞ is never right: those of a normal form multiply or
+    are multiplied; what a score with `tile()` alone does with its own is not known."""
+    given = score.named_parameters() if isinstance(score, nn.Module) else ()
+    found = {f"score.{name}": p.detach() for name, p in given if not is_lazy(p) and readable(p)}
+    return found, frozenset(found if isinstance(problem.scores, Pairwise) else ())
 
 
 def _detached(value: Any) -> Any:

@@ -3,23 +3,41 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from inspect import BoundArguments, signature
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from clearhead._attention import Arguments, Attended
-from clearhead.base.errors import UnsupportedError
+from clearhead.base.errors import ClearheadError, UnsupportedError
 from clearhead.base.tracing import without_autocast
 from clearhead.engines.choose import choose
 from clearhead.engines.operation import run
 from clearhead.nn._record import RecordingModule
 from clearhead.nn.key_value_cache import KeyValueCache
 from clearhead.nn.prepared_keys import PreparedKeys
+from clearhead.problem.keywords import OWN, refuse_keywords
 from clearhead.problem.nested import is_nested
 from clearhead.problem.problem import Problem
+
+
+def bound(who: str, module: nn.Module, inputs: tuple[Any, ...], keywords: Mapping[str, Any]) -> BoundArguments:
+    """The arguments of a module's call, by their names. Raises an error for those that it does not take.
+
+    `who`: the function that was given the module.
+    """
+    forward = signature(module.forward)
+    taken = [name for name, one in forward.parameters.items() if one.kind is not one.VAR_KEYWORD]
+    others = {name: given for name, given in keywords.items() if name not in taken}
+    try:
+        if others.keys() <= OWN.keys() or isinstance(module, RecordingModule):  # torch's module has keywords of its own
+            refuse_keywords(type(module).__name__, others, module=True)
+        return forward.bind(*inputs, **keywords)
+    except TypeError as error:
+        raise ClearheadError(f"{who} calls {type(module).__name__} with the other arguments: {error}.") from None
 
 
 class Captured(NamedTuple):

@@ -31,12 +31,20 @@ class Attention:
     """The weights of a problem without sinks, (B, H, Lq, Lk), and the statistics of them that measures read.
 
     `placed`: whether the places of queries among the keys are known. `norms`: lengths of vectors, (B, H', Lk) each; H'
-    is H, or any number where H is 1. Queries that see nothing have 0 everywhere. Each statistic is found when it is
-    first read.
+    is H, or any number where H is 1. `factor` (B, H, Lq): the number by which each row of the softmax was multiplied;
+    `entropy` and `distance` are of the softmax, all else of the product. Queries that see nothing have 0 everywhere.
+    Each statistic is found when it is first read.
     """
 
-    def __init__(self, problem: Problem, placed: bool, norms: Mapping[str, Tensor] = MappingProxyType({})) -> None:
+    def __init__(
+        self,
+        problem: Problem,
+        placed: bool,
+        norms: Mapping[str, Tensor] = MappingProxyType({}),
+        factor: Tensor | None = None,
+    ) -> None:
         self.problem, self.placed, self.norms, self.sizes = problem, placed, norms, problem.sizes
+        self._factor = factor
 
     @cached_property
     def _read(self) -> Problem:
@@ -57,6 +65,7 @@ class Attention:
             problem = with_value(problem, as_value(each, problem.key.shape[1]))
         distance = positions(problem).unsqueeze(1) if self.placed else None
         summary = Summary(output=bool(norms), rows=True, entropy=True, distance=distance, received=True)
+        summary = summary._replace(factors=self._factor)
         return _summarised(problem, summary)
 
     @property
@@ -76,7 +85,8 @@ class Attention:
 
     def moved(self, name: str) -> Tensor:
         """Σ_j w_ij norms_j, (B, H, Lq); where one head's weights stand for all, of each head of the norms."""
-        return of_value(_known(self._found.output), len(self.norms))[..., list(self.norms).index(name)]
+        found = of_value(_known(self._found.output), len(self.norms))[..., list(self.norms).index(name)]
+        return self._multiplied(found)
 
     @cached_property
     def log_sum_exp(self) -> Tensor:
@@ -95,7 +105,7 @@ class Attention:
         None, or a bias depends on places, all pairs are looked at."""
         if groups is None or self.problem.bias is not None:
             found: Tensor = stream(self.problem, choose(self.problem, None), (PairMass(pairs),))[0]
-            return found
+            return self._multiplied(found)
         rows = rows_of(_summarised(groups.of(self.problem), Summary(rows=True)))
         return self._share(*(groups.back(row) for row in rows))
 
@@ -103,7 +113,12 @@ class Attention:
         """Σ_j w_ij over some keys: exp(their log-sum-exp − the log-sum-exp of all keys), each given as two numbers."""
         of_all, log_sum_of_all = rows_of(self._found)
         found = ((maximum - of_all) + (log_sum - log_sum_of_all)).exp_()
-        return found.masked_fill_(log_sum == torch.inf, 0.0)  # a query sees none of these keys, even in a row of NaN
+        found.masked_fill_(log_sum == torch.inf, 0.0)  # a query sees none of these keys, even in a row of NaN
+        return self._multiplied(found)
+
+    def _multiplied(self, found: Tensor) -> Tensor:
+        """A sum over the weights of each row, (B, H, Lq), times the row's factor."""
+        return found if self._factor is None else found * self._factor.to(found.dtype)
 
 
 def _summarised(problem: Problem, summary: Summary) -> Found:

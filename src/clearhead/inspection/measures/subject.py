@@ -26,8 +26,9 @@ class Subject:
     (B or 1, H or 1, Lq). `tokens`: numbers of the tokens, int64 (B or 1, Lq) and (B or 1, Lk), equal for equal tokens;
     None for the queries means the keys' tokens. `norms`: lengths of vectors, (B, H, Lk) each: "value" of the values,
     "transformed" of what the head writes for them. `like`: another call of the same mask, kind, `words` and `skipped`,
-    without bias and norms, whose results for uniform attention are shared. `factor` (B, H, Lq): the number by which the
-    model multiplied each row of its weights.
+    without bias and norms, whose results for uniform attention are shared. `factor` (B, H, Lq): the number by which an
+    edit multiplied each row of the weights. Shares of weight and norms are of the product; entropy and distance are of
+    weights divided by their sum; uniform attention has no factor.
 
     Queries that are padding, or may see no key, do not count. A word's row is kept whole: a key of padding that the
     model let the word see stays in the row, but is never a previous, next, first or most received key.
@@ -46,13 +47,13 @@ class Subject:
     ) -> None:
         sizes = problem.sizes
         self.placed = own_text and (sizes.align is not None or sizes.queries == sizes.keys)
-        self.keys, self._tokens, self.norms, self._factor = words.keys, tokens, norms, factor
+        self.keys, self._tokens, self.norms = words.keys, tokens, norms
         if like is None:
             self.problem = among(problem, looked_at(words.queries, skipped))
         else:
             whole = sizes._replace(leading=None)
             self.problem = problem._replace(sizes=whole, value=None, visible=like.problem.visible)
-        self.own = Attention(self.problem._replace(sinks=None), self.placed, norms)
+        self.own = Attention(self.problem._replace(sinks=None), self.placed, norms, factor)
         self.uniform: Attention = Attention(uniform(self.problem), self.placed, norms) if like is None else like.uniform
         self.shared: dict[str, tuple[Visible, Tensor]] = {} if like is None else like.shared
 
@@ -114,8 +115,6 @@ class Subject:
         """Σ_j w_ij norms_j of each query, by the weights as the model has them, (B, H, Lq). With a sink, the model's
         weights are the weights of the keys times 1 / (1 + exp(sink − log-sum-exp of the keys))."""
         sinks, moved = self.problem.sinks, self.own.moved(name)
-        if self._factor is not None:
-            moved = moved * self._factor
         if sinks is None:
             return moved
         rows = self.own.log_sum_exp

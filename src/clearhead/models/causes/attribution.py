@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Sequence, Sized
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Self
 
@@ -25,7 +25,7 @@ from clearhead.models.causes.metrics import Each, Metric, logit_difference, logi
 from clearhead.models.checks import outside_inference, ran
 from clearhead.models.table import Table
 from clearhead.models.tap.layers import LayerName
-from clearhead.models.watch import watch
+from clearhead.models.watch import watch_own
 
 if TYPE_CHECKING:
     from clearhead.base.pictures import Axes, Colormap
@@ -198,32 +198,54 @@ def logit_attribution(
         raise ClearheadError("logit_attribution takes a model in eval mode, without dropout: model.eval().")
     with torch.inference_mode(False):
         inputs = outside_inference(model, inputs, "logit_attribution")
-        asked = _asked({"token": token, "position": position} | ({} if against is None else {"against": against}))
-        found = _attributions(model, inputs, [logit_difference(**one) for one in asked])
-        several = any(_answers_of(given) is not None for given in (token, against, position))
+        given = {"token": token, "position": position} | ({} if against is None else {"against": against})
+        several = {name: numbers for name, one in given.items() if (numbers := _answers_of(name, one)) is not None}
+        asked = _asked(given, several)
+        found = _attributions(model, inputs, [logit_difference(**one) for one in asked], several)
         return _together(found, asked) if several else found[0]
 
 
-def _answers_of(given: Any) -> Tensor | None:
+def _answers_of(name: str, given: Any) -> Tensor | None:
     """An argument with several answers for each sequence, (B or 1, K); None for any other."""
     if isinstance(given, int):
         return None
     try:
         numbers = torch.as_tensor(given)
     except (TypeError, ValueError, RuntimeError):
+        rows = [len(row) if isinstance(row, Sized) else 0 for row in given] if isinstance(given, Sequence) else []
+        if len(set(rows)) > 1:
+            raise ShapeError(
+                f"logit_attribution: {name} has rows of {', '.join(map(str, rows))} numbers; expected as many answers "
+                "to each text, (B, K)."
+            ) from None
         return None
+    if numbers.ndim > 2:
+        raise ShapeError(
+            f"logit_attribution: {name} has shape {tuple(numbers.shape)}; expected one number, one for each text, "
+            "(B,), or K for each, (B, K) or (1, K)."
+        )
     return numbers if numbers.ndim == 2 else None
 
 
-def _asked(given: dict[str, Any]) -> list[dict[str, Any]]:
-    """The arguments of each answer."""
-    several = {name: numbers for name, one in given.items() if (numbers := _answers_of(one)) is not None}
+def _check_batch(several: dict[str, Tensor], logits: Tensor) -> None:
+    """Raise for answers to other texts than the model was given. `logits`: (B, L, V) or (B, V)."""
+    for name, numbers in several.items():
+        if len(numbers) not in (1, len(logits)):
+            raise ShapeError(
+                f"logit_attribution: {name} has shape {tuple(numbers.shape)}, a row for each of {len(numbers)} texts, "
+                f"and the model gave logits {tuple(logits.shape)}, of {len(logits)}; expected "
+                f"({len(logits)}, {numbers.shape[1]}), or (1, {numbers.shape[1]}) for all texts."
+            )
+
+
+def _asked(given: dict[str, Any], several: dict[str, Tensor]) -> list[dict[str, Any]]:
+    """The arguments of each answer. `several`: those that have more than one, (B or 1, K)."""
     counts = {name: numbers.shape[1] for name, numbers in several.items()}
     if several and (len(set(counts.values())) > 1 or 0 in counts.values()):
-        said = " and ".join(f"{name} {tuple(numbers.shape)}" for name, numbers in several.items())
+        said = " and ".join(f"{name} has shape {tuple(numbers.shape)}" for name, numbers in several.items())
         raise ShapeError(
-            f"logit_attribution: {said} have two dimensions, which are for K answers to each text, (B, K) or (1, K); "
-            "expected the same K in each, from 1 on."
+            f"logit_attribution: {said}; two dimensions are for K answers to each text, (B, K) or (1, K), with the "
+            "same K from 1 on."
         )
     return [
         given | {name: numbers[0, n] if len(numbers) == 1 else numbers[:, n] for name, numbers in several.items()}
@@ -251,15 +273,18 @@ def _together(found: list[LogitAttribution], asked: list[dict[str, Any]]) -> Log
     return whole
 
 
-def _attributions(model: nn.Module, inputs: Any, metrics: list[Metric]) -> list[LogitAttribution]:
-    """The parts of the logit that each metric gives of the model's output."""
+def _attributions(
+    model: nn.Module, inputs: Any, metrics: list[Metric], several: dict[str, Tensor]
+) -> list[LogitAttribution]:
+    """The parts of the logit that each metric gives of the model's output. `several`: see `_asked`."""
     before = first_run(model, inputs)
     if not before.seen.calls:
         raise ClearheadError("logit_attribution: the model made no attention call that is recognised.")
-    with torch.enable_grad(), watch(model, values=True) as seen:
+    with torch.enable_grad(), watch_own(model, values=True) as seen:
         frozen = Frozen(model, before, Writers(seen))
         with frozen.hooked():
             output = ran(model, inputs)
+        _check_batch(several, logits_of(output))
         logits = frozen.before_cap(logits_of(output))
         found = [_of_metric(metric, output, logits, frozen, seen.calls) for metric in metrics]
     if frozen.bends:

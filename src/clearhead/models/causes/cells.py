@@ -18,7 +18,7 @@ from clearhead.base.torch_private import tree_map_only
 from clearhead.models.attention_call import AttentionCall
 from clearhead.models.checks import run
 from clearhead.models.use.edits.base import Edit
-from clearhead.models.use.edits.edit import edit
+from clearhead.models.use.edits.edit import edit_own
 
 PLAIN = (Tensor, int, float, str, type(None), torch.dtype, torch.device)  # inputs that can be repeated, or shared
 Over = Literal["layer", "head", "position"]
@@ -80,7 +80,7 @@ def measured(model: nn.Module, cells: Sequence[Sequence[Edit]], inputs: Any, met
             mine = copy(one)  # an edit may be given for several cells
             mine.sequences = slice(place * count, (place + 1) * count) if len(cells) > 1 else slice(None)
             edits.append(mine)
-    with edit(model, *edits):
+    with edit_own(model, edits):
         output = run(model, inputs if len(cells) == 1 else _repeated(inputs, count, len(cells)))
     if len(cells) == 1:
         return [float(number_of(metric, output).detach())]

@@ -18,7 +18,7 @@ from clearhead.models.causes.projections import Projections, Sides
 from clearhead.models.checks import run
 from clearhead.models.recording import Recording
 from clearhead.models.table import Table
-from clearhead.models.watch import watch
+from clearhead.models.watch import watch_own
 
 Composed = Literal["query", "key", "value"]
 
@@ -65,7 +65,7 @@ def circuits(model: nn.Module | Recording, inputs: object = None) -> Circuits:
             f"circuits takes a model and inputs, circuits(model, inputs), or a recording alone, circuits(seen); got a "
             f"{got}."
         )
-    with watch(model, values=True) as seen:
+    with watch_own(model, values=True) as seen:
         run(model, inputs)
     return Circuits(seen, {**dict(model.named_modules()), type(model).__name__: model})
 

@@ -34,7 +34,7 @@ from clearhead.models.use.edits.base import Edit
 from clearhead.models.use.edits.changed import Change, changes, computing
 from clearhead.models.use.edits.edit import Editor, editable, refuse_edited
 from clearhead.models.use.edits.spot import Unmasked
-from clearhead.models.watch import watch
+from clearhead.models.watch import watch_own
 from clearhead.problem.problem import Problem
 from clearhead.problem.record import copied, record
 
@@ -93,7 +93,7 @@ def attribution_patching(
     probe = Probe(model)
     with torch.inference_mode(False), torch.enable_grad():
         inputs = outside_inference(model, inputs, "attribution_patching")
-        with watch(model) as seen, given_calls(probe, innermost=True):
+        with watch_own(model) as seen, given_calls(probe, innermost=True):
             plain = number_of(metric, ran(model, inputs))
     grads = probe.gradients(plain)
     cells = list(cells_of(seen.calls, sides))
@@ -133,9 +133,9 @@ class Probe(Editor):
     """Keeps each call of a run, and then says what edits of the calls change to first order."""
 
     def __init__(self, model: nn.Module) -> None:
-        super().__init__(model, [])
+        super().__init__(model, [], own=True)
         self.met: list[Met] = []
-        self.run: tuple[Met, ...] = ()  # those of the run: another thread may still make calls after it
+        self.run: tuple[Met, ...] = ()  # those of the run that has ended
         self.held = ""  # a layer that the edits of some cell left as it was, behind a layer that they changed
 
     @property

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any, NamedTuple
@@ -20,7 +21,7 @@ from clearhead.explanation.modules.projection import Linear, Norm
 from clearhead.models.causes.metrics import at_position
 from clearhead.models.checks import run
 from clearhead.models.recording import Recording
-from clearhead.models.watch import watch
+from clearhead.models.watch import watch_own
 
 # What these give of a run is a constant: the size that a norm divides by, and the gate that a result is multiplied by.
 SIZES = {torch.rsqrt, Tensor.rsqrt, torch.sqrt, Tensor.sqrt, torch.norm, Tensor.norm, torch.linalg.norm}
@@ -46,14 +47,20 @@ def first_run(model: nn.Module, inputs: Any) -> First:
     ran = [""]
 
     def hook(name: str) -> Callable[..., None]:
-        return lambda module, args: ran.append(name)
+        return _here(lambda module, args: ran.append(name))
 
-    with watch(model, values=True) as seen, ExitStack() as stack:
+    with watch_own(model, values=True) as seen, ExitStack() as stack:
         for name, module in model.named_modules():
             if isinstance(layer_of(module), Linear):
                 stack.callback(module.register_forward_pre_hook(hook(name)).remove)
         run(model, inputs)
     return First(seen, ran[-1])
+
+
+def _here(hook: Callable[..., Any]) -> Callable[..., Any]:
+    """The hook, which does nothing in other threads: they may run the model meanwhile."""
+    thread = threading.get_ident()
+    return lambda *args: hook(*args) if threading.get_ident() == thread else None
 
 
 class Writers:
@@ -119,11 +126,11 @@ class Frozen:
             for name, module in self.model.named_modules():
                 layer = layer_of(module)
                 if isinstance(layer, Norm):
-                    stack.callback(module.register_forward_hook(self._linear(name, layer)).remove)
+                    stack.callback(module.register_forward_hook(_here(self._linear(name, layer))).remove)
                 elif layer is None and "Norm" in type(module).__name__ and not any(module.children()):
-                    stack.callback(module.register_forward_hook(self._unknown(name)).remove)
+                    stack.callback(module.register_forward_hook(_here(self._unknown(name))).remove)
                 elif name not in self.around and self._learns_matrix(module):
-                    before, after = self._cut(name, layer)
+                    before, after = map(_here, self._cut(name, layer))
                     stack.callback(module.register_forward_pre_hook(before, with_kwargs=True).remove)
                     stack.callback(module.register_forward_hook(after).remove)
             stack.enter_context(self._functions)

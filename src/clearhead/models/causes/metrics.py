@@ -40,17 +40,22 @@ def logits_of(output: Any) -> Tensor:
 
 
 def numbers_for(given: Any, batch: int, allowed: range, name: str, device: torch.device) -> Tensor:
-    """A whole number for each sequence, (B,), from one for all or one for each."""
+    """A whole number for each sequence, (B,), from one for all or one for each. `allowed`: those that there are."""
     try:
         numbers = torch.as_tensor(given, device=device)
     except (TypeError, ValueError, RuntimeError):
         numbers = torch.empty(0, dtype=torch.float64, device=device)
     whole = not (numbers.is_floating_point() or numbers.is_complex() or numbers.dtype == torch.bool)
-    inside = whole and numbers.shape in ((), (batch,)) and all(n in allowed for n in numbers.flatten().tolist())
-    if not inside:
+    if whole and numbers.shape not in ((), (batch,)):
+        raise ShapeError(
+            f"{name} has shape {tuple(numbers.shape)}; expected one number for all sequences, (), or one for each, "
+            f"({batch},)."
+        )
+    wrong = [n for n in numbers.flatten().tolist() if n not in allowed] if whole else [given]
+    if wrong or not whole:
         raise ClearheadError(
-            f"{name} is {given!r:.60}; expected a number from {allowed.start} to {allowed.stop - 1}, or one for each "
-            f"of the {batch} sequences."
+            f"{name} is {wrong[0]!r:.60}; expected a whole number from {allowed.start} to {allowed.stop - 1}, or one "
+            f"for each of the {batch} sequences."
         )
     return numbers.long().clone().expand(batch)  # a copy: autograd keeps no tensor of inference mode
 

@@ -31,7 +31,7 @@ from clearhead.models.checks import run
 from clearhead.models.table import Table
 from clearhead.models.use.edits.base import Edit
 from clearhead.models.use.surveys.run import bar
-from clearhead.models.watch import watch
+from clearhead.models.watch import watch_own
 
 if TYPE_CHECKING:
     from clearhead.base.pictures import Axes, Colormap
@@ -153,6 +153,7 @@ def sweep(
     mean counts: `logit_difference`, `kl`, `next_token_loss`, or your own, which may have attributes `name` and `unit`.
     `over`: one or several of "layer", "head" and "position", a query's; layers and heads are those of the model's
     attention calls on these inputs.
+    Runs of the model in other threads meanwhile are left alone.
     `batch`: how many cells run at once, as copies of the inputs side by side, each with its own edit. Tensors of the
     inputs whose first dimension is the number of sequences are repeated, and the outputs' are split again; what else
     the model gives, such as a loss or a cache, is None. So it is for models whose sequences do not act on each other,
@@ -166,7 +167,7 @@ def sweep(
     """
     sides = checked_sides(over, make_edit, metric, "sweep")
     batch = check_count(batch, 1, "sweep: batch")
-    with watch(model) as seen:
+    with watch_own(model) as seen:
         plain = float(number_of(metric, run(model, inputs)).detach())
     cells = list(cells_of(seen.calls, sides))
     kept = _Kept(folder, cells, plain)

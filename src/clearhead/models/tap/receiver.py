@@ -98,6 +98,7 @@ class Receiver(ABC):
 
     values = False  # whether it reads the values of calls, which a source may have to project
     differentiable = False  # whether gradients flow through its own computations on a call
+    thread: int | None = None  # the thread whose calls alone are received; None: those of every thread
     keeps_fast_path = True  # whether PyTorch's Transformer layers keep their fast path, else they call their modules
 
     def __init__(self, model: nn.Module) -> None:
@@ -140,11 +141,17 @@ class Receiver(ABC):
 
     @property
     def idle(self) -> bool:
-        """Whether no call is received now: no module is seen to run, or the call is a part of a received call."""
+        """Whether no call is received now: no module is seen to run, the call is a part of a received call, or another
+        thread makes it than the receiver's."""
         return self._apart()
 
     def _apart(self) -> bool:
-        return self.stack.over or self.stack.innermost is None or self._inside.depth > 0
+        return self.stack.over or self.stack.innermost is None or self._inside.depth > 0 or self.elsewhere
+
+    @property
+    def elsewhere(self) -> bool:
+        """Whether this thread is not the one whose calls alone are received."""
+        return self.thread is not None and self.thread != threading.get_ident()
 
     def softmax(self, attends: bool = False) -> None:
         """Note a softmax outside of any call: an attention module may have computed its attention in its own code.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import warnings
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -68,7 +69,9 @@ class Asked(NamedTuple):
     """The arguments of `watch` and `statistics`.
 
     `keep`: the reductions, or None to keep query and key. `layers`: None takes all layers. `each`: a function that a
-    survey calls with each call when it happens; then nothing of the call is kept. `who`: the function, for messages.
+    survey calls with each call when it happens; then nothing of the call is kept. `own`: whether the calls of this
+    thread alone are recorded, as functions do that run the model themselves: other threads may run it meanwhile. `who`:
+    the function, for messages.
     """
 
     keep: tuple[Reduction[Any], ...] | None
@@ -80,6 +83,7 @@ class Asked(NamedTuple):
     gradients: bool = False
     fuse: bool = False
     each: Callable[[AttentionCall], None] | None = None
+    own: bool = False
     who: str = "watch"
 
     def chooses(self, site: Site) -> bool:
@@ -132,6 +136,8 @@ def asked_to_reduce(
 class Recorder(Receiver):
     def __init__(self, model: nn.Module, asked: Asked, padding: Tensor | None = None) -> None:
         super().__init__(model)
+        self.thread = threading.get_ident() if asked.own else None
+        self.left: dict[str, None] = {}  # the modules whose calls were made in other threads, and left alone
         self.calls: list[AttentionCall] = []
         self.reduced: list[ReducedCall] = []
         self.asked = asked
@@ -152,6 +158,9 @@ class Recorder(Receiver):
     @property
     def idle(self) -> bool:
         """Whether nothing is to be recorded, such as in a run that was not asked for."""
+        if self.elsewhere and self.stack.innermost is not None:
+            self.left[self.name(None)] = None
+            return True
         # gradient checkpointing runs a module again in the backward pass, with the same calls
         return self._apart() or in_backward() or self.run % self.asked.every > 0
 
@@ -490,17 +499,20 @@ Given = TypeVar("Given")
 def each_call(
     model: nn.Module, do: Callable[[AttentionCall], None], padding: Any, values: bool = False
 ) -> AbstractContextManager[Any]:
-    """Call `do` with every attention call when it happens, before its tensors can be written to. Nothing is kept.
+    """Call `do` with every attention call of this thread when it happens, before its tensors can be written to. Nothing
+    is kept.
 
     `values`: whether a call has its value.
     """
     refuse_compiled(model)
-    return recorded(Recorder(model, asked(values=values)._replace(each=do), checked(padding)), lambda recorder: None)
+    return recorded(
+        Recorder(model, asked(values=values)._replace(each=do, own=True), checked(padding)), lambda recorder: None
+    )
 
 
 def writers_of(model: nn.Module, run: Callable[[], object]) -> dict[str, Origin]:
     """The layer that writes the heads of each module, found in one run, as calls of the module have it."""
-    with recorded(Recorder(model, asked(values=True)), lambda recorder: recorder.calls) as calls:
+    with recorded(Recorder(model, asked(values=True)._replace(own=True)), lambda recorder: recorder.calls) as calls:
         run()
     found = ((call.name, call.origin) for call in calls if call.origin is not None and call.origin.writers)
     return {name: Origin([], 0, origin.writers[:1]) for name, origin in found}
@@ -514,7 +526,7 @@ def recorded(recorder: Recorder, given: Callable[[Recorder], Given]) -> Iterator
         yield given(recorder)
     lost = len(recorder.unattributed)
     if not recorder.seen and not recorder.modules:
-        raise ClearheadError(_nothing_seen(recorder.stack.model, lost))
+        raise ClearheadError(_nothing_seen(recorder, lost))
     check_layers(recorder.asked.layers, recorder.sites, recorder.asked.who)
     if not recorder.seen:
         raise ClearheadError(
@@ -522,6 +534,9 @@ def recorded(recorder: Recorder, given: Callable[[Recorder], Given]) -> Iterator
         )
     if recorder.padding is not None and not recorder.fitted and recorder.asked.layers is None:
         raise ShapeError(_fits_none(recorder))
+    left = _left(recorder)
+    if left:
+        warnings.warn(left, stacklevel=4)
     if lost:
         warnings.warn(_lost(lost), stacklevel=4)  # points at the caller's `with` statement
     if recorder.unread and recorder.asked.layers is None:
@@ -546,13 +561,27 @@ def _lost(calls: int) -> str:
     )
 
 
-def _nothing_seen(model: nn.Module, lost: int) -> str:
+def _left(recorder: Recorder) -> str:
+    """A warning about modules whose calls were made in other threads alone; empty where there are none."""
+    left = [name for name in recorder.left if name not in recorder.modules]
+    if not left:
+        return ""
+    return (
+        f"the calls of {listed(left)} are left out: other threads made them, and a function that runs the model itself "
+        "looks at the calls of its own thread. If the model's forward hands these modules to a pool of threads, run it "
+        "in one thread; if another thread ran the model meanwhile, nothing is missing."
+    )
+
+
+def _nothing_seen(recorder: Recorder, lost: int) -> str:
+    model = recorder.stack.model
     backend = named_backend(getattr(model, "config", None))
     lines = [f"the model {type(model).__name__} made no attention call that clearhead recognises."]
     if backend is not None:
         lines.append(f"Its attention backend is {backend!r}.")
     if backend == "eager":
         lines.append("Some models make such calls on another one: load it with attn_implementation='sdpa', if it can.")
+    lines += [_left(recorder)] * bool(recorder.left)
     if lost:
         lines.append(_lost(lost))
     lines.append(

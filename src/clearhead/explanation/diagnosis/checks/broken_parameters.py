@@ -9,15 +9,16 @@ from clearhead.explanation.diagnosis.diagnosis import Finding
 
 
 class BrokenParameters(Check):
-    """NaN and infinity in the parameters of the module that was called. The check is exact.
+    """NaN and infinity in the parameters of the module that was called, or of the score. The check is exact.
 
-    Such a number reaches queries, keys, values or the output whatever the module is given. −∞ counts where a query, key
-    or value is not finite: a sink or a learnt bias of −∞ is right. Of a recorded call the layers around it are looked
-    at, where they were kept and were given finite numbers.
+    Such a number reaches queries, keys, values, scores or the output whatever the module is given. −∞ counts in the
+    layers that project, the last one too, and in scores; elsewhere it counts where a query, key or value is not finite:
+    a sink or a learnt bias of −∞ is right. Of a recorded call the layers around it are looked at, where they were kept
+    and were given finite numbers, and the layer that writes its heads.
     """
 
     name = "parameters that are not finite"
-    looks_for = "NaN and infinity in the parameters of a module"
+    looks_for = "NaN and infinity in the parameters of a module or a score"
 
     def find(self, case: Case) -> Iterator[Finding]:
         for name, tensor in case.broken.items():
@@ -27,7 +28,7 @@ class BrokenParameters(Check):
             yield self.finding(
                 case,
                 "error",
-                f"parameter {name} {tuple(tensor.shape)} holds {held}; the module's inputs {inputs}.",
+                f"parameter {name} {tuple(tensor.shape)} holds {held}; the call's inputs {inputs}.",
                 "Find what wrote it: a checkpoint, or a step of the optimizer after a gradient that was not finite. "
                 "torch.nn.utils.clip_grad_norm_(parameters, 1.0, error_if_nonfinite=True) raises before such a step.",
                 parameter=name,

@@ -31,7 +31,7 @@ class Precision(Check):
     The error is the largest difference as a part of the largest value. It is a warning above 4e-3 in float16 and 3e-2
     in bfloat16 (eight roundings of an output), and above 1e-4 in float32 (a thousand roundings). In float16 and
     bfloat16 a smaller error is a note. For a recorded call with values, and without dropout, the model's own output is
-    judged.
+    judged, beside the formula's times the factor of an edit that multiplied weights.
     """
 
     name = "precision"
@@ -53,7 +53,11 @@ class Precision(Check):
         def error_of(output: Tensor) -> float:
             return float((output.double() - exact).abs().amax(-1).masked_fill(~counted, 0.0).max()) / largest
 
-        computed = error_of(run(part, choose(part, None), None))
+        own = run(part, choose(part, None), None)
+        if case.factor is not None:
+            times = case.factor[region.batch, :, region.queries, None]
+            exact, own = exact * times.double(), own * times.to(own.dtype)
+        computed = error_of(own)
         error = computed if case.output is None else error_of(case.output[region.batch, :, region.queries])
         most, name = MOST[dtype], str(dtype).removeprefix("torch.")
         if error <= most and dtype == torch.float32:

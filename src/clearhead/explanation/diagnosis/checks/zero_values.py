@@ -25,7 +25,8 @@ class ZeroValues(Check):
         if not bool(counted.any()):
             return
         nothing = (value == 0).all(-1) | ~counted
-        of_keys = nothing.transpose(0, 1).flatten(1).all(1)
+        seen, empty = (part.transpose(0, 1).flatten(1) for part in (counted, nothing))
+        of_keys = empty.all(1) & seen.any(1)
         heads = of_keys.repeat_interleave(case.shape[1] // len(of_keys)).nonzero().flatten().tolist()
         if heads:
             yield self.finding(

@@ -211,8 +211,9 @@ def agree(found: Tensor, wanted: Tensor, dtype: torch.dtype, doubt: Tensor | flo
     """Whether each vector agrees, bool (…, 1): see `near`."""
     info = torch.finfo(dtype)
     bound = (1e-4 if info.bits >= 32 else 8 * info.eps) + 4 * info.eps * doubt
-    off = torch.where(found.isnan() & wanted.isnan(), 0.0, (found - wanted).abs())
-    return (off <= bound * found.abs().nan_to_num().amax(-1, keepdim=True)).all(-1, keepdim=True)
+    same = (found == wanted) | (found.isnan() & wanted.isnan())  # ∞ − ∞ is NaN
+    off = torch.where(same, 0.0, (found - wanted).abs())
+    return (off <= bound * found.abs().nan_to_num(posinf=0.0).amax(-1, keepdim=True)).all(-1, keepdim=True)
 
 
 def frequencies(origin: Origin, query: Tensor, key: Tensor, sequence: int) -> tuple[Pair, ...]:

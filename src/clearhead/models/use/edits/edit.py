@@ -71,6 +71,11 @@ def edit(model: nn.Module, *edits: Edit) -> AbstractContextManager[None]:
     return Managed("edit(...)", lambda: _editing(Editor(model, edits)))
 
 
+def edit_own(model: nn.Module, edits: Sequence[Edit]) -> AbstractContextManager[None]:
+    """`edit`, of the calls of this thread alone: for functions that run the model themselves."""
+    return _editing(Editor(model, edits, own=True))
+
+
 _active: list[Editor] = []
 _lock = threading.Lock()
 
@@ -156,13 +161,15 @@ class Editor(Receiver):
     differentiable = True
     keeps_fast_path = False  # the fast path gives the output of a whole layer, in which no head can be changed
 
-    def __init__(self, model: nn.Module, edits: Sequence[Edit]) -> None:
+    def __init__(self, model: nn.Module, edits: Sequence[Edit], own: bool = False) -> None:
+        """`own`: whether the calls of this thread alone are changed."""
         super().__init__(model)
         self.edits: list[Edit] = list(edits)
         self.used = [False] * len(edits)
         self.outer = 0  # how many of the edits, the first ones, are those of a `with` around this one
         self.rests = False
         self._thread = threading.get_ident()
+        self.thread = self._thread if own else None
         self.places: list[range] = []  # the positions of queries, for the message
 
     @property
