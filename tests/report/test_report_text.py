@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 from collections.abc import Callable
@@ -214,7 +215,14 @@ def test_arcs_show_the_strongest_pairs(causal: Any, open_report: Make, view: str
     opened.until(f"{ROOT}.querySelectorAll('.arcs path').length", len(wanted))
     assert address_of(opened, "arcs") == "1"
     labels = page.locator(".arcs text").all_text_contents()
-    np.testing.assert_allclose([float(label.strip("%↑↓")) for label in labels], 100 * wanted, rtol=0.05)
+    found = np.array([float(label.strip("%↑↓")) for label in labels])
+    near = np.isclose(found[:, None], 100 * wanted, rtol=0.05)
+    assert near.any(1).all() and near[0, 0] and (np.diff(found) <= 0).all(), (found, wanted)
+    boxes = page.locator(".arcs text").evaluate_all("all => all.map(one => one.getBoundingClientRect().toJSON())")
+    for one, other in itertools.combinations(boxes, 2):  # a label that has no place is left to the sentence
+        beside = one["right"] <= other["left"] or other["right"] <= one["left"]
+        assert beside or min(one["bottom"], other["bottom"]) - max(one["top"], other["top"]) < 4, (one, other)
+    assert len(labels) >= len(wanted) - 1
     note = page.inner_text("#prose-note")
     assert note.count("→") == len(wanted) and labels[0] in note
     page.set_viewport_size({"width": 390, "height": 740})  # drawn anew where the tokens are now

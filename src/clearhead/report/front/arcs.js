@@ -103,7 +103,8 @@ export function drawArcs(svg, pairs, view, proseOf) {
     const rows = [...y, y[0] - 11, y[1] + 11].map((row) => Math.max(10, Math.min(over.height - 3, row)));
     /** @param {number} row */
     const free = (row) => !taken.some(([a, b]) => Math.abs(a - wide) < 40 && Math.abs(b - row) < 11);
-    const high = rows.find(free) ?? rows[0];
+    const high = rows.find(free);
+    if (high === undefined) return ""; // over another label neither could be read, and the sentence below says both
     taken.push([wide, high]);
     return draw("text", { x: wide, y: high }, `${end.off}${percent(weight)}`);
   });
