@@ -267,7 +267,7 @@ PLANTED = {
     ],
     "length and heads exchanged": [
         lambda: ch.diagnose(*qkv(2, 256, queries=4, keys=4, width=16)),
-        lambda: ch.diagnose(*qkv(1, 600, queries=150, keys=150, width=2), mask=ch.Causal()),
+        lambda: ch.diagnose(*qkv(1, 240, queries=60, keys=60, width=2), mask=ch.Causal()),
     ],
     "length and batch exchanged": [
         module(lambda: torch.nn.MultiheadAttention(WIDTH, 4), *[draw(2, LENGTH, WIDTH)] * 3),
