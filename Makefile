@@ -1,4 +1,4 @@
-# Three commands for everybody: `make demo`, `make test` and `make docs`. Each sets up all that it needs in .venv, once.
+# Commands for everybody: `make demo`, `make test`, `make docs` and `make course`. Each sets up all that it needs in .venv.
 # `make explore` runs the long tests that `make test` leaves out; `make mutants` plants faults, which the tests must find.
 PYTHON ?= python3
 BIN := .venv/bin
@@ -10,7 +10,7 @@ MODULES := node_modules/.package-lock.json
 # The tests start some hundreds of processes: each compiles clearhead anew where no bytecode may be written.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test explore mutants docs alone versions cuda-check lint style types bench bundle wheel tried-wheel sanitize clean
+.PHONY: demo test explore mutants docs course alone versions cuda-check lint style types bench bundle wheel tried-wheel sanitize clean
 
 demo: $(RUNS) bundle
 	@$(BIN)/clearhead report --file examples/paragraph.txt -o demo.html
@@ -71,6 +71,11 @@ docs: $(DOCS) bundle browser
 	@rm -rf build/site
 	OMP_NUM_THREADS=1 $(BIN)/sphinx-build -W --keep-going -n -q -E -j 2 -d build/site-pages docs build/site
 	$(BIN)/python docs/check.py build/site
+
+# The course as notebooks in build/course, opened in JupyterLab. One that is there keeps what was written into it.
+course: $(DOCS) bundle
+	@$(BIN)/python docs/chapters.py build/course
+	$(BIN)/jupyter lab build/course
 
 # The programs of the pages, where a source of theirs has changed: this needs Node.js. A release holds them.
 bundle:
