@@ -5,8 +5,8 @@
 Wrong are: a request to the network, an error in the console, a link or an anchor that leads nowhere, a picture without
 words for those who don't see it, a formula in another font than the one that is shipped, a page body that is wider than
 the window, a search from disk that finds nothing, and what axe-core finds serious or critical for readers who cannot
-see a page well or use no mouse. A page inside a page is looked at with it. A chapter is wrong too if other cells of it ran
-than `make course` writes.
+see a page well or use no mouse. A page inside a page is looked at with it. A chapter is wrong too if other cells of it
+ran than `make course` writes.
 """
 
 import json
