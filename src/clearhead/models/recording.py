@@ -98,9 +98,10 @@ class Recording(Calls[AttentionCall]):
         each position, a list of such lists for several sequences, or the ids (B, L) that the model was given; in an
         encoder-decoder the decoder's, and `source_tokens` the encoder's. Gives a `Table`, a list of dicts, which has
         `top(column)` and `to_pandas()`.
-        Raises a `ClearheadError` for tokens that fit no call. Cost: two passes over each call's pairs. With tokens, a
-        further pass over the pairs of equal tokens, or over all pairs where the mask is not a few intervals a query or
-        a bias is added. O(Lq + Lk) memory a head.
+        Raises a `ClearheadError` for tokens that fit no call, and for the words of one sequence where a call has
+        several: all sequences count here, where `view` shows one.
+        Cost: two passes over each call's pairs. With tokens, a further pass over the pairs of equal tokens, or over all
+        pairs where the mask is not a few intervals a query or a bias is added. O(Lq + Lk) memory a head.
         """
         known = Tokens(tokens, source_tokens)
         known.check(self.calls)
@@ -132,7 +133,7 @@ class Recording(Calls[AttentionCall]):
         largest possible, the sentence says that all heads are near uniform. `L1H8` is head 8 of layer 1; in a
         generation it is `L1H8, step 2`, and where a model has several stacks "decoder 1, cross, head 8". Gives a
         `Distinctive`, whose `str()` is the sentence. Raises a `ClearheadError` where fewer than 5 queries see several
-        keys. Cost: the passes of `table` for its measures.
+        keys, and for the words of one sequence where a call has several. Cost: the passes of `table` for its measures.
         """
         return distinctive(self.calls, Tokens(tokens, source_tokens))
 
@@ -385,7 +386,8 @@ class Recording(Calls[AttentionCall]):
         frame, in pixels. The last line of a cell shows itself, and `.widget()` is an anywidget.
         `tokens`: a word for each position, or for each word that is not padding (in an encoder-decoder the decoder's,
         and `source_tokens` the encoder's); a list of such lists, one for each sequence; or the ids (B, L) that the
-        model was given, which are shown as numbers. None numbers the positions. `sequence`: its number in the batch.
+        model was given, which are shown as numbers. None numbers the positions. `sequence`: its number in the batch;
+        the page and its measures are of this sequence alone, and one list of words is its words.
         Padding is left out, see `AttentionCall.padding`. A call whose score has `tile()` alone is left out above 1,024
         queries or keys, and the page says so. `error`: about the largest difference between a weight of the page and of
         the call. Queries and keys are rounded as far as it allows, and the page says the measured difference. At 1e-4
