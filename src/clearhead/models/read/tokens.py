@@ -29,6 +29,16 @@ def words_read(call: AttentionCall, count: int) -> int | None:
     return link.filled
 
 
+def not_joined(calls: Iterable[AttentionCall]) -> str:
+    """What to do about words that fit no call where these are steps of a generation; "" elsewhere."""
+    if all(len(call.cached_key.chain.links) == 1 for call in calls):
+        return ""
+    return (
+        " These calls are steps of a generation: the words of the whole text are those of the recording that "
+        "seen.joined() gives; with beams it is seen.joined(sequences), of the ids that generate returned."
+    )
+
+
 def told_unread(calls: Iterable[AttentionCall], words: Any, name: str) -> Any:
     """The words without the last one, and a warning that says so, where it was generated and no call has read it."""
     count = len(words) if hasattr(words, "__len__") else 0
@@ -138,6 +148,7 @@ class Tokens:
             f"tokens has {sorted(given)} tokens a sequence, and the calls have (sequences, keys) {sizes}; pass one "
             "token for each position, or for each word that is not padding: a list of words, one list for each "
             "sequence, or the ids (B, L) that the model was given. Cross attention needs source_tokens too."
+            + not_joined(calls)
         )
 
     def _check_texts(self, call: AttentionCall, shared: bool) -> None:

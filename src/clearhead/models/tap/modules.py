@@ -47,6 +47,7 @@ class Running(NamedTuple):
     told: Told
     cache: Any = None
     noted: Any = None  # the receiver's notes of the layers in it
+    ids: Any = None  # the tokens that it was given, or a module around it
 
     @property
     def tokens(self) -> int | None:
@@ -231,7 +232,7 @@ class _Running(threading.local):
 def _entered(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], stack: list[Running]) -> Running:
     """The module with its padding and its kind: cross if it is called with a second sequence."""
     if len(args) <= 1 and not kwargs:  # no argument that is read below
-        return Running(module, "self", stack[-1].told if stack else Told())
+        return Running(module, "self", stack[-1].told, ids=stack[-1].ids) if stack else Running(module, "self", Told())
     named = dict(kwargs)
     if len(args) > 1:
         named.update(zip(parameters(module.forward), args, strict=False))
@@ -240,4 +241,6 @@ def _entered(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], s
         second = named.get("key") is not named.get("query")
     kind: Kind = "cross" if second else "self"
     told = given(module.forward, named, stack[-1].told if stack else Told())
-    return Running(module, kind, told, named.get("past_key_values"))
+    ids = named.get("input_ids")
+    ids = stack[-1].ids if ids is None and stack else ids
+    return Running(module, kind, told, named.get("past_key_values"), ids=ids)
