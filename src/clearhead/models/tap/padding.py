@@ -77,7 +77,7 @@ def given_to_torch(named: Mapping[str, Any], kind: str, outer: Told) -> Told:
     mask = next((mask for mask in masks if mask is not None), None)
     if mask is not None and mask is not read:
         own, read = _words_of_torch(mask), mask
-    mask = of_keys if kind == "cross" and of_keys is not None else named.get("memory_key_padding_mask")
+    mask = named.get("memory_key_padding_mask") if of_keys is None else of_keys
     return Told(own, source if mask is None else _words_of_torch(mask), read)
 
 
