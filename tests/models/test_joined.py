@@ -17,6 +17,8 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 transformers = pytest.importorskip("transformers", reason="the extra [models] is not installed")
 from small_models import IDS, T5  # noqa: E402
 
+pytestmark = pytest.mark.filterwarnings("ignore:joined. these rows are beams")  # test_joined_beams.py
+
 STEPS = 7
 LEFT = torch.tensor([[1] * 9, [0, 0, 0, 1, 1, 1, 1, 1, 1]])
 SMALL = {"vocab_size": 100, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "pad_token_id": 0}

@@ -283,7 +283,7 @@ def test_edits_take_every_form():
                 whole.append(model(IDS).logits)
     assert all(torch.equal(one, whole[0]) for one in whole) and not torch.equal(whole[0], plain)
     with (
-        pytest.raises(ch.ClearheadError, match=r"such a layer, .*'model\.layers\.0\.self_attn' \(L0\)"),
+        pytest.raises(ch.ClearheadError, match=r"such a layer\. .*'model\.layers\.0\.self_attn' \(L0\)"),
         ch.edit(model, ch.edits.ScaleHeads(layers=2)),
     ):
         model(IDS)

@@ -61,3 +61,55 @@ def test_what_is_neither_words_nor_ids_is_an_error(seen):
         ):
             with pytest.raises(ch.ClearheadError, match=r"tokens takes words.*a tensor of token ids"):
                 ask(tokens=wrong)
+
+
+@pytest.mark.parametrize("form", [form for form, tokens in FORMS.items() if len(tokens) != 2])
+def test_the_words_of_one_text_are_not_those_of_a_batch(seen, form):
+    """Induction and the same word would count pairs by the words of another text."""
+    tokens = FORMS[form]
+    for ask in (seen.table, seen.distinctive):
+        said = r"tokens has the words of one sequence, and the weights of Block are \(2, 2, 5, 5\), those of 2"
+        with pytest.raises(ch.ShapeError, match=said):
+            ask(tokens=tokens)
+        with pytest.raises(ch.ShapeError, match="source_tokens has the words of one sequence"):
+            ask(source_tokens=tokens)
+    # a page is of one sequence, and has its numbers
+    (layer,) = seen.layers(tokens, sequence=1)
+    shares = {measure.name: [found[0] for found in each] for measure, each in by_measure(layer).items()}
+    weights, words = seen[0].weights[1].double().numpy(), FORMS["words"]
+    for head in range(2):
+        pairs = [[one == other and i != j for j, other in enumerate(words)] for i, one in enumerate(words)]
+        some = [weights[head, i][row].sum() for i, row in enumerate(pairs) if any(row)]
+        assert shares["same word"][head] == pytest.approx(sum(some) / len(some), abs=1e-6)
+
+
+def by_measure(layer):
+    return {measure: [each[measure] for each in layer.measures] for measure in layer.measures[0]}
+
+
+def test_beams_share_their_source():
+    class Two(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            sizes = {"d_model": 8, "nhead": 2, "dim_feedforward": 8, "batch_first": True}
+            self.encoder = torch.nn.TransformerEncoderLayer(**sizes)
+            self.decoder = torch.nn.TransformerDecoderLayer(**sizes)
+
+        def forward(self, source, beams):
+            return self.decoder(beams, self.encoder(source).expand(3, -1, -1))
+
+    with ch.watch(model := Two().eval()) as seen:
+        model(draw(1, 4, 8), draw(3, 5, 8))
+    table = seen.table(tokens=[list("vwxyw")] * 3, source_tokens=list("wzyw"))
+    cross = [row for row in table if row["kind"] == "cross"]
+    (call,) = (call for call in seen if call.kind == "cross")
+    weights = call.weights[:].double()
+    for head, row in enumerate(cross):  # w, y and w of the beams are in the source
+        shares = [weights[:, head, 1, [0, 3]].sum(1), weights[:, head, 3, 2], weights[:, head, 4, [0, 3]].sum(1)]
+        assert row["same word"] == pytest.approx(float(torch.stack(shares).mean()), abs=1e-6)
+    with pytest.raises(ch.ShapeError, match=r"tokens has the words of one sequence.*\(3, 2, 5, 5\)"):
+        seen.table(tokens=list("vwxyw"), source_tokens=list("wzyw"))
+    with ch.watch(model) as seen:  # each has a source of its own
+        model(draw(3, 4, 8), draw(3, 5, 8))
+    with pytest.raises(ch.ShapeError, match=r"source_tokens has the words of one sequence.*\(3, 2, 4, 4\)"):
+        seen.table(tokens=[list("vwxyw")] * 3, source_tokens=list("wzyw"))

@@ -287,8 +287,58 @@ def test_the_report_of_a_padded_batch(tmp_path):
     with torch.no_grad(), ch.watch(model) as seen:
         model(x, src_key_padding_mask=PADDING)
     for layer, call in zip(seen.layers(list("abcdef"), sequence=1, error=0), seen.calls, strict=True):
-        assert layer.name == call.name and layer.query_tokens == list("abcdef")
-        torch.testing.assert_close(torch.as_tensor(layer.received), call.weights.received()[1])
-        assert layer.stop[0].tolist() == [4, 4, 4, 4, 0, 0]
+        assert layer.name == call.name and layer.query_tokens == list("abcd")  # those that are no padding
+        torch.testing.assert_close(torch.as_tensor(layer.received), call.weights.received()[1, :, :4])
+        assert layer.stop[0].tolist() == [4, 4, 4, 4]
     page = seen.view(tokens=list("abcdef"), sequence=1).write(tmp_path / "page.html").read_text(encoding="utf-8")
     assert "layers.1.self_attn" in page
+
+
+def entropies(weights, words):
+    """The mean entropy of each head over the queries that are words, from a module's own weights (B, H, Lq, Lk)."""
+    found = torch.special.entr(weights.detach().double()).sum(-1)
+    return [float(found[:, head][words].mean()) for head in range(weights.shape[1])]
+
+
+@pytest.mark.parametrize("grad", [False, True])
+@pytest.mark.parametrize("batch_first", [False, True])
+@pytest.mark.parametrize("padding", [PADDING, PADDING.flip(1), float_mask(PADDING)], ids=["right", "left", "float"])
+def test_padding_of_an_encoder_is_no_part_of_its_table(padding, batch_first, grad):
+    model, words = encoder(batch_first=batch_first), padding == 0
+    x = draw(2, 6, 16) if batch_first else draw(6, 2, 16)
+    with torch.set_grad_enabled(grad), ch.watch(model) as seen:
+        model(x, src_key_padding_mask=padding)
+    with torch.enable_grad():  # off the fast path, which leaves padding out
+        own = own_weights(model, x, None, padding)
+    assert all(torch.equal(side, words) for call in seen.calls for side in call.padding)
+    found = [row["Entropy (nats)"] for row in seen.table()]
+    assert found == pytest.approx([one for weights in own for one in entropies(weights, words)], abs=1e-5)
+
+
+def test_padding_of_a_decoder_and_of_attention_alone():
+    torch.manual_seed(0)
+    layer, memory, x = nn.TransformerDecoderLayer(16, 4, 32, batch_first=True).eval(), draw(2, 6, 16), draw(2, 5, 16)
+    target = torch.tensor([[0, 0, 0, 1, 1], [0] * 5]).bool()
+    with ch.watch(layer) as seen:
+        layer(x, memory, tgt_key_padding_mask=target, memory_key_padding_mask=PADDING)
+    own, cross = seen.calls
+    assert torch.equal(own.padding.queries, ~target) and torch.equal(own.padding.keys, ~target)
+    assert torch.equal(cross.padding.queries, ~target) and torch.equal(cross.padding.keys, ~PADDING)
+    whole = nn.Transformer(16, 4, 1, 1, 32, batch_first=True).eval()
+    with ch.watch(whole) as seen:
+        whole(memory, x, tgt_key_padding_mask=target)
+    assert [call.padding is None for call in seen.calls] == [True, False, False]
+    assert seen.calls[2].padding.keys is None and torch.equal(seen.calls[2].padding.queries, ~target)
+    module, x = multihead(batch_first=True), draw(2, 6, 16)
+    one = x[1]
+    for attention in (module, ch.nn.TorchMultiheadAttention.from_torch(module).eval()):
+        with ch.watch(attention) as seen:
+            attention(x, x, x, key_padding_mask=PADDING)
+            attention(x, memory, memory, key_padding_mask=PADDING)
+            attention(one, one, one, key_padding_mask=PADDING[1])
+            attention(x, x, x, key_padding_mask=draw(2, 6, seed=4) * PADDING)  # a number that is added to a score
+            attention(x, x, x)
+        own, cross, alone, added, plain = (call.padding for call in seen.calls)
+        assert torch.equal(own.queries, ~PADDING) and torch.equal(own.keys, ~PADDING)
+        assert cross.queries is None and torch.equal(cross.keys, ~PADDING)
+        assert torch.equal(alone.queries, ~PADDING[1:]) and added is None and plain is None

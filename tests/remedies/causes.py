@@ -28,7 +28,57 @@ def norms():
     value = first.v_proj(one.model.layers[0].input_layernorm(one.model.embed_tokens(IDS))).unflatten(-1, (2, 8))
     return torch.einsum('blhe,ohe->bhlo', value, first.o_proj.weight.unflatten(1, (2, 8))).norm(dim=-1)
 """
+PADDED = """
+MASK = torch.tensor([[1, 1, 1, 1, 0, 0], [1, 1, 1, 1, 1, 1]])
+def attributed(mask, **options):
+    inputs = {"input_ids": IDS, "attention_mask": mask}
+    return ch.models.logit_attribution(one, inputs, token=7, **options).logit
+def plain_loss(*lengths):
+    with torch.no_grad():
+        each = [(ids[None, :length], one(ids[None, :length]).logits) for ids, length in zip(IDS, lengths)]
+    own = [torch.nn.functional.cross_entropy(logits[0, :-1], ids[0, 1:]) for ids, logits in each]
+    return torch.stack(own).mean().double()
+def loss_of(metric, mask):
+    make, inputs = lambda layer, head: ch.edits.Ablate(layer, head), {"input_ids": IDS, "attention_mask": mask}
+    return torch.tensor(ch.models.sweep(one, make, inputs, metric).plain, dtype=torch.float64)
+"""
 CASES = [
+    case(
+        "attributed(MASK)",
+        (
+            "position=attention_mask.sum(1) - 1",
+            "(lambda attention_mask: attributed(attention_mask, @))(MASK)",
+            "torch.stack([one(IDS[:1, :4]).logits[0, -1, 7], one(IDS[1:]).logits[0, -1, 7]])",
+        ),
+        setup=SETUP + PADDED,
+    ),
+    case(
+        "attributed(MASK.flip(1), position=0)",
+        (
+            "position=-1",
+            "attributed(MASK.flip(1), @)",
+            "torch.stack([one(IDS[:1, 2:]).logits[0, -1, 7], one(IDS[1:]).logits[0, -1, 7]])",
+        ),
+        setup=SETUP + PADDED,
+    ),
+    case(
+        "loss_of(ch.models.next_token_loss(IDS), MASK)",
+        (
+            "next_token_loss(ids.masked_fill(attention_mask * attention_mask.roll(1, 1) == 0, -100))",
+            "(lambda ids, attention_mask: loss_of(ch.models.@, attention_mask))(IDS, MASK)",
+            "plain_loss(4, 6)",
+        ),
+        setup=SETUP + PADDED,
+    ),
+    case(
+        "ch.models.logit_attribution(one, 'a text', token=7)",
+        (
+            'tokenizer(text, return_tensors="pt")',
+            "(lambda tokenizer, text: ch.models.logit_attribution(one, @, token=7).logit)(lambda text, return_tensors: {'input_ids': IDS}, 'a text')",
+            "whole()[:, -1, 7]",
+        ),
+        setup=SETUP,
+    ),
     case(
         "seen().view(effects=metric)",
         (

@@ -43,6 +43,33 @@ def generated(change=None):
             past = past if change is None else change(past)
     return seen
 """
+BEAMS = """
+import os, tempfile, transformers, warnings
+TEXT = torch.tensor([[4, 9, 2, 7]])
+def writer(**options):
+    torch.manual_seed(0)
+    sizes = {"vocab_size": 50, "hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1}
+    sizes |= {"num_attention_heads": 2, "initializer_range": 0.3, "eos_token_id": None, "pad_token_id": 0}
+    return transformers.LlamaForCausalLM(transformers.LlamaConfig(**sizes, **options)).eval()
+def generated(one):
+    return one.generate(
+        TEXT, max_new_tokens=6, num_beams=3, do_sample=False, return_dict_in_generate=True, output_scores=True
+    )
+def beams():
+    with ch.watch(one := writer()) as seen:
+        generated(one)
+    return seen
+def of_first(seen, row=0):
+    return seen[0].weights[row]
+def from_file(seen):
+    with tempfile.TemporaryDirectory() as folder:
+        return ch.models.load_recording(seen.write(os.path.join(folder, "seen.safetensors")))
+NAMED = generated(writer())
+OUT = NAMED.sequences
+with torch.no_grad(), warnings.catch_warnings():
+    FULL = writer(attn_implementation="eager")(OUT[:, :-1], output_attentions=True).attentions[0][0]
+warnings.filterwarnings("ignore", "joined: these rows are beams")
+"""
 FRESH = PLOT + "\nfresh = lambda: ch.weights(x, x).plot(0)\n"
 DRAWN = "torch.tensor(True)"
 CALLED = (
@@ -432,6 +459,41 @@ def pandasless():
         "generated()['Cached'][::2].joined()",
         ("seen[name]", "(lambda seen, name: @)(generated(), 'Cached').joined().dense()", "soft(q, q, five)"),
         setup=JOINED,
+    ),
+    case(
+        "warned(lambda: beams().joined())",
+        ("joined(sequences)", "(lambda sequences: of_first(beams().@))(OUT)", "FULL"),
+        setup=BEAMS,
+    ),
+    case(
+        "beams().joined('text')",
+        ("out, ", "of_first(beams().joined((lambda out: (@)[0])(OUT)))", "FULL"),
+        ("out.sequences", "(lambda out: of_first(beams().joined(@)))(SimpleNamespace(sequences=OUT))", "FULL"),
+        setup=BEAMS,
+    ),
+    case(
+        "beams().joined(OUT + 1)",
+        (
+            "joined(sequences[i, :length])",
+            "(lambda sequences, i, length: of_first(beams().@))(OUT, 0, OUT.shape[1])",
+            "FULL",
+        ),
+        setup=BEAMS,
+    ),
+    case(
+        "from_file(beams()).joined(OUT)",
+        ("Join before write()", "of_first(from_file(beams().joined(OUT))) # @", "FULL"),
+        (
+            "out.beam_indices[:, -1]",
+            "(lambda out: of_first(from_file(beams()).joined(), *(@).tolist()))(NAMED)",
+            "FULL",
+        ),
+        setup=BEAMS,
+    ),
+    case(
+        "beams().view(tokens=list('abcdefghij'))",
+        ("seen.joined(sequences)", "(lambda seen, sequences: of_first(@))(beams(), OUT)", "FULL"),
+        setup=BEAMS,
     ),
     # backends
     case(

@@ -1221,6 +1221,14 @@ class Later(ch.extend.Bias):
         ),
     ),
     case(
+        "watched().table(tokens=list('abcde'))",
+        (
+            "tokens=[words] * 2",
+            "torch.tensor((lambda words: len(watched().table(@)))(list('abcde')))",
+            "torch.tensor(2)",
+        ),
+    ),
+    case(
         "watched().table(tokens=torch.rand(5))",
         (
             "integers (L,) or (B, L)",

@@ -16,7 +16,7 @@ TokensLike = Iterable[str] | Iterable[Sequence[str]] | Array  # words of one seq
 
 
 def rows_of(name: str, words: Any) -> Tensor | list[list[str]]:
-    """The ids of tokens, (B, L); or the words of each sequence, from any ordered iterable, one list for all of them."""
+    """The ids of tokens, (B, L); or lists of words, of each sequence or of one, from any ordered iterable."""
     ids = ids_of(words)
     if ids is not None:
         return ids
@@ -43,7 +43,8 @@ def rows_of(name: str, words: Any) -> Tensor | list[list[str]]:
 def word_list(name: str, words: Any, *sequences: Any) -> list[str] | None:
     """The caller's words, one for each position; None for None. Ids are words by their numbers.
 
-    Where there are words of several sequences, those of these `sequences`, which must have the same words.
+    Where there are words of several sequences, those of these `sequences`, which must have the same words. One list is
+    the words of the sequences that are asked for.
     """
     if words is None:
         return None

@@ -88,6 +88,7 @@ class AttentionCall(Call):
     factor: Tensor | None = None
     layer: LayerName = FIRST
     begins: tuple[int, ...] = ()
+    ids: Tensor | None = None  # the tokens of the queries, (B, Lq), where the model was given some; not in a file
     edited: bool = False
     plain: AttentionCall | None = None  # the call without its edit; None where there was none, and in a file
 

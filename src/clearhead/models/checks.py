@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from clearhead.base.arrays import Array
 from clearhead.base.errors import ClearheadError, UnsupportedError, require
 from clearhead.base.numbers import check_number
-from clearhead.base.text import listed, said
+from clearhead.base.text import brief, listed, said
 from clearhead.base.torch_private import tree_map_only
 from clearhead.inspection.reductions.log_sum_exp import LogSumExp
 from clearhead.inspection.reductions.max_score import MaxScore
@@ -197,7 +197,23 @@ def ran(model: nn.Module, inputs: Any) -> Any:
     """The model's output on a mapping of keywords, a tuple of arguments, or one argument, which are not written to."""
     if isinstance(inputs, Mapping):
         return model(**{name: _own(value) for name, value in inputs.items()})
-    return model(*map(_own, inputs)) if isinstance(inputs, tuple) else model(_own(inputs))
+    try:
+        return model(*map(_own, inputs)) if isinstance(inputs, tuple) else model(_own(inputs))
+    except (AttributeError, TypeError, ValueError, RuntimeError) as error:
+        if not _is_text(inputs):  # a model of one's own may take it
+            raise
+        raise ClearheadError(
+            f"inputs is {brief(inputs)}, which {type(model).__name__} does not take. Pass what its tokenizer makes of "
+            'the text, tokenizer(text, return_tensors="pt"), or the ids as a tensor (B, L).'
+        ) from error
+
+
+def _is_text(inputs: Any) -> bool:
+    """Whether inputs are a text, or a list of texts or of tokens' numbers, in the place of tensors."""
+    each = inputs if isinstance(inputs, list | tuple) else [inputs]
+    return bool(each) and all(
+        isinstance(one, str | bytes | int) or (isinstance(one, list) and _is_text(one)) for one in each
+    )
 
 
 def outside_inference(model: nn.Module, inputs: Any, who: str) -> Any:

@@ -26,7 +26,7 @@ from clearhead.inspection.reductions.sink_share import SinkShare
 from clearhead.inspection.reductions.topk import TopK
 from clearhead.models.attention_call import AttentionCall, case_of
 from clearhead.models.calls import Calls, chosen_calls, labels, one_call
-from clearhead.models.chain.generation import Generation, joined_call
+from clearhead.models.chain.generation import Generation, found_rows, joined_call, warn_of_beams
 from clearhead.models.read.audit import Audit, Expected, audit
 from clearhead.models.read.differences import Differences, compare_calls
 from clearhead.models.read.distinctive import Distinctive, distinctive, measured
@@ -36,7 +36,7 @@ from clearhead.models.show.beside import beside_of
 from clearhead.models.show.framed import Framed, framed
 from clearhead.models.show.image import Picture
 from clearhead.models.show.meanings import OfHeads
-from clearhead.models.show.paged import Paged
+from clearhead.models.show.paged import Paged, roles
 from clearhead.models.show.pictured import listed, plotted
 from clearhead.models.show.stored import read, write
 from clearhead.models.table import Table
@@ -101,9 +101,10 @@ class Recording(Calls[AttentionCall]):
         each position, a list of such lists for several sequences, or the ids (B, L) that the model was given; in an
         encoder-decoder the decoder's, and `source_tokens` the encoder's. Gives a `Table`, a list of dicts, which has
         `top(column)` and `to_pandas()`.
-        Raises a `ClearheadError` for tokens that fit no call. Cost: two passes over each call's pairs. With tokens, a
-        further pass over the pairs of equal tokens, or over all pairs where the mask is not a few intervals a query or
-        a bias is added. O(Lq + Lk) memory a head.
+        Raises a `ClearheadError` for tokens that fit no call, and for the words of one sequence where a call has
+        several: all sequences count here, where `view` shows one.
+        Cost: two passes over each call's pairs. With tokens, a further pass over the pairs of equal tokens, or over all
+        pairs where the mask is not a few intervals a query or a bias is added. O(Lq + Lk) memory a head.
         """
         known = Tokens(tokens, source_tokens)
         known.check(self.calls)
@@ -135,7 +136,7 @@ class Recording(Calls[AttentionCall]):
         largest possible, the sentence says that all heads are near uniform. `L1H8` is head 8 of layer 1; in a
         generation it is `L1H8, step 2`, and where a model has several stacks "decoder 1, cross, head 8". Gives a
         `Distinctive`, whose `str()` is the sentence. Raises a `ClearheadError` where fewer than 5 queries see several
-        keys. Cost: the passes of `table` for its measures.
+        keys, and for the words of one sequence where a call has several. Cost: the passes of `table` for its measures.
         """
         return distinctive(self.calls, Tokens(tokens, source_tokens))
 
@@ -206,7 +207,7 @@ class Recording(Calls[AttentionCall]):
         """
         return rollout(self.calls, tokens, layers, residual, gradients)
 
-    def joined(self) -> Recording:
+    def joined(self, sequences: Array | None = None) -> Recording:
         """The steps of a generation as one recording: one call for each module, as a forward over the final text.
 
         >>> import torch, torch.nn.functional as F, clearhead as ch
@@ -226,10 +227,28 @@ class Recording(Calls[AttentionCall]):
         kept; outputs, gradients and the layers around a call are not. The last token of an answer was never read, so it
         has no query: it is left out of `tokens`, with a warning. A file that `write` makes of it has no steps.
         Of several generations that took turns, it is the one of the last run.
+        `sequences`: the ids that `generate` returned, (N, L): sequence i of the batch is then sequences[i], as for
+        `Generation.joined`; where beams need them, a warning says so. An encoder's sequences are those of its decoder.
         Raises a `ClearheadError` as `Generation.joined`. Cost: a copy of the queries and of the keys, once.
         """
         # where several generations ran at once, the last call of every module is of the last run
-        return Recording([joined_call(sorted(self[name], key=lambda call: call.run)) for name in self.names])
+        each = [sorted(self[name], key=lambda call: call.run) for name in self.names]
+        kinds = roles([(calls[0].name, calls[0].kind) for calls in each])
+        steps = [calls for kind, calls in zip(kinds, each, strict=True) if kind != "encoder"]
+        if sequences is None:
+            joined = Recording([joined_call(calls) for calls in each])
+            warn_of_beams(steps[0][-1].cached_key, [calls[-1].cached_key for calls in steps])
+            return joined
+        # calls without tokens are those of an image, and no steps
+        steps = [calls for calls in steps if calls[-1].ids is not None] or steps[:1]
+        found = {calls[0].name: found_rows(calls, sequences) for calls in steps}
+        (*_, last), rows = found[steps[0][0].name]
+
+        def beside(calls: list[AttentionCall]) -> tuple[Sequence[AttentionCall], Tensor | None]:
+            times, rest = divmod(last.shape[0], calls[-1].shape[0])  # as many beams for each sequence
+            return calls, None if rest else rows // times
+
+        return Recording([joined_call(*(found.get(calls[0].name) or beside(calls))) for calls in each])
 
     def check(self, expected: Expected) -> Audit:
         """Compare the pairs that each call allowed with an expected mask: mass leaked and mass hidden.
@@ -388,7 +407,8 @@ class Recording(Calls[AttentionCall]):
         frame, in pixels. The last line of a cell shows itself, and `.widget()` is an anywidget.
         `tokens`: a word for each position, or for each word that is not padding (in an encoder-decoder the decoder's,
         and `source_tokens` the encoder's); a list of such lists, one for each sequence; or the ids (B, L) that the
-        model was given, which are shown as numbers. None numbers the positions. `sequence`: its number in the batch.
+        model was given, which are shown as numbers. None numbers the positions. `sequence`: its number in the batch;
+        the page and its measures are of this sequence alone, and one list of words is its words.
         Padding is left out, see `AttentionCall.padding`. A call whose score has `tile()` alone is left out above 1,024
         queries or keys, and the page says so. `error`: about the largest difference between a weight of the page and of
         the call. Queries and keys are rounded as far as it allows, and the page says the measured difference. At 1e-4

@@ -21,7 +21,7 @@ from clearhead.explanation.modules.projection import Linear
 from clearhead.models.attention_call import AttentionCall
 from clearhead.models.calls import Calls, Label, parts_apart, plotted, strongest
 from clearhead.models.causes.frozen import Frozen, Writers, Written, first_run
-from clearhead.models.causes.metrics import Each, Metric, logit_difference, logits_of
+from clearhead.models.causes.metrics import Each, Metric, logit_difference, logits_of, refuse_padding
 from clearhead.models.checks import outside_inference, ran
 from clearhead.models.table import Table
 from clearhead.models.tap.layers import LayerName
@@ -182,10 +182,13 @@ def logit_attribution(
     `model`: in eval mode, whose output has `logits`, (B, L, V) or (B, V), or is a tensor of that shape. `inputs`: as
     for `assert_attends`. `token`: the number of the logit, one for all sequences or one for each. `against`: a second
     one: the difference of the two logits is attributed. `position`: which of the L outputs is looked at, one for all
-    sequences or one for each. Several answers to one text are asked for by two dimensions in any of the three, (B, K),
-    or (1, K) for all sequences: the whole of a text has `token=ids[:, 1:]` with `position=[range(len(ids[0]) - 1)]`.
+    sequences or one for each; of texts that are padded on the right, `attention_mask.sum(1) - 1`. Several answers to
+    one text are asked for by two dimensions in any of the three, (B, K), or (1, K) for all sequences: the whole of a
+    text has `token=ids[:, 1:]` with `position=[range(len(ids[0]) - 1)]`, and then answers at padding are those of no
+    token.
     Gives a `LogitAttribution`. Raises a `ClearheadError` where the model gives no logits, where no part of the residual
-    stream reaches them, and where `token` is `against`; an `UnsupportedError` for a norm that computes something else.
+    stream reaches them, where `token` is `against`, and where one position is padding by the attention mask of the
+    inputs; an `UnsupportedError` for a norm that computes something else.
     Inside of an `edit`'s `with` it is of the model with the edits, so that heads which make up for another are seen.
     A head whose last layer is not found, see `circuits`, counts among the others, under the name of its module.
     Cost: two runs of the model under `watch(values=True)`, whatever K is, and a backward pass through its residual
@@ -276,7 +279,8 @@ def _together(found: list[LogitAttribution], asked: list[dict[str, Any]]) -> Log
 def _attributions(
     model: nn.Module, inputs: Any, metrics: list[Metric], several: dict[str, Tensor]
 ) -> list[LogitAttribution]:
-    """The parts of the logit that each metric gives of the model's output. `several`: see `_asked`."""
+    """The parts of the logit that each metric gives of the model's output. `several`: see `_asked`. A position that is
+    padding is an error where it is one for all texts."""
     before = first_run(model, inputs)
     if not before.seen.calls:
         raise ClearheadError("logit_attribution: the model made no attention call that is recognised.")
@@ -286,6 +290,8 @@ def _attributions(
             output = ran(model, inputs)
         _check_batch(several, logits_of(output))
         logits = frozen.before_cap(logits_of(output))
+        for metric in () if "position" in several else metrics:
+            refuse_padding(metric, model, inputs, output)
         found = [_of_metric(metric, output, logits, frozen, seen.calls) for metric in metrics]
     if frozen.bends:
         warnings.warn(

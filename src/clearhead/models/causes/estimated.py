@@ -23,6 +23,7 @@ from clearhead.models.causes.cells import (
     number_of,
     sequences_of,
 )
+from clearhead.models.causes.metrics import refuse_padding
 from clearhead.models.causes.sweep import Sweep, sweep_of
 from clearhead.models.checks import outside_inference, ran
 from clearhead.models.tap.layers import Site
@@ -78,7 +79,8 @@ def attribution_patching(
     about a large change is no part of the estimate, nor are effects of weights that the model reads from attention.
     Edits that hold later layers at their outputs of the run without edits, as path patching does, are no part of it
     either: the gradient goes through these layers. It warns of such edits; `sweep` computes them.
-    Raises a `ClearheadError` for an edit that changed nothing and a metric without a gradient; an `UnsupportedError`
+    Raises a `ClearheadError` for an edit that changed nothing, a metric without a gradient, or one that reads padding,
+    as `sweep` does; an `UnsupportedError`
     for a model whose forward() switches gradients off, and for dropout.
     Cost: a forward pass with its graph, a backward pass, the attention of the changed heads once more for each cell,
     and `exact` runs of the model.
@@ -94,7 +96,9 @@ def attribution_patching(
     with torch.inference_mode(False), torch.enable_grad():
         inputs = outside_inference(model, inputs, "attribution_patching")
         with watch_own(model) as seen, given_calls(probe, innermost=True):
-            plain = number_of(metric, ran(model, inputs))
+            output = ran(model, inputs)
+            refuse_padding(metric, model, inputs, output)
+            plain = number_of(metric, output)
     grads = probe.gradients(plain)
     cells = list(cells_of(seen.calls, sides))
     edits = [edits_of(make_edit, cell, "attribution_patching") for cell in cells]

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from clearhead.base.arrays import Integers
 from clearhead.base.errors import ClearheadError, ShapeError
+from clearhead.base.text import brief
+from clearhead.models.tap.padding import Told, given
 
 Metric = Callable[..., Tensor]
 Each = int | Sequence[int] | Tensor  # one for all sequences, or one for each
@@ -18,14 +20,49 @@ Each = int | Sequence[int] | Tensor  # one for all sequences, or one for each
 
 @dataclass(frozen=True)
 class Named:
-    """A metric with the name and the unit of its numbers."""
+    """A metric with the name and the unit of its numbers. `refuse`: raises where the metric reads padding of these
+    words, bool (B, L)."""
 
     name: str
     unit: str
     of: Metric
+    refuse: Callable[[Tensor], None]
 
     def __call__(self, output: Any) -> Tensor:
         return self.of(output)
+
+
+def refuse_padding(metric: Any, model: nn.Module, inputs: Any, output: Any) -> None:
+    """Raise where a metric of clearhead's own reads what a model computed at padding, by the inputs' attention mask."""
+    logits = getattr(output, "logits", output)
+    if not isinstance(metric, Named) or not isinstance(inputs, Mapping) or not isinstance(logits, Tensor):
+        return
+    words = given(model.forward, inputs, Told()).own
+    if words is not None and logits.ndim == 3 and words.shape == logits.shape[:2]:
+        metric.refuse(words)
+
+
+def _refuse_at(position: Any) -> Callable[[Tensor], None]:
+    def refuse(words: Tensor) -> None:
+        batch, length = words.shape
+        places = numbers_for(position, batch, range(-length, length), "position", words.device)
+        real = words[torch.arange(batch, device=words.device), places]
+        if bool(real.all()):
+            return
+        at = int((~real).nonzero()[0])
+        last = "-1" if bool(words[at, -1]) else "attention_mask.sum(1) - 1"
+        raise ClearheadError(
+            f"position {int(places[at])} of sequence {at} is padding by the attention mask, so its logits are those of "
+            f"no token. Its words are at {_ranges(words[at])}; the last word of each sequence is at position={last}."
+        )
+
+    return refuse
+
+
+def _ranges(words: Tensor) -> str:
+    """The first and the last place of the words of a sequence."""
+    places = words.nonzero().flatten().tolist()
+    return f"{places[0]} … {places[-1]}" if places else "no position"
 
 
 def logits_of(output: Any) -> Tensor:
@@ -77,8 +114,11 @@ def logit_difference(token: Each, against: Each | None = None, position: Each = 
     tensor([3.])
 
     `token`, `against`: numbers of the vocabulary, one for all sequences or one for each; without `against`, the logit
-    itself. `position`: which of the L outputs. Gives a function of the model's output, (B,), which raises a
-    `ClearheadError` for a number outside of the vocabulary, and where both are one token.
+    itself. `position`: which of the L outputs, one for all sequences or one for each; −1 is the last one, which is a
+    word where texts are padded on the left. Of texts that are padded on the right the last words are at
+    `attention_mask.sum(1) - 1`. Gives a function of the model's output, (B,), which raises a `ClearheadError` for a
+    number outside of the vocabulary, and where both are one token. `sweep` and `attribution_patching`, which know the
+    inputs, raise one for a position that is padding by their attention mask.
     """
 
     def metric(output: Any) -> Tensor:
@@ -97,7 +137,7 @@ def logit_difference(token: Each, against: Each | None = None, position: Each = 
             found = found - logits.gather(1, other[:, None])
         return found.squeeze(1)
 
-    return Named("logit" if against is None else "logit difference", "", metric)
+    return Named("logit" if against is None else "logit difference", "", metric, _refuse_at(position))
 
 
 def kl(reference: object, position: Each = -1) -> Metric:
@@ -109,7 +149,8 @@ def kl(reference: object, position: Each = -1) -> Metric:
     tensor([0.])
 
     Formula: Σ p log(p / q), p = softmax(reference), q = softmax(logits). `reference`: another output of the model, or
-    its logits. `position`: which of the L outputs. Gives a function of the model's output, (B,).
+    its logits. `position`: which of the L outputs, as for `logit_difference`. Gives a function of the model's output,
+    (B,).
     """
     wanted = at_position(logits_of(reference), position).detach().log_softmax(-1)
 
@@ -123,7 +164,7 @@ def kl(reference: object, position: Each = -1) -> Metric:
         divergence: Tensor = (chances * (wanted - found)).masked_fill(chances == 0, 0.0).sum(-1)
         return divergence
 
-    return Named("KL divergence", "nats", metric)
+    return Named("KL divergence", "nats", metric, _refuse_at(position))
 
 
 def next_token_loss(ids: Integers) -> Metric:
@@ -135,26 +176,41 @@ def next_token_loss(ids: Integers) -> Metric:
     tensor([0.1698])
 
     `ids`: the tokens (B, L) that the model was given; those that are negative, such as −100 for padding, are left out.
-    Gives a function of the model's output, (B,).
+    Gives a function of the model's output, (B,). `sweep` and `attribution_patching` raise a `ClearheadError` where
+    padding, by the attention mask of the inputs, is not left out.
     """
-    given = torch.as_tensor(ids)
+    try:
+        tokens = torch.as_tensor(ids)
+    except (TypeError, ValueError, RuntimeError):
+        raise ClearheadError(
+            f"next_token_loss: ids is {brief(ids)}; expected whole numbers, (B, L), such as inputs['input_ids']."
+        ) from None
 
     def metric(output: Any) -> Tensor:
         logits = logits_of(output)
-        if logits.ndim != 3 or tuple(given.shape) != tuple(logits.shape[:2]):
+        if logits.ndim != 3 or tuple(tokens.shape) != tuple(logits.shape[:2]):
             raise ShapeError(
-                f"next_token_loss: ids are {tuple(given.shape)} and the logits {tuple(logits.shape)}; expected (B, L) "
+                f"next_token_loss: ids are {tuple(tokens.shape)} and the logits {tuple(logits.shape)}; expected (B, L) "
                 "and (B, L, V)."
             )
-        if given.is_floating_point() or given.dtype == torch.bool or bool((given >= logits.shape[2]).any()):
+        if tokens.is_floating_point() or tokens.dtype == torch.bool or bool((tokens >= logits.shape[2]).any()):
             raise ClearheadError(
-                f"next_token_loss: ids are of {given.dtype}, up to {given.max():g}; expected whole numbers below "
+                f"next_token_loss: ids are of {tokens.dtype}, up to {tokens.max():g}; expected whole numbers below "
                 f"{logits.shape[2]}, the size of the vocabulary."
             )
-        wanted = given[:, 1:].to(logits.device)
+        wanted = tokens[:, 1:].to(logits.device)
         counts = wanted >= 0
         each = -logits[:, :-1].log_softmax(-1).gather(2, wanted.clamp_min(0)[..., None]).squeeze(2)
         mean: Tensor = each.masked_fill(~counts, 0.0).sum(1) / counts.sum(1)
         return mean
 
-    return Named("loss of the next token", "nats", metric)
+    def refuse(words: Tensor) -> None:
+        pairs = words[:, 1:] & words[:, :-1]  # a token after padding is predicted by padding
+        if tokens.shape == words.shape and bool((tokens[:, 1:].to(words.device)[~pairs] >= 0).any()):
+            raise ClearheadError(
+                "next_token_loss: by the attention mask of the inputs, some of ids are padding or follow padding, and "
+                "their loss would count. Leave them out: "
+                "next_token_loss(ids.masked_fill(attention_mask * attention_mask.roll(1, 1) == 0, -100))."
+            )
+
+    return Named("loss of the next token", "nats", metric, refuse)

@@ -27,6 +27,7 @@ from clearhead.models.causes.cells import (
     number_of,
     sequences_of,
 )
+from clearhead.models.causes.metrics import refuse_padding
 from clearhead.models.checks import run
 from clearhead.models.table import Table
 from clearhead.models.use.edits.base import Edit
@@ -160,7 +161,8 @@ def sweep(
     and whose attention calls all have as many sequences as the inputs. `folder`: a folder where results are kept, from
     which an interrupted sweep goes on; it belongs to one model, inputs and edit.
     Gives a `Sweep`, a `Table` with a row for each cell, which has `plain`, `values`, `grid` and `plot()`. Raises a
-    `ClearheadError` for an edit that changed nothing, and for a metric that gives no number.
+    `ClearheadError` for an edit that changed nothing, for a metric that gives no number, and for one of the three that
+    reads padding, by the attention mask of the inputs.
     Cost: a run of the model for each cell, without gradients, or for each `batch` cells a run on so many copies.
     Source: Michel et al. 2019, "Are Sixteen Heads Really Better than One?"; Meng et al. 2022, "Locating and Editing
     Factual Associations in GPT".
@@ -168,7 +170,9 @@ def sweep(
     sides = checked_sides(over, make_edit, metric, "sweep")
     batch = check_count(batch, 1, "sweep: batch")
     with watch_own(model) as seen:
-        plain = float(number_of(metric, run(model, inputs)).detach())
+        output = run(model, inputs)
+    refuse_padding(metric, model, inputs, output)
+    plain = float(number_of(metric, output).detach())
     cells = list(cells_of(seen.calls, sides))
     kept = _Kept(folder, cells, plain)
     count = sequences_of(inputs, seen.calls) if batch > 1 else 1

@@ -12,9 +12,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from clearhead.base.arrays import Array
 from clearhead.base.errors import ClearheadError
+from clearhead.base.managers import caller
 from clearhead.base.shapes import Sizes, extent, part
-from clearhead.base.versions import Versions
+from clearhead.base.text import brief
+from clearhead.base.versions import Versions, bits
+from clearhead.base.words import ids_of
 from clearhead.biases.base import Added, Part
 from clearhead.inspection.source import FromRecord
 from clearhead.inspection.weights import Weights
@@ -51,24 +55,33 @@ class Generation(list[AttentionCall]):
     torch.Size([1, 4, 7, 7])
     """
 
-    def joined(self) -> Weights:
+    def joined(self, sequences: Array | None = None) -> Weights:
         """All steps of a generation as one lazy matrix, as a forward over the final sequence would give it.
 
         The generation is the last one among these calls: the last call, and the calls whose keys it continues. Where
         several took turns, `seen[name][:n].joined()` is the one that made call n − 1. A call that computes all keys
         again (`use_cache=False`) continues none, and is joined to none. Each step's queries are rows of the matrix.
-        Where beams were reordered, the rows are those that the last step's rows continue. Rejected tokens have no rows,
-        except those of the last step, which no later step has rejected yet. Masks, biases and padding are those of each
-        step, placed at its keys; the empty slots of a static cache are left out. In cross attention all steps see the
-        same keys. Keys that a window had dropped before the first recorded call have no columns: see `positions`.
+        `sequences`: the ids that `generate` returned, (N, L) or (L,). Then row i of the batch is sequences[i], found by
+        the tokens that the model read; of one beam that ended early, its own steps are joined. None: row i is what row
+        i of the last step continues, where beams were reordered too. Beam search returns its sequences in another
+        order, that of their scores, so a warning asks for `sequences` there.
+        Rejected tokens have no rows, except those of the last step, which no later step has rejected yet. Masks, biases
+        and padding are those of each step, placed at its keys; the empty slots of a static cache are left out. In cross
+        attention all steps see the same keys. Keys that a window had dropped before the first recorded call have no
+        columns: see `positions`.
         Formula: row i is the row of the step that had query i, its keys at their places in the sequence.
         Gives `Weights` (B, H, Lq, Lk): Lk counts all keys that the cache ever held, Lq the queries of these calls.
         Raises a `ClearheadError` for calls of several modules; where earlier keys were changed, as quantised caches do;
         where steps are missing; where beams cannot be told apart, because in each watched layer a window has dropped
-        all keys in which they differ; and where scales, softcaps or sinks differ.
+        all keys in which they differ; where scales, softcaps or sinks differ; and for `sequences` that no row has read.
         Cost: a copy of the queries and of the keys, once.
         """
-        return _joined(self)
+        if sequences is None:
+            joined = _together_of(self, None)
+            warn_of_beams(self[-1].cached_key)
+        else:
+            joined = _together_of(*found_rows(self, sequences))
+        return weights_of(FromRecord(joined.record, joined.said), joined.padding, joined.factor)
 
     @property
     def positions(self) -> tuple[range, range]:
@@ -105,6 +118,10 @@ class Step(NamedTuple):
     @property
     def problem(self) -> Problem:
         return self.call.kept.problem
+
+    def only(self, rows: Tensor | None) -> Step:
+        """This step with these rows of the last step alone."""
+        return self if rows is None else self._replace(rows=rows if self.rows is None else self.rows[rows])
 
     def of_rows(self, tensor: Tensor) -> Tensor:
         """A tensor (B or 1, …) of this call for the rows that continue it."""
@@ -157,9 +174,10 @@ class Joined(NamedTuple):
     factor: Tensor | None
 
 
-def joined_call(calls: Sequence[AttentionCall]) -> AttentionCall:
-    """All steps of a generation as one call; values are joined too, where they were kept."""
-    steps, record, said, padding, factor = _together_of(calls)
+def joined_call(calls: Sequence[AttentionCall], rows: Tensor | None = None) -> AttentionCall:
+    """All steps of a generation as one call; values are joined too, where they were kept. `rows`: of the last step;
+    None is all."""
+    steps, record, said, padding, factor = _together_of(calls, rows)
     last, keys = steps[-1].call, record.problem.sizes.keys
     begins = tuple(itertools.accumulate((step.queries for step in steps[:-1]), initial=0))
     value = last.cached_value
@@ -171,30 +189,25 @@ def joined_call(calls: Sequence[AttentionCall]) -> AttentionCall:
         kept=record,
         uniform=None,
         padding=padding,
-        cached_value=None if value is None else alone(value.between(0, keys)),
+        cached_value=None if value is None else alone(steps[-1].of_rows(value.between(0, keys))),
         outcome=None if value is None else Outcome(),
         origin=None,
         factor=factor,
         begins=begins,
+        ids=_read(steps),
         edited=any(step.call.edited for step in steps),
         plain=None,
     )
 
 
-def _joined(calls: Sequence[AttentionCall]) -> Weights:
-    """See `Generation.joined`."""
-    joined = _together_of(calls)
-    return weights_of(FromRecord(joined.record, joined.said), joined.padding, joined.factor)
-
-
-def _together_of(calls: Sequence[AttentionCall]) -> Joined:
+def _together_of(calls: Sequence[AttentionCall], rows: Tensor | None) -> Joined:
     names = dict.fromkeys(call.name for call in calls)
     if len(names) != 1:
         raise ClearheadError(
             f"joined: these are calls of {len(names)} modules, {', '.join(map(repr, list(names)[:4]))}; pass the name "
             "of one, seen[name].joined()."
         )
-    steps = _steps(calls)
+    steps = [step.only(rows) for step in _steps(calls)]
     last = steps[-1]
     for step in steps[:-1]:
         _check_alike(step, last)
@@ -202,9 +215,10 @@ def _together_of(calls: Sequence[AttentionCall]) -> Joined:
     keys = last.link.length if cross else last.link.filled
     queries = sum(step.queries for step in steps)
     sizes = last.problem.sizes._replace(queries=queries, keys=keys)
+    sizes = sizes if rows is None else sizes._replace(batch=len(rows))
     scores = last.problem.scores._replace(
         query=torch.cat([step.of_rows(step.problem.query)[:, :, : step.queries] for step in steps], 2),
-        key=last.call.cached_key.between(0, keys),
+        key=last.of_rows(last.call.cached_key.between(0, keys)),
     )
     spans = _spans(steps, sizes)
     bias, biases = None, [(step.problem.bias, step.problem.sizes) for step in steps]
@@ -219,6 +233,79 @@ def _together_of(calls: Sequence[AttentionCall]) -> Joined:
         said |= {"queries": f"{own.start} … {own.stop - 1}", "keys": f"{held.start} … {held.stop - 1}"}
     record = Record(problem, Versions(()), copied=True)
     return Joined(steps, record, said, _padding(steps, keys), _factor(steps))
+
+
+def warn_of_beams(newest: Cached, every: Sequence[Cached] = ()) -> None:
+    """Warn where row i need not be sequence i of those that `generate` returned.
+
+    Rows were reordered, or they began with the same keys in all of `every`, the newest keys of each module, and differ
+    now: the last step may have been followed by another order.
+    """
+    before = newest.before()
+    moved = any(link.parents is not None for link, _ in before)
+    if not moved and every and len(before) > 1:
+        alike = torch.stack([_as_the_next(one.before()[-1][0].new) for one in every]).all(0)
+        moved = bool((alike & ~_as_the_next(newest.between(0, newest.link.filled))).any())
+    if moved:
+        caller().warn(
+            "joined: these rows are beams, or samples of one prompt, and row i is the text that row i of the last step "
+            "continued. Beam search returns its sequences in another order. Pass them, joined(sequences), the ids that "
+            "generate returned: then row i is sequences[i]."
+        )
+
+
+def _as_the_next(keys: Tensor) -> Tensor:
+    """Whether each row but the last has the keys of the next one, (B − 1,): beams of one prompt are neighbours."""
+    same = bits(keys)
+    return (same[1:] == same[:-1]).flatten(1).all(1)
+
+
+def found_rows(calls: Sequence[AttentionCall], sequences: Array) -> tuple[Sequence[AttentionCall], Tensor]:
+    """The calls to join, and the row of the last one that has read each of the `sequences`.
+
+    A beam that has ended is continued by no row of later steps: then the calls are those up to its own last step.
+    """
+    ids = ids_of(sequences)
+    if ids is None or not ids.numel():
+        raise ClearheadError(
+            f"joined: sequences is {brief(sequences)}; pass the ids that generate returned, integers (N, L): out, or "
+            "out.sequences with return_dict_in_generate=True."
+        )
+    for count in range(len(calls), 0, -1) if len(ids) == 1 else (len(calls),):
+        rows = _rows(calls[:count], ids.cpu())
+        if rows is not None:
+            return calls[:count], rows
+    raise ClearheadError(
+        f"joined: sequences are {len(ids)} of {ids.shape[1]} tokens, and not each is the text of a row of "
+        f"{calls[-1].name}. They are of another generation, or a beam ended before the last step: join that one by "
+        "itself, without the padding behind it, joined(sequences[i, :length])."
+    )
+
+
+def _rows(calls: Sequence[AttentionCall], ids: Tensor) -> Tensor | None:
+    """The row of the last call that has read each sequence of `ids`; None where one was read by none."""
+    steps = _steps(calls)
+    read = _read(steps)
+    if read is None:
+        raise ClearheadError(
+            f"joined: sequences is given, and which tokens {calls[-1].name} has read is not known: the model was given "
+            "no input_ids, or the recording is from a file, which holds no tokens. Join before write(), or leave "
+            "sequences out and take the rows that generate names, out.beam_indices[:, -1]."
+        )
+    own = read.cpu()
+    start, sure = _places(steps)[0].start, own.shape[1] - steps[-1].queries
+    ids = ids[:, start:]
+    length = min(own.shape[1], ids.shape[1])  # the last step may have read tokens that were rejected
+    if not sure < length >= ids.shape[1] - 1 or len(ids) > len(own):  # one token, the last, was never read
+        return None
+    same = (own[None, :, :length] == ids[:, None, :length]).all(-1)
+    return same.int().argmax(1).to(calls[-1].query.device) if bool(same.any(1).all()) else None
+
+
+def _read(steps: list[Step]) -> Tensor | None:
+    """The tokens that the rows have read, (B, Lq); None where a step's are not known."""
+    known = [step.of_rows(step.call.ids)[:, : step.queries] for step in steps if step.call.ids is not None]
+    return torch.cat(known, 1) if len(known) == len(steps) else None
 
 
 def _places(steps: list[Step]) -> tuple[range, range]:
@@ -384,7 +471,8 @@ def _padding(steps: list[Step], keys: int) -> Words | None:
     """Which positions are words, by the padding of each step."""
     if all(step.call.padding is None for step in steps):
         return None
-    batch, device = steps[-1].call.query.shape[0], steps[-1].call.query.device
+    last = steps[-1]
+    batch, device = len(last.call.query if last.rows is None else last.rows), last.call.query.device
     of_keys = torch.ones(batch, keys, dtype=torch.bool, device=device)
     of_queries = []
     for step in steps:

@@ -29,6 +29,16 @@ def words_read(call: AttentionCall, count: int) -> int | None:
     return link.filled
 
 
+def not_joined(calls: Iterable[AttentionCall]) -> str:
+    """What to do about words that fit no call where these are steps of a generation; "" elsewhere."""
+    if all(len(call.cached_key.chain.links) == 1 for call in calls):
+        return ""
+    return (
+        " These calls are steps of a generation: the words of the whole text are those of the recording that "
+        "seen.joined() gives; with beams it is seen.joined(sequences), of the ids that generate returned."
+    )
+
+
 def told_unread(calls: Iterable[AttentionCall], words: Any, name: str) -> Any:
     """The words without the last one, and a warning that says so, where it was generated and no call has read it."""
     count = len(words) if hasattr(words, "__len__") else 0
@@ -92,22 +102,28 @@ class Tokens:
 
         In self attention the queries are some of the keys, and their entry is None. `sequence`: of this sequence alone.
         """
+        own, source = self._placed(call, sequence)
+        device = call.problem.sizes.device
+        if call.kind == "cross":
+            return None if own is None or source is None else (own.to(device), source.to(device))
+        held = source if own is None else own  # the text of an encoder is the source
+        return None if held is None else (None, held.to(device))
+
+    def _placed(self, call: AttentionCall, sequence: int | None = None) -> tuple[Tensor | None, Tensor | None]:
+        """The tokens of the model's text and of its encoder's, at the positions of a call; None where they do not
+        fit."""
         batch, _, queries, keys = call.problem.sizes.shape
         queried, words = call.padding or (None, None)
         if sequence is not None:
             batch = 1
             queried, words = (None if t is None else t[sequence : sequence + 1] for t in (queried, words))
-        device = call.problem.sizes.device
-        held = _placed(self.source, batch, keys, words)
+        source = _placed(self.source, batch, keys, words)
         if call.kind == "cross":
-            asked = _placed(self.own, batch, queries, queried)
-            return None if asked is None or held is None else (asked.to(device), held.to(device))
+            return _placed(self.own, batch, queries, queried), source
         mine = self.own and [
             row[: words_read(call, len(row))] for row in self.own
         ]  # a step has read a part of the text
-        own = _placed(mine, batch, keys, words)
-        held = held if own is None else own  # the text of an encoder is the source
-        return None if held is None else (None, held.to(device))
+        return _placed(mine, batch, keys, words), source
 
     def word(self, call: AttentionCall, sequence: int, key: int) -> str | None:
         """The word at a key; None where no words were given."""
@@ -116,7 +132,11 @@ class Tokens:
         return None if held is None else self.words.get(int(held[sequence % len(held), key]))
 
     def check(self, calls: Sequence[AttentionCall]) -> None:
-        """Raise where tokens were given and fit no call. Leave out a last token that no call has read."""
+        """Raise where tokens were given and fit no call, or are one text's and the calls read several. Leave out a
+        last token that no call has read."""
+        shared = any(call.problem.sizes.batch == 1 and self._placed(call)[1] is not None for call in calls)
+        for call in calls:
+            self._check_texts(call, shared)
         if self.own is not None and len({len(row) for row in self.own}) == 1:
             shorter = told_unread(calls, self.own[0], "tokens")
             self.own = [row[: len(shorter)] for row in self.own]
@@ -128,7 +148,29 @@ class Tokens:
             f"tokens has {sorted(given)} tokens a sequence, and the calls have (sequences, keys) {sizes}; pass one "
             "token for each position, or for each word that is not padding: a list of words, one list for each "
             "sequence, or the ids (B, L) that the model was given. Cross attention needs source_tokens too."
+            + not_joined(calls)
         )
+
+    def _check_texts(self, call: AttentionCall, shared: bool) -> None:
+        """Raise where the words of one text would be those of several sequences of a call.
+
+        `shared`: whether an encoder has read the source alone, so that all sequences of cross attention, such as beams,
+        have the same source.
+        """
+        batch = call.problem.sizes.batch
+        own, source = (text is not None for text in self._placed(call))
+        used = {"tokens": own, "source_tokens": source and not own}
+        if call.kind == "cross":
+            used = {"tokens": own and source, "source_tokens": own and source and not shared}
+        given = {"tokens": self.own, "source_tokens": self.source}
+        for name, rows in given.items():
+            if used[name] and rows is not None and len(rows) == 1 < batch:
+                raise ShapeError(
+                    f"{name} has the words of one sequence, and the weights of {call.name} are "
+                    f"{tuple(call.problem.sizes.shape)}, those of {batch} sequences, whose words may differ. Pass one "
+                    "list of words for each sequence, or the ids (B, L) that the model was given; where all sequences "
+                    f"are one text, {name}=[words] * {batch}."
+                )
 
 
 def _rows(name: str, tokens: Any, numbers: dict[str, int]) -> list[Tensor]:

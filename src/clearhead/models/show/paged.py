@@ -16,7 +16,7 @@ from clearhead.inspection.measures import Found, Measure
 from clearhead.models.attention_call import AttentionCall, norms_of
 from clearhead.models.calls import labels
 from clearhead.models.read.distinctive import distinctive, measured
-from clearhead.models.read.tokens import Tokens, told_unread
+from clearhead.models.read.tokens import Tokens, not_joined, told_unread
 from clearhead.models.show.image import patches_of
 from clearhead.models.show.meanings import (
     effects_of,
@@ -62,7 +62,11 @@ class Paged:
             tokens = self.image.words
         own: list[str] | None = told_unread(calls, word_list(name, tokens, self.sequence), name)
         source = word_list("source_tokens", source_tokens, self.sequence)
-        self.words, self.source = words(name, own, sizes), words("source_tokens", source, sizes)
+        instead = not_joined(calls)
+        self.words, self.source = (
+            words(name, own, sizes, instead),
+            words("source_tokens", source, sizes, instead),
+        )
         self.tokens = Tokens(self.words or None, self.source or None)
         self.labels = labels(calls)
         self.roles = roles([(call.name, call.kind) for call in calls])
@@ -269,12 +273,12 @@ def words_of(call: AttentionCall, sequence: int) -> tuple[int, ...]:
     return tuple(length if words is None else int(words[sequence].sum()) for words, length in sides)
 
 
-def words(name: str, tokens: list[str] | None, sizes: set[int]) -> list[str]:
-    """The words, one for each position; [] for None."""
+def words(name: str, tokens: list[str] | None, sizes: set[int], instead: str) -> list[str]:
+    """The words, one for each position; [] for None. `instead`: what an error says at its end."""
     found = tokens or []
     if tokens is not None and len(found) not in sizes:
         raise ShapeError(
             f"{name} has {len(found)} words, and the calls have {sorted(sizes)} queries or keys; pass one "
-            "word for each position of the sequence that the model was given."
+            f"word for each position of the sequence that the model was given.{instead}"
         )
     return found

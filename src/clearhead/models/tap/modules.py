@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from clearhead.base.torch_private import call_of_modules
 from clearhead.base.tracing import in_backward
-from clearhead.models.tap.padding import Told, given, parameters
+from clearhead.models.tap.padding import Told, given, given_to_torch, parameters
 from clearhead.models.tap.patch import replaced
 
 Kind = Literal["self", "cross"]
@@ -19,6 +19,15 @@ Projection = tuple[Tensor, Tensor | None]  # weight and bias
 
 # The names of the arguments from which the keys of cross attention come.
 SOURCES = frozenset(("key_value_states", "encoder_hidden_states", "cross_attention_states", "context", "memory"))
+
+
+# Modules whose masks of padding are named and meant as those of nn.Transformer.
+OF_TORCH = (
+    nn.TransformerEncoder,
+    nn.TransformerEncoderLayer,
+    nn.TransformerDecoder,
+    nn.TransformerDecoderLayer,
+)
 
 
 class Notes(Protocol):
@@ -47,6 +56,7 @@ class Running(NamedTuple):
     told: Told
     cache: Any = None
     noted: Any = None  # the receiver's notes of the layers in it
+    ids: Any = None  # the tokens that it was given, or a module around it
 
     @property
     def tokens(self) -> int | None:
@@ -231,13 +241,18 @@ class _Running(threading.local):
 def _entered(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], stack: list[Running]) -> Running:
     """The module with its padding and its kind: cross if it is called with a second sequence."""
     if len(args) <= 1 and not kwargs:  # no argument that is read below
-        return Running(module, "self", stack[-1].told if stack else Told())
+        return Running(module, "self", stack[-1].told, ids=stack[-1].ids) if stack else Running(module, "self", Told())
     named = dict(kwargs)
     if len(args) > 1:
         named.update(zip(parameters(module.forward), args, strict=False))
     second = not SOURCES.isdisjoint(named) and any(isinstance(named.get(source), Tensor) for source in SOURCES)
-    if isinstance(module, nn.MultiheadAttention) or getattr(type(module), "projects_inputs", False):
+    attends = isinstance(module, nn.MultiheadAttention) or getattr(type(module), "projects_inputs", False)
+    if attends:
         second = named.get("key") is not named.get("query")
     kind: Kind = "cross" if second else "self"
     told = given(module.forward, named, stack[-1].told if stack else Told())
-    return Running(module, kind, told, named.get("past_key_values"))
+    if isinstance(module, OF_TORCH) or attends:
+        told = given_to_torch(named, "cross" if second else "self", told)
+    ids = named.get("input_ids")
+    ids = stack[-1].ids if ids is None and stack else ids
+    return Running(module, kind, told, named.get("past_key_values"), ids=ids)

@@ -66,6 +66,32 @@ def given(forward: Callable[..., Any], named: Mapping[str, Any], outer: Told) ->
     return Told(own, source, read)
 
 
+def given_to_torch(named: Mapping[str, Any], kind: str, outer: Told) -> Told:
+    """The padding that the inputs of a module of torch.nn show, an encoder, a decoder, a layer of them or attention.
+
+    Their masks are True, or −∞, for padding. In self attention a key that is padding is a query of padding too.
+    """
+    own, source, read = outer
+    of_keys = named.get("key_padding_mask")
+    masks = of_keys if kind == "self" else None, named.get("src_key_padding_mask"), named.get("tgt_key_padding_mask")
+    mask = next((mask for mask in masks if mask is not None), None)
+    if mask is not None and mask is not read:
+        own, read = _words_of_torch(mask), mask
+    mask = named.get("memory_key_padding_mask") if of_keys is None else of_keys
+    return Told(own, source if mask is None else _words_of_torch(mask), read)
+
+
+def _words_of_torch(mask: Any) -> Tensor | None:
+    """A mask (B, L), or (L,) of one sequence, as words; None without padding, and for a mask that adds numbers."""
+    mask = mask[None] if isinstance(mask, Tensor) and mask.ndim == 1 else mask
+    if not _is_mask(mask):
+        return None
+    words = mask.detach() == 0
+    if bool(words.all()) or not bool((words | (mask == (1 if mask.dtype == torch.bool else -torch.inf))).all()):
+        return None
+    return words
+
+
 def _is_mask(mask: Any) -> TypeGuard[Tensor]:
     return isinstance(mask, Tensor) and mask.ndim == 2 and not mask.is_meta and not transformed()
 

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from clearhead._attention import Arguments
 from clearhead.base.errors import ClearheadError, ShapeError, UnsupportedError
 from clearhead.base.numbers import check_count
+from clearhead.base.shapes import Sizes
 from clearhead.base.text import listed
 from clearhead.base.torch_state import any_autocast
 from clearhead.base.tracing import in_backward, unobserved, without_autocast
@@ -35,7 +36,7 @@ from clearhead.masks.base import Mask
 from clearhead.models.attention_call import AttentionCall
 from clearhead.models.call import Outcome, no_key, with_key
 from clearhead.models.chain.cached import alone
-from clearhead.models.chain.caches import Caches, CallFacts
+from clearhead.models.chain.caches import Caches, CallFacts, comparable
 from clearhead.models.tap.choice import Heads, Item, check_layers, checked_heads, checked_layers, chooses
 from clearhead.models.tap.keywords import NAME
 from clearhead.models.tap.layers import Site
@@ -149,6 +150,7 @@ class Recorder(Receiver):
         self._caches = Caches(asked.every)
         self._scores: dict[tuple[float | None, float | None], Dot] = {}
         self._origins = Origins()
+        self._ids: tuple[int, Any, Tensor | None] = -1, None, None  # a run, its ids, and their copy
         self.stack.notes = self._origins if asked.values and self.copies else None
 
     @property
@@ -296,7 +298,7 @@ class Recorder(Receiver):
         origin = origin or origin_of(innermost)
         call = AttentionCall(
             name, kind, query, keys, score, mask, backend, record, uniform, padding, self.run, values, outcome, origin,
-            layer=site.layer,
+            layer=site.layer, ids=self._tokens(innermost.ids, sizes),
         )  # fmt: skip
         if change is not None:
             call = self._edited(call, change, joins)
@@ -324,6 +326,17 @@ class Recorder(Receiver):
                 self.asked.merge.add(found)
         self.seen += 1
         return answer if outcome is None or not self.copies else outcome.of(place, self.asked.gradients)
+
+    def _tokens(self, given: Any, sizes: Sizes) -> Tensor | None:
+        """A copy of the ids that the model was given, (B, Lq), one for the layers of a run; None without ids."""
+        if not self.copies or type(given) is not Tensor or given.shape != (sizes.batch, sizes.queries):
+            return None
+        run, known, ids = self._ids
+        if run != self.run or known is not given:
+            with unobserved():
+                ids = copied(given) if comparable(given) else None
+            self._ids = self.run, given, ids
+        return ids
 
     def _edited(self, call: AttentionCall, change: Change, joins: bool) -> AttentionCall:
         """The call with the changes of an edit. `joins`: its key is of a chain of keys, which no edit changes."""

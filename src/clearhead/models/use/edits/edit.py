@@ -192,10 +192,12 @@ class Editor(Receiver):
         unused = [one for one, used in zip(self.edits[own], self.used[own], strict=True) if not used]
         if unused:
             some = [place for place in dict.fromkeys(self.places) if place]  # a call may have no queries
-            places = ", ".join(f"{place[0]} … {place[-1]}" for place in some[:3]) or "none"
+            places = ", ".join(f"{place[0]} … {place[-1]}" for place in some[:3])
+            there = f", with queries at positions {places}" if some else ", without queries" if self.places else ""
+            lacks = "layer, head and position" if self.places else "layer"  # no edit is of a layer that made a call
             raise ClearheadError(
-                f"{unused[0]!r} changed nothing: no call has such a layer, head and position. Calls were made by "
-                f"{made_by(self.sites)}, numbered from 0, with queries at positions {places}."
+                f"{unused[0]!r} changed nothing: no call has such a {lacks}. Calls were made by "
+                f"{made_by(self.sites)}, numbered from 0{there}."
             )
         for one in self.edits[own]:
             check_layers(one.layers, self.sites, type(one).__name__)
