@@ -280,6 +280,17 @@ CASES = [
         setup=SETUP + "shorter = seen(IDS[:, :4])\n",
     ),
     case(
+        "patched(shifted(), part='key', positions=(range(5), range(1, 6)))",
+        ("part='value'", "patched(shifted(), layers=0, positions=(range(5), range(1, 6)), @)", "whole()"),
+        ("texts whose words stand at equal positions", "patched(seen(), part='key') # @", "whole()"),
+        (
+            "a tensor (B, H, L, E) as the source, turned for the positions of this text",
+            "patched(seen()[0].key, layers=0, part='key', positions=(range(5), range(5))) # @",
+            "whole()",
+        ),
+        setup=SETUP + "def shifted():\n    return seen(torch.cat([IDS[:, :1], IDS[:, :5]], 1))\n",
+    ),
+    case(
         "recorded(batch=2)",
         ("batch=1", "recorded(@)", "swept()"),
         setup=SETUP + "def recorded(**options):\n    with ch.watch(one):\n        return swept(**options)\n",

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from clearhead.base.arrays import check_memory
 from clearhead.base.errors import ShapeError, UnsupportedError
@@ -44,7 +44,7 @@ class Spot(NamedTuple):
     In a generation each step's queries come after those before, and a cache may hold only the last keys. `filled`: the
     number of keys that are there; a static cache also has empty slots. `heads`: the numbers of the problem's heads,
     among the `all_heads` of the module. `rows`: the positions of the output's queries, for `Edit.after`. `site`: the
-    module, and its layer.
+    module, and its layer. `turned`: a part of the model by which queries and keys are turned by position, or "".
     """
 
     queries: range
@@ -55,6 +55,7 @@ class Spot(NamedTuple):
     unmasked: Unmasked | None = None
     rows: tuple[int, ...] = ()
     site: Site | None = None
+    turned: str = ""
 
     @property
     def newest(self) -> int:
@@ -116,6 +117,18 @@ class Spot(NamedTuple):
     def _region(self) -> Region:
         queries, keys = (slice(places.start, places.stop) for places in (self.queries, self.keys))
         return Region(heads=slice(self.heads.start, self.heads.stop), queries=queries, keys=keys)
+
+
+def turned_by(model: nn.Module) -> str:
+    """A part of the model that turns queries and keys by their position (RoPE), as its name or a name in it says; ""
+    where there is none."""
+    for name, module in model.named_modules():
+        kind = type(module).__name__
+        said = f"{kind} {name.rpartition('.')[2]}".lower()
+        function = any(word.startswith("rotary") and held is not None for word, held in vars(module).items())
+        if function or "rotary" in said or "Rope" in kind or "RoPE" in kind:
+            return name or kind
+    return ""
 
 
 def spot_of(problem: Problem, running: Running, name: str) -> Spot:
