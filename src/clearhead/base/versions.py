@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import functools
+import re
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -107,6 +109,17 @@ def digest(tensor: Tensor) -> int:
     for number in torch.stack(parts).tolist():  # read at once
         found = 31 * found + number
     return found
+
+
+def fingerprint(tensor: Tensor | np.ndarray) -> str:
+    """A text that differs where shapes, dtypes or numbers do."""
+    held = torch.from_numpy(tensor) if isinstance(tensor, np.ndarray) else tensor
+    return f"{tuple(held.shape)} {str(held.dtype).removeprefix('torch.')} {digest(held):x}"
+
+
+def without_addresses(text: str) -> str:
+    """The repr of objects without the addresses in it, which another process does not have."""
+    return re.sub(r" at 0x[0-9a-f]+", "", text)
 
 
 def _sums(numbers: Tensor) -> Sequence[tuple[Tensor, ...]]:
