@@ -291,6 +291,24 @@ CASES = [
         setup=SETUP + "def shifted():\n    return seen(torch.cat([IDS[:, :1], IDS[:, :5]], 1))\n",
     ),
     case(
+        "ran('mine')",
+        (
+            "transformers.AttentionMaskInterface.register('mine', transformers.masking_utils.eager_mask)",
+            "(@, ran('mine'))[1]",
+            "ran('eager')",
+        ),
+        setup=SETUP
+        + "sizes = {**config.to_dict(), 'sliding_window': 2, 'head_dim': 8}\n"
+        + "windowed = transformers.MistralModel(transformers.MistralConfig(**sizes)).eval()\n"
+        + "def mine(module, query, key, value, attention_mask, scaling, **options):\n"
+        + "    scores = query @ key.mT * scaling + (0 if attention_mask is None else attention_mask)\n"
+        + "    return (scores.softmax(-1) @ value).transpose(1, 2), None\n"
+        + "transformers.AttentionInterface.register('mine', mine)\n"
+        + "def ran(backend):\n    windowed.config._attn_implementation = backend\n"
+        + "    with torch.no_grad(), ch.watch(windowed) as found:\n        windowed(IDS)\n"
+        + "    return found[0].weights.dense()\n",
+    ),
+    case(
         "recorded(batch=2)",
         ("batch=1", "recorded(@)", "swept()"),
         setup=SETUP + "def recorded(**options):\n    with ch.watch(one):\n        return swept(**options)\n",
