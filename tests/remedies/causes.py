@@ -309,6 +309,31 @@ CASES = [
         + "    return found[0].weights.dense()\n",
     ),
     case(
+        "warned(lambda: ch.models.logit_attribution(model, inputs, token))",
+        (
+            "ch.models.sweep(model, lambda layer, head: ch.edits.Ablate(layer, head), inputs, "
+            "ch.models.logit_difference(token))",
+            "torch.tensor([row['value'] for row in @])",
+            "swept()",
+        ),
+        setup=SETUP
+        + "model, inputs, token = one, IDS, 7\n"
+        + "first.o_proj = torch.nn.Sequential(torch.nn.LayerNorm(16), first.o_proj).eval()\n",
+    ),
+    case(
+        "nowhere().plot()",
+        (
+            "table()",
+            "torch.tensor([row['attribution'] for row in nowhere().@]).sum()",
+            "whole()[:, -1, 7].mean()",
+        ),
+        setup=SETUP
+        + "import warnings\nfor each in (first, second):\n"
+        + "    each.o_proj = torch.nn.Sequential(torch.nn.LayerNorm(16), each.o_proj).eval()\n"
+        + "def nowhere():\n    with warnings.catch_warnings():\n        warnings.simplefilter('ignore')\n"
+        + "        return ch.models.logit_attribution(one, IDS, 7)\n",
+    ),
+    case(
         "recorded(batch=2)",
         ("batch=1", "recorded(@)", "swept()"),
         setup=SETUP + "def recorded(**options):\n    with ch.watch(one):\n        return swept(**options)\n",
