@@ -31,7 +31,7 @@ from clearhead.biases.base import BiasLike
 from clearhead.explanation.explanation import Explanation, shown_as
 from clearhead.explanation.gradients import leaves, with_gradients
 from clearhead.explanation.inputs import drawn
-from clearhead.explanation.modules.captured import captured
+from clearhead.explanation.modules.captured import bound, captured
 from clearhead.explanation.modules.multi_head import as_ours, explain_multi_head
 from clearhead.explanation.modules.positions import Positional, explain_positions
 from clearhead.explanation.of_problem import explain_problem, explain_softmax
@@ -273,7 +273,10 @@ def no_numbers() -> UnsupportedError:
 def _of_module(module: nn.Module, inputs: tuple[Any, ...], keywords: dict[str, Any], at: Asked) -> Explanation:
     if isinstance(module, MultiHeadAttention | nn.MultiheadAttention):
         ours = module if isinstance(module, MultiHeadAttention) else as_ours(module)
+        bound("explain", ours, inputs, keywords)
         return explain_multi_head(ours, inputs, keywords, at)
+    if isinstance(module, Positional | RecordingModule):
+        bound("explain", module, inputs, keywords)
     if isinstance(module, Positional):
         return explain_positions(module, inputs, keywords, at)
     if isinstance(module, RecordingModule):

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from inspect import BoundArguments, signature
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from clearhead._attention import Arguments, Attended
-from clearhead.base.errors import UnsupportedError
+from clearhead.base.errors import ClearheadError, UnsupportedError
 from clearhead.base.tracing import without_autocast
 from clearhead.engines.choose import choose
 from clearhead.engines.operation import run
@@ -49,6 +50,19 @@ def for_twin(given: Any, module: RecordingModule, twin: RecordingModule) -> Any:
         return branch
     mine = isinstance(given, PreparedKeys) and given._by == id(module)
     return PreparedKeys(given._key, given._value, twin) if mine else given
+
+
+def bound(who: str, module: nn.Module, inputs: tuple[Any, ...], keywords: dict[str, Any]) -> BoundArguments:
+    """The arguments of a module's call by their names. `who`: the function that was given them, for errors."""
+    parameters = signature(module.forward)
+    try:
+        return parameters.bind(*inputs, **keywords)
+    except TypeError as error:
+        three = str(error).startswith("missing") and {"query", "key", "value"} <= parameters.parameters.keys()
+        advice = f" Pass its query, key and value; for self-attention: ch.{who}(module, x, x, x)." if three else ""
+        raise ClearheadError(
+            f"{who} calls {type(module).__name__} with the other arguments: {error}.{advice}"
+        ) from None
 
 
 def captured(module: RecordingModule, inputs: tuple[Any, ...], keywords: dict[str, Any]) -> Captured:

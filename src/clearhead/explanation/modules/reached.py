@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from inspect import signature
 from typing import Any, NamedTuple, NoReturn
 
 import torch
@@ -10,7 +9,7 @@ from torch import nn
 
 from clearhead._attention import Arguments
 from clearhead.base.errors import ClearheadError
-from clearhead.explanation.modules.captured import for_twin, twin_of
+from clearhead.explanation.modules.captured import bound, for_twin, twin_of
 from clearhead.explanation.modules.multi_head import as_ours
 from clearhead.nn._record import RecordingModule
 
@@ -48,10 +47,7 @@ def reached(who: str, module: nn.Module, inputs: tuple[Any, ...], keywords: dict
             f"{who} knows the attention modules of clearhead.nn and torch.nn.MultiheadAttention; got a "
             f"{type(module).__name__}. {_OF_A_MODEL[who]}"
         )
-    try:
-        given = signature(module.forward).bind(*inputs, **keywords)
-    except TypeError as error:
-        raise ClearheadError(f"{who} calls {type(module).__name__} with the other arguments: {error}.") from None
+    given = bound(who, module, inputs, keywords)
     try:
         with torch.no_grad(), torch.random.fork_rng(devices=[]):
             twin = twin_of(module, _stop)
