@@ -353,3 +353,23 @@ def test_keys_are_named_as_keys_in_self_attention():
     assert axes["value"] == ("B", "H", "Lk", "Ev")
     formulas = {step.name: step.formula for step in explanation.steps}
     assert formulas["key_angles"].startswith("key_angles[j, d] = key_positions[j]")
+
+
+@pytest.mark.parametrize("tool", [ch.explain, ch.diagnose, ch.plan])
+def test_a_module_of_too_few_inputs_is_told_what_to_pass(tool):
+    x = torch.rand(1, 3, 8)
+    said = rf"Pass its query, key and value; for self-attention: ch.{tool.__name__}\(module, x, x, x\)\."
+    for module, fewest in (
+        (torch.nn.MultiheadAttention(8, 2, batch_first=True), 3),
+        (nn.DotProductAttention(), 3),
+        (nn.MultiHeadAttention(8, 2), 2),  # prepared keys hold values too
+    ):
+        for few in range(fewest):
+            with pytest.raises(ch.ClearheadError, match=said):
+                tool(module, *[x] * few)
+        tool(module, x, x, x)
+
+
+def test_an_encoding_without_its_input_is_told():
+    with pytest.raises(ch.ClearheadError, match="missing a required argument: 'x'"):
+        ch.explain(nn.SinusoidalPositionalEncoding(8))

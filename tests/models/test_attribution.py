@@ -17,6 +17,8 @@ from transformers import (
     BertForTokenClassification,
     Gemma2Config,
     Gemma2ForCausalLM,
+    LlamaConfig,
+    LlamaForCausalLM,
     RecurrentGemmaConfig,
     RecurrentGemmaForCausalLM,
 )
@@ -290,7 +292,33 @@ def test_an_attribution_reads_as_its_sum(cap: float | None, count: int) -> None:
     rows = sorted((row for row in found.table() if row["head"] != ""), key=lambda row: -abs(row["attribution"]))
     assert [name for name, _ in numbers[:3]] == [f"L{row['layer']}H{row['head']}" for row in rows[:3]]
     assert [one.calls for one in found.runs] == [found.calls]
-    assert repr(ch.models.LogitAttribution([], found.logit, {})) == "LogitAttribution()"
+
+
+@pytest.mark.parametrize("normed", [[1], [0, 1]])
+def test_heads_behind_a_norm_are_told_and_count_among_the_others(normed: list[int]) -> None:
+    torch.manual_seed(0)
+    model = moved(LlamaForCausalLM(LlamaConfig(**SAME)))
+    for n in normed:
+        attend = model.model.layers[n].self_attn
+        attend.o_proj = nn.Sequential(nn.LayerNorm(WIDTH, dtype=torch.float64), attend.o_proj).eval()
+    with pytest.warns(UserWarning, match=rf"heads of {', '.join(repr(f'L{n}') for n in normed)} are not told apart"):
+        found = ch.models.logit_attribution(model, {"input_ids": IDS}, token=7)
+    assert [call.layer.number for call in found] == [n for n in (0, 1) if n not in normed]
+    writers = [model.model.layers[n].self_attn.o_proj[1] for n in normed]
+    output, given, gave = kept_of(model, [*writers, model.model.norm], {"input_ids": IDS})
+    size = (given[-1][:, -1].square().mean(-1, keepdim=True) + model.model.norm.variance_epsilon).rsqrt()
+    toward = model.lm_head.weight[7].detach() * model.model.norm.weight.detach()
+    for n, written in zip(normed, gave, strict=False):
+        part = found.others[f"model.layers.{n}.self_attn.o_proj.1"]
+        assert (part - written[:, -1] * size @ toward).abs().max() < 1e-10
+    assert (found.logit - output.logits[:, -1, 7]).abs().max() < 1e-10
+    assert found.remainder.abs().max() < 1e-6  # Llama's norms compute in float32
+    numbers = [float(number) for number in re.findall(r" ([+-][\d.e-]+)", repr(found))]
+    assert sum(numbers) == pytest.approx(float(found.logit.mean()), abs=0.02)
+    if len(normed) == 2:
+        for read in (lambda: found.values, found.plot):
+            with pytest.raises(ch.ClearheadError, match="no head of this model is told apart"):
+                read()
 
 
 def test_copies_of_a_text_have_tokens_and_positions_of_their_own() -> None:

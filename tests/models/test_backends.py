@@ -88,6 +88,45 @@ def test_the_masks_of_flash_attention(flash, mask):
         assert mask is None or (recorded[~rows] == 0).all()
 
 
+OWN = "own_for_tests"
+
+
+@pytest.mark.parametrize("reads", [True, False], ids=["reads the keywords", "reads none"])
+def test_a_function_without_a_mask_is_refused_where_keywords_alone_tell_it(monkeypatch, reads):
+    """It may hide the keys that keywords describe, or not: its weights are known where it gets a mask or needs none."""
+    kept = []
+
+    def own(module, query, key, value, attention_mask, scaling, sliding_window=None, **options):
+        key, value = (t.repeat_interleave(module.num_key_value_groups, 1) for t in (key, value))
+        place = torch.arange(key.shape[2])
+        keep = place <= place[:, None]
+        if reads and sliding_window is not None:
+            keep = keep & (place > place[:, None] - sliding_window)
+        scores = (query @ key.mT * scaling).masked_fill(~keep, -torch.inf)
+        kept.append((scores if attention_mask is None else scores + attention_mask).softmax(-1))
+        return (kept[-1] @ value).transpose(1, 2), None
+
+    monkeypatch.setitem(transformers.modeling_utils.AttentionInterface._global_mapping, OWN, own)
+
+    def watched(model, **inputs):
+        kept.clear()
+        with torch.no_grad(), ch.watch(model) as seen:
+            model(use_cache=False, **inputs)
+        return max(float((call.weights.dense() - w).abs().max()) for call, w in zip(seen.calls, kept, strict=True))
+
+    windowed, plain = models(OWN, 4)[0], models(OWN, None)[0]
+    with pytest.raises(ch.UnsupportedError, match="'own_for_tests' with sliding_window=4 and no mask"):
+        watched(windowed, input_ids=IDS)
+    packed = torch.tensor([[0, 1, 2, 3, 0, 1, 2, 3, 4]])
+    with pytest.raises(ch.UnsupportedError, match="position_ids that begin again and no mask"):
+        watched(plain, input_ids=IDS[:1], position_ids=packed)
+    assert watched(windowed, input_ids=IDS[:, :4]) < 1e-6  # the window hides nothing
+    assert watched(plain, input_ids=IDS) < 1e-6
+    monkeypatch.setitem(AttentionMaskInterface._global_mapping, OWN, transformers.masking_utils.eager_mask)
+    assert watched(windowed, input_ids=IDS) < 1e-6
+    assert watched(plain, input_ids=IDS[:1], position_ids=packed) < 1e-6
+
+
 @pytest.mark.parametrize("window", [4, None])
 @pytest.mark.parametrize("cache", ["dynamic", "static"])
 def test_flash_attention_with_a_cache(flash, cache, window):

@@ -22,6 +22,8 @@ from transformers import (
     LlamaForCausalLM,
     MixtralConfig,
     MixtralForCausalLM,
+    OPTConfig,
+    OPTForCausalLM,
     Qwen3Config,
     Qwen3ForCausalLM,
     T5Config,
@@ -186,6 +188,36 @@ def test_projections_are_the_models_own(name: str, dtype: torch.dtype) -> None:
                 assert ((u * s) @ vh - low.dense()).abs().max() <= budget
                 mine_trace, theirs = low.eigenvalues().sum().real.double(), whole.trace()
                 assert (mine_trace - theirs).abs() <= budget * WIDTH
+
+
+@torch.no_grad()
+def test_a_factor_of_the_queries_is_in_their_projection() -> None:
+    """OPT multiplies its queries by 1/√E, and calls attention with a scale of 1."""
+    torch.manual_seed(0)
+    config = OPTConfig(vocab_size=40, hidden_size=64, ffn_dim=32, num_hidden_layers=2, num_attention_heads=HEADS,
+                       word_embed_proj_dim=64, max_position_embeddings=16)  # fmt: skip
+    model = OPTForCausalLM(config).eval().double()
+    kept: list[torch.Tensor] = []
+    attend = model.model.decoder.layers[1].self_attn
+    for parameter in attend.parameters():
+        parameter += 0.1 * torch.randn_like(parameter)
+    attend.register_forward_pre_hook(lambda module, args, given: kept.append(given["hidden_states"]), with_kwargs=True)
+    with ch.watch(model, values=True) as seen:
+        model(IDS)
+    found = ch.models.circuits(seen)
+    x, call = kept[0], seen[1]
+    scale = call.problem.scores.scale
+    assert scale == 1.0
+    for head in range(HEADS):
+        rows = slice(16 * head, 16 * head + 16)
+        query, key = found.projections(1, head)[:2]
+        assert torch.equal(query.weight, attend.q_proj.weight[rows] / 4)
+        assert torch.equal(query.bias, attend.q_proj.bias[rows] / 4)
+        assert torch.equal(key.weight, attend.k_proj.weight[rows])
+        scores = F.linear(x, query.weight, query.bias) @ F.linear(x, key.weight, key.bias).mT * scale
+        hidden = torch.ones(scores.shape[-2:], dtype=torch.bool).triu(1)
+        weights = scores.masked_fill(hidden, -torch.inf).softmax(-1)
+        assert (weights - call.weights[:, head]).abs().max() < 1e-10
 
 
 class Turned(ch.edits.Edit):

@@ -321,6 +321,41 @@ def test_positions_are_absolute_in_generations(name, padded, how):
     torch.testing.assert_close(torch.stack(found.logits, 1), logits, rtol=1e-3, atol=1e-3)
 
 
+NUMBERS = torch.randn(4, 15, 15, generator=torch.Generator().manual_seed(2))
+SEEN = (NUMBERS > 0) | torch.eye(15).bool()
+LOW = torch.ones(15, 15).tril().bool()
+BIASES = ch.DenseBias(NUMBERS), ch.DenseBias(NUMBERS[0])
+MASKS = ch.DenseMask(SEEN), ch.DenseMask(SEEN[0])
+MATRICES = {  # an edit by an object that holds a matrix of all heads, and the same by its numbers alone
+    "bias": lambda: (ch.edits.AddBias(BIASES[0]), ch.edits.AddBias(NUMBERS)),
+    "bias of one head": lambda: (ch.edits.AddBias(BIASES[1], 0, 1), ch.edits.AddBias(NUMBERS[0], 0, 1)),
+    "sum": lambda: (ch.edits.AddBias(BIASES[0] + BIASES[1]), ch.edits.AddBias(NUMBERS + NUMBERS[0])),
+    "mask": lambda: (
+        ch.edits.ForceMask(MASKS[1] & ch.Causal(), heads=2),
+        ch.edits.ForceMask(SEEN[0] & LOW, heads=2),
+    ),
+    "masks": lambda: (
+        ch.edits.ForceMask(ch.Causal() & ~(~MASKS[0] & ~MASKS[1])),
+        ch.edits.ForceMask((SEEN | SEEN[0]) & LOW),
+    ),
+}
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("kind", MATRICES)
+def test_a_matrix_of_the_whole_sequence_serves_each_step_of_a_cache(kind):
+    model, (edit, plain) = make("LlamaForCausalLM", SMALL | GROUPED), MATRICES[kind]()
+    with ch.edit(model, plain):
+        wanted = model(IDS, use_cache=False).logits
+    assert (wanted - model(IDS, use_cache=False).logits).abs().max() > 1e-3
+    cache, found = transformers.DynamicCache(), []
+    with ch.edit(model, edit):
+        torch.testing.assert_close(model(IDS, use_cache=False).logits, wanted, rtol=1e-4, atol=1e-5)
+        for part in (IDS[:, :4], IDS[:, 4:5], IDS[:, 5:]):
+            found.append(model(part, past_key_values=cache).logits)
+    torch.testing.assert_close(torch.cat(found, 1), wanted, rtol=1e-4, atol=1e-5)
+
+
 def test_cross_attention_counts_queries_by_the_decoders_cache():
     model = transformers_t5()
     edits = [

@@ -12,8 +12,12 @@ from torch import Tensor, nn
 from transformers import (
     GPT2Config,
     GPT2LMHeadModel,
+    GPT2Model,
+    GPTNeoXConfig,
+    GPTNeoXModel,
     LlamaConfig,
     LlamaForCausalLM,
+    LlamaModel,
     T5Config,
     T5ForConditionalGeneration,
 )
@@ -199,6 +203,96 @@ def test_positions_pair_texts_of_different_lengths(plain: Any) -> None:
     assert (found - model(IDS, change)).abs().max() < 1e-12
     with pytest.raises(ch.ShapeError, match="positions="), ch.edit(model, ch.edits.Patch(seen)):
         model(IDS)
+
+
+def rotary_model(kind: str) -> nn.Module:
+    torch.manual_seed(0)
+    sizes = {**SIZES, "vocab_size": 20, "num_hidden_layers": 1}
+    if kind == "clearhead":
+        return RotaryBlock().eval()
+    return {"Llama": lambda: LlamaModel(LlamaConfig(**sizes)), "GPTNeoX": lambda: GPTNeoXModel(GPTNeoXConfig(**sizes))}[
+        kind
+    ]().eval()  # type: ignore[no-any-return]
+
+
+class RotaryBlock(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(20, 32)
+        self.attend = ch.nn.MultiHeadAttention(32, 4, rotary=ch.nn.RotaryEmbedding(8))
+
+    def forward(self, ids: Tensor) -> Tensor:
+        x = self.embed(ids)
+        return self.attend(x, x, x, ch.Causal())  # type: ignore[no-any-return]
+
+
+def shifted(kind: str) -> tuple[nn.Module, Any, tuple[range, range]]:
+    """A model of one layer, a run of it on `IDS` behind two other tokens, and the positions that correspond."""
+    model = rotary_model(kind)
+    with ch.watch(model, values=True) as seen:
+        model(torch.cat([OTHER[:, :2], IDS], 1))
+    return model, seen, (range(6), range(2, 8))
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("kind", ["Llama", "GPTNeoX", "clearhead"])
+def test_vectors_that_were_turned_for_another_position_are_refused(kind: str) -> None:
+    """The first layer's query, key and value are made of the token and its position alone: the right ones of another
+    run change nothing."""
+    model, seen, pairs = shifted(kind)
+    plain = hidden(model(IDS))
+    for part in ("query", "key"):
+        patch = ch.edits.Patch(seen, 0, part=part, positions=pairs)  # type: ignore[arg-type]
+        with pytest.raises(ch.UnsupportedError, match="position 0 with position 2"), ch.edit(model, patch):
+            model(IDS)
+    with ch.edit(model, ch.edits.Patch(seen, 0, part="value", positions=pairs)):
+        assert (hidden(model(IDS)) - plain).abs().max() < 1e-5
+    with ch.watch(model, values=True) as same:
+        model(IDS)
+    for part in ("query", "key"):
+        with ch.edit(model, ch.edits.Patch(same, 0, part=part, positions=([1, 4], [1, 4]))):  # type: ignore[arg-type]
+            assert (hidden(model(IDS)) - plain).abs().max() < 1e-5
+
+
+@torch.no_grad()
+def test_a_tensor_that_was_turned_for_this_text_is_taken_as_it_is() -> None:
+    model, seen, pairs = shifted("Llama")
+    angles = torch.outer(torch.arange(8.0), 1e4 ** -(torch.arange(4) / 4)).repeat(1, 2)
+    cos, sin = angles.cos(), angles.sin()
+    partner = lambda t: torch.cat([-t[..., 4:], t[..., :4]], -1)
+    key = seen[0].key
+    unturned = key * cos - partner(key) * sin
+    here = unturned[:, :, 2:]
+    turned = here * cos[:6] + partner(here) * sin[:6]
+    plain = hidden(model(IDS))
+    for source, places, near in ((turned, (range(6), range(6)), True), (key, pairs, False)):
+        with ch.edit(model, ch.edits.Patch(source, 0, part="key", positions=places)):
+            assert ((hidden(model(IDS)) - plain).abs().max() < 1e-5) == near
+
+
+@torch.no_grad()
+def test_a_model_that_turns_nothing_takes_a_key_from_another_position(plain: Any) -> None:
+    model, _, kept = plain
+    gpt2 = GPT2Model(GPT2Config(vocab_size=20, n_embd=32, n_layer=1, n_head=HEADS, n_positions=16)).eval()
+    for one in (model, gpt2):
+        with ch.watch(one, values=True) as seen:
+            one(OTHER)
+        with ch.edit(one, ch.edits.Patch(seen, 0, part="key", positions=([0, 2], [3, 1]))):
+            found = hidden(one(IDS))
+        if one is model:
+
+            def change(n: int, name: str, tensor: Tensor) -> Tensor:
+                new = tensor.clone()
+                if n == 0 and name == "key":
+                    new[:, :, [0, 2]] = kept[0]["key"][:, :, [3, 1]]
+                return new
+
+            assert (found - model(IDS, change)).abs().max() < 1e-12
+        assert (found - hidden(one(IDS))).abs().max() > 1e-4
+
+
+def hidden(output: Any) -> Tensor:
+    return getattr(output, "last_hidden_state", output)  # type: ignore[no-any-return]
 
 
 @torch.no_grad()

@@ -168,10 +168,10 @@ def test_an_interrupted_sweep_goes_on(llama: Any, tmp_path: Path) -> None:
     with kept.open("a") as file:
         file.write("[1.0, 2.")  # a line that was interrupted
     found = ch.models.sweep(llama, counted, IDS, metric, batch=2, folder=tmp_path / "kept")
-    assert len(made) == 6 + 4
+    assert len(made) == 6 + 8  # those that are done are made to be compared
     assert max(abs(a["value"] - b["value"]) for a, b in zip(found, whole, strict=True)) < 1e-5
     again = ch.models.sweep(llama, counted, IDS, metric, batch=2, folder=tmp_path / "kept")
-    assert len(made) == 10 and again == found and "1.0, 2." not in kept.read_text()
+    assert len(made) == 6 + 16 and again == found and "1.0, 2." not in kept.read_text()
     with pytest.raises(ch.ClearheadError, match="another sweep"):
         ch.models.sweep(llama, lambda layer: ch.edits.Ablate(layer), IDS, metric, "layer", folder=tmp_path / "kept")
     with pytest.raises(ch.ClearheadError, match="another sweep"):
@@ -179,6 +179,61 @@ def test_an_interrupted_sweep_goes_on(llama: Any, tmp_path: Path) -> None:
     kept.write_text(json.dumps(["something"]) + "\n")
     with pytest.raises(ch.ClearheadError, match="another sweep"):
         ch.models.sweep(llama, ablated, IDS, metric, folder=tmp_path / "kept")
+
+
+def other_edits() -> dict[str, Any]:
+    """By name: two edits of a cell, and what the error says that they differ in."""
+    one, two = torch.randn(2, 6, 6, generator=torch.Generator().manual_seed(0))
+    at = lambda kind, *rest: lambda layer, head: kind(*rest, layers=layer, heads=head)
+    return {
+        "kind": (ablated, lambda layer, head: ch.edits.Knockout(layer, head, keys=0), "edits of .*Knockout"),
+        "number": (
+            lambda layer, head: ch.edits.ScaleHeads(layer, head, 0.5),
+            lambda layer, head: ch.edits.ScaleHeads(layer, head, 0.25),
+            r"edits of .*factor=0.25",
+        ),
+        "tensor": (at(ch.edits.AddBias, one), at(ch.edits.AddBias, two), "edits of"),
+        "tensor of a bias": (
+            at(ch.edits.AddBias, ch.DenseBias(one)),
+            at(ch.edits.AddBias, ch.DenseBias(two)),
+            "edits of",
+        ),
+        "mask": (
+            at(ch.edits.ForceMask, ch.DenseMask(one > 0) | ch.Causal()),
+            at(ch.edits.ForceMask, ch.DenseMask(two > 0) | ch.Causal()),
+            "edits of",
+        ),
+        "function": (
+            at(ch.edits.MapWeights, lambda w: w / 2),
+            at(ch.edits.MapWeights, lambda w: w / 4),
+            "in what its edits, its model or its metric do",
+        ),
+    }
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("kind", [*other_edits(), "recording", "metric", "inputs"])
+def test_the_folder_of_another_sweep_is_refused(llama: Any, tmp_path: Path, kind: str) -> None:
+    metric: Any = ch.models.logit_difference(7)
+    first, second, words = other_edits().get(kind, (ablated, ablated, ""))
+    given = [(first, IDS, metric), (second, IDS, metric)]
+    if kind == "recording":
+        with ch.watch(llama, values=True) as seen:
+            llama(IDS.flip(1)), llama(IDS.flip(0))
+        first, second = ((lambda layer, head, run=run: ch.edits.Patch(run, layer, head)) for run in seen.runs)
+        given, words = [(first, IDS, metric), (second, IDS, metric)], "in what its edits"
+    if kind == "metric":  # of one name, and of one number without an edit
+        plain = metric(llama(IDS)).double().mean()
+        of = lambda times: lambda out: plain + times * (metric(out).double().mean() - plain)
+        given, words = [(ablated, IDS, of(1)), (ablated, IDS, of(2))], "its metric do"
+    if kind == "inputs":
+        given, words = [(ablated, IDS, metric), (ablated, IDS.flip(0), metric)], "in its inputs"
+    results = [ch.models.sweep(llama, *each, batch=8) for each in given]
+    kept = ch.models.sweep(llama, *given[0], batch=8, folder=tmp_path)
+    assert kept == results[0] and (kind == "inputs" or not torch.equal(results[0].values, results[1].values))
+    with pytest.raises(ch.ClearheadError, match=f"another sweep, which differs .*{words}"):
+        ch.models.sweep(llama, *given[1], batch=8, folder=tmp_path)
+    assert ch.models.sweep(llama, *given[0], batch=8, folder=tmp_path) == kept
 
 
 @pytest.mark.parametrize(
@@ -219,7 +274,7 @@ def test_a_folder_of_a_metric_that_is_no_number_and_a_broken_header(llama: Any, 
     given = (llama, lambda layer: ch.edits.Ablate(layer), IDS, nan, "layer")
     for _ in range(2):
         assert len(ch.models.sweep(*given, folder=tmp_path)) == 2
-    header = {"clearhead sweep": 1, "cells": [{"layer": 0}, {"layer": 1}]}
+    header = {"clearhead sweep": 2, "cells": [{"layer": 0}, {"layer": 1}]}
     for wrong in (header, {**header, "plain": "much"}):
         (tmp_path / "sweep.jsonl").write_text(json.dumps(wrong) + "\n")
         with pytest.raises(ch.ClearheadError, match="another sweep"):

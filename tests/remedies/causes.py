@@ -330,6 +330,60 @@ CASES = [
         setup=SETUP + "shorter = seen(IDS[:, :4])\n",
     ),
     case(
+        "patched(shifted(), part='key', positions=(range(5), range(1, 6)))",
+        ("part='value'", "patched(shifted(), layers=0, positions=(range(5), range(1, 6)), @)", "whole()"),
+        ("texts whose words stand at equal positions", "patched(seen(), part='key') # @", "whole()"),
+        (
+            "a tensor (B, H, L, E) as the source, turned for the positions of this text",
+            "patched(seen()[0].key, layers=0, part='key', positions=(range(5), range(5))) # @",
+            "whole()",
+        ),
+        setup=SETUP + "def shifted():\n    return seen(torch.cat([IDS[:, :1], IDS[:, :5]], 1))\n",
+    ),
+    case(
+        "ran('mine')",
+        (
+            "transformers.AttentionMaskInterface.register('mine', transformers.masking_utils.eager_mask)",
+            "(@, ran('mine'))[1]",
+            "ran('eager')",
+        ),
+        setup=SETUP
+        + "sizes = {**config.to_dict(), 'sliding_window': 2, 'head_dim': 8}\n"
+        + "windowed = transformers.MistralModel(transformers.MistralConfig(**sizes)).eval()\n"
+        + "def mine(module, query, key, value, attention_mask, scaling, **options):\n"
+        + "    scores = query @ key.mT * scaling + (0 if attention_mask is None else attention_mask)\n"
+        + "    return (scores.softmax(-1) @ value).transpose(1, 2), None\n"
+        + "transformers.AttentionInterface.register('mine', mine)\n"
+        + "def ran(backend):\n    windowed.config._attn_implementation = backend\n"
+        + "    with torch.no_grad(), ch.watch(windowed) as found:\n        windowed(IDS)\n"
+        + "    return found[0].weights.dense()\n",
+    ),
+    case(
+        "warned(lambda: ch.models.logit_attribution(model, inputs, token))",
+        (
+            "ch.models.sweep(model, lambda layer, head: ch.edits.Ablate(layer, head), inputs, "
+            "ch.models.logit_difference(token))",
+            "torch.tensor([row['value'] for row in @])",
+            "swept()",
+        ),
+        setup=SETUP
+        + "model, inputs, token = one, IDS, 7\n"
+        + "first.o_proj = torch.nn.Sequential(torch.nn.LayerNorm(16), first.o_proj).eval()\n",
+    ),
+    case(
+        "nowhere().plot()",
+        (
+            "table()",
+            "torch.tensor([row['attribution'] for row in nowhere().@]).sum()",
+            "whole()[:, -1, 7].mean()",
+        ),
+        setup=SETUP
+        + "import warnings\nfor each in (first, second):\n"
+        + "    each.o_proj = torch.nn.Sequential(torch.nn.LayerNorm(16), each.o_proj).eval()\n"
+        + "def nowhere():\n    with warnings.catch_warnings():\n        warnings.simplefilter('ignore')\n"
+        + "        return ch.models.logit_attribution(one, IDS, 7)\n",
+    ),
+    case(
         "recorded(batch=2)",
         ("batch=1", "recorded(@)", "swept()"),
         setup=SETUP + "def recorded(**options):\n    with ch.watch(one):\n        return swept(**options)\n",

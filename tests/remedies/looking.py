@@ -110,6 +110,11 @@ def near(width):
 """
 CASES = [
     case(
+        "ch.explain(module, x)",
+        ("ch.explain(module, x, x, x)", "@['result']", "of_torch(x)"),
+        setup="torch.manual_seed(0)\nmodule = torch.nn.MultiheadAttention(8, 2, batch_first=True).eval()",
+    ),
+    case(
         "pictured(torch.zeros(30, 70, 3))",
         ("as the model was given it", "pictured(torch.zeros(30, 70, 3)[:, :30]) # @", "torch.tensor(2)"),
         setup=PATCHES,

@@ -116,6 +116,19 @@ def test_the_state_of_another_survey_is_left_alone(tmp_path):
     assert {path: path.read_bytes() for path in tmp_path.iterdir()} == before
 
 
+def test_the_state_of_a_reduction_with_other_numbers_is_refused(tmp_path):
+    """PyTorch prints the first and last three of more than 1000 numbers."""
+    texts, groups = ["a" * 1100] * 2, torch.zeros(1100, dtype=torch.long)
+    other = groups.clone()
+    other[500] = 1
+    groups[600] = 1
+    given = {"state": tmp_path, "batch": 2200}
+    mass = lambda each: ch.models.survey(Reader().eval(), texts, letters, keep=[ch.reductions.Mass(each)], **given)
+    assert mass(groups).digest == mass(groups.clone()).digest
+    with pytest.raises(ch.ClearheadError, match=r"differs in keep: .*1100.* there, .*1100.* here"):
+        mass(other)
+
+
 def test_the_state_of_more_texts_is_told(tmp_path):
     model, texts = Reader().eval(), ["ab."] * 1024
     ch.models.survey(model, [*texts, "more."], letters, keep="first", state=tmp_path)

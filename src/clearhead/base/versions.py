@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import functools
+import re
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -112,6 +114,17 @@ def fingerprint(tensor: Tensor) -> Tensor:
         for part, first in zip(sums, (1, 2**40), strict=False):
             parts.append((part * _factors(first, part.numel(), part.device)).sum())
     return torch.stack(parts)
+
+
+def contents(tensor: Tensor | np.ndarray) -> str:
+    """A text that differs where shapes, dtypes or numbers do."""
+    held = torch.from_numpy(tensor) if isinstance(tensor, np.ndarray) else tensor
+    return f"{tuple(held.shape)} {str(held.dtype).removeprefix('torch.')} {digest(held):x}"
+
+
+def without_addresses(text: str) -> str:
+    """The repr of objects without the addresses in it, which another process does not have."""
+    return re.sub(r" at 0x[0-9a-f]+", "", text)
 
 
 def _sums(numbers: Tensor) -> Sequence[tuple[Tensor, ...]]:

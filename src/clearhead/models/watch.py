@@ -70,7 +70,8 @@ def watch(
     that the compiler had fused across the call may change in their last digits.
     Raises a `ClearheadError` at the end of the `with` if no call was recognised, and where `padding` fits no call.
     Raises an `UnsupportedError` for a compiled model (watch the model that was compiled), and for a backend that is
-    called with a keyword that may change the weights and cannot be read. Warns of calls of
+    called with a keyword that may change the weights and cannot be read. A function of your own that transformers calls
+    without a mask is read as causal; with a sliding window or packed positions it is such an error. Warns of calls of
     `F.scaled_dot_product_attention` in threads that run no module. Without `layers`, warns of modules whose attention
     is not recorded: modules that call `flex_attention` or a kernel of PyTorch's themselves, and modules with
     "attention", "attn", "multihead" or "mha" in their name or their class's name that compute a softmax in their own

@@ -37,7 +37,11 @@ def bound(who: str, module: nn.Module, inputs: tuple[Any, ...], keywords: Mappin
             refuse_keywords(type(module).__name__, others, module=True)
         return forward.bind(*inputs, **keywords)
     except TypeError as error:
-        raise ClearheadError(f"{who} calls {type(module).__name__} with the other arguments: {error}.") from None
+        three = str(error).startswith("missing") and {"query", "key", "value"} <= set(taken)
+        advice = f" Pass its query, key and value; for self-attention: ch.{who}(module, x, x, x)." if three else ""
+        raise ClearheadError(
+            f"{who} calls {type(module).__name__} with the other arguments: {error}.{advice}"
+        ) from None
 
 
 class Captured(NamedTuple):

@@ -14,7 +14,7 @@ from torch.nn.utils.rnn import pad_sequence
 from clearhead.base.arrays import accumulated
 from clearhead.base.errors import ClearheadError, ShapeError
 from clearhead.base.pictures import Style
-from clearhead.base.text import outlined, said
+from clearhead.base.text import listed, outlined, said
 from clearhead.base.tracing import without_autocast
 from clearhead.explanation.modules.origin.find import agree, batched
 from clearhead.explanation.modules.projection import Linear
@@ -92,7 +92,15 @@ class LogitAttribution(Calls[AttributedCall]):
 
     @property
     def values(self) -> Tensor:
-        """What each head adds, (calls, heads), a mean over sequences and answers; NaN where a call has no such head."""
+        """What each head adds, (calls, heads), a mean over sequences and answers; NaN where a call has no such head.
+
+        Raises a `ClearheadError` where no head was told apart from the layer that writes it.
+        """
+        if not self.calls:
+            raise ClearheadError(
+                "values and plot() have a number for each head, and no head of this model is told apart from the layer "
+                "that writes it. Read table(), or others and remainder."
+            )
         each = [call.heads.flatten(0, -2).mean(0) for call in self.calls]
         return pad_sequence(each, batch_first=True, padding_value=torch.nan)
 
@@ -111,12 +119,14 @@ class LogitAttribution(Calls[AttributedCall]):
 
     def _said(self) -> str:
         """The logit as a sum, a mean over sequences and answers: the strongest heads, and all that is left."""
-        values, count, each = self.values, len(self.logit), len(self.answers)
-        first = strongest(values, self._labels)
-        parts = {name: float(values[call, head]) for call, head, name in first}
-        more = int(values.isfinite().sum()) - len(first)
-        if more > 0:
-            parts[f"{more} other head{'s' * (more > 1)}"] = float(values.nansum()) - sum(parts.values())
+        count, each, parts = len(self.logit), len(self.answers), dict[str, float]()
+        if self.calls:
+            values = self.values
+            first = strongest(values, self._labels)
+            parts = {name: float(values[call, head]) for call, head, name in first}
+            more = int(values.isfinite().sum()) - len(first)
+            if more > 0:
+                parts[f"{more} other head{'s' * (more > 1)}"] = float(values.nansum()) - sum(parts.values())
         parts["other layers"] = sum(float(part.mean()) for part in self.others.values())
         parts["remainder"] = float(self.remainder.mean())
         shown = ", ".join(f"{name} {number:+.3g}" for name, number in parts.items())
@@ -190,7 +200,8 @@ def logit_attribution(
     stream reaches them, where `token` is `against`, and where one position is padding by the attention mask of the
     inputs; an `UnsupportedError` for a norm that computes something else.
     Inside of an `edit`'s `with` it is of the model with the edits, so that heads which make up for another are seen.
-    A head whose last layer is not found, see `circuits`, counts among the others, under the name of its module.
+    A head whose last layer is not found, see `circuits`, because a norm or a gate stands between them, counts among the
+    others, under the name of the layer that writes it; a warning names the layers of such heads.
     Cost: two runs of the model under `watch(values=True)`, whatever K is, and a backward pass through its residual
     stream for each sequence and answer.
     Source: nostalgebraist 2020, "interpreting GPT: the logit lens"; Wang et al. 2023, "Interpretability in the Wild".
@@ -293,6 +304,17 @@ def _attributions(
         for metric in () if "position" in several else metrics:
             refuse_padding(metric, model, inputs, output)
         found = [_of_metric(metric, output, logits, frozen, seen.calls) for metric in metrics]
+    apart = {one.call for one in frozen.written}
+    mixed = [call.layer for number, call in enumerate(seen.calls) if number not in apart]
+    if mixed:
+        warnings.warn(
+            f"logit_attribution: the heads of {listed(map(str, mixed))} are not told apart, because no linear layer "
+            "was given their outputs side by side: the model computes something between, such as a norm or a gate. "
+            "What they add counts among the others, under the names of the layers that write it. For the effect of "
+            "each head run ch.models.sweep(model, lambda layer, head: ch.edits.Ablate(layer, head), inputs, "
+            "ch.models.logit_difference(token)).",
+            stacklevel=3,
+        )
     if frozen.bends:
         warnings.warn(
             f"logit_attribution: behind its last block the model computes {', '.join(dict.fromkeys(frozen.bends))} of "

@@ -22,9 +22,10 @@ class Projections(NamedTuple):
     """The projections of one head. Each has a `weight` (out, in) and a `bias` (out,), or None, as `nn.Linear` has them.
 
     `query`, `key`: weight (E, d_model). `value`: (Ev, d_model). `output`: (d_model, Ev), and its bias is the whole
-    layer's, which all heads share. Query heads that share a key head have the same `key` and `value`. `between`: what
-    the model computes between these layers and the attention scores, such as a rotation: products of the weights alone
-    leave it out.
+    layer's, which all heads share. Query heads that share a key head have the same `key` and `value`. A number by which
+    the model multiplies a projection's result before attention, as OPT its queries, is in the weight and the bias.
+    `between`: what the model computes between these layers and the attention scores, such as a rotation: products of
+    the weights alone leave it out.
     """
 
     query: Linear

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast, get_args
 
@@ -14,11 +14,9 @@ from torch import Tensor, nn
 
 from clearhead.base.errors import ClearheadError
 from clearhead.base.numbers import check_count
-from clearhead.base.pages import write_page
 from clearhead.base.pictures import Panel, Side, Style, draw
 from clearhead.base.text import listed
 from clearhead.models.causes.cells import (
-    Cell,
     Over,
     cells_of,
     checked_sides,
@@ -27,6 +25,7 @@ from clearhead.models.causes.cells import (
     number_of,
     sequences_of,
 )
+from clearhead.models.causes.kept import Kept
 from clearhead.models.causes.metrics import refuse_padding
 from clearhead.models.checks import run
 from clearhead.models.table import Table
@@ -36,8 +35,6 @@ from clearhead.models.watch import watch_own
 
 if TYPE_CHECKING:
     from clearhead.base.pictures import Axes, Colormap
-
-HEADER = "clearhead sweep"
 
 
 class Sweep(Table):
@@ -158,11 +155,14 @@ def sweep(
     `batch`: how many cells run at once, as copies of the inputs side by side, each with its own edit. Tensors of the
     inputs whose first dimension is the number of sequences are repeated, and the outputs' are split again; what else
     the model gives, such as a loss or a cache, is None. So it is for models whose sequences do not act on each other,
-    and whose attention calls all have as many sequences as the inputs. `folder`: a folder where results are kept, from
-    which an interrupted sweep goes on; it belongs to one model, inputs and edit.
+    and whose attention calls all have as many sequences as the inputs. `folder`: a folder of this sweep
+    alone, where results are kept, from which an interrupted sweep goes on. Then the cells, the inputs, the name of the
+    metric, its number without an edit, and the text and the tensors of the edits that are done must be the same; and
+    the run that had the largest effect is made again, and must give the same numbers. What a lambda does, and what a
+    recording holds that an edit takes from, is compared by this run alone.
     Gives a `Sweep`, a `Table` with a row for each cell, which has `plain`, `values`, `grid` and `plot()`. Raises a
-    `ClearheadError` for an edit that changed nothing, for a metric that gives no number, and for one of the three that
-    reads padding, by the attention mask of the inputs.
+    `ClearheadError` for an edit that changed nothing, for a metric that gives no number, for one of the three that
+    reads padding, by the attention mask of the inputs, and for a folder of another sweep.
     Cost: a run of the model for each cell, without gradients, or for each `batch` cells a run on so many copies.
     Source: Michel et al. 2019, "Are Sixteen Heads Really Better than One?"; Meng et al. 2022, "Locating and Editing
     Factual Associations in GPT".
@@ -174,13 +174,16 @@ def sweep(
     refuse_padding(metric, model, inputs, output)
     plain = float(number_of(metric, output).detach())
     cells = list(cells_of(seen.calls, sides))
-    kept = _Kept(folder, cells, plain)
-    count = sequences_of(inputs, seen.calls) if batch > 1 else 1
+    kept = Kept(folder, cells, plain, metric, inputs)
+    count = sequences_of(inputs, seen.calls) if max(batch, kept.together) > 1 else 1
+    done = [edits_of(make_edit, cell, "sweep") for cell in cells[: len(kept.numbers)]]
+    made = partial(measured, model, inputs=inputs, metric=metric, count=count)
+    kept.check(done, made)
     with bar(len(cells), "cells", len(kept.numbers)) as shown:
         while len(kept.numbers) < len(cells):
             some = cells[len(kept.numbers) :][:batch]
             edits = [edits_of(make_edit, cell, "sweep") for cell in some]
-            kept.add(measured(model, edits, inputs, metric, count))
+            kept.add(edits, made)
             shown.update(len(some))
     rows = zip(cells, kept.numbers, strict=True)
     return sweep_of(({**cell, "value": value, "effect": value - plain} for cell, value in rows), plain, metric)
@@ -193,62 +196,3 @@ def sweep_of(rows: Iterable[dict[str, Any]], plain: float, metric: Any, estimate
     found.plain, found.estimated = plain, estimated
     found.metric, found.unit = name if isinstance(name, str) else "metric", unit if isinstance(unit, str) else ""
     return found
-
-
-class _Kept:
-    """The metric of the cells that are done, in a file where a folder is given: a line for each run of the model."""
-
-    def __init__(self, folder: Any, cells: list[Cell], plain: float) -> None:
-        self.numbers: list[float] = []
-        self._path: Path | None = None
-        if folder is None:
-            return
-        try:
-            Path(folder).mkdir(parents=True, exist_ok=True)
-            self._path = Path(folder) / "sweep.jsonl"
-            lines = self._path.read_text(encoding="utf-8").splitlines() if self._path.exists() else []
-        except (OSError, TypeError, ValueError) as error:
-            raise ClearheadError(
-                f"sweep: folder is {folder!r:.200}, which is no folder to write to ({error})."
-            ) from error
-        header = {HEADER: 1, "cells": cells, "plain": plain}
-        if not lines:
-            self._write(header)
-            return
-        found, *rest = (_line(line) for line in lines)
-        same = isinstance(found, dict) and found.get(HEADER) == 1 and found.get("cells") == cells
-        before = found.get("plain") if same else None
-        same = isinstance(before, float) and (
-            math.isclose(before, plain, rel_tol=1e-4, abs_tol=1e-6) or (math.isnan(before) and math.isnan(plain))
-        )
-        if not same:
-            raise ClearheadError(
-                f"sweep: {self._path} is of another sweep: of other cells, or of a model or inputs on which the metric "
-                "is another. Pass a folder that only this sweep uses."
-            )
-        whole = 1  # the lines before one that was interrupted
-        for line in rest:
-            if not isinstance(line, list) or not all(isinstance(number, float) for number in line):
-                break
-            self.numbers += line
-            whole += 1
-        if whole < len(lines):
-            write_page(self._path, "".join(f"{line}\n" for line in lines[:whole]), "sweep")
-        self.numbers = self.numbers[: len(cells)]
-
-    def add(self, numbers: list[float]) -> None:
-        self.numbers += numbers
-        if self._path is not None:
-            self._write(numbers)
-
-    def _write(self, line: Any) -> None:
-        assert self._path is not None
-        with self._path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(line) + "\n")
-
-
-def _line(line: str) -> Any:
-    try:
-        return json.loads(line)
-    except ValueError:
-        return None

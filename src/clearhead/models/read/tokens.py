@@ -225,6 +225,8 @@ def match_tokens(
     first, then the longest stretches before and after it, and so on. Gives two ascending lists of equal length, of
     positions in the first text and in the second. A token that was replaced by another is in neither list, unless
     `replaced`: then a stretch between two matches that is as long in both texts is matched token by token.
+    Matched tokens may stand at different positions. `compare` and `Patch` take them, but for a `Patch` of queries or
+    keys in a model with rotary embeddings, which were turned by their positions.
     Raises a `ClearheadError` for an argument that is no list of tokens, and where the texts have no token in common.
     Cost: O(L²) time for most texts, O(L) memory. Source: Ratcliff and Metzener 1988, "Pattern Matching: The Gestalt
     Approach", as in Python's `difflib`.

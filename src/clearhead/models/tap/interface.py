@@ -261,6 +261,8 @@ def _masks(
             "mask; watch() cannot record its calls. Load the model with attn_implementation='sdpa'."
         )
     chosen = told.selected(module, kwargs, shape, masked=mask is not None) if read else None
+    if read and mask is None and "flash" not in backend and backend not in (NAME, MASKED):
+        told.check_unmasked(module, backend, shape, kwargs)
     if own == "flash_attention_forward" or "flash" in backend:
         found = told.masks(store, shape, mask, is_causal, kwargs)
     else:

@@ -34,7 +34,7 @@ READ = frozenset(
         "position_bias",
         "dropout",
         "is_causal",
-        "sliding_window",  # FlashAttention reads it; for other backends the window is in the mask
+        "sliding_window",  # FlashAttention reads it; for other backends the window is in the mask, see `check_unmasked`
         "indices",  # the keys that an indexer chose, see `selected` in told.py
         "block_indices",
         "cu_seq_lens_q",  # packed sequences, see `documents` in told.py

@@ -88,6 +88,30 @@ def _of(ids: Tensor, batch: int) -> Documents:
     return Documents(ids[0] if batch == 1 else ids)
 
 
+def check_unmasked(
+    module: nn.Module, backend: str, shape: tuple[int, int, int, int], keywords: Mapping[str, Any]
+) -> None:
+    """Raise where a function that is not known is given no mask, and keywords that it may make one of.
+
+    Transformers makes masks for the backends that have a mask function. Without one the window and the documents of a
+    model are said by keywords alone, and whether the function reads them is not known. `shape`: (B, H, Lq, Lk).
+    """
+    batch, _, queries, keys = shape
+    window, positions = keywords.get("sliding_window"), keywords.get("position_ids")
+    given = f"sliding_window={window}" if window is not None and keys > window else ""
+    if isinstance(positions, Tensor) and batch == 1 and positions.numel() == queries == keys:
+        # cu_seq_lens_q would tell of the documents: see `documents`
+        packed = keywords.get("cu_seq_lens_q") is None and bool((positions.reshape(-1).diff() < 0).any())
+        given = given or ("position_ids that begin again" if packed else "")
+    if given:
+        raise UnsupportedError(
+            f"{type(module).__name__} called the attention backend {backend!r} with {given} and no mask: whether this "
+            "function hides keys by it is not known, and the weights could be wrong. Give the backend a mask function, "
+            f"transformers.AttentionMaskInterface.register({backend!r}, transformers.masking_utils.eager_mask), and "
+            "add the attention_mask that it then gets to the scores."
+        )
+
+
 def selected(
     module: nn.Module, keywords: Mapping[str, Any], shape: tuple[int, int, int, int], masked: bool
 ) -> Tensor | None:

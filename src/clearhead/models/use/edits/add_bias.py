@@ -7,7 +7,6 @@ from torch import Tensor
 
 from clearhead.base.arrays import Array, check_float, to_tensor
 from clearhead.base.errors import ClearheadError
-from clearhead.base.shapes import fit, placed
 from clearhead.base.text import brief
 from clearhead.biases.base import Added, Bias
 from clearhead.models.tap.choice import Heads, Layers, Positions
@@ -26,9 +25,9 @@ class AddBias(Edit):
     >>> torch.allclose(output, ch.attention(x, x, x, bias=ch.ALiBi(4)), atol=1e-6)
     True
 
-    `bias`: a `Bias`, or a float tensor (..., Lq, Lk) of the whole sequence. It has all the model's heads, whichever of
-    them are changed, or one head that broadcasts. Positions are those of the whole sequence. `layers`, `heads`,
-    `queries`: see `Edit`.
+    `bias`: a `Bias`, or a float tensor or a `DenseBias` (..., Lq, Lk) of the whole sequence, with the tokens that are
+    still to be generated. It has all the model's heads, whichever of them are changed, or one head that broadcasts.
+    Positions are those of the whole sequence. `layers`, `heads`, `queries`: see `Edit`.
     """
 
     def __init__(
@@ -44,12 +43,7 @@ class AddBias(Edit):
             check_float(self.bias, "AddBias: bias")
 
     def before(self, problem: Problem, spot: Spot) -> Problem:
-        if isinstance(self.bias, Bias):
-            added = spot.bias(self.bias, problem.sizes)
-        else:
-            sizes = problem.sizes._replace(leading=None)
-            given = placed(spot.tensor(self.bias, "AddBias: bias"), sizes.device, "AddBias: bias")
-            added = Added(dense=fit(given, sizes, "AddBias: bias"))
+        added = spot.bias(self.bias, problem.sizes)
         if spot.unmasked is not None:  # a finite mask hides the bias in these rows
             every = added.tile(*(slice(None),) * 4, problem.sizes)
             added = Added(dense=every.expand(problem.sizes.shape).masked_fill(spot.unmasked.blind, 0.0))

@@ -25,7 +25,7 @@ from clearhead.models.tap.tap import given_calls
 from clearhead.models.use.edits.base import Edit
 from clearhead.models.use.edits.changed import Change, changed
 from clearhead.models.use.edits.recorded import RanEdited, with_weights
-from clearhead.models.use.edits.spot import Spot, Unmasked, spot_of
+from clearhead.models.use.edits.spot import Spot, Unmasked, spot_of, turned_by
 from clearhead.problem.problem import Problem
 
 
@@ -168,6 +168,7 @@ class Editor(Receiver):
         self.used = [False] * len(edits)
         self.outer = 0  # how many of the edits, the first ones, are those of a `with` around this one
         self.rests = False
+        self._turned = turned_by(model)
         self._thread = threading.get_ident()
         self.thread = self._thread if own else None
         self.places: list[range] = []  # the positions of queries, for the message
@@ -253,7 +254,8 @@ class Editor(Receiver):
                 f"{site.name} was called with dropout {dropout_p}, and edit() computes some heads again, which would "
                 "drop other weights. Pass model.eval(), or set the model's attention dropout to 0."
             )
-        return spot_of(problem, self.innermost, site.name)._replace(unmasked=unmasked, site=site)
+        spot = spot_of(problem, self.innermost, site.name)
+        return spot._replace(unmasked=unmasked, site=site, turned=self._turned)
 
     def at(self, problem: Problem, spot: Spot) -> Change | None:
         """The change of a call at its place; None where nothing is changed."""

@@ -6,7 +6,7 @@ from typing import Any, Literal, get_args
 
 from torch import Tensor
 
-from clearhead.base.errors import ClearheadError, ShapeError
+from clearhead.base.errors import ClearheadError, ShapeError, UnsupportedError
 from clearhead.base.selected import is_number, items_of
 from clearhead.base.text import listed
 from clearhead.models.tap.choice import Heads, Layers, Pairs, Positions, checked_positions, chosen
@@ -40,9 +40,12 @@ class Patch(Edit):
     None chooses all.
     `positions`: where the texts differ in length, the positions that correspond, ([of this text], [of the source]), as
     `clearhead.models.match_tokens` finds them; None: equal positions. Positions of this run that have no partner stay
-    as they are. `layers`, `heads`: see `Edit`.
+    as they are. In a model with rotary embeddings the query and key of a record were turned by the position where they
+    stood, so for these parts `positions` may pair equal positions alone. A tensor is taken as it is: turned, where it
+    is to be, for the positions of this text. `layers`, `heads`: see `Edit`.
     The source is not changed, and has no gradient. Raises an error where the model calls attention if heads, widths,
-    lengths or dtypes of the two runs differ.
+    lengths or dtypes of the two runs differ, and an `UnsupportedError` for a record's query or key at another position
+    in a model that a part named "rotary" or "rope" belongs to. Code that turns vectors without such a name is not seen.
     Source: Vig et al. 2020, "Investigating Gender Bias in Language Models Using Causal Mediation Analysis"; Meng et al.
     2022, "Locating and Editing Factual Associations in GPT".
     """
@@ -139,6 +142,16 @@ class Patch(Edit):
         total = spot.queries.stop if by_query else spot.newest
         wanted = chosen(selected, range(total), total)
         pairs = [(place - start, other) for place, other in zip(mine, theirs, strict=True) if wanted[place]]
+        if spot.turned and self.part in ("query", "key") and self.source.call_of:
+            moved = [(place + start, other) for place, other in pairs if place + start != other]
+            if moved:
+                raise UnsupportedError(
+                    f"{type(self).__name__}: the model turns queries and keys by their position ({spot.turned}), and "
+                    f"positions=… pairs position {moved[0][0]} with position {moved[0][1]} of the source, whose "
+                    f"{self.part} was turned for that place. Pass part='value' or part='output', which are not "
+                    "turned; or texts whose words stand at equal positions; or a tensor (B, H, L, E) as the source, "
+                    "turned for the positions of this text."
+                )
         return [place for place, _ in pairs], [other for _, other in pairs]
 
     def _weighted(self, problem: Problem, spot: Spot) -> Problem:

@@ -9,13 +9,14 @@ from typing import NamedTuple
 import numpy as np
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from clearhead.base.arrays import check_memory
 from clearhead.base.errors import ShapeError, UnsupportedError
-from clearhead.base.shapes import Sizes, as_scores, part
-from clearhead.biases.base import Added, Bias, lowered
-from clearhead.masks.base import Between, Mask
+from clearhead.base.shapes import Sizes, as_scores, fit, part, placed
+from clearhead.biases.base import Added, Bias, Sum, lowered
+from clearhead.biases.dense import DenseBias
+from clearhead.masks.base import And, Between, Mask, Not, Or
 from clearhead.masks.dense import DenseMask
 from clearhead.models.tap.layers import Site
 from clearhead.models.tap.modules import Running
@@ -44,7 +45,7 @@ class Spot(NamedTuple):
     In a generation each step's queries come after those before, and a cache may hold only the last keys. `filled`: the
     number of keys that are there; a static cache also has empty slots. `heads`: the numbers of the problem's heads,
     among the `all_heads` of the module. `rows`: the positions of the output's queries, for `Edit.after`. `site`: the
-    module, and its layer.
+    module, and its layer. `turned`: a part of the model by which queries and keys are turned by position, or "".
     """
 
     queries: range
@@ -55,6 +56,7 @@ class Spot(NamedTuple):
     unmasked: Unmasked | None = None
     rows: tuple[int, ...] = ()
     site: Site | None = None
+    turned: str = ""
 
     @property
     def newest(self) -> int:
@@ -69,13 +71,25 @@ class Spot(NamedTuple):
         return self._replace(heads=self.heads[heads], unmasked=unmasked)
 
     def mask(self, mask: Mask, sizes: Sizes) -> Visible:
-        """The part of a mask of the whole sequence and of all heads, for the problem's queries, keys and heads."""
+        """The part of a mask of the whole sequence and of all heads, for the problem's queries, keys and heads.
+
+        A matrix in it may have tokens that are still to be generated: see `tensor`.
+        """
         whole = self._whole(sizes)
-        visible = resolve(mask, whole, as_written=False)
+        visible = resolve(self._so_far(mask), whole, as_written=False)
         return visible if whole.shape == sizes.shape else visible_part(visible, self._region, whole)
 
-    def bias(self, bias: Bias, sizes: Sizes) -> Added:
-        """The part of a bias of the whole sequence and of all heads, for the problem's queries, keys and heads."""
+    def bias(self, bias: Bias | Tensor, sizes: Sizes) -> Added:
+        """The part of a bias of the whole sequence and of all heads, for the problem's queries, keys and heads.
+
+        A matrix may have tokens that are still to be generated: see `tensor`.
+        """
+        if isinstance(bias, Sum):
+            return self.bias(bias.left, sizes).plus(self.bias(bias.right, sizes))
+        if isinstance(bias, Tensor) or type(bias) is DenseBias:
+            name, sizes = "AddBias: bias", sizes._replace(leading=None)
+            matrix = bias if isinstance(bias, Tensor) else bias.tensor
+            return Added(dense=fit(placed(self.tensor(matrix, name), sizes.device, name), sizes, name))
         whole = self._whole(sizes)
         added = lowered(bias, whole)
         return added if whole.shape == sizes.shape else bias_part(added, self._region, whole)
@@ -108,6 +122,20 @@ class Spot(NamedTuple):
             four = F.pad(four, (0, len(self.keys) - four.shape[-1]))
         return four
 
+    def _so_far(self, mask: Mask) -> Mask:
+        """The mask with its matrices cut to the queries and keys of the whole sequence so far."""
+        if type(mask) is DenseMask:
+            rows, columns, heads = range(self.queries.stop), range(self.keys.stop), range(self.all_heads)
+            ends = self._replace(queries=rows, keys=columns, filled=self.newest, heads=heads)
+            return DenseMask(ends.tensor(mask.keep, "DenseMask: keep"))
+        if isinstance(mask, And | Or):
+            left, right = self._so_far(mask.left), self._so_far(mask.right)
+            return mask if left is mask.left and right is mask.right else type(mask)(left, right)
+        if isinstance(mask, Not):
+            inner = self._so_far(mask.mask)
+            return mask if inner is mask.mask else Not(inner)
+        return mask
+
     def _whole(self, sizes: Sizes) -> Sizes:
         """The sizes of the whole sequence's scores, whose query 0 stands at key 0."""
         return Sizes(sizes.batch, self.all_heads, self.queries.stop, self.keys.stop, sizes.device, align="upper_left")
@@ -116,6 +144,18 @@ class Spot(NamedTuple):
     def _region(self) -> Region:
         queries, keys = (slice(places.start, places.stop) for places in (self.queries, self.keys))
         return Region(heads=slice(self.heads.start, self.heads.stop), queries=queries, keys=keys)
+
+
+def turned_by(model: nn.Module) -> str:
+    """A part of the model that turns queries and keys by their position (RoPE), as its name or a name in it says; ""
+    where there is none."""
+    for name, module in model.named_modules():
+        kind = type(module).__name__
+        said = f"{kind} {name.rpartition('.')[2]}".lower()
+        function = any(word.startswith("rotary") and held is not None for word, held in vars(module).items())
+        if function or "rotary" in said or "Rope" in kind or "RoPE" in kind:
+            return name or kind
+    return ""
 
 
 def spot_of(problem: Problem, running: Running, name: str) -> Spot:

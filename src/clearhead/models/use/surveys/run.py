@@ -14,12 +14,14 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 
 import clearhead
 from clearhead.base.errors import ClearheadError, ShapeError
 from clearhead.base.numbers import check_count, check_number
+from clearhead.base.versions import contents, without_addresses
 from clearhead.inspection.reductions.base import Reduction
 from clearhead.models.loading import most_tokens, reason
 from clearhead.models.tap.transformers_private import ORIGIN, named_backend
@@ -127,8 +129,12 @@ def settings_of(model: nn.Module, kept: Kept, batch: int, max_length: int | None
 
 
 def _said(reduction: Any) -> str:
-    """A reduction with its settings: its repr shows tensors by their shapes alone."""
-    return f"{type(reduction).__qualname__}({vars(reduction)})"
+    """A reduction with its settings, all numbers of its tensors among them."""
+    each = {
+        name: contents(value) if isinstance(value, torch.Tensor | np.ndarray) else value
+        for name, value in vars(reduction).items()
+    }
+    return without_addresses(f"{type(reduction).__qualname__}({each})")
 
 
 @torch.no_grad()

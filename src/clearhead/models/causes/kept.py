@@ -1,0 +1,171 @@
+"""The folder of a sweep: what is done, from which an interrupted sweep goes on."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import json
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from torch import Tensor
+
+from clearhead.base.errors import ClearheadError
+from clearhead.base.pages import write_page
+from clearhead.base.torch_private import tree_map_only
+from clearhead.base.versions import contents, without_addresses
+from clearhead.models.call import Call
+from clearhead.models.calls import Calls
+from clearhead.models.causes.cells import Cell
+from clearhead.models.use.edits.base import Edit
+from clearhead.models.use.edits.from_run import FromRun
+from clearhead.problem.reads import tensors_in
+
+HEADER, VERSION = "clearhead sweep", 2
+Run = Callable[[list[list[Edit]]], list[float]]  # the metric of some cells, given by their edits
+
+
+class _Line(NamedTuple):
+    """A run of the model: the metric of its cells, and the digests of their edits."""
+
+    values: list[float]
+    edits: list[str]
+
+
+class Kept:
+    """The metric of the cells that are done, in a file where a folder is given: a line for each run of the model.
+
+    Its first line says what the sweep is of: the cells, the metric by name, its number without an edit, and the inputs.
+    """
+
+    def __init__(self, folder: Any, cells: list[Cell], plain: float, metric: Any, inputs: Any) -> None:
+        self._lines: list[_Line] = []
+        self._cells, self._plain = cells, plain
+        self._path: Path | None = None
+        if folder is None:
+            return
+        try:
+            Path(folder).mkdir(parents=True, exist_ok=True)
+            self._path = Path(folder) / "sweep.jsonl"
+            lines = self._path.read_text(encoding="utf-8").splitlines() if self._path.exists() else []
+        except (OSError, TypeError, ValueError) as error:
+            raise ClearheadError(
+                f"sweep: folder is {folder!r:.200}, which is no folder to write to ({error})."
+            ) from error
+        header = {"cells": cells, "metric": _named(metric), "inputs": _digest(_tensors(inputs))}
+        if not lines:
+            self._write({HEADER: VERSION, **header, "plain": plain})
+            return
+        found, *rest = (_loaded(line) for line in lines)
+        before = found if isinstance(found, dict) and found.get(HEADER) == VERSION else {}
+        differ = [f"its {name}" for name, value in header.items() if before.get(name) != value]
+        if not differ and not _near([before.get("plain")], [plain]):
+            differ = [f"the metric without an edit, {before.get('plain')} there and {plain} here"]
+        if differ:
+            raise self._another(f"in {', '.join(differ)}")
+        for line in rest:
+            values, edits = (line.get("values"), line.get("edits")) if isinstance(line, dict) else (None, None)
+            if not isinstance(values, list) or not isinstance(edits, list) or len(values) != len(edits):
+                break
+            if not values or not all(isinstance(number, float) for number in values):
+                break
+            self._lines.append(_Line(values, edits))
+        if len(self.numbers) > len(cells):
+            raise self._another("in the number of its cells")
+        whole = 1 + len(self._lines)  # the lines before one that was interrupted
+        if whole < len(lines):
+            write_page(self._path, "".join(f"{line}\n" for line in lines[:whole]), "sweep")
+
+    @property
+    def numbers(self) -> list[float]:
+        return [value for line in self._lines for value in line.values]
+
+    @property
+    def together(self) -> int:
+        """How many cells one run has had at the most."""
+        return max((len(line.values) for line in self._lines), default=0)
+
+    def check(self, edits: list[list[Edit]], run: Run) -> None:
+        """Raise where the cells that are done had other edits than these.
+
+        Their descriptions are compared, and the line with the largest effect is computed again, because a description
+        does not say what a function does or what a recording holds.
+        """
+        if not self._lines:
+            return
+        known = [each for line in self._lines for each in line.edits]
+        for cell, own, before in zip(self._cells, edits, known, strict=False):
+            if _described(own) != before:
+                raise self._another(f"in the edits of {cell}, which are {own!r:.200} here")
+        starts = list(itertools.accumulate((len(line.values) for line in self._lines), initial=0))
+        sizes = [max(abs(value - self._plain) for value in line.values) for line in self._lines]
+        most = max(range(len(sizes)), key=lambda n: -1.0 if math.isnan(sizes[n]) else sizes[n])
+        values = run(edits[starts[most] : starts[most + 1]])
+        if not _near(self._lines[most].values, values):
+            there, here = self._lines[most].values[0], values[0]
+            raise self._another(
+                f"in what its edits, its model or its metric do: of {self._cells[starts[most]]} the metric is "
+                f"{there:.6g} there, and {here:.6g} here"
+            )
+
+    def add(self, edits: list[list[Edit]], run: Run) -> None:
+        """Run the model with the edits of the next cells, and keep their numbers."""
+        said = [_described(own) if self._path is not None else "" for own in edits]
+        line = _Line(run(edits), said)
+        self._lines.append(line)
+        if self._path is not None:
+            self._write(line._asdict())
+
+    def _another(self, differs: str) -> ClearheadError:
+        return ClearheadError(
+            f"sweep: {self._path} is of another sweep, which differs {differs}. Pass a folder that only this sweep "
+            "uses."
+        )
+
+    def _write(self, line: Any) -> None:
+        assert self._path is not None
+        with self._path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(line) + "\n")
+
+
+def _loaded(line: str) -> Any:
+    try:
+        return json.loads(line)
+    except ValueError:
+        return None
+
+
+def _near(some: list[Any], others: list[float]) -> bool:
+    """Whether numbers are the same but for rounding; NaN is the same as NaN."""
+    if len(some) != len(others) or not all(isinstance(one, float) for one in some):
+        return False
+    return all(
+        math.isclose(one, other, rel_tol=1e-4, abs_tol=1e-6) or (math.isnan(one) and math.isnan(other))
+        for one, other in zip(some, others, strict=True)
+    )
+
+
+def _named(metric: Any) -> str:
+    name = getattr(metric, "name", None)
+    return name if isinstance(name, str) else getattr(metric, "__qualname__", type(metric).__qualname__)
+
+
+def _tensors(inputs: Any) -> list[Tensor]:
+    found: list[Tensor] = []
+    tree_map_only(Tensor, found.append, dict(inputs) if isinstance(inputs, Mapping) else inputs)
+    return found
+
+
+def _described(edits: Sequence[Edit]) -> str:
+    """A digest of some edits: their text, and the numbers of the tensors that they hold or read."""
+    held = [value.source if isinstance(value, FromRun) else value for one in edits for value in vars(one).values()]
+    arrays = [value for value in held if isinstance(value, np.ndarray)]
+    tensors = [tensor for value in held if not isinstance(value, Calls | Call) for tensor in tensors_in(value)]
+    return _digest([*arrays, *tensors], without_addresses(repr(list(edits))))
+
+
+def _digest(tensors: Iterable[Tensor | np.ndarray], text: str = "") -> str:
+    return hashlib.sha256("\n".join([text, *map(contents, tensors)]).encode()).hexdigest()
