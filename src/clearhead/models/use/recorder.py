@@ -47,7 +47,7 @@ from clearhead.models.tap.place import BY_HEAD, Place, Separate
 from clearhead.models.tap.receiver import Answer, DotCall, Instead, Receiver
 from clearhead.models.tap.refused import refuse_compiled
 from clearhead.models.tap.tap import given_calls
-from clearhead.models.tap.transformers_private import named_backend
+from clearhead.models.use import missed
 from clearhead.models.use.edits.changed import Change
 from clearhead.models.use.edits.edit import change_of, editing, unmasked
 from clearhead.models.use.edits.recorded import edited
@@ -537,71 +537,20 @@ def recorded(recorder: Recorder, given: Callable[[Recorder], Given]) -> Iterator
     none, and warns of those that it missed."""
     with given_calls(recorder):
         yield given(recorder)
-    lost = len(recorder.unattributed)
+    others = [name for name in recorder.left if name not in recorder.modules]
+    elsewhere = [missed.left(others)] if others else []
+    if recorder.unattributed:
+        elsewhere.append(missed.lost(len(recorder.unattributed)))
     if not recorder.seen and not recorder.modules:
-        raise ClearheadError(_nothing_seen(recorder, lost))
+        raise ClearheadError(missed.nothing_seen(recorder.stack.model, elsewhere))
     check_layers(recorder.asked.layers, recorder.sites, recorder.asked.who)
     if not recorder.seen:
         raise ClearheadError(
             f"no call could be recorded: an error came between. Calls were made by {listed(recorder.modules)}."
         )
     if recorder.padding is not None and not recorder.fitted and recorder.asked.layers is None:
-        raise ShapeError(_fits_none(recorder))
-    left = _left(recorder)
-    if left:
-        warnings.warn(left, stacklevel=4)
-    if lost:
-        warnings.warn(_lost(lost), stacklevel=4)  # points at the caller's `with` statement
+        raise ShapeError(missed.fits_none(recorder.padding.shape, recorder.sizes))
+    for said in elsewhere:
+        warnings.warn(said, stacklevel=4)  # points at the caller's `with` statement
     if recorder.unread and recorder.asked.layers is None:
         warnings.warn(recorder.told_of_unread("in the record", "watch(model, layers=…)"), stacklevel=4)
-
-
-def _fits_none(recorder: Recorder) -> str:
-    assert recorder.padding is not None
-    sizes = sorted(recorder.sizes)
-    return (
-        f"watch: padding has shape {tuple(recorder.padding.shape)}, and the calls have (batch, keys) "
-        f"{', '.join(map(str, sizes[:6]))}. Pass the attention mask of the batch that the model was given, (B, L)."
-    )
-
-
-def _lost(calls: int) -> str:
-    return (
-        f"{calls} calls of scaled_dot_product_attention are not in the record: they were made while the model ran, in "
-        "threads that ran no module, so which module they belong to is unknown. If the model's forward hands its "
-        "attention to a pool of threads, call a module of the model there, or run it in one thread; if they were not "
-        "the model's, nothing is missing."
-    )
-
-
-def _left(recorder: Recorder) -> str:
-    """A warning about modules whose calls were made in other threads alone; empty where there are none."""
-    left = [name for name in recorder.left if name not in recorder.modules]
-    if not left:
-        return ""
-    return (
-        f"the calls of {listed(left)} are left out: other threads made them, and a function that runs the model itself "
-        "looks at the calls of its own thread. If the model's forward hands these modules to a pool of threads, run it "
-        "in one thread; if another thread ran the model meanwhile, nothing is missing."
-    )
-
-
-def _nothing_seen(recorder: Recorder, lost: int) -> str:
-    model = recorder.stack.model
-    backend = named_backend(getattr(model, "config", None))
-    lines = [f"the model {type(model).__name__} made no attention call that clearhead recognises."]
-    if backend is not None:
-        lines.append(f"Its attention backend is {backend!r}.")
-    if backend == "eager":
-        lines.append("Some models make such calls on another one: load it with attn_implementation='sdpa', if it can.")
-    lines += [_left(recorder)] * bool(recorder.left)
-    if lost:
-        lines.append(_lost(lost))
-    lines.append(
-        "Run the model itself inside the `with`, and not what torch.compile() made of it. "
-        "Recognised are models of transformers that use its attention interface, torch.nn.MultiheadAttention and "
-        "torch.nn's Transformer layers, and direct calls of torch.nn.functional.scaled_dot_product_attention; a model "
-        "that computes attention in its own code (DeBERTa, Bloom, GPT-J), or in TorchScript, can be recorded once that "
-        "code calls one of these."
-    )
-    return "\n".join(lines)

@@ -1,0 +1,56 @@
+"""What a recorder says of calls that it did not record."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from torch import nn
+
+from clearhead.base.text import listed
+from clearhead.models.tap.transformers_private import named_backend
+
+
+def fits_none(padding: Sequence[int], sizes: Iterable[tuple[int, int]]) -> str:
+    """`padding`: its shape. `sizes`: batch and keys of the calls."""
+    return (
+        f"watch: padding has shape {tuple(padding)}, and the calls have (batch, keys) "
+        f"{', '.join(map(str, sorted(sizes)[:6]))}. Pass the attention mask of the batch that the model was given, "
+        "(B, L)."
+    )
+
+
+def lost(calls: int) -> str:
+    return (
+        f"{calls} calls of scaled_dot_product_attention are not in the record: they were made while the model ran, in "
+        "threads that ran no module, so which module they belong to is unknown. If the model's forward hands its "
+        "attention to a pool of threads, call a module of the model there, or run it in one thread; if they were not "
+        "the model's, nothing is missing."
+    )
+
+
+def left(modules: Iterable[str]) -> str:
+    """Of modules whose calls were made in other threads alone."""
+    return (
+        f"the calls of {listed(modules)} are left out: other threads made them, and a function that runs the model "
+        "itself looks at the calls of its own thread. If the model's forward hands these modules to a pool of threads, "
+        "run it in one thread; if another thread ran the model meanwhile, nothing is missing."
+    )
+
+
+def nothing_seen(model: nn.Module, others: Iterable[str]) -> str:
+    """`others`: what is said of calls that were made elsewhere."""
+    backend = named_backend(getattr(model, "config", None))
+    lines = [f"the model {type(model).__name__} made no attention call that clearhead recognises."]
+    if backend is not None:
+        lines.append(f"Its attention backend is {backend!r}.")
+    if backend == "eager":
+        lines.append("Some models make such calls on another one: load it with attn_implementation='sdpa', if it can.")
+    lines += others
+    lines.append(
+        "Run the model itself inside the `with`, and not what torch.compile() made of it. "
+        "Recognised are models of transformers that use its attention interface, torch.nn.MultiheadAttention and "
+        "torch.nn's Transformer layers, and direct calls of torch.nn.functional.scaled_dot_product_attention; a model "
+        "that computes attention in its own code (DeBERTa, Bloom, GPT-J), or in TorchScript, can be recorded once that "
+        "code calls one of these."
+    )
+    return "\n".join(lines)
