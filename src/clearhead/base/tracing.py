@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from operator import mul
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 import numpy as np
 import torch
@@ -257,13 +257,21 @@ def in_backward() -> bool:
     return torch_state.backward_task() != -1
 
 
-def refuse_jit() -> None:
+def refuse_jit(who: str = "attention()") -> None:
     """Raise inside `torch.jit.trace`, which records only PyTorch's operations, and values as constants."""
     if not compiling() and jit_state() is not None:
         raise UnsupportedError(
-            "torch.jit.trace cannot follow attention(): it keeps sizes and masks as constants, and sees no kernel. Use "
-            "torch.export or torch.compile; for ONNX, torch.onnx.export(..., dynamo=True)."
+            f"torch.jit.trace cannot follow {who}: it keeps sizes, masks and positions as constants, and sees no "
+            "kernel. Use torch.export or torch.compile; for ONNX, torch.onnx.export(..., dynamo=True)."
         )
+
+
+def refuse_script(module: Any) -> NoReturn:
+    """Raise in `torch.jit.script`, which calls a module's `__prepare_scriptable__`, and knows a part of Python alone."""
+    raise UnsupportedError(
+        f"torch.jit.script cannot compile {type(module).__name__}: it takes neither optional keywords nor masks. Use "
+        "torch.export or torch.compile; for ONNX, torch.onnx.export(..., dynamo=True)."
+    )
 
 
 def as_followed(tensor: Tensor) -> Tensor:
