@@ -269,6 +269,10 @@ CASES = [
         ("query (B, Lq, E) and key (B, Lk, E)", "Lengths([2, 3]).dense(x[:2], x[:2]).float() # @", "two"),
         setup="two = (torch.arange(4) < torch.tensor([[2], [3]]))[:, None].expand(2, 4, 4).float()",
     ),
+    case(
+        "attention(x, x, x, mask=Lengths([9]))",
+        ("FirstKeys(9)", "attention(x, x, x, mask=ch.@)", "plain(x, x, x)"),
+    ),
     # inputs
     case(
         "attention(x[0, 0], x, x)",

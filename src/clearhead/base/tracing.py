@@ -267,7 +267,7 @@ def refuse_jit(who: str = "attention()") -> None:
 
 
 def refuse_script(module: Any) -> NoReturn:
-    """Raise in `torch.jit.script`, which calls a module's `__prepare_scriptable__`, and knows a part of Python alone."""
+    """Raise in `torch.jit.script`, which calls a module's `__prepare_scriptable__`, and knows a part of Python only."""
     raise UnsupportedError(
         f"torch.jit.script cannot compile {type(module).__name__}: it takes neither optional keywords nor masks. Use "
         "torch.export or torch.compile; for ONNX, torch.onnx.export(..., dynamo=True)."

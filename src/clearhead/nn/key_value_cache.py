@@ -145,12 +145,12 @@ class KeyValueCache:
     an error too: decode under `torch.no_grad()`. The weights of a call can be read until the next call writes.
     `window`: the cache holds the last `window` positions of each sequence, and the `first` ones; its capacity is their
     sum. A query sees these alone, in a prompt too, and of these what the mask allows, which is made of `Causal`,
-    `SlidingWindow`, `Lengths` and `PrefixLM`. So texts of any length are decoded in the same memory.
+    `SlidingWindow`, `FirstKeys`, `Lengths` and `PrefixLM`. So texts of any length are decoded in the same memory.
 
     >>> attend, cache = MultiHeadAttention(8, 2).eval(), KeyValueCache(window=3, first=1)
     >>> with torch.no_grad():
     ...     steps = [attend(token, token, token, ch.Causal(), cache=cache) for token in x.split(1, dim=1)]
-    ...     windowed = attend(x, x, x, ch.Causal() & (ch.SlidingWindow(2) | ch.Lengths([1])))
+    ...     windowed = attend(x, x, x, ch.Causal() & (ch.SlidingWindow(2) | ch.FirstKeys(1)))
     >>> torch.allclose(torch.cat(steps, 1), windowed, atol=1e-6)
     True
 
