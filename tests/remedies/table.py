@@ -818,6 +818,11 @@ class Later(ch.extend.Bias):
             "attention(x[:1], x[:1], x[:1], mask=matrix[None]) # @",
             "plain(x[:1], x[:1], x[:1], matrix)",
         ),
+        (
+            "MaskFunction(lambda b, h, i, j: keep[j])",
+            "torch.func.vmap(lambda x, keep: attention(x, x, x, mask=@))(x, rows)",
+            ROWS,
+        ),
     ),
     case(
         "attention(x, x, x, bias=DenseBias(added.to('meta')))",
@@ -1351,6 +1356,16 @@ class Later(ch.extend.Bias):
             "on the whole batch",
             "attention(x, x, x, mask=Lengths(lens[0])) # @",
             "plain(x, x, x, torch.arange(4) < lens[0][:, None, None])",
+        ),
+        (
+            "MaskFunction(lambda b, h, i, j: j < length)",
+            "torch.func.vmap(torch.func.grad(lambda x, length: attention(x, x, x, mask=@).square().sum()))(x, lens[0])",
+            "torch.func.grad(lambda y: plain(y, y, y, torch.arange(4) < lens[0][:, None, None]).square().sum())(x)",
+        ),
+        (
+            "a float mask of 0 and −∞",
+            "torch.func.vmap(lambda x, m: attention(x, x, x, mask=m))(x, torch.where(rows[:, None], 0.0, -torch.inf)) # @",
+            ROWS,
         ),
         setup="lens = torch.tensor([[1, 2, 3, 4], [4, 3, 2, 1]])",
     ),

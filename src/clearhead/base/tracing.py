@@ -42,6 +42,10 @@ from clearhead.base.torch_state import (
 # No module of PyTorch's is named in the functions below that ask `compiling()`: the compiler would compile such a
 # function by itself, where code around it could not be, as one that is always being compiled
 _NOTHING = nullcontext()
+BY_SAMPLE = (  # what errors of masks say
+    "Inside vmap a mask that differs by sample is a rule that reads the sample's tensor, such as MaskFunction(lambda b, h, "
+    "i, j: j < length) or MaskFunction(lambda b, h, i, j: keep[j]), or a float mask of 0 and −∞."
+)
 some_compiling = is_compiling  # whether any thread compiles: cheaper than `compiling()`, to be asked before it
 
 
@@ -322,7 +326,7 @@ def ensure(good: Tensor, error: Callable[[], ClearheadError], short: str) -> Non
     elif transformed() and batched(good):
         raise UnsupportedError(
             f"{short}: it cannot be checked inside torch.func.vmap. Give masks and alignments a batch dimension of "
-            "their own, and call attention() on the whole batch."
+            f"their own, and call attention() on the whole batch.\n{BY_SAMPLE}"
         )
     elif not bool(good.all()):
         raise error()
