@@ -43,8 +43,9 @@ from clearhead.base.torch_state import (
 # function by itself, where code around it could not be, as one that is always being compiled
 _NOTHING = nullcontext()
 BY_SAMPLE = (  # what errors of masks say
-    "Inside vmap a mask that differs by sample is a rule that reads the sample's tensor, such as MaskFunction(lambda b, h, "
-    "i, j: j < length) or MaskFunction(lambda b, h, i, j: keep[j]), or a float mask of 0 and −∞."
+    "Inside vmap a mask that differs by sample is a rule that reads the sample's tensor, such as "
+    "MaskFunction(lambda b, h, i, j: j < length) or MaskFunction(lambda b, h, i, j: keep[j]); or it is a float mask of "
+    "0 and −∞."
 )
 some_compiling = is_compiling  # whether any thread compiles: cheaper than `compiling()`, to be asked before it
 
