@@ -44,6 +44,7 @@ def test_the_suite_finds_scores_masks_and_engines():
         "Padding",
         "Causal",
         "SlidingWindow",
+        "FirstKeys",
         "Documents",
         "PrefixLM",
         "MaskFunction",

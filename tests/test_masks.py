@@ -138,6 +138,7 @@ def leaf(draw, sizes):
                 "documents",
                 "prefix",
                 "where",
+                "first",
             ]
         )
     )
@@ -173,6 +174,9 @@ def leaf(draw, sizes):
         factors = [draw(st.integers(0, 3)) for _ in range(4)]
         fn = lambda *index: sum(f * i for f, i in zip(factors, index, strict=True)) % 3 > 0
         return ch.MaskFunction(fn), fn(*np.ogrid[:batch, :heads, :queries, :keys])
+    if kind == "first":
+        count = draw(st.integers(0, 11))
+        return ch.FirstKeys(count), np.arange(keys) < count
     if kind == "causal":
         return ch.Causal(), np.arange(keys) <= own
     before, after = draw(st.integers(0, 4)), draw(st.integers(0, 4))
@@ -232,6 +236,37 @@ def test_any_expression_on_every_engine(data):
             atol=1e-12,
             rtol=1e-12,
         )
+
+
+SINKS = ch.Causal() & (ch.SlidingWindow(before=1) | ch.FirstKeys(3))
+
+
+def with_sinks(x):
+    """Each query over its own key, the key before it and keys 0, 1 and 2, in plain PyTorch."""
+    i, j = torch.arange(x.shape[-2])[:, None], torch.arange(x.shape[-2])
+    scores = (x @ x.mT / 2).masked_fill((j > i) | ((i - j > 1) & (j > 2)), -torch.inf)
+    return scores.softmax(-1) @ x
+
+
+@pytest.mark.parametrize("engine", ["reference", "tiled", "sdpa", "native"])
+@pytest.mark.parametrize("length", [1, 2, 3, 7])
+def test_first_keys_of_texts_of_any_length(length, engine):
+    x = torch.randn(2, 1, length, 4, generator=torch.Generator().manual_seed(length))
+    torch.testing.assert_close(ch.attention(x, x, x, mask=SINKS, engine=engine), with_sinks(x))
+
+
+def test_first_keys_in_a_graph_for_all_lengths():
+    graphs = []
+    compiled = torch.compile(
+        lambda x, count: ch.attention(x, x, x, mask=ch.Causal() & (ch.SlidingWindow(before=1) | ch.FirstKeys(count))),
+        backend=lambda graph, inputs: graphs.append(graph) or graph,
+        fullgraph=True,
+        dynamic=True,
+    )
+    for length in (5, 2, 9):
+        x = torch.randn(2, 1, length, 4)
+        torch.testing.assert_close(compiled(x, 3), with_sinks(x))
+    assert len(graphs) == 1
 
 
 def test_documents_are_packed_sequences_computed_alone():

@@ -3,7 +3,8 @@
     attention, plan, weights           compute it; say what would run; look into it at any length
     partial                            attention over some of the keys; two such results merge
     Dot Bilinear Additive Cosine Gaussian                                           how a query meets a key
-    Lengths Padding Causal SlidingWindow Documents PrefixLM DenseMask MaskFunction  who may see whom: & | ~
+    Lengths Padding Causal SlidingWindow FirstKeys Documents PrefixLM DenseMask MaskFunction
+                                       who may see whom: & | ~
     ALiBi RelativeBias DenseBias BiasFunction                                       what is added to the scores: +
     explain                            the computation, step by step: formulas, shapes, numbers, and why
     diagnose                           what is wrong or risky in a call, a module, a recording, a training run
@@ -56,6 +57,7 @@ from clearhead.inspection.weights import weights as weights
 from clearhead.masks import Causal as Causal
 from clearhead.masks import DenseMask as DenseMask
 from clearhead.masks import Documents as Documents
+from clearhead.masks import FirstKeys as FirstKeys
 from clearhead.masks import Lengths as Lengths
 from clearhead.masks import MaskFunction as MaskFunction
 from clearhead.masks import Padding as Padding
@@ -94,6 +96,7 @@ __all__ = [
     "DenseMask",
     "Documents",
     "Dot",
+    "FirstKeys",
     "Gaussian",
     "Lengths",
     "MaskFunction",

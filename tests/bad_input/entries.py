@@ -566,6 +566,7 @@ ENTRIES: dict[str, Entry] = {
             "after": {"huge": "else"},
         },
     ),
+    "FirstKeys": E("masks", mask_of(ch.FirstKeys), {"count": 2}, {"count": {"huge": "else"}}),
     "Documents": E(
         "masks",
         mask_of(ch.Documents),

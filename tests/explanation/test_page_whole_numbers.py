@@ -137,13 +137,14 @@ def test_other_ways_to_write_a_whole_number(typed, show):
             None,
         ),
         (ch.Causal(), 1, [("mask_queries", 1, 0, 4, 0), ("mask_keys", 0, 4, 1, 0)], None),
+        (ch.FirstKeys(2), 1, [("mask_count", 0, 0, 3, 0)], ch.FirstKeys(3)),
         (ch.SlidingWindow(before=1), 1, [("mask_queries", 0, 0, -3, 0), ("mask_keys", 0, 0, 2, 0)], None),
         (
             ch.Causal() & ch.Lengths([3, 5]), 2,
             [("mask_right_lengths", 0, 0, 4, 1), ("mask_left_keys", 0, 1, 4, 0)], None,
         ),
     ],
-    ids=["prefix", "documents", "causal", "window", "both"],
+    ids=["prefix", "documents", "causal", "first keys", "window", "both"],
 )  # fmt: skip
 def test_positions_ids_and_prefixes(mask, align, edits, later, show):
     explanation = explained(mask, align=align)

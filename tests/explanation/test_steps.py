@@ -96,6 +96,8 @@ def test_a_mask_s_steps_end_in_the_mask(mask):
         (ch.Causal(), ["seen_queries", "seen_keys"]),
         (ch.SlidingWindow(before=1, after=2), ["seen_queries", "seen_keys"]),
         (ch.SlidingWindow(before=1, after=2**60), ["seen_queries", "seen_keys"]),
+        (ch.FirstKeys(2), ["seen_count", "seen_positions"]),
+        (ch.FirstKeys(2**60), ["seen_count", "seen_positions"]),
         (ch.PrefixLM([0, 3]), ["seen_queries", "seen_keys", "seen_lengths"]),
         (ch.Documents([0, 0, 1, 1, 0]), ["seen_query_ids", "seen_key_ids"]),
         (ch.Documents([[0, 0, 1, 1, 0], [-1, 2, 2, 2, -1]]), ["seen_query_ids", "seen_key_ids"]),

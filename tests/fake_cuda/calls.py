@@ -61,6 +61,7 @@ SINKS, FLOATS = drawn(HEADS), torch.zeros(LENGTH, LENGTH, device="cuda")
 MASKS = {
     "causal": ch.Causal(),
     "window": ch.Causal() & ch.SlidingWindow(before=20),
+    "first keys": ch.FirstKeys(2) | ch.SlidingWindow(before=5),
     "lengths": ch.Lengths(LENGTHS),
     "many lengths": ch.Lengths(LENGTHS[:, None].expand(-1, LENGTH)),
     "padding": ch.Padding(KEEP),

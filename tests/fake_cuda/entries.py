@@ -5,6 +5,7 @@ CASES = {  # where the name of the case is another than the entry's
     "Bilinear": "Bilinear, built before", "results.Weights": "reduce",
     "Bilinear.from_weights": "Bilinear", "Causal": "causal, training", "Cosine": "Cosine",
     "DenseMask": "dense, training", "Documents": "documents, training", "Dot": "softcap", "Gaussian": "Gaussian",
+    "FirstKeys": "first keys, training",
     "Lengths": "lengths, training", "MaskFunction": "rule, training", "Padding": "padding, training",
     "PrefixLM": "prefix, training", "SlidingWindow": "window, training",
     "Weights.reduce": "reduce", "weights": "reduce", "attention": "attention, training",

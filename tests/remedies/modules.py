@@ -320,7 +320,7 @@ def exported(make):
             "formula(made(), x, x, keep=low & (torch.arange(4) % 2 == 0))",
         ),
         (
-            "Causal(), SlidingWindow(), Lengths() and PrefixLM(), with &, | and ~",
+            "Causal(), SlidingWindow(), FirstKeys(), Lengths() and PrefixLM(), with &, | and ~",
             "decoded(KeyValueCache(window=4), Causal() & ~Lengths([1]) | PrefixLM(1) & SlidingWindow(1)) # @",
             "formula(made(), x, x, keep=low & ((torch.arange(4) > 0) | (apart <= 1)))",
         ),

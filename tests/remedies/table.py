@@ -269,6 +269,10 @@ CASES = [
         ("query (B, Lq, E) and key (B, Lk, E)", "Lengths([2, 3]).dense(x[:2], x[:2]).float() # @", "two"),
         setup="two = (torch.arange(4) < torch.tensor([[2], [3]]))[:, None].expand(2, 4, 4).float()",
     ),
+    case(
+        "attention(x, x, x, mask=Lengths([9]))",
+        ("FirstKeys(9)", "attention(x, x, x, mask=ch.@)", "plain(x, x, x)"),
+    ),
     # inputs
     case(
         "attention(x[0, 0], x, x)",
@@ -799,6 +803,11 @@ class Later(ch.extend.Bias):
         setup="class Attend(Block):\n    def forward(self, x):\n        return ch.attention(x, x, x)",
     ),
     case(
+        "torch.jit.script(attend)",
+        ("torch.export", "@.export(attend, (y,)).module()(y)", "attend(y)"),
+        setup="attend, y = ch.nn.SinusoidalPositionalEncoding(8), torch.zeros(1, 3, 8)",
+    ),
+    case(
         "torch.func.vmap(lambda x: attention(x, x, x, dropout_p=0.5), randomness='different')(x)",
         ("dropout_p=0", "torch.func.vmap(lambda x: attention(x, x, x, @))(x)", "plain(x, x, x)"),
     ),
@@ -808,6 +817,11 @@ class Later(ch.extend.Bias):
             "call attention() on the whole batch",
             "attention(x[:1], x[:1], x[:1], mask=matrix[None]) # @",
             "plain(x[:1], x[:1], x[:1], matrix)",
+        ),
+        (
+            "MaskFunction(lambda b, h, i, j: keep[j])",
+            "torch.func.vmap(lambda x, keep: attention(x, x, x, mask=@))(x, rows)",
+            ROWS,
         ),
     ),
     case(
@@ -1350,6 +1364,16 @@ class Later(ch.extend.Bias):
             "on the whole batch",
             "attention(x, x, x, mask=Lengths(lens[0])) # @",
             "plain(x, x, x, torch.arange(4) < lens[0][:, None, None])",
+        ),
+        (
+            "MaskFunction(lambda b, h, i, j: j < length)",
+            "torch.func.vmap(torch.func.grad(lambda x, length: attention(x, x, x, mask=@).square().sum()))(x, lens[0])",
+            "torch.func.grad(lambda y: plain(y, y, y, torch.arange(4) < lens[0][:, None, None]).square().sum())(x)",
+        ),
+        (
+            "a float mask of 0 and −∞",
+            "torch.func.vmap(lambda x, m: attention(x, x, x, mask=m))(x, torch.where(rows[:, None], 0.0, -torch.inf)) # @",
+            ROWS,
         ),
         setup="lens = torch.tensor([[1, 2, 3, 4], [4, 3, 2, 1]])",
     ),

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from operator import mul
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 import numpy as np
 import torch
@@ -42,6 +42,11 @@ from clearhead.base.torch_state import (
 # No module of PyTorch's is named in the functions below that ask `compiling()`: the compiler would compile such a
 # function by itself, where code around it could not be, as one that is always being compiled
 _NOTHING = nullcontext()
+BY_SAMPLE = (  # what errors of masks say
+    "Inside vmap a mask that differs by sample is a rule that reads the sample's tensor, such as "
+    "MaskFunction(lambda b, h, i, j: j < length) or MaskFunction(lambda b, h, i, j: keep[j]); or it is a float mask of "
+    "0 and −∞."
+)
 some_compiling = is_compiling  # whether any thread compiles: cheaper than `compiling()`, to be asked before it
 
 
@@ -257,13 +262,21 @@ def in_backward() -> bool:
     return torch_state.backward_task() != -1
 
 
-def refuse_jit() -> None:
+def refuse_jit(who: str = "attention()") -> None:
     """Raise inside `torch.jit.trace`, which records only PyTorch's operations, and values as constants."""
     if not compiling() and jit_state() is not None:
         raise UnsupportedError(
-            "torch.jit.trace cannot follow attention(): it keeps sizes and masks as constants, and sees no kernel. Use "
-            "torch.export or torch.compile; for ONNX, torch.onnx.export(..., dynamo=True)."
+            f"torch.jit.trace cannot follow {who}: it keeps sizes, masks and positions as constants, and sees no "
+            "kernel. Use torch.export or torch.compile; for ONNX, torch.onnx.export(..., dynamo=True)."
         )
+
+
+def refuse_script(module: Any) -> NoReturn:
+    """Raise in `torch.jit.script`, which calls a module's `__prepare_scriptable__`, and knows a part of Python only."""
+    raise UnsupportedError(
+        f"torch.jit.script cannot compile {type(module).__name__}: it takes neither optional keywords nor masks. Use "
+        "torch.export or torch.compile; for ONNX, torch.onnx.export(..., dynamo=True)."
+    )
 
 
 def as_followed(tensor: Tensor) -> Tensor:
@@ -314,7 +327,7 @@ def ensure(good: Tensor, error: Callable[[], ClearheadError], short: str) -> Non
     elif transformed() and batched(good):
         raise UnsupportedError(
             f"{short}: it cannot be checked inside torch.func.vmap. Give masks and alignments a batch dimension of "
-            "their own, and call attention() on the whole batch."
+            f"their own, and call attention() on the whole batch.\n{BY_SAMPLE}"
         )
     elif not bool(good.all()):
         raise error()

@@ -20,7 +20,7 @@ from clearhead.base.rules import broadcast, joined
 from clearhead.base.shapes import AlignLike, Sides, Sizes, array_sizes, broadcasts, extent, part
 from clearhead.base.steps import PAIRS, Step, made
 from clearhead.base.text import outlined, said
-from clearhead.base.tracing import compiling, on_the_host, readable
+from clearhead.base.tracing import compiling, on_the_host, readable, refuse_script
 
 Part = Callable[[slice, slice, slice, slice], Tensor]
 
@@ -155,6 +155,7 @@ class Bias(Extended, nn.Module, Told, ABC):
     """
 
     __array_ufunc__ = None  # so that NumPy's arrays leave + to the bias
+    __prepare_scriptable__ = refuse_script
     positional: bool = False  # whether it depends on where a query stands, and so on the call's alignment
 
     @abstractmethod

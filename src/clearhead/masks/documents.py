@@ -34,7 +34,8 @@ class Documents(Mask):
     Rule: query i sees the keys j with ids[j] = ids[i + p], where p is the position of query 0. It sees no key where
     i + p is no key's position.
     `ids`: integers (Lk,) or (B, Lk), a list, array or tensor: each key's document. Documents whose keys stand together
-    are intervals; ids that recur apart work too, at the cost of a comparison for each pair.
+    are intervals; ids that recur apart work too, at the cost of a comparison for each pair. They are copied: later
+    writes to `ids` do not change the mask, as they change a `DenseMask` and a `MaskFunction` that reads them.
     `Documents.from_lengths` takes the documents' lengths, `Documents.from_position_ids` the positions inside of them,
     and `Documents.from_cu_seqlens` their edges, which may differ for queries and keys.
     Raises a `ClearheadError` for other dtypes and shapes. Cost: O(Lk log Lk).

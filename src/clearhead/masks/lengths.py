@@ -33,7 +33,8 @@ class Lengths(Mask):
     ■ ■ ■ ■
 
     Rule: query i of sequence b sees the keys j < valid_lens[b], or j < valid_lens[b, i].
-    `valid_lens`: integers (B,) or (B, Lq), a list, array or tensor, from 0 (sees nothing) to Lk.
+    `valid_lens`: integers (B,) or (B, Lq), a list, array or tensor, from 0 (sees nothing) to Lk. They are copied: later
+    writes to `valid_lens` do not change the mask, as they change a `DenseMask` and a `MaskFunction` that reads them.
     Raises a `ClearheadError` for negative or fractional lengths and lengths above Lk. Cost: O(B), or O(B·Lq).
     """
 
@@ -102,4 +103,5 @@ def _too_long(lens: Tensor, sizes: Sizes) -> ClearheadError:
         f"Lengths: valid_lens, shape {tuple(lens.shape)}, holds {int(lens.max())}, and there are {sizes.keys} keys.\n"
         "Lengths count keys, not queries or characters; were the keys truncated after they were counted?"
         + heads_second(sizes, int(lens.max()))
+        + f"\nFor the first keys of texts of any length pass FirstKeys({int(lens.max())})."
     )

@@ -29,7 +29,8 @@ class Padding(Mask):
     · ■ ■
 
     Rule: every query of sequence b sees the keys j with keep[b, j] ≠ 0.
-    `keep`: (B, Lk), bool or 0/1 integers. Raises a `ClearheadError` for other values or shapes. Cost: O(B·Lk).
+    `keep`: (B, Lk), bool or 0/1 integers. It is copied: later writes to it do not change the mask, as they change a
+    `DenseMask` and a `MaskFunction` that reads it. Raises a `ClearheadError` for other values or shapes. Cost: O(B·Lk).
     """
 
     def __init__(self, keep: Array) -> None:

@@ -35,7 +35,7 @@ class PrefixLM(Mask):
 
     Rule: query i sees the keys j < max(i + p + 1, lengths[b]), where p is the position of query 0: see `Causal`.
     `lengths`: an integer, or integers (B,), the length of each sequence's prefix, 0 or more; a length above Lk counts
-    as Lk.
+    as Lk. They are copied, as those of `Lengths` are.
     Raises a `ClearheadError` for other dtypes, shapes and values. Cost: O(B·Lq).
     Source: Liu et al. 2018, "Generating Wikipedia by Summarizing Long Sequences"; Raffel et al. 2020.
     """

@@ -17,12 +17,13 @@ from clearhead.base.tracing import compiling, ensure, looked_into, transformed
 from clearhead.masks._read import check_lengths
 from clearhead.masks.base import Combined, Mask, Not, all_keys
 from clearhead.masks.causal import Causal
+from clearhead.masks.first_keys import FirstKeys
 from clearhead.masks.lengths import Lengths
 from clearhead.masks.prefix_lm import PrefixLM
 from clearhead.masks.sliding_window import SlidingWindow
 from clearhead.problem.lengths import with_lengths
 
-ENDLESS = (Causal, SlidingWindow, Lengths, PrefixLM)  # masks whose intervals do not need the number of keys
+ENDLESS = (Causal, SlidingWindow, FirstKeys, Lengths, PrefixLM)  # masks whose intervals do not need the number of keys
 
 
 class Limits(NamedTuple):
@@ -188,7 +189,7 @@ class Step(NamedTuple):
         _check_by_position(mask, bias)
         if self.at is None:
             own: Mask = SlidingWindow(window - 1, FAR)
-            own = own | Lengths([min(first, sizes.keys)]) if first else own
+            own = own | FirstKeys(first) if first else own
             return with_lengths(own if mask is None else mask & own, self.lengths, None)
         if self.lengths is not None and (mask is None or type(mask) is Causal):
             return Lengths(self.lengths), None  # one query, after all keys, and the window is all that is held
@@ -222,8 +223,8 @@ def _check_by_position(mask: Any, bias: Any) -> None:
         title = mask.title() if isinstance(mask, Mask) else brief(mask)
         raise UnsupportedError(
             f"the mask is {title}, and the cache has a window: it does not hold all positions, so a mask beside it is "
-            "made of Causal(), SlidingWindow(), Lengths() and PrefixLM(), with &, | and ~.\nFor other masks use "
-            "KeyValueCache(capacity=...), which holds all positions."
+            "made of Causal(), SlidingWindow(), FirstKeys(), Lengths() and PrefixLM(), with &, | and ~.\nFor other "
+            "masks use KeyValueCache(capacity=...), which holds all positions."
         )
 
 

@@ -16,7 +16,7 @@ from clearhead.base.errors import ClearheadError, ShapeError
 from clearhead.base.numbers import check_count
 from clearhead.base.pictures import Panel, Side, Style, draw
 from clearhead.base.shapes import placed
-from clearhead.base.tracing import compiling, ensure, readable, traced
+from clearhead.base.tracing import compiling, ensure, readable, refuse_jit, refuse_script, traced
 from clearhead.masks._read import as_tensor
 
 if TYPE_CHECKING:
@@ -33,6 +33,7 @@ class Tabled(nn.Module):
     anew, in float64, for another dtype or device, and no state dict, pickle or copy has it.
     """
 
+    __prepare_scriptable__ = refuse_script
     _table: Tensor | None = None
     _tabled: bool = True  # False: a row depends on the other positions of a call too
 
@@ -43,6 +44,7 @@ class Tabled(nn.Module):
     def _of(self, x: Tensor, places: int | Tensor, dtype: torch.dtype, who: str) -> Tensor:
         """The rows of the vectors of x (B, ..., L, E), whose `places` are those of `places_of`; they broadcast to
         (B, ..., L, width)."""
+        refuse_jit(type(self).__name__)
         if not isinstance(places, Tensor):
             return self._between(places, places + x.shape[-2], dtype, x.device)
         count = count_of(places, who)

@@ -13,7 +13,7 @@ from clearhead import _attention
 from clearhead._attention import Arguments, Attended
 from clearhead.base.errors import ClearheadError
 from clearhead.base.numbers import check_flag
-from clearhead.base.tracing import compiling, transformed
+from clearhead.base.tracing import compiling, refuse_script, transformed
 from clearhead.base.unpacked import looked_into
 from clearhead.inspection.source import FromCall, FromRecord, Source, Unpacked, shown
 from clearhead.inspection.weights import Weights
@@ -32,6 +32,7 @@ class RecordedWeights(Weights):
 class RecordingModule(nn.Module):
     """A module with `attention_weights`. It records in the forward pass, and computes weights on access."""
 
+    __prepare_scriptable__ = refuse_script
     _last: Source | None = None
     _made: tuple[Source, Weights | Callable[[], Weights]] | None = None
 

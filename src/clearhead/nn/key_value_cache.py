@@ -30,13 +30,15 @@ class _Room:
     """Keys and values (B, Hk, positions, E), of which a state holds the first positions.
 
     It is written to through `.data`, which has a version counter of its own. Positions that a sequence has in a view
-    given out are never written again, so the view's own counter tells only of writes by others. `turn`: the number of
-    writes; −1 for a room that is never written to. `compiled`: whether compiled code writes to it, whose writes are
-    counted.
+    given out are never written again, so the view's own counter tells only of writes by others. `free`: whether no call
+    has written beyond the positions of the state; a write makes another object of the same tensors for the state after
+    it, so that a branch, or a call after a failed one, finds False. This is a bool, and no count of writes, because a
+    number that changes from step to step is an input of compiled code, or makes a graph for each step. `compiled`:
+    whether compiled code writes to the tensors, whose writes are counted.
     """
 
-    def __init__(self, key: Tensor, value: Tensor, turn: int = -1) -> None:
-        self.key, self.value, self.turn, self.compiled = key, value, turn, compiling()
+    def __init__(self, key: Tensor, value: Tensor, free: bool = False) -> None:
+        self.key, self.value, self.free, self.compiled = key, value, free, compiling()
 
     @classmethod
     def empty(cls, key: Tensor, value: Tensor, positions: int) -> _Room:
@@ -44,7 +46,7 @@ class _Room:
         # a tensor of inference mode could not be written to outside it, nor tell of writes
         with torch.inference_mode(False):
             both = [t.new_zeros(t.shape[0], t.shape[1], positions, t.shape[3]) for t in (key, value)]
-        return cls(both[0], both[1], 0)
+        return cls(both[0], both[1], True)
 
     def write(self, at: Any, key: Tensor, value: Tensor) -> None:
         with torch.no_grad():
@@ -56,7 +58,6 @@ class _State(NamedTuple):
     room: _Room
     length: int  # a number of its own, not a tensor's size, which compiled code would take for a constant
     lengths: Tensor | None = None  # (B,), on the host; None: every sequence has `length` positions
-    turn: int = -1  # the room's turn at the time; a branch or a failed call makes it another
 
     @property
     def memory(self) -> tuple[Tensor, Tensor]:
@@ -85,7 +86,7 @@ class _State(NamedTuple):
         """The state with the first `lengths` positions of each sequence."""
         if lengths.numel() and torch.equal(lengths, self.starts()):
             return self
-        return _State(self.room, *_longest(lengths))
+        return _State(_Room(*self.memory), *_longest(lengths))
 
     def chosen(self, at: Tensor) -> _State:
         """The state with these entries of the batch."""
@@ -132,8 +133,10 @@ class KeyValueCache:
     given out is never written again. `copy.copy(cache)` is a branch that grows by itself and shares the past;
     `copy.deepcopy(cache)` and a cache from a pickle may go to a copy of the module: one with the same weights W_k and
     W_v, which are read when the copy is made, and at its first call in eager code. In compiled code a step without
-    `new_lens` is one graph, for any length. Raises a `ShapeError` where batch, heads or widths change, a
-    `ClearheadError` where dtype, device or the module do.
+    `new_lens` is one graph, and six such graphs at most serve every length, where the cache is an argument of the
+    compiled function. For a cache that the function captures, or that a module holds, the compiler takes its length for
+    a constant, and makes a graph for each step: pass `capacity` there. Raises a `ShapeError` where batch, heads or
+    widths change, a `ClearheadError` where dtype, device or the module do.
 
     `capacity`: the number of positions that each sequence has room for; None lets the room grow. With a capacity the
     keys are written in place, into memory that the first call makes, and a later call attends to all `capacity` places,
@@ -142,12 +145,12 @@ class KeyValueCache:
     an error too: decode under `torch.no_grad()`. The weights of a call can be read until the next call writes.
     `window`: the cache holds the last `window` positions of each sequence, and the `first` ones; its capacity is their
     sum. A query sees these alone, in a prompt too, and of these what the mask allows, which is made of `Causal`,
-    `SlidingWindow`, `Lengths` and `PrefixLM`. So texts of any length are decoded in the same memory.
+    `SlidingWindow`, `FirstKeys`, `Lengths` and `PrefixLM`. So texts of any length are decoded in the same memory.
 
     >>> attend, cache = MultiHeadAttention(8, 2).eval(), KeyValueCache(window=3, first=1)
     >>> with torch.no_grad():
     ...     steps = [attend(token, token, token, ch.Causal(), cache=cache) for token in x.split(1, dim=1)]
-    ...     windowed = attend(x, x, x, ch.Causal() & (ch.SlidingWindow(2) | ch.Lengths([1])))
+    ...     windowed = attend(x, x, x, ch.Causal() & (ch.SlidingWindow(2) | ch.FirstKeys(1)))
     >>> torch.allclose(torch.cat(steps, 1), windowed, atol=1e-6)
     True
 
@@ -469,15 +472,15 @@ def _written(state: _State | None, key: Tensor, value: Tensor, new: _New | None)
     else:
         rows, places, at = (moved(index, key.device) for index in new.kept())
         room.write((rows, every, at), key[rows, :, places], value[rows, :, places])
-    room.turn += 1
-    return _State(room, end, lengths, room.turn)
+    room.free = False
+    return _State(_Room(room.key, room.value, True), end, lengths)
 
 
 def _room(state: _State | None, key: Tensor, value: Tensor, length: int, end: int) -> _Room:
     """The room for the next keys, with the positions that are held: the same room, as long as they fit."""
     if state is not None:
         room = state.room
-        if room.turn == state.turn >= 0 and end < room.key.shape[2] and room.compiled == compiling():
+        if room.free and end < room.key.shape[2] and room.compiled == compiling():
             return room
     # one position is never held: a view of all would have other strides, and need a graph of its own
     room = _Room.empty(key, value, max(LEAST, end + 1, 2 * length))

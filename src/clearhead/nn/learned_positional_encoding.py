@@ -16,7 +16,7 @@ from clearhead.base.modules import as_forward
 from clearhead.base.numbers import check_count
 from clearhead.base.pictures import Style
 from clearhead.base.shapes import placed
-from clearhead.base.tracing import distributed
+from clearhead.base.tracing import distributed, refuse_script
 from clearhead.nn._nested import by_rows
 from clearhead.nn._positions import check_embedded, check_length, count_of, places_of, plot, spread
 from clearhead.problem.nested import is_nested
@@ -55,6 +55,8 @@ class LearnedPositionalEncoding(nn.Module):
     Source: Gehring et al. 2017, "Convolutional Sequence to Sequence Learning"; Devlin et al. 2019, "BERT", for
     the initial standard deviation of 0.02.
     """
+
+    __prepare_scriptable__ = refuse_script
 
     @built_with({})
     def __init__(

@@ -14,7 +14,17 @@ from clearhead.base.rules import Memo
 from clearhead.base.shapes import Sizes, moved, part
 from clearhead.base.text import outlined
 from clearhead.base.torch_state import dispatch_modes
-from clearhead.base.tracing import batched, capturing, compiling, on_the_host, readable, traced, transformed, unwrapped
+from clearhead.base.tracing import (
+    BY_SAMPLE,
+    batched,
+    capturing,
+    compiling,
+    on_the_host,
+    readable,
+    traced,
+    transformed,
+    unwrapped,
+)
 from clearhead.base.versions import Versions
 from clearhead.masks._read import KEPT
 from clearhead.masks._spans import edges_on_host
@@ -212,7 +222,7 @@ def visible(spans: Spans, sizes: Sizes, who: str | None = None) -> Visible:
     if any(batched(edge) for edge in edges):
         raise UnsupportedError(
             "the mask differs along a dimension that torch.func.vmap has hidden, and engines must read it. Give the "
-            "mask a batch dimension, and call attention() on the whole batch."
+            f"mask a batch dimension, and call attention() on the whole batch.\n{BY_SAMPLE}"
         )
     spans = spans._replace(start=edges[0], stop=edges[1], gaps=(edges[2], edges[3]) if spans.gaps is not None else None)
     if not all(map(readable, edges)):  # there are shapes and no values, so nothing can be skipped

@@ -30,7 +30,7 @@ from clearhead.base.rules import Memo, indices_of
 from clearhead.base.shapes import as_inputs, broadcasts
 from clearhead.base.steps import Step
 from clearhead.base.text import outlined, said
-from clearhead.base.tracing import cast_together, compiling
+from clearhead.base.tracing import cast_together, compiling, refuse_script
 
 ChangeOfPair = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
 Phi = Literal["mul", "tanh_add", "sq_diff"]
@@ -160,6 +160,7 @@ class Score(Extended, nn.Module, Told, ABC):
     Source of the softcap: Gemma Team 2024, "Gemma 2".
     """
 
+    __prepare_scriptable__ = refuse_script
     softcap: float | None = None
     product: ClassVar[bool] = False  # whether `tile` makes one number a pair, as a product of matrices does
 
