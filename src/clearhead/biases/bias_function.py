@@ -28,7 +28,8 @@ class BiasFunction(Bias):
     (1, 1, Lq, 1) and (1, 1, 1, Lk), for any part of the matrix, and gives a floating-point tensor that broadcasts with
     them. It must give the same numbers on every call: the backward pass calls it again. It may be a module, or read a
     parameter, which then gets gradients.
-    Indices are counted from 0 for queries and keys alike: where Lq ≠ Lk, the rule places the queries itself.
+    Indices are counted from 0 for queries and keys alike: where Lq ≠ Lk, the rule places the queries itself. Beside a
+    `KeyValueCache` of a module, query_index counts the keys that the cache held before the call too.
     `reads`: the tensors that fn reads; most are found without it, as for `MaskFunction`.
     Raises a `ClearheadError` where fn gives anything else. Cost: the rule, for every pair that the mask allows; memory
     O(Lq + Lk). It runs on "tiled" and "reference", and without gradients on "sdpa". "flex" takes it into its kernel

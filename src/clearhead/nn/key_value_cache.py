@@ -22,6 +22,7 @@ from clearhead.nn._fixed import Fixed, Step
 from clearhead.nn._keywords import OF_CACHE
 from clearhead.nn._options import check_unmixed
 from clearhead.problem.lengths import with_lengths
+from clearhead.scores.base import Score
 
 LEAST = 16  # the positions of the first room
 
@@ -92,8 +93,8 @@ class _State(NamedTuple):
         chosen = _State(_Room(self.key.index_select(0, at), self.value.index_select(0, at)), self.length)
         return chosen if self.lengths is None else chosen.cut(self.lengths[at.cpu()])
 
-    def seen(self, mask: Any, bias: Any, sizes: Sizes) -> tuple[Any, Any]:
-        """The mask and the bias of a call, without the keys beyond each sequence's length."""
+    def seen(self, mask: Any, bias: Any, score: Score, sizes: Sizes) -> tuple[Any, Any]:
+        """The mask and the bias of a call with this score, without the keys beyond each sequence's length."""
         return with_lengths(mask, self.lengths, bias)
 
     def kept(self) -> _State:
@@ -142,7 +143,8 @@ class KeyValueCache:
     an error too: decode under `torch.no_grad()`. The weights of a call can be read until the next call writes.
     `window`: the cache holds the last `window` positions of each sequence, and the `first` ones; its capacity is their
     sum. A query sees these alone, in a prompt too, and of these what the mask allows, which is made of `Causal`,
-    `SlidingWindow`, `Lengths` and `PrefixLM`. So texts of any length are decoded in the same memory.
+    `SlidingWindow`, `Lengths` and `PrefixLM`. A bias, and a score with `then`, are refused. So texts of any length are
+    decoded in the same memory.
 
     >>> attend, cache = MultiHeadAttention(8, 2).eval(), KeyValueCache(window=3, first=1)
     >>> with torch.no_grad():
