@@ -240,7 +240,10 @@ EXPLORED: dict[str, dict[str, Kept]] = {
         "test_torchs_own_function_is_seen_below_a_wrapper_that_was_there_before_the_first_watch": 0
     },
     "models/test_widget.py": {"test_in_jupyterlab": 0},
-    "nn/test_cache_owner.py": {"test_one_cache_for_the_layers_of_compiled_code_is_refused": 0},
+    "nn/test_cache_owner.py": {
+        "test_one_cache_for_the_layers_of_compiled_code_is_refused": 0,
+        "test_the_number_of_a_copy_is_that_of_another_process": 0,
+    },
     "nn/test_compiled_decoding.py": {
         "test_inductor": 0,
         "test_through_autograds_compiler": 0,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import zlib
 from typing import Any, NamedTuple
 
 import torch
@@ -20,7 +21,8 @@ from clearhead.masks._read import check_lengths, own
 from clearhead.nn import _fixed
 from clearhead.nn._fixed import Fixed, Step
 from clearhead.nn._keywords import OF_CACHE
-from clearhead.nn._options import check_unmixed
+from clearhead.nn._options import NORMS, check_unmixed
+from clearhead.nn.rotary_embedding import RotaryEmbedding
 from clearhead.problem.lengths import with_lengths
 from clearhead.scores.base import Score
 
@@ -131,9 +133,9 @@ class KeyValueCache:
     choose from its batch and positions. Where gradients are off, a full room is doubled, so that the cost of a step
     follows the positions that it adds; where they are on, each step makes new tensors. A position in a tensor that was
     given out is never written again. `copy.copy(cache)` is a branch that grows by itself and shares the past;
-    `copy.deepcopy(cache)` and a cache from a pickle may go to a copy of the module: one with the same weights W_k and
-    W_v, which are read when the copy is made, and at its first call in eager code. In compiled code a step without
-    `new_lens` is one graph, for any length. Raises a `ShapeError` where batch, heads or widths change, a
+    `copy.deepcopy(cache)` and a cache from a pickle may go to a copy of the module: one with the same W_k, W_v, key_norm
+    and rotary, which are read when the copy is made, and at its first call in eager code. In compiled code a step
+    without `new_lens` is one graph, for any length. Raises a `ShapeError` where batch, heads or widths change, a
     `ClearheadError` where dtype, device or the module do.
 
     `capacity`: the number of positions that each sequence has room for; None lets the room grow. With a capacity the
@@ -351,8 +353,8 @@ class KeyValueCache:
             if by is not None and self._is_of_another(by):
                 raise ClearheadError(
                     f"{self!r} holds the keys of another module than this {type(by).__name__}, which has other "
-                    "weights.\nMake one KeyValueCache() for each layer. For a copy of the module pass "
-                    "copy.deepcopy(cache)."
+                    "weights, or another rotary.\nMake one KeyValueCache() for each layer. For a copy of the module "
+                    "pass copy.deepcopy(cache)."
                 )
         for heads in (key, value):  # they are written beside others, and reordered, by indices that are plain tensors
             check_unmixed("a cache", heads, None)
@@ -527,11 +529,19 @@ class _New(NamedTuple):
 
 
 def _digest(module: nn.Module) -> int | None:
-    """A number made of the weights that make a module's keys and values; None where they can't be read."""
-    layers = [layer for name in ("W_k", "W_v", "key_norm") if (layer := getattr(module, name, None)) is not None]
-    tensors = [t for layer in layers for t in (*layer.parameters(), *layer.buffers())]
+    """A number made of what makes a module's keys and values: weights, and settings of norm and rotary. None where the
+    weights can't be read. Buffers of a rotary of one's own are left out: they may be tables that grow."""
+    w_k, w_v, norm, rotary = (getattr(module, name, None) for name in ("W_k", "W_v", "key_norm", "rotary"))
+    tensors = [t for layer in (w_k, w_v, norm) if layer is not None for t in (*layer.parameters(), *layer.buffers())]
+    tensors += rotary.parameters() if isinstance(rotary, nn.Module) else ()
     known = all(t.layout is torch.strided and not dispatches(t) and readable(t) and not freed(t) for t in tensors)
-    return hash(tuple(map(digest, tensors))) if tensors and known else None
+    if not tensors or not known:
+        return None
+    said = [getattr(part, "__qualname__", type(part).__qualname__) for part in (norm, rotary)]
+    said += [repr(norm)] if type(norm) in NORMS else []
+    if isinstance(rotary, RotaryEmbedding):
+        said.append(repr((rotary.dim, rotary.base, rotary.interleaved, rotary.scaling)))
+    return hash((*map(digest, tensors), zlib.crc32(repr(said).encode())))  # a text has another hash in each process
 
 
 def _longest(lengths: Tensor) -> tuple[int, Tensor | None]:
