@@ -252,6 +252,7 @@ EXPLORED: dict[str, dict[str, Kept]] = {
         "test_what_eager_code_recorded_is_still_right_after_compiled_steps": 0,
     },
     "nn/test_continuous_batches.py": {"test_each_sequence_is_what_it_is_alone": 3},
+    "nn/test_key_value_cache.py": {"test_a_cache_that_is_made_in_exported_code": ("traced",)},
     "nn/test_rules_beside_a_cache.py": {"test_compiled_steps": ("then-capacity",)},
     "nn/test_module_options.py": {
         "test_compiled_whole": 0,

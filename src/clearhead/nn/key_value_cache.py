@@ -133,9 +133,9 @@ class KeyValueCache:
     choose from its batch and positions. Where gradients are off, a full room is doubled, so that the cost of a step
     follows the positions that it adds; where they are on, each step makes new tensors. A position in a tensor that was
     given out is never written again. `copy.copy(cache)` is a branch that grows by itself and shares the past;
-    `copy.deepcopy(cache)` and a cache from a pickle may go to a copy of the module: one with the same W_k, W_v, key_norm
-    and rotary, which are read when the copy is made, and at its first call in eager code. In compiled code a step
-    without `new_lens` is one graph, for any length. Raises a `ShapeError` where batch, heads or widths change, a
+    `copy.deepcopy(cache)` and a cache from a pickle may go to a copy of the module: one with the same W_k, W_v,
+    key_norm and rotary, which are read when the copy is made, and at its first call in eager code. In compiled code a
+    step without `new_lens` is one graph, for any length. Raises a `ShapeError` where batch, heads or widths change, a
     `ClearheadError` where dtype, device or the module do.
 
     `capacity`: the number of positions that each sequence has room for; None lets the room grow. With a capacity the
@@ -443,8 +443,8 @@ def _ends(state: _State | Fixed) -> tuple[int, ...]:
 
 def _followed() -> bool:
     """Whether derivatives may follow the keys, so that each step makes new tensors. Forward mode and `torch.func` do so
-    under `torch.no_grad()` too."""
-    return torch.is_grad_enabled() or looked_into()
+    under `torch.no_grad()` too; `torch.export` leaves out writes through `.data`."""
+    return torch.is_grad_enabled() or looked_into() or exporting()
 
 
 def _joined(state: _State | None, key: Tensor, value: Tensor, new: _New | None) -> _State:
