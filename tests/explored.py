@@ -246,7 +246,10 @@ EXPLORED: dict[str, dict[str, Kept]] = {
         "test_torchs_own_function_is_seen_below_a_wrapper_that_was_there_before_the_first_watch": 0
     },
     "models/test_widget.py": {"test_in_jupyterlab": 0},
-    "nn/test_cache_owner.py": {"test_one_cache_for_the_layers_of_compiled_code_is_refused": 0},
+    "nn/test_cache_owner.py": {
+        "test_one_cache_for_the_layers_of_compiled_code_is_refused": 0,
+        "test_the_number_of_a_copy_is_that_of_another_process": 0,
+    },
     "nn/test_compiled_decoding.py": {
         "test_inductor": 0,
         "test_a_model_of_several_layers_under_inductor": 0,
@@ -256,6 +259,8 @@ EXPLORED: dict[str, dict[str, Kept]] = {
         "test_what_eager_code_recorded_is_still_right_after_compiled_steps": 0,
     },
     "nn/test_continuous_batches.py": {"test_each_sequence_is_what_it_is_alone": 3},
+    "nn/test_key_value_cache.py": {"test_a_cache_that_is_made_in_exported_code": ("traced",)},
+    "nn/test_rules_beside_a_cache.py": {"test_compiled_steps": ("then-capacity",)},
     "nn/test_module_options.py": {
         "test_compiled_whole": 0,
         "test_forward_gradients_and_weights": 3,

@@ -1,8 +1,11 @@
 """A cache belongs to one module: another one is refused, in eager and in compiled code; copies go on by themselves."""
 
 import copy
+import os
 import pickle
 import random
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -147,6 +150,72 @@ def test_a_copy_of_a_cache_is_refused_by_a_layer_with_other_weights(copied):
         torch.testing.assert_close(first(rest, rest, rest, ch.Causal(), cache=branch), want[:, 4:])
         other.reset()
         second(rest, rest, rest, ch.Causal(), cache=other)  # an empty cache is any module's
+
+
+class Turn(nn.Module):
+    """A rotary of one's own, with a buffer that each call changes."""
+
+    def __init__(self, speed):
+        super().__init__()
+        self.speed = nn.Parameter(torch.tensor(speed))
+        self.register_buffer("longest", torch.tensor(0))
+
+    def forward(self, x, *, positions):
+        self.longest = torch.maximum(self.longest, positions.max())
+        angle = positions[:, None, :, None] * self.speed
+        a, b = x.chunk(2, -1)
+        return torch.cat([a * angle.cos() - b * angle.sin(), b * angle.cos() + a * angle.sin()], -1)
+
+
+def as_it_is(x, *, positions):
+    return x
+
+
+PARTS = {
+    "base": [{"rotary": ch.nn.RotaryEmbedding(4, base=base)} for base in (1e4, 10000.001)],
+    "dim": [{"rotary": ch.nn.RotaryEmbedding(dim)} for dim in (4, 2)],
+    "interleaved": [{"rotary": ch.nn.RotaryEmbedding(4, interleaved=pairs)} for pairs in (False, True)],
+    "scaling": [{"rotary": ch.nn.RotaryEmbedding(4, scaling=ch.nn.RotaryScaling.linear(n))} for n in (2, 4)],
+    "dynamic": [{"rotary": ch.nn.RotaryEmbedding(4, scaling=ch.nn.RotaryScaling.dynamic(n, 8))} for n in (2, 4)],
+    "no rotary": [{"rotary": ch.nn.RotaryEmbedding(4)}, {}],
+    "one's own": [{"rotary": Turn(0.5)}, {"rotary": Turn(0.6)}],
+    "a function": [{"rotary": as_it_is}, {"rotary": lambda x, *, positions: -x}],
+    "norm": [{"key_norm": nn.RMSNorm(4, eps=eps)} for eps in (1e-6, 1e-3)],
+}
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, pickled])
+@pytest.mark.parametrize("name", PARTS)
+def test_a_copy_of_a_cache_is_refused_by_a_layer_that_makes_other_keys_of_the_same_weights(name, copied):
+    def build(options):
+        torch.manual_seed(1)
+        return MultiHeadAttention(16, 4, **copy.deepcopy(options)).eval()
+
+    first, second = map(build, PARTS[name])
+    cache, start, rest = KeyValueCache(), X[:, :4], X[:, 4:]
+    with torch.no_grad():
+        want = first(X, X, X, ch.Causal())
+        first(start, start, start, ch.Causal(), cache=cache)
+        other = copied(cache)
+        with pytest.raises(ch.ClearheadError, match="or another rotary"):
+            second(rest, rest, rest, ch.Causal(), cache=other)
+        assert other.lengths == (4, 4)
+        twin = copy.deepcopy(first)
+        torch.testing.assert_close(twin(rest, rest, rest, ch.Causal(), cache=other), want[:, 4:])
+
+
+def test_the_number_of_a_copy_is_that_of_another_process():
+    """A cache from a file goes to the module in a process whose hashes of texts are others."""
+    code = (
+        "import torch; from clearhead.nn import *; from clearhead.nn.key_value_cache import _digest; "
+        "m = MultiHeadAttention(8, 2, rotary=RotaryEmbedding(4, scaling=RotaryScaling.linear(2))); "
+        "[torch.nn.init.constant_(p, 0.5) for p in m.parameters()]; print(_digest(m))"
+    )
+    found = {
+        subprocess.check_output([sys.executable, "-c", code], env=os.environ | {"PYTHONHASHSEED": seed})
+        for seed in ("1", "2")
+    }
+    assert len(found) == 1
 
 
 @pytest.mark.parametrize("seed", range(4))

@@ -208,6 +208,25 @@ def test_what_was_given_out_stays_when_cropped_positions_are_written_again():
     assert (key == 1).all()
 
 
+@pytest.mark.filterwarnings("ignore:While compiling, we found certain side effects:UserWarning")  # the module's record
+@pytest.mark.parametrize("strict", [False, True], ids=["traced", "strict"])
+def test_a_cache_that_is_made_in_exported_code(strict):
+    class Decoding(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.attend = make()
+
+        def forward(self, x):
+            cache = KeyValueCache()
+            steps = [self.attend(part, part, part, ch.Causal(), cache=cache) for part in x.split([2, 1], 1)]
+            return torch.cat(steps, 1)
+
+    model, x = Decoding(), torch.randn(1, 3, 16)
+    with torch.no_grad():
+        found = torch.export.export(model, (x,), strict=strict).module()(x)
+        torch.testing.assert_close(found, model.attend(x, x, x, ch.Causal()))
+
+
 def test_reset():
     attend, cache = make(), KeyValueCache()
     with torch.no_grad():

@@ -56,6 +56,61 @@ def test_the_table_is_no_state(module):
         torch.testing.assert_close(other(x), expected)
 
 
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"base": 5e5},
+        {"dim": 4},
+        {"interleaved": True},
+        {"scaling": RotaryScaling.linear(4)},
+        {"scaling": RotaryScaling.yarn(4, 8)},
+        {"scaling": RotaryScaling.dynamic(4, 4)},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("positions", [None, [4, 0, 2, 9, 9, 1]], ids=["in order", "positions"])
+def test_what_is_set_after_a_call_counts_in_the_next(settings, positions):
+    """The formula in plain Python, whose angles each scaling gives by its own."""
+    dim, base, interleaved, scaling = (
+        {"dim": 8, "base": 100.0, "interleaved": False, "scaling": None} | settings
+    ).values()
+    rotary, x = RotaryEmbedding(8, 100.0), torch.randn(6, 8, dtype=torch.float64)
+    before = rotary(x, positions=positions)
+    for name, value in settings.items():
+        setattr(rotary, name, value)
+    at = list(range(6)) if positions is None else positions
+    plain = torch.tensor([base ** (-2 * n / dim) for n in range(dim // 2)], dtype=torch.float64)
+    speeds = plain if scaling is None else scaling.speeds(plain, base, torch.tensor(max(at) + 1.0, dtype=torch.float64))
+    want = x.clone()
+    for row, place in enumerate(at):
+        for n, speed in enumerate(speeds.tolist()):
+            one, two = (2 * n, 2 * n + 1) if interleaved else (n, n + dim // 2)
+            a, b, angle = x[row, one], x[row, two], place * speed
+            want[row, one] = a * math.cos(angle) - b * math.sin(angle)
+            want[row, two] = b * math.cos(angle) + a * math.sin(angle)
+    want[:, :dim] *= 1.0 if scaling is None else scaling.magnitude
+    torch.testing.assert_close(rotary(x, positions=positions), want)
+    for name in settings:
+        setattr(rotary, name, {"dim": 8, "base": 100.0, "interleaved": False, "scaling": None}[name])
+    torch.testing.assert_close(rotary(x, positions=positions), before)
+
+
+def test_an_odd_width_that_is_set_is_refused():
+    rotary, x = RotaryEmbedding(4), torch.randn(2, 4)
+    rotary(x)
+    rotary.dim = 3
+    with pytest.raises(ch.ClearheadError, match="must be even"):
+        rotary(x)
+
+
+def test_the_width_of_a_sinusoid_may_be_set_after_a_call():
+    encode = SinusoidalPositionalEncoding(6)
+    encode(torch.zeros(3, 6))
+    encode.embed_dim = 4
+    want = [[math.sin(p), math.cos(p), math.sin(p / 100), math.cos(p / 100)] for p in range(3)]
+    torch.testing.assert_close(encode(torch.zeros(3, 4)), torch.tensor(want))
+
+
 def test_learned_adds_its_rows():
     encode, x = LearnedPositionalEncoding(10, 4), torch.randn(2, 3, 4)
     torch.testing.assert_close(encode(x, offset=7), x + encode.P[7:10])

@@ -82,8 +82,8 @@ CACHED = (
     OPTIONS
     + """
 from clearhead.nn import KeyValueCache
-def decoded(cache, mask=None, bias=None, x=x, sizes=(2, 1, 1)):
-    module = made()
+def decoded(cache, mask=None, bias=None, x=x, sizes=(2, 1, 1), **options):
+    module = made(**options)
     with torch.no_grad():
         parts = [module(part, part, part, mask, bias=bias, cache=cache) for part in x.split(sizes, 1)]
     return torch.cat(parts, 1)
@@ -96,7 +96,7 @@ def slopes(output):
         return torch.autograd.grad(output(module).pow(2).sum(), module.W_k.weight)[0]
 def moved(run):
     return torch.func.jvp(run, (x,), (x.flip(0),))[1]
-even = MaskFunction(lambda b, h, q, k: k % 2 == 0)  # q is the number of the query in its call
+even = MaskFunction(lambda b, h, q, k: k % 2 == 0)
 apart = torch.arange(4)[:, None] - torch.arange(4)
 alibi = -torch.tensor([1 / 16, 1 / 256])[:, None, None] * apart.abs()
 parts, layer = KeyValueCache(), 0
@@ -334,6 +334,15 @@ def exported(make):
             "formula(made(), x, x, keep=low, added=alibi)",
         ),
         setup=CACHED,
+    ),
+    case(
+        "decoded(KeyValueCache(window=4), Causal(), score=nearer)",
+        (
+            "KeyValueCache(capacity=...)",
+            "decoded(KeyValueCache(capacity=4), Causal(), score=nearer) # @",
+            "formula(made(), x, x, keep=low, added=-0.5 * apart.abs())",
+        ),
+        setup=CACHED + "nearer = ch.Dot().then(lambda s, b, h, i, j: s - 0.5 * (i - j).abs())\n",
     ),
     case(
         "decoded(KeyValueCache(first=2), Causal())",

@@ -29,7 +29,8 @@ class BiasFunction(Bias):
     them. It must give the same numbers on every call: the backward pass calls it again, and raises a `ClearheadError`
     where the weights of a query have another sum then. It may be a module, or read a parameter, which then gets
     gradients.
-    Indices are counted from 0 for queries and keys alike: where Lq ≠ Lk, the rule places the queries itself.
+    Indices are counted from 0 for queries and keys alike: where Lq ≠ Lk, the rule places the queries itself. Beside a
+    `KeyValueCache` of a module, query_index counts the keys that the cache held before the call too.
     `reads`: the tensors that fn reads; most are found without it, as for `MaskFunction`.
     Raises a `ClearheadError` where fn gives anything else. Cost: the rule, for every pair that the mask allows; memory
     O(Lq + Lk). It runs on "tiled" and "reference", and without gradients on "sdpa". "flex" takes it into its kernel

@@ -36,7 +36,8 @@ class MaskFunction(Mask):
     (1, 1, Lq, 1) and (1, 1, 1, Lk), for any part of the matrix, and gives a bool tensor that broadcasts with them.
     It must give the same result on every call: the backward pass may call it again, and a `ClearheadError` says where
     the result is another one then.
-    Indices are counted from 0 for queries and keys alike: where Lq ≠ Lk, the rule places the queries itself.
+    Indices are counted from 0 for queries and keys alike: where Lq ≠ Lk, the rule places the queries itself. Beside a
+    `KeyValueCache` of a module, query_index counts the keys that the cache held before the call too.
     Joined to a mask that is an interval, `Causal() & MaskFunction(fn)`, the scores outside of it are not computed.
     `reads`: the tensors that fn reads. Tensors in its closure, its defaults, its globals and `self.name` are found
     without `reads`. A write to one of them between the forward and the backward pass is an error; recorded and lazy

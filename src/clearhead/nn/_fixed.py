@@ -22,6 +22,7 @@ from clearhead.masks.lengths import Lengths
 from clearhead.masks.prefix_lm import PrefixLM
 from clearhead.masks.sliding_window import SlidingWindow
 from clearhead.problem.lengths import with_lengths
+from clearhead.scores.base import Score
 
 ENDLESS = (Causal, SlidingWindow, FirstKeys, Lengths, PrefixLM)  # masks whose intervals do not need the number of keys
 
@@ -179,14 +180,15 @@ class Step(NamedTuple):
             self.state.write(self.key[:, :, old:], self.value[:, :, old:], self.places)
         return self.state
 
-    def seen(self, mask: Any, bias: Any, sizes: Sizes) -> tuple[Any, Any]:
-        """The mask and the bias of the call, over the places of the keys, without those that hold none."""
+    def seen(self, mask: Any, bias: Any, score: Score, sizes: Sizes) -> tuple[Any, Any]:
+        """The mask and the bias of a call with this score, over the places of the keys, without those that hold
+        none."""
         window, first = self.state.limits.window, self.state.limits.first
         if window is None:
             if compiling() or self.lengths is None or self.state.known is None:
                 return with_lengths(mask, self.lengths, bias)
             return (_up_to(self.state.known), bias) if mask is None else with_lengths(mask, [self.state.known], bias)
-        _check_by_position(mask, bias)
+        _check_by_position(mask, bias, score)
         if self.at is None:
             own: Mask = SlidingWindow(window - 1, FAR)
             own = own | FirstKeys(first) if first else own
@@ -212,8 +214,13 @@ def _up_to(length: int) -> Lengths:
     return Lengths([length])
 
 
-def _check_by_position(mask: Any, bias: Any) -> None:
+def _check_by_position(mask: Any, bias: Any, score: Score) -> None:
     """Refuse what needs a row of all keys."""
+    if score.changed_by is not None:
+        raise UnsupportedError(
+            f"the module's score is {score}, and the cache has a window: it does not hold all positions, and the "
+            "function after the score is asked with positions.\nUse KeyValueCache(capacity=...), which holds them all."
+        )
     if bias is not None:
         raise UnsupportedError(
             "a bias of the call or the module, or a float mask, is used beside a cache with a window, which does not "

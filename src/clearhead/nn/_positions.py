@@ -30,12 +30,17 @@ class Tabled(nn.Module):
     """A module that needs a row of numbers for each position.
 
     The table is no buffer: after `module.half().float()` a buffer would have the digits of half. The table is made
-    anew, in float64, for another dtype or device, and no state dict, pickle or copy has it.
+    anew, in float64, for another dtype or device, or other settings of the module, and no state dict, pickle or copy
+    has it.
     """
 
     __prepare_scriptable__ = refuse_script
-    _table: Tensor | None = None
-    _tabled: bool = True  # False: a row depends on the other positions of a call too
+    _table: tuple[tuple[Any, ...] | None, Tensor] | None = None  # the settings that it was made for, and its rows
+
+    @abstractmethod
+    def _settings(self) -> tuple[Any, ...] | None:
+        """The attributes that a row depends on beside its position; None where it depends on the other positions of a
+        call too, so that no table serves."""
 
     @abstractmethod
     def _rows(self, positions: Tensor) -> Tensor:
@@ -50,7 +55,7 @@ class Tabled(nn.Module):
         count = count_of(places, who)
         if count is None:
             rows = self._rows(placed(places, x.device, who).double().flatten()).to(dtype)
-        elif self._tabled and count <= LARGEST:
+        elif self._settings() is not None and count <= LARGEST:
             rows = self._upto(count, dtype, x.device)[placed(places, x.device, who).flatten()]
         else:
             rows = self._apart(places.flatten(), dtype, x.device)
@@ -60,7 +65,7 @@ class Tabled(nn.Module):
         """The rows of the positions from `start` up to `stop`, (stop − start, width)."""
         if compiling() or traced():  # a graph can't keep a table, and fake tensors are no table for other calls
             return self._rows(torch.arange(start, stop, dtype=torch.float64, device=device)).to(dtype)
-        if not self._tabled or stop > LARGEST:
+        if self._settings() is None or stop > LARGEST:
             return self._apart(torch.arange(start, stop, device="cpu"), dtype, device)
         return self._upto(stop, dtype, device)[start:stop]
 
@@ -70,13 +75,15 @@ class Tabled(nn.Module):
 
     def _upto(self, stop: int, dtype: torch.dtype, device: torch.device) -> Tensor:
         """The rows of the positions 0 to `stop` at least, (≥ stop, width), in eager code."""
-        table = self._table
-        if table is None or table.shape[0] < stop or table.dtype != dtype or table.device != device:
+        settings = self._settings()
+        made_for, table = self._table or (None, None)
+        fits = table is not None and settings is not None and made_for == settings
+        if table is None or not fits or table.shape[0] < stop or table.dtype != dtype or table.device != device:
             length = max(LEAST, 1 << (stop - 1).bit_length())
             # training may use the table next, so it is no tensor of inference mode; not every device has float64
             with torch.inference_mode(False), torch.no_grad():
                 table = self._rows(torch.arange(length, dtype=torch.float64, device="cpu")).to(device, dtype)
-            self._table = table
+            self._table = settings, table
         return table
 
     def __getstate__(self) -> dict[str, Any]:

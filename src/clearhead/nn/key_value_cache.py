@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import zlib
 from typing import Any, NamedTuple
 
 import torch
@@ -20,8 +21,10 @@ from clearhead.masks._read import check_lengths, own
 from clearhead.nn import _fixed
 from clearhead.nn._fixed import Fixed, Step
 from clearhead.nn._keywords import OF_CACHE
-from clearhead.nn._options import check_unmixed
+from clearhead.nn._options import NORMS, check_unmixed
+from clearhead.nn.rotary_embedding import RotaryEmbedding
 from clearhead.problem.lengths import with_lengths
+from clearhead.scores.base import Score
 
 LEAST = 16  # the positions of the first room
 
@@ -93,8 +96,8 @@ class _State(NamedTuple):
         chosen = _State(_Room(self.key.index_select(0, at), self.value.index_select(0, at)), self.length)
         return chosen if self.lengths is None else chosen.cut(self.lengths[at.cpu()])
 
-    def seen(self, mask: Any, bias: Any, sizes: Sizes) -> tuple[Any, Any]:
-        """The mask and the bias of a call, without the keys beyond each sequence's length."""
+    def seen(self, mask: Any, bias: Any, score: Score, sizes: Sizes) -> tuple[Any, Any]:
+        """The mask and the bias of a call with this score, without the keys beyond each sequence's length."""
         return with_lengths(mask, self.lengths, bias)
 
     def kept(self) -> _State:
@@ -131,12 +134,12 @@ class KeyValueCache:
     choose from its batch and positions. Where gradients are off, a full room is doubled, so that the cost of a step
     follows the positions that it adds; where they are on, each step makes new tensors. A position in a tensor that was
     given out is never written again. `copy.copy(cache)` is a branch that grows by itself and shares the past;
-    `copy.deepcopy(cache)` and a cache from a pickle may go to a copy of the module: one with the same weights W_k and
-    W_v, which are read when the copy is made, and at its first call in eager code. In compiled code a step without
-    `new_lens` is one graph, and six such graphs at most serve every length, where the cache is an argument of the
-    compiled function. For a cache that the function captures, or that a module holds, the compiler takes its length for
-    a constant, and makes a graph for each step: pass `capacity` there. Raises a `ShapeError` where batch, heads or
-    widths change, a `ClearheadError` where dtype, device or the module do.
+    `copy.deepcopy(cache)` and a cache from a pickle may go to a copy of the module: one with the same W_k, W_v,
+    key_norm and rotary, which are read when the copy is made, and at its first call in eager code. In compiled code a
+    step without `new_lens` is one graph, and six such graphs at most serve every length, where the cache is an argument
+    of the compiled function. For a cache that the function captures, or that a module holds, the compiler takes its
+    length for a constant, and makes a graph for each step: pass `capacity` there. Raises a `ShapeError` where batch,
+    heads or widths change, a `ClearheadError` where dtype, device or the module do.
 
     `capacity`: the number of positions that each sequence has room for; None lets the room grow. With a capacity the
     keys are written in place, into memory that the first call makes, and a later call attends to all `capacity` places,
@@ -145,7 +148,8 @@ class KeyValueCache:
     an error too: decode under `torch.no_grad()`. The weights of a call can be read until the next call writes.
     `window`: the cache holds the last `window` positions of each sequence, and the `first` ones; its capacity is their
     sum. A query sees these alone, in a prompt too, and of these what the mask allows, which is made of `Causal`,
-    `SlidingWindow`, `FirstKeys`, `Lengths` and `PrefixLM`. So texts of any length are decoded in the same memory.
+    `SlidingWindow`, `FirstKeys`, `Lengths` and `PrefixLM`. A bias, and a score with `then`, are refused. So texts of
+    any length are decoded in the same memory.
 
     >>> attend, cache = MultiHeadAttention(8, 2).eval(), KeyValueCache(window=3, first=1)
     >>> with torch.no_grad():
@@ -352,8 +356,8 @@ class KeyValueCache:
             if by is not None and self._is_of_another(by):
                 raise ClearheadError(
                     f"{self!r} holds the keys of another module than this {type(by).__name__}, which has other "
-                    "weights.\nMake one KeyValueCache() for each layer. For a copy of the module pass "
-                    "copy.deepcopy(cache)."
+                    "weights, or another rotary.\nMake one KeyValueCache() for each layer. For a copy of the module "
+                    "pass copy.deepcopy(cache)."
                 )
         for heads in (key, value):  # they are written beside others, and reordered, by indices that are plain tensors
             check_unmixed("a cache", heads, None)
@@ -450,8 +454,8 @@ def _ends(state: _State | Fixed) -> tuple[int, ...]:
 
 def _followed() -> bool:
     """Whether derivatives may follow the keys, so that each step makes new tensors. Forward mode and `torch.func` do so
-    under `torch.no_grad()` too."""
-    return torch.is_grad_enabled() or looked_into()
+    under `torch.no_grad()` too; `torch.export` leaves out writes through `.data`."""
+    return torch.is_grad_enabled() or looked_into() or exporting()
 
 
 def _joined(state: _State | None, key: Tensor, value: Tensor, new: _New | None) -> _State:
@@ -536,11 +540,19 @@ class _New(NamedTuple):
 
 
 def _digest(module: nn.Module) -> int | None:
-    """A number made of the weights that make a module's keys and values; None where they can't be read."""
-    layers = [layer for name in ("W_k", "W_v", "key_norm") if (layer := getattr(module, name, None)) is not None]
-    tensors = [t for layer in layers for t in (*layer.parameters(), *layer.buffers())]
+    """A number made of what makes a module's keys and values: weights, and settings of norm and rotary. None where the
+    weights can't be read. Buffers of a rotary of one's own are left out: they may be tables that grow."""
+    w_k, w_v, norm, rotary = (getattr(module, name, None) for name in ("W_k", "W_v", "key_norm", "rotary"))
+    tensors = [t for layer in (w_k, w_v, norm) if layer is not None for t in (*layer.parameters(), *layer.buffers())]
+    tensors += rotary.parameters() if isinstance(rotary, nn.Module) else ()
     known = all(t.layout is torch.strided and not dispatches(t) and readable(t) and not freed(t) for t in tensors)
-    return hash(tuple(map(digest, tensors))) if tensors and known else None
+    if not tensors or not known:
+        return None
+    said = [getattr(part, "__qualname__", type(part).__qualname__) for part in (norm, rotary)]
+    said += [repr(norm)] if type(norm) in NORMS else []
+    if isinstance(rotary, RotaryEmbedding):
+        said.append(repr((rotary.dim, rotary.base, rotary.interleaved, rotary.scaling)))
+    return hash((*map(digest, tensors), zlib.crc32(repr(said).encode())))  # a text has another hash in each process
 
 
 def _longest(lengths: Tensor) -> tuple[int, Tensor | None]:

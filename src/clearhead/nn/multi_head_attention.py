@@ -56,6 +56,7 @@ from clearhead.nn._options import (
     turned,
     with_own,
 )
+from clearhead.nn._past import after_cache
 from clearhead.nn._record import RecordingModule
 from clearhead.nn.key_value_cache import KeyValueCache
 from clearhead.nn.prepared_keys import PreparedKeys, check_value_given, taken
@@ -274,7 +275,8 @@ class MultiHeadAttention(RecordingModule):
         integers (L,) or (B, L), 0 or more, in any order. None counts from 0, or from the end of the cache. Masks and
         biases count places in the call, whatever the positions are.
         `cache`: a `KeyValueCache`; key and value are then the new positions alone. The queries stand after the keys of
-        the cache and attend to these too; masks and lengths count them. The cache keeps the new keys.
+        the cache and attend to these too; masks, lengths and rules (`MaskFunction`, `BiasFunction`, `Score.then`) count
+        them. The cache keeps the new keys.
         `new_lens`: integers (B,), how many of each sequence's new keys the cache keeps, from the first on: for prompts
         of unequal lengths, and sequences that rest (0). The new keys of a sequence follow its old keys. The outputs of
         queries that belong to keys not kept are undefined.
@@ -339,15 +341,16 @@ class MultiHeadAttention(RecordingModule):
         if heads != self.num_heads:
             check_part(mask, bias, sizes, self.num_heads)
             self._check_learnt(heads)
+        score = self.score
         if state is not None:
-            mask, bias = state.seen(mask, bias, sizes)
+            mask, bias, score = after_cache(*state.seen(mask, bias, score, sizes), score, past, q.device)
         if nested is not None:
             (mask, bias), align = nested.packed.ragged(mask, bias), None
         attended = self._attend(
             q,
             k,
             v,
-            score=self.score,
+            score=score,
             mask=mask,
             bias=bias,
             scale=number,

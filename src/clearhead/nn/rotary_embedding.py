@@ -52,6 +52,7 @@ class RotaryEmbedding(Tabled):
     0 or more, in any order. Returns x's shape and dtype; the turn is computed in float32 at least.
     Nested x (B, j, E), or (B, H, j, E), gives a nested result: each sequence begins anew, `offset` and `positions` are
     those of the padded batch.
+    The arguments are attributes, which may be set between calls: the next call turns by them.
     Raises a `ShapeError` for narrower x or another batch, a `ClearheadError` for positions below 0. Cost: three
     operations an entry; a table of the longest sequence is kept.
     Source: Su et al. 2021, "RoFormer: Enhanced Transformer with Rotary Position Embedding".
@@ -62,9 +63,7 @@ class RotaryEmbedding(Tabled):
         self, dim: int, base: float = 10000.0, interleaved: bool = False, scaling: RotaryScaling | None = None
     ) -> None:
         super().__init__()
-        self.dim = check_count(dim, 2, "dim")
-        if self.dim % 2:
-            raise ClearheadError(f"RotaryEmbedding: dim is {dim}; entries turn in pairs, so it must be even.")
+        self.dim = _check_even(check_count(dim, 2, "dim"))
         self.base = check_positive(base, "base")
         self.interleaved = check_flag(interleaved, "interleaved")
         if scaling is not None and not isinstance(scaling, RotaryScaling):
@@ -79,7 +78,6 @@ class RotaryEmbedding(Tabled):
                 + (", and dim above 2." if scaling.by_length else ".")
             )
         self.scaling = scaling
-        self._tabled = scaling is None or not scaling.by_length
 
     def forward(self, x: Tensor, offset: int | Tensor = 0, *, positions: Integers | None = None) -> Tensor:
         """x (..., L, E) turned by its positions, from `offset` on, or those of `positions`: of x's shape."""
@@ -104,6 +102,10 @@ class RotaryEmbedding(Tabled):
         @as_forward(forward)
         def __call__(self) -> None: ...
 
+    def _settings(self) -> tuple[Any, ...] | None:
+        by_length = self.scaling is not None and self.scaling.by_length
+        return None if by_length else (self.dim, self.base, self.scaling)
+
     def _rows(self, positions: Tensor) -> Tensor:
         angles = positions[:, None] * self.speeds(positions)
         rows = torch.cat([angles.cos(), angles.sin()], -1)
@@ -122,6 +124,7 @@ class RotaryEmbedding(Tabled):
         if not isinstance(x, Tensor):
             raise ClearheadError(f"RotaryEmbedding: x is a {type(x).__name__}; pass a tensor (..., L, E).")
         check_float(x, "RotaryEmbedding: x")
+        _check_even(self.dim)  # it may have been set since
         if x.ndim < 2 or x.shape[-1] < self.dim:
             raise ShapeError(
                 f"RotaryEmbedding: x has shape {tuple(x.shape)}; expected (..., L, E) with E of dim = {self.dim} or "
@@ -141,3 +144,9 @@ class RotaryEmbedding(Tabled):
     def extra_repr(self) -> str:
         scaling = "" if self.scaling is None else f", scaling={self.scaling}"
         return f"dim={self.dim}, base={self.base:g}, interleaved={self.interleaved}{scaling}"
+
+
+def _check_even(dim: int) -> int:
+    if dim % 2:
+        raise ClearheadError(f"RotaryEmbedding: dim is {dim}; entries turn in pairs, so it must be even.")
+    return dim

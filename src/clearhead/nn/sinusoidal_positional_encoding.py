@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -72,6 +72,9 @@ class SinusoidalPositionalEncoding(Tabled):
 
         @as_forward(forward)
         def __call__(self) -> None: ...
+
+    def _settings(self) -> tuple[Any, ...]:
+        return (self.embed_dim,)
 
     def _rows(self, positions: Tensor) -> Tensor:
         steps = torch.arange(0, self.embed_dim, 2, dtype=positions.dtype, device=positions.device)

@@ -191,6 +191,7 @@ class Score(Extended, nn.Module, Told, ABC):
         It may be a module, whose parameters this score then lists, or read a parameter; both get gradients. A second
         `then` is applied to the result of the first.
         Indices are counted from 0 for queries and keys alike: where Lq ≠ Lk, the function places the queries itself.
+        Beside a `KeyValueCache` of a module, query_index counts the keys that the cache held before the call too.
         Returns a score over the same parameters; this one is not changed. Raises a `ClearheadError` where the function
         does not take five arguments, and, when it is called, where it gives anything else.
         Cost: `clearhead.plan` says which engine takes it: "tiled" and "reference" do, and "flex" after a dot product,

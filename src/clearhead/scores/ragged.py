@@ -26,16 +26,17 @@ class RaggedChange(nn.Module):
 
 def ragged(score: Score, sequences: Sequences) -> Score:
     """The score of a padded batch, for the packed row of its sequences."""
-    return score if score.changed_by is None else _changed(score, RaggedChange(score.changed_by, sequences))
+    return score if score.changed_by is None else with_change(score, RaggedChange(score.changed_by, sequences))
 
 
 def unpacked(score: Score) -> Score:
     """The score of the padded batch, of that of the packed row."""
     change = score.changed_by
-    return _changed(score, change.change) if isinstance(change, RaggedChange) else score
+    return with_change(score, change.change) if isinstance(change, RaggedChange) else score
 
 
-def _changed(score: Score, change: ChangeOfPair) -> Score:
+def with_change(score: Score, change: ChangeOfPair) -> Score:
+    """The same score over the same parameters, with another change."""
     copied = with_parameters(score, lambda p: p, every=True)
     assert isinstance(copied, Score)
     del copied.changed_by  # a function cannot take a module's place

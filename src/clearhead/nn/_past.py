@@ -1,0 +1,94 @@
+"""Rules beside a cache: they are asked with the positions of the queries, which stand after the keys of the cache."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from clearhead.base.modules import with_parameters
+from clearhead.base.rules import entry
+from clearhead.base.shapes import moved
+from clearhead.base.tracing import compiling
+from clearhead.biases.base import Bias, Sum
+from clearhead.biases.bias_function import BiasFunction
+from clearhead.masks._read import KEPT
+from clearhead.masks.base import Mask
+from clearhead.masks.mask_function import MaskFunction
+from clearhead.scores.base import Score, name_of
+from clearhead.scores.ragged import with_change
+
+
+class AfterCache(nn.Module):
+    """A rule, or a change of a score, whose query index counts from the end of the cache.
+
+    `past`: the number of keys in the cache, or (B,), one for each sequence. It is kept as a tensor, so that a kernel
+    that a rule is compiled into takes it as an input, and the next step needs no other kernel.
+    """
+
+    def __init__(self, rule: Any, past: int | Tensor, device: torch.device) -> None:
+        super().__init__()
+        self.rule = rule
+        with torch.inference_mode(False):
+            if isinstance(past, Tensor):
+                self.past = moved(past, device)
+            else:
+                self.past = torch.full((1,), past, dtype=torch.int64, device=device)
+        self.__name__ = f"{name_of(rule)} after the cache"
+
+    def extra_repr(self) -> str:
+        return self.__name__
+
+    def forward(self, *given: Tensor) -> Tensor:
+        *first, query_index, key_index = given  # (score,) batch, head
+        found: Tensor = self.rule(*first, query_index + entry(self.past, first[-2]), key_index)
+        return found
+
+
+def after_cache(mask: Any, bias: Any, score: Score, past: int | Tensor, device: torch.device) -> tuple[Any, Any, Score]:
+    """Mask, bias and score of a call whose queries stand after `past` keys. Other masks and biases know their places
+    from the call's alignment."""
+    if isinstance(past, int) and past == 0:
+        return mask, bias, score
+    after = partial(AfterCache, past=past, device=device)
+    mask = _mask(mask, after)
+    if isinstance(bias, Bias):
+        bias = _bias(bias, after)
+    return mask, bias, score if score.changed_by is None else with_change(score, after(score.changed_by))
+
+
+def _mask(given: Any, after: Callable[[Any], AfterCache]) -> Any:
+    """A mask, or a list of masks that a mask holds; a copy where a rule is in it."""
+    if type(given) is list or type(given) is tuple:
+        parts = [_mask(part, after) for part in given]
+        return given if all(map(operator.is_, given, parts)) else type(given)(parts)
+    if not isinstance(given, Mask):
+        return given
+    changes = {name: _mask(part, after) for name, part in vars(given).items()}
+    if isinstance(given, MaskFunction):
+        changes["fn"] = after(given.fn)
+    if all(part is vars(given)[name] for name, part in changes.items()):
+        return given
+    copied = given.__new__(type(given))
+    copied.__dict__.update({name: part for name, part in changes.items() if not name.startswith(KEPT)})
+    return copied
+
+
+def _bias(bias: Bias, after: Callable[[Any], AfterCache]) -> Bias:
+    """The bias, or a copy of it where it is a rule, or has one inside."""
+    if compiling():  # the compiler can't list the parts of a module that it has just made, such as a sum
+        if type(bias) is Sum:
+            return Sum(_bias(bias.left, after), _bias(bias.right, after))
+        if type(bias) is BiasFunction:
+            return BiasFunction(after(bias.fn), bias.reads)
+    if not any(isinstance(part, BiasFunction) for part in bias.modules()):
+        return bias
+    copied = with_parameters(bias, lambda p: p, every=True)
+    for part in list(copied.modules()):
+        if isinstance(part, BiasFunction):
+            part.fn = after(part.fn)
+    return copied
