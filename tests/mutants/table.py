@@ -483,8 +483,8 @@ MODULES = [
     ),
     Mutant(
         "nn/key_value_cache.py",
-        "if room.turn == state.turn >= 0 and",
-        "if state.turn >= 0 and",
+        "if room.free and end",
+        "if end",
         "two branches of a cache write to the same memory",
         "test_by_hand.py",
     ),

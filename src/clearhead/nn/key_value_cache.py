@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import zlib
 from typing import Any, NamedTuple
 
 import torch
@@ -15,14 +14,13 @@ from clearhead.base.errors import ClearheadError, ShapeError, UnsupportedError, 
 from clearhead.base.numbers import check_count
 from clearhead.base.shapes import Sizes, moved, placed
 from clearhead.base.text import brief
-from clearhead.base.tracing import compiling, dispatches, ensure, exporting, freed, looked_into, readable, traced
-from clearhead.base.versions import digest
+from clearhead.base.tracing import compiling, ensure, exporting, looked_into, readable, traced
 from clearhead.masks._read import check_lengths, own
 from clearhead.nn import _fixed
 from clearhead.nn._fixed import Fixed, Step
+from clearhead.nn._key_makers import digest_of
 from clearhead.nn._keywords import OF_CACHE
-from clearhead.nn._options import NORMS, check_unmixed
-from clearhead.nn.rotary_embedding import RotaryEmbedding
+from clearhead.nn._options import check_unmixed
 from clearhead.problem.lengths import with_lengths
 from clearhead.scores.base import Score
 
@@ -391,7 +389,7 @@ class KeyValueCache:
     def _is_of_another(self, module: nn.Module) -> bool:
         if self._by is not None:
             return self._by is not module
-        return self._made is not None and not compiling() and _digest(module) not in (None, self._made)
+        return self._made is not None and not compiling() and digest_of(module) not in (None, self._made)
 
     def _hold(self, step: _State | Step, by: nn.Module) -> None:
         self._state, self._by = step.kept(), by
@@ -421,7 +419,7 @@ class KeyValueCache:
 
     def __getstate__(self) -> dict[str, Any]:  # pickle calls it
         # without the module: a copy of it, which has the same weights, may take the copy of the cache
-        made = self._made if self._by is None else _digest(self._by)
+        made = self._made if self._by is None else digest_of(self._by)
         self._settle()
         return {"_state": self._state, "_made": made, "_limits": self._limits, "_parts": self._parts}
 
@@ -537,22 +535,6 @@ class _New(NamedTuple):
         at = torch.where(every < starts, every, self.length + every - starts)
         at = moved(torch.where(every < ends, at, self.length + self.size), new.device)
         return torch.cat(parts, 2).gather(2, at[:, None, :, None].expand(whole.shape))
-
-
-def _digest(module: nn.Module) -> int | None:
-    """A number made of what makes a module's keys and values: weights, and settings of norm and rotary. None where the
-    weights can't be read. Buffers of a rotary of one's own are left out: they may be tables that grow."""
-    w_k, w_v, norm, rotary = (getattr(module, name, None) for name in ("W_k", "W_v", "key_norm", "rotary"))
-    tensors = [t for layer in (w_k, w_v, norm) if layer is not None for t in (*layer.parameters(), *layer.buffers())]
-    tensors += rotary.parameters() if isinstance(rotary, nn.Module) else ()
-    known = all(t.layout is torch.strided and not dispatches(t) and readable(t) and not freed(t) for t in tensors)
-    if not tensors or not known:
-        return None
-    said = [getattr(part, "__qualname__", type(part).__qualname__) for part in (norm, rotary)]
-    said += [repr(norm)] if type(norm) in NORMS else []
-    if isinstance(rotary, RotaryEmbedding):
-        said.append(repr((rotary.dim, rotary.base, rotary.interleaved, rotary.scaling)))
-    return hash((*map(digest, tensors), zlib.crc32(repr(said).encode())))  # a text has another hash in each process
 
 
 def _longest(lengths: Tensor) -> tuple[int, Tensor | None]:
