@@ -243,6 +243,7 @@ EXPLORED: dict[str, dict[str, Kept]] = {
     "nn/test_cache_owner.py": {"test_one_cache_for_the_layers_of_compiled_code_is_refused": 0},
     "nn/test_compiled_decoding.py": {
         "test_inductor": 0,
+        "test_a_model_of_several_layers": ("window",),
         "test_a_model_of_several_layers_under_inductor": 0,
         "test_through_autograds_compiler": 0,
         "test_with_gradients": 0,
