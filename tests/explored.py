@@ -34,6 +34,9 @@ EXPLORED: dict[str, dict[str, Kept]] = {
     "test_export.py": {
         "test_weights_at_fixed_sizes": 0,
     },
+    "test_masks.py": {
+        "test_first_keys_in_a_graph_for_all_lengths": 0,
+    },
     "test_hooks.py": {
         "test_hooks_in_compiled_code": 0,
         "test_two_steps_of_training_are_those_of_a_module_that_is_called": (
