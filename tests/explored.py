@@ -40,6 +40,9 @@ EXPLORED: dict[str, dict[str, Kept]] = {
         "test_gradients_of_gradients": ("tile", "mask"),
         "test_statistics": ("a function", "own mask"),
     },
+    "test_masks.py": {
+        "test_first_keys_in_a_graph_for_all_lengths": 0,
+    },
     "test_hooks.py": {
         "test_hooks_in_compiled_code": 0,
         "test_two_steps_of_training_are_those_of_a_module_that_is_called": (
@@ -252,6 +255,7 @@ EXPLORED: dict[str, dict[str, Kept]] = {
     },
     "nn/test_compiled_decoding.py": {
         "test_inductor": 0,
+        "test_a_model_of_several_layers": ("window",),
         "test_a_model_of_several_layers_under_inductor": 0,
         "test_through_autograds_compiler": 0,
         "test_with_gradients": 0,

@@ -80,7 +80,7 @@ def check_stack(layers, mask, backend, eager_prompt):
     """Decode with a model of several layers; the number of graphs after each step."""
     torch.manual_seed(0)
     torch._dynamo.reset()
-    stack, x, cache = Stack(layers).eval(), torch.randn(2, PROMPT + 4, 8), KeyValueCache()
+    stack, x, cache = Stack(layers).eval(), torch.randn(2, PROMPT + 3, 8), KeyValueCache()
     compiler, graphs = counting(backend)
     compiled = torch.compile(stack, fullgraph=True, backend=compiler)
     with torch.no_grad():
