@@ -155,11 +155,11 @@ def sweep(
     `batch`: how many cells run at once, as copies of the inputs side by side, each with its own edit. Tensors of the
     inputs whose first dimension is the number of sequences are repeated, and the outputs' are split again; what else
     the model gives, such as a loss or a cache, is None. So it is for models whose sequences do not act on each other,
-    and whose attention calls all have as many sequences as the inputs. `folder`: a folder of this sweep
-    alone, where results are kept, from which an interrupted sweep goes on. Then the cells, the inputs, the name of the
-    metric, its number without an edit, and the text and the tensors of the edits that are done must be the same; and
-    the run that had the largest effect is made again, and must give the same numbers. What a lambda does, and what a
-    recording holds that an edit takes from, is compared by this run alone.
+    and whose attention calls all have as many sequences as the inputs.
+    `folder`: a folder of this sweep alone, where results are kept, from which an interrupted sweep goes on. Then the
+    cells, the inputs, the name of the metric, its number without an edit, and the text and the tensors of the edits
+    that are done must be the same; and the run that had the largest effect is made again, and must give the same
+    numbers. What a lambda does, and what a recording holds that an edit takes from, is compared by this run alone.
     Gives a `Sweep`, a `Table` with a row for each cell, which has `plain`, `values`, `grid` and `plot()`. Raises a
     `ClearheadError` for an edit that changed nothing, for a metric that gives no number, for one of the three that
     reads padding, by the attention mask of the inputs, and for a folder of another sweep.
