@@ -11,6 +11,7 @@ from drawn import draw
 import clearhead as ch
 from clearhead.engines.tiled import again
 from clearhead.engines.tiled.engine import Tiled
+from clearhead.nn import KeyValueCache, MultiHeadAttention
 from clearhead.problem import regions
 from clearhead.problem.partial import Rows, WholeRows
 from clearhead.problem.problem import make_problem
@@ -123,6 +124,21 @@ def test_an_attribute_that_is_bound_anew(name, engine):
     holder.factor = 1.0  # as it was
     for got, want in zip(gradients(output, given), before, strict=True):
         assert torch.equal(got, want)
+
+
+@pytest.mark.parametrize("name", ["then", "bias", "mask", "masks"])
+def test_beside_a_cache(name):
+    """There the functions are asked with other query indices, by a module that calls them."""
+    make, named = OPTIONS[name]
+    holder, x, cache = Holder(), inputs(torch.float64)[0].flatten(0, 1), KeyValueCache()
+    parts = make(holder)
+    attend = MultiHeadAttention(4, 2, score=parts.get("score"), score_bias=parts.get("bias")).double()
+    for new in x.split((10, 20), 1):
+        output = attend(new, new, new, parts.get("mask"), cache=cache)
+    gradients(output, [x], retain_graph=True)
+    holder.factor = 2.0
+    said = refusal(output, [x])
+    assert said.partition(" gave other")[0] == named.replace("change)", "change after the cache)")
 
 
 @pytest.mark.parametrize("name", MASKS)

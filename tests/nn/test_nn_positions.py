@@ -95,11 +95,25 @@ def test_what_is_set_after_a_call_counts_in_the_next(settings, positions):
     torch.testing.assert_close(rotary(x, positions=positions), before)
 
 
-def test_an_odd_width_that_is_set_is_refused():
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"dim": 3}, "must be even"),
+        ({"dim": 0}, "dim is 0; expected a whole number, 2 or more"),
+        ({"base": -1}, "base is -1; expected a number above 0"),
+        ({"base": torch.tensor(50.0)}, "expected a finite number"),
+        ({"interleaved": 1}, "expected True or False"),
+        ({"scaling": {"rope_type": "linear"}}, "expected a RotaryScaling, such as RotaryScaling.linear"),
+        ({"scaling": RotaryScaling.dynamic(4, 4), "dim": 2}, "and dim above 2"),
+    ],
+    ids=str,
+)
+def test_what_is_set_is_checked_as_when_it_is_given(settings, said):
     rotary, x = RotaryEmbedding(4), torch.randn(2, 4)
     rotary(x)
-    rotary.dim = 3
-    with pytest.raises(ch.ClearheadError, match="must be even"):
+    for name, value in settings.items():
+        setattr(rotary, name, value)
+    with pytest.raises(ch.ClearheadError, match=said):
         rotary(x)
 
 

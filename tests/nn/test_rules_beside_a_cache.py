@@ -2,6 +2,7 @@
 
 import copy
 import math
+from typing import NamedTuple
 
 import pytest
 import torch
@@ -57,8 +58,42 @@ class Twice(ch.extend.Bias):
         return ch.extend.Added(function=lambda *sides: 2 * added.function(*sides), reads=added.reads)
 
 
+class Pair(NamedTuple):
+    left: ch.extend.Mask
+    right: ch.extend.Mask
+
+
+class Chosen(ch.extend.Mask):
+    """A mask that holds others in a dict of named tuples."""
+
+    def __init__(self, **pairs):
+        self.pairs = pairs
+
+    def lower(self, sizes):
+        return (self.pairs["these"].left & self.pairs["these"].right).lower(sizes)
+
+
+class Listed(ch.extend.Bias):
+    """A bias that holds others in a list, and a mask whose hidden pairs have −9."""
+
+    def __init__(self, mask, *biases):
+        super().__init__()
+        self.mask, self._biases = mask, [*biases]
+
+    def lower(self, sizes):
+        keep = self.mask.lower(sizes).residual(*[slice(None)] * 4)
+        added = ch.extend.Added(dense=torch.where(keep, 0.0, -9.0).double())
+        for bias in self._biases:
+            added = added.plus(bias.lower(sizes))
+        return added
+
+
 def shifts(batch, head, i, j):
     return 0.3 * (i - j).abs().double() * (head + 1)
+
+
+def odd(batch, head, i, j):
+    return (i + j + batch + head) % 3 > 0
 
 
 WAVE = Wave()
@@ -71,6 +106,8 @@ CASES = {
     "bias": (RULE, ch.BiasFunction(WAVE), None, None, allowed, WAVE),
     "sum": (RULE, Twice(ch.BiasFunction(WAVE)), ch.BiasFunction(shifts), None, allowed,
             lambda *at: 2 * WAVE(*at) + shifts(*at)),
+    "held": (Chosen(these=Pair(ch.Causal(), RULE)), Listed(ch.MaskFunction(odd), ch.BiasFunction(shifts)), None, None,
+             allowed, lambda *at: torch.where(odd(*at), 0.0, -9.0) + shifts(*at)),
     "then": (RULE, None, None, WAVE, allowed, WAVE),
 }  # fmt: skip
 

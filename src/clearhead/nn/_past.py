@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from clearhead.base.modules import with_parameters
 from clearhead.base.rules import entry
 from clearhead.base.shapes import moved
+from clearhead.base.torch_private import parts_of, put_parts
 from clearhead.base.tracing import compiling
 from clearhead.biases.base import Bias, Sum
 from clearhead.biases.bias_function import BiasFunction
@@ -21,6 +21,8 @@ from clearhead.masks.base import Mask
 from clearhead.masks.mask_function import MaskFunction
 from clearhead.scores.base import Score, name_of
 from clearhead.scores.ragged import with_change
+
+OF_MODULES = ("_parameters", "_buffers", "_modules")  # which `parts_of` gives
 
 
 class AfterCache(nn.Module):
@@ -62,13 +64,10 @@ def after_cache(mask: Any, bias: Any, score: Score, past: int | Tensor, device: 
 
 
 def _mask(given: Any, after: Callable[[Any], AfterCache]) -> Any:
-    """A mask, or a list of masks that a mask holds; a copy where a rule is in it."""
-    if type(given) is list or type(given) is tuple:
-        parts = [_mask(part, after) for part in given]
-        return given if all(map(operator.is_, given, parts)) else type(given)(parts)
+    """A mask; a copy where a rule is in it."""
     if not isinstance(given, Mask):
         return given
-    changes = {name: _mask(part, after) for name, part in vars(given).items()}
+    changes = {name: _held(part, after) for name, part in vars(given).items()}
     if isinstance(given, MaskFunction):
         changes["fn"] = after(given.fn)
     if all(part is vars(given)[name] for name, part in changes.items()):
@@ -78,6 +77,21 @@ def _mask(given: Any, after: Callable[[Any], AfterCache]) -> Any:
     return copied
 
 
+def _held(given: Any, after: Callable[[Any], AfterCache]) -> Any:
+    """What a mask or a bias holds: a mask, a bias, or a list, a tuple or a dict of them."""
+    if isinstance(given, Bias):
+        return _bias(given, after)
+    if type(given) is dict:
+        changes = {name: _held(part, after) for name, part in given.items()}
+        return given if all(map(operator.is_, given.values(), changes.values())) else changes
+    if not isinstance(given, list | tuple):
+        return _mask(given, after)
+    parts = [_held(part, after) for part in given]
+    if all(map(operator.is_, given, parts)):
+        return given
+    return given._make(parts) if hasattr(given, "_make") else type(given)(parts)  # a named tuple takes them one by one
+
+
 def _bias(bias: Bias, after: Callable[[Any], AfterCache]) -> Bias:
     """The bias, or a copy of it where it is a rule, or has one inside."""
     if compiling():  # the compiler can't list the parts of a module that it has just made, such as a sum
@@ -85,10 +99,24 @@ def _bias(bias: Bias, after: Callable[[Any], AfterCache]) -> Bias:
             return Sum(_bias(bias.left, after), _bias(bias.right, after))
         if type(bias) is BiasFunction:
             return BiasFunction(after(bias.fn), bias.reads)
-    if not any(isinstance(part, BiasFunction) for part in bias.modules()):
-        return bias
-    copied = with_parameters(bias, lambda p: p, every=True)
-    for part in list(copied.modules()):
-        if isinstance(part, BiasFunction):
-            part.fn = after(part.fn)
+    found: Bias = _module(bias, after)
+    return found
+
+
+def _module(module: nn.Module, after: Callable[[Any], AfterCache]) -> Any:
+    """A bias, or a module inside of one; a copy where a rule is in it."""
+    parameters, buffers, modules = parts_of(module)
+    attributes = {name: part for name, part in vars(module).items() if name not in OF_MODULES}
+    changed = {name: _held(part, after) for name, part in attributes.items()}
+    inside = {name: None if part is None else _module(part, after) for name, part in modules.items()}
+    if isinstance(module, BiasFunction):
+        changed.pop("fn", None)  # a function, whose place a module takes
+        inside["fn"] = after(module.fn)
+    elif all(part is attributes[name] for name, part in changed.items()) and all(
+        part is modules[name] for name, part in inside.items()
+    ):
+        return module
+    copied = module.__new__(type(module))
+    copied.__dict__.update(changed)
+    put_parts(copied, (dict(parameters), dict(buffers), inside))
     return copied

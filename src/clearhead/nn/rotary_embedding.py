@@ -66,17 +66,7 @@ class RotaryEmbedding(Tabled):
         self.dim = _check_even(check_count(dim, 2, "dim"))
         self.base = check_positive(base, "base")
         self.interleaved = check_flag(interleaved, "interleaved")
-        if scaling is not None and not isinstance(scaling, RotaryScaling):
-            kind = scaling.get("rope_type", scaling.get("type")) if isinstance(scaling, dict) else None
-            like = f"{kind}(4, original_length=8192)" if kind in ("dynamic", "yarn", "llama3") else "linear(4)"
-            raise ClearheadError(
-                f"RotaryEmbedding: scaling is {brief(scaling)}; expected a RotaryScaling, such as RotaryScaling.{like}."
-            )
-        if scaling is not None and (self.base <= 1 or (scaling.by_length and self.dim == 2)):
-            raise ClearheadError(
-                f"RotaryEmbedding: dim is {self.dim} and base {self.base:g}; {scaling} needs a base above 1"
-                + (", and dim above 2." if scaling.by_length else ".")
-            )
+        _check_scaling(scaling, self.dim, self.base)
         self.scaling = scaling
 
     def forward(self, x: Tensor, offset: int | Tensor = 0, *, positions: Integers | None = None) -> Tensor:
@@ -124,7 +114,9 @@ class RotaryEmbedding(Tabled):
         if not isinstance(x, Tensor):
             raise ClearheadError(f"RotaryEmbedding: x is a {type(x).__name__}; pass a tensor (..., L, E).")
         check_float(x, "RotaryEmbedding: x")
-        _check_even(self.dim)  # it may have been set since
+        _check_even(check_count(self.dim, 2, "dim"))  # the arguments may have been set since
+        _check_scaling(self.scaling, self.dim, check_positive(self.base, "base"))
+        check_flag(self.interleaved, "interleaved")
         if x.ndim < 2 or x.shape[-1] < self.dim:
             raise ShapeError(
                 f"RotaryEmbedding: x has shape {tuple(x.shape)}; expected (..., L, E) with E of dim = {self.dim} or "
@@ -150,3 +142,17 @@ def _check_even(dim: int) -> int:
     if dim % 2:
         raise ClearheadError(f"RotaryEmbedding: dim is {dim}; entries turn in pairs, so it must be even.")
     return dim
+
+
+def _check_scaling(scaling: Any, dim: int, base: float) -> None:
+    if scaling is not None and not isinstance(scaling, RotaryScaling):
+        kind = scaling.get("rope_type", scaling.get("type")) if isinstance(scaling, dict) else None
+        like = f"{kind}(4, original_length=8192)" if kind in ("dynamic", "yarn", "llama3") else "linear(4)"
+        raise ClearheadError(
+            f"RotaryEmbedding: scaling is {brief(scaling)}; expected a RotaryScaling, such as RotaryScaling.{like}."
+        )
+    if scaling is not None and (base <= 1 or (scaling.by_length and dim == 2)):
+        raise ClearheadError(
+            f"RotaryEmbedding: dim is {dim} and base {base:g}; {scaling} needs a base above 1"
+            + (", and dim above 2." if scaling.by_length else ".")
+        )

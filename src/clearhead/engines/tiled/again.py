@@ -74,6 +74,8 @@ def _callers(thing: Any, depth: int = DEPTH) -> Iterator[Any]:
             yield thing
         elif package == "clearhead" and isinstance(thing, types.FunctionType):
             inside = (cell.cell_contents for cell in thing.__closure__ or ())
+        elif package == "clearhead" and isinstance(thing, torch.nn.Module):  # such as a rule beside a cache
+            inside = (*vars(thing).values(), *thing.children())
     for one in inside:
         yield from _callers(one, depth - 1)
 
@@ -227,7 +229,7 @@ def _names(problem: Problem) -> list[str]:
         found += [f"the function {_name(rule)} of the bias" for rule in _callers(problem.bias.function)]
     if problem.spans is not None:
         found += [f"the function {_name(rule)} of the mask" for rule in _callers(problem.spans.residual)]
-    return found or ["a function"]
+    return list(dict.fromkeys(found)) or ["a function"]
 
 
 def _name(function: Any) -> str:
