@@ -90,6 +90,38 @@ def test_the_source_follows_the_returned_sequences(make):
         beside(call.weights.dense(), want)
 
 
+class Constant(torch.nn.Module):
+    """Logits that do not see the text: every input has the same answers."""
+
+    def forward(self, hidden):
+        return hidden.new_zeros(()) * hidden.sum(-1, keepdim=True) + torch.arange(100.0).sin().to(hidden.dtype)
+
+
+@pytest.mark.parametrize("options", [{}, {"num_return_sequences": 2}, {"num_beams": 4, "num_return_sequences": 2}])
+def test_inputs_with_the_same_answers_keep_their_sources(options):
+    """Rows of different inputs have the same tokens, and their cross attention reads different encoders."""
+    model = made(bart)
+    model.lm_head = Constant()
+    seen, sequences = returned(model, **options)
+    times = options.get("num_return_sequences", 1)
+    assert torch.equal(sequences[:times], sequences[times:])
+    inputs = {"input_ids": IDS.repeat_interleave(times, 0), "decoder_input_ids": sequences[:, :-1]}
+    model.set_attn_implementation("eager")
+    with torch.no_grad():
+        wanted = model(**inputs, output_attentions=True)
+    joined = seen.joined(sequences)
+    cross = [call for call in joined if call.kind == "cross"]
+    encoders = [call for call in joined if "decoder" not in call.name]
+    for calls, wants in ((cross, wanted.cross_attentions), (encoders, wanted.encoder_attentions)):
+        for call, want in zip(calls, wants, strict=True):
+            beside(call.weights.dense(), want)
+    name = cross[1].name
+    beside(seen[name].joined(sequences).dense(), wanted.cross_attentions[1])
+    for ask in (seen.joined, seen[name].joined):
+        with pytest.raises(ch.ClearheadError, match=r"sequence 0 is the text of several rows.*Pass all sequences"):
+            ask(sequences[:1])
+
+
 def test_rows_that_stay_where_they_are_need_no_sequences():
     """A greedy batch of two texts; one text twice, whose rows stay equal; and two samples, which a warning names."""
     model = made(llama)

@@ -32,7 +32,7 @@ def refused(ask: Any, said: str) -> None:
 def test_the_last_word_of_each_padded_text_is_that_of_the_text_alone(llama: Any) -> None:
     right = "position -1 of sequence 0 is padding by the attention mask"
     refused(lambda: ch.models.logit_attribution(llama, PADDED, token=5), right)
-    refused(lambda: ch.models.logit_attribution(llama, PADDED, token=5, position=[2, -7]), "expected a number from -6")
+    refused(lambda: ch.models.logit_attribution(llama, PADDED, token=5, position=[2, -7]), "whole number from -6 to 5")
     found = ch.models.logit_attribution(llama, PADDED, token=5, position=LAST)
     beside = ch.models.logit_attribution(llama, LEFT, token=5)  # -1 is a word where padding is on the left
     for row, length in enumerate([3, 6]):
@@ -79,10 +79,22 @@ def test_a_sweep_knows_the_padding_of_its_inputs(llama: Any, measure: Any) -> No
     measure(llama, ablated, IDS, ch.models.logit_difference(5))
 
 
-def test_the_mask_of_an_encoder_is_not_the_decoders() -> None:
+class Wrapped(torch.nn.Module):
+    """A module around a model whose inputs have no names."""
+
+    def __init__(self, model: torch.nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        return self.model(*args, **kwargs)
+
+
+@pytest.mark.parametrize("around", [lambda model: model, Wrapped], ids=["itself", "wrapped"])
+def test_the_mask_of_an_encoder_is_not_the_decoders(around: Any) -> None:
     torch.manual_seed(0)
     sizes = {"vocab_size": 20, "d_model": 16, "d_kv": 4, "d_ff": 16, "num_layers": 1, "num_heads": 4}
-    model = T5ForConditionalGeneration(T5Config(**sizes, decoder_start_token_id=0, pad_token_id=0)).eval()
+    model = around(T5ForConditionalGeneration(T5Config(**sizes, decoder_start_token_id=0, pad_token_id=0)).eval())
     inputs = PADDED | {"decoder_input_ids": IDS}
     for mask, fits in ((None, True), (RIGHT.flip(1), True), (RIGHT, False)):
         more = {} if mask is None else {"decoder_attention_mask": mask}
@@ -93,6 +105,14 @@ def test_the_mask_of_an_encoder_is_not_the_decoders() -> None:
                 lambda more=more: ch.models.sweep(model, ablated, inputs | more, ch.models.logit_difference(5)),
                 "position -1 of sequence 0 is padding",
             )
+    every = torch.tensor([[1, 1, 1, 0, 0, 0]] * 2)  # a mask that no difference between texts tells from a decoder's
+    with torch.no_grad(), ch.watch(model) as seen:
+        model(**inputs | {"attention_mask": every})
+    for call in seen:
+        encoder, cross = "decoder" not in call.name, call.kind == "cross"
+        queries, keys = call.padding or (None, None)
+        for side, padded in ((queries, encoder), (keys, encoder or cross)):
+            assert torch.equal(side, every.bool()) if padded else side is None, call.name
 
 
 @pytest.mark.parametrize("text", ["hello", b"hello", ["hello", "you"], ("hello",), [1, 2, 3], [[1, 2]]], ids=repr)

@@ -291,6 +291,37 @@ def test_a_model_that_turns_nothing_takes_a_key_from_another_position(plain: Any
         assert (found - hidden(one(IDS))).abs().max() > 1e-4
 
 
+class Decoder(nn.Module):
+    """Self attention that turns queries and keys, and cross attention that turns them where `turned`."""
+
+    def __init__(self, turned: bool) -> None:
+        super().__init__()
+        self.block = RotaryBlock()
+        self.cross = ch.nn.MultiHeadAttention(32, 4, rotary=ch.nn.RotaryEmbedding(8) if turned else None)
+
+    def forward(self, ids: Tensor, memory: Tensor) -> Tensor:
+        return self.cross(self.block(ids), memory, memory)  # type: ignore[no-any-return]
+
+
+@torch.no_grad()
+def test_keys_of_cross_attention_that_turns_nothing_are_taken_from_another_position() -> None:
+    torch.manual_seed(0)
+    memory = torch.rand(1, 4, 32)
+    for turned in (False, True):
+        model = Decoder(turned).eval()
+        with ch.watch(model, values=True) as seen:
+            model(IDS[:1], memory.roll(1, 1))
+        pairs = (range(4), [1, 2, 3, 0])
+        patches = [ch.edits.Patch(seen, 1, part="key", positions=pairs)]
+        if turned:
+            with pytest.raises(ch.UnsupportedError, match="position 0 with position 1"), ch.edit(model, *patches):
+                model(IDS[:1], memory)
+        else:
+            with ch.edit(model, *patches):
+                found = model(IDS[:1], memory)
+            torch.testing.assert_close(found, model(IDS[:1], memory))
+
+
 def hidden(output: Any) -> Tensor:
     return getattr(output, "last_hidden_state", output)  # type: ignore[no-any-return]
 

@@ -281,6 +281,20 @@ def test_a_folder_of_a_metric_that_is_no_number_and_a_broken_header(llama: Any, 
             ch.models.sweep(*given, folder=tmp_path)
 
 
+@torch.no_grad()
+def test_a_sweep_goes_on_after_a_write_that_was_interrupted(llama: Any, tmp_path: Path) -> None:
+    """Whatever was written of the file, the numbers are the same, and no cell that was written whole runs again."""
+    metric = ch.models.logit_difference(5)
+    given = (llama, lambda layer: ch.edits.Ablate(layer), IDS, metric, "layer")
+    whole, file = ch.models.sweep(*given, folder=tmp_path), tmp_path / "sweep.jsonl"
+    text = file.read_text()
+    ends = [at for at, sign in enumerate(text) if sign == "\n"]
+    for cut in (0, 40, *(end + more for end in ends for more in (-1, 0, 1))):
+        file.write_text(text[:cut])
+        assert ch.models.sweep(*given, folder=tmp_path) == whole
+        assert file.read_text() == text, cut
+
+
 def test_measures_at_their_edges() -> None:
     none, some = torch.tensor([[0.0, -torch.inf, 1.0]]), torch.zeros(1, 3)
     assert ch.models.kl(none)(none) == 0 and ch.models.kl(some)(none) == torch.inf

@@ -342,3 +342,18 @@ def test_padding_of_a_decoder_and_of_attention_alone():
         assert torch.equal(own.queries, ~PADDING) and torch.equal(own.keys, ~PADDING)
         assert cross.queries is None and torch.equal(cross.keys, ~PADDING)
         assert torch.equal(alone.queries, ~PADDING[1:]) and added is None and plain is None
+
+
+def test_padding_of_self_attention_whose_inputs_are_equal_views():
+    """Three views of one tensor, as `x.transpose(0, 1)` makes them, are one sequence: its padding is of queries too."""
+    torch.manual_seed(0)
+    x, hidden = torch.rand(2, 5, 8), torch.tensor([[0, 0, 0, 1, 1], [0, 0, 0, 0, 0]]).bool()
+    module = nn.MultiheadAttention(8, 2).eval()
+    with torch.no_grad(), ch.watch(module) as seen:
+        module(*(x.transpose(0, 1) for _ in range(3)), key_padding_mask=hidden)
+        _, weights = module(*[x.transpose(0, 1)] * 3, key_padding_mask=hidden, average_attn_weights=False)
+    for call in seen:
+        assert call.kind == "self" and all(torch.equal(side, ~hidden) for side in call.padding)
+    for head, row in enumerate(seen.table()[:2]):
+        own = torch.cat([weights[i, head].diagonal()[~hidden[i]] for i in range(2)])
+        assert row["itself"] == pytest.approx(float(own.mean()), abs=1e-6)

@@ -70,6 +70,28 @@ with torch.no_grad(), warnings.catch_warnings():
     FULL = writer(attn_implementation="eager")(OUT[:, :-1], output_attentions=True).attentions[0][0]
 warnings.filterwarnings("ignore", "joined: these rows are beams")
 """
+
+# two texts that get the same answer
+ALIKE = """
+SOURCES = torch.tensor([[4, 9, 2, 7], [8, 3, 5, 5]])
+torch.manual_seed(0)
+SIZES = {"vocab_size": 50, "d_model": 16, "d_kv": 8, "d_ff": 16, "num_layers": 1, "num_heads": 2}
+PAIR = transformers.T5ForConditionalGeneration(
+    transformers.T5Config(**SIZES, decoder_start_token_id=0, pad_token_id=0, eos_token_id=None)
+).eval()
+PAIR.lm_head = torch.nn.Linear(16, 50, bias=False)
+torch.nn.init.zeros_(PAIR.lm_head.weight)
+def of_two(ask, sources=SOURCES):
+    with torch.no_grad(), ch.watch(PAIR.decoder) as seen:
+        out = PAIR.generate(sources, max_new_tokens=4, do_sample=False)
+    return ask(seen, out)
+PAIR.set_attn_implementation("eager")
+with torch.no_grad():
+    CROSS = PAIR(
+        input_ids=SOURCES[1:], decoder_input_ids=torch.zeros(1, 4, dtype=torch.long), output_attentions=True
+    ).cross_attentions[0][0]
+PAIR.set_attn_implementation("sdpa")
+"""
 FRESH = PLOT + "\nfresh = lambda: ch.weights(x, x).plot(0)\n"
 DRAWN = "torch.tensor(True)"
 CALLED = (
@@ -484,6 +506,16 @@ def pandasless():
             "FULL",
         ),
         setup=BEAMS,
+    ),
+    case(
+        "of_two(lambda seen, out: seen.joined(out[:1]))",
+        ("Pass all sequences, in the order", "of_two(lambda seen, out: seen.joined(out))[1].weights[1] # @", "CROSS"),
+        (
+            "generate for this input alone",
+            "of_two(lambda seen, out: seen.joined(out[:1]), SOURCES[1:])[1].weights[0] # @",
+            "CROSS",
+        ),
+        setup=BEAMS + ALIKE,
     ),
     case(
         "from_file(beams()).joined(OUT)",

@@ -50,15 +50,17 @@ class Kept:
         try:
             Path(folder).mkdir(parents=True, exist_ok=True)
             self._path = Path(folder) / "sweep.jsonl"
-            lines = self._path.read_text(encoding="utf-8").splitlines() if self._path.exists() else []
+            text = self._path.read_text(encoding="utf-8") if self._path.exists() else ""
         except (OSError, TypeError, ValueError) as error:
             raise ClearheadError(
                 f"sweep: folder is {folder!r:.200}, which is no folder to write to ({error})."
             ) from error
         header = {"cells": cells, "metric": _named(metric), "inputs": _digest(_tensors(inputs))}
-        if not lines:
-            self._write({HEADER: VERSION, **header, "plain": plain})
+        first = {HEADER: VERSION, **header, "plain": plain}
+        if json.dumps(first).startswith(text):  # there is no file, or one whose first line was interrupted
+            write_page(self._path, json.dumps(first) + "\n", "sweep")
             return
+        lines = text.splitlines()
         found, *rest = (_loaded(line) for line in lines)
         before = found if isinstance(found, dict) and found.get(HEADER) == VERSION else {}
         differ = [f"its {name}" for name, value in header.items() if before.get(name) != value]
@@ -76,8 +78,9 @@ class Kept:
         if len(self.numbers) > len(cells):
             raise self._another("in the number of its cells")
         whole = 1 + len(self._lines)  # the lines before one that was interrupted
-        if whole < len(lines):
-            write_page(self._path, "".join(f"{line}\n" for line in lines[:whole]), "sweep")
+        kept = "".join(f"{line}\n" for line in lines[:whole])
+        if kept != text:
+            write_page(self._path, kept, "sweep")
 
     @property
     def numbers(self) -> list[float]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
@@ -73,7 +74,8 @@ class Generation(list[AttentionCall]):
         Gives `Weights` (B, H, Lq, Lk): Lk counts all keys that the cache ever held, Lq the queries of these calls.
         Raises a `ClearheadError` for calls of several modules; where earlier keys were changed, as quantised caches do;
         where steps are missing; where beams cannot be told apart, because in each watched layer a window has dropped
-        all keys in which they differ; where scales, softcaps or sinks differ; and for `sequences` that no row has read.
+        all keys in which they differ; where scales, softcaps or sinks differ; for `sequences` that no row has
+        read; and for one that rows of several inputs have read, where not all sequences are given in their order.
         Cost: a copy of the queries and of the keys, once.
         """
         if sequences is None:
@@ -299,7 +301,34 @@ def _rows(calls: Sequence[AttentionCall], ids: Tensor) -> Tensor | None:
     if not sure < length >= ids.shape[1] - 1 or len(ids) > len(own):  # one token, the last, was never read
         return None
     same = (own[None, :, :length] == ids[:, None, :length]).all(-1)
-    return same.int().argmax(1).to(calls[-1].query.device) if bool(same.any(1).all()) else None
+    return _one_of_each(same, steps[-1]).to(calls[-1].query.device) if bool(same.any(1).all()) else None
+
+
+def _one_of_each(same: Tensor, last: Step) -> Tensor:
+    """The row of each sequence, (N,), where several rows may have its text. `same`: bool (N, B), on the CPU.
+
+    Encoders may have read other texts for rows that answer the same. `generate` keeps the order of its inputs: of N
+    sequences and B rows, each in `parts` equal parts, the sequences of a part are of the rows of that part.
+    """
+    count, batch = same.shape
+    parts = math.gcd(count, batch)
+    sequences, rows = (torch.arange(n, dtype=torch.int64, device=same.device) for n in (count, batch))
+    part = sequences[:, None] * parts // count == rows * parts // batch
+    same = torch.where((same & part).any(1, keepdim=True), same & part, same)
+    first = same.int().argmax(1)
+    sequence, row = same.nonzero().unbind(1)
+    if bool((row != first[sequence]).any()):
+        keys = last.call.cached_key.between(0, last.link.filled).flatten(1).float()
+        apart = (keys[row] - keys[first[sequence]]).abs().amax(1).cpu()
+        near = torch.finfo(last.call.query.dtype).eps ** 0.5 * float(keys.abs().max())
+        if bool((apart > near).any()):
+            at = int(sequence[(apart > near).nonzero()[0]])
+            raise ClearheadError(
+                f"joined: sequence {at} is the text of several rows of {last.call.name} whose keys differ: they answer "
+                "different inputs with the same words. Pass all sequences, in the order in which generate returned "
+                "them; or generate for this input alone."
+            )
+    return first
 
 
 def _read(steps: list[Step]) -> Tensor | None:

@@ -10,7 +10,7 @@ from typing import Any, Literal, NamedTuple, Protocol
 from torch import Tensor, nn
 
 from clearhead.base.torch_private import call_of_modules
-from clearhead.base.tracing import in_backward
+from clearhead.base.tracing import address, in_backward
 from clearhead.models.tap.padding import Told, given, given_to_torch, parameters
 from clearhead.models.tap.patch import replaced
 
@@ -238,6 +238,16 @@ class _Running(threading.local):
         self.called: set[int] = set()  # the generating models that were called in this run
 
 
+def kind_of(query: Tensor, key: Tensor) -> Kind:
+    """The kind is self if both are one tensor, or the same view of one, else cross."""
+    if query is key:
+        return "self"
+    if query.is_nested or key.is_nested or not address(query):
+        return "cross"
+    views = [(address(t), t.shape, t.stride()) for t in (query, key)]
+    return "self" if views[0] == views[1] else "cross"
+
+
 def _entered(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], stack: list[Running]) -> Running:
     """The module with its padding and its kind: cross if it is called with a second sequence."""
     if len(args) <= 1 and not kwargs:  # no argument that is read below
@@ -248,11 +258,15 @@ def _entered(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], s
     second = not SOURCES.isdisjoint(named) and any(isinstance(named.get(source), Tensor) for source in SOURCES)
     attends = isinstance(module, nn.MultiheadAttention) or getattr(type(module), "projects_inputs", False)
     if attends:
-        second = named.get("key") is not named.get("query")
+        query, key = named.get("query"), named.get("key")
+        if isinstance(query, Tensor) and isinstance(key, Tensor):
+            second = kind_of(query, key) == "cross"
+        else:
+            second = key is not query
     kind: Kind = "cross" if second else "self"
     told = given(module.forward, named, stack[-1].told if stack else Told())
     if isinstance(module, OF_TORCH) or attends:
-        told = given_to_torch(named, "cross" if second else "self", told)
+        told = given_to_torch(named, kind, told)
     ids = named.get("input_ids")
     ids = stack[-1].ids if ids is None and stack else ids
     return Running(module, kind, told, named.get("past_key_values"), ids=ids)

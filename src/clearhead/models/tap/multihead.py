@@ -19,7 +19,7 @@ from clearhead.base.torch_private import nested_sizes
 from clearhead.masks.causal import Causal
 from clearhead.masks.lengths import Lengths
 from clearhead.models.tap.masks import Recorded
-from clearhead.models.tap.modules import Kind, Projection
+from clearhead.models.tap.modules import Projection, kind_of
 from clearhead.models.tap.place import Projected
 from clearhead.models.tap.receiver import Answer, DotCall, Receiver
 
@@ -53,7 +53,7 @@ def read(
     is_causal: bool = False,
 ) -> Answer:
     """Give a call of F.multi_head_attention_forward, which nn.MultiheadAttention makes off its fast path."""
-    kind = _kind(query, key)
+    kind = kind_of(query, key)
     if query.ndim == 2:
         query, key, value = query.unsqueeze(1), key.unsqueeze(1), value.unsqueeze(1)
     biases = (None, None, None) if in_proj_bias is None else in_proj_bias.chunk(3)
@@ -119,7 +119,7 @@ def read_native(
     of_layer: bool = False,
 ) -> Answer:
     """Give a call on the fast path of nn.MultiheadAttention. In its masks, bool or float, 0 means "allowed"."""
-    kind = _kind(query, key)
+    kind = kind_of(query, key)
     masks = Recorded()
     if mask is not None:
         # a mask of type 1 is a padding mask, (B, Lk); others are (Lq, Lk) or (B, H, Lq, Lk)
@@ -193,14 +193,6 @@ def _origin(
 def _heads(projected: Tensor, heads: int) -> Tensor:
     """A tensor (B, L, E) as (B, H, L, E / H)."""
     return projected.view(*projected.shape[:2], heads, -1).transpose(1, 2)
-
-
-def _kind(query: Tensor, key: Tensor) -> Kind:
-    """The kind is self if both are one tensor, or the same view of one, else cross."""
-    if query is key:
-        return "self"
-    views = [None if t.is_nested else (t.data_ptr(), t.shape, t.stride()) for t in (query, key)]
-    return "self" if views[0] is not None and views[0] == views[1] else "cross"
 
 
 def _lengths(query: Tensor, key: Tensor) -> Lengths:

@@ -54,8 +54,9 @@ def given(forward: Callable[..., Any], named: Mapping[str, Any], outer: Told) ->
     if mask is None and encoders is None:
         return outer
     own, source, read = outer
-    if _is_mask(mask) and mask is not read:
-        if "decoder_input_ids" in parameters(forward):  # then attention_mask is the encoder's
+    of_encoder = "decoder_input_ids" in named or "decoder_input_ids" in parameters(forward)  # the attention_mask
+    if _is_mask(mask) and (of_encoder or mask is not read):
+        if of_encoder:
             source, own, read = _words(mask), None, None
             if _is_mask(decoders := named.get("decoder_attention_mask")):
                 own, read = _words(decoders), decoders

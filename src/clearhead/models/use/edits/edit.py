@@ -255,7 +255,9 @@ class Editor(Receiver):
                 "drop other weights. Pass model.eval(), or set the model's attention dropout to 0."
             )
         spot = spot_of(problem, self.innermost, site.name)
-        return spot._replace(unmasked=unmasked, site=site, turned=self._turned)
+        # a model turns the keys of another text nowhere, but for a module of cross attention that has such a part
+        turned = turned_by(self.innermost.module) if site.kind == "cross" else self._turned
+        return spot._replace(unmasked=unmasked, site=site, turned=turned)
 
     def at(self, problem: Problem, spot: Spot) -> Change | None:
         """The change of a call at its place; None where nothing is changed."""

@@ -45,7 +45,8 @@ class Patch(Edit):
     is to be, for the positions of this text. `layers`, `heads`: see `Edit`.
     The source is not changed, and has no gradient. Raises an error where the model calls attention if heads, widths,
     lengths or dtypes of the two runs differ, and an `UnsupportedError` for a record's query or key at another position
-    in a model that a part named "rotary" or "rope" belongs to. Code that turns vectors without such a name is not seen.
+    in a model that a part named "rotary" or "rope" belongs to; in cross attention, where the module itself has such a
+    part. Code that turns vectors without such a name is not seen.
     Source: Vig et al. 2020, "Investigating Gender Bias in Language Models Using Causal Mediation Analysis"; Meng et al.
     2022, "Locating and Editing Factual Associations in GPT".
     """
