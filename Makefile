@@ -70,6 +70,7 @@ docs: $(DOCS) bundle browser
 	$(BIN)/python docs/letters.py
 	@rm -rf build/site
 	OMP_NUM_THREADS=1 $(BIN)/sphinx-build -W --keep-going -n -q -E -j 2 -d build/site-pages docs build/site
+	$(BIN)/python docs/chapters.py --check build/jupyter_execute/course
 	$(BIN)/python docs/check.py build/site
 
 # The course as notebooks in build/course, opened in JupyterLab. One that is there keeps what was written into it.

@@ -1,8 +1,10 @@
 """The chapters of the course as notebooks that have not run, beside what they import.
 
     python docs/chapters.py build/course
+    python docs/chapters.py --check build/jupyter_execute/course
 
-writes them there. A notebook that is there already stays as it is, with the answers that were written into it.
+The first writes them there. A notebook that is there already stays as it is, with the answers that were written into
+it. The second fails if one of them has other cells than those that ran when the site was built.
 """
 
 from __future__ import annotations
@@ -31,8 +33,15 @@ def notebook_of(chapter: Path) -> dict[str, Any]:
     return found
 
 
-def main() -> None:
-    folder = Path(sys.argv[1])
+def check(ran: Path) -> None:
+    for chapter in CHAPTERS:
+        both = json.loads((ran / f"{chapter.stem}.ipynb").read_text(encoding="utf-8")), notebook_of(chapter)
+        there, here = ([(cell["cell_type"], "".join(cell["source"])) for cell in one["cells"]] for one in both)
+        if there != here:
+            sys.exit(f"the cells of {chapter.name} that ran are not those of its notebook")
+
+
+def write(folder: Path) -> None:
     for file in BESIDE:
         there = folder / (file.parent.name if file.parent.parent == COURSE else "") / file.name
         there.parent.mkdir(parents=True, exist_ok=True)
@@ -45,4 +54,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    check(Path(sys.argv[2])) if sys.argv[1] == "--check" else write(Path(sys.argv[1]))

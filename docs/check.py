@@ -5,11 +5,9 @@
 Wrong are: a request to the network, an error in the console, a link or an anchor that leads nowhere, a picture without
 words for those who don't see it, a formula in another font than the one that is shipped, a page body that is wider than
 the window, a search from disk that finds nothing, and what axe-core finds serious or critical for readers who cannot
-see a page well or use no mouse. A page inside a page is looked at with it. A chapter is wrong too if other cells of it
-ran than `make course` writes.
+see a page well or use no mouse. A page inside a page is looked at with it.
 """
 
-import json
 import shutil
 import sys
 from collections.abc import Iterator
@@ -17,7 +15,6 @@ from itertools import product
 from pathlib import Path
 from urllib.parse import unquote, urldefrag, urljoin
 
-from chapters import CHAPTERS, notebook_of
 from playwright.sync_api import BrowserContext, Page, sync_playwright
 
 WIDTHS = (1340, 390)  # the first is just enough for the contents on both sides
@@ -132,14 +129,6 @@ def faults_of(root: Path) -> Iterator[str]:
     if len(site.pages) < 10:
         yield f"only {len(site.pages)} pages in {root}"
     yield from sorted(site.faults)
-    for chapter in CHAPTERS:
-        ran = json.loads((root.parent / "jupyter_execute" / "course" / f"{chapter.stem}.ipynb").read_text("utf-8"))
-        cells = [
-            [(cell["cell_type"], "".join(cell["source"])) for cell in one["cells"]]
-            for one in (ran, notebook_of(chapter))
-        ]
-        if cells[0] != cells[1]:
-            yield f"the cells of {chapter.name} that ran are not those of its notebook"
 
 
 if __name__ == "__main__":

@@ -129,9 +129,9 @@ def check(blocks: Sequence[Block]) -> None:
     if not blocks or not readable(blocks[0].off):
         return
     ratios = [(block.off.abs() / _free(block)).nan_to_num(nan=torch.inf) for block in blocks]
-    largest = torch.stack([ratio.amax() for ratio in ratios]).tolist()
-    if max(largest) > 1:
-        for place in sorted(range(len(blocks)), key=lambda place: -largest[place]):
+    largest = torch.stack([ratio.amax() for ratio in ratios])
+    if float(largest.amax()) > 1:
+        for place in sorted(range(len(blocks)), key=lambda place: -float(largest[place])):
             _look_into(blocks[place], ratios[place])
 
 
@@ -146,10 +146,10 @@ def _look_into(block: Block, ratio: Tensor) -> None:
     """Raise where rounding does not explain the rows that are furthest off."""
     far, at = ratio.flatten().topk(min(ROWS, ratio.numel()))
     free, most = _free(block), math.log(torch.finfo(block.off.dtype).max)  # a larger logarithm overflows
-    for number, place in zip(far.tolist(), at.tolist(), strict=True):
+    for number, place in zip(far, at, strict=True):
         if number <= 1:
             return
-        b, h, i = (int(n) for n in np.unravel_index(place, ratio.shape))
+        b, h, i = (int(n) for n in np.unravel_index(int(place), ratio.shape))
         row = cut(block.problem, Region(slice(b, b + 1), slice(h, h + 1), slice(i, i + 1)))
         once, twice, moved = _tried(row)
         off, finite = float(block.off[b, h, i]), once - once == 0
