@@ -122,7 +122,7 @@ MASKS = {
     "padding without a mask": (padding, 0.21, 0.0, "attention_mask"),
     "a cache off by one": (cache, 0.07, 0.0, "off by one"),
     "upper left for lower right": (alignment, 0.0, 0.83, "upper left"),
-    "polarity": (polarity, 1.0, 1.0, "opposite meaning"),
+    "polarity": (polarity, 1.0, 0.0, "opposite meaning"),  # by the model's own mask the hidden keys are padding
     "documents across a border": (border, 0.08, 0.0, "position"),
 }
 

@@ -294,6 +294,7 @@ _HELD = "to read what a module holds, and to make a copy of it over other parame
 _READ = "it is read by named_parameters() and the like, and a copy raises an UnsupportedError"
 _held = first_missing(_HELD, _READ, "_parameters", "_buffers", "_modules")
 Held = tuple[dict[str, Any], dict[str, Any], dict[str, Any]]
+OF_MODULES = ("_parameters", "_buffers", "_modules")  # the attributes of a module that `parts_of` gives
 
 
 def parts_of(module: Any) -> Held:
@@ -308,7 +309,7 @@ def put_parts(module: Any, held: Held) -> None:
     """Give a module other parameters, buffers and modules, which need not be of the types that it takes."""
     if _held:
         refusing(_held)()
-    module.__dict__.update(zip(("_parameters", "_buffers", "_modules"), held, strict=True))
+    module.__dict__.update(zip(OF_MODULES, held, strict=True))
 
 
 convert: Callable[..., Any] = part(

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from clearhead.base.rules import entry
 from clearhead.base.shapes import moved
-from clearhead.base.torch_private import parts_of, put_parts
+from clearhead.base.torch_private import OF_MODULES, parts_of, put_parts
 from clearhead.base.tracing import compiling
 from clearhead.biases.base import Bias, Sum
 from clearhead.biases.bias_function import BiasFunction
@@ -21,8 +21,6 @@ from clearhead.masks.base import Mask
 from clearhead.masks.mask_function import MaskFunction
 from clearhead.scores.base import Score, name_of
 from clearhead.scores.ragged import with_change
-
-OF_MODULES = ("_parameters", "_buffers", "_modules")  # which `parts_of` gives
 
 
 class AfterCache(nn.Module):
