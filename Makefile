@@ -134,9 +134,8 @@ sanitize: $(READY)
 # The report's tests open it in a real Chromium: the system's, else one that Playwright brings.
 .PHONY: browser
 browser: $(READY)
-	@command -v chromium-headless-shell >/dev/null || command -v chromium >/dev/null || command -v chromium-browser >/dev/null \
-	  || { [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null && apt-get update -qq \
-	  && { apt-get install -y -qq chromium-headless-shell || apt-get install -y -qq chromium; } >/dev/null; } \
+	@command -v chromium >/dev/null || command -v chromium-browser >/dev/null || command -v chromium-headless-shell >/dev/null \
+	  || { [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null && apt-get update -qq && apt-get install -y -qq chromium >/dev/null; } \
 	  || $(BIN)/playwright install chromium
 
 # What the environment is made of. Bytecode is written for what is imported, when it is imported: most never is.

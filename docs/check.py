@@ -117,7 +117,7 @@ class Site:
 def faults_of(root: Path) -> Iterator[str]:
     """What is wrong with the site in this folder."""
     with sync_playwright() as playwright:
-        programs = ("chromium-headless-shell", "chromium", "chromium-browser")
+        programs = ("chromium", "chromium-browser", "chromium-headless-shell")
         system = next(filter(None, map(shutil.which, programs)), None)  # or Playwright's own
         browser = playwright.chromium.launch(executable_path=system, args=["--no-sandbox", "--disable-gpu"])
         site = Site(root, browser.new_context())

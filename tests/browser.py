@@ -12,9 +12,8 @@ from typing import Any, TypeVar
 
 from playwright.sync_api import Browser, Page, ViewportSize, sync_playwright
 
-# The system's Chromium, or Playwright's own. The headless shell draws no windows, and opens a page in two thirds of the
-# time.
-CHROMIUM = next(filter(None, map(shutil.which, ("chromium-headless-shell", "chromium", "chromium-browser"))), None)
+# The system's Chromium; where there is none, Playwright takes its own.
+CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "chromium-headless-shell"))), None)
 # Playwright's own list, which an argument replaces; and two popups of the address bar, which each window prepares in a
 # process of its own: they took more than half of a window's time.
 WITHOUT = (
