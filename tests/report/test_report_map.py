@@ -228,6 +228,8 @@ def test_the_lens_shows_the_pairs_around_one_with_their_words(long: Any, open_re
     for i, j in ((150, 100), (290, 5), (5, 2), (160, 150), (299, 299)):
         place = at(shown, i, j)
         page.locator("#map").hover(position=place)
+        page.wait_for_timeout(100)  # the weights of another query come a moment later, and a hand moves on
+        page.locator("#map").hover(position={"x": place["x"] + 0.2, "y": place["y"]})
         opened.until(f"{MAP}.lens?.rows.includes('w{i}')")
         lens = page.evaluate(MAP)["lens"]
         assert len(lens["rows"]) == len(lens["columns"]) == 15 and f"w{j}" in lens["columns"]
