@@ -26,7 +26,7 @@ def markdown(document: Document) -> str:
             lines += ["", *about(entry)]
             for table in entry.tables:
                 lines += ["", *_markdown_table(table)]
-            lines += ["", marked(entry.sentence)] if entry.sentence else []
+            lines += written_out(entry)
     return "\n".join(lines) + "\n"
 
 
@@ -46,6 +46,11 @@ def about(entry: Entry) -> list[str]:
     """The formula of a step, its shape and its reason."""
     why = ("*For comparison.* " if entry.step.aside else "") + marked(entry.step.why)
     return [f"**{marked(entry.formula)}** ({entry.shape})", "", why]
+
+
+def written_out(entry: Entry) -> list[str]:
+    """How one number of a step is computed, where that is short."""
+    return ["", marked(entry.sentence)] if entry.sentence else []
 
 
 def _markdown_table(table: Table) -> Iterator[str]:

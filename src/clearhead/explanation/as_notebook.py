@@ -26,8 +26,7 @@ def _cells(document: Document) -> Iterator[dict[str, Any]]:
     for section in document.sections:
         yield _text(as_markup.heading(section))
         for entry in section.entries:
-            written = ["", entry.sentence and as_markup.marked(entry.sentence)]
-            yield _text([*as_markup.about(entry), *written])
+            yield _text([*as_markup.about(entry), *as_markup.written_out(entry)])
             yield _code(f"{lines_of[entry.step.name]}\n{entry.step.name}")
 
 

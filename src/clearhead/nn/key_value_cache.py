@@ -376,14 +376,12 @@ class KeyValueCache:
             starts = torch.zeros(key.shape[0], dtype=torch.int64, device="cpu")
             length = 0 if state is None else state.length
             new = _New(starts if state is None else state.starts(), counts, length, key.shape[2])
-        if exporting():  # a program of export takes no write to memory that it made
-            if state is not None and isinstance(state.length, torch.SymInt):
-                raise UnsupportedError(
-                    "a KeyValueCache() that grows goes on at a position that follows from the exported lengths, which "
-                    "torch.export can't tell from a number here. Pass KeyValueCache(capacity=most), of the most "
-                    "positions, or export with strict=True."
-                )
-            return _joined(state, key, value, new)
+        if exporting() and state is not None and isinstance(state.length, torch.SymInt):
+            raise UnsupportedError(
+                "a KeyValueCache() that grows goes on at a position that follows from the exported lengths, which "
+                "torch.export can't tell from a number here. Pass KeyValueCache(capacity=most), of the most "
+                "positions, or export with strict=True."
+            )
         return _joined(state, key, value, new) if _followed() else _written(state, key, value, new)
 
     def _is_of_another(self, module: nn.Module) -> bool:

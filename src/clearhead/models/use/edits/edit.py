@@ -25,7 +25,7 @@ from clearhead.models.tap.tap import given_calls
 from clearhead.models.use.edits.base import Edit
 from clearhead.models.use.edits.changed import Change, changed
 from clearhead.models.use.edits.recorded import RanEdited, with_weights
-from clearhead.models.use.edits.spot import Spot, Unmasked, spot_of, turned_by
+from clearhead.models.use.edits.spot import Spot, Unmasked, spot_of
 from clearhead.problem.problem import Problem
 
 
@@ -168,7 +168,6 @@ class Editor(Receiver):
         self.used = [False] * len(edits)
         self.outer = 0  # how many of the edits, the first ones, are those of a `with` around this one
         self.rests = False
-        self._turned = turned_by(model)
         self._thread = threading.get_ident()
         self.thread = self._thread if own else None
         self.places: list[range] = []  # the positions of queries, for the message
@@ -256,8 +255,8 @@ class Editor(Receiver):
             )
         spot = spot_of(problem, self.innermost, site.name)
         # a model turns the keys of another text nowhere, but for a module of cross attention that has such a part
-        turned = turned_by(self.innermost.module) if site.kind == "cross" else self._turned
-        return spot._replace(unmasked=unmasked, site=site, turned=turned)
+        turner = self.innermost.module if site.kind == "cross" else self.stack.model
+        return spot._replace(unmasked=unmasked, site=site, turner=turner)
 
     def at(self, problem: Problem, spot: Spot) -> Change | None:
         """The change of a call at its place; None where nothing is changed."""

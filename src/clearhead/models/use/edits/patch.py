@@ -12,7 +12,7 @@ from clearhead.base.text import listed
 from clearhead.models.tap.choice import Heads, Layers, Pairs, Positions, checked_positions, chosen
 from clearhead.models.use.edits.base import Edit
 from clearhead.models.use.edits.from_run import FromRun, Source
-from clearhead.models.use.edits.spot import Spot, of_weights
+from clearhead.models.use.edits.spot import Spot, of_weights, turned_by
 from clearhead.problem.problem import Problem
 from clearhead.problem.region import Region
 from clearhead.problem.regions import cut
@@ -143,11 +143,12 @@ class Patch(Edit):
         total = spot.queries.stop if by_query else spot.newest
         wanted = chosen(selected, range(total), total)
         pairs = [(place - start, other) for place, other in zip(mine, theirs, strict=True) if wanted[place]]
-        if spot.turned and self.part in ("query", "key") and self.source.call_of:
+        if self.part in ("query", "key") and self.source.call_of and spot.turner is not None:
             moved = [(place + start, other) for place, other in pairs if place + start != other]
-            if moved:
+            turned = turned_by(spot.turner) if moved else ""  # it looks at every module
+            if turned:
                 raise UnsupportedError(
-                    f"{type(self).__name__}: the model turns queries and keys by their position ({spot.turned}), and "
+                    f"{type(self).__name__}: the model turns queries and keys by their position ({turned}), and "
                     f"positions=… pairs position {moved[0][0]} with position {moved[0][1]} of the source, whose "
                     f"{self.part} was turned for that place. Pass part='value' or part='output', which are not "
                     "turned; or texts whose words stand at equal positions; or a tensor (B, H, L, E) as the source, "

@@ -45,7 +45,7 @@ class Spot(NamedTuple):
     In a generation each step's queries come after those before, and a cache may hold only the last keys. `filled`: the
     number of keys that are there; a static cache also has empty slots. `heads`: the numbers of the problem's heads,
     among the `all_heads` of the module. `rows`: the positions of the output's queries, for `Edit.after`. `site`: the
-    module, and its layer. `turned`: a part of the model by which queries and keys are turned by position, or "".
+    module, and its layer. `turner`: the module that may have a part which turns queries and keys, see `turned_by`.
     """
 
     queries: range
@@ -56,7 +56,7 @@ class Spot(NamedTuple):
     unmasked: Unmasked | None = None
     rows: tuple[int, ...] = ()
     site: Site | None = None
-    turned: str = ""
+    turner: nn.Module | None = None
 
     @property
     def newest(self) -> int:
