@@ -282,14 +282,14 @@ def test_the_choice_in_low_precision_asks_what_the_cpu_has(dtype, monkeypatch):
     x = draw(2, 4, 128, 32).to(dtype)
     chosen = lambda **options: ch.plan(x, x, x, **options).engine
     for has, engine in ((True, "sdpa"), (False, "native")):
-        monkeypatch.setattr("clearhead.engines.native.engine.has_products_of", lambda _, has=has: has)
+        monkeypatch.setattr("clearhead.engines.native.engine.has_matrix_instructions", lambda _, has=has: has)
         assert chosen() == engine
         for options in ({"sinks": torch.zeros(4, dtype=dtype)}, {"score": ch.Dot(softcap=5.0)}, {"mask": ch.Causal()}):
             assert chosen(**options) == "native"
     small = x[:, :, :8]
     assert ch.plan(small, small, small).engine == "sdpa"
     # PyTorch's kernel takes 2 to 10 times as long for one query
-    monkeypatch.setattr("clearhead.engines.native.engine.has_products_of", lambda _: False)
+    monkeypatch.setattr("clearhead.engines.native.engine.has_matrix_instructions", lambda _: False)
     key = draw(1, 4, 1000, 32).to(dtype)
     assert ch.plan(key[:, :, :1], key, key).engine == "native"
 
