@@ -1,4 +1,4 @@
-"""Matrix products of bfloat16, on a stand-in for a CPU with AMX: there PyTorch's product reads past the end of a row."""
+"""Matrix products of bfloat16, on a stand-in for a CPU with AMX, where PyTorch's product reads past a row's end."""
 
 import pytest
 import torch

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -32,6 +33,9 @@ from clearhead.problem.visible import visible
 from clearhead.scores.base import Pairwise
 
 FLASH = 1  # of torch.nn.attention.SDPBackend
+# With a mask, 64 keys modulo 128 and a log-sum-exp below −88.7, cuDNN's backward pass gives NaN for the query on an
+# H100 (PyTorch 2.11 to 2.13, pytorch/pytorch#196678).
+WITHOUT_CUDNN = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 
 
 def fused(
@@ -45,6 +49,7 @@ def fused(
 ) -> Tensor:
     """`scaled_dot_product_attention`; `grouped`: there are fewer key heads."""
     needs_grad = torch.is_grad_enabled() and (query.requires_grad or key.requires_grad or value.requires_grad)
+    allowed: list[SDPBackend] | None = None  # None: all kernels
     if needs_grad and query.is_cpu and _may_be_a_step():
         choice = fused_choice(query, key, value, mask, 0.0, causal, scale=scale, enable_gqa=grouped)
         if choice == FLASH:
@@ -53,13 +58,13 @@ def fused(
             found: Tensor = _Flash.apply(query, key, value, scale, mask, causal)  # type: ignore[no-untyped-call]
             return found
         if choice == UNKNOWN:  # plain operations can be differentiated twice, and make the whole matrix
-            with sdpa_kernel(SDPBackend.MATH):
-                return F.scaled_dot_product_attention(
-                    query, key, value, attn_mask=mask, is_causal=causal, scale=scale, enable_gqa=grouped
-                )
-    return F.scaled_dot_product_attention(
-        query, key, value, attn_mask=mask, is_causal=causal, scale=scale, enable_gqa=grouped
-    )
+            allowed = [SDPBackend.MATH]
+    elif needs_grad and query.is_cuda and mask is not None and key.shape[-2] % 128 == 64:
+        allowed = WITHOUT_CUDNN
+    with nullcontext() if allowed is None else sdpa_kernel(allowed):
+        return F.scaled_dot_product_attention(
+            query, key, value, attn_mask=mask, is_causal=causal, scale=scale, enable_gqa=grouped
+        )
 
 
 def _may_be_a_step() -> bool:
