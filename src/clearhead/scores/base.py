@@ -28,6 +28,7 @@ from clearhead.base.modules import settled, with_parameters
 from clearhead.base.numbers import check_count, check_number, check_positive
 from clearhead.base.rules import Memo, indices_of
 from clearhead.base.shapes import as_inputs, broadcasts
+from clearhead.base.single_pairs import call_rule, try_rule
 from clearhead.base.steps import Step
 from clearhead.base.text import outlined, said
 from clearhead.base.tracing import cast_together, compiling, refuse_script
@@ -201,6 +202,7 @@ class Score(Extended, nn.Module, Told, ABC):
         Source: Dong et al. 2024, "Flex Attention".
         """
         check_change(change)
+        try_rule(change, of_score=True)
         copied = with_parameters(self, lambda p: p, every=True)
         copied.changed_by = change if self.changed_by is None else OneThenOther(self.changed_by, change)
         return copied
@@ -310,7 +312,7 @@ def changed(scores: ByTile, tile: Tensor) -> Tensor:
     indices = indices_of(extents, tile.device)
     title = f"{type(score).__name__}.then({name_of(score.changed_by)})"
     try:
-        found = score.changed_by(tile, *indices)
+        found = call_rule(score.changed_by, tile, *indices)
     except Exception as error:
         raise ClearheadError(
             f"{title} failed on scores {tuple(tile.shape)}: {type(error).__name__}: {error}\n"

@@ -6,14 +6,13 @@ from contextlib import nullcontext
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from clearhead.base.arrays import in_memory_still
 from clearhead.base.batched import Gradients, unbatched
 from clearhead.base.shapes import Sizes
-from clearhead.base.torch_private import UNKNOWN, flash, flash_backward, fused_choice
+from clearhead.base.torch_private import OWN_SDPA, UNKNOWN, flash, flash_backward, fused_choice
 from clearhead.base.tracing import (
     compiling,
     dispatches,
@@ -47,7 +46,7 @@ def fused(
     causal: bool = False,
     grouped: bool = False,
 ) -> Tensor:
-    """`scaled_dot_product_attention`; `grouped`: there are fewer key heads."""
+    """PyTorch's own `scaled_dot_product_attention`, under whatever name; `grouped`: there are fewer key heads."""
     needs_grad = torch.is_grad_enabled() and (query.requires_grad or key.requires_grad or value.requires_grad)
     allowed: list[SDPBackend] | None = None  # None: all kernels
     if needs_grad and query.is_cpu and _may_be_a_step():
@@ -62,7 +61,7 @@ def fused(
     elif needs_grad and query.is_cuda and mask is not None and key.shape[-2] % 128 == 64:
         allowed = WITHOUT_CUDNN
     with nullcontext() if allowed is None else sdpa_kernel(allowed):
-        return F.scaled_dot_product_attention(
+        return OWN_SDPA(  # type: ignore[no-any-return]
             query, key, value, attn_mask=mask, is_causal=causal, scale=scale, enable_gqa=grouped
         )
 

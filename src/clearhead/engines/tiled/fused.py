@@ -20,6 +20,7 @@ from torch import Tensor
 
 from clearhead.base.pure import NotKnown, State
 from clearhead.base.rules import by_pair, indices_of
+from clearhead.base.single_pairs import reads_rows
 from clearhead.base.tracing import compiling, looked_into, on_the_host, traced
 from clearhead.engines.tiled import tiles
 from clearhead.problem.partial import Partial
@@ -48,6 +49,8 @@ def fused(problem: Problem) -> Callable[[Region], Partial] | None:
     `tiles.partial`. Without autograd."""
     functions = _functions(problem)
     if not functions or problem.needs_grad or compiling() or traced() or looked_into():
+        return None
+    if any(map(reads_rows, functions)):  # the compiled loop computes element by element
         return None
     plain = problem.poison is None and problem.seed is None and on_the_host(problem.query)
     codes = tuple(getattr(function, "__code__", None) for function in functions)
