@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
@@ -14,59 +13,44 @@ from torch.utils._pytree import tree_leaves
 from clearhead.base.tracing import compiling, traced
 
 _TRIED = 3  # elements of the tensors on which a rule is tried
-_known: WeakKeyDictionary[Any, bool] = WeakKeyDictionary()  # whether a rule reads rows
 
 
-def call_rule(rule: Callable[..., Any], *arguments: Tensor) -> Any:
+def call_rule(rule: Callable[..., Any], by_rows: bool, *arguments: Tensor) -> Any:
     """Call a rule on all pairs of a part, as if it were called on each pair alone.
-
-    A rule that computes element by element is called once, on the arguments as they are. A rule that reads a row of a
-    table, `(labels[q] & labels[k]).any()`, or reduces what it read, is mapped over the pairs by `torch.vmap`, as
-    FlexAttention maps it.
 
     Args:
         rule: A function of the four indices (batch, head, query, key), or of a score and these.
+        by_rows: The answer of `reads_rows`. If True, `torch.vmap` maps the rule over the pairs, as FlexAttention does.
+            If False, the rule computes element by element, and is called once on the arguments as they are.
         arguments: The index tensors, (B, 1, 1, 1), (1, H, 1, 1), (1, 1, Lq, 1) and (1, 1, 1, Lk), after scores
             (B, H, Lq, Lk) where the rule takes a score.
 
     Returns:
         The rule's result.
     """
-    if all(argument.numel() for argument in arguments) and reads_rows(rule, arguments):
-        indices = arguments[-4:]
-        mapped = rule
-        for dim in (3, 2, 1, 0):
-            in_dims = tuple(0 if d == dim else None for d in range(4))
-            mapped = torch.vmap(mapped, (0,) * (len(arguments) - 4) + in_dims)
-        return mapped(*arguments[:-4], *(index.flatten() for index in indices))
-    return rule(*arguments)
+    if not by_rows or not all(argument.numel() for argument in arguments):
+        return rule(*arguments)
+    mapped = rule
+    for dim in (3, 2, 1, 0):
+        in_dims = tuple(0 if d == dim else None for d in range(4))
+        mapped = torch.vmap(mapped, (0,) * (len(arguments) - 4) + in_dims)
+    return mapped(*arguments[:-4], *(index.flatten() for index in arguments[-4:]))
 
 
-def reads_rows(rule: Callable[..., Any], arguments: tuple[Tensor, ...] | None = None) -> bool:
-    """True if a rule gives one number for one pair, but not element by element. A rule is tried once, on one pair.
+def reads_rows(rule: Callable[..., Any], of_score: bool = False) -> bool:
+    """True if a rule gives one number for one pair, but not element by element: `(labels[q] & labels[k]).any()`.
 
-    Code that is compiled or traced tries no rule, so rules are tried where a mask, a bias or a score is made of them.
+    The rule is tried on one pair. Code that is compiled or traced tries no rule: the answer is False there.
+
+    Args:
+        rule: A function of the four indices, or, with `of_score`, of a score and these.
     """
-    key = getattr(rule, "__func__", rule)
-    try:
-        if key in _known:
-            return _known[key]
-    except TypeError:  # an object without a hash, or to which no weak reference can be made
-        key = None
-    if arguments is None or compiling() or traced():
+    if compiling() or traced():
         return False
-    first = [argument.detach().flatten()[:1].expand(_TRIED) for argument in arguments]
-    found = False if _computes_elementwise(rule, first) else _gives_one_number(rule, first)
-    if key is not None and found is not None:
-        _known[key] = found
-    return bool(found)
-
-
-def try_rule(rule: Callable[..., Any], of_score: bool = False) -> None:
-    """Find out whether a rule reads rows, where it was not tried before. `of_score`: it takes a score first."""
-    indices = [torch.zeros((1,) * 4, dtype=torch.int64, device="cpu") for _ in range(4)]
-    score = [torch.zeros((1,) * 4, dtype=torch.float32, device="cpu")] if of_score else []
-    reads_rows(rule, (*score, *indices))
+    first = [torch.zeros(_TRIED, dtype=torch.int64, device="cpu") for _ in range(4)]
+    if of_score:
+        first.insert(0, torch.zeros(_TRIED, dtype=torch.float32, device="cpu"))
+    return not _computes_elementwise(rule, first) and _maps_to_numbers(rule, first)
 
 
 @torch.no_grad()
@@ -81,13 +65,13 @@ def _computes_elementwise(rule: Callable[..., Any], first: list[Tensor]) -> bool
 
 
 @torch.no_grad()
-def _gives_one_number(rule: Callable[..., Any], first: list[Tensor]) -> bool | None:
-    """Whether a rule, called on single numbers, gives a single number. None if it fails on them."""
+def _maps_to_numbers(rule: Callable[..., Any], first: list[Tensor]) -> bool:
+    """Whether a rule can be mapped over pairs, and gives a single number for each."""
     try:
-        found = rule(*(argument[0] for argument in first))
+        found = torch.vmap(rule)(*first)
     except Exception:
-        return None
-    return isinstance(found, Tensor) and found.ndim == 0
+        return False
+    return isinstance(found, Tensor) and found.shape == (_TRIED,)
 
 
 class _Operations(TorchFunctionMode):

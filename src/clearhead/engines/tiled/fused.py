@@ -20,7 +20,6 @@ from torch import Tensor
 
 from clearhead.base.pure import NotKnown, State
 from clearhead.base.rules import by_pair, indices_of
-from clearhead.base.single_pairs import reads_rows
 from clearhead.base.tracing import compiling, looked_into, on_the_host, traced
 from clearhead.engines.tiled import tiles
 from clearhead.problem.partial import Partial
@@ -49,8 +48,6 @@ def fused(problem: Problem) -> Callable[[Region], Partial] | None:
     `tiles.partial`. Without autograd."""
     functions = _functions(problem)
     if not functions or problem.needs_grad or compiling() or traced() or looked_into():
-        return None
-    if any(map(reads_rows, functions)):  # the compiled loop computes element by element
         return None
     plain = problem.poison is None and problem.seed is None and on_the_host(problem.query)
     codes = tuple(getattr(function, "__code__", None) for function in functions)
@@ -83,10 +80,12 @@ def _known(functions: tuple[Any, ...]) -> bool:
 
 def _functions(problem: Problem) -> tuple[Any, ...]:
     """The caller's functions of score and bias, and those of the mask that go with them; none where one of them is
-    known in parts alone."""
+    known in parts alone, or reads rows."""
     scores = problem.scores
     found: list[Callable[..., Any]] = []
     if isinstance(scores, ByTile) and scores.score.changed_by is not None:
+        if scores.score._by_rows:
+            return ()
         found.append(scores.score.changed_by)
     if problem.by_function:
         assert problem.bias is not None
