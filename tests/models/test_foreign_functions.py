@@ -21,11 +21,11 @@ FOREIGN = "foreign_for_tests"
 def weights_of(query, key, mask, scaling, bias=0.0):
     scores = query @ key.repeat_interleave(query.shape[1] // key.shape[1], 1).mT * scaling + bias
     keep = torch.ones(scores.shape[-2:], dtype=torch.bool).tril(scores.shape[-1] - scores.shape[-2])
-    return scores.masked_fill(~(keep if mask is None else mask), -torch.inf).softmax(-1)
+    return scores.masked_fill(~(keep if mask is None else mask), -torch.inf).softmax(-1).nan_to_num()
 
 
 def output_of(weights, value):
-    return (weights @ value.repeat_interleave(weights.shape[1] // value.shape[1], 1)).transpose(1, 2)
+    return (weights.to(value.dtype) @ value.repeat_interleave(weights.shape[1] // value.shape[1], 1)).transpose(1, 2)
 
 
 def plain(module, query, key, value, mask, scaling=None, **kwargs):
@@ -86,7 +86,7 @@ def test_a_function_with_other_weights_is_told_of_once_for_each_layer(registered
     messages = [str(one.message) for one in told]
     assert len(seen.calls) == 4 and len(messages) == 2
     for layer, message in enumerate(messages):
-        assert f"layers.{layer}.self_attn" in message and FOREIGN in message and "output" in message
+        assert f"layers.{layer}.self_attn" in message and "of the largest value" in message
 
 
 @pytest.mark.parametrize("padded", [False, True])
@@ -99,6 +99,19 @@ def test_a_function_with_the_softmax_of_the_record_is_not_told_of(registered, pa
         model.train()
         model(IDS, attention_mask=mask)
     assert len(seen.calls) == 4
+
+
+def test_monitor_and_lazy_weights_compare_too(registered):
+    model = registered(gated).train()
+    with pytest.warns(UserWarning, match="of the largest value") as told, ch.models.monitor(model, every=1) as seen:
+        for _ in range(3):
+            model(IDS)
+    assert len(told) == 2 and len(seen.table()) == 3 * 2 * 4
+    with torch.no_grad(), pytest.warns(UserWarning, match="of the largest value") as told:  # noqa: SIM117
+        with ch.models.lazy_attentions(model):
+            for _ in range(2):
+                model(IDS, output_attentions=True)
+    assert len(told) == 2
 
 
 def test_statistics_compare_too(registered):
@@ -156,12 +169,12 @@ def test_a_replaced_function_of_torch_is_recorded_and_compared(monkeypatch, fact
 
 
 def test_a_replaced_function_inside_transformers_own(monkeypatch):
-    model = made("Llama", times=8, **MODELS["Llama"])
+    model = made("Bert", times=8, **MODELS["Bert"])
     monkeypatch.setattr(F, "scaled_dot_product_attention", functools.partial(kernel, factor=0.7))
     with pytest.warns(UserWarning) as told, torch.no_grad(), ch.watch(model) as seen:
         model(IDS)
     assert len(seen.calls) == 2
-    assert [f"layers.{n}.self_attn" in str(one.message) for n, one in enumerate(told)] == [True, True]
+    assert [f"layer.{n}.attention.self" in str(one.message) for n, one in enumerate(told)] == [True, True]
 
 
 def test_two_managers_and_an_edit_see_a_replaced_function(monkeypatch):

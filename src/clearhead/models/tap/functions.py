@@ -27,6 +27,7 @@ from clearhead.base.torch_private import (
 from clearhead.base.tracing import compiling, some_compiling
 from clearhead.masks.causal import Causal
 from clearhead.models.tap import multihead
+from clearhead.models.tap.foreign import is_sdpa_foreign
 from clearhead.models.tap.masks import Recorded
 from clearhead.models.tap.patch import replaced
 from clearhead.models.tap.place import Separate
@@ -62,7 +63,8 @@ def read(
     if is_causal:
         masks = masks.plus(Recorded(Causal(), align="upper_left"))
     place = Separate(lambda t: t.reshape(shape), lambda output: output.reshape(*leading, *shape[2:]))
-    return receiver.dots(DotCall(query, key, value, masks, "sdpa", place, scale=scale, dropout_p=dropout_p))
+    call = DotCall(query, key, value, masks, "sdpa", place, scale=scale, dropout_p=dropout_p, foreign=is_sdpa_foreign())
+    return receiver.dots(call)
 
 
 def _four(
@@ -110,11 +112,14 @@ def source(receiver: Receiver, innermost: bool = False) -> Iterator[None]:
     A function mode belongs to one thread: each thread enters it where it enters the model.
     """
 
+    foreign, see = is_sdpa_foreign(), uncompiled(_see)
+
     def counted(attend: Callable[..., Tensor]) -> Callable[..., Tensor]:
         def scaled_dot_product_attention(*args: Any, **kwargs: Any) -> Tensor:
             if receiver.stack.beside:
                 receiver.unattributed.append(None)  # a list, because append is safe in threads and += is not
-            return attend(*args, **kwargs)
+            # PyTorch's own function is seen by the function mode, under whatever name it is called
+            return see(receiver, attend, args, kwargs) if foreign else attend(*args, **kwargs)
 
         return scaled_dot_product_attention
 
@@ -131,7 +136,7 @@ def source(receiver: Receiver, innermost: bool = False) -> Iterator[None]:
     flex = importlib.import_module(FLEX)
     noting = replaced(flex, FLEX_IN_EAGER_CODE, noted) if hasattr(flex, FLEX_IN_EAGER_CODE) else nullcontext()
     try:
-        with overlooking, noting, replaced(F, "scaled_dot_product_attention", counted):
+        with overlooking, noting, replaced(F, "scaled_dot_product_attention", counted, innermost):
             yield
     finally:
         receiver.stack.around = nullcontext()  # this breaks a reference cycle, which would keep the records alive
@@ -186,8 +191,8 @@ def _see(receiver: Receiver, func: Callable[..., Any], args: tuple[Any, ...], kw
     if receiver.idle:
         return func(*args, **kwargs)
     reader: Callable[..., Answer] = READERS.get(func, read)
-    after = reader(receiver, *args, **kwargs)
-    return receiver.compute(after, func, *args, **kwargs)
+    answer = receiver.read(lambda: reader(receiver, *args, **kwargs))
+    return receiver.compute(answer, func, *args, **kwargs)
 
 
 def _overlooked(has_torch_function: Callable[..., bool]) -> Callable[..., bool]:

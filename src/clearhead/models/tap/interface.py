@@ -22,6 +22,7 @@ from clearhead.base.errors import UnsupportedError
 from clearhead.base.tracing import constant
 from clearhead.masks.causal import Causal
 from clearhead.models.tap import told
+from clearhead.models.tap.foreign import is_foreign, is_sdpa_foreign
 from clearhead.models.tap.keywords import MASKED, NAME, RANKS, check_keywords
 from clearhead.models.tap.masks import MaskStore, Recorded, compact, made_of
 from clearhead.models.tap.patch import replaced
@@ -60,6 +61,11 @@ class BackendCall(NamedTuple):
         if leave_out is not None:
             keywords = {word: value for word, value in keywords.items() if word != leave_out}
         return self.function(self.module, self.query, self.key, self.value, self.mask, **keywords)
+
+    @property
+    def foreign(self) -> bool:
+        """Whether a function of another project computes the call, by itself or inside of transformers' own."""
+        return is_foreign(self.function) or (self.own == "sdpa_attention_forward" and is_sdpa_foreign())
 
     def check(self, name: str) -> None:
         """Raise for a call that would be read wrong. `name`: of the module."""
@@ -155,13 +161,17 @@ class Given(Subscriber):
         receiver = self._receiver
         if receiver.idle:  # the call is none of this model, or a part of a received call
             return call.run()
-        call.check(receiver.stack.names.get(id(call.module)) or type(call.module).__name__)
         return receiver.compute(self._read(receiver, call), call.run)
 
 
 def read(receiver: Receiver, call: BackendCall) -> Answer:
     """Give a call of a backend to the receiver."""
     name = receiver.stack.names.get(id(call.module))
+    return receiver.read(lambda: _read(receiver, call, name), name)
+
+
+def _read(receiver: Receiver, call: BackendCall, name: str | None) -> Answer:
+    call.check(name or type(call.module).__name__)
     receiver.check(call.query, call.key, name)
     key, masks, keywords = call.read(receiver.masks)
     sinks = keywords.get("s_aux")
@@ -178,6 +188,7 @@ def read(receiver: Receiver, call: BackendCall) -> Answer:
             softcap=keywords.get("softcap"),
             sinks=sinks,
             dropout_p=keywords.get("dropout") or 0.0,
+            foreign=call.foreign,
         )
     )
 

@@ -20,7 +20,6 @@ from clearhead._attention import Arguments
 from clearhead.base.errors import ClearheadError, ShapeError, UnsupportedError
 from clearhead.base.numbers import check_count
 from clearhead.base.shapes import Sizes
-from clearhead.base.text import listed
 from clearhead.base.torch_state import any_autocast
 from clearhead.base.tracing import in_backward, unobserved, without_autocast
 from clearhead.base.versions import Versions
@@ -41,13 +40,15 @@ from clearhead.models.tap.choice import Heads, Item, check_layers, checked_heads
 from clearhead.models.tap.keywords import NAME
 from clearhead.models.tap.layers import Site
 from clearhead.models.tap.modules import Notes, Projection, Running
-from clearhead.models.tap.padding import as_said, checked, fits, of_call
+from clearhead.models.tap.padding import as_said, checked, fits
+from clearhead.models.tap.padding import of_call as padding_of
 from clearhead.models.tap.patch import wrappers
 from clearhead.models.tap.place import BY_HEAD, Place, Separate
-from clearhead.models.tap.receiver import Answer, DotCall, Instead, Receiver
-from clearhead.models.tap.refused import refuse_compiled
+from clearhead.models.tap.receiver import After, Answer, DotCall, Instead, Receiver
+from clearhead.models.tap.refused import refuse_compiled, uncompiled
 from clearhead.models.tap.tap import given_calls
 from clearhead.models.use import missed
+from clearhead.models.use.departure import Departure, of_call
 from clearhead.models.use.edits.changed import Change
 from clearhead.models.use.edits.edit import change_of, editing, unmasked
 from clearhead.models.use.edits.recorded import edited
@@ -143,6 +144,8 @@ class Recorder(Receiver):
         self.reduced: list[ReducedCall] = []
         self.asked = asked
         self.seen = 0  # how many calls were recorded
+        self.departures: dict[Site, Departure | None] = {}  # of the first calls that functions of others computed
+        self.missing: dict[Site, str] = {}  # the layers whose calls could not be recorded, each with the first reason
         self.padding = padding  # the argument of watch(padding=)
         self.fitted = False  # whether the padding fitted any call
         self.sizes: set[tuple[int, int]] = set()  # (batch, keys) of the calls
@@ -181,6 +184,22 @@ class Recorder(Receiver):
     def _copies_values(self) -> bool:
         return self.asked.values or self.asked.gradients
 
+    def read(self, reading: Callable[[], Answer], name: str | None = None) -> Answer:
+        """Leave a call out that cannot be recorded: a recorder never ends the run that it records. A function that runs
+        the model itself needs every layer, so there the error is raised."""
+        self._inside.site = None
+        try:
+            return reading()
+        except Exception as error:
+            if self.asked.own:
+                raise
+            self._leave_out(self._inside.site or self.site(name, None, 0, 0), error)
+            return None
+
+    def _leave_out(self, site: Site, error: Exception) -> None:
+        if self.asked.chooses(site):
+            self.missing.setdefault(site, missed.reason(error))
+
     def dots(self, call: DotCall) -> Answer:
         self.check(call.query, call.key, call.name)
         site = self.site(call.name, call.kind, call.query.shape[2], call.key.shape[2])
@@ -210,6 +229,7 @@ class Recorder(Receiver):
             fusible=given if self.asked.fuse else None,
             origin=call.origin,
             change=self._change(problem, site, given.value, call.dropout_p, unmasked(call.query, masks.uniform)),
+            foreign=given if given.foreign else None,
         )
 
     def _score(self, call: DotCall) -> Dot:
@@ -263,16 +283,18 @@ class Recorder(Receiver):
         fresh: bool = False,
         origin: Origin | None = None,
         change: Change | None = None,
+        foreign: DotCall | None = None,
     ) -> Answer:
         """Keep a call. `tensors`: query, key, and the value, if it is wanted. `score`, `mask`: as the caller gave them.
 
         `fresh`: the key is a copy already. `change`: the change that an edit makes; the edited call is recorded.
+        `foreign`: the call, where a function of another project computes it.
         """
         innermost, (query, key, value) = self.innermost, tensors
         problem = record.problem
         sizes = problem.sizes
         name, kind = site.name, site.kind
-        padding = of_call(innermost.told, kind, problem, uniform)
+        padding = padding_of(innermost.told, kind, problem, uniform)
         if self.padding is not None and fits(self.padding, kind, sizes):
             self.fitted = True
             own = innermost.told.own
@@ -325,7 +347,40 @@ class Recorder(Receiver):
             else:
                 self.asked.merge.add(found)
         self.seen += 1
-        return answer if outcome is None or not self.copies else outcome.of(place, self.asked.gradients)
+        looks: list[Callable[[Any], None]] = []
+        if outcome is not None and self.copies:
+            looks.append(outcome.of(place, self.asked.gradients))
+        if foreign is not None and change is None and not dropped and site not in self.departures:
+            looks.append(self._comparing(site, call, foreign))
+        return self._after(site, looks) if looks else answer
+
+    def _comparing(self, site: Site, call: AttentionCall, given: DotCall) -> Callable[[Any], None]:
+        """A function that compares a result with the record: what the function of another project adds is not known."""
+
+        def compare(result: Any) -> None:
+            place = given.place
+            output = None if place is None else place.by_head(place.tensor(result))
+            self.departures[site] = None
+            if output is not None and given.value is not None:
+                with unobserved(), self.inside(), without_autocast(output.device):
+                    self.departures[site] = of_call(call, given.value.detach(), output.detach())
+
+        return uncompiled(compare)
+
+    def _after(self, site: Site, looks: Sequence[Callable[[Any], None]]) -> After:
+        """A function that looks at a result, and gives it back as it is."""
+
+        def after(result: Any) -> Any:
+            try:
+                for look in looks:
+                    look(result)
+            except Exception as error:
+                if self.asked.own:
+                    raise
+                self._leave_out(site, error)
+            return result
+
+        return after
 
     def _tokens(self, given: Any, sizes: Sizes) -> Tensor | None:
         """A copy of the ids that the model was given, (B, Lq), one for the layers of a run; None without ids."""
@@ -378,11 +433,12 @@ def _fused_value(call: DotCall, padding: Words | None) -> Tensor | None:
     """The value of a call whose output can be computed in the same pass as its statistics; None for other calls.
 
     None is returned where the call has gradients, dropout, or a dtype that autocast chooses; with padding, which
-    statistics leave out; where the same function also computes a projection of the output; on a backend that may give
-    more, or other, outputs; and where another receiver looks at the model's calls, since the call would not be made.
+    statistics leave out; where the same function also computes a projection of the output; on a backend, or by a
+    function of another project, that may give more, or other, outputs; and where another receiver looks at the model's
+    calls, since the call would not be made.
     """
     query, key, value = call.query, call.key, call.value
-    if value is None or call.dropout_p or padding is not None or any_autocast():
+    if value is None or call.dropout_p or padding is not None or any_autocast() or call.foreign:
         return None
     if not isinstance(call.place, Separate) or call.backend not in ("sdpa", NAME) or wrappers() > 1:
         return None
@@ -467,10 +523,11 @@ class Origins(Notes):
     def ended(
         self, around: Any, inside: Any, module: nn.Module, args: tuple[Any, ...], kwargs: Any, result: Any, name: str
     ) -> None:
-        one = noted(around, module, args, kwargs, result, name)
-        if one is not None and self._unwritten:
-            with unobserved(), without_autocast(one.x.device):
-                self._written(one, result)
+        with suppress(Exception):  # a layer that cannot be read is not among the layers that were found
+            one = noted(around, module, args, kwargs, result, name)
+            if one is not None and self._unwritten:
+                with unobserved(), without_autocast(one.x.device):
+                    self._written(one, result)
         around.add(name, inside)
 
     def _written(self, one: Ran, result: Tensor) -> None:
@@ -541,14 +598,13 @@ def recorded(recorder: Recorder, given: Callable[[Recorder], Given]) -> Iterator
     elsewhere = [missed.left(others)] if others else []
     if recorder.unattributed:
         elsewhere.append(missed.lost(len(recorder.unattributed)))
-    if not recorder.seen and not recorder.modules:
+    if not recorder.modules:
         raise ClearheadError(missed.nothing_seen(recorder.stack.model, elsewhere))
     check_layers(recorder.asked.layers, recorder.sites, recorder.asked.who)
-    if not recorder.seen:
-        raise ClearheadError(
-            f"no call could be recorded: an error came between. Calls were made by {listed(recorder.modules)}."
-        )
-    if recorder.padding is not None and not recorder.fitted and recorder.asked.layers is None:
+    elsewhere += missed.departing(recorder.departures, "record")
+    if recorder.missing:
+        elsewhere.append(missed.left_out(recorder.missing, "in the record"))
+    if recorder.sizes and recorder.padding is not None and not recorder.fitted and recorder.asked.layers is None:
         raise ShapeError(missed.fits_none(recorder.padding.shape, recorder.sizes))
     for said in elsewhere:
         warnings.warn(said, stacklevel=4)  # points at the caller's `with` statement
