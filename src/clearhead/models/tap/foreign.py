@@ -26,7 +26,8 @@ def is_foreign(function: Callable[..., Any]) -> bool:
             inside = inside.func
             continue
         inside = getattr(inside, "__func__", inside)  # of a bound method
-        named = inside.__globals__.get("__name__") if isinstance(inside, FunctionType) else inside.__module__
+        plain = isinstance(inside, FunctionType)
+        named = inside.__globals__.get("__name__") if plain else getattr(inside, "__module__", None)
         if str(named).partition(".")[0] not in KNOWN:
             return True
         inside = getattr(inside, "__wrapped__", None)

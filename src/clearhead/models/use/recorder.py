@@ -229,7 +229,7 @@ class Recorder(Receiver):
             fusible=given if self.asked.fuse else None,
             origin=call.origin,
             change=self._change(problem, site, given.value, call.dropout_p, unmasked(call.query, masks.uniform)),
-            foreign=given if given.foreign else None,
+            foreign=given if given.foreign and given.value is not None else None,
         )
 
     def _score(self, call: DotCall) -> Dot:
@@ -361,7 +361,7 @@ class Recorder(Receiver):
             place = given.place
             output = None if place is None else place.by_head(place.tensor(result))
             self.departures[site] = None
-            if output is not None and given.value is not None:
+            if output is not None:
                 with unobserved(), self.inside(), without_autocast(output.device):
                     self.departures[site] = of_call(call, given.value.detach(), output.detach())
 
