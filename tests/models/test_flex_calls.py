@@ -63,19 +63,17 @@ def test_a_call_of_ones_own_is_recorded(seed):
         assert torch.equal(model(q, k, v), plain)
     (call,) = seen.calls
     assert call.backend == "flex_attention" and call.shape == (2, 4, 12, 12)
-    torch.testing.assert_close(call.weights @ v.repeat_interleave(4 // kv_heads, 1), plain, atol=1e-5, rtol=0)
+    torch.testing.assert_close(call.weights @ v, plain, atol=1e-5, rtol=0)
     torch.testing.assert_close(call.output, plain)
 
 
-def test_other_results_edits_and_gradients():
+def test_other_results_edits_and_statistics():
     q, k, v = tensors(0)
     model = Flex(CHANGES["alibi"], block("documents"), return_lse=True)
     cut = ch.edits.Knockout(queries=6, keys=3)
-    with ch.watch(model, gradients=True) as seen, pytest.warns(FutureWarning, match="return_lse"):
-        output, lse = model(q.requires_grad_(), k, v)
-        output.square().sum().backward()
+    with ch.watch(model) as seen, pytest.warns(FutureWarning, match="return_lse"):
+        output, lse = model(q, k, v)
     torch.testing.assert_close(seen[0].weights.logsumexp(), lse.detach(), atol=1e-5, rtol=0)
-    assert seen[0].head_importance.abs().min() > 0
     with torch.no_grad(), ch.edit(model, cut), ch.watch(model) as seen:
         edited, _ = model(q, k, v)
     torch.testing.assert_close(seen[0].weights @ v, edited, atol=1e-5, rtol=0)
@@ -150,7 +148,7 @@ def test_a_generation_with_a_cache(uncompiled):
         model(ids[:, :-1])
     for name in seen.names:
         joined = seen[name].joined()
-        torch.testing.assert_close(joined.weights.dense(), whole[name][0].weights.dense(), atol=1e-5, rtol=1e-4)
+        torch.testing.assert_close(joined.dense(), whole[name][0].weights.dense(), atol=1e-5, rtol=1e-4)
 
 
 def test_checks_of_masks_and_backends(uncompiled):
@@ -162,4 +160,4 @@ def test_checks_of_masks_and_backends(uncompiled):
     with pytest.raises(AssertionError):
         ch.models.assert_attends(model, batch, ch.Causal() & ch.Documents.from_lengths([3, 6]))
     found = ch.models.compare_backends(model, "flex_attention", "sdpa", batch)
-    assert max(row["output"] for row in found if "output" in row) < 1e-4
+    assert found.ok() and len(found.calls) == 4

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
@@ -26,7 +25,7 @@ from clearhead.base.torch_private import (
 )
 from clearhead.base.tracing import compiling, some_compiling
 from clearhead.masks.causal import Causal
-from clearhead.models.tap import multihead
+from clearhead.models.tap import flex, multihead
 from clearhead.models.tap.foreign import is_sdpa_foreign
 from clearhead.models.tap.masks import Recorded
 from clearhead.models.tap.patch import replaced
@@ -101,8 +100,6 @@ SOFTMAX = {F.softmax, torch.softmax, Tensor.softmax, torch.special.softmax, *PRI
 SOFTMAX |= _with_overloads([torch.ops.aten.softmax, *SOFTMAX_OPERATIONS])
 # The kernels that scaled_dot_product_attention calls. A module may call a kernel itself: its arguments are not read.
 FUSED = _with_overloads(FUSED_OPERATIONS)
-# flex_attention asks no function mode. It calls this function of its module in eager code, and not in compiled code.
-FLEX, FLEX_IN_EAGER_CODE = "torch.nn.attention.flex_attention", "setup_compilation_env"
 
 
 @contextmanager
@@ -123,20 +120,15 @@ def source(receiver: Receiver, innermost: bool = False) -> Iterator[None]:
 
         return scaled_dot_product_attention
 
-    def noted(prepare: Callable[..., Any]) -> Callable[..., Any]:
-        def setup_compilation_env(*args: Any, **kwargs: Any) -> Any:
-            receiver.softmax(attends=True)
-            return prepare(*args, **kwargs)
-
-        return setup_compilation_env
-
     prepare_compiler(_Mode.__torch_function__)
     receiver.stack.around = _Below(receiver) if innermost else _Mode(receiver)
     overlooking = replaced(torch.overrides, "has_torch_function", _overlooked)
-    flex = importlib.import_module(FLEX)
-    noting = replaced(flex, FLEX_IN_EAGER_CODE, noted) if hasattr(flex, FLEX_IN_EAGER_CODE) else nullcontext()
     try:
-        with overlooking, noting, replaced(F, "scaled_dot_product_attention", counted, innermost):
+        with (
+            overlooking,
+            flex.source(receiver, innermost),
+            replaced(F, "scaled_dot_product_attention", counted, innermost),
+        ):
             yield
     finally:
         receiver.stack.around = nullcontext()  # this breaks a reference cycle, which would keep the records alive

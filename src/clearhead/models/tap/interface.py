@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from clearhead.base.errors import UnsupportedError
 from clearhead.base.tracing import constant
 from clearhead.masks.causal import Causal
-from clearhead.models.tap import told
+from clearhead.models.tap import flex, told
 from clearhead.models.tap.foreign import is_foreign, is_sdpa_foreign
 from clearhead.models.tap.keywords import MASKED, NAME, RANKS, check_keywords
 from clearhead.models.tap.masks import MaskStore, Recorded, compact, made_of
@@ -41,8 +41,8 @@ class BackendCall(NamedTuple):
     """A call of a backend's function by a model of transformers.
 
     query (B, H, Lq, E), key and value (B, Hk, Lk, ·), the key heads before they are repeated. `mask`: the model's
-    attention_mask. `keywords`: all other arguments, by name. `own`: the name of `function` where it is one of
-    transformers' own functions, else "".
+    attention_mask, a tensor or FlexAttention's BlockMask. `keywords`: all other arguments, by name. `own`: the name of
+    `function` where it is one of transformers' own functions, else "".
     """
 
     module: nn.Module
@@ -76,7 +76,7 @@ class BackendCall(NamedTuple):
                 "in one process."
             )
         check_keywords(name, self.backend, self.keywords)
-        if self.mask is not None and not isinstance(self.mask, Tensor):
+        if self.mask is not None and not isinstance(self.mask, Tensor) and not hasattr(self.mask, "mask_mod"):
             raise UnsupportedError(
                 f"{name} was called on the backend {self.backend!r} with attention_mask of type "
                 f"{type(self.mask).__name__}, which cannot be read. Load the model with attn_implementation='sdpa' or "
@@ -86,7 +86,7 @@ class BackendCall(NamedTuple):
     def read(self, store: MaskStore) -> tuple[Tensor, Recorded, dict[str, Any]]:
         """The keys that the backend sees, its masks, and the keywords that it does not drop."""
         keywords, key, mask = applied(self.own, self.keywords), self.key, self.mask
-        if (self.own == "flash_attention_forward" or "flash" in self.backend) and mask is not None:
+        if (self.own == "flash_attention_forward" or "flash" in self.backend) and isinstance(mask, Tensor):
             key = key[:, :, : mask.shape[1]]  # of a static cache
         shape = (*self.query.shape[:3], key.shape[2])
         return key, _masks(store, self.module, shape, mask, self.backend, self.own, keywords), keywords
@@ -256,7 +256,7 @@ def _masks(
     store: MaskStore,
     module: nn.Module,
     shape: tuple[int, int, int, int],
-    mask: Tensor | None,
+    mask: Any,
     backend: str,
     own: str,
     kwargs: dict[str, Any],
@@ -274,7 +274,9 @@ def _masks(
     chosen = told.selected(module, kwargs, shape, masked=mask is not None) if read else None
     if read and mask is None and "flash" not in backend and backend not in (NAME, MASKED):
         told.check_unmasked(module, backend, shape, kwargs)
-    if own == "flash_attention_forward" or "flash" in backend:
+    if mask is not None and not isinstance(mask, Tensor):  # a BlockMask
+        found = flex.masks_of(store, mask.mask_mod).plus(store.convert(None, kwargs.get("position_bias")))
+    elif own == "flash_attention_forward" or "flash" in backend:
         found = told.masks(store, shape, mask, is_causal, kwargs)
     else:
         if own == "flex_attention_forward" and mask is not None:  # it adds the mask of the first head for all heads

@@ -20,6 +20,7 @@ from clearhead.models.tap.masks import MaskStore, Recorded
 from clearhead.models.tap.modules import Kind, Running, Stack
 from clearhead.models.tap.place import Place
 from clearhead.problem.problem import Problem
+from clearhead.scores.base import ChangeOfPair
 from clearhead.scores.dot import Dot
 
 # One of these words stands in the name of an attention module, or of its class.
@@ -55,6 +56,7 @@ class DotCall(NamedTuple):
     where the output is in the result, if it can be found. `origin`: the layers that made query, key and value, as the
     receiver's notes hold them; None means the layers of the running module. `name`, `kind`: None means the name and the
     kind of the innermost running module. `foreign`: whether a function of another project computes the call.
+    `change`: of the scores, as `Score.then` takes it.
     """
 
     query: Tensor
@@ -71,10 +73,12 @@ class DotCall(NamedTuple):
     dropout_p: float = 0.0
     origin: Any = None
     foreign: bool = False
+    change: ChangeOfPair | None = None
 
     @property
     def score(self) -> Dot:
-        return Dot(scale=self.scale, softcap=self.softcap)
+        score = Dot(scale=self.scale, softcap=self.softcap)
+        return score if self.change is None else score.then(self.change)
 
     def one_dtype(self) -> DotCall:
         """The same with query, key and value of one dtype: under autocast they may differ."""

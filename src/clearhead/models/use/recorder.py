@@ -22,7 +22,6 @@ from clearhead.base.numbers import check_count
 from clearhead.base.shapes import Sizes
 from clearhead.base.torch_state import any_autocast
 from clearhead.base.tracing import in_backward, unobserved, without_autocast
-from clearhead.base.versions import Versions
 from clearhead.biases.base import Bias
 from clearhead.explanation.modules.origin.find import SIDES
 from clearhead.explanation.modules.origin.ran import Layers, Origin, Ran, noted, ran, writer
@@ -215,7 +214,7 @@ class Recorder(Receiver):
                 call = call._replace(query=copied(call.query))
             score = self._score(call)
             problem = call.problem(score)
-        masks, kept = call.masks, Record(problem, Versions(()), copied=True)
+        masks, kept = call.masks, now(problem)
         return self._keep(
             kept,
             (call.query, problem.key, value),
@@ -234,7 +233,9 @@ class Recorder(Receiver):
 
     def _score(self, call: DotCall) -> Dot:
         """The score of a call: an earlier call's score if it is equal, since it takes time to make a module."""
-        if not (type(call.scale) in (float, NoneType) and type(call.softcap) in (float, NoneType)):
+        if call.change is not None or not (
+            type(call.scale) in (float, NoneType) and type(call.softcap) in (float, NoneType)
+        ):
             return call.score
         settings = call.scale, call.softcap
         if settings not in self._scores:
