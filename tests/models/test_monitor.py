@@ -556,3 +556,17 @@ def test_layers_that_are_not_there():
     message = r"no call was made by a layer 99, 'zzz'"
     with pytest.raises(ch.ClearheadError, match=message), ch.models.monitor(model, 1, layers=[0, 99, "zzz"]):
         model(**inputs)
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_calls_that_cannot_be_read_are_told_of_and_the_step_runs_on(compiled):
+    model = llama()
+    given = {"input_ids": IDS, "head_mask": torch.ones(4)}
+    plain = model(**given).last_hidden_state
+    with pytest.warns(UserWarning, match=r"layers\.0\.self_attn.*head_mask") as told:  # noqa: SIM117
+        with ch.models.monitor(model, every=1) as seen:
+            run = torch.compile(model, backend="eager", fullgraph=True) if compiled else model
+            for _ in range(2):
+                torch.testing.assert_close(run(**given).last_hidden_state, plain)
+    torch.compiler.reset()
+    assert len(told) == 1 and seen.steps == 2 and not seen.table()

@@ -23,7 +23,7 @@ from clearhead.base.tracing import constant
 from clearhead.masks.causal import Causal
 from clearhead.models.tap import flex, told
 from clearhead.models.tap.foreign import is_foreign, is_sdpa_foreign
-from clearhead.models.tap.keywords import MASKED, NAME, RANKS, check_keywords
+from clearhead.models.tap.keywords import MASKED, NAME, RANKS, unread_keywords
 from clearhead.models.tap.masks import MaskStore, Recorded, compact, made_of
 from clearhead.models.tap.patch import replaced
 from clearhead.models.tap.place import Separate
@@ -69,19 +69,25 @@ class BackendCall(NamedTuple):
 
     def check(self, name: str) -> None:
         """Raise for a call that would be read wrong. `name`: of the module."""
+        message = self.unread(name)
+        if message:
+            raise UnsupportedError(message)
+
+    def unread(self, name: str) -> str:
+        """Of a call that would be read wrong; "" for any other call."""
         if self.backend == RANKS:
-            raise UnsupportedError(
+            return (
                 f"{name} attends over the ranks of a layout, and each has a part of the queries and keys: a record "
                 "would not be of the whole attention. Set it back (run_on_clearhead(model)), and watch it "
                 "in one process."
             )
-        check_keywords(name, self.backend, self.keywords)
         if self.mask is not None and not isinstance(self.mask, Tensor) and not hasattr(self.mask, "mask_mod"):
-            raise UnsupportedError(
+            return (
                 f"{name} was called on the backend {self.backend!r} with attention_mask of type "
                 f"{type(self.mask).__name__}, which cannot be read. Load the model with attn_implementation='sdpa' or "
                 "'eager'."
             )
+        return unread_keywords(name, self.backend, self.keywords)
 
     def read(self, store: MaskStore) -> tuple[Tensor, Recorded, dict[str, Any]]:
         """The keys that the backend sees, its masks, and the keywords that it does not drop."""
