@@ -1438,7 +1438,28 @@ class Later(ch.extend.Bias):
     case(
         "torch.func.vmap(one)(q[None])",
         ("without", "one(q) # @", "plain(q, q, q, five)"),
-        setup="block = Block()\ndef one(x):\n    with ch.watch(block):\n        return block(x)",
+        setup="block = Block()\ndef one(x):\n    with ch.edit(block, ch.edits.ScaleHeads(heads=0, factor=1.0)):\n        return block(x)",
+    ),
+    case(
+        "left_out().rollout()",
+        ("ch.models.Recording(seen.calls)", "(lambda seen: @)(left_out())[0].weights.dense()", "soft(q, q, five)"),
+        setup="""
+import warnings
+class Two(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.one, self.other = Block(), Block()
+    def forward(self, x):
+        torch.func.grad(lambda x: self.other(x).sum())(x)
+        return self.one(x)
+def left_out():
+    model = Two()
+    with warnings.catch_warnings():
+        warnings.simplefilter('ignore')
+        with ch.watch(model) as seen:
+            model(q)
+    return seen
+""",
     ),
     case(
         "of_cache()",

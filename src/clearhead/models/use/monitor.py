@@ -39,8 +39,9 @@ from clearhead.models.tap.refused import (
 )
 from clearhead.models.tap.tap import own_source
 from clearhead.models.use import missed
+from clearhead.models.use.asked import Asked, asked_to_reduce
 from clearhead.models.use.departure import Departure
-from clearhead.models.use.recorder import Asked, Recorder, asked_to_reduce
+from clearhead.models.use.recorder import Recorder
 from clearhead.models.use.reduced import ReducedCall
 from clearhead.problem.problem import Problem
 from clearhead.problem.summary import Found, Summary
@@ -171,8 +172,10 @@ def monitor(
     compiled code, with fullgraph too. Other attention in compiled code is not seen.
     Without `layers`, it warns once of modules that computed a softmax in their own code, which are not monitored. A
     softmax by hand, as exp() divided by its sum, goes unnoticed.
-    Raises a `ClearheadError` for a compiled model, for a model whose classes the compiler already has code for, for a
-    step in which no attention is seen, and at the end of a `with` without a step, or without a call by one of `layers`.
+    Calls that cannot be read, as for `watch`, and a step in which no attention is seen, do not end the training: a
+    warning names the layers once. So does a warning of a layer that a function of another project computes otherwise.
+    Raises a `ClearheadError` for a compiled model, for a model whose classes the compiler already has code for, and at
+    the end of a `with` without a step, or without a call by one of `layers`.
     Cost: a monitored step has one more pass over the allowed pairs of each call, with O(Lq + Lk) memory, and 24 bytes
     are kept for each head. Any other step runs two hooks, and with transformers one function for each call. After the
     monitor is removed there is no cost.

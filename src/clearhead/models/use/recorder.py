@@ -10,7 +10,7 @@ from contextlib import AbstractContextManager, contextmanager, suppress
 from copy import deepcopy
 from dataclasses import replace
 from types import NoneType
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -18,7 +18,6 @@ from torch import Tensor, nn
 
 from clearhead._attention import Arguments
 from clearhead.base.errors import ClearheadError, ShapeError, UnsupportedError
-from clearhead.base.numbers import check_count
 from clearhead.base.shapes import Sizes
 from clearhead.base.torch_state import any_autocast
 from clearhead.base.tracing import in_backward, unobserved, without_autocast
@@ -27,15 +26,13 @@ from clearhead.explanation.modules.origin.find import SIDES
 from clearhead.explanation.modules.origin.ran import Layers, Origin, Ran, noted, ran, writer
 from clearhead.explanation.modules.origin.written import writes
 from clearhead.explanation.modules.projection import Linear
-from clearhead.inspection.reductions.base import Reduction
 from clearhead.inspection.reductions.output import Output
-from clearhead.inspection.reductions.topk import TopK
 from clearhead.masks.base import Mask
 from clearhead.models.attention_call import AttentionCall
 from clearhead.models.call import Outcome, no_key, with_key
 from clearhead.models.chain.cached import alone
 from clearhead.models.chain.caches import Caches, CallFacts, comparable
-from clearhead.models.tap.choice import Heads, Item, check_layers, checked_heads, checked_layers, chooses
+from clearhead.models.tap.choice import check_layers
 from clearhead.models.tap.keywords import NAME
 from clearhead.models.tap.layers import Site
 from clearhead.models.tap.modules import Notes, Projection, Running
@@ -47,12 +44,12 @@ from clearhead.models.tap.receiver import After, Answer, DotCall, Instead, Recei
 from clearhead.models.tap.refused import refuse_compiled, uncompiled
 from clearhead.models.tap.tap import given_calls
 from clearhead.models.use import missed
+from clearhead.models.use.asked import Asked, asked
 from clearhead.models.use.departure import Departure, of_call
 from clearhead.models.use.edits.changed import Change
 from clearhead.models.use.edits.edit import change_of, editing, unmasked
 from clearhead.models.use.edits.recorded import edited
 from clearhead.models.use.edits.spot import Unmasked
-from clearhead.models.use.means import Means
 from clearhead.models.use.reduced import ReducedCall, reduced
 from clearhead.problem._recorded import RecordedMask
 from clearhead.problem.problem import Problem, as_score, make_problem, with_given
@@ -61,77 +58,6 @@ from clearhead.problem.record import Record, copied, frozen, now, record
 from clearhead.problem.words import Words
 from clearhead.scores.base import ByTile, Score
 from clearhead.scores.dot import Dot
-
-if TYPE_CHECKING:
-    from clearhead.models.attention_call import AttentionCall
-
-
-class Asked(NamedTuple):
-    """The arguments of `watch` and `statistics`.
-
-    `keep`: the reductions, or None to keep query and key. `layers`: None takes all layers. `each`: a function that a
-    survey calls with each call when it happens; then nothing of the call is kept. `own`: whether the calls of this
-    thread alone are recorded, as functions do that run the model themselves: other threads may run it meanwhile. `who`:
-    the function, for messages.
-    """
-
-    keep: tuple[Reduction[Any], ...] | None
-    every: int
-    layers: tuple[Item, ...] | None
-    heads: Heads
-    merge: Means | None
-    values: bool = False
-    gradients: bool = False
-    fuse: bool = False
-    each: Callable[[AttentionCall], None] | None = None
-    own: bool = False
-    who: str = "watch"
-
-    def chooses(self, site: Site) -> bool:
-        """Whether the calls that a layer makes are recorded."""
-        return chooses(self.layers, site, self.who)
-
-
-def asked(every: Any = 1, layers: Any = None, values: Any = False, gradients: Any = False) -> Asked:
-    """The arguments of `watch`, checked."""
-    check_count(every, 1, "every")
-    layers = checked_layers(layers, "watch")
-    for name, flag in (("values", values), ("gradients", gradients)):
-        if not isinstance(flag, bool):
-            raise ClearheadError(f"watch: {name} is {flag!r}; expected True or False.")
-    return Asked(None, every, layers, None, None, values, gradients)
-
-
-def asked_to_reduce(
-    reductions: Any,
-    every: Any = 1,
-    layers: Any = None,
-    heads: Any = None,
-    merge: Any = None,
-    fuse: Any = False,
-    who: str = "statistics",
-) -> Asked:
-    """The arguments of `statistics`, checked. `who`: the function that was called."""
-    keep = tuple(reductions) if isinstance(reductions, list | tuple) else (reductions,)
-    if not keep or not all(isinstance(one, Reduction) for one in keep):
-        raise ClearheadError(
-            f"statistics: reductions is {reductions!r}; expected reductions, such as "
-            "[ch.reductions.Entropy(), ch.reductions.TopK(5)]."
-        )
-    if any(isinstance(one, Output) for one in keep):
-        raise ClearheadError(
-            "statistics: reductions has an Output(value), whose values are of one call; a model makes many."
-        )
-    for one in keep:
-        if type(one) is TopK:
-            check_count(one.k, 1, "k of TopK", most=2**31 - 1)
-    check_count(every, 1, "every")
-    layers, heads = checked_layers(layers, who), checked_heads(heads, who)
-    if not (merge is None or isinstance(merge, Means)):
-        raise ClearheadError(f"statistics: merge is a {type(merge).__name__}; expected a ch.models.Means().")
-    if not isinstance(fuse, bool) or (fuse and heads is not None):
-        raise ClearheadError(f"statistics: fuse is {fuse!r}; True goes with all heads, whose pass gives the output.")
-    return Asked(keep, every, layers, heads, merge, fuse=fuse, who=who)
 
 
 class Recorder(Receiver):

@@ -61,9 +61,10 @@ def lazy_attentions(model: Model, *, max_bytes: int | None = DENSE_BYTES) -> Abs
     A model that runs on "eager" gives its own weights as before. A call that an `edit` changes gives the edited
     weights, dense. `max_bytes`: how many bytes may be dense at a time, for all lazy weights in this process; None for
     no limit. Eager attention gives a query that may see nothing a uniform row; where a backend gives it 0, its row is
-    0. Raises a `ClearheadError` for a model that computes attention in its own code; an `UnsupportedError` for a
-    compiled model, for a model that trains with dropout (its eager weights are those after dropout), and where `watch`
-    raises one. Transformers itself refuses `model.config.output_attentions = True` on all backends but eager: pass it
+    0. Raises a `ClearheadError` for a model that computes attention in its own code, and an `UnsupportedError` for a
+    compiled model. A layer whose weights cannot be lazy has None, and a warning names it: in training with dropout
+    (eager weights are those after dropout), and where `watch` leaves a call out. A warning names a layer, too, that a
+    function of another project computes otherwise. Transformers itself refuses `model.config.output_attentions = True` on all backends but eager: pass it
     in the call. Cost: where weights are asked for, query and key of each layer are kept, and copied where a cache is
     written over: O(Lq + Lk) memory. A query or key that is written to later is an error where the weights are read.
     """
