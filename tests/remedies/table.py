@@ -1087,7 +1087,7 @@ class Later(ch.extend.Bias):
         setup="model = torch.compile(Block())\ndef seen(manager):\n    with manager as found:\n        model._orig_mod(q)\n    return found[0].weights.dense()",
     ),
     case(
-        "trained(Block().train())",
+        "warned(lambda: trained(Block().train()))",
         ("model.eval()", "trained((lambda model: @)(Block()))[0].weights.dense()", "soft(q, q, five)"),
         setup="class Drops(Block):\n    def forward(self, x):\n        return torch.nn.functional.scaled_dot_product_attention(x, x, x, is_causal=True, dropout_p=0.5 * self.training)\nBlock = Drops\ndef trained(model):\n    with ch.watch(model, gradients=True) as seen:\n        model(q)\n    return seen",
     ),
@@ -1116,7 +1116,7 @@ class Later(ch.extend.Bias):
         setup="import tempfile\ndef again():\n    with tempfile.TemporaryDirectory() as folder:\n        return ch.models.load_recording(watched().write(folder + '/seen.safetensors'))",
     ),
     case(
-        "monitored(Linear())",
+        "warned(lambda: monitored(Linear()))",
         ("torch.nn.functional.scaled_dot_product_attention", "monitored(Block().train())", "torch.tensor(1)"),
         setup="Linear = lambda: torch.nn.Linear(8, 8).train()\ndef monitored(model):\n    with ch.models.monitor(model) as seen:\n        model(q)\n    return torch.tensor(seen.steps)",
     ),

@@ -52,10 +52,11 @@ def watch(
     `model`: any nn.Module. These calls are recognised, in every thread that runs the model or a module of it: those of
     transformers' models, on every backend; of `torch.nn.MultiheadAttention` and the Transformer layers of `torch.nn`,
     which keep their fast path; of `torch.nn.functional.scaled_dot_product_attention`, also where another function was
-    put in its place; of `flex_attention` in eager code, whose `mask_mod` is then the mask and whose `score_mod` a change
-    of the score; and of `clearhead.attention`, with any score. Gives a `Recording`: `recording.calls`, and by module `recording[name]`. Each `AttentionCall` keeps
-    copies of query and key, and shares the mask with the calls that were given the same mask; its `weights` are the
-    weights before dropout. `clearhead.models.statistics` keeps statistics alone, without copies.
+    put in its place; of `flex_attention` in eager code, whose `mask_mod` is then the mask and whose `score_mod` a
+    change of the score; and of `clearhead.attention`, with any score. Gives a `Recording`: `recording.calls`, and by
+    module `recording[name]`. Each `AttentionCall` keeps copies of query and key, and shares the mask with the calls
+    that were given the same mask; its `weights` are the weights before dropout. `clearhead.models.statistics` keeps
+    statistics alone, without copies.
     `padding`: which positions are words and not padding, a tokenizer's attention mask (B, L), 1 for a word. None takes
     it from the `attention_mask` of that shape that the model is called with, and from the `key_padding_mask` of modules
     of `torch.nn`. Statistics and reports leave padding out, and `call.padding` says which positions were left out.
@@ -79,8 +80,9 @@ def watch(
     Where a layer's function belongs neither to PyTorch nor to transformers, the output of its first call without
     dropout is compared with the recorded weights times the values, and a warning names the layer where they differ.
     Warns of calls of `F.scaled_dot_product_attention` in threads that run no module. Without `layers`, warns of modules
-    whose attention is not recorded: modules that call a kernel of PyTorch's themselves, and modules with "attention", "attn", "multihead" or "mha" in their name or their class's name that compute a softmax in their own
-    code. A softmax that a module computes by hand, as exp() divided by its sum, goes unnoticed.
+    whose attention is not recorded: modules that call a kernel of PyTorch's themselves, and modules with "attention",
+    "attn", "multihead" or "mha" in their name or their class's name that compute a softmax in their own code. A softmax
+    that a module computes by hand, as exp() divided by its sum, goes unnoticed.
     Compiled code shows none of these: a compiled `flex_attention` is missing from the record without a warning.
     Cost: for each call a copy of query and key, in O(Lq + Lk) memory, and a copy of the mask's tensor, once, where its
     rows are not intervals. `torch.nn` projects queries and keys inside: a record projects them once more.

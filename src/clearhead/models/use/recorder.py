@@ -154,7 +154,7 @@ class Recorder(Receiver):
             fusible=given if self.asked.fuse else None,
             origin=call.origin,
             change=self._change(problem, site, given.value, call.dropout_p, unmasked(call.query, masks.uniform)),
-            foreign=given if given.foreign and given.value is not None else None,
+            foreign=given if given.foreign else None,
         )
 
     def _score(self, call: DotCall) -> Dot:
@@ -285,12 +285,12 @@ class Recorder(Receiver):
         """A function that compares a result with the record: what the function of another project adds is not known."""
 
         def compare(result: Any) -> None:
-            place = given.place
+            place, value = given.place, given.value
             output = None if place is None else place.by_head(place.tensor(result))
             self.departures[site] = None
-            if output is not None:
+            if output is not None and value is not None:
                 with unobserved(), self.inside(), without_autocast(output.device):
-                    self.departures[site] = of_call(call, given.value.detach(), output.detach())
+                    self.departures[site] = of_call(call, value.detach(), output.detach())
 
         return uncompiled(compare)
 

@@ -57,16 +57,17 @@ def lazy_attentions(model: Model, *, max_bytes: int | None = DENSE_BYTES) -> Abs
     those of its own backend. Each layer's weights, where the call or generate() asks for them by
     `output_attentions=True`, are a `LazyAttention`: a tensor whose parts are computed from query and key when they are
     read. It is valid after the `with`. With gradients enabled it is in the model's graph. The `with` gives the model.
-    In a step of generation, with one query, the weights are an ordinary tensor, since they are smaller than the keys.
-    A model that runs on "eager" gives its own weights as before. A call that an `edit` changes gives the edited
-    weights, dense. `max_bytes`: how many bytes may be dense at a time, for all lazy weights in this process; None for
-    no limit. Eager attention gives a query that may see nothing a uniform row; where a backend gives it 0, its row is
-    0. Raises a `ClearheadError` for a model that computes attention in its own code, and an `UnsupportedError` for a
-    compiled model. A layer whose weights cannot be lazy has None, and a warning names it: in training with dropout
-    (eager weights are those after dropout), and where `watch` leaves a call out. A warning names a layer, too, that a
-    function of another project computes otherwise. Transformers itself refuses `model.config.output_attentions = True` on all backends but eager: pass it
-    in the call. Cost: where weights are asked for, query and key of each layer are kept, and copied where a cache is
-    written over: O(Lq + Lk) memory. A query or key that is written to later is an error where the weights are read.
+    In a step of generation, with one query, the weights are an ordinary tensor, since they are smaller than the keys. A
+    model that runs on "eager" gives its own weights as before. A call that an `edit` changes gives the edited weights,
+    dense. `max_bytes`: how many bytes may be dense at a time, for all lazy weights in this process; None for no limit.
+    Eager attention gives a query that may see nothing a uniform row; where a backend gives it 0, its row is 0. Raises a
+    `ClearheadError` for a model that computes attention in its own code, and an `UnsupportedError` for a compiled
+    model. A layer whose weights cannot be lazy has None, and a warning names it: in training with dropout (eager
+    weights are those after dropout), and where `watch` leaves a call out. A warning names a layer, too, that a function
+    of another project computes otherwise. Transformers itself refuses `model.config.output_attentions = True` on all
+    backends but eager: pass it in the call. Cost: where weights are asked for, query and key of each layer are kept,
+    and copied where a cache is written over: O(Lq + Lk) memory. A query or key that is written to later is an error
+    where the weights are read.
     """
     check_max_bytes(max_bytes)
     if not isinstance(model, nn.Module):
@@ -118,8 +119,8 @@ class _Lazily(Subscriber):
         # given the keyword, these functions would warn that they return no weights
         output = call.run("output_attentions" if call.own or call.backend in (NAME, MASKED) else None)
         output = output[0] if isinstance(output, tuple) else output
-        if source is not None and id(call.module) not in self._compared and call.foreign:
-            self._compare(call, source, output)
+        if source is not None and call.value is not None and id(call.module) not in self._compared and call.foreign:
+            self._compare(call.module, source, call.value, output)
         return output, lazy
 
     def _name(self, module: nn.Module) -> str:
@@ -130,15 +131,15 @@ class _Lazily(Subscriber):
             self._warned.add(id(module))
             self._line.warn(message)
 
-    def _compare(self, call: BackendCall, source: OfModel, output: Tensor) -> None:
+    def _compare(self, module: nn.Module, source: OfModel, value: Tensor, output: Tensor) -> None:
         """Compare the first output of a layer with its lazy weights: a function of another project may add to them."""
-        self._compared.add(id(call.module))
+        self._compared.add(id(module))
         uniform = None if source.uniform is None else source.uniform[..., 0]
-        value = call.value[:, :, : source.shape[3]]
+        value = value[:, :, : source.shape[3]]
         with suppress(Exception), unobserved(), without_autocast(value.device):
             found = departure(source.without_graph(), value.detach(), output.detach().transpose(1, 2), (uniform,))
             if found.departs:
-                self._warn_once(call.module, departs(self._name(call.module), found, "lazy weights"))
+                self._warn_once(module, departs(self._name(module), found, "lazy weights"))
 
     def _weights(self, call: BackendCall) -> tuple[Tensor, OfModel | None]:
         """The weights, and the call from which they are computed, unless an edit changes it."""
