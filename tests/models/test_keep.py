@@ -330,9 +330,12 @@ def test_messages_name_the_function_that_was_called():
     calls = {
         "watch": lambda model, layers: ch.watch(model, layers=layers),
         "statistics": lambda model, layers: ch.models.statistics(model, entropy, layers=layers),
-        "monitor": lambda model, layers: ch.models.monitor(model, layers=layers),
         "ScaleHeads": lambda model, layers: ch.edit(model, ch.edits.ScaleHeads(layers)),
     }
+    monitoring = pytest.warns(UserWarning, match="monitor: layers has -1, which counts")
+    with pytest.raises(ch.ClearheadError, match="^monitor: layers has -1"), monitoring:  # noqa: SIM117
+        with ch.models.monitor(model, layers=-1):
+            model(x)
     for who, call in calls.items():
         with pytest.raises(ch.ClearheadError, match=f"^{who}: layers has -1, which counts"), call(model, -1):
             model(x)

@@ -43,6 +43,7 @@ class Calls(Generic[Seen]):
             return self.calls[which]
         if isinstance(which, int | np.integer) and not isinstance(which, bool):
             if not -len(self.calls) <= which < len(self.calls):
+                self.check_complete(f"call {which}")
                 raise ClearheadError(f"there is no call {which}: {len(self.calls)} were seen.")
             return self.calls[which]
         if not isinstance(which, str):
@@ -75,11 +76,11 @@ class Calls(Generic[Seen]):
         return f"{type(self).__name__}({counts}{missing})"
 
     def check_complete(self, who: str) -> None:
-        """Raise where a layer was left out. `who`: the method that needs every layer."""
+        """Raise where a layer was left out. `who`: what needs every layer."""
         for site, reason in self.missing.items():
             raise UnsupportedError(
                 f"{who} needs every layer, and a call of {site.name} ({site.layer}) was left out: {reason}\n"
-                f"To take the other calls alone: ch.models.{type(self).__name__}(seen.calls).{who}(...)."
+                f"To take the other calls alone, pass ch.models.{type(self).__name__}(seen.calls)."
             )
 
     @property

@@ -285,7 +285,7 @@ def compare_backends(
     refuse_edited(model, "compare_backends")
     found: list[ComparedCall] = []
     for number, backend in enumerate((one, other)):
-        with on_backend(model, backend), watch_own(model, values=True) as seen:
+        with on_backend(model, backend), watch_own(model, values=True, compares=False) as seen:
             run(model, inputs)
         found += [compared(call, i, backend, number, most) for i, call in enumerate(seen.calls)]
     return Comparison(found)

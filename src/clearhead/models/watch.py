@@ -94,11 +94,11 @@ def watch(
 
 
 def watch_own(
-    model: nn.Module, padding: Array | None = None, values: bool = False
+    model: nn.Module, padding: Array | None = None, values: bool = False, compares: bool = True
 ) -> AbstractContextManager[Recording]:
     """`watch`, of the calls of this thread alone: for functions that run the model themselves."""
     _check(model, "watch")
-    wanted = asked(values=values)._replace(own=True)
+    wanted = asked(values=values)._replace(own=True, compares=compares)
     return _recorded("watch", model, wanted, padding, lambda recorder: Recording(recorder.calls, recorder.missing))
 
 

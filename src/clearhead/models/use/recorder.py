@@ -122,8 +122,10 @@ class Recorder(Receiver):
             return None
 
     def _leave_out(self, site: Site, error: Exception) -> None:
-        if self.asked.chooses(site):
-            self.missing.setdefault(site, missed.reason(error))
+        with suppress(ClearheadError):  # a choice of layers that fits no layer is the error itself
+            if not self.asked.chooses(site):
+                return
+        self.missing.setdefault(site, missed.reason(error))
 
     def dots(self, call: DotCall) -> Answer:
         self.check(call.query, call.key, call.name)
@@ -154,7 +156,7 @@ class Recorder(Receiver):
             fusible=given if self.asked.fuse else None,
             origin=call.origin,
             change=self._change(problem, site, given.value, call.dropout_p, unmasked(call.query, masks.uniform)),
-            foreign=given if given.foreign else None,
+            foreign=given if given.foreign and self.asked.compares else None,
         )
 
     def _score(self, call: DotCall) -> Dot:
