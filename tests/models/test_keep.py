@@ -333,7 +333,7 @@ def test_messages_name_the_function_that_was_called():
         "ScaleHeads": lambda model, layers: ch.edit(model, ch.edits.ScaleHeads(layers)),
     }
     monitoring = pytest.warns(UserWarning, match="monitor: layers has -1, which counts")
-    with pytest.raises(ch.ClearheadError, match="^monitor: layers has -1"), monitoring:  # noqa: SIM117
+    with pytest.raises(ch.ClearheadError, match=r"^monitor: layers has -1"), monitoring:  # noqa: SIM117
         with ch.models.monitor(model, layers=-1):
             model(x)
     for who, call in calls.items():
