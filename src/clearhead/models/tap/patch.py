@@ -35,6 +35,13 @@ def replaced(owner: Any, name: str, wrap: Wrap, innermost: bool = False) -> Iter
                 del _active[key]
 
 
+def original(owner: Any, name: str) -> Callable[..., Any]:
+    """`owner.name` as it is without the wrappers that are there now."""
+    with _lock:
+        found: Callable[..., Any] = _active.get((id(owner), name), (getattr(owner, name),))[0]
+        return found
+
+
 def replacing() -> bool:
     """Whether some thread holds the lock now: code that the garbage collector runs must not wait for it."""
     return _lock.locked()
