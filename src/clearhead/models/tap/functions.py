@@ -24,11 +24,11 @@ from clearhead.base.torch_private import (
     pop_function_mode,
 )
 from clearhead.base.tracing import compiling, some_compiling
-from clearhead.masks.causal import Causal
+from clearhead.masks.causal import Causal, causal_alignment
 from clearhead.models.tap import flex, multihead
 from clearhead.models.tap.foreign import is_sdpa_foreign
 from clearhead.models.tap.masks import Recorded
-from clearhead.models.tap.patch import replaced
+from clearhead.models.tap.patch import replaced, restored
 from clearhead.models.tap.place import Separate
 from clearhead.models.tap.receiver import Answer, DotCall, Receiver
 from clearhead.models.tap.refused import prepare_compiler, uncompiled
@@ -48,6 +48,9 @@ def read(
 ) -> Answer:
     """Give a call of F.scaled_dot_product_attention to the receiver. The arguments are those of the function."""
     receiver.check(query, key)
+    align = None if attn_mask is None else causal_alignment(attn_mask)
+    if align is not None:
+        attn_mask = None
     leading = query.shape[:-2]
     if not enable_gqa:
         leading = torch.broadcast_shapes(leading, key.shape[:-2])  # type: ignore[no-untyped-call]
@@ -59,8 +62,8 @@ def read(
     else:
         shape = (leading[:-1].numel(), leading[-1], query.shape[2], value.shape[-1])
     masks = receiver.masks.convert(attn_mask)
-    if is_causal:
-        masks = masks.plus(Recorded(Causal(), align="upper_left"))
+    if is_causal or align is not None:
+        masks = masks.plus(Recorded(Causal(), align=align or "upper_left"))
     place = Separate(lambda t: t.reshape(shape), lambda output: output.reshape(*leading, *shape[2:]))
     call = DotCall(query, key, value, masks, "sdpa", place, scale=scale, dropout_p=dropout_p, foreign=is_sdpa_foreign())
     return receiver.dots(call)
@@ -144,6 +147,10 @@ class _Mode(TorchFunctionMode):
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         if func in READERS:
+            if types and not some_compiling():
+                # a subclass may ask whether `func` is the function of PyTorch's name, which `source` has replaced
+                with restored(F, "scaled_dot_product_attention"):
+                    return self.see(self.receiver, func, args, kwargs or {})
             return self.see(self.receiver, func, args, kwargs or {})
         # this is asked first: the compiler could not look up every function in these sets
         if not (some_compiling() and compiling()):
