@@ -282,14 +282,14 @@ def test_the_choice_in_low_precision_asks_what_the_cpu_has(dtype, monkeypatch):
     x = draw(2, 4, 128, 32).to(dtype)
     chosen = lambda **options: ch.plan(x, x, x, **options).engine
     for has, engine in ((True, "sdpa"), (False, "native")):
-        monkeypatch.setattr("clearhead.engines.native.engine.has_products_of", lambda _, has=has: has)
+        monkeypatch.setattr("clearhead.engines.native.engine.has_matrix_instructions", lambda _, has=has: has)
         assert chosen() == engine
         for options in ({"sinks": torch.zeros(4, dtype=dtype)}, {"score": ch.Dot(softcap=5.0)}, {"mask": ch.Causal()}):
             assert chosen(**options) == "native"
     small = x[:, :, :8]
     assert ch.plan(small, small, small).engine == "sdpa"
     # PyTorch's kernel takes 2 to 10 times as long for one query
-    monkeypatch.setattr("clearhead.engines.native.engine.has_products_of", lambda _: False)
+    monkeypatch.setattr("clearhead.engines.native.engine.has_matrix_instructions", lambda _: False)
     key = draw(1, 4, 1000, 32).to(dtype)
     assert ch.plan(key[:, :, :1], key, key).engine == "native"
 
@@ -305,3 +305,42 @@ def test_compiled_code_runs_the_forward_pass_once(dtype, options, monkeypatch):
     run = torch.compile(lambda x: ch.attention(x, x, x, **options), fullgraph=True, backend="aot_eager")
     run(x).float().sum().backward()
     assert len(calls) == 1
+
+
+@pytest.mark.parametrize("queries", [1, 7, 60])
+def test_a_weight_below_the_smallest_normal_number_is_0(instructions, queries):
+    """Key 0 has the largest score; those of the other keys are 80 to 95 below it, and their values are huge. Terms of the
+    softmax below 2⁻¹²⁶ are 0 in the output, its gradients and the statistics, and so are the weights that one reads."""
+    gaps = torch.linspace(80, 95, 150)
+    gaps[0] = 0.0
+    query = torch.full((1, 1, queries, 1), -1.0)
+    value = torch.full((1, 1, 150, 4), 1e37)
+    value[:, :, 0] = 0.0
+    leaves = [t.requires_grad_() for t in (query, gaps.view(1, 1, -1, 1).clone(), value)]
+    terms = torch.exp(-gaps.double())
+    kept = terms * (terms >= torch.finfo(torch.float32).tiny)
+    assert not kept[-20:].any() and (terms[1:] > 0).all()
+    options = {"score": ch.Dot(scale=1.0)}
+    output = ch.attention(*leaves, **options, engine="native")
+    want = (kept[1:] * 1e37).sum()
+    torch.testing.assert_close(output.double(), want.expand_as(output), rtol=1e-5, atol=0.0)
+    # the gradient of a value is the sum of its weights
+    (to_value,) = torch.autograd.grad(output, leaves[2], torch.full_like(output, 2.0**20))
+    torch.testing.assert_close(to_value[0, 0, :, 0].double(), kept * queries * 2.0**20, rtol=2e-5, atol=0.0)
+    weights = ch.weights(leaves[0].detach(), leaves[1].detach(), **options)
+    (values, keys), received = weights.reduce(ch.reductions.TopK(150), ch.reductions.Received())
+    for row, seen in ((weights[0, 0, 0], slice(None)), (values[0, 0, 0], keys[0, 0, 0])):
+        torch.testing.assert_close(row.double(), kept[seen], rtol=1e-4, atol=0.0)
+    assert torch.equal(received[0, 0] == 0, kept == 0)
+
+
+def test_a_subnormal_slope_is_0(instructions):
+    """Gradients of scores below 2⁻¹²⁶ are 0: the products of the backward pass meet no subnormal number."""
+    gap, upstream = 60.0, 2.0**-60
+    query, key = torch.ones(1, 1, 50, 1), torch.tensor([0.0, -gap]).view(1, 1, 2, 1)
+    value = torch.tensor([0.0, 1.0]).view(1, 1, 2, 1)
+    leaves = [t.requires_grad_() for t in (query, key, value)]
+    output = ch.attention(*leaves, score=ch.Dot(scale=1.0), engine="native")
+    to_query, to_key, _ = torch.autograd.grad(output, leaves, torch.full_like(output, upstream))
+    assert torch.exp(torch.tensor(-gap, dtype=torch.float64)) * upstream < torch.finfo(torch.float32).tiny
+    assert not to_query.any() and not to_key[0, 0, 1].any()

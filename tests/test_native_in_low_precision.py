@@ -321,3 +321,23 @@ def test_a_plan_counts_no_copies(dtype):
     assert planned[0] == planned[1] < 0.05 * 4 * key.numel()
     planned = [ch.plan(key.to(t), key.to(t), key.to(t), engine="native").extra_bytes for t in (torch.float32, dtype)]
     assert planned[1] < 1.1 * planned[0]
+
+
+@pytest.mark.parametrize("width", [1, 2, 64, 67])
+def test_a_subnormal_product_leaves_its_neighbour_as_it_is(instructions, width):
+    """A query times the scale's power of two may be subnormal. Two numbers share a register on pairs: such a number counts
+    as 0, and the number beside it is unchanged. So outputs and gradients are those of a number 0 in its place."""
+    query, key, value = (draw(1, 1, 70, width, seed=i).bfloat16() for i in range(3))
+    options = {"mask": ch.Causal(), "score": ch.Dot(scale=2.0**-6 / 3), "engine": "native"}
+
+    def found(number, place):
+        leaves = [t.clone().requires_grad_() for t in (query, key, value)]
+        with torch.no_grad():
+            leaves[0][0, 0, 60, place] = number
+        output = ch.attention(*leaves, **options)
+        return output, *torch.autograd.grad(output.float().square().sum(), leaves)
+
+    for place in {0, 1 % width, width - 1}:
+        want = found(0.0, place)
+        for tiny in (3e-38, 1.5e-38, 1e-38, 1e-39, 9.2e-41, -1.2e-38):
+            assert all(map(torch.equal, found(tiny, place), want)), (place, tiny)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from clearhead._attention import attention
@@ -9,8 +10,10 @@ from clearhead.base.arrays import check_float
 from clearhead.base.errors import ClearheadError, ShapeError, columns
 from clearhead.base.numbers import check_flag
 from clearhead.base.shapes import Align
+from clearhead.base.tracing import vectorized
 from clearhead.masks.base import Mask
-from clearhead.masks.causal import Causal
+from clearhead.masks.causal import Causal, causal_alignment
+from clearhead.problem.nested import is_nested
 
 
 def scaled_dot_product_attention(
@@ -32,21 +35,22 @@ def scaled_dot_product_attention(
     True
 
     Formula: softmax(query · keyᵀ · scale + attn_mask) · value; the rest is as in `attention`.
-    query (..., Lq, E), key (..., Lk, E), value (..., Lk, Ev). `attn_mask`: bool (True: may attend) or float (added),
-    broadcast from the right as torch does: of three dimensions beside inputs of four, the first is the heads.
+    query (..., Lq, E), key (..., Lk, E), value (..., Lk, Ev). `attn_mask`: bool (True: may attend), float (added), a
+    causal mask of `torch.nn.attention.bias`, or None. All are broadcast from the right as torch does: of three
+    dimensions beside four, the first is the heads. Nested tensors are taken as in `attention`.
     `is_causal`: query 0 stands at key 0, whatever the lengths. `scale`: None is 1/√E. `enable_gqa`: whether there may
     be fewer key heads than query heads, in a number that divides theirs.
     Unlike torch's, its dropout is the same on every engine, and pairs that a mask leaves out are skipped.
-    Returns (..., Lq, Ev) of the value's dtype. Raises a `ClearheadError` for attn_mask together with is_causal, and for
-    key heads that differ without enable_gqa. Cost: as `attention`. Source: as `Dot`.
+    Returns (..., Lq, Ev) of the value's dtype. Raises a `ClearheadError`, which is a RuntimeError too, for attn_mask
+    together with is_causal, and for key heads that differ without enable_gqa. Cost: as `attention`. Source: as `Dot`.
     """
-    for name, given in (("query", query), ("key", key), ("value", value)):
+    sides = {"query": query, "key": key, "value": value}
+    for name, given in sides.items():
         if not isinstance(given, Tensor):
             raise ClearheadError(f"{name} is a {type(given).__name__}; torch's signature takes tensors.")
-        check_float(given, name)
+        if not is_nested(given):
+            check_float(given, name)
     is_causal, enable_gqa = check_flag(is_causal, "is_causal"), check_flag(enable_gqa, "enable_gqa")
-    mask: Tensor | Mask | None = None
-    bias = None
     if attn_mask is not None:
         if not isinstance(attn_mask, Tensor):
             raise ClearheadError(
@@ -59,13 +63,17 @@ def scaled_dot_product_attention(
                 "mask=DenseMask(attn_mask) & Causal(), align='upper_left'); of a float attn_mask, "
                 "attention(query, key, value, mask=Causal(), bias=attn_mask, align='upper_left')."
             )
-        if attn_mask.is_floating_point():
-            check_float(attn_mask, "attn_mask")
-        depth = max(query.ndim, key.ndim, value.ndim)
-        wide = attn_mask.reshape((1,) * (depth - attn_mask.ndim) + tuple(attn_mask.shape))
-        mask, bias = (None, wide) if wide.is_floating_point() else (wide, None)
-    elif is_causal:
-        mask = _CAUSAL
+    mask, bias, align = _read_mask(attn_mask, is_causal)
+    if isinstance(scale, Tensor) and scale.numel() == 1:
+        scale = scale.item()
+    if any(map(is_nested, sides.values())):
+        return attention(query, key, value, mask=mask, bias=bias, scale=scale, align=align, dropout_p=dropout_p)
+    ranks = {given.ndim for given in sides.values()}
+    depth = max(ranks)
+    if enable_gqa or len(ranks) > 1:  # dimensions are matched from the right, so the first of three is the heads
+        depth = max(depth, 4)
+        query, key, value = (given[(None,) * (depth - given.ndim)] for given in (query, key, value))
+    mask, bias = (t[(None,) * (depth - t.ndim)] if isinstance(t, Tensor) else t for t in (mask, bias))
     heads, key_heads = (t.shape[-3] if t.ndim > 3 else 1 for t in (query, key))
     if not enable_gqa and heads != key_heads and 1 not in (heads, key_heads):
         raise ShapeError(
@@ -73,10 +81,24 @@ def scaled_dot_product_attention(
             + columns({"query": tuple(query.shape), "key": tuple(key.shape)}, -3)
             + "\nFor groups of query heads that share a key head pass enable_gqa=True."
         )
-    if isinstance(scale, Tensor) and scale.numel() == 1:
-        scale = scale.item()
-    align: Align = "upper_left" if is_causal else None
-    return attention(query, key, value, mask=mask, bias=bias, scale=scale, align=align, dropout_p=dropout_p)
+    output = attention(query, key, value, mask=mask, bias=bias, scale=scale, align=align, dropout_p=dropout_p)
+    return output.reshape(output.shape[depth - max(ranks) :]) if depth > max(ranks) else output
+
+
+def _read_mask(attn_mask: Tensor | None, is_causal: bool) -> tuple[Tensor | Mask | None, Tensor | None, Align]:
+    """The arguments `mask`, `bias` and `align` of `attention`."""
+    if attn_mask is None:
+        return (_CAUSAL, None, "upper_left") if is_causal else (None, None, None)
+    align = causal_alignment(attn_mask)
+    if align is not None:
+        return _CAUSAL, None, align
+    if attn_mask.is_floating_point():
+        check_float(attn_mask, "attn_mask")
+        return None, attn_mask, None
+    if attn_mask.dtype == torch.bool and vectorized():  # a mask may differ by sample there, and its values are hidden
+        added = torch.zeros_like(attn_mask, dtype=torch.float32).masked_fill(~attn_mask, -torch.inf)
+        return None, added, None
+    return attn_mask, None, None
 
 
 _CAUSAL = Causal()

@@ -5,7 +5,6 @@ import random
 
 import pytest
 import torch
-from torch.nn.attention.flex_attention import create_block_mask
 
 import clearhead as ch
 
@@ -112,14 +111,16 @@ def test_a_function_without_a_mask_is_refused_where_keywords_alone_tell_it(monke
         kept.clear()
         with torch.no_grad(), ch.watch(model) as seen:
             model(use_cache=False, **inputs)
+        if not seen.calls:
+            return None
         return max(float((call.weights.dense() - w).abs().max()) for call, w in zip(seen.calls, kept, strict=True))
 
     windowed, plain = models(OWN, 4)[0], models(OWN, None)[0]
-    with pytest.raises(ch.UnsupportedError, match="'own_for_tests' with sliding_window=4 and no mask"):
-        watched(windowed, input_ids=IDS)
+    with pytest.warns(UserWarning, match="'own_for_tests' with sliding_window=4 and no mask"):
+        assert watched(windowed, input_ids=IDS) is None
     packed = torch.tensor([[0, 1, 2, 3, 0, 1, 2, 3, 4]])
-    with pytest.raises(ch.UnsupportedError, match="position_ids that begin again and no mask"):
-        watched(plain, input_ids=IDS[:1], position_ids=packed)
+    with pytest.warns(UserWarning, match="position_ids that begin again and no mask"):
+        assert watched(plain, input_ids=IDS[:1], position_ids=packed) is None
     assert watched(windowed, input_ids=IDS[:, :4]) < 1e-6  # the window hides nothing
     assert watched(plain, input_ids=IDS) < 1e-6
     monkeypatch.setitem(AttentionMaskInterface._global_mapping, OWN, transformers.masking_utils.eager_mask)
@@ -231,7 +232,7 @@ def test_positions_that_begin_again_with_a_cache_are_refused(flash):
     fast, _ = models(FAKE, None)
     with torch.no_grad():
         past = fast(input_ids=IDS[:1, :4]).past_key_values
-        with pytest.raises(ch.UnsupportedError, match="packed into one"), ch.watch(fast):
+        with pytest.raises(ch.UnsupportedError, match="packed into one"), ch.edit(fast, ch.edits.ScaleHeads(heads=0)):
             fast(input_ids=IDS[:1, 4:], position_ids=torch.tensor([[4, 5, 0, 1, 2]]), past_key_values=past)
 
 
@@ -327,10 +328,9 @@ def test_a_version_without_the_interface_is_refused_in_words(open_one, monkeypat
 def test_what_is_no_tensor_is_refused(monkeypatch):
     monkeypatch.setitem(transformers.modeling_utils.AttentionInterface._global_mapping, FAKE, attention)
     fast, _ = models(FAKE)
-    block_mask = create_block_mask(lambda b, h, i, j: i >= j, 1, 1, 9, 9, device="cpu")
     layer = fast.model.layers[0].self_attn
     hidden = torch.zeros(1, 9, 32)
     rotary = fast.model.rotary_emb(hidden, torch.arange(9)[None])
-    said = r"layers\.0\.self_attn was called on the backend(.|\n)*BlockMask(.|\n)*attn_implementation='sdpa'"
-    with pytest.raises(ch.UnsupportedError, match=said), ch.watch(fast):
-        layer(hidden, position_embeddings=rotary, attention_mask=block_mask)
+    said = r"layers\.0\.self_attn was called on the backend(.|\n)*of type list(.|\n)*attn_implementation='sdpa'"
+    with pytest.raises(ch.UnsupportedError, match=said), ch.edit(fast, ch.edits.ScaleHeads(heads=0)):
+        layer(hidden, position_embeddings=rotary, attention_mask=[1] * 9)

@@ -302,8 +302,8 @@ def test_an_edit_that_gives_another_answer_each_time_is_not_recorded(where, arou
         assert not torch.equal(block(x, x, x), F.scaled_dot_product_attention(x, x, x))
     watching, editing = ch.watch(block), ch.edit(block, Restless(where))
     first, second = (editing, watching) if around else (watching, editing)
-    with pytest.raises(ch.UnsupportedError, match="Restless gives another"), first, second:
-        block(x, x, x)
+    with pytest.warns(UserWarning, match="Restless gives another"), first, second:
+        assert not torch.equal(block(x, x, x), F.scaled_dot_product_attention(x, x, x))
 
 
 @pytest.mark.parametrize("part", ["query", "key", "value"])

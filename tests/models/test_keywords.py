@@ -2,6 +2,7 @@
 
 import ast
 import gc
+import inspect
 import os
 from collections import defaultdict
 from pathlib import Path
@@ -10,7 +11,7 @@ import pytest
 import torch
 
 import clearhead as ch
-from clearhead.models.tap.keywords import NOT_READ, READ, REFUSED
+from clearhead.models.tap.keywords import NOT_READ, READ, REFUSED, loss_words
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 transformers = pytest.importorskip("transformers", reason="the extra [models] is not installed")
@@ -147,8 +148,9 @@ def test_an_unknown_keyword_is_an_error_that_names_it(backend, words):
         with pytest.raises(ch.UnsupportedError, match=said), torch.no_grad():
             ch.models.run_on_clearhead(model)(IDS, **words)
     else:
-        with pytest.raises(ch.UnsupportedError, match=said), torch.no_grad(), ch.watch(model):
+        with pytest.warns(UserWarning, match=said), torch.no_grad(), ch.watch(model) as seen:
             model(IDS, **words)
+        assert not seen.calls
 
 
 def test_what_is_none_and_what_changes_no_weight_is_no_error():
@@ -165,3 +167,37 @@ def test_what_is_none_and_what_changes_no_weight_is_no_error():
 def test_each_keyword_stands_in_one_list_with_a_reason():
     assert not READ & NOT_READ.keys() and not READ & REFUSED.keys() and not NOT_READ.keys() & REFUSED.keys()
     assert all(NOT_READ.values()) and all(REFUSED.values())
+
+
+LOSSES = {
+    "shift_labels": torch.cat([IDS[:, 1:], torch.full((1, 1), -100)], 1),
+    "ignore_index": 3,
+    "num_items_in_batch": 5,
+}
+
+
+@pytest.mark.parametrize("word", LOSSES)
+def test_a_keyword_of_the_loss_passes_through(word):
+    torch.manual_seed(0)
+    sizes = {"vocab_size": 100, "hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1}
+    model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**sizes, num_attention_heads=4)).eval()
+    given = {word: LOSSES[word], "labels": IDS}
+    with torch.no_grad():
+        right = model(IDS, **given).loss
+        with ch.watch(model) as seen:
+            assert torch.equal(model(IDS, **given).loss, right)
+        ch.models.run_on_clearhead(model)
+        torch.testing.assert_close(model(IDS, **given).loss, right)
+        with ch.watch(model) as again:
+            model(IDS, **given)
+    assert len(seen) == len(again) == 1
+
+
+def test_no_keyword_of_a_loss_is_read_by_an_attention_function():
+    """The rule by which a keyword of a loss passes: no attention function of transformers has such a parameter."""
+    functions = transformers.modeling_utils.AttentionInterface._global_mapping
+    mapping = {name: one for name, one in functions.items() if one.__module__.startswith("transformers.")}
+    read = {word for one in mapping.values() for word in inspect.signature(one).parameters}
+    losses = {*loss_words()} - {"kwargs"}
+    assert {"shift_labels", "ignore_index", "labels"} <= losses and {"scaling", "s_aux"} <= read
+    assert not losses & read and not losses & (READ | set(REFUSED))

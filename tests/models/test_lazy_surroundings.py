@@ -256,8 +256,8 @@ def test_dropout_in_training():
     model.train()
     with ch.models.lazy_attentions(model):
         assert model(IDS).attentions is None
-        with pytest.raises(ch.UnsupportedError, match=r"with dropout 0\.1(.|\n)*model\.eval\(\)"):
-            model(IDS, output_attentions=True)
+        with pytest.warns(UserWarning, match=r"with dropout 0\.1(.|\n)*model\.eval\(\)"):
+            assert not any(one is not None for one in model(IDS, output_attentions=True).attentions or ())
     model.config.attention_probs_dropout_prob = 0.0
     for layer in model.encoder.layer:
         layer.attention.self.dropout.p = 0.0
@@ -265,10 +265,12 @@ def test_dropout_in_training():
         assert isinstance(model(IDS, output_attentions=True).attentions[0], ch.models.LazyAttention)
 
 
+@pytest.mark.filterwarnings("ignore:There is a performance drop")
 def test_transforms_and_tensors_without_values(models):
     fast, _ = models
-    ask = lambda ids: fast(ids[None], output_attentions=True).attentions[0]
-    with ch.models.lazy_attentions(fast), torch.no_grad(), pytest.raises(ch.UnsupportedError, match=r"torch\.func"):
+    ask = lambda ids: fast(ids[None], output_attentions=True).last_hidden_state
+    with ch.models.lazy_attentions(fast), torch.no_grad(), pytest.warns(UserWarning, match=r"torch\.func"):
         torch.func.vmap(ask)(IDS)
-    with ch.models.lazy_attentions(copy.deepcopy(fast)), pytest.raises(ch.UnsupportedError, match="no values"):
-        attentions(copy.deepcopy(fast).to("meta"), IDS.to("meta"))
+    meta = copy.deepcopy(fast).to("meta")
+    with ch.models.lazy_attentions(meta), pytest.warns(UserWarning, match="no values"):
+        assert not any(one is not None for one in meta(IDS.to("meta"), output_attentions=True).attentions or ())

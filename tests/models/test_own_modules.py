@@ -136,9 +136,10 @@ def test_torchscript_is_no_empty_result():
         model(x, x, x)
 
 
-def test_nested_tensors_of_ones_own_are_refused():
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_nested_tensors_of_ones_own_are_left_out():
     rows = torch.nested.nested_tensor([draw(3, 2, 8), draw(5, 2, 8)], layout=torch.jagged).transpose(1, 2)
-    with pytest.raises(ch.UnsupportedError, match="nested tensors"), ch.watch(model := Raw()):
+    with pytest.warns(UserWarning, match="nested tensors"), ch.watch(model := Raw()):
         model(rows, rows, rows)
 
 
@@ -187,9 +188,10 @@ def test_a_new_mask_at_the_place_of_an_old_one_is_converted():
     assert [int((call.weights[0, 0, 0] > 0).sum()) for call in seen.calls] == [4, 3, 2, 1]
 
 
-def test_transforms_are_refused():
+@pytest.mark.filterwarnings("ignore:There is a performance drop")
+def test_transforms_are_left_out():
     model = Block(True)
-    with pytest.raises(ch.UnsupportedError, match=r"inside a transform of torch\.func"), ch.watch(model):
+    with pytest.warns(UserWarning, match=r"inside a transform of torch\.func"), ch.watch(model):
         torch.func.vmap(model)(draw(3, 2, 7, 16))
 
 

@@ -384,7 +384,7 @@ CASES = [
         + "        return ch.models.logit_attribution(one, IDS, 7)\n",
     ),
     case(
-        "recorded(batch=2)",
+        "warned(lambda: recorded(batch=2))",
         ("batch=1", "recorded(@)", "swept()"),
         setup=SETUP + "def recorded(**options):\n    with ch.watch(one):\n        return swept(**options)\n",
     ),

@@ -589,7 +589,7 @@ EXPECTED = Causal() & Documents([0, 0, 0, 0, 1, 1])
     ),
     # compiled code
     case(
-        "monitored(Block(), q)",
+        "warned(lambda: monitored(Block(), q))",
         ("torch.compiler.reset()", "(@, monitored(model(), IDS))[1]", "torch.tensor(1)"),
         ("train without compiling", "monitored(Block(), q, compiled=False) # @", "torch.tensor(1)"),
         setup=LLAMA

@@ -37,7 +37,8 @@ def ids_out(one):
 def lazy(train=False, **options):
     one = model(train)
     with torch.no_grad(), ch.models.lazy_attentions(one, **options):
-        return one(IDS, output_attentions=True).attentions[0]
+        found = one(IDS, output_attentions=True).attentions
+    return found[0] if found else None
 def eager():
     with torch.no_grad():
         return model(attn_implementation="eager")(IDS, output_attentions=True).attentions[0]
@@ -1087,7 +1088,7 @@ class Later(ch.extend.Bias):
         setup="model = torch.compile(Block())\ndef seen(manager):\n    with manager as found:\n        model._orig_mod(q)\n    return found[0].weights.dense()",
     ),
     case(
-        "trained(Block().train())",
+        "warned(lambda: trained(Block().train()))",
         ("model.eval()", "trained((lambda model: @)(Block()))[0].weights.dense()", "soft(q, q, five)"),
         setup="class Drops(Block):\n    def forward(self, x):\n        return torch.nn.functional.scaled_dot_product_attention(x, x, x, is_causal=True, dropout_p=0.5 * self.training)\nBlock = Drops\ndef trained(model):\n    with ch.watch(model, gradients=True) as seen:\n        model(q)\n    return seen",
     ),
@@ -1116,7 +1117,7 @@ class Later(ch.extend.Bias):
         setup="import tempfile\ndef again():\n    with tempfile.TemporaryDirectory() as folder:\n        return ch.models.load_recording(watched().write(folder + '/seen.safetensors'))",
     ),
     case(
-        "monitored(Linear())",
+        "warned(lambda: monitored(Linear()))",
         ("torch.nn.functional.scaled_dot_product_attention", "monitored(Block().train())", "torch.tensor(1)"),
         setup="Linear = lambda: torch.nn.Linear(8, 8).train()\ndef monitored(model):\n    with ch.models.monitor(model) as seen:\n        model(q)\n    return torch.tensor(seen.steps)",
     ),
@@ -1330,7 +1331,7 @@ class Later(ch.extend.Bias):
         ),
         setup=LLAMA,
     ),
-    case("lazy(train=True)", ("model.eval()", "lazy() # @", "eager()"), setup=LLAMA),
+    case("warned(lambda: lazy(train=True))", ("model.eval()", "lazy() # @", "eager()"), setup=LLAMA),
     case(
         "wrapped()",
         (
@@ -1438,7 +1439,28 @@ class Later(ch.extend.Bias):
     case(
         "torch.func.vmap(one)(q[None])",
         ("without", "one(q) # @", "plain(q, q, q, five)"),
-        setup="block = Block()\ndef one(x):\n    with ch.watch(block):\n        return block(x)",
+        setup="block = Block()\ndef one(x):\n    with ch.edit(block, ch.edits.ScaleHeads(heads=0, factor=1.0)):\n        return block(x)",
+    ),
+    case(
+        "left_out().rollout()",
+        ("ch.models.Recording(seen.calls)", "(lambda seen: @)(left_out())[0].weights.dense()", "soft(q, q, five)"),
+        setup="""
+import warnings
+class Two(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.one, self.other = Block(), Block()
+    def forward(self, x):
+        torch.func.grad(lambda x: self.other(x).sum())(x)
+        return self.one(x)
+def left_out():
+    model = Two()
+    with warnings.catch_warnings():
+        warnings.simplefilter('ignore')
+        with ch.watch(model) as seen:
+            model(q)
+    return seen
+""",
     ),
     case(
         "of_cache()",

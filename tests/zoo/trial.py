@@ -217,6 +217,8 @@ def compared(model: Any, given: dict[str, Any]) -> Run:
         if calls:
             return Run("different", backends, text=f"{len(calls)} calls were made and none recorded")
         return Run("own code", [], text=", ".join(sorted(own))) if own else Run("none", [])
+    for reason in seen.missing.values():
+        return Run("refused", backends, text=shortened(ch.UnsupportedError(reason)))
     if not same(plain, watched):
         again = "" if same(plain, forward(model, given)) else ", and so do those of two plain runs"
         return Run("different", backends, text=f"the outputs differ while watched{again}")

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.attention.bias import CausalBias
 from typing_extensions import TypeVar
 
 from clearhead.base.errors import ClearheadError, ShapeError, columns
@@ -90,7 +91,10 @@ def _writable_view(array: np.ndarray) -> np.ndarray:
 
 
 def check_memory(tensor: Tensor, name: str) -> Tensor:
-    """The tensor. Raise where its storage was freed, since a read of it may end the process."""
+    """The tensor. Raise where its storage was freed, since a read of it may end the process, or was never written."""
+    if type(tensor) is not Tensor and isinstance(tensor, CausalBias):
+        align = tensor.variant.name.lower() if hasattr(tensor, "variant") else "lower_right"  # a view has none
+        raise ClearheadError(f"{name} is a CausalBias, which holds no numbers: pass mask=Causal(), align={align!r}.")
     if freed(tensor):
         raise ClearheadError(
             f"{name}, {tensor.dtype}, shape {tuple(tensor.shape)}, has no memory: its storage holds "

@@ -6,8 +6,11 @@ from collections.abc import Mapping, Sequence
 from types import ModuleType
 
 
-class ClearheadError(ValueError):
-    """The error for input that clearhead refuses. The message says what disagreed, why, and what to pass instead."""
+class ClearheadError(ValueError, RuntimeError):
+    """The error for input that clearhead refuses. The message says what disagreed, why, and what to pass instead.
+
+    It is a RuntimeError too, because PyTorch's functions, whose place clearhead's can take, raise that class.
+    """
 
 
 class ShapeError(ClearheadError):

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from clearhead.base.errors import ClearheadError
 from clearhead.base.rules import ByPair, Rule, ask, broadcast, check_rule, reads_of, title_of
 from clearhead.base.shapes import Sizes
+from clearhead.base.single_pairs import reads_rows
 from clearhead.biases.base import Added, Bias
 
 
@@ -45,6 +46,7 @@ class BiasFunction(Bias):
     def __init__(self, fn: Rule, reads: Sequence[Tensor] = ()) -> None:
         super().__init__()
         self.fn, self.reads = check_rule(fn, reads, "BiasFunction", "For a tensor use DenseBias(tensor).")
+        self._by_rows = reads_rows(fn)
 
     @classmethod
     def example(cls, sizes: Sizes) -> Bias:
@@ -57,7 +59,7 @@ class BiasFunction(Bias):
         title = title_of("BiasFunction", self.fn)
 
         def part(*sides: slice) -> Tensor:
-            found, shape = ask(self.fn, sides, sizes, title, "compute with the indices as they come.")
+            found, shape = ask(self.fn, self._by_rows, sides, sizes, title, "compute with the indices as they come.")
             if not isinstance(found, Tensor) or not found.is_floating_point():
                 got = found.dtype if isinstance(found, Tensor) else type(found).__name__
                 raise ClearheadError(
@@ -71,7 +73,8 @@ class BiasFunction(Bias):
                 )
             return broadcast(found, shape, title)
 
-        return Added(function=ByPair(part, self.fn), reads=reads_of(self.fn, self.reads))
+        function = part if self._by_rows else ByPair(part, self.fn)
+        return Added(function=function, reads=reads_of(self.fn, self.reads))
 
 
 class _Waves(nn.Module):

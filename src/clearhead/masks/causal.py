@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Hashable
 
 import torch
+from torch import Tensor
+from torch.nn.attention.bias import CausalBias, CausalVariant
 
 from clearhead.base.positions import positions, query_offset
-from clearhead.base.shapes import Sizes
+from clearhead.base.shapes import Align, Sizes
 from clearhead.base.steps import Step, made
 from clearhead.masks.base import PAIRS, Mask, Sides, Spans
 
@@ -50,3 +52,13 @@ class Causal(Mask):
         own = torch.arange(1, sizes.queries + 1, device=sizes.device).view(1, 1, -1)
         own = own + query_offset(sizes, "Causal")
         return Spans(torch.zeros_like(own[:1, :, :1]), own.clamp(0, sizes.keys))
+
+
+def causal_alignment(mask: Tensor) -> Align:
+    """The alignment of a causal mask of PyTorch's, such as `torch.nn.attention.bias.causal_lower_right(5, 9)`.
+
+    Such a mask is a tensor whose memory was never written. None for any other tensor.
+    """
+    if type(mask) is Tensor or not isinstance(mask, CausalBias) or not hasattr(mask, "variant"):
+        return None
+    return "upper_left" if mask.variant is CausalVariant.UPPER_LEFT else "lower_right"

@@ -11,6 +11,7 @@ from clearhead.base.errors import ClearheadError
 from clearhead.base.pure import NotKnown, State, holds
 from clearhead.base.rules import ByPair, Rule, ask, broadcast, check_rule, reads_of, title_of
 from clearhead.base.shapes import Sizes
+from clearhead.base.single_pairs import reads_rows
 from clearhead.base.tracing import compiling, traced
 from clearhead.masks._read import KEPT
 from clearhead.masks.base import Mask, Spans, all_keys
@@ -52,6 +53,7 @@ class MaskFunction(Mask):
     def __init__(self, fn: Rule, reads: Sequence[Tensor] | None = None) -> None:
         self.said = reads is not None
         self.fn, self.reads = check_rule(fn, reads or (), "MaskFunction", "For a bool tensor use DenseMask(keep).")
+        self._by_rows = reads_rows(fn)
 
     @classmethod
     def example(cls, sizes: Sizes) -> Mask:
@@ -96,10 +98,13 @@ class MaskFunction(Mask):
             # code that is compiled or traced asks anew, and keeps nothing
             if known is not None and not (compiling() or traced()) and not holds(self.fn, known[0]):
                 known[1].add_(1)  # the rule's state is another now, so these results are not kept
-            found, shape = ask(self.fn, sides, sizes, title, "join conditions with & and |, not with and, or.")
+            found, shape = ask(
+                self.fn, self._by_rows, sides, sizes, title, "join conditions with & and |, not with and, or."
+            )
             if not isinstance(found, Tensor) or found.dtype != torch.bool:
                 got = found.dtype if isinstance(found, Tensor) else type(found).__name__
                 raise ClearheadError(f"{title} gave {got}; expected a bool tensor, True where a query may attend.")
             return broadcast(found, shape, title)
 
-        return all_keys(sizes, ByPair(residual, self.fn), reads_of(self.fn, self.reads))
+        rest = residual if self._by_rows else ByPair(residual, self.fn)
+        return all_keys(sizes, rest, reads_of(self.fn, self.reads))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from torch import Tensor
@@ -12,7 +13,6 @@ from clearhead.models.chain.cached import Cached
 from clearhead.models.tap.layers import LayerName
 from clearhead.models.tap.modules import Kind
 from clearhead.models.tap.place import Place
-from clearhead.models.tap.receiver import After
 from clearhead.problem.problem import Problem
 from clearhead.problem.record import copied
 
@@ -55,13 +55,14 @@ class Outcome:
     def __init__(self, output: Tensor | None = None, grad: Tensor | None = None, dropped: bool = False) -> None:
         self.output, self.grad, self.dropped = output, grad, dropped
         self.followed = False  # whether a backward pass can reach the output
+        self.error: Exception | None = None  # why a gradient that reached the output could not be kept
 
-    def of(self, place: Place | None, gradients: bool) -> After:
-        """A function that reads the output in a result, and gives the result back as it is."""
+    def of(self, place: Place | None, gradients: bool) -> Callable[[Any], None]:
+        """A function that reads the output in a result."""
 
-        def read(result: Any) -> Any:
+        def read(result: Any) -> None:
             if place is None:
-                return result
+                return
             with unobserved():
                 tensor = place.tensor(result)
                 heads = place.by_head(tensor)
@@ -70,20 +71,26 @@ class Outcome:
                     self.followed = True
                     kept = place.kept()
                     tensor.register_hook(lambda grad: self._add(kept, grad))  # type: ignore[no-untyped-call]
-            return result
 
         return read
 
-    def _add(self, place: Place, grad: Tensor) -> None:
-        with unobserved():
-            found = place.gradient(grad.detach())
-            self.grad = copied(found) if self.grad is None else self.grad + found
+    def _add(self, place: Place, grad: Tensor | None) -> None:
+        if grad is None:  # a function behind the call gives its input no gradient
+            return
+        try:
+            with unobserved():
+                found = place.gradient(grad.detach())
+                self.grad = copied(found) if self.grad is None else self.grad + found
+        except Exception as error:  # it would end the backward pass
+            self.error = error
 
     def gradient(self, name: str) -> Tensor:
         """The gradient of the output. Raises a `ClearheadError` that says why there is none."""
-        if self.grad is not None:
+        if self.error is not None:
+            reason = f"one that reached its output could not be kept: {type(self.error).__name__}: {self.error}"
+        elif self.grad is not None:
             return self.grad
-        if self.followed:
+        elif self.followed:
             reason = "no backward pass has reached its output. Call loss.backward() first"
         else:
             reason = (

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Self, TypeVar, cast, overload
 
 import numpy as np
 from torch import Tensor
 
-from clearhead.base.errors import ClearheadError
+from clearhead.base.errors import ClearheadError, UnsupportedError
 from clearhead.base.pictures import Panel, Side, Style, draw
 from clearhead.base.selected import numbers_of
 from clearhead.base.text import brief, listed
@@ -27,8 +27,10 @@ Seen = TypeVar("Seen", bound=Any)  # it has the name of its module, its kind, an
 class Calls(Generic[Seen]):
     """The attention calls of a watched model, in order: see `Recording`."""
 
-    def __init__(self, calls: list[Seen]) -> None:
+    def __init__(self, calls: list[Seen], missing: Mapping[Site, str] | None = None) -> None:
+        """`missing`: layers whose calls could not be recorded, each with the reason."""
         self.calls = calls
+        self.missing = {} if missing is None else missing
 
     @overload
     def __getitem__(self, which: int) -> Seen: ...
@@ -41,6 +43,7 @@ class Calls(Generic[Seen]):
             return self.calls[which]
         if isinstance(which, int | np.integer) and not isinstance(which, bool):
             if not -len(self.calls) <= which < len(self.calls):
+                self.check_complete(f"call {which}")
                 raise ClearheadError(f"there is no call {which}: {len(self.calls)} were seen.")
             return self.calls[which]
         if not isinstance(which, str):
@@ -48,6 +51,9 @@ class Calls(Generic[Seen]):
                 f"calls are found by {brief(which)}; expected the number of a call, a slice, the name of a layer or of "
                 f"a module, or a pattern; the modules are {listed(self.names)}."
             )
+        for site, reason in self.missing.items():
+            if fits(which, site, "calls"):
+                raise UnsupportedError(f"{site.name} ({site.layer}) has a call that was left out: {reason}")
         found = [call for call in self.calls if call.name == which]
         who = f"{type(self).__name__}[…]"
         return found or [self.calls[number] for number in chosen_calls(self.calls, which, who)]
@@ -66,7 +72,16 @@ class Calls(Generic[Seen]):
     def __repr__(self) -> str:
         kinds = [call.kind for call in self.calls]
         counts = f"{len(self.calls)} calls, {kinds.count('self')} self and {kinds.count('cross')} cross"
-        return f"{type(self).__name__}({counts})"
+        missing = f"; without {listed(dict.fromkeys(site.name for site in self.missing))}" if self.missing else ""
+        return f"{type(self).__name__}({counts}{missing})"
+
+    def check_complete(self, who: str) -> None:
+        """Raise where a layer was left out. `who`: what needs every layer."""
+        for site, reason in self.missing.items():
+            raise UnsupportedError(
+                f"{who} needs every layer, and a call of {site.name} ({site.layer}) was left out: {reason}\n"
+                f"To take the other calls alone, pass ch.models.{type(self).__name__}(seen.calls)."
+            )
 
     @property
     def runs(self) -> list[Self]:
@@ -74,7 +89,7 @@ class Calls(Generic[Seen]):
         found: dict[int, list[Seen]] = {}
         for call in self.calls:
             found.setdefault(call.run, []).append(call)
-        return [type(self)(calls) for calls in found.values()]
+        return [type(self)(calls, self.missing) for calls in found.values()]
 
 
 class Label(NamedTuple):

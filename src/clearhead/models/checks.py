@@ -9,7 +9,6 @@ from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -18,11 +17,6 @@ from clearhead.base.errors import ClearheadError, UnsupportedError, require
 from clearhead.base.numbers import check_number
 from clearhead.base.text import brief, listed, said
 from clearhead.base.torch_private import tree_map_only
-from clearhead.inspection.reductions.log_sum_exp import LogSumExp
-from clearhead.inspection.reductions.max_score import MaxScore
-from clearhead.inspection.reductions.output import Output
-from clearhead.inspection.source import FromRecord
-from clearhead.inspection.weights import Weights
 from clearhead.models.attention_call import AttentionCall
 from clearhead.models.call import first_columns
 from clearhead.models.calls import Calls
@@ -31,12 +25,9 @@ from clearhead.models.table import Table
 from clearhead.models.tap.layers import FIRST, LayerName
 from clearhead.models.tap.modules import Kind
 from clearhead.models.tap.transformers_private import backend_of, has_backend, set_backend, takes_backends
+from clearhead.models.use.departure import of_call
 from clearhead.models.use.edits.edit import refuse_edited
 from clearhead.models.watch import watch_own
-
-# The error of an output by rounding, as a part of the largest value, where scores are about 0. Scores are rounded to
-# the inputs' dtype too, in proportion to their size; eager attention of float64 has a softmax in float32.
-ROUNDING = {torch.float64: 1e-6, torch.float32: 4e-6, torch.float16: 1e-3, torch.bfloat16: 8e-3}
 
 
 @dataclass(frozen=True)
@@ -118,43 +109,15 @@ class Comparison(Calls[ComparedCall]):
         return "\n".join(lines)
 
 
-@torch.no_grad()
 def compared(call: AttentionCall, number: int, backend: str, run: int, tolerance: float | None) -> ComparedCall:
     """A call that was watched with its values, compared with its formula."""
     output, value = call.output, call.value
     assert value is not None and call.outcome is not None
     if call.outcome.output is None:
         raise UnsupportedError(f"{call.name} gives no output by head that could be compared with the formula.")
-    weights = Weights(FromRecord(call.record, {}), "tiled")  # plain operations: no backend's kernel
-    wide = value if value.dtype == torch.float64 else value.float()
-    formula, rows, scores = weights.reduce(Output(wide), LogSumExp(), MaxScore())
-    off = (output.to(formula.dtype) - formula).abs().amax(-1) if value.shape[-1] else torch.zeros_like(rows)
-    counted = _counted(call, rows)
-    share = (off / (_largest(wide) or 1.0)).masked_fill(~counted, 0.0)
-    place = int(share.flatten().argmax()) if share.numel() else 0
-    at = np.unravel_index(place, tuple(share.shape)) if share.numel() else (0, 0, 0)
-    sequence, head, query = (int(i) for i in at)
-    error = float(share.flatten()[place]) if share.numel() else 0.0
-    if tolerance is None:
-        coarsest = max(ROUNDING[t.dtype] for t in (call.query, value, output))  # under autocast they may differ
-        tolerance = coarsest * (1 + _largest(scores.masked_fill(~counted, 0.0)) / 4)
-    return ComparedCall(call.name, call.kind, backend, number, error, tolerance, sequence, head, query, run, call.layer)
-
-
-def _counted(call: AttentionCall, rows: Tensor) -> Tensor:
-    """The queries, bool (B, H, Lq), that see a key, by their log-sum-exps `rows`, and are no padding."""
-    counted = rows != -torch.inf
-    if call.uniform is not None:
-        counted = counted & ~call.uniform[..., 0]
-    if call.padding is not None and call.padding.queries is not None:
-        counted = counted & call.padding.queries.unsqueeze(1)
-    return counted
-
-
-def _largest(value: Tensor) -> float:
-    """The largest absolute value of the finite numbers."""
-    finite = value.abs().masked_fill(~value.isfinite(), 0.0)
-    return float(finite.max()) if finite.numel() else 0.0
+    found = of_call(call, value, output)
+    most = found.tolerance if tolerance is None else tolerance
+    return ComparedCall(call.name, call.kind, backend, number, found.error, most, *found.at, run, call.layer)
 
 
 def assert_attends(
@@ -322,7 +285,7 @@ def compare_backends(
     refuse_edited(model, "compare_backends")
     found: list[ComparedCall] = []
     for number, backend in enumerate((one, other)):
-        with on_backend(model, backend), watch_own(model, values=True) as seen:
+        with on_backend(model, backend), watch_own(model, values=True, compares=False) as seen:
             run(model, inputs)
         found += [compared(call, i, backend, number, most) for i, call in enumerate(seen.calls)]
     return Comparison(found)

@@ -57,8 +57,9 @@ class Recording(Calls[AttentionCall]):
     because a layer makes a call in each run. `seen["L3"]`, `seen["decoder 1, cross"]`: the calls of a layer, by its
     name in tables and pages. `seen["encoder.layer.3.attention.self"]`: the calls of one module, in order;
     `seen["*.layer.3.*"]`: the calls of all layers that fit a pattern, as for `view`. `names`: of the modules. `runs`:
-    the calls of each run of the model. The calls of one module are a `Generation`: its steps, which
-    `seen[name].joined()` makes one matrix.
+    the calls of each run of the model. `missing`: the layers with calls that could not be recorded, and why: what names
+    such a layer, or is of all layers, raises an `UnsupportedError` with this reason. The calls of one module are a
+    `Generation`: its steps, which `seen[name].joined()` makes one matrix.
     """
 
     @overload
@@ -138,6 +139,7 @@ class Recording(Calls[AttentionCall]):
         `Distinctive`, whose `str()` is the sentence. Raises a `ClearheadError` where fewer than 5 queries see several
         keys, and for the words of one sequence where a call has several. Cost: the passes of `table` for its measures.
         """
+        self.check_complete("distinctive")
         return distinctive(self.calls, Tokens(tokens, source_tokens))
 
     def compare(self, other: Recording, matched: Pairs | None = None, **renamed: Never) -> Differences:
@@ -172,6 +174,8 @@ class Recording(Calls[AttentionCall]):
                 f"compare takes another recording of watch(model); got a {type(other).__name__}. To "
                 "compare backends of one model: ch.models.compare_backends(model, 'sdpa', 'eager', inputs)."
             )
+        for one in (self, other):
+            one.check_complete("compare")
         return compare_calls(self.calls, other.calls, matched)
 
     def rollout(
@@ -205,6 +209,8 @@ class Recording(Calls[AttentionCall]):
         Source: Abnar and Zuidema 2020, "Quantifying Attention Flow in Transformers"; with gradients Chefer, Gur and
         Wolf 2021, "Generic Attention-model Explainability for Interpreting Bi-Modal and Encoder-Decoder Transformers".
         """
+        if layers is None:
+            self.check_complete("rollout")
         return rollout(self.calls, tokens, layers, residual, gradients)
 
     def joined(self, sequences: Array | None = None) -> Recording:
@@ -231,6 +237,7 @@ class Recording(Calls[AttentionCall]):
         `Generation.joined`; where beams need them, a warning says so. An encoder's sequences are those of its decoder.
         Raises a `ClearheadError` as `Generation.joined`. Cost: a copy of the queries and of the keys, once.
         """
+        self.check_complete("joined")
         # where several generations ran at once, the last call of every module is of the last run
         each = [sorted(self[name], key=lambda call: call.run) for name in self.names]
         kinds = roles([(calls[0].name, calls[0].kind) for calls in each])
@@ -281,6 +288,7 @@ class Recording(Calls[AttentionCall]):
         Cost: no work for pairs where the masks agree; else the scores of the pairs of either mask, once, and O(Lq + Lk)
         memory.
         """
+        self.check_complete("check")
         return audit(self.calls, expected)
 
     def explain(
@@ -344,6 +352,7 @@ class Recording(Calls[AttentionCall]):
         Values, and errors against float64, are checked with `watch(values=True)` alone. Cost: a pass over each call's
         pairs.
         """
+        self.check_complete("diagnose")
         said = labels(self.calls)
         return diagnosis_of(case_of(call, str(label)) for call, label in zip(self.calls, said, strict=True))
 
@@ -356,6 +365,7 @@ class Recording(Calls[AttentionCall]):
         Raises an `UnsupportedError` for calls whose score is no dot product, and a `ClearheadError` where the file
         cannot be written.
         """
+        self.check_complete("write")
         return write(self.calls, path)
 
     def layers(
@@ -435,6 +445,8 @@ class Recording(Calls[AttentionCall]):
         when all is written. Cost: a pass over each call's pairs, one more where it is long, and the passes of `table`;
         a notebook holds the page, except as a widget.
         """
+        if layer is None:
+            self.check_complete("view")
         some = None if layer is None else chosen_calls(self.calls, layer, "view")
         paged = Paged(self.calls, tokens, source_tokens, sequence, error, effects=effects, image=image)
         alone = beside is None and beside_tokens is None

@@ -17,8 +17,9 @@ from clearhead.models.recording import Recording
 from clearhead.models.tap.choice import Heads, Layers
 from clearhead.models.tap.padding import checked
 from clearhead.models.tap.refused import refuse_compiled
+from clearhead.models.use.asked import Asked, asked, asked_to_reduce
 from clearhead.models.use.means import Means
-from clearhead.models.use.recorder import Asked, Recorder, asked, asked_to_reduce, recorded
+from clearhead.models.use.recorder import Recorder, recorded
 from clearhead.models.use.reduced import Statistics
 
 T = TypeVar("T")
@@ -50,10 +51,12 @@ def watch(
 
     `model`: any nn.Module. These calls are recognised, in every thread that runs the model or a module of it: those of
     transformers' models, on every backend; of `torch.nn.MultiheadAttention` and the Transformer layers of `torch.nn`,
-    which keep their fast path; of `torch.nn.functional.scaled_dot_product_attention`; and of `clearhead.attention`,
-    with any score. Gives a `Recording`: `recording.calls`, and by module `recording[name]`. Each `AttentionCall` keeps
-    copies of query and key, and shares the mask with the calls that were given the same mask; its `weights` are the
-    weights before dropout. `clearhead.models.statistics` keeps statistics alone, without copies.
+    which keep their fast path; of `torch.nn.functional.scaled_dot_product_attention`, also where another function was
+    put in its place; of `flex_attention` in eager code, whose `mask_mod` is then the mask and whose `score_mod` a
+    change of the score; and of `clearhead.attention`, with any score. Gives a `Recording`: `recording.calls`, and by
+    module `recording[name]`. Each `AttentionCall` keeps copies of query and key, and shares the mask with the calls
+    that were given the same mask; its `weights` are the weights before dropout. `clearhead.models.statistics` keeps
+    statistics alone, without copies.
     `padding`: which positions are words and not padding, a tokenizer's attention mask (B, L), 1 for a word. None takes
     it from the `attention_mask` of that shape that the model is called with, and from the `key_padding_mask` of modules
     of `torch.nn`. Statistics and reports leave padding out, and `call.padding` says which positions were left out.
@@ -69,13 +72,17 @@ def watch(
     Compiled functions inside the model pause at each attention call, whose record is made in eager code: operations
     that the compiler had fused across the call may change in their last digits.
     Raises a `ClearheadError` at the end of the `with` if no call was recognised, and where `padding` fits no call.
-    Raises an `UnsupportedError` for a compiled model (watch the model that was compiled), and for a backend that is
-    called with a keyword that may change the weights and cannot be read. A function of your own that transformers calls
-    without a mask is read as causal; with a sliding window or packed positions it is such an error. Warns of calls of
-    `F.scaled_dot_product_attention` in threads that run no module. Without `layers`, warns of modules whose attention
-    is not recorded: modules that call `flex_attention` or a kernel of PyTorch's themselves, and modules with
-    "attention", "attn", "multihead" or "mha" in their name or their class's name that compute a softmax in their own
-    code. A softmax that a module computes by hand, as exp() divided by its sum, goes unnoticed.
+    Raises an `UnsupportedError` for a compiled model: watch the model that was compiled. A call that cannot be recorded
+    does not end the run, and is left out: one inside a transform of `torch.func`, of nested tensors, or of a backend
+    with a keyword that may change the weights and cannot be read. At the end a warning names the layers, and
+    `recording[name]` raises an `UnsupportedError` with the reason. A function of your own that transformers calls
+    without a mask is read as causal; with a sliding window or packed positions its calls are left out.
+    Where a layer's function belongs neither to PyTorch nor to transformers, the output of its first call without
+    dropout is compared with the recorded weights times the values, and a warning names the layer where they differ.
+    Warns of calls of `F.scaled_dot_product_attention` in threads that run no module. Without `layers`, warns of modules
+    whose attention is not recorded: modules that call a kernel of PyTorch's themselves, and modules with "attention",
+    "attn", "multihead" or "mha" in their name or their class's name that compute a softmax in their own code. A softmax
+    that a module computes by hand, as exp() divided by its sum, goes unnoticed.
     Compiled code shows none of these: a compiled `flex_attention` is missing from the record without a warning.
     Cost: for each call a copy of query and key, in O(Lq + Lk) memory, and a copy of the mask's tensor, once, where its
     rows are not intervals. `torch.nn` projects queries and keys inside: a record projects them once more.
@@ -83,16 +90,16 @@ def watch(
     refuse("watch", renamed)
     _check(model, "watch")
     wanted = asked(every, layers, values, gradients)
-    return _recorded("watch", model, wanted, padding, lambda recorder: Recording(recorder.calls))
+    return _recorded("watch", model, wanted, padding, lambda recorder: Recording(recorder.calls, recorder.missing))
 
 
 def watch_own(
-    model: nn.Module, padding: Array | None = None, values: bool = False
+    model: nn.Module, padding: Array | None = None, values: bool = False, compares: bool = True
 ) -> AbstractContextManager[Recording]:
     """`watch`, of the calls of this thread alone: for functions that run the model themselves."""
     _check(model, "watch")
-    wanted = asked(values=values)._replace(own=True)
-    return _recorded("watch", model, wanted, padding, lambda recorder: Recording(recorder.calls))
+    wanted = asked(values=values)._replace(own=True, compares=compares)
+    return _recorded("watch", model, wanted, padding, lambda recorder: Recording(recorder.calls, recorder.missing))
 
 
 def statistics(
@@ -130,7 +137,9 @@ def statistics(
     """
     _check(model, "statistics")
     wanted = asked_to_reduce(reductions, every, layers, heads, merge, fuse)
-    return _recorded("models.statistics", model, wanted, padding, lambda recorder: Statistics(recorder.reduced))
+    return _recorded(
+        "models.statistics", model, wanted, padding, lambda recorder: Statistics(recorder.reduced, recorder.missing)
+    )
 
 
 def _check(model: nn.Module, who: str) -> None:

@@ -96,7 +96,9 @@ def _bias(bias: Bias, after: Callable[[Any], AfterCache]) -> Bias:
         if type(bias) is Sum:
             return Sum(_bias(bias.left, after), _bias(bias.right, after))
         if type(bias) is BiasFunction:
-            return BiasFunction(after(bias.fn), bias.reads)
+            made = BiasFunction(after(bias.fn), bias.reads)
+            made._by_rows = bias._by_rows
+            return made
     found: Bias = _module(bias, after)
     return found
 

@@ -14,6 +14,7 @@ from clearhead.base.built import built_with
 from clearhead.base.dropout import check_dropout
 from clearhead.base.errors import ShapeError, UnsupportedError, columns
 from clearhead.base.numbers import check_count
+from clearhead.base.products import multiply
 from clearhead.base.shapes import AlignLike
 from clearhead.base.torch_private import has_hooks, parts_of, put_parts
 from clearhead.base.tracing import distributed
@@ -183,7 +184,7 @@ class AdditiveAttention(RecordingModule):
         if rows["key"][-1] != width:
             raise ShapeError(f"key has shape {rows['key']}; the module's W_k takes keys of width {width}.")
         check_dtype("key", tensors["key"], self.W_k.weight, "W_k.weight")
-        projected = tensors["key"] @ self.W_k.weight.T
+        projected = multiply(tensors["key"], self.W_k.weight.T)
         return PreparedKeys(projected.detach().numpy() if numpy else projected, value, self)
 
     def _check_layers(self) -> None:

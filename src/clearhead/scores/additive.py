@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from clearhead.base.arrays import Array
 from clearhead.base.errors import ClearheadError, ShapeError, columns
 from clearhead.base.numbers import check_count
+from clearhead.base.products import multiply
 from clearhead.base.steps import Step, made
 from clearhead.scores.base import SCORES, Pairwise, Score, check_width, draw_linear, given_parameter, linear_weight
 
@@ -120,7 +121,9 @@ class Additive(Score):
 
     def project(self, query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
         """W_q q and W_k k, both of width hidden_dim."""
-        return (query if self.W_q is None else query @ self.W_q.T, key if self.W_k is None else key @ self.W_k.T)
+        sides = (query, self.W_q), (key, self.W_k)
+        query, key = (side if matrix is None else multiply(side, matrix.T) for side, matrix in sides)
+        return query, key
 
     def tile(self, query: Tensor, key: Tensor) -> Tensor:
         query, key = self.project(query, key)

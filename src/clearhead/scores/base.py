@@ -28,6 +28,7 @@ from clearhead.base.modules import settled, with_parameters
 from clearhead.base.numbers import check_count, check_number, check_positive
 from clearhead.base.rules import Memo, indices_of
 from clearhead.base.shapes import as_inputs, broadcasts
+from clearhead.base.single_pairs import call_rule, reads_rows
 from clearhead.base.steps import Step
 from clearhead.base.text import outlined, said
 from clearhead.base.tracing import cast_together, compiling, refuse_script
@@ -169,6 +170,7 @@ class Score(Extended, nn.Module, Told, ABC):
         if softcap is not None:  # else it is that of the class
             self.softcap = check_positive(softcap, "softcap")
         self.changed_by: ChangeOfPair | None = None
+        self._by_rows = False  # whether `changed_by` reads rows
 
     def then(self, change: ChangeOfPair) -> Self:
         """The same score, changed by a function that sees where each pair stands.
@@ -203,6 +205,7 @@ class Score(Extended, nn.Module, Told, ABC):
         check_change(change)
         copied = with_parameters(self, lambda p: p, every=True)
         copied.changed_by = change if self.changed_by is None else OneThenOther(self.changed_by, change)
+        copied._by_rows = reads_rows(copied.changed_by, of_score=True)
         return copied
 
     @abstractmethod
@@ -310,7 +313,7 @@ def changed(scores: ByTile, tile: Tensor) -> Tensor:
     indices = indices_of(extents, tile.device)
     title = f"{type(score).__name__}.then({name_of(score.changed_by)})"
     try:
-        found = score.changed_by(tile, *indices)
+        found = call_rule(score.changed_by, score._by_rows, tile, *indices)
     except Exception as error:
         raise ClearheadError(
             f"{title} failed on scores {tuple(tile.shape)}: {type(error).__name__}: {error}\n"

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from clearhead.base.arrays import Array
+from clearhead.base.products import multiply
 from clearhead.base.steps import Step, made
 from clearhead.scores.base import Pairwise, Score, check_width, draw_linear, given_parameter, linear_weight
 
@@ -71,7 +72,7 @@ class Bilinear(Score):
         return [W, turned, scores]
 
     def lower(self, query: Tensor, key: Tensor) -> Pairwise:
-        return Pairwise("mul", query @ self.W, key)
+        return Pairwise("mul", multiply(query, self.W), key)
 
     def check(self, query: Tensor, key: Tensor) -> None:
         super().check(query, key)

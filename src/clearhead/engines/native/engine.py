@@ -8,8 +8,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from clearhead.base.torch_private import amx
-from clearhead.base.tracing import compiling, constant, looked_into, ordinary, plain, traced
+from clearhead.base.products import has_matrix_instructions
+from clearhead.base.tracing import compiling, looked_into, ordinary, plain, traced
 from clearhead.engines.base import Cost, Engine
 from clearhead.engines.native import bindings
 from clearhead.engines.native.blocks import EVERY, ROWS, blocks_of
@@ -29,14 +29,6 @@ FEW_UNPACKED = 2**13  # in float32 where the keys are not packed,
 FEW_IN_LOW = 2**11  # and in a lower precision
 FEW_LARGEST = 64  # the kernel keeps the largest weights in a sorted list; more than these are found by a tournament
 TAME = 1e28  # values up to this size do not overflow, summed over 2³² keys
-
-
-@constant
-def has_products_of(dtype: torch.dtype) -> bool:
-    """Whether this CPU has matrix instructions (AMX) for a low precision, which PyTorch's kernel uses. Elsewhere that
-    kernel computes in low precision more slowly than these kernels do by way of float32."""
-    asked = amx.get(dtype)
-    return asked is not None and bool(asked())
 
 
 def _below(tensor: Tensor, limit: float) -> bool:
@@ -94,7 +86,7 @@ class Native(Engine):
         if not problem.plain or lowered.softcap is not None:
             return []  # PyTorch's kernel cannot take it, or has more work with it
         dtype = lowered.query.dtype
-        if dtype is not torch.float32 and has_products_of(dtype):
+        if dtype is not torch.float32 and has_matrix_instructions(dtype):
             return [f"PyTorch's own kernel is faster in {dtype} on this CPU where nothing is masked"]
         # compiled code serves every size: the size that it was traced with decides nothing
         if compiling():

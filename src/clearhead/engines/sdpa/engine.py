@@ -153,7 +153,7 @@ def _against_surroundings(problem: Problem) -> list[str]:
     inputs = problem.query, problem.key, problem.value
     if differentiated_twice(*inputs):
         found.append("PyTorch's fused kernel has no second derivatives")
-    if transformed() and any(t is not None and batched(t) for t in inputs):
+    if transformed() and any(t is not None and batched(t) for t in (*inputs, *problem.added)):
         found.append("PyTorch has no batching rule for its fused kernel under torch.func.vmap")
     return found
 

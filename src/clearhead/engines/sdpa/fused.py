@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from clearhead.base.arrays import in_memory_still
 from clearhead.base.batched import Gradients, unbatched
 from clearhead.base.shapes import Sizes
-from clearhead.base.torch_private import UNKNOWN, flash, flash_backward, fused_choice
+from clearhead.base.torch_private import OWN_SDPA, UNKNOWN, flash, flash_backward, fused_choice
 from clearhead.base.tracing import (
     compiling,
     dispatches,
@@ -32,6 +32,9 @@ from clearhead.problem.visible import visible
 from clearhead.scores.base import Pairwise
 
 FLASH = 1  # of torch.nn.attention.SDPBackend
+# With a mask, 64 keys modulo 128 and a log-sum-exp below −88.7, cuDNN's backward pass gives NaN for the query on an
+# H100 (PyTorch 2.11 to 2.13, pytorch/pytorch#196678).
+WITHOUT_CUDNN = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 
 
 def fused(
@@ -43,8 +46,9 @@ def fused(
     causal: bool = False,
     grouped: bool = False,
 ) -> Tensor:
-    """`scaled_dot_product_attention`; `grouped`: there are fewer key heads."""
+    """PyTorch's own `scaled_dot_product_attention`, under whatever name; `grouped`: there are fewer key heads."""
     needs_grad = torch.is_grad_enabled() and (query.requires_grad or key.requires_grad or value.requires_grad)
+    allowed: list[SDPBackend] | None = None  # None: all kernels
     if needs_grad and query.is_cpu and _may_be_a_step():
         choice = fused_choice(query, key, value, mask, 0.0, causal, scale=scale, enable_gqa=grouped)
         if choice == FLASH:
@@ -53,13 +57,13 @@ def fused(
             found: Tensor = _Flash.apply(query, key, value, scale, mask, causal)  # type: ignore[no-untyped-call]
             return found
         if choice == UNKNOWN:  # plain operations can be differentiated twice, and make the whole matrix
-            with sdpa_kernel(SDPBackend.MATH):
-                return F.scaled_dot_product_attention(
-                    query, key, value, attn_mask=mask, is_causal=causal, scale=scale, enable_gqa=grouped
-                )
-    return F.scaled_dot_product_attention(
-        query, key, value, attn_mask=mask, is_causal=causal, scale=scale, enable_gqa=grouped
-    )
+            allowed = [SDPBackend.MATH]
+    elif needs_grad and query.is_cuda and mask is not None and key.shape[-2] % 128 == 64:
+        allowed = WITHOUT_CUDNN
+    with nullcontext() if allowed is None else sdpa_kernel(allowed):
+        return OWN_SDPA(  # type: ignore[no-any-return]
+            query, key, value, attn_mask=mask, is_causal=causal, scale=scale, enable_gqa=grouped
+        )
 
 
 def _may_be_a_step() -> bool:

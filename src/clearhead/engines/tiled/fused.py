@@ -80,10 +80,12 @@ def _known(functions: tuple[Any, ...]) -> bool:
 
 def _functions(problem: Problem) -> tuple[Any, ...]:
     """The caller's functions of score and bias, and those of the mask that go with them; none where one of them is
-    known in parts alone."""
+    known in parts alone, or reads rows."""
     scores = problem.scores
     found: list[Callable[..., Any]] = []
     if isinstance(scores, ByTile) and scores.score.changed_by is not None:
+        if scores.score._by_rows:
+            return ()
         found.append(scores.score.changed_by)
     if problem.by_function:
         assert problem.bias is not None

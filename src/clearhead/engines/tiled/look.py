@@ -10,7 +10,7 @@ from torch import Tensor
 
 from clearhead.base.shapes import unflatten
 from clearhead.base.tracing import in_place
-from clearhead.engines.tiled.tiles import may_be_nan, unseen_apart
+from clearhead.engines.tiled.tiles import flush_subnormal, may_be_nan, unseen_apart
 from clearhead.problem.partial import log_add
 from clearhead.problem.region import Region
 
@@ -47,7 +47,7 @@ class Look:
         self._peaks = {PEAK: less(peaks, self.top.unsqueeze(-1))}
         above = self.scores.exp()
         total = above.sum(-1).masked_fill(self.blind, 1.0)
-        self.shares = above / total.unsqueeze(-1)
+        self.shares = flush_subnormal(above / total.unsqueeze(-1))
         if unseen is not None:  # a masked pair has no weight in a row of NaN either
             self.shares = self.shares.masked_fill(unseen, 0.0)
         self.log_keys = total.log()
@@ -55,7 +55,7 @@ class Look:
             self.weights, self.log_total, maximum, log_sum = self.shares, self.log_keys, self.top, self.log_keys
         else:
             self.log_total = log_add(self.log_keys, sinks - self.top)
-            self.weights = self.shares * (self.log_keys - self.log_total).exp().unsqueeze(-1)
+            self.weights = flush_subnormal(self.shares * (self.log_keys - self.log_total).exp().unsqueeze(-1))
             maximum = torch.maximum(self.top, sinks.detach().expand_as(self.top))
             log_sum = log_add(self.log_keys + (self.top - maximum), sinks - maximum)
             if unseen is not None:

@@ -19,6 +19,8 @@ from clearhead.problem.partial import Partial
 from clearhead.problem.problem import Problem
 from clearhead.scores.base import Pairwise, by_tile, capped
 
+LARGEST_SUBNORMAL = 2.0**-126 - 2.0**-149  # of float32
+
 Note = Callable[[Tensor, Tensor], None]  # what is called with the maximum and the log_sum of a block
 
 
@@ -137,13 +139,20 @@ def may_be_empty(problem: Problem) -> bool:
 
 def weights(problem: Problem, tile: Tensor) -> Tensor:
     """The weights, from the finished scores of all that each query may see."""
-    return softmax(tile, may_be_empty(problem), sinks(problem))
+    return flush_subnormal(softmax(tile, may_be_empty(problem), sinks(problem)))
+
+
+def flush_subnormal(weights: Tensor) -> Tensor:
+    """Set weights below 2⁻¹²⁶, float32's smallest normal number, to 0, as the kernels of `native` do."""
+    if weights.dtype != torch.float32:
+        return weights
+    return F.threshold(weights, LARGEST_SUBNORMAL, 0.0, inplace=in_place() and not weights.requires_grad)
 
 
 def weights_in(tile: Tensor, maximum: Tensor, log_sum: Tensor) -> Tensor:
     """The weights of finished scores, (b, h, q, k), from the rows of the whole softmax, (b, h, q). No autograd."""
     found = (tile - maximum.unsqueeze(-1)).sub_(log_sum.unsqueeze(-1)).exp_()
-    return found.masked_fill_(tile == -torch.inf, 0.0)  # also in a row of NaN
+    return flush_subnormal(found.masked_fill_(tile == -torch.inf, 0.0))  # also in a row of NaN
 
 
 def softmax(tile: Tensor, may_be_empty: bool, sinks: Tensor | None = None) -> Tensor:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor, nn
@@ -70,18 +70,20 @@ _here = _Here()
 
 
 def _observe(call: BackendCall, mark: Tensor) -> None:
-    call.check(type(call.module).__name__)
-    given = call.keywords
+    given, name = call.keywords, type(call.module).__name__
     unread = [word for word in UNREAD if given.get(word) is not None and call.backend not in ("eager", "sdpa")]
-    if unread:
-        raise UnsupportedError(
-            f"{type(call.module).__name__} called the attention backend {call.backend!r} with {unread[0]!r}, which "
-            "cannot be read in compiled code. Monitor the model without compiling it."
+    mask = call.mask if isinstance(call.mask, Tensor) else None
+    message = call.unread(name)
+    if not message and (unread or mask is not call.mask):
+        what = repr(unread[0]) if unread else f"attention_mask of type {type(call.mask).__name__}"
+        message = (
+            f"{name} called the attention backend {call.backend!r} with {what}, which cannot be read in compiled code. "
+            "Monitor the model without compiling it."
         )
     observe(
         call.query.detach(),
         call.key.detach(),
-        call.mask,
+        mask,
         given.get("position_bias"),
         given.get("s_aux"),
         given.get("position_ids"),
@@ -91,8 +93,13 @@ def _observe(call: BackendCall, mark: Tensor) -> None:
         given.get("sliding_window"),
         call.backend,
         call.own,
+        message,
         mark,
     )
+
+
+def _refuse(message: str) -> NoReturn:
+    raise UnsupportedError(message)
 
 
 # parts of the names that models of transformers give to the cross attention of a decoder
@@ -132,9 +139,10 @@ def observe(
     sliding_window: int | None,
     backend: str,
     own: str,
+    message: str,
     mark: Tensor,
 ) -> None:
-    """Record this call, if the pass that makes it is recorded."""
+    """Record this call, if the pass that makes it is recorded. `message`: why it cannot be, "" where it can."""
     if not _here.open:
         return
     interface, module = mark.tolist()
@@ -146,9 +154,13 @@ def observe(
     kwargs = {"position_bias": position_bias, "s_aux": sinks, "position_ids": position_ids, "scaling": scaling}
     kwargs |= {"softcap": softcap, "is_causal": is_causal, "sliding_window": sliding_window}
     running = here.marks.modules[module]
+    call = BackendCall(running, query, key, None, mask, kwargs, backend, own, NotImplemented)  # it has run
     receiver.masks.counted = False  # compiled code may write the masks of two layers to one memory
     with receiver.stack.inside(_part(receiver, running)):
-        read(receiver, BackendCall(running, query, key, None, mask, kwargs, backend, own, NotImplemented))  # it has run
+        if message:
+            receiver.read(lambda: _refuse(message), receiver.stack.names[id(running)])
+        else:
+            read(receiver, call)
 
 
 @observe.register_fake

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
@@ -25,10 +24,11 @@ from clearhead.base.torch_private import (
     pop_function_mode,
 )
 from clearhead.base.tracing import compiling, some_compiling
-from clearhead.masks.causal import Causal
-from clearhead.models.tap import multihead
+from clearhead.masks.causal import Causal, causal_alignment
+from clearhead.models.tap import flex, multihead
+from clearhead.models.tap.foreign import is_sdpa_foreign
 from clearhead.models.tap.masks import Recorded
-from clearhead.models.tap.patch import replaced
+from clearhead.models.tap.patch import replaced, restored
 from clearhead.models.tap.place import Separate
 from clearhead.models.tap.receiver import Answer, DotCall, Receiver
 from clearhead.models.tap.refused import prepare_compiler, uncompiled
@@ -48,6 +48,9 @@ def read(
 ) -> Answer:
     """Give a call of F.scaled_dot_product_attention to the receiver. The arguments are those of the function."""
     receiver.check(query, key)
+    align = None if attn_mask is None else causal_alignment(attn_mask)
+    if align is not None:
+        attn_mask = None
     leading = query.shape[:-2]
     if not enable_gqa:
         leading = torch.broadcast_shapes(leading, key.shape[:-2])  # type: ignore[no-untyped-call]
@@ -59,10 +62,11 @@ def read(
     else:
         shape = (leading[:-1].numel(), leading[-1], query.shape[2], value.shape[-1])
     masks = receiver.masks.convert(attn_mask)
-    if is_causal:
-        masks = masks.plus(Recorded(Causal(), align="upper_left"))
+    if is_causal or align is not None:
+        masks = masks.plus(Recorded(Causal(), align=align or "upper_left"))
     place = Separate(lambda t: t.reshape(shape), lambda output: output.reshape(*leading, *shape[2:]))
-    return receiver.dots(DotCall(query, key, value, masks, "sdpa", place, scale=scale, dropout_p=dropout_p))
+    call = DotCall(query, key, value, masks, "sdpa", place, scale=scale, dropout_p=dropout_p, foreign=is_sdpa_foreign())
+    return receiver.dots(call)
 
 
 def _four(
@@ -99,8 +103,6 @@ SOFTMAX = {F.softmax, torch.softmax, Tensor.softmax, torch.special.softmax, *PRI
 SOFTMAX |= _with_overloads([torch.ops.aten.softmax, *SOFTMAX_OPERATIONS])
 # The kernels that scaled_dot_product_attention calls. A module may call a kernel itself: its arguments are not read.
 FUSED = _with_overloads(FUSED_OPERATIONS)
-# flex_attention asks no function mode. It calls this function of its module in eager code, and not in compiled code.
-FLEX, FLEX_IN_EAGER_CODE = "torch.nn.attention.flex_attention", "setup_compilation_env"
 
 
 @contextmanager
@@ -110,28 +112,26 @@ def source(receiver: Receiver, innermost: bool = False) -> Iterator[None]:
     A function mode belongs to one thread: each thread enters it where it enters the model.
     """
 
+    foreign, see = is_sdpa_foreign(), uncompiled(_see)
+
     def counted(attend: Callable[..., Tensor]) -> Callable[..., Tensor]:
         def scaled_dot_product_attention(*args: Any, **kwargs: Any) -> Tensor:
             if receiver.stack.beside:
                 receiver.unattributed.append(None)  # a list, because append is safe in threads and += is not
-            return attend(*args, **kwargs)
+            # PyTorch's own function is seen by the function mode, under whatever name it is called
+            return see(receiver, attend, args, kwargs) if foreign else attend(*args, **kwargs)
 
         return scaled_dot_product_attention
-
-    def noted(prepare: Callable[..., Any]) -> Callable[..., Any]:
-        def setup_compilation_env(*args: Any, **kwargs: Any) -> Any:
-            receiver.softmax(attends=True)
-            return prepare(*args, **kwargs)
-
-        return setup_compilation_env
 
     prepare_compiler(_Mode.__torch_function__)
     receiver.stack.around = _Below(receiver) if innermost else _Mode(receiver)
     overlooking = replaced(torch.overrides, "has_torch_function", _overlooked)
-    flex = importlib.import_module(FLEX)
-    noting = replaced(flex, FLEX_IN_EAGER_CODE, noted) if hasattr(flex, FLEX_IN_EAGER_CODE) else nullcontext()
     try:
-        with overlooking, noting, replaced(F, "scaled_dot_product_attention", counted):
+        with (
+            overlooking,
+            flex.source(receiver, innermost),
+            replaced(F, "scaled_dot_product_attention", counted, innermost),
+        ):
             yield
     finally:
         receiver.stack.around = nullcontext()  # this breaks a reference cycle, which would keep the records alive
@@ -147,6 +147,10 @@ class _Mode(TorchFunctionMode):
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         if func in READERS:
+            if types and not some_compiling():
+                # a subclass may ask whether `func` is the function of PyTorch's name, which `source` has replaced
+                with restored(F, "scaled_dot_product_attention"):
+                    return self.see(self.receiver, func, args, kwargs or {})
             return self.see(self.receiver, func, args, kwargs or {})
         # this is asked first: the compiler could not look up every function in these sets
         if not (some_compiling() and compiling()):
@@ -186,8 +190,8 @@ def _see(receiver: Receiver, func: Callable[..., Any], args: tuple[Any, ...], kw
     if receiver.idle:
         return func(*args, **kwargs)
     reader: Callable[..., Answer] = READERS.get(func, read)
-    after = reader(receiver, *args, **kwargs)
-    return receiver.compute(after, func, *args, **kwargs)
+    answer = receiver.read(lambda: reader(receiver, *args, **kwargs))
+    return receiver.compute(answer, func, *args, **kwargs)
 
 
 def _overlooked(has_torch_function: Callable[..., bool]) -> Callable[..., bool]:

@@ -21,8 +21,9 @@ from torch import Tensor, nn
 from clearhead.base.errors import UnsupportedError
 from clearhead.base.tracing import constant
 from clearhead.masks.causal import Causal
-from clearhead.models.tap import told
-from clearhead.models.tap.keywords import MASKED, NAME, RANKS, check_keywords
+from clearhead.models.tap import flex, told
+from clearhead.models.tap.foreign import is_foreign, is_sdpa_foreign
+from clearhead.models.tap.keywords import MASKED, NAME, RANKS, unread_keywords
 from clearhead.models.tap.masks import MaskStore, Recorded, compact, made_of
 from clearhead.models.tap.patch import replaced
 from clearhead.models.tap.place import Separate
@@ -40,8 +41,8 @@ class BackendCall(NamedTuple):
     """A call of a backend's function by a model of transformers.
 
     query (B, H, Lq, E), key and value (B, Hk, Lk, ·), the key heads before they are repeated. `mask`: the model's
-    attention_mask. `keywords`: all other arguments, by name. `own`: the name of `function` where it is one of
-    transformers' own functions, else "".
+    attention_mask, a tensor or FlexAttention's BlockMask. `keywords`: all other arguments, by name. `own`: the name of
+    `function` where it is one of transformers' own functions, else "".
     """
 
     module: nn.Module
@@ -61,26 +62,37 @@ class BackendCall(NamedTuple):
             keywords = {word: value for word, value in keywords.items() if word != leave_out}
         return self.function(self.module, self.query, self.key, self.value, self.mask, **keywords)
 
+    @property
+    def foreign(self) -> bool:
+        """Whether a function of another project computes the call, by itself or inside of transformers' own."""
+        return is_foreign(self.function) or (self.own == "sdpa_attention_forward" and is_sdpa_foreign())
+
     def check(self, name: str) -> None:
         """Raise for a call that would be read wrong. `name`: of the module."""
+        message = self.unread(name)
+        if message:
+            raise UnsupportedError(message)
+
+    def unread(self, name: str) -> str:
+        """Of a call that would be read wrong; "" for any other call."""
         if self.backend == RANKS:
-            raise UnsupportedError(
+            return (
                 f"{name} attends over the ranks of a layout, and each has a part of the queries and keys: a record "
                 "would not be of the whole attention. Set it back (run_on_clearhead(model)), and watch it "
                 "in one process."
             )
-        check_keywords(name, self.backend, self.keywords)
-        if self.mask is not None and not isinstance(self.mask, Tensor):
-            raise UnsupportedError(
+        if self.mask is not None and not isinstance(self.mask, Tensor) and not hasattr(self.mask, "mask_mod"):
+            return (
                 f"{name} was called on the backend {self.backend!r} with attention_mask of type "
                 f"{type(self.mask).__name__}, which cannot be read. Load the model with attn_implementation='sdpa' or "
                 "'eager'."
             )
+        return unread_keywords(name, self.backend, self.keywords)
 
     def read(self, store: MaskStore) -> tuple[Tensor, Recorded, dict[str, Any]]:
         """The keys that the backend sees, its masks, and the keywords that it does not drop."""
         keywords, key, mask = applied(self.own, self.keywords), self.key, self.mask
-        if (self.own == "flash_attention_forward" or "flash" in self.backend) and mask is not None:
+        if (self.own == "flash_attention_forward" or "flash" in self.backend) and isinstance(mask, Tensor):
             key = key[:, :, : mask.shape[1]]  # of a static cache
         shape = (*self.query.shape[:3], key.shape[2])
         return key, _masks(store, self.module, shape, mask, self.backend, self.own, keywords), keywords
@@ -155,13 +167,17 @@ class Given(Subscriber):
         receiver = self._receiver
         if receiver.idle:  # the call is none of this model, or a part of a received call
             return call.run()
-        call.check(receiver.stack.names.get(id(call.module)) or type(call.module).__name__)
         return receiver.compute(self._read(receiver, call), call.run)
 
 
 def read(receiver: Receiver, call: BackendCall) -> Answer:
     """Give a call of a backend to the receiver."""
     name = receiver.stack.names.get(id(call.module))
+    return receiver.read(lambda: _read(receiver, call, name), name)
+
+
+def _read(receiver: Receiver, call: BackendCall, name: str | None) -> Answer:
+    call.check(name or type(call.module).__name__)
     receiver.check(call.query, call.key, name)
     key, masks, keywords = call.read(receiver.masks)
     sinks = keywords.get("s_aux")
@@ -178,6 +194,7 @@ def read(receiver: Receiver, call: BackendCall) -> Answer:
             softcap=keywords.get("softcap"),
             sinks=sinks,
             dropout_p=keywords.get("dropout") or 0.0,
+            foreign=call.foreign,
         )
     )
 
@@ -245,7 +262,7 @@ def _masks(
     store: MaskStore,
     module: nn.Module,
     shape: tuple[int, int, int, int],
-    mask: Tensor | None,
+    mask: Any,
     backend: str,
     own: str,
     kwargs: dict[str, Any],
@@ -263,7 +280,9 @@ def _masks(
     chosen = told.selected(module, kwargs, shape, masked=mask is not None) if read else None
     if read and mask is None and "flash" not in backend and backend not in (NAME, MASKED):
         told.check_unmasked(module, backend, shape, kwargs)
-    if own == "flash_attention_forward" or "flash" in backend:
+    if mask is not None and not isinstance(mask, Tensor):  # a BlockMask
+        found = flex.masks_of(store, mask.mask_mod).plus(store.convert(None, kwargs.get("position_bias")))
+    elif own == "flash_attention_forward" or "flash" in backend:
         found = told.masks(store, shape, mask, is_causal, kwargs)
     else:
         if own == "flex_attention_forward" and mask is not None:  # it adds the mask of the first head for all heads

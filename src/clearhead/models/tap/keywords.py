@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import inspect
+import sys
 from collections.abc import Mapping
 from typing import Any
 
 from clearhead.base.errors import UnsupportedError
+from clearhead.base.tracing import constant
 from clearhead.scores.dot import Dot
 
 # The names under which clearhead registers its own backends. MASKED is for models that transformers does not run on
@@ -88,15 +91,36 @@ REFUSED = {
 }
 
 
+@constant
+def loss_words() -> tuple[str, ...]:
+    """The parameters of the losses of transformers, which causal models give the keywords of their call too.
+
+    No attention function of transformers has a parameter of such a name.
+    """
+    losses = sys.modules.get("transformers.loss.loss_utils")
+    functions = () if losses is None else losses.LOSS_MAPPING.values()
+    return tuple({word: None for one in functions for word in inspect.signature(one).parameters})
+
+
 def check_keywords(name: str, backend: str, keywords: Mapping[str, Any]) -> None:
     """Raise where a backend is given a keyword that may change the weights and is not read."""
+    message = unread_keywords(name, backend, keywords)
+    if message:
+        raise UnsupportedError(message)
+
+
+def unread_keywords(name: str, backend: str, keywords: Mapping[str, Any]) -> str:
+    """Of keywords that may change the weights and are not read; "" where a backend is given none of these."""
     given = [
         word for word, value in keywords.items() if value is not None and word not in READ and word not in NOT_READ
     ]
+    if given:  # else it takes time to ask for the words of losses
+        losses = loss_words()
+        given = [word for word in given if word not in losses or word in REFUSED]
     if not given:
-        return
+        return ""
     shown = [f"{word!r} ({REFUSED.get(word, 'which clearhead does not know')})" for word in given]
-    raise UnsupportedError(
+    return (
         f"{name} called the attention backend {backend!r} with {' and '.join(shown)}: that may change the weights, and "
         "leaving it out could make them wrong.\nRun the model without it: without continuous batching, on "
         "attn_implementation='sdpa' or 'eager', and with no keyword in its call that its forward does not name."

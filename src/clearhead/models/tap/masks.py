@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
+from clearhead.base.rules import Rule
 from clearhead.base.shapes import Align, Sizes, broadcasts
 from clearhead.base.torch_private import uncounted, version
 from clearhead.base.tracing import compiling, on_the_host, readable, without_autocast
@@ -18,6 +19,7 @@ from clearhead.biases.base import wide
 from clearhead.masks.base import Mask
 from clearhead.masks.dense import DenseMask, intervals
 from clearhead.masks.intervals import Intervals
+from clearhead.masks.mask_function import MaskFunction
 from clearhead.problem.problem import Problem, make_problem
 from clearhead.problem.visible import Visible, resolve
 from clearhead.scores.dot import Dot
@@ -97,13 +99,15 @@ class Recorded:
 
     `mask`: which query may see which key. `bias`: numbers that are added to the scores. `uniform`, bool (B or 1,
     H or 1, Lq, 1): queries to which a finite float mask allows no key, so that the backend gave the same weight to
-    every key. `align`: where query 0 stands, if the mask depends on it.
+    every key. `align`: where query 0 stands, if the mask depends on it. `by_rule`: whether a function of the model
+    makes the mask, from tensors that may be written to later.
     """
 
     mask: Mask | None = None
     bias: Tensor | None = None
     uniform: Tensor | None = None
     align: Align = None
+    by_rule: bool = False
     _lowered: dict[Sizes, Visible] = field(default_factory=dict)  # layers that share a mask share its normal form
 
     def visible(self, sizes: Sizes) -> Visible | None:
@@ -112,8 +116,9 @@ class Recorded:
             return None
         if sizes not in self._lowered:
             found = resolve(self.mask, sizes, as_written=False)
-            spans = found.spans._replace(reads=())  # it reads copies, and no other code writes to them
-            self._lowered[sizes] = found._replace(spans=spans)
+            if not self.by_rule:  # it reads copies, and no other code writes to them
+                found = found._replace(spans=found.spans._replace(reads=()))
+            self._lowered[sizes] = found
         return self._lowered[sizes]
 
     def plus(self, other: Recorded) -> Recorded:
@@ -125,7 +130,8 @@ class Recorded:
             uniform = self.uniform | other.uniform
         if bias is not None and uniform is not None:
             bias = bias.masked_fill(uniform, 0.0)
-        return Recorded(mask, bias, uniform, self.align if other.align is None else other.align)
+        align = self.align if other.align is None else other.align
+        return Recorded(mask, bias, uniform, align, self.by_rule or other.by_rule)
 
     def with_sinks(self, keys: int) -> Recorded:
         """The same for a call with sinks, where a query without an allowed key gives all its weight to the sink."""
@@ -135,7 +141,7 @@ class Recorded:
         return (
             Recorded(None, self.bias)
             .plus(Recorded(Intervals(torch.zeros_like(stop), stop)))
-            .plus(Recorded(self.mask, align=self.align))
+            .plus(Recorded(self.mask, align=self.align, by_rule=self.by_rule))
         )
 
     def with_gradient(self, added: Tensor) -> Recorded:
@@ -183,6 +189,15 @@ class MaskStore:
         self._lock = threading.Lock()  # a model may run in several threads
         self._known: dict[Any, tuple[list[StorageWeakRef], Recorded]] = {}
         self._distinct: dict[Any, list[Recorded]] = {}
+        self._rules: list[MaskFunction] = []
+
+    def rule(self, fn: Rule) -> MaskFunction:
+        """The mask of a function: one for all layers that are given the function, since it keeps its results."""
+        with self._lock:
+            known = [one for one in self._rules if one.fn is fn]
+            found = known[0] if known else MaskFunction(fn)
+            self._rules = [*(one for one in self._rules if one is not found), found][-8:]
+            return found
 
     def convert(self, mask: Tensor | None, bias: Tensor | None = None, nonzero_blocks: bool = False) -> Recorded:
         """The mask and the bias, converted. `bias`: a position bias that the model passes beside its mask.

@@ -57,6 +57,7 @@ class Running(NamedTuple):
     cache: Any = None
     noted: Any = None  # the receiver's notes of the layers in it
     ids: Any = None  # the tokens that it was given, or a module around it
+    error: Exception | None = None  # why its arguments, or those of a module around it, cannot be read
 
     @property
     def tokens(self) -> int | None:
@@ -160,7 +161,13 @@ class Stack:
     def _entered(
         self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], stack: list[Running]
     ) -> Running:
-        entered = _entered(module, args, kwargs, stack)
+        error = stack[-1].error if stack else None
+        try:
+            entered = _entered(module, args, kwargs, stack)
+        except Exception as fault:  # it would end the model's run: a receiver raises it where a call is made
+            entered, error = Running(module, "self", Told()), fault
+        if error is not None:
+            entered = entered._replace(error=error)
         return entered if self.notes is None else entered._replace(noted=self.notes.begun(kwargs))
 
     @contextmanager

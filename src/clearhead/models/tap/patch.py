@@ -11,6 +11,7 @@ Wrap = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 _lock = threading.Lock()
 _active: dict[tuple[int, str], tuple[Callable[..., Any], list[Wrap]]] = {}
+_restored: list[tuple[int, str]] = []  # once for each `restored` that is entered now
 
 
 @contextmanager
@@ -24,15 +25,36 @@ def replaced(owner: Any, name: str, wrap: Wrap, innermost: bool = False) -> Iter
     with _lock:
         original, wraps = _active.setdefault(key, (getattr(owner, name), []))
         wraps.insert(0 if innermost else len(wraps), wrap)
-        setattr(owner, name, _wrapped(original, wraps))
+        _set(owner, name)
     try:
         yield
     finally:
         with _lock:
             wraps.remove(wrap)
-            setattr(owner, name, _wrapped(original, wraps))
+            _set(owner, name)
             if not wraps:
                 del _active[key]
+
+
+def original(owner: Any, name: str) -> Callable[..., Any]:
+    """`owner.name` as it is without the wrappers that are there now."""
+    with _lock:
+        found: Callable[..., Any] = _active.get((id(owner), name), (getattr(owner, name),))[0]
+        return found
+
+
+@contextmanager
+def restored(owner: Any, name: str) -> Iterator[None]:
+    """Inside the `with`, `owner.name` is the original function, for code that compares a function with it."""
+    with _lock:
+        _restored.append((id(owner), name))
+        _set(owner, name)
+    try:
+        yield
+    finally:
+        with _lock:
+            _restored.remove((id(owner), name))
+            _set(owner, name)
 
 
 def replacing() -> bool:
@@ -44,6 +66,14 @@ def wrappers() -> int:
     """The largest number of wrappers that a function has now: above 1 where several receivers look at calls."""
     with _lock:
         return max((len(wraps) for _, wraps in _active.values()), default=0)
+
+
+def _set(owner: Any, name: str) -> None:
+    """Set `owner.name` to the original function in its wrappers, or to the original where it is restored."""
+    key = (id(owner), name)
+    if key in _active:
+        function, wraps = _active[key]
+        setattr(owner, name, function if key in _restored else _wrapped(function, wraps))
 
 
 def _wrapped(function: Callable[..., Any], wraps: list[Wrap]) -> Callable[..., Any]:

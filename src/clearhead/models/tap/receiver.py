@@ -20,6 +20,7 @@ from clearhead.models.tap.masks import MaskStore, Recorded
 from clearhead.models.tap.modules import Kind, Running, Stack
 from clearhead.models.tap.place import Place
 from clearhead.problem.problem import Problem
+from clearhead.scores.base import ChangeOfPair
 from clearhead.scores.dot import Dot
 
 # One of these words stands in the name of an attention module, or of its class.
@@ -54,7 +55,8 @@ class DotCall(NamedTuple):
     the call's masks, converted by the receiver's store; where there are sinks, they are those of `with_sinks`. `place`:
     where the output is in the result, if it can be found. `origin`: the layers that made query, key and value, as the
     receiver's notes hold them; None means the layers of the running module. `name`, `kind`: None means the name and the
-    kind of the innermost running module.
+    kind of the innermost running module. `foreign`: whether a function of another project computes the call.
+    `change`: of the scores, as `Score.then` takes it.
     """
 
     query: Tensor
@@ -70,10 +72,13 @@ class DotCall(NamedTuple):
     sinks: Tensor | None = None
     dropout_p: float = 0.0
     origin: Any = None
+    foreign: bool = False
+    change: ChangeOfPair | None = None
 
     @property
     def score(self) -> Dot:
-        return Dot(scale=self.scale, softcap=self.softcap)
+        score = Dot(scale=self.scale, softcap=self.softcap)
+        return score if self.change is None else score.then(self.change)
 
     def one_dtype(self) -> DotCall:
         """The same with query, key and value of one dtype: under autocast they may differ."""
@@ -118,6 +123,14 @@ class Receiver(ABC):
     @abstractmethod
     def own(self, problem: Problem, call: Arguments, backend: str) -> Answer:
         """A call of clearhead's own attention; the result that it is given is (B, H, Lq, Ev)."""
+
+    def read(self, reading: Callable[[], Answer], name: str | None = None) -> Answer:
+        """The answer that `reading` gives to the call that is met now: every source reads a call inside of this.
+
+        An error in it ends the model's run, unless the receiver leaves such calls out, as a recorder does. `name`: of
+        the module that calls; None means the innermost running module.
+        """
+        return reading()
 
     def compute(self, answer: Answer, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """The result of a received call's function."""
@@ -186,6 +199,7 @@ class Receiver(ABC):
         """Where the call that is received now is made. `name`, `kind`: None means the innermost running module's."""
         site = self.layers.site(self.name(name), self.kind(kind, queries, keys) == "cross", self.stack.turns)
         self.sites[site] = None
+        self._inside.site = site
         return site
 
     def kind(self, given: Kind | None, queries: int, keys: int) -> Kind:
@@ -216,8 +230,13 @@ class Receiver(ABC):
         return innermost
 
     def check(self, query: Tensor, key: Tensor, name: str | None = None) -> None:
-        """Raise for tensors that cannot be read: nested ones, and those of a transform of torch.func."""
-        name = self.name(name)
+        """Raise for tensors that cannot be read: nested ones, and those of a transform of torch.func; and where the
+        arguments of the modules that run could not be read, which say what is padding."""
+        name, error = self.name(name), self.innermost.error
+        if error is not None:
+            raise UnsupportedError(
+                f"{name} runs in a module whose arguments cannot be read: {type(error).__name__}: {error}"
+            ) from error
         if query.is_nested or key.is_nested:
             raise UnsupportedError(
                 f"{name} called attention with nested tensors; they can be read in torch.nn.TransformerEncoder alone. "
@@ -232,3 +251,4 @@ class Receiver(ABC):
 
 class _Inside(threading.local):
     depth = 0
+    site: Site | None = None  # of the call that is read now, once it is known

@@ -48,9 +48,9 @@ def own_source(receiver: Receiver, innermost: bool = False) -> Iterator[None]:
         def noting(problem: Problem, engine: Engine, asked: Any = None) -> Tensor:
             if receiver.idle:
                 return run(problem, engine, asked)
-            after = None
-            if given.call is not None:  # else the call had begun, in another thread, before the receiver came
-                after = receiver.own(problem, given.call, f"clearhead {engine.name}")
+            after, call = None, given.call
+            if call is not None:  # else the call had begun, in another thread, before the receiver came
+                after = receiver.read(lambda: receiver.own(problem, call, f"clearhead {engine.name}"))
             output: Tensor = receiver.compute(after, run, problem, engine, asked)
             given.ran = after.ran if isinstance(after, Changing) else None
             return output

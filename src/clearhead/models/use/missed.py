@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from torch import nn
 
+from clearhead.base.errors import ClearheadError
 from clearhead.base.text import listed
+from clearhead.models.tap.layers import Site
 from clearhead.models.tap.transformers_private import named_backend
+from clearhead.models.use.departure import Departure
 
 
 def fits_none(padding: Sequence[int], sizes: Iterable[tuple[int, int]]) -> str:
@@ -54,3 +57,30 @@ def nothing_seen(model: nn.Module, others: Iterable[str]) -> str:
         "code calls one of these."
     )
     return "\n".join(lines)
+
+
+def reason(error: Exception) -> str:
+    """Why a call could not be recorded. An error of another library is named with its class."""
+    return str(error) if isinstance(error, ClearheadError) else f"{type(error).__name__}: {error}"
+
+
+def left_out(missing: Mapping[Site, str], where: str) -> str:
+    """Of layers whose calls could not be recorded. `where`: completes "is not", as "in the record" does."""
+    names = dict.fromkeys(site.name for site in missing)
+    why = next(iter(missing.values()))
+    return f"the attention of {listed(names)} is not {where}, and the model ran on without it: {why}"
+
+
+def departing(found: Mapping[Site, Departure | None], what: str) -> Iterable[str]:
+    """Of layers that a function of another project computes, and not as it is recorded. `what`: such as "record"."""
+    for site, one in found.items():
+        if one is not None and one.departs:
+            yield departs(f"{site.name} ({site.layer})", one, what)
+
+
+def departs(name: str, found: Departure, what: str) -> str:
+    return (
+        f"the output of {name} is not that of its {what}: a function that belongs neither to PyTorch nor to "
+        f"transformers computes it, and departs from softmax(score + mask) · value by {found.error:.2g} of the largest "
+        f"value. What that function adds is not in the {what}."
+    )

@@ -13,11 +13,11 @@ from weakref import WeakMethod
 import torch
 from torch import Tensor, nn
 
-from clearhead.base.errors import ClearheadError, UnsupportedError
+from clearhead.base.errors import ClearheadError
 from clearhead.base.managers import caller, warn_unused
 from clearhead.base.numbers import check_count
 from clearhead.base.torch_private import compiler_here
-from clearhead.base.tracing import compiling, in_backward, transformed
+from clearhead.base.tracing import compiling, in_backward
 from clearhead.explanation.diagnosis.checks import entropy_collapse
 from clearhead.explanation.diagnosis.diagnosis import Diagnosis
 from clearhead.inspection.reductions.base import Reduction, arange
@@ -38,7 +38,10 @@ from clearhead.models.tap.refused import (
     uncompiled,
 )
 from clearhead.models.tap.tap import own_source
-from clearhead.models.use.recorder import Asked, Recorder, asked_to_reduce
+from clearhead.models.use import missed
+from clearhead.models.use.asked import Asked, asked_to_reduce
+from clearhead.models.use.departure import Departure
+from clearhead.models.use.recorder import Recorder
 from clearhead.models.use.reduced import ReducedCall
 from clearhead.problem.problem import Problem
 from clearhead.problem.summary import Found, Summary
@@ -169,8 +172,10 @@ def monitor(
     compiled code, with fullgraph too. Other attention in compiled code is not seen.
     Without `layers`, it warns once of modules that computed a softmax in their own code, which are not monitored. A
     softmax by hand, as exp() divided by its sum, goes unnoticed.
-    Raises a `ClearheadError` for a compiled model, for a model whose classes the compiler already has code for, for a
-    step in which no attention is seen, and at the end of a `with` without a step, or without a call by one of `layers`.
+    Calls that cannot be read, as for `watch`, and a step in which no attention is seen, do not end the training: a
+    warning names the layers once. So does a warning of a layer that a function of another project computes otherwise.
+    Raises a `ClearheadError` for a compiled model, for a model whose classes the compiler already has code for, and at
+    the end of a `with` without a step, or without a call by one of `layers`.
     Cost: a monitored step has one more pass over the allowed pairs of each call, with O(Lq + Lk) memory, and 24 bytes
     are kept for each head. Any other step runs two hooks, and with transformers one function for each call. After the
     monitor is removed there is no cost.
@@ -219,7 +224,9 @@ class Monitor:
         self._lock, self._here = threading.Lock(), _Here()
         self._open, self._removed = 0, True  # monitored passes that run, in any thread; whether the monitor was removed
         self._line, self._used = caller(), callback is not None
-        self._told = False  # whether it has warned of modules that are not monitored
+        self._told = False  # whether it has warned of modules that are not monitored, or of a step without attention
+        self._missing: dict[Site, str] = {}  # the layers whose calls could not be read, in any step
+        self._departures: dict[Site, Departure | None] = {}  # of the first calls that functions of others computed
         self._interface, self._installed = Interface(model), ExitStack()
         with ExitStack() as stack:
             stack.enter_context(self._interface.installed())
@@ -307,13 +314,9 @@ class Monitor:
         here.passing = True
         if step % self.every:
             return
-        if transformed():
-            raise UnsupportedError(
-                f"monitor: {type(module).__name__} was called inside a transform of torch.func (vmap, grad), whose "
-                "tensors have no values of their own to read. Remove the monitor, or train by backward()."
-            )
         one = _Step(module, self._asked, here, step)
         one.monitor = self  # the record stays until the pass has ended
+        one.departures = dict(self._departures)
         one.compiled = compiled or compiled_inside(module)
         with ExitStack() as stack:
             if not one.compiled:  # compiled code would pause at a function mode
@@ -333,10 +336,14 @@ class Monitor:
         if step is None or output is None:  # the pass was not monitored, or it failed
             return
         if not step.sites:
-            raise ClearheadError(_nothing_seen(step))
+            if not self._told:
+                self._told = True
+                self._line.warn(_nothing_seen(step))
+            return
         if step.unread and self._asked.layers is None and not self._told:
             self._told = True
             self._line.warn(step.told_of_unread("monitored", "monitor(model, layers=…)"))
+        self._warn_of_layers(step)
         if not step.reduced:  # none of the chosen layers: training may leave some out
             with self._lock:
                 self._sites |= step.sites
@@ -349,6 +356,18 @@ class Monitor:
                 self._layers.setdefault(call.name, call.layer)
         if self._callback is not None:
             self._callback(step.number, rows_of(step.number, found, self._layers))
+
+    def _warn_of_layers(self, step: _Step) -> None:
+        """Warn once of each layer that is not monitored, or that computes something else."""
+        with self._lock:
+            missing = {site: reason for site, reason in step.missing.items() if site not in self._missing}
+            departures = {site: one for site, one in step.departures.items() if site not in self._departures}
+            self._missing |= missing
+            self._departures |= departures
+        if missing:
+            self._line.warn(missed.left_out(missing, "monitored"))
+        for said in missed.departing(departures, "rows"):
+            self._line.warn(said)
 
     def _close(self) -> None:
         here = self._here

@@ -10,7 +10,7 @@ from contextlib import AbstractContextManager, contextmanager, suppress
 from copy import deepcopy
 from dataclasses import replace
 from types import NoneType
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -18,41 +18,38 @@ from torch import Tensor, nn
 
 from clearhead._attention import Arguments
 from clearhead.base.errors import ClearheadError, ShapeError, UnsupportedError
-from clearhead.base.numbers import check_count
 from clearhead.base.shapes import Sizes
-from clearhead.base.text import listed
 from clearhead.base.torch_state import any_autocast
 from clearhead.base.tracing import in_backward, unobserved, without_autocast
-from clearhead.base.versions import Versions
 from clearhead.biases.base import Bias
 from clearhead.explanation.modules.origin.find import SIDES
 from clearhead.explanation.modules.origin.ran import Layers, Origin, Ran, noted, ran, writer
 from clearhead.explanation.modules.origin.written import writes
 from clearhead.explanation.modules.projection import Linear
-from clearhead.inspection.reductions.base import Reduction
 from clearhead.inspection.reductions.output import Output
-from clearhead.inspection.reductions.topk import TopK
 from clearhead.masks.base import Mask
 from clearhead.models.attention_call import AttentionCall
 from clearhead.models.call import Outcome, no_key, with_key
 from clearhead.models.chain.cached import alone
 from clearhead.models.chain.caches import Caches, CallFacts, comparable
-from clearhead.models.tap.choice import Heads, Item, check_layers, checked_heads, checked_layers, chooses
+from clearhead.models.tap.choice import check_layers
 from clearhead.models.tap.keywords import NAME
 from clearhead.models.tap.layers import Site
 from clearhead.models.tap.modules import Notes, Projection, Running
-from clearhead.models.tap.padding import as_said, checked, fits, of_call
+from clearhead.models.tap.padding import as_said, checked, fits
+from clearhead.models.tap.padding import of_call as padding_of
 from clearhead.models.tap.patch import wrappers
 from clearhead.models.tap.place import BY_HEAD, Place, Separate
-from clearhead.models.tap.receiver import Answer, DotCall, Instead, Receiver
-from clearhead.models.tap.refused import refuse_compiled
+from clearhead.models.tap.receiver import After, Answer, DotCall, Instead, Receiver
+from clearhead.models.tap.refused import refuse_compiled, uncompiled
 from clearhead.models.tap.tap import given_calls
 from clearhead.models.use import missed
+from clearhead.models.use.asked import Asked, asked
+from clearhead.models.use.departure import Departure, of_call
 from clearhead.models.use.edits.changed import Change
 from clearhead.models.use.edits.edit import change_of, editing, unmasked
 from clearhead.models.use.edits.recorded import edited
 from clearhead.models.use.edits.spot import Unmasked
-from clearhead.models.use.means import Means
 from clearhead.models.use.reduced import ReducedCall, reduced
 from clearhead.problem._recorded import RecordedMask
 from clearhead.problem.problem import Problem, as_score, make_problem, with_given
@@ -61,77 +58,6 @@ from clearhead.problem.record import Record, copied, frozen, now, record
 from clearhead.problem.words import Words
 from clearhead.scores.base import ByTile, Score
 from clearhead.scores.dot import Dot
-
-if TYPE_CHECKING:
-    from clearhead.models.attention_call import AttentionCall
-
-
-class Asked(NamedTuple):
-    """The arguments of `watch` and `statistics`.
-
-    `keep`: the reductions, or None to keep query and key. `layers`: None takes all layers. `each`: a function that a
-    survey calls with each call when it happens; then nothing of the call is kept. `own`: whether the calls of this
-    thread alone are recorded, as functions do that run the model themselves: other threads may run it meanwhile. `who`:
-    the function, for messages.
-    """
-
-    keep: tuple[Reduction[Any], ...] | None
-    every: int
-    layers: tuple[Item, ...] | None
-    heads: Heads
-    merge: Means | None
-    values: bool = False
-    gradients: bool = False
-    fuse: bool = False
-    each: Callable[[AttentionCall], None] | None = None
-    own: bool = False
-    who: str = "watch"
-
-    def chooses(self, site: Site) -> bool:
-        """Whether the calls that a layer makes are recorded."""
-        return chooses(self.layers, site, self.who)
-
-
-def asked(every: Any = 1, layers: Any = None, values: Any = False, gradients: Any = False) -> Asked:
-    """The arguments of `watch`, checked."""
-    check_count(every, 1, "every")
-    layers = checked_layers(layers, "watch")
-    for name, flag in (("values", values), ("gradients", gradients)):
-        if not isinstance(flag, bool):
-            raise ClearheadError(f"watch: {name} is {flag!r}; expected True or False.")
-    return Asked(None, every, layers, None, None, values, gradients)
-
-
-def asked_to_reduce(
-    reductions: Any,
-    every: Any = 1,
-    layers: Any = None,
-    heads: Any = None,
-    merge: Any = None,
-    fuse: Any = False,
-    who: str = "statistics",
-) -> Asked:
-    """The arguments of `statistics`, checked. `who`: the function that was called."""
-    keep = tuple(reductions) if isinstance(reductions, list | tuple) else (reductions,)
-    if not keep or not all(isinstance(one, Reduction) for one in keep):
-        raise ClearheadError(
-            f"statistics: reductions is {reductions!r}; expected reductions, such as "
-            "[ch.reductions.Entropy(), ch.reductions.TopK(5)]."
-        )
-    if any(isinstance(one, Output) for one in keep):
-        raise ClearheadError(
-            "statistics: reductions has an Output(value), whose values are of one call; a model makes many."
-        )
-    for one in keep:
-        if type(one) is TopK:
-            check_count(one.k, 1, "k of TopK", most=2**31 - 1)
-    check_count(every, 1, "every")
-    layers, heads = checked_layers(layers, who), checked_heads(heads, who)
-    if not (merge is None or isinstance(merge, Means)):
-        raise ClearheadError(f"statistics: merge is a {type(merge).__name__}; expected a ch.models.Means().")
-    if not isinstance(fuse, bool) or (fuse and heads is not None):
-        raise ClearheadError(f"statistics: fuse is {fuse!r}; True goes with all heads, whose pass gives the output.")
-    return Asked(keep, every, layers, heads, merge, fuse=fuse, who=who)
 
 
 class Recorder(Receiver):
@@ -143,6 +69,8 @@ class Recorder(Receiver):
         self.reduced: list[ReducedCall] = []
         self.asked = asked
         self.seen = 0  # how many calls were recorded
+        self.departures: dict[Site, Departure | None] = {}  # of the first calls that functions of others computed
+        self.missing: dict[Site, str] = {}  # the layers whose calls could not be recorded, each with the first reason
         self.padding = padding  # the argument of watch(padding=)
         self.fitted = False  # whether the padding fitted any call
         self.sizes: set[tuple[int, int]] = set()  # (batch, keys) of the calls
@@ -181,6 +109,24 @@ class Recorder(Receiver):
     def _copies_values(self) -> bool:
         return self.asked.values or self.asked.gradients
 
+    def read(self, reading: Callable[[], Answer], name: str | None = None) -> Answer:
+        """Leave a call out that cannot be recorded: a recorder never ends the run that it records. A function that runs
+        the model itself needs every layer, so there the error is raised."""
+        self._inside.site = None
+        try:
+            return reading()
+        except Exception as error:
+            if self.asked.own:
+                raise
+            self._leave_out(self._inside.site or self.site(name, None, 0, 0), error)
+            return None
+
+    def _leave_out(self, site: Site, error: Exception) -> None:
+        with suppress(ClearheadError):  # a choice of layers that fits no layer is the error itself
+            if not self.asked.chooses(site):
+                return
+        self.missing.setdefault(site, missed.reason(error))
+
     def dots(self, call: DotCall) -> Answer:
         self.check(call.query, call.key, call.name)
         site = self.site(call.name, call.kind, call.query.shape[2], call.key.shape[2])
@@ -196,7 +142,7 @@ class Recorder(Receiver):
                 call = call._replace(query=copied(call.query))
             score = self._score(call)
             problem = call.problem(score)
-        masks, kept = call.masks, Record(problem, Versions(()), copied=True)
+        masks, kept = call.masks, now(problem)
         return self._keep(
             kept,
             (call.query, problem.key, value),
@@ -210,11 +156,14 @@ class Recorder(Receiver):
             fusible=given if self.asked.fuse else None,
             origin=call.origin,
             change=self._change(problem, site, given.value, call.dropout_p, unmasked(call.query, masks.uniform)),
+            foreign=given if given.foreign and self.asked.compares else None,
         )
 
     def _score(self, call: DotCall) -> Dot:
         """The score of a call: an earlier call's score if it is equal, since it takes time to make a module."""
-        if not (type(call.scale) in (float, NoneType) and type(call.softcap) in (float, NoneType)):
+        if call.change is not None or not (
+            type(call.scale) in (float, NoneType) and type(call.softcap) in (float, NoneType)
+        ):
             return call.score
         settings = call.scale, call.softcap
         if settings not in self._scores:
@@ -263,16 +212,18 @@ class Recorder(Receiver):
         fresh: bool = False,
         origin: Origin | None = None,
         change: Change | None = None,
+        foreign: DotCall | None = None,
     ) -> Answer:
         """Keep a call. `tensors`: query, key, and the value, if it is wanted. `score`, `mask`: as the caller gave them.
 
         `fresh`: the key is a copy already. `change`: the change that an edit makes; the edited call is recorded.
+        `foreign`: the call, where a function of another project computes it.
         """
         innermost, (query, key, value) = self.innermost, tensors
         problem = record.problem
         sizes = problem.sizes
         name, kind = site.name, site.kind
-        padding = of_call(innermost.told, kind, problem, uniform)
+        padding = padding_of(innermost.told, kind, problem, uniform)
         if self.padding is not None and fits(self.padding, kind, sizes):
             self.fitted = True
             own = innermost.told.own
@@ -325,7 +276,40 @@ class Recorder(Receiver):
             else:
                 self.asked.merge.add(found)
         self.seen += 1
-        return answer if outcome is None or not self.copies else outcome.of(place, self.asked.gradients)
+        looks: list[Callable[[Any], None]] = []
+        if outcome is not None and self.copies:
+            looks.append(outcome.of(place, self.asked.gradients))
+        if foreign is not None and change is None and not dropped and site not in self.departures:
+            looks.append(self._comparing(site, call, foreign))
+        return self._after(site, looks) if looks else answer
+
+    def _comparing(self, site: Site, call: AttentionCall, given: DotCall) -> Callable[[Any], None]:
+        """A function that compares a result with the record: what the function of another project adds is not known."""
+
+        def compare(result: Any) -> None:
+            place, value = given.place, given.value
+            output = None if place is None else place.by_head(place.tensor(result))
+            self.departures[site] = None
+            if output is not None and value is not None:
+                with unobserved(), self.inside(), without_autocast(output.device):
+                    self.departures[site] = of_call(call, value.detach(), output.detach())
+
+        return uncompiled(compare)
+
+    def _after(self, site: Site, looks: Sequence[Callable[[Any], None]]) -> After:
+        """A function that looks at a result, and gives it back as it is."""
+
+        def after(result: Any) -> Any:
+            try:
+                for look in looks:
+                    look(result)
+            except Exception as error:
+                if self.asked.own:
+                    raise
+                self._leave_out(site, error)
+            return result
+
+        return after
 
     def _tokens(self, given: Any, sizes: Sizes) -> Tensor | None:
         """A copy of the ids that the model was given, (B, Lq), one for the layers of a run; None without ids."""
@@ -378,11 +362,12 @@ def _fused_value(call: DotCall, padding: Words | None) -> Tensor | None:
     """The value of a call whose output can be computed in the same pass as its statistics; None for other calls.
 
     None is returned where the call has gradients, dropout, or a dtype that autocast chooses; with padding, which
-    statistics leave out; where the same function also computes a projection of the output; on a backend that may give
-    more, or other, outputs; and where another receiver looks at the model's calls, since the call would not be made.
+    statistics leave out; where the same function also computes a projection of the output; on a backend, or by a
+    function of another project, that may give more, or other, outputs; and where another receiver looks at the model's
+    calls, since the call would not be made.
     """
     query, key, value = call.query, call.key, call.value
-    if value is None or call.dropout_p or padding is not None or any_autocast():
+    if value is None or call.dropout_p or padding is not None or any_autocast() or call.foreign:
         return None
     if not isinstance(call.place, Separate) or call.backend not in ("sdpa", NAME) or wrappers() > 1:
         return None
@@ -467,10 +452,11 @@ class Origins(Notes):
     def ended(
         self, around: Any, inside: Any, module: nn.Module, args: tuple[Any, ...], kwargs: Any, result: Any, name: str
     ) -> None:
-        one = noted(around, module, args, kwargs, result, name)
-        if one is not None and self._unwritten:
-            with unobserved(), without_autocast(one.x.device):
-                self._written(one, result)
+        with suppress(Exception):  # a layer that cannot be read is not among the layers that were found
+            one = noted(around, module, args, kwargs, result, name)
+            if one is not None and self._unwritten:
+                with unobserved(), without_autocast(one.x.device):
+                    self._written(one, result)
         around.add(name, inside)
 
     def _written(self, one: Ran, result: Tensor) -> None:
@@ -541,14 +527,13 @@ def recorded(recorder: Recorder, given: Callable[[Recorder], Given]) -> Iterator
     elsewhere = [missed.left(others)] if others else []
     if recorder.unattributed:
         elsewhere.append(missed.lost(len(recorder.unattributed)))
-    if not recorder.seen and not recorder.modules:
+    if not recorder.modules:
         raise ClearheadError(missed.nothing_seen(recorder.stack.model, elsewhere))
     check_layers(recorder.asked.layers, recorder.sites, recorder.asked.who)
-    if not recorder.seen:
-        raise ClearheadError(
-            f"no call could be recorded: an error came between. Calls were made by {listed(recorder.modules)}."
-        )
-    if recorder.padding is not None and not recorder.fitted and recorder.asked.layers is None:
+    elsewhere += missed.departing(recorder.departures, "record")
+    if recorder.missing:
+        elsewhere.append(missed.left_out(recorder.missing, "in the record"))
+    if recorder.sizes and recorder.padding is not None and not recorder.fitted and recorder.asked.layers is None:
         raise ShapeError(missed.fits_none(recorder.padding.shape, recorder.sizes))
     for said in elsewhere:
         warnings.warn(said, stacklevel=4)  # points at the caller's `with` statement

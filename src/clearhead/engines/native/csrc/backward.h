@@ -82,7 +82,6 @@ struct Backward {
 
     BackwardPanel<Score> panels_of[MANY];
     float *queries, *grad, *tile, *slopes, *capped, *to_query;
-    float inverse[ROWS];  // 1 over the sum of each row's weights, in units of e^maximum
 
     void take(const Problem& p, const Gradients& g, Memory& memory) {
         for (BackwardPanel<Score>& panel : panels_of) panel.take(p, memory);
@@ -164,7 +163,6 @@ struct Backward {
                 Score::pack_again(p, query, rows, queries);
                 up = Score::pack_upstream(p, g, upstream, rows, grad);
                 finite_grad = finite_upstream(g, batch, head, first, rows);
-                invert_sums(g, batch, head, first, rows);
                 if (p.dropout_p > 0) dropout.begin(p, batch, head);
                 packed = true;
             }
@@ -180,11 +178,6 @@ struct Backward {
                 Score::gradients(p, queries, of.panel, of.keys, slopes, at, back, of.to_key, to_weight, sum(all));
             }
         }
-    }
-
-    void invert_sums(const Gradients& g, int64_t batch, int64_t head, int64_t first, int64_t rows) {
-        for (int64_t r = 0; r < ROWS; r++) inverse[r] = r < rows ? -*g.log_sum.at<float>(batch, head, first + r) : 0.0f;
-        for (int64_t r = 0; r < ROWS; r += LANES) store(inverse + r, exp(load(inverse + r)));
     }
 
     // Whether the gradient of the output is finite in all rows of a tile. Where it is not, delta, a sum over its products, is not.
@@ -217,25 +210,24 @@ struct Backward {
             float *s = tile + r * PANEL, *slope = slopes + r * PANEL, *cap = p.softcap > 0 ? capped + r * PANEL : nullptr;
             finish(p, batch, head, i, begin, at, spans.start[r], spans.stop[r], kind, s, cap);
             const float m = *g.maximum.at<float>(batch, head, i), delta = *g.delta.at<float>(batch, head, i);
-            const float over = inverse[r];
+            const float log_sum = *g.log_sum.at<float>(batch, head, i);
             sent.add(i, at, slope);
             if (g.sent.log_weight) {  // the logarithm of a weight of 0 is not finite, and not read below
                 const float times = *g.sent.log_weight.at<float>(batch, head, i);
-                const float log_sum = *g.log_sum.at<float>(batch, head, i);
                 for (int64_t c = at.left; c < at.right; c += LANES)
                     store(slope + c, load(slope + c) + times * ((load(s + c) - m) - log_sum));
             }
             for (int64_t c = at.left; c < at.right; c += LANES) {
                 // a masked pair has no weight in a row of NaN either
                 const V score = load(s + c);
-                V weight = score == -INFINITY ? V{} : exp(score - m) * over, upstream = load(slope + c), kept = weight;
+                V weight = score == -INFINITY ? V{} : exp((score - m) - log_sum), upstream = load(slope + c), kept = weight;
                 if (p.dropout_p > 0) {
                     const V factor = dropout.factors(p, i, c);
                     kept *= factor, upstream *= factor;
                 }
                 store(s + c, kept);
                 // a weight of 0 gives 0, not 0 * inf where `upstream` overflows
-                const V steep = weight == 0.0f ? V{} : weight * (upstream - delta);
+                const V steep = weight == 0.0f ? V{} : flush(weight * (upstream - delta));
                 store(slope + c, steep);
             }
             sent.add_to_scores(i, at, slope);
@@ -244,7 +236,7 @@ struct Backward {
                 V steep = load(slope + c);
                 if (cap) {
                     const V share = load(cap + c) * (float)(1.0 / p.softcap);
-                    steep = steep == 0.0f ? steep : steep * (1.0f - share * share);
+                    steep = steep == 0.0f ? steep : flush(steep * (1.0f - share * share));
                     store(slope + c, steep);
                 }
                 all += steep;

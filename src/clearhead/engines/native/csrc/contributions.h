@@ -42,9 +42,9 @@ struct Contributions {
                     finish(p, batch, head, i, begin, at, spans.start[r], spans.stop[r], kind, s);
                     sent.add(i, at, up);
                     const float m = *g.maximum.at<float>(batch, head, i);
-                    const float inverse = exp_of(-*g.log_sum.at<float>(batch, head, i));
+                    const float log_sum = *g.log_sum.at<float>(batch, head, i);
                     for (int64_t c = at.left; c < at.right; c += LANES) {
-                        const V score = load(s + c), weight = score == -INFINITY ? V{} : exp(score - m) * inverse;
+                        const V score = load(s + c), weight = score == -INFINITY ? V{} : exp((score - m) - log_sum);
                         V product = weight == 0.0f ? V{} : weight * load(up + c);
                         if (g.positive) product = product < 0.0f ? V{} : product;  // NaN stays
                         sums[r] += product;

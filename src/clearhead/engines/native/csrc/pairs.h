@@ -41,7 +41,8 @@ inline void copy_pairs(const Rows& rows, int64_t count, int64_t width, float pow
             const U pair = (U)_mm512_maskz_loadu_epi16(~0u >> (2 * LANES - left), from + d);
             largest = _mm512_max_epu16(largest, (__m512i)(pair & 0x7fff7fff));
             const U low = (U)((V)(pair << 16) * power), high = (U)((V)(pair & 0xffff0000) * power);
-            _mm512_mask_storeu_ps(out + i * half + d / 2, (1u << (left + 1) / 2) - 1, (__m512)(low >> 16 | high));
+            // a product that is subnormal has bits below those of bfloat16, which belong to the other number
+            _mm512_mask_storeu_ps(out + i * half + d / 2, (1u << (left + 1) / 2) - 1, (__m512)(low >> 16 | (high & 0xffff0000)));
         }
     }
     if (_mm512_cmpge_epu16_mask(largest, _mm512_set1_epi16(0x7f80))) finite = NAN;

@@ -210,7 +210,7 @@ struct Summarise {
         if (!s.top) return;
         if (s.scores) memcpy(s.scores.at<float>(batch, head, i), found.scores, sizeof(float) * (size_t)s.top);
         found.fill(p.start ? max(*p.start.at<int64_t>(batch, head, i), 0) : 0, p.keys);
-        for (int64_t t = 0; t < s.top; t += LANES) store(found.scores + t, exp(load(found.scores + t) - m) * inverse);
+        for (int64_t t = 0; t < s.top; t += LANES) store(found.scores + t, flush(exp(load(found.scores + t) - m) * inverse));
         memcpy(s.values.at<float>(batch, head, i), found.scores, sizeof(float) * (size_t)s.top);
         int64_t* indices = s.indices.at<int64_t>(batch, head, i);
         for (int64_t t = 0; t < s.top; t++) indices[t] = found.keys[t];

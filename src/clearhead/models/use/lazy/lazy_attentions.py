@@ -3,24 +3,34 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from typing import Any, TypeVar
 
 from torch import Tensor, nn
 
 from clearhead.base.errors import ClearheadError, UnsupportedError, require
-from clearhead.base.managers import Managed
+from clearhead.base.managers import Managed, caller
 from clearhead.base.numbers import check_count
-from clearhead.base.tracing import compiling, empty_of_values, in_backward, refuse_jit, transformed, unobserved
+from clearhead.base.tracing import (
+    compiling,
+    empty_of_values,
+    in_backward,
+    refuse_jit,
+    transformed,
+    unobserved,
+    without_autocast,
+)
 from clearhead.models.tap.interface import BackendCall, Marks, Subscriber, subscribed
 from clearhead.models.tap.keywords import MASKED, NAME
 from clearhead.models.tap.masks import MaskStore
 from clearhead.models.tap.refused import refuse_compiled
 from clearhead.models.tap.transformers_private import collected, takes_backends
+from clearhead.models.use.departure import departure
 from clearhead.models.use.edits.edit import change_of, editing, unmasked
 from clearhead.models.use.edits.recorded import edited_weights
 from clearhead.models.use.lazy.lazy_attention import lazy_attention
 from clearhead.models.use.lazy.of_model import OfModel
+from clearhead.models.use.missed import departs, reason
 from clearhead.scores.dot import Dot
 
 DENSE_BYTES = 2**30
@@ -47,15 +57,17 @@ def lazy_attentions(model: Model, *, max_bytes: int | None = DENSE_BYTES) -> Abs
     those of its own backend. Each layer's weights, where the call or generate() asks for them by
     `output_attentions=True`, are a `LazyAttention`: a tensor whose parts are computed from query and key when they are
     read. It is valid after the `with`. With gradients enabled it is in the model's graph. The `with` gives the model.
-    In a step of generation, with one query, the weights are an ordinary tensor, since they are smaller than the keys.
-    A model that runs on "eager" gives its own weights as before. A call that an `edit` changes gives the edited
-    weights, dense. `max_bytes`: how many bytes may be dense at a time, for all lazy weights in this process; None for
-    no limit. Eager attention gives a query that may see nothing a uniform row; where a backend gives it 0, its row is
-    0. Raises a `ClearheadError` for a model that computes attention in its own code; an `UnsupportedError` for a
-    compiled model, for a model that trains with dropout (its eager weights are those after dropout), and where `watch`
-    raises one. Transformers itself refuses `model.config.output_attentions = True` on all backends but eager: pass it
-    in the call. Cost: where weights are asked for, query and key of each layer are kept, and copied where a cache is
-    written over: O(Lq + Lk) memory. A query or key that is written to later is an error where the weights are read.
+    In a step of generation, with one query, the weights are an ordinary tensor, since they are smaller than the keys. A
+    model that runs on "eager" gives its own weights as before. A call that an `edit` changes gives the edited weights,
+    dense. `max_bytes`: how many bytes may be dense at a time, for all lazy weights in this process; None for no limit.
+    Eager attention gives a query that may see nothing a uniform row; where a backend gives it 0, its row is 0. Raises a
+    `ClearheadError` for a model that computes attention in its own code, and an `UnsupportedError` for a compiled
+    model. A layer whose weights cannot be lazy has None, and a warning names it: in training with dropout (eager
+    weights are those after dropout), and where `watch` leaves a call out. A warning names a layer, too, that a function
+    of another project computes otherwise. Transformers itself refuses `model.config.output_attentions = True` on all
+    backends but eager: pass it in the call. Cost: where weights are asked for, query and key of each layer are kept,
+    and copied where a cache is written over: O(Lq + Lk) memory. A query or key that is written to later is an error
+    where the weights are read.
     """
     check_max_bytes(max_bytes)
     if not isinstance(model, nn.Module):
@@ -90,6 +102,8 @@ class _Lazily(Subscriber):
 
     def __init__(self, model: nn.Module, max_bytes: int | None) -> None:
         self.marks, self._max_bytes, self._masks = Marks(model), max_bytes, MaskStore()
+        self._names = {id(module): name or type(module).__name__ for name, module in model.named_modules()}
+        self._line, self._warned, self._compared = caller(), set[int](), set[int]()
 
     def meets(self, backend: str) -> bool:
         return backend != "eager"  # eager attention gives its own weights
@@ -97,12 +111,38 @@ class _Lazily(Subscriber):
     def called(self, call: BackendCall) -> Any:
         if not self.marks.on(call.module) or not _asked(call.keywords) or in_backward():
             return call.run()
-        lazy = self._weights(call)
+        lazy, source = None, None
+        try:
+            lazy, source = self._weights(call)
+        except Exception as error:  # it would end the model's run
+            self._warn_once(call.module, f"lazy_attentions gives None for {self._name(call.module)}: {reason(error)}")
         # given the keyword, these functions would warn that they return no weights
         output = call.run("output_attentions" if call.own or call.backend in (NAME, MASKED) else None)
-        return (output[0] if isinstance(output, tuple) else output), lazy
+        output = output[0] if isinstance(output, tuple) else output
+        if source is not None and call.value is not None and id(call.module) not in self._compared and call.foreign:
+            self._compare(call.module, source, call.value, output)
+        return output, lazy
 
-    def _weights(self, call: BackendCall) -> Tensor:
+    def _name(self, module: nn.Module) -> str:
+        return self._names.get(id(module)) or type(module).__name__
+
+    def _warn_once(self, module: nn.Module, message: str) -> None:
+        if id(module) not in self._warned:
+            self._warned.add(id(module))
+            self._line.warn(message)
+
+    def _compare(self, module: nn.Module, source: OfModel, value: Tensor, output: Tensor) -> None:
+        """Compare the first output of a layer with its lazy weights: a function of another project may add to them."""
+        self._compared.add(id(module))
+        uniform = None if source.uniform is None else source.uniform[..., 0]
+        value = value[:, :, : source.shape[3]]
+        with suppress(Exception), unobserved(), without_autocast(value.device):
+            found = departure(source.without_graph(), value.detach(), output.detach().transpose(1, 2), (uniform,))
+            if found.departs:
+                self._warn_once(module, departs(self._name(module), found, "lazy weights"))
+
+    def _weights(self, call: BackendCall) -> tuple[Tensor, OfModel | None]:
+        """The weights, and the call from which they are computed, unless an edit changes it."""
         name, query = type(call.module).__name__, call.query
         _refuse(name, query, call.key, call.keywords)
         call.check(name)
@@ -114,11 +154,11 @@ class _Lazily(Subscriber):
             if editing():
                 dense = _edited(source, call.module, query, masks.uniform, keywords, self._max_bytes)
                 if dense is not None:
-                    return dense
+                    return dense, None
             found = lazy_attention(source, query.dtype, self._max_bytes)
             if query.shape[2] == 1 and not source.learnt:
-                return found.weights.dense(None).to(query.dtype)
-            return found
+                return found.weights.dense(None).to(query.dtype), source
+            return found, source
 
 
 def _edited(

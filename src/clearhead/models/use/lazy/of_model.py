@@ -55,6 +55,11 @@ class OfModel(Source):
         return [tensor for _, tensor in self._in_graph()]
 
     @property
+    def uniform(self) -> Tensor | None:
+        """The queries to which a finite mask allows no key: see `Recorded`."""
+        return self._masks.uniform
+
+    @property
     def shape(self) -> tuple[int, int, int, int]:
         """The shape of the weights, (B, H, Lq, Lk)."""
         query, key = self._tensors["query"], self._tensors["key"]

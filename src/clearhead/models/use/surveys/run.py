@@ -25,8 +25,8 @@ from clearhead.base.versions import contents, without_addresses
 from clearhead.inspection.reductions.base import Reduction
 from clearhead.models.loading import most_tokens, reason
 from clearhead.models.tap.transformers_private import ORIGIN, named_backend
+from clearhead.models.use.asked import asked_to_reduce
 from clearhead.models.use.means import Means
-from clearhead.models.use.recorder import asked_to_reduce
 from clearhead.models.use.surveys.batches import WINDOW, Batch, batches
 from clearhead.models.use.surveys.examples import Examples
 from clearhead.models.use.surveys.looks import NAMED, Kept, WordClasses, read
