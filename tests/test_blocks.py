@@ -9,6 +9,7 @@ from drawn import draw
 
 import clearhead as ch
 from clearhead.engines.native import bindings, blocks
+from clearhead.masks import Intervals
 from clearhead.problem import regions
 
 
@@ -140,6 +141,63 @@ def test_the_map_is_made_once_for_forward_and_backward():
     before = len(asked)
     out.sum().backward()
     assert len(asked) == before
+
+
+@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("queries", [1, 3, 130])  # few queries do not pack the keys
+def test_random_intervals_of_each_row_and_head(queries, seed):
+    """Up to four intervals of a query, which differ in sequences and heads or are the same: output, gradients, statistics."""
+    keys, shape = 333, (2 - seed % 2, 1 + seed // 3, queries, 8)
+    edges = torch.randint(0, keys + 1, shape, generator=torch.Generator().manual_seed(seed)).sort(-1).values
+    edges[..., seed % 3 :: 3, 4:] = 0  # fewer intervals in some rows
+    start, stop = edges[..., ::2], edges[..., 1::2]
+    mask = Intervals(start[..., 0], stop[..., 0])
+    for n in range(1, 4):
+        mask = mask | Intervals(start[..., n], stop[..., n])
+    query, key = draw(2, 2, queries, 8).requires_grad_(), draw(2, 2, keys, 8, seed=1).requires_grad_()
+    assert not ch.weights(query, key, mask=mask).problem.visible.spans.plain
+    wanted = ch.reductions.Received(), ch.reductions.Entropy(), ch.reductions.Pool((7, 5)), ch.reductions.MaxScore()
+    found = []
+    for given, engine in ((mask, "native"), (mask.dense(query, key), "reference")):
+        out = ch.attention(query, key, key, mask=given, engine=engine)
+        statistics = ch.weights(query.detach(), key.detach(), mask=given, engine=engine).reduce(*wanted)
+        found.append([out, *torch.autograd.grad(out.square().sum(), (query, key)), *statistics])
+    for one, two in zip(*found, strict=True):
+        one, two = (t[0] if isinstance(t, tuple) else t for t in (one, two))
+        torch.testing.assert_close(one, two, atol=1e-4, rtol=1e-4)
+
+
+def test_the_map_of_intervals_grows_with_the_length():
+    """It has no bits, and runs of blocks."""
+    streaming = ch.Causal() & (ch.SlidingWindow(before=63) | ch.FirstKeys(4))
+    found = []
+    for length in (2**12, 2**14):
+        x = torch.zeros(1, 1, length, 1)
+        found.append(blocks.blocks_of(ch.weights(x, x, mask=streaming).problem, bindings.kernels()).bytes)
+    assert found[1] < 4.1 * found[0] and found[1] < 2 * 2**14
+
+
+def test_a_residual_is_asked_for_the_keys_of_its_spans():
+    pairs = 0
+
+    class Dilated(ch.extend.Mask):
+        positional = True
+
+        def lower(self, sizes):
+            def residual(*sides):
+                nonlocal pairs
+                rows, columns = (torch.arange(n)[side] for n, side in zip(sizes.shape[2:], sides[2:], strict=True))
+                pairs += rows.numel() * columns.numel()
+                return (rows[:, None] - columns) % 4 == 0
+
+            own = torch.arange(sizes.queries).view(1, 1, -1)
+            return ch.extend.Spans((own - 252).clamp(min=0), own + 1, residual)
+
+    x, i = draw(1, 1, 2048, 8), torch.arange(2048)
+    far = i[:, None] - i
+    keep = (far % 4 == 0) & (far >= 0) & (far <= 252)
+    torch.testing.assert_close(ch.attention(x, x, x, mask=Dilated(), engine="native"), truth(x, keep))
+    assert pairs < 2048 * 2048 / 2.5
 
 
 def test_a_map_that_would_be_large_is_made_for_some_queries_at_a_time(monkeypatch):

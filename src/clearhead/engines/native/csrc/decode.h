@@ -49,8 +49,13 @@ struct Decode {
             pack(p, batch, head, r, finite);
         memset(out, 0, sizeof(float) * (size_t)(rows * (wide + LANES)));
         const int64_t low = max(spans.low, from), high = min(spans.high, to);
-        for (int64_t panel = low / PANEL; panel * PANEL < high; panel++) {
+        for (int64_t panel = low / PANEL;; panel++) {
+            int64_t next = panels(p);
+            for (int64_t r = 0; r < rows; r += p.queries)
+                next = min(next, next_block(p, batch, head_of(p, key_head, r), 0, panel).panel);
+            panel = next;
             const int64_t begin = panel * PANEL;
+            if (begin >= high) break;
             const Columns at(low, high, panel);
             const Rows keys(p.key, batch, key_head, begin), of_panel(p.value, batch, key_head, begin);
             keys.read([&](const auto* first) { scores(p, first, keys.step, of_panel, at, odd); });
