@@ -146,7 +146,7 @@ def test_the_map_is_made_once_for_forward_and_backward():
 @pytest.mark.parametrize("seed", range(6))
 @pytest.mark.parametrize("queries", [1, 3, 130])  # few queries do not pack the keys
 def test_random_intervals_of_each_row_and_head(queries, seed):
-    """Up to four intervals of a query, which differ in sequences and heads or are the same: output, gradients, statistics."""
+    """Up to four intervals of each query, which differ in sequences and heads or are the same."""
     keys, shape = 333, (2 - seed % 2, 1 + seed // 3, queries, 8)
     edges = torch.randint(0, keys + 1, shape, generator=torch.Generator().manual_seed(seed)).sort(-1).values
     edges[..., seed % 3 :: 3, 4:] = 0  # fewer intervals in some rows

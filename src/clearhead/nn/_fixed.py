@@ -15,7 +15,7 @@ from clearhead.base.shapes import Sizes, placed
 from clearhead.base.text import brief
 from clearhead.base.tracing import compiling, ensure, looked_into, transformed
 from clearhead.masks._read import check_lengths
-from clearhead.masks.base import Combined, Mask, Not, all_keys
+from clearhead.masks.base import Mask, all_keys, leaves
 from clearhead.masks.causal import Causal
 from clearhead.masks.first_keys import FirstKeys
 from clearhead.masks.lengths import Lengths
@@ -236,9 +236,7 @@ def _check_by_position(mask: Any, bias: Any, score: Score) -> None:
 
 
 def _endless(mask: Any) -> bool:
-    if isinstance(mask, Combined):
-        return _endless(mask.left) and _endless(mask.right)
-    return _endless(mask.mask) if isinstance(mask, Not) else type(mask) in ENDLESS
+    return isinstance(mask, Mask) and all(type(one) in ENDLESS for one in leaves(mask))
 
 
 def begun(limits: Limits, key: Tensor, value: Tensor, new_lens: Any) -> Step:

@@ -1,4 +1,5 @@
-"""A mask's map of blocks, as the kernels read it: which tiles of queries see which panels of keys, and a residual's pairs.
+"""A mask's map of blocks, as the kernels read it: which tiles of queries see which panels of keys, and the pairs of a
+residual.
 
 It is made once for each mask that is not one interval for each query, and kept with the mask's normal form.
 """
@@ -8,7 +9,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-import torch
+import numpy as np
 from torch import Tensor
 
 from clearhead.base.errors import ShapeError
@@ -54,13 +55,13 @@ def rows_at_once(problem: Problem) -> int:
 def _made(spans: Spans, sizes: Sizes, kernels: Any) -> Any:
     edges = (spans.start, spans.stop, *(spans.gaps or (None, None)))
     known = [edge.shape for edge in spans.edges()]
-    step, first, found = sizes.queries, 0, None
+    step, first, found, hulls = sizes.queries, 0, None, spans.host()
     if spans.residual is not None:
         step = STRIP // max(1, math.prod(sizes.shape) // sizes.queries) // ROWS * ROWS
         step = min(max(ROWS, step), STRIP_ROWS)
     while first < sizes.queries:
         last = min(first + step, sizes.queries)
-        keys = slice(0, sizes.keys) if spans.residual is None else _hull(spans, sizes, slice(first, last))
+        keys = slice(0, sizes.keys) if spans.residual is None else _hull(hulls, sizes, slice(first, last))
         keep = None if spans.residual is None else _strip(spans, sizes, slice(first, last), keys)
         if found is None:
             shapes = known if keep is None else [*known, keep.shape]
@@ -71,13 +72,13 @@ def _made(spans: Spans, sizes: Sizes, kernels: Any) -> Any:
     return found
 
 
-def _hull(spans: Spans, sizes: Sizes, queries: slice) -> slice:
-    """The keys of whole panels that hold all that some queries may see."""
-    start, stop = (edge[:, :, queries if edge.shape[2] > 1 else EVERY] for edge in (spans.start, spans.stop))
+def _hull(hulls: tuple[np.ndarray, np.ndarray], sizes: Sizes, queries: slice) -> slice:
+    """The keys of whole panels that hold all that some queries may see: a panel at least."""
+    start, stop = (edge[:, :, queries if edge.shape[2] > 1 else EVERY].clip(0, sizes.keys) for edge in hulls)
     some = stop > start
-    low = int(torch.where(some, start, sizes.keys).min()) // PANEL * PANEL
-    high = -(-int(torch.where(some, stop, 0).max()) // PANEL) * PANEL
-    return slice(min(low, high), min(high, sizes.keys))
+    low = np.where(some, start, sizes.keys).min().item() // PANEL * PANEL
+    high = -(-np.where(some, stop, 0).max().item() // PANEL) * PANEL
+    return slice(min(low, max(high - PANEL, 0)), min(max(high, PANEL), sizes.keys))
 
 
 def _strip(spans: Spans, sizes: Sizes, queries: slice, keys: slice) -> Tensor:
