@@ -53,7 +53,7 @@ def renewed(mask, name, numbers, how):
 @pytest.mark.parametrize("how", ["written", "in inference mode", "replaced"])
 @pytest.mark.parametrize("used", [False, True], ids=["new", "used"])
 @pytest.mark.parametrize(
-    "join", [lambda m: m, lambda m: m & ch.SlidingWindow(5, 5), lambda m: m | ch.DenseMask(ROWS[0] < 3)]
+    "join", [lambda m: m, lambda m: m & ch.SlidingWindow(before=5, after=5), lambda m: m | ch.DenseMask(ROWS[0] < 3)]
 )
 def test_what_it_says_now_holds(written, used, how, join):
     make, name, numbers = written

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
-N = TypeVar("N")
 T = TypeVar("T")
 
 
-def fold(root: N, inner: Callable[[N], Sequence[N]], make: Callable[..., T]) -> T:
+def fold(root: Any, inner: Callable[[Any], Sequence[Any]], make: Callable[..., T]) -> T:
     """Compute a value of an expression from those of its parts, without recursion.
 
     Args:
@@ -21,7 +20,7 @@ def fold(root: N, inner: Callable[[N], Sequence[N]], make: Callable[..., T]) -> 
     Returns:
         The value of the root. A value of a part is held until its last use.
     """
-    order: list[N] = []
+    order: list[Any] = []
     uses: dict[int, int] = {}
     waiting = [root]
     while waiting:

@@ -43,7 +43,8 @@ class Spans(NamedTuple):
 
     `start`, `stop`: int64 (B or 1, H or 1, Lq or 1), within [0, Lk]; nothing is allowed where stop ≤ start.
     `residual(batch, heads, queries, keys)`, of four slices, gives this part as a bool tensor that broadcasts to it;
-    None where no residual is needed.
+    None where no residual is needed. It is asked for the keys from start to stop alone, and at each call, unless the
+    mask has a `signature()` or `depends()`.
     `gaps`: starts and stops of the intervals that are left out in between, int64 (B or 1, H or 1, Lq or 1, n), sorted
     and disjoint; some may be empty; None where there are no gaps. `intervals` and
     `of_intervals` convert to and from lists of intervals.
@@ -244,7 +245,7 @@ def _who(mask: Titled | str) -> str:
     return mask if isinstance(mask, str) else f"{mask.title()}: lower"
 
 
-def _as_part(keep: Any) -> Tensor:
+def _as_part(keep: Tensor) -> Tensor:
     """A residual's result in four dimensions."""
     if not is_dense(keep) or keep.dtype != torch.bool or keep.ndim > 4:
         raise ShapeError(

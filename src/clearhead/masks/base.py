@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from clearhead.base.arrays import Array, mask_forms
+from clearhead.base.arrays import Array, mask_forms, refuse_additive
 from clearhead.base.built import Told
 from clearhead.base.errors import ClearheadError
 from clearhead.base.extended import Extended
@@ -54,8 +54,9 @@ class Mask(Extended, Told, ABC):
     · · · ■ ■ ·
     · · · · ■ ■
 
-    A mask of your own is a subclass with `lower(sizes)`, which gives its `Spans`. In compiled code `&` and
-    `|` work; write `~` outside of compiled code, since the compiler does not support this operator for classes.
+    A mask of your own is a subclass with `lower(sizes)`, which gives its `Spans`. They are kept for later calls if the
+    class has `signature()` or `depends()`. In compiled code `&` and `|` work; write `~` outside of compiled code, since
+    the compiler does not support this operator for classes.
     """
 
     __array_ufunc__ = None  # so that NumPy's arrays leave operators to the mask
@@ -247,6 +248,7 @@ def check_mask(other: Any, operator: str, side: str = "right") -> Mask:
         return other
     if not isinstance(other, Tensor | np.ndarray):
         raise ClearheadError(f"{operator} joins two masks; the {side} one is {_no_mask(other)}.")
+    refuse_additive(other, f"the {side} side of {operator}, tensor", "bias={}")
     raise ClearheadError(
         f"{operator} joins two masks; the {side} one is a {type(other).__name__}, {other.dtype}, {tuple(other.shape)}. "
         f"{mask_forms('tensor', other)} A tensor that is added to the scores is no mask: pass it as bias=tensor."
@@ -298,20 +300,26 @@ class Combined(Mask):
         return [note for mask in leaves(self) for note in mask.notes()]
 
     def drawn(self) -> Sizes:
-        return fold(self, inner_masks, lambda mask, *inner: mask.join_drawn(*inner) if inner else mask.drawn())
+        def make(mask: Mask, *inner: Sizes) -> Sizes:
+            return mask.join_drawn(*inner) if isinstance(mask, Combined) else mask.drawn()
+
+        return fold(self, inner_masks, make)
 
     def least(self) -> int:
         return max(mask.least() for mask in leaves(self))
 
     def title(self) -> str:
         def make(mask: Mask, *inner: str) -> str:
-            assert not inner or isinstance(mask, Combined)
-            return short(mask.join_titles(*inner), TITLE) if inner else said(mask, mask.title)
+            return short(mask.join_titles(*inner), TITLE) if isinstance(mask, Combined) else said(mask, mask.title)
 
         return fold(self, inner_masks, make)
 
     def part(self, sizes: Sizes, at: Sides) -> Tensor:
-        return fold(self, inner_masks, lambda mask, *inner: mask.join(*inner) if inner else mask.part(sizes, at))
+        def make(mask: Mask, *inner: Tensor) -> Tensor:
+            found: Tensor = mask.join(*inner) if isinstance(mask, Combined) else mask.part(sizes, at)
+            return found
+
+        return fold(self, inner_masks, make)
 
     def steps(self, sizes: Sizes, at: Sides, name: str = "mask") -> list[Step]:
         order: list[Mask] = []

@@ -190,7 +190,7 @@ class Step(NamedTuple):
             return (_up_to(self.state.known), bias) if mask is None else with_lengths(mask, [self.state.known], bias)
         _check_by_position(mask, bias, score)
         if self.at is None:
-            own: Mask = SlidingWindow(window - 1, FAR)
+            own: Mask = SlidingWindow(before=window - 1, after=FAR)
             own = own | FirstKeys(first) if first else own
             return with_lengths(own if mask is None else mask & own, self.lengths, None)
         if self.lengths is not None and (mask is None or type(mask) is Causal):

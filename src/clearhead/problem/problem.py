@@ -379,7 +379,7 @@ def _as_mask(mask: Any, sizes: Sizes, dtype: torch.dtype, as_written: bool) -> t
     if tensor.device != sizes.device:
         raise ClearheadError(f"mask is on {tensor.device}, the inputs on {sizes.device}; pass mask.to(query.device).")
     if not tensor.is_floating_point():
-        return resolve(DenseMask(check_keep(tensor, "mask")), sizes, as_written), None
+        return resolve(DenseMask(check_keep(tensor, "mask", mask)), sizes, as_written), None
     if tensor.dtype != dtype and not autocasting(tensor.device):  # autocast changes the inputs' dtype alone
         raise ClearheadError(
             f"mask has dtype {tensor.dtype}, shape {tuple(tensor.shape)}, and is added to scores of {dtype}; "

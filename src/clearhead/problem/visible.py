@@ -191,7 +191,8 @@ def _kept(mask: Mask, depends: tuple[Tensor, ...], sizes: Sizes) -> Visible:
     """The normal form that a mask keeps, until a tensor that it depends on is written to."""
     kept = vars(mask).setdefault(KEPT, Table(4))
     named, now = [("the mask", tensor) for tensor in depends], list(_attributes(mask))
-    versions, before, found = kept.use(sizes) or (None, [], None)
+    known = kept.use(sizes)
+    versions, before, found = (None, [], None) if known is None else known
     same = found is not None and len(now) == len(before) and all(a is b for a, b in zip(now, before, strict=True))
     if not same or not versions.known or versions.changed(named) is not None:
         with torch.inference_mode(False):  # a kept mask may be used where gradients are wanted
