@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from clearhead.base.pictures import Axes
 
 TITLE = 2000  # the most characters of an expression
+FEW_LEVELS = 3
 
 
 class Mask(Extended, Told, ABC):
@@ -261,6 +262,11 @@ class Combined(Mask):
     meaning: str  # one sentence
     ends: tuple[str, ...]  # the end of each inner mask's name in an explanation
 
+    def __init__(self, *inner: Mask) -> None:
+        self.positional = any(mask.positional for mask in inner)
+        self.counts_inside = any(mask.counts_inside for mask in inner)
+        self.levels = 1 + max(mask.levels if isinstance(mask, Combined) else 0 for mask in inner)
+
     @property
     @abstractmethod
     def inner(self) -> tuple[Mask, ...]:
@@ -283,6 +289,9 @@ class Combined(Mask):
         """The sizes of `drawn`, from those of the inner masks."""
 
     def signature(self) -> Hashable | None:
+        if self.levels <= FEW_LEVELS:  # few masks: asked in each call of a model that generates
+            own = [mask.signature() for mask in self.inner]
+            return None if None in own else (type(self), *own)
         numbers: dict[Hashable, int] = {}  # of each mask by its own signature, or its operator and the numbers it joins
 
         def make(mask: Mask, *inner: int | None) -> int | None:
@@ -381,9 +390,8 @@ class Pair(Combined):
     ends = ("left", "right")
 
     def __init__(self, left: Mask, right: Mask) -> None:
+        super().__init__(left, right)
         self.left, self.right = left, right
-        self.positional = left.positional or right.positional
-        self.counts_inside = left.counts_inside or right.counts_inside
 
     @property
     def inner(self) -> tuple[Mask, ...]:
@@ -475,8 +483,8 @@ class Not(Combined):
     ends = ("inner",)
 
     def __init__(self, mask: Mask) -> None:
+        super().__init__(mask)
         self.mask = mask
-        self.positional, self.counts_inside = mask.positional, mask.counts_inside
 
     @property
     def inner(self) -> tuple[Mask, ...]:

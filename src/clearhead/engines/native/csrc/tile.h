@@ -53,11 +53,8 @@ struct Block {
     int32_t kind;
 };
 
-// The first block of a tile, from a panel on, in which a pair is seen. Without a map it is the panel's, seen by the spans. After the
-// last block, its panel is the number of panels.
-INLINE Block next_block(const Problem& p, int64_t batch, int64_t head, int64_t tile, int64_t panel) {
-    if (!p.tiles) return {panel, BY_SPANS};
-    const Runs& of = *p.tiles.at<Runs>(batch, head, tile);
+// `next_block` of a map. It is no part of the loops over panels: most masks have no map.
+__attribute__((noinline)) inline Block next_of_map(const Problem& p, const Runs& of, int64_t panel) {
     const Run *run = p.runs + of.begin, *end = p.runs + of.end;
     for (int64_t count = end - run; count > 0;) {  // the first run that ends after the panel
         const int64_t half = count / 2;
@@ -69,10 +66,25 @@ INLINE Block next_block(const Problem& p, int64_t batch, int64_t head, int64_t t
     return {at, run->kind_at(at)};
 }
 
+// The first block of a tile, from a panel on, in which a pair is seen. Without a map it is the panel's, seen by the spans. After the
+// last block, its panel is the number of panels.
+INLINE Block next_block(const Problem& p, int64_t batch, int64_t head, int64_t tile, int64_t panel) {
+    return p.tiles ? next_of_map(p, *p.tiles.at<Runs>(batch, head, tile), panel) : Block{panel, BY_SPANS};
+}
+
 // Which pairs of a tile of queries with a panel of keys are seen.
 INLINE int32_t kind_of(const Problem& p, int64_t batch, int64_t head, int64_t tile, int64_t panel) {
     const Block block = next_block(p, batch, head, tile, panel);
     return block.panel == panel ? block.kind : NONE;
+}
+
+// The keys of a panel in the gaps of query i, as bits.
+__attribute__((noinline)) inline uint64_t keys_in_gaps(const Problem& p, int64_t batch, int64_t head, int64_t i, int64_t begin) {
+    uint64_t bits = 0;
+    for (int64_t g = 0; g < p.gaps; g++)
+        bits |= inside(p.gap_start.at<int64_t>(batch, head, i)[g * p.gap_start.strides[3]],
+                       p.gap_stop.at<int64_t>(batch, head, i)[g * p.gap_stop.strides[3]], begin);
+    return bits;
 }
 
 // The keys of a panel that query i of a head sees, those from `begin` on, as bits. `kind`: of its block; `start`, `stop`: its span.
@@ -80,11 +92,8 @@ INLINE uint64_t keys_seen(const Problem& p, int32_t kind, int64_t batch, int64_t
                           int64_t start, int64_t stop) {
     if (kind >= 0) return p.bits[kind * ROWS + i % ROWS];
     if (kind != BY_SPANS) return kind == ALL ? inside(begin, p.keys, begin) : 0;
-    uint64_t bits = inside(start, stop, begin);
-    for (int64_t g = 0; g < p.gaps; g++)
-        bits &= ~inside(p.gap_start.at<int64_t>(batch, head, i)[g * p.gap_start.strides[3]],
-                        p.gap_stop.at<int64_t>(batch, head, i)[g * p.gap_stop.strides[3]], begin);
-    return bits;
+    const uint64_t bits = inside(start, stop, begin);
+    return p.gaps ? bits & ~keys_in_gaps(p, batch, head, i, begin) : bits;
 }
 
 // Some keys of a panel, [first, last), and the columns [left, right) of whole vectors that hold them.
