@@ -47,7 +47,7 @@ def _torchs(mask: Any, *inputs: Tensor) -> Tensor:
 MASKS: dict[str, Callable[[int], Any]] = {
     "dense": lambda _: None,
     "causal": lambda _: ch.Causal(),
-    "window": lambda _: ch.Causal() & ch.SlidingWindow(256),
+    "window": lambda _: ch.Causal() & ch.SlidingWindow(before=256),
     "documents": lambda length: ch.Documents((torch.arange(length) // 512)[None]),
 }
 

@@ -35,11 +35,11 @@ def _rules() -> dict[str, tuple[str, Callable[..., Tensor], ch.extend.Mask]]:
         "rule": ("a rule by blocks, 25%", rule, ch.MaskFunction(rule, reads=[blocks])),
         "arithmetic": ("a rule that reads nothing, 25%", numbers, ch.MaskFunction(numbers)),
         "streaming": (
-            "Causal() & (SlidingWindow(255) | FirstKeys(4))",
+            "Causal() & (SlidingWindow(before=255) | FirstKeys(4))",
             lambda b, h, i, j: (j <= i) & ((i - j <= 255) | (j < 4)),
-            ch.Causal() & (ch.SlidingWindow(255) | ch.FirstKeys(4)),
+            ch.Causal() & (ch.SlidingWindow(before=255) | ch.FirstKeys(4)),
         ),
-        "window": ("a window of 256", lambda b, h, i, j: (j <= i) & (i - j <= 255), ch.SlidingWindow(255)),
+        "window": ("a window of 256", lambda b, h, i, j: (j <= i) & (i - j <= 255), ch.SlidingWindow(before=255)),
         "packed": (
             "8 documents",
             lambda b, h, i, j: documents[i] == documents[j],
@@ -49,7 +49,7 @@ def _rules() -> dict[str, tuple[str, Callable[..., Tensor], ch.extend.Mask]]:
         "global": (
             "first 64 tokens and a window of 257, both directions",
             lambda b, h, i, j: ((i - j).abs() <= 128) | (j < 64) | (i < 64),
-            ch.SlidingWindow(128, 128) | ch.FirstKeys(64) | first,
+            ch.SlidingWindow(before=128, after=128) | ch.FirstKeys(64) | first,
         ),
         "random": (
             "a dense random block mask, 10%",

@@ -192,7 +192,7 @@ def blocks(draw: Draw, problem: Problem) -> tuple[Problem, str]:
     other = sizes._replace(**changes)
     found = visible(Spans(*(torch.zeros(1, 1, 1, dtype=torch.int64) + n for n in (0, min(1, other.keys)))), other)
     made = bindings.kernels().Blocks(1, 1, other.queries, other.keys)
-    made.add(found.spans.start, found.spans.stop, None, None, None, 0, other.queries)
+    made.add(found.spans.start, found.spans.stop, None, None, None, 0, other.keys, 0, other.queries)
     if draw.count(0, 1):
         return problem._replace(visible=problem.visible._replace(known=found.edges)), f"edges of {other.shape}"
     memo = Memo(blocks=made, intervals=found.edges, bytes=1)

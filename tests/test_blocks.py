@@ -9,6 +9,7 @@ from drawn import draw
 
 import clearhead as ch
 from clearhead.engines.native import bindings, blocks
+from clearhead.masks import Intervals
 from clearhead.problem import regions
 
 
@@ -35,8 +36,8 @@ def test_every_size_forward_and_backward(edge, engine):
     random = draw(2, 2, edge, edge, seed=3) > 0
     random[:, :, edge // 2] = False
     for mask in (
-        ch.Causal() & (ch.SlidingWindow(5) | ch.Lengths([min(3, edge), 1])),
-        ch.SlidingWindow(2, 2) | ch.Lengths([edge // 4, 1]) | ~ch.Lengths([max(edge - 2, 0), edge]),
+        ch.Causal() & (ch.SlidingWindow(before=5) | ch.Lengths([min(3, edge), 1])),
+        ch.SlidingWindow(before=2, after=2) | ch.Lengths([edge // 4, 1]) | ~ch.Lengths([max(edge - 2, 0), edge]),
         ch.MaskFunction(lambda b, h, q, k: (q // 48 + k // 64 + h) % 3 == 0),
         ch.DenseMask((i // 48 + j // 64) % 2 == 0) & ch.Causal(),
         ch.DenseMask(random),
@@ -55,7 +56,7 @@ def test_every_size_forward_and_backward(edge, engine):
 
 def test_the_share_that_is_skipped():
     x = torch.zeros(1, 2, 960, 8)
-    streaming = ch.Causal() & (ch.SlidingWindow(63) | ch.Lengths([4]))
+    streaming = ch.Causal() & (ch.SlidingWindow(before=63) | ch.Lengths([4]))
     even = ch.MaskFunction(lambda b, h, q, k: (q // 48 + k // 64) % 4 == 0)
     assert ch.plan(x, x, x, mask=even).skipped == pytest.approx(0.75)
     assert ch.plan(x, x, x, mask=streaming).skipped > 0.75
@@ -114,7 +115,7 @@ def test_a_dense_mask_notices_writes():
 def test_statistics_of_masks_with_gaps(size, monkeypatch):
     """A map's rows of cells begin anywhere among the blocks."""
     query, key = draw(1, 2, 150, 8), draw(1, 2, size, 8, seed=1)
-    mask = ch.SlidingWindow(10, 10) | ch.Lengths([3]) | ch.DenseMask(draw(150, size, seed=2) > 1)
+    mask = ch.SlidingWindow(before=10, after=10) | ch.Lengths([3]) | ch.DenseMask(draw(150, size, seed=2) > 1)
     monkeypatch.setattr(blocks, "STRIP", 48 * size)
     reductions = (
         ch.reductions.Received(),
@@ -140,6 +141,69 @@ def test_the_map_is_made_once_for_forward_and_backward():
     before = len(asked)
     out.sum().backward()
     assert len(asked) == before
+
+
+@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("queries", [1, 3, 130])  # few queries do not pack the keys
+def test_random_intervals_of_each_row_and_head(queries, seed):
+    """Up to four intervals of each query, which differ in sequences and heads or are the same."""
+    keys, shape = 333, (2 - seed % 2, 1 + seed // 3, queries, 8)
+    edges = torch.randint(0, keys + 1, shape, generator=torch.Generator().manual_seed(seed)).sort(-1).values
+    edges[..., seed % 3 :: 3, 4:] = 0  # fewer intervals in some rows
+    start, stop = edges[..., ::2], edges[..., 1::2]
+    mask = Intervals(start[..., 0], stop[..., 0])
+    for n in range(1, 4):
+        mask = mask | Intervals(start[..., n], stop[..., n])
+    query, key = draw(2, 2, queries, 8).requires_grad_(), draw(2, 2, keys, 8, seed=1).requires_grad_()
+    assert not ch.weights(query, key, mask=mask).problem.visible.spans.plain
+    wanted = ch.reductions.Received(), ch.reductions.Entropy(), ch.reductions.Pool((7, 5)), ch.reductions.MaxScore()
+    found = []
+    for given, engine in ((mask, "native"), (mask.dense(query, key), "reference")):
+        out = ch.attention(query, key, key, mask=given, engine=engine)
+        statistics = ch.weights(query.detach(), key.detach(), mask=given, engine=engine).reduce(*wanted)
+        found.append([out, *torch.autograd.grad(out.square().sum(), (query, key)), *statistics])
+    for one, two in zip(*found, strict=True):
+        one, two = (t[0] if isinstance(t, tuple) else t for t in (one, two))
+        torch.testing.assert_close(one, two, atol=1e-4, rtol=1e-4)
+
+
+def test_the_map_of_intervals_grows_with_the_length():
+    """It has no bits, and runs of blocks."""
+    streaming = ch.Causal() & (ch.SlidingWindow(before=63) | ch.FirstKeys(4))
+    found = []
+    for length in (2**12, 2**14):
+        x = torch.zeros(1, 1, length, 1)
+        found.append(blocks.blocks_of(ch.weights(x, x, mask=streaming).problem, bindings.kernels()).bytes)
+    assert found[1] < 4.1 * found[0] and found[1] < 2 * 2**14
+
+
+def test_a_residual_is_asked_for_the_keys_of_its_spans():
+    pairs = 0
+
+    class Dilated(ch.extend.Mask):
+        positional = True
+
+        def signature(self):
+            return (Dilated,)
+
+        def lower(self, sizes):
+            def residual(*sides):
+                nonlocal pairs
+                rows, columns = (torch.arange(n)[side] for n, side in zip(sizes.shape[2:], sides[2:], strict=True))
+                pairs += rows.numel() * columns.numel()
+                return (rows[:, None] - columns) % 4 == 0
+
+            own = torch.arange(sizes.queries).view(1, 1, -1)
+            return ch.extend.Spans((own - 252).clamp(min=0), own + 1, residual)
+
+    x, i = draw(1, 1, 2048, 8), torch.arange(2048)
+    far = i[:, None] - i
+    keep = (far % 4 == 0) & (far >= 0) & (far <= 252)
+    torch.testing.assert_close(ch.attention(x, x, x, mask=Dilated(), engine="native"), truth(x, keep))
+    assert pairs < 2048 * 2048 / 2.5
+    before = pairs
+    ch.attention(x, x, x, mask=Dilated(), engine="native")
+    assert pairs == before
 
 
 def test_a_map_that_would_be_large_is_made_for_some_queries_at_a_time(monkeypatch):
@@ -186,7 +250,7 @@ def test_a_mask_that_is_changed_is_asked_again():
         by = 0
 
         def lower(self, sizes):
-            return ch.SlidingWindow(self.by, 0).lower(sizes)
+            return ch.SlidingWindow(before=self.by, after=0).lower(sizes)
 
     class Inherits(Shifted):
         pass
@@ -201,7 +265,7 @@ def test_a_mask_that_is_changed_is_asked_again():
 def test_a_mask_that_broadcasts_is_one_pass_whatever_the_batch(monkeypatch):
     monkeypatch.setattr(blocks, "KEEP_BYTES", 200 * 200 // 8)
     x = torch.zeros(4, 8, 200, 8)
-    for mask in (ch.DenseMask(draw(200, 200) > 0), ch.Causal() & (ch.SlidingWindow(3) | ch.Lengths([4]))):
+    for mask in (ch.DenseMask(draw(200, 200) > 0), ch.Causal() & (ch.SlidingWindow(before=3) | ch.Lengths([4]))):
         assert bindings.one_pass(ch.weights(x, x, mask=mask).problem)
     per_head = ch.DenseMask(draw(4, 8, 200, 200) > 1)
     assert not bindings.one_pass(ch.weights(x, x, mask=per_head).problem)
@@ -237,6 +301,6 @@ def test_gaps_of_ones_own(engine):
 
 def test_the_kernels_see_no_map_where_each_query_sees_one_interval():
     x = draw(1, 1, 60, 8)
-    for mask in (ch.Causal(), ch.Causal() | ch.SlidingWindow(3, 3), ~ch.Causal(), ch.Lengths([7])):
+    for mask in (ch.Causal(), ch.Causal() | ch.SlidingWindow(before=3, after=3), ~ch.Causal(), ch.Lengths([7])):
         problem = ch.weights(x, x, mask=mask).problem
         assert blocks.blocks_of(problem, bindings.kernels()) is None

@@ -29,7 +29,7 @@ MASKS = {
     "none": None,
     "causal": ch.Causal(),
     "lengths": ch.Lengths([3, 50]),
-    "union": ch.SlidingWindow(2) | ch.Lengths([4, 9]),
+    "union": ch.SlidingWindow(before=2) | ch.Lengths([4, 9]),
     "rule": ch.MaskFunction(lambda batch, head, query, key: (query - key) % 3 != 1),
     "documents": ch.Causal() & ch.Documents(torch.arange(50) // 7),
 }
@@ -292,7 +292,7 @@ IN_DERIVATIVES = [
     "ch.Lengths([4])",
     "torch.rand(6, 6) > 0.4",
     "ch.Causal() & ch.MaskFunction(lambda b, h, i, j: i - j < 3)",
-    "~ch.SlidingWindow(1, 1)",
+    "~ch.SlidingWindow(before=1, after=1)",
 ]
 
 
@@ -883,7 +883,7 @@ def test_empty_weights_can_be_indexed():
 )
 def test_compiled_code_holds_for_every_length(name, needs_grad):
     counter = torch._dynamo.testing.CompileCounterWithBackend("aot_eager")
-    mask = {"union": ch.SlidingWindow(2) | ch.Lengths([4]), "rule": MASKS["rule"]}.get(name)
+    mask = {"union": ch.SlidingWindow(before=2) | ch.Lengths([4]), "rule": MASKS["rule"]}.get(name)
     score = (lambda q, k: -(q.unsqueeze(-2) - k.unsqueeze(-3)).square().sum(-1)) if name == "score" else None
     attend = lambda x: ch.attention(x, x, x, mask=mask, score=score)
     compiled = torch.compile(attend, backend=counter, fullgraph=True)

@@ -75,7 +75,7 @@ def test_rows_with_sinks_do_not_sum_to_1(engine):
 def test_biases_of_keys_that_begin_later(bias, monkeypatch):
     monkeypatch.setattr(regions, "BUDGET", 2000)
     sizes = Sizes(3, 2, 3 * regions.ROWS, 3 * regions.ROWS, torch.device("cpu"), align="lower_right")
-    compare("tiled", ch.Dot.example(), ch.SlidingWindow(2), sizes.shape[2:], bias.example(sizes))
+    compare("tiled", ch.Dot.example(), ch.SlidingWindow(before=2), sizes.shape[2:], bias.example(sizes))
 
 
 @pytest.mark.parametrize("engine", ["tiled", "native"])
@@ -115,8 +115,8 @@ def test_the_largest_score_of_keys_that_begin_later(engine):
     )[0]
     spans = ch.weights(query, key[:, :, 4:], engine="reference").reduce(ch.reductions.MaxScore())[0]
     torch.testing.assert_close(later, spans)
-    window = ch.weights(query, key, mask=ch.SlidingWindow(1), engine=engine).reduce(ch.reductions.MaxScore())[0]
-    keep = ch.SlidingWindow(1).dense(9, 9)
+    window = ch.weights(query, key, mask=ch.SlidingWindow(before=1), engine=engine).reduce(ch.reductions.MaxScore())[0]
+    keep = ch.SlidingWindow(before=1).dense(9, 9)
     want = (query @ key.mT / 2).masked_fill(~keep, -torch.inf).amax(-1)
     for found, expected in ((window, want), (later, (query @ key[:, :, 4:].mT / 2).amax(-1))):
         torch.testing.assert_close(found, expected)
@@ -265,7 +265,7 @@ def test_a_forced_mask_sees_no_slot_that_is_not_filled():
     query, key = torch.zeros(1, 2, 1, 4), torch.zeros(1, 2, 6, 4)
     problem = make_problem(query, key, score=ch.Dot(), align="lower_right")
     spot = Spot(range(3, 4), range(6), 4, range(2), 2)
-    forced = ch.edits.ForceMask(ch.SlidingWindow(9, 9)).before(problem, spot)
+    forced = ch.edits.ForceMask(ch.SlidingWindow(before=9, after=9)).before(problem, spot)
     assert dense(forced.spans, forced.sizes)[0, 0, 0].tolist() == [True] * 4 + [False] * 2
 
 

@@ -48,7 +48,7 @@ def test_outputs_and_gradients(engine, lengths, kind):
 
 
 @pytest.mark.parametrize("wrap", [
-    ch.DenseMask, lambda m: ~ch.DenseMask(m), lambda m: ch.DenseMask(m) & ch.SlidingWindow(9, 9),
+    ch.DenseMask, lambda m: ~ch.DenseMask(m), lambda m: ch.DenseMask(m) & ch.SlidingWindow(before=9, after=9),
     lambda m: ch.DenseMask(m) | ch.Lengths([3]), lambda m: ch.Padding(m[:1]), lambda m: ch.DenseMask(m.numpy()),
     lambda m: ch.MaskFunction(lambda b, h, i, j: m[i, j], reads=(m,)),
     lambda m: ch.DenseMask(m.t().contiguous().t()),

@@ -212,7 +212,7 @@ def test_sinks_gaps_and_queries_that_see_nothing():
     """The sum that is due is 1 less the sink's share, over all parts of the keys, and 0 for a blind query."""
     x, holder = inputs(), Holder()
     sinks = torch.tensor([0.5, 3.0], requires_grad=True)
-    hull = ch.DenseMask(torch.arange(30)[:, None] % 7 != 0) & ~ch.SlidingWindow(5)
+    hull = ch.DenseMask(torch.arange(30)[:, None] % 7 != 0) & ~ch.SlidingWindow(before=5)
     for engine in ("tiled", "reference"):
         bias = ch.BiasFunction(holder.bias)
         output = ch.attention(*x, bias=bias, mask=hull, sinks=sinks, dropout_p=0.0, align=0, engine=engine)

@@ -415,7 +415,7 @@ MASKS = {
     "rule": RULE,
     "causal and rule": ch.Causal() & RULE,
     "lengths": ch.Lengths([0, 33]),
-    "gaps": ch.PrefixLM([3, 9]) | ch.SlidingWindow(4),
+    "gaps": ch.PrefixLM([3, 9]) | ch.SlidingWindow(before=4),
 }
 CHANGED = {
     "capped": {"score": ch.Dot(softcap=3.0).then(lean)},

@@ -688,7 +688,8 @@ def test_a_map_of_blocks_of_other_sizes_is_refused():
 
 def test_blocks_compare_their_arrays():
     whole = torch.zeros(1, 1, 100, dtype=torch.int64)
-    right = {"start": whole, "stop": whole + 70, "low": None, "high": None, "keep": None, "first": 0, "last": 100}
+    right = {"start": whole, "stop": whole + 70, "low": None, "high": None, "keep": None}
+    right |= {"first_key": 0, "last_key": 70, "first": 0, "last": 100}
     add = lambda **t: bindings.kernels().Blocks(1, 1, 100, 70).add(*(right | t).values())
     add()
     add(keep=torch.ones(1, 1, 100, 70, dtype=torch.bool))
@@ -703,6 +704,12 @@ def test_blocks_compare_their_arrays():
         {"last": 101},
         {"keep": torch.ones(1, 1, 100, 69, dtype=torch.bool)},
         {"keep": torch.ones(1, 1, 100, 70)},
+        {"keep": torch.ones(1, 1, 100, 70, dtype=torch.bool), "first_key": 64},
+        {"first_key": 3},
+        {"first_key": -64},
+        {"last_key": 71},
+        {"last_key": 66},
+        {"first_key": 64, "last_key": 0},
         {"first": -48},
         {"start": whole[0]},
         {"keep": torch.ones(1, 1, 100, 70, dtype=torch.bool), "last": 96},

@@ -98,7 +98,7 @@ def test_masks_made_inside_compiled_code(name, dynamic):
 
 @pytest.mark.parametrize("align", ["upper_left", "lower_right", 2, torch.tensor([0, 2])], ids=str)
 def test_alignments_in_compiled_code(align):
-    mask = ch.Causal() & ch.SlidingWindow(3)
+    mask = ch.Causal() & ch.SlidingWindow(before=3)
     same(lambda q, k, v: ch.attention(q[:, :, :7], k, v, mask=mask, bias=ch.ALiBi(4), align=align), Q, K, V)
 
 

@@ -18,11 +18,11 @@ READS = {
 MASKS = {
     "none": None,
     "causal": ch.Causal(),
-    "window": ch.Causal() & ch.SlidingWindow(3),
+    "window": ch.Causal() & ch.SlidingWindow(before=3),
     "lengths": ch.Lengths([9, 4]),
     "documents": ch.Causal() & ch.Documents.from_lengths([4, 5]),
-    "or": ch.SlidingWindow(1) | ch.PrefixLM([2, 3]),
-    "not": ~ch.SlidingWindow(1, 1),
+    "or": ch.SlidingWindow(before=1) | ch.PrefixLM([2, 3]),
+    "not": ~ch.SlidingWindow(before=1, after=1),
 }
 
 

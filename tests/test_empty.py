@@ -18,7 +18,7 @@ SCORES = {
 MASKS = {
     "none": lambda b, lk: None,
     "causal": lambda b, lk: ch.Causal(),
-    "window": lambda b, lk: ch.SlidingWindow(2) | ch.Lengths([min(1, lk)] * b),
+    "window": lambda b, lk: ch.SlidingWindow(before=2) | ch.Lengths([min(1, lk)] * b),
     "rule": lambda b, lk: ch.MaskFunction(lambda b, h, i, j: (i + j) % 2 == 0),
 }
 BIASES = {

@@ -236,7 +236,7 @@ CASES = {
         ch.ClearheadError,
         ["scale", "bandwidth"],
     ),
-    "a negative window": (lambda: ch.SlidingWindow(-1), ch.ClearheadError, ["before", "-1"]),
+    "a negative window": (lambda: ch.SlidingWindow(before=-1), ch.ClearheadError, ["before", "-1"]),
     "and instead of &": (lambda: ch.Causal() and ch.Lengths([1]), ch.ClearheadError, ["&", "no truth value"]),
     "& with a tensor": (lambda: ch.Causal() & torch.ones(2, 2).bool(), ch.ClearheadError, ["DenseMask"]),
     "an unknown engine": (lambda: ch.attention(X3, X3, X3, engine="x"), ch.UnsupportedError, ["'x'", "sdpa", "tiled"]),

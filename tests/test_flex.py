@@ -73,8 +73,8 @@ def test_masks(mask, as_written):
 @pytest.mark.parametrize(
     "mask",
     [
-        ch.Causal() & (ch.SlidingWindow(50) | ch.PrefixLM([5, 7])),
-        ~ch.SlidingWindow(200) & ch.Lengths([290, 0]),
+        ch.Causal() & (ch.SlidingWindow(before=50) | ch.PrefixLM([5, 7])),
+        ~ch.SlidingWindow(before=200) & ch.Lengths([290, 0]),
         ch.Causal() & ch.MaskFunction(lambda batch, head, i, j: (i + head - j) % 7 < 5),
     ],
     ids=["gaps", "not", "rule of heads"],
@@ -126,8 +126,8 @@ def test_softcap_sinks_and_grouped_heads(as_written):
 
 def test_other_widths_and_a_scale(as_written):
     query, key, value = inputs(width=40)
-    compare((query[..., :5], key[..., :5], value[..., :5]), scale=-0.3, mask=ch.SlidingWindow(30))
-    compare((query, key, value), scale=0.0, mask=ch.SlidingWindow(30))
+    compare((query[..., :5], key[..., :5], value[..., :5]), scale=-0.3, mask=ch.SlidingWindow(before=30))
+    compare((query, key, value), scale=0.0, mask=ch.SlidingWindow(before=30))
 
 
 def test_other_scores_that_are_dot_products(as_written):
@@ -145,7 +145,11 @@ def test_keys_that_none_may_see_may_hold_anything(as_written):
 
 def test_compiled_for_the_cpu():
     """PyTorch's own code for a CPU, forward: spans with gaps and a rule, and a bias beside a softcap."""
-    gaps = ch.Causal() & (ch.SlidingWindow(50) | ch.PrefixLM([5, 7])) & ch.MaskFunction(lambda b, h, i, j: j % 9 != 4)
+    gaps = (
+        ch.Causal()
+        & (ch.SlidingWindow(before=50) | ch.PrefixLM([5, 7]))
+        & ch.MaskFunction(lambda b, h, i, j: j % 9 != 4)
+    )
     for options in ({"mask": gaps}, {"score": ch.Dot(softcap=3.0), "bias": ch.ALiBi(4)}):
         given = {**options, "align": "lower_right"}
         got = ch.attention(*inputs(), **given, engine="flex")
@@ -231,7 +235,7 @@ RULES = {
         lambda batch, head, i, j: TABLE[head, (i - j).abs()],
     ),
     "joined": (
-        ~ch.MaskFunction(lambda batch, head, i, j: j % 9 == 4) & (ch.Padding(IDS > 0) | ch.SlidingWindow(5)),
+        ~ch.MaskFunction(lambda batch, head, i, j: j % 9 == 4) & (ch.Padding(IDS > 0) | ch.SlidingWindow(before=5)),
         lambda batch, head, i, j: torch.where(i > j, 0.5, -0.5),
     ),
     "documents": (ch.Documents(IDS), lambda batch, head, i, j: (i - j).double() / 100),

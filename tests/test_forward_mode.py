@@ -20,7 +20,7 @@ SCORES = {
 MASKS = {
     "none": lambda: None,
     "causal": lambda: ch.Causal(),
-    "gaps": lambda: ch.Causal() & (ch.SlidingWindow(2) | ch.Lengths([2, 0])),
+    "gaps": lambda: ch.Causal() & (ch.SlidingWindow(before=2) | ch.Lengths([2, 0])),
     "rule": lambda: ch.MaskFunction(lambda b, h, q, k: (q + k + h) % 3 != 0),
 }
 

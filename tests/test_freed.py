@@ -74,7 +74,7 @@ CASES = [
     "ch.attention(x, x, x, engine=few)",
     "ch.attention(x, x, x, mask=[few])",
     "ch.attention(x, x, x, bias=[few])",
-    "ch.SlidingWindow(few)",
+    "ch.SlidingWindow(before=few)",
     "ch.ALiBi(few)",
     "ch.Lengths(few)",
     "ch.Dot(scale=few)",
@@ -107,7 +107,9 @@ TRAINED = [
 def trained(number):
     rng = random.Random(number)
     call, names = TRAINED[number % len(TRAINED)]
-    call = call.format(rng.choice(["", ", mask=ch.Causal()", ", mask=ch.SlidingWindow(5)", ", mask=ch.Lengths([3])"]))
+    call = call.format(
+        rng.choice(["", ", mask=ch.Causal()", ", mask=ch.SlidingWindow(before=5)", ", mask=ch.Lengths([3])"])
+    )
     return f"backward({call!r}, {rng.choice(names.split())!r}, {rng.choice([0, 24])})"
 
 

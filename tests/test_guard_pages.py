@@ -52,7 +52,7 @@ class Shifted:
 with guarded_memory.guarding("{side}", bindings):
     x = torch.ones(1, 1, 6, 8)
     problem = bindings.kernels().Problem
-    options = None, None, None, None, None, None, None, None, None, 0.0, 0, 0
+    options = *[None] * 11, 0.0, 0, 0
     read = lambda query: problem(0, 1.0, 0.0, 1, query, x, x, *options)
     call = lambda query, out: bindings.chosen().forward(read(query), False, out, None, None)
     call(x, bindings.torch.zeros(1, 1, 6, 8))

@@ -11,7 +11,8 @@ HEADS, KEY_HEADS, LENGTH, WIDTH, ROW, KEY = 4, 2, 12, 4, 6, 7
 ROWS, KEYS = torch.arange(LENGTH)[:, None], torch.arange(LENGTH)
 MASKS = {
     "causal": (ch.Causal(), KEYS <= ROWS),
-    "gaps": (ch.Causal() & (ch.SlidingWindow(2) | ch.Lengths([2])), (KEYS <= ROWS) & ((ROWS - KEYS < 3) | (KEYS < 2))),
+    "gaps": (ch.Causal() & (ch.SlidingWindow(before=2) | ch.Lengths([2])),
+             (KEYS <= ROWS) & ((ROWS - KEYS < 3) | (KEYS < 2))),
     "rule": (ch.MaskFunction(lambda b, h, i, j: (j <= i) & ((i + j) % 3 != 1) | (i == j)),
              (KEYS <= ROWS) & ((ROWS + KEYS) % 3 != 1) | (ROWS == KEYS)),
 }  # fmt: skip

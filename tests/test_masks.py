@@ -32,7 +32,7 @@ def check(mask, rule, align="lower_right"):
 def test_causal_and_window_by_their_rules(align, offset):
     check(ch.Causal(), COLUMN <= ROW + offset, align)
     window = (COLUMN >= ROW + offset - 2) & (COLUMN <= ROW + offset + 1)
-    check(ch.SlidingWindow(2, 1), window, align)
+    check(ch.SlidingWindow(before=2, after=1), window, align)
 
 
 @pytest.mark.parametrize("positions", [[3, 0], [-2, 7], [20, -20]])
@@ -40,7 +40,7 @@ def test_positions_of_each_sequence(positions):
     offset = np.array(positions)[:, None, None]
     check(ch.Causal(), ROW[None] + offset >= COLUMN, torch.tensor(positions))
     window = (ROW[None] + offset >= COLUMN) & (ROW[None] + offset - 1 <= COLUMN)
-    check(ch.SlidingWindow(1), window, np.array(positions))
+    check(ch.SlidingWindow(before=1), window, np.array(positions))
 
 
 def test_lengths_and_padding_by_their_rules():
@@ -69,16 +69,16 @@ def test_what_and_or_and_not_keep_as_spans():
     inputs = shape_of(6, 6)
     for mask in (
         ch.Causal() & ch.Lengths([3, 6]),
-        ch.Causal() | ch.SlidingWindow(2, 2),
+        ch.Causal() | ch.SlidingWindow(before=2, after=2),
         ~ch.Causal(),
         ~ch.Lengths([2, 0]),
     ):
         assert mask.spans(*inputs).plain, mask
     for mask, most in (
-        (~ch.SlidingWindow(1, 1), 2),
-        (~ch.SlidingWindow(1, 1) & ch.Causal(), 1),
-        (ch.Causal() & (ch.SlidingWindow(1) | ch.Lengths([1, 1])), 2),
-        (ch.SlidingWindow(1, 1) | ch.Lengths([1, 1]) | ~ch.Lengths([5, 5]), 2),
+        (~ch.SlidingWindow(before=1, after=1), 2),
+        (~ch.SlidingWindow(before=1, after=1) & ch.Causal(), 1),
+        (ch.Causal() & (ch.SlidingWindow(before=1) | ch.Lengths([1, 1])), 2),
+        (ch.SlidingWindow(before=1, after=1) | ch.Lengths([1, 1]) | ~ch.Lengths([5, 5]), 2),
     ):
         spans = mask.spans(*inputs)
         assert spans.residual is None and spans.intervals()[0].shape[-1] == most, mask
@@ -181,7 +181,7 @@ def leaf(draw, sizes):
         return ch.Causal(), np.arange(keys) <= own
     before, after = draw(st.integers(0, 4)), draw(st.integers(0, 4))
     rule = (np.arange(keys) >= own - before) & (np.arange(keys) <= own + after)
-    return ch.SlidingWindow(before, after), rule
+    return ch.SlidingWindow(before=before, after=after), rule
 
 
 @st.composite
@@ -302,7 +302,7 @@ def test_repr_draws_the_mask():
     assert repr(ch.Lengths([1, 2])) == "Lengths([1, 2])\nbatch 0\n■ ·\nbatch 1\n■ ■"
     large = repr(ch.DenseMask(torch.ones(3000, 3000, dtype=torch.bool).tril()))
     assert len(large.splitlines()) < 20 and "▪" in large and "first 1024 of 3000" in large
-    assert repr(ch.Causal() & (ch.Lengths([3]) | ~ch.SlidingWindow(1))).startswith(
+    assert repr(ch.Causal() & (ch.Lengths([3]) | ~ch.SlidingWindow(before=1))).startswith(
         "Causal() & (Lengths([3]) | ~SlidingWindow(before=1))\n"
     )
     assert repr(ch.Lengths([0])) == "Lengths([0])\n·"
@@ -321,3 +321,67 @@ def test_documents_by_position_ids():
     for wrong in (ids.float(), ids.bool(), ids[None]):
         with pytest.raises(ch.ClearheadError, match=r"Documents: position_ids has dtype .*expected integers \(Lk,\)"):
             made(wrong)
+
+
+@pytest.mark.parametrize("given", [(4,), (4, 0), ("4",), (True,), (torch.tensor(4),)], ids=str)
+def test_a_window_takes_names_alone(given):
+    """Four positions with the query's own are three before it."""
+    with pytest.raises(TypeError, match=r"sliding_window=4, which counts it, is before=3\.$"):
+        ch.SlidingWindow(*given)
+    with pytest.raises(TypeError, match=r"sliding_window=256, which counts it, is before=255\.$"):
+        ch.SlidingWindow(256)
+
+
+ADDITIVE = torch.zeros(6, 6, dtype=torch.int64).masked_fill(torch.ones(6, 6, dtype=torch.bool).triu(1), -(10**9))
+TAKE_MASKS = {
+    "attention": lambda mask: ch.attention(*[torch.ones(6, 8)] * 3, mask=mask),
+    "beside lengths": lambda mask: ch.attention(*[torch.ones(6, 8)] * 3, mask=mask, valid_lens=[6]),
+    "a module": lambda mask: ch.nn.MultiHeadAttention(8, 2)(*[torch.ones(1, 6, 8)] * 3, mask=mask),
+    "DenseMask": ch.DenseMask,
+    "Padding": ch.Padding,
+    "&": lambda mask: ch.Causal() & mask,
+    "| on the left": lambda mask: mask | ch.Causal(),
+}
+
+
+@pytest.mark.parametrize("take", TAKE_MASKS)
+def test_integers_that_are_meant_to_be_added(take):
+    """The advice for 0 and 1, `mask.bool()`, would turn such a mask upside down."""
+    for mask, cast in (
+        (ADDITIVE, ".float()"), (ADDITIVE.int() // 10**6, ".float()"), (ADDITIVE.numpy(), ".astype(query.dtype)"),
+    ):  # fmt: skip
+        with pytest.raises(ch.ClearheadError, match="an additive mask") as error:
+            TAKE_MASKS[take](mask)
+        assert cast in str(error.value) and "bool" not in str(error.value), str(error.value)
+        assert len(str(error.value).splitlines()) <= 3
+    for other in (ADDITIVE // 10**7, ADDITIVE - 1, torch.zeros(6, 6, dtype=torch.int64)):  # -100, none is 0, all are 0
+        if take != "Padding" or other.any():
+            with pytest.raises(ch.ClearheadError) as error:
+                TAKE_MASKS[take](other)
+            assert "additive" not in str(error.value)
+    spelled = "astype(bool)" if take not in ("attention", "beside lengths", "a module") else "DenseMask(mask"
+    with pytest.raises(ch.ClearheadError) as error:
+        TAKE_MASKS[take](np.full((6, 6), 2))
+    assert spelled in str(error.value)
+
+
+def test_an_additive_mask_in_an_edit():
+    with pytest.raises(ch.ClearheadError, match=r"an additive mask\.\nPass ForceMask\(mask == 0\)\.$"):
+        ch.edits.ForceMask(ADDITIVE)
+    assert torch.equal(ch.edits.ForceMask(ADDITIVE == 0).mask, ADDITIVE == 0)
+
+
+@pytest.mark.parametrize("name", ["mask", "DenseMask", "Padding", "lengths", "first keys"])
+def test_masked_arrays(name):
+    x, no = np.ones((4, 8)), np.eye(4, dtype=bool)
+    calls = {
+        "mask": (lambda a: ch.attention(x, x, x, mask=a), np.ma.masked_array(~no, no), "filled(False)"),
+        "DenseMask": (ch.DenseMask, np.ma.masked_array(~no, no), "filled(False)"),
+        "Padding": (ch.Padding, np.ma.masked_array(~no, no), "filled(False)"),
+        "lengths": (ch.Lengths, np.ma.masked_array([3], [True]), "filled(0)"),
+        "first keys": (ch.FirstKeys, np.ma.masked_array(3, True), "expected a whole number"),
+    }
+    call, given, said = calls[name]
+    with pytest.raises(ch.ClearheadError) as error:
+        call(given)
+    assert said in str(error.value)

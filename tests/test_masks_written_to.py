@@ -29,7 +29,7 @@ WRITTEN = {
 
 @pytest.fixture(params=WRITTEN)
 def written(request):
-    visible._remembered.clear()
+    visible._plain.clear()
     return WRITTEN[request.param]
 
 
@@ -53,7 +53,7 @@ def renewed(mask, name, numbers, how):
 @pytest.mark.parametrize("how", ["written", "in inference mode", "replaced"])
 @pytest.mark.parametrize("used", [False, True], ids=["new", "used"])
 @pytest.mark.parametrize(
-    "join", [lambda m: m, lambda m: m & ch.SlidingWindow(5, 5), lambda m: m | ch.DenseMask(ROWS[0] < 3)]
+    "join", [lambda m: m, lambda m: m & ch.SlidingWindow(before=5, after=5), lambda m: m | ch.DenseMask(ROWS[0] < 3)]
 )
 def test_what_it_says_now_holds(written, used, how, join):
     make, name, numbers = written
@@ -74,7 +74,7 @@ def test_what_it_says_now_holds(written, used, how, join):
 def test_another_mask_of_the_same_numbers_is_as_before(written, used, how):
     make, name, numbers = written
     want = dense(make())[1]
-    visible._remembered.clear()
+    visible._plain.clear()
     mask = make()
     if used:
         dense(mask)

@@ -125,7 +125,7 @@ def test_looks_at_ties_and_at_parts(instructions, k):
         ch.reductions.Received(),
         ch.reductions.Entropy(),
     )
-    for mask in (None, ch.SlidingWindow(60), ch.Lengths([3])):
+    for mask in (None, ch.SlidingWindow(before=60), ch.Lengths([3])):
         weights = ch.weights(query, key, mask=mask, align="lower_right", engine="native")
         truth = ch.weights(query.double(), key.double(), mask=mask, align="lower_right", engine="reference")
         wanted = truth.reduce(*cells)

@@ -188,7 +188,7 @@ def test_each_product_has_the_error_of_one_rounding(instructions, sizes):
     some = (draw(queries, keys, seed=6) > 0.7) & (rows > 12)
     for keep, mask in (
         (torch.ones(queries, keys, dtype=torch.bool), None),
-        ((torch.arange(keys) - rows).abs() < 9, ch.SlidingWindow(8, 8)),
+        ((torch.arange(keys) - rows).abs() < 9, ch.SlidingWindow(before=8, after=8)),
         (some, ch.DenseMask(some)),
     ):
         leaves = [t.clone().requires_grad_() for t in (query, key, value)]

@@ -96,7 +96,7 @@ def test_gradients_of_what_a_row_of_nan_does_not_see(engine, where, length):
     found = []
     for each in (engine, "reference"):
         leaves = [t.clone().requires_grad_() for t in (query, key, value)]
-        output = ch.attention(*leaves, mask=ch.SlidingWindow(3), engine=each)
+        output = ch.attention(*leaves, mask=ch.SlidingWindow(before=3), engine=each)
         found.append([g.isnan().any(-1) for g in torch.autograd.grad(output.sum(), leaves)])
     for name, got, want in zip(("query", "key", "value"), *found, strict=True):
         if name == where:  # the gradient to what is NaN itself is 0 on the reference, and NaN here

@@ -22,7 +22,7 @@ def masks(lq, lk):
     return {
         "none": None,
         "causal": ch.Causal(),
-        "window": ch.SlidingWindow(4, 1),
+        "window": ch.SlidingWindow(before=4, after=1),
         "lengths": ch.Lengths([lk // 2, 0]),
         "dense": ch.DenseMask(keep),
         "float": draw(lq, lk, seed=4).masked_fill(~keep, -torch.inf),

@@ -17,7 +17,7 @@ Q, K, V = (torch.randn(1, 2, 6, w, generator=torch.Generator().manual_seed(i)) f
 def test_a_window_without_limit_does_not_overflow():
     want = ch.attention(Q, K, V)
     for size in (sys.maxsize, 2**70):
-        torch.testing.assert_close(ch.attention(Q, K, V, mask=ch.SlidingWindow(size, after=size)), want)
+        torch.testing.assert_close(ch.attention(Q, K, V, mask=ch.SlidingWindow(before=size, after=size)), want)
     for far in (torch.tensor([2**63 - 1]), 2**80):
         torch.testing.assert_close(ch.attention(Q, K, V, mask=ch.Causal(), align=far), want)
 
@@ -183,7 +183,7 @@ BAD = {
     "k of 2.0": lambda: ch.weights(Q, K).topk(2.0),
     "k of True": lambda: ch.weights(Q, K).topk(True),
     "a pool of None": lambda: ch.weights(Q, K).pool(None),
-    "a window of True": lambda: ch.SlidingWindow(True),
+    "a window of True": lambda: ch.SlidingWindow(before=True),
     "an engine in a list": lambda: ch.attention(Q, K, V, engine=["sdpa"]),
     "dropout of None": lambda: ch.attention(Q, K, V, dropout_p=None),
     "a softcap in words": lambda: ch.Dot(softcap="a"),
@@ -277,7 +277,7 @@ def test_words_for_the_report_are_words(tmp_path):
 def test_scales_that_are_not_positive(dtype, scale):
     """PyTorch's kernel gives NaN there in low precision: it masks first and scales then."""
     x = torch.randn(2, 3, 40, 4, generator=torch.Generator().manual_seed(0))
-    for mask in (ch.Causal(), ch.SlidingWindow(5), ch.Lengths([0, 20])):
+    for mask in (ch.Causal(), ch.SlidingWindow(before=5), ch.Lengths([0, 20])):
         got = ch.attention(*[x.to(dtype)] * 3, score=ch.Dot(scale), mask=mask, engine="sdpa")
         want = ch.attention(*[x.to(dtype).double()] * 3, score=ch.Dot(scale), mask=mask, engine="reference")
         assert (got.double() - want).abs().max() < 0.05
@@ -348,7 +348,7 @@ def test_lengths_of_rows_and_bool_masks_in_masked_softmax():
 
 
 def test_a_drawing_shows_every_part():
-    drawn = repr(ch.Causal() & (ch.SlidingWindow(2) | ch.Lengths([1]))).splitlines()
+    drawn = repr(ch.Causal() & (ch.SlidingWindow(before=2) | ch.Lengths([1]))).splitlines()
     assert drawn[1:] == ["■ · · · · ·", "■ ■ · · · ·", "■ ■ ■ · · ·", "■ ■ ■ ■ · ·", "■ · ■ ■ ■ ·", "■ · · ■ ■ ■"]
     wide = repr(ch.SlidingWindow(before=9)).splitlines()
     assert len(wide) == 12 and wide[-1].split()[0] == "·"
@@ -371,7 +371,7 @@ def test_masked_softmax_along_another_dimension():
 def test_drawings_of_parts_that_broadcast_or_reach_far():
     drawn = repr(ch.DenseMask(torch.tensor([[True], [False]])) & ch.Lengths([3])).splitlines()
     assert drawn[-2:] == ["■ ■ ■ · · ·", "· · · · · ·"]
-    assert "·" in repr(ch.PrefixLM([40])) and "first 1024 of 1502" in repr(ch.SlidingWindow(1500))
+    assert "·" in repr(ch.PrefixLM([40])) and "first 1024 of 1502" in repr(ch.SlidingWindow(before=1500))
 
 
 def test_a_score_says_its_softcap():

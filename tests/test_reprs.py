@@ -76,7 +76,7 @@ def mask(draw, depth=0):
         lambda: ch.MaskFunction(lambda b, h, q, k: q >= k),
         lambda: ch.MaskFunction(lambda b, h, q, k: keep[b, k]),
         lambda: ch.MaskFunction(lambda b, h, q, k: 1 / 0),
-        lambda: ch.SlidingWindow(draw.choice([0, 2, 10**15])),
+        lambda: ch.SlidingWindow(before=draw.choice([0, 2, 10**15])),
         lambda: Rows(length),
         lambda: Named(length),
         lambda: raising(draw),
@@ -196,13 +196,27 @@ def test_reprs_of_what_is_made_of_a_call(shown):
 
 
 def test_a_mask_of_ones_own_that_holds_data():
-    assert repr(Rows(4)) == "Rows()"
+    why = "not drawn at 6 × 6: IndexError: index 4 is out of bounds for dimension 0 with size 4"
+    assert repr(Rows(4)) == f"Rows()\n{why}"
     assert repr(Rows(6)).splitlines()[1] == "■ · ■ · ■ ·"
-    assert repr(ch.Causal() & Named(4)) == "Causal() & Named()"
-    assert Rows(4)._repr_html_() == "<div><p><code>Rows()</code></p><pre></pre></div>"
+    assert repr(ch.Causal() & Named(4)) == f"Causal() & Named()\n{why}"
+    assert Rows(4)._repr_html_() == f"<div><p><code>Rows()</code></p><pre>{why}</pre></div>"
     check_mask(Rows)
     assert repr(OwnScore()) == "OwnScore()" and repr(OwnBias()) == "OwnBias()"
     assert "OwnBias()" in repr(ch.ALiBi(2) + OwnBias())
+
+
+def test_the_error_of_a_mask_of_ones_own_is_shown():
+    class Broken(ch.extend.Mask):
+        def lower(self, sizes):
+            raise TypeError("query_offset() missing 'who'\nin a second line")
+
+    said = "not drawn at 6 × 6: TypeError: query_offset() missing 'who'"
+    assert repr(Broken()) == f"Broken()\n{said}"
+    assert repr(~Broken() & ch.Causal()) == f"~Broken() & Causal()\n{said}"
+    rule = ch.MaskFunction(lambda b, h, i, j: 1 / 0)
+    assert repr(rule) == "MaskFunction(<lambda>)\nnot drawn at 6 × 6: ZeroDivisionError: division by zero"
+    assert repr(ch.DenseMask(torch.ones(3, 3, dtype=torch.bool, device="meta"))) == "DenseMask(<3×3>)"
 
 
 def test_compiled_code_may_print():
@@ -303,7 +317,7 @@ def holding():
     yield from (nn.DotProductAttention(), nn.AdditiveAttention(300), nn.SinusoidalPositionalEncoding(8))
     yield from (nn.LearnedPositionalEncoding(300, 8), nn.RotaryEmbedding(300), ch.models.Means(), Rows(300))
     yield from (ch.DenseMask(keep), ch.Padding(keep), ch.Lengths(range(300)), ch.Documents(torch.arange(300) // 50))
-    yield from (ch.PrefixLM(range(300)), ch.MaskFunction(lambda *_: keep), ch.SlidingWindow(9), ch.Causal())
+    yield from (ch.PrefixLM(range(300)), ch.MaskFunction(lambda *_: keep), ch.SlidingWindow(before=9), ch.Causal())
 
 
 def test_what_holds_tensors_prints_their_shapes_alone():

@@ -188,7 +188,7 @@ def test_second_derivatives(engine, score):
     score.float()
 
 
-SECOND = {"nothing": None, "causal": ch.Causal(), "window": ch.SlidingWindow(5), "lengths": ch.Lengths([3, 20])}
+SECOND = {"nothing": None, "causal": ch.Causal(), "window": ch.SlidingWindow(before=5), "lengths": ch.Lengths([3, 20])}
 
 
 @pytest.mark.parametrize("name", SECOND)

@@ -3,6 +3,7 @@
 import pytest
 import torch
 import transformed
+from torch import nn
 
 import clearhead as ch
 
@@ -61,3 +62,102 @@ def test_a_linear_map_is_the_same_at_each_use():
         _, linear = torch.func.linearize(call, query)
         for found in (linear(along), linear(2 * along) / 2, linear(along)):
             torch.testing.assert_close(found, want, msg=name)
+
+
+def learnt_scale(**given):
+    """A score of one's own whose scale is a parameter."""
+
+    class Scaled(ch.extend.Score):
+        product = True
+
+        def __init__(self):
+            super().__init__()
+            self.scale_of_all = nn.Parameter(torch.tensor(0.4))
+
+        def tile(self, query, key):
+            return query @ key.mT * self.scale_of_all
+
+    if given.get("lowered"):
+        Scaled.lower = lambda self, query, key: ch.extend.Pairwise("mul", query, key, scale=self.scale_of_all)
+    return Scaled()
+
+
+def gaussian():
+    return ch.Gaussian(nn.Parameter(torch.tensor(1.3)))
+
+
+NUMBERS = {
+    "bandwidth": lambda: {"score": gaussian()},
+    "bandwidth and softcap": lambda: {"score": ch.Gaussian(nn.Parameter(torch.tensor(1.3)), softcap=3.0)},
+    "bandwidth and change": lambda: {"score": gaussian().then(lambda s, b, h, i, j: s - (i - j).abs())},
+    "scale of tile": lambda: {"score": learnt_scale()},
+    "scale of lower": lambda: {"score": learnt_scale(lowered=True)},
+    "sinks": lambda: {"sinks": nn.Parameter(torch.tensor([0.3, -0.2]))},
+    "table of a bias": lambda: {"bias": ch.RelativeBias(2)},
+    "scale of a module": lambda: {"scale": nn.Parameter(torch.tensor([0.4]))},
+    "temperature of a module": lambda: {"temperature": nn.Parameter(torch.tensor([0.4, 0.5]))},
+    "bandwidth of a module": lambda: {"score": gaussian()},
+}
+
+
+@pytest.mark.filterwarnings("ignore:There is a performance drop")
+@pytest.mark.parametrize("name", NUMBERS)
+def test_vmap_over_numbers_that_are_learnt(name):
+    """Python compares none of them: each sample has its own."""
+    torch.manual_seed(0)
+    given = NUMBERS[name]()
+
+    class Layer(nn.Module):
+        def __init__(self):
+            super().__init__()
+            for key, value in given.items():
+                setattr(self, key, value)
+            self.module = ch.nn.MultiHeadAttention(6, 2, **given) if name.endswith("module") else None
+
+        def forward(self, x):
+            if self.module is not None:
+                return self.module(x[0], x[0], x[0], mask=ch.Causal())
+            return ch.attention(x, x, x, mask=ch.Causal(), **{key: getattr(self, key) for key in given})
+
+    layer, x = Layer(), torch.randn(2, 2, 5, 6)
+    two = {key: torch.stack([p.detach(), p.detach() * 1.5]) for key, p in layer.named_parameters()}
+    of = [{key: p[i] for key, p in two.items()} for i in range(2)]
+
+    def call(parameters):
+        return torch.func.functional_call(layer, parameters, x)
+
+    def loss(parameters):
+        return call(parameters).square().sum()
+
+    torch.testing.assert_close(torch.func.vmap(call)(two), torch.stack([*map(call, of)]))
+    found, want = torch.func.vmap(torch.func.grad(loss))(two), [torch.func.grad(loss)(one) for one in of]
+    torch.testing.assert_close(found, {key: torch.stack([one[key] for one in want]) for key in two})
+
+
+@pytest.mark.parametrize("lowered", [True, False])
+def test_a_factor_that_is_a_tensor_is_an_error(lowered):
+    """Engines compare the factor, and would give it no gradient."""
+
+    class Factor(ch.extend.Score):
+        def __init__(self):
+            super().__init__()
+            self.learnt = nn.Parameter(torch.tensor(0.4))
+
+        def tile(self, query, key):
+            return query @ key.mT
+
+        def factor(self, width):
+            return self.learnt
+
+    if lowered:
+        Factor.lower = lambda self, query, key: ch.extend.Pairwise("mul", query, key)
+    x = torch.randn(1, 2, 5, 6)
+    module = ch.nn.MultiHeadAttention(6, 2, score=Factor(), temperature=2.0)
+    for call in (
+        lambda: ch.attention(x, x, x, score=Factor()),
+        lambda: Factor()(x, x),
+        lambda: module(x[0], x[0], x[0]),
+        lambda: torch.func.vmap(lambda x: ch.attention(x, x, x, score=Factor()))(x),
+    ):
+        with pytest.raises(ch.ClearheadError, match=r"Factor.factor gave a tensor; expected a number"):
+            call()

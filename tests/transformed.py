@@ -81,7 +81,7 @@ WORDS = torch.tensor([[1, 1, 0, 1], [0, 1, 1, 0]])
 MASKS: dict[str, Pair] = {
     "none": (None, torch.ones(L, L, dtype=torch.bool)),
     "causal": (ch.Causal(), COLUMN <= ROW),
-    "window": (ch.SlidingWindow(2, 1), (COLUMN >= ROW - 2) & (COLUMN <= ROW + 1)),
+    "window": (ch.SlidingWindow(before=2, after=1), (COLUMN >= ROW - 2) & (COLUMN <= ROW + 1)),
     "lengths": (ch.Lengths([3, 0]), (torch.tensor([3, 0]).view(2, 1, 1, 1) > COLUMN)),
     "padding": (ch.Padding(WORDS), WORDS.bool()[:, None, None]),
     "dense": (ch.DenseMask(KEEP), KEEP),
@@ -90,7 +90,7 @@ MASKS: dict[str, Pair] = {
         ch.MaskFunction(lambda b, h, i, j: (i + j + h + b) % 3 != 0),
         (SIDES[0] + SIDES[1] + ROW + COLUMN) % 3 != 0,
     ),
-    "gaps": (ch.Causal() & ~ch.SlidingWindow(1), (COLUMN <= ROW) & ~((COLUMN >= ROW - 1) & (COLUMN <= ROW))),
+    "gaps": (ch.Causal() & ~ch.SlidingWindow(before=1), (COLUMN <= ROW) & ~((COLUMN >= ROW - 1) & (COLUMN <= ROW))),
     "causal rule": (
         ch.Causal() & ch.MaskFunction(lambda b, h, i, j: (i * j) % 2 == 0),
         (COLUMN <= ROW) & ((ROW * COLUMN) % 2 == 0),

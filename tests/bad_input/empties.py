@@ -27,7 +27,7 @@ MASKS = {
         ch.Documents(torch.zeros(b, k, dtype=torch.long)),
         ("documents", np.zeros((b, k))),
     ),
-    "window": lambda b, q, k: (ch.SlidingWindow(1, 1), ("window", 1, 1)),
+    "window": lambda b, q, k: (ch.SlidingWindow(before=1, after=1), ("window", 1, 1)),
     "prefix": lambda b, q, k: (
         ch.PrefixLM(torch.zeros(b, dtype=torch.long)),
         ("prefix", np.zeros(b, dtype=int)),

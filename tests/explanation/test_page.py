@@ -266,7 +266,7 @@ def test_what_is_written_out_comes_to_the_number(name, show):
         assert made == pytest.approx(said, abs=2e-3, rel=2e-3), step.name  # its numbers have four digits
 
 
-@pytest.mark.parametrize("mask", [None, ch.SlidingWindow(1)], ids=str)
+@pytest.mark.parametrize("mask", [None, ch.SlidingWindow(before=1)], ids=str)
 def test_scores_whose_powers_overflow(mask, show):
     explanation = ch.explain(draw(4, 4) * 300, draw(4, 4, seed=1) * 300, draw(4, 2, seed=2), mask=mask)
     opened = show(explanation)

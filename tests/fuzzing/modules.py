@@ -123,7 +123,7 @@ def mask_of(d: Draw, b: int, h: int, lq: int, lk: int, first: int | None, depth:
         return ch.Causal(), keep & (j <= i)
     if kind == "window":
         before = d.of(0, 1, 3)
-        return ch.Causal() & ch.SlidingWindow(before), keep & (j <= i) & (i - j <= before)
+        return ch.Causal() & ch.SlidingWindow(before=before), keep & (j <= i) & (i - j <= before)
     if kind in ("padding", "both"):
         kept = d.rng.random((b, lk)) < 0.7
         mask, keep = ch.Padding(torch.from_numpy(kept)), keep & kept[:, None, None]
@@ -344,7 +344,7 @@ def check_decoding(d: Draw) -> Iterator[str]:
         query, key, value = d.tensor(b, size, e), d.tensor(b, size, k_width), d.tensor(b, size, v_width)
         counts = d.rng.integers(0, size + 1, b) if d.chance(0.3) else None
         window = d.of(None, 2, 5)
-        mask = d.of(ch.Causal(), None) if window is None else ch.Causal() & ch.SlidingWindow(window)
+        mask = d.of(ch.Causal(), None) if window is None else ch.Causal() & ch.SlidingWindow(before=window)
         starts = [len(keys) for keys, *_ in held]
         places, at = options.places(d.beside, b, size) if own else (None, np.array(starts)[:, None] + np.arange(size))
         new = np.full(b, size) if counts is None else counts

@@ -250,7 +250,7 @@ def test_bad_input():
 
 
 def test_masks():
-    axes = (ch.Causal() & ch.SlidingWindow(1)).plot(5, 6, align="lower_right", key_labels=list("abcdef"))
+    axes = (ch.Causal() & ch.SlidingWindow(before=1)).plot(5, 6, align="lower_right", key_labels=list("abcdef"))
     shown = axes.images[0].get_array()
     assert axes.get_title() == "Causal() & SlidingWindow(before=1)"
     np.testing.assert_array_equal(~np.ma.getmaskarray(shown), np.eye(5, 6, 0) + np.eye(5, 6, 1) > 0)

@@ -21,7 +21,7 @@ SCORES = {
 MASKS = {
     "none": lambda: None,
     "causal": lambda: ch.Causal(),
-    "window": lambda: ch.SlidingWindow(5, 2) & ch.Lengths([20, 0]),
+    "window": lambda: ch.SlidingWindow(before=5, after=2) & ch.Lengths([20, 0]),
     "dense": lambda: ch.DenseMask(draw(LQ, LK, seed=9) < -0.3),
 }
 FACTORS = torch.linspace(-1, 2, LQ, dtype=torch.float64)

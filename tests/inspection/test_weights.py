@@ -14,7 +14,7 @@ LAYOUTS = [((), ()), ((3,), (3,)), ((2, 4), (2, 2)), ((2, 2, 2), (2, 1, 1))]
 MASKS = {
     "none": lambda lq, lk, batch: None,
     "causal": lambda lq, lk, batch: ch.Causal(),
-    "window": lambda lq, lk, batch: ch.SlidingWindow(20, 3),
+    "window": lambda lq, lk, batch: ch.SlidingWindow(before=20, after=3),
     "lengths": lambda lq, lk, batch: ch.Lengths([lk * (i + 1) // (batch + 1) for i in range(batch)]),
     "dense": lambda lq, lk, batch: ch.DenseMask((torch.arange(lq)[:, None] * 7 + torch.arange(lk) * 3) % 5 < 2),
     "float": lambda lq, lk, batch: random(lq, lk, seed=5).masked_fill(random(lq, lk, seed=6) > 1, -torch.inf),

@@ -63,7 +63,9 @@ class Masked(torch.nn.Module):
     def forward(self, x, attention_mask):
         words = ch.Padding(attention_mask.bool())
         scattered = ch.MaskFunction(lambda b, h, i, j: (i + j) % 3 > 0)
-        x = ch.attention(x, x, x, mask=ch.Causal() & (ch.SlidingWindow(2) | ch.Lengths([2, 3])), bias=ch.ALiBi(2))
+        x = ch.attention(
+            x, x, x, mask=ch.Causal() & (ch.SlidingWindow(before=2) | ch.Lengths([2, 3])), bias=ch.ALiBi(2)
+        )
         x = ch.attention(x, x, x, mask=scattered, scale=0.3, sinks=torch.zeros(2))
         x = ch.attention(x, x, x, mask=words, bias=torch.ones(9, 9), score=ch.Dot(softcap=5.0))
         return ch.attention(x[:, :, :4], x, x, mask=ch.Causal() & words, align=torch.tensor([5, 3]))

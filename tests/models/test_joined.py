@@ -430,7 +430,7 @@ class Cached(torch.nn.Module):
         self.attention = ch.nn.MultiHeadAttention(16, 4)
 
     def forward(self, x, cache):
-        return self.attention(x, x, x, mask=ch.Causal() & ch.SlidingWindow(3), cache=cache)
+        return self.attention(x, x, x, mask=ch.Causal() & ch.SlidingWindow(before=3), cache=cache)
 
 
 def test_clearheads_own_cache():

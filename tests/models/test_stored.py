@@ -45,7 +45,7 @@ class Blocks(torch.nn.Module):
         keep = (torch.arange(81).view(9, 9) * 7 % 5 > 1) | torch.eye(9, dtype=torch.bool)
         x = F.scaled_dot_product_attention(x, x, x, attn_mask=keep)
         x = F.scaled_dot_product_attention(x, x, x, attn_mask=keep.float().cumsum(1))
-        x = ch.attention(x, x, x, mask=ch.Causal() & (ch.SlidingWindow(2) | ch.Lengths([2])), bias=ch.ALiBi(2))
+        x = ch.attention(x, x, x, mask=ch.Causal() & (ch.SlidingWindow(before=2) | ch.Lengths([2])), bias=ch.ALiBi(2))
         return ch.attention(x, x, x, mask=ch.MaskFunction(lambda b, h, i, j: (i + j) % 3 > 0), scale=0.3)
 
 

@@ -14,7 +14,7 @@ GROUPED = {"num_kv_heads": 2, "rotary": RotaryEmbedding(4)}
 CASES = {
     "groups": ({"num_kv_heads": 2}, ch.Causal(), None),
     "rotary": ({"rotary": RotaryEmbedding(4)}, ch.Causal(), None),
-    "unequal prompts": (GROUPED, ch.Causal() & ch.SlidingWindow(7), [3, 1]),
+    "unequal prompts": (GROUPED, ch.Causal() & ch.SlidingWindow(before=7), [3, 1]),
 }
 
 
@@ -90,7 +90,7 @@ def check_stack(layers, mask, backend, eager_prompt):
     return graphs
 
 
-@pytest.mark.parametrize("mask", [ch.Causal(), ch.Causal() & ch.SlidingWindow(2)], ids=["causal", "window"])
+@pytest.mark.parametrize("mask", [ch.Causal(), ch.Causal() & ch.SlidingWindow(before=2)], ids=["causal", "window"])
 def test_a_model_of_several_layers(mask):
     # inductor leaves one of two numbers undefined that a graph holds equal; so each layer has one, its length
     graph = check_stack(2, mask, "eager", True)[-1]
@@ -105,7 +105,7 @@ def test_a_model_of_several_layers(mask):
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # inductor's own
 @pytest.mark.parametrize(("layers", "eager_prompt"), [(2, False), (3, True)])
 def test_a_model_of_several_layers_under_inductor(inductor_cache, layers, eager_prompt):
-    mask = ch.Causal() if layers == 2 else ch.Causal() & ch.SlidingWindow(2)
+    mask = ch.Causal() if layers == 2 else ch.Causal() & ch.SlidingWindow(before=2)
     assert len(check_stack(layers, mask, "inductor", eager_prompt)) <= 3
 
 

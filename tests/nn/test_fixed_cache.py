@@ -19,7 +19,7 @@ MODULES = {
     "additive": {"score": lambda: ch.Additive(4, 4, hidden_dim=8)},
 }
 WINDOW, FIRST = 5, 2
-LONG = ch.Causal() & (ch.SlidingWindow(WINDOW - 1) | ch.FirstKeys(FIRST))
+LONG = ch.Causal() & (ch.SlidingWindow(before=WINDOW - 1) | ch.FirstKeys(FIRST))
 TOLERANCE = {torch.float32: 2e-6, torch.bfloat16: 2e-2}
 
 
@@ -107,7 +107,7 @@ def test_a_prompt_longer_than_the_window_and_masks(mask, batch):
 
 def test_a_mask_may_see_less_than_the_window():
     """A window of three positions by the mask, in a cache of five and the first two."""
-    attend, x, mask = make("groups and rotary"), torch.randn(2, 20, 16), ch.Causal() & ch.SlidingWindow(2)
+    attend, x, mask = make("groups and rotary"), torch.randn(2, 20, 16), ch.Causal() & ch.SlidingWindow(before=2)
     with torch.no_grad():
         found, _ = decoded(attend, attend, KeyValueCache(window=WINDOW, first=FIRST), x, 6, None, (1, 3), mask)
         torch.testing.assert_close(torch.stack(found), attend(x, x, x, mask))
@@ -363,7 +363,7 @@ def test_calls_that_a_window_refuses(given, words):
     attend, x, cache = make("dot"), torch.randn(2, 6, 16), KeyValueCache(window=4)
     given = {"mask": ch.Causal()} | given
     with torch.no_grad():
-        want = attend(x, x, x, ch.Causal() & ch.SlidingWindow(3))[:, 5:]
+        want = attend(x, x, x, ch.Causal() & ch.SlidingWindow(before=3))[:, 5:]
         attend(x[:, :5], x[:, :5], x[:, :5], ch.Causal(), cache=cache)
         token = x[:, 5:]
         with pytest.raises(ch.ClearheadError, match=words):

@@ -27,7 +27,7 @@ MASKS = {
     "a mask": (ch.Causal(), torch.ones(LQ, LK).tril(2).bool()),
     "an expression": (
         ~ch.SlidingWindow(before=1),
-        ~ch.SlidingWindow(1).dense(QUERY, KEY, "lower_right"),
+        ~ch.SlidingWindow(before=1).dense(QUERY, KEY, "lower_right"),
     ),
     "a bool tensor": (KEEP, KEEP),
     "a bool array": (KEEP.numpy(), KEEP),

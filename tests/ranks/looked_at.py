@@ -146,7 +146,7 @@ def _mean_distances(number: int) -> tuple[Tensor, Tensor, Tensor]:
     query, key = torch.randn(2, heads, length, width).bfloat16(), torch.randn(2, 2, length, width).bfloat16()
     score = draw.choice([None, ch.Bilinear(width, width).bfloat16(), ch.Additive(width, width, 8).bfloat16()])
     sinks = draw.choice([None, torch.randn(heads).bfloat16()])
-    mask = draw.choice([None, ch.Causal(), ch.Causal() & ch.SlidingWindow(9)])
+    mask = draw.choice([None, ch.Causal(), ch.Causal() & ch.SlidingWindow(before=9)])
     shared = {"mask": mask, "bias": draw.choice([None, ch.ALiBi(heads)])}
     layout, distance = draw.choice([D.ZigZag, D.Contiguous])(length), ch.reductions.MeanDistance()
     own = (layout.shard(t, 2) for t in (query, key))

@@ -187,7 +187,7 @@ def unlike_turns(rank: int) -> list[bool]:
     layouts = [D.ZigZag(length), D.Contiguous([length - 5 * (ranks - 1)] + [5] * (ranks - 1)), D.Contiguous(length)]
     needs.PIECE = 3
     for layout in layouts:
-        for mask in (ch.SlidingWindow(2, 9), ch.Causal()):
+        for mask in (ch.SlidingWindow(before=2, after=9), ch.Causal()):
             whole = _draw(1, 2, length, 4)
             own = _parts(layout, whole)
             true = torch.autograd.grad(ch.attention(*whole, mask=mask).square().sum(), whole)

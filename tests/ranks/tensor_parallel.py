@@ -56,7 +56,7 @@ def numbers(rank: int) -> dict[str, float]:
         shared(module)
         mask = choose(
             keep,
-            ch.Causal() & ch.SlidingWindow(window - 1),
+            ch.Causal() & ch.SlidingWindow(before=window - 1),
             ch.MaskFunction(lambda b, h, i, j, w=window: (j <= i) & (i - j < w)),
         )
         whole = module(x, x, x, mask)
@@ -64,7 +64,7 @@ def numbers(rank: int) -> dict[str, float]:
         grads = [p.grad.full_tensor() for p in module.parameters()]
         cache, steps = KeyValueCache(), []
         for step in x.split(2, 1):
-            steps.append(module(step, step, step, ch.Causal() & ch.SlidingWindow(window - 1), cache=cache))
+            steps.append(module(step, step, step, ch.Causal() & ch.SlidingWindow(before=window - 1), cache=cache))
         apart = [whole - want, torch.cat(steps, 1) - want, *(a - b for a, b in zip(grads, loss, strict=True))]
         found[f"{number}: {module} {window}"] = max(float(t.detach().abs().max()) for t in apart)
         weights = module.attention_weights

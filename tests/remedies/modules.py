@@ -321,7 +321,7 @@ def exported(make):
         ),
         (
             "Causal(), SlidingWindow(), FirstKeys(), Lengths() and PrefixLM(), with &, | and ~",
-            "decoded(KeyValueCache(window=4), Causal() & ~Lengths([1]) | PrefixLM(1) & SlidingWindow(1)) # @",
+            "decoded(KeyValueCache(window=4), Causal() & ~Lengths([1]) | PrefixLM(1) & SlidingWindow(before=1)) # @",
             "formula(made(), x, x, keep=low & ((torch.arange(4) > 0) | (apart <= 1)))",
         ),
         setup=CACHED + "SlidingWindow, PrefixLM = ch.SlidingWindow, ch.PrefixLM\n",

@@ -100,6 +100,30 @@ CASES = [
         setup="mask = torch.tensor([1, 2, 3, 4])",
     ),
     case(
+        "attention(x, x, x, mask=mask)",
+        ("mask=mask.float()", "attention(x, x, x, @)", "plain(x, x, x, low)"),
+        setup="mask = torch.zeros(4, 4).long().masked_fill(~low, -(10**9))",
+    ),
+    case(
+        "attention(query, query, query, mask=mask)",
+        ("mask=mask.astype(query.dtype)", "torch.from_numpy(attention(*[query] * 3, @))", "plain(x, x, x, low)"),
+        setup="query, mask = x.numpy(), torch.zeros(4, 4).long().masked_fill(~low, -1000).numpy()",
+    ),
+    case(
+        "attention(x, x, x, mask=Causal() & added)",
+        ("bias=tensor.float()", "attention(x, x, x, mask=Causal(), @)", "plain(x, x, x, low)"),
+        setup="tensor = added = torch.zeros(4, 4).long().masked_fill(~low, -(10**9))",
+    ),
+    case(
+        "attention(query, query, query, mask=mask)",
+        ("mask.filled(False)", "torch.from_numpy(attention(*[query] * 3, mask=@))", "plain(x, x, x, low)"),
+        setup="import numpy as np\nquery, mask = x.numpy(), np.ma.masked_array(np.ones((4, 4), bool), ~low.numpy())",
+    ),
+    case(
+        "attention(x, x, x, mask=Causal() & ch.SlidingWindow(2))",
+        ("before=1", "attention(x, x, x, mask=Causal() & ch.SlidingWindow(@))", "plain(x, x, x, low & ~low.tril(-2))"),
+    ),
+    case(
         "attention(x, x, x, mask=lambda b, h, i, j: i >= j)",
         ("MaskFunction(mask)", "attention(x, x, x, mask=@)", "plain(x, x, x, low)"),
         setup="mask = lambda b, h, i, j: i >= j",

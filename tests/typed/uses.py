@@ -96,7 +96,7 @@ ch.Causal() & x  # expect
 ch.Causal() | 3  # expect
 ch.ALiBi(2) + 1  # expect
 ch.ALiBi("eight")  # expect
-ch.SlidingWindow("wide")  # expect
+ch.SlidingWindow(before="wide")  # expect
 ch.Lengths("three")  # expect
 ch.Padding([1, 0])  # expect
 ch.Documents(3.5)  # expect

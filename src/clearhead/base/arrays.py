@@ -15,12 +15,13 @@ from typing_extensions import TypeVar
 
 from clearhead.base.errors import ClearheadError, ShapeError, columns
 from clearhead.base.torch_private import is_zero_tensor
-from clearhead.base.tracing import compiling, freed, holds, ordinary, with_memory
+from clearhead.base.tracing import compiling, freed, holds, ordinary, readable, with_memory
 
 Array = Tensor | np.ndarray
 Integers = Array | Sequence[int] | Sequence[Sequence[int]]
 # what is computed from tensors is a tensor, and what is computed from NumPy's arrays an array
 ArrayT = TypeVar("ArrayT", Tensor, np.ndarray, default=Tensor)
+FAR_BELOW = -1000  # an integer mask of 0 and of numbers up to this one is meant to be added
 FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
 
@@ -34,11 +35,33 @@ def mask_forms(name: str, given: Any) -> str:
     )
 
 
+def refuse_additive(mask: Array, name: str, remedy: str = "mask={}") -> None:
+    """Raise for a mask of integers that is meant to be added to the scores: 0, or a number far below 0. `remedy`: what
+    to pass, with the float mask in place of {}."""
+    numpy = isinstance(mask, np.ndarray)
+    tensor = mask if isinstance(mask, Tensor) else torch.from_numpy(np.ascontiguousarray(mask))
+    if tensor.is_floating_point() or tensor.is_complex() or tensor.dtype == torch.bool or not readable(tensor):
+        return
+    low = tensor <= FAR_BELOW
+    if bool(low.any()) and bool((low | (tensor == 0)).all()):
+        short = name.split()[-1]
+        raise ClearheadError(
+            f"{name} has dtype {mask.dtype}, shape {tuple(mask.shape)}, and holds 0 and numbers of {FAR_BELOW} and "
+            "below: an additive mask.\n"
+            f"Pass {remedy.format(f'{short}.astype(query.dtype)' if numpy else f'{short}.float()')}."
+        )
+
+
 def to_tensor(array: Any, name: str) -> Tensor:
     """A tensor over a NumPy array's own memory, or a copy where torch cannot address it; tensors stay as they are."""
     if isinstance(array, Tensor):
         return check_memory(array, name)
     if isinstance(array, np.ma.MaskedArray):
+        if array.dtype.kind != "f":
+            fill = False if array.dtype.kind == "b" else 0
+            raise ClearheadError(
+                f"{name} is a masked array, whose masked entries have no value; pass {name}.filled({fill})."
+            )
         raise ClearheadError(
             f"{name} is a masked array; pass {name}.filled(0.0), and hide the keys that have masked entries: "
             "mask=Padding(keep) with a bool keep (B, Lk), for example keep = ~key.mask.any(-1)."

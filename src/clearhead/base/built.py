@@ -30,10 +30,13 @@ def refuse(
     raise ClearheadError(f"{who} takes no {', '.join(said)}: {why}. Pass instead:{lines}{more}")
 
 
-def built_with(said: Mapping[str, str], older: tuple[str, str] | None = None) -> Callable[[Init], Init]:
+def built_with(
+    said: Mapping[str, str], older: tuple[str, str] | None = None, by_position: Callable[..., str] | None = None
+) -> Callable[[Init], Init]:
     """A decorator of `__init__`: keywords that it does not have are an error; those of `said` say what to write.
 
     `older`: the arguments by position that older code gives, which are more than there are, and what to write for them.
+    `by_position`: gives the words of the TypeError where such arguments are given to a constructor that takes names.
     The error comes before Python's own, which names what is missing and not what was meant.
     """
 
@@ -47,6 +50,8 @@ def built_with(said: Mapping[str, str], older: tuple[str, str] | None = None) ->
             if any(name not in own for name in given):
                 told = {name: said.get(name, "") for name in given if name not in own}
                 refuse(who, f"{who}.__init__", told, "it is built with other names", takes=own)
+            if by_position is not None and len(args) > len(placed):
+                raise TypeError(by_position(*args))
             if older is not None and len(args) > len(placed):
                 raise ClearheadError(
                     f"{who} takes {len(placed)} arguments by position, ({', '.join(placed)}), and got {len(args)}.\n"
@@ -67,7 +72,8 @@ def told(cls: Class) -> Class:
     init: Any = vars(cls).get("__init__")
     named = init is not None and not hasattr(init, "__wrapped__")
     if named and all(one.kind is not one.VAR_KEYWORD for one in signature(init).parameters.values()):
-        checked: Any = built_with(cls.other_names if issubclass(cls, Told) else {})(init)
+        names, by_position = (cls.other_names, cls.by_position) if issubclass(cls, Told) else ({}, None)
+        checked: Any = built_with(names, by_position=by_position)(init)
         cls.__init__ = checked  # type: ignore[misc]
     return cls
 
@@ -75,10 +81,12 @@ def told(cls: Class) -> Class:
 class Told:
     """A base of clearhead's parts: the constructors of its subclasses in clearhead say what they take.
 
-    `other_names`: of keywords with which others build the same, what to write here.
+    `other_names`: of keywords with which others build the same, what to write here. `by_position`: of a constructor
+    that takes names alone, the words of its TypeError for arguments by position.
     """
 
     other_names: ClassVar[Mapping[str, str]] = {}
+    by_position: ClassVar[Callable[..., str] | None] = None
 
     def __init_subclass__(cls, **more: Any) -> None:
         super().__init_subclass__(**more)

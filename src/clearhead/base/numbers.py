@@ -19,7 +19,7 @@ MOST = 2**40  # of a size, a count or a position: larger ones exceed any memory
 def check_count(number: Any, least: int, name: str, most: float = MOST) -> int:
     """A whole number, Python's or NumPy's, of at least `least` and at most `most`."""
     try:
-        if isinstance(number, bool | np.bool_):
+        if isinstance(number, bool | np.bool_ | np.ma.MaskedArray):
             raise TypeError
         # in compiled code a number that changes between calls stays a symbol: index() would make it a constant
         count = number if type(number) is int else operator.index(number)

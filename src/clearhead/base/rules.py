@@ -11,21 +11,13 @@ from torch import Tensor
 
 from clearhead.base.closures import read_by
 from clearhead.base.errors import ClearheadError, ShapeError
+from clearhead.base.fold import fold
+from clearhead.base.kept import Memo
 from clearhead.base.shapes import Sizes, broadcasts, extent
 from clearhead.base.single_pairs import call_rule
 from clearhead.base.tracing import compiling
 
 Rule = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
-
-
-class Memo(dict[Any, Any]):
-    """Values that engines have derived from a rule or a mask, by their names. Copies and pickles have none."""
-
-    def __reduce__(self) -> Any:
-        return Memo, ()
-
-    def __deepcopy__(self, _: Any) -> Memo:
-        return Memo()
 
 
 class ByPair:
@@ -42,20 +34,53 @@ class ByPair:
         return self.part(*sides)
 
 
+class Joined:
+    """A function of four slices that joins the results of others. Each of them is called once, however often it is
+    used."""
+
+    def __init__(self, join: Callable[..., Tensor], *inner: Callable[[slice, slice, slice, slice], Tensor]) -> None:
+        self.join, self.inner = join, inner
+        self.memo = Memo()
+
+    def __call__(self, *sides: slice) -> Tensor:
+        return self._fold(lambda leaf: leaf(*sides))
+
+    def _fold(self, ask: Callable[[Any], Tensor]) -> Tensor:
+        def make(part: Any, *found: Tensor) -> Tensor:
+            return part.join(*found) if found else ask(part)
+
+        return fold(self, _inner, make)
+
+    def leaves(self) -> list[Any]:
+        """The functions that it joins, each once."""
+        found: list[Any] = []
+        fold(self, _inner, lambda part, *inner: None if inner else found.append(part))
+        return found
+
+    def by_pair(self) -> ByPair | None:
+        """The same by single pairs, where each of the functions is."""
+        rules = {id(leaf): by_pair(leaf) for leaf in self.leaves()}
+        known = [rule for rule in rules.values() if rule is not None]
+        if len(known) < len(rules):
+            return None
+        pairs = {key: rule.at for key, rule in zip(rules, known, strict=True)}
+        callers = tuple({id(caller): caller for rule in known for caller in rule.of}.values())
+        found = ByPair(self, lambda *indices: self._fold(lambda leaf: pairs[id(leaf)](*indices)), callers)
+        found.memo = self.memo
+        return found
+
+
+def _inner(function: Any) -> tuple[Any, ...]:
+    return function.inner if isinstance(function, Joined) else ()
+
+
 def by_pair(function: Any) -> ByPair | None:
     """The function, below its checks, where its rule of single pairs is known."""
     while isinstance(function, partial):
         function = function.args[0]
+    if isinstance(function, Joined):
+        return function.by_pair()
     return function if isinstance(function, ByPair) else None
-
-
-def joined(part: Callable[[slice, slice, slice, slice], Tensor], join: Callable[..., Tensor], *of: Any) -> Any:
-    """A function of parts that joins others, by pairs too where each of them is."""
-    known = [found for found in map(by_pair, of) if found is not None]
-    if len(known) < len(of):
-        return part
-    rules, callers = [found.at for found in known], tuple(rule for found in known for rule in found.of)
-    return ByPair(part, lambda *indices: join(*(rule(*indices) for rule in rules)), callers)
 
 
 def entry(tensor: Tensor, *indices: Tensor) -> Tensor:

@@ -16,7 +16,7 @@ from clearhead.base.errors import ClearheadError, ShapeError
 from clearhead.base.extended import Extended
 from clearhead.base.modules import after_hooks, as_forward, settled
 from clearhead.base.positions import check_align
-from clearhead.base.rules import broadcast, joined
+from clearhead.base.rules import Joined, broadcast
 from clearhead.base.shapes import AlignLike, Sides, Sizes, array_sizes, broadcasts, extent, part
 from clearhead.base.steps import PAIRS, Step, made
 from clearhead.base.text import outlined, said
@@ -60,12 +60,8 @@ class Added(NamedTuple):
         """The normal form of the sum, in float32 at least."""
         dense, relative = (_sum(a, b) for a, b in zip(self[:2], other[:2], strict=True))
         functions = [added.function for added in (self, other) if added.function is not None]
-
-        def both(*sides: slice) -> Tensor:
-            return wide(functions[0](*sides)) + wide(functions[1](*sides))
-
         one = functions[0] if functions else None
-        function = joined(both, lambda a, b: wide(a) + wide(b), *functions) if len(functions) > 1 else one
+        function = Joined(lambda a, b: wide(a) + wide(b), *functions) if len(functions) > 1 else one
         return Added(dense, relative, function, (*self.reads, *other.reads))
 
     def tile(self, batch: slice, heads: slice, queries: slice, keys: slice, sizes: Sizes) -> Tensor:

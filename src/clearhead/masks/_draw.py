@@ -10,6 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from clearhead.base.errors import ClearheadError
 from clearhead.base.pictures import Panel, Side, Style
 from clearhead.base.pictures import draw as drawn_panels
 from clearhead.base.shapes import Sizes
@@ -35,16 +36,21 @@ def sizes_drawn(mask: Any) -> Sizes:
 
 
 def text(mask: Any) -> str:
-    """The picture in characters; "" where the mask fits no common size, needs an alignment, has no values, or raises. A
-    mask of the user may fit its own inputs alone, and may raise any error. Only the part that is drawn is computed."""
+    """The picture in characters; "" where the mask fits no common size, needs an alignment or has no values. A mask of
+    the user may raise any other error, which is shown in its place. Only the part that is drawn is computed."""
+    at = ""
     try:
         sizes = sizes_drawn(mask)
+        at = f" at {sizes.queries} × {sizes.keys}"
         shown = [min(size, limit) for size, limit in zip(sizes.shape, (4, 3, LARGEST, LARGEST), strict=True)]
         mask.check_positions()
         keep = mask.part(sizes, tuple(slice(0, size) for size in shown))
         return draw(keep.expand(shown), sizes.shape)
-    except Exception:  # a repr raises nothing
-        return ""
+    except Exception as error:  # a repr raises nothing
+        raised = error.__cause__ or error  # that of a rule
+        if isinstance(raised, ClearheadError) or type(raised).__module__.startswith("torch."):
+            return ""
+        return short(said(raised, lambda: f"not drawn{at}: {type(raised).__name__}: {raised}".splitlines()[0]))
 
 
 def draw(keep: Tensor, shape: tuple[int, int, int, int]) -> str:
@@ -139,13 +145,13 @@ def html(mask: Any) -> str:
     plain = f"<div>{title}<pre>{escaped(drawn, lines=True)}</pre></div>"
     if not drawn:
         return plain
-    sizes = sizes_drawn(mask)
-    queries, keys = sizes.shape[2:]
-    if any(size > most for size, most in zip(sizes.shape, (4, 3, LARGEST, LARGEST), strict=True)):
-        return plain  # a part would not be the mask of a smaller size
     try:
+        sizes = sizes_drawn(mask)
+        if any(size > most for size, most in zip(sizes.shape, (4, 3, LARGEST, LARGEST), strict=True)):
+            return plain  # a part would not be the mask of a smaller size
         images = "".join(picture(panel, 0.1) for panel in panels(mask, sizes, SMALL))
     except Exception:  # a mask of the user may raise any error
         return plain
+    queries, keys = sizes.shape[2:]
     sides = f"{queries} {'query' if queries == 1 else 'queries'} × {keys} key{'s' * (keys > 1)}"
     return f"<div>{title}{images}<p>{sides}; grey: may not attend</p></div>"

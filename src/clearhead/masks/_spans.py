@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from operator import and_
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -12,7 +13,7 @@ from torch import Tensor
 
 from clearhead.base.arrays import is_dense, shown
 from clearhead.base.errors import ClearheadError, ShapeError
-from clearhead.base.rules import ByPair, by_pair, entry
+from clearhead.base.rules import ByPair, Joined, entry
 from clearhead.base.shapes import Sizes, broadcasts, extent, part
 from clearhead.base.text import outlined
 from clearhead.base.tracing import batched, compiling, on_host, on_the_host, readable
@@ -42,7 +43,8 @@ class Spans(NamedTuple):
 
     `start`, `stop`: int64 (B or 1, H or 1, Lq or 1), within [0, Lk]; nothing is allowed where stop ≤ start.
     `residual(batch, heads, queries, keys)`, of four slices, gives this part as a bool tensor that broadcasts to it;
-    None where no residual is needed.
+    None where no residual is needed. It is asked for the keys from start to stop alone, and at each call, unless the
+    mask has a `signature()` or `depends()`.
     `gaps`: starts and stops of the intervals that are left out in between, int64 (B or 1, H or 1, Lq or 1, n), sorted
     and disjoint; some may be empty; None where there are no gaps. `intervals` and
     `of_intervals` convert to and from lists of intervals.
@@ -79,10 +81,11 @@ class Spans(NamedTuple):
 
     def pairs(self, size: int) -> Residual:
         """`keep`, by single pairs too where the residual is."""
+        intervals = self._replace(residual=None)
 
         def part(*sides: slice) -> Tensor:
             batch, heads, queries, keys = sides
-            return self.keep(batch, heads, queries, keys, size)
+            return intervals.keep(batch, heads, queries, keys, size)
 
         def at(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
             start, stop = (entry(edge, batch, head, query) for edge in (self.start, self.stop))
@@ -90,22 +93,16 @@ class Spans(NamedTuple):
             for gap in gaps:
                 low, high = (entry(edge, batch, head, query) for edge in gap)
                 keep = keep & ((key < low) | (key >= high))
-            return keep if rule is None else keep & rule.at(batch, head, query, key)
+            return keep
 
         gaps = [] if self.gaps is None else list(zip(*(edge.unbind(-1) for edge in self.gaps), strict=True))
-        rule = by_pair(self.residual)
-        return part if rule is None and self.residual is not None else ByPair(part, at)
+        inside = ByPair(part, at)
+        return inside if self.residual is None else Joined(and_, inside, self.residual)
 
     def rest(self, *sides: slice) -> Tensor:
         """The residual of this part, checked."""
         assert self.residual is not None
-        keep = self.residual(*sides)
-        if not is_dense(keep) or keep.dtype != torch.bool or keep.ndim > 4:
-            raise ShapeError(
-                f"the residual of a mask's spans gave {shown(keep)}; expected a dense bool tensor that broadcasts to "
-                "the (batch, heads, queries, keys) it was asked for."
-            )
-        return keep if keep.ndim == 4 else keep.reshape((1,) * (4 - keep.ndim) + tuple(keep.shape))
+        return _as_part(self.residual(*sides))
 
     def host(self) -> tuple[np.ndarray, np.ndarray]:
         """Starts and stops on the host, of one shape; (0, 0) where nothing is allowed."""
@@ -248,12 +245,21 @@ def _who(mask: Titled | str) -> str:
     return mask if isinstance(mask, str) else f"{mask.title()}: lower"
 
 
+def _as_part(keep: Tensor) -> Tensor:
+    """A residual's result in four dimensions."""
+    if not is_dense(keep) or keep.dtype != torch.bool or keep.ndim > 4:
+        raise ShapeError(
+            f"the residual of a mask's spans gave {shown(keep)}; expected a dense bool tensor that broadcasts to "
+            "the (batch, heads, queries, keys) it was asked for."
+        )
+    return keep if keep.ndim == 4 else keep.reshape((1,) * (4 - keep.ndim) + tuple(keep.shape))
+
+
 def _checked_residual(residual: Residual, sizes: Sizes, *sides: slice) -> Tensor:
     """The residual of a part, checked: it must broadcast to the part."""
-    keep = residual(*sides)
+    keep = _as_part(residual(*sides))
     asked = tuple(len(range(size)[side]) for size, side in zip(sizes.shape, sides, strict=True))
-    known = is_dense(keep) and keep.ndim <= 4  # `Spans.rest` refuses all else
-    if known and (keep.device != sizes.device or not broadcasts(keep.shape, asked)):
+    if keep.device != sizes.device or not broadcasts(keep.shape, asked):
         raise ShapeError(
             f"the residual of a mask's spans gave a {type(keep).__name__} {tuple(keep.shape)} on {keep.device}; "
             f"expected one on {sizes.device} that broadcasts to the (batch, heads, queries, keys) it was asked for, "

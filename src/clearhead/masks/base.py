@@ -10,18 +10,20 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from clearhead.base.arrays import Array, mask_forms
+from clearhead.base.arrays import Array, mask_forms, refuse_additive
 from clearhead.base.built import Told
 from clearhead.base.errors import ClearheadError
 from clearhead.base.extended import Extended
+from clearhead.base.fold import fold
 from clearhead.base.pictures import Style
 from clearhead.base.positions import check_align
-from clearhead.base.rules import joined
+from clearhead.base.rules import Joined
 from clearhead.base.shapes import AlignLike, Sizes, array_sizes
 from clearhead.base.shapes import Sides as Sides
 from clearhead.base.steps import PAIRS as PAIRS
 from clearhead.base.steps import Step, made
 from clearhead.base.text import said
+from clearhead.base.thumbnails import short
 from clearhead.masks._draw import html, plot, sizes_drawn, text
 from clearhead.masks._read import KEPT
 from clearhead.masks._spans import Edges as Edges
@@ -35,6 +37,9 @@ from clearhead.masks._spans import of_intervals as of_intervals
 
 if TYPE_CHECKING:
     from clearhead.base.pictures import Axes
+
+TITLE = 2000  # the most characters of an expression
+FEW_LEVELS = 3
 
 
 class Mask(Extended, Told, ABC):
@@ -50,8 +55,9 @@ class Mask(Extended, Told, ABC):
     · · · ■ ■ ·
     · · · · ■ ■
 
-    A mask of your own is a subclass with `lower(sizes)`, which gives its `Spans`. In compiled code `&` and
-    `|` work; write `~` outside of compiled code, since the compiler does not support this operator for classes.
+    A mask of your own is a subclass with `lower(sizes)`, which gives its `Spans`. They are kept for later calls if the
+    class has `signature()` or `depends()`. In compiled code `&` and `|` work; write `~` outside of compiled code, since
+    the compiler does not support this operator for classes.
     """
 
     __array_ufunc__ = None  # so that NumPy's arrays leave operators to the mask
@@ -243,6 +249,7 @@ def check_mask(other: Any, operator: str, side: str = "right") -> Mask:
         return other
     if not isinstance(other, Tensor | np.ndarray):
         raise ClearheadError(f"{operator} joins two masks; the {side} one is {_no_mask(other)}.")
+    refuse_additive(other, f"the {side} side of {operator}, tensor", "bias={}")
     raise ClearheadError(
         f"{operator} joins two masks; the {side} one is a {type(other).__name__}, {other.dtype}, {tuple(other.shape)}. "
         f"{mask_forms('tensor', other)} A tensor that is added to the scores is no mask: pass it as bias=tensor."
@@ -250,162 +257,260 @@ def check_mask(other: Any, operator: str, side: str = "right") -> Mask:
 
 
 class Combined(Mask):
+    """Masks and an operator. Each mask is asked once, however often an expression uses it, and without recursion."""
+
+    meaning: str  # one sentence
+    ends: tuple[str, ...]  # the end of each inner mask's name in an explanation
+
+    def __init__(self, *inner: Mask) -> None:
+        self.positional = any(mask.positional for mask in inner)
+        self.counts_inside = any(mask.counts_inside for mask in inner)
+        self.levels = 1 + max(mask.levels if isinstance(mask, Combined) else 0 for mask in inner)
+
+    @property
+    @abstractmethod
+    def inner(self) -> tuple[Mask, ...]:
+        """The masks that it joins."""
+
+    @abstractmethod
+    def join(self, *values: Any) -> Any:
+        """The operator, on bool tensors or on steps of an explanation."""
+
+    @abstractmethod
+    def join_spans(self, sizes: Sizes, *spans: Spans) -> Spans:
+        """The normal form, from those of the inner masks."""
+
+    @abstractmethod
+    def join_titles(self, *titles: str) -> str:
+        """The title, from those of the inner masks."""
+
+    @abstractmethod
+    def join_drawn(self, *drawn: Sizes) -> Sizes:
+        """The sizes of `drawn`, from those of the inner masks."""
+
+    def signature(self) -> Hashable | None:
+        if self.levels <= FEW_LEVELS:  # few masks: asked in each call of a model that generates
+            own = [mask.signature() for mask in self.inner]
+            return None if None in own else (type(self), *own)
+        numbers: dict[Hashable, int] = {}  # of each mask by its own signature, or its operator and the numbers it joins
+
+        def make(mask: Mask, *inner: int | None) -> int | None:
+            own = (type(mask), *inner) if inner else mask.signature()
+            return None if own is None or None in inner else numbers.setdefault(own, len(numbers))
+
+        return None if fold(self, inner_masks, make) is None else (Combined, *numbers)
+
+    def depends(self) -> tuple[Tensor, ...] | None:
+        found = [mask.depends() for mask in leaves(self)]
+        known = [tensors for tensors in found if tensors is not None]
+        return tuple(tensor for tensors in known for tensor in tensors) if len(known) == len(found) else None
+
+    def notes(self) -> list[str]:
+        return [note for mask in leaves(self) for note in mask.notes()]
+
+    def drawn(self) -> Sizes:
+        def make(mask: Mask, *inner: Sizes) -> Sizes:
+            return mask.join_drawn(*inner) if isinstance(mask, Combined) else mask.drawn()
+
+        return fold(self, inner_masks, make)
+
+    def least(self) -> int:
+        return max(mask.least() for mask in leaves(self))
+
+    def title(self) -> str:
+        def make(mask: Mask, *inner: str) -> str:
+            return short(mask.join_titles(*inner), TITLE) if isinstance(mask, Combined) else said(mask, mask.title)
+
+        return fold(self, inner_masks, make)
+
+    def part(self, sizes: Sizes, at: Sides) -> Tensor:
+        def make(mask: Mask, *inner: Tensor) -> Tensor:
+            found: Tensor = mask.join(*inner) if isinstance(mask, Combined) else mask.part(sizes, at)
+            return found
+
+        return fold(self, inner_masks, make)
+
+    def steps(self, sizes: Sizes, at: Sides, name: str = "mask") -> list[Step]:
+        order: list[Mask] = []
+        fold(self, inner_masks, lambda mask, *inner: order.append(mask))
+        names = {id(self): name}
+        for mask in reversed(order):
+            for end, one in zip(mask.ends if isinstance(mask, Combined) else (), inner_masks(mask), strict=True):
+                names.setdefault(id(one), f"{names[id(mask)]}_{end}")
+        found: list[Step] = []
+
+        def make(mask: Mask, *inner: Step) -> Step:
+            own = names[id(mask)]
+            if isinstance(mask, Combined):
+                found.append(made(own, mask.meaning, mask.join(*inner), PAIRS))
+            else:
+                found.extend(mask.explained(sizes, at, own))
+            return found[-1]
+
+        fold(self, inner_masks, make)
+        return found
+
+    def lower(self, sizes: Sizes) -> Spans:
+        def make(mask: Mask, *inner: Spans) -> Spans:
+            if isinstance(mask, Combined):
+                return mask.join_spans(sizes, *inner)
+            return check_spans(mask.lower(sizes), sizes, mask)
+
+        return fold(self, inner_masks, make)
+
+
+def inner_masks(mask: Mask) -> tuple[Mask, ...]:
+    """The masks that an expression joins; none for any other mask."""
+    return mask.inner if isinstance(mask, Combined) else ()
+
+
+def leaves(mask: Mask) -> list[Mask]:
+    """The masks of an expression that are no expressions, each once."""
+    found: list[Mask] = []
+    fold(mask, inner_masks, lambda part, *inner: None if inner else found.append(part))
+    return found
+
+
+def with_leaves(mask: Mask, change: Callable[[Mask], Mask]) -> Mask:
+    """The expression with each of its leaves changed; itself where none is."""
+
+    def make(part: Mask, *inner: Mask) -> Mask:
+        if not inner:
+            return change(part)
+        same = all(new is old for new, old in zip(inner, inner_masks(part), strict=True))
+        return part if same else type(part)(*inner)
+
+    return fold(mask, inner_masks, make)
+
+
+class Pair(Combined):
     """Two masks and an operator."""
 
     operator: str
-    meaning: str  # one sentence
+    ends = ("left", "right")
 
     def __init__(self, left: Mask, right: Mask) -> None:
+        super().__init__(left, right)
         self.left, self.right = left, right
-        self.positional = left.positional or right.positional
-        self.counts_inside = left.counts_inside or right.counts_inside
 
-    def signature(self) -> Hashable | None:
-        sides = (self.left.signature(), self.right.signature())
-        return None if None in sides else (type(self), *sides)
+    @property
+    def inner(self) -> tuple[Mask, ...]:
+        return self.left, self.right
 
-    def depends(self) -> tuple[Tensor, ...] | None:
-        left, right = self.left.depends(), self.right.depends()
-        return None if left is None or right is None else left + right
+    def join_titles(self, *titles: str) -> str:
+        sides = (f"({text})" if isinstance(mask, Pair) else text for text, mask in zip(titles, self.inner, strict=True))
+        return f" {self.operator} ".join(sides)
 
-    def notes(self) -> list[str]:
-        return self.left.notes() + self.right.notes()
-
-    def drawn(self) -> Sizes:
-        left, right = self.left.drawn(), self.right.drawn()
+    def join_drawn(self, *drawn: Sizes) -> Sizes:
+        left, right = drawn
         batch, heads, queries, keys = map(max, zip(left.shape, right.shape, strict=True))
         # a side that is the same for all queries, or keys, is drawn at the sizes of the other
         queries = 0 if queries == 1 and 0 in (left.queries, right.queries) else queries
         return Sizes(batch, heads, queries, 0 if keys == 1 and 0 in (left.keys, right.keys) else keys)
 
-    def least(self) -> int:
-        return max(self.left.least(), self.right.least())
 
-    def title(self) -> str:
-        sides = (f"({s.title()})" if isinstance(s, Combined) else said(s, s.title) for s in (self.left, self.right))
-        return f" {self.operator} ".join(sides)
-
-    def steps(self, sizes: Sizes, at: Sides, name: str = "mask") -> list[Step]:
-        left, right = (
-            s.explained(sizes, at, f"{name}_{end}") for s, end in ((self.left, "left"), (self.right, "right"))
-        )
-        both = left[-1] & right[-1] if self.operator == "&" else left[-1] | right[-1]
-        return [*left, *right, made(name, self.meaning, both, PAIRS)]
-
-
-class And(Combined):
+class And(Pair):
     """Allowed where both allow: the intersection of their intervals."""
 
     operator = "&"
     meaning = "&, and: True where both are True. An axis of size 1 is repeated."
 
-    def part(self, sizes: Sizes, at: Sides) -> Tensor:
-        return self.left.part(sizes, at) & self.right.part(sizes, at)
-
     @classmethod
     def example(cls, sizes: Sizes) -> Mask:
         return cls(Between(0, max(sizes.keys - 1, 0)), Between(min(1, sizes.keys), sizes.keys))
 
-    def lower(self, sizes: Sizes) -> Spans:
-        a, b = (check_spans(side.lower(sizes), sizes, side) for side in (self.left, self.right))
+    def join(self, *values: Any) -> Any:
+        return values[0] & values[1]
+
+    def join_spans(self, sizes: Sizes, *spans: Spans) -> Spans:
+        a, b = spans
         residual = a.residual or b.residual
         if a.residual is not None and b.residual is not None:
-            one, two = a.residual, b.residual
-            residual = joined(lambda *slices: one(*slices) & two(*slices), torch.Tensor.__and__, one, two)
-        reads = a.reads + b.reads
+            residual = Joined(self.join, a.residual, b.residual)
+        reads = _all_of(a.reads, b.reads)
         if a.gaps is None and b.gaps is None:
             return Spans(torch.maximum(a.start, b.start), torch.minimum(a.stop, b.stop), residual, reads)
         both = of_intervals(*intersection(a.intervals(), b.intervals(), sizes.keys), sizes.keys)
         if both is not None:
             return both._replace(residual=residual, reads=reads)
         hull = Spans(torch.maximum(a.start, b.start), torch.minimum(a.stop, b.stop))
-        return hull._replace(residual=_either(a, b, sizes, torch.Tensor.__and__), reads=reads + a.edges() + b.edges())
+        return hull._replace(residual=_either(a, b, sizes, self.join), reads=_all_of(reads, a.edges(), b.edges()))
 
 
-class Or(Combined):
+class Or(Pair):
     """Allowed where either allows: the union of their intervals, with a residual where one has a residual."""
 
     operator = "|"
     meaning = "|, or: True where at least one is True. An axis of size 1 is repeated."
 
-    def part(self, sizes: Sizes, at: Sides) -> Tensor:
-        return self.left.part(sizes, at) | self.right.part(sizes, at)
-
     @classmethod
     def example(cls, sizes: Sizes) -> Mask:
         return cls(Between(0, min(1, sizes.keys)), Between(max(sizes.keys - 1, 0), sizes.keys))
 
-    def lower(self, sizes: Sizes) -> Spans:
-        a, b = (check_spans(side.lower(sizes), sizes, side) for side in (self.left, self.right))
+    def join(self, *values: Any) -> Any:
+        return values[0] | values[1]
+
+    def join_spans(self, sizes: Sizes, *spans: Spans) -> Spans:
+        a, b = spans
         joined = union(a.intervals(), b.intervals())
         either = of_intervals(*joined, sizes.keys)
-        reads = a.reads + b.reads
+        reads = _all_of(a.reads, b.reads)
         if a.residual is None and b.residual is None and either is not None:
             return either
         if either is None:  # the hull
             start, stop = joined
             last = stop.amax(-1)
             either = Spans(torch.where(stop > start, start, sizes.keys).amin(-1).clamp(max=last), last)
-            reads += a.edges() + b.edges()
-        return either._replace(residual=_either(a, b, sizes, torch.Tensor.__or__), reads=reads)
+            reads = _all_of(reads, a.edges(), b.edges())
+        return either._replace(residual=_either(a, b, sizes, self.join), reads=reads)
 
 
-def _either(a: Spans, b: Spans, sizes: Sizes, join: Callable[[Tensor, Tensor], Tensor]) -> Residual:
+def _either(a: Spans, b: Spans, sizes: Sizes, join: Callable[..., Tensor]) -> Residual:
     """Two masks joined pair by pair."""
-
-    one, two = a.pairs(sizes.keys), b.pairs(sizes.keys)
-    residual: Residual = joined(lambda *sides: join(one(*sides), two(*sides)), join, one, two)
-    return residual
+    return Joined(join, a.pairs(sizes.keys), b.pairs(sizes.keys))
 
 
-class Not(Mask):
+def _all_of(*several: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    """Some tensors and others, each once."""
+    found: dict[int, Tensor] = {id(tensor): tensor for tensors in several for tensor in tensors}
+    return tuple(found.values())
+
+
+class Not(Combined):
     """Allowed where the other mask does not allow: the complement of its intervals, or a residual."""
 
+    meaning = "~, not: True where the other is False."
+    ends = ("inner",)
+
     def __init__(self, mask: Mask) -> None:
+        super().__init__(mask)
         self.mask = mask
-        self.positional, self.counts_inside = mask.positional, mask.counts_inside
+
+    @property
+    def inner(self) -> tuple[Mask, ...]:
+        return (self.mask,)
 
     @classmethod
     def example(cls, sizes: Sizes) -> Mask:
         return cls(Between(min(1, sizes.keys), max(sizes.keys - 1, 0)))
 
-    def signature(self) -> Hashable | None:
-        inner = self.mask.signature()
-        return None if inner is None else (type(self), inner)
+    def join(self, *values: Any) -> Any:
+        return ~values[0]
 
-    def depends(self) -> tuple[Tensor, ...] | None:
-        return self.mask.depends()
+    def join_titles(self, *titles: str) -> str:
+        return f"~({titles[0]})" if isinstance(self.mask, Pair) else f"~{titles[0]}"
 
-    def notes(self) -> list[str]:
-        return self.mask.notes()
+    def join_drawn(self, *drawn: Sizes) -> Sizes:
+        return drawn[0]
 
-    def drawn(self) -> Sizes:
-        return self.mask.drawn()
-
-    def least(self) -> int:
-        return self.mask.least()
-
-    def title(self) -> str:
-        inner = said(self.mask, self.mask.title)
-        return f"~({inner})" if isinstance(self.mask, Combined) else f"~{inner}"
-
-    def part(self, sizes: Sizes, at: Sides) -> Tensor:
-        return ~self.mask.part(sizes, at)
-
-    def steps(self, sizes: Sizes, at: Sides, name: str = "mask") -> list[Step]:
-        inner = self.mask.explained(sizes, at, f"{name}_inner")
-        return [*inner, made(name, "~, not: True where the other is False.", ~inner[-1], PAIRS)]
-
-    def lower(self, sizes: Sizes) -> Spans:
-        other = check_spans(self.mask.lower(sizes), sizes, self.mask)
+    def join_spans(self, sizes: Sizes, *spans: Spans) -> Spans:
+        (other,) = spans
         if other.residual is None:
             rest = of_intervals(*complement(*other.intervals(), sizes.keys), sizes.keys)
             if rest is not None:
                 return rest
-
-        pairs = other.pairs(sizes.keys)
-        residual = joined(lambda *sides: ~pairs(*sides), torch.Tensor.__invert__, pairs)
-        return all_keys(sizes, residual, other.reads + other.edges())
+        residual = Joined(self.join, other.pairs(sizes.keys))
+        return all_keys(sizes, residual, _all_of(other.reads, other.edges()))
 
 
 class Between(Mask):

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from clearhead.base.arrays import Array, check_memory, mask_forms, owned
+from clearhead.base.arrays import Array, check_memory, mask_forms, owned, refuse_additive
 from clearhead.base.errors import ClearheadError
 from clearhead.base.rules import ByPair, entry
 from clearhead.base.shapes import Sides, Sizes, fit, part, placed
@@ -38,7 +38,7 @@ class DenseMask(Mask):
     """
 
     def __init__(self, keep: Array) -> None:
-        self.keep = check_keep(owned(keep, "keep"), "DenseMask: keep")
+        self.keep = check_keep(owned(keep, "keep"), "DenseMask: keep", keep)
 
     @classmethod
     def example(cls, sizes: Sizes) -> Mask:
@@ -117,12 +117,15 @@ def _of_few_rows(keep: Tensor, keys: int) -> tuple[Tensor, Tensor, bool]:
     return edges[..., 0], edges[..., 1], exact
 
 
-def check_keep(keep: Tensor, name: str) -> Tensor:
+def check_keep(keep: Tensor, name: str, given: Array, additive: str = "mask={}") -> Tensor:
+    """The tensor. Raise unless it is bool; `given`: what the caller passed, by whose type the error names a remedy.
+    `additive`: the remedy for an additive mask, see `refuse_additive`."""
     if keep.dtype != torch.bool:
+        refuse_additive(given, name, additive)
         whole = not (keep.is_floating_point() or keep.is_complex())
         lengths = "\nLengths, how many keys may be seen, pass as Lengths(mask)." if whole else ""
         raise ClearheadError(
-            f"{name} has dtype {keep.dtype}, shape {tuple(keep.shape)}; expected bool, True where a query may attend."
-            f"\n{mask_forms('mask', keep)}{lengths}\nA float tensor passed as mask= is added to the scores."
+            f"{name} has dtype {given.dtype}, shape {tuple(keep.shape)}; expected bool, True where a query may attend."
+            f"\n{mask_forms('mask', given)}{lengths}\nA float tensor passed as mask= is added to the scores."
         )
     return keep

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from clearhead.base.arrays import Array, to_tensor
+from clearhead.base.arrays import Array, refuse_additive, to_tensor
 from clearhead.base.errors import ClearheadError, ShapeError, columns
 from clearhead.base.rules import ByPair, entry
 from clearhead.base.shapes import Sizes, heads_second, one_or, part, placed
@@ -34,15 +34,17 @@ class Padding(Mask):
     """
 
     def __init__(self, keep: Array) -> None:
-        keep = to_tensor(keep, "keep")
+        given, keep = keep, to_tensor(keep, "keep")
         if keep.ndim != 2:
             raise ShapeError(f"Padding: keep has shape {tuple(keep.shape)}; expected (B, Lk).")
 
         def wrong() -> ClearheadError:
+            refuse_additive(given, "Padding: keep")
+            cast = "keep.bool()" if isinstance(given, Tensor) else "keep.astype(bool)"
             return ClearheadError(
-                f"Padding: keep has dtype {keep.dtype}, shape {tuple(keep.shape)}; expected bool or the integers 0 "
-                "and 1, for example keep.bool(). For lengths pass Lengths(valid_lens); a float tensor passed as mask= "
-                "is added to the scores."
+                f"Padding: keep has dtype {given.dtype}, shape {tuple(keep.shape)}; expected bool or the integers 0 "
+                f"and 1, for example {cast}. For lengths pass Lengths(valid_lens); a float tensor passed as mask= is "
+                "added to the scores."
             )
 
         if keep.is_floating_point() or keep.is_complex():

@@ -31,7 +31,8 @@ class SlidingWindow(Mask):
 
     Rule: query i sees the keys i + p − before ≤ j ≤ i + p + after, where p is the position of query 0: see
     `Causal`.
-    `before`, `after`: numbers of positions, 0 or more; a causal window of 256 positions is before=255.
+    `before`, `after`: numbers of positions, 0 or more, given by name. The query's own position is not counted: a causal
+    window of 256 positions (`sliding_window=256` in transformers) is before=255.
     Raises a `ClearheadError` for negative sizes. Cost: O(Lq).
     Source: Beltagy et al. 2020, "Longformer: The Long-Document Transformer".
     """
@@ -42,7 +43,15 @@ class SlidingWindow(Mask):
         for name in ("window", "size", "window_size", "sliding_window")
     }
 
-    def __init__(self, before: int, after: int = 0) -> None:
+    @staticmethod
+    def by_position(*given: object) -> str:
+        window = given[0] if type(given[0]) is int and given[0] > 0 else 4
+        return (
+            "SlidingWindow takes before= and after= by name, without the query's own position: "
+            f"sliding_window={window}, which counts it, is before={window - 1}."
+        )
+
+    def __init__(self, *, before: int, after: int = 0) -> None:
         self.before, self.after = (
             check_count(size, 0, f"SlidingWindow: {name}", most=math.inf)
             for name, size in (("before", before), ("after", after))

@@ -15,7 +15,7 @@ from clearhead.base.shapes import Sizes, placed
 from clearhead.base.text import brief
 from clearhead.base.tracing import compiling, ensure, looked_into, transformed
 from clearhead.masks._read import check_lengths
-from clearhead.masks.base import Combined, Mask, Not, all_keys
+from clearhead.masks.base import Mask, all_keys, leaves
 from clearhead.masks.causal import Causal
 from clearhead.masks.first_keys import FirstKeys
 from clearhead.masks.lengths import Lengths
@@ -190,7 +190,7 @@ class Step(NamedTuple):
             return (_up_to(self.state.known), bias) if mask is None else with_lengths(mask, [self.state.known], bias)
         _check_by_position(mask, bias, score)
         if self.at is None:
-            own: Mask = SlidingWindow(window - 1, FAR)
+            own: Mask = SlidingWindow(before=window - 1, after=FAR)
             own = own | FirstKeys(first) if first else own
             return with_lengths(own if mask is None else mask & own, self.lengths, None)
         if self.lengths is not None and (mask is None or type(mask) is Causal):
@@ -236,9 +236,7 @@ def _check_by_position(mask: Any, bias: Any, score: Score) -> None:
 
 
 def _endless(mask: Any) -> bool:
-    if isinstance(mask, Combined):
-        return _endless(mask.left) and _endless(mask.right)
-    return _endless(mask.mask) if isinstance(mask, Not) else type(mask) in ENDLESS
+    return isinstance(mask, Mask) and all(type(one) in ENDLESS for one in leaves(mask))
 
 
 def begun(limits: Limits, key: Tensor, value: Tensor, new_lens: Any) -> Step:

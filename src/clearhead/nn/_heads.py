@@ -258,7 +258,7 @@ def head_mask(mask: Any, sizes: tuple[int, int, int, int], dtype: torch.dtype) -
         return mask  # attention() raises for anything else
     tensor = owned(mask, "mask")
     if not tensor.is_floating_point():
-        check_keep(tensor, "mask")
+        check_keep(tensor, "mask", mask)
     elif tensor.dtype != dtype and autocasting(tensor.device):
         tensor = tensor.to(dtype)  # as autocast did with the projections
     four = tensor.unsqueeze(1) if tensor.ndim == 3 else tensor

@@ -20,7 +20,7 @@ from clearhead.biases.dense import DenseBias
 from clearhead.nn._heads import one_batch, split_heads
 from clearhead.nn._positions import every_position, places_of
 from clearhead.nn.rotary_embedding import RotaryEmbedding
-from clearhead.scores.base import Score
+from clearhead.scores.base import Score, factor_of
 from clearhead.scores.bilinear import Bilinear
 from clearhead.scores.dot import Dot
 
@@ -186,7 +186,7 @@ def factors_of(
             )
         tensor = 1 / apart if tensor is None else tensor / apart
     elif temperature is not None:
-        number = (score.factor(width) if number is None else number) / temperature
+        number = (factor_of(score, width) if number is None else number) / temperature
     return number, tensor
 
 

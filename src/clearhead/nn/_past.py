@@ -17,7 +17,7 @@ from clearhead.base.tracing import compiling
 from clearhead.biases.base import Bias, Sum
 from clearhead.biases.bias_function import BiasFunction
 from clearhead.masks._read import KEPT
-from clearhead.masks.base import Mask
+from clearhead.masks.base import Mask, with_leaves
 from clearhead.masks.mask_function import MaskFunction
 from clearhead.scores.base import Score, name_of
 from clearhead.scores.ragged import with_change
@@ -63,8 +63,11 @@ def after_cache(mask: Any, bias: Any, score: Score, past: int | Tensor, device: 
 
 def _mask(given: Any, after: Callable[[Any], AfterCache]) -> Any:
     """A mask; a copy where a rule is in it."""
-    if not isinstance(given, Mask):
-        return given
+    return with_leaves(given, lambda leaf: _leaf(leaf, after)) if isinstance(given, Mask) else given
+
+
+def _leaf(given: Mask, after: Callable[[Any], AfterCache]) -> Mask:
+    """A mask that is no expression; a copy where a rule is in it."""
     changes = {name: _held(part, after) for name, part in vars(given).items()}
     if isinstance(given, MaskFunction):
         changes["fn"] = after(given.fn)

@@ -152,7 +152,7 @@ class KeyValueCache:
     >>> attend, cache = MultiHeadAttention(8, 2).eval(), KeyValueCache(window=3, first=1)
     >>> with torch.no_grad():
     ...     steps = [attend(token, token, token, ch.Causal(), cache=cache) for token in x.split(1, dim=1)]
-    ...     windowed = attend(x, x, x, ch.Causal() & (ch.SlidingWindow(2) | ch.FirstKeys(1)))
+    ...     windowed = attend(x, x, x, ch.Causal() & (ch.SlidingWindow(before=2) | ch.FirstKeys(1)))
     >>> torch.allclose(torch.cat(steps, 1), windowed, atol=1e-6)
     True
 

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from clearhead.base.arrays import to_tensor
+from clearhead.base.arrays import refuse_additive, to_tensor
 from clearhead.base.errors import ClearheadError
 from clearhead.base.text import brief
 from clearhead.biases.base import Bias
@@ -61,6 +61,7 @@ def check_mask(mask: Any) -> None:
             "mask is nested; also beside nested inputs it is a Mask, or a tensor for the padded batch, (B, Lq, Lk)."
         )
     if isinstance(mask, Tensor | np.ndarray) and _whole(mask):
+        refuse_additive(mask, "mask")
         raise ClearheadError(
             f"mask has dtype {mask.dtype}, shape {tuple(mask.shape)}; expected bool, True where a query may attend, or "
             "float, added to the scores.\nFor lengths pass valid_lens=mask, or mask=Lengths(mask); for a tokenizer's "

@@ -12,10 +12,10 @@ from torch import Tensor
 from clearhead.base.arrays import check_float, mask_forms, to_tensor, to_tensor_float
 from clearhead.base.dropout import check_dropout, draw_seed
 from clearhead.base.errors import ClearheadError, ShapeError, UnsupportedError, columns
+from clearhead.base.kept import Memo
 from clearhead.base.modules import after_hooks
 from clearhead.base.numbers import check_number
 from clearhead.base.positions import check_align
-from clearhead.base.rules import Memo
 from clearhead.base.shapes import Sizes, apart, as_inputs, fit, no_heads, plain_sizes, refuse_fakes
 from clearhead.base.text import brief, outlined
 from clearhead.base.torch_state import any_autocast
@@ -42,7 +42,7 @@ from clearhead.problem.reads import tensors_in
 from clearhead.problem.region import Region, bias_part, visible_part
 from clearhead.problem.unseen import group, zero
 from clearhead.problem.visible import Visible, finite_unseen, resolve, seen_of
-from clearhead.scores.base import ByTile, Pairwise, Score, check_pairwise
+from clearhead.scores.base import ByTile, Pairwise, Score, check_pairwise, factor_of
 from clearhead.scores.dot import Dot
 from clearhead.scores.ragged import ragged
 from clearhead.scores.score_function import ScoreFunction
@@ -186,7 +186,7 @@ def make_problem(
     score.check(query, key)
     if 0 in sizes[:4] and not compiling():  # without pairs, a NaN would still reach the gradient of a projection
         query, key = (t.masked_fill(~t.isfinite(), 0.0) for t in (query, key))
-    factor = score.factor(query.shape[-1]) if scale is None else _call_scale(scale, score)
+    factor = factor_of(score, query.shape[-1]) if scale is None else _call_scale(scale, score)
     of_all = sizes if among is None else _of_all(sizes, *among)
     no_dropout = type(dropout_p) in (float, int) and not dropout_p
     if mask is None and bias is None and sinks is None and no_dropout:
@@ -379,7 +379,7 @@ def _as_mask(mask: Any, sizes: Sizes, dtype: torch.dtype, as_written: bool) -> t
     if tensor.device != sizes.device:
         raise ClearheadError(f"mask is on {tensor.device}, the inputs on {sizes.device}; pass mask.to(query.device).")
     if not tensor.is_floating_point():
-        return resolve(DenseMask(check_keep(tensor, "mask")), sizes, as_written), None
+        return resolve(DenseMask(check_keep(tensor, "mask", mask)), sizes, as_written), None
     if tensor.dtype != dtype and not autocasting(tensor.device):  # autocast changes the inputs' dtype alone
         raise ClearheadError(
             f"mask has dtype {tensor.dtype}, shape {tuple(tensor.shape)}, and is added to scores of {dtype}; "

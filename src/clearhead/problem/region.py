@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 from torch import Tensor
 
-from clearhead.base.rules import Memo
+from clearhead.base.kept import Memo
 from clearhead.base.shapes import Sides, Sizes, part
 from clearhead.biases.base import Added
 from clearhead.masks.base import Residual, Spans

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from clearhead.base.errors import ShapeError, UnsupportedError
-from clearhead.base.rules import Memo
+from clearhead.base.kept import Memo, Table, size_of
 from clearhead.base.shapes import Sizes, moved, part
 from clearhead.base.text import outlined
 from clearhead.base.torch_state import dispatch_modes
@@ -28,7 +28,7 @@ from clearhead.base.tracing import (
 from clearhead.base.versions import Versions
 from clearhead.masks._read import KEPT
 from clearhead.masks._spans import edges_on_host
-from clearhead.masks.base import Mask, Spans, all_keys
+from clearhead.masks.base import Combined, Mask, Spans, all_keys
 from clearhead.problem.unseen import Unseen, finite, seen, where_unseen
 
 STRIP = 2**22  # pairs of a residual that are looked at together
@@ -68,7 +68,7 @@ class Visible(NamedTuple):
         return self.known is not None and (not isinstance(self.known, Later) or "edges" in self.memo)
 
 
-_remembered: dict[Any, Visible] = {}  # for masks that are plain values: a model's layers use the same spans
+_plain = Table(64)  # of masks that are plain values, by signature and sizes: a model's layers use the same spans
 
 
 def resolve(mask: Mask, sizes: Sizes, as_written: bool) -> Visible:
@@ -79,11 +79,12 @@ def resolve(mask: Mask, sizes: Sizes, as_written: bool) -> Visible:
         return Visible(mask.resolve(sizes), None, "inside", Memo())
     follows = bool(dispatch_modes()) and traced()
     signature = None if follows or isinstance(sizes.align, Tensor) else mask.signature()
-    known = None if signature is None else _remembered.get((signature, sizes))
+    known: Visible | None = None if signature is None else _plain.use((signature, sizes))
     if known is not None:
         return known
     if signature is None and not transformed() and not follows and not isinstance(sizes.align, Tensor):
-        depends = mask.depends() if "lower" in vars(type(mask)) else None  # an inherited one may name too few
+        own = isinstance(mask, Combined) or "lower" in vars(type(mask))  # an inherited one may name too few
+        depends = mask.depends() if own else None
         if depends is not None:
             return _kept(mask, depends, sizes)
     if signature is None or transformed():  # tensors made inside a transform are not valid outside of it
@@ -94,9 +95,7 @@ def resolve(mask: Mask, sizes: Sizes, as_written: bool) -> Visible:
         if sizes.device != host.device:
             intervals_of(found)
             found = found._replace(spans=_on(found.spans, sizes.device))
-    if len(_remembered) >= 64:
-        _remembered.clear()
-    _remembered[signature, sizes] = found
+    _plain.keep((signature, sizes), found, size_of((*found.spans.edges(), *found.spans.reads, found.known)), found.memo)
     return found
 
 
@@ -174,27 +173,34 @@ def finite_unseen(visible: Visible, query: Tensor, key: Tensor) -> bool:
 
 
 def _attributes(mask: Mask) -> Iterator[Any]:
-    """The attributes of a mask, and of the masks that it joins."""
-    yield type(mask)
-    for name, value in vars(mask).items():
-        if name.startswith(KEPT):
-            continue
-        yield from _attributes(value) if isinstance(value, Mask) else (value,)
+    """The attributes of a mask, and of the masks that it holds, each of them once."""
+    waiting, met = [mask], {id(mask)}
+    while waiting:
+        one = waiting.pop()
+        yield type(one)
+        for name, value in vars(one).items():
+            if name.startswith(KEPT):
+                continue
+            yield value
+            if isinstance(value, Mask) and id(value) not in met:
+                met.add(id(value))
+                waiting.append(value)
 
 
 def _kept(mask: Mask, depends: tuple[Tensor, ...], sizes: Sizes) -> Visible:
     """The normal form that a mask keeps, until a tensor that it depends on is written to."""
-    kept = vars(mask).setdefault(KEPT, Memo())
+    kept = vars(mask).setdefault(KEPT, Table(4))
     named, now = [("the mask", tensor) for tensor in depends], list(_attributes(mask))
-    versions, before, found = kept.get(sizes, (None, [], None))
+    known = kept.use(sizes)
+    versions, before, found = (None, [], None) if known is None else known
     same = found is not None and len(now) == len(before) and all(a is b for a, b in zip(now, before, strict=True))
     if not same or not versions.known or versions.changed(named) is not None:
         with torch.inference_mode(False):  # a kept mask may be used where gradients are wanted
             found = visible(mask.resolve(sizes), sizes)
-        if len(kept) >= 4:
-            kept.clear()
         found.memo["kept"] = True
-        kept[sizes] = Versions(named), now, found
+        # the caller's tensors, which the residual reads, are the caller's memory
+        size = size_of((*found.spans.edges(), found.known))
+        kept.keep(sizes, (Versions(named), now, found), size, found.memo)
     made: Visible = found
     return made
 

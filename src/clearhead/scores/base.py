@@ -24,9 +24,10 @@ from clearhead.base.arrays import (
 from clearhead.base.built import Told
 from clearhead.base.errors import ClearheadError, ShapeError, columns
 from clearhead.base.extended import Extended
+from clearhead.base.kept import Memo
 from clearhead.base.modules import settled, with_parameters
 from clearhead.base.numbers import check_count, check_number, check_positive
-from clearhead.base.rules import Memo, indices_of
+from clearhead.base.rules import indices_of
 from clearhead.base.shapes import as_inputs, broadcasts
 from clearhead.base.single_pairs import call_rule, reads_rows
 from clearhead.base.steps import Step
@@ -99,7 +100,7 @@ def check_pairwise(lowered: Pairwise, query: Tensor, key: Tensor, who: str) -> P
     if type(lowered) is Pairwise:
         phi, own_query, own_key, weight, scale, softcap = lowered
         same = own_query is query and own_key is key and weight is None
-        if same and phi in PHIS and scale == 1.0 and type(scale) is float and softcap is None:
+        if same and phi in PHIS and type(scale) is float and scale == 1.0 and softcap is None:
             return lowered  # plain dot products need no further check
     if not isinstance(lowered, Pairwise) or lowered.phi not in PHIS:
         got = f"Pairwise({lowered.phi!r}, …)" if isinstance(lowered, Pairwise) else f"a {type(lowered).__name__}"
@@ -281,13 +282,24 @@ class Score(Extended, nn.Module, Told, ABC):
         queries, keys, _, sizes = as_inputs(to_tensor_float(query, "query"), to_tensor_float(key, "key"), None)
         self.check(queries, keys)
         keys = keys.repeat_interleave(sizes.heads // keys.shape[1], dim=1)
-        problem = ByTile(settled(self), queries, keys, self.factor(queries.shape[-1]), self.softcap)
+        problem = ByTile(settled(self), queries, keys, factor_of(self, queries.shape[-1]), self.softcap)
         scores: Any = sizes.restore(by_tile(problem))
         return cast(ArrayT, scores.detach().numpy() if isinstance(query, np.ndarray) else scores)
 
     if TYPE_CHECKING:  # torch declares a call of anything
 
         def __call__(self, query: ArrayT, key: ArrayT) -> ArrayT: ...
+
+
+def factor_of(score: Score, width: int) -> float:
+    """The score's own scale, a number: engines compare it, and give it no gradient."""
+    found = score.factor(width)
+    if isinstance(found, Tensor):
+        raise ClearheadError(
+            f"{type(score).__name__}.factor gave a tensor; expected a number. Multiply by the tensor in tile(), and in "
+            "lower() give it as Pairwise(scale=...)."
+        )
+    return found
 
 
 def capped(tile: Tensor, softcap: float | None) -> Tensor:

@@ -13,7 +13,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from clearhead.base.rules import ByPair, Memo
+from clearhead.base.kept import Memo
+from clearhead.base.rules import ByPair
 from clearhead.base.torch_private import to_another_dtype
 from clearhead.scores.base import ByTile
 

@@ -106,6 +106,7 @@ def read_by_kernels(problem: Problem) -> Any:
     lowered, spans, bias = problem.lowered, problem.spans, problem.bias
     assert lowered is not None
     start, stop = (None, None) if spans is None else (spans.start, spans.stop)
+    gaps = (None, None) if spans is None or spans.gaps is None else spans.gaps
     dense = relative = queries = keys = None
     blocks = blocks_of(problem, kernels())
     if bias is not None:
@@ -129,6 +130,7 @@ def read_by_kernels(problem: Problem) -> Any:
         None if problem.sinks is None else _float(problem.sinks),
         start,
         stop,
+        *gaps,
         blocks,
         dense,
         relative,

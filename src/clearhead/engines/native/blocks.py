@@ -1,4 +1,5 @@
-"""A mask's map of blocks, as the kernels read it: which tiles of queries see which panels of keys, and which pairs.
+"""A mask's map of blocks, as the kernels read it: which tiles of queries see which panels of keys, and the pairs of a
+residual.
 
 It is made once for each mask that is not one interval for each query, and kept with the mask's normal form.
 """
@@ -8,6 +9,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import numpy as np
 from torch import Tensor
 
 from clearhead.base.errors import ShapeError
@@ -16,8 +18,11 @@ from clearhead.base.tracing import plain
 from clearhead.masks.base import Spans
 from clearhead.problem.problem import Problem
 
-ROWS = 48  # queries to a tile, as csrc/problem.h has it
+ROWS, PANEL = 48, 64  # queries to a tile and keys to a panel, as csrc/problem.h has it
 STRIP = 2**24  # pairs of a residual that are made at once
+STRIP_ROWS = (
+    8 * ROWS
+)  # the most queries for which a residual is asked at once: only for the keys that some of them may see
 KEEP_BYTES = 2**26  # of the map at once: a larger map is made for some queries at a time, and not kept
 
 EVERY = slice(None)
@@ -37,7 +42,7 @@ def rows_at_once(problem: Problem) -> int:
     """How many queries the map may hold at once: all of them, or a whole number of tiles."""
     visible, sizes = problem.visible, problem.sizes
     if visible is None or visible.spans.residual is None or not all(sizes.shape):
-        return sizes.queries  # without a residual, few blocks of a tile have pairs of both kinds
+        return sizes.queries  # intervals have no bits, and few runs of blocks
     if math.prod(sizes.shape) <= 8 * KEEP_BYTES:
         return sizes.queries
     if "bytes" not in visible.memo:  # the most bytes of the map of one query, for all sequences and heads that differ
@@ -50,26 +55,37 @@ def rows_at_once(problem: Problem) -> int:
 def _made(spans: Spans, sizes: Sizes, kernels: Any) -> Any:
     edges = (spans.start, spans.stop, *(spans.gaps or (None, None)))
     known = [edge.shape for edge in spans.edges()]
-    step, first, found = sizes.queries, 0, None
+    step, first, found, hulls = sizes.queries, 0, None, spans.host()
     if spans.residual is not None:
-        step = max(ROWS, STRIP // max(1, math.prod(sizes.shape) // sizes.queries) // ROWS * ROWS)
+        step = STRIP // max(1, math.prod(sizes.shape) // sizes.queries) // ROWS * ROWS
+        step = min(max(ROWS, step), STRIP_ROWS)
     while first < sizes.queries:
         last = min(first + step, sizes.queries)
-        keep = None if spans.residual is None else _strip(spans, sizes, slice(first, last))
+        keys = slice(0, sizes.keys) if spans.residual is None else _hull(hulls, sizes, slice(first, last))
+        keep = None if spans.residual is None else _strip(spans, sizes, slice(first, last), keys)
         if found is None:
             shapes = known if keep is None else [*known, keep.shape]
             batch, heads = (max(shape[dim] for shape in shapes) for dim in (0, 1))
             found = kernels.Blocks(batch, heads, sizes.queries, sizes.keys)
-        found.add(*edges, keep, first, last)
+        found.add(*edges, keep, keys.start, keys.stop, first, last)
         first = last
     return found
 
 
-def _strip(spans: Spans, sizes: Sizes, queries: slice) -> Tensor:
-    """A mask's residual for some queries, its sizes checked, since the kernels rely on them."""
-    sides = (slice(0, sizes.batch), slice(0, sizes.heads), queries, slice(0, sizes.keys))
+def _hull(hulls: tuple[np.ndarray, np.ndarray], sizes: Sizes, queries: slice) -> slice:
+    """The keys of whole panels that hold all that some queries may see: a panel at least."""
+    start, stop = (edge[:, :, queries if edge.shape[2] > 1 else EVERY].clip(0, sizes.keys) for edge in hulls)
+    some = stop > start
+    low = np.where(some, start, sizes.keys).min().item() // PANEL * PANEL
+    high = -(-np.where(some, stop, 0).max().item() // PANEL) * PANEL
+    return slice(min(low, max(high - PANEL, 0)), min(max(high, PANEL), sizes.keys))
+
+
+def _strip(spans: Spans, sizes: Sizes, queries: slice, keys: slice) -> Tensor:
+    """A mask's residual for some queries and keys, its sizes checked, since the kernels rely on them."""
+    sides = (slice(0, sizes.batch), slice(0, sizes.heads), queries, keys)
     keep = spans.rest(*sides)
-    asked = (sizes.batch, sizes.heads, queries.stop - queries.start, sizes.keys)
+    asked = (sizes.batch, sizes.heads, queries.stop - queries.start, keys.stop - keys.start)
     if not broadcasts(keep.shape, asked) or not plain(keep):
         raise ShapeError(
             f"the residual of a mask's spans gave a {type(keep).__name__} {tuple(keep.shape)} on {keep.device}; "

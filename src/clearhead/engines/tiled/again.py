@@ -24,7 +24,7 @@ from torch import Tensor
 
 from clearhead.base.arrays import accumulated
 from clearhead.base.errors import ClearheadError
-from clearhead.base.rules import ByPair
+from clearhead.base.rules import ByPair, Joined
 from clearhead.base.tracing import compiling, readable
 from clearhead.engines.tiled import tiles
 from clearhead.masks.base import Spans
@@ -61,6 +61,8 @@ def _callers(thing: Any, depth: int = DEPTH) -> Iterator[Any]:
     inside: Iterable[Any] = ()
     if isinstance(thing, ByPair):
         inside = thing.of
+    elif isinstance(thing, Joined):
+        inside = thing.leaves()
     elif isinstance(thing, Spans):
         inside = (thing.residual,)
     elif isinstance(thing, partial):

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from clearhead.base.rules import Memo
+from clearhead.base.kept import Memo
 from clearhead.base.tracing import capturing
 from clearhead.biases.base import Added
 from clearhead.engines.triton.blocks import SHARED

@@ -13,9 +13,9 @@ from torch import Tensor
 
 from clearhead.base.arrays import FLOATS, check_memory
 from clearhead.base.errors import ClearheadError, ShapeError, UnsupportedError, require
+from clearhead.base.kept import Memo
 from clearhead.base.numbers import MOST
 from clearhead.base.positions import FAR
-from clearhead.base.rules import Memo
 from clearhead.base.text import said
 from clearhead.base.versions import Versions
 from clearhead.base.written import replacing

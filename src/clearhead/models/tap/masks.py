@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
+from clearhead.base.kept import Table, size_of
 from clearhead.base.rules import Rule
 from clearhead.base.shapes import Align, Sizes, broadcasts
 from clearhead.base.torch_private import uncounted, version
@@ -188,7 +189,7 @@ class MaskStore:
         self.counted = True  # whether writes to given tensors are counted; else one memory may hold several masks
         self._lock = threading.Lock()  # a model may run in several threads
         self._known: dict[Any, tuple[list[StorageWeakRef], Recorded]] = {}
-        self._distinct: dict[Any, list[Recorded]] = {}
+        self._distinct = Table(64)  # by shapes and types, and a number of its own
         self._rules: list[MaskFunction] = []
 
     def rule(self, fn: Rule) -> MaskFunction:
@@ -231,14 +232,11 @@ class MaskStore:
     def _shared(self, new: Recorded) -> Recorded:
         """An equal mask from before, if there is one: some models make the same mask anew for every layer."""
         kind = tuple(None if t is None else (tuple(t.shape), t.dtype, t.device) for t in new.tensors())
-        alike = self._distinct.pop(kind, [])
-        self._distinct[kind] = alike  # it comes last; each text of a corpus may have another shape
-        while len(self._distinct) > 8:
-            del self._distinct[next(iter(self._distinct))]
-        for old in alike:
+        for key in [key for key in self._distinct if key[0] == kind][-8:]:  # an equal mask is among the last few
+            old: Recorded = self._distinct.use(key)
             if all(a is None or torch.equal(a, b) for a, b in zip(old.tensors(), new.tensors(), strict=True)):  # type: ignore[arg-type]
                 return old
-        alike[:] = [*alike[-7:], new]  # an equal mask is among the last few
+        self._distinct.keep((kind, id(new)), new, size_of(new.tensors()))
         return new
 
 

@@ -28,7 +28,8 @@ template <class Score>
 struct BackwardShared {
     float *to_query, *to_dense, *to_relative, *query_factor, *key_factor;
     double* to_weight;
-    int64_t* hull;  // of each tile of queries: the first key that it sees, and the one after the last
+    int64_t* hull;   // of each tile of queries: the first key that it sees, and the one after the last
+    int64_t* reach;  // of each panel of keys: the first tile that sees some of it, and the one after the last
 
     void take(const Problem& p, const Gradients& g, Memory& memory) {
         const Shares shares(p, g);
@@ -36,9 +37,23 @@ struct BackwardShared {
         to_query = shares.parts > 1 ? memory.take(shares.parts * of_heads * p.queries * wide) : nullptr;
         to_weight = reinterpret_cast<double*>(memory.take(2 * shares.heads * shares.parts * weight_sums(p)));
         hull = reinterpret_cast<int64_t*>(memory.take(4 * of_heads * query_tiles(p)));
+        reach = reinterpret_cast<int64_t*>(memory.take(4 * of_heads * panels(p)));
         to_dense = split_dense(g) ? memory.take(shares.parts * g.dense_size) : nullptr;
         to_relative = g.relative ? memory.take(shares.parts * g.relative_size) : nullptr;
         query_factor = memory.take(wide), key_factor = memory.take(wide);
+    }
+
+    // Fills `reach` of a head, of whose tiles `hull` is known.
+    void find_reach(const Problem& p, int64_t batch, int64_t head) {
+        const int64_t tiles = query_tiles(p), *hull_of = hull + 2 * (batch * p.heads + head) * tiles;
+        int64_t* of = reach + 2 * (batch * p.heads + head) * panels(p);
+        for (int64_t panel = 0; panel < panels(p); panel++) of[2 * panel] = tiles, of[2 * panel + 1] = 0;
+        for (int64_t tile = 0; tile < tiles; tile++)
+            for (int64_t panel = hull_of[2 * tile] / PANEL;; panel++) {
+                panel = next_block(p, batch, head, tile, panel).panel;
+                if (panel * PANEL >= hull_of[2 * tile + 1]) break;
+                of[2 * panel] = min(of[2 * panel], tile), of[2 * panel + 1] = tile + 1;
+            }
     }
 
     static int64_t weight_sums(const Problem& p) { return Score::wide(p) + LANES; }
@@ -120,8 +135,13 @@ struct Backward {
              int64_t key_head, const SomePanels& some, double* to_weight) {
         const int64_t wide = Score::wide(p), out_wide = value_wide(p);
         for (int64_t n = 0; n < some.count; n++) panels_of[n].begin(p, batch, key_head, some.at(n));
-        for (int64_t head = key_head * p.groups(); head < (key_head + 1) * p.groups(); head++)
-            for (int64_t t = 0; t < query_tiles(p); t++) tile_of(p, g, shared, part, batch, head, t, some, to_weight);
+        for (int64_t head = key_head * p.groups(); head < (key_head + 1) * p.groups(); head++) {
+            const int64_t* reach = shared.reach + 2 * (batch * p.heads + head) * panels(p);
+            int64_t from = query_tiles(p), to = 0;
+            for (int64_t n = 0; n < some.count; n++)
+                from = min(from, reach[2 * some.at(n)]), to = max(to, reach[2 * some.at(n) + 1]);
+            for (int64_t t = from; t < to; t++) tile_of(p, g, shared, part, batch, head, t, some, to_weight);
+        }
         for (int64_t n = 0; n < some.count; n++) {
             const int64_t begin = some.at(n) * PANEL;
             const float *to_key = panels_of[n].to_key, *to_value = panels_of[n].to_value;
@@ -155,8 +175,8 @@ struct Backward {
         Dropout dropout;
         for (int64_t s = 0; s < count; s++) {
             const int64_t index = some.at(seen[s]), begin = index * PANEL;
-            const int32_t kind = kind_of(p, batch, head, t, index);
-            const Parts parts(p, spans, first, rows, index, kind);
+            const Block block{index, kind_of(p, batch, head, t, index)};
+            const Parts parts(p, spans, batch, head, first, rows, block);
             if (!parts.count) continue;
             if (!packed) {
                 Score::pack_queries(p, query, rows, queries, finite);
@@ -172,7 +192,7 @@ struct Backward {
             for (const Part& at : parts) {
                 Score::scores(p, queries, of.panel, Rows(p.key, batch, head / p.groups(), begin), at, tile);
                 Score::to_weights(p, up, of.values, at, slopes);
-                const V all = to_slopes(p, g, shared, part, batch, head, first, begin, at, spans, kind, dropout, sent);
+                const V all = to_slopes(p, g, shared, part, batch, head, first, begin, at, spans, block.kind, dropout, sent);
                 if (finite_grad) Score::to_values(p, queries, up, tile, at, of.to_value);
                 else pairs_to_values(p, upstream, at, of.to_value);
                 Score::gradients(p, queries, of.panel, of.keys, slopes, at, back, of.to_key, to_weight, sum(all));
@@ -297,6 +317,8 @@ void backward(const Problem& p, const Gradients& g, float* workspace) {
             const RowSpans spans(p, batch, head, first, rows);
             shared.hull[2 * i] = spans.low, shared.hull[2 * i + 1] = spans.high;
         }
+#pragma omp for schedule(dynamic)
+        for (int64_t i = 0; i < of_heads; i++) shared.find_reach(p, i / p.heads, i % p.heads);
 #pragma omp for schedule(dynamic)
         for (int64_t unit = 0; unit < units; unit++) {
             const int64_t part = unit % shares.parts;

@@ -72,6 +72,20 @@ class Workspace {
     std::unique_ptr<float, Free> memory;
 };
 
+// The gaps between a mask's intervals; none where there are no tensors.
+struct Gaps {
+    Given start, stop;
+    int64_t count = 0;
+
+    Gaps(nb::handle gap_start, nb::handle gap_stop, int64_t batch, int64_t heads, int64_t queries) : start(gap_start, "the start of the gaps") {
+        require(gap_start.is_none() == gap_stop.is_none(), "gaps have starts and stops.");
+        count = start.there() ? start.sizes[3] : 0;
+        const int64_t wanted[] = {batch, heads, queries, count};
+        if (start.there()) start.check(gap_start, "the start of the gaps", EDGES, wanted, 4);
+        stop = Given(gap_stop, "the stop of the gaps", EDGES, {batch, heads, queries, count});
+    }
+};
+
 // A problem, and the tensors that its arrays lie in.
 struct Held {
     Problem problem;
@@ -79,10 +93,10 @@ struct Held {
     std::vector<nb::object> tensors;
 
     Held(int64_t phi, double scale, double softcap, int64_t threads, nb::object query, nb::object key, nb::object value,
-         nb::object weight, nb::object sinks, nb::object start, nb::object stop, nb::object blocks, nb::object to_dense,
-         nb::object to_relative, nb::object bad_queries, nb::object bad_keys, double dropout_p, uint64_t seed,
+         nb::object weight, nb::object sinks, nb::object start, nb::object stop, nb::object gap_start, nb::object gap_stop,
+         nb::object blocks, nb::object to_dense, nb::object to_relative, nb::object bad_queries, nb::object bad_keys, double dropout_p, uint64_t seed,
          int64_t first_query)
-        : tensors{query, key, value, weight, sinks, start, stop, blocks, to_dense, to_relative, bad_queries, bad_keys} {
+        : tensors{query, key, value, weight, sinks, start, stop, gap_start, gap_stop, blocks, to_dense, to_relative, bad_queries, bad_keys} {
         // query and key say what the sizes are
         Given q(query, "query"), k(key, "key"), v(value, "value");
         require(q.count == 4 && k.count == 4 && (v.count == 4 || !v.there()), "query, key and value have four dimensions.");
@@ -102,6 +116,8 @@ struct Held {
         p.start = Given(start, "the start of the spans", EDGES, {b, h, lq});
         p.stop = Given(stop, "the stop of the spans", EDGES, {b, h, lq});
         require(start.is_none() == stop.is_none(), "spans have starts and stops.");
+        const Gaps gaps(gap_start, gap_stop, b, h, lq);
+        p.gap_start = gaps.start, p.gap_stop = gaps.stop, p.gaps = gaps.count;
         p.dense = dense = Given(to_dense, "the dense bias", ANY, {b, h, lq, lk});
         p.relative = relative = Given(to_relative, "the relative bias", ALONG, {b, h, std::max<int64_t>(lq + lk - 1, 0)});
         p.bad_queries = Given(bad_queries, "the poison of the queries", PER_QUERY, {b, h, lq});
@@ -122,11 +138,10 @@ struct Held {
             refuse("the map of blocks was made for a mask of " + shown(blocks.batch, blocks.heads, blocks.queries, blocks.keys) +
                    "; expected one of " + shown(p.batch, p.heads, p.queries, p.keys) + ".");
         }
-        p.kinds.data = const_cast<int32_t*>(blocks.kinds.data());
-        const int64_t head = blocks.tiles * blocks.panels;
-        p.kinds.strides[0] = blocks.batch == 1 ? 0 : blocks.heads * head, p.kinds.strides[1] = blocks.heads == 1 ? 0 : head;
-        p.kinds.strides[2] = blocks.panels, p.kinds.strides[3] = 1;
-        p.bits = blocks.bits.data();
+        p.tiles.data = const_cast<Runs*>(blocks.of_tile.data());
+        p.tiles.strides[0] = blocks.batch == 1 ? 0 : blocks.heads * blocks.tiles;
+        p.tiles.strides[1] = blocks.heads == 1 ? 0 : blocks.tiles, p.tiles.strides[2] = 1;
+        p.runs = blocks.runs.data(), p.bits = blocks.bits.data();
     }
 
     // The same with the arrays that a kernel writes its output and rows to, which may be missing.
@@ -345,29 +360,27 @@ NB_MODULE(_kernels, m) {
              })
         .def("add",
              [](Blocks& blocks, nb::handle start, nb::handle stop, nb::handle gap_start, nb::handle gap_stop, nb::handle keep,
-                int64_t first, int64_t last) {
+                int64_t first_key, int64_t last_key, int64_t first, int64_t last) {
                  const int64_t b = blocks.batch, h = blocks.heads, q = blocks.queries;
                  require(first >= 0 && first % ROWS == 0 && first <= last && last <= q, "these are no tiles of the mask.");
-                 Given low(gap_start, "the start of the gaps");
-                 const int64_t gaps = low.there() ? low.sizes[3] : 0;
-                 const int64_t of_gaps[] = {b, h, q, gaps};
-                 if (low.there()) low.check(gap_start, "the start of the gaps", EDGES, of_gaps, 4);
-                 require(gap_start.is_none() == gap_stop.is_none(), "gaps have starts and stops.");
+                 const bool panels = first_key >= 0 && first_key % PANEL == 0 && first_key <= last_key && last_key <= blocks.keys;
+                 require(panels && (last_key % PANEL == 0 || last_key == blocks.keys), "these are no panels of the mask.");
+                 const Gaps gaps(gap_start, gap_stop, b, h, q);
                  blocks.add(Given(start, "the start of the spans", EDGES, {b, h, q}), Given(stop, "the stop of the spans", EDGES, {b, h, q}),
-                            low, Given(gap_stop, "the stop of the gaps", EDGES, {b, h, q, gaps}), gaps,
-                            Given(keep, "the residual", KEPT, {b, h, last - first, blocks.keys}), first, last);
+                            gaps.start, gaps.stop, gaps.count,
+                            Given(keep, "the residual", KEPT, {b, h, last - first, last_key - first_key}), first_key, last_key, first, last);
              },
-             tensor, tensor, maybe, maybe, maybe, number, number)
+             tensor, tensor, maybe, maybe, maybe, number, number, number, number)
         .def_ro("batch", &Blocks::batch)
         .def_ro("heads", &Blocks::heads)
         .def_prop_ro("pairs", &Blocks::pairs)
-        .def_prop_ro("bytes", [](const Blocks& b) { return 4 * b.kinds.size() + 8 * b.bits.size(); });
+        .def_prop_ro("bytes", &Blocks::bytes);
     nb::class_<Held>(m, "Problem")
         .def(nb::init<int64_t, double, double, int64_t, nb::object, nb::object, nb::object, nb::object, nb::object,
-                      nb::object, nb::object, nb::object, nb::object, nb::object, nb::object, nb::object, double,
-                      uint64_t, int64_t>(),
+                      nb::object, nb::object, nb::object, nb::object, nb::object, nb::object, nb::object, nb::object,
+                      nb::object, double, uint64_t, int64_t>(),
              number, number, number, number, tensor, tensor, maybe, maybe, maybe, maybe, maybe, maybe, maybe, maybe, maybe,
-             maybe, number, number, number);
+             maybe, maybe, maybe, number, number, number);
     nb::class_<NamedSummary>(m, "Summary").def(nb::init<nb::dict, int64_t, int64_t, int64_t>());
     nb::class_<NamedSent>(m, "Sent").def(nb::init<nb::dict, int64_t, int64_t, int64_t>());
     nb::class_<Cpu>(m, "Cpu")

@@ -1,4 +1,5 @@
-// Which pairs of each block a mask allows: computed once for a mask, and read by all kernels (docs/maths/blocks.md).
+// Which blocks have a pair that a mask allows, and which pairs where it has a residual: found once for a mask, and read by all
+// kernels (docs/maths/blocks.md).
 #pragma once
 
 #include <algorithm>
@@ -25,76 +26,104 @@ inline uint64_t packed(const uint8_t* keep, int64_t step, int64_t count) {
 }
 
 struct Blocks {
-    int64_t batch, heads, queries, keys, tiles, panels;
-    std::vector<int32_t> kinds;  // (batch, heads, tiles, panels)
+    int64_t batch, heads, queries, keys, tiles;
+    std::vector<Runs> of_tile;   // (batch, heads, tiles)
+    std::vector<Run> runs;
     std::vector<uint64_t> bits;  // (n, ROWS)
 
     Blocks(int64_t batch, int64_t heads, int64_t queries, int64_t keys)
         : batch(batch), heads(heads), queries(queries), keys(keys), tiles((queries + ROWS - 1) / ROWS),
-          panels((keys + PANEL - 1) / PANEL), kinds((size_t)(batch * heads * tiles * panels), NONE) {}
+          of_tile((size_t)(batch * heads * tiles), Runs{0, 0}) {}
 
     // The tiles of the queries [first, last), where `first` is the first of a tile. start, stop: int64 (B, H, Lq); gap_start, gap_stop:
-    // (B, H, Lq, gaps); keep: uint8 (B, H, last - first, Lk), or none.
+    // (B, H, Lq, gaps); keep: uint8 (B, H, last - first, last_key - first_key), or none. These queries see none of the other keys.
     void add(const Array& start, const Array& stop, const Array& gap_start, const Array& gap_stop, int64_t gaps,
-             const Array& keep, int64_t first, int64_t last) {
-        std::vector<uint64_t> rows((size_t)(ROWS * panels));
+             const Array& keep, int64_t first_key, int64_t last_key, int64_t first, int64_t last) {
+        std::vector<Interval> intervals;  // of the rows of a tile, in panels
         for (int64_t b = 0; b < batch; b++)
             for (int64_t h = 0; h < heads; h++)
-                for (int64_t tile = first / ROWS; tile * ROWS < last; tile++)
-                    one(start, stop, gap_start, gap_stop, gaps, keep, first, std::min(last, (tile + 1) * ROWS), b, h, tile,
-                        rows.data());
-    }
-
-    void one(const Array& start, const Array& stop, const Array& gap_start, const Array& gap_stop, int64_t gaps,
-             const Array& keep, int64_t first, int64_t last, int64_t b, int64_t h, int64_t tile, uint64_t* rows) {
-        const int64_t from = tile * ROWS, count = last - from;
-        int64_t low = panels, high = 0;  // the panels that some row sees
-        for (int64_t r = 0; r < count; r++) {
-            const int64_t begin = std::max<int64_t>(*start.at<int64_t>(b, h, from + r), 0);
-            const int64_t end = std::min(*stop.at<int64_t>(b, h, from + r), keys);
-            if (end <= begin) continue;
-            low = std::min(low, begin / PANEL), high = std::max(high, (end + PANEL - 1) / PANEL);
-        }
-        int32_t* kind = kinds.data() + ((b * heads + h) * tiles + tile) * panels;
-        for (int64_t r = 0; r < count; r++) {
-            const int64_t i = from + r;
-            int64_t begin = std::max<int64_t>(*start.at<int64_t>(b, h, i), 0);
-            const int64_t end = std::min(*stop.at<int64_t>(b, h, i), keys);
-            uint64_t* row = rows + r * panels;
-            for (int64_t at = low; at < high; at++) row[at] = 0;
-            for (int64_t g = 0; g <= gaps; g++) {  // the intervals between the gaps
-                const int64_t to = g < gaps ? gap_start.at<int64_t>(b, h, i)[g * gap_start.strides[3]] : end;
-                const int64_t until = std::min(to, end);
-                for (int64_t at = begin / PANEL; at * PANEL < until; at++) row[at] |= inside(begin, until, at * PANEL);
-                if (g < gaps) begin = std::max(begin, gap_stop.at<int64_t>(b, h, i)[g * gap_stop.strides[3]]);
-            }
-            if (!keep) continue;
-            const uint8_t* bytes = keep.at<uint8_t>(b, h, i - first);
-            for (int64_t at = low; at < high; at++)
-                if (row[at]) row[at] &= packed(bytes + at * PANEL * keep.strides[3], keep.strides[3], std::min(PANEL, keys - at * PANEL));
-        }
-        for (int64_t at = low; at < high; at++) {
-            const uint64_t whole = inside(0, keys, at * PANEL);
-            uint64_t any = 0, all = whole;
-            for (int64_t r = 0; r < count; r++) any |= rows[r * panels + at], all &= rows[r * panels + at];
-            if (!any) continue;
-            if (all == whole) {
-                kind[at] = ALL;
-                continue;
-            }
-            kind[at] = (int32_t)(bits.size() / ROWS);
-            for (int64_t r = 0; r < ROWS; r++) bits.push_back(r < count ? rows[r * panels + at] : 0);
-        }
+                for (int64_t tile = first / ROWS; tile * ROWS < last; tile++) {
+                    const int64_t from = tile * ROWS, count = std::min(last - from, ROWS);
+                    const auto each = [&](int64_t r, auto take) {  // the intervals of a row, between its gaps
+                        int64_t begin = std::max(*start.at<int64_t>(b, h, from + r), first_key);
+                        const int64_t end = std::min(*stop.at<int64_t>(b, h, from + r), last_key);
+                        const int64_t *low = gap_start.at<int64_t>(b, h, from + r), *high = gap_stop.at<int64_t>(b, h, from + r);
+                        for (int64_t g = 0; g < gaps; g++) {
+                            const int64_t until = std::min(low[g * gap_start.strides[3]], end);
+                            if (until > begin) take(begin, until);
+                            begin = std::max(begin, high[g * gap_stop.strides[3]]);
+                        }
+                        if (end > begin) take(begin, end);
+                    };
+                    const auto kept = [&](int64_t r, int64_t panel) {
+                        const uint8_t* bytes = keep.at<uint8_t>(b, h, from + r - first) + (panel * PANEL - first_key) * keep.strides[3];
+                        return packed(bytes, keep.strides[3], std::min(PANEL, last_key - panel * PANEL));
+                    };
+                    add_tile((b * heads + h) * tiles + tile, count, each, kept, (bool)keep, intervals);
+                }
     }
 
     // How many pairs the kernels compute: all pairs of the blocks in which a pair is seen.
     int64_t pairs() const {
         int64_t sum = 0;
-        for (size_t i = 0; i < kinds.size(); i++) {
-            const int64_t panel = (int64_t)i % panels, tile = (int64_t)i / panels % tiles;
-            if (kinds[i] != NONE) sum += std::min(ROWS, queries - tile * ROWS) * std::min(PANEL, keys - panel * PANEL);
+        for (size_t i = 0; i < of_tile.size(); i++) {
+            const int64_t rows = std::min(ROWS, queries - (int64_t)i % tiles * ROWS);
+            for (int64_t n = of_tile[i].begin; n < of_tile[i].end; n++)
+                sum += rows * (std::min(keys, runs[n].last * PANEL) - runs[n].first * PANEL);
         }
         return sum;
+    }
+
+    size_t bytes() const { return sizeof(Runs) * of_tile.size() + sizeof(Run) * runs.size() + 8 * bits.size(); }
+
+  private:
+    struct Interval {
+        int64_t first, last;
+
+        bool operator<(const Interval& other) const { return first < other.first; }
+    };
+
+    // A tile of `rows` queries. `each(r, take)` gives the intervals of row r to `take`, and `kept(r, panel)` the keys of a panel
+    // that its residual keeps, as bits.
+    template <class Each, class Kept>
+    void add_tile(int64_t tile, int64_t rows, const Each& each, const Kept& kept, bool residual, std::vector<Interval>& intervals) {
+        intervals.clear();
+        for (int64_t r = 0; r < rows; r++)
+            each(r, [&](int64_t begin, int64_t end) {
+                const Interval panels{begin / PANEL, (end + PANEL - 1) / PANEL};
+                for (const Interval& known : intervals)  // those of the row before, for most rows
+                    if (known.first <= panels.first && known.last >= panels.last) return;
+                intervals.push_back(panels);
+            });
+        std::sort(intervals.begin(), intervals.end());
+        of_tile[tile].begin = (int64_t)runs.size();
+        int64_t panel = 0;
+        for (const Interval& some : intervals)
+            for (panel = std::max(panel, some.first); panel < some.last; panel++) {
+                const uint64_t whole = inside(0, keys, panel * PANEL);
+                uint64_t block[ROWS] = {}, any = 0, all = whole;
+                for (int64_t r = 0; r < rows; r++) {
+                    each(r, [&](int64_t begin, int64_t end) { block[r] |= inside(begin, end, panel * PANEL); });
+                    if (residual && block[r]) block[r] &= kept(r, panel);
+                    any |= block[r], all &= block[r];
+                }
+                if (!any) continue;
+                if (all == whole) {
+                    append(of_tile[tile].begin, panel, ALL);
+                } else if (!residual) {
+                    append(of_tile[tile].begin, panel, BY_SPANS);
+                } else {
+                    append(of_tile[tile].begin, panel, (int32_t)(bits.size() / ROWS));
+                    bits.insert(bits.end(), block, block + ROWS);
+                }
+            }
+        of_tile[tile].end = (int64_t)runs.size();
+    }
+
+    // Adds a block to the last run, if it continues it, or as a run of its own. `begin`: the first run of its tile.
+    void append(int64_t begin, int64_t panel, int32_t kind) {
+        if ((int64_t)runs.size() > begin && runs.back().last == panel && runs.back().kind_at(panel) == kind) runs.back().last++;
+        else runs.push_back(Run{(int32_t)panel, (int32_t)panel + 1, kind});
     }
 };
 

@@ -26,11 +26,13 @@ struct Contributions {
         if (wide) copy_rows(Rows(g.grad, batch, head, first), rows, p.value_width, grad, wide);
         V sums[ROWS];
         for (int64_t r = 0; r < rows; r++) sums[r] = V{};
-        for (int64_t panel = spans.low / PANEL; panel * PANEL < spans.high; panel++) {
+        for (int64_t panel = spans.low / PANEL;; panel++) {
+            const Block block = next_block(p, batch, head, first / ROWS, panel);
+            panel = block.panel;
             const int64_t begin = panel * PANEL;
-            const int32_t kind = kind_of(p, batch, head, first / ROWS, panel);
+            if (begin >= spans.high) break;
             SentBack sent(g.sent, batch, head, begin, keys_of(p, panel));
-            for (const Part& at : Parts(p, spans, first, rows, panel, kind)) {
+            for (const Part& at : Parts(p, spans, batch, head, first, rows, block)) {
                 Score::scores(p, queries, packed.panel_at(p, batch, key_head, panel),
                               Rows(p.key, batch, key_head, begin), at, tile);
                 product<false>(at.rows(), at.width(), p.value_width, grad + at.top * wide, wide, 1,
@@ -39,7 +41,7 @@ struct Contributions {
                 for (int64_t r = at.top; r < at.bottom; r++) {
                     const int64_t i = first + r;
                     float *s = tile + r * PANEL, *up = upstream + r * PANEL;
-                    finish(p, batch, head, i, begin, at, spans.start[r], spans.stop[r], kind, s);
+                    finish(p, batch, head, i, begin, at, spans.start[r], spans.stop[r], block.kind, s);
                     sent.add(i, at, up);
                     const float m = *g.maximum.at<float>(batch, head, i);
                     const float log_sum = *g.log_sum.at<float>(batch, head, i);

@@ -35,6 +35,13 @@ struct Decode {
     static int64_t rows(const Problem& p) { return p.groups() * p.queries; }
     static int64_t head_of(const Problem& p, int64_t key_head, int64_t r) { return key_head * p.groups() + r / p.queries; }
 
+    // Whether some query sees a key of a panel, by the map of blocks.
+    __attribute__((noinline)) static bool sees(const Problem& p, int64_t batch, int64_t key_head, int64_t panel) {
+        for (int64_t head = key_head * p.groups(); head < (key_head + 1) * p.groups(); head++)
+            if (kind_of(p, batch, head, 0, panel) != NONE) return true;
+        return false;
+    }
+
     // A split of one key head's keys: for each row its sums over them in `out`, then m and the sum of the weights.
     void run(const Problem& p, int64_t batch, int64_t key_head, int64_t from, int64_t to, float* out, float& finite) {
         const int64_t rows = Decode::rows(p), wide = value_wide(p);
@@ -50,6 +57,7 @@ struct Decode {
         memset(out, 0, sizeof(float) * (size_t)(rows * (wide + LANES)));
         const int64_t low = max(spans.low, from), high = min(spans.high, to);
         for (int64_t panel = low / PANEL; panel * PANEL < high; panel++) {
+            if (p.tiles && !sees(p, batch, key_head, panel)) continue;
             const int64_t begin = panel * PANEL;
             const Columns at(low, high, panel);
             const Rows keys(p.key, batch, key_head, begin), of_panel(p.value, batch, key_head, begin);

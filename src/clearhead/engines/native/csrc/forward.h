@@ -137,13 +137,16 @@ struct Forward {
         if (p.dropout_p > 0) dropout.begin(p, batch, head);
         Score::pack_queries(p, Rows(p.query, batch, head, first), rows, queries, finite);
         memset(out, 0, sizeof(float) * (size_t)(rows * wide));
-        for (int64_t panel = spans.low / PANEL; panel * PANEL < spans.high; panel++) {
+        // a summary's tiles may begin anywhere, so that they lie in two of the map's
+        const int64_t tile_of_first = first / ROWS, tile_of_last = (first + rows - 1) / ROWS, cut = ROWS - first % ROWS;
+        for (int64_t panel = spans.low / PANEL;; panel++) {
+            const Block one = next_block(p, batch, head, tile_of_first, panel);
+            const Block two = tile_of_last == tile_of_first ? one : next_block(p, batch, head, tile_of_last, panel);
+            panel = min(one.panel, two.panel);
             const int64_t begin = panel * PANEL;
-            // a summary's tiles may begin anywhere, so that they lie in two of the map's
-            const int32_t kind = kind_of(p, batch, head, first / ROWS, panel);
-            const int32_t next = kind_of(p, batch, head, (first + rows - 1) / ROWS, panel);
-            const int64_t cut = ROWS - first % ROWS;
-            const Parts parts(p, spans, first, rows, panel, kind, next, cut);
+            if (begin >= spans.high) break;
+            const int32_t kind = one.panel == panel ? one.kind : NONE, next = two.panel == panel ? two.kind : NONE;
+            const Parts parts(p, spans, batch, head, first, rows, panel, kind, next, cut);
             if (!parts.count) continue;
             float* scores = reduction.tile(panel, parts.whole, tile);
             if (p.dropout_p > 0) dropout.panel(begin);

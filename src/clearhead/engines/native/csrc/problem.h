@@ -35,6 +35,21 @@ inline uint64_t inside(int64_t from, int64_t to, int64_t begin) {
     return (high == PANEL ? ~0ull : (1ull << high) - 1) & ~((1ull << low) - 1);
 }
 
+// Which pairs are seen in a block, a tile of ROWS queries with a panel of PANEL keys: a number from 0 on is its place in `bits`.
+enum Kind : int32_t { NONE = -1, ALL = -2, BY_SPANS = -3 };
+
+// The panels [first, last) of a tile, in whose blocks a pair is seen; `kind`: of the first of them. Numbers from 0 on count up.
+struct Run {
+    int32_t first, last, kind;
+
+    int32_t kind_at(int64_t panel) const { return kind < 0 ? kind : kind + (int32_t)(panel - first); }
+};
+
+// The runs [begin, end) of one tile, in order. In the blocks outside of them no pair is seen.
+struct Runs {
+    int64_t begin, end;
+};
+
 enum Phi : int { MUL = 0, TANH_ADD = 1, SQ_DIFF = 2 };
 
 // scores = softcap(scale * sum_d weight_d phi(query_d, key_d)) + bias, -inf outside the spans and `keep`;
@@ -49,9 +64,12 @@ struct Problem {
     Array query, key, value;  // of any element type: (B, H, Lq, D), (B, Hk, Lk, D), (B, Hk, Lk, Ev); columns stand side by side
     Array weight;             // float (D): strides[0]; none: ones
     Array sinks;              // float (H): strides[0]
-    Array start, stop;        // int64 (B, H, Lq): query i sees the keys start <= j < stop
-    Array kinds;              // int32 (B, H, tiles of ROWS queries, panels of PANEL keys): see `Kind`; none: by the spans alone
-    const uint64_t* bits = nullptr;  // (n, ROWS): of each row of a block of which some pairs are seen, its keys as bits
+    Array start, stop;        // int64 (B, H, Lq): query i sees the keys start <= j < stop, outside of its gaps
+    Array gap_start, gap_stop;  // int64 (B, H, Lq, gaps)
+    int64_t gaps = 0;
+    Array tiles;              // Runs (B, H, tiles of ROWS queries): the map of blocks; none: by the spans alone
+    const Run* runs = nullptr;       // of all tiles
+    const uint64_t* bits = nullptr;  // (n, ROWS): of each row of a block with a residual, its keys as bits
     Array dense;              // of any element type: (B, H, Lq, Lk), added to the scores
     Array relative;           // float (B, H, Lq + Lk - 1), added along the diagonals: entry j - i + Lq - 1
     Array bad_queries;        // float (B, H, Lq), 0 or NaN, added to the scores
@@ -71,9 +89,6 @@ struct Problem {
     // Whether nothing but the spans comes between the scores and their softmax.
     bool plain() const { return !(softcap > 0) && !dense && !relative && !bad_keys; }
 };
-
-// Which pairs are seen in a block, a tile of queries with a panel of keys: a number from 0 on is its place in `bits`.
-enum Kind : int32_t { NONE = -1, ALL = -2, BY_SPANS = -3 };
 
 // The buffers of a summary of the weights; each may be missing. The problem's `out`, `maximum` and `log_sum` are filled too.
 struct Summary {

@@ -23,15 +23,17 @@ struct Scores {
             float* to = p.out.at<float>(batch, head, first + r);
             for (int64_t j = 0; j < p.keys; j++) to[j] = -INFINITY;
         }
-        for (int64_t panel = spans.low / PANEL; panel * PANEL < spans.high; panel++) {
+        for (int64_t panel = spans.low / PANEL;; panel++) {
+            const Block block = next_block(p, batch, head, first / ROWS, panel);
+            panel = block.panel;
             const int64_t begin = panel * PANEL;
-            const int32_t kind = kind_of(p, batch, head, first / ROWS, panel);
-            for (const Part& at : Parts(p, spans, first, rows, panel, kind)) {
+            if (begin >= spans.high) break;
+            for (const Part& at : Parts(p, spans, batch, head, first, rows, block)) {
                 Score::scores(p, queries, packed.panel_at(p, batch, key_head, panel),
                               Rows(p.key, batch, key_head, begin), at, tile);
                 for (int64_t r = at.top; r < at.bottom; r++) {
                     float* s = tile + r * PANEL;
-                    finish(p, batch, head, first + r, begin, at, spans.start[r], spans.stop[r], kind, s);
+                    finish(p, batch, head, first + r, begin, at, spans.start[r], spans.stop[r], block.kind, s);
                     memcpy(p.out.at<float>(batch, head, first + r) + begin + at.first, s + at.first,
                            sizeof(float) * (size_t)at.keys());
                 }

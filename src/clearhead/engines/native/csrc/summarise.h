@@ -231,7 +231,7 @@ struct Summarise {
         for (int64_t k = 0; k < seen; k++) {
             const int64_t begin = seen_panels[k] * PANEL;
             const int32_t kind = kind_of(p, batch, head, i / ROWS, seen_panels[k]);
-            const uint64_t bits = keys_seen(p, kind, i, begin, spans.start[r], spans.stop[r]);
+            const uint64_t bits = keys_seen(p, kind, batch, head, i, begin, spans.start[r], spans.stop[r]);
             float* row = all + (k * ROWS + r) * PANEL;
             for (int64_t c = 0; c < PANEL; c++)
                 row[c] = bits >> c & 1 && added(p, batch, head, i, begin + c) != -INFINITY ? NAN : 0.0f;

@@ -47,16 +47,53 @@ struct RowSpans {
     }
 };
 
+// A panel of keys, and which of its pairs with a tile of queries are seen.
+struct Block {
+    int64_t panel;
+    int32_t kind;
+};
+
+// `next_block` of a map. It is no part of the loops over panels: most masks have no map.
+__attribute__((noinline)) inline Block next_of_map(const Problem& p, const Runs& of, int64_t panel) {
+    const Run *run = p.runs + of.begin, *end = p.runs + of.end;
+    for (int64_t count = end - run; count > 0;) {  // the first run that ends after the panel
+        const int64_t half = count / 2;
+        if (run[half].last <= panel) run += half + 1, count -= half + 1;
+        else count = half;
+    }
+    if (run == end) return {(p.keys + PANEL - 1) / PANEL, NONE};
+    const int64_t at = max(panel, run->first);
+    return {at, run->kind_at(at)};
+}
+
+// The first block of a tile, from a panel on, in which a pair is seen. Without a map it is the panel's, seen by the spans. After the
+// last block, its panel is the number of panels.
+INLINE Block next_block(const Problem& p, int64_t batch, int64_t head, int64_t tile, int64_t panel) {
+    return p.tiles ? next_of_map(p, *p.tiles.at<Runs>(batch, head, tile), panel) : Block{panel, BY_SPANS};
+}
+
 // Which pairs of a tile of queries with a panel of keys are seen.
 INLINE int32_t kind_of(const Problem& p, int64_t batch, int64_t head, int64_t tile, int64_t panel) {
-    return p.kinds ? p.kinds.at<int32_t>(batch, head, tile)[panel] : BY_SPANS;
+    const Block block = next_block(p, batch, head, tile, panel);
+    return block.panel == panel ? block.kind : NONE;
+}
+
+// The keys of a panel in the gaps of query i, as bits.
+__attribute__((noinline)) inline uint64_t keys_in_gaps(const Problem& p, int64_t batch, int64_t head, int64_t i, int64_t begin) {
+    uint64_t bits = 0;
+    for (int64_t g = 0; g < p.gaps; g++)
+        bits |= inside(p.gap_start.at<int64_t>(batch, head, i)[g * p.gap_start.strides[3]],
+                       p.gap_stop.at<int64_t>(batch, head, i)[g * p.gap_stop.strides[3]], begin);
+    return bits;
 }
 
 // The keys of a panel that query i of a head sees, those from `begin` on, as bits. `kind`: of its block; `start`, `stop`: its span.
-INLINE uint64_t keys_seen(const Problem& p, int32_t kind, int64_t i, int64_t begin, int64_t start, int64_t stop) {
+INLINE uint64_t keys_seen(const Problem& p, int32_t kind, int64_t batch, int64_t head, int64_t i, int64_t begin,
+                          int64_t start, int64_t stop) {
     if (kind >= 0) return p.bits[kind * ROWS + i % ROWS];
-    if (kind == BY_SPANS) return inside(start, stop, begin);
-    return kind == ALL ? inside(begin, p.keys, begin) : 0;
+    if (kind != BY_SPANS) return kind == ALL ? inside(begin, p.keys, begin) : 0;
+    const uint64_t bits = inside(start, stop, begin);
+    return p.gaps ? bits & ~keys_in_gaps(p, batch, head, i, begin) : bits;
 }
 
 // Some keys of a panel, [first, last), and the columns [left, right) of whole vectors that hold them.
@@ -91,12 +128,12 @@ struct Parts {
     bool whole = false;  // all rows, with all that the tile sees of the panel
 
     // `kind` is of the rows before `cut`, `next` of the others: a tile may lie in two of the map's.
-    Parts(const Problem& p, const RowSpans& spans, int64_t first, int64_t rows, int64_t panel, int32_t kind, int32_t next,
-          int64_t cut) {
+    Parts(const Problem& p, const RowSpans& spans, int64_t batch, int64_t head, int64_t first, int64_t rows, int64_t panel,
+          int32_t kind, int32_t next, int64_t cut) {
         const int64_t begin = panel * PANEL, end = min(begin + PANEL, p.keys);
         if (begin >= spans.high || end <= spans.low || (kind == NONE && next == NONE)) return;
         const auto all = [&](int32_t k) {
-            return k == ALL || (k == BY_SPANS && spans.all_from <= begin && spans.all_to >= end);
+            return k == ALL || (k == BY_SPANS && !p.gaps && spans.all_from <= begin && spans.all_to >= end);
         };
         if (all(kind) && all(next)) {
             add(Columns(spans.low, spans.high, panel), 0, rows);
@@ -106,7 +143,7 @@ struct Parts {
         uint64_t bits[ROWS];
         int64_t top = rows, bottom = 0;
         for (int64_t r = 0; r < rows; r++) {
-            bits[r] = keys_seen(p, r < cut ? kind : next, first + r, begin, spans.start[r], spans.stop[r]);
+            bits[r] = keys_seen(p, r < cut ? kind : next, batch, head, first + r, begin, spans.start[r], spans.stop[r]);
             if (bits[r]) top = min(top, r), bottom = r + 1;
         }
         for (int64_t from = top; from < bottom; from += STRIP) {
@@ -116,8 +153,8 @@ struct Parts {
             if (any) add(Columns(__builtin_ctzll(any), PANEL - __builtin_clzll(any), 0), from, to);
         }
     }
-    Parts(const Problem& p, const RowSpans& spans, int64_t first, int64_t rows, int64_t panel, int32_t kind)
-        : Parts(p, spans, first, rows, panel, kind, kind, rows) {}
+    Parts(const Problem& p, const RowSpans& spans, int64_t batch, int64_t head, int64_t first, int64_t rows, const Block& block)
+        : Parts(p, spans, batch, head, first, rows, block.panel, block.kind, block.kind, rows) {}
 
     const Part* begin() const { return part; }
     const Part* end() const { return part + count; }
@@ -170,7 +207,7 @@ inline void epilogue(const Problem& p, int64_t batch, int64_t head, int64_t i, i
         const float* add = p.bad_keys.at<float>(batch, head / p.groups()) + begin;
         for (int64_t c = at.first; c < at.last; c++) s[c] += add[c] + poison;
     }
-    if (kind >= 0) return keep_bits(p.bits[kind * ROWS + i % ROWS], at, s);
+    if (kind >= 0 || (kind == BY_SPANS && p.gaps)) return keep_bits(keys_seen(p, kind, batch, head, i, begin, start, stop), at, s);
     if (start > begin + at.left || stop < begin + at.right) {
         const int32_t from = (int32_t)max(start - begin, -1), to = (int32_t)min(stop - begin, PANEL);
 #pragma omp simd
@@ -184,7 +221,7 @@ INLINE void finish(const Problem& p, int64_t batch, int64_t head, int64_t i, int
                    int64_t start, int64_t stop, int32_t kind, float* s, float* capped = nullptr) {
     if (kind == ALL) start = 0, stop = p.keys;
     if (kind == NONE) start = stop = 0;
-    const bool whole = kind < 0 && start <= begin + at.left && stop >= begin + at.right;
+    const bool whole = kind < 0 && (kind != BY_SPANS || !p.gaps) && start <= begin + at.left && stop >= begin + at.right;
     if (!whole || !p.plain()) epilogue(p, batch, head, i, begin, at, start, stop, kind, s, capped);
 }
 

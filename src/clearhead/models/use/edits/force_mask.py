@@ -45,9 +45,9 @@ class ForceMask(Edit):
             )
         if isinstance(mask, DenseMask):
             mask = mask.keep
-        self.mask: Mask | Tensor = (
-            mask if isinstance(mask, Mask) else check_keep(to_tensor(mask, "ForceMask: mask"), "ForceMask: mask")
-        )
+        if not isinstance(mask, Mask):
+            mask = check_keep(to_tensor(mask, "ForceMask: mask"), "ForceMask: mask", mask, "ForceMask(mask == 0)")
+        self.mask: Mask | Tensor = mask
 
     def before(self, problem: Problem, spot: Spot) -> Problem:
         sizes = problem.sizes._replace(leading=None)

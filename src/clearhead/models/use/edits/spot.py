@@ -16,7 +16,7 @@ from clearhead.base.errors import ShapeError, UnsupportedError
 from clearhead.base.shapes import Sizes, as_scores, fit, part, placed
 from clearhead.biases.base import Added, Bias, Sum, lowered
 from clearhead.biases.dense import DenseBias
-from clearhead.masks.base import And, Between, Mask, Not, Or
+from clearhead.masks.base import Between, Mask, with_leaves
 from clearhead.masks.dense import DenseMask
 from clearhead.models.tap.layers import Site
 from clearhead.models.tap.modules import Running
@@ -124,17 +124,13 @@ class Spot(NamedTuple):
 
     def _so_far(self, mask: Mask) -> Mask:
         """The mask with its matrices cut to the queries and keys of the whole sequence so far."""
-        if type(mask) is DenseMask:
-            rows, columns, heads = range(self.queries.stop), range(self.keys.stop), range(self.all_heads)
-            ends = self._replace(queries=rows, keys=columns, filled=self.newest, heads=heads)
-            return DenseMask(ends.tensor(mask.keep, "DenseMask: keep"))
-        if isinstance(mask, And | Or):
-            left, right = self._so_far(mask.left), self._so_far(mask.right)
-            return mask if left is mask.left and right is mask.right else type(mask)(left, right)
-        if isinstance(mask, Not):
-            inner = self._so_far(mask.mask)
-            return mask if inner is mask.mask else Not(inner)
-        return mask
+        rows, columns, heads = range(self.queries.stop), range(self.keys.stop), range(self.all_heads)
+        ends = self._replace(queries=rows, keys=columns, filled=self.newest, heads=heads)
+
+        def cut(leaf: Mask) -> Mask:
+            return DenseMask(ends.tensor(leaf.keep, "DenseMask: keep")) if type(leaf) is DenseMask else leaf
+
+        return with_leaves(mask, cut)
 
     def _whole(self, sizes: Sizes) -> Sizes:
         """The sizes of the whole sequence's scores, whose query 0 stands at key 0."""
