@@ -38,6 +38,7 @@ class Sizes(NamedTuple):
     device: torch.device = torch.device("cpu")
     leading: tuple[int, ...] | None = None  # the caller's leading dimensions; None: (B, H)
     align: Align = None  # where query 0 stands: see `positions.query_offset`
+    heads_last: bool | None = None  # whether the last leading dimension is the heads; None: where there are two or more
 
     @property
     def shape(self) -> tuple[int, int, int, int]:
@@ -48,9 +49,16 @@ class Sizes(NamedTuple):
         """The leading dimensions as the caller has them: (), (B,), (B, H), or more."""
         return (self.batch, self.heads) if self.leading is None else self.leading
 
+    @property
+    def has_heads(self) -> bool:
+        """Whether the last of the caller's leading dimensions is the heads."""
+        if self.leading is None:
+            return True
+        return len(self.leading) >= 2 if self.heads_last is None else self.heads_last
+
     def restore(self, tensor: Tensor) -> Tensor:
         """A (B, H, ...) tensor with the caller's leading dimensions."""
-        if self.leading is None or len(self.leading) == 2:
+        if self.has_heads and len(self.shown) == 2:
             return tensor
         return tensor.reshape(*self.shown, *tensor.shape[2:])
 

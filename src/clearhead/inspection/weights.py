@@ -25,7 +25,7 @@ from clearhead.engines.tiled.look import Look
 from clearhead.engines.tiled.statistics import looks
 from clearhead.inspection import plot
 from clearhead.inspection.gradients import WeightGradients
-from clearhead.inspection.index import Part, parse
+from clearhead.inspection.index import Heads, parse
 from clearhead.inspection.matrix import Index, LazyMatrix
 from clearhead.inspection.reductions.base import Reduction
 from clearhead.inspection.reductions.entropy import Entropy
@@ -33,7 +33,7 @@ from clearhead.inspection.reductions.output import Output
 from clearhead.inspection.reductions.pool import Pool
 from clearhead.inspection.reductions.received import Received
 from clearhead.inspection.reductions.topk import TopK
-from clearhead.inspection.source import FromCall, Source, shown
+from clearhead.inspection.source import FromCall, OfHeads, Source, shown
 from clearhead.inspection.stream import stream
 from clearhead.masks.base import MaskLike
 from clearhead.problem.checked import checked, ours
@@ -135,36 +135,36 @@ class Weights(LazyMatrix[ArrayT]):
         guarded: Problem = self._known["guarded"]
         return guarded
 
-    def _part(self, part: Part) -> Tensor:
-        problem = self._guarded
-        with without_autocast(problem.sizes.device):
-            return part.restore([self._weights(problem, b, part) for b in part.batches])
+    def _of_heads(self, heads: Heads) -> Weights[ArrayT]:
+        return Weights(OfHeads(self._source, heads), self._asked)
 
     def scores(self, index: Index = ...) -> ArrayT:
         """The raw scores at an index, before mask and bias: `score(query, key)[index]`."""
-        part = parse(index, self.shape, self._sizes)
-        whole, parts = self.problem, []
+        whole = self.problem
         if not on_the_host(whole.query):  # `make_problem` has done it on the host
             whole = zero_unseen(whole, only_not_finite=True)
-        with without_autocast(whole.sizes.device):
-            for batch in part.batches:
-                region = Region(batch, part.heads, part.queries, part.keys, masked=False)
-                parts.append(tiles.raw_scores(cut(whole, region)))
-        return self._out(part.restore(parts))
 
-    def _weights(self, problem: Problem, batch: slice, part: Part) -> Tensor:
+        def tile(*sides: slice) -> Tensor:
+            with without_autocast(whole.sizes.device):
+                return tiles.raw_scores(cut(whole, Region(*sides, masked=False)))
+
+        return self._out(self._part(parse(index, self.shape, self._sizes), tile))
+
+    def _tile(self, *sides: slice) -> Tensor:
         """exp(score − log-sum-exp), the log-sum-exp over the whole of these rows."""
-        engine = self._engine(problem)
-        rows = cut(problem, Region(batch, part.heads, part.queries))
-        if part.whole_rows or problem.needs_grad:
-            scores = engine.scores(rows)
-            return (tiles.weights(rows, scores) if scores.shape[-1] else scores)[..., part.keys]
-        tile = engine.scores(cut(rows, Region(keys=part.keys)))
-        if "rows" in self._known:  # computed before, for all rows
-            maximum, log_sum = (t[batch, part.heads, part.queries] for t in self._known["rows"])
-        else:
-            maximum, log_sum = _rows(rows, engine)
-        return tiles.weights_in(tile, maximum, log_sum)
+        problem = self._guarded
+        engine, (*outer, keys) = self._engine(problem), sides
+        rows = cut(problem, Region(*outer))
+        with without_autocast(problem.sizes.device):
+            if range(problem.sizes.keys)[keys] == range(problem.sizes.keys) or problem.needs_grad:
+                scores = engine.scores(rows)
+                return (tiles.weights(rows, scores) if scores.shape[-1] else scores)[..., keys]
+            tile = engine.scores(cut(rows, Region(keys=keys)))
+            if "rows" in self._known:  # computed before, for all rows
+                maximum, log_sum = (t[tuple(outer)] for t in self._known["rows"])
+            else:
+                maximum, log_sum = _rows(rows, engine)
+            return tiles.weights_in(tile, maximum, log_sum)
 
     def logsumexp(self) -> ArrayT:
         """log Σ_j exp(s_ij) over the allowed keys and the sink, if any, (..., Lq); −∞ where a query sees nothing."""
@@ -340,6 +340,8 @@ class Weights(LazyMatrix[ArrayT]):
     def __matmul__(self, value: ArrayT | LazyMatrix[ArrayT]) -> ArrayT:
         """The attention output for these values, by the fastest engine that can; a lazy value is made dense."""
         value = value.dense() if isinstance(value, LazyMatrix) else value
+        if isinstance(value, np.ndarray | Tensor) and value.ndim == 1:  # one number for each key
+            return cast(ArrayT, (self @ value[:, None])[..., 0])
         self._check_kind(value=value)
         problem = self._with_value(value)
         with without_autocast(problem.sizes.device):
