@@ -877,7 +877,7 @@ class Later(ch.extend.Bias):
         "ch.weights(x, x).reduce(ch.reductions.Mass(torch.tensor([0, -1, 1, 1])))",
         (
             "bool, (groups, Lk)",
-            "ch.weights(x, x).reduce(ch.reductions.Mass(torch.tensor([[True, False, False, False], [False, False, True, True]])))[0] # @",
+            "ch.weights(x, x).reduce(ch.reductions.Mass(torch.tensor([[True, False, False, False], [False, False, True, True]]))) # @",
             "torch.stack([soft(x, x)[..., 0], soft(x, x)[..., 2:].sum(-1)], -1)",
         ),
     ),
@@ -885,7 +885,7 @@ class Later(ch.extend.Bias):
         "ch.weights(x, x).reduce(ch.reductions.Mass(groups))",
         (
             "groups.to_dense()",
-            "ch.weights(x, x).reduce(ch.reductions.Mass(@))[0]",
+            "ch.weights(x, x).reduce(ch.reductions.Mass(@))",
             "torch.stack([soft(x, x)[..., :2].sum(-1), soft(x, x)[..., 2:].sum(-1)], -1)",
         ),
         setup="groups = torch.tensor([0, 0, 1, 1]).to_sparse()",

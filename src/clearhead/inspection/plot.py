@@ -44,7 +44,7 @@ def picks(head: tuple[Any, ...], outer: tuple[int, ...]) -> list[Pick]:
     return list(itertools.product(*chosen))
 
 
-def titles(chosen: Sequence[Pick], has_heads: bool) -> list[str]:
+def titles(chosen: Sequence[Pick], has_heads: bool = True) -> list[str]:
     """The title of each head: the numbers in which the heads differ."""
     count = len(chosen[0])
     last = ["sequence", "head"] if has_heads else ["sequence"]

@@ -136,7 +136,7 @@ class Weights(LazyMatrix[ArrayT]):
         return guarded
 
     def _of_heads(self, heads: Heads) -> Weights[ArrayT]:
-        return Weights(OfHeads(self._source, heads), self._asked)
+        return type(self)(OfHeads(self._source, heads), self._asked)
 
     def scores(self, index: Index = ...) -> ArrayT:
         """The raw scores at an index, before mask and bias: `score(query, key)[index]`."""
@@ -197,7 +197,7 @@ class Weights(LazyMatrix[ArrayT]):
         return sizes.restore(dense)
 
     @overload
-    def reduce(self: Weights[Tensor], one: Reduction[R1], /) -> tuple[R1]: ...
+    def reduce(self: Weights[Tensor], one: Reduction[R1], /) -> R1: ...
     @overload
     def reduce(self: Weights[Tensor], one: Reduction[R1], two: Reduction[R2], /) -> tuple[R1, R2]: ...
     @overload
@@ -209,9 +209,9 @@ class Weights(LazyMatrix[ArrayT]):
         self: Weights[Tensor], one: Reduction[R1], two: Reduction[R2], three: Reduction[R3], four: Reduction[R4], /
     ) -> tuple[R1, R2, R3, R4]: ...
     @overload
-    def reduce(self, *reductions: Reduction[object]) -> tuple[ArrayT | tuple[ArrayT, ...], ...]: ...
-    def reduce(self, *reductions: Reduction[object]) -> tuple[object, ...]:
-        """Any reductions, in one streaming pass: a tuple of their results, in their order.
+    def reduce(self, *reductions: Reduction[object]) -> Any: ...
+    def reduce(self, *reductions: Reduction[object]) -> object:
+        """Any reductions, in one streaming pass: the result of one, or a tuple of the results of several.
 
         >>> import torch, clearhead as ch
         >>> w = ch.weights(torch.rand(100, 8), torch.rand(100, 8))
@@ -219,8 +219,11 @@ class Weights(LazyMatrix[ArrayT]):
         ...     ch.reductions.Entropy(), ch.reductions.TopK(5), ch.reductions.Received(), ch.reductions.Pool(10))
         >>> values.shape, image.shape
         (torch.Size([100, 5]), torch.Size([10, 10]))
+        >>> w.reduce(ch.reductions.MaxScore()).shape
+        torch.Size([100])
         """
-        return self._reduced(*reductions)
+        results = self._reduced(*reductions)
+        return results[0] if len(results) == 1 else results
 
     def _reduced(self, *reductions: Reduction[Any]) -> tuple[Any, ...]:
         wrong = [r for r in reductions if not isinstance(r, Reduction)]
@@ -341,7 +344,11 @@ class Weights(LazyMatrix[ArrayT]):
         """The attention output for these values, by the fastest engine that can; a lazy value is made dense."""
         value = value.dense() if isinstance(value, LazyMatrix) else value
         if isinstance(value, np.ndarray | Tensor) and value.ndim == 1:  # one number for each key
-            return cast(ArrayT, (self @ value[:, None])[..., 0])
+            return cast(ArrayT, self._times(value[:, None])[..., 0])
+        return self._times(value)
+
+    def _times(self, value: ArrayT) -> ArrayT:
+        """The attention output for a value (..., Lk, Ev)."""
         self._check_kind(value=value)
         problem = self._with_value(value)
         with without_autocast(problem.sizes.device):

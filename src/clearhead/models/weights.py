@@ -103,7 +103,7 @@ class MultipliedWeights(PaddedWeights):
     >>> block, x = ch.nn.DotProductAttention(), torch.zeros(1, 1, 2, 8)
     >>> with ch.watch(block) as seen, ch.edit(block, ch.edits.ScaleHeads(factor=0.5, queries=1)):
     ...     output = block(x, x, x)
-    >>> seen[0].weights[0, 0]
+    >>> seen[0].weights[0, 0].dense()
     tensor([[0.5000, 0.5000],
             [0.2500, 0.2500]])
 
@@ -130,7 +130,7 @@ class MultipliedWeights(PaddedWeights):
 
     def _reduced(self, *reductions: Reduction[Any]) -> tuple[Any, ...]:
         results = super()._reduced(*map(self._meant, reductions))
-        return tuple(map(self._times, results, reductions))
+        return tuple(map(self._of_product, results, reductions))
 
     def gradients(self, value: Any, grad: Any) -> WeightGradients:
         raise UnsupportedError(
@@ -144,11 +144,11 @@ class MultipliedWeights(PaddedWeights):
             "at parts: weights[index], or a map of means: Pool(size, how='mean')."
         )
 
-    def __matmul__(self, value: Any) -> Any:
-        return self._product(super().__matmul__(value), self._factor.unsqueeze(-1))
+    def _times(self, value: Any) -> Any:
+        return self._product(super()._times(value), self._factor.unsqueeze(-1))
 
     def _meant(self, reduction: Reduction[Any]) -> Reduction[Any]:
-        """The reduction of the softmax from which `_times` makes this reduction of the product."""
+        """The reduction of the softmax from which `_of_product` makes this reduction of the product."""
         if type(reduction) is Received:
             return Received(self._of_queries(reduction.queries))
         if type(reduction) is Pool and reduction.how == "mean":
@@ -160,7 +160,7 @@ class MultipliedWeights(PaddedWeights):
             "computed. Look at parts: weights[index]."
         )
 
-    def _times(self, result: Any, reduction: Reduction[Any]) -> Any:
+    def _of_product(self, result: Any, reduction: Reduction[Any]) -> Any:
         factor = self._factor
         if isinstance(reduction, TopK):
             values, keys = result
