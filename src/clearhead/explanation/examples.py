@@ -43,11 +43,11 @@ def explain_online_softmax(scores: Tensor, value: Tensor, first: int) -> Explana
     v = Step("value", "One vector for each key.", value[None, None], ("B", "H", "Lk", "Ev"))
     one, two = _block("first", s, v, slice(0, first)), _block("second", s, v, slice(first, keys))
     parts = [
-        Part("Inputs", (s, v), f"{ABOUT}\n{letters(())}"),
         Part(f"The first block: keys 0 to {first - 1}", tuple(one)),
         Part(f"The second block: keys {first} to {keys - 1}", tuple(two)),
         Part("Merged: exactly the softmax over all keys", tuple(_merged(one, two, s, v))),
     ]
+    parts.insert(0, Part("Inputs", (s, v), f"{ABOUT}\n{letters((), parts)}"))
     return Explanation("Online softmax, step by step", tuple(parts), shown)
 
 

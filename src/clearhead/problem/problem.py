@@ -431,4 +431,5 @@ def with_given(problem: Problem, bias: Any, mask: Any) -> Problem:
     given = [] if bias is None else [bias if isinstance(bias, Bias) else DenseBias(bias)]
     if isinstance(mask, Tensor | np.ndarray) and to_tensor(mask, "mask").is_floating_point():
         given.append(DenseBias(mask))
+        given[-1].of_mask = True
     return problem._replace(bias=problem.bias._replace(given=sum(given[1:], start=given[0])))
