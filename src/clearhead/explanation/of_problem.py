@@ -126,9 +126,12 @@ def mask_part(mask: Any, sizes: Sizes, shown: Shown, scores: Step) -> list[Step]
     )
     keep = steps[-1].value.expand(scores.value.shape)
     hidden = int((~keep).sum())
-    why = f"Where the mask is False the score becomes -∞: here for {hidden:,} of {keep.numel():,} pairs."
-    if hidden:
-        why += " exp(-∞) is 0, so these keys get the weight 0, and the weights of the other keys sum to 1."
+    why = (
+        f"Where the mask is False the score becomes -∞: here for {hidden:,} of {keep.numel():,} pairs. "
+        "exp(-∞) is 0, so these keys get the weight 0, and the weights of the other keys sum to 1."
+    )
+    if not hidden:
+        why = f"The mask is True for all {keep.numel():,} pairs here, so no score changes."
     return [*steps, made("masked", why, scores.masked_fill(~steps[-1], -torch.inf))]
 
 
@@ -174,26 +177,26 @@ def softmax_part(rows: Problem, scores: Step) -> list[Step]:
     return [*steps, maximum, numerator, total, made("weights", why, shares, value=value, by=scores.softmax(-1))]
 
 
-def wrong_axis(scores: Step) -> list[Step]:
+def wrong_axis(scores: Step, values: bool) -> list[Step]:
     """The softmax over the queries, as a mistake; no step where there is one query, or a key that no query sees."""
     if scores.value.shape[-2] < 2 or bool((scores.value == -torch.inf).all(-2).any()):
         return []
     wrong = scores.softmax(-2)
     why = (
         "A common mistake: a softmax over the queries makes each column sum to 1, and not each row. "
-        f"{_row_sums(wrong.value)}, so the outputs would not be averages of the values."
+        f"{_row_sums(wrong.value)}{', so the outputs would not be averages of the values' * values}."
     )
     return [made("wrong_axis", why, wrong, aside=True)]
 
 
-def masked_after(scores: Step, mask: Step) -> list[Step]:
+def masked_after(scores: Step, mask: Step, values: bool) -> list[Step]:
     """Weights set to 0 after the softmax, as a mistake; no step where the mask hides no pair that is shown."""
     if bool(mask.value.all()):
         return []
     late = scores.softmax(-1).masked_fill(~mask, 0.0)
     why = (
         "A common mistake: weights set to 0 after the softmax. The masked keys are still in the totals. "
-        f"{_row_sums(late.value)}, not all to 1, and the masked keys change the output."
+        f"{_row_sums(late.value)}, not all to 1{', and the masked keys change the output' * values}."
     )
     return [made("masked_after", why, late, aside=True)]
 
@@ -240,11 +243,11 @@ def attention_parts(
         masked = mask_part(given, problem.sizes, shown, last)
         parts.append(Part("Mask: who may see whom", tuple(masked)))
         mask = masked[-2]
-        otherwise = masked_after(last, mask) if rows.sinks is None else []
+        otherwise = masked_after(last, mask, value is not None) if rows.sinks is None else []
         last = masked[-1]
     softmax = softmax_part(rows, last)
     if rows.sinks is None:
-        otherwise = wrong_axis(last) + otherwise
+        otherwise = wrong_axis(last, value is not None) + otherwise
     parts.append(Part("Softmax: from scores to weights", (*softmax, *otherwise)))
     if value is not None:
         output = output_part(rows, softmax[-1], value, shown, mask)
@@ -315,7 +318,7 @@ def _shares(weights: Tensor, shown: Shown) -> str:
     """The largest weights of the first few rows, in words: of the keys that every view shows."""
     found = []
     for i, row in zip(shown.queries, weights.detach()[0, 0].nan_to_num()[:SAID], strict=False):
-        largest = [j for j in row.topk(min(2, len(row))).indices.tolist() if row[j] >= 0.005]
+        largest = [j for j in row.sort(descending=True, stable=True).indices[:2].tolist() if row[j] >= 0.005]
         best = [j for j in largest if j in shown.keys] or largest[:1]  # none is shown where other keys were asked for
         shares = " and ".join(f"{float(row[j]):.0%} of the value of {shown.name('Lk', j)}" for j in best)
         if best:
@@ -341,8 +344,8 @@ def explain_softmax(scores: Tensor, mask: Mask | None, at: Any = None, align: An
     if mask is not None:
         masked = mask_part(mask, whole.sizes, shown, given)
         parts.append(Part("Mask: who may see whom", tuple(masked)))
-        last, otherwise, keep = masked[-1], masked_after(given, masked[-2]), masked[-2].value
+        last, otherwise, keep = masked[-1], masked_after(given, masked[-2], False), masked[-2].value
     steps = softmax_part(problem, last)
-    parts.append(Part("Softmax: from scores to weights", (*steps, *wrong_axis(last), *otherwise)))
+    parts.append(Part("Softmax: from scores to weights", (*steps, *wrong_axis(last, False), *otherwise)))
     parts.insert(0, Part("Scores", (given,), letters(_lead(shown), parts)))
     return Explanation("Softmax over the keys, step by step", tuple(parts), settle(shown, steps[-1].value, keep))
