@@ -68,7 +68,7 @@ CLAIMS = {
 def check(explanation):
     formulas = " ".join(step.formula for step in steps_of(explanation))
     letters = {x for index in re.findall(r"\[([^\]]*)\]", formulas) for x in re.findall(r"[a-z]+", index)}
-    notes = " ".join(part.drawn for part in explanation.parts)
+    notes = " ".join(part["drawn"] for part in explanation.document.record["parts"])
     said = re.search(r"In a formula (.*?)(: |\. )", notes)
     explained = re.findall(r"\b([b-z])\b", said[1]) if said else []
     assert set(explained) <= letters and {"i", "j"} <= set(explained), (explained, letters)

@@ -6,7 +6,6 @@ import re
 from collections.abc import Collection, Iterable, Mapping
 
 from clearhead.base.shapes import Sizes
-from clearhead.explanation.document import Part
 
 LEGEND = {
     "B": "sequences",
@@ -46,20 +45,20 @@ def drawn(shapes: Mapping[str, tuple[int, ...]], sizes: Sizes) -> str:
     return "\n".join([*lines, "", f"{meanings}.", *_repeated(rows, whole, sizes)])
 
 
-def letters(lead: Collection[str], parts: Iterable[Part]) -> str:
-    """Sentences on how to read the formulas and tables of these parts. They explain only letters that occur there.
+def letters(lead: Collection[str], formulas: Iterable[str]) -> str:
+    """Sentences on how to read formulas and tables. They explain only letters that occur in the formulas.
 
     `lead`: the axes that the scores have, among "B" and "H".
     """
-    formulas = " ".join(step.formula for part in parts for step in part.steps)
-    used = {letter for index in INDEX.findall(formulas) for letter in re.findall(r"[a-z]+", index)}
+    every = " ".join(formulas)
+    used = {letter for index in INDEX.findall(every) for letter in re.findall(r"[a-z]+", index)}
     counted = [f"{letter} counts {what}" for letter, what in COUNTED.items() if letter in used]
     numbers = [letter for letter in "den" if letter in used]
     if numbers:
-        every = " and ".join([", ".join(numbers[:-1]), numbers[-1]] if len(numbers) > 1 else numbers)
-        counted.append(f"{every} count{'s' * (len(numbers) == 1)} the numbers of a vector")
+        listed = " and ".join([", ".join(numbers[:-1]), numbers[-1]] if len(numbers) > 1 else numbers)
+        counted.append(f"{listed} count{'s' * (len(numbers) == 1)} the numbers of a vector")
     found = f"In a formula {', '.join(counted[:-1])}, and {counted[-1]}"
-    vector, added = VECTOR.search(formulas), re.search(r"Σ_([a-z])", formulas)
+    vector, added = VECTOR.search(every), re.search(r"Σ_([a-z])", every)
     if vector:
         found += f": {vector[0]} is number {vector[3]} of {vector[1]} {vector[2]}"
     found += f". Σ_{added[1]} adds up over all {added[1]}." if added else "."

@@ -20,7 +20,6 @@ from clearhead.biases.base import ends_in, numbers_alone
 from clearhead.biases.dense import DenseBias
 from clearhead.engines.tiled import tiles
 from clearhead.explanation.explanation import Explanation, Part
-from clearhead.explanation.inputs import letters
 from clearhead.explanation.shown import FEW, SAID, Shown, choose, narrowed, settle
 from clearhead.masks.base import Mask
 from clearhead.masks.dense import DenseMask
@@ -215,13 +214,13 @@ def explain_problem(problem: Problem, mask: Any, at: Any, *, drawn: str, title: 
     shown = choose(at, problem.sizes)
     inputs = input_steps(problem, shown)
     parts, weights, keep = attention_parts(problem, mask, shown, inputs)
-    drawn += "\n" + letters(_lead(shown), parts)
-    return Explanation(title, (Part("Inputs", tuple(inputs), drawn), *parts), settle(shown, weights, keep))
+    first = Part("Inputs", tuple(inputs), drawn, _lead(shown))
+    return Explanation(title, (first, *parts), settle(shown, weights, keep))
 
 
-def _lead(shown: Shown) -> list[str]:
+def _lead(shown: Shown) -> tuple[str, ...]:
     """The leading axes that the scores have."""
-    return [axis for axis in ("B", "H") if axis not in shown.absent]
+    return tuple(axis for axis in ("B", "H") if axis not in shown.absent)
 
 
 def attention_parts(
@@ -339,13 +338,11 @@ def explain_softmax(scores: Tensor, mask: Mask | None, at: Any = None, align: An
     problem = cut(whole, shown.region)
     why = "One number for each query and key: the better they fit, the larger it is."
     given = Step("scores", why, problem.query.to(accumulated(scores.dtype)), SCORES)
-    parts: list[Part] = []
-    last, otherwise, keep = given, [], None
+    parts, last, otherwise, keep = [Part("Scores", (given,), letters_of=_lead(shown))], given, [], None
     if mask is not None:
         masked = mask_part(mask, whole.sizes, shown, given)
         parts.append(Part("Mask: who may see whom", tuple(masked)))
         last, otherwise, keep = masked[-1], masked_after(given, masked[-2], False), masked[-2].value
     steps = softmax_part(problem, last)
     parts.append(Part("Softmax: from scores to weights", (*steps, *wrong_axis(last, False), *otherwise)))
-    parts.insert(0, Part("Scores", (given,), letters(_lead(shown), parts)))
     return Explanation("Softmax over the keys, step by step", tuple(parts), settle(shown, steps[-1].value, keep))

@@ -15,7 +15,7 @@ from clearhead.base.steps import Step
 from clearhead.base.torch_private import has_hooks
 from clearhead.base.tracing import without_autocast
 from clearhead.explanation.explanation import Explanation, Part
-from clearhead.explanation.inputs import drawn, letters
+from clearhead.explanation.inputs import drawn
 from clearhead.explanation.modules.captured import Captured, captured
 from clearhead.explanation.modules.projection import Linear, joined_steps, projection_steps, split
 from clearhead.explanation.modules.sides import Side, gate_steps, side_steps, stages
@@ -139,13 +139,11 @@ def _explained(
     joined = joined_steps(layers.output, gates[-1] if gates else output, heads, shown)
     parts = [
         Part("Inputs", tuple(steps), _said(given, layers)),
-        Part("Projections, and the heads", tuple(projected)),
+        Part("Projections, and the heads", tuple(projected), drawn(shapes, problem.sizes), letters_of=("B", "H")),
         *attention,
         *([Part("Gate: how much of each head's output goes on", tuple(gates))] if gates else []),
         Part("Heads together, and the last projection", tuple(joined)),
     ]
-    said = "\n".join([drawn(shapes, problem.sizes), letters(("B", "H"), parts)])
-    parts[1] = replace(parts[1], drawn=said)
     title = f"{type(module).__name__}({module.extra_repr()}), step by step".replace("()", "")
     return Explanation(title, tuple(parts), settle(shown, weights, keep))
 
