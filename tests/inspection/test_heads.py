@@ -72,7 +72,7 @@ def close(found, expected):
 
 
 def draw_index(source, count):
-    """Numbers, 0 or −1, and full slices for `count` leading dimensions, and an index of the matrix with this meaning."""
+    """Numbers, 0 or −1, and full slices for `count` leading dimensions, and an index with this meaning."""
     numbers = source.sample(range(count), source.randint(1, count))
     lead = tuple(source.choice([0, -1]) if d in numbers else slice(None) for d in range(count))
     full = slice(None)
@@ -218,7 +218,7 @@ def test_one_head_is_printed_with_its_numbers():
 
 
 def test_heads_cannot_be_written_to():
-    with pytest.raises(ch.UnsupportedError, match=r"read-only: write to a copy, w\.dense\(\)"):
+    with pytest.raises(ch.UnsupportedError, match=r"read-only \(item assignment\): write to a copy, w\.dense\(\)"):
         weights(2, 4)[0, 3][2] = 0
 
 

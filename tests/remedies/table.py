@@ -280,6 +280,25 @@ CASES = [
         setup="query = x[0, 0]",
     ),
     case(
+        "attention(x[0, :, 0], x[0, :, 1], x[0, :, 2], score=ch.Gaussian())",
+        (
+            "query[:, None]",
+            "attention(@, x[0, :, 1:2], x[0, :, 2:3], score=ch.Gaussian())",
+            "attention(x[0, :, :1], x[0, :, 1:2], x[0, :, 2:3], score=ch.Gaussian())",
+        ),
+        setup="query = x[0, :, 0]",
+    ),
+    case(
+        "attention(x[0], x[0], x[0, :, 2])",
+        ("value[:, None]", "attention(x[0], x[0], @)", "plain(x[0], x[0], x[0, :, 2:3])"),
+        setup="value = x[0, :, 2]",
+    ),
+    case(
+        "attention(x[0, 0, 0], x[0, :, :1], x[0])",
+        ("query.reshape(1, 1)", "attention(@, x[0, :, :1], x[0])", "plain(x[0, :1, :1], x[0, :, :1], x[0])"),
+        setup="query = x[0, 0, 0]",
+    ),
+    case(
         "attention([[1.0, 2.0]], x, x)",
         (
             "numpy.asarray(query)",
@@ -595,6 +614,10 @@ class Later(ch.extend.Bias):
     case(
         "ch.weights(x, x)[torch.tensor([0, 1])]",
         ("dense()", "ch.weights(x, x).@[torch.tensor([0, 1])]", "soft(x, x)[:2]"),
+    ),
+    case(
+        "ch.explain(x[0], x[0], x[0]).weights",
+        ("explanation['weights']", "(lambda explanation: @)(ch.explain(x[0], x[0], x[0]))", "soft(x[0], x[0])"),
     ),
     case("ch.weights(x, x).topk(9)", ("1 ≤ k ≤ Lk", "ch.weights(x, x).topk(4)[0] # @", "soft(x, x).topk(4).values")),
     case(

@@ -107,7 +107,7 @@ def as_inputs(query: Tensor, key: Tensor, value: Tensor | None) -> tuple[Tensor,
         if tensor.ndim < 2:
             raise ShapeError(
                 f"{name} has shape {tuple(tensor.shape)}; expected at least two dimensions, (..., length, width). "
-                f"For one vector pass {name}[None]."
+                + _as_matrix(name, named)
             )
     if any(t.dtype != query.dtype or t.device != query.device for t in named.values()):
         _refuse_mixture(named)
@@ -140,6 +140,16 @@ def as_inputs(query: Tensor, key: Tensor, value: Tensor | None) -> tuple[Tensor,
         four = [_fold(t.reshape(padded[n]), outer, heads if n == "query" else key_heads) for n, t in named.items()]
     sizes = Sizes(batch, heads, query.shape[-2], key.shape[-2], query.device, leading)
     return four[0], four[1], four[2] if len(four) > 2 else None, sizes
+
+
+def _as_matrix(name: str, named: Mapping[str, Tensor]) -> str:
+    """The hint for an input of fewer than two dimensions: one vector beside matrices, else numbers side by side."""
+    if not named[name].ndim:
+        return f"For one number pass {name}.reshape(1, 1)."
+    widths = [t.shape[-1] for n, t in named.items() if n not in (name, "value") and t.ndim > 1]
+    if name != "value" and any(width > 1 for width in widths):
+        return f"For one vector pass {name}[None]."
+    return f"For {len(named[name])} vectors of one number each pass {name}[:, None]."
 
 
 def plain_sizes(query: Any, key: Any, value: Any) -> Sizes | None:

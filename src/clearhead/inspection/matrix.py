@@ -72,6 +72,10 @@ def _with_numpy_names(method: Method) -> Method:
     return cast(Method, renamed)
 
 
+def _read_only(name: str) -> UnsupportedError:
+    return UnsupportedError(f"a lazy matrix is read-only ({name}): write to a copy, w.dense().")
+
+
 class LazyMatrix(ABC, Generic[ArrayT]):
     """A matrix (..., Lq, Lk) that is computed where it is looked at.
 
@@ -166,7 +170,7 @@ class LazyMatrix(ABC, Generic[ArrayT]):
         return self.dense().reshape(part.shape) if part.whole else self._out(self._part(part))
 
     def __setitem__(self, index: Index, value: object) -> Never:
-        raise UnsupportedError("a lazy matrix is read-only: write to a copy, w.dense().")
+        raise _read_only("item assignment")
 
     def dense(self, max_bytes: int | EllipsisType | None = ...) -> ArrayT:
         """The whole matrix (..., Lq, Lk), as a tensor or an array.
@@ -389,7 +393,7 @@ class LazyMatrix(ABC, Generic[ArrayT]):
         if isinstance(kwargs.get("out"), LazyMatrix) or (
             isinstance(first, LazyMatrix) and name.endswith("_") and not name.endswith("__")
         ):
-            raise UnsupportedError(f"a lazy matrix is read-only ({name}): write to a copy, w.dense().")
+            raise _read_only(name)
         args, kwargs = tree_map_only(LazyMatrix, LazyMatrix._tensor, (args, kwargs))
         return function(*args, **kwargs)
 
