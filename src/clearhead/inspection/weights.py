@@ -66,12 +66,16 @@ class Weights(LazyMatrix[ArrayT]):
     torch.Size([2, 8, 50, 50])
     >>> w[0, 3, 17].shape                        # one exact row
     torch.Size([50])
+    >>> w[0, 3].entropy().shape, w[0, 3].dense().shape             # one head, lazy too
+    (torch.Size([50]), torch.Size([50, 50]))
     >>> w.entropy().shape, w.received().shape, w.pool(10).shape
     (torch.Size([2, 8, 50]), torch.Size([2, 8, 50]), torch.Size([2, 8, 10, 10]))
     >>> (w @ torch.rand(2, 8, 50, 4)).shape
     torch.Size([2, 8, 50, 4])
 
-    `w[index]` is a part as a tensor, and `w[:]` the whole, up to 256 MiB. `sum`, `mean`, `max`, `min`, `amax`, `amin`,
+    `w[index]` is a part as a tensor, and `w[:]` the whole, up to 256 MiB. Numbers for leading dimensions alone, such as
+    `w[0]`, `w[0, 3]` and `w[:, 3]`, give a lazy matrix of these heads, with all that is here; `w[0, 3].dense()` is its
+    tensor. `sum`, `mean`, `max`, `min`, `amax`, `amin`,
     `argmax` and `argmin` are those of `w[:]` in O(Lq + Lk) memory. Any other operator or function of PyTorch or NumPy,
     such as `w * 2` or `torch.stack([w, w])`, is given `w[:]`; other methods of tensors are written `w[:].sort(-1)`.
 

@@ -34,11 +34,11 @@ from clearhead.problem.words import ALL_WORDS, Words
 class ReducedCall(Call):
     """An attention call of a model: the results of reductions are kept, and no query and no key.
 
-    `results`: the results in the order of the reductions, each (B, H, …); `TopK` gives weight 0 and key −1 where there
-    are fewer keys than k. `shape`: (B, H, Lq, Lk), where H is the number of chosen heads; `heads`: their numbers.
-    `name`, `kind`, `backend`, `padding`, `run`: as in `AttentionCall`. `queries`, bool (B, H, Lq): the queries that see
-    a key and are no padding. `keys`, bool (B, H, Lk): the keys that are seen and are no padding; None unless a result
-    has a number for each key. `means` are over these queries or keys.
+    `results`: a tuple in the order of the reductions, also of one, each (B, H, …); `TopK` gives weight 0 and key −1
+    where there are fewer keys than k. `shape`: (B, H, Lq, Lk), where H is the number of chosen heads; `heads`: their
+    numbers. `name`, `kind`, `backend`, `padding`, `run`: as in `AttentionCall`. `queries`, bool (B, H, Lq): the queries
+    that see a key and are no padding. `keys`, bool (B, H, Lk): the keys that are seen and are no padding; None unless a
+    result has a number for each key. `means` are over these queries or keys.
     """
 
     name: str
