@@ -43,7 +43,7 @@ class ShardedWeights:
 
     @eagerly
     @torch.no_grad()
-    def reduce(self, *reductions: Reduction[object]) -> Any:
+    def reduce(self, *reductions: Reduction[object]) -> Tensor | tuple[Tensor | tuple[Tensor, ...], ...]:
         """Reductions of the weights, as in `Weights.reduce`: the result of one, or a tuple of the results of several.
 
             found = ch.distributed.weights(query, key, layout=layout, mask=ch.Causal())

@@ -54,8 +54,9 @@ def scores_part(rows: Problem, query: Step, key: Step, bias: list[Step]) -> list
         formula = f"scores[i, j] = {name_of(scores.score.changed_by)}(unchanged[i, j], b, h, i, j)"
         steps.append(Step("scores", why, changed(scores, before("unchanged").value), SCORES, formula=formula))
     if bias:
-        given = None if rows.bias is None else rows.bias.given
-        why = _why_added("mask" if isinstance(given, DenseBias) and given.of_mask else "bias", bias[-1].value)
+        given_bias = None if rows.bias is None else rows.bias.given
+        of_mask = isinstance(given_bias, DenseBias) and given_bias.of_mask
+        why = _why_added("mask" if of_mask else "bias", bias[-1].value)
         steps += [*bias, made("scores", why, before("unbiased") + bias[-1])]
     if rows.poison is not None:
         of_query, of_key = rows.poison

@@ -38,10 +38,13 @@ def filled(part: Part, tile: Callable[..., Tensor], dtype: torch.dtype, device: 
     heads, queries, keys = (range(side.stop)[side] for side in (part.heads, part.queries, part.keys))
     batches = [range(batch.stop)[batch] for batch in part.batches]
     found = torch.empty(sum(map(len, batches)), *map(len, (heads, queries, keys)), dtype=dtype, device=device)
-    for batch, own in zip(batches, found.split([*map(len, batches)]), strict=True):
+    first = 0
+    for batch in batches:
+        own = found[first : first + len(batch)]
         for place in blocks(own.shape):
             sides = (every[at] for every, at in zip((batch, heads, queries, keys), place, strict=True))
             own[place] = tile(*(slice(side.start, side.stop, side.step) for side in sides))
+        first += len(batch)
     return found.reshape(part.shape)
 
 

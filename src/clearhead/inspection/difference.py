@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -87,14 +87,14 @@ class WeightDifference(LazyMatrix[Tensor]):
         found._sizes = heads.shown(found._sizes)
         return found
 
-    def _tile(self, *sides: slice) -> Tensor:
-        before, after = self._before.part(*sides), self._after.part(*sides)
+    def _tile(self, batch: slice, heads: slice, queries: slice, keys: slice) -> Tensor:
+        before, after = (one.part(batch, heads, queries, keys) for one in (self._before, self._after))
         return after.to(before.device) - before
 
     def blocks(self, sequence: int, head: int) -> Iterator[tuple[slice, Tensor]]:
         """One head of one sequence, some rows at a time: each a slice of the queries, and (rows, Lk) numbers."""
         for rows, _ in blocks(self.shape[2:]):
-            yield rows, self[sequence, head, rows]
+            yield rows, cast(Tensor, self[sequence, head, rows])
 
     def _head(self) -> str:
         size = human_bytes(self.numel() * self.dtype.itemsize)

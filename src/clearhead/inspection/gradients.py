@@ -63,10 +63,11 @@ class WeightGradients(LazyMatrix[ArrayT]):
     def _check_size(self, part: Part, index: Any) -> None:
         check_bytes(part.shape, self.dtype, f"the gradients at {index!r}")
 
-    def _tile(self, *sides: slice) -> Tensor:
+    def _tile(self, batch: slice, heads: slice, queries: slice, keys: slice) -> Tensor:
         """∂L/∂A, of pairs that are not allowed, too."""
         self._check()
-        value, grad = cut(self._given, Region(*sides, masked=False)).value, self._grad[sides[:3]]
+        value = cut(self._given, Region(batch, heads, queries, keys, masked=False)).value
+        grad = self._grad[batch, heads, queries]
         assert value is not None
         with torch.no_grad(), without_autocast(self.device):
             return grouped_product(grad, value.to(grad.dtype).transpose(-1, -2))

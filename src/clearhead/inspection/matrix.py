@@ -93,7 +93,7 @@ class LazyMatrix(ABC, Generic[ArrayT]):
     def dtype(self) -> torch.dtype: ...
 
     @abstractmethod
-    def _tile(self, *sides: slice) -> Tensor:
+    def _tile(self, batch: slice, heads: slice, queries: slice, keys: slice) -> Tensor:
         """The numbers (b, h, q, k) at four slices of (B, H, Lq, Lk)."""
 
     @abstractmethod
@@ -148,13 +148,13 @@ class LazyMatrix(ABC, Generic[ArrayT]):
     def __len__(self) -> int:
         return self.shape[0]
 
-    def __iter__(self) -> Iterator[ArrayT]:
+    def __iter__(self) -> Iterator[ArrayT | Self]:
         return (self[i] for i in range(len(self)))
 
     @overload
-    def __getitem__(self, index: slice | EllipsisType | None) -> ArrayT: ...
+    def __getitem__(self, index: slice | EllipsisType | tuple[slice, ...] | None) -> ArrayT: ...
     @overload
-    def __getitem__(self, index: Index) -> Any: ...
+    def __getitem__(self, index: Index) -> ArrayT | Self: ...
     def __getitem__(self, index: Index) -> ArrayT | Self:
         """The exact numbers at any basic index: integers, slices, `...` and None. The whole is as `dense()`.
 

@@ -148,24 +148,24 @@ class Weights(LazyMatrix[ArrayT]):
         if not on_the_host(whole.query):  # `make_problem` has done it on the host
             whole = zero_unseen(whole, only_not_finite=True)
 
-        def tile(*sides: slice) -> Tensor:
+        def tile(batch: slice, heads: slice, queries: slice, keys: slice) -> Tensor:
             with without_autocast(whole.sizes.device):
-                return tiles.raw_scores(cut(whole, Region(*sides, masked=False)))
+                return tiles.raw_scores(cut(whole, Region(batch, heads, queries, keys, masked=False)))
 
         return self._out(self._part(parse(index, self.shape, self._sizes), tile))
 
-    def _tile(self, *sides: slice) -> Tensor:
+    def _tile(self, batch: slice, heads: slice, queries: slice, keys: slice) -> Tensor:
         """exp(score − log-sum-exp), the log-sum-exp over the whole of these rows."""
         problem = self._guarded
-        engine, (*outer, keys) = self._engine(problem), sides
-        rows = cut(problem, Region(*outer))
+        engine = self._engine(problem)
+        rows = cut(problem, Region(batch, heads, queries))
         with without_autocast(problem.sizes.device):
             if range(problem.sizes.keys)[keys] == range(problem.sizes.keys) or problem.needs_grad:
                 scores = engine.scores(rows)
                 return (tiles.weights(rows, scores) if scores.shape[-1] else scores)[..., keys]
             tile = engine.scores(cut(rows, Region(keys=keys)))
             if "rows" in self._known:  # computed before, for all rows
-                maximum, log_sum = (t[tuple(outer)] for t in self._known["rows"])
+                maximum, log_sum = (t[batch, heads, queries] for t in self._known["rows"])
             else:
                 maximum, log_sum = _rows(rows, engine)
             return tiles.weights_in(tile, maximum, log_sum)
@@ -213,7 +213,7 @@ class Weights(LazyMatrix[ArrayT]):
         self: Weights[Tensor], one: Reduction[R1], two: Reduction[R2], three: Reduction[R3], four: Reduction[R4], /
     ) -> tuple[R1, R2, R3, R4]: ...
     @overload
-    def reduce(self, *reductions: Reduction[object]) -> Any: ...
+    def reduce(self, *reductions: Reduction[object]) -> ArrayT | tuple[ArrayT | tuple[ArrayT, ...], ...]: ...
     def reduce(self, *reductions: Reduction[object]) -> object:
         """Any reductions, in one streaming pass: the result of one, or a tuple of the results of several.
 
@@ -348,7 +348,7 @@ class Weights(LazyMatrix[ArrayT]):
         """The attention output for these values, by the fastest engine that can; a lazy value is made dense."""
         value = value.dense() if isinstance(value, LazyMatrix) else value
         if isinstance(value, np.ndarray | Tensor) and value.ndim == 1:  # one number for each key
-            return cast(ArrayT, self._times(value[:, None])[..., 0])
+            return self._times(value[:, None])[..., 0]
         return self._times(value)
 
     def _times(self, value: ArrayT) -> ArrayT:

@@ -119,8 +119,8 @@ class MultipliedWeights(PaddedWeights):
         factor = self._by_head[heads.batch, heads.heads]
         return MultipliedWeights(OfHeads(self._source, heads), self._padding.of(heads.batch), factor)
 
-    def _tile(self, *sides: slice) -> Tensor:
-        return super()._tile(*sides) * self._by_head[sides[:3]].unsqueeze(-1)
+    def _tile(self, batch: slice, heads: slice, queries: slice, keys: slice) -> Tensor:
+        return super()._tile(batch, heads, queries, keys) * self._by_head[batch, heads, queries].unsqueeze(-1)
 
     def _whole(self) -> Tensor:
         found = super()._whole()
