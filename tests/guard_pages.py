@@ -98,7 +98,7 @@ def run(inputs: list[Tensor], score: Any, mask: Any, make_bias: Callable[[], Any
         weights = ch.weights(query, key, **options)
         keys = key.shape[2]
         for k in {1, min(5, keys), min(64, keys)}:
-            found += weights.reduce(ch.reductions.TopK(k))[0]
+            found += weights.reduce(ch.reductions.TopK(k))
         every = (
             ch.reductions.Entropy(),
             ch.reductions.Received(),
@@ -107,7 +107,7 @@ def run(inputs: list[Tensor], score: Any, mask: Any, make_bias: Callable[[], Any
         )
         found += [
             *weights.reduce(*every),
-            *weights.reduce(ch.reductions.Pool((5, 7))),
+            weights.reduce(ch.reductions.Pool((5, 7))),
             weights.logsumexp(),
             weights.dense(),
         ]

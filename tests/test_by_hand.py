@@ -100,7 +100,7 @@ def test_maps_whose_cells_lie_in_several_blocks(engine, monkeypatch):
     lazy = ch.weights(query, key, engine=engine)
     dense = (query @ key.mT / 2).softmax(-1)
     cells = dense.view(1, 2, 3, 8, 2, 15)
-    peak, mean = lazy.reduce(ch.reductions.Pool((3, 2)))[0], lazy.reduce(ch.reductions.Pool((3, 2), "mean"))[0]
+    peak, mean = lazy.reduce(ch.reductions.Pool((3, 2))), lazy.reduce(ch.reductions.Pool((3, 2), "mean"))
     torch.testing.assert_close(peak, cells.amax((3, 5)))
     torch.testing.assert_close(mean, cells.mean((3, 5)))
     torch.testing.assert_close(lazy.received(), dense.sum(-2))
@@ -112,10 +112,10 @@ def test_the_largest_score_of_keys_that_begin_later(engine):
     query.requires_grad_(), key.requires_grad_()
     later = ch.weights(query, key, mask=ch.Padding(torch.arange(9)[None] >= 4), engine=engine).reduce(
         ch.reductions.MaxScore()
-    )[0]
-    spans = ch.weights(query, key[:, :, 4:], engine="reference").reduce(ch.reductions.MaxScore())[0]
+    )
+    spans = ch.weights(query, key[:, :, 4:], engine="reference").reduce(ch.reductions.MaxScore())
     torch.testing.assert_close(later, spans)
-    window = ch.weights(query, key, mask=ch.SlidingWindow(before=1), engine=engine).reduce(ch.reductions.MaxScore())[0]
+    window = ch.weights(query, key, mask=ch.SlidingWindow(before=1), engine=engine).reduce(ch.reductions.MaxScore())
     keep = ch.SlidingWindow(before=1).dense(9, 9)
     want = (query @ key.mT / 2).masked_fill(~keep, -torch.inf).amax(-1)
     for found, expected in ((window, want), (later, (query @ key[:, :, 4:].mT / 2).amax(-1))):

@@ -62,7 +62,9 @@ def test_statistics_and_looks(wrap, lengths):
         mask = wrap(keep)
         for engine in ("native", "tiled"):
             weights = ch.weights(query, key, mask=mask, engine=engine, align="upper_left")
-            found.append([*torch.utils._pytree.tree_leaves(weights.reduce(*wanted)), weights.dense(), weights[0, 1]])
+            found.append(
+                [*torch.utils._pytree.tree_leaves(weights.reduce(*wanted)), weights.dense(), weights[0, 1].dense()]
+            )
         found[-1] += [repr(mask), str(ch.diagnose(query, key, value, mask=mask, align="upper_left"))]
     for got, want in zip(found[:2], found[2:], strict=True):
         for one, other in zip(got, want, strict=True):

@@ -360,7 +360,7 @@ def test_autocast_is_that_of_sdpa(score, engine):
         assert torch.nn.functional.scaled_dot_product_attention(Q, K, V).dtype == torch.bfloat16
         output = ch.attention(Q, K, V, engine=engine, **options)
         weights = ch.weights(Q.detach(), K.detach(), **options)
-        shown = [weights.dense(), weights[0, 1], weights.scores(), weights.entropy(), weights.logsumexp()]
+        shown = [weights.dense(), weights[0, 1].dense(), weights.scores(), weights.entropy(), weights.logsumexp()]
         assert ch.attention(Q.double(), K.double(), V.double(), mask=ch.Causal()).dtype == torch.float64
     assert output.dtype == torch.bfloat16 and all(t.dtype == torch.float32 for t in shown)
     wide = ch.attention(Q, K, V, **options)

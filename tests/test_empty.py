@@ -119,7 +119,7 @@ def ask(case, output):
         one for one in REDUCTIONS if key.shape[2] or not isinstance(one, ch.reductions.TopK | ch.reductions.Pool)
     ]
     for reduction in reductions:
-        result = weights.reduce(reduction)[0]
+        result = weights.reduce(reduction)
         derivatives(
             [t for t in (result if isinstance(result, tuple) else [result]) if t.dtype.is_floating_point], case.learnt
         )

@@ -47,7 +47,7 @@ def joined(query, key, value, sinks, engine, **given):
 
 
 def looked_at(query, key, value, sinks, engine, **given):
-    (output,) = ch.weights(query, key, sinks=sinks, engine=engine, **given).reduce(ch.reductions.Output(value))
+    output = ch.weights(query, key, sinks=sinks, engine=engine, **given).reduce(ch.reductions.Output(value))
     return output
 
 

@@ -1,5 +1,7 @@
 """What a beginner writes first and wrongly: the message says what is meant."""
 
+import copy
+
 import numpy as np
 import pytest
 import torch
@@ -88,6 +90,18 @@ def test_weights_before_any_call():
         kept[0]
     model.attend(X, X, X)
     assert model.attend.attention_weights[0].shape == (2, 5, 5)
+
+
+def test_an_explanation_names_what_it_has():
+    explanation = ch.explain(X, X, X)
+    instead = {"weights": r"explanation\['weights'\]", "save": r"write\(path\)", "show": r"frame\(\)"}
+    for name, words in instead.items():
+        with pytest.raises(ch.ClearheadError, match=rf"^Explanation has no {name}\. Write .*{words}"):
+            getattr(explanation, name)
+        assert not hasattr(explanation, name)
+    with pytest.raises(AttributeError, match=r"^'Explanation' object has no attribute 'far'$"):
+        _ = explanation.far
+    assert str(copy.copy(explanation)) == str(explanation)
 
 
 def test_a_name_that_is_nearly_right():

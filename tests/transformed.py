@@ -191,7 +191,7 @@ class Case:
         if self.result == "looked at":
             return w @ value
         if self.result == "entropy":
-            return w.reduce(ch.reductions.Entropy())[0]
+            return w.reduce(ch.reductions.Entropy())
         received, distance, whole = w.reduce(
             ch.reductions.Received(), ch.reductions.MeanDistance(), ch.reductions.LogSumExp()
         )

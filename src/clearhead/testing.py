@@ -447,7 +447,7 @@ def check_weights(score: tuple[Score, int, int], mask: Mask | None, lengths: tup
         wide = inputs.query.double(), inputs.key.double()
         truth = weights(*wide, engine="reference", score=deepcopy(module).double(), **beside).dense(None)
         values, indices = lazy.topk(min(3, lengths[1]))
-        looks: list[tuple[str, Tensor, Callable[[Tensor], Tensor]]] = [
+        looks: list[tuple[str, Any, Callable[[Tensor], Tensor]]] = [
             ("dense", lazy.dense(None), lambda w: w),
             ("a row", lazy[0, 1, lengths[0] // 2], lambda w: w[0, 1, lengths[0] // 2]),
             ("a column", lazy[..., lengths[1] // 2], lambda w: w[..., lengths[1] // 2]),

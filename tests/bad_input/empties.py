@@ -79,7 +79,7 @@ def looks(sizes: dict[str, int], mask: str, engine: str) -> str | None:
         "received": (w.received, found.weights.sum(-2)),
         "scores": (w.scores, found.raw),
         "@": (lambda: w @ value, found.output),
-        "Output": (lambda: w.reduce(ch.reductions.Output(value))[0], found.output),
+        "Output": (lambda: w.reduce(ch.reductions.Output(value)), found.output),
         "pool": (lambda: w.pool(2), oracle.pool(found.weights, 2, "max")),
         "pool mean": (lambda: w.pool(2, "mean"), oracle.pool(found.weights, 2, "mean")),
         "topk": (lambda: w.topk(min(2, max(sizes["keys"], 1)))[0], oracle.largest(found.weights, 2)),

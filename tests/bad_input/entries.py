@@ -406,7 +406,7 @@ ENTRIES: dict[str, Entry] = {
         for name in (*OVER_SEVERAL, "max", "min", "argmax", "argmin")
     },
     "Weights.reduce": E(
-        "weights", lambda reduction: ch.weights(**QK).reduce(reduction)[0], {"reduction": ch.reductions.Entropy()}
+        "weights", lambda reduction: ch.weights(**QK).reduce(reduction), {"reduction": ch.reductions.Entropy()}
     ),
     "Weights.plot": E(
         "weights",
@@ -458,23 +458,23 @@ ENTRIES: dict[str, Entry] = {
     ),
     "Weights @": E("weights", lambda value: ch.weights(**QK) @ value, {"value": x3(2)}, {"value": WIDER}),
     "Weights.logsumexp": E("weights", lambda **given: ch.weights(**given).logsumexp(), QK, {"query": NAN, "key": NAN}),
-    "reductions.Entropy": E("weights", lambda: ch.weights(**QK).reduce(ch.reductions.Entropy())[0], {}),
+    "reductions.Entropy": E("weights", lambda: ch.weights(**QK).reduce(ch.reductions.Entropy()), {}),
     "reductions.Received": E(
         "weights",
-        lambda queries: ch.weights(**QK).reduce(ch.reductions.Received(queries))[0],
+        lambda queries: ch.weights(**QK).reduce(ch.reductions.Received(queries)),
         {"queries": slice(1, 3)},
         {"queries": {"None": "else"}},
     ),
-    "reductions.LogSumExp": E("weights", lambda: ch.weights(**QK).reduce(ch.reductions.LogSumExp())[0], {}),
-    "reductions.MaxScore": E("weights", lambda: ch.weights(**QK).reduce(ch.reductions.MaxScore())[0], {}),
-    "reductions.SinkShare": E("weights", lambda: ch.weights(**QK).reduce(ch.reductions.SinkShare())[0], {}),
+    "reductions.LogSumExp": E("weights", lambda: ch.weights(**QK).reduce(ch.reductions.LogSumExp()), {}),
+    "reductions.MaxScore": E("weights", lambda: ch.weights(**QK).reduce(ch.reductions.MaxScore()), {}),
+    "reductions.SinkShare": E("weights", lambda: ch.weights(**QK).reduce(ch.reductions.SinkShare()), {}),
     "reductions.Mass": E(
-        "weights", lambda groups: ch.weights(**QK).reduce(ch.reductions.Mass(groups))[0], {"groups": [0, 1, 1, 0, 2]}
+        "weights", lambda groups: ch.weights(**QK).reduce(ch.reductions.Mass(groups)), {"groups": [0, 1, 1, 0, 2]}
     ),
-    "reductions.TopK": E("weights", lambda k: ch.weights(**QK).reduce(ch.reductions.TopK(k))[0][0], {"k": 2}),
+    "reductions.TopK": E("weights", lambda k: ch.weights(**QK).reduce(ch.reductions.TopK(k))[0], {"k": 2}),
     "reductions.Pool": E(
         "weights",
-        lambda **given: ch.weights(**QK).reduce(ch.reductions.Pool(**given))[0],
+        lambda **given: ch.weights(**QK).reduce(ch.reductions.Pool(**given)),
         {"size": 3, "how": "mean"},
         {
             "size": {"huge": "else"},
@@ -482,7 +482,7 @@ ENTRIES: dict[str, Entry] = {
     ),
     "reductions.MeanDistance": E(
         "weights",
-        lambda **given: ch.weights(**QK, **given).reduce(ch.reductions.MeanDistance())[0],
+        lambda **given: ch.weights(**QK, **given).reduce(ch.reductions.MeanDistance()),
         {"align": "upper_left"},
         {
             "align": ABSENT | {"negative": "else", "huge": "else"},
@@ -490,7 +490,7 @@ ENTRIES: dict[str, Entry] = {
     ),
     "reductions.Output": E(
         "weights",
-        lambda value: ch.weights(**QK).reduce(ch.reductions.Output(value))[0],
+        lambda value: ch.weights(**QK).reduce(ch.reductions.Output(value)),
         {"value": x3(2)},
         {"value": WIDER},
     ),

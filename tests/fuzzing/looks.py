@@ -46,7 +46,8 @@ def check_looks(spec: Spec, names: Sequence[str] = ENGINES) -> Iterator[str]:
         reductions = [
             reduction if name != "output" else ch.reductions.Output(inputs[2]) for name, reduction in found.items()
         ]
-        results = [w.reduce(one)[0] for one in reductions] if alone else w.reduce(*reductions)
+        alone |= len(reductions) == 1
+        results = [w.reduce(one) for one in reductions] if alone else w.reduce(*reductions)
         for name, result in zip(found, results, strict=True):
             yield from compare(truth, f"{engine}: {name}{' alone' * alone}", result, *every[name][1:])
 
@@ -124,7 +125,7 @@ def looks(spec: Spec, r: random.Random, infinite: bool) -> dict[str, tuple[Any, 
     made["dense"] = lambda w, v: w.dense(), lambda f: f.weights
     for _ in range(2):
         index = one_index(r, (*sizes.lead, sizes.queries, sizes.keys))
-        made[f"w[{index}]"] = lambda w, v, i=index: w[i], lambda f, i=index: f.weights[i]
+        made[f"w[{index}]"] = lambda w, v, i=index: torch.as_tensor(w[i]), lambda f, i=index: f.weights[i]
         made[f"scores {index}"] = lambda w, v, i=index: w.scores(i), lambda f, i=index: f.raw[i]
     made["w @ v"] = lambda w, v: w @ v, lambda f: f.output
     return dict(r.sample(list(made.items()), 8))

@@ -139,6 +139,7 @@ def check_statistics(spec: Spec, names: Sequence[str] = ENGINES) -> Iterator[str
         except ch.UnsupportedError:
             continue  # `looks` finds refusals without a reason
         results = w.reduce(*(reduction for reduction, _ in asked.pairs))
+        results = results if len(asked.pairs) > 1 else (results,)
         pairs = [(r[0] if isinstance(r, tuple) else r, g) for r, (_, g) in zip(results, asked.pairs, strict=True)]
         gradients = torch.autograd.grad(total(pairs), list(built.leaves.values()), allow_unused=True)
         truth = truth or Truth(p, getattr(torch, spec.dtype), asked.loss)

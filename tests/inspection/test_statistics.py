@@ -157,7 +157,7 @@ def test_statistics_and_gradients_are_those_of_dense_weights(engine, mask, score
         got = got[0] if isinstance(got, tuple) else got
         compare(got, want[name], case.leaves, wide.leaves, dtype, name)
         if name != "output":
-            one = case.weights(engine).reduce(REDUCTIONS[name])[0]
+            one = case.weights(engine).reduce(REDUCTIONS[name])
             torch.testing.assert_close(one[0] if isinstance(one, tuple) else one, got, atol=1e-6, rtol=1e-6)
 
 
@@ -176,7 +176,7 @@ def test_derivatives_twice(name, monkeypatch):
 
     def run(query, key, sinks):
         w = ch.weights(query, key, sinks=sinks, mask=keep, align="upper_left", engine="tiled")
-        found = w.reduce(reduction)[0]
+        found = w.reduce(reduction)
         return found[0] if isinstance(found, tuple) else found
 
     for check in (torch.autograd.gradcheck, torch.autograd.gradgradcheck):
@@ -210,7 +210,7 @@ def test_the_largest_score_sends_its_gradient_to_the_first_of_equal_ones(engine)
     sinks = torch.tensor([50.0], dtype=query.dtype, requires_grad=True)  # larger than any score
     best = ch.weights(query, key, sinks=sinks, mask=ch.Lengths([[4, 1]]), engine=engine).reduce(
         ch.reductions.MaxScore()
-    )[0]
+    )
     assert best.flatten().tolist() == [3.0, 1.0]
     found = torch.autograd.grad(best.sum(), (key, sinks), allow_unused=True)
     assert found[0].flatten().tolist() == [1.0, 1.0, 0.0, 0.0]
@@ -309,17 +309,17 @@ def test_what_queries_and_groups_may_be():
     w = ch.weights(draw(2, 3, 5, 4), draw(2, 3, 6, 4))
     dense = w.dense()
     per_head = draw(2, 3, 5, seed=8)
-    torch.testing.assert_close(w.reduce(ch.reductions.Received(per_head))[0], (dense * per_head.unsqueeze(-1)).sum(-2))
+    torch.testing.assert_close(w.reduce(ch.reductions.Received(per_head)), (dense * per_head.unsqueeze(-1)).sum(-2))
     torch.testing.assert_close(
-        w.reduce(ch.reductions.Received(per_head[:1, :1]))[0], (dense * per_head[:1, :1, :, None]).sum(-2)
+        w.reduce(ch.reductions.Received(per_head[:1, :1])), (dense * per_head[:1, :1, :, None]).sum(-2)
     )
-    torch.testing.assert_close(w.reduce(ch.reductions.Pool(2, "max", slice(1, 3)))[0], ch.weights(*slices()).pool(2))
+    torch.testing.assert_close(w.reduce(ch.reductions.Pool(2, "max", slice(1, 3))), ch.weights(*slices()).pool(2))
     per_sequence = torch.tensor([[0, 1, 0, 1, 2, 2], [1, 1, 1, 0, 0, 0]])
-    for got, b in zip(w.reduce(ch.reductions.Mass(per_sequence))[0], range(2), strict=True):
+    for got, b in zip(w.reduce(ch.reductions.Mass(per_sequence)), range(2), strict=True):
         for g in range(3):
             torch.testing.assert_close(got[..., g], dense[b][..., per_sequence[b] == g].sum(-1))
     overlapping = torch.tensor([[1, 1, 0, 0, 1, 1], [0, 1, 1, 1, 1, 0]], dtype=torch.bool)
-    torch.testing.assert_close(w.reduce(ch.reductions.Mass(overlapping))[0], dense @ overlapping.double().T)
+    torch.testing.assert_close(w.reduce(ch.reductions.Mass(overlapping)), dense @ overlapping.double().T)
     for wrong, words in (
         (ch.reductions.Received(torch.ones(4, dtype=torch.float64)), "weight for each query"),
         (ch.reductions.Received(slice(None, None, -1)), "forward"),
@@ -417,7 +417,7 @@ def test_a_large_sink_twice(engine, name):
         if name != "top"
         else ch.reductions.TopK(2)
     )
-    found = ch.weights(query, key, sinks=sinks, mask=ch.Lengths([[3, 0, 2]]), engine=engine).reduce(reduction)[0]
+    found = ch.weights(query, key, sinks=sinks, mask=ch.Lengths([[3, 0, 2]]), engine=engine).reduce(reduction)
     found = found[0] if isinstance(found, tuple) else found
     total = found.masked_fill(found == -torch.inf, 0.0).square().sum()
     first = torch.autograd.grad(total, (query, key, sinks), create_graph=True)
@@ -438,7 +438,7 @@ def test_a_key_that_is_not_finite_stays_with_those_who_see_it(engine):
         ch.reductions.MeanDistance(),
         ch.reductions.Output(key),
     ):
-        found = ch.weights(query, key, mask=ch.Causal(), engine=engine).reduce(reduction)[0]
+        found = ch.weights(query, key, mask=ch.Causal(), engine=engine).reduce(reduction)
         gradient = torch.autograd.grad(found[0, 0, :2].sum(), query)[0]
         assert gradient[0, 0, :2].isfinite().all() and found[0, 0, :2].isfinite().all()
 
@@ -461,7 +461,7 @@ def test_writes_between_are_noticed_or_do_nothing(monkeypatch):
     for engine, dtype in ENGINES.items():
         query = draw(1, 2, 9, 4, dtype=dtype).requires_grad_()
         for times in (torch.ones(9, dtype=dtype), torch.ones(9, dtype=dtype).numpy()):
-            found = ch.weights(query, query, engine=engine).reduce(ch.reductions.Received(times))[0]
+            found = ch.weights(query, query, engine=engine).reduce(ch.reductions.Received(times))
             times *= 2
             want = ch.weights(query, query, engine=engine).received()
             for one, two in ((found, want), *zip(*(torch.autograd.grad(f.square().sum(), query) for f in (found, want)),
@@ -497,7 +497,7 @@ def test_what_sees_nothing_still_has_a_gradient_of_zero(engine):
             ch.reductions.Received(slice(1, 1)),
             ch.reductions.LogSumExp(),
         ):
-            found = w.reduce(reduction)[0]
+            found = w.reduce(reduction)
             total = found.masked_fill(found == -torch.inf, 0.0).sum()
             assert all((g == 0).all() for g in torch.autograd.grad(total, (query, key), retain_graph=True))
 
@@ -519,7 +519,7 @@ def test_more_of_what_is_refused():
             w.reduce(wrong)
     with pytest.raises(ch.ShapeError, match="by itself"):
         w.reduce(ch.reductions.Entropy(), ch.reductions.Output(value))
-    assert w.reduce(ch.reductions.Output(value))[0].shape == (3, 5, 2)
+    assert w.reduce(ch.reductions.Output(value)).shape == (3, 5, 2)
     with pytest.raises(ch.ClearheadError, match="True or False"):
         w.gradients(draw(6, 2), draw(5, 2)).by_key("yes")
 

@@ -72,7 +72,7 @@ def test_any_basic_index_is_that_part(data):
     if data.draw(st.booleans()):
         _ = weights.logsumexp()  # an index uses it once it is computed
     where = data.draw(index(truth.shape))
-    torch.testing.assert_close(weights[where], truth[where], atol=1e-12, rtol=1e-9)
+    torch.testing.assert_close(torch.as_tensor(weights[where]), truth[where], atol=1e-12, rtol=1e-9)
     torch.testing.assert_close(weights.scores(where), scores[where], atol=1e-12, rtol=1e-9)
 
 

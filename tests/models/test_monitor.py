@@ -475,7 +475,7 @@ def test_a_module_that_several_layers_share():
     assert len(recording.calls) == 3 and len(seen.table()) == 4
     weights = [call.weights for call in recording.calls]
     entropy = torch.stack([w.entropy().mean((0, 2)) for w in weights]).mean(0)
-    largest = torch.stack([w.reduce(ch.reductions.MaxScore())[0].amax((0, 2)) for w in weights]).amax(0)
+    largest = torch.stack([w.reduce(ch.reductions.MaxScore()).amax((0, 2)) for w in weights]).amax(0)
     got = torch.tensor([[row["entropy"], row["max_logit"]] for row in seen.table()])
     torch.testing.assert_close(got, torch.stack([entropy, largest], -1), atol=1e-4, rtol=1e-4)
 

@@ -76,7 +76,7 @@ def test_the_words_of_one_text_are_not_those_of_a_batch(seen, form):
     # a page is of one sequence, and has its numbers
     (layer,) = seen.layers(tokens, sequence=1)
     shares = {measure.name: [found[0] for found in each] for measure, each in by_measure(layer).items()}
-    weights, words = seen[0].weights[1].double().numpy(), FORMS["words"]
+    weights, words = seen[0].weights[1].numpy(), FORMS["words"]
     for head in range(2):
         pairs = [[one == other and i != j for j, other in enumerate(words)] for i, one in enumerate(words)]
         some = [weights[head, i][row].sum() for i, row in enumerate(pairs) if any(row)]

@@ -236,7 +236,7 @@ def test_a_loss_on_the_weights_trains_where_their_graph_is_kept(kind):
 
     attend = made()
     attend(x, x, x)
-    assert not attend.attention_weights[0].requires_grad and "detached" in repr(attend.attention_weights)
+    assert not attend.attention_weights[:].requires_grad and "detached" in repr(attend.attention_weights)
 
     attend = made(record_gradients=True)
     attend(x, x, x)
@@ -263,7 +263,7 @@ def test_the_graph_is_kept_until_the_next_call():
     attend(hidden, hidden, hidden)
     del hidden
     gc.collect()
-    assert kept() is not None and attend.attention_weights[0].requires_grad
+    assert kept() is not None and attend.attention_weights[:].requires_grad
     attend(x, x, x)
     gc.collect()
     assert kept() is None
@@ -352,7 +352,7 @@ def test_autocast_at_the_call_or_at_the_look(attend, at_call):
     expected = weights.dense() @ value
     with torch.autocast("cpu", torch.bfloat16, enabled=not at_call):
         torch.testing.assert_close(weights @ value, expected, atol=1e-5, rtol=1e-5)
-        torch.testing.assert_close(weights.reduce(ch.reductions.Output(value))[0], expected, atol=1e-5, rtol=1e-5)
+        torch.testing.assert_close(weights.reduce(ch.reductions.Output(value)), expected, atol=1e-5, rtol=1e-5)
 
 
 @pytest.mark.parametrize(

@@ -151,10 +151,10 @@ def _mean_distances(number: int) -> tuple[Tensor, Tensor, Tensor]:
     layout, distance = draw.choice([D.ZigZag, D.Contiguous])(length), ch.reductions.MeanDistance()
     own = (layout.shard(t, 2) for t in (query, key))
     with torch.no_grad():
-        over_ranks = D.weights(*own, layout=layout, score=score, sinks=sinks, **shared).reduce(distance)[0]
-        alone = ch.weights(query, key, score=score, sinks=sinks, **shared).reduce(distance)[0]
+        over_ranks = D.weights(*own, layout=layout, score=score, sinks=sinks, **shared).reduce(distance)
+        alone = ch.weights(query, key, score=score, sinks=sinks, **shared).reduce(distance)
         score, sinks = (None if x is None else x.double() for x in (score, sinks))
-        true = ch.weights(query.double(), key.double(), score=score, sinks=sinks, **shared).reduce(distance)[0]
+        true = ch.weights(query.double(), key.double(), score=score, sinks=sinks, **shared).reduce(distance)
     places = layout.positions()
     return over_ranks.double(), true[..., places], alone.double()[..., places]
 
@@ -164,7 +164,7 @@ def ties(rank: int) -> bool:
     layout = D.ZigZag(LENGTH)
     same = torch.zeros(1, 2, LENGTH, 4)
     own = layout.shard(same, 2)
-    values, keys = D.weights(own, own, layout=layout, mask=ch.Causal()).reduce(ch.reductions.TopK(5))[0]
+    values, keys = D.weights(own, own, layout=layout, mask=ch.Causal()).reduce(ch.reductions.TopK(5))
     true, true_keys = ch.weights(same, same, mask=ch.Causal()).topk(5)
     there = layout.shard(true, 2) > 0
     return torch.allclose(values, layout.shard(true, 2)) and torch.equal(keys[there], layout.shard(true_keys, 2)[there])
@@ -255,9 +255,9 @@ def own_reductions(rank: int) -> list[bool]:
     """Reductions of one's own that have a summary."""
     layout, given = D.ZigZag(LENGTH), {"mask": ch.Causal(), "sinks": torch.zeros(2, dtype=torch.float64)}
     query, key = torch.randn(2, 1, 2, LENGTH, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-    mean, peak, *rows = ch.weights(query, key, **given).reduce(Maps())[0]
+    mean, peak, *rows = ch.weights(query, key, **given).reduce(Maps())
     true = [mean, peak, *(layout.shard(t, 2) for t in rows)]
-    mine = D.weights(*(layout.shard(t, 2) for t in (query, key)), layout=layout, **given).reduce(Maps())[0]
+    mine = D.weights(*(layout.shard(t, 2) for t in (query, key)), layout=layout, **given).reduce(Maps())
     return [torch.allclose(a, b) for a, b in zip(mine, true, strict=True)]
 
 

@@ -60,7 +60,7 @@ def beams():
         generated(one)
     return seen
 def of_first(seen, row=0):
-    return seen[0].weights[row]
+    return seen[0].weights[row].dense()
 def from_file(seen):
     with tempfile.TemporaryDirectory() as folder:
         return ch.models.load_recording(seen.write(os.path.join(folder, "seen.safetensors")))
@@ -509,10 +509,14 @@ def pandasless():
     ),
     case(
         "of_two(lambda seen, out: seen.joined(out[:1]))",
-        ("Pass all sequences, in the order", "of_two(lambda seen, out: seen.joined(out))[1].weights[1] # @", "CROSS"),
+        (
+            "Pass all sequences, in the order",
+            "of_two(lambda seen, out: seen.joined(out))[1].weights[1].dense() # @",
+            "CROSS",
+        ),
         (
             "generate for this input alone",
-            "of_two(lambda seen, out: seen.joined(out[:1]), SOURCES[1:])[1].weights[0] # @",
+            "of_two(lambda seen, out: seen.joined(out[:1]), SOURCES[1:])[1].weights[0].dense() # @",
             "CROSS",
         ),
         setup=BEAMS + ALIKE,

@@ -305,6 +305,25 @@ CASES = [
         setup="query = x[0, 0]",
     ),
     case(
+        "attention(x[0, :, 0], x[0, :, 1], x[0, :, 2], score=ch.Gaussian())",
+        (
+            "query[:, None]",
+            "attention(@, x[0, :, 1:2], x[0, :, 2:3], score=ch.Gaussian())",
+            "attention(x[0, :, :1], x[0, :, 1:2], x[0, :, 2:3], score=ch.Gaussian())",
+        ),
+        setup="query = x[0, :, 0]",
+    ),
+    case(
+        "attention(x[0], x[0], x[0, :, 2])",
+        ("value[:, None]", "attention(x[0], x[0], @)", "plain(x[0], x[0], x[0, :, 2:3])"),
+        setup="value = x[0, :, 2]",
+    ),
+    case(
+        "attention(x[0, 0, 0], x[0, :, :1], x[0])",
+        ("query.reshape(1, 1)", "attention(@, x[0, :, :1], x[0])", "plain(x[0, :1, :1], x[0, :, :1], x[0])"),
+        setup="query = x[0, 0, 0]",
+    ),
+    case(
         "attention([[1.0, 2.0]], x, x)",
         (
             "numpy.asarray(query)",
@@ -621,6 +640,10 @@ class Later(ch.extend.Bias):
         "ch.weights(x, x)[torch.tensor([0, 1])]",
         ("dense()", "ch.weights(x, x).@[torch.tensor([0, 1])]", "soft(x, x)[:2]"),
     ),
+    case(
+        "ch.explain(x[0], x[0], x[0]).weights",
+        ("explanation['weights']", "(lambda explanation: @)(ch.explain(x[0], x[0], x[0]))", "soft(x[0], x[0])"),
+    ),
     case("ch.weights(x, x).topk(9)", ("1 ≤ k ≤ Lk", "ch.weights(x, x).topk(4)[0] # @", "soft(x, x).topk(4).values")),
     case(
         "ch.weights(x.numpy(), x.numpy()) @ x",
@@ -902,7 +925,7 @@ class Later(ch.extend.Bias):
         "ch.weights(x, x).reduce(ch.reductions.Mass(torch.tensor([0, -1, 1, 1])))",
         (
             "bool, (groups, Lk)",
-            "ch.weights(x, x).reduce(ch.reductions.Mass(torch.tensor([[True, False, False, False], [False, False, True, True]])))[0] # @",
+            "ch.weights(x, x).reduce(ch.reductions.Mass(torch.tensor([[True, False, False, False], [False, False, True, True]]))) # @",
             "torch.stack([soft(x, x)[..., 0], soft(x, x)[..., 2:].sum(-1)], -1)",
         ),
     ),
@@ -910,7 +933,7 @@ class Later(ch.extend.Bias):
         "ch.weights(x, x).reduce(ch.reductions.Mass(groups))",
         (
             "groups.to_dense()",
-            "ch.weights(x, x).reduce(ch.reductions.Mass(@))[0]",
+            "ch.weights(x, x).reduce(ch.reductions.Mass(@))",
             "torch.stack([soft(x, x)[..., :2].sum(-1), soft(x, x)[..., 2:].sum(-1)], -1)",
         ),
         setup="groups = torch.tensor([0, 0, 1, 1]).to_sparse()",

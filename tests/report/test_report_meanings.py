@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import random
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -12,6 +13,7 @@ import pytest
 import torch
 
 import clearhead as ch
+from clearhead.models.show.meanings import effects_of
 
 Make = Callable[..., Any]
 SHOWN = "document.getElementById('clearhead').dataset.shown"
@@ -185,6 +187,23 @@ def test_a_page_opens_on_the_first_effect_that_a_shown_head_has(known: Known) ->
     assert opens(effects=sweeps, beside=known.seen) == (2, 0, "effect on the second")
     assert opens(effects=sweeps, layer=0)[2] == opens(layer=0)[2] != "effect on the second"
     assert opens(beside=known.seen)[2] == "divergence"
+
+
+def test_effects_of_one_name_are_told_apart() -> None:
+    source = random.Random(0)
+    for _ in range(10):
+        sweeps = []
+        for n in range(source.randint(1, 6)):
+            cells = itertools.product(range(LAYERS), range(HEADS))
+            one = ch.models.Sweep({"layer": layer, "head": h, "effect": n + layer - h} for layer, h in cells)
+            one.plain, one.metric, one.edited = 1.0, source.choice("ab"), source.choice(["", "Patch", "Ablate"])
+            sweeps.append(one)
+        found = {about.name: of[1, 0] for about, of in effects_of(sweeps)}
+        assert list(found.values()) == [n + 1.0 for n in range(len(sweeps))]
+        for name, one in zip(found, sweeps, strict=True):
+            alone = [other.metric for other in sweeps].count(one.metric) == 1
+            assert name.startswith(one.name) and (not alone or name == one.name)
+            assert alone or f"by {one.edited}" in name or not one.edited
 
 
 def test_a_part_of_the_layers_or_heads_has_no_rollout(known: Known) -> None:

@@ -44,7 +44,7 @@ def induction_score(by_hand: Any, model: nn.Module, tokens: Tensor, p: int) -> N
     """Of the head of the last layer, for sequences of the period `p`."""
     with ch.watch(model) as seen, torch.no_grad():
         model(tokens)
-    weights = seen[-1].weights[:, 0]
+    weights = seen[-1].weights[:, 0].dense()
     length = weights.shape[-1]
 
     def mean(shift: int, least: int = 1, first: int = p) -> Tensor:

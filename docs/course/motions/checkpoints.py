@@ -30,7 +30,7 @@ def maps(model: nn.Module) -> list[list[list[int]]]:
     """For each layer the weights of its head that a query may have, row by row, in hundredths."""
     with torch.no_grad(), ch.watch(model) as seen:
         model(sequence())
-    weights = [seen[layer].weights[0, 0] for layer in range(len(seen.names))]
+    weights = [seen[layer].weights[0, 0].dense() for layer in range(len(seen.names))]
     return [[(100 * layer[i, : i + 1]).round().int().tolist() for i in range(SHOWN)] for layer in weights]
 
 

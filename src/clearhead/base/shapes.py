@@ -38,6 +38,7 @@ class Sizes(NamedTuple):
     device: torch.device = torch.device("cpu")
     leading: tuple[int, ...] | None = None  # the caller's leading dimensions; None: (B, H)
     align: Align = None  # where query 0 stands: see `positions.query_offset`
+    heads_last: bool | None = None  # whether the last leading dimension is the heads; None: where there are two or more
 
     @property
     def shape(self) -> tuple[int, int, int, int]:
@@ -48,9 +49,16 @@ class Sizes(NamedTuple):
         """The leading dimensions as the caller has them: (), (B,), (B, H), or more."""
         return (self.batch, self.heads) if self.leading is None else self.leading
 
+    @property
+    def has_heads(self) -> bool:
+        """Whether the last of the caller's leading dimensions is the heads."""
+        if self.leading is None:
+            return True
+        return len(self.leading) >= 2 if self.heads_last is None else self.heads_last
+
     def restore(self, tensor: Tensor) -> Tensor:
         """A (B, H, ...) tensor with the caller's leading dimensions."""
-        if self.leading is None or len(self.leading) == 2:
+        if self.has_heads and len(self.shown) == 2:
             return tensor
         return tensor.reshape(*self.shown, *tensor.shape[2:])
 
@@ -99,7 +107,7 @@ def as_inputs(query: Tensor, key: Tensor, value: Tensor | None) -> tuple[Tensor,
         if tensor.ndim < 2:
             raise ShapeError(
                 f"{name} has shape {tuple(tensor.shape)}; expected at least two dimensions, (..., length, width). "
-                f"For one vector pass {name}[None]."
+                + _as_matrix(name, named)
             )
     if any(t.dtype != query.dtype or t.device != query.device for t in named.values()):
         _refuse_mixture(named)
@@ -132,6 +140,16 @@ def as_inputs(query: Tensor, key: Tensor, value: Tensor | None) -> tuple[Tensor,
         four = [_fold(t.reshape(padded[n]), outer, heads if n == "query" else key_heads) for n, t in named.items()]
     sizes = Sizes(batch, heads, query.shape[-2], key.shape[-2], query.device, leading)
     return four[0], four[1], four[2] if len(four) > 2 else None, sizes
+
+
+def _as_matrix(name: str, named: Mapping[str, Tensor]) -> str:
+    """The hint for an input of fewer than two dimensions: one vector beside matrices, else numbers side by side."""
+    if not named[name].ndim:
+        return f"For one number pass {name}.reshape(1, 1)."
+    widths = [t.shape[-1] for n, t in named.items() if n not in (name, "value") and t.ndim > 1]
+    if name != "value" and any(width > 1 for width in widths):
+        return f"For one vector pass {name}[None]."
+    return f"For {len(named[name])} vectors of one number each pass {name}[:, None]."
 
 
 def plain_sizes(query: Any, key: Any, value: Any) -> Sizes | None:

@@ -308,7 +308,7 @@ def ends_in(steps: list[Step], numbers: Tensor) -> bool:
 
 def numbers_alone(name: str, numbers: Tensor) -> list[Step]:
     """A bias as it is, without steps."""
-    why = "One number a pair that does not depend on its vectors, but, for example, on how far apart the two are."
+    why = "One number for each pair, which does not depend on the vectors."
     return [Step(name, why, numbers.reshape((1,) * (4 - numbers.ndim) + tuple(numbers.shape)), PAIRS)]
 
 

@@ -7,7 +7,8 @@ from torch import Tensor
 
 from clearhead.base.arrays import Array
 from clearhead.base.errors import ClearheadError
-from clearhead.base.shapes import Sizes, fit
+from clearhead.base.shapes import Sides, Sizes, fit
+from clearhead.base.steps import Step
 from clearhead.biases.base import Added, Bias, keep
 
 
@@ -28,6 +29,7 @@ class DenseBias(Bias):
     """
 
     tensor: Tensor
+    of_mask: bool = False  # whether the tensor is the float mask of a call, for explanations
 
     def __init__(self, tensor: Array) -> None:
         super().__init__()
@@ -40,6 +42,10 @@ class DenseBias(Bias):
         heads = torch.arange(sizes.heads)[:, None, None]
         tensor = torch.sin((1.0 + heads) * i - j).to(sizes.device)
         return cls(tensor[(None,) * (len(sizes.shown) - 1)].requires_grad_())
+
+    def steps(self, sizes: Sizes, at: Sides, name: str = "bias") -> list[Step]:
+        (step,) = super().steps(sizes, at, name)
+        return [step.but(why="The float mask: a number for each pair.") if self.of_mask else step]
 
     def lower(self, sizes: Sizes) -> Added:
         if self.tensor.device != sizes.device:

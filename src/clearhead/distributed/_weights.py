@@ -43,8 +43,8 @@ class ShardedWeights:
 
     @eagerly
     @torch.no_grad()
-    def reduce(self, *reductions: Reduction[object]) -> tuple[Tensor | tuple[Tensor, ...], ...]:
-        """Reductions of the weights, as in `Weights.reduce`: a tuple of the results, in the order of the reductions.
+    def reduce(self, *reductions: Reduction[object]) -> Tensor | tuple[Tensor | tuple[Tensor, ...], ...]:
+        """Reductions of the weights, as in `Weights.reduce`: the result of one, or a tuple of the results of several.
 
             found = ch.distributed.weights(query, key, layout=layout, mask=ch.Causal())
             wanted = ch.reductions.Entropy(), ch.reductions.TopK(5), ch.reductions.Pool(128)
@@ -71,10 +71,11 @@ class ShardedWeights:
             words = tuple(_in_words(one) for one in asked)
             agree(shard, ("weights", *words), tuple(t for one in asked for t in one.summary if isinstance(t, Tensor)))
             restore = shard.local.sizes.restore
-            return tuple(
+            results = tuple(
                 tuple(map(restore, result)) if isinstance(result, tuple) else restore(result)
                 for result in _results(asked, shard)
             )
+            return results[0] if len(results) == 1 else results
 
     def _shard(self, reductions: tuple[Reduction[Any], ...]) -> Shard:
         check_layout(self._layout)

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from clearhead.base.steps import Step, number
 from clearhead.base.tracing import without_autocast
+from clearhead.explanation.inputs import letters
 from clearhead.explanation.shown import Shown
 
 WIDTH = 64  # the most entries of a vector that any view holds
@@ -94,11 +95,15 @@ LONG = 300  # the most characters of a number that is written out
 
 @dataclass(frozen=True, eq=False)
 class Part:
-    """Steps that belong together, under a title, with lines that are drawn before them."""
+    """Steps that belong together, under a title, with lines that are drawn before them.
+
+    `letters_of`: the leading axes of the scores, among "B" and "H", where the part begins with how to read formulas.
+    """
 
     title: str
     steps: tuple[Step, ...]
     drawn: str = ""
+    letters_of: tuple[str, ...] | None = None
 
 
 @dataclass(frozen=True)
@@ -189,7 +194,10 @@ class Document:
     def sections(self) -> Iterator[Section]:
         steps = {step.name: step for part in self.parts for step in part.steps}
         for part in self.parts:
-            yield Section(part.title, part.drawn, [Entry(step, self.shown, steps) for step in part.steps])
+            lines = [part.drawn] if part.drawn else []
+            if part.letters_of is not None:
+                lines.append(letters(part.letters_of, [step.formula for step in steps.values()]))
+            yield Section(part.title, "\n".join(lines), [Entry(step, self.shown, steps) for step in part.steps])
 
     @property
     def record(self) -> dict[str, Any]:

@@ -12,7 +12,6 @@ from clearhead.base.shapes import Sizes
 from clearhead.base.steps import Step, made
 from clearhead.explanation.explain import explain
 from clearhead.explanation.explanation import Explanation, Part, shown_as
-from clearhead.explanation.inputs import letters
 from clearhead.explanation.of_problem import explain_softmax
 from clearhead.explanation.shown import Shown
 from clearhead.masks.causal import Causal
@@ -43,7 +42,7 @@ def explain_online_softmax(scores: Tensor, value: Tensor, first: int) -> Explana
     v = Step("value", "One vector for each key.", value[None, None], ("B", "H", "Lk", "Ev"))
     one, two = _block("first", s, v, slice(0, first)), _block("second", s, v, slice(first, keys))
     parts = [
-        Part("Inputs", (s, v), f"{ABOUT}\n{letters(())}"),
+        Part("Inputs", (s, v), ABOUT, letters_of=()),
         Part(f"The first block: keys 0 to {first - 1}", tuple(one)),
         Part(f"The second block: keys {first} to {keys - 1}", tuple(two)),
         Part("Merged: exactly the softmax over all keys", tuple(_merged(one, two, s, v))),

@@ -24,12 +24,16 @@ from clearhead.explanation.document import Document, at_pair
 from clearhead.explanation.document import Part as Part
 from clearhead.explanation.page import render as render_page
 from clearhead.explanation.shown import Shown
+from clearhead.inspection.matrix import NoSuchMethod
 
 if TYPE_CHECKING:
     from clearhead.base.pictures import Axes
 
 T = TypeVar("T")
 MOST_DIGITS = 15  # a float64 has no more
+
+
+METHODS = {"save": "explanation.write(path)", "show": "explanation.frame()"}  # by frequent guesses
 
 
 @dataclass(frozen=True, eq=False)
@@ -80,6 +84,15 @@ class Explanation:
         """The result of the step of this name, with as many leading dimensions as the inputs have."""
         found = self.shown.squeezed(self._step(name))
         return found.numpy() if self.numpy else found
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> object:
+            steps = {step.name for part in vars(self).get("parts", ()) for step in part.steps}
+            instead = f"explanation[{name!r}]" if name in steps else METHODS.get(name)
+            if instead is None:
+                raise AttributeError(f"'Explanation' object has no attribute {name!r}")
+            raise NoSuchMethod(f"Explanation has no {name}. Write {instead}.")
 
     def _step(self, name: str) -> Step:
         for step in self.steps:

@@ -123,8 +123,8 @@ def reason(user: Step, name: str) -> str:
     by = user.by
     if isinstance(by, Expression) and by.name == "softmax":
         return (
-            "A larger score makes its own weight larger and the others of its row smaller: hence the difference. Where "
-            "a weight is 0, as for masked pairs, this is 0."
+            "A larger score makes its own weight larger and the others of its row smaller: hence the difference."
+            + " Where a weight is 0 this is 0." * bool((user.value == 0).any())
         )
     if isinstance(by, Expression) and by.name == "matmul" and user.name == "output":
         left = getattr(by.inputs[0], "name", "")

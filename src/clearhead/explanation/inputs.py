@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+import re
+from collections.abc import Collection, Iterable, Mapping
 
 from clearhead.base.shapes import Sizes
 
@@ -16,6 +17,9 @@ LEGEND = {
     "Ek": "numbers in a key",
     "Ev": "numbers in a value",
 }
+COUNTED = {"i": "queries", "j": "keys", "h": "heads"}  # the letters of formulas
+INDEX = re.compile(r"\[([^\]]*)\]")
+VECTOR = re.compile(r"\b(query|key|value)\[([ij]), ([den])\]")
 Row = dict[str, str]  # the size of each axis that an array has
 
 
@@ -38,15 +42,26 @@ def drawn(shapes: Mapping[str, tuple[int, ...]], sizes: Sizes) -> str:
         for name, *cells in table
     ]
     meanings = ", ".join(f"{axis} {LEGEND[axis]}" for axis in axes)
-    return "\n".join([*lines, "", f"{meanings}.", *_repeated(rows, whole, sizes), letters(whole)])
+    return "\n".join([*lines, "", f"{meanings}.", *_repeated(rows, whole, sizes)])
 
 
-def letters(lead: Collection[str]) -> str:
-    """Sentences on how to read formulas and tables. `lead`: the axes that the scores have, among "B" and "H"."""
-    found = (
-        "In a formula i counts queries, j keys, and d, e and n the numbers of a vector: query[i, d] is number d of "
-        "query i, and Σ_d adds up over all d."
-    )
+def letters(lead: Collection[str], formulas: Iterable[str]) -> str:
+    """Sentences on how to read formulas and tables. They explain only letters that occur in the formulas.
+
+    `lead`: the axes that the scores have, among "B" and "H".
+    """
+    every = " ".join(formulas)
+    used = {letter for index in INDEX.findall(every) for letter in re.findall(r"[a-z]+", index)}
+    counted = [f"{letter} counts {what}" for letter, what in COUNTED.items() if letter in used]
+    numbers = [letter for letter in "den" if letter in used]
+    if numbers:
+        listed = " and ".join([", ".join(numbers[:-1]), numbers[-1]] if len(numbers) > 1 else numbers)
+        counted.append(f"{listed} count{'s' * (len(numbers) == 1)} the numbers of a vector")
+    found = f"In a formula {', '.join(counted[:-1])}, and {counted[-1]}"
+    vector, added = VECTOR.search(every), re.search(r"Σ_([a-z])", every)
+    if vector:
+        found += f": {vector[0]} is number {vector[3]} of {vector[1]} {vector[2]}"
+    found += f". Σ_{added[1]} adds up over all {added[1]}." if added else "."
     if lead:
         each = " and ".join({"B": "sequence", "H": "head"}[axis] for axis in lead)
         found += (

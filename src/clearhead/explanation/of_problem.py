@@ -17,9 +17,9 @@ from clearhead.base.modules import with_parameters
 from clearhead.base.shapes import Sizes
 from clearhead.base.steps import PAIRS, Operand, Step, made, number
 from clearhead.biases.base import ends_in, numbers_alone
+from clearhead.biases.dense import DenseBias
 from clearhead.engines.tiled import tiles
 from clearhead.explanation.explanation import Explanation, Part
-from clearhead.explanation.inputs import letters
 from clearhead.explanation.shown import FEW, SAID, Shown, choose, narrowed, settle
 from clearhead.masks.base import Mask
 from clearhead.masks.dense import DenseMask
@@ -54,7 +54,9 @@ def scores_part(rows: Problem, query: Step, key: Step, bias: list[Step]) -> list
         formula = f"scores[i, j] = {name_of(scores.score.changed_by)}(unchanged[i, j], b, h, i, j)"
         steps.append(Step("scores", why, changed(scores, before("unchanged").value), SCORES, formula=formula))
     if bias:
-        why = "The bias is added to the score: where it is below 0 the key gets less weight, where it is above 0 more."
+        given_bias = None if rows.bias is None else rows.bias.given
+        of_mask = isinstance(given_bias, DenseBias) and given_bias.of_mask
+        why = _why_added("mask" if of_mask else "bias", bias[-1].value)
         steps += [*bias, made("scores", why, before("unbiased") + bias[-1])]
     if rows.poison is not None:
         of_query, of_key = rows.poison
@@ -64,6 +66,13 @@ def scores_part(rows: Problem, query: Step, key: Step, bias: list[Step]) -> list
         why = "So NaN reaches the queries that may see such an input, and no others."
         steps += [given, made("scores", why, before("of_finite") + given)]
     return steps
+
+
+def _why_added(name: str, numbers: Tensor) -> str:
+    less, more = bool((numbers < 0).any()), bool((numbers > 0).any())
+    found = ["where it is below 0 the key gets less weight"] * less
+    found += [f"where it is above 0 {'' if less else 'the key gets '}more{'' if less else ' weight'}"] * more
+    return f"The {name} is added to the score: {', '.join(found) or 'here it is 0'}."
 
 
 def _why_scaled(before: Tensor, scale: float, width: int, score: object) -> str:
@@ -116,10 +125,13 @@ def mask_part(mask: Any, sizes: Sizes, shown: Shown, scores: Step) -> list[Step]
         why=f"{steps[first].why} A filled cell, ■, is True: the query may see the key. · is False."
     )
     keep = steps[-1].value.expand(scores.value.shape)
+    hidden = int((~keep).sum())
     why = (
-        f"Where the mask is False the score becomes -∞: here for {int((~keep).sum()):,} of {keep.numel():,} pairs. "
+        f"Where the mask is False the score becomes -∞: here for {hidden:,} of {keep.numel():,} pairs. "
         "exp(-∞) is 0, so these keys get the weight 0, and the weights of the other keys sum to 1."
     )
+    if not hidden:
+        why = f"The mask is True for all {keep.numel():,} pairs here, so no score changes."
     return [*steps, made("masked", why, scores.masked_fill(~steps[-1], -torch.inf))]
 
 
@@ -165,26 +177,26 @@ def softmax_part(rows: Problem, scores: Step) -> list[Step]:
     return [*steps, maximum, numerator, total, made("weights", why, shares, value=value, by=scores.softmax(-1))]
 
 
-def wrong_axis(scores: Step) -> list[Step]:
+def wrong_axis(scores: Step, values: bool) -> list[Step]:
     """The softmax over the queries, as a mistake; no step where there is one query, or a key that no query sees."""
     if scores.value.shape[-2] < 2 or bool((scores.value == -torch.inf).all(-2).any()):
         return []
     wrong = scores.softmax(-2)
     why = (
         "A common mistake: a softmax over the queries makes each column sum to 1, and not each row. "
-        f"{_row_sums(wrong.value)}, so the outputs would not be averages of the values."
+        f"{_row_sums(wrong.value)}{', so the outputs would not be averages of the values' * values}."
     )
     return [made("wrong_axis", why, wrong, aside=True)]
 
 
-def masked_after(scores: Step, mask: Step) -> list[Step]:
+def masked_after(scores: Step, mask: Step, values: bool) -> list[Step]:
     """Weights set to 0 after the softmax, as a mistake; no step where the mask hides no pair that is shown."""
     if bool(mask.value.all()):
         return []
     late = scores.softmax(-1).masked_fill(~mask, 0.0)
     why = (
         "A common mistake: weights set to 0 after the softmax. The masked keys are still in the totals. "
-        f"{_row_sums(late.value)}, not all to 1, and the masked keys change the output."
+        f"{_row_sums(late.value)}, not all to 1{', and the masked keys change the output' * values}."
     )
     return [made("masked_after", why, late, aside=True)]
 
@@ -203,7 +215,13 @@ def explain_problem(problem: Problem, mask: Any, at: Any, *, drawn: str, title: 
     shown = choose(at, problem.sizes)
     inputs = input_steps(problem, shown)
     parts, weights, keep = attention_parts(problem, mask, shown, inputs)
-    return Explanation(title, (Part("Inputs", tuple(inputs), drawn), *parts), settle(shown, weights, keep))
+    first = Part("Inputs", tuple(inputs), drawn, _lead(shown))
+    return Explanation(title, (first, *parts), settle(shown, weights, keep))
+
+
+def _lead(shown: Shown) -> tuple[str, ...]:
+    """The leading axes that the scores have."""
+    return tuple(axis for axis in ("B", "H") if axis not in shown.absent)
 
 
 def attention_parts(
@@ -225,11 +243,11 @@ def attention_parts(
         masked = mask_part(given, problem.sizes, shown, last)
         parts.append(Part("Mask: who may see whom", tuple(masked)))
         mask = masked[-2]
-        otherwise = masked_after(last, mask) if rows.sinks is None else []
+        otherwise = masked_after(last, mask, value is not None) if rows.sinks is None else []
         last = masked[-1]
     softmax = softmax_part(rows, last)
     if rows.sinks is None:
-        otherwise = wrong_axis(last) + otherwise
+        otherwise = wrong_axis(last, value is not None) + otherwise
     parts.append(Part("Softmax: from scores to weights", (*softmax, *otherwise)))
     if value is not None:
         output = output_part(rows, softmax[-1], value, shown, mask)
@@ -249,10 +267,12 @@ def input_steps(problem: Problem, shown: Shown) -> list[Step]:
     rows = _rows(problem, shown)
     dtype, heads = accumulated(rows.query.dtype), rows.sizes.heads
     why = {
-        "query": "One vector for each query. Each query gets one output: a weighted sum of the values.",
-        "key": "One vector for each key. The better key j fits a query, the larger the weight of value j.",
+        "query": "One vector for each query.",
+        "key": "One vector for each key. The better a key fits a query, the larger its weight.",
         "value": "One vector for each key: value j belongs to key j.",
     }
+    if rows.value is not None:
+        why["query"] += " Each query gets one output: a weighted sum of the values."
     same = rows.query.shape[-1] == rows.key.shape[-1]
     steps = []
     for name, given, length, width in (
@@ -298,9 +318,14 @@ def _shares(weights: Tensor, shown: Shown) -> str:
     """The largest weights of the first few rows, in words: of the keys that every view shows."""
     found = []
     for i, row in zip(shown.queries, weights.detach()[0, 0].nan_to_num()[:SAID], strict=False):
-        largest = [j for j in row.topk(min(2, len(row))).indices.tolist() if row[j] >= 0.005]
+        largest = [j for j in row.sort(descending=True, stable=True).indices[:2].tolist() if row[j] >= 0.005]
         best = [j for j in largest if j in shown.keys] or largest[:1]  # none is shown where other keys were asked for
         shares = " and ".join(f"{float(row[j]):.0%} of the value of {shown.name('Lk', j)}" for j in best)
+        if best:
+            last = f"{float(row[best[-1]]):.0%}"
+            equal = [j for j in range(len(row)) if j not in best and f"{float(row[j]):.0%}" == last]
+            more = shown.name("Lk", equal[0]) if len(equal) == 1 else f"{len(equal):,} more keys"
+            shares += f", and as much of {more}" * bool(equal)
         found.append(f"{shown.name('Lq', i)} takes {shares or 'nothing'}")
     return "; ".join(found + ["…"] * (weights.shape[2] > len(found)))
 
@@ -314,12 +339,11 @@ def explain_softmax(scores: Tensor, mask: Mask | None, at: Any = None, align: An
     problem = cut(whole, shown.region)
     why = "One number for each query and key: the better they fit, the larger it is."
     given = Step("scores", why, problem.query.to(accumulated(scores.dtype)), SCORES)
-    lead = [axis for axis in ("B", "H") if axis not in shown.absent]
-    parts, last, otherwise, keep = [Part("Scores", (given,), letters(lead))], given, [], None
+    parts, last, otherwise, keep = [Part("Scores", (given,), letters_of=_lead(shown))], given, [], None
     if mask is not None:
         masked = mask_part(mask, whole.sizes, shown, given)
         parts.append(Part("Mask: who may see whom", tuple(masked)))
-        last, otherwise, keep = masked[-1], masked_after(given, masked[-2]), masked[-2].value
+        last, otherwise, keep = masked[-1], masked_after(given, masked[-2], False), masked[-2].value
     steps = softmax_part(problem, last)
-    parts.append(Part("Softmax: from scores to weights", (*steps, *wrong_axis(last), *otherwise)))
+    parts.append(Part("Softmax: from scores to weights", (*steps, *wrong_axis(last, False), *otherwise)))
     return Explanation("Softmax over the keys, step by step", tuple(parts), settle(shown, steps[-1].value, keep))

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from clearhead.base.arrays import to_tensor
+from clearhead.inspection.index import Part
 
 if TYPE_CHECKING:
     from clearhead.inspection.matrix import LazyMatrix
@@ -30,6 +31,21 @@ def blocks(shape: Sequence[int], most: int = NUMBERS) -> Iterator[Place]:
     for outer in itertools.product(*map(range, shape[:side])):
         for start in range(0, shape[side], step):
             yield *(slice(i, i + 1) for i in outer), slice(start, min(start + step, shape[side])), *rest
+
+
+def filled(part: Part, tile: Callable[..., Tensor], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """A part of a matrix, in the memory of the result and of one block. `tile` computes a part from four slices."""
+    heads, queries, keys = (range(side.stop)[side] for side in (part.heads, part.queries, part.keys))
+    batches = [range(batch.stop)[batch] for batch in part.batches]
+    found = torch.empty(sum(map(len, batches)), *map(len, (heads, queries, keys)), dtype=dtype, device=device)
+    first = 0
+    for batch in batches:
+        own = found[first : first + len(batch)]
+        for place in blocks(own.shape):
+            sides = (every[at] for every, at in zip((batch, heads, queries, keys), place, strict=True))
+            own[place] = tile(*(slice(side.start, side.stop, side.step) for side in sides))
+        first += len(batch)
+    return found.reshape(part.shape)
 
 
 def summed(matrix: LazyMatrix[Any], dims: tuple[int, ...]) -> Tensor:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -11,7 +11,7 @@ from torch import Tensor
 from clearhead.base.errors import human_bytes
 from clearhead.base.shapes import Sizes
 from clearhead.inspection.by_blocks import blocks
-from clearhead.inspection.index import DENSE_BYTES, Part, check_bytes
+from clearhead.inspection.index import DENSE_BYTES, Heads, Part, check_bytes
 from clearhead.inspection.matrix import LazyMatrix
 from clearhead.inspection.weights import Weights
 
@@ -27,6 +27,11 @@ class Aligned:
         batch, heads, queries, keys = weights.shape
         count = None if places is None else len(places)
         self.sizes = Sizes(batch, heads, *((queries, keys) if count is None else (count, count)), weights.device)
+
+    def of(self, heads: Heads) -> Aligned:
+        """Some heads, as (B, H, Lq, Lk)."""
+        whole = self.weights._of_heads(heads._replace(leading=None))
+        return Aligned(whole, self.places)
 
     def part(self, batch: slice, heads: slice, queries: slice, keys: slice) -> Tensor:
         """A part of (B, H, Lq, Lk)."""
@@ -77,17 +82,19 @@ class WeightDifference(LazyMatrix[Tensor]):
     def _check_size(self, part: Part, index: Any) -> None:
         check_bytes(part.shape, self.dtype, "this part of the difference", DENSE_BYTES)
 
-    def _part(self, part: Part) -> Tensor:
-        return part.restore([self._tile(batch, part.heads, part.queries, part.keys) for batch in part.batches])
+    def _of_heads(self, heads: Heads) -> WeightDifference:
+        found = WeightDifference(self._before.of(heads), self._after.of(heads))
+        found._sizes = heads.shown(found._sizes)
+        return found
 
-    def _tile(self, *sides: slice) -> Tensor:
-        before, after = self._before.part(*sides), self._after.part(*sides)
+    def _tile(self, batch: slice, heads: slice, queries: slice, keys: slice) -> Tensor:
+        before, after = (one.part(batch, heads, queries, keys) for one in (self._before, self._after))
         return after.to(before.device) - before
 
     def blocks(self, sequence: int, head: int) -> Iterator[tuple[slice, Tensor]]:
         """One head of one sequence, some rows at a time: each a slice of the queries, and (rows, Lk) numbers."""
         for rows, _ in blocks(self.shape[2:]):
-            yield rows, self[sequence, head, rows]
+            yield rows, cast(Tensor, self[sequence, head, rows])
 
     def _head(self) -> str:
         size = human_bytes(self.numel() * self.dtype.itemsize)

@@ -13,7 +13,7 @@ from clearhead.base.tracing import vectorized, without_autocast
 from clearhead.base.versions import Versions
 from clearhead.engines.base import Engine
 from clearhead.engines.tiled.tiles import grouped_product
-from clearhead.inspection.index import Part, check_bytes
+from clearhead.inspection.index import Heads, Part, check_bytes
 from clearhead.inspection.matrix import LazyMatrix
 from clearhead.problem.guard import guard
 from clearhead.problem.partial import Rows
@@ -63,18 +63,20 @@ class WeightGradients(LazyMatrix[ArrayT]):
     def _check_size(self, part: Part, index: Any) -> None:
         check_bytes(part.shape, self.dtype, f"the gradients at {index!r}")
 
-    def _part(self, part: Part) -> Tensor:
+    def _tile(self, batch: slice, heads: slice, queries: slice, keys: slice) -> Tensor:
         """∂L/∂A, of pairs that are not allowed, too."""
         self._check()
-        with torch.no_grad(), without_autocast(self.device):
-            return part.restore([self._tile(part, batch) for batch in part.batches])
-
-    def _tile(self, part: Part, batch: slice) -> Tensor:
-        region = Region(batch, part.heads, part.queries, part.keys, masked=False)
-        value = cut(self._given, region).value
+        value = cut(self._given, Region(batch, heads, queries, keys, masked=False)).value
+        grad = self._grad[batch, heads, queries]
         assert value is not None
-        grad = self._grad[region.sides[:3]]
-        return grouped_product(grad, value.to(grad.dtype).transpose(-1, -2))
+        with torch.no_grad(), without_autocast(self.device):
+            return grouped_product(grad, value.to(grad.dtype).transpose(-1, -2))
+
+    def _of_heads(self, heads: Heads) -> WeightGradients[ArrayT]:
+        self._check()
+        at = heads.batch, heads.heads
+        rows, numpy = (self._rows.maximum[at], self._rows.log_sum[at]), self._numpy
+        return WeightGradients(heads.of(self._given), self._engine, rows, self._grad[at], numpy)
 
     def by_query(self, positive: bool = False) -> ArrayT:
         """Σ_j A_ij ∂L/∂A_ij, (..., Lq); with `positive`, of the products above 0 alone.

@@ -6,7 +6,7 @@ import math
 import operator
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -15,6 +15,8 @@ from torch import Tensor
 from clearhead.base.errors import ClearheadError, human_bytes
 from clearhead.base.shapes import Sizes
 from clearhead.base.text import brief
+from clearhead.problem.problem import Problem
+from clearhead.problem.regions import of_heads
 
 
 class OutOfRange(ClearheadError, IndexError):
@@ -33,6 +35,24 @@ def check_bytes(shape: Sequence[int], dtype: torch.dtype, what: str, most: int =
         )
 
 
+class Heads(NamedTuple):
+    """Whole heads of a matrix: slices of the folded batch and of the heads, and the dimensions that the caller sees."""
+
+    batch: slice
+    heads: slice
+    leading: tuple[int, ...] | None
+    heads_last: bool  # whether the last leading dimension is the heads
+
+    def of(self, problem: Problem) -> Problem:
+        """The problem of these heads."""
+        problem = of_heads(problem, self.batch, self.heads)
+        return problem._replace(sizes=self.shown(problem.sizes))
+
+    def shown(self, sizes: Sizes) -> Sizes:
+        """The sizes of these heads, with the dimensions that the caller sees."""
+        return sizes._replace(leading=self.leading, heads_last=self.heads_last)
+
+
 @dataclass(frozen=True)
 class Part:
     """A rectangle of the matrix: some sequences (each a slice of the batch), heads, queries and keys."""
@@ -44,6 +64,7 @@ class Part:
     whole_rows: bool
     whole: bool  # every pair
     shape: tuple[int, ...]  # the shape that the index gives
+    matrix: Heads | None  # the heads that an index of numbers chooses, if it leaves queries and keys alone
 
     def restore(self, parts: list[Tensor]) -> Tensor:
         joined = parts[0] if len(parts) == 1 else torch.cat(parts, 0)
@@ -79,14 +100,28 @@ def parse(index: Any, shape: torch.Size, sizes: Sizes) -> Part:
         slices.append(slice(found.start, max(found.stop, found.start), found.step))
     *outer, queries, keys = slices
     whole_rows = range(sizes.keys)[keys] == range(sizes.keys)
-    heads = outer.pop() if len(sizes.shown) >= 2 else slice(0, 1)
-    folded = sizes.shown[:-1] if len(sizes.shown) >= 2 else sizes.shown
+    heads = outer.pop() if sizes.has_heads else slice(0, 1)
+    folded = sizes.shown[:-1] if sizes.has_heads else sizes.shown
     rows = [0]  # of the folded batch
     for size, one in zip(folded, outer, strict=True):
         rows = [row * size + i for row in rows for i in range(size)[one]]
     batches = [outer[0]] if len(outer) == 1 else [slice(row, row + 1) for row in rows]
     whole = all(range(size)[s] == range(size) for size, s in zip(shape, slices, strict=True))
-    return Part(batches or [slice(0, 0)], heads, queries, keys, whole_rows, whole, tuple(result))
+    chosen = None
+    sequences = slice(rows[0], rows[-1] + 1, rows[1] - rows[0] if len(rows) > 1 else 1) if rows else slice(0, 0)
+    # numbers in the midst of three leading dimensions may choose sequences that are no slice
+    if _chooses_heads(items) and [*range(rows[-1] + 1)[sequences]] == rows if rows else _chooses_heads(items):
+        last = sizes.has_heads and isinstance(items[-3], slice)
+        chosen = Heads(sequences, heads, tuple(result[:-2]), last)
+    return Part(batches or [slice(0, 0)], heads, queries, keys, whole_rows, whole, tuple(result), chosen)
+
+
+def _chooses_heads(items: Sequence[Any]) -> bool:
+    """Whether an index has a number for a leading dimension, and else full slices alone."""
+    *outer, queries, keys = items
+    full = [isinstance(item, slice) and item == slice(None) for item in outer]
+    numbers = [not isinstance(item, slice) and item is not None for item in outer]
+    return any(numbers) and all(map(operator.or_, full, numbers)) and queries == slice(None) == keys
 
 
 def _one(item: Any, size: int, index: Any, shape: torch.Size) -> range:

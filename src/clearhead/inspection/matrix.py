@@ -6,8 +6,9 @@ import math
 import operator
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
+from functools import wraps
 from types import EllipsisType
-from typing import TYPE_CHECKING, Any, Generic, TypeAlias, cast, overload
+from typing import TYPE_CHECKING, Any, Generic, Never, Self, TypeAlias, TypeVar, cast, overload
 
 import numpy as np
 import torch
@@ -20,14 +21,15 @@ from clearhead.base.shapes import Sizes
 from clearhead.base.text import brief, said
 from clearhead.base.torch_private import tree_map_only
 from clearhead.base.tracing import compiling, looked_into
-from clearhead.inspection.by_blocks import extreme, extreme_places, summed
-from clearhead.inspection.index import DENSE_BYTES, Part, parse
+from clearhead.inspection.by_blocks import NUMBERS, extreme, extreme_places, filled, summed
+from clearhead.inspection.index import DENSE_BYTES, Heads, Part, parse
 
 Place: TypeAlias = int | slice | EllipsisType | None
 Operand: TypeAlias = "float | Tensor | np.ndarray | LazyMatrix[Any]"
 Nested: TypeAlias = "list[float] | list[Nested]"
 Index: TypeAlias = Place | tuple[Place, ...]
-SMALL = 8  # the most queries, and keys, of a matrix that is printed with its numbers
+SMALL = 8  # the most queries, and keys, of a matrix of several heads that is printed with its numbers
+PAIRS = 2**25  # the most pairs of one head that are computed for `print`
 HEADS = 4  # the most heads that are printed
 
 
@@ -56,14 +58,34 @@ def _with_arrays(function: Callable[..., Any], reflected: bool = False) -> Calla
     return method
 
 
+Method = TypeVar("Method", bound=Callable[..., Any])
+NUMPY_NAMES = {"axis": "dim", "keepdims": "keepdim"}
+
+
+def _with_numpy_names(method: Method) -> Method:
+    """The method, which takes NumPy's `axis` and `keepdims` too, as PyTorch's functions do."""
+
+    @wraps(method)
+    def renamed(*args: Any, **named: Any) -> Any:
+        return method(*args, **{NUMPY_NAMES.get(name, name): value for name, value in named.items()})
+
+    return cast(Method, renamed)
+
+
+def _read_only(name: str) -> UnsupportedError:
+    return UnsupportedError(f"a lazy matrix is read-only ({name}): write to a copy, w.dense().")
+
+
 class LazyMatrix(ABC, Generic[ArrayT]):
     """A matrix (..., Lq, Lk) that is computed where it is looked at.
 
     `matrix[index]` computes a part, and `sum`, `mean`, `max`, `min`, `argmax` and `argmin` a block at a time. All other
-    operators and functions of PyTorch and NumPy are given `dense()`. A class says how a part is computed (`_part`).
+    operators and functions of PyTorch and NumPy are given `dense()`. An index that leaves queries and keys alone, and
+    chooses heads by numbers, gives the matrix of these heads. A class says how a part is computed (`_tile`).
     """
 
     _sizes: Sizes
+    _most: int | None = DENSE_BYTES  # the most bytes that `dense()` makes without being told
     _instead = "Index the part you need (w[..., -1, :])"  # the advice where the whole would be too large
 
     @property
@@ -71,8 +93,12 @@ class LazyMatrix(ABC, Generic[ArrayT]):
     def dtype(self) -> torch.dtype: ...
 
     @abstractmethod
-    def _part(self, part: Part) -> Tensor:
-        """The numbers of a part, in the shape that its index gives."""
+    def _tile(self, batch: slice, heads: slice, queries: slice, keys: slice) -> Tensor:
+        """The numbers (b, h, q, k) at four slices of (B, H, Lq, Lk)."""
+
+    @abstractmethod
+    def _of_heads(self, heads: Heads) -> Self:
+        """The matrix of some heads."""
 
     @abstractmethod
     def _head(self) -> str:
@@ -122,17 +148,37 @@ class LazyMatrix(ABC, Generic[ArrayT]):
     def __len__(self) -> int:
         return self.shape[0]
 
-    def __iter__(self) -> Iterator[ArrayT]:
+    def __iter__(self) -> Iterator[ArrayT | Self]:
         return (self[i] for i in range(len(self)))
 
-    def __getitem__(self, index: Index) -> ArrayT:
-        """The exact numbers at any basic index: integers, slices, `...` and None. The whole is as `dense()`."""
+    @overload
+    def __getitem__(self, index: slice | EllipsisType | tuple[slice, ...] | None) -> ArrayT: ...
+    @overload
+    def __getitem__(self, index: Index) -> ArrayT | Self: ...
+    def __getitem__(self, index: Index) -> ArrayT | Self:
+        """The exact numbers at any basic index: integers, slices, `...` and None. The whole is as `dense()`.
+
+        Numbers for leading dimensions alone, such as `w[0]`, `w[0, 3]`, `w[:, 3]` and `w[..., 3, :, :]`, give the lazy
+        matrix of these heads, of the shape that the tensor would have: nothing is computed yet.
+        """
         part = parse(index, self.shape, self._sizes)
+        if part.matrix is not None:
+            found = self._of_heads(part.matrix)
+            found._most = None
+            return found
         self._check_size(part, index)
         return self.dense().reshape(part.shape) if part.whole else self._out(self._part(part))
 
-    def dense(self, max_bytes: int | None = DENSE_BYTES) -> ArrayT:
-        """The whole matrix (..., Lq, Lk). Refuses above `max_bytes`; None for no limit."""
+    def __setitem__(self, index: Index, value: object) -> Never:
+        raise _read_only("item assignment")
+
+    def dense(self, max_bytes: int | EllipsisType | None = ...) -> ArrayT:
+        """The whole matrix (..., Lq, Lk), as a tensor or an array.
+
+        `max_bytes`: raise a `ClearheadError` above so many bytes; None for no limit. Without it the limit is 256 MiB,
+        and heads that an index chose have none.
+        """
+        max_bytes = self._most if max_bytes is ... else max_bytes
         if max_bytes is not None and not (isinstance(max_bytes, float) and max_bytes == math.inf):
             check_count(max_bytes, 0, "max_bytes", most=math.inf)
         size = math.prod(self.shape) * self.dtype.itemsize
@@ -146,11 +192,19 @@ class LazyMatrix(ABC, Generic[ArrayT]):
     def _whole(self) -> Tensor:
         return self._part(parse(..., self.shape, self._sizes))
 
+    def _part(self, part: Part, tile: Callable[..., Tensor] | None = None) -> Tensor:
+        """The numbers of a part, in the shape that its index gives. `tile`: another function in place of `_tile`."""
+        tile = tile or self._tile
+        if math.prod(part.shape) <= NUMBERS or self._in_graph():
+            return part.restore([tile(batch, part.heads, part.queries, part.keys) for batch in part.batches])
+        return filled(part, tile, self.dtype, self.device)
+
     def _tensor(self) -> Tensor:
         return to_tensor(self.dense(), "the matrix")
 
     # ---------------------------------------------------------------------------------------------- over dimensions
 
+    @_with_numpy_names
     def sum(self, dim: int | tuple[int, ...] | None = None, keepdim: bool = False) -> ArrayT:
         """The sum over a dimension, over several, or over all (None): the sum of `w[:]`, in O(Lq + Lk) memory.
 
@@ -161,16 +215,19 @@ class LazyMatrix(ABC, Generic[ArrayT]):
         dims = self._dims(dim)
         return self._squeezed(summed(self, dims).to(self.dtype), dims, keepdim)
 
+    @_with_numpy_names
     def mean(self, dim: int | tuple[int, ...] | None = None, keepdim: bool = False) -> ArrayT:
         """The mean over a dimension, over several, or over all. Arguments and cost: as `sum`."""
         dims = self._dims(dim)
         count = math.prod(self.shape[d] for d in dims)
         return self._squeezed((summed(self, dims) / count).to(self.dtype), dims, keepdim)
 
+    @_with_numpy_names
     def amax(self, dim: int | tuple[int, ...] | None = None, keepdim: bool = False) -> ArrayT:
         """The largest number over a dimension, over several, or over all. Arguments and cost: as `sum`."""
         return self._extreme(dim, keepdim, 1)
 
+    @_with_numpy_names
     def amin(self, dim: int | tuple[int, ...] | None = None, keepdim: bool = False) -> ArrayT:
         """The smallest number over a dimension, over several, or over all. Arguments and cost: as `sum`."""
         return self._extreme(dim, keepdim, -1)
@@ -181,6 +238,7 @@ class LazyMatrix(ABC, Generic[ArrayT]):
     def max(self: LazyMatrix[np.ndarray], dim: int, keepdim: bool = False) -> np.ndarray: ...
     @overload
     def max(self: LazyMatrix[Tensor], dim: int, keepdim: bool = False) -> tuple[Tensor, Tensor]: ...
+    @_with_numpy_names
     def max(self, dim: int | None = None, keepdim: bool = False) -> ArrayT | np.ndarray | tuple[Tensor, Tensor]:
         """The largest number of all; with `dim` the largest along a dimension, and their places: (values, indices).
 
@@ -194,14 +252,17 @@ class LazyMatrix(ABC, Generic[ArrayT]):
     def min(self: LazyMatrix[np.ndarray], dim: int, keepdim: bool = False) -> np.ndarray: ...
     @overload
     def min(self: LazyMatrix[Tensor], dim: int, keepdim: bool = False) -> tuple[Tensor, Tensor]: ...
+    @_with_numpy_names
     def min(self, dim: int | None = None, keepdim: bool = False) -> ArrayT | np.ndarray | tuple[Tensor, Tensor]:
         """The smallest number of all; with `dim` the smallest along a dimension, and their places. See `max`."""
         return self._extreme(None, keepdim, -1) if dim is None else self._pair(dim, keepdim, -1)
 
+    @_with_numpy_names
     def argmax(self, dim: int | None = None, keepdim: bool = False) -> ArrayT:
         """Where the largest number stands along a dimension, the first of equal ones; None: in the flattened whole."""
         return self._place(dim, keepdim, 1)
 
+    @_with_numpy_names
     def argmin(self, dim: int | None = None, keepdim: bool = False) -> ArrayT:
         """Where the smallest number stands along a dimension. See `argmax`."""
         return self._place(dim, keepdim, -1)
@@ -321,13 +382,18 @@ class LazyMatrix(ABC, Generic[ArrayT]):
         named = METHODS.get(function)
         # torch.max(a, b) compares two
         pairwise = named != "__matmul__" and any(isinstance(other, Tensor | LazyMatrix) for other in others)
-        if named and isinstance(first, LazyMatrix) and not pairwise and kwargs.keys() <= {"dim", "keepdim"}:
+        if (
+            named
+            and isinstance(first, LazyMatrix)
+            and not pairwise
+            and kwargs.keys() <= {"dim", "keepdim", *NUMPY_NAMES}
+        ):
             return getattr(first, named)(*others, **kwargs)
         name = getattr(function, "__name__", str(function))
         if isinstance(kwargs.get("out"), LazyMatrix) or (
             isinstance(first, LazyMatrix) and name.endswith("_") and not name.endswith("__")
         ):
-            raise UnsupportedError(f"a lazy matrix is read-only ({name}): write to a copy, w.dense().")
+            raise _read_only(name)
         args, kwargs = tree_map_only(LazyMatrix, LazyMatrix._tensor, (args, kwargs))
         return function(*args, **kwargs)
 
@@ -348,7 +414,8 @@ class LazyMatrix(ABC, Generic[ArrayT]):
     # ---------------------------------------------------------------------------------------------- in print
 
     def __repr__(self) -> str:
-        """Shape, dtype, and how it is computed; under it the numbers of up to four heads of at most 8 × 8."""
+        """Shape, dtype, and how it is computed; under it the numbers, as PyTorch prints them: of one head, up to 2²⁵
+        pairs, and of the first four of several heads of at most 8 × 8."""
         return said(self, self._printed)
 
     def _printed(self) -> str:
@@ -367,10 +434,11 @@ METHODS = {
 
 
 def with_first_rows(head: str, shape: tuple[int, ...], part: Callable[[Any], Any]) -> str:
-    """The head, and under it the numbers of a small matrix's first heads as PyTorch prints them, where they can be had.
-    `part` computes an index."""
+    """The head, and under it the numbers of one head, or of a small matrix's first heads, as PyTorch prints them, where
+    they can be had. `part` computes an index."""
     *outer, queries, keys = shape
-    if not 0 < queries <= SMALL or not 0 < keys <= SMALL or not math.prod(outer):
+    small = max(queries, keys) <= SMALL if outer else queries * keys <= PAIRS
+    if not small or not math.prod(shape):
         return head
     index: tuple[Any, ...] = (...,)
     written = ""

@@ -44,10 +44,11 @@ def picks(head: tuple[Any, ...], outer: tuple[int, ...]) -> list[Pick]:
     return list(itertools.product(*chosen))
 
 
-def titles(chosen: Sequence[Pick]) -> list[str]:
+def titles(chosen: Sequence[Pick], has_heads: bool = True) -> list[str]:
     """The title of each head: the numbers in which the heads differ."""
     count = len(chosen[0])
-    names = [f"dimension {i}" for i in range(count - 2)] + ["sequence", "head"][: min(count, 2)]
+    last = ["sequence", "head"] if has_heads else ["sequence"]
+    names = [*(f"dimension {i}" for i in range(count - len(last))), *last[max(len(last) - count, 0) :]]
     differ = [len({pick[i] for pick in chosen}) > 1 for i in range(count)]
     return [", ".join(f"{n} {p}" for n, p, d in zip(names, pick, differ, strict=True) if d) for pick in chosen]
 
@@ -58,7 +59,7 @@ def panels(weights: Any, chosen: Sequence[Pick], most: int) -> list[Panel]:
     problem, cell = weights.problem, cell_of(queries, keys, most)
     found = []
     with torch.no_grad():
-        for pick, title in zip(chosen, titles(chosen), strict=True):
+        for pick, title in zip(chosen, titles(chosen, problem.sizes.has_heads), strict=True):
             cells = weights[pick] if cell == (1, 1) else weights._map(pick, most)
             found.append(Panel(numbers(cells), hidden(problem, weights, pick, cell), title))
     return found

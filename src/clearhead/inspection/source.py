@@ -18,11 +18,14 @@ from clearhead.base.ragged import Sequences
 from clearhead.base.text import said
 from clearhead.base.tracing import autocast_of_now, transformed
 from clearhead.base.versions import Versions
+from clearhead.inspection.index import Heads
 from clearhead.masks.base import Mask
+from clearhead.problem.checked import checked, ours
 from clearhead.problem.problem import ABSENT, Problem, with_value
 from clearhead.problem.reads import tensors_in
 from clearhead.problem.record import Record, check_reads, copied, record
 from clearhead.problem.unpacked import unpacked
+from clearhead.problem.visible import seen_by
 
 _OF_EVERY_MODULE = vars(nn.Module()).keys()  # such as `training`
 
@@ -153,40 +156,83 @@ class FromRecord(Source):
         return self.record.problem
 
     def with_value(self, value: Any) -> Problem:
-        problem = self.problem()
-        if problem.query.is_inference() and torch.is_grad_enabled() and getattr(value, "requires_grad", False):
-            problem = record(problem, copy=True).problem
-        return with_value(problem, value)
+        return recorded_with_value(self.problem(), value)
 
     def said(self) -> dict[str, Any]:
         return self._said
 
 
-class Unpacked(Source):
-    """A call of sequences packed into one row, seen as the padded batch of them."""
+def recorded_with_value(problem: Problem, value: Any) -> Problem:
+    """The problem with a value. Tensors of inference mode are copied where the value requires grad."""
+    if problem.query.is_inference() and torch.is_grad_enabled() and getattr(value, "requires_grad", False):
+        problem = record(problem, copy=True).problem
+    return with_value(problem, value)
 
-    def __init__(self, row: Source, sequences: Sequences) -> None:
-        self.row, self.sequences = row, sequences
-        self.numpy, self.detached = row.numpy, row.detached
+
+class DerivedSource(Source):
+    """A source whose problem is made of another source's problem."""
+
+    def __init__(self, given: Source) -> None:
+        self.given, self.numpy, self.detached = given, given.numpy, given.detached
         self._made: tuple[Problem, Problem] | None = None
 
+    @abstractmethod
+    def derive(self, problem: Problem) -> Problem:
+        """The problem, from the other source's problem."""
+
     def check(self) -> None:
-        self.row.check()
+        self.given.check()
 
     def problem(self) -> Problem:
-        row = self.row.problem()
-        if self._made is None or self._made[0] is not row:
-            self._made = row, unpacked(row, self.sequences)
+        problem = self.given.problem()
+        if self._made is None or self._made[0] is not problem:
+            valid = problem if ours(self.given) else checked(problem, f"{type(self.given).__name__}.problem")
+            self._made = problem, self.derive(valid)
         return self._made[1]
 
     def with_value(self, value: Any) -> Problem:
-        return with_value(self.problem(), value)
+        return recorded_with_value(self.problem(), value)
 
     def __getstate__(self) -> dict[str, Any]:  # made again: it may hold functions that no pickle takes
         return self.__dict__ | {"_made": None}
 
     def said(self) -> dict[str, Any]:
-        return self.row.said()
+        return self.given.said()
+
+
+class Unpacked(DerivedSource):
+    """A call of sequences packed into one row, seen as the padded batch of them."""
+
+    def __init__(self, row: Source, sequences: Sequences) -> None:
+        super().__init__(row)
+        self.sequences = sequences
+
+    def derive(self, problem: Problem) -> Problem:
+        return unpacked(problem, self.sequences)
+
+
+class OfHeads(DerivedSource):
+    """Some heads of a call, with the dimensions that an index leaves."""
+
+    def __init__(self, call: Source, heads: Heads) -> None:
+        super().__init__(call)
+        self.heads = heads
+
+    def derive(self, problem: Problem) -> Problem:
+        return self.heads.of(problem)
+
+
+class OfWords(DerivedSource):
+    """A call in which queries that are padding see no key. `words`: (B, Lq), bool."""
+
+    def __init__(self, call: Source, words: Tensor | None) -> None:
+        super().__init__(call)
+        self.words = words
+
+    def derive(self, problem: Problem) -> Problem:
+        if self.words is None:
+            return problem
+        return problem._replace(visible=seen_by(self.words, problem.visible, problem.sizes))
 
 
 def shown(value: Any) -> str:

@@ -25,7 +25,7 @@ from clearhead.engines.tiled.look import Look
 from clearhead.engines.tiled.statistics import looks
 from clearhead.inspection import plot
 from clearhead.inspection.gradients import WeightGradients
-from clearhead.inspection.index import Part, parse
+from clearhead.inspection.index import Heads, parse
 from clearhead.inspection.matrix import Index, LazyMatrix
 from clearhead.inspection.reductions.base import Reduction
 from clearhead.inspection.reductions.entropy import Entropy
@@ -33,7 +33,7 @@ from clearhead.inspection.reductions.output import Output
 from clearhead.inspection.reductions.pool import Pool
 from clearhead.inspection.reductions.received import Received
 from clearhead.inspection.reductions.topk import TopK
-from clearhead.inspection.source import FromCall, Source, shown
+from clearhead.inspection.source import FromCall, OfHeads, Source, shown
 from clearhead.inspection.stream import stream
 from clearhead.masks.base import MaskLike
 from clearhead.problem.checked import checked, ours
@@ -66,12 +66,16 @@ class Weights(LazyMatrix[ArrayT]):
     torch.Size([2, 8, 50, 50])
     >>> w[0, 3, 17].shape                        # one exact row
     torch.Size([50])
+    >>> w[0, 3].entropy().shape, w[0, 3].dense().shape             # one head, lazy too
+    (torch.Size([50]), torch.Size([50, 50]))
     >>> w.entropy().shape, w.received().shape, w.pool(10).shape
     (torch.Size([2, 8, 50]), torch.Size([2, 8, 50]), torch.Size([2, 8, 10, 10]))
     >>> (w @ torch.rand(2, 8, 50, 4)).shape
     torch.Size([2, 8, 50, 4])
 
-    `w[index]` is a part as a tensor, and `w[:]` the whole, up to 256 MiB. `sum`, `mean`, `max`, `min`, `amax`, `amin`,
+    `w[index]` is a part as a tensor, and `w[:]` the whole, up to 256 MiB. Numbers for leading dimensions alone, such as
+    `w[0]`, `w[0, 3]` and `w[:, 3]`, give a lazy matrix of these heads, with all that is here; `w[0, 3].dense()` is its
+    tensor. `sum`, `mean`, `max`, `min`, `amax`, `amin`,
     `argmax` and `argmin` are those of `w[:]` in O(Lq + Lk) memory. Any other operator or function of PyTorch or NumPy,
     such as `w * 2` or `torch.stack([w, w])`, is given `w[:]`; other methods of tensors are written `w[:].sort(-1)`.
 
@@ -135,36 +139,36 @@ class Weights(LazyMatrix[ArrayT]):
         guarded: Problem = self._known["guarded"]
         return guarded
 
-    def _part(self, part: Part) -> Tensor:
-        problem = self._guarded
-        with without_autocast(problem.sizes.device):
-            return part.restore([self._weights(problem, b, part) for b in part.batches])
+    def _of_heads(self, heads: Heads) -> Weights[ArrayT]:
+        return type(self)(OfHeads(self._source, heads), self._asked)
 
     def scores(self, index: Index = ...) -> ArrayT:
         """The raw scores at an index, before mask and bias: `score(query, key)[index]`."""
-        part = parse(index, self.shape, self._sizes)
-        whole, parts = self.problem, []
+        whole = self.problem
         if not on_the_host(whole.query):  # `make_problem` has done it on the host
             whole = zero_unseen(whole, only_not_finite=True)
-        with without_autocast(whole.sizes.device):
-            for batch in part.batches:
-                region = Region(batch, part.heads, part.queries, part.keys, masked=False)
-                parts.append(tiles.raw_scores(cut(whole, region)))
-        return self._out(part.restore(parts))
 
-    def _weights(self, problem: Problem, batch: slice, part: Part) -> Tensor:
+        def tile(batch: slice, heads: slice, queries: slice, keys: slice) -> Tensor:
+            with without_autocast(whole.sizes.device):
+                return tiles.raw_scores(cut(whole, Region(batch, heads, queries, keys, masked=False)))
+
+        return self._out(self._part(parse(index, self.shape, self._sizes), tile))
+
+    def _tile(self, batch: slice, heads: slice, queries: slice, keys: slice) -> Tensor:
         """exp(score − log-sum-exp), the log-sum-exp over the whole of these rows."""
+        problem = self._guarded
         engine = self._engine(problem)
-        rows = cut(problem, Region(batch, part.heads, part.queries))
-        if part.whole_rows or problem.needs_grad:
-            scores = engine.scores(rows)
-            return (tiles.weights(rows, scores) if scores.shape[-1] else scores)[..., part.keys]
-        tile = engine.scores(cut(rows, Region(keys=part.keys)))
-        if "rows" in self._known:  # computed before, for all rows
-            maximum, log_sum = (t[batch, part.heads, part.queries] for t in self._known["rows"])
-        else:
-            maximum, log_sum = _rows(rows, engine)
-        return tiles.weights_in(tile, maximum, log_sum)
+        rows = cut(problem, Region(batch, heads, queries))
+        with without_autocast(problem.sizes.device):
+            if range(problem.sizes.keys)[keys] == range(problem.sizes.keys) or problem.needs_grad:
+                scores = engine.scores(rows)
+                return (tiles.weights(rows, scores) if scores.shape[-1] else scores)[..., keys]
+            tile = engine.scores(cut(rows, Region(keys=keys)))
+            if "rows" in self._known:  # computed before, for all rows
+                maximum, log_sum = (t[batch, heads, queries] for t in self._known["rows"])
+            else:
+                maximum, log_sum = _rows(rows, engine)
+            return tiles.weights_in(tile, maximum, log_sum)
 
     def logsumexp(self) -> ArrayT:
         """log Σ_j exp(s_ij) over the allowed keys and the sink, if any, (..., Lq); −∞ where a query sees nothing."""
@@ -197,7 +201,7 @@ class Weights(LazyMatrix[ArrayT]):
         return sizes.restore(dense)
 
     @overload
-    def reduce(self: Weights[Tensor], one: Reduction[R1], /) -> tuple[R1]: ...
+    def reduce(self: Weights[Tensor], one: Reduction[R1], /) -> R1: ...
     @overload
     def reduce(self: Weights[Tensor], one: Reduction[R1], two: Reduction[R2], /) -> tuple[R1, R2]: ...
     @overload
@@ -209,9 +213,9 @@ class Weights(LazyMatrix[ArrayT]):
         self: Weights[Tensor], one: Reduction[R1], two: Reduction[R2], three: Reduction[R3], four: Reduction[R4], /
     ) -> tuple[R1, R2, R3, R4]: ...
     @overload
-    def reduce(self, *reductions: Reduction[object]) -> tuple[ArrayT | tuple[ArrayT, ...], ...]: ...
-    def reduce(self, *reductions: Reduction[object]) -> tuple[object, ...]:
-        """Any reductions, in one streaming pass: a tuple of their results, in their order.
+    def reduce(self, *reductions: Reduction[object]) -> ArrayT | tuple[ArrayT | tuple[ArrayT, ...], ...]: ...
+    def reduce(self, *reductions: Reduction[object]) -> object:
+        """Any reductions, in one streaming pass: the result of one, or a tuple of the results of several.
 
         >>> import torch, clearhead as ch
         >>> w = ch.weights(torch.rand(100, 8), torch.rand(100, 8))
@@ -219,8 +223,11 @@ class Weights(LazyMatrix[ArrayT]):
         ...     ch.reductions.Entropy(), ch.reductions.TopK(5), ch.reductions.Received(), ch.reductions.Pool(10))
         >>> values.shape, image.shape
         (torch.Size([100, 5]), torch.Size([10, 10]))
+        >>> w.reduce(ch.reductions.MaxScore()).shape
+        torch.Size([100])
         """
-        return self._reduced(*reductions)
+        results = self._reduced(*reductions)
+        return results[0] if len(results) == 1 else results
 
     def _reduced(self, *reductions: Reduction[Any]) -> tuple[Any, ...]:
         wrong = [r for r in reductions if not isinstance(r, Reduction)]
@@ -340,6 +347,12 @@ class Weights(LazyMatrix[ArrayT]):
     def __matmul__(self, value: ArrayT | LazyMatrix[ArrayT]) -> ArrayT:
         """The attention output for these values, by the fastest engine that can; a lazy value is made dense."""
         value = value.dense() if isinstance(value, LazyMatrix) else value
+        if isinstance(value, np.ndarray | Tensor) and value.ndim == 1:  # one number for each key
+            return self._times(value[:, None])[..., 0]
+        return self._times(value)
+
+    def _times(self, value: ArrayT) -> ArrayT:
+        """The attention output for a value (..., Lk, Ev)."""
         self._check_kind(value=value)
         problem = self._with_value(value)
         with without_autocast(problem.sizes.device):

@@ -124,7 +124,7 @@ def statistics(
     (torch.Size([1, 4, 10]), torch.Size([1, 4, 10, 5]))
 
     `reductions`: those of `clearhead.reductions`, or of your own. Each call is reduced when it happens, and query and
-    key are not kept: `calls[i].results` are in the order of `reductions`, in O(Lq + Lk) memory a call.
+    key are not kept: `calls[i].results` is a tuple in the order of `reductions`, also of one, in O(Lq + Lk) memory.
     `model`, `padding`, `every`, `layers`: as for `clearhead.watch`, which keeps the calls themselves. `heads`: which
     heads are reduced, a number, a slice or a list of numbers. `merge`: a `Means`, to which each call is added instead
     of being listed.

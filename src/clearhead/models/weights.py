@@ -11,7 +11,7 @@ from torch import Tensor
 from clearhead.base.arrays import to_tensor
 from clearhead.base.errors import UnsupportedError
 from clearhead.inspection.gradients import WeightGradients
-from clearhead.inspection.index import Part
+from clearhead.inspection.index import Heads
 from clearhead.inspection.reductions.base import Queries, Reduction
 from clearhead.inspection.reductions.entropy import Entropy
 from clearhead.inspection.reductions.log_sum_exp import LogSumExp
@@ -23,10 +23,8 @@ from clearhead.inspection.reductions.pool import Pool
 from clearhead.inspection.reductions.received import Received
 from clearhead.inspection.reductions.sink_share import SinkShare
 from clearhead.inspection.reductions.topk import TopK
-from clearhead.inspection.source import FromRecord
+from clearhead.inspection.source import FromRecord, OfHeads, OfWords, Source
 from clearhead.inspection.weights import Weights
-from clearhead.problem.problem import Problem
-from clearhead.problem.visible import seen_by
 from clearhead.problem.words import ALL_WORDS, Words
 
 
@@ -53,18 +51,17 @@ class PaddedWeights(Weights):
     its keys: where a model let the word see padding, the row has the padding too.
     """
 
-    def __init__(self, source: FromRecord, padding: Words) -> None:
+    def __init__(self, source: Source, padding: Words) -> None:
         super().__init__(source)
-        self._recorded, self._padding = source.record, padding
+        self._padding = padding
 
     @cached_property
     def _of_words(self) -> Weights:
         """The same weights, except that a padding query sees no key."""
-        problem = self._recorded.problem
-        words = self._padding.queries
-        if words is not None:
-            problem = problem._replace(visible=seen_by(words, problem.visible, problem.sizes))
-        return Weights(FromRecord(self._recorded._replace(problem=problem), {}, self._source.numpy))
+        return Weights(OfWords(self._source, self._padding.queries))
+
+    def _of_heads(self, heads: Heads) -> PaddedWeights:
+        return PaddedWeights(OfHeads(self._source, heads), self._padding.of(heads.batch))
 
     def _reduced(self, *reductions: Reduction[Any]) -> tuple[Any, ...]:
         results = self._of_words._reduced(*reductions)
@@ -83,8 +80,8 @@ class PaddedWeights(Weights):
         words = None if along is None else getattr(self._padding, along)
         if words is None or not result.is_floating_point():
             return result
-        hole = ~words.unsqueeze(1)
-        return result.masked_fill(hole.reshape(*hole.shape, *(1,) * (result.ndim - 3)), torch.nan)
+        hole = self._sizes.restore((~words).unsqueeze(1).expand(-1, self._sizes.heads, -1))
+        return result.masked_fill(hole.reshape(*hole.shape, *(1,) * (result.ndim - hole.ndim)), torch.nan)
 
 
 # Reductions of scores, or of weights divided by their sum, which a factor does not change.
@@ -106,7 +103,7 @@ class MultipliedWeights(PaddedWeights):
     >>> block, x = ch.nn.DotProductAttention(), torch.zeros(1, 1, 2, 8)
     >>> with ch.watch(block) as seen, ch.edit(block, ch.edits.ScaleHeads(factor=0.5, queries=1)):
     ...     output = block(x, x, x)
-    >>> seen[0].weights[0, 0]
+    >>> seen[0].weights[0, 0].dense()
     tensor([[0.5000, 0.5000],
             [0.2500, 0.2500]])
 
@@ -114,22 +111,26 @@ class MultipliedWeights(PaddedWeights):
     distance are of weights divided by their sum, and `scores`, `logsumexp` and `MaxScore` of the scores alone.
     """
 
-    def __init__(self, source: FromRecord, padding: Words, factor: Tensor) -> None:
+    def __init__(self, source: Source, padding: Words, factor: Tensor) -> None:
         super().__init__(source, padding)
-        self._factor = factor
+        self._by_head, self._factor = factor, self._sizes.restore(factor)
 
-    def _weights(self, problem: Problem, batch: slice, part: Part) -> Tensor:
-        return super()._weights(problem, batch, part) * self._factor[batch, part.heads, part.queries].unsqueeze(-1)
+    def _of_heads(self, heads: Heads) -> MultipliedWeights:
+        factor = self._by_head[heads.batch, heads.heads]
+        return MultipliedWeights(OfHeads(self._source, heads), self._padding.of(heads.batch), factor)
+
+    def _tile(self, batch: slice, heads: slice, queries: slice, keys: slice) -> Tensor:
+        return super()._tile(batch, heads, queries, keys) * self._by_head[batch, heads, queries].unsqueeze(-1)
 
     def _whole(self) -> Tensor:
         found = super()._whole()
         if self._by_parts():
             return found  # parts were multiplied by the factor
-        return found * self._sizes.restore(self._factor).unsqueeze(-1)
+        return found.mul_(self._factor.unsqueeze(-1))
 
     def _reduced(self, *reductions: Reduction[Any]) -> tuple[Any, ...]:
         results = super()._reduced(*map(self._meant, reductions))
-        return tuple(map(self._times, results, reductions))
+        return tuple(map(self._of_product, results, reductions))
 
     def gradients(self, value: Any, grad: Any) -> WeightGradients:
         raise UnsupportedError(
@@ -143,11 +144,11 @@ class MultipliedWeights(PaddedWeights):
             "at parts: weights[index], or a map of means: Pool(size, how='mean')."
         )
 
-    def __matmul__(self, value: Any) -> Any:
-        return self._product(super().__matmul__(value), self._sizes.restore(self._factor).unsqueeze(-1))
+    def _times(self, value: Any) -> Any:
+        return self._product(super()._times(value), self._factor.unsqueeze(-1))
 
     def _meant(self, reduction: Reduction[Any]) -> Reduction[Any]:
-        """The reduction of the softmax from which `_times` makes this reduction of the product."""
+        """The reduction of the softmax from which `_of_product` makes this reduction of the product."""
         if type(reduction) is Received:
             return Received(self._of_queries(reduction.queries))
         if type(reduction) is Pool and reduction.how == "mean":
@@ -159,7 +160,7 @@ class MultipliedWeights(PaddedWeights):
             "computed. Look at parts: weights[index]."
         )
 
-    def _times(self, result: Any, reduction: Reduction[Any]) -> Any:
+    def _of_product(self, result: Any, reduction: Reduction[Any]) -> Any:
         factor = self._factor
         if isinstance(reduction, TopK):
             values, keys = result
@@ -180,6 +181,6 @@ class MultipliedWeights(PaddedWeights):
             return self._factor
         if isinstance(queries, slice):
             chosen = torch.zeros_like(self._factor)
-            chosen[:, :, queries] = self._factor[:, :, queries]
+            chosen[..., queries] = self._factor[..., queries]
             return chosen
         return self._factor * torch.as_tensor(queries, device=self._factor.device)

@@ -255,9 +255,17 @@ def with_value(problem: Problem, value: Any) -> Problem:
         dtype = torch.promote_types(value.dtype, problem.query.dtype)
         scores = problem.scores._replace(query=problem.query.to(dtype), key=problem.key.to(dtype))
         problem, value = problem._replace(scores=scores), value.to(dtype)
-    sizes, key_heads = problem.sizes, problem.key.shape[1]
-    outer = sizes.shown[:-1] if len(sizes.shown) > 1 else sizes.shown
-    heads, key_heads_shown = ((sizes.heads,), (key_heads,)) if len(sizes.shown) > 1 else ((), ())
+    sizes = problem.sizes
+    if sizes.heads_last is not None:  # heads that an index chose: the dimensions alone do not say which the heads are
+        value = _of_four(value, sizes)
+    if problem.groups > 1 and sizes.has_heads and value.ndim > 3 and value.shape[-3] == sizes.heads:
+        key = problem.key.repeat_interleave(problem.groups, 1)  # the value has the heads of all queries
+        problem = problem._replace(scores=problem.scores._replace(key=key))
+    key_heads = problem.key.shape[1]
+    outer = sizes.shown[:-1] if sizes.has_heads else sizes.shown
+    heads, key_heads_shown = ((sizes.heads,), (key_heads,)) if sizes.has_heads else ((), ())
+    if sizes.heads_last is not None:
+        outer, heads, key_heads_shown = outer or (1,), (sizes.heads,), (key_heads,)
     number = problem.query.detach().new_zeros(())  # as_inputs checks the value beside a query and key of these shapes
     query = number.expand(*outer, *heads, sizes.queries, 1)
     _, key, value, both = as_inputs(query, number.expand(*outer, *key_heads_shown, sizes.keys, 1), value)
@@ -270,6 +278,15 @@ def with_value(problem: Problem, value: Any) -> Problem:
         return problem._replace(value=value)
     scores = problem.scores._replace(key=problem.key.expand(-1, key.shape[1], -1, -1))  # from one head
     return problem._replace(value=value, scores=scores)
+
+
+def _of_four(value: Tensor, sizes: Sizes) -> Tensor:
+    """A value for some heads of a call, with a dimension for the heads where it has a leading dimension."""
+    if value.ndim < 3:
+        return value
+    if sizes.has_heads:
+        return value[None] if value.ndim == 3 else value
+    return value.unsqueeze(-3)
 
 
 def refuse_distributed(inputs: dict[str, Tensor | None]) -> None:
@@ -414,4 +431,5 @@ def with_given(problem: Problem, bias: Any, mask: Any) -> Problem:
     given = [] if bias is None else [bias if isinstance(bias, Bias) else DenseBias(bias)]
     if isinstance(mask, Tensor | np.ndarray) and to_tensor(mask, "mask").is_floating_point():
         given.append(DenseBias(mask))
+        given[-1].of_mask = True
     return problem._replace(bias=problem.bias._replace(given=sum(given[1:], start=given[0])))

@@ -176,14 +176,19 @@ def width(problem: Problem) -> int:
     return 1 if scores.score.product else max(scores.query.shape[-1], scores.key.shape[-1])
 
 
+def of_heads(problem: Problem, batch: slice, heads: slice) -> Problem:
+    """The problem of some sequences and heads, at the same positions."""
+    align = problem.sizes.align
+    if isinstance(align, Tensor) and align.numel() > 1:
+        align = align[batch]
+    problem = cut(problem, Region(batch, heads))
+    return problem._replace(sizes=problem.sizes._replace(align=align))
+
+
 def of_sequence(problem: Problem, sequence: int, words: Tensor | None) -> Problem:
     """The problem of one sequence of the batch. `words` (B, Lq): queries that are False there see nothing."""
     some = slice(sequence, sequence + 1)
-    align = problem.sizes.align
-    problem = cut(problem, Region(batch=some))
-    if isinstance(align, Tensor) and align.numel() > 1:
-        align = align[some]
-    problem = problem._replace(sizes=problem.sizes._replace(align=align))
+    problem = of_heads(problem, some, slice(None))
     if words is None:
         return problem
     return problem._replace(visible=seen_by(words[some], problem.visible, problem.sizes))

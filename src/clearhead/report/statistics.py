@@ -80,7 +80,7 @@ def statistics(problem: Problem, rows: Shown, columns: Shown, placed: bool) -> S
 
 def _seen(problem: Problem) -> Array:
     """The number of keys that each query may see, from the log-sum-exp of as many zeros."""
-    (nats,) = lazy(uniform(among(problem, None))).reduce(LogSumExp())
+    nats = lazy(uniform(among(problem, None))).reduce(LogSumExp())
     return np.rint(np.exp(array(nats[0]).astype(np.float64))).astype(np.int32)
 
 
@@ -107,7 +107,7 @@ def _peaks(problem: Problem, rows: Shown, columns: Shown, logsumexp: Array) -> t
     """
     count = len(rows.places)
     if not (rows.even and columns.even):
-        return array(lazy(problem).reduce(Cells(rows, columns, (count, THUMBNAIL)))[0][0]), False
+        return array(lazy(problem).reduce(Cells(rows, columns, (count, THUMBNAIL)))[0]), False
     found = lazy(_shown(problem, rows, columns)).reduce(LogSumExp(), Pool((count, THUMBNAIL)))
     own, peaks = (array(each[0]) for each in found)
     whole = rows.of(logsumexp, 1)

@@ -139,7 +139,7 @@ def _explained(
     joined = joined_steps(layers.output, gates[-1] if gates else output, heads, shown)
     parts = [
         Part("Inputs", tuple(steps), _said(given, layers)),
-        Part("Projections, and the heads", tuple(projected), drawn(shapes, problem.sizes)),
+        Part("Projections, and the heads", tuple(projected), drawn(shapes, problem.sizes), letters_of=("B", "H")),
         *attention,
         *([Part("Gate: how much of each head's output goes on", tuple(gates))] if gates else []),
         Part("Heads together, and the last projection", tuple(joined)),

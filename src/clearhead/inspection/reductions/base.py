@@ -35,7 +35,7 @@ class Reduction(Generic[Result]):
     ...     def look(self, buffers, look):
     ...         buffers[look.at] = (look.weights > 0.01).sum(-1).float()
     >>> ch.weights(torch.zeros(2, 4), torch.zeros(5, 4)).reduce(Seen())
-    (tensor([5., 5.]),)
+    tensor([5., 5.])
 
     `summary` names statistics that engines compute, and `found` makes the result of them, which is differentiable where
     they are. Or `begin` makes buffers, `look` adds one block of rows to them, and `end` gives the result, without

@@ -20,7 +20,7 @@ class LogSumExp(Reduction):
 
     >>> import torch, clearhead as ch
     >>> ch.weights(torch.zeros(2, 4), torch.zeros(3, 4)).reduce(ch.reductions.LogSumExp())
-    (tensor([1.0986, 1.0986]),)
+    tensor([1.0986, 1.0986])
 
     Formula: L_i = log Σ_j exp(s_ij) over the allowed keys, and the sink, if any. Gives (..., Lq); −∞ where no key is
     allowed. Differentiable. Cost: one pass over the allowed pairs, O(Lq) memory.

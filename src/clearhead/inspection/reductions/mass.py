@@ -27,11 +27,11 @@ class Mass(Reduction):
     >>> import torch, clearhead as ch
     >>> w = ch.weights(torch.zeros(2, 4), torch.zeros(4, 4))
     >>> w.reduce(ch.reductions.Mass([0, 1, 1, 1]))                         # each key's group
-    (tensor([[0.2500, 0.7500],
-            [0.2500, 0.7500]]),)
+    tensor([[0.2500, 0.7500],
+            [0.2500, 0.7500]])
     >>> w.reduce(ch.reductions.Mass([[True, True, True, False]]))          # or each group's keys, which may overlap
-    (tensor([[0.7500],
-            [0.7500]]),)
+    tensor([[0.7500],
+            [0.7500]])
 
     Formula: m_ig = Σ_j w_ij [j in g]. `groups`: integers from 0 on, (Lk,) or (B or 1, Lk), the group of each key; or
     bool, (G, Lk). Gives (..., Lq, G), without sinks summing to 1 where groups cover the keys once. Differentiable.

@@ -17,7 +17,7 @@ class MaxScore(Reduction):
 
     >>> import torch, clearhead as ch
     >>> ch.weights(torch.ones(1, 1), torch.tensor([[1.0], [3.0], [2.0]])).reduce(ch.reductions.MaxScore())
-    (tensor([3.]),)
+    tensor([3.])
 
     Formula: m_i = max_j s_ij over the allowed keys; a sink does not count. Gives (..., Lq); −∞ where nothing is
     allowed. Differentiable: the gradient goes to the score of the first key that has it. It is worth watching in

@@ -18,7 +18,7 @@ class MeanDistance(Reduction):
 
     >>> import torch, clearhead as ch
     >>> ch.weights(torch.zeros(3, 4), torch.zeros(3, 4)).reduce(ch.reductions.MeanDistance())
-    (tensor([1.0000, 0.6667, 1.0000]),)
+    tensor([1.0000, 0.6667, 1.0000])
 
     Formula: d_i = Σ_j w_ij |i + p − j|, where p is the position of query 0. Gives (..., Lq); 0 where nothing is
     allowed. With sinks, w are the weights of the keys divided by their sum. Differentiable.

@@ -20,7 +20,7 @@ class Received(Reduction):
     >>> w.received()
     tensor([2., 2., 2.])
     >>> w.reduce(ch.reductions.Received(queries=slice(-3, None)))  # by the last three queries, as a cache chooses keys
-    (tensor([1., 1., 1.]),)
+    tensor([1., 1., 1.])
 
     Formula: r_j = Σ_i u_i w_ij, u_i = 1 where `queries` is None. `queries`: a slice, or a weight u for each query, a
     tensor that broadcasts to (..., Lq) and has no gradient. Gives (..., Lk); without sinks they sum to the number of

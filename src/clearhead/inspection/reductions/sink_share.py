@@ -22,7 +22,7 @@ class SinkShare(Reduction):
     >>> import torch, clearhead as ch
     >>> query, key = torch.zeros(1, 1, 2, 4), torch.zeros(1, 1, 3, 4)
     >>> ch.weights(query, key, sinks=torch.zeros(1)).reduce(ch.reductions.SinkShare())  # all equal
-    (tensor([[[0.2500, 0.2500]]]),)
+    tensor([[[0.2500, 0.2500]]])
 
     Formula: p_i = exp(sink − L_i) = 1 − Σ_j w_ij, L_i the log-sum-exp of keys and sink. Gives (..., Lq); 0 without
     sinks, and where nothing is allowed. Differentiable. Cost: one pass over the allowed pairs, O(Lq) memory.

@@ -24,7 +24,7 @@ from clearhead.models.causes.cells import (
     sequences_of,
 )
 from clearhead.models.causes.metrics import refuse_padding
-from clearhead.models.causes.sweep import Sweep, sweep_of
+from clearhead.models.causes.sweep import Sweep, names_of, sweep_of
 from clearhead.models.checks import outside_inference, ran
 from clearhead.models.tap.layers import Site
 from clearhead.models.tap.place import Place
@@ -121,6 +121,7 @@ def attribution_patching(
         ({**cell, "effect": effect, "exact": right, "error": effect - right} for cell, effect, right in rows),
         before,
         metric,
+        names_of(edits),
         estimated=True,
     )
 

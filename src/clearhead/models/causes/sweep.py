@@ -49,6 +49,7 @@ class Sweep(Table):
     plain: float
     metric: str = "metric"  # its name
     unit: str = ""
+    edited: str = ""  # the classes of its edits, such as "Patch"
     estimated = False  # whether the effects are estimates from a gradient
 
     @property
@@ -177,21 +178,31 @@ def sweep(
     kept = Kept(folder, cells, plain, metric, inputs)
     count = sequences_of(inputs, seen.calls) if max(batch, kept.together) > 1 else 1
     done = [edits_of(make_edit, cell, "sweep") for cell in cells[: len(kept.numbers)]]
+    names = names_of(done)
     made = partial(measured, model, inputs=inputs, metric=metric, count=count)
     kept.check(done, made)
     with bar(len(cells), "cells", len(kept.numbers)) as shown:
         while len(kept.numbers) < len(cells):
             some = cells[len(kept.numbers) :][:batch]
             edits = [edits_of(make_edit, cell, "sweep") for cell in some]
+            names |= names_of(edits)
             kept.add(edits, made)
             shown.update(len(some))
     rows = zip(cells, kept.numbers, strict=True)
-    return sweep_of(({**cell, "value": value, "effect": value - plain} for cell, value in rows), plain, metric)
+    return sweep_of(({**cell, "value": value, "effect": value - plain} for cell, value in rows), plain, metric, names)
 
 
-def sweep_of(rows: Iterable[dict[str, Any]], plain: float, metric: Any, estimated: bool = False) -> Sweep:
-    """A table of these rows. `metric`: may have a name and a unit, as attributes."""
+def names_of(edits: Iterable[Sequence[Edit]]) -> dict[str, None]:
+    """The names of the classes of the edits of some cells, in order."""
+    return dict.fromkeys(type(edit).__name__ for own in edits for edit in own)
+
+
+def sweep_of(
+    rows: Iterable[dict[str, Any]], plain: float, metric: Any, names: Iterable[str], estimated: bool = False
+) -> Sweep:
+    """A table of these rows. `metric`: may have a name and a unit, as attributes. `names`: of the classes of edits."""
     found = Sweep(rows)
+    found.edited = " and ".join(names)
     name, unit = getattr(metric, "name", None), getattr(metric, "unit", None)
     found.plain, found.estimated = plain, estimated
     found.metric, found.unit = name if isinstance(name, str) else "metric", unit if isinstance(unit, str) else ""

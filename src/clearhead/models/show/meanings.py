@@ -116,9 +116,10 @@ class OfHeads(Protocol):
 
 def effects_of(given: Any) -> list[tuple[Effect, Effects]]:
     """The numbers that a page shows as measures of heads, from `effects=` of `Recording.view`."""
-    several = given if isinstance(given, list | tuple) and not hasattr(given, "values") else [given]
+    one_given = not isinstance(given, list | tuple) or hasattr(given, "values")
+    several = [] if given is None else [given] if one_given else given
     found: list[tuple[Effect, Effects]] = []
-    for one in [] if given is None else several:
+    for one in several:
         values, name, sentence = (getattr(one, part, None) for part in ("values", "name", "sentence"))
         layers = _layers(one)
         if not isinstance(values, Tensor) or not layers or values.shape[0] != len(layers):
@@ -132,7 +133,17 @@ def effects_of(given: Any) -> list[tuple[Effect, Effects]]:
         unit = getattr(one, "unit", "")
         about = Effect(str(name), str(sentence), "one number for each head", f"any number{unit and ' of '}{unit}", None)
         found.append((about, of))
-    return found
+    names = _distinct([about.name for about, _ in found], [getattr(one, "edited", "") for one in several])
+    return [(about._replace(name=name), of) for (about, of), name in zip(found, names, strict=True)]
+
+
+def _distinct(names: list[str], edited: list[str]) -> list[str]:
+    """The names of effects. Sweeps of one metric are told apart by their edits; then equal names are numbered."""
+    by = [
+        f"{name} by {edits}" if edits and names.count(name) > 1 else name
+        for name, edits in zip(names, edited, strict=True)
+    ]
+    return [f"{name} ({by[:n].count(name) + 1})" if by.count(name) > 1 else name for n, name in enumerate(by)]
 
 
 def largest_effect(

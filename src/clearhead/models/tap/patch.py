@@ -23,7 +23,7 @@ def replaced(owner: Any, name: str, wrap: Wrap, innermost: bool = False) -> Iter
     """
     key = (id(owner), name)
     with _lock:
-        original, wraps = _active.setdefault(key, (getattr(owner, name), []))
+        _, wraps = _active.setdefault(key, (getattr(owner, name), []))
         wraps.insert(0 if innermost else len(wraps), wrap)
         _set(owner, name)
     try:

@@ -34,11 +34,11 @@ from clearhead.problem.words import ALL_WORDS, Words
 class ReducedCall(Call):
     """An attention call of a model: the results of reductions are kept, and no query and no key.
 
-    `results`: the results in the order of the reductions, each (B, H, …); `TopK` gives weight 0 and key −1 where there
-    are fewer keys than k. `shape`: (B, H, Lq, Lk), where H is the number of chosen heads; `heads`: their numbers.
-    `name`, `kind`, `backend`, `padding`, `run`: as in `AttentionCall`. `queries`, bool (B, H, Lq): the queries that see
-    a key and are no padding. `keys`, bool (B, H, Lk): the keys that are seen and are no padding; None unless a result
-    has a number for each key. `means` are over these queries or keys.
+    `results`: a tuple in the order of the reductions, also of one, each (B, H, …); `TopK` gives weight 0 and key −1
+    where there are fewer keys than k. `shape`: (B, H, Lq, Lk), where H is the number of chosen heads; `heads`: their
+    numbers. `name`, `kind`, `backend`, `padding`, `run`: as in `AttentionCall`. `queries`, bool (B, H, Lq): the queries
+    that see a key and are no padding. `keys`, bool (B, H, Lk): the keys that are seen and are no padding; None unless a
+    result has a number for each key. `means` are over these queries or keys.
     """
 
     name: str
@@ -121,15 +121,14 @@ def reduced(call: AttentionCall, reductions: tuple[Reduction[Any], ...], heads: 
     problem, found = call.problem, []
     batch, count, queries, keys = problem.sizes.shape
     numbers = heads_of(heads, count, call.name, "statistics")
-    # the log-sum-exp says which queries see a key
-    wanted = reductions if LogSumExp() in reductions else (*reductions, LogSumExp())
+    wanted = (*reductions, LogSumExp())  # it says which queries see a key
     for run in runs_of(numbers):
         source = FromRecord(now(cut(problem, Region(heads=run))), {})
         weights = weights_of(source, call.padding, None if call.factor is None else call.factor[:, run])
         found.append(weights.reduce(*(_of_keys(one, keys) for one in wanted)))
     every = [_together(parts) for parts in zip(*found, strict=True)]
-    rows = every[wanted.index(LogSumExp())]
-    results = [_filled(result, one) for result, one in zip(every, reductions, strict=False)]
+    *every, rows = every
+    results = [_filled(result, one) for result, one in zip(every, reductions, strict=True)]
     words = call.padding or ALL_WORDS
     counted = rows != -torch.inf
     if words.queries is not None:

@@ -291,7 +291,8 @@ def _getitem(func: Any, self: LazyAttention, index: Any) -> Any:
         chosen = [_as_slice(side, size) for side, size in zip(sides, self.weights.shape, strict=False)]
         part = PartOfModel(self._source, chosen[0], chosen[1])
         return _made(part, kept, tuple(shape), self.dtype, self.device, self._most)
-    return _computed(self, lambda: self.weights[tuple(sides)], tuple(shape))
+    slices = tuple(map(_as_slice, sides, self.weights.shape))
+    return _computed(self, lambda: self.weights[slices].reshape(shape), tuple(shape))
 
 
 def _as_slice(side: int | slice, size: int) -> slice:

@@ -12,7 +12,7 @@ from clearhead.base.errors import ClearheadError
 from clearhead.base.torch_private import uncounted, version, whole_of
 from clearhead.base.tracing import unobserved
 from clearhead.base.versions import Versions
-from clearhead.inspection.source import Source
+from clearhead.inspection.source import DerivedSource, Source
 from clearhead.models.tap.masks import Recorded
 from clearhead.problem.problem import Problem, with_value
 from clearhead.problem.record import copied
@@ -107,18 +107,18 @@ class OfModel(Source):
             return masks.problem(query.to(dtype), key.to(dtype), self._score, sinks)
 
     def with_value(self, value: Any) -> Problem:
-        return _with_value(self.problem(), value)
+        return with_value(self.problem(), value)
 
     def said(self) -> dict[str, Any]:
         return {"score": self._score, "mask": self._masks.mask}
 
 
-class PartOfModel(Source):
+class PartOfModel(DerivedSource):
     """Some sequences and heads of another source."""
 
     def __init__(self, whole: OfModel | PartOfModel, batch: slice, heads: slice) -> None:
+        super().__init__(whole)
         self.whole, self._region = whole, Region(batch, heads)
-        self._of: tuple[Problem, Problem] | None = None
 
     @property
     def learnt(self) -> list[Tensor]:
@@ -127,28 +127,8 @@ class PartOfModel(Source):
     def without_graph(self) -> PartOfModel:
         return PartOfModel(self.whole.without_graph(), self._region.batch, self._region.heads)
 
-    def problem(self) -> Problem:
-        whole = self.whole.problem()
-        if self._of is None or self._of[0] is not whole:
-            self._of = whole, cut(whole, self._region)
-        return self._of[1]
-
-    def check(self) -> None:
-        self.whole.check()
-
-    def with_value(self, value: Any) -> Problem:
-        return _with_value(self.problem(), value)
-
-    def said(self) -> dict[str, Any]:
-        return self.whole.said()
-
-
-def _with_value(problem: Problem, value: Any) -> Problem:
-    """The problem with a value. Where its heads are repeated for all query heads, key heads are repeated too."""
-    if problem.groups > 1 and value.ndim == 4 and value.shape[1] == problem.sizes.heads:
-        key = problem.key.repeat_interleave(problem.groups, 1)
-        problem = problem._replace(scores=problem.scores._replace(key=key))
-    return with_value(problem, value)
+    def derive(self, problem: Problem) -> Problem:
+        return cut(problem, self._region)
 
 
 def _kept(tensor: Tensor) -> Tensor:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import torch
 from torch import Tensor
@@ -83,7 +83,7 @@ class BatchExamples:
             for head, (text, query) in enumerate(zip(row, asked, strict=True)):
                 at = text, head, query
                 if at not in self._rows:
-                    weights = call.weights[at]
+                    weights = cast(Tensor, call.weights[at])
                     own = weights if words is None else weights.masked_fill(~words[text], -1.0)
                     self._rows[at] = int(own.argmax())
                 found[rank, head] = self._rows[at]
