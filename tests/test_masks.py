@@ -13,6 +13,10 @@ from clearhead.base.shapes import Sizes
 from clearhead.masks import Intervals
 from clearhead.masks.base import dense
 from clearhead.masks.dense import intervals
+from clearhead.problem.problem import make_problem
+from clearhead.problem.regions import of_sequence
+from clearhead.report._words import Shown
+from clearhead.report.allowed import spans_of
 
 QUERIES, KEYS, BATCH = 5, 8, 2
 ROW, COLUMN = np.arange(QUERIES)[:, None], np.arange(KEYS)[None, :]
@@ -236,6 +240,59 @@ def test_any_expression_on_every_engine(data):
             atol=1e-12,
             rtol=1e-12,
         )
+
+
+class Beyond(ch.extend.Mask):
+    """Intervals without gaps, of which any may begin or end beyond the keys."""
+
+    def __init__(self, start, stop):
+        self.start, self.stop = start, stop
+
+    def lower(self, sizes):
+        return ch.extend.Spans(self.start, self.stop)
+
+
+@given(st.data())
+@settings(max_examples=150, deadline=None)
+def test_edges_beyond_the_keys_are_at_the_keys(data):
+    """Alone and in expressions, on every engine, in the normal form, and on the page."""
+    shape = data.draw(SIZES)
+    (batch, heads, queries, keys), sizes = shape, Sizes(*shape, align="lower_right")
+    generator = torch.Generator().manual_seed(data.draw(st.integers(0, 2**20)))
+    low, high = sorted(data.draw(st.lists(st.sampled_from([-(2**60), -9, -1, 0, 3, 2**60]), min_size=2, max_size=2)))
+    rows = [[data.draw(st.sampled_from([1, n])) for n in shape[:3]] for _ in range(2)]
+    edges = [torch.randint(low, max(high, low + 1), rows[n], generator=generator) for n in range(2)]
+    mask, j = Beyond(*edges), torch.arange(keys)
+    rule = ((j >= edges[0][..., None]) & (j < edges[1][..., None])).expand(shape)
+    causal = ch.Causal().matrix(sizes).expand(shape)
+    joined = {"&": (mask & ch.Causal(), rule & causal), "|": (ch.Causal() | mask, rule | causal), "~": (~mask, ~rule)}
+    query, key = (torch.randn(batch, heads, n, 4, generator=generator).double() for n in (queries, keys))
+    for mask, rule in [(mask, rule), *joined.values()]:
+        spans = mask.resolve(sizes)
+        assert torch.equal(dense(spans, sizes), rule)
+        assert all(bool(((edge >= 0) & (edge <= keys)).all()) for edge in spans.edges()[:2])
+        want = torch.nan_to_num((query @ key.mT / 2).masked_fill(~rule, -torch.inf).softmax(-1)) @ key
+        for engine in ("reference", "tiled", "sdpa"):
+            got = ch.attention(query, key, key, mask=mask, align="lower_right", engine=engine)
+            torch.testing.assert_close(got, want, atol=1e-12, rtol=1e-12)
+        if spans.plain:
+            problem = of_sequence(make_problem(query, key, mask=mask, align="lower_right"), 0, None)
+            start, stop = map(torch.from_numpy, spans_of(problem, *(Shown(None, n, "") for n in (queries, keys))))
+            assert torch.equal(((j >= start[..., None]) & (j < stop[..., None])).expand(shape[1:]), rule[0])
+
+
+@pytest.mark.parametrize("gaps", [([1, 2], [4, 5]), ([1, 4], [3, 2])], ids=["that overlap", "that end before they begin"])
+def test_gaps_that_are_no_intervals_in_order_are_an_error(gaps):
+    """Engines that read the intervals between gaps would see other pairs than those that read the gaps."""
+
+    class Holes(ch.extend.Mask):
+        def lower(self, sizes):
+            low, high = (torch.tensor(edge).view(1, 1, 1, 2) for edge in gaps)
+            start = torch.zeros(1, 1, 1, dtype=torch.int64)
+            return ch.extend.Spans(start, start + sizes.keys, gaps=(low, high))
+
+    with pytest.raises(ch.ShapeError, match="gaps that are not sorted and disjoint"):
+        ch.attention(*torch.randn(3, 1, 6, 4), mask=Holes())
 
 
 SINKS = ch.Causal() & (ch.SlidingWindow(before=1) | ch.FirstKeys(3))
