@@ -281,7 +281,9 @@ def test_edges_beyond_the_keys_are_at_the_keys(data):
             assert torch.equal(((j >= start[..., None]) & (j < stop[..., None])).expand(shape[1:]), rule[0])
 
 
-@pytest.mark.parametrize("gaps", [([1, 2], [4, 5]), ([1, 4], [3, 2])], ids=["that overlap", "that end before they begin"])
+@pytest.mark.parametrize(
+    "gaps", [([1, 2], [4, 5]), ([1, 4], [3, 2])], ids=["that overlap", "that end before they begin"]
+)
 def test_gaps_that_are_no_intervals_in_order_are_an_error(gaps):
     """Engines that read the intervals between gaps would see other pairs than those that read the gaps."""
 

@@ -271,7 +271,12 @@ def _check_gaps(gaps: Any, sizes: Sizes, mask: Titled | str) -> None:
     fits = pair and shapes[0] == shapes[1] and len(shapes[0]) == 4
     fits = fits and broadcasts(shapes[0][:3], sizes.shape[:3])
     fits = fits and all(edge.dtype == torch.int64 and edge.device == sizes.device for edge in gaps)
-    if fits and on_the_host(gaps[0]) and readable(gaps[0]) and bool((torch.stack(gaps, -1).flatten(-2).diff() < 0).any()):
+    if (
+        fits
+        and on_the_host(gaps[0])
+        and readable(gaps[0])
+        and bool((torch.stack(gaps, -1).flatten(-2).diff() < 0).any())
+    ):
         raise ShapeError(f"{_who(mask)} gave gaps that are not sorted and disjoint: start₁ ≤ stop₁ ≤ start₂ ≤ ….")
     if not fits:
         raise ShapeError(
