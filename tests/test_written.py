@@ -175,7 +175,7 @@ def in_a_child(task):
 @linux
 def test_a_disk_that_is_full_at_any_byte_leaves_the_old_file(tmp_path):
     draw = random.Random(0)
-    writers = WRITERS | {name: EXPLANATION.write for name in FORMS} | {name: command("") for name in COMMANDS}
+    writers = WRITERS | dict.fromkeys(FORMS, EXPLANATION.write) | {name: command("") for name in COMMANDS}
     for name in writers:
         folder = tmp_path / name
         folder.mkdir()

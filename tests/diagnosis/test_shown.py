@@ -1,7 +1,7 @@
 """What a diagnosis is, and how it is shown."""
 
-import itertools
 import html.parser
+import itertools
 import json
 
 import pytest

@@ -1,5 +1,5 @@
-"""Recordings in files whose headers are changed at random, by one who writes the checksum of what he changed, and what a
-reader makes of them with little memory.
+"""Recordings in files whose headers are changed at random, with the checksum of what they then hold, and what a reader
+makes of them with little memory.
 
 `python tests/models/damage.py 5000` tries so many changes; `--from 1234` begins with another seed.
 """

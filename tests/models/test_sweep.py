@@ -181,7 +181,7 @@ def test_an_interrupted_sweep_goes_on(llama: Any, tmp_path: Path) -> None:
     with pytest.raises(ch.ClearheadError, match="another sweep"):
         ch.models.sweep(llama, ablated, IDS.flip(1), metric, folder=tmp_path / "kept")
     kept.write_text(json.dumps(["something"]) + "\n")
-    with pytest.raises(ch.ClearheadError, match="line 1 of .* its checksum is missing"):
+    with pytest.raises(ch.ClearheadError, match=r"line 1 of .* its checksum is missing"):
         ch.models.sweep(llama, ablated, IDS, metric, folder=tmp_path / "kept")
 
 
@@ -280,7 +280,7 @@ def test_a_folder_of_a_metric_that_is_no_number_and_a_broken_header(llama: Any, 
         assert len(ch.models.sweep(*given, folder=tmp_path)) == 2
     for broken in ("[" * 100_000, '{"clearhead sweep": 2}', "{}", "null", "\0"):
         (tmp_path / "sweep.jsonl").write_text(broken + "\n")
-        with pytest.raises(ch.ClearheadError, match="line 1 of .* its checksum is missing"):
+        with pytest.raises(ch.ClearheadError, match=r"line 1 of .* its checksum is missing"):
             ch.models.sweep(*given, folder=tmp_path)
 
 

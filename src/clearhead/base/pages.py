@@ -116,9 +116,13 @@ class Frame:
     height: int
 
     def _repr_html_(self) -> str:
+        # untrusted notebooks and some sites remove frames: this one covers a line that is left then
+        place = "grid-area:1/1;margin:0"
         return (
+            f'<div style="display:grid"><p style="{place}">Run this cell to see the page.</p>'
             f'<iframe title="{escaped(self.title)}" sandbox="allow-scripts allow-downloads" '
-            f'style="width:100%;height:{self.height}px;border:0" srcdoc="{html.escape(self.page)}"></iframe>'
+            f'style="{place};z-index:1;width:100%;height:{self.height}px;border:0;background:Canvas" '
+            f'srcdoc="{html.escape(self.page)}"></iframe></div>'
         )
 
 

@@ -40,8 +40,8 @@ class Spans(NamedTuple):
     >>> FirstKeys().dense(1, 4)
     tensor([[ True,  True, False, False]])
 
-    `start`, `stop`: int64 (B or 1, H or 1, Lq or 1); nothing is allowed where stop ≤ start. An edge of a mask of your
-    own that lies outside of [0, Lk] is moved to 0 or to Lk.
+    `start`, `stop`: int64 (B or 1, H or 1, Lq or 1), within [0, Lk]; nothing is allowed where stop ≤ start, and such
+    edges may lie anywhere.
     `residual(batch, heads, queries, keys)`, of four slices, gives this part as a bool tensor that broadcasts to it;
     None where no residual is needed.
     `gaps`: starts and stops of the intervals that are left out in between, int64 (B or 1, H or 1, Lq or 1, n), sorted
@@ -234,8 +234,9 @@ def check_spans(spans: Any, sizes: Sizes, mask: Titled | str) -> Spans:
             )
     if spans.gaps is not None:
         _check_gaps(spans.gaps, sizes, mask)
-    # engines take an interval beyond the keys for nothing; whatever indexes by an edge would read another key
-    spans = spans._replace(start=spans.start.clamp(0, sizes.keys), stop=spans.stop.clamp(0, sizes.keys))
+    # an interval of nothing may lie outside of the keys, and whatever indexes by an edge would read another key
+    some = spans.stop > spans.start
+    spans = spans._replace(start=spans.start * some, stop=spans.stop * some)
     residual = spans.residual
     if residual is None or compiling() or getattr(residual, "func", None) is _checked_residual:
         return spans
@@ -271,12 +272,8 @@ def _check_gaps(gaps: Any, sizes: Sizes, mask: Titled | str) -> None:
     fits = pair and shapes[0] == shapes[1] and len(shapes[0]) == 4
     fits = fits and broadcasts(shapes[0][:3], sizes.shape[:3])
     fits = fits and all(edge.dtype == torch.int64 and edge.device == sizes.device for edge in gaps)
-    if (
-        fits
-        and on_the_host(gaps[0])
-        and readable(gaps[0])
-        and bool((torch.stack(gaps, -1).flatten(-2).diff() < 0).any())
-    ):
+    known = fits and on_the_host(gaps[0]) and readable(gaps[0])
+    if known and bool((torch.stack(gaps, -1).flatten(-2).diff() < 0).any()):
         raise ShapeError(f"{_who(mask)} gave gaps that are not sorted and disjoint: start₁ ≤ stop₁ ≤ start₂ ≤ ….")
     if not fits:
         raise ShapeError(

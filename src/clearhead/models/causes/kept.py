@@ -128,7 +128,7 @@ class Kept:
         except Exception as error:  # errors of JSON, and of a line that is no object
             raise ClearheadError(
                 f"sweep: line {number} of {str(self._path)!r} is not what a sweep of this version wrote there: its "
-                "checksum is missing or another. Delete this line and all after it, and the same call computes them anew."
+                "checksum is missing or another. Delete it and all lines after it: the same call computes them anew."
             ) from error
         return dict(line)
 
@@ -139,8 +139,8 @@ class Kept:
                 file.write(line + "\n")
         except OSError as error:
             raise ClearheadError(
-                f"sweep: cannot write {str(self._path)!r}: {error.strerror}. The lines in it stay: start again with the "
-                "same arguments once it can be written, and the sweep goes on."
+                f"sweep: cannot write {str(self._path)!r}: {error.strerror}. The lines in it stay: start again with "
+                "the same arguments once it can be written, and the sweep goes on."
             ) from error
 
 
