@@ -116,7 +116,7 @@ def test_no_control_leads_away_from_the_page(chapter, name):
 
 CALLS = {
     "a dot product": lambda: ch.explain(X[0, :2, :2], X[0, :, :2], X[0, :, 2:]),
-    "lengths": lambda: ch.explain(X.expand(2, 3, 4), X.expand(2, 3, 4), X.expand(2, 3, 4), mask=ch.Lengths([2, 3])),
+    "lengths": lambda: ch.explain(*[X[..., :2].expand(2, 3, 2)] * 3, mask=ch.Lengths([2, 3])),
     "heads": heads,
     "a module": lambda: ch.explain(ch.nn.MultiHeadAttention(4, 2), X, X, X),
 }
@@ -128,10 +128,10 @@ def test_nothing_covers_the_inputs_at_first_view(name, width, height, show):
     """On wide pages all inputs of an example stand beside each other, and are in sight."""
     opened = show(CALLS[name](), viewport={"width": width, "height": height})
     cells = opened.page.evaluate("""() => [...document.querySelectorAll("td.open")].map((cell) => {
-      const box = cell.getBoundingClientRect();
+      const [box, table] = [cell, cell.closest(".scroller")].map((each) => each.getBoundingClientRect());
       const [x, y] = [box.x + box.width / 2, box.y + box.height / 2];
       const top = document.elementFromPoint(x, y);
-      return [x < innerWidth && y < innerHeight, top === cell || cell.contains(top)];
+      return [x < table.right && y < innerHeight, top === cell || cell.contains(top)];
     })""")
     assert all(seen for inside, seen in cells if inside)
     assert sum(seen for _, seen in cells) >= (len(cells) if width > 600 and name != "heads" else 4)

@@ -6,7 +6,7 @@ import { measuredError } from "./map_words.js";
 import { isWeights } from "./meaning_words.js";
 import { headName } from "./names.js";
 import { countsOf, mayLook, weightOf } from "./weights.js";
-import { plural, shortened } from "./words.js";
+import { codePoint, plural, shortened } from "./words.js";
 
 /**
  * @import { Colours } from "../../base/front/theme.js"
