@@ -236,16 +236,16 @@ def check_spans(spans: Any, sizes: Sizes, mask: Titled | str) -> Spans:
         _check_gaps(spans.gaps, sizes, mask)
     # an interval of nothing may lie outside of the keys, and whatever indexes by an edge would read another key
     some = spans.stop > spans.start
-    spans = spans._replace(start=spans.start * some, stop=spans.stop * some)
-    residual = spans.residual
+    found: Spans = spans._replace(start=spans.start * some, stop=spans.stop * some)
+    residual = found.residual
     if residual is None or compiling() or getattr(residual, "func", None) is _checked_residual:
-        return spans
+        return found
     if not callable(residual):
         raise ClearheadError(
             f"{_who(mask)} gave a residual that is a {type(residual).__name__}; expected a function of four "
             "slices, or None."
         )
-    return spans._replace(residual=partial(_checked_residual, residual, sizes))
+    return found._replace(residual=partial(_checked_residual, residual, sizes))
 
 
 def _who(mask: Titled | str) -> str:
