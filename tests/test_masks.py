@@ -13,6 +13,10 @@ from clearhead.base.shapes import Sizes
 from clearhead.masks import Intervals
 from clearhead.masks.base import dense
 from clearhead.masks.dense import intervals
+from clearhead.problem.problem import make_problem
+from clearhead.problem.regions import of_sequence
+from clearhead.report._words import Shown
+from clearhead.report.allowed import spans_of
 
 QUERIES, KEYS, BATCH = 5, 8, 2
 ROW, COLUMN = np.arange(QUERIES)[:, None], np.arange(KEYS)[None, :]
@@ -236,6 +240,64 @@ def test_any_expression_on_every_engine(data):
             atol=1e-12,
             rtol=1e-12,
         )
+
+
+class Beyond(ch.extend.Mask):
+    """Intervals as they were given."""
+
+    def __init__(self, start, stop):
+        self.start, self.stop = start, stop
+
+    def lower(self, sizes):
+        return ch.extend.Spans(self.start, self.stop)
+
+
+@given(st.data())
+@settings(max_examples=150, deadline=None)
+def test_an_interval_of_nothing_lies_anywhere(data):
+    """Alone and in expressions: on every engine, and on the page, which indexes tables by edges."""
+    shape = data.draw(SIZES)
+    (batch, heads, queries, keys), sizes = shape, Sizes(*shape, align="lower_right")
+    generator = torch.Generator().manual_seed(data.draw(st.integers(0, 2**20)))
+    far = data.draw(st.sampled_from([0, 1, 9, 2**60]))
+    rows = [[data.draw(st.sampled_from([1, n])) for n in shape[:3]] for _ in range(2)]
+    start, stop = (torch.randint(-far, keys + far + 1, each, generator=generator) for each in rows)
+    outside = ((start < 0) | (stop > keys)) & (stop > start)
+    if outside.any():  # something is allowed that does not exist, which is an error: here the row allows nothing
+        start, stop = torch.where(outside, stop, start), torch.where(outside, start, stop)
+    own, j = Beyond(start, stop), torch.arange(keys)
+    own_rule = ((j >= start[..., None]) & (j < stop[..., None])).expand(shape)
+    causal = ch.Causal().matrix(sizes).expand(shape)
+    joined = (own & ch.Causal(), own_rule & causal), (ch.Causal() | own, own_rule | causal), (~own, ~own_rule)
+    query, key = (torch.randn(batch, heads, n, 4, generator=generator).double() for n in (queries, keys))
+    for mask, rule in [(own, own_rule), *joined]:
+        spans = mask.resolve(sizes)
+        assert torch.equal(dense(spans, sizes), rule)
+        assert all(bool(((edge >= 0) & (edge <= keys)).all()) for edge in spans.edges())
+        want = torch.nan_to_num((query @ key.mT / 2).masked_fill(~rule, -torch.inf).softmax(-1)) @ key
+        for engine in ("reference", "tiled", "sdpa"):
+            got = ch.attention(query, key, key, mask=mask, align="lower_right", engine=engine)
+            torch.testing.assert_close(got, want, atol=1e-12, rtol=1e-12)
+        if spans.plain:
+            problem = of_sequence(make_problem(query, key, mask=mask, align="lower_right"), 0, None)
+            start, stop = map(torch.from_numpy, spans_of(problem, *(Shown(None, n, "") for n in (queries, keys))))
+            assert torch.equal(((j >= start[..., None]) & (j < stop[..., None])).expand(shape[1:]), rule[0])
+
+
+@pytest.mark.parametrize(
+    "gaps", [([1, 2], [4, 5]), ([1, 4], [3, 2])], ids=["that overlap", "that end before they begin"]
+)
+def test_gaps_that_are_no_intervals_in_order_are_an_error(gaps):
+    """Engines that read the intervals between gaps would see other pairs than those that read the gaps."""
+
+    class Holes(ch.extend.Mask):
+        def lower(self, sizes):
+            low, high = (torch.tensor(edge).view(1, 1, 1, 2) for edge in gaps)
+            start = torch.zeros(1, 1, 1, dtype=torch.int64)
+            return ch.extend.Spans(start, start + sizes.keys, gaps=(low, high))
+
+    with pytest.raises(ch.ShapeError, match="gaps that are not sorted and disjoint"):
+        ch.attention(*torch.randn(3, 1, 6, 4), mask=Holes())
 
 
 SINKS = ch.Causal() & (ch.SlidingWindow(before=1) | ch.FirstKeys(3))

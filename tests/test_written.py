@@ -17,6 +17,7 @@ import torch.nn.functional as F
 import clearhead as ch
 from clearhead import cli
 from clearhead.base.written import replacing
+from clearhead.explanation import Motion, Picture
 
 pytest.importorskip("safetensors", reason="the extra [models] is not installed")
 linux = pytest.mark.skipif(sys.platform != "linux", reason="processes are forked")
@@ -37,15 +38,23 @@ with ch.watch(block := Block().eval()) as SEEN:
 SURVEY = ch.models.survey(block, ["a cab", "a longer text"], letters, keep="previous")
 EXPLANATION = ch.explain(torch.rand(2, 4), torch.rand(3, 4), torch.rand(3, 2))
 EXPLANATION.html()  # reads the package's files, which another user may not be allowed to
+MOTION = Motion("A square moves", [("At the left.", Picture(40)), ("At the right.", Picture(40))])
 WRITERS = {
     "report": lambda path: SEEN.view().write(path),
     "recording": SEEN.write,
     "table": SURVEY.write,
     "page of a survey": SURVEY.write,
     "page of an explanation": EXPLANATION.write,
+    "picture of an explanation": EXPLANATION.write,
+    "motion": MOTION.write,
 }
 # of the names of their files, where the ending says the form
 ENDINGS = {"table": ".csv", "page of a survey": ".html", "page of an explanation": ".html"}
+ENDINGS |= {"picture of an explanation": ".pdf", "motion": ".html"}
+
+
+FORMS = {"a notebook": ".ipynb", "numbers": ".json", "text": ".txt"}
+COMMANDS = {"Markdown": ".md", "a program": ".py"}
 
 
 def command(kind):
@@ -70,6 +79,8 @@ def is_whole(path):
     raw = path.read_bytes()
     if raw.startswith(b"layer,"):
         return len(list(csv.DictReader(raw.decode().splitlines()))) == 1
+    if raw[:4] == b"%PDF":
+        return raw.rstrip().endswith(b"%%EOF")
     if raw[:1] == b"<":
         return raw.rstrip().endswith(b"</html>")
     return len(ch.models.load_recording(path).calls) == 1
@@ -164,11 +175,11 @@ def in_a_child(task):
 @linux
 def test_a_disk_that_is_full_at_any_byte_leaves_the_old_file(tmp_path):
     draw = random.Random(0)
-    writers = WRITERS | {"Markdown": command(""), "a program": command("")}
+    writers = WRITERS | dict.fromkeys(FORMS, EXPLANATION.write) | {name: command("") for name in COMMANDS}
     for name in writers:
         folder = tmp_path / name
         folder.mkdir()
-        suffix = {"Markdown": ".md", "a program": ".py", **ENDINGS}.get(name, "")
+        suffix = (FORMS | COMMANDS | ENDINGS).get(name, "")
         path = folder / f"file{suffix}"
         writers[name](path)
         size, here = path.stat().st_size, path.read_bytes()
@@ -185,7 +196,7 @@ def test_a_disk_that_is_full_at_any_byte_leaves_the_old_file(tmp_path):
             assert isinstance(found, ch.ClearheadError) and "cannot" in str(found), (name, most, found)
             assert [*folder.iterdir()] == [path] and path.read_bytes() == b"what was there"
         writers[name](path)
-        assert len(path.read_bytes()) == len(here)
+        assert abs(len(path.read_bytes()) - len(here)) < 40  # a picture holds the time
 
 
 @linux

@@ -1,6 +1,7 @@
 """What a diagnosis is, and how it is shown."""
 
 import html.parser
+import itertools
 import json
 
 import pytest
@@ -113,6 +114,20 @@ def test_hostile_names_are_text_in_markdown():
 def test_what_it_refuses(call, words):
     with pytest.raises(ch.ClearheadError, match=words):
         call()
+
+
+@pytest.mark.parametrize("score", [ch.Dot(), ch.Gaussian(), ch.Cosine()], ids=repr)
+def test_a_call_with_a_size_of_0_is_diagnosed_or_told(score):
+    """Products over vectors of width 0, and over no keys, are numbers as well."""
+    for batch, heads, length, width, wide in itertools.product((0, 2), (0, 2), (0, 3), (0, 1), (0, 4)):
+        query, key = torch.ones(2, batch, heads, length, width)
+        value = torch.ones(batch, heads, length, wide)
+        for mask in (None, ch.MaskFunction(lambda b, h, i, j: (i + j) % 2 == 0)):
+            try:
+                found = ch.diagnose(query, key, value, score=score, mask=mask)
+            except ch.ClearheadError:
+                continue
+            assert str(found) and found.markdown() and found._repr_html_()
 
 
 def test_refused_shapes_raise_what_attention_raises():

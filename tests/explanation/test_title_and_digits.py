@@ -46,7 +46,7 @@ def test_the_title_stands_in_every_form(title, show):
 
 def test_a_title_of_two_lines_is_no_code():
     script = explained(title="one\nraise SystemExit").script()
-    assert script.splitlines()[0] == "# one raise SystemExit"
+    assert script.splitlines()[0] == r"# one\nraise SystemExit"
     compile(script, "script", "exec")
 
 

@@ -1,5 +1,9 @@
 """Words of the caller's own name rows and columns, in every form of an explanation."""
 
+import random
+import warnings
+import xml.dom.minidom
+
 import pytest
 import torch
 
@@ -29,6 +33,58 @@ def test_rows_and_columns_bear_them():
     matplotlib.use("Agg")
     axes = explanation.plot()
     assert [text.get_text() for text in axes.get_xticklabels()] == ["0 the", "1 animal", r"2 \$x\$"]
+
+
+class Block(torch.nn.Module):
+    def forward(self, x):
+        return torch.nn.functional.scaled_dot_product_attention(x, x, x)
+
+
+def with_words(words, title, folder):
+    """The files and texts of every form, by name."""
+    with ch.watch(block := Block()) as seen:
+        block(torch.rand(1, 1, 4, 8))
+    explanation = seen.explain(layer=0, head=0, query=2, tokens=words)
+    for form in ("html", "md", "txt", "py", "ipynb", "svg"):
+        yield form, explanation.write(folder / f"steps.{form}").read_text()
+    yield "cell", explanation._repr_html_()
+    titled = ch.explain(QUERY, KEY, KEY, title=title)
+    for form in ("html", "md", "txt", "py", "ipynb"):
+        yield f"{form} with a title", titled.write(folder / f"titled.{form}").read_text()
+    yield "frame", titled.frame()._repr_html_()
+    yield "report", seen.view(tokens=words, title=title).write(folder / "report.html").read_text()
+    seen.plot(0, tokens=words, title=title).figure.savefig(folder / "plot.svg")
+    yield "svg of weights", (folder / "plot.svg").read_text()
+    ch.Causal().plot(4, query_labels=words, key_labels=words, title=title).figure.savefig(folder / "mask.svg")
+    yield "svg of a mask", (folder / "mask.svg").read_text()
+    picture = ch.explanation.Picture(40)
+    picture.text("word", 5, 5, words[1])
+    yield "svg of a motion", picture.svg(title)
+    motion = ch.explanation.Motion(title, [(f"It is {words[1]}.", picture)])
+    yield "motion", motion.html()
+    finding = ch.explanation.Finding("the scale", "warning", f"evidence of {words[1]}", "remedy", {"layer": words[1]})
+    found = ch.explanation.Diagnosis([finding], ["something"])
+    yield from {"diagnosis": str(found), "md of a diagnosis": found.markdown(), "html": found._repr_html_()}.items()
+
+
+def test_no_form_has_a_character_that_xml_and_terminals_do_not_take(tmp_path):
+    """Byte vocabularies have control characters, and so have decoded texts of a terminal."""
+    import matplotlib
+    from matplotlib import pyplot
+
+    matplotlib.use("Agg")
+    unfit = [*map(chr, (*range(9), *range(11, 13), *range(14, 32), *range(127, 160))), "\ufffe", "\uffff", "\u2028"]
+    for signs in (unfit[:1], random.Random(0).sample(unfit[1:], 5)):
+        sign = "".join(signs)
+        words, title = ["The", f"a{sign}b", sign, "closed"], f"of {sign}{sign}"
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # matplotlib's fonts lack some signs
+            forms = dict(with_words(words, title, tmp_path))
+        for form, text in forms.items():
+            assert not [sign for sign in unfit if sign in text], form
+            if "svg" in form:
+                xml.dom.minidom.parseString(text.encode())
+    pyplot.close("all")
 
 
 def test_keys_have_the_words_of_as_many_queries():

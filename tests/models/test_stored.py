@@ -12,6 +12,7 @@ import clearhead as ch
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 transformers = pytest.importorskip("transformers", reason="the extra [models] is not installed")
+import damage  # noqa: E402 - it needs safetensors
 
 IDS = torch.randint(0, 100, (2, 9), generator=torch.Generator().manual_seed(0))
 LEFT = torch.tensor([[1] * 9, [0] * 4 + [1] * 5])
@@ -127,11 +128,11 @@ def rewritten(path, change):
     header["__metadata__"]["clearhead recording"] = json.dumps(inner)
     new = json.dumps(header).encode()
     new += b" " * (-len(new) % 8)
-    path.write_bytes(struct.pack("<Q", len(new)) + new + raw[8 + length :])
+    path.write_bytes(damage.sealed(struct.pack("<Q", len(new)) + new + raw[8 + length :]))
 
 
 CHANGES = {
-    "another format": (lambda found: found.update(format=99), "has format 99, and this version reads 7"),
+    "another format": (lambda found: found.update(format=99), "has format 99, and this version reads 8"),
     "no calls": (lambda found: found.pop("calls"), "damaged"),
     "a tensor that is not there": (lambda found: found["calls"][0].update(query="99"), "damaged"),
     "spans that are words": (lambda found: found["calls"][0].update(spans=["a"]), "damaged"),

@@ -1,19 +1,23 @@
 """Recordings whose files were changed: one error before memory is asked for, or a whole recording."""
 
 import json
+import random
 import struct
 import sys
 
-import damage
 import pytest
+import torch
 
 import clearhead as ch
+
+pytest.importorskip("safetensors", reason="the extra [models] is not installed")
+import damage
+from safetensors.torch import load, save
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the limit of a process's memory is Linux's")
 
 
 def test_random_changes_are_refused_in_words_or_harmless(tmp_path):
-    pytest.importorskip("safetensors", reason="the extra [models] is not installed")
     found = damage.tried(range(250), tmp_path)
     assert [case for case in found if case[2] not in ("refused", "read")] == []
     assert len(found) == 250 and {case[2] for case in found} == {"refused", "read"}
@@ -24,6 +28,49 @@ def lengths(found):
     for chain in found["chains"]:
         for link in chain:
             link["length"] = 10**12
+
+
+def test_a_changed_byte_anywhere_is_refused(tmp_path):
+    """A changed number would be a wrong result. Of a bool each byte but 0 is True, so some changes change nothing."""
+    draw = random.Random(0)
+    for seen in damage.recordings():
+        path = seen.write(tmp_path / "seen")
+        raw, whole = path.read_bytes(), ch.models.load_recording(path)
+        (length,) = struct.unpack("<Q", raw[:8])
+        parts = ((0, 8 + length), (8 + length, len(raw)))
+        for at in (draw.randrange(*part) for part in parts for _ in range(40)):
+            path.write_bytes(raw[:at] + bytes([raw[at] ^ 1 << draw.randrange(8)]) + raw[at + 1 :])
+            try:
+                again = ch.models.load_recording(path)
+            except ch.ClearheadError as error:
+                assert str(path) in str(error)
+            else:
+                assert raw[at] == 1
+                pairs = zip(whole.calls, again.calls, strict=True)
+                assert all(old.weights.dense().equal(new.weights.dense()) for old, new in pairs)
+
+
+def test_edges_beyond_the_keys_in_a_file_are_nothing_or_refused(tmp_path):
+    """Tables of the page are indexed by these edges."""
+    with torch.no_grad(), ch.watch(block := damage.Masked()) as seen:
+        block(torch.randn(2, 2, 9, 4), attention_mask=torch.ones(2, 9))
+    path = seen.write(tmp_path / "seen")
+    whole = ch.models.load_recording(path)
+    raw, (header, inner, _) = path.read_bytes(), damage.parts(path)
+    for low, high in ((-3, -3), (2, -(2**60)), (2**60, 3), (-3, 2), (2, 2**60), (-5, -3)):
+        tensors = load(raw)
+        for side, edge in zip(inner["calls"][3]["spans"], (low, high), strict=False):
+            tensors[side].view(-1)[-1] = edge
+        path.write_bytes(damage.sealed(save(tensors, header["__metadata__"])))
+        if high > low:
+            with pytest.raises(ch.ClearheadError, match="there are 9 keys"):
+                ch.models.load_recording(path)
+            continue
+        again = ch.models.load_recording(path)
+        assert again[3].problem.spans.start.min() >= 0 and again[3].problem.spans.stop.min() >= 0
+        assert again[3].weights.dense()[0].equal(whole[3].weights.dense()[0])
+        assert not again[3].weights.dense()[1, :, -1].any()
+        again.view(layer=3, sequence=1).write(tmp_path / "page.html")
 
 
 NAMED = {
@@ -51,7 +98,7 @@ def test_what_is_wrong_is_said(name, tmp_path):
     change(inner)
     header["__metadata__"]["clearhead recording"] = json.dumps(inner)
     new = json.dumps(header).encode()
-    path.write_bytes(struct.pack("<Q", len(new)) + new + data)
+    path.write_bytes(damage.sealed(struct.pack("<Q", len(new)) + new + data))
     with pytest.raises(ch.ClearheadError, match=says) as error:
         ch.models.load_recording(path)
     assert str(path) in str(error.value)

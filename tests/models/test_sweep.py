@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import json
+import random
+import resource
+import shutil
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -177,7 +181,7 @@ def test_an_interrupted_sweep_goes_on(llama: Any, tmp_path: Path) -> None:
     with pytest.raises(ch.ClearheadError, match="another sweep"):
         ch.models.sweep(llama, ablated, IDS.flip(1), metric, folder=tmp_path / "kept")
     kept.write_text(json.dumps(["something"]) + "\n")
-    with pytest.raises(ch.ClearheadError, match="another sweep"):
+    with pytest.raises(ch.ClearheadError, match=r"line 1 of .* its checksum is missing"):
         ch.models.sweep(llama, ablated, IDS, metric, folder=tmp_path / "kept")
 
 
@@ -274,11 +278,54 @@ def test_a_folder_of_a_metric_that_is_no_number_and_a_broken_header(llama: Any, 
     given = (llama, lambda layer: ch.edits.Ablate(layer), IDS, nan, "layer")
     for _ in range(2):
         assert len(ch.models.sweep(*given, folder=tmp_path)) == 2
-    header = {"clearhead sweep": 2, "cells": [{"layer": 0}, {"layer": 1}]}
-    for wrong in (header, {**header, "plain": "much"}):
-        (tmp_path / "sweep.jsonl").write_text(json.dumps(wrong) + "\n")
-        with pytest.raises(ch.ClearheadError, match="another sweep"):
+    for broken in ("[" * 100_000, '{"clearhead sweep": 2}', "{}", "null", "\0"):
+        (tmp_path / "sweep.jsonl").write_text(broken + "\n")
+        with pytest.raises(ch.ClearheadError, match=r"line 1 of .* its checksum is missing"):
             ch.models.sweep(*given, folder=tmp_path)
+
+
+@torch.no_grad()
+def test_a_changed_byte_in_the_folder_is_told_or_computed_anew(llama: Any, tmp_path: Path) -> None:
+    """Whatever byte differs, no other number is in the table; the error names the line."""
+    given = (llama, ablated, IDS, ch.models.logit_difference(5))
+    whole, file, draw = ch.models.sweep(*given, batch=2, folder=tmp_path), tmp_path / "sweep.jsonl", random.Random(0)
+    raw, told = file.read_bytes(), 0
+    for at in (len(raw) - 1, *(draw.randrange(len(raw)) for _ in range(60))):
+        file.write_bytes(raw[:at] + bytes([raw[at] ^ 1 << draw.randrange(8)]) + raw[at + 1 :])
+        try:
+            assert ch.models.sweep(*given, batch=2, folder=tmp_path) == whole
+        except ch.ClearheadError as error:
+            line = 1 + raw[:at].count(b"\n")
+            told += f"line {line} of {str(file)!r}" in str(error)
+    assert told >= 58  # the last newline belongs to a line that is computed again
+
+
+@torch.no_grad()
+@pytest.mark.skipif(sys.platform != "linux", reason="the limit of a file's size is Linux's")
+@pytest.mark.parametrize("fault", ["a full disk", "a removed folder"])
+def test_a_folder_that_cannot_be_written_to_is_told_and_the_sweep_goes_on(
+    llama: Any, tmp_path: Path, fault: str
+) -> None:
+    metric, made, limits = ch.models.logit_difference(5), [], resource.getrlimit(resource.RLIMIT_FSIZE)
+    folder = tmp_path / "kept"
+    whole = ch.models.sweep(llama, ablated, IDS, metric)
+
+    def broken(layer: Any, head: Any) -> ch.edits.Edit:
+        made.append((layer, head))
+        if len(made) == 4 and fault == "a removed folder":
+            shutil.rmtree(folder)
+        elif len(made) == 4:
+            resource.setrlimit(resource.RLIMIT_FSIZE, ((folder / "sweep.jsonl").stat().st_size + 7, limits[1]))
+        return ablated(layer, head)
+
+    try:
+        with pytest.raises(ch.ClearheadError, match=f"cannot write .*{folder}.* start again with the same arguments"):
+            ch.models.sweep(llama, broken, IDS, metric, folder=folder)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    made.clear()
+    made.extend([None] * 4)  # nothing breaks again
+    assert ch.models.sweep(llama, broken, IDS, metric, folder=folder) == whole
 
 
 @torch.no_grad()

@@ -42,6 +42,28 @@ def loss_of(metric, mask):
     make, inputs = lambda layer, head: ch.edits.Ablate(layer, head), {"input_ids": IDS, "attention_mask": mask}
     return torch.tensor(ch.models.sweep(one, make, inputs, metric).plain, dtype=torch.float64)
 """
+FOLDER = """
+import atexit, pathlib, shutil, tempfile
+folder = tempfile.mkdtemp()
+atexit.register(shutil.rmtree, folder, True)
+file = pathlib.Path(folder, 'sweep.jsonl')
+def damaged(lines):
+    swept(folder=folder)
+    file.write_text('\\n'.join([*file.read_text().splitlines()[:2], *lines, '']))
+    return swept(folder=folder)
+def unwritten(again=False):
+    made = iter(range(9))
+    def make(layer, head):
+        if next(made) == 2:
+            shutil.rmtree(folder)
+        return ch.edits.Ablate(layer, head)
+    try:
+        return ch.models.sweep(one, make, IDS, metric, folder=folder)
+    except ValueError:
+        if not again:
+            raise
+    return swept(folder=folder)
+"""
 CASES = [
     case(
         "attributed(MASK)",
@@ -200,6 +222,16 @@ CASES = [
         ),
         setup=SETUP
         + "import atexit, shutil, tempfile\nfolder = tempfile.mkdtemp()\natexit.register(shutil.rmtree, folder, True)\nswept(folder=folder)\n",
+    ),
+    case(
+        "damaged(['one'])",
+        ("Delete it and all lines after it", "damaged([]) # @", "swept()"),
+        setup=SETUP + FOLDER,
+    ),
+    case(
+        "unwritten()",
+        ("start again with the same arguments once it can be written", "unwritten(again=True) # @", "swept()"),
+        setup=SETUP + FOLDER,
     ),
     case(
         "estimated(lambda out: out.logits.argmax())",

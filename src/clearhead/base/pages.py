@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from clearhead.base.errors import UnsupportedError
+from clearhead.base.text import escaped
 from clearhead.base.written import replacing
 
 
@@ -50,7 +51,7 @@ def head(title: str, does: str, styles: Sequence[str], *scripts: str, worker: bo
     The page's own scripts and styles, and no others, are allowed by their hashes.
     """
     guard = program("guard")
-    parts = {"policy": policy(styles, guard, *scripts, worker=worker), "title": html.escape(title), "does": does}
+    parts = {"policy": policy(styles, guard, *scripts, worker=worker), "title": escaped(title), "does": does}
     return filled(source("clearhead.base", "head.html"), parts | {"style": styles[0], "guard": guard})
 
 
@@ -115,9 +116,13 @@ class Frame:
     height: int
 
     def _repr_html_(self) -> str:
+        # untrusted notebooks and some sites remove frames: this one covers a line that is left then
+        place = "grid-area:1/1;margin:0"
         return (
-            f'<iframe title="{html.escape(self.title)}" sandbox="allow-scripts allow-downloads" '
-            f'style="width:100%;height:{self.height}px;border:0" srcdoc="{html.escape(self.page)}"></iframe>'
+            f'<div style="display:grid"><p style="{place}">Run this cell to see the page.</p>'
+            f'<iframe title="{escaped(self.title)}" sandbox="allow-scripts allow-downloads" '
+            f'style="{place};z-index:1;width:100%;height:{self.height}px;border:0;background:Canvas" '
+            f'srcdoc="{html.escape(self.page)}"></iframe></div>'
         )
 
 

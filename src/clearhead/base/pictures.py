@@ -98,16 +98,16 @@ def draw(panels: Sequence[Panel], rows: Side, columns: Side, style: Style, meani
     for axis, panel in zip(axes, panels, strict=True):
         drawn = _one(axis, panel, (rows.length, columns.length), norm, floor, cmap)
         title = panel.title if several or style.title is None else style.title
-        axis.set_title(_shown(title), fontsize="medium" if several else None)
+        axis.set_title(to_plain_text(title), fontsize="medium" if several else None)
         write_numbers(axis, panel, drawn)
         if style.lines:
             _draw_lines(axis, rows.length, columns.length)
     if several and style.title is not None:
-        axes[0].figure.suptitle(_shown(style.title))
+        axes[0].figure.suptitle(to_plain_text(style.title))
     _name_sides(axes, rows, columns)
     if meaning is not None and style.bar:
         masked = any(panel.hidden is not None and panel.hidden.any() for panel in panels)
-        label = meaning + (" (hatched: masked)" if masked else "")
+        label = to_plain_text(meaning) + (" (hatched: masked)" if masked else "")
         extend = "max" if any((panel.cells > norm.vmax).any() for panel in panels) else "neither"
         axes[0].figure.colorbar(drawn, ax=list(axes), label=label, extend=extend)
     return axes if several else axes[0]
@@ -232,7 +232,7 @@ def _set_words(axis: Any, way: Any, side: Side, outer: bool) -> None:
     letter = float(require("matplotlib", "plot", "plot()").rcParams["font.size"])
     size = min(letter, max(room / (1.15 * max(side.length, 1)), SMALL))
     step = math.ceil(1.15 * size * side.length / room - 1e-9)
-    words = [_shown(str(side.words[p])) for p in range(0, side.length, step)]
+    words = [to_plain_text(str(side.words[p])) for p in range(0, side.length, step)]
     widest = 0.65 * size * max(map(len, words), default=0)
     way.set_ticks(range(0, side.length, step), words if outer else [""] * len(words), fontsize=size)
     way.set_tick_params(rotation=90 if across and widest > room / max(len(words), 1) else 0)
@@ -248,6 +248,6 @@ def _check_words(side: Side) -> None:
         raise ClearheadError(f"{name} has {len(words)} words for {side.length} positions; pass one for each.")
 
 
-def _shown(text: str) -> str:
-    """The text without mathematics: matplotlib would typeset $…$."""
+def to_plain_text(text: str) -> str:
+    """The text as matplotlib shows it: printable, so that an SVG is XML, and without mathematics, which is $…$."""
     return printable(text).replace("$", r"\$")

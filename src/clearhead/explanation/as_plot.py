@@ -8,7 +8,7 @@ import numpy as np
 
 from clearhead.base.errors import ClearheadError, require
 from clearhead.base.formulas import number
-from clearhead.base.pictures import Panel, write_numbers
+from clearhead.base.pictures import Panel, to_plain_text, write_numbers
 from clearhead.base.steps import Step
 from clearhead.explanation.document import tables
 from clearhead.explanation.shown import Shown
@@ -41,10 +41,9 @@ def plot(step: Step, shown: Shown, ax: Axes | None) -> Axes | np.ndarray:
         low, colours = (-largest, "RdBu_r") if signed else (0.0, "GnBu")
         drawn = axis.imshow(cells, cmap=colours, vmin=low, vmax=largest or 1.0, aspect="auto")
         for side, names in ((axis.xaxis, table.columns), (axis.yaxis, table.rows)):
-            # matplotlib would typeset $…$ as mathematics
-            side.set_ticks(range(len(names)), [name.replace("$", r"\$") for name in names])
+            side.set_ticks(range(len(names)), list(map(to_plain_text, names)))
         axis.tick_params(axis="x", rotation=90)
-        axis.set_title(", ".join(filter(None, [step.name, table.caption])).replace("$", r"\$"))
+        axis.set_title(to_plain_text(", ".join(filter(None, [step.name, table.caption]))))
         write_numbers(axis, Panel(cells), drawn, number)
     axes[0].figure.colorbar(drawn, ax=list(axes), label=step.name.replace("_", " "))
     drawn_on: Axes | np.ndarray = axes[0] if len(axes) == 1 else axes

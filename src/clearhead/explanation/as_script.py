@@ -10,6 +10,7 @@ from torch import Tensor
 
 from clearhead.base.errors import ClearheadError
 from clearhead.base.steps import Step
+from clearhead.base.text import printable
 from clearhead.explanation.document import Document
 
 NUMBERS = 20_000  # the most numbers that the inputs of a script hold
@@ -25,12 +26,12 @@ inf, nan = float("inf"), float("nan")
 def render(document: Document) -> str:
     """The program."""
     steps = lines_of(document)
-    lines = [f"# {_comment(document.title)}", start(document)]
+    lines = [f"# {printable(document.title)}", start(document)]
     for section in document.sections:
-        lines.append(f"# {_comment(section.title)}")
+        lines.append(f"# {printable(section.title)}")
         for step in (entry.step for entry in section.entries):
             shows = f"print({step.name!r}, tuple({step.name}.shape), {step.name}.detach(), sep='\\n')"
-            lines += [f"# {_comment(step.why)}", steps[step.name], shows]
+            lines += [f"# {printable(step.why)}", steps[step.name], shows]
         lines.append("")
     return "\n".join(lines)
 
@@ -59,11 +60,6 @@ def lines_of(document: Document) -> dict[str, str]:
         return step.code or f"{step.name} = {_literal(document.shown.squeezed(step))}" + ".requires_grad_()" * learns
 
     return {step.name: line(step) for step in steps}
-
-
-def _comment(text: str) -> str:
-    """The text in one line, so that no part of it can become code."""
-    return "".join(c if c.isprintable() else " " for c in text)
 
 
 def _literal(value: Tensor) -> str:

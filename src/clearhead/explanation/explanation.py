@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -157,12 +158,13 @@ class Explanation:
         check_writable(path, WHAT)
         if ending in TEXTS:
             return write_page(path, TEXTS[ending](self), WHAT)
-        figure = np.asarray(self.plot()).flat[0].figure
+        figure, picture = np.asarray(self.plot()).flat[0].figure, io.BytesIO()  # matplotlib hides errors of a file
         try:
-            with replacing(path, WHAT) as part:
-                figure.savefig(part, format=ending[1:], bbox_inches="tight", dpi=200)
+            figure.savefig(picture, format=ending[1:], bbox_inches="tight", dpi=200)
         finally:
             require("matplotlib.pyplot", "plot", "a picture").close(figure)
+        with replacing(path, WHAT) as part:
+            part.write_bytes(picture.getvalue())
         return Path(path)
 
     def _repr_html_(self) -> str:

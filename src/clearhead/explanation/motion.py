@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import html
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from clearhead.base.pages import Frame, embedded, filled, head, program, source, style, write_page
+from clearhead.base.text import escaped
 
 WIDTH = 360  # the units across: a telephone shows about one pixel for each
 
@@ -71,9 +71,9 @@ class Picture:
     def svg(self, words: str, look: str = "") -> str:
         """The drawing as one element. `words`: what it shows, for those who do not see it. `look`: its class."""
         shapes = "\n".join(_element(shape) for shape in self.shapes.values())
-        named = f' class="{html.escape(look)}"' if look else ""
+        named = f' class="{escaped(look)}"' if look else ""
         box = f'viewBox="0 0 {WIDTH} {short(self.height)}"'
-        return f'<svg{named} {box} role="img" aria-label="{html.escape(words)}">\n{shapes}\n</svg>'
+        return f'<svg{named} {box} role="img" aria-label="{escaped(words)}">\n{shapes}\n</svg>'
 
 
 def short(x: float) -> str:
@@ -83,8 +83,8 @@ def short(x: float) -> str:
 
 
 def _element(shape: Shape) -> str:
-    attributes = "".join(f' {name}="{html.escape(value)}"' for name, value in shape.attributes.items())
-    return f"<{shape.tag}{attributes}>{html.escape(shape.text)}</{shape.tag}>"
+    attributes = "".join(f' {name}="{escaped(value)}"' for name, value in shape.attributes.items())
+    return f"<{shape.tag}{attributes}>{escaped(shape.text)}</{shape.tag}>"
 
 
 @dataclass(frozen=True)
@@ -116,10 +116,10 @@ class Motion:
         longest = max((words for words, _ in self.frames), key=len)
         parts = {
             "head": head(self.title, "This page moves the picture below", (style("motion"),), script),
-            "title": html.escape(self.title),
+            "title": escaped(self.title),
             "still": picture.svg(words),
-            "words": html.escape(words),
-            "longest": html.escape(longest),
+            "words": escaped(words),
+            "longest": escaped(longest),
             "count": str(len(self.frames)),
             "last": str(len(self.frames) - 1),
             "data": embedded(self._data()),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import html
 from typing import Any, NamedTuple
 
 import torch
@@ -11,6 +10,7 @@ from torch import Tensor
 
 from clearhead.base.pages import embedded, filled, head, program, source, style
 from clearhead.base.steps import Step
+from clearhead.base.text import escaped, printable
 from clearhead.explanation.document import WIDTH, Document, Entry, at_pair, kind_of
 from clearhead.explanation.shown import Shown
 
@@ -24,7 +24,7 @@ def render(document: Document) -> str:
     script = program("explanation")
     parts = {
         "head": head(document.title, "This page computes and draws attention", (style("explanation"),), script),
-        "title": html.escape(document.title),
+        "title": escaped(document.title),
         "data": embedded(page_data(document)),
         "program": script,
     }
@@ -44,7 +44,7 @@ def page_data(document: Document) -> dict[str, Any]:
     whole = held == shown.sizes.keys and inputs <= INPUTS
     kept = {"B": shown.batches, "H": shown.heads, "Lq": shown.queries, "Lk": shown.keys, "L": shown.queries}
     return {
-        "title": document.title,
+        "title": printable(document.title),
         "digits": document.digits,
         "leftOut": list(shown.left_out),
         "whole": whole,

@@ -41,7 +41,8 @@ class Spans(NamedTuple):
     >>> FirstKeys().dense(1, 4)
     tensor([[ True,  True, False, False]])
 
-    `start`, `stop`: int64 (B or 1, H or 1, Lq or 1), within [0, Lk]; nothing is allowed where stop ≤ start.
+    `start`, `stop`: int64 (B or 1, H or 1, Lq or 1), within [0, Lk]; nothing is allowed where stop ≤ start, and such
+    edges may lie anywhere.
     `residual(batch, heads, queries, keys)`, of four slices, gives this part as a bool tensor that broadcasts to it;
     None where no residual is needed. It is asked for the keys from start to stop alone, and at each call, unless the
     mask has a `signature()` or `depends()`.
@@ -230,15 +231,18 @@ def check_spans(spans: Any, sizes: Sizes, mask: Titled | str) -> Spans:
             )
     if spans.gaps is not None:
         _check_gaps(spans.gaps, sizes, mask)
-    residual = spans.residual
+    # an interval of nothing may lie outside of the keys, and whatever indexes by an edge would read another key
+    some = spans.stop > spans.start
+    found: Spans = spans._replace(start=spans.start * some, stop=spans.stop * some)
+    residual = found.residual
     if residual is None or compiling() or getattr(residual, "func", None) is _checked_residual:
-        return spans
+        return found
     if not callable(residual):
         raise ClearheadError(
             f"{_who(mask)} gave a residual that is a {type(residual).__name__}; expected a function of four "
             "slices, or None."
         )
-    return spans._replace(residual=partial(_checked_residual, residual, sizes))
+    return found._replace(residual=partial(_checked_residual, residual, sizes))
 
 
 def _who(mask: Titled | str) -> str:
@@ -274,8 +278,9 @@ def _check_gaps(gaps: Any, sizes: Sizes, mask: Titled | str) -> None:
     fits = pair and shapes[0] == shapes[1] and len(shapes[0]) == 4
     fits = fits and broadcasts(shapes[0][:3], sizes.shape[:3])
     fits = fits and all(edge.dtype == torch.int64 and edge.device == sizes.device for edge in gaps)
-    if fits and on_the_host(gaps[0]) and readable(gaps[0]) and bool((gaps[0].diff(dim=-1) < 0).any()):
-        raise ShapeError(f"{_who(mask)} gave gaps that are not sorted by where they begin.")
+    known = fits and on_the_host(gaps[0]) and readable(gaps[0])
+    if known and bool((torch.stack(gaps, -1).flatten(-2).diff() < 0).any()):
+        raise ShapeError(f"{_who(mask)} gave gaps that are not sorted and disjoint: start₁ ≤ stop₁ ≤ start₂ ≤ ….")
     if not fits:
         raise ShapeError(
             f"{_who(mask)} gave gaps {shapes or repr(gaps)[:60]}; expected two int64 on {sizes.device} of one "

@@ -503,8 +503,9 @@ def load_recording(path: str | Path) -> Recording:
     True
 
     Gives a `Recording`, its tensors on the CPU; a mask is shown as it was, and holds its intervals or its matrix.
-    Raises a `ClearheadError` for a file that is no recording, or whose header has an entry that `write` does not write,
-    before it asks for memory. Cost: the file is read whole, and may then be written to or removed.
+    Raises a `ClearheadError` for a file that is no recording, that was changed, or whose header has an entry that
+    `write` does not write, before it asks for memory. Cost: the file is read whole, and may then be written to or
+    removed.
     """
     return Recording(read(path))
 

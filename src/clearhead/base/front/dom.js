@@ -97,9 +97,16 @@ export function closestTo(target, selector) {
 /**
  * Whether a key with Control, Meta or Alt is pressed: such a key is the browser's.
  *
- * @param {KeyboardEvent} event
+ * @param {KeyboardEvent | MouseEvent} event
  */
 export const withModifier = (event) => event.ctrlKey || event.metaKey || event.altKey;
+
+/**
+ * Whether a click follows a link here: others open it in another tab or window.
+ *
+ * @param {MouseEvent} event
+ */
+export const isPlainClick = (event) => event.button === 0 && !event.shiftKey && !withModifier(event);
 
 /**
  * Scrolls `element` into sight within its own box; the page itself stays where it is.

@@ -253,7 +253,7 @@ class Case:
         finite.
         """
         batch, heads, queries, keys = self.shape
-        rows = max(1, min(ROWS, NUMBERS // (heads * keys * width(self.problem))))
+        rows = max(1, min(ROWS, NUMBERS // max(1, heads * keys * width(self.problem))))
         some = slice(0, queries, math.ceil(queries / rows))
         found = []
         for sequence in range(batch):

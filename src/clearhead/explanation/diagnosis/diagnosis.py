@@ -6,8 +6,9 @@ import re
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from html import escape
 from typing import Any, Literal, NamedTuple, overload
+
+from clearhead.base.text import escaped, printable
 
 Severity = Literal["error", "warning", "note"]
 SEVERITIES: tuple[Severity, ...] = ("error", "warning", "note")
@@ -83,25 +84,25 @@ def text(findings: Sequence[Finding], looked_for: Sequence[str]) -> str:
         return _wrapped(_nothing(looked_for))
     lines = [_counts(findings)]
     for group in _groups(findings):
-        place = _printable(group.places[0])
+        place = printable(group.places[0])
         lines.append(_wrapped(group.title + (f" ({place})" if place else ""), "", "  "))
-        lines.append(_wrapped(_printable(group.first.evidence), "  "))
+        lines.append(_wrapped(printable(group.first.evidence), "  "))
         if group.also:
-            lines.append(_wrapped(_printable(group.also), "  "))
-        lines.append(_wrapped(_printable(group.first.remedy), "  → ", "    "))
+            lines.append(_wrapped(printable(group.also), "  "))
+        lines.append(_wrapped(printable(group.first.remedy), "  → ", "    "))
     return "\n".join(lines)
 
 
 def html(findings: Sequence[Finding], looked_for: Sequence[str]) -> str:
     if not findings:
-        return f"<p>{escape(_nothing(looked_for))}</p>"
-    parts = [f"<p>{escape(_counts(findings))}</p>"]
+        return f"<p>{escaped(_nothing(looked_for))}</p>"
+    parts = [f"<p>{escaped(_counts(findings))}</p>"]
     for group in _groups(findings):
         first, place = group.first, group.places[0]
         parts.append(
             f'<div style="border-left: 3px solid {COLOURS[first.severity]}; padding-left: 0.6em; margin: 0.6em 0">'
-            f"<b>{escape(group.title)}</b>{' ' + escape(f'({place})') if place else ''}<br>"
-            f"{escape(first.evidence)} {escape(group.also)}<br>→ {escape(first.remedy)}</div>"
+            f"<b>{escaped(group.title)}</b>{' ' + escaped(f'({place})') if place else ''}<br>"
+            f"{escaped(first.evidence)} {escaped(group.also)}<br>→ {escaped(first.remedy)}</div>"
         )
     return "\n".join(parts)
 
@@ -135,11 +136,6 @@ def _nothing(looked_for: Sequence[str]) -> str:
     return f"Nothing found. Looked for: {'; '.join(looked_for)}."
 
 
-def _printable(words: str) -> str:
-    """The words in one line, without characters that a terminal would take for a command."""
-    return "".join(letter if letter.isprintable() else "�" for letter in words)
-
-
 def _wrapped(words: str, first: str = "", rest: str | None = None) -> str:
     return textwrap.fill(
         words, WIDTH, initial_indent=first, subsequent_indent=first if rest is None else rest, break_on_hyphens=False
@@ -148,7 +144,7 @@ def _wrapped(words: str, first: str = "", rest: str | None = None) -> str:
 
 def _literal(words: str) -> str:
     """Text that Markdown, and the HTML in it, show as it is."""
-    return re.sub(r"([\\`*_{}\[\]()#+\-.!|~<>&$:@])", r"\\\1", _printable(words))
+    return re.sub(r"([\\`*_{}\[\]()#+\-.!|~<>&$:@])", r"\\\1", printable(words))
 
 
 class Diagnosis(Sequence[Finding]):

@@ -1,6 +1,6 @@
 // ---- One card for each computed step, with the tables it is made of. Inputs that stand together share a card.
 
-import { everyIn, firstIn, make } from "../../base/front/dom.js";
+import { everyIn, firstIn, isPlainClick, make } from "../../base/front/dom.js";
 import { namesIn } from "../../base/front/language.js";
 import { addressOf, choice, choose } from "./choice.js";
 import { byId } from "./data.js";
@@ -98,7 +98,7 @@ function buildCard(card) {
     const line = make("div", "tables");
     live.append(make("p", "quiet", "What follows from these inputs:"), line);
     for (const step of follow) add(line, step, true);
-    box.append(live);
+    row.append(live);
   }
   if (part.drawn && part.steps[0].name === own[0].name) {
     box.append(drawnOf(part.drawn));
@@ -149,6 +149,11 @@ export function makeCards() {
     card.link.className = card.steps[0].aside ? "aside" : "";
     card.link.textContent = card.steps.map((step) => step.name).join(", ");
     card.link.href = addressOf({ ...choice, step: card.steps[0].name });
+    card.link.addEventListener("click", (event) => {
+      if (!isPlainClick(event)) return;
+      event.preventDefault(); // in a frame "#…" is an address of the document around it
+      openCard(n);
+    });
     item.append(card.link);
     group.append(item);
   });
@@ -172,6 +177,12 @@ export function showCards() {
   byId("next", HTMLButtonElement).disabled = chosen === cards.length - 1;
 }
 
+/** @param {number} n */
+function openCard(n) {
+  choose({ step: cards[n].steps[0].name });
+  if (everythingShown()) cards[n].element.scrollIntoView({ block: "nearest" });
+}
+
 /**
  * @param {number} by
  * @param {boolean} [withFocus]
@@ -180,8 +191,6 @@ export function stepBy(by, withFocus = false) {
   const now = cardOf(stepOf(choice.step));
   const next = Math.min(cards.length - 1, Math.max(0, now + by));
   if (next === now) return;
-  choose({ step: cards[next].steps[0].name });
-  const { element: box } = cards[next];
-  if (everythingShown()) box.scrollIntoView({ block: "nearest" });
-  if (withFocus) everyIn(box, ".result td.cell[tabindex='0']", HTMLElement)[0]?.focus();
+  openCard(next);
+  if (withFocus) everyIn(cards[next].element, ".result td.cell[tabindex='0']", HTMLElement)[0]?.focus();
 }

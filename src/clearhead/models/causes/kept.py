@@ -24,7 +24,7 @@ from clearhead.models.use.edits.base import Edit
 from clearhead.models.use.edits.from_run import FromRun
 from clearhead.problem.reads import tensors_in
 
-HEADER, VERSION = "clearhead sweep", 2
+HEADER, VERSION, CHECKSUM = "clearhead sweep", 3, "sha256"
 Run = Callable[[list[list[Edit]]], list[float]]  # the metric of some cells, given by their edits
 
 
@@ -50,37 +50,28 @@ class Kept:
         try:
             Path(folder).mkdir(parents=True, exist_ok=True)
             self._path = Path(folder) / "sweep.jsonl"
-            text = self._path.read_text(encoding="utf-8") if self._path.exists() else ""
+            text = self._path.read_text("utf-8", "replace") if self._path.exists() else ""
         except (OSError, TypeError, ValueError) as error:
             raise ClearheadError(
                 f"sweep: folder is {folder!r:.200}, which is no folder to write to ({error})."
             ) from error
         header = {"cells": cells, "metric": _named(metric), "inputs": _digest(_tensors(inputs))}
-        first = {HEADER: VERSION, **header, "plain": plain}
-        if json.dumps(first).startswith(text):  # there is no file, or one whose first line was interrupted
-            write_page(self._path, json.dumps(first) + "\n", "sweep")
+        first = _sealed({HEADER: VERSION, **header, "plain": plain})
+        whole, _, rest = text.rpartition("\n")  # the last line may be one whose write was interrupted
+        if not whole and first.startswith(rest):
+            self._write(first, "w")
             return
-        lines = text.splitlines()
-        found, *rest = (_loaded(line) for line in lines)
-        before = found if isinstance(found, dict) and found.get(HEADER) == VERSION else {}
+        before, *lines = (self._opened(line, number) for number, line in enumerate(whole.split("\n"), 1))
         differ = [f"its {name}" for name, value in header.items() if before.get(name) != value]
-        if not differ and not _near([before.get("plain")], [plain]):
-            differ = [f"the metric without an edit, {before.get('plain')} there and {plain} here"]
+        if not differ and not _near([before["plain"]], [plain]):
+            differ = [f"the metric without an edit, {before['plain']} there and {plain} here"]
         if differ:
             raise self._another(f"in {', '.join(differ)}")
-        for line in rest:
-            values, edits = (line.get("values"), line.get("edits")) if isinstance(line, dict) else (None, None)
-            if not isinstance(values, list) or not isinstance(edits, list) or len(values) != len(edits):
-                break
-            if not values or not all(isinstance(number, float) for number in values):
-                break
-            self._lines.append(_Line(values, edits))
+        self._lines = [_Line(**line) for line in lines]
         if len(self.numbers) > len(cells):
             raise self._another("in the number of its cells")
-        whole = 1 + len(self._lines)  # the lines before one that was interrupted
-        kept = "".join(f"{line}\n" for line in lines[:whole])
-        if kept != text:
-            write_page(self._path, kept, "sweep")
+        if rest:
+            write_page(self._path, f"{whole}\n", "sweep")
 
     @property
     def numbers(self) -> list[float]:
@@ -120,7 +111,7 @@ class Kept:
         line = _Line(run(edits), said)
         self._lines.append(line)
         if self._path is not None:
-            self._write(line._asdict())
+            self._write(_sealed(line._asdict()), "a")
 
     def _another(self, differs: str) -> ClearheadError:
         return ClearheadError(
@@ -128,17 +119,38 @@ class Kept:
             "uses."
         )
 
-    def _write(self, line: Any) -> None:
+    def _opened(self, text: str, number: int) -> dict[str, Any]:
+        """What a line holds."""
+        try:
+            line = json.loads(text)
+            if line.pop(CHECKSUM) != _checksum(line):
+                raise ValueError("the checksum differs")
+        except Exception as error:  # errors of JSON, and of a line that is no object
+            raise ClearheadError(
+                f"sweep: line {number} of {str(self._path)!r} is not what a sweep of this version wrote there: its "
+                "checksum is missing or another. Delete it and all lines after it: the same call computes them anew."
+            ) from error
+        return dict(line)
+
+    def _write(self, line: str, mode: str) -> None:
         assert self._path is not None
-        with self._path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(line) + "\n")
+        try:
+            with self._path.open(mode, encoding="utf-8", newline="\n") as file:
+                file.write(line + "\n")
+        except OSError as error:
+            raise ClearheadError(
+                f"sweep: cannot write {str(self._path)!r}: {error.strerror}. The lines in it stay: start again with "
+                "the same arguments once it can be written, and the sweep goes on."
+            ) from error
 
 
-def _loaded(line: str) -> Any:
-    try:
-        return json.loads(line)
-    except ValueError:
-        return None
+def _sealed(line: dict[str, Any]) -> str:
+    """A line of the file: what it holds, and the checksum of this."""
+    return json.dumps(line | {CHECKSUM: _checksum(line)})
+
+
+def _checksum(line: Any) -> str:
+    return hashlib.sha256(json.dumps(line).encode()).hexdigest()
 
 
 def _near(some: list[Any], others: list[float]) -> bool:

@@ -163,7 +163,8 @@ def sweep(
     numbers. What a lambda does, and what a recording holds that an edit takes from, is compared by this run alone.
     Gives a `Sweep`, a `Table` with a row for each cell, which has `plain`, `values`, `grid` and `plot()`. Raises a
     `ClearheadError` for an edit that changed nothing, for a metric that gives no number, for one of the three that
-    reads padding, by the attention mask of the inputs, and for a folder of another sweep.
+    reads padding, by the attention mask of the inputs, for a folder of another sweep or with a changed line, and where
+    the folder can't be written to.
     Cost: a run of the model for each cell, without gradients, or for each `batch` cells a run on so many copies.
     Source: Michel et al. 2019, "Are Sixteen Heads Really Better than One?"; Meng et al. 2022, "Locating and Editing
     Factual Associations in GPT".

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -12,7 +13,7 @@ import torch
 from torch import Tensor
 
 from clearhead.base.arrays import FLOATS, check_memory
-from clearhead.base.errors import ClearheadError, ShapeError, UnsupportedError, require
+from clearhead.base.errors import ClearheadError, UnsupportedError, require
 from clearhead.base.kept import Memo
 from clearhead.base.numbers import MOST
 from clearhead.base.positions import FAR
@@ -197,8 +198,8 @@ def _fits(dim: str, size: int, read: Read) -> bool:
 FLOAT, WHOLE, BOOL = FLOATS, (torch.int64,), (torch.bool,)
 
 
-FORMAT = 7
-HEADER = "clearhead recording"
+FORMAT = 8
+HEADER, CHECKSUM = "clearhead recording", "sha256"
 
 
 def write(calls: Sequence[AttentionCall], path: str | Path) -> Path:
@@ -208,12 +209,13 @@ def write(calls: Sequence[AttentionCall], path: str | Path) -> Path:
     chains = _Chains(tensors)
     entries = [_written(call, tensors, chains) for call in calls]
     header = json.dumps({"format": FORMAT, "calls": entries, "chains": chains.written})
+    words = {HEADER: header, CHECKSUM: checksum(header, tensors.named)}
     with replacing(path, "recording") as beside:
         try:
             if beside.exists():  # a pipe or a device, which save_file would replace by a file
-                beside.write_bytes(safetensors.save(tensors.named, {HEADER: header}))
+                beside.write_bytes(safetensors.save(tensors.named, words))
             else:
-                safetensors.save_file(tensors.named, beside, {HEADER: header})
+                safetensors.save_file(tensors.named, beside, words)
         except Exception as error:  # an OSError, or an error of safetensors, whose class depends on its version
             raise OSError(str(error)) from error
     return Path(path)
@@ -224,16 +226,19 @@ def read(path: str | Path) -> list[AttentionCall]:
     safetensors = require("safetensors", "models", "loading a recording")
     try:
         with safetensors.safe_open(Path(path), "pt") as file:
-            header = (file.metadata() or {}).get(HEADER)
+            words = file.metadata() or {}
             # copies, since the file is mapped: a later write to it would change them, and a truncation end the process
             tensors = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118 - a file is no dict
     except Exception as error:  # copied for the same reason
         raise ClearheadError(f"cannot read a recording from {str(path)!r}: {error}.") from error
+    header = words.get(HEADER)
     if header is None:
         raise ClearheadError(f"{str(path)!r} is no recording: pass a file that seen.write() has written.")
     try:
         found = parsed(header)
         written = found.get("format") if isinstance(found, dict) else None
+        if written == FORMAT and words.get(CHECKSUM) != checksum(header, tensors):
+            raise ValueError("its checksum is not that of its content")
         calls = _FILE(found, "the header", Read(tensors))["calls"] if written == FORMAT else []
     except (ValueError, RecursionError) as error:  # a ClearheadError is a ValueError
         raise ClearheadError(
@@ -246,6 +251,15 @@ def read(path: str | Path) -> list[AttentionCall]:
             "model again, or load it with the version that wrote it."
         )
     return list(calls)
+
+
+def checksum(header: str, tensors: Mapping[str, Tensor]) -> str:
+    """A digest of all that a file holds."""
+    digest = hashlib.sha256(header.encode())
+    for name, tensor in sorted(tensors.items()):
+        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
+        digest.update(tensor.contiguous().view(-1).view(torch.uint8).numpy())
+    return digest.hexdigest()
 
 
 class _Tensors:
@@ -441,8 +455,6 @@ def _call(read: Mapping[str, Any]) -> AttentionCall:
         start, stop, rest, low, high = read["spans"]
         gaps = None if low is None and high is None else (low, high)
         spans = Spans(start, stop, None if rest is None else at_once(rest), gaps=gaps)
-        if bool((start > sizes.keys).any()):
-            raise ShapeError(f"a mask's spans begin at {int(start.max())}, and there are {sizes.keys} keys")
         problem = problem._replace(visible=Visible(spans, None, "inside", Memo()))
     problem = checked(problem, "the file")
     if problem.spans is not None:

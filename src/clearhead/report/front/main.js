@@ -99,6 +99,7 @@ function begin() {
   host.hidden = false;
   const page = mount(host, new Run(embeddedSource(document)), templateOf(MARKUP));
   offerHooks(page);
+  page.find("print").hidden = window.parent !== window; // a browser does not print from a sandboxed frame
   page.onaddress = writeAddress;
   followAddress((address) => address !== page.view.address && page.go(address));
   // A key pressed where nothing has the focus is the report's.

@@ -6,7 +6,7 @@ import { measuredError } from "./map_words.js";
 import { isWeights } from "./meaning_words.js";
 import { headName } from "./names.js";
 import { countsOf, mayLook, weightOf } from "./weights.js";
-import { plural, shortened } from "./words.js";
+import { codePoint, plural, shortened } from "./words.js";
 
 /**
  * @import { Colours } from "../../base/front/theme.js"
@@ -244,5 +244,9 @@ export function save(name, text, type) {
   setTimeout(() => URL.revokeObjectURL(link.href), 1000);
 }
 
+// What XML has no way to write: a name of a layer or a title may hold it.
+const unfit = /[^\t\n\r\u0020-\ud7ff\ue000-\ufffd\u{10000}-\u{10ffff}]/gu;
+
 /** @param {SVGSVGElement} svg */
-export const written = (svg) => `<?xml version="1.0" encoding="UTF-8"?>\n${new XMLSerializer().serializeToString(svg)}\n`;
+export const written = (svg) =>
+  `<?xml version="1.0" encoding="UTF-8"?>\n${new XMLSerializer().serializeToString(svg).replace(unfit, codePoint)}\n`;

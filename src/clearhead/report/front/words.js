@@ -18,7 +18,7 @@ const inWord = /^[\p{L}\p{M}\p{N}⟩][\p{L}\p{M}\p{N}⟨]/u; // two signs with a
 const unspaced = /\p{Script=Han}|\p{Script=Hiragana}|\p{Script=Katakana}|\p{Script=Thai}/u;
 
 /** @param {string} sign */
-const codePoint = (sign) => `⟨U+${(sign.codePointAt(0) ?? 0).toString(16).toUpperCase().padStart(4, "0")}⟩`;
+export const codePoint = (sign) => `⟨U+${(sign.codePointAt(0) ?? 0).toString(16).toUpperCase().padStart(4, "0")}⟩`;
 
 /**
  * The text with visible signs for white space alone or at line ends, and for controls.
