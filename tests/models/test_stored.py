@@ -131,7 +131,7 @@ def rewritten(path, change):
 
 
 CHANGES = {
-    "another format": (lambda found: found.update(format=99), "has format 99, and this version reads 7"),
+    "another format": (lambda found: found.update(format=99), "has format 99, and this version reads 8"),
     "no calls": (lambda found: found.pop("calls"), "damaged"),
     "a tensor that is not there": (lambda found: found["calls"][0].update(query="99"), "damaged"),
     "spans that are words": (lambda found: found["calls"][0].update(spans=["a"]), "damaged"),

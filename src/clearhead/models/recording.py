@@ -242,7 +242,7 @@ class Recording(Calls[AttentionCall]):
         # calls without tokens are those of an image, and no steps
         steps = [calls for calls in steps if calls[-1].ids is not None] or steps[:1]
         found = {calls[0].name: found_rows(calls, sequences) for calls in steps}
-        (*_, last), rows = found[steps[0][0].name]
+        (*_, last), rows, _ = found[steps[0][0].name]
 
         def beside(calls: list[AttentionCall]) -> tuple[Sequence[AttentionCall], Tensor | None]:
             times, rest = divmod(last.shape[0], calls[-1].shape[0])  # as many beams for each sequence

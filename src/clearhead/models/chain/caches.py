@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import copy
+import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
@@ -17,6 +19,8 @@ from clearhead.base.tracing import readable
 from clearhead.base.versions import bits
 from clearhead.models.chain.cached import Cached, Chain, Link, alone
 from clearhead.models.tap.modules import Kind
+from clearhead.models.tap.patch import replaced
+from clearhead.nn.key_value_cache import KeyValueCache
 from clearhead.problem.record import copied
 
 MOST = 8  # how many places are tried for a window that has moved by an unknown number of keys
@@ -126,6 +130,30 @@ class Caches:
         own[which] = self._newest[which] = newest
         return Cached(newest.chain, len(newest.chain.links) - 1), among
 
+    @contextmanager
+    def noting_crops(self) -> Iterator[None]:
+        """Inside the `with`, a crop of a cache is noted in the links that it drops keys of: a generation's last step
+        has no later one, which would show the tokens that were rejected."""
+
+        def wrap(crop: Callable[..., Any]) -> Callable[..., Any]:
+            def cropping(*args: Any, **kwargs: Any) -> Any:
+                with self._lock:
+                    before = [(cache, chains, tokens_in(cache)) for cache, chains in self._of_cache.items()]
+                result = crop(*args, **kwargs)
+                with self._lock:
+                    for cache, chains, tokens in before:
+                        for newest in set(chains.values()):
+                            newest.reject(tokens - tokens_in(cache))
+                return result
+
+            return cropping
+
+        library = sys.modules.get("transformers.cache_utils")
+        with ExitStack() as stack:
+            for kind in (KeyValueCache, *([] if library is None else [library.Cache])):
+                stack.enter_context(replaced(kind, "crop", wrap))
+            yield
+
     def _own(self, call: CallFacts) -> _Chains:
         """The newest chains of the call's cache; an empty dict that is not kept where the cache is unknown."""
         if type(call.cache).__weakrefoffset__ and type(call.cache).__hash__ is object.__hash__:
@@ -173,6 +201,14 @@ class Caches:
         return self._began < call.run <= newest.chain.run + self._every
 
 
+def tokens_in(cache: Any) -> int:
+    """How many tokens a cache holds; 0 where it does not say."""
+    try:
+        return len(cache) if isinstance(cache, KeyValueCache) else int(cache.get_seq_length())
+    except (AttributeError, ValueError, IndexError):  # a cache of the caller's own, or of layers that count no tokens
+        return 0
+
+
 def comparable(tensor: Tensor) -> bool:
     return type(tensor) is Tensor and tensor.layout == torch.strided and readable(tensor) and tensor.numel() > 0
 
@@ -201,12 +237,20 @@ class _Newest:
         self.chain = cached.chain
         self.chain.run = call.run
         self._left = call.left(tensor.shape[2])
+        self._queries = call.queries
         self._room: Tensor | None = None  # the newest tensor from `_at` on, and room for more; None until it is read
         self._at = 0
 
     @property
     def last(self) -> Link:
         return self.chain.links[-1]
+
+    def reject(self, tokens: int) -> None:
+        """Note that the cache has dropped the last tokens. Where none of the newest call's is left, the cache goes back
+        to an earlier step, so that another text may follow: then the call's tokens were no drafts."""
+        rejected = self.last.rejected + tokens
+        if rejected < self._queries:
+            self.chain.links[-1] = self.last._replace(rejected=rejected)
 
     def branch(self) -> _Newest:
         """The same link, as the newest one of another chain that begins with the same links."""
@@ -279,6 +323,7 @@ class _Newest:
     def follow(self, link: Link, call: CallFacts, tensor: Tensor) -> None:
         """Add a link, and keep the whole tensor of its call."""
         last, self.chain.run, self._left = self.last, call.run, call.left(link.length)
+        self._queries = call.queries
         self.chain.links.append(link)
         if link.base < last.base:
             self._room, self._at = None, 0  # the copy has no key before the newest ones

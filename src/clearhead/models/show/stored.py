@@ -197,7 +197,7 @@ def _fits(dim: str, size: int, read: Read) -> bool:
 FLOAT, WHOLE, BOOL = FLOATS, (torch.int64,), (torch.bool,)
 
 
-FORMAT = 7
+FORMAT = 8
 HEADER = "clearhead recording"
 
 
@@ -345,6 +345,7 @@ _LINK = fields(
     filled=whole(),
     rows=optional(tensor(BOOL, "n n")),
     query=optional(whole()),
+    rejected=whole(),
     slots=optional(tensor((torch.uint8,), "n")),
 )
 _EDGE, _GAP = tensor(WHOLE, "B|1 H|1 Lq|1"), tensor(WHOLE, "B|1 H|1 Lq|1 n")

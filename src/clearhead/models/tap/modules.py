@@ -13,6 +13,7 @@ from clearhead.base.torch_private import call_of_modules
 from clearhead.base.tracing import address, in_backward
 from clearhead.models.tap.padding import Told, given, given_to_torch, parameters
 from clearhead.models.tap.patch import replaced
+from clearhead.nn.key_value_cache import KeyValueCache
 
 Kind = Literal["self", "cross"]
 Projection = tuple[Tensor, Tensor | None]  # weight and bias
@@ -20,6 +21,7 @@ Projection = tuple[Tensor, Tensor | None]  # weight and bias
 # The names of the arguments from which the keys of cross attention come.
 SOURCES = frozenset(("key_value_states", "encoder_hidden_states", "cross_attention_states", "context", "memory"))
 
+POSITIONS = ("cache_position", "position_ids")  # arguments with the positions of the queries
 
 # Modules whose masks of padding are named and meant as those of nn.Transformer.
 OF_TORCH = (
@@ -57,6 +59,7 @@ class Running(NamedTuple):
     cache: Any = None
     noted: Any = None  # the receiver's notes of the layers in it
     ids: Any = None  # the tokens that it was given, or a module around it
+    positions: Any = None  # the positions of the tokens, likewise
 
     @property
     def tokens(self) -> int | None:
@@ -73,6 +76,13 @@ class Running(NamedTuple):
             layers = (one for one in getattr(cache, "layers", ()) if hasattr(one, "get_seq_length"))
             total = max((int(one.get_seq_length()) for one in layers), default=0)
         return int(total) or None
+
+    def reached(self, queries: int) -> int:
+        """The position after the last query, by the positions that the model was given; 0: unknown."""
+        positions = self.positions
+        if type(positions) is not Tensor or positions.is_floating_point() or positions.ndim > 2:
+            return 0
+        return int(positions.max()) + 1 if positions.numel() and positions.shape[-1] == queries else 0
 
 
 class Stack:
@@ -251,7 +261,8 @@ def kind_of(query: Tensor, key: Tensor) -> Kind:
 def _entered(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], stack: list[Running]) -> Running:
     """The module with its padding and its kind: cross if it is called with a second sequence."""
     if len(args) <= 1 and not kwargs:  # no argument that is read below
-        return Running(module, "self", stack[-1].told, ids=stack[-1].ids) if stack else Running(module, "self", Told())
+        around = stack[-1] if stack else Running(module, "self", Told())
+        return Running(module, "self", around.told, ids=around.ids, positions=around.positions)
     named = dict(kwargs)
     if len(args) > 1:
         named.update(zip(parameters(module.forward), args, strict=False))
@@ -269,4 +280,19 @@ def _entered(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], s
         told = given_to_torch(named, kind, told)
     ids = named.get("input_ids")
     ids = stack[-1].ids if ids is None and stack else ids
-    return Running(module, kind, told, named.get("past_key_values"), ids=ids)
+    positions = next((named[name] for name in POSITIONS if named.get(name) is not None), None)
+    positions = stack[-1].positions if positions is None and stack else positions
+    return Running(module, kind, told, _cache_of(args, kwargs), ids=ids, positions=positions)
+
+
+def _cache_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """The cache that a module is given, by whatever name; None without one."""
+    named = kwargs.get("past_key_values")
+    if named is not None:
+        return named
+    return next((one for one in (*args, *kwargs.values()) if _is_cache(type(one))), None)
+
+
+def _is_cache(kind: type) -> bool:
+    """Whether a class is that of a cache, clearhead's own or one of transformers, which counts tokens."""
+    return kind is KeyValueCache or hasattr(kind, "get_seq_length")
