@@ -116,7 +116,7 @@ class Caches:
         for chains in among:
             newest = chains.get(which)
             if newest is not None and self._may_continue(newest, call, tensor):
-                link = newest.link(call, tensor, self._among(call))
+                link = newest.link(call, tensor, self._among(call), chains is own)
                 if link is not None:
                     found.append((abs(link.base - newest.last.base), link, newest, [chains]))
         if found:  # a window that has not moved shows more of its keys than one that has
@@ -271,8 +271,12 @@ class _Newest:
             self._room = Cached(self.chain, len(self.chain.links) - 1).tensor()
         return self._room[:, :, self._at : self._at + self.last.length]
 
-    def link(self, call: CallFacts, tensor: Tensor, among: Tensor | None) -> Link | None:
-        """The link of a tensor that continues the newest one; None where it does not. `among`: see `Caches._among`."""
+    def link(self, call: CallFacts, tensor: Tensor, among: Tensor | None, same_cache: bool = False) -> Link | None:
+        """The link of a tensor that continues the newest one; None where it does not. `among`: see `Caches._among`.
+
+        `same_cache`: the keys are of the cache of the newest call. Where the cache counts tokens, its keys may differ
+        by rounding: models with latent attention keep a compressed key, and expand all keys again in each step.
+        """
         last, length = self.last, tensor.shape[2]
         newest = self._mine()
         end = length if call.kind == "self" else 0
@@ -293,7 +297,10 @@ class _Newest:
             # where all earlier keys are there, equal keys mean the same sequence. In a window they need not; nor in
             # cross attention of beams, which read one source
             whole = base == 0 and (call.kind == "self" or among is None)
-            rows = _continued(mine, tensor, pairs, None if call.kind == "self" else among, whole)
+            among = None if call.kind == "self" else among
+            rows = _continued(mine, tensor, pairs, among, whole)
+            if rows is None and same_cache and call.tokens is not None:
+                rows = _continued(mine, tensor, pairs, among, whole, nearly_equal)
             if rows is not None:
                 new = copied(tensor[:, :, old:filled])
                 return Link(base, length, base + old, new, base + filled, rows)
@@ -346,17 +353,23 @@ class _Newest:
 
 
 def _continued(
-    mine: Tensor, tensor: Tensor, pairs: list[tuple[tuple[int, int], int]], among: Tensor | None, whole: bool
+    mine: Tensor,
+    tensor: Tensor,
+    pairs: list[tuple[tuple[int, int], int]],
+    among: Tensor | None,
+    whole: bool,
+    match: Callable[[Tensor, Tensor], bool] | None = None,
 ) -> Tensor | None:
     """Which rows of `mine` each row of a tensor may continue, bool (rows, rows of mine); None where a row has none.
 
     `pairs`: places (low, high) of the tensor, and the offset of the same keys in `mine`. `among`: the pairs of rows to
-    compare; None: all. `whole`: where each row may continue its own, no other pair is compared.
+    compare; None: all. `whole`: where each row may continue its own, no other pair is compared. `match`: whether two
+    tensors are the same; None: bit by bit.
     """
 
     def same(row: slice, of: slice) -> bool:
         return all(
-            equal(tensor[row, :, low:high], mine[of, :, low + offset : high + offset]) for (low, high), offset in pairs
+            (match or equal)(tensor[row, :, low:high], mine[of, :, low + offset : high + offset]) for (low, high), offset in pairs
         )
 
     count, rows = mine.shape[0], tensor.shape[0]
@@ -366,9 +379,12 @@ def _continued(
         return own
     if count == rows == 1:
         return None
-    (_, high), offset = pairs[0]
-    last, of_mine = (bits(t)[:, :, place - 1] for t, place in ((tensor, high), (mine, high + offset)))
-    alike = (last[:, None] == of_mine[None]).all(-1).all(-1).cpu()  # most rows that differ do so at the last key
+    if match is None:
+        (_, high), offset = pairs[0]
+        last, of_mine = (bits(t)[:, :, place - 1] for t, place in ((tensor, high), (mine, high + offset)))
+        alike = (last[:, None] == of_mine[None]).all(-1).all(-1).cpu()  # most rows that differ do so at the last key
+    else:
+        alike = torch.ones(rows, count, dtype=torch.bool, device="cpu")
     if among is not None and among.shape == alike.shape:
         alike &= among
     if is_own(alike) and same(every, every):
@@ -381,6 +397,13 @@ def _continued(
 def is_own(rows: Tensor) -> bool:
     """Whether each row may continue its own row alone."""
     return torch.equal(rows, torch.eye(*rows.shape, dtype=torch.bool, device="cpu")) and rows.shape[0] == rows.shape[1]
+
+
+def nearly_equal(one: Tensor, other: Tensor) -> bool:
+    """Whether two tensors (B, Hk, L, E), with L > 0, differ by the rounding of one product alone."""
+    info = torch.finfo(one.dtype)
+    most = (16 if info.bits >= 32 else 2) * info.eps * other.abs().max()
+    return one.shape == other.shape and bool(((one - other).abs() <= most).all())
 
 
 def equal(one: Tensor, other: Tensor) -> bool:
