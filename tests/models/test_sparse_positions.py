@@ -142,3 +142,21 @@ def test_a_bias_and_a_mask_of_the_whole_sequence_meet_their_keys():
     for low, call in zip(np.cumsum([0, *(call.shape[2] for call in seen)]), seen, strict=False):
         found = call.weights.dense()[..., :LENGTH]
         torch.testing.assert_close(found, wanted[:, :, low : low + found.shape[2]], atol=1e-6, rtol=0)
+
+
+@pytest.mark.parametrize("name", ["Llama", "slots cache_position"])
+def test_a_table_of_a_step_counts_from_its_query(name):
+    """Behind the last query of a static cache stand empty slots: they move neither distances nor neighbours."""
+    for seed in range(3):
+        model, run, _ = steps_of(name, np.random.default_rng(seed))
+        with torch.no_grad(), ch.watch(model) as seen:
+            run()
+        at = 0
+        for call in seen[seen.names[-1]]:
+            weights = call.weights.dense()[..., :LENGTH].double()
+            places = torch.arange(at, at + weights.shape[2])[:, None] - torch.arange(weights.shape[3])
+            rows = ch.models.Recording([call]).table()
+            for head, row in enumerate(rows):
+                far = (weights[0, head] * places.abs()).sum(-1).mean()
+                assert row["MeanDistance (positions)"] == pytest.approx(float(far), abs=1e-5)
+            at += weights.shape[2]

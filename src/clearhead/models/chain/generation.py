@@ -223,6 +223,8 @@ def _together_of(calls: Sequence[AttentionCall], rows: Tensor | None = None, sto
     queries = sum(step.queries for step in steps)
     sizes = last.problem.sizes._replace(queries=queries, keys=keys)
     sizes = sizes if rows is None else sizes._replace(batch=len(rows))
+    if last.call.kind == "self":  # the last step may stand before the empty slots of a cache
+        sizes = sizes._replace(align="lower_right")
     scores = last.problem.scores._replace(
         query=torch.cat([step.of_rows(step.problem.query)[:, :, : step.queries] for step in steps], 2),
         key=last.of_rows(last.call.cached_key.between(0, keys)),

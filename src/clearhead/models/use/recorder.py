@@ -196,6 +196,8 @@ class Recorder(Receiver):
                 call = call._replace(query=copied(call.query))
             score = self._score(call)
             problem = call.problem(score)
+            if call.masks.align is None and site.kind == "self":
+                problem = self._placed(problem, call.masks.uniform)
         masks, kept = call.masks, Record(problem, Versions(()), copied=True)
         return self._keep(
             kept,
@@ -211,6 +213,14 @@ class Recorder(Receiver):
             origin=call.origin,
             change=self._change(problem, site, given.value, call.dropout_p, unmasked(call.query, masks.uniform)),
         )
+
+    def _placed(self, problem: Problem, uniform: Tensor | None) -> Problem:
+        """The problem with the position of query 0, where empty slots of a static cache stand behind the last query."""
+        sizes = problem.sizes
+        in_use = filled(problem, uniform, self.innermost)
+        if in_use == sizes.keys:
+            return problem
+        return problem._replace(sizes=sizes._replace(align=max(in_use - sizes.queries, 0)))
 
     def _score(self, call: DotCall) -> Dot:
         """The score of a call: an earlier call's score if it is equal, since it takes time to make a module."""
@@ -394,13 +404,16 @@ def _fused_value(call: DotCall, padding: Words | None) -> Tensor | None:
 def filled(problem: Problem, uniform: Tensor | None, running: Running) -> int:
     """The number of keys in use. A static cache has empty slots after them, and the last key of a sparse mask may be
     any of them: so the cache's count and the model's positions are read too."""
-    keys, queries = problem.sizes.keys, problem.sizes.queries
+    keys, queries, align = problem.sizes.keys, problem.sizes.queries, problem.sizes.align
     if problem.edges is None or queries >= keys:
         return keys
     stop = problem.edges[1]
     if uniform is not None:  # queries with uniform weights see the empty slots too
         stop = np.where(uniform[..., 0].cpu().numpy(), 0, stop)
-    counted = running.tokens or running.reached(queries)
+    if isinstance(align, int | Tensor):
+        counted = queries + int(torch.as_tensor(align).max())
+    else:
+        counted = running.tokens or running.reached(queries)
     return max(int(stop.max(initial=0)), min(counted, keys)) or keys
 
 
