@@ -373,6 +373,7 @@ _CALL = fields(
     factor=optional(tensor(FLOAT, "B H Lq")),
     layer=fields(number=whole(), stack=text),
     edited=flag,
+    windows_of=optional(whole(1)),
 )
 _FILE = fields(format=whole(), chains=each(_chain), calls=each(_one_call))
 
@@ -408,6 +409,7 @@ def _written(call: AttentionCall, tensors: _Tensors, chains: _Chains) -> dict[st
         "factor": tensors.put(call.factor),
         "layer": {"number": call.layer.number, "stack": call.layer.stack},
         "edited": call.edited,
+        "windows_of": call.windows_of,
     }
 
 
@@ -467,4 +469,5 @@ def _call(read: Mapping[str, Any]) -> AttentionCall:
         factor=read["factor"],
         layer=LayerName(**read["layer"], cross=read["kind"] == "cross"),
         edited=read["edited"],
+        windows_of=read["windows_of"],
     )

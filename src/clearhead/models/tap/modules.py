@@ -60,6 +60,7 @@ class Running(NamedTuple):
     noted: Any = None  # the receiver's notes of the layers in it
     ids: Any = None  # the tokens that it was given, or a module around it
     positions: Any = None  # the positions of the tokens, likewise
+    batch: int | None = None  # how many sequences it was given
 
     @property
     def tokens(self) -> int | None:
@@ -228,6 +229,14 @@ class Stack:
         same modules meanwhile."""
         return self._running.turns
 
+    def windows_of(self, batch: int) -> int | None:
+        """Of how many longer sequences those of a call are windows: a layer was given fewer sequences than the attention
+        module inside it. None where the call's sequences are whole."""
+        given = [running.batch for running in reversed(self._running.stack) if running.batch is not None]
+        if not given or given[0] != batch:
+            return None
+        return next((count for count in given if 0 < count < batch and batch % count == 0), None)
+
     @property
     def modules(self) -> list[nn.Module]:
         """The modules that run in this thread, innermost first."""
@@ -262,7 +271,8 @@ def _entered(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], s
     """The module with its padding and its kind: cross if it is called with a second sequence."""
     if len(args) <= 1 and not kwargs:  # no argument that is read below
         around = stack[-1] if stack else Running(module, "self", Told())
-        return Running(module, "self", around.told, ids=around.ids, positions=around.positions)
+        batch = _batch_of(args)
+        return Running(module, "self", around.told, ids=around.ids, positions=around.positions, batch=batch)
     named = dict(kwargs)
     if len(args) > 1:
         named.update(zip(parameters(module.forward), args, strict=False))
@@ -282,7 +292,17 @@ def _entered(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], s
     ids = stack[-1].ids if ids is None and stack else ids
     positions = next((named[name] for name in POSITIONS if named.get(name) is not None), None)
     positions = stack[-1].positions if positions is None and stack else positions
-    return Running(module, kind, told, _cache_of(args, kwargs), ids=ids, positions=positions)
+    batch = _batch_of([*args, *(one for name, one in kwargs.items() if "mask" not in name)])
+    return Running(module, kind, told, _cache_of(args, kwargs), ids=ids, positions=positions, batch=batch)
+
+
+def _batch_of(inputs: Sequence[Any]) -> int | None:
+    """The number of sequences, or pictures, that a module is given, (B, L, E) or (B, H, W, E); None where they are
+    others, such as tokens."""
+    first = next((one for one in inputs if isinstance(one, Tensor)), None)
+    if first is None or first.ndim not in (3, 4) or not first.is_floating_point():
+        return None
+    return first.shape[0]
 
 
 def _cache_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -308,7 +308,7 @@ class Recorder(Receiver):
         origin = origin or origin_of(innermost)
         call = AttentionCall(
             name, kind, query, keys, score, mask, backend, record, uniform, padding, self.run, values, outcome, origin,
-            layer=site.layer, ids=self._tokens(innermost.ids, sizes),
+            layer=site.layer, ids=self._tokens(innermost.ids, sizes), windows_of=self.stack.windows_of(sizes.batch),
         )  # fmt: skip
         if change is not None:
             call = self._edited(call, change, joins)
