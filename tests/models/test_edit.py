@@ -469,7 +469,9 @@ def test_a_backward_pass_after_the_with(reentrant, kind):
     with ch.watch(model, values=True) as values, torch.no_grad():
         model(inputs_embeds=given.flip(1), use_cache=False)
     cut = ch.edits.Knockout(0, [1, 2], slice(3, None), [0, 2])
-    one = {"patch": ch.edits.Patch(values, 0, [1, 2], "value"), "own": ch.edits.MapWeights(torch.square, 0)}.get(kind, cut)
+    one = {"patch": ch.edits.Patch(values, 0, [1, 2], "value"), "own": ch.edits.MapWeights(torch.square, 0)}.get(
+        kind, cut
+    )
 
     def run(checkpointed):
         if checkpointed and kind == "whole model":

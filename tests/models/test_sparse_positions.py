@@ -1,5 +1,6 @@
 """Masks in which the last key that a query sees is not its own: where a query stands is not read from its keys."""
 
+import itertools
 import os
 
 import numpy as np
@@ -76,7 +77,7 @@ def steps_of(name, rng):
         def run():
             slots = [torch.zeros(1, 4, SLOTS, 8) for _ in range(2)]
             parts = []
-            for low, high in zip(cuts, cuts[1:], strict=False):
+            for low, high in itertools.pairwise(cuts):
                 at = torch.arange(low, high)
                 said = {model.said: at if model.said == "cache_position" else at[None]}
                 parts.append(model(IDS[:1, low:high], wide[:, :, low:high], slots, **said))
@@ -92,7 +93,7 @@ def steps_of(name, rng):
         if "index_topk" in sizes and not static:
             cache = transformers.DynamicCache(config=config)
         parts = []
-        for low, high in zip(cuts, cuts[1:], strict=False):
+        for low, high in itertools.pairwise(cuts):
             mask = wide[:, :, low:high] if static else wide[:, :, low:high, :high]
             mask = torch.where(mask, 0.0, torch.finfo(torch.float32).min)
             given = {} if "index_topk" in sizes else {"attention_mask": mask}

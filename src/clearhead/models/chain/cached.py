@@ -47,7 +47,7 @@ class Link(NamedTuple):
         fits = fits and (new.shape[1], new.shape[3]) == (first.new.shape[1], first.new.shape[3])
         last = self.base + self.length
         fits = fits and 0 <= self.base <= self.start <= stop <= last and self.base <= self.filled <= last
-        fits = fits and 0 <= self.rejected
+        fits = fits and self.rejected >= 0
         # each place up to `filled` has a key in this link or before
         fits = fits and self.start <= (0 if before is None else before.filled)
         fits = fits and (stop == self.filled or (self.start == self.base and stop == last))

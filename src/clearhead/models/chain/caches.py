@@ -369,7 +369,8 @@ def _continued(
 
     def same(row: slice, of: slice) -> bool:
         return all(
-            (match or equal)(tensor[row, :, low:high], mine[of, :, low + offset : high + offset]) for (low, high), offset in pairs
+            (match or equal)(tensor[row, :, low:high], mine[of, :, low + offset : high + offset])
+            for (low, high), offset in pairs
         )
 
     count, rows = mine.shape[0], tensor.shape[0]

@@ -70,8 +70,8 @@ class Generation(list[AttentionCall]):
         Rejected tokens have no rows: those in whose places a later step read others, and, in the last step, those that
         the model's cache dropped after it, by `crop`. With `sequences` the rows end where the sequences end. Masks,
         biases and padding are those of each step, placed at its keys; the empty slots of a static cache are left out.
-        In cross attention all steps see the same keys. Keys that a window had dropped before the first recorded call have no
-        columns: see `positions`.
+        In cross attention all steps see the same keys. Keys that a window had dropped before the first recorded call
+        have no columns: see `positions`.
         Formula: row i is the row of the step that had query i, its keys at their places in the sequence.
         Gives `Weights` (B, H, Lq, Lk): Lk counts all keys that the cache ever held, Lq the queries of these calls.
         Raises a `ClearheadError` for calls of several modules; where earlier keys were changed, as quantised caches do;
@@ -180,9 +180,7 @@ class Joined(NamedTuple):
     factor: Tensor | None
 
 
-def joined_call(
-    calls: Sequence[AttentionCall], rows: Tensor | None = None, stop: int | None = None
-) -> AttentionCall:
+def joined_call(calls: Sequence[AttentionCall], rows: Tensor | None = None, stop: int | None = None) -> AttentionCall:
     """All steps of a generation as one call; values are joined too, where they were kept. `rows`: of the last step;
     None is all. `stop`: see `_steps`."""
     steps, record, said, padding, factor = _together_of(calls, rows, stop)

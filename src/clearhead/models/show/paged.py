@@ -16,8 +16,8 @@ from clearhead.inspection.measures import Found, Measure
 from clearhead.models.attention_call import AttentionCall, norms_of
 from clearhead.models.calls import labels
 from clearhead.models.read.distinctive import distinctive, measured
-from clearhead.models.read.tokens import Tokens, not_joined, told_unread
 from clearhead.models.read.rollout import check_whole
+from clearhead.models.read.tokens import Tokens, not_joined, told_unread
 from clearhead.models.show.image import patches_of
 from clearhead.models.show.meanings import (
     effects_of,

@@ -230,8 +230,10 @@ class Stack:
         return self._running.turns
 
     def windows_of(self, batch: int) -> int | None:
-        """Of how many longer sequences those of a call are windows: a layer was given fewer sequences than the attention
-        module inside it. None where the call's sequences are whole."""
+        """Of how many longer sequences those of a call are windows; None where they are whole.
+
+        In windows a layer is given fewer sequences than the attention module inside it.
+        """
         given = [running.batch for running in reversed(self._running.stack) if running.batch is not None]
         if not given or given[0] != batch:
             return None

@@ -17,8 +17,10 @@ if TYPE_CHECKING:
 
 
 class CheckpointedPart:
-    """The function of a checkpoint, which runs it again in the backward pass. It raises where it had an edited call, and
-    the edit is over: the gradients would be those of a forward pass that did not run."""
+    """The function of a checkpoint, which runs it again in the backward pass.
+
+    It raises where one of its calls was edited and the edit is over: the gradients would be those of another forward.
+    """
 
     def __init__(self, editor: Editor, function: Callable[..., Any]) -> None:
         self._editor, self._function = editor, function
@@ -41,7 +43,7 @@ class CheckpointedPart:
 
 @contextmanager
 def following_checkpoints(editor: Editor) -> Iterator[None]:
-    """Inside the `with`, the functions of checkpoints are `CheckpointedPart`s. They cost nothing without checkpoints."""
+    """Inside the `with`, the functions of checkpoints are `CheckpointedPart`s."""
 
     def reentrant(forward: Callable[..., Any]) -> Callable[..., Any]:
         def following(ctx: Any, function: Callable[..., Any], *args: Any) -> Any:
