@@ -13,7 +13,6 @@ from clearhead.base.torch_private import call_of_modules
 from clearhead.base.tracing import address, in_backward
 from clearhead.models.tap.padding import Told, given, given_to_torch, parameters
 from clearhead.models.tap.patch import replaced
-from clearhead.nn.key_value_cache import KeyValueCache
 
 Kind = Literal["self", "cross"]
 Projection = tuple[Tensor, Tensor | None]  # weight and bias
@@ -302,7 +301,7 @@ def _batch_of(inputs: Sequence[Any]) -> int | None:
     """The number of sequences, or pictures, that a module is given, (B, L, E) or (B, H, W, E); None where they are
     others, such as tokens."""
     first = next((one for one in inputs if isinstance(one, Tensor)), None)
-    if first is None or first.ndim not in (3, 4) or not first.is_floating_point():
+    if first is None or first.is_nested or first.ndim not in (3, 4) or not first.is_floating_point():
         return None
     return first.shape[0]
 
@@ -316,5 +315,5 @@ def _cache_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
 
 def _is_cache(kind: type) -> bool:
-    """Whether a class is that of a cache, clearhead's own or one of transformers, which counts tokens."""
-    return kind is KeyValueCache or hasattr(kind, "get_seq_length")
+    """Whether a class is that of a cache, one of transformers, which counts tokens, or clearhead's own."""
+    return hasattr(kind, "get_seq_length") or (hasattr(kind, "reorder") and hasattr(kind, "crop"))
