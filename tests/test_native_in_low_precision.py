@@ -325,8 +325,8 @@ def test_a_plan_counts_no_copies(dtype):
 
 @pytest.mark.parametrize("width", [1, 2, 64, 67])
 def test_a_subnormal_product_leaves_its_neighbour_as_it_is(instructions, width):
-    """A query times the scale's power of two may be subnormal. Two numbers share a register on pairs: such a number counts
-    as 0, and the number beside it is unchanged. So outputs and gradients are those of a number 0 in its place."""
+    """A query times the scale's power of two may be subnormal. Two numbers share a register on pairs: such a number
+    counts as 0, and the number beside it is unchanged. So outputs and gradients are those of a 0 in its place."""
     query, key, value = (draw(1, 1, 70, width, seed=i).bfloat16() for i in range(3))
     options = {"mask": ch.Causal(), "score": ch.Dot(scale=2.0**-6 / 3), "engine": "native"}
 

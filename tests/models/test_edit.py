@@ -1,6 +1,7 @@
 """edit(): beside eager models whose weights are changed by hand; and everything else stays, to the bit."""
 
 import contextlib
+import functools
 import os
 import threading
 
@@ -15,6 +16,7 @@ from clearhead.models.loading import bundled, load
 os.environ["HF_HUB_OFFLINE"] = "1"
 transformers = pytest.importorskip("transformers", reason="the extra [models] is not installed")
 from small_models import GROUPED, SIZES, T5, larger, made  # noqa: E402
+from torch.utils.checkpoint import checkpoint  # noqa: E402
 from transformers.modeling_utils import AttentionInterface  # noqa: E402
 
 IDS = torch.randint(3, 100, (2, 12), generator=torch.Generator().manual_seed(0))
@@ -456,6 +458,83 @@ def test_checkpoints_are_edited_again(reentrant):
     model.activation_checkpointing_enable({"use_reentrant": reentrant})
     for one, other in zip(grads(), wanted, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4 * float(other.abs().max()))
+
+
+@pytest.mark.parametrize("kind", ["knockout", "patch", "own", "nested", "whole model", "own checkpoints"])
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_a_backward_pass_after_the_with(reentrant, kind):
+    """A checkpoint computes layers again, without the edit: its error says so. Without one the gradients are right."""
+    model = make("LlamaModel", SMALL | GROUPED).train()
+    given = torch.randn(1, 8, 32, generator=torch.Generator().manual_seed(0)).requires_grad_()
+    with ch.watch(model, values=True) as values, torch.no_grad():
+        model(inputs_embeds=given.flip(1), use_cache=False)
+    cut = ch.edits.Knockout(0, [1, 2], slice(3, None), [0, 2])
+    one = {"patch": ch.edits.Patch(values, 0, [1, 2], "value"), "own": ch.edits.MapWeights(torch.square, 0)}.get(
+        kind, cut
+    )
+
+    def run(checkpointed):
+        if checkpointed and kind == "whole model":
+            called = functools.partial(model, use_cache=False)
+            return checkpoint(lambda x: called(inputs_embeds=x)[0], given, use_reentrant=reentrant).square().sum()
+        if checkpointed and kind == "own checkpoints":
+            x = model(inputs_embeds=given, use_cache=False)[0]
+            return x.square().sum() + checkpoint(torch.sin, x, use_reentrant=reentrant).sum()
+        return model(inputs_embeds=given, use_cache=False)[0].square().sum()
+
+    def after(checkpointed):
+        with ch.edit(model, one):
+            if kind != "nested":
+                return run(checkpointed)
+            with ch.edit(model, ch.edits.ScaleHeads(1, 0, 0.3)):
+                return run(checkpointed)
+
+    if kind != "nested":
+        with ch.edit(model, one):
+            (wanted,) = torch.autograd.grad(run(False), given)
+        torch.testing.assert_close(torch.autograd.grad(after(False), given)[0], wanted)
+    if kind not in ("whole model", "own checkpoints"):
+        model.activation_checkpointing_enable({"use_reentrant": reentrant})
+    if kind == "own checkpoints":  # the edited calls are not in them
+        after(True).backward()
+        return
+    loss = after(True)
+    with pytest.raises(ch.ClearheadError, match=r"Call backward\(\) inside the `with`"):
+        loss.backward()
+    loss = after(True)
+    with ch.edit(model, ch.edits.ScaleHeads(0, 3)):  # another one
+        run(True)
+        with pytest.raises(ch.ClearheadError, match=r"Call backward\(\) inside the `with`"):
+            loss.backward()
+    given.grad = None
+    model.zero_grad()
+    model(inputs_embeds=given, use_cache=False)[0].sum().backward()  # nothing stays behind
+    assert given.grad is not None
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+@pytest.mark.parametrize("who", ["watch", "gradients", "statistics", "lazy", "monitor"])
+def test_a_backward_pass_after_what_only_looks(who, reentrant):
+    model = make("LlamaModel", SMALL | GROUPED).train()
+    model.activation_checkpointing_enable({"use_reentrant": reentrant})
+    given = torch.randn(1, 8, 32, generator=torch.Generator().manual_seed(0)).requires_grad_()
+    looks = {
+        "watch": lambda: ch.watch(model, values=True),
+        "gradients": lambda: ch.watch(model, gradients=True),
+        "statistics": lambda: ch.models.statistics(model, ch.reductions.Entropy(), fuse=True),
+        "lazy": lambda: ch.models.lazy_attentions(model),
+        "monitor": lambda: ch.models.monitor(model),
+    }
+
+    def grads(look):
+        model.zero_grad()
+        with look():
+            loss = model(inputs_embeds=given, use_cache=False, output_attentions=who == "lazy")[0].square().sum()
+        loss.backward()
+        return torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None])
+
+    wanted = grads(contextlib.nullcontext)
+    torch.testing.assert_close(grads(looks[who]), wanted, rtol=1e-5, atol=1e-6 * float(wanted.abs().max()))
 
 
 def test_edits_of_one_model_nest_and_of_its_parts_do_not():

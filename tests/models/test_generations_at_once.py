@@ -1,6 +1,7 @@
 """Generations of one model that take turns, step by step or in threads, beside a forward over each text."""
 
 import copy
+import inspect
 import os
 import threading
 
@@ -61,6 +62,49 @@ def test_generations_that_take_turns(same):
         assert len(call.begins) == len(runs[1])
     wanted = [f"L{layer}, run {run}, step {runs[ORDER[run]].index(run)}" for run in range(10) for layer in range(2)]
     assert list(map(str, labels(seen.calls))) == wanted
+
+
+FAMILIES = ["GPTNeoX", "Falcon", "GPTBigCode", "Llama", "GPT2"]
+SMALLEST = {"vocab_size": 100, "hidden_size": 32, "n_embd": 32, "d_model": 32, "n_head": 4, "n_heads": 4, "n_layer": 2}
+SMALLEST |= {"num_attention_heads": 4, "n_layers": 2, "num_hidden_layers": 2, "intermediate_size": 64, "rotary_dim": 4}
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_a_cache_by_any_keyword(name):
+    """Attention modules of many families take their cache as `layer_past`: each key is kept once there too."""
+    config = getattr(transformers, f"{name}Config")
+    known = set(inspect.signature(config).parameters)
+    head = "LMHeadModel" if name == "GPT2" else "ForCausalLM"
+    model = made(name, head, 10, **{word: size for word, size in SMALLEST.items() if word in known})
+    seen, texts, _ = in_turns(model, [IDS, IDS.flip(0)[:, 3:], IDS.flip(1)])
+    lengths = {text.shape[1] for text in texts}
+    assert seen.names
+    for module in seen.names:
+        assert sum(call.cached_key.link.new.shape[2] for call in seen[module]) == sum(text.shape[1] for text in texts)
+        assert {call.cached_key.chain.links[-1].filled for call in seen[module]} == lengths
+        assert seen[module].joined().shape[2] == texts[1].shape[1]
+
+
+class Positional(torch.nn.Module):
+    """Passes its cache on as the third argument, which has no name there."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner = llama()
+
+    def forward(self, *given):
+        ids, _, cache = given
+        return self.inner(ids, past_key_values=cache)
+
+
+def test_a_cache_without_a_keyword():
+    model = Positional()
+    caches = [transformers.DynamicCache(), transformers.DynamicCache()]
+    with torch.no_grad(), ch.watch(model) as seen:
+        for ids in (IDS, IDS[:, :1], IDS[:, :2]):
+            for cache in caches:
+                model(ids, None, cache)
+    assert {call.cached_key.number for call in seen} == {0, 1, 2}
 
 
 def test_a_cache_that_another_object_goes_on_with():

@@ -57,8 +57,8 @@ def bart():
     return transformers.BartForConditionalGeneration(transformers.BartConfig(**BART, decoder_start_token_id=2))
 
 
-def made(make):
-    torch.manual_seed(0)
+def made(make, seed=0):
+    torch.manual_seed(seed)
     model = make().eval()
     model.generation_config.eos_token_id = model.generation_config.forced_eos_token_id = None
     return model
@@ -210,18 +210,34 @@ def test_the_same_word_after_a_crop():
         torch.testing.assert_close(seen[name].joined().dense(), want, atol=1e-6, rtol=0)
 
 
-def test_prompt_lookup_drops_what_was_rejected():
-    ids = torch.tensor([[5, 6, 7, 8] * 4])
-    for make in (llama, gemma):
-        model = made(make)
-        seen, sequences = generated(model, ids, prompt_lookup_num_tokens=3, max_new_tokens=12)
-        wanted = attentions(model, "attentions", input_ids=sequences)
-        for name, want in zip(seen.names, wanted, strict=True):
-            steps = seen[name]
-            assert sum(call.query.shape[2] for call in steps) > want.shape[2]  # some were rejected
-            dense, length = steps.joined().dense(), want.shape[2]
-            assert dense.shape[2] == dense.shape[3] >= length  # the last step's may be there still
-            torch.testing.assert_close(dense[:, :, :length, :length], want, atol=1e-6, rtol=0)
+# the last step of these rejects drafts
+DRAFTED = [(llama, 2), (llama, 14), (llama, 15), (gemma, 5), (gemma, 11), (t5, 0), (bart, 1), (bart, 12)]
+
+
+@pytest.mark.parametrize(("make", "seed"), DRAFTED, ids=[f"{make.__name__} {seed}" for make, seed in DRAFTED])
+def test_prompt_lookup_drops_what_was_rejected(make, seed, tmp_path):
+    """Also in the last step, which no later step shows: the cache is cropped after it."""
+    model = made(make, seed)
+    torch.manual_seed(seed)
+    ids = torch.randint(2, 97, (1, 9)).repeat(1, 2)
+    seen, sequences = generated(model, ids, prompt_lookup_num_tokens=3, max_new_tokens=12)
+    text = {"input_ids": sequences} if make in (llama, gemma) else {"input_ids": ids, "decoder_input_ids": sequences}
+    wanted = attentions(model, "attentions" if make in (llama, gemma) else "decoder_attentions", **text)
+    again = ch.models.load_recording(seen.write(tmp_path / "steps.safetensors"))
+    names = [name for name in seen.names if "encoder" not in name and "EncDec" not in name]
+    for name, want in zip(names, wanted, strict=True):
+        steps, length = seen[name], want.shape[2]
+        assert sum(call.query.shape[2] for call in steps) > length  # some were rejected
+        assert steps[-1].cached_key.link.rejected
+        joined = steps.joined().dense()
+        assert joined.shape[2] == joined.shape[3] == length
+        torch.testing.assert_close(joined, want, atol=1e-6, rtol=0)
+        torch.testing.assert_close(again[name].joined().dense(), joined)
+        for end in (0, 1):  # the last token of a text may have been read, or not
+            given = torch.cat([sequences, torch.full((1, end), 98)], 1)
+            torch.testing.assert_close(steps.joined(given).dense(), want, atol=1e-6, rtol=0)
+    for call in seen.joined():
+        assert call.kind == "cross" or call.layer.stack == "encoder" or call.shape[2] == wanted[0].shape[2]
 
 
 @pytest.mark.parametrize("make", [t5, bart])
@@ -321,6 +337,65 @@ def test_a_window_that_a_crop_has_moved_back(mode):
     want = attentions(model, "attentions", input_ids=last[:, :-1])
     for name, one in zip(seen.names, want, strict=True):
         torch.testing.assert_close(seen[name].joined().dense(), one, atol=1e-6, rtol=0)
+
+
+def test_a_crop_of_the_whole_last_step_rejects_nothing():
+    """A cache is cropped so that another text goes on after the prompt: the step before was no draft."""
+    model = made(llama)
+    cache = transformers.DynamicCache(config=model.config)
+    with torch.no_grad(), ch.watch(model) as seen:
+        for new in (IDS[:, :5], IDS[:, 5:]):
+            model(new, past_key_values=cache)
+        cache.crop(-4)
+    for name, want in zip(seen.names, attentions(model, "attentions", input_ids=IDS), strict=True):
+        torch.testing.assert_close(seen[name].joined().dense(), want, atol=1e-6, rtol=0)
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_drafts_of_a_random_generation(seed):
+    """Steps of any lengths, of which the model's cache drops some of the last tokens; rows that are repeated,
+    reordered and selected between steps."""
+    model, rng = made(llama if seed % 2 else gemma), np.random.default_rng(seed)
+    cache, text = transformers.DynamicCache(config=model.config), IDS[:, :0]
+    for layer in cache.layers:
+        if hasattr(layer, "activate_past_recording"):
+            layer.activate_past_recording()
+    with torch.no_grad(), ch.watch(model) as seen:
+        for step in range(5):
+            if step and rng.random() < 0.5:
+                times = int(rng.integers(2, 4)) if len(text) < 4 else 1
+                cache.batch_repeat_interleave(times)
+                text = text.repeat_interleave(times, 0)
+            if step and rng.random() < 0.5:
+                rows = torch.from_numpy(rng.integers(0, len(text), int(rng.integers(1, len(text) + 1))))
+                cache.batch_select_indices(rows)
+                text = text[rows]
+            new = torch.from_numpy(rng.integers(3, 97, (len(text), rng.integers(1, 5))))
+            model(new, past_key_values=cache)
+            dropped = int(rng.integers(0, new.shape[1]))
+            cache.crop(-dropped)
+            text = torch.cat([text, new[:, : new.shape[1] - dropped]], 1)
+    for name, want in zip(seen.names, attentions(model, "attentions", input_ids=text), strict=True):
+        for joined in (seen[name].joined(), seen[name].joined(text)):
+            torch.testing.assert_close(joined.dense(), want, atol=1e-6, rtol=0)
+
+
+def test_rows_that_are_repeated_after_the_prompt():
+    """One prompt, several answers: transformers' own way to share a prefix."""
+    for make, count in itertools.product((llama, gemma), (1, 2)):
+        model, answers = made(make), torch.randint(3, 97, (3 * count, 2), generator=torch.Generator().manual_seed(0))
+        cache = transformers.DynamicCache(config=model.config)
+        with torch.no_grad(), ch.watch(model, values=True) as seen:
+            model(IDS[:count], past_key_values=cache)
+            cache.batch_repeat_interleave(3)
+            model(answers, past_key_values=cache)
+        text = torch.cat([IDS[:count].repeat_interleave(3, 0), answers], 1)
+        for name, want in zip(seen.names, attentions(model, "attentions", input_ids=text), strict=True):
+            torch.testing.assert_close(seen[name].joined().dense(), want, atol=1e-6, rtol=0)
+            torch.testing.assert_close(seen[name].joined(text).dense(), want, atol=1e-6, rtol=0)
+        call, value = seen.joined(text)[0], seen[seen.names[0]][1].value
+        assert call.shape[0] == len(call.value) == len(call.ids) == len(text)
+        assert torch.equal(call.value[:, :, -value.shape[2] :], value)
 
 
 def test_steps_from_the_middle_on():
@@ -444,6 +519,21 @@ def test_clearheads_own_cache():
         model(x, ch.nn.KeyValueCache())
     name = seen.names[0]
     torch.testing.assert_close(seen[name].joined().dense(), whole[0].weights.dense(), atol=1e-6, rtol=0)
+
+
+def test_clearheads_own_caches_that_take_turns_and_drop_drafts():
+    torch.manual_seed(0)
+    model, caches, texts = Cached().eval(), [ch.nn.KeyValueCache(), ch.nn.KeyValueCache()], torch.randn(2, 1, 8, 16)
+    with torch.no_grad(), ch.watch(model) as seen:
+        for low, high in ((0, 3), (3, 6), (4, 8)):
+            for x, cache in zip(texts, caches, strict=True):
+                model(x[:, low:high], cache)
+                cache.crop({3: 3, 6: 4, 8: 7}[high])
+    for count, x in zip((5, 6), texts, strict=True):
+        with torch.no_grad(), ch.watch(model) as whole:
+            model(x[:, :7], ch.nn.KeyValueCache())
+        joined = seen[seen.names[0]][:count].joined()
+        torch.testing.assert_close(joined.dense(), whole[0].weights.dense(), atol=1e-6, rtol=0)
 
 
 SURROUNDINGS = {

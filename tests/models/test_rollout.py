@@ -156,3 +156,80 @@ def test_bad_input():
         model(long, long)
     with pytest.raises(ch.ClearheadError, match="above 256 MiB"):
         ch.models.Recording(seen.calls[:1]).rollout()
+
+
+class Windows(torch.nn.Module):
+    """A layer that attends in windows of its positions, as `cut` makes them, or whole."""
+
+    def __init__(self, cut):
+        super().__init__()
+        self.cut, self.attention = cut, torch.nn.MultiheadAttention(8, 2, batch_first=True)
+
+    def forward(self, x):
+        parts = self.cut(x)
+        return x + self.attention(parts, parts, parts)[0].reshape(x.shape)
+
+
+def rows(x):
+    return x.reshape(-1, 4, 8)
+
+
+CUTS = {
+    "windows": (rows, (2, 16, 8)),
+    "windows of a grid": (lambda x: rows(x.flatten(1, 2)), (2, 4, 4, 8)),
+    "one window each": (rows, (2, 4, 8)),
+    "whole": (lambda x: x, (3, 6, 8)),
+    "as many sequences as positions": (lambda x: x, (4, 4, 8)),
+}
+
+
+@pytest.mark.parametrize("which", CUTS)
+def test_windows_are_no_sequences(which, tmp_path):
+    """A window of one layer and the next layer's hold other positions: their product is of nothing."""
+    cut, shape = CUTS[which]
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(Windows(cut), Windows(cut)).eval()
+    with torch.no_grad(), ch.watch(model) as seen:
+        model(torch.randn(shape))
+    for found in (seen, ch.models.load_recording(seen.write(tmp_path / "seen.safetensors"))):
+        if "windows" in which:
+            with pytest.raises(ch.UnsupportedError, match=r"in windows. Its call has 8 sequences of 4 .* cut from 2,"):
+                found.rollout()
+        else:
+            assert found.rollout().shape[0] == shape[0]
+
+
+def test_positions_first_are_no_windows():
+    """The layers of torch.nn put the positions before the sequences, in which a window's sizes may be found too."""
+    for length, batch in ((4, 8), (8, 4), (2, 8), (6, 6)):
+        layer = torch.nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0)
+        model = torch.nn.TransformerEncoder(layer, 2, enable_nested_tensor=False).train()
+        with torch.no_grad(), ch.watch(model) as seen:
+            model(torch.randn(length, batch, 8))
+        assert seen.rollout().shape == (batch, length, length)
+
+
+def vision(name):
+    picture = {"image_size": 16, "patch_size": 2, "num_channels": 3}
+    torch.manual_seed(0)
+    if name == "Swin":
+        sizes = {"embed_dim": 16, "depths": [2], "num_heads": [2], "window_size": 4}
+    else:
+        sizes = {word: size for word, size in SIZES.items() if word != "vocab_size"}
+    return getattr(transformers, f"{name}Model")(getattr(transformers, f"{name}Config")(**picture, **sizes)).eval()
+
+
+@pytest.mark.parametrize("name", ["Swin", "ViT", "DeiT"])
+def test_vision_models(name):
+    """Swin attends in four windows of a picture; the others over all patches."""
+    model, pixels = vision(name), torch.randn(2, 3, 16, 16, generator=torch.Generator().manual_seed(0))
+    with torch.no_grad(), ch.watch(model) as seen:
+        model(pixel_values=pixels)
+    if name == "Swin":
+        for read in (seen.rollout, lambda: seen.view(image=pixels[0].clamp(0, 1))):
+            with pytest.raises(ch.UnsupportedError, match=r"8 sequences of 16 positions, cut from 2,"):
+                read()
+        assert seen.view().write is not None  # without a picture
+    else:
+        assert seen.rollout(tokens=0).shape[0] == 2
+        seen.view(image=pixels[0].clamp(0, 1))

@@ -798,6 +798,11 @@ class Later(ch.extend.Bias):
         setup="block = Block()\ndef heads(block, h):\n    with ch.edit(block, ch.edits.ScaleHeads(heads=h, factor=0.0)):\n        return block(q)",
     ),
     case(
+        "gradient(inside=False)",
+        ("Call backward() inside the `with`", "gradient(inside=True) # @", "torch.zeros_like(q)"),
+        setup="from torch.utils.checkpoint import checkpoint\ndef gradient(inside):\n    block, x = Block(), q.clone().requires_grad_()\n    with ch.edit(block, ch.edits.ScaleHeads(heads=[0, 1], factor=0.0)):\n        loss = checkpoint(block, x, use_reentrant=False).sum()\n        if inside:\n            loss.backward()\n    if not inside:\n        loss.backward()\n    return x.grad",
+    ),
+    case(
         "twice(block, ch.edits.ScaleHeads(heads=0, factor=0.0), ch.edits.ScaleHeads(heads=1, factor=0.0))",
         ("ch.edit(model, first, second)", "inside(@, model)", "torch.zeros_like(q)"),
         setup="model = block = torch.nn.Sequential(Block()); first, second = ch.edits.ScaleHeads(heads=0, factor=0.0), ch.edits.ScaleHeads(heads=1, factor=0.0)\ndef inside(manager, model):\n    with manager:\n        return model(q)\ndef twice(block, a, b):\n    with ch.edit(block, a), ch.edit(block[0], b):\n        return block(q)",

@@ -383,6 +383,18 @@ def remove_hooks(module: Any, ours: Callable[[Any], bool]) -> None:
 _call_there = there("torch.nn.Module._call_impl", "to see which module of a watched model runs", RAISES)
 
 
+_generator_there = there(
+    "torch.utils.checkpoint._checkpoint_without_reentrant_generator",
+    "to see what a checkpoint computes again after an edit has ended",
+    "PyTorch's own error is raised there, which does not name the edit",
+)
+
+
+def generator_of_checkpoints() -> str:
+    """The name of the generator in `torch.utils.checkpoint` around a function that runs again; "" without one."""
+    return "_checkpoint_without_reentrant_generator" if _generator_there else ""
+
+
 def call_of_modules() -> str:
     """The name of the method of `nn.Module` that runs a module and its hooks."""
     if not _call_there:

@@ -90,6 +90,7 @@ class AttentionCall(Call):
     begins: tuple[int, ...] = ()
     ids: Tensor | None = None  # the tokens of the queries, (B, Lq), where the model was given some; not in a file
     edited: bool = False
+    windows_of: int | None = None  # of how many longer sequences its sequences are windows; None: they are whole
     plain: AttentionCall | None = None  # the call without its edit; None where there was none, and in a file
 
     @property

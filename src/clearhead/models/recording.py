@@ -203,7 +203,8 @@ class Recording(Calls[AttentionCall]):
         Formula: R = Ã_N … Ã_1, Ã = r I + (1 − r) Ā, Ā the mean over the heads; a row of Ā that sums to s, as with
         sinks, is divided by r + (1 − r) s. With gradients Ã = I + mean_h (A ∘ ∂L/∂A)⁺, for the loss L.
         Raises a `ClearheadError` for a result above 256 MiB, for calls of several lengths, or of several runs, and
-        where a gradient is missing.
+        where a gradient is missing; an `UnsupportedError` for attention in windows, such as Swin's, whose next layer
+        cuts other windows.
         Cost: for up to 64 tokens, about a backward pass of attention for each layer, by products with lazy matrices:
         the result is the only L × L array. With gradients each layer's pairs once, a block of rows at a time.
         Source: Abnar and Zuidema 2020, "Quantifying Attention Flow in Transformers"; with gradients Chefer, Gur and
@@ -249,7 +250,7 @@ class Recording(Calls[AttentionCall]):
         # calls without tokens are those of an image, and no steps
         steps = [calls for calls in steps if calls[-1].ids is not None] or steps[:1]
         found = {calls[0].name: found_rows(calls, sequences) for calls in steps}
-        (*_, last), rows = found[steps[0][0].name]
+        (*_, last), rows, _ = found[steps[0][0].name]
 
         def beside(calls: list[AttentionCall]) -> tuple[Sequence[AttentionCall], Tensor | None]:
             times, rest = divmod(last.shape[0], calls[-1].shape[0])  # as many beams for each sequence

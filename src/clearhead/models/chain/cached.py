@@ -19,7 +19,7 @@ class Link(NamedTuple):
     the call before each row may continue, as beams do; None: its own. The layers of a run share `rows`: beams with the
     same tokens in a window have the same keys there, and may differ in another layer. `filled`: the place after the
     last key in use. `query`: the place of the call's first query; in cross attention, by the self attention before it;
-    None: unknown.
+    None: unknown. `rejected`: how many of the call's last tokens were dropped from the cache after it, such as drafts.
     """
 
     base: int
@@ -29,6 +29,7 @@ class Link(NamedTuple):
     filled: int
     rows: Tensor | None = None
     query: int | None = None
+    rejected: int = 0
 
     @property
     def parents(self) -> Tensor | None:
@@ -46,6 +47,7 @@ class Link(NamedTuple):
         fits = fits and (new.shape[1], new.shape[3]) == (first.new.shape[1], first.new.shape[3])
         last = self.base + self.length
         fits = fits and 0 <= self.base <= self.start <= stop <= last and self.base <= self.filled <= last
+        fits = fits and self.rejected >= 0
         # each place up to `filled` has a key in this link or before
         fits = fits and self.start <= (0 if before is None else before.filled)
         fits = fits and (stop == self.filled or (self.start == self.base and stop == last))

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import copy
+import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
@@ -17,6 +19,8 @@ from clearhead.base.tracing import readable
 from clearhead.base.versions import bits
 from clearhead.models.chain.cached import Cached, Chain, Link, alone
 from clearhead.models.tap.modules import Kind
+from clearhead.models.tap.patch import replaced
+from clearhead.nn.key_value_cache import KeyValueCache
 from clearhead.problem.record import copied
 
 MOST = 8  # how many places are tried for a window that has moved by an unknown number of keys
@@ -112,7 +116,7 @@ class Caches:
         for chains in among:
             newest = chains.get(which)
             if newest is not None and self._may_continue(newest, call, tensor):
-                link = newest.link(call, tensor, self._among(call))
+                link = newest.link(call, tensor, self._among(call), chains is own)
                 if link is not None:
                     found.append((abs(link.base - newest.last.base), link, newest, [chains]))
         if found:  # a window that has not moved shows more of its keys than one that has
@@ -125,6 +129,30 @@ class Caches:
             newest, among = _Newest(first(call, tensor, fresh, self._place(call, 0)), call, tensor), []
         own[which] = self._newest[which] = newest
         return Cached(newest.chain, len(newest.chain.links) - 1), among
+
+    @contextmanager
+    def noting_crops(self) -> Iterator[None]:
+        """Inside the `with`, a crop of a cache is noted in the links that it drops keys of: a generation's last step
+        has no later one, which would show the tokens that were rejected."""
+
+        def wrap(crop: Callable[..., Any]) -> Callable[..., Any]:
+            def cropping(*args: Any, **kwargs: Any) -> Any:
+                with self._lock:
+                    before = [(cache, chains, tokens_in(cache)) for cache, chains in self._of_cache.items()]
+                result = crop(*args, **kwargs)
+                with self._lock:
+                    for cache, chains, tokens in before:
+                        for newest in set(chains.values()):
+                            newest.reject(tokens - tokens_in(cache))
+                return result
+
+            return cropping
+
+        library = sys.modules.get("transformers.cache_utils")
+        with ExitStack() as stack:
+            for kind in (KeyValueCache, *([] if library is None else [library.Cache])):
+                stack.enter_context(replaced(kind, "crop", wrap))
+            yield
 
     def _own(self, call: CallFacts) -> _Chains:
         """The newest chains of the call's cache; an empty dict that is not kept where the cache is unknown."""
@@ -173,6 +201,14 @@ class Caches:
         return self._began < call.run <= newest.chain.run + self._every
 
 
+def tokens_in(cache: Any) -> int:
+    """How many tokens a cache holds; 0 where it does not say."""
+    try:
+        return len(cache) if isinstance(cache, KeyValueCache) else int(cache.get_seq_length())
+    except (AttributeError, ValueError, IndexError):  # a cache of the caller's own, or of layers that count no tokens
+        return 0
+
+
 def comparable(tensor: Tensor) -> bool:
     return type(tensor) is Tensor and tensor.layout == torch.strided and readable(tensor) and tensor.numel() > 0
 
@@ -201,12 +237,20 @@ class _Newest:
         self.chain = cached.chain
         self.chain.run = call.run
         self._left = call.left(tensor.shape[2])
+        self._queries = call.queries
         self._room: Tensor | None = None  # the newest tensor from `_at` on, and room for more; None until it is read
         self._at = 0
 
     @property
     def last(self) -> Link:
         return self.chain.links[-1]
+
+    def reject(self, tokens: int) -> None:
+        """Note that the cache has dropped the last tokens. Where none of the newest call's is left, the cache goes back
+        to an earlier step, so that another text may follow: then the call's tokens were no drafts."""
+        rejected = self.last.rejected + tokens
+        if rejected < self._queries:
+            self.chain.links[-1] = self.last._replace(rejected=rejected)
 
     def branch(self) -> _Newest:
         """The same link, as the newest one of another chain that begins with the same links."""
@@ -227,8 +271,12 @@ class _Newest:
             self._room = Cached(self.chain, len(self.chain.links) - 1).tensor()
         return self._room[:, :, self._at : self._at + self.last.length]
 
-    def link(self, call: CallFacts, tensor: Tensor, among: Tensor | None) -> Link | None:
-        """The link of a tensor that continues the newest one; None where it does not. `among`: see `Caches._among`."""
+    def link(self, call: CallFacts, tensor: Tensor, among: Tensor | None, same_cache: bool = False) -> Link | None:
+        """The link of a tensor that continues the newest one; None where it does not. `among`: see `Caches._among`.
+
+        `same_cache`: the keys are of the cache of the newest call. Where the cache counts tokens, its keys may differ
+        by rounding: models with latent attention keep a compressed key, and expand all keys again in each step.
+        """
         last, length = self.last, tensor.shape[2]
         newest = self._mine()
         end = length if call.kind == "self" else 0
@@ -249,7 +297,10 @@ class _Newest:
             # where all earlier keys are there, equal keys mean the same sequence. In a window they need not; nor in
             # cross attention of beams, which read one source
             whole = base == 0 and (call.kind == "self" or among is None)
-            rows = _continued(mine, tensor, pairs, None if call.kind == "self" else among, whole)
+            among = None if call.kind == "self" else among
+            rows = _continued(mine, tensor, pairs, among, whole)
+            if rows is None and same_cache and call.tokens is not None:
+                rows = _continued(mine, tensor, pairs, among, whole, nearly_equal)
             if rows is not None:
                 new = copied(tensor[:, :, old:filled])
                 return Link(base, length, base + old, new, base + filled, rows)
@@ -279,6 +330,7 @@ class _Newest:
     def follow(self, link: Link, call: CallFacts, tensor: Tensor) -> None:
         """Add a link, and keep the whole tensor of its call."""
         last, self.chain.run, self._left = self.last, call.run, call.left(link.length)
+        self._queries = call.queries
         self.chain.links.append(link)
         if link.base < last.base:
             self._room, self._at = None, 0  # the copy has no key before the newest ones
@@ -301,17 +353,24 @@ class _Newest:
 
 
 def _continued(
-    mine: Tensor, tensor: Tensor, pairs: list[tuple[tuple[int, int], int]], among: Tensor | None, whole: bool
+    mine: Tensor,
+    tensor: Tensor,
+    pairs: list[tuple[tuple[int, int], int]],
+    among: Tensor | None,
+    whole: bool,
+    match: Callable[[Tensor, Tensor], bool] | None = None,
 ) -> Tensor | None:
     """Which rows of `mine` each row of a tensor may continue, bool (rows, rows of mine); None where a row has none.
 
     `pairs`: places (low, high) of the tensor, and the offset of the same keys in `mine`. `among`: the pairs of rows to
-    compare; None: all. `whole`: where each row may continue its own, no other pair is compared.
+    compare; None: all. `whole`: where each row may continue its own, no other pair is compared. `match`: whether two
+    tensors are the same; None: bit by bit.
     """
 
     def same(row: slice, of: slice) -> bool:
         return all(
-            equal(tensor[row, :, low:high], mine[of, :, low + offset : high + offset]) for (low, high), offset in pairs
+            (match or equal)(tensor[row, :, low:high], mine[of, :, low + offset : high + offset])
+            for (low, high), offset in pairs
         )
 
     count, rows = mine.shape[0], tensor.shape[0]
@@ -321,9 +380,12 @@ def _continued(
         return own
     if count == rows == 1:
         return None
-    (_, high), offset = pairs[0]
-    last, of_mine = (bits(t)[:, :, place - 1] for t, place in ((tensor, high), (mine, high + offset)))
-    alike = (last[:, None] == of_mine[None]).all(-1).all(-1).cpu()  # most rows that differ do so at the last key
+    if match is None:
+        (_, high), offset = pairs[0]
+        last, of_mine = (bits(t)[:, :, place - 1] for t, place in ((tensor, high), (mine, high + offset)))
+        alike = (last[:, None] == of_mine[None]).all(-1).all(-1).cpu()  # most rows that differ do so at the last key
+    else:
+        alike = torch.ones(rows, count, dtype=torch.bool, device="cpu")
     if among is not None and among.shape == alike.shape:
         alike &= among
     if is_own(alike) and same(every, every):
@@ -336,6 +398,13 @@ def _continued(
 def is_own(rows: Tensor) -> bool:
     """Whether each row may continue its own row alone."""
     return torch.equal(rows, torch.eye(*rows.shape, dtype=torch.bool, device="cpu")) and rows.shape[0] == rows.shape[1]
+
+
+def nearly_equal(one: Tensor, other: Tensor) -> bool:
+    """Whether two tensors (B, Hk, L, E), with L > 0, differ by the rounding of one product alone."""
+    info = torch.finfo(one.dtype)
+    most = (16 if info.bits >= 32 else 2) * info.eps * other.abs().max()
+    return one.shape == other.shape and bool(((one - other).abs() <= most).all())
 
 
 def equal(one: Tensor, other: Tensor) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
@@ -66,10 +67,11 @@ class Generation(list[AttentionCall]):
         the tokens that the model read; of one beam that ended early, its own steps are joined. None: row i is what row
         i of the last step continues, where beams were reordered too. Beam search returns its sequences in another
         order, that of their scores, so a warning asks for `sequences` there.
-        Rejected tokens have no rows, except those of the last step, which no later step has rejected yet. Masks, biases
-        and padding are those of each step, placed at its keys; the empty slots of a static cache are left out. In cross
-        attention all steps see the same keys. Keys that a window had dropped before the first recorded call have no
-        columns: see `positions`.
+        Rejected tokens have no rows: those in whose places a later step read others, and, in the last step, those that
+        the model's cache dropped after it, by `crop`. With `sequences` the rows end where the sequences end. Masks,
+        biases and padding are those of each step, placed at its keys; the empty slots of a static cache are left out.
+        In cross attention all steps see the same keys. Keys that a window had dropped before the first recorded call
+        have no columns: see `positions`.
         Formula: row i is the row of the step that had query i, its keys at their places in the sequence.
         Gives `Weights` (B, H, Lq, Lk): Lk counts all keys that the cache ever held, Lq the queries of these calls.
         Raises a `ClearheadError` for calls of several modules; where earlier keys were changed, as quantised caches do;
@@ -79,7 +81,7 @@ class Generation(list[AttentionCall]):
         Cost: a copy of the queries and of the keys, once.
         """
         if sequences is None:
-            joined = _together_of(self, None)
+            joined = _together_of(self)
             warn_of_beams(self[-1].cached_key)
         else:
             joined = _together_of(*found_rows(self, sequences))
@@ -127,7 +129,9 @@ class Step(NamedTuple):
 
     def of_rows(self, tensor: Tensor) -> Tensor:
         """A tensor (B or 1, …) of this call for the rows that continue it."""
-        return tensor if self.rows is None or tensor.shape[0] == 1 else tensor[self.rows]
+        if self.rows is None:
+            return tensor
+        return tensor.expand(len(self.rows), *tensor.shape[1:]) if tensor.shape[0] == 1 else tensor[self.rows]
 
     def of_queries(self, tensor: Tensor) -> Tensor:
         """A tensor (B or 1, H or 1, Lq or 1, …) for its rows and queries that count."""
@@ -176,10 +180,10 @@ class Joined(NamedTuple):
     factor: Tensor | None
 
 
-def joined_call(calls: Sequence[AttentionCall], rows: Tensor | None = None) -> AttentionCall:
+def joined_call(calls: Sequence[AttentionCall], rows: Tensor | None = None, stop: int | None = None) -> AttentionCall:
     """All steps of a generation as one call; values are joined too, where they were kept. `rows`: of the last step;
-    None is all."""
-    steps, record, said, padding, factor = _together_of(calls, rows)
+    None is all. `stop`: see `_steps`."""
+    steps, record, said, padding, factor = _together_of(calls, rows, stop)
     last, keys = steps[-1].call, record.problem.sizes.keys
     begins = tuple(itertools.accumulate((step.queries for step in steps[:-1]), initial=0))
     value = last.cached_value
@@ -202,22 +206,23 @@ def joined_call(calls: Sequence[AttentionCall], rows: Tensor | None = None) -> A
     )
 
 
-def _together_of(calls: Sequence[AttentionCall], rows: Tensor | None) -> Joined:
+def _together_of(calls: Sequence[AttentionCall], rows: Tensor | None = None, stop: int | None = None) -> Joined:
     names = dict.fromkeys(call.name for call in calls)
     if len(names) != 1:
         raise ClearheadError(
             f"joined: these are calls of {len(names)} modules, {', '.join(map(repr, list(names)[:4]))}; pass the name "
             "of one, seen[name].joined()."
         )
-    steps = [step.only(rows) for step in _steps(calls)]
+    steps = [step.only(rows) for step in _steps(calls, stop)]
     last = steps[-1]
     for step in steps[:-1]:
         _check_alike(step, last)
-    cross = last.call.kind == "cross"
-    keys = last.link.length if cross else last.link.filled
+    keys = last.end
     queries = sum(step.queries for step in steps)
     sizes = last.problem.sizes._replace(queries=queries, keys=keys)
     sizes = sizes if rows is None else sizes._replace(batch=len(rows))
+    if last.call.kind == "self":  # the last step may stand before the empty slots of a cache
+        sizes = sizes._replace(align="lower_right")
     scores = last.problem.scores._replace(
         query=torch.cat([step.of_rows(step.problem.query)[:, :, : step.queries] for step in steps], 2),
         key=last.of_rows(last.call.cached_key.between(0, keys)),
@@ -262,8 +267,9 @@ def _as_the_next(keys: Tensor) -> Tensor:
     return (same[1:] == same[:-1]).flatten(1).all(1)
 
 
-def found_rows(calls: Sequence[AttentionCall], sequences: Array) -> tuple[Sequence[AttentionCall], Tensor]:
-    """The calls to join, and the row of the last one that has read each of the `sequences`.
+def found_rows(calls: Sequence[AttentionCall], sequences: Array) -> tuple[Sequence[AttentionCall], Tensor, int]:
+    """The calls to join, the row of the last one that has read each of the `sequences`, and the place where the
+    tokens that it has read of them end.
 
     A beam that has ended is continued by no row of later steps: then the calls are those up to its own last step.
     """
@@ -274,9 +280,9 @@ def found_rows(calls: Sequence[AttentionCall], sequences: Array) -> tuple[Sequen
             "out.sequences with return_dict_in_generate=True."
         )
     for count in range(len(calls), 0, -1) if len(ids) == 1 else (len(calls),):
-        rows = _rows(calls[:count], ids.cpu())
-        if rows is not None:
-            return calls[:count], rows
+        found = _rows(calls[:count], ids.cpu())
+        if found is not None:
+            return calls[:count], *found
     raise ClearheadError(
         f"joined: sequences are {len(ids)} of {ids.shape[1]} tokens, and not each is the text of a row of "
         f"{calls[-1].name}. They are of another generation, or a beam ended before the last step: join that one by "
@@ -284,9 +290,10 @@ def found_rows(calls: Sequence[AttentionCall], sequences: Array) -> tuple[Sequen
     )
 
 
-def _rows(calls: Sequence[AttentionCall], ids: Tensor) -> Tensor | None:
-    """The row of the last call that has read each sequence of `ids`; None where one was read by none."""
-    steps = _steps(calls)
+def _rows(calls: Sequence[AttentionCall], ids: Tensor) -> tuple[Tensor, int] | None:
+    """The row of the last call that has read each sequence of `ids`, and the place where what was read of them ends;
+    None where one was read by none."""
+    steps = _steps(calls, sys.maxsize)
     read = _read(steps)
     if read is None:
         raise ClearheadError(
@@ -297,11 +304,15 @@ def _rows(calls: Sequence[AttentionCall], ids: Tensor) -> Tensor | None:
     own = read.cpu()
     start, sure = _places(steps)[0].start, own.shape[1] - steps[-1].queries
     ids = ids[:, start:]
-    length = min(own.shape[1], ids.shape[1])  # the last step may have read tokens that were rejected
-    if not sure < length >= ids.shape[1] - 1 or len(ids) > len(own):  # one token, the last, was never read
+    if len(ids) > len(own):
         return None
-    same = (own[None, :, :length] == ids[:, None, :length]).all(-1)
-    return _one_of_each(same, steps[-1]).to(calls[-1].query.device) if bool(same.any(1).all()) else None
+    # the last token of a text need not have been read, and the last step may have read others that were rejected
+    for length in range(min(own.shape[1], ids.shape[1]), max(sure, ids.shape[1] - 2), -1):
+        same = (own[None, :, :length] == ids[:, None, :length]).all(-1)
+        if bool(same.any(1).all()):
+            rows = _one_of_each(same, steps[-1]).to(calls[-1].query.device)
+            return rows, (steps[0].link.query or 0) + length
+    return None
 
 
 def _one_of_each(same: Tensor, last: Step) -> Tensor:
@@ -318,7 +329,7 @@ def _one_of_each(same: Tensor, last: Step) -> Tensor:
     first = same.int().argmax(1)
     sequence, row = same.nonzero().unbind(1)
     if bool((row != first[sequence]).any()):
-        keys = last.call.cached_key.between(0, last.link.filled).flatten(1).float()
+        keys = last.call.cached_key.between(0, last.end).flatten(1).float()
         apart = (keys[row] - keys[first[sequence]]).abs().amax(1).cpu()
         near = torch.finfo(last.call.query.dtype).eps ** 0.5 * float(keys.abs().max())
         if bool((apart > near).any()):
@@ -339,10 +350,9 @@ def _read(steps: list[Step]) -> Tensor | None:
 
 def _places(steps: list[Step]) -> tuple[range, range]:
     """Where the rows and the columns of the joined matrix stand in the whole sequence."""
-    last, first = steps[-1], steps[-1].call.cached_key.chain.first
-    keys = last.link.length if last.call.kind == "cross" else last.link.filled
+    first = steps[-1].call.cached_key.chain.first
     start = first + (steps[0].link.query or 0)
-    return range(start, start + sum(step.queries for step in steps)), range(first, first + keys)
+    return range(start, start + sum(step.queries for step in steps)), range(first, first + steps[-1].end)
 
 
 def _factor(steps: list[Step]) -> Tensor | None:
@@ -358,8 +368,9 @@ def _factor(steps: list[Step]) -> Tensor | None:
     return torch.cat(factors, 2)
 
 
-def _steps(calls: Sequence[AttentionCall]) -> list[Step]:
-    """The last call and the calls that it continues, in order."""
+def _steps(calls: Sequence[AttentionCall], stop: int | None = None) -> list[Step]:
+    """The last call and the calls that it continues, in order. `stop`: the place of the first token that is not in the
+    text; None: that of the first one that was rejected."""
     last = calls[-1]
     newest, chain = last.cached_key, last.cached_key.chain
     mine = {call.cached_key.number: call for call in calls if chain.has(call.cached_key)}
@@ -399,6 +410,10 @@ def _steps(calls: Sequence[AttentionCall]) -> list[Step]:
                 )
             count = max(min(count, upto - link.query), 0)
             end = end if last.kind == "cross" else min(end, upto)
+        else:
+            more = link.rejected if stop is None else (link.query or 0) + count - stop
+            more = max(min(more, count - 1), 0)
+            count, end = count - more, end if last.kind == "cross" else end - more
         if count:
             steps.append(Step(call, link, rows, count, end))
         if moved and number and _unsure(call.cached_key, rows):

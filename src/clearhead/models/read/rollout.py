@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from clearhead.base.errors import ClearheadError, human_bytes
+from clearhead.base.errors import ClearheadError, UnsupportedError, human_bytes
 from clearhead.base.numbers import check_flag, check_number
 from clearhead.base.selected import numbers_of
 from clearhead.base.text import listed
@@ -36,6 +36,7 @@ def rollout(
             "residual stream counts 1 in each layer."
         )
     calls = [calls[number] for number in chosen_calls(calls, layers, "rollout")]
+    check_whole(calls, "rollout")
     length = _length(calls)
     batch, device = calls[0].query.shape[0], calls[0].query.device
     rows = numbers_of(tokens, length, "rollout: tokens", f"there are {length} positions")
@@ -96,6 +97,17 @@ def _wide(call: AttentionCall) -> Weights:
     scores = scores._replace(query=scores.query.to(dtype), key=scores.key.to(dtype))
     record = call.record._replace(problem=call.problem._replace(scores=scores))
     return weights_of(FromRecord(record, {}), None, call.factor)
+
+
+def check_whole(calls: Sequence[AttentionCall], who: str) -> None:
+    """Raise where the sequences of a call are windows of longer ones: the next layer may cut others."""
+    for call in calls:
+        if call.windows_of is not None:
+            raise UnsupportedError(
+                f"{who}: {call.name} attends in windows. Its call has {call.shape[0]} sequences of {call.shape[3]} "
+                f"positions, cut from {call.windows_of}, and another layer may cut other windows.\n"
+                "Look at each layer by itself: seen[layer][0].weights."
+            )
 
 
 def _length(calls: Sequence[AttentionCall]) -> int:

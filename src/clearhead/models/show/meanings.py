@@ -93,7 +93,7 @@ def flows(calls: Sequence[AttentionCall], shown: Sequence[tuple[int, int | None]
             at = call.run, call.layer.stack
             wanted[at] = wanted.get(at, 0) + 1
     for place, (number, length) in enumerate(shown):
-        if length is not None:
+        if length is not None and calls[number].windows_of is None:
             groups.setdefault((calls[number].run, calls[number].layer.stack), []).append(place)
     crossed = {call.layer.stack for call in calls if call.kind == "cross"}
     return [

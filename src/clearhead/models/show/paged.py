@@ -16,6 +16,7 @@ from clearhead.inspection.measures import Found, Measure
 from clearhead.models.attention_call import AttentionCall, norms_of
 from clearhead.models.calls import labels
 from clearhead.models.read.distinctive import distinctive, measured
+from clearhead.models.read.rollout import check_whole
 from clearhead.models.read.tokens import Tokens, not_joined, told_unread
 from clearhead.models.show.image import patches_of
 from clearhead.models.show.meanings import (
@@ -56,7 +57,9 @@ class Paged:
         self.answer, self.effects = answer, effects_of(effects)
         self.calls, self.sequence, self.error = calls, whole(sequence), checked_error(error)
         sizes = _sizes(calls, self.sequence)
-        lengths = {call.shape[2] for call in calls if call.kind == "self"}
+        lengths = {call.shape[2] for call in calls if call.kind == "self" and call.windows_of is None}
+        if image is not None and not lengths:
+            check_whole(calls, "view: image")
         self.image = None if image is None else patches_of(image, lengths)
         if self.image is not None and tokens is None:
             tokens = self.image.words

@@ -359,6 +359,7 @@ _LINK = fields(
     filled=whole(),
     rows=optional(tensor(BOOL, "n n")),
     query=optional(whole()),
+    rejected=whole(),
     slots=optional(tensor((torch.uint8,), "n")),
 )
 _EDGE, _GAP = tensor(WHOLE, "B|1 H|1 Lq|1"), tensor(WHOLE, "B|1 H|1 Lq|1 n")
@@ -386,6 +387,7 @@ _CALL = fields(
     factor=optional(tensor(FLOAT, "B H Lq")),
     layer=fields(number=whole(), stack=text),
     edited=flag,
+    windows_of=optional(whole(1)),
 )
 _FILE = fields(format=whole(), chains=each(_chain), calls=each(_one_call))
 
@@ -421,6 +423,7 @@ def _written(call: AttentionCall, tensors: _Tensors, chains: _Chains) -> dict[st
         "factor": tensors.put(call.factor),
         "layer": {"number": call.layer.number, "stack": call.layer.stack},
         "edited": call.edited,
+        "windows_of": call.windows_of,
     }
 
 
@@ -478,4 +481,5 @@ def _call(read: Mapping[str, Any]) -> AttentionCall:
         factor=read["factor"],
         layer=LayerName(**read["layer"], cross=read["kind"] == "cross"),
         edited=read["edited"],
+        windows_of=read["windows_of"],
     )

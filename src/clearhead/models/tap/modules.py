@@ -20,6 +20,7 @@ Projection = tuple[Tensor, Tensor | None]  # weight and bias
 # The names of the arguments from which the keys of cross attention come.
 SOURCES = frozenset(("key_value_states", "encoder_hidden_states", "cross_attention_states", "context", "memory"))
 
+POSITIONS = ("cache_position", "position_ids")  # arguments with the positions of the queries
 
 # Modules whose masks of padding are named and meant as those of nn.Transformer.
 OF_TORCH = (
@@ -58,6 +59,8 @@ class Running(NamedTuple):
     noted: Any = None  # the receiver's notes of the layers in it
     ids: Any = None  # the tokens that it was given, or a module around it
     error: Exception | None = None  # why its arguments, or those of a module around it, cannot be read
+    positions: Any = None  # the positions of the tokens, likewise
+    batch: int | None = None  # how many sequences it was given
 
     @property
     def tokens(self) -> int | None:
@@ -74,6 +77,13 @@ class Running(NamedTuple):
             layers = (one for one in getattr(cache, "layers", ()) if hasattr(one, "get_seq_length"))
             total = max((int(one.get_seq_length()) for one in layers), default=0)
         return int(total) or None
+
+    def reached(self, queries: int) -> int:
+        """The position after the last query, by the positions that the model was given; 0: unknown."""
+        positions = self.positions
+        if type(positions) is not Tensor or positions.is_floating_point() or positions.ndim > 2:
+            return 0
+        return int(positions.max()) + 1 if positions.numel() and positions.shape[-1] == queries else 0
 
 
 class Stack:
@@ -225,6 +235,16 @@ class Stack:
         same modules meanwhile."""
         return self._running.turns
 
+    def windows_of(self, batch: int) -> int | None:
+        """Of how many longer sequences those of a call are windows; None where they are whole.
+
+        In windows a layer is given fewer sequences than the attention module inside it.
+        """
+        given = [running.batch for running in reversed(self._running.stack) if running.batch is not None]
+        if not given or given[0] != batch:
+            return None
+        return next((count for count in given if 0 < count < batch and batch % count == 0), None)
+
     @property
     def modules(self) -> list[nn.Module]:
         """The modules that run in this thread, innermost first."""
@@ -258,7 +278,9 @@ def kind_of(query: Tensor, key: Tensor) -> Kind:
 def _entered(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], stack: list[Running]) -> Running:
     """The module with its padding and its kind: cross if it is called with a second sequence."""
     if len(args) <= 1 and not kwargs:  # no argument that is read below
-        return Running(module, "self", stack[-1].told, ids=stack[-1].ids) if stack else Running(module, "self", Told())
+        around = stack[-1] if stack else Running(module, "self", Told())
+        batch = _batch_of(args)
+        return Running(module, "self", around.told, ids=around.ids, positions=around.positions, batch=batch)
     named = dict(kwargs)
     if len(args) > 1:
         named.update(zip(parameters(module.forward), args, strict=False))
@@ -276,4 +298,29 @@ def _entered(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], s
         told = given_to_torch(named, kind, told)
     ids = named.get("input_ids")
     ids = stack[-1].ids if ids is None and stack else ids
-    return Running(module, kind, told, named.get("past_key_values"), ids=ids)
+    positions = next((named[name] for name in POSITIONS if named.get(name) is not None), None)
+    positions = stack[-1].positions if positions is None and stack else positions
+    batch = _batch_of([*args, *(one for name, one in kwargs.items() if "mask" not in name)])
+    return Running(module, kind, told, _cache_of(args, kwargs), ids=ids, positions=positions, batch=batch)
+
+
+def _batch_of(inputs: Sequence[Any]) -> int | None:
+    """The number of sequences, or pictures, that a module is given, (B, L, E) or (B, H, W, E); None where they are
+    others, such as tokens."""
+    first = next((one for one in inputs if isinstance(one, Tensor)), None)
+    if first is None or first.is_nested or first.ndim not in (3, 4) or not first.is_floating_point():
+        return None
+    return first.shape[0]
+
+
+def _cache_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """The cache that a module is given, by whatever name; None without one."""
+    named = kwargs.get("past_key_values")
+    if named is not None:
+        return named
+    return next((one for one in (*args, *kwargs.values()) if _is_cache(type(one))), None)
+
+
+def _is_cache(kind: type) -> bool:
+    """Whether a class is that of a cache, one of transformers, which counts tokens, or clearhead's own."""
+    return hasattr(kind, "get_seq_length") or (hasattr(kind, "reorder") and hasattr(kind, "crop"))

@@ -164,15 +164,12 @@ def fits(padding: Tensor, kind: str, sizes: Sizes) -> bool:
     return padding.shape[0] == batch and (length == keys or (with_cache and length < keys))
 
 
-def as_said(padding: Tensor, kind: str, problem: Problem) -> Words | None:
-    """The padding of one call, by the argument of `watch`. Later keys of a cache are words up to the last seen one."""
-    sizes = problem.sizes
+def as_said(padding: Tensor, kind: str, sizes: Sizes, filled: int) -> Words | None:
+    """The padding of one call, by the argument of `watch`. Later keys of a cache are words, `filled` are in use."""
     if kind == "cross":
         return _real(None, padding, sizes)
-    filled, length = sizes.keys, padding.shape[1]
-    if problem.spans is not None and sizes.queries < sizes.keys:
-        filled = max(int(problem.spans.stop.max()), length)  # the last query sees itself, and no slot after it
-    words = F.pad(F.pad(padding, (0, filled - length), value=True), (0, sizes.keys - filled))
+    filled = max(filled, padding.shape[1])
+    words = F.pad(F.pad(padding, (0, filled - padding.shape[1]), value=True), (0, sizes.keys - filled))
     return _real(words[:, filled - sizes.queries : filled], words, sizes)
 
 

@@ -75,7 +75,7 @@ class Recorder(Receiver):
         self.fitted = False  # whether the padding fitted any call
         self.sizes: set[tuple[int, int]] = set()  # (batch, keys) of the calls
         self._runs: dict[int, int] = {}  # the number of each run, by the entry of the stack
-        self._caches = Caches(asked.every)
+        self.caches = Caches(asked.every)
         self._scores: dict[tuple[float | None, float | None], Dot] = {}
         self._origins = Origins()
         self._ids: tuple[int, Any, Tensor | None] = -1, None, None  # a run, its ids, and their copy
@@ -142,6 +142,8 @@ class Recorder(Receiver):
                 call = call._replace(query=copied(call.query))
             score = self._score(call)
             problem = call.problem(score)
+            if call.masks.align is None and site.kind == "self":
+                problem = self._placed(problem, call.masks.uniform)
         masks, kept = call.masks, now(problem)
         return self._keep(
             kept,
@@ -158,6 +160,14 @@ class Recorder(Receiver):
             change=self._change(problem, site, given.value, call.dropout_p, unmasked(call.query, masks.uniform)),
             foreign=given if given.foreign and self.asked.compares else None,
         )
+
+    def _placed(self, problem: Problem, uniform: Tensor | None) -> Problem:
+        """The problem with the position of query 0, where empty slots of a static cache stand behind the last query."""
+        sizes = problem.sizes
+        in_use = filled(problem, uniform, self.innermost)
+        if in_use == sizes.keys:
+            return problem
+        return problem._replace(sizes=sizes._replace(align=max(in_use - sizes.queries, 0)))
 
     def _score(self, call: DotCall) -> Dot:
         """The score of a call: an earlier call's score if it is equal, since it takes time to make a module."""
@@ -223,13 +233,14 @@ class Recorder(Receiver):
         problem = record.problem
         sizes = problem.sizes
         name, kind = site.name, site.kind
+        in_use = sizes.keys if kind == "cross" else filled(problem, uniform, innermost)
         padding = padding_of(innermost.told, kind, problem, uniform)
         if self.padding is not None and fits(self.padding, kind, sizes):
             self.fitted = True
             own = innermost.told.own
             knows_more = own is not None and own.shape[1] > self.padding.shape[1]  # a generation's mask grows with it
             if not (knows_more or (kind == "self" and self._decodes(name))):
-                padding = as_said(self.padding, kind, problem)
+                padding = as_said(self.padding, kind, sizes, in_use)
         outcome = Outcome(dropped=dropped) if self.asked.values or self.asked.gradients else None
         answer: Answer = None
         values = None
@@ -238,18 +249,17 @@ class Recorder(Receiver):
             keys = alone(key)
             values = None if value is None else alone(value)
         else:
-            in_use = sizes.keys if kind == "cross" else filled(problem, uniform)
             tokens = innermost.tokens if kind == "self" else None
             steps = CallFacts(kind, self.run, sizes.queries, in_use, joins, tokens, innermost.cache)
             with unobserved():
-                keys, values = self._caches.add(name, steps, key, value, fresh)
+                keys, values = self.caches.add(name, steps, key, value, fresh)
         if joins:
             whole = keys.tensor() if keys.whole else no_key(keys)
             record = record._replace(problem=with_key(problem, whole))
         origin = origin or origin_of(innermost)
         call = AttentionCall(
             name, kind, query, keys, score, mask, backend, record, uniform, padding, self.run, values, outcome, origin,
-            layer=site.layer, ids=self._tokens(innermost.ids, sizes),
+            layer=site.layer, ids=self._tokens(innermost.ids, sizes), windows_of=self.stack.windows_of(sizes.batch),
         )  # fmt: skip
         if change is not None:
             call = self._edited(call, change, joins)
@@ -376,14 +386,20 @@ def _fused_value(call: DotCall, padding: Words | None) -> Tensor | None:
     return value.detach() if query.dtype == key.dtype == value.dtype else None
 
 
-def filled(problem: Problem, uniform: Tensor | None) -> int:
-    """The number of keys in use, found from the keys that are seen. A static cache has empty slots after them."""
-    if problem.edges is None or problem.sizes.queries >= problem.sizes.keys:
-        return problem.sizes.keys
+def filled(problem: Problem, uniform: Tensor | None, running: Running) -> int:
+    """The number of keys in use. A static cache has empty slots after them, and the last key of a sparse mask may be
+    any of them: so the cache's count and the model's positions are read too."""
+    keys, queries, align = problem.sizes.keys, problem.sizes.queries, problem.sizes.align
+    if problem.edges is None or queries >= keys:
+        return keys
     stop = problem.edges[1]
     if uniform is not None:  # queries with uniform weights see the empty slots too
         stop = np.where(uniform[..., 0].cpu().numpy(), 0, stop)
-    return int(stop.max(initial=0)) or problem.sizes.keys
+    if isinstance(align, int | Tensor):
+        counted = queries + int(torch.as_tensor(align).max())
+    else:
+        counted = running.tokens or running.reached(queries)
+    return max(int(stop.max(initial=0)), min(counted, keys)) or keys
 
 
 def read(problem: Problem, call: Arguments, copy: bool) -> tuple[Record, Tensor, Tensor, Score, Mask | None]:
@@ -521,7 +537,7 @@ def writers_of(model: nn.Module, run: Callable[[], object]) -> dict[str, Origin]
 def recorded(recorder: Recorder, given: Callable[[Recorder], Given]) -> Iterator[Given]:
     """The recorder receives the model's calls inside the `with`, which gives `given(recorder)`; raises where it saw
     none, and warns of those that it missed."""
-    with given_calls(recorder):
+    with given_calls(recorder), recorder.caches.noting_crops():
         yield given(recorder)
     others = [name for name in recorder.left if name not in recorder.modules]
     elsewhere = [missed.left(others)] if others else []

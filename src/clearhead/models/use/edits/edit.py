@@ -24,6 +24,7 @@ from clearhead.models.tap.refused import refuse_compiled
 from clearhead.models.tap.tap import given_calls
 from clearhead.models.use.edits.base import Edit
 from clearhead.models.use.edits.changed import Change, changed
+from clearhead.models.use.edits.checkpoints import following_checkpoints
 from clearhead.models.use.edits.recorded import RanEdited, with_weights
 from clearhead.models.use.edits.spot import Spot, Unmasked, spot_of
 from clearhead.problem.problem import Problem
@@ -53,7 +54,8 @@ def edit(model: nn.Module, *edits: Edit) -> AbstractContextManager[None]:
     in either order, are given the edited weights and outputs; of a recorded call, `call.unedited` is the call without
     the edit. So are the weights that the model itself returns, where the changed rows have no gradient.
     Positions are those of the whole sequence, in a prompt and in each step of a generation with any cache.
-    Gradient checkpointing computes layers again in the backward pass, so the backward pass belongs inside the `with`.
+    Gradient checkpointing computes layers again in the backward pass, so the backward pass belongs inside the `with`:
+    after it, `backward()` raises a `ClearheadError`.
     `torch.nn`'s Transformer layers leave their fast path here, as they do in training: outputs at padding differ.
     Raises a `ClearheadError` at the end of the `with` for an edit that changed nothing, and for a layer among its
     `layers` that made no call; where a part of the model is edited already, or the model in another thread; an
@@ -82,7 +84,11 @@ _lock = threading.Lock()
 
 @contextmanager
 def _editing(editor: Editor) -> Iterator[None]:
-    with _among_others(editor), given_calls(editor, innermost=True):  # all other receivers see the edited call
+    with (
+        _among_others(editor),
+        given_calls(editor, innermost=True),  # all other receivers see the edited call
+        following_checkpoints(editor),
+    ):
         yield
     editor.check_used()
     if editor.unread and any(one.layers is None for one in editor.edits):
@@ -170,6 +176,7 @@ class Editor(Receiver):
         self.rests = False
         self._thread = threading.get_ident()
         self.thread = self._thread if own else None
+        self.changes = 0  # how many calls were changed
         self.places: list[range] = []  # the positions of queries, for the message
 
     @property
@@ -272,6 +279,7 @@ class Editor(Receiver):
         if change is None:
             return None
         place = editable(place, name)
+        self.changes += 1
         return Changing(lambda result: with_weights(change, changed(change, place, result)), RanEdited(change))
 
     def _regions(

@@ -155,7 +155,8 @@ def turned_by(model: nn.Module) -> str:
 
 
 def spot_of(problem: Problem, running: Running, name: str) -> Spot:
-    """The spot of a call, by the token count of its cache, else by its alignment, else by its last query's keys."""
+    """The spot of a call, by the token count of its cache, else by its alignment, else by the positions that the model
+    was given, else by its last query's keys."""
     sizes = problem.sizes
     queries, keys, heads = sizes.queries, sizes.keys, sizes.heads
     told = isinstance(sizes.align, int | Tensor)
@@ -166,12 +167,12 @@ def spot_of(problem: Problem, running: Running, name: str) -> Spot:
     if total is None and sizes.align == "upper_left":  # a mask may hide keys after the last query that are there
         return Spot(range(queries), range(keys), keys, range(heads), heads)
     if total is None:
-        total = _first(problem, name) + queries
+        total = _first(problem, name, running) + queries
     before = 0 if told else max(total - keys, 0)  # the keys that a sliding window has dropped
     return Spot(range(total - queries, total), range(before, before + keys), min(total, keys), range(heads), heads)
 
 
-def _first(problem: Problem, name: str) -> int:
+def _first(problem: Problem, name: str, running: Running) -> int:
     """The position of the first query."""
     sizes = problem.sizes
     align = sizes.align
@@ -187,7 +188,8 @@ def _first(problem: Problem, name: str) -> int:
     if sizes.queries == sizes.keys:
         return 0
     if problem.spans is not None and sizes.queries:
-        last = int(problem.spans.stop[..., -1].max())  # a static cache has slots behind the last query
+        # a static cache has slots behind the last query, and the last key of a sparse mask may be any before it
+        last = max(int(problem.spans.stop[..., -1].max()), min(running.reached(sizes.queries), sizes.keys))
         return max(last - sizes.queries, 0)
     return sizes.keys - sizes.queries
 
