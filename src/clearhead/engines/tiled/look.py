@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import cached_property
 from typing import Any
 
 import torch
@@ -73,7 +72,7 @@ class Look:
         """The place of the block's first query, and of its first key."""
         return self.region.queries.start, self.start
 
-    @cached_property
+    @property
     def finite_scores(self) -> Tensor:
         """The scores, with 0 for −∞: a weight of 0 times a score is then 0."""
         if not self.may_be_empty:
