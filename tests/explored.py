@@ -227,6 +227,7 @@ EXPLORED: dict[str, dict[str, Kept]] = {
     },
     "models/test_edited_modules.py": {"test_torchs_module_and_its_drop_in": 6},
     "models/test_explain.py": {"test_every_step_is_what_the_model_computed": 12},
+    "models/test_interrupted.py": {"test_an_interrupt_at_any_line_leaves_nothing": 0},
     "models/test_keywords.py": {"test_every_keyword_that_a_model_passes_is_known": 0},
     "models/test_heads.py": {
         "test_long_texts_take_memory_of_their_length": 0,

@@ -70,7 +70,7 @@ class Look:
     @property
     def first(self) -> tuple[int, int]:
         """The place of the block's first query, and of its first key."""
-        return self.region.queries.start, self.start
+        return self.region.queries.start or 0, self.start
 
     @property
     def finite_scores(self) -> Tensor:
