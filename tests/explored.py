@@ -17,6 +17,11 @@ Kept = int | tuple[str, ...]
 
 EXPLORED: dict[str, dict[str, Kept]] = {
     "test_compile.py": {
+        "test_statistics_in_compiled_code": (
+            "with gradients-statistics",
+            "with gradients-over dimensions",
+            "without gradients-statistics",
+        ),
         "test_every_score_and_mask": ("ScoreFunction-Causal", "Gaussian-None"),
         "test_gradients_of_every_score_and_of_every_part_of_a_mask": ("Dot-And",),
         "test_every_bias": ("RelativeBias",),
