@@ -17,6 +17,11 @@ Kept = int | tuple[str, ...]
 
 EXPLORED: dict[str, dict[str, Kept]] = {
     "test_compile.py": {
+        "test_statistics_in_compiled_code": (
+            "with gradients-statistics",
+            "with gradients-over dimensions",
+            "without gradients-statistics",
+        ),
         "test_every_score_and_mask": ("ScoreFunction-Causal", "Gaussian-None"),
         "test_gradients_of_every_score_and_of_every_part_of_a_mask": ("Dot-And",),
         "test_every_bias": ("RelativeBias",),
@@ -227,6 +232,7 @@ EXPLORED: dict[str, dict[str, Kept]] = {
     },
     "models/test_edited_modules.py": {"test_torchs_module_and_its_drop_in": 6},
     "models/test_explain.py": {"test_every_step_is_what_the_model_computed": 12},
+    "models/test_interrupted.py": {"test_an_interrupt_at_any_line_leaves_nothing": 0},
     "models/test_keywords.py": {"test_every_keyword_that_a_model_passes_is_known": 0},
     "models/test_heads.py": {
         "test_long_texts_take_memory_of_their_length": 0,

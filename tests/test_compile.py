@@ -394,3 +394,44 @@ def test_a_key_of_nan_that_nobody_sees_under_a_score_without_parameters():
         k = key.detach().clone().requires_grad_()
         (grad,) = torch.autograd.grad(attend(k).sum(), k)
         assert grad.isfinite().all() and (grad[0, :, 3:] == 0).all()
+
+
+REDUCTIONS = ch.reductions
+REDUCED = {
+    "statistics": lambda q, k, v: ch.weights(q, k, mask=ch.Causal(), bias=ch.ALiBi(4)).reduce(
+        *(kind() for kind in (REDUCTIONS.Entropy, REDUCTIONS.LogSumExp, REDUCTIONS.MaxScore, REDUCTIONS.MeanDistance)),
+        REDUCTIONS.Output(v), REDUCTIONS.Received(), REDUCTIONS.Pool(3), REDUCTIONS.TopK(2),
+    ),
+    "a score by tiles": lambda q, k, v: ch.weights(q, k, score=SMOOTH).reduce(
+        REDUCTIONS.Entropy(), REDUCTIONS.Received()
+    ),
+    "with sinks": lambda q, k, v: ch.weights(q, k, sinks=v[0, :, 0, 0]).reduce(
+        REDUCTIONS.SinkShare(), REDUCTIONS.Entropy()
+    ),
+    "over dimensions": lambda q, k, v: [
+        ch.weights(q, k).mean(-2), ch.weights(q, k).sum(1), torch.matmul(ch.weights(q, k), v)
+    ],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", REDUCED)
+@pytest.mark.parametrize("wanted", [False, True], ids=["without gradients", "with gradients"])
+def test_statistics_in_compiled_code(name, wanted):
+    """What a loss may read of the weights compiles as one graph, and has the gradients of eager code."""
+    found = []
+    for change in (lambda f: f, lambda f: torch.compile(f, fullgraph=True, backend="aot_eager")):
+        inputs = [tensor.detach().requires_grad_(wanted) for tensor in (Q, K, V)]
+        results = torch.utils._pytree.tree_leaves(change(REDUCED[name])(*inputs))
+        loss = sum(one.sin().sum() for one in results if one.requires_grad)
+        given = torch.autograd.grad(loss, inputs, allow_unused=True, materialize_grads=True) if wanted else ()
+        found.append([*results, *given])
+    for one, other in zip(*found, strict=True):
+        torch.testing.assert_close(one, other, atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.filterwarnings("ignore:Dynamo does not know how to trace")  # what it leaves out of its code
+def test_an_operator_that_the_compiler_turns_round_is_an_error_or_eager_code():
+    multiply = lambda q, k, v: ch.weights(q, k) @ v
+    torch.testing.assert_close(torch.compile(multiply, backend="eager")(Q, K, V), multiply(Q, K, V))
+    with pytest.raises(torch._dynamo.exc.Unsupported, match=r"torch\.matmul\(w, value\)"):
+        torch.compile(multiply, backend="eager", fullgraph=True)(Q, K, V)

@@ -248,6 +248,30 @@ def seen(module, watching):
         ("Give the inputs a batch dimension", "ch.weights(x, x).gradients(x, x)[...] # @", "x @ x.mT"),
     ),
     case(
+        "torch.compile(lambda w, value: w() @ value, backend='eager', fullgraph=True)(lambda: ch.weights(x, x), x)",
+        ("torch.matmul(w, value)", "(lambda w, value: @)(ch.weights(x, x), x)", "soft(x, x) @ x"),
+    ),
+    case(
+        "module.attention_weights",
+        (
+            "ch.nn.set_recording(module, True)",
+            "(@, module(x, x, x), module.attention_weights[...])[2]",
+            "soft(x, x)",
+        ),
+        setup="""
+module = ch.nn.DotProductAttention(record=False)
+module(x, x, x)
+""",
+    ),
+    case(
+        "ch.nn.DotProductAttention(record=False, record_gradients=True)",
+        (
+            "record=False",
+            "torch.tensor(ch.nn.DotProductAttention(record_gradients=True).record_gradients)",
+            "torch.tensor(True)",
+        ),
+    ),
+    case(
         "read(False)",
         ("Read what you need of attention_weights before", "read(True) # @", "soft(x, x, scale=0.5)"),
         setup="""

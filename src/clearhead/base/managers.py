@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import dis
+import signal
 import sys
 import threading
 import warnings
 from collections.abc import Callable
 from contextlib import AbstractContextManager, ContextDecorator
 from types import CodeType, FrameType, TracebackType
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from clearhead.base.errors import ClearheadError
 
@@ -17,7 +18,72 @@ Given = TypeVar("Given")
 _PACKAGE = __name__.partition(".")[0]
 
 
-class Managed(AbstractContextManager[Given], ContextDecorator, Generic[Given]):
+class Delayed(AbstractContextManager[None]):
+    """Inside it an interrupt (Ctrl-C) waits: its handler runs at the end. Python runs handlers in the main thread."""
+
+    def __init__(self) -> None:
+        self._handler: Any = None
+        self._came: list[tuple[int, FrameType | None]] = []
+
+    def __enter__(self) -> None:
+        if threading.get_ident() == threading.main_thread().ident:
+            handler = signal.getsignal(signal.SIGINT)
+            if callable(handler):
+                self._handler = handler
+                signal.signal(signal.SIGINT, lambda *given: self._came.append(given))
+
+    def __exit__(self, *error: object) -> None:
+        if self._handler is not None:
+            signal.signal(signal.SIGINT, self._handler)
+            if self._came:
+                self._handler(*self._came[0])
+
+
+class Uninterrupted(AbstractContextManager[Given]):
+    """A context manager that calls `make` when it is entered, and that no interrupt finds half entered or half ended.
+
+    Where an interrupt comes while it is entered, it is ended again. An interrupt at the very beginning of `__exit__`
+    comes before any line here can run: then `make`'s generator is closed when the object is no longer referenced.
+    """
+
+    def __init__(self, make: Callable[[], AbstractContextManager[Given]]) -> None:
+        self._make = make
+        self._inside: AbstractContextManager[Given] | None = None  # while it is entered
+
+    def __enter__(self) -> Given:
+        begun = False
+        try:
+            with Delayed():
+                found = self._begin()
+                begun = True
+            return found
+        except BaseException as error:
+            if begun:
+                self.__exit__(type(error), error, error.__traceback__)
+            raise
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool | None:
+        try:
+            return self._end(kind, error, trace)
+        finally:
+            if self._inside is not None:  # an interrupt came before the line above could begin
+                self._end(kind, error, trace)
+
+    def _begin(self) -> Given:
+        inside = self._make()
+        found = inside.__enter__()
+        self._inside = inside
+        return found
+
+    def _end(self, *error: Any) -> bool | None:
+        with Delayed():
+            inside, self._inside = self._inside, None
+            return None if inside is None else inside.__exit__(*error)
+
+
+class Managed(Uninterrupted[Given], ContextDecorator):
     """A context manager that calls `make` when it is entered. It can be entered once.
 
     One that is dropped without having been entered has done nothing: it warns, at the line that made it. As a
@@ -25,11 +91,11 @@ class Managed(AbstractContextManager[Given], ContextDecorator, Generic[Given]):
     """
 
     def __init__(self, call: str, make: Callable[[], AbstractContextManager[Given]]) -> None:
-        self._call, self._make, self._line = call, make, caller()
+        super().__init__(make)
+        self._call, self._line = call, caller()
         self._lock, self._used = threading.Lock(), False
-        self._inside: Any = None
 
-    def __enter__(self) -> Given:
+    def _begin(self) -> Given:
         with self._lock:
             if self._used:
                 raise ClearheadError(
@@ -37,14 +103,7 @@ class Managed(AbstractContextManager[Given], ContextDecorator, Generic[Given]):
                     "each time."
                 )
             self._used = True
-        self._inside = self._make()
-        return self._inside.__enter__()  # type: ignore[no-any-return]
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> bool | None:
-        inside, self._inside = self._inside, None
-        return inside.__exit__(kind, error, trace)  # type: ignore[no-any-return]
+        return super()._begin()
 
     def __call__(self, function: Any) -> Any:
         self._used = True

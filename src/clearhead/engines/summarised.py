@@ -34,6 +34,8 @@ def summarised(problem: Problem, engine: Engine, summary: Summary) -> Found:
         # a value of NaN makes the outputs of the queries that may see it NaN, but not their weights
         alone = summarised(problem, engine, Summary(output=True)).output
         return summarised(problem, engine, summary._replace(output=False))._replace(output=alone)
+    if compiling():
+        return PLAIN.summarise(problem, summary)  # the compiler follows PyTorch's operations, and no backward pass here
     if problem.needs_grad and not engine.transparent(problem):
         for able in (engine, PLAIN):  # a graph of blocks takes more memory than their gradients written out
             if able.fuses(problem, summary) and not able.transparent(problem):

@@ -219,7 +219,7 @@ class LazyMatrix(ABC, Generic[ArrayT]):
     def mean(self, dim: int | tuple[int, ...] | None = None, keepdim: bool = False) -> ArrayT:
         """The mean over a dimension, over several, or over all. Arguments and cost: as `sum`."""
         dims = self._dims(dim)
-        count = math.prod(self.shape[d] for d in dims)
+        count = math.prod([self.shape[d] for d in dims])  # compiled code gives math.prod no generator
         return self._squeezed((summed(self, dims) / count).to(self.dtype), dims, keepdim)
 
     @_with_numpy_names
@@ -379,6 +379,11 @@ class LazyMatrix(ABC, Generic[ArrayT]):
         """PyTorch's functions are given `dense()`, except functions with a method here."""
         kwargs = kwargs or {}
         first, *others = args or (None,)
+        if function is Tensor.matmul and isinstance(first, Tensor) and compiling():
+            raise UnsupportedError(
+                "PyTorch's compiler takes `w @ value` for `value @ w`. Write torch.matmul(w, value), or "
+                "torch.matmul(value, w)."
+            )
         named = METHODS.get(function)
         # torch.max(a, b) compares two
         pairwise = named != "__matmul__" and any(isinstance(other, Tensor | LazyMatrix) for other in others)

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -14,6 +15,7 @@ from torch import Tensor, nn
 
 from clearhead.base.arrays import Array
 from clearhead.base.errors import ClearheadError, UnsupportedError, require
+from clearhead.base.managers import Uninterrupted
 from clearhead.base.numbers import check_number
 from clearhead.base.text import brief, listed, said
 from clearhead.base.torch_private import tree_map_only
@@ -285,7 +287,8 @@ def compare_backends(
     refuse_edited(model, "compare_backends")
     found: list[ComparedCall] = []
     for number, backend in enumerate((one, other)):
-        with on_backend(model, backend), watch_own(model, values=True, compares=False) as seen:
+        switched = Uninterrupted(partial(on_backend, model, backend))
+        with switched, watch_own(model, values=True, compares=False) as seen:
             run(model, inputs)
         found += [compared(call, i, backend, number, most) for i, call in enumerate(seen.calls)]
     return Comparison(found)

@@ -1,6 +1,7 @@
 """Modules: attention and positions, for building models."""
 
 from clearhead.base.renamed import public as _public
+from clearhead.nn._record import set_recording as set_recording
 from clearhead.nn.additive_attention import AdditiveAttention as AdditiveAttention
 from clearhead.nn.dot_product_attention import DotProductAttention as DotProductAttention
 from clearhead.nn.key_value_cache import KeyValueCache as KeyValueCache

@@ -13,7 +13,8 @@ from clearhead import _attention
 from clearhead._attention import Arguments, Attended
 from clearhead.base.errors import ClearheadError
 from clearhead.base.numbers import check_flag
-from clearhead.base.tracing import compiling, refuse_script, transformed
+from clearhead.base.text import brief
+from clearhead.base.tracing import compiling, in_backward, refuse_script, transformed
 from clearhead.base.unpacked import looked_into
 from clearhead.inspection.source import FromCall, FromRecord, Source, Unpacked, shown
 from clearhead.inspection.weights import Weights
@@ -36,9 +37,18 @@ class RecordingModule(nn.Module):
     _last: Source | None = None
     _made: tuple[Source, Weights | Callable[[], Weights]] | None = None
 
-    def __init__(self, record_gradients: bool = False) -> None:
+    def __init__(self, record: bool = True, record_gradients: bool = False) -> None:
         super().__init__()
+        self._set_record(record, record_gradients)
+
+    def _set_record(self, record: bool, record_gradients: bool) -> None:
+        self.record = check_flag(record, "record")
         self.record_gradients = check_flag(record_gradients, "record_gradients")
+        if record_gradients and not record:
+            raise ClearheadError(
+                "record_gradients=True is given with record=False: without a record there are no weights. Leave "
+                "record=False out."
+            )
 
     @property
     def attention_weights(self) -> Weights | None:
@@ -48,11 +58,17 @@ class RecordingModule(nn.Module):
         They are detached: a loss on them trains nothing. With `record_gradients=True` the module keeps the graph of its
         last call until the next one, and `attention_weights[...]` has gradients.
 
-        After a call that `clearhead.edit` changed they are the edited weights, detached. They are None after a call
-        under torch.compile or torch.func, whose tensors do not outlive the call. The state dict, pickles and copies of
-        the module leave them out. Raises a `ClearheadError`, now or when they are read, where a tensor that they are
-        computed from was modified in place since.
+        After a call that `clearhead.edit` changed they are the edited weights, detached. Compiled code, calls inside
+        torch.func, and the second run of a checkpoint record nothing: the weights stay those of the call before. The
+        state dict, pickles and copies of the module leave them out. Raises a `ClearheadError` where the module does
+        not record (`record=False`), and, now or when they are read, where a tensor that they are computed from was
+        modified in place since.
         """
+        if not self.record:
+            raise ClearheadError(
+                f"{type(self).__name__} has no attention_weights: it is set to record=False, and keeps nothing of a "
+                "call.\nCall ch.nn.set_recording(module, True), then the module."
+            )
         last, made = self._last, self._made  # read once: another thread may be calling the module
         if last is None:
             if not compiling() and looked_into(sys._getframe(1)):
@@ -80,22 +96,25 @@ class RecordingModule(nn.Module):
         copies = {name: a.copy() for name, a in options.items() if isinstance(a, np.ndarray)}
         call = Arguments(query, key, value, **(options | copies if copies else options))
         found = _attention.attend(call)
-        problem = found.problem
-        last: Source | None = None
-        if not compiling() and not transformed():
-            numpy = isinstance(query, np.ndarray)
-            if self.record_gradients and not numpy:
-                last = FromCall(call, lasting=True)
-            else:
-                said = {"score": call.score, "mask": _words(call.mask), "bias": _words(call.bias), "align": call.align}
-                last = FromRecord(record(problem, copy=numpy, fresh=fresh), said, numpy)
-            ragged = call.mask is not None and isinstance(call.mask, RaggedMask)
-            if ragged and not (found.padded and isinstance(last, FromRecord)):
-                last = Unpacked(last, call.mask.sequences)
+        if compiling() or transformed() or in_backward():  # a backward pass calls it in the second run of a checkpoint
+            return found
+        last = self._recorded(call, found, fresh) if self.record else None
         edited = None if last is None or found.ran is None else found.ran.later(last.numpy)
         self.__dict__["_made"] = None if last is None or edited is None else (last, edited)
         self.__dict__["_last"] = last  # nn.Module.__setattr__ is slow
         return found
+
+    def _recorded(self, call: Arguments, found: Attended, fresh: bool) -> Source:
+        """The record of a call."""
+        numpy = isinstance(call.query, np.ndarray)
+        if self.record_gradients and not numpy:
+            last: Source = FromCall(call, lasting=True)
+        else:
+            said = {"score": call.score, "mask": _words(call.mask), "bias": _words(call.bias), "align": call.align}
+            last = FromRecord(record(found.problem, copy=numpy, fresh=fresh), said, numpy)
+        if not isinstance(call.mask, RaggedMask) or (found.padded and isinstance(last, FromRecord)):
+            return last
+        return Unpacked(last, call.mask.sequences)
 
     def __getstate__(self) -> dict[str, Any]:  # pickle and copy call it
         return {name: value for name, value in self.__dict__.items() if name not in ("_last", "_made")}
@@ -103,3 +122,30 @@ class RecordingModule(nn.Module):
 
 def _words(value: Any) -> str | None:
     return None if value is None else shown(value)
+
+
+def set_recording(model: nn.Module, record: bool) -> None:
+    """Switch the record of the last call on or off in all attention modules of `clearhead.nn` in a model.
+
+    >>> import torch, clearhead as ch
+    >>> block, x = torch.nn.Sequential(ch.nn.MultiHeadAttention(16, 2)), torch.rand(1, 4, 16)
+    >>> ch.nn.set_recording(block, False)                       # as record=False where each module is built
+    >>> output = block[0](x, x, x)
+    >>> ch.nn.set_recording(block, True)
+    >>> output = block[0](x, x, x)
+    >>> block[0].attention_weights.shape
+    torch.Size([1, 2, 4, 4])
+
+    `model`: a module, with all modules inside it. `record`: whether they record, from the next call on; False also
+    drops the records that they hold. Then nothing of a call outlives it but the graph of its output, and
+    `attention_weights` raise a `ClearheadError`. Copies and pickles of a module keep the setting; the state dict has
+    none. Raises a `ClearheadError` for another `model` or `record`.
+    """
+    if not isinstance(model, nn.Module):
+        raise ClearheadError(f"set_recording takes a torch.nn.Module; got {brief(model)}.")
+    check_flag(record, "record")
+    for module in model.modules():
+        if isinstance(module, RecordingModule):
+            module.record = record
+            if not record:
+                vars(module).update(_last=None, _made=None)

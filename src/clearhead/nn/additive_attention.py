@@ -17,7 +17,7 @@ from clearhead.base.numbers import check_count
 from clearhead.base.products import multiply
 from clearhead.base.shapes import AlignLike
 from clearhead.base.torch_private import has_hooks, parts_of, put_parts
-from clearhead.base.tracing import distributed
+from clearhead.base.tracing import compiling, distributed
 from clearhead.base.unpacked import refuse_unpacking
 from clearhead.masks.base import MaskLike
 from clearhead.nn._heads import check_dtype, reset
@@ -61,7 +61,7 @@ class AdditiveAttention(RecordingModule):
     `dropout`: the probability with which a weight is dropped while training. `device`, `dtype`: those of the
     parameters; None is the default of PyTorch. `forward` describes the arguments of a call.
     `attention_weights`: the weights of the last call, lazy; detached, unless `record_gradients` is True, which
-    keeps the last call's graph.
+    keeps the last call's graph. `record=False` keeps nothing of a call, and there are none: see `set_recording`.
     Cost: Lq·Lk·hidden_dim tanh over the allowed pairs; memory O(Lq + Lk).
     Source: Bahdanau et al. 2015, "Neural Machine Translation by Jointly Learning to Align and Translate"; the
     signature: Zhang et al., "Dive into Deep Learning".
@@ -78,11 +78,12 @@ class AdditiveAttention(RecordingModule):
         *,
         query_dim: int | None = None,
         key_dim: int | None = None,
+        record: bool = True,
         record_gradients: bool = False,
         device: torch.device | str | int | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        super().__init__(record_gradients)
+        super().__init__(record, record_gradients)
         self.hidden_dim = check_count(hidden_dim, 1, "hidden_dim")
         self.dropout = check_dropout(dropout, "dropout")
         made: dict[str, Any] = {"device": device, "dtype": dtype}
@@ -219,8 +220,9 @@ class AdditiveAttention(RecordingModule):
             held, _, _ = parts_of(self._scores[0])
             if all(held[name] is tensor for name, tensor in tensors.items()):
                 return self._scores[prepared]
-        # a tensor that torch.func or a parametrization puts in a parameter's place is no nn.Parameter
-        if not all(isinstance(tensor, nn.Parameter) for tensor in tensors.values()):
+        # a tensor that torch.func or a parametrization puts in a parameter's place is no nn.Parameter; compiled code
+        # writes no attribute, which a checkpoint in it forbids
+        if compiling() or not all(isinstance(tensor, nn.Parameter) for tensor in tensors.values()):
             return _sharing(tensors | {"W_k": None} if prepared else tensors)
         # both at once, since compiled code can't make a module
         self._scores = (_sharing(tensors), _sharing(tensors | {"W_k": None}))

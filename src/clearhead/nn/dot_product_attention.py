@@ -36,14 +36,14 @@ class DotProductAttention(RecordingModule):
     `dropout`: the probability with which a weight is dropped while training. `forward` describes the arguments of a
     call.
     `attention_weights`: the weights of the last call, lazy; detached, unless `record_gradients` is True, which
-    keeps the last call's graph.
+    keeps the last call's graph. `record=False` keeps nothing of a call, and there are none: see `set_recording`.
     Cost: that of `clearhead.attention`.
     Source: Vaswani et al. 2017, "Attention Is All You Need"; the signature: Zhang et al., "Dive into Deep Learning".
     """
 
     @built_with(OF_DOT_PRODUCT)
-    def __init__(self, dropout: float = 0.0, *, record_gradients: bool = False) -> None:
-        super().__init__(record_gradients)
+    def __init__(self, dropout: float = 0.0, *, record: bool = True, record_gradients: bool = False) -> None:
+        super().__init__(record, record_gradients)
         self.dropout = check_dropout(dropout, "dropout")
 
     def forward(

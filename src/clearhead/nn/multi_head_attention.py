@@ -125,6 +125,8 @@ class MultiHeadAttention(RecordingModule):
     `gate`: factors σ(W_g query), from 0 to 1, of the heads' outputs before W_o: "elementwise", one for each number of
     each head, as the authors recommend, or "headwise", one for each head; None is none.
     `device`, `dtype`: those of the parameters that the module makes; modules that it is given keep theirs.
+    `record`: whether queries and keys of the last call are kept for `attention_weights`. False keeps nothing of a call;
+    `set_recording` switches it for a whole model.
     `record_gradients`: whether `attention_weights` have gradients; the graph of the last call is kept for it.
     `attention_weights`: the weights of the last call, (B, H, Lq, Lk), B = 1 where the inputs had no batch; lazy and
     detached. Of nested inputs they are those of the padded batch.
@@ -161,11 +163,12 @@ class MultiHeadAttention(RecordingModule):
         sinks: bool = False,
         score_bias: Bias | None = None,
         gate: Gate | None = None,
+        record: bool = True,
         record_gradients: bool = False,
         device: torch.device | str | int | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        super().__init__(record_gradients)
+        super().__init__(record, record_gradients)
         self.embed_dim, self.num_heads, self.head_dim = check_sizes(embed_dim, num_heads, head_dim)
         self.num_kv_heads = check_count(self.num_heads if num_kv_heads is None else num_kv_heads, 1, "num_kv_heads")
         if self.num_heads % self.num_kv_heads:

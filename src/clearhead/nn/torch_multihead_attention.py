@@ -51,7 +51,8 @@ class TorchMultiheadAttention(nn.MultiheadAttention, RecordingModule):
     Arguments, and the state dict, are those of `torch.nn.MultiheadAttention`; the call is described at `forward`. It
     works in nn.TransformerEncoderLayer and DecoderLayer, in modules built of them, and in nn.Transformer, in training
     and evaluation. Layers do not take their fused path, which calls no module, so `attention_weights` are the weights
-    of the last call, lazy, (B, H, Lq, Lk), detached unless `record_gradients` is True.
+    of the last call, lazy, (B, H, Lq, Lk), detached unless `record_gradients` is True. `record=False` keeps nothing of
+    a call, and there are none: see `set_recording`.
     It differs from torch's in this: a query that may see nothing gives out_proj's bias and weights of 0, where torch's
     gives NaN or the same, depending on its path; weights are those before dropout. For a new model `MultiHeadAttention`
     has more, and its masks are True where a query may attend.
@@ -77,6 +78,7 @@ class TorchMultiheadAttention(nn.MultiheadAttention, RecordingModule):
         device: torch.device | str | int | None = None,
         dtype: torch.dtype | None = None,
         *,
+        record: bool = True,
         record_gradients: bool = False,
     ) -> None:
         width, heads = check_count(embed_dim, 1, "embed_dim"), check_count(num_heads, 1, "num_heads")
@@ -101,7 +103,7 @@ class TorchMultiheadAttention(nn.MultiheadAttention, RecordingModule):
             device=device,
             dtype=dtype,
         )
-        self.record_gradients = check_flag(record_gradients, "record_gradients")
+        self._set_record(record, record_gradients)
         self.register_forward_pre_hook(_is_called)
 
     def reset_parameters(self) -> None:
@@ -114,7 +116,9 @@ class TorchMultiheadAttention(nn.MultiheadAttention, RecordingModule):
             nn.init.zeros_(self.out_proj.bias)
 
     @classmethod
-    def from_torch(cls, module: nn.MultiheadAttention, *, record_gradients: bool = False) -> TorchMultiheadAttention:
+    def from_torch(
+        cls, module: nn.MultiheadAttention, *, record: bool = True, record_gradients: bool = False
+    ) -> TorchMultiheadAttention:
         """The same module, with a copy of the weights, of dropout, batch_first, device, dtype and mode.
 
         Raises an `UnsupportedError` for a module with add_bias_kv or add_zero_attn.
@@ -129,6 +133,7 @@ class TorchMultiheadAttention(nn.MultiheadAttention, RecordingModule):
             vdim=module.vdim,
             batch_first=module.batch_first,
             device="meta",  # the weights are replaced: none are made, and no random numbers are drawn
+            record=record,
             record_gradients=record_gradients,
         )
         for name, parameter in module.named_parameters():

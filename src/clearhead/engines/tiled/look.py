@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import cached_property
 from typing import Any
 
 import torch
@@ -71,9 +70,9 @@ class Look:
     @property
     def first(self) -> tuple[int, int]:
         """The place of the block's first query, and of its first key."""
-        return self.region.queries.start, self.start
+        return self.region.queries.start or 0, self.start
 
-    @cached_property
+    @property
     def finite_scores(self) -> Tensor:
         """The scores, with 0 for −∞: a weight of 0 times a score is then 0."""
         if not self.may_be_empty:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from itertools import groupby
 from typing import Any
 
 import torch
@@ -86,12 +85,13 @@ def _place(
     name: str, region: Region, problem: Problem, summary: Summary
 ) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
     """Where a region's sums over queries begin in the whole's sums, and their sizes; None for a result by row."""
+    row, column = region.queries.start or 0, region.keys.start or 0  # None in compiled code
     if name == "received":
-        return (region.keys.start,), (problem.sizes.keys,)
+        return (column,), (problem.sizes.keys,)
     if name not in ("mean", "peak"):
         return None
     tall, wide = summary.mean or summary.peak or (1, 1)
-    return (region.queries.start // tall, region.keys.start // wide), _cells(problem, (tall, wide))
+    return (row // tall, column // wide), _cells(problem, (tall, wide))
 
 
 def _joined_to(problem: Problem, found: dict[str, Any]) -> dict[str, Any]:
@@ -106,8 +106,10 @@ def _joined_to(problem: Problem, found: dict[str, Any]) -> dict[str, Any]:
 
 def _side_by_side(parts: dict[tuple[int, int], Tensor]) -> Tensor:
     """Parts, each for some sequences and heads, joined in order."""
-    rows = [[part for _, part in of_batch] for _, of_batch in groupby(parts.items(), lambda item: item[0][0])]
-    return regions.join([regions.join(heads, 1) for heads in rows], 0)
+    rows: dict[int, list[Tensor]] = {}
+    for (batch, _), part in parts.items():
+        rows.setdefault(batch, []).append(part)
+    return regions.join([regions.join(heads, 1) for heads in rows.values()], 0)
 
 
 def summed_products(
@@ -178,7 +180,7 @@ def _block(
         found["entropy"] = (look.log_keys - expected).clamp(min=0.0).masked_fill(blind, 0.0)
     if summary.distance is not None:
         own = summary.distance[region.batch if len(summary.distance) > 1 else slice(None), :, region.queries]
-        places = torch.arange(region.keys.start, region.keys.stop, device=own.device)
+        places = torch.arange(weights.shape[-1], device=own.device) + look.start
         gap = (own.unsqueeze(-1) - places).abs().to(weights.dtype)
         found["distance"] = (weights * gap).sum(-1)  # summed pairwise; einsum's running sum rounds more
     if summary.best:
@@ -261,7 +263,7 @@ def _peaks(look: Look, cell: tuple[int, int]) -> Tensor:
         return pooled(look.weights.detach(), look.first, cell, torch.amax)
     # the largest weight has the largest score, and the peaks of scores may exist already
     part = (look.peaks(wide) - look.log_total.detach().unsqueeze(-1)).exp()
-    return chunks(part.transpose(-1, -2), tall, look.region.queries.start, torch.amax).transpose(-1, -2)
+    return chunks(part.transpose(-1, -2), tall, look.first[0], torch.amax).transpose(-1, -2)
 
 
 def _padded(part: Tensor, first: tuple[int, ...], sizes: tuple[int, ...]) -> Tensor:

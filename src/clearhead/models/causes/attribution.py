@@ -13,6 +13,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from clearhead.base.arrays import accumulated
 from clearhead.base.errors import ClearheadError, ShapeError
+from clearhead.base.managers import Uninterrupted
 from clearhead.base.pictures import Style
 from clearhead.base.text import listed, outlined, said
 from clearhead.base.tracing import without_autocast
@@ -297,7 +298,7 @@ def _attributions(
         raise ClearheadError("logit_attribution: the model made no attention call that is recognised.")
     with torch.enable_grad(), watch_own(model, values=True) as seen:
         frozen = Frozen(model, before, Writers(seen))
-        with frozen.hooked():
+        with Uninterrupted(frozen.hooked):
             output = ran(model, inputs)
         _check_batch(several, logits_of(output))
         logits = frozen.before_cap(logits_of(output))

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from clearhead.base.arrays import accumulated
 from clearhead.base.errors import ClearheadError, UnsupportedError
+from clearhead.base.managers import Uninterrupted
 from clearhead.base.numbers import check_count
 from clearhead.base.tracing import in_backward, unobserved
 from clearhead.models.causes.cells import (
@@ -95,7 +96,7 @@ def attribution_patching(
     probe = Probe(model)
     with torch.inference_mode(False), torch.enable_grad():
         inputs = outside_inference(model, inputs, "attribution_patching")
-        with watch_own(model) as seen, given_calls(probe, innermost=True):
+        with watch_own(model) as seen, Uninterrupted(lambda: given_calls(probe, innermost=True)):
             output = ran(model, inputs)
             refuse_padding(metric, model, inputs, output)
             plain = number_of(metric, output)

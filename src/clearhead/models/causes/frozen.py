@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from clearhead.base.errors import UnsupportedError
+from clearhead.base.managers import Delayed
 from clearhead.base.torch_private import parts_of, tree_map_only
 from clearhead.explanation.modules.origin.find import near
 from clearhead.explanation.modules.origin.ran import layer_of
@@ -50,9 +51,10 @@ def first_run(model: nn.Module, inputs: Any) -> First:
         return _here(lambda module, args: ran.append(name))
 
     with watch_own(model, values=True) as seen, ExitStack() as stack:
-        for name, module in model.named_modules():
-            if isinstance(layer_of(module), Linear):
-                stack.callback(module.register_forward_pre_hook(hook(name)).remove)
+        with Delayed():
+            for name, module in model.named_modules():
+                if isinstance(layer_of(module), Linear):
+                    stack.callback(module.register_forward_pre_hook(hook(name)).remove)
         run(model, inputs)
     return First(seen, ran[-1])
 

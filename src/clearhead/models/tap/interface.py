@@ -215,10 +215,10 @@ class Marks:
     @contextmanager
     def put(self) -> Iterator[None]:
         """The modules have their marks inside the `with`."""
-        with torch.inference_mode(False):  # an operation that writes takes no tensor that was made in inference mode
-            for number, module in enumerate(self.modules):
-                module.__dict__[self.attribute] = torch.tensor([self.number, number], device="cpu")
         try:
+            with torch.inference_mode(False):  # an operation that writes takes no tensor made in inference mode
+                for number, module in enumerate(self.modules):
+                    module.__dict__[self.attribute] = torch.tensor([self.number, number], device="cpu")
             yield
         finally:
             for module in self.modules:

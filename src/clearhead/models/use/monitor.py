@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from clearhead.base.errors import ClearheadError
-from clearhead.base.managers import caller, warn_unused
+from clearhead.base.managers import Delayed, caller, warn_unused
 from clearhead.base.numbers import check_count
 from clearhead.base.torch_private import compiler_here
 from clearhead.base.tracing import compiling, in_backward
@@ -228,6 +228,14 @@ class Monitor:
         self._missing: dict[Site, str] = {}  # the layers whose calls could not be read, in any step
         self._departures: dict[Site, Departure | None] = {}  # of the first calls that functions of others computed
         self._interface, self._installed = Interface(model), ExitStack()
+        try:
+            with Delayed():
+                self._install(model)
+        except BaseException:
+            self.remove()
+            raise
+
+    def _install(self, model: nn.Module) -> None:
         with ExitStack() as stack:
             stack.enter_context(self._interface.installed())
             before, after = self._hooks = (
@@ -258,19 +266,19 @@ class Monitor:
 
         A monitored pass that still runs in another thread is monitored to its end.
         """
-        self._close()
-        with self._lock:
-            self._removed = True
-            last = not self._open
-        if last:
-            self._installed.close()
+        with Delayed():
+            self._close()
+            with self._lock:
+                self._removed = True
+                last = not self._open
+            if last:
+                self._installed.close()
 
     def __enter__(self) -> Self:
         if self._removed:
             raise ClearheadError(
                 "this monitor was removed, or its `with` has ended: write `with ch.models.monitor(...):` each time."
             )
-        self._stay()
         return self
 
     def _stay(self) -> None:
@@ -279,7 +287,11 @@ class Monitor:
             hook.calls(method)
 
     def __exit__(self, kind: type[BaseException] | None, *_: Any) -> None:
-        self.remove()
+        try:
+            self.remove()
+        finally:
+            if not self._removed:  # an interrupt came before the line above could begin
+                self.remove()
         if kind is None and not self.steps:
             raise ClearheadError(
                 "monitor: the model was not called in training mode. Call model.train() before, and the model itself; "
@@ -318,17 +330,17 @@ class Monitor:
         one.monitor = self  # the record stays until the pass has ended
         one.departures = dict(self._departures)
         one.compiled = compiled or compiled_inside(module)
-        with ExitStack() as stack:
+        with Delayed(), ExitStack() as stack:
             if not one.compiled:  # compiled code would pause at a function mode
                 stack.enter_context(functions.source(one))
                 stack.enter_context(one.stack.entered())
                 stack.enter_context(own_source(one))
             stack.enter_context(self._interface.recording(one))
             stack.enter_context(one.stack.running(module, args, kwargs))
+            here.step = one
+            with self._lock:
+                self._open += 1
             here.open = stack.pop_all()
-        here.step = one
-        with self._lock:
-            self._open += 1
 
     def _end(self, module: nn.Module, args: Any, output: Any, compiled: bool) -> None:
         step = self._here.step
@@ -371,15 +383,16 @@ class Monitor:
 
     def _close(self) -> None:
         here = self._here
-        opened, step, here.open, here.step, here.passing = here.open, here.step, ExitStack(), None, False
-        opened.close()
-        if step is None:
-            return
-        with self._lock:
-            self._open -= 1
-            last = self._removed and not self._open
-        if last:
-            self._installed.close()
+        with Delayed():
+            opened, step, here.open, here.step, here.passing = here.open, here.step, ExitStack(), None, False
+            opened.close()
+            if step is None:
+                return
+            with self._lock:
+                self._open -= 1
+                last = self._removed and not self._open
+            if last:
+                self._installed.close()
 
 
 def _weak(method: Callable[..., None], installed: ExitStack) -> Callable[..., None]:

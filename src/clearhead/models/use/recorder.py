@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from clearhead._attention import Arguments
 from clearhead.base.errors import ClearheadError, ShapeError, UnsupportedError
+from clearhead.base.managers import Uninterrupted
 from clearhead.base.shapes import Sizes
 from clearhead.base.torch_state import any_autocast
 from clearhead.base.tracing import in_backward, unobserved, without_autocast
@@ -520,14 +521,14 @@ def each_call(
     `values`: whether a call has its value.
     """
     refuse_compiled(model)
-    return recorded(
-        Recorder(model, asked(values=values)._replace(each=do, own=True), checked(padding)), lambda recorder: None
-    )
+    recorder = Recorder(model, asked(values=values)._replace(each=do, own=True), checked(padding))
+    return Uninterrupted(lambda: recorded(recorder, lambda recorder: None))
 
 
 def writers_of(model: nn.Module, run: Callable[[], object]) -> dict[str, Origin]:
     """The layer that writes the heads of each module, found in one run, as calls of the module have it."""
-    with recorded(Recorder(model, asked(values=True)._replace(own=True)), lambda recorder: recorder.calls) as calls:
+    recorder = Recorder(model, asked(values=True)._replace(own=True))
+    with Uninterrupted(lambda: recorded(recorder, lambda recorder: recorder.calls)) as calls:
         run()
     found = ((call.name, call.origin) for call in calls if call.origin is not None and call.origin.writers)
     return {name: Origin([], 0, origin.writers[:1]) for name, origin in found}
@@ -552,6 +553,6 @@ def recorded(recorder: Recorder, given: Callable[[Recorder], Given]) -> Iterator
     if recorder.sizes and recorder.padding is not None and not recorder.fitted and recorder.asked.layers is None:
         raise ShapeError(missed.fits_none(recorder.padding.shape, recorder.sizes))
     for said in elsewhere:
-        warnings.warn(said, stacklevel=4)  # points at the caller's `with` statement
+        warnings.warn(said, stacklevel=5)  # points at the caller's `with` statement
     if recorder.unread and recorder.asked.layers is None:
-        warnings.warn(recorder.told_of_unread("in the record", "watch(model, layers=…)"), stacklevel=4)
+        warnings.warn(recorder.told_of_unread("in the record", "watch(model, layers=…)"), stacklevel=5)

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from clearhead._attention import Arguments
 from clearhead.base.errors import ClearheadError, UnsupportedError
-from clearhead.base.managers import Managed
+from clearhead.base.managers import Managed, Uninterrupted
 from clearhead.base.tracing import in_backward, unobserved
 from clearhead.models.tap.choice import check_layers, chosen, made_by
 from clearhead.models.tap.layers import Site
@@ -75,7 +75,7 @@ def edit(model: nn.Module, *edits: Edit) -> AbstractContextManager[None]:
 
 def edit_own(model: nn.Module, edits: Sequence[Edit]) -> AbstractContextManager[None]:
     """`edit`, of the calls of this thread alone: for functions that run the model themselves."""
-    return _editing(Editor(model, edits, own=True))
+    return Uninterrupted(lambda: _editing(Editor(model, edits, own=True)))
 
 
 _active: list[Editor] = []
@@ -92,7 +92,7 @@ def _editing(editor: Editor) -> Iterator[None]:
         yield
     editor.check_used()
     if editor.unread and any(one.layers is None for one in editor.edits):
-        warnings.warn(editor.told_of_unread("changed", f"{type(editor.edits[0]).__name__}(layers=…)"), stacklevel=4)
+        warnings.warn(editor.told_of_unread("changed", f"{type(editor.edits[0]).__name__}(layers=…)"), stacklevel=5)
 
 
 @contextmanager
