@@ -310,7 +310,7 @@ def test_compiled_code_runs_the_forward_pass_once(dtype, options, monkeypatch):
 @pytest.mark.parametrize("queries", [1, 7, 60])
 def test_a_weight_below_the_smallest_normal_number_is_0(instructions, queries):
     """Key 0 has the largest score; those of the other keys are 80 to 95 below it, and their values are huge. Terms of
-    the softmax below 2⁻¹²⁶ are 0 in the output, its gradients and the statistics, and so are the weights that are read."""
+    the softmax below 2⁻¹²⁶ are 0 in the output, its gradients and the statistics, and so are the weights read."""
     gaps = torch.linspace(80, 95, 150)
     gaps[0] = 0.0
     query = torch.full((1, 1, queries, 1), -1.0)
