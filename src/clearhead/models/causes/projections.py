@@ -75,8 +75,9 @@ class Sides:
         """The layer of a module of clearhead's or PyTorch's own, whose weights lie as its documentation says."""
         module, count = self.module, self.heads if side == "query" else self.key_heads
         if isinstance(module, MultiHeadAttention):
-            layer = {"query": module.W_q, "key": module.W_k, "value": module.W_v}[side]
-            found = layer_of(layer)
+            own = f"W_{side[0]}"
+            ran = () if self.call.origin is None else self.call.origin.ran
+            found = next((one.layer for one in ran if one.name == own and one.stands), layer_of(getattr(module, own)))
             turned = _between(module, side)
         elif isinstance(module, nn.MultiheadAttention):
             weight, bias = projection_of(module, side)

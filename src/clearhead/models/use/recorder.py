@@ -26,7 +26,7 @@ from clearhead.base.tracing import in_backward, unobserved, without_autocast
 from clearhead.base.versions import Versions
 from clearhead.biases.base import Bias
 from clearhead.explanation.modules.origin.find import SIDES
-from clearhead.explanation.modules.origin.ran import Layers, Origin, Ran, noted, ran, writer
+from clearhead.explanation.modules.origin.ran import Layers, Origin, Ran, noted, ran, same_view, writer
 from clearhead.explanation.modules.origin.written import writes
 from clearhead.explanation.modules.projection import Linear
 from clearhead.inspection.reductions.base import Reduction
@@ -453,6 +453,7 @@ class Origins(Notes):
 
     def __init__(self) -> None:
         self._unwritten = deque[tuple[Outcome, Origin]](maxlen=WAITING)
+        self._newest: tuple[Origin, Tensor] | None = None  # whose layer was found last, and what it was given
 
     def made(self, outcome: Outcome, origin: Origin) -> None:
         """A call was made, whose output a layer may read that runs later."""
@@ -467,8 +468,8 @@ class Origins(Notes):
     def ended(
         self, around: Any, inside: Any, module: nn.Module, args: tuple[Any, ...], kwargs: Any, result: Any, name: str
     ) -> None:
-        one = noted(around, module, args, kwargs, result, name)
-        if one is not None and self._unwritten:
+        one = noted(around, inside, module, args, kwargs, result, name)
+        if one is not None and one.kind is Linear and not self._written_around(one) and self._unwritten:
             with unobserved(), without_autocast(one.x.device):
                 self._written(one, result)
         around.add(name, inside)
@@ -477,11 +478,18 @@ class Origins(Notes):
         for waiting in reversed(tuple(self._unwritten)):
             outcome, origin = waiting
             if outcome.output is not None and writes(one, result, outcome.output):
-                assert isinstance(one.layer, Linear)
-                origin.writers.append(writer(one.name, one.layer))
+                origin.writers.append(writer(one.name, one.source))
+                self._newest = origin, one.x
                 with suppress(ValueError):  # another thread was faster
                     self._unwritten.remove(waiting)
                 return
+
+    def _written_around(self, one: Ran) -> bool:
+        """Whether the layer was given the heads too of which another was found: it is beside that one, or around it."""
+        if self._newest is None or not same_view(self._newest[1], one.x):
+            return False
+        self._newest[0].writers.append(writer(one.name, one.source))
+        return True
 
     def projected(
         self, inputs: Sequence[Tensor], weights: Sequence[Tensor], biases: Sequence[Tensor | None], last: Projection
@@ -527,8 +535,8 @@ def writers_of(model: nn.Module, run: Callable[[], object]) -> dict[str, Origin]
     """The layer that writes the heads of each module, found in one run, as calls of the module have it."""
     with recorded(Recorder(model, asked(values=True)._replace(own=True)), lambda recorder: recorder.calls) as calls:
         run()
-    found = ((call.name, call.origin) for call in calls if call.origin is not None and call.origin.writers)
-    return {name: Origin([], 0, origin.writers[:1]) for name, origin in found}
+    found = ((call.name, call.origin.writer) for call in calls if call.origin is not None)
+    return {name: Origin([], 0, [writer]) for name, writer in found if writer is not None and writer.can_be_read()}
 
 
 @contextmanager
