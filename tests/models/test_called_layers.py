@@ -18,8 +18,8 @@ from clearhead.explanation.modules.origin import called
 os.environ["HF_HUB_OFFLINE"] = "1"
 pytest.importorskip("transformers", reason="the extra [models] is not installed")
 
-from merged import INPUTS, assert_same_numbers, llama, numbers_of  # noqa: E402
-from small_models import MODELS, made  # noqa: E402
+from merged import INPUTS, assert_same_numbers, llama, numbers_of
+from small_models import MODELS, made
 
 
 def weight_of(layer):

@@ -14,8 +14,8 @@ from torch.overrides import TorchFunctionMode
 
 from clearhead.base.errors import UnsupportedError
 from clearhead.base.torch_private import parts_of, tree_map_only
-from clearhead.explanation.modules.origin.find import near
 from clearhead.explanation.modules.origin.called import CalledLayer
+from clearhead.explanation.modules.origin.find import near
 from clearhead.explanation.modules.origin.ran import kind_of, layer_of, out_of
 from clearhead.explanation.modules.origin.written import given_heads
 from clearhead.explanation.modules.projection import Linear, Norm

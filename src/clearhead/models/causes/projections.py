@@ -12,7 +12,7 @@ from clearhead.base.selected import numbers_of
 from clearhead.base.text import brief, outlined
 from clearhead.explanation.modules.origin.chain import Places
 from clearhead.explanation.modules.origin.find import find
-from clearhead.explanation.modules.origin.ran import layer_of
+from clearhead.explanation.modules.origin.ran import check_unwritten, layer_of
 from clearhead.explanation.modules.projection import Linear
 from clearhead.models.attention_call import AttentionCall
 from clearhead.nn.multi_head_attention import MultiHeadAttention
@@ -64,12 +64,21 @@ class Sides:
             self._known[side] = self._declared(side) or self._found(side)
         made = self._known[side]
         if made is None:
+            self._check_layers()
             raise UnsupportedError(
                 f"{self.call.name}: no linear layer that ran in the module before attention gives its {side}, with a "
                 "norm, a rotation and a factor. The module computes something else between, as multi-head latent "
                 "attention does, or the tensors of the run are gone."
             )
         return made
+
+    def _check_layers(self) -> None:
+        """Raise for a layer before the call whose numbers cannot be read, which may be the one that is looked for."""
+        origin = self.call.unedited.origin
+        for one in () if origin is None else origin.ran[: origin.before]:
+            if one.kind is Linear:
+                check_unwritten(one.versions, f"{self.call.name}: the weights or the input of {one.name}")
+                _ = one.layer
 
     def _declared(self, side: str) -> Made | None:
         """The layer of a module of clearhead's or PyTorch's own, whose weights lie as its documentation says."""

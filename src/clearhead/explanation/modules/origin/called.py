@@ -22,6 +22,7 @@ from clearhead.explanation.modules.projection import Linear, Norm
 BLOCK = 1024  # rows of the identity in one call
 LARGE = 2.0**10  # beside numbers of this size a bias, or a norm's ε, costs few digits
 TRIED = 8  # random rows with which a layer is compared with its weights
+KEPT_WHOLE = "model.set_reshard_after_forward(False); model.set_reshard_after_backward(False)"
 POSITIONS = 6  # of a run, whose results are compared
 
 
@@ -122,7 +123,7 @@ def check_whole(module: nn.Module, name: str) -> None:
     if any(distributed(tensor) for tensor in (*module.parameters(), *module.buffers())):
         raise UnsupportedError(
             f"{name} has only this rank's part of its weights, which are sharded (DTensor), so they are not read.\n"
-            "With fully_shard keep them whole after a run: model.set_reshard_after_forward(False)."
+            f"With fully_shard keep them whole after a run: {KEPT_WHOLE}."
         )
     alone = not torch.distributed.is_available() or not torch.distributed.is_initialized()
     if not alone and torch.distributed.get_world_size() > 1 and any(map(may_have_hooks, module.modules())):

@@ -12,7 +12,7 @@ from clearhead.base.errors import ClearheadError, UnsupportedError
 from clearhead.base.torch_private import data_address, may_have_hooks, parts_of
 from clearhead.base.tracing import freed, unobserved
 from clearhead.base.versions import Versions
-from clearhead.explanation.modules.origin.called import CalledLayer, few_rows
+from clearhead.explanation.modules.origin.called import KEPT_WHOLE, CalledLayer, few_rows
 from clearhead.explanation.modules.projection import Linear, Norm
 
 Kind = type[Linear] | type[Norm]
@@ -112,7 +112,7 @@ class Origin(NamedTuple):
     """The layers and the rotation that a call's tensors may have come from, and the layer that its output went to.
 
     `ran`: the layers that the module ran, the first `before` of them before the call; the list grows while the module
-    runs. `writers`: the layers that were given the outputs of the heads, once they have run, those inside another first;
+    runs. `writers`: the layers that were given the outputs of the heads, once they have run, an inner one first;
     they may be in another module. `turns`: the cosines and the sines that the module was given, (B, L, R) each.
     """
 
@@ -152,7 +152,7 @@ def check_unwritten(versions: Versions, name: str) -> None:
     if found is not None and freed(found[1]):
         raise UnsupportedError(
             f"{name} were freed after the run, as fully_shard frees them.\n"
-            "Keep them whole after a run: model.set_reshard_after_forward(False)."
+            f"Keep them whole: {KEPT_WHOLE}."
         )
     if found is not None:
         raise ClearheadError(f"{name} were written to since the run. Read this before the next step of the optimizer.")
@@ -276,7 +276,7 @@ def layer_of(module: nn.Module) -> Linear | Norm | None:
     if kind is Norm:
         eps = next((e for e in map(vars(module).get, ("eps", "variance_epsilon")) if isinstance(e, int | float)), 0.0)
         return Norm(_detached(weight), _detached(bias), float(eps), isinstance(module, nn.LayerNorm))
-    if weight is None or weight.ndim != 2 or not isinstance(module, nn.Linear) and type(module).__name__ != "Conv1D":
+    if weight is None or weight.ndim != 2 or (not isinstance(module, nn.Linear) and type(module).__name__ != "Conv1D"):
         return None
     weight = weight.detach()  # GPT-2's Conv1D has its weight as (in, out)
     return Linear(weight if isinstance(module, nn.Linear) else weight.T, _detached(bias))
