@@ -285,7 +285,7 @@ def test_an_adapter_that_is_changed_after_the_run():
     model, attention = adapted()
     seen = recorded(model)
     attention.o_proj.B.weight.data = torch.zeros_like(attention.o_proj.B.weight)
-    with pytest.raises(ch.ClearheadError, match="o_proj, a LoRA, gives other numbers now than in the run"):
+    with pytest.raises(ch.ClearheadError, match=r"o_proj, a \S+LoRA, gives other numbers now than in the run"):
         _ = seen[1].result_norms
     seen = recorded(model)
     with torch.no_grad():
@@ -321,7 +321,7 @@ def test_what_is_not_linear_is_an_error_and_ends_no_run(kind):
     else:
         attention.o_proj.__class__ = kind
     seen = recorded(model.eval())
-    with pytest.raises(ch.UnsupportedError, match=f"o_proj, a {kind.__name__}, gives no linear function of its input"):
+    with pytest.raises(ch.UnsupportedError, match=rf"o_proj, a \S+{kind.__name__}, gives no linear function of its"):
         _ = seen[1].result_norms
     assert torch.isfinite(seen[1].weighted_value_norms).all()
     assert "weighted transformed norm" in seen.table()[0] and seen.table()[-1]["weighted value norm"] > 0
@@ -335,3 +335,12 @@ def test_a_norm_behind_the_layer_is_no_part_of_it():
     weight = attention.o_proj.weight.detach()
     attention.o_proj = nn.Sequential(attention.o_proj, nn.LayerNorm(weight.shape[0]))
     assert torch.equal(recorded(model.eval())[1].output_projection.weight, weight)
+
+
+@pytest.mark.filterwarnings("ignore:torch.ao.quantization is deprecated:DeprecationWarning")
+def test_a_layer_that_pytorch_has_quantised_is_named():
+    """Its input is rounded too, and so differs from what its weights make of it."""
+    model = torch.ao.quantization.quantize_dynamic(llama(), {nn.Linear}, dtype=torch.qint8).eval()
+    kind = r"o_proj, a torch.ao.nn.quantized.dynamic.modules.linear.Linear, gives no linear function of its input"
+    with pytest.raises(ch.UnsupportedError, match=kind):
+        _ = recorded(model)[1].result_norms

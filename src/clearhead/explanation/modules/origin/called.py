@@ -6,7 +6,6 @@ is fetched from elsewhere when the layer runs. Only a call of the module runs al
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 
@@ -15,6 +14,7 @@ from torch import Tensor, nn
 
 from clearhead.base.arrays import accumulated
 from clearhead.base.errors import ClearheadError, UnsupportedError
+from clearhead.base.probing import probing
 from clearhead.base.torch_private import may_have_hooks
 from clearhead.base.tracing import distributed, without_autocast
 from clearhead.explanation.modules.projection import Linear, Norm
@@ -23,19 +23,7 @@ BLOCK = 1024  # rows of the identity in one call
 LARGE = 2.0**10  # beside numbers of this size a bias, or a norm's ε, costs few digits
 TRIED = 8  # random rows with which a layer is compared with its weights
 KEPT_WHOLE = "model.set_reshard_after_forward(False); model.set_reshard_after_backward(False)"
-POSITIONS = 6  # of a run, whose results are compared
-
-
-class _Reading(threading.local):
-    active = False
-
-
-_READING = _Reading()
-
-
-def is_reading() -> bool:
-    """Whether this thread calls a layer to read it, and not to run the model."""
-    return _READING.active
+ROWS = 6  # of a run, whose results are compared
 
 
 class CalledLayer:
@@ -60,21 +48,23 @@ class CalledLayer:
         if self._read is None:
             check_whole(self.module, name)
             with _called(self.module, self.given):
-                found = self._norm() if self.kind is Norm else self._linear(name)
+                found = self._norm(name) if self.kind is Norm else self._linear(name)
             self._read = found
         return self._read
 
     def _linear(self, name: str) -> Linear:
-        zero = self._call(self._rows(1, 0))[0]
-        scale = LARGE if bool(zero.any()) else 1.0
-        weight = zero.new_empty(self.out, self.width)
+        bias = self._call(self._rows(1, 0), name)[0]
+        scale = LARGE if bool(bias.any()) else 1.0
+        weight = bias.new_empty(self.out, self.width)
+        exact = accumulated(bias.dtype)
         for start in range(0, self.width, BLOCK):
             rows = self._rows(min(BLOCK, self.width - start), start, scale)
-            weight[:, start : start + len(rows)] = ((self._call(rows) - zero) / scale).T
-        found = Linear(weight, zero if scale != 1.0 else None)
-        generator = torch.Generator().manual_seed(0)
-        rows = torch.randn(TRIED, self.width, generator=generator, device="cpu").to(self._rows(1, 0))
-        if not _agree(found, rows, self._call(rows)):
+            weight[:, start : start + len(rows)] = ((self._call(rows, name).to(exact) - bias.to(exact)) / scale).T
+        found = Linear(weight, bias if scale != 1.0 else None)
+        generator = torch.Generator("cpu").manual_seed(0)
+        rows = torch.randn(TRIED, self.width, generator=generator, dtype=torch.float64, device="cpu")
+        rows = rows.to(self._rows(1, 0))
+        if not _agree(found, rows, self._call(rows, name)):
             raise UnsupportedError(
                 f"{name}, a {_described(self.module)}, gives no linear function of its input: its results on the rows "
                 "of the identity do not add up to those on other rows. It may round its input, as int8 activations "
@@ -87,14 +77,14 @@ class CalledLayer:
             )
         return found
 
-    def _norm(self) -> Norm:
+    def _norm(self, name: str) -> Norm:
         """The factor and the shift of a norm, from vectors whose mean is 0 and whose mean square is large."""
         row = torch.ones(self.width, dtype=torch.float64, device="cpu")
         row[1::2] = -1.0
         row -= row.mean()
         row *= LARGE / row.square().mean().sqrt()
-        plus, minus = self._call(torch.stack([row, -row]).to(self._rows(1, 0)))
-        weight, shift = (plus - minus) / 2 / (row.to(plus) / LARGE), (plus + minus) / 2
+        plus, minus = self._call(torch.stack([row, -row]).to(self._rows(1, 0)), name).to(row)
+        weight, shift = (plus - minus) / 2 / (row / LARGE), (plus + minus) / 2
         return Norm(weight, shift if bool(shift.any()) else None, 0.0, isinstance(self.module, nn.LayerNorm))
 
     def _rows(self, count: int, start: int, scale: float = 0.0) -> Tensor:
@@ -105,17 +95,22 @@ class CalledLayer:
         rows.diagonal(start).fill_(scale)
         return rows
 
-    def _call(self, rows: Tensor) -> Tensor:
-        """The module's results on these rows, (n, out), in float32 at least."""
-        found: Tensor = self.module(rows.unsqueeze(0))[0]
-        return found.to(accumulated(found.dtype))
+    def _call(self, rows: Tensor, name: str) -> Tensor:
+        """The module's results on these rows, (n, out)."""
+        try:
+            found: Tensor = self.module(rows.unsqueeze(0))[0]
+        except Exception as error:
+            raise UnsupportedError(
+                f"{name}, a {_described(self.module)}, cannot be called on the rows of the identity, "
+                f"{tuple(rows.shape)}, to read what it computes: {type(error).__name__}: {error}"
+            ) from error
+        return found
 
 
 def few_rows(x: Tensor) -> Tensor:
-    """A copy of a few of the vectors of a tensor (..., width), evenly spaced, the first and the last among them."""
-    flat = x.detach().flatten(0, -2) if x.ndim > 1 else x.detach().unsqueeze(0)
-    places = sorted({n * (len(flat) - 1) // (POSITIONS - 1) for n in range(POSITIONS)}) if len(flat) else []
-    return flat[places].clone()
+    """A copy of a few of the vectors of a tensor (..., width), evenly spaced, from the first on."""
+    flat = x.detach().flatten(0, -2)
+    return flat[:: max(1, (len(flat) - 1) // (ROWS - 1))].clone()
 
 
 def check_whole(module: nn.Module, name: str) -> None:
@@ -135,7 +130,8 @@ def check_whole(module: nn.Module, name: str) -> None:
 
 def _agree(layer: Linear, rows: Tensor, results: Tensor) -> bool:
     """Whether these results are the layer's on these rows, up to roundings in the dtype of the rows."""
-    exact = rows.to(layer.weight)
+    exact = rows.to(accumulated(rows.dtype))
+    layer = layer.to(exact)
     found = torch.nn.functional.linear(exact, layer.weight, layer.bias)
     terms = torch.nn.functional.linear(exact.square(), layer.weight.square()).sqrt()
     info = torch.finfo(rows.dtype)
@@ -145,9 +141,12 @@ def _agree(layer: Linear, rows: Tensor, results: Tensor) -> bool:
 
 
 def _described(module: nn.Module) -> str:
-    """The module's class, with that of its weight where it is one of its own."""
+    """The module's class, and the file of it where it is not PyTorch's: other libraries have a `Linear` too. With the
+    class of a weight that is one of its own."""
+    kind = type(module)
+    name = kind.__name__ if kind.__module__.startswith("torch.nn.") else f"{kind.__module__}.{kind.__name__}"
     weight = next((t for t in module.parameters() if type(t) not in (Tensor, nn.Parameter)), None)
-    return type(module).__name__ + ("" if weight is None else f" with a weight of class {type(weight).__name__}")
+    return name + ("" if weight is None else f" with a weight of class {type(weight).__name__}")
 
 
 @contextmanager
@@ -157,6 +156,7 @@ def _called(module: nn.Module, like: Tensor) -> Iterator[None]:
     trained: Sequence[nn.Module] = [part for part in module.modules() if part.training]
     devices = [like.device] if like.device.type == "cuda" else []
     with ExitStack() as stack:
+        stack.enter_context(probing())
         stack.enter_context(torch.inference_mode(False))
         stack.enter_context(torch.no_grad())
         stack.enter_context(torch.random.fork_rng(devices=devices))
@@ -164,6 +164,4 @@ def _called(module: nn.Module, like: Tensor) -> Iterator[None]:
         for part in trained:
             part.training = False
             stack.callback(setattr, part, "training", True)
-        stack.callback(setattr, _READING, "active", _READING.active)
-        _READING.active = True
         yield

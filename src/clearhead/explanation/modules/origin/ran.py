@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from clearhead.base.errors import ClearheadError, UnsupportedError
 from clearhead.base.torch_private import data_address, may_have_hooks, parts_of
-from clearhead.base.tracing import freed, unobserved
+from clearhead.base.tracing import dispatches, freed, readable, unobserved
 from clearhead.base.versions import Versions
 from clearhead.explanation.modules.origin.called import KEPT_WHOLE, CalledLayer, few_rows
 from clearhead.explanation.modules.projection import Linear, Norm
@@ -151,8 +151,7 @@ def check_unwritten(versions: Versions, name: str) -> None:
     found = versions.written()
     if found is not None and freed(found[1]):
         raise UnsupportedError(
-            f"{name} were freed after the run, as fully_shard frees them.\n"
-            f"Keep them whole: {KEPT_WHOLE}."
+            f"{name} were freed after the run, as fully_shard frees them.\nKeep them whole: {KEPT_WHOLE}."
         )
     if found is not None:
         raise ClearheadError(f"{name} were written to since the run. Read this before the next step of the optimizer.")
@@ -194,12 +193,20 @@ def noted(
     given = [t for t in (*args, *kwargs.values()) if isinstance(t, Tensor)]
     if len(given) != 1 or not isinstance(result, Tensor):
         return None
-    source = _source(module, inside, given[0], result)
+    comparable = all(map(_is_comparable, (given[0], result))) and given[0].shape[:-1] == result.shape[:-1]
+    source = _source(module, inside, given[0], result) if comparable else layer_of(module)
     if source is None:
         return None
     one = ran(name, source, given[0], result if layers.attended else None)
-    layers.append(one if one.kind is Norm else one._replace(made=(data_address(result), few_rows(result))))
+    layers.append(one._replace(made=(data_address(result), few_rows(result))) if comparable else one)
     return layers[-1]
+
+
+def _is_comparable(tensor: Tensor) -> bool:
+    """Whether the vectors of a tensor (..., width) can be read and compared here."""
+    if tensor.is_nested or tensor.layout is not torch.strided or dispatches(tensor) or not readable(tensor):
+        return False
+    return tensor.ndim > 1 and tensor.numel() > 0 and tensor.is_floating_point()
 
 
 def _source(module: nn.Module, inside: Layers, x: Tensor, result: Tensor) -> Source | None:
@@ -214,9 +221,7 @@ def _source(module: nn.Module, inside: Layers, x: Tensor, result: Tensor) -> Sou
         kind = Linear if around and not _returns(inside, result) else None
     if layer is not None and (kind is Norm or not _is_intercepted(module) or _computes(layer, x, result)):
         return layer
-    fits = kind is not None and x.ndim > 1 and x.shape[:-1] == result.shape[:-1] and x.numel() > 0
-    floating = x.is_floating_point() and result.is_floating_point()
-    return CalledLayer(kind, module, x, result) if fits and floating and kind is not None else None
+    return None if kind is None else CalledLayer(kind, module, x, result)
 
 
 def same_view(one: Tensor, other: Tensor) -> bool:
