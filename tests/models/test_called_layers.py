@@ -337,7 +337,9 @@ def test_a_norm_behind_the_layer_is_no_part_of_it():
     assert torch.equal(recorded(model.eval())[1].output_projection.weight, weight)
 
 
-@pytest.mark.filterwarnings("ignore:torch.ao.quantization is deprecated:DeprecationWarning")
+@pytest.mark.filterwarnings(
+    "ignore:torch.ao.quantization is deprecated:DeprecationWarning", "ignore:torch.quantize_per:UserWarning"
+)
 def test_a_layer_that_pytorch_has_quantised_is_named():
     """Its input is rounded too, and so differs from what its weights make of it."""
     model = torch.ao.quantization.quantize_dynamic(llama(), {nn.Linear}, dtype=torch.qint8).eval()

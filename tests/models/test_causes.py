@@ -273,7 +273,7 @@ def test_a_recording_without_layers_is_told(tmp_path: Any) -> None:
         with pytest.raises(ch.ClearheadError, match="takes a model and inputs"):
             ch.models.circuits(*wrong)  # type: ignore[arg-type]
     model.model.layers[0].self_attn.q_proj.weight.mul_(2)
-    with pytest.raises(ch.UnsupportedError, match="gives its query"):
+    with pytest.raises(ch.ClearheadError, match="weights or the input of q_proj were written to"):
         ch.models.circuits(seen).qk(0, 0)
 
 

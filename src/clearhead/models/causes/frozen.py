@@ -116,7 +116,7 @@ class Frozen:
         modules = dict(model.named_modules())
         self.blocks, self.told = _blocks(modules, names, before.last)
         writers = [one for call in before.seen.calls if call.origin is not None for one in call.origin.writers]
-        self.widths = {out_of(one.source) for one in writers} | ({before.width} - {None})
+        self.widths = {out_of(one.source) for one in writers} | ({before.width} if before.width else set())
         self.adapted = {id(one.source.module) for one in writers if isinstance(one.source, CalledLayer)}
         self.written: list[Written] = []
         self._functions = _Functions()
