@@ -248,6 +248,29 @@ def test_wide_layers_are_called_in_blocks(monkeypatch):
     torch.testing.assert_close(recorded(model)[1].output_projection.weight, attention.o_proj.merged())
 
 
+def test_a_run_under_autocast():
+    model, attention = adapted()
+    with torch.autocast("cpu", torch.bfloat16):
+        seen = recorded(model)
+    torch.testing.assert_close(seen[1].output_projection.weight, attention.o_proj.merged())
+
+
+class Picky(LoRA):
+    """Takes no other length than that of the run."""
+
+    def forward(self, x):
+        if x.shape[1] != INPUTS["input_ids"].shape[1]:
+            raise ValueError("another length")
+        return super().forward(x)
+
+
+def test_an_adapter_that_cannot_be_called_is_not_left_out():
+    model, attention = adapted()
+    attention.o_proj.__class__ = Picky
+    with pytest.raises(ch.UnsupportedError, match="Picky, cannot be called on the rows of the identity"):
+        _ = recorded(model)[1].result_norms
+
+
 def test_reading_leaves_no_trace():
     """No dropout while it is read in training; its modes, random numbers, gradients and recordings are as before."""
     model, attention = adapted()

@@ -28,7 +28,5 @@ def test_rounded_activations_are_recorded_and_have_no_weights_to_read():
     with torch.no_grad(), ch.watch(model, values=True) as seen:
         model(**INPUTS)
     assert seen[1].weighted_value_norms.isfinite().all()
-    with pytest.raises(
-        ch.UnsupportedError, match="o_proj, a Linear with a weight of class Int8Tensor, gives no linear"
-    ):
+    with pytest.raises(ch.UnsupportedError, match="o_proj, a Linear with a weight of class Int8Tensor, gives"):
         _ = seen[1].result_norms

@@ -12,7 +12,7 @@ from clearhead.base.selected import numbers_of
 from clearhead.base.text import brief, outlined
 from clearhead.explanation.modules.origin.chain import Places
 from clearhead.explanation.modules.origin.find import find
-from clearhead.explanation.modules.origin.ran import check_unwritten, layer_of
+from clearhead.explanation.modules.origin.ran import check_unwritten, is_plain, layer_of
 from clearhead.explanation.modules.projection import Linear
 from clearhead.models.attention_call import AttentionCall
 from clearhead.nn.multi_head_attention import MultiHeadAttention
@@ -90,6 +90,8 @@ class Sides:
             turned = _between(module, side)
         elif isinstance(module, nn.MultiheadAttention):
             weight, bias = projection_of(module, side)
+            if not is_plain(weight):  # the run had another, which is looked for by its numbers
+                return None
             found, turned = Linear(weight.detach(), None if bias is None else bias.detach()), ()
         else:
             return None

@@ -26,7 +26,7 @@ from clearhead.base.tracing import in_backward, unobserved, without_autocast
 from clearhead.base.versions import Versions
 from clearhead.biases.base import Bias
 from clearhead.explanation.modules.origin.find import SIDES
-from clearhead.explanation.modules.origin.ran import Layers, Origin, Ran, noted, ran, same_view, writer
+from clearhead.explanation.modules.origin.ran import Layers, Origin, Ran, noted, ran, writer
 from clearhead.explanation.modules.origin.written import writes
 from clearhead.explanation.modules.projection import Linear
 from clearhead.inspection.reductions.base import Reduction
@@ -453,7 +453,7 @@ class Origins(Notes):
 
     def __init__(self) -> None:
         self._unwritten = deque[tuple[Outcome, Origin]](maxlen=WAITING)
-        self._newest: tuple[Origin, Tensor] | None = None  # whose layer was found last, and what it was given
+        self._newest: Origin | None = None  # whose layer was found last
 
     def made(self, outcome: Outcome, origin: Origin) -> None:
         """A call was made, whose output a layer may read that runs later."""
@@ -469,7 +469,7 @@ class Origins(Notes):
         self, around: Any, inside: Any, module: nn.Module, args: tuple[Any, ...], kwargs: Any, result: Any, name: str
     ) -> None:
         one = noted(around, inside, module, args, kwargs, result, name)
-        if one is not None and one.kind is Linear and not self._written_around(one) and self._unwritten:
+        if one is not None and one.kind is Linear and not self._written_around(one, inside) and self._unwritten:
             with unobserved(), without_autocast(one.x.device):
                 self._written(one, result)
         around.add(name, inside)
@@ -479,16 +479,16 @@ class Origins(Notes):
             outcome, origin = waiting
             if outcome.output is not None and writes(one, result, outcome.output):
                 origin.writers.append(writer(one.name, one.source))
-                self._newest = origin, one.x
+                self._newest = origin
                 with suppress(ValueError):  # another thread was faster
                     self._unwritten.remove(waiting)
                 return
 
-    def _written_around(self, one: Ran) -> bool:
-        """Whether the layer was given the heads too of which another was found: it is beside that one, or around it."""
-        if self._newest is None or not same_view(self._newest[1], one.x):
+    def _written_around(self, one: Ran, inside: Layers) -> bool:
+        """Whether the layer that writes the heads ran inside of this one, such as an adapter, which then writes them."""
+        if self._newest is None or all(ran.source is not self._newest.writers[-1].source for ran in inside):
             return False
-        self._newest[0].writers.append(writer(one.name, one.source))
+        self._newest.writers.append(writer(one.name, one.source))
         return True
 
     def projected(

@@ -70,7 +70,7 @@ class CalledLayer:
                 "of the identity do not add up to those on other rows. It may round its input, as int8 activations "
                 "are, or draw numbers."
             )
-        if not self.draws and not _agree(found, self.given.to(rows), self.gave):
+        if not self.draws and not _agree(found, self.given, self.gave):
             raise ClearheadError(
                 f"{name}, a {_described(self.module)}, gives other numbers now than in the run that was recorded. "
                 "Read the recording before an adapter, a hook or a weight changes."
@@ -129,13 +129,12 @@ def check_whole(module: nn.Module, name: str) -> None:
 
 
 def _agree(layer: Linear, rows: Tensor, results: Tensor) -> bool:
-    """Whether these results are the layer's on these rows, up to roundings in the dtype of the rows."""
+    """Whether these results are the layer's on these rows, up to roundings in the coarser dtype of the two."""
     exact = rows.to(accumulated(rows.dtype))
     layer = layer.to(exact)
     found = torch.nn.functional.linear(exact, layer.weight, layer.bias)
     terms = torch.nn.functional.linear(exact.square(), layer.weight.square()).sqrt()
-    info = torch.finfo(rows.dtype)
-    bound = 1e-4 if info.bits >= 32 else 8 * info.eps
+    bound = max(1e-4, *(8 * torch.finfo(t.dtype).eps for t in (rows, results)))
     size = torch.maximum(found.abs(), terms).amax(-1, keepdim=True)
     return found.shape == results.shape and bool(((found - results.to(found)).abs() <= bound * size).all())
 

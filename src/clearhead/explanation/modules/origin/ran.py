@@ -23,8 +23,7 @@ class Ran(NamedTuple):
     """A layer, its name in the module, and its input; its result, where it ran after attention.
 
     `source`: its numbers, or the module that gives them when it is called. `inner`: whether it ran in a submodule of
-    the module. `versions`: the versions of all these tensors, which tell whether one has been written to since. `made`:
-    the address of its result, and a few of its rows.
+    the module. `versions`: the versions of all these tensors, which tell whether one has been written to since.
     """
 
     name: str
@@ -33,7 +32,6 @@ class Ran(NamedTuple):
     versions: Versions
     result: Tensor | None = None
     inner: bool = False
-    made: tuple[int, Tensor] | None = None
 
     @property
     def stands(self) -> bool:
@@ -123,15 +121,7 @@ class Origin(NamedTuple):
 
     @property
     def writer(self) -> Writer | None:
-        """The layer that writes the heads: the outermost, with all that an adapter adds inside of it.
-
-        Where a module around one layer adds something that is not linear, such as a norm, it is the layer inside.
-        """
-        if len(self.writers) == 2:
-            try:
-                _ = self.writers[-1].layer
-            except UnsupportedError:
-                return self.writers[0]
+        """The layer that writes the heads: the outermost, with all that an adapter adds inside of it."""
         return self.writers[-1] if self.writers else None
 
 
@@ -198,8 +188,8 @@ def noted(
     if source is None:
         return None
     one = ran(name, source, given[0], result if layers.attended else None)
-    layers.append(one._replace(made=(data_address(result), few_rows(result))) if comparable else one)
-    return layers[-1]
+    layers.append(one)
+    return one
 
 
 def _is_comparable(tensor: Tensor) -> bool:
@@ -212,13 +202,13 @@ def _is_comparable(tensor: Tensor) -> bool:
 def _source(module: nn.Module, inside: Layers, x: Tensor, result: Tensor) -> Source | None:
     """The layer that a module is: its numbers, where they are its tensors' own, else a layer that is called.
 
-    A module around a linear layer is one too where it gives the layer its own input, and adds to the result, as LoRA
-    does.
+    A module around a linear layer is one too where it gives the layer its own input and may add to the result, as LoRA
+    does. What follows a layer in a sequence is no part of the layer.
     """
     kind, layer = kind_of(module), layer_of(module)
     if kind is None:
         around = any(one.kind is Linear and one.out == result.shape[-1] and same_view(one.x, x) for one in inside)
-        kind = Linear if around and not _returns(inside, result) else None
+        kind = Linear if around and not inside.attended and not isinstance(module, nn.Sequential) else None
     if layer is not None and (kind is Norm or not _is_intercepted(module) or _computes(layer, x, result)):
         return layer
     return None if kind is None else CalledLayer(kind, module, x, result)
@@ -228,14 +218,6 @@ def same_view(one: Tensor, other: Tensor) -> bool:
     """Whether two tensors are the same view of the same numbers."""
     views = [(data_address(t), t.shape, t.stride()) for t in (one, other)]
     return views[0] == views[1]
-
-
-def _returns(inside: Layers, result: Tensor) -> bool:
-    """Whether this is the result of a layer inside, as behind a dropout that drops nothing. Its memory may hold other
-    numbers since."""
-    at = data_address(result)
-    made = [rows for address, rows in (one.made for one in inside if one.made is not None) if address == at]
-    return bool(at) and any(torch.equal(rows, few_rows(result)) for rows in made)
 
 
 def _is_intercepted(module: nn.Module) -> bool:
@@ -276,7 +258,7 @@ def layer_of(module: nn.Module) -> Linear | Norm | None:
     None for other modules, and where the tensors hold no numbers of their own.
     """
     kind, weight, bias = kind_of(module), _held(module, "weight"), _held(module, "bias")
-    if kind is None or not all(t is None or _is_plain(t) for t in (weight, bias)):
+    if kind is None or not all(t is None or is_plain(t) for t in (weight, bias)):
         return None
     if kind is Norm:
         eps = next((e for e in map(vars(module).get, ("eps", "variance_epsilon")) if isinstance(e, int | float)), 0.0)
@@ -287,7 +269,7 @@ def layer_of(module: nn.Module) -> Linear | Norm | None:
     return Linear(weight if isinstance(module, nn.Linear) else weight.T, _detached(bias))
 
 
-def _is_plain(tensor: Tensor) -> bool:
+def is_plain(tensor: Tensor) -> bool:
     """Whether the tensor holds numbers that any operation reads."""
     usual = type(tensor) in (Tensor, nn.Parameter) and tensor.layout is torch.strided
     return usual and tensor.is_floating_point() and not tensor.is_meta
