@@ -369,3 +369,28 @@ def test_a_layer_that_pytorch_has_quantised_is_named():
     kind = r"o_proj, a torch.ao.nn.quantized.dynamic.modules.linear.Linear, gives no linear function of its input"
     with pytest.raises(ch.UnsupportedError, match=kind):
         _ = recorded(model)[1].result_norms
+
+
+class Letters:
+    """A tokenizer of letters."""
+
+    pad_token_id, cls_token_id, sep_token_id = 0, None, None
+    all_special_ids, padding_side, model_max_length = (0,), "right", 64
+
+    def __call__(self, texts, **options):
+        rows = [[ord(letter) % 90 + 3 for letter in text] for text in texts]
+        return {"input_ids": rows, "attention_mask": [[1] * len(row) for row in rows]}
+
+    def convert_ids_to_tokens(self, ids):
+        return [str(number) for number in ids]
+
+
+@pytest.mark.parametrize("kind", ["LoRA", "offloaded", "int8 weight"])
+def test_a_survey_has_the_numbers_of_the_merged_weights(kind):
+    model, merged = changed_pair(llama(), [kind], LAYERS[-1:])
+    column = "weighted transformed norm"
+    found, wanted = (
+        [row[column] for row in ch.models.survey(one, ["hello you", "one more"], Letters(), keep=[column]).table()]
+        for one in (model, merged)
+    )
+    torch.testing.assert_close(torch.tensor(found), torch.tensor(wanted), rtol=1e-3, atol=1e-5)

@@ -485,7 +485,7 @@ class Origins(Notes):
                 return
 
     def _written_around(self, one: Ran, inside: Layers) -> bool:
-        """Whether the layer that writes the heads ran inside of this one, such as an adapter, which then writes them."""
+        """Whether the layer that writes the heads ran inside of this one, as in an adapter, which then writes them."""
         if self._newest is None or all(ran.source is not self._newest.writers[-1].source for ran in inside):
             return False
         self._newest.writers.append(writer(one.name, one.source))
