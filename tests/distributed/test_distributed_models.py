@@ -51,6 +51,16 @@ def test_checkpoints_copies_setting_back_and_the_example():
         assert apart < EXACT and learnt > 1
 
 
+def test_weights_that_are_sharded_are_read_where_they_are_whole():
+    for found in on_ranks(2, "ranks.wrapped:read"):
+        assert all(
+            "fully_shard" in said and "set_reshard_after_forward(False)" in said for said in found["fully_shard"]
+        )
+        assert max(found["kept whole"]) < EXACT, found
+        assert len(found["kept whole"]) == 4 and len(found["tensor parallel"]) == 3
+        assert all("sharded (DTensor)" in said for said in found["tensor parallel"]), found
+
+
 def test_what_is_refused():
     first, last = on_ranks(2, "ranks.refused:everything")
     for said in (first, last):

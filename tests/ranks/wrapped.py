@@ -14,6 +14,7 @@ from ranks.of_transformers import LENGTH, batch_of, llama, made, most
 from torch import Tensor
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.nn.parallel import DistributedDataParallel
 
 import clearhead as ch
@@ -176,3 +177,45 @@ def example(rank: int) -> list[float]:
 
 def everything(rank: int) -> dict[str, Any]:
     return {f.__name__: f(rank) for f in (checkpointed, set_back, dropout, one_group, example)}
+
+
+def read(rank: int) -> dict[str, Any]:
+    """What the tools that read weights say of a model whose parameters are shared out, and how far their numbers are
+    off once `fully_shard` keeps them whole."""
+    batch = {"input_ids": batch_of("none")["input_ids"]}
+    found: dict[str, Any] = {}
+
+    def numbers(model: Any) -> list[Any]:
+        with torch.no_grad(), ch.watch(model, values=True) as seen:
+            model(**batch)
+        token = torch.tensor([5, 6])
+        return [
+            lambda: seen[1].result_norms,
+            lambda: ch.models.circuits(model, batch).ov(1, 0) @ torch.eye(16, dtype=torch.float64),
+            lambda: ch.models.circuits(model, batch).qk(1, 0) @ torch.eye(16, dtype=torch.float64),
+            lambda: ch.models.logit_attribution(model, batch, token=token).values,
+        ]
+
+    def said(model: Any) -> list[str]:
+        every = []
+        for number in numbers(model):
+            try:
+                every.append(f"{number()}")
+            except ch.UnsupportedError as error:
+                every.append(str(error))
+        return every
+
+    expected = [number() for number in numbers(made("llama"))]
+    model = made("llama")
+    _fully(model)
+    found["fully_shard"] = said(model)
+    model.set_reshard_after_forward(False)
+    model.set_reshard_after_backward(False)
+    found["kept whole"] = [most(number() - wanted) for number, wanted in zip(numbers(model), expected, strict=True)]
+    shared = made("llama")
+    plan = {"q_proj": ColwiseParallel, "k_proj": ColwiseParallel, "v_proj": ColwiseParallel, "o_proj": RowwiseParallel}
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    for layer in shared.model.layers:
+        parallelize_module(layer.self_attn, mesh, {name: style() for name, style in plan.items()})
+    found["tensor parallel"] = said(shared)[:3]
+    return found

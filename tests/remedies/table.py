@@ -1251,6 +1251,18 @@ class Later(ch.extend.Bias):
         ),
     ),
     case(
+        "watched(values=True)[0].explain(tokens=[b'a', *'bcde'])",
+        (
+            "tokens[0].decode(errors='replace')",
+            "watched(values=True)[0].explain(tokens=(lambda tokens: [@, *tokens[1:]])([b'a', *'bcde']))['output'][0, :]",
+            "plain(q, q, q, five)[0, :]",
+        ),
+    ),
+    case(
+        "watched(values=True)[0].explain(tokens=[*'abcd', None])",
+        ("''", "watched(values=True)[0].explain(tokens=[*'abcd', @])['output'][0, :]", "plain(q, q, q, five)[0, :]"),
+    ),
+    case(
         "watched(values=True)[0].explain(tokens=q)",
         (
             "tokenizer.convert_ids_to_tokens(ids)",
@@ -1336,6 +1348,12 @@ class Later(ch.extend.Bias):
         "many().rollout()",
         ("seen.runs[0].rollout()", "(lambda seen: @)(many()).isfinite().all()", "torch.tensor(True)"),
         setup="def many():\n    model = Block()\n    with ch.watch(model) as seen:\n        model(q), model(torch.rand(2, 2, 7, 8))\n    return seen",
+    ),
+    case(
+        "late().rollout()",
+        ("the whole text at once", "watched().rollout().isfinite().all() # @", "torch.tensor(True)"),
+        setup="class Late(torch.nn.Module):\n    def forward(self, x):\n        return torch.nn.functional.scaled_dot_product_attention(x[:, :, 2:], x, x)\n"
+        "def late():\n    with ch.watch(model := Late()) as seen:\n        model(q)\n    return seen",
     ),
     case(
         "ch.models.Recording([]).check(Causal())",

@@ -31,7 +31,17 @@ def rows_of(name: str, words: Any) -> Tensor | list[list[str]]:
         ordered, found = False, []
     nested = bool(found) and all(isinstance(row, Sequence) and not isinstance(row, str | bytes) for row in found)
     rows = [list(row) for row in found] if nested else [found]
-    if not ordered or not all(isinstance(word, str) for row in rows for word in row):
+    places = ((f"[{i}]" * nested + f"[{n}]", word) for i, row in enumerate(rows) for n, word in enumerate(row))
+    at, wrong = next(((at, word) for at, word in places if not isinstance(word, str)), ("", ""))
+    if isinstance(wrong, bytes):
+        raise ClearheadError(
+            f"{name}{at} is bytes, {wrong!r:.60}; expected a str. Pass {name}{at}.decode(errors='replace')."
+        )
+    if wrong is None:
+        raise ClearheadError(
+            f"{name}{at} is None, which a tokenizer gives for an id that it does not know; expected a str. Pass ''."
+        )
+    if not ordered or wrong != "":
         raise ClearheadError(
             f"{name} takes words, one for each position, a list of such lists, one for each sequence, or a tensor of "
             f"token ids, integers (L,) or (B, L), which are shown as numbers; got a {kind}. For the words of ids pass "

@@ -23,7 +23,7 @@ from clearhead.explanation.diagnosis.reading import parameters_of, taken_apart
 from clearhead.explanation.explanation import Explanation, Part, shown_as
 from clearhead.explanation.inputs import drawn
 from clearhead.explanation.modules.origin.part import FromInput, from_input, last_projection
-from clearhead.explanation.modules.origin.ran import Origin, Writer
+from clearhead.explanation.modules.origin.ran import Origin, Writer, check_unwritten
 from clearhead.explanation.modules.projection import Linear
 from clearhead.explanation.of_problem import attention_parts, input_steps
 from clearhead.explanation.shown import Shown, choose, settle
@@ -232,8 +232,11 @@ class AttentionCall(Call):
         """The linear layer that was given the outputs of the heads side by side: `weight` (d_model, H · Ev), `bias`.
 
         It is found by its numbers, as `explain` finds layers, and may be in another module than the call's. Its weights
-        are the model's own, no copies. Raises a `ClearheadError` where the layers around the call were not kept, or the
-        weights were written to since; an `UnsupportedError` where no layer was given these numbers.
+        are the model's own, no copies. A layer that computes more than its weight says is called instead, on the rows
+        of the identity: adapters (LoRA), hooks that change its result, quantised weights, and weights that are kept
+        elsewhere between calls count as they run, without dropout. Raises a `ClearheadError` where the layers around
+        the call were not kept, or the weights were written to since; an `UnsupportedError` where no layer was given
+        these numbers, where the layer is not linear, and where its weights are sharded over ranks.
         """
         self.values()
         if self.origin is None:
@@ -245,12 +248,9 @@ class AttentionCall(Call):
                 f"{self.name}: no linear layer was given the outputs of its heads side by side. The model computes "
                 "something between, such as a gate, or a function that holds the layer's weights ran it."
             )
-        found = self.origin.writers[0]
-        if found.versions.written() is not None:
-            raise ClearheadError(
-                f"{self.name}: the weights of {found.name}, which writes its heads, were written to or freed since the "
-                "run. Read this before the next step of the optimizer."
-            )
+        found = self.origin.writer
+        assert found is not None
+        check_unwritten(found.versions, f"{self.name}: the weights of {found.name}, which writes its heads,")
         return found.layer
 
     @property
@@ -324,7 +324,7 @@ def norms_of(call: AttentionCall) -> dict[str, Tensor]:
     if call.value is None:
         return {}
     found = {"value": call.value_norms}
-    if call.origin is not None and any(one.versions.written() is None for one in call.origin.writers):
+    if call.origin is not None and call.origin.writer is not None and call.origin.writer.can_be_read():
         found["transformed"] = call.transformed_norms
     return found
 
@@ -477,8 +477,8 @@ def _learnt(call: AttentionCall, inputs: Mapping[str, Tensor]) -> dict[str, Any]
     writers = [] if call.origin is None else [one for one in call.origin.writers if one.versions.written() is None]
     learnt, factors = parameters_of(call.score, call.problem)
     for one in (*(one for one, fine in zip(layers, given, strict=True) if fine), *(writers if finite else ())):
-        for side in ("weight", "bias"):
-            if (tensor := getattr(one.layer, side)) is not None:
+        for side in ("weight", "bias"):  # of a layer that is called, the layers inside are among these
+            if (tensor := getattr(one.source, side, None)) is not None:
                 learnt[name := f"{one.name}.{side}".replace(",.", ": ")] = tensor
                 factors |= {name} if isinstance(one, Writer) else set()
     before = 0 if call.origin is None else call.origin.before

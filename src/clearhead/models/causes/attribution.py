@@ -368,10 +368,11 @@ def _parts(
         sums = [result.new_zeros(()) if grad is None else (grad * result).sum() for grad in each]
         name, part = one.name, torch.stack(sums)
         if one.call is not None:
-            call = _of_call(calls[one.call], one.layer, torch.stack(there).sum(0).to(exact))
+            layer = calls[one.call].output_projection
+            call = _of_call(calls[one.call], layer, torch.stack(there).sum(0).to(exact))
             found.append(call)
             name, part = f"{name}.bias", part - call.heads.sum(1)
-        if one.call is None or one.layer.bias is not None:
+        if one.call is None or layer.bias is not None:
             others[name] = others[name] + part if name in others else part
     return found, others
 

@@ -48,7 +48,8 @@ def circuits(model: nn.Module | Recording, inputs: object = None) -> Circuits:
     `Circuits`. A head whose layers are not found raises an `UnsupportedError` that says which numbers no layer gave,
     when it is asked for. Raises a `ClearheadError` for a recording without values, and for one from a file.
     The layer's input is the result of the norm before it, where there is one. Weights are the model's own: a norm's
-    factor is not multiplied into them. Where a model multiplies a projection's result by one number before it calls
+    factor is not multiplied into them. Layers with adapters, hooks or quantised weights are read by a call, as
+    for `AttentionCall.output_projection`. Where a model multiplies a projection's result by one number before it calls
     attention, as OPT its queries by 1/√E, whose calls have scale 1, the number is in the weight and the bias.
     Cost: one run of the model under `watch(values=True)`; each product is of the size of a projection.
     Source: Elhage et al. 2021, "A Mathematical Framework for Transformer Circuits".

@@ -15,8 +15,9 @@ from torch.overrides import TorchFunctionMode
 from clearhead.base.errors import UnsupportedError
 from clearhead.base.managers import Delayed
 from clearhead.base.torch_private import parts_of, tree_map_only
+from clearhead.explanation.modules.origin.called import CalledLayer
 from clearhead.explanation.modules.origin.find import near
-from clearhead.explanation.modules.origin.ran import layer_of
+from clearhead.explanation.modules.origin.ran import kind_of, layer_of, out_of
 from clearhead.explanation.modules.origin.written import given_heads
 from clearhead.explanation.modules.projection import Linear, Norm
 from clearhead.models.causes.metrics import at_position
@@ -37,26 +38,30 @@ BENDS |= {F.log_softmax, torch.log_softmax, Tensor.log_softmax, torch.logsumexp,
 
 
 class First(NamedTuple):
-    """A first run of a model: its calls, and the name of the linear layer that ran last."""
+    """A first run of a model: its calls, the name of the linear layer that ran last, and the width of its input."""
 
     seen: Recording
     last: str
+    width: int | None
 
 
 def first_run(model: nn.Module, inputs: Any) -> First:
     """A run of the model on these inputs, without gradients."""
-    ran = [""]
+    ran: list[tuple[str, int | None]] = [("", None)]
 
     def hook(name: str) -> Callable[..., None]:
-        return _here(lambda module, args: ran.append(name))
+        def before(module: nn.Module, args: tuple[Any, ...]) -> None:
+            ran.append((name, args[0].shape[-1] if args and isinstance(args[0], Tensor) else None))
+
+        return _here(before)
 
     with watch_own(model, values=True) as seen, ExitStack() as stack:
         with Delayed():
             for name, module in model.named_modules():
-                if isinstance(layer_of(module), Linear):
+                if kind_of(module) is Linear:
                     stack.callback(module.register_forward_pre_hook(hook(name)).remove)
         run(model, inputs)
-    return First(seen, ran[-1])
+    return First(seen, *ran[-1])
 
 
 def _here(hook: Callable[..., Any]) -> Callable[..., Any]:
@@ -72,11 +77,11 @@ class Writers:
         self.seen = seen
         self._found: set[int] = set()  # the numbers of the other calls
 
-    def note(self, layer: Linear, x: Tensor) -> int | None:
-        """The number of the call whose heads the layer is given now; None where it is given other numbers."""
+    def note(self, x: Tensor) -> int | None:
+        """The number of the call whose heads a layer is given now; None where it is given other numbers."""
         for number in range(len(self.seen.calls) - 1, -1, -1):
             outcome = None if number in self._found else self.seen.calls[number].outcome
-            if outcome is not None and outcome.output is not None and given_heads(layer, x, outcome.output):
+            if outcome is not None and outcome.output is not None and given_heads(x, outcome.output):
                 self._found.add(number)
                 return number
         return None
@@ -89,7 +94,6 @@ class Written(NamedTuple):
     name: str
     result: Tensor
     call: int | None
-    layer: Any
 
 
 class Frozen:
@@ -113,10 +117,9 @@ class Frozen:
         self.around = {"", *(name[:end] for name in names for end, letter in enumerate(name) if letter == ".")}
         modules = dict(model.named_modules())
         self.blocks, self.told = _blocks(modules, names, before.last)
-        writers = (one for call in before.seen.calls if call.origin is not None for one in call.origin.writers)
-        self.widths = {one.layer.weight.shape[0] for one in writers}
-        reads = layer_of(modules[before.last]) if before.last in modules else None
-        self.widths |= {reads.weight.shape[1]} if isinstance(reads, Linear) else set()
+        writers = [one for call in before.seen.calls if call.origin is not None for one in call.origin.writers]
+        self.widths = {out_of(one.source) for one in writers} | ({before.width} if before.width else set())
+        self.adapted = {id(one.source.module) for one in writers if isinstance(one.source, CalledLayer)}
         self.written: list[Written] = []
         self._functions = _Functions()
         self.bends = self._functions.bends
@@ -126,14 +129,15 @@ class Frozen:
     def hooked(self) -> Iterator[None]:
         with ExitStack() as stack:
             for name, module in self.model.named_modules():
-                layer = layer_of(module)
-                if isinstance(layer, Norm):
-                    stack.callback(module.register_forward_hook(_here(self._linear(name, layer))).remove)
-                elif layer is None and "Norm" in type(module).__name__ and not any(module.children()):
+                kind = kind_of(module)
+                if kind is Norm:
+                    stack.callback(module.register_forward_hook(_here(self._linear(name))).remove)
+                elif kind is None and "Norm" in type(module).__name__ and not any(module.children()):
                     stack.callback(module.register_forward_hook(_here(self._unknown(name))).remove)
-                elif name not in self.around and self._learns_matrix(module):
-                    before, after = map(_here, self._cut(name, layer))
-                    stack.callback(module.register_forward_pre_hook(before, with_kwargs=True).remove)
+                elif name not in self.around and (self._learns_matrix(module) or id(module) in self.adapted):
+                    before, after = map(_here, self._cut(name, kind is Linear or id(module) in self.adapted))
+                    # before the caller's hooks, which are a part of the layer
+                    stack.callback(module.register_forward_pre_hook(before, with_kwargs=True, prepend=True).remove)
                     stack.callback(module.register_forward_hook(after).remove)
             stack.enter_context(self._functions)
             yield
@@ -165,13 +169,13 @@ class Frozen:
             return False
         return self.told or name == self.before.last  # names without numbers do not show where a block ends
 
-    def _cut(self, name: str, layer: Any) -> tuple[Callable[..., Any], Callable[..., Any]]:
-        """The hooks that run before and after a module with weights."""
+    def _cut(self, name: str, linear: bool) -> tuple[Callable[..., Any], Callable[..., Any]]:
+        """The hooks that run before and after a module with weights. `linear`: whether it may write heads."""
 
         def before(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             number = None
-            if isinstance(layer, Linear) and len(args) == 1 and isinstance(args[0], Tensor):
-                number = self.writers.note(layer, args[0])
+            if linear and len(args) == 1 and isinstance(args[0], Tensor):
+                number = self.writers.note(args[0])
             cut = number is not None or not self._behind(name)
             self._running[id(module)] = cut, number
             return tree_map_only(Tensor, Tensor.detach, (args, kwargs)) if cut else None
@@ -185,7 +189,7 @@ class Frozen:
                 if self.widths and (one.ndim == 0 or one.shape[-1] not in self.widths):
                     return one.detach()
                 own = one.detach().requires_grad_()
-                self.written.append(Written(name, own, number, layer))
+                self.written.append(Written(name, own, number))
                 return own.clone()  # the model may write to it
 
             return tree_map_only(Tensor, leaf, result) if cut else None
@@ -193,12 +197,14 @@ class Frozen:
         return before, after
 
     @staticmethod
-    def _linear(name: str, norm: Norm) -> Callable[..., Any]:
+    def _linear(name: str) -> Callable[..., Any]:
         """The hook that makes a norm linear in its input."""
 
         def after(module: nn.Module, args: tuple[Any, ...], result: Any) -> Any:
             if len(args) != 1 or not isinstance(args[0], Tensor) or not args[0].requires_grad:
                 return None
+            norm = layer_of(module) or CalledLayer(Norm, module, args[0], result).read(name)
+            assert isinstance(norm, Norm)
             linear = _linearized(norm, args[0], result)
             return _refused(name, module, result) if linear is None else linear
 

@@ -12,7 +12,7 @@ from clearhead.base.selected import numbers_of
 from clearhead.base.text import brief, outlined
 from clearhead.explanation.modules.origin.chain import Places
 from clearhead.explanation.modules.origin.find import find
-from clearhead.explanation.modules.origin.ran import layer_of
+from clearhead.explanation.modules.origin.ran import check_unwritten, is_plain, layer_of
 from clearhead.explanation.modules.projection import Linear
 from clearhead.models.attention_call import AttentionCall
 from clearhead.nn.multi_head_attention import MultiHeadAttention
@@ -64,6 +64,7 @@ class Sides:
             self._known[side] = self._declared(side) or self._found(side)
         made = self._known[side]
         if made is None:
+            self._check_layers()
             raise UnsupportedError(
                 f"{self.call.name}: no linear layer that ran in the module before attention gives its {side}, with a "
                 "norm, a rotation and a factor. The module computes something else between, as multi-head latent "
@@ -71,15 +72,26 @@ class Sides:
             )
         return made
 
+    def _check_layers(self) -> None:
+        """Raise for a layer before the call whose numbers cannot be read, which may be the one that is looked for."""
+        origin = self.call.unedited.origin
+        for one in () if origin is None else origin.ran[: origin.before]:
+            if one.kind is Linear:
+                check_unwritten(one.versions, f"{self.call.name}: the weights or the input of {one.name}")
+                _ = one.layer
+
     def _declared(self, side: str) -> Made | None:
         """The layer of a module of clearhead's or PyTorch's own, whose weights lie as its documentation says."""
         module, count = self.module, self.heads if side == "query" else self.key_heads
         if isinstance(module, MultiHeadAttention):
-            layer = {"query": module.W_q, "key": module.W_k, "value": module.W_v}[side]
-            found = layer_of(layer)
+            own = f"W_{side[0]}"
+            ran = () if self.call.origin is None else self.call.origin.ran
+            found = next((one.layer for one in ran if one.name == own and one.stands), layer_of(getattr(module, own)))
             turned = _between(module, side)
         elif isinstance(module, nn.MultiheadAttention):
             weight, bias = projection_of(module, side)
+            if not is_plain(weight):  # the run had another, which is looked for by its numbers
+                return None
             found, turned = Linear(weight.detach(), None if bias is None else bias.detach()), ()
         else:
             return None

@@ -115,6 +115,13 @@ def _length(calls: Sequence[AttentionCall]) -> int:
     sizes = {tuple(call.weights.shape[-2:]) for call in calls}
     runs = {call.run for call in calls}
     lengths = {size for pair in sizes for size in pair}
+    if len(sizes) == len(runs) == 1 and len(lengths) == 2 and all(call.kind == "self" for call in calls):
+        ((queries, keys),) = sizes
+        raise ClearheadError(
+            f"rollout multiplies square matrices; these have {queries} queries and {keys} keys. The {keys - queries} "
+            "keys before the first query come from a cache or a tuned prefix.\n"
+            "Watch a run that reads the whole text at once, without them."
+        )
     if not calls or len(lengths) != 1 or len(runs) != 1 or any(call.kind != "self" for call in calls):
         names = listed(dict.fromkeys(call.name for call in calls))
         raise ClearheadError(

@@ -9,6 +9,7 @@ from typing import Any, Literal, NamedTuple, Protocol
 
 from torch import Tensor, nn
 
+from clearhead.base.probing import is_probing
 from clearhead.base.torch_private import call_of_modules
 from clearhead.base.tracing import address, in_backward
 from clearhead.models.tap.padding import Told, given, given_to_torch, parameters
@@ -122,7 +123,7 @@ class Stack:
     def _watched(self, call: Callable[..., Any]) -> Callable[..., Any]:
         def _call_impl(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
             running = self._running
-            if id(module) not in self.names:
+            if id(module) not in self.names or is_probing():
                 running.others += 1
                 try:
                     return call(module, *args, **kwargs)

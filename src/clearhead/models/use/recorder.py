@@ -455,6 +455,7 @@ class Origins(Notes):
 
     def __init__(self) -> None:
         self._unwritten = deque[tuple[Outcome, Origin]](maxlen=WAITING)
+        self._newest: Origin | None = None  # whose layer was found last
 
     def made(self, outcome: Outcome, origin: Origin) -> None:
         """A call was made, whose output a layer may read that runs later."""
@@ -470,8 +471,8 @@ class Origins(Notes):
         self, around: Any, inside: Any, module: nn.Module, args: tuple[Any, ...], kwargs: Any, result: Any, name: str
     ) -> None:
         with suppress(Exception):  # a layer that cannot be read is not among the layers that were found
-            one = noted(around, module, args, kwargs, result, name)
-            if one is not None and self._unwritten:
+            one = noted(around, inside, module, args, kwargs, result, name)
+            if one is not None and one.kind is Linear and not self._written_around(one, inside) and self._unwritten:
                 with unobserved(), without_autocast(one.x.device):
                     self._written(one, result)
         around.add(name, inside)
@@ -480,11 +481,18 @@ class Origins(Notes):
         for waiting in reversed(tuple(self._unwritten)):
             outcome, origin = waiting
             if outcome.output is not None and writes(one, result, outcome.output):
-                assert isinstance(one.layer, Linear)
-                origin.writers.append(writer(one.name, one.layer))
+                origin.writers.append(writer(one.name, one.source))
+                self._newest = origin
                 with suppress(ValueError):  # another thread was faster
                     self._unwritten.remove(waiting)
                 return
+
+    def _written_around(self, one: Ran, inside: Layers) -> bool:
+        """Whether the layer that writes the heads ran inside of this one, as in an adapter, which then writes them."""
+        if self._newest is None or all(ran.source is not self._newest.writers[-1].source for ran in inside):
+            return False
+        self._newest.writers.append(writer(one.name, one.source))
+        return True
 
     def projected(
         self, inputs: Sequence[Tensor], weights: Sequence[Tensor], biases: Sequence[Tensor | None], last: Projection
@@ -530,8 +538,8 @@ def writers_of(model: nn.Module, run: Callable[[], object]) -> dict[str, Origin]
     recorder = Recorder(model, asked(values=True)._replace(own=True))
     with Uninterrupted(lambda: recorded(recorder, lambda recorder: recorder.calls)) as calls:
         run()
-    found = ((call.name, call.origin) for call in calls if call.origin is not None and call.origin.writers)
-    return {name: Origin([], 0, origin.writers[:1]) for name, origin in found}
+    found = ((call.name, call.origin.writer) for call in calls if call.origin is not None)
+    return {name: Origin([], 0, [writer]) for name, writer in found if writer is not None and writer.can_be_read()}
 
 
 @contextmanager

@@ -91,7 +91,7 @@ def find(name: str, given: Tensor, origin: Origin, places: Places, heads: tuple[
     scaled = None
     sources = list(_sources(name, given, origin, places))
     for each, source in sources:
-        for rows in layouts(name, _out(each), *heads, given.shape[-1]):
+        for rows in layouts(name, each.out, *heads, given.shape[-1]):
             plain = Chain(each, rows)
             doubt = plain.doubt(source, places)
             for chain in _chains(plain, name, source, places, origin, given, doubt):
@@ -108,16 +108,8 @@ def _sources(name: str, given: Tensor, origin: Origin, places: Places) -> Iterat
     """The linear layers that ran before the call, each with its input in these places."""
     for each in origin.ran[: origin.before]:
         x = batched(each.x, given)
-        if x is None or not isinstance(each.layer, Linear) or each.layer.weight.shape[-1] != x.shape[-1]:
-            continue
-        if each.stands:
+        if x is not None and each.kind is Linear and each.can_be_read():
             yield each, input_step("x", x, name, places, accumulated(given.dtype))
-
-
-def _out(ran: Ran) -> int:
-    """How many numbers a linear layer makes."""
-    assert isinstance(ran.layer, Linear)
-    return ran.layer.weight.shape[0]
 
 
 def _beside(
@@ -126,7 +118,7 @@ def _beside(
     """The same chain, with the names of other layers that would give these numbers in the same way."""
     others = []
     for each, source in sources:
-        if each.name != chain.ran.name and _out(each) == _out(chain.ran):
+        if each.name != chain.ran.name and each.out == chain.ran.out:
             other = chain._replace(ran=each)
             if near(other.steps(name, source, places)[-1].value, wanted, dtype, other.doubt(source, places)):
                 others.append(each.name)
@@ -158,9 +150,10 @@ def _norms(
     heads = plain.steps(name, source, places)[-1].value
     norms: list[tuple[str, Norm, bool]] = []
     for ran in origin.ran[: origin.before]:
-        if isinstance(ran.layer, Norm) and ran.stands and _of(ran, heads, places, given, plain.rows.numel(), doubt):
-            together = ran.x.shape[-1] != given.shape[-1]
-            norm = ran.layer.to(source.value)
+        if ran.kind is Norm and ran.stands and _of(ran, heads, places, given, plain.rows.numel(), doubt):
+            together, norm = ran.x.shape[-1] != given.shape[-1], ran.layer
+            assert isinstance(norm, Norm)
+            norm = norm.to(source.value)
             norms += [(ran.name, norm, together)]
             if norm.weight is not None:  # Gemma's factor is 1 more than what it learns
                 norms.append((ran.name, norm._replace(weight=1.0 + norm.weight), together))

@@ -78,26 +78,27 @@ def last_projection(origin: Origin, output: Step, heads: Tensor, shown: Shown) -
     title = "Heads together, and the last projection"
     after = sorted(origin.ran[origin.before :], key=lambda one: one.inner)
     ran = next((one for one in after if _of_heads(one, heads, shown)), None)
-    writer = origin.writers[0] if origin.writers else None
+    writer = origin.writer
     if ran is not None and ran.inner:
         said = (
             f"The layer {ran.name} was given the outputs of all heads side by side. The module around it, as of an "
             "adapter, may do more with them, so the module's result is not shown."
         )
         return Part(title, (), said)
-    if ran is not None and isinstance(ran.layer, Linear):
-        name, layer, said = ran.name, ran.layer, f"The module's layer {ran.name}."
-        stands = _gives(ran, shown, heads)
+    if ran is not None:
+        name, said, stands = ran.name, f"The module's layer {ran.name}.", _gives(ran, shown, heads)
+        layer = ran.layer if stands else None
     elif writer is not None:
-        name, layer, said = writer.name, writer.layer, f"The layer {writer.name} of another module."
+        name, said = writer.name, f"The layer {writer.name} of another module."
         stands = writer.versions.written() is None
+        layer = writer.layer if stands else None
     else:
         said = (
             "No last projection was found: no linear layer whose input was the outputs of all heads side by side ran "
             "after attention, in this module or around it."
         )
         return Part(title, (), said)
-    if not stands:
+    if not isinstance(layer, Linear):
         said = (
             f"The input of the layer {name} was the outputs of all heads side by side. Its result is not that of "
             "its weights and its bias: the layer computes something else, or these were changed or freed since."
@@ -114,18 +115,20 @@ def last_projection(origin: Origin, output: Step, heads: Tensor, shown: Shown) -
 def _of_heads(ran: Ran, heads: Tensor, shown: Shown) -> bool:
     """Whether a linear layer was given the outputs of the heads, side by side."""
     x, batches, queries = batched(ran.x, heads), list(shown.batches), list(shown.queries)
-    if not isinstance(ran.layer, Linear) or x is None:
+    if ran.kind is not Linear or x is None:
         return False
-    return given_heads(ran.layer, taken(taken(x, 0, batches), 1, queries), taken(taken(heads, 0, batches), 2, queries))
+    return given_heads(taken(taken(x, 0, batches), 1, queries), taken(taken(heads, 0, batches), 2, queries))
 
 
 def _gives(ran: Ran, shown: Shown, heads: Tensor) -> bool:
     """Whether the layer's result is that of its weights and bias, for the queries that are shown."""
     found, wanted = batched(ran.x, heads), None if ran.result is None else batched(ran.result, heads)
-    if not ran.stands or not isinstance(ran.layer, Linear) or found is None or wanted is None:
+    if not ran.can_be_read() or found is None or wanted is None:
         return False
+    layer = ran.layer
+    assert isinstance(layer, Linear)
     x, result = (taken(taken(t, 0, list(shown.batches)), 1, list(shown.queries)) for t in (found, wanted))
-    return gives(ran.layer, x, result, heads.dtype)
+    return gives(layer, x, result, heads.dtype)
 
 
 def _count(sources: list[Step], steps: list[Step]) -> int:

@@ -5,22 +5,29 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor, nn
 
-from clearhead.base.torch_private import parts_of
+from clearhead.base.errors import ClearheadError, UnsupportedError
+from clearhead.base.torch_private import data_address, may_have_hooks, parts_of
+from clearhead.base.tracing import dispatches, freed, readable, unobserved
 from clearhead.base.versions import Versions
+from clearhead.explanation.modules.origin.called import KEPT_WHOLE, CalledLayer, few_rows
 from clearhead.explanation.modules.projection import Linear, Norm
+
+Kind = type[Linear] | type[Norm]
+Source = Linear | Norm | CalledLayer
 
 
 class Ran(NamedTuple):
     """A layer, its name in the module, and its input; its result, where it ran after attention.
 
-    `inner`: whether it ran in a submodule of the module. `versions`: the versions of all these tensors, which tell
-    whether one has been written to since.
+    `source`: its numbers, or the module that gives them when it is called. `inner`: whether it ran in a submodule of
+    the module. `versions`: the versions of all these tensors, which tell whether one has been written to since.
     """
 
     name: str
-    layer: Linear | Norm
+    source: Source
     x: Tensor
     versions: Versions
     result: Tensor | None = None
@@ -30,6 +37,27 @@ class Ran(NamedTuple):
     def stands(self) -> bool:
         """Whether the numbers are still those that the layer ran with, as far as PyTorch counts."""
         return self.versions.written() is None
+
+    @property
+    def kind(self) -> Kind:
+        return self.source.kind if isinstance(self.source, CalledLayer) else type(self.source)
+
+    @property
+    def out(self) -> int:
+        """How many numbers a linear layer makes."""
+        return out_of(self.source)
+
+    @property
+    def layer(self) -> Linear | Norm:
+        """The layer. Raises an `UnsupportedError` where the module computes something else."""
+        return read(self.source, self.name)
+
+    def can_be_read(self) -> bool:
+        """Whether the layer's numbers of this run can still be read."""
+        try:
+            return self.stands and bool(self.layer)
+        except ClearheadError:
+            return False
 
 
 class Layers(list[Ran]):
@@ -60,16 +88,30 @@ class Writer(NamedTuple):
     """
 
     name: str
-    layer: Linear
+    source: Source
     versions: Versions
+
+    @property
+    def layer(self) -> Linear:
+        """The layer. Raises an `UnsupportedError` where the module computes something else."""
+        found = read(self.source, self.name)
+        assert isinstance(found, Linear)
+        return found
+
+    def can_be_read(self) -> bool:
+        """Whether the layer's numbers of the run can still be read."""
+        try:
+            return self.versions.written() is None and bool(self.layer)
+        except ClearheadError:
+            return False
 
 
 class Origin(NamedTuple):
     """The layers and the rotation that a call's tensors may have come from, and the layer that its output went to.
 
     `ran`: the layers that the module ran, the first `before` of them before the call; the list grows while the module
-    runs. `writers`: the layer that was given the outputs of the heads, once it has run; it may be in another module.
-    `turns`: the cosines and the sines that the module was given, (B, L, R) each.
+    runs. `writers`: the layers that were given the outputs of the heads, once they have run, an inner one first;
+    they may be in another module. `turns`: the cosines and the sines that the module was given, (B, L, R) each.
     """
 
     ran: list[Ran]
@@ -77,53 +119,167 @@ class Origin(NamedTuple):
     writers: list[Writer]
     turns: tuple[Tensor, Tensor] | None = None
 
+    @property
+    def writer(self) -> Writer | None:
+        """The layer that writes the heads: the outermost, with all that an adapter adds inside of it."""
+        return self.writers[-1] if self.writers else None
 
-def ran(name: str, layer: Linear | Norm, x: Tensor, result: Tensor | None = None) -> Ran:
+
+def ran(name: str, source: Source, x: Tensor, result: Tensor | None = None) -> Ran:
     """A layer as it ran now."""
     x, kept = x.detach(), None if result is None else result.detach()  # a detached tensor counts the same writes
-    given = (x, kept, layer.weight, layer.bias)
-    return Ran(name, layer, x, Versions((name, t) for t in given if t is not None), kept)
+    return Ran(name, source, x, Versions((name, t) for t in (x, kept, *_tensors(source)) if t is not None), kept)
 
 
-def writer(name: str, layer: Linear) -> Writer:
+def writer(name: str, source: Source) -> Writer:
     """A layer that writes the outputs of heads, with its weights of now."""
-    return Writer(name, layer, Versions((name, t) for t in layer if t is not None))
+    return Writer(name, source, Versions((name, t) for t in _tensors(source) if t is not None))
+
+
+def check_unwritten(versions: Versions, name: str) -> None:
+    """Raise where the weights of a layer are not those of the run. `name`: the weights, for the message."""
+    found = versions.written()
+    if found is not None and freed(found[1]):
+        raise UnsupportedError(
+            f"{name} were freed after the run, as fully_shard frees them.\nKeep them whole: {KEPT_WHOLE}."
+        )
+    if found is not None:
+        raise ClearheadError(f"{name} were written to since the run. Read this before the next step of the optimizer.")
+
+
+def read(source: Source, name: str) -> Linear | Norm:
+    return source.read(name) if isinstance(source, CalledLayer) else source
+
+
+def out_of(source: Source) -> int:
+    """How many numbers a linear layer makes."""
+    if isinstance(source, CalledLayer):
+        return source.out
+    assert source.weight is not None
+    return source.weight.shape[0]
+
+
+def _tensors(source: Source) -> list[Tensor | None]:
+    """The tensors that the numbers of a layer depend on. A weight that is elsewhere between calls has none."""
+    if isinstance(source, CalledLayer):
+        tensors = (*source.module.parameters(), *source.module.buffers())
+        return [tensor for tensor in tensors if not tensor.is_meta]
+    return [source.weight, source.bias]
 
 
 def noted(
-    layers: Layers, module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], result: Any, name: str
+    layers: Layers,
+    inside: Layers,
+    module: nn.Module,
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    result: Any,
+    name: str,
 ) -> Ran | None:
-    """Keep a module that has run, if it is a layer of a known kind, and give what was kept."""
+    """Keep a module that has run, if it is a layer of a known kind, and give what was kept. `inside`: the layers that
+    ran in it."""
     if "rotary" in type(module).__name__.lower():
         layers.turn(result)
     given = [t for t in (*args, *kwargs.values()) if isinstance(t, Tensor)]
-    layer = layer_of(module) if len(given) == 1 and isinstance(result, Tensor) else None
-    if layer is None:
+    if len(given) != 1 or not isinstance(result, Tensor):
         return None
-    layers.append(ran(name, layer, given[0], result if layers.attended else None))
-    return layers[-1]
+    comparable = all(map(_is_comparable, (given[0], result))) and given[0].shape[:-1] == result.shape[:-1]
+    source = _source(module, inside, given[0], result) if comparable else layer_of(module)
+    if source is None:
+        return None
+    one = ran(name, source, given[0], result if layers.attended else None)
+    layers.append(one)
+    return one
+
+
+def _is_comparable(tensor: Tensor) -> bool:
+    """Whether the vectors of a tensor (..., width) can be read and compared here."""
+    if tensor.is_nested or tensor.layout is not torch.strided or dispatches(tensor) or not readable(tensor):
+        return False
+    return tensor.ndim > 1 and tensor.numel() > 0 and tensor.is_floating_point()
+
+
+def _source(module: nn.Module, inside: Layers, x: Tensor, result: Tensor) -> Source | None:
+    """The layer that a module is: its numbers, where they are its tensors' own, else a layer that is called.
+
+    A module around a linear layer is one too where it gives the layer its own input and may add to the result, as LoRA
+    does. What follows a layer in a sequence is no part of the layer.
+    """
+    kind, layer = kind_of(module), layer_of(module)
+    if kind is None:
+        around = any(one.kind is Linear and one.out == result.shape[-1] and same_view(one.x, x) for one in inside)
+        kind = Linear if around and not inside.attended and not isinstance(module, nn.Sequential) else None
+    if layer is not None and (kind is Norm or not _is_intercepted(module) or _computes(layer, x, result)):
+        return layer
+    return None if kind is None else CalledLayer(kind, module, x, result)
+
+
+def same_view(one: Tensor, other: Tensor) -> bool:
+    """Whether two tensors are the same view of the same numbers."""
+    views = [(data_address(t), t.shape, t.stride()) for t in (one, other)]
+    return views[0] == views[1]
+
+
+def _is_intercepted(module: nn.Module) -> bool:
+    """Whether a call of the layer may compute more than its class does with its tensors."""
+    known = type(module).forward is nn.Linear.forward or type(module).__module__ == "transformers.pytorch_utils"
+    return not known or "forward" in vars(module) or may_have_hooks(module)
+
+
+def _computes(layer: Linear | Norm, x: Tensor, result: Tensor) -> bool:
+    """Whether the result is that of the layer's tensors, to the last digits: then no hook has to run again."""
+    assert isinstance(layer, Linear)
+    rows, wanted = few_rows(x), few_rows(result)
+    if rows.device != layer.weight.device or rows.shape[-1] != layer.weight.shape[-1]:
+        return False
+    with torch.no_grad(), unobserved():
+        found = torch.nn.functional.linear(rows.to(layer.weight), layer.weight, layer.bias)
+    eps = max(torch.finfo(found.dtype).eps, torch.finfo(wanted.dtype).eps)
+    bound = max(2 * eps, 4e-6) * found.abs().amax(-1, keepdim=True)
+    return found.shape == wanted.shape and bool(((found - wanted).abs() <= bound).all())
+
+
+def kind_of(module: nn.Module) -> Kind | None:
+    """The kind of layer that a module is by its class."""
+    kind = type(module).__name__
+    if isinstance(module, nn.Linear) or kind == "Conv1D" or "Linear" in kind:  # of other libraries, with other weights
+        return Linear
+    weight, bias = _held(module, "weight"), _held(module, "bias")
+    if not isinstance(module, nn.LayerNorm) and not kind.endswith(("RMSNorm", "L2Norm", "LayerNorm")):
+        return None
+    if any(t is not None and t.ndim != 1 for t in (weight, bias)) or len(getattr(module, "normalized_shape", "1")) != 1:
+        return None  # of more than one axis
+    return Norm
 
 
 def layer_of(module: nn.Module) -> Linear | Norm | None:
-    """The layer, read from the tensors that the module holds: a property, as of a parametrization, may draw numbers."""
-    kind = type(module).__name__
-    weight, bias = _held(module, "weight"), _held(module, "bias")
-    if isinstance(module, nn.Linear) or kind == "Conv1D":  # GPT-2's has its weight as (in, out)
-        if weight is None or weight.ndim != 2:
-            return None
-        return Linear(weight if isinstance(module, nn.Linear) else weight.T, bias)
-    centred = isinstance(module, nn.LayerNorm)
-    if not centred and not kind.endswith(("RMSNorm", "L2Norm", "LayerNorm")):
+    """The layer, read from the tensors that the module holds: a property, as of a parametrization, may draw numbers.
+
+    None for other modules, and where the tensors hold no numbers of their own.
+    """
+    kind, weight, bias = kind_of(module), _held(module, "weight"), _held(module, "bias")
+    if kind is None or not all(t is None or is_plain(t) for t in (weight, bias)):
         return None
-    eps = next((e for e in map(vars(module).get, ("eps", "variance_epsilon")) if isinstance(e, int | float)), 0.0)
-    if any(t is not None and t.ndim != 1 for t in (weight, bias)) or len(getattr(module, "normalized_shape", "1")) != 1:
-        return None  # of more than one axis
-    return Norm(weight, bias, float(eps), centred)
+    if kind is Norm:
+        eps = next((e for e in map(vars(module).get, ("eps", "variance_epsilon")) if isinstance(e, int | float)), 0.0)
+        return Norm(_detached(weight), _detached(bias), float(eps), isinstance(module, nn.LayerNorm))
+    if weight is None or weight.ndim != 2 or (not isinstance(module, nn.Linear) and type(module).__name__ != "Conv1D"):
+        return None
+    weight = weight.detach()  # GPT-2's Conv1D has its weight as (in, out)
+    return Linear(weight if isinstance(module, nn.Linear) else weight.T, _detached(bias))
+
+
+def is_plain(tensor: Tensor) -> bool:
+    """Whether the tensor holds numbers that any operation reads."""
+    usual = type(tensor) in (Tensor, nn.Parameter) and tensor.layout is torch.strided
+    return usual and tensor.is_floating_point() and not tensor.is_meta
+
+
+def _detached(tensor: Tensor | None) -> Tensor | None:
+    return None if tensor is None else tensor.detach()
 
 
 def _held(module: nn.Module, name: str) -> Tensor | None:
     parameters, buffers, _ = parts_of(module)
     places = (parameters, buffers, vars(module))
-    found = next((place[name] for place in places if isinstance(place.get(name), Tensor)), None)
-    floating = found is not None and found.is_floating_point()
-    return found.detach() if floating and found is not None else None
+    return next((place[name] for place in places if isinstance(place.get(name), Tensor)), None)

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from clearhead.base.arrays import accumulated
-from clearhead.base.tracing import freed, readable
+from clearhead.base.tracing import dispatches, freed, readable
 from clearhead.explanation.modules.origin.chain import doubt, taken
 from clearhead.explanation.modules.origin.find import PROBES, batched, near
 from clearhead.explanation.modules.origin.ran import Ran
@@ -15,10 +15,10 @@ from clearhead.explanation.modules.projection import Linear
 ROWS = 64  # of a layer, whose results are compared
 
 
-def given_heads(layer: Linear, x: Tensor, heads: Tensor) -> bool:
-    """Whether the layer was given the outputs of all heads, (B, H, Lq, Ev), side by side."""
+def given_heads(x: Tensor, heads: Tensor) -> bool:
+    """Whether a layer with this input was given the outputs of all heads, (B, H, Lq, Ev), side by side."""
     joined, given = heads.shape[1] * heads.shape[3], batched(x, heads)
-    if given is None or not layer.weight.shape[-1] == given.shape[-1] == joined:
+    if given is None or given.shape[-1] != joined:
         return False
     return near(given.detach(), heads.transpose(1, 2).flatten(2).to(given), heads.dtype)
 
@@ -33,11 +33,13 @@ def gives(layer: Linear, x: Tensor, result: Tensor, dtype: torch.dtype) -> bool:
 
 def writes(ran: Ran, result: Tensor, heads: Tensor) -> bool:
     """Whether a layer that has just run was given these heads, and gave what its weights make of them. The latter
-    is tried at a few positions, for some numbers of the result."""
-    layer = ran.layer
-    if not isinstance(layer, Linear) or not readable(ran.x) or freed(layer.weight):
+    is tried at a few positions, for some numbers of the result; for a layer that is called, when it is read."""
+    layer = ran.source
+    if ran.kind is not Linear or not readable(ran.x) or dispatches(ran.x):
         return False
-    if not given_heads(layer, ran.x, heads):
+    if not isinstance(layer, Linear):
+        return given_heads(ran.x, heads)
+    if freed(layer.weight) or not given_heads(ran.x, heads):
         return False
     x, wanted = batched(ran.x, heads), batched(result.detach(), heads)
     if x is None or wanted is None:

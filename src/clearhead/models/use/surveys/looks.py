@@ -71,7 +71,8 @@ class Summed(NamedTuple):
 def read(model: nn.Module, batch: Batch, kept: Kept) -> tuple[Means, dict[str, Tensor], dict[str, Tensor]]:
     """The sums of a batch, and by module its strongest examples and the moments over its texts."""
     body = getattr(model, "base_model", model)  # without the layer that makes words of its result
-    device = next((tensor.device for tensor in model.parameters()), batch.ids.device)
+    there = (tensor.device for tensor in model.parameters() if not tensor.is_meta)  # others are fetched for a layer
+    device = next(there, batch.ids.device)
     ids, words = batch.ids.to(device), batch.words.to(device)
 
     def run(some: Tensor, there: Tensor) -> None:

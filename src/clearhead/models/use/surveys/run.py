@@ -21,6 +21,7 @@ from torch import nn
 import clearhead
 from clearhead.base.errors import ClearheadError, ShapeError
 from clearhead.base.numbers import check_count, check_number
+from clearhead.base.tracing import dispatches
 from clearhead.base.versions import contents, without_addresses
 from clearhead.inspection.reductions.base import Reduction
 from clearhead.models.loading import most_tokens, reason
@@ -139,12 +140,16 @@ def _said(reduction: Any) -> str:
 
 @torch.no_grad()
 def _weights(model: nn.Module) -> str:
-    found = hashlib.sha256()
+    """A digest of the weights, without those that only a layer can read: quantised, sharded, or elsewhere."""
+    found, unread = hashlib.sha256(), 0
     for name, tensor in sorted(model.state_dict().items()):
         if isinstance(tensor, torch.Tensor):
             found.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
+            if tensor.is_meta or dispatches(tensor):
+                unread += 1
+                continue
             found.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
-    return found.hexdigest()
+    return found.hexdigest() + (f", without {unread} that are not read" if unread else "")
 
 
 def bar_of(texts: Any, number: int) -> Any:
