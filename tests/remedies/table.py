@@ -800,7 +800,7 @@ class Later(ch.extend.Bias):
     case(
         "gradient(inside=False)",
         ("Call backward() inside the `with`", "gradient(inside=True) # @", "torch.zeros_like(q)"),
-        setup="from torch.utils.checkpoint import checkpoint\ndef gradient(inside):\n    block, x = Block(), q.clone().requires_grad_()\n    with ch.edit(block, ch.edits.ScaleHeads(heads=[0, 1], factor=0.0)):\n        loss = checkpoint(block, x, use_reentrant=False).sum()\n        if inside:\n            loss.backward()\n    if not inside:\n        loss.backward()\n    return x.grad",
+        setup="from torch.utils.checkpoint import checkpoint\ndef gradient(inside):\n    block, x = Block(), q.clone().requires_grad_()\n    with torch.enable_grad(), ch.edit(block, ch.edits.ScaleHeads(heads=[0, 1], factor=0.0)):\n        loss = checkpoint(block, x, use_reentrant=False).sum()\n        if inside:\n            loss.backward()\n    if not inside:\n        loss.backward()\n    return x.grad",
     ),
     case(
         "twice(block, ch.edits.ScaleHeads(heads=0, factor=0.0), ch.edits.ScaleHeads(heads=1, factor=0.0))",
