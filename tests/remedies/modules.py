@@ -489,7 +489,7 @@ def looked(change):
         setup=OWN + "bias = torch.rand(5, 5)\n",
     ),
     case(
-        "inside(model())",
+        "warned(lambda: inside(model()))",
         ("torch.no_grad()", "under(@)", "eager() * torch.tensor([0.5, 1.0])[:, None, None]"),
         (
             "outside of the edit's `with`",
@@ -500,7 +500,8 @@ def looked(change):
         + """
 def inside(one):
     with torch.enable_grad(), ch.edit(one, ch.edits.ScaleHeads(heads=0, factor=0.5)), ch.models.lazy_attentions(one):
-        return one(IDS, output_attentions=True).attentions[0]
+        found = one(IDS, output_attentions=True).attentions
+    return found[0] if found else None
 def under(no_grad):
     one = model()
     with no_grad, ch.edit(one, ch.edits.ScaleHeads(heads=0, factor=0.5)), ch.models.lazy_attentions(one):

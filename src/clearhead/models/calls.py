@@ -53,7 +53,7 @@ class Calls(Generic[Seen]):
             )
         for site, reason in self.missing.items():
             if fits(which, site, "calls"):
-                raise UnsupportedError(f"{site.name} ({site.layer}) has a call that was left out: {reason}")
+                raise UnsupportedError(f"{site.name} ({site.layer}) was left out of the record: {reason}")
         found = [call for call in self.calls if call.name == which]
         who = f"{type(self).__name__}[…]"
         return found or [self.calls[number] for number in chosen_calls(self.calls, which, who)]
