@@ -416,7 +416,9 @@ def test_integers_that_are_meant_to_be_added(take):
             TAKE_MASKS[take](mask)
         assert cast in str(error.value) and "bool" not in str(error.value), str(error.value)
         assert len(str(error.value).splitlines()) <= 3
-    for other in (ADDITIVE // 10**7, ADDITIVE - 1, torch.zeros(6, 6, dtype=torch.int64)):  # -100, none is 0, all are 0
+    full = (ADDITIVE == 0).byte() * 255
+    others = [ADDITIVE // 10**7, ADDITIVE - 1, torch.zeros(6, 6, dtype=torch.int64)]  # -100; none is 0; all are 0
+    for other in (*others, full, full.numpy(), (full // 2).char()):
         if take != "Padding" or other.any():
             with pytest.raises(ch.ClearheadError) as error:
                 TAKE_MASKS[take](other)

@@ -39,11 +39,16 @@ def refuse_additive(mask: Array, name: str, remedy: str = "mask={}") -> None:
     """Raise for a mask of integers that is meant to be added to the scores: 0, or a number far below 0. `remedy`: what
     to pass, with the float mask in place of {}."""
     numpy = isinstance(mask, np.ndarray)
-    tensor = mask if isinstance(mask, Tensor) else torch.from_numpy(np.ascontiguousarray(mask))
-    if tensor.is_floating_point() or tensor.is_complex() or tensor.dtype == torch.bool or not readable(tensor):
+    if isinstance(mask, np.ndarray):
+        if mask.dtype.kind not in "iu":
+            return
+        numbers = torch.from_numpy(np.asarray(mask, np.int64))
+    elif mask.is_floating_point() or mask.is_complex() or mask.dtype == torch.bool or not readable(mask):
         return
-    low = tensor <= FAR_BELOW
-    if bool(low.any()) and bool((low | (tensor == 0)).all()):
+    else:
+        numbers = mask.long()  # unsigned numbers are compared with none below 0
+    low = numbers <= FAR_BELOW
+    if bool(low.any()) and bool((low | (numbers == 0)).all()):
         short = name.split()[-1]
         raise ClearheadError(
             f"{name} has dtype {mask.dtype}, shape {tuple(mask.shape)}, and holds 0 and numbers of {FAR_BELOW} and "

@@ -261,6 +261,7 @@ class Combined(Mask):
 
     meaning: str  # one sentence
     ends: tuple[str, ...]  # the end of each inner mask's name in an explanation
+    levels: int  # of operators, one inside another
 
     def __init__(self, *inner: Mask) -> None:
         self.positional = any(mask.positional for mask in inner)
