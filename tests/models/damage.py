@@ -20,7 +20,7 @@ import torch.nn.functional as F
 from safetensors.torch import load
 
 import clearhead as ch
-from clearhead.models.show.stored import CHECKSUM, HEADER, checksum
+from clearhead.models.show.stored import CHECKSUM, HEADER, compute_checksum
 
 ROOM = 1 << 30  # bytes of memory above those that the process has: a length of 10^15 asks for more
 VALUES = [None, True, False, -1, 0, 1, 2, 3, 7, 1.5, -0.5, 1e308, 10**6, 2**31, 10**12, 10**15, 2**63, 10**400]
@@ -158,12 +158,12 @@ def damaged(path, draw):
     return raw, f"{kind}: {said}"
 
 
-def sealed(raw):
+def seal(raw):
     """The bytes of a file with the checksum of what it holds, so that a reader looks at every part of it."""
     try:
         tensors, (length,) = load(raw), struct.unpack("<Q", raw[:8])
         words = json.loads(raw[8 : 8 + length])["__metadata__"]
-        return raw.replace(words[CHECKSUM].encode(), checksum(words[HEADER], tensors).encode(), 1)
+        return raw.replace(words[CHECKSUM].encode(), compute_checksum(words[HEADER], tensors).encode(), 1)
     except Exception:  # safetensors does not open it
         return raw
 
@@ -223,7 +223,7 @@ def _child(pipe, files, seeds, folder):
     for seed in seeds:
         draw = random.Random(seed)
         raw, said = damaged(draw.choice(files), draw)
-        path.write_bytes(sealed(raw))
+        path.write_bytes(seal(raw))
         pipe.send((seed, said, verdict(path)))
     pipe.close()
 

@@ -128,7 +128,7 @@ def rewritten(path, change):
     header["__metadata__"]["clearhead recording"] = json.dumps(inner)
     new = json.dumps(header).encode()
     new += b" " * (-len(new) % 8)
-    path.write_bytes(damage.sealed(struct.pack("<Q", len(new)) + new + raw[8 + length :]))
+    path.write_bytes(damage.seal(struct.pack("<Q", len(new)) + new + raw[8 + length :]))
 
 
 CHANGES = {

@@ -61,7 +61,7 @@ def test_edges_beyond_the_keys_in_a_file_are_nothing_or_refused(tmp_path):
         tensors = load(raw)
         for side, edge in zip(inner["calls"][3]["spans"], (low, high), strict=False):
             tensors[side].view(-1)[-1] = edge
-        path.write_bytes(damage.sealed(save(tensors, header["__metadata__"])))
+        path.write_bytes(damage.seal(save(tensors, header["__metadata__"])))
         if high > low:
             with pytest.raises(ch.ClearheadError, match="there are 9 keys"):
                 ch.models.load_recording(path)
@@ -98,7 +98,7 @@ def test_what_is_wrong_is_said(name, tmp_path):
     change(inner)
     header["__metadata__"]["clearhead recording"] = json.dumps(inner)
     new = json.dumps(header).encode()
-    path.write_bytes(damage.sealed(struct.pack("<Q", len(new)) + new + data))
+    path.write_bytes(damage.seal(struct.pack("<Q", len(new)) + new + data))
     with pytest.raises(ch.ClearheadError, match=says) as error:
         ch.models.load_recording(path)
     assert str(path) in str(error.value)

@@ -56,12 +56,12 @@ class Kept:
                 f"sweep: folder is {folder!r:.200}, which is no folder to write to ({error})."
             ) from error
         header = {"cells": cells, "metric": _named(metric), "inputs": _digest(_tensors(inputs))}
-        first = _sealed({HEADER: VERSION, **header, "plain": plain})
+        first = _seal_line({HEADER: VERSION, **header, "plain": plain})
         whole, _, rest = text.rpartition("\n")  # the last line may be one whose write was interrupted
         if not whole and first.startswith(rest):
             self._write(first, "w")
             return
-        before, *lines = (self._opened(line, number) for number, line in enumerate(whole.split("\n"), 1))
+        before, *lines = (self._open_line(line, number) for number, line in enumerate(whole.split("\n"), 1))
         differ = [f"its {name}" for name, value in header.items() if before.get(name) != value]
         if not differ and not _near([before["plain"]], [plain]):
             differ = [f"the metric without an edit, {before['plain']} there and {plain} here"]
@@ -111,7 +111,7 @@ class Kept:
         line = _Line(run(edits), said)
         self._lines.append(line)
         if self._path is not None:
-            self._write(_sealed(line._asdict()), "a")
+            self._write(_seal_line(line._asdict()), "a")
 
     def _another(self, differs: str) -> ClearheadError:
         return ClearheadError(
@@ -119,11 +119,11 @@ class Kept:
             "uses."
         )
 
-    def _opened(self, text: str, number: int) -> dict[str, Any]:
+    def _open_line(self, text: str, number: int) -> dict[str, Any]:
         """What a line holds."""
         try:
             line = json.loads(text)
-            if line.pop(CHECKSUM) != _checksum(line):
+            if line.pop(CHECKSUM) != _compute_checksum(line):
                 raise ValueError("the checksum differs")
         except Exception as error:  # errors of JSON, and of a line that is no object
             raise ClearheadError(
@@ -144,12 +144,12 @@ class Kept:
             ) from error
 
 
-def _sealed(line: dict[str, Any]) -> str:
+def _seal_line(line: dict[str, Any]) -> str:
     """A line of the file: what it holds, and the checksum of this."""
-    return json.dumps(line | {CHECKSUM: _checksum(line)})
+    return json.dumps(line | {CHECKSUM: _compute_checksum(line)})
 
 
-def _checksum(line: Any) -> str:
+def _compute_checksum(line: Any) -> str:
     return hashlib.sha256(json.dumps(line).encode()).hexdigest()
 
 

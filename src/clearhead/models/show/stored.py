@@ -209,7 +209,7 @@ def write(calls: Sequence[AttentionCall], path: str | Path) -> Path:
     chains = _Chains(tensors)
     entries = [_written(call, tensors, chains) for call in calls]
     header = json.dumps({"format": FORMAT, "calls": entries, "chains": chains.written})
-    words = {HEADER: header, CHECKSUM: checksum(header, tensors.named)}
+    words = {HEADER: header, CHECKSUM: compute_checksum(header, tensors.named)}
     with replacing(path, "recording") as beside:
         try:
             if beside.exists():  # a pipe or a device, which save_file would replace by a file
@@ -237,7 +237,7 @@ def read(path: str | Path) -> list[AttentionCall]:
     try:
         found = parsed(header)
         written = found.get("format") if isinstance(found, dict) else None
-        if written == FORMAT and words.get(CHECKSUM) != checksum(header, tensors):
+        if written == FORMAT and words.get(CHECKSUM) != compute_checksum(header, tensors):
             raise ValueError("its checksum is not that of its content")
         calls = _FILE(found, "the header", Read(tensors))["calls"] if written == FORMAT else []
     except (ValueError, RecursionError) as error:  # a ClearheadError is a ValueError
@@ -253,12 +253,12 @@ def read(path: str | Path) -> list[AttentionCall]:
     return list(calls)
 
 
-def checksum(header: str, tensors: Mapping[str, Tensor]) -> str:
+def compute_checksum(header: str, tensors: Mapping[str, Tensor]) -> str:
     """A digest of all that a file holds."""
     digest = hashlib.sha256(header.encode())
     for name, tensor in sorted(tensors.items()):
         digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
-        digest.update(tensor.contiguous().view(-1).view(torch.uint8).numpy())
+        digest.update(tensor.contiguous().view(-1).view(torch.uint8).numpy().data)
     return digest.hexdigest()
 
 
