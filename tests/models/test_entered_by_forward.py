@@ -103,8 +103,8 @@ class Layer(nn.Module):
         self.linear = nn.Linear(8, 8)
 
     def forward(self, x, attention_mask):
-        mask = ch.DenseMask(attention_mask[:, None].bool().expand(-1, x.shape[1], -1))
-        return self.linear.forward(self.attention.forward(x, mask=mask))
+        mask = ch.DenseMask(attention_mask[:, None, None].bool().expand(-1, 1, x.shape[1], -1))
+        return self.linear.forward(self.attention.forward(x, x, x, mask=mask))
 
 
 class Stacked(nn.Module):

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from functools import wraps
+from math import prod
+from types import FunctionType
 from typing import Any, Literal, NamedTuple, Protocol
 
 from torch import Tensor, nn
@@ -57,6 +60,7 @@ class Running(NamedTuple):
     cache: Any = None
     noted: Any = None  # the receiver's notes of the layers in it
     ids: Any = None  # the tokens that it was given, or a module around it
+    inputs: tuple[Any, ...] = ()  # the arguments of this call
 
     @property
     def tokens(self) -> int | None:
@@ -74,6 +78,17 @@ class Running(NamedTuple):
             total = max((int(one.get_seq_length()) for one in layers), default=0)
         return int(total) or None
 
+    def reads(self, batch: int, keys: int) -> bool:
+        """Whether the module was given a sequence of this many keys, (B, Lk, E) or (Lk, B, E), and no cache."""
+        if self.cache is not None:
+            return False
+        given = [x.shape for x in self.inputs if isinstance(x, Tensor) and x.is_floating_point() and not x.is_nested]
+        # masks and caches have other axes than the sequences, of which one is the first argument
+        sequences = [shape for shape in given if 2 <= len(shape) == len(given[0])]
+        return any(
+            (batch, keys) in ((prod(shape[:-2]), shape[-2]), (prod(shape[1:-1]), shape[0])) for shape in sequences
+        )
+
 
 class Stack:
     """The modules of a model that run in each thread, outermost first.
@@ -81,6 +96,7 @@ class Stack:
     They are seen through `nn.Module._call_impl`. Hooks cannot serve: PyTorch's Transformer layers leave their fast path
     where a module inside has a hook, and their outputs change. `__call__` cannot serve either: while a thread traces,
     PyTorch replaces it in all threads by a function that calls the `__call__` of the time when PyTorch was imported.
+    Code that calls a module's `forward` itself passes by all of these, so each class's `forward` is wrapped as well.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -101,7 +117,10 @@ class Stack:
     @contextmanager
     def entered(self) -> Iterator[None]:
         # innermost: of two function modes (`around`), the later one is then on top, and sees a call first
-        with replaced(nn.Module, call_of_modules(), self._watched, innermost=True):
+        with ExitStack() as wrapped:
+            wrapped.enter_context(replaced(nn.Module, call_of_modules(), self._watched, innermost=True))
+            for owner in _owners_of_forward(self.model):
+                wrapped.enter_context(replaced(owner, "forward", self._entering, innermost=True))
             self.over = False
             try:
                 yield
@@ -136,6 +155,18 @@ class Stack:
             return result
 
         return _call_impl
+
+    def _entering(self, forward: Callable[..., Any]) -> Callable[..., Any]:
+        """A `forward` that enters its module, unless the module has been called and runs already."""
+        watched = self._watched(forward)
+
+        @wraps(forward)
+        def entering(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+            stack = self._running.stack
+            inside = id(module) not in self.names or (stack and stack[-1].module is module)
+            return (forward if inside else watched)(module, *args, **kwargs)
+
+        return entering
 
     @contextmanager
     def running(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[None]:
@@ -224,6 +255,12 @@ class Stack:
         return [running.module for running in reversed(self._running.stack)]
 
     @property
+    def projecting(self) -> Running:
+        """The innermost module running that has weights, and so may have made queries and keys; else the innermost."""
+        stack = self._running.stack
+        return next((one for one in reversed(stack) if next(one.module.parameters(), None) is not None), stack[-1])
+
+    @property
     def innermost(self) -> Running | None:
         """The innermost module running."""
         return self._running.stack[-1] if self._running.stack else None
@@ -236,6 +273,15 @@ class _Running(threading.local):
         self.entry = 0
         self.turns: dict[str, int] = {}
         self.called: set[int] = set()  # the generating models that were called in this run
+
+
+def _owners_of_forward(model: nn.Module) -> Iterator[type[nn.Module]]:
+    """The classes that define the `forward` of the model's modules."""
+    kinds = dict.fromkeys(type(module) for module in model.modules())
+    owners = (next(one for one in kind.__mro__ if "forward" in vars(one)) for kind in kinds)
+    for owner in dict.fromkeys(owners):
+        if owner is not nn.Module and isinstance(vars(owner)["forward"], FunctionType):  # else TorchScript's
+            yield owner
 
 
 def kind_of(query: Tensor, key: Tensor) -> Kind:
@@ -251,7 +297,8 @@ def kind_of(query: Tensor, key: Tensor) -> Kind:
 def _entered(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], stack: list[Running]) -> Running:
     """The module with its padding and its kind: cross if it is called with a second sequence."""
     if len(args) <= 1 and not kwargs:  # no argument that is read below
-        return Running(module, "self", stack[-1].told, ids=stack[-1].ids) if stack else Running(module, "self", Told())
+        told, ids = (stack[-1].told, stack[-1].ids) if stack else (Told(), None)
+        return Running(module, "self", told, ids=ids, inputs=args)
     named = dict(kwargs)
     if len(args) > 1:
         named.update(zip(parameters(module.forward), args, strict=False))
@@ -269,4 +316,4 @@ def _entered(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], s
         told = given_to_torch(named, kind, told)
     ids = named.get("input_ids")
     ids = stack[-1].ids if ids is None and stack else ids
-    return Running(module, kind, told, named.get("past_key_values"), ids=ids)
+    return Running(module, kind, told, named.get("past_key_values"), ids=ids, inputs=(*args, *kwargs.values()))
