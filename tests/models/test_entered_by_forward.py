@@ -66,6 +66,15 @@ INPUTS = {
 }
 
 
+@pytest.fixture
+def hooked():
+    """A model whose modules have each a `forward` of their own before it is watched."""
+    model = made("Bert", **MODELS["Bert"])
+    for module in model.modules():
+        module.forward = functools.wraps(module.forward)(functools.partial(type(module).forward, module))
+    return model
+
+
 def known(seen):
     return [
         (call.name, call.kind, call.run, str(call.layer), None if call.padding is None else repr(call.padding))
@@ -94,6 +103,18 @@ def test_the_record_is_that_of_a_call(name, enter):
         torch.testing.assert_close(means[1][layer], means[0][layer], atol=0, rtol=0)
     for one, other in zip(found, wanted, strict=True):
         assert torch.equal(one.weighted_transformed_norms, other.weighted_transformed_norms)
+
+
+def test_modules_with_a_forward_of_their_own(hooked):
+    own = {name: module.forward for name, module in hooked.named_modules()}
+    plain = made("Bert", **MODELS["Bert"])
+    recordings = []
+    for model, enter in ((plain, call), (hooked, call), (hooked, call_forward)):
+        with torch.no_grad(), ch.watch(model) as seen:
+            enter(model, **INPUTS["Bert"])
+        recordings.append(known(seen))
+    assert recordings[0] == recordings[1] == recordings[2]
+    assert all(module.forward is own[name] for name, module in hooked.named_modules())
 
 
 class Layer(nn.Module):

@@ -103,7 +103,7 @@ STRUCTURES = {
 }
 
 
-@pytest.mark.parametrize("additive", [None, -torch.inf, torch.finfo(torch.float32).min])
+@pytest.mark.parametrize("additive", [None, -torch.inf, torch.finfo(torch.float32).min, -1e9, -1e4])
 @pytest.mark.parametrize("name", STRUCTURES)
 @pytest.mark.parametrize("seed", range(4))
 def test_any_structure_and_any_padding(name, additive, seed):

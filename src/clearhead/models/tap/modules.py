@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
-from functools import wraps
+from functools import partial, wraps
 from math import prod
 from types import FunctionType
 from typing import Any, Literal, NamedTuple, Protocol
@@ -120,7 +120,7 @@ class Stack:
         with ExitStack() as wrapped:
             wrapped.enter_context(replaced(nn.Module, call_of_modules(), self._watched, innermost=True))
             for owner in _owners_of_forward(self.model):
-                wrapped.enter_context(replaced(owner, "forward", self._entering, innermost=True))
+                wrapped.enter_context(replaced(owner, "forward", partial(self._entering, owner), innermost=True))
             self.over = False
             try:
                 yield
@@ -156,17 +156,19 @@ class Stack:
 
         return _call_impl
 
-    def _entering(self, forward: Callable[..., Any]) -> Callable[..., Any]:
-        """A `forward` that enters its module, unless the module has been called and runs already."""
-        watched = self._watched(forward)
+    def _entering(self, owner: nn.Module | type[nn.Module], forward: Callable[..., Any]) -> Callable[..., Any]:
+        """A `forward` of the owner that enters its module, unless the module has been called and runs already."""
+        of_class = isinstance(owner, type)
+        call = forward if of_class else lambda _, *args, **kwargs: forward(*args, **kwargs)
+        watched = self._watched(call)
 
         @wraps(forward)
         def entering(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
             stack = self._running.stack
             inside = id(module) not in self.names or (stack and stack[-1].module is module)
-            return (forward if inside else watched)(module, *args, **kwargs)
+            return (call if inside else watched)(module, *args, **kwargs)
 
-        return entering
+        return entering if of_class else wraps(forward)(partial(entering, owner))
 
     @contextmanager
     def running(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[None]:
@@ -275,8 +277,9 @@ class _Running(threading.local):
         self.called: set[int] = set()  # the generating models that were called in this run
 
 
-def _owners_of_forward(model: nn.Module) -> Iterator[type[nn.Module]]:
-    """The classes that define the `forward` of the model's modules."""
+def _owners_of_forward(model: nn.Module) -> Iterator[nn.Module | type[nn.Module]]:
+    """The modules of the model that have a `forward` of their own, and the classes that define the others'."""
+    yield from (module for module in model.modules() if "forward" in vars(module))
     kinds = dict.fromkeys(type(module) for module in model.modules())
     owners = (next(one for one in kind.__mro__ if "forward" in vars(one)) for kind in kinds)
     for owner in dict.fromkeys(owners):

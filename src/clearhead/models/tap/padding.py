@@ -15,6 +15,7 @@ from clearhead.base.arrays import to_tensor
 from clearhead.base.errors import ClearheadError
 from clearhead.base.shapes import Sizes, part
 from clearhead.base.tracing import empty_of_values, transformed
+from clearhead.explanation.diagnosis.reading import taken_apart
 from clearhead.problem.problem import Problem
 from clearhead.problem.words import Words
 
@@ -202,8 +203,11 @@ def _unhidden(problem: Problem, uniform: Tensor | None, kind: str) -> Tensor | N
     Apart from hidden keys, every query sees all keys of its source (cross attention), or one run of neighbours. So a
     choice of keys for each query hides no padding. Where no query sees its own position, a mask is read as a shift.
     """
-    sizes, visible = problem.sizes, problem.visible
-    batch, _, queries, keys = sizes.shape
+    problem, blind = taken_apart(problem)  # numbers such as −10000 that are added to scores hide keys as −∞ does
+    if blind is not None:
+        uniform = blind[..., None] if uniform is None else uniform | blind[..., None]
+    visible = problem.visible
+    batch, _, queries, keys = problem.sizes.shape
     if visible is None or (uniform is None and visible.unseen == "none") or not queries or not keys:
         return None
 
