@@ -17,6 +17,9 @@ transformers = pytest.importorskip("transformers", reason="the extra [models] is
 from small_models import IDS, RIGHT, SIZES, T5, made  # noqa: E402
 
 SENTENCE = "The pump in Broad Street was closed."
+SEGMENTS = RIGHT * torch.tensor([1, 1, 2, 2, 3, 3, 3, 4, 5])  # packed rows: any number but 0 is a word
+MASKS = {"r": RIGHT, "l": RIGHT.flip(1), "bool": RIGHT.bool(), "float": RIGHT.float(), "segments": SEGMENTS}
+MASKS |= {"left segments": SEGMENTS.flip(1), "bytes": SEGMENTS.to(torch.uint8)}
 
 
 def make(name, backend="sdpa", **options):
@@ -82,7 +85,7 @@ def test_the_weights_themselves_stay_the_models_own():
 
 
 @pytest.mark.parametrize("backend", ["sdpa", "eager", "clearhead"])
-@pytest.mark.parametrize("mask", [RIGHT, RIGHT.flip(1), RIGHT.bool(), RIGHT.float()], ids=["r", "l", "bool", "float"])
+@pytest.mark.parametrize("mask", MASKS.values(), ids=MASKS)
 def test_causal_models_on_every_backend(backend, mask):
     model = make("Llama", **SIZES) if backend == "clearhead" else make("Llama", backend, **SIZES)
     if backend == "clearhead":
@@ -192,7 +195,7 @@ class Direct(torch.nn.Module):
         return F.scaled_dot_product_attention(x, x, x, attn_mask=keep)
 
 
-@pytest.mark.parametrize("padding", [RIGHT, RIGHT.numpy(), RIGHT.bool()])
+@pytest.mark.parametrize("padding", [RIGHT, RIGHT.numpy(), RIGHT.bool(), SEGMENTS])
 @pytest.mark.parametrize("masked", [True, False])
 def test_padding_can_be_said(padding, masked):
     model, x = Direct(), torch.randn(2, 3, 9, 8, generator=torch.Generator().manual_seed(0))
@@ -223,7 +226,7 @@ def test_a_square_mask_is_no_padding_of_a_batch_as_large(dtype):
 
 WRONG = {
     "one dimension": (RIGHT[0], r"padding has dtype torch.int64, shape \(9,\)"),
-    "other numbers": (RIGHT * 2, "1 for a word and 0 for padding"),
+    "other numbers": (RIGHT - 1, "1 or more for a word and 0 for padding"),
     "a list": ([[1, 1]], "padding is a list"),
     "another length": (RIGHT[:, :8], r"padding has shape \(2, 8\), and the calls have \(batch, keys\) \(2, 9\)"),
     "another batch": (RIGHT[:1], r"padding has shape \(1, 9\)"),

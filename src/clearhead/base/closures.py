@@ -40,8 +40,9 @@ def read_by(function: Any, depth: int = DEPTH) -> Iterator[Tensor]:
         yield from _through(function, _ABSENT, depth)
     elif not isinstance(function, type):  # an object that can be called
         method = getattr(type(function), "forward" if isinstance(function, nn.Module) else "__call__", None)
-        if isinstance(method, types.FunctionType):
+        while isinstance(method, types.FunctionType):
             yield from _through(method, function, depth)
+            method = getattr(method, "__wrapped__", None)  # a watch wraps the `forward` of its model's classes
 
 
 def _through(function: types.FunctionType, owner: Any, depth: int) -> Iterator[Tensor]:

@@ -29,8 +29,9 @@ class Padding(Mask):
     · ■ ■
 
     Rule: every query of sequence b sees the keys j with keep[b, j] ≠ 0.
-    `keep`: (B, Lk), bool or 0/1 integers. It is copied: later writes to it do not change the mask, as they change a
-    `DenseMask` and a `MaskFunction` that reads it. Raises a `ClearheadError` for other values or shapes. Cost: O(B·Lk).
+    `keep`: (B, Lk), bool or integers of at least 0, such as the numbers of packed texts. It is copied: later writes to
+    it do not change the mask, as they change a `DenseMask` and a `MaskFunction` that reads it. Raises a
+    `ClearheadError` for other values or shapes. Cost: O(B·Lk).
     """
 
     def __init__(self, keep: Array) -> None:
@@ -42,15 +43,15 @@ class Padding(Mask):
             refuse_additive(given, "Padding: keep")
             cast = "keep.bool()" if isinstance(given, Tensor) else "keep.astype(bool)"
             return ClearheadError(
-                f"Padding: keep has dtype {given.dtype}, shape {tuple(keep.shape)}; expected bool or the integers 0 "
-                f"and 1, for example {cast}. For lengths pass Lengths(valid_lens); a float tensor passed as mask= is "
-                "added to the scores."
+                f"Padding: keep has dtype {given.dtype}, shape {tuple(keep.shape)}; expected bool or integers, 0 for "
+                f"padding and 1 or more for a word, for example {cast}. For lengths pass Lengths(valid_lens); a float "
+                "tensor passed as mask= is added to the scores."
             )
 
         if keep.is_floating_point() or keep.is_complex():
             raise wrong()
         if keep.dtype != torch.bool:
-            ensure((keep == 0) | (keep == 1), wrong, "Padding: keep holds other values than 0 and 1")
+            ensure(keep >= 0, wrong, "Padding: keep holds negative numbers")
         self.keep = own(keep.detach().bool())
         self._read()  # now, in eager code, so that compiled code finds the result
 

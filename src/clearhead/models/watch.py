@@ -57,9 +57,10 @@ def watch(
     module `recording[name]`. Each `AttentionCall` keeps copies of query and key, and shares the mask with the calls
     that were given the same mask; its `weights` are the weights before dropout. `clearhead.models.statistics` keeps
     statistics alone, without copies.
-    `padding`: which positions are words and not padding, a tokenizer's attention mask (B, L), 1 for a word. None takes
-    it from the `attention_mask` of that shape that the model is called with, and from the `key_padding_mask` of modules
-    of `torch.nn`. Statistics and reports leave padding out, and `call.padding` says which positions were left out.
+    `padding`: which positions are words and not padding, a tokenizer's attention mask (B, L), 0 for padding. None takes
+    it from the `attention_mask` of that shape that the model is called with, from the `key_padding_mask` of modules of
+    `torch.nn`, and from the keys that a call's own mask hides from every query. Statistics and reports leave padding
+    out, and `call.padding` says which positions were left out.
     `every`: 3 records the first of every three runs of the model; a run is a call from outside in which attention is
     computed, or a step of a model that generates inside the `forward` of another. `layers`: which layers, by their
     numbers in the model (-1 is the last), by name ("decoder 0, cross"), or by a module's name or a pattern of it

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from functools import partial, wraps
+from math import prod
+from types import FunctionType
 from typing import Any, Literal, NamedTuple, Protocol
 
 from torch import Tensor, nn
@@ -62,6 +65,7 @@ class Running(NamedTuple):
     error: Exception | None = None  # why its arguments, or those of a module around it, cannot be read
     positions: Any = None  # the positions of the tokens, likewise
     batch: int | None = None  # how many sequences it was given
+    inputs: tuple[Any, ...] = ()  # the arguments of this call
 
     @property
     def tokens(self) -> int | None:
@@ -86,6 +90,17 @@ class Running(NamedTuple):
             return 0
         return int(positions.max()) + 1 if positions.numel() and positions.shape[-1] == queries else 0
 
+    def reads(self, batch: int, keys: int) -> bool:
+        """Whether the module was given a sequence of this many keys, (B, Lk, E) or (Lk, B, E), and no cache."""
+        if self.cache is not None:
+            return False
+        given = [x.shape for x in self.inputs if isinstance(x, Tensor) and x.is_floating_point() and not x.is_nested]
+        # masks and caches have other axes than the sequences, of which one is the first argument
+        sequences = [shape for shape in given if 2 <= len(shape) == len(given[0])]
+        return any(
+            (batch, keys) in ((prod(shape[:-2]), shape[-2]), (prod(shape[1:-1]), shape[0])) for shape in sequences
+        )
+
 
 class Stack:
     """The modules of a model that run in each thread, outermost first.
@@ -93,6 +108,7 @@ class Stack:
     They are seen through `nn.Module._call_impl`. Hooks cannot serve: PyTorch's Transformer layers leave their fast path
     where a module inside has a hook, and their outputs change. `__call__` cannot serve either: while a thread traces,
     PyTorch replaces it in all threads by a function that calls the `__call__` of the time when PyTorch was imported.
+    Code that calls a module's `forward` itself passes by all of these, so each class's `forward` is wrapped as well.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -113,7 +129,10 @@ class Stack:
     @contextmanager
     def entered(self) -> Iterator[None]:
         # innermost: of two function modes (`around`), the later one is then on top, and sees a call first
-        with replaced(nn.Module, call_of_modules(), self._watched, innermost=True):
+        with ExitStack() as wrapped:
+            wrapped.enter_context(replaced(nn.Module, call_of_modules(), self._watched, innermost=True))
+            for owner in _owners_of_forward(self.model):
+                wrapped.enter_context(replaced(owner, "forward", partial(self._entering, owner), innermost=True))
             self.over = False
             try:
                 yield
@@ -148,6 +167,20 @@ class Stack:
             return result
 
         return _call_impl
+
+    def _entering(self, owner: nn.Module | type[nn.Module], forward: Callable[..., Any]) -> Callable[..., Any]:
+        """A `forward` of the owner that enters its module, unless the module has been called and runs already."""
+        of_class = isinstance(owner, type)
+        call = forward if of_class else lambda _, *args, **kwargs: forward(*args, **kwargs)
+        watched = self._watched(call)
+
+        @wraps(forward)
+        def entering(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+            stack = self._running.stack
+            inside = id(module) not in self.names or (stack and stack[-1].module is module)
+            return (call if inside else watched)(module, *args, **kwargs)
+
+        return entering if of_class else wraps(forward)(partial(entering, owner))
 
     @contextmanager
     def running(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[None]:
@@ -252,6 +285,12 @@ class Stack:
         return [running.module for running in reversed(self._running.stack)]
 
     @property
+    def projecting(self) -> Running:
+        """The innermost module running that has weights, and so may have made queries and keys; else the innermost."""
+        stack = self._running.stack
+        return next((one for one in reversed(stack) if next(one.module.parameters(), None) is not None), stack[-1])
+
+    @property
     def innermost(self) -> Running | None:
         """The innermost module running."""
         return self._running.stack[-1] if self._running.stack else None
@@ -264,6 +303,16 @@ class _Running(threading.local):
         self.entry = 0
         self.turns: dict[str, int] = {}
         self.called: set[int] = set()  # the generating models that were called in this run
+
+
+def _owners_of_forward(model: nn.Module) -> Iterator[nn.Module | type[nn.Module]]:
+    """The modules of the model that have a `forward` of their own, and the classes that define the others'."""
+    yield from (module for module in model.modules() if "forward" in vars(module))
+    kinds = dict.fromkeys(type(module) for module in model.modules())
+    owners = (next(one for one in kind.__mro__ if "forward" in vars(one)) for kind in kinds)
+    for owner in dict.fromkeys(owners):
+        if owner is not nn.Module and isinstance(vars(owner)["forward"], FunctionType):  # else TorchScript's
+            yield owner
 
 
 def kind_of(query: Tensor, key: Tensor) -> Kind:
@@ -281,7 +330,9 @@ def _entered(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], s
     if len(args) <= 1 and not kwargs:  # no argument that is read below
         around = stack[-1] if stack else Running(module, "self", Told())
         batch = _batch_of(args)
-        return Running(module, "self", around.told, ids=around.ids, positions=around.positions, batch=batch)
+        return Running(
+            module, "self", around.told, ids=around.ids, positions=around.positions, batch=batch, inputs=args
+        )
     named = dict(kwargs)
     if len(args) > 1:
         named.update(zip(parameters(module.forward), args, strict=False))
@@ -301,8 +352,11 @@ def _entered(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], s
     ids = stack[-1].ids if ids is None and stack else ids
     positions = next((named[name] for name in POSITIONS if named.get(name) is not None), None)
     positions = stack[-1].positions if positions is None and stack else positions
+    inputs = (*args, *kwargs.values())
     batch = _batch_of([*args, *(one for name, one in kwargs.items() if "mask" not in name)])
-    return Running(module, kind, told, _cache_of(args, kwargs), ids=ids, positions=positions, batch=batch)
+    return Running(
+        module, kind, told, _cache_of(args, kwargs), ids=ids, positions=positions, batch=batch, inputs=inputs
+    )
 
 
 def _batch_of(inputs: Sequence[Any]) -> int | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import lru_cache
 from typing import Any, NamedTuple, TypeGuard
 
@@ -13,8 +13,9 @@ from torch import Tensor
 
 from clearhead.base.arrays import to_tensor
 from clearhead.base.errors import ClearheadError
-from clearhead.base.shapes import Sizes
+from clearhead.base.shapes import Sizes, part
 from clearhead.base.tracing import empty_of_values, transformed
+from clearhead.explanation.diagnosis.reading import taken_apart
 from clearhead.problem.problem import Problem
 from clearhead.problem.words import Words
 
@@ -23,7 +24,7 @@ def parameters(forward: Callable[..., Any]) -> tuple[str, ...]:
     """The names of the parameters of `module.forward`, but for `self`."""
     method = getattr(forward, "__func__", None)
     if method is not None and getattr(type(forward.__self__), "forward", None) is method:  # type: ignore[attr-defined]
-        return _of_class(method)[1:]
+        return _of_class(inspect.unwrap(method))[1:]  # a wrapper of a watch would be kept alive, with its model
     return _names(forward)  # it was set on one module, which a cache would keep alive
 
 
@@ -38,6 +39,7 @@ _of_class = lru_cache(maxsize=1024)(_names)
 
 
 EVERY = (slice(None),) * 4
+ROWS = 256  # of a mask that are looked at together
 
 
 class Told(NamedTuple):
@@ -98,9 +100,9 @@ def _is_mask(mask: Any) -> TypeGuard[Tensor]:
 
 
 def _words(mask: Tensor) -> Tensor | None:
-    """A tokenizer's mask, 1 for a word and 0 for padding, as bool. None without padding, and for other masks."""
-    words = mask.detach() == 1
-    if bool(words.all()) or not bool((words | (mask == 0)).all()):
+    """A tokenizer's mask as bool, where every number but 0 is a word. None without padding, and for additive masks."""
+    words = mask.detach() != 0
+    if bool(words.all()) or bool((mask < 0).any()):
         return None
     return words if bool(words.any()) or not mask.is_floating_point() else None  # a mask of zeros alone is additive
 
@@ -109,24 +111,19 @@ def checked(padding: Any) -> Tensor:
     """The argument `padding` of `watch`, as bool. Raises for an argument that is no mask."""
     mask = to_tensor(padding, "padding")
     readable = mask.layout == torch.strided and not empty_of_values(mask) and not mask.is_complex()
-    if not readable or mask.ndim != 2 or not bool(((mask == 0) | (mask == 1)).all()):
+    if not readable or mask.ndim != 2 or not bool((mask >= 0).all()):
         raise ClearheadError(
             f"watch: padding has dtype {mask.dtype}, shape {tuple(mask.shape)}; expected a tokenizer's attention mask, "
-            "(B, L), 1 for a word and 0 for padding."
+            "(B, L), 1 or more for a word and 0 for padding."
         )
-    return mask == 1
+    return mask != 0
 
 
 def of_call(told: Told, kind: str, problem: Problem, uniform: Tensor | None) -> Words | None:
-    """The padding of one call, if the mask given to the model fits its shape; else None.
+    """The padding of one call, by the mask given to the model if it fits the call, else by the call's own mask.
 
-    Self attention of a padded text has a mask itself; cross attention without a mask sees the padding of its source.
-    With a cache the queries are the last words. Keys beyond the mask are slots of a static cache. `uniform`: see
-    `AttentionCall`.
+    Cross attention without a mask sees the padding of its source. `uniform`: see `AttentionCall`.
     """
-    bare = (problem.visible, problem.bias, uniform) == (None, None, None)
-    if bare and kind == "self":
-        return None  # a sequence of the same length, such as the patches of an image
     sizes = problem.sizes
     batch, _, queries, keys = sizes.shape
     if kind == "cross":
@@ -134,8 +131,24 @@ def of_call(told: Told, kind: str, problem: Problem, uniform: Tensor | None) -> 
             None if t is None or t.shape != (batch, length) else t
             for t, length in ((told.own, queries), (told.source, keys))
         )
-        return _real(own, source, sizes)
-    own = told.own
+        return _real(own, _unhidden(problem, uniform, kind) if source is None else source, sizes)
+    if (problem.visible, problem.bias, uniform) == (None, None, None):
+        return None  # a sequence of the same length, such as the patches of an image
+    found = _of_sequence(told.own, problem, uniform)
+    if found is None and queries == keys:  # a few queries may have other reasons not to see a key of a cache
+        words = _unhidden(problem, uniform, kind)
+        found = _real(words, words, sizes)
+    return found
+
+
+def _of_sequence(own: Tensor | None, problem: Problem, uniform: Tensor | None) -> Words | None:
+    """The padding of self attention by the words of the model's sequence; None where they do not fit the call.
+
+    Self attention of a padded text has a mask itself. With a cache the queries are the last words. Keys beyond the mask
+    are slots of a static cache.
+    """
+    sizes = problem.sizes
+    batch, _, queries, keys = sizes.shape
     if own is None or own.shape[0] != batch or not queries <= own.shape[1] or own.shape[1] > keys == queries:
         return None
     if bool((own != own[:1]).any()) and _alike(
@@ -178,6 +191,44 @@ def _real(queries: Tensor | None, keys: Tensor | None, sizes: Sizes) -> Words | 
     sides = (None if t is None or bool(t.all()) else t.to(sizes.device, copy=True) for t in (queries, keys))
     real = Words(*sides)
     return real if real != (None, None) else None
+
+
+@torch.no_grad()
+def _unhidden(problem: Problem, uniform: Tensor | None, kind: str) -> Tensor | None:
+    """The keys (B, Lk) that some query sees, bool, where the call's mask hides the others as padding; else None.
+
+    Apart from hidden keys, every query sees all keys of its source (cross attention), or one run of neighbours. So a
+    choice of keys for each query hides no padding. Where no query sees its own position, a mask is read as a shift.
+    """
+    problem, blind = taken_apart(problem)  # numbers such as −10000 that are added to scores hide keys as −∞ does
+    if blind is not None:
+        uniform = blind[..., None] if uniform is None else uniform | blind[..., None]
+    visible = problem.visible
+    batch, _, queries, keys = problem.sizes.shape
+    if visible is None or (uniform is None and visible.unseen == "none") or not queries or not keys:
+        return None
+
+    def rows() -> Iterator[tuple[int, Tensor]]:
+        """The pairs that some head sees, (B, rows, Lk), of a few rows at a time."""
+        for top in range(0, queries, ROWS):
+            some = slice(top, min(top + ROWS, queries))
+            keep = visible.spans.keep(*EVERY[:2], some, EVERY[3], keys)
+            if uniform is not None:
+                keep = keep & ~part(uniform, *EVERY[:2], some)
+            yield top, keep.any(1).expand(batch, some.stop - top, keys)
+
+    words = torch.stack([keep.any(1) for _, keep in rows()]).any(0)
+    before = F.pad(words.cumsum(-1), (1, 0))  # words before each place
+    shift = kind == "self"
+    for top, keep in rows():
+        first, stop = keep.int().argmax(-1), keys - keep.flip(-1).int().argmax(-1)
+        if kind == "cross":
+            first, stop = torch.zeros_like(first), torch.full_like(stop, keys)
+        count = keep.sum(-1)
+        if not bool(((count == before.gather(-1, stop) - before.gather(-1, first)) | (count == 0)).all()):
+            return None
+        shift = shift and not bool(keep.diagonal(top, 1, 2).any())
+    return None if shift else words
 
 
 def _alike(problem: Problem, uniform: Tensor | None) -> bool:

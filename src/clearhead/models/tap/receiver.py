@@ -195,16 +195,20 @@ class Receiver(ABC):
         """The names of the modules that made a call."""
         return list(dict.fromkeys(site.name for site in [*self.sites]))
 
-    def site(self, name: str | None, kind: Kind | None, queries: int, keys: int) -> Site:
+    def site(self, name: str | None, kind: Kind | None, query: Tensor, key: Tensor) -> Site:
         """Where the call that is received now is made. `name`, `kind`: None means the innermost running module's."""
-        site = self.layers.site(self.name(name), self.kind(kind, queries, keys) == "cross", self.stack.turns)
+        site = self.layers.site(self.name(name), self.kind(kind, query, key) == "cross", self.stack.turns)
         self.sites[site] = None
         self._inside.site = site
         return site
 
-    def kind(self, given: Kind | None, queries: int, keys: int) -> Kind:
+    def kind(self, given: Kind | None, query: Tensor, key: Tensor) -> Kind:
         """The kind of a call: `given`, or that of the innermost running module."""
+        queries, keys = query.shape[2], key.shape[2]
         if given is None and queries > keys:  # no cache leaves a sequence fewer keys than queries
+            return "cross"
+        # fewer queries are the last ones of a sequence in a cache, or they read another sequence, which is given whole
+        if given is None and queries < keys and self.stack.projecting.reads(key.shape[0], keys):
             return "cross"
         return given or self.innermost.kind
 

@@ -130,7 +130,7 @@ class Recorder(Receiver):
 
     def dots(self, call: DotCall) -> Answer:
         self.check(call.query, call.key, call.name)
-        site = self.site(call.name, call.kind, call.query.shape[2], call.key.shape[2])
+        site = self.site(call.name, call.kind, call.query, call.key)
         name = site.name
         if not self.asked.chooses(site):
             return None
@@ -183,7 +183,7 @@ class Recorder(Receiver):
 
     def own(self, problem: Problem, call: Arguments, backend: str) -> Answer:
         self.check(problem.query, problem.key)
-        site = self.site(None, None, problem.sizes.queries, problem.sizes.keys)
+        site = self.site(None, None, problem.query, problem.key)
         if not self.asked.chooses(site):
             return None
         self._check_dropout(site.name, problem.dropout_p)

@@ -211,7 +211,7 @@ class Editor(Receiver):
 
     def dots(self, call: DotCall) -> Answer:
         self.check(call.query, call.key, call.name)
-        site = self._site(call.name, call.kind, call.query.shape[2], call.key.shape[2])
+        site = self._site(call.name, call.kind, call.query, call.key)
         if not self.meets(site):
             return None
         with unobserved():
@@ -222,10 +222,10 @@ class Editor(Receiver):
 
     def own(self, problem: Problem, call: Arguments, backend: str) -> Answer:
         self.check(problem.query, problem.key)
-        site = self._site(None, None, problem.sizes.queries, problem.sizes.keys)
+        site = self._site(None, None, problem.query, problem.key)
         return self.answer(self.change(problem, site, problem.dropout_p), site.name, BY_HEAD)
 
-    def _site(self, name: str | None, kind: Kind | None, queries: int, keys: int) -> Site:
+    def _site(self, name: str | None, kind: Kind | None, query: Tensor, key: Tensor) -> Site:
         if in_backward():  # the call is of a checkpoint, which runs a part of the model again
             name = self.name(name)
             if self.layers.repeats(name):
@@ -234,11 +234,11 @@ class Editor(Receiver):
                     "backward pass: which of its layers is computed is not known. Train without checkpoints while "
                     "editing."
                 )
-        return self.site(name, kind, queries, keys)
+        return self.site(name, kind, query, key)
 
     def next_site(self, name: str, problem: Problem, kind: Kind | None) -> Site:
         """The layer of the call that a module makes now, before it is received here."""
-        cross = self.kind(kind, problem.sizes.queries, problem.sizes.keys) == "cross"
+        cross = self.kind(kind, problem.query, problem.key) == "cross"
         return self.layers.site(name, cross, self.stack.turns, made=False)
 
     def meets(self, site: Site) -> bool:
@@ -260,7 +260,7 @@ class Editor(Receiver):
                 f"{site.name} was called with dropout {dropout_p}, and edit() computes some heads again, which would "
                 "drop other weights. Pass model.eval(), or set the model's attention dropout to 0."
             )
-        spot = spot_of(problem, self.innermost, site.name)
+        spot = spot_of(problem, self.innermost, site)
         # a model turns the keys of another text nowhere, but for a module of cross attention that has such a part
         turner = self.innermost.module if site.kind == "cross" else self.stack.model
         return spot._replace(unmasked=unmasked, site=site, turner=turner)

@@ -154,20 +154,20 @@ def turned_by(model: nn.Module) -> str:
     return ""
 
 
-def spot_of(problem: Problem, running: Running, name: str) -> Spot:
+def spot_of(problem: Problem, running: Running, site: Site) -> Spot:
     """The spot of a call, by the token count of its cache, else by its alignment, else by the positions that the model
     was given, else by its last query's keys."""
     sizes = problem.sizes
     queries, keys, heads = sizes.queries, sizes.keys, sizes.heads
     told = isinstance(sizes.align, int | Tensor)
     total = None if told else running.tokens
-    if not told and (running.kind == "cross" or queries > keys):
+    if not told and site.kind == "cross":
         first = 0 if total is None else total - queries
         return Spot(range(first, first + queries), range(keys), keys, range(heads), heads)
     if total is None and sizes.align == "upper_left":  # a mask may hide keys after the last query that are there
         return Spot(range(queries), range(keys), keys, range(heads), heads)
     if total is None:
-        total = _first(problem, name, running) + queries
+        total = _first(problem, site.name, running) + queries
     before = 0 if told else max(total - keys, 0)  # the keys that a sliding window has dropped
     return Spot(range(total - queries, total), range(before, before + keys), min(total, keys), range(heads), heads)
 
