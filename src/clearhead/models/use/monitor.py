@@ -317,7 +317,9 @@ class Monitor:
         return f"Monitor({self.steps} steps, {len(self._found)} of them monitored)"
 
     def _begin(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], compiled: bool) -> None:
-        self._close()  # the record of a pass that was interrupted
+        self._here.passing = False
+        if self._here.step is not None:  # the record of a pass that was interrupted
+            self._close()
         if self._removed or not module.training or in_backward():
             return
         with self._lock:
@@ -344,8 +346,11 @@ class Monitor:
 
     def _end(self, module: nn.Module, args: Any, output: Any, compiled: bool) -> None:
         step = self._here.step
+        self._here.passing = False
+        if step is None:  # the pass was not monitored
+            return
         self._close()
-        if step is None or output is None:  # the pass was not monitored, or it failed
+        if output is None:  # it failed
             return
         if not step.sites:
             if not self._told:
@@ -383,11 +388,12 @@ class Monitor:
 
     def _close(self) -> None:
         here = self._here
+        if here.step is None:
+            here.passing = False
+            return
         with Delayed():
-            opened, step, here.open, here.step, here.passing = here.open, here.step, ExitStack(), None, False
+            opened, here.open, here.step, here.passing = here.open, ExitStack(), None, False
             opened.close()
-            if step is None:
-                return
             with self._lock:
                 self._open -= 1
                 last = self._removed and not self._open
