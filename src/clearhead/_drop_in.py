@@ -73,7 +73,10 @@ def scaled_dot_product_attention(
     if enable_gqa or len(ranks) > 1:  # dimensions are matched from the right, so the first of three is the heads
         depth = max(depth, 4)
         query, key, value = (given[(None,) * (depth - given.ndim)] for given in (query, key, value))
-    mask, bias = (t[(None,) * (depth - t.ndim)] if isinstance(t, Tensor) else t for t in (mask, bias))
+    if isinstance(mask, Tensor):
+        mask = mask[(None,) * (depth - mask.ndim)]
+    if bias is not None:
+        bias = bias[(None,) * (depth - bias.ndim)]
     heads, key_heads = (t.shape[-3] if t.ndim > 3 else 1 for t in (query, key))
     if not enable_gqa and heads != key_heads and 1 not in (heads, key_heads):
         raise ShapeError(

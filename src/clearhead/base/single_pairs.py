@@ -79,7 +79,7 @@ class _Operations(TorchFunctionMode):
 
     def __init__(self, given: list[Tensor]) -> None:
         super().__init__()
-        self.elementwise = True
+        self.elementwise: bool = True
         self._computed = {id(tensor): tensor for tensor in given}  # they are kept, so that no id is used again
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

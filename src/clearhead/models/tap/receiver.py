@@ -195,9 +195,13 @@ class Receiver(ABC):
         """The names of the modules that made a call."""
         return list(dict.fromkeys(site.name for site in [*self.sites]))
 
-    def site(self, name: str | None, kind: Kind | None, query: Tensor, key: Tensor) -> Site:
+    def site(
+        self, name: str | None, kind: Kind | None, query: Tensor | None = None, key: Tensor | None = None
+    ) -> Site:
         """Where the call that is received now is made. `name`, `kind`: None means the innermost running module's."""
-        site = self.layers.site(self.name(name), self.kind(kind, query, key) == "cross", self.stack.turns)
+        if query is not None and key is not None:
+            kind = self.kind(kind, query, key)
+        site = self.layers.site(self.name(name), (kind or self.innermost.kind) == "cross", self.stack.turns)
         self.sites[site] = None
         self._inside.site = site
         return site

@@ -119,7 +119,7 @@ class Recorder(Receiver):
         except Exception as error:
             if self.asked.own:
                 raise
-            self._leave_out(self._inside.site or self.site(name, None, 0, 0), error)
+            self._leave_out(self._inside.site or self.site(name, None), error)
             return None
 
     def _leave_out(self, site: Site, error: Exception) -> None:
