@@ -56,8 +56,9 @@ def reads_rows(rule: Callable[..., Any], of_score: bool = False) -> bool:
 @torch.no_grad()
 def _computes_elementwise(rule: Callable[..., Any], first: list[Tensor]) -> bool:
     """Whether each operation of a rule that is called on tensors (3,) gives a tensor (3,)."""
+    operations = _Operations(first)
     try:
-        with _Operations(first) as operations:
+        with operations:
             rule(*first)
     except Exception:  # of any kind: the rule is the user's. One that wants a single pair fails on several
         return False

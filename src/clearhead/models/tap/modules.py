@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager, nullco
 from functools import partial, wraps
 from math import prod
 from types import FunctionType
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple, Protocol, cast
 
 from torch import Tensor, nn
 
@@ -171,7 +171,7 @@ class Stack:
     def _entering(self, owner: nn.Module | type[nn.Module], forward: Callable[..., Any]) -> Callable[..., Any]:
         """A `forward` of the owner that enters its module, unless the module has been called and runs already."""
         of_class = isinstance(owner, type)
-        call = forward if of_class else lambda _, *args, **kwargs: forward(*args, **kwargs)
+        call: Callable[..., Any] = forward if of_class else lambda _, *args, **kwargs: forward(*args, **kwargs)
         watched = self._watched(call)
 
         @wraps(forward)
@@ -180,7 +180,8 @@ class Stack:
             inside = id(module) not in self.names or (stack and stack[-1].module is module)
             return (call if inside else watched)(module, *args, **kwargs)
 
-        return entering if of_class else wraps(forward)(partial(entering, owner))
+        bound: Callable[..., Any] = partial(cast(Callable[..., Any], entering), owner)
+        return entering if of_class else wraps(forward)(bound)
 
     @contextmanager
     def running(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[None]:

@@ -23,7 +23,7 @@ from clearhead.problem.words import Words
 def parameters(forward: Callable[..., Any]) -> tuple[str, ...]:
     """The names of the parameters of `module.forward`, but for `self`."""
     method = getattr(forward, "__func__", None)
-    if method is not None and getattr(type(forward.__self__), "forward", None) is method:  # type: ignore[attr-defined]
+    if callable(method) and getattr(type(forward.__self__), "forward", None) is method:  # type: ignore[attr-defined]
         return _of_class(inspect.unwrap(method))[1:]  # a wrapper of a watch would be kept alive, with its model
     return _names(forward)  # it was set on one module, which a cache would keep alive
 

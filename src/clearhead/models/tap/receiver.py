@@ -195,9 +195,7 @@ class Receiver(ABC):
         """The names of the modules that made a call."""
         return list(dict.fromkeys(site.name for site in [*self.sites]))
 
-    def site(
-        self, name: str | None, kind: Kind | None, query: Tensor | None = None, key: Tensor | None = None
-    ) -> Site:
+    def site(self, name: str | None, kind: Kind | None, query: Tensor | None = None, key: Tensor | None = None) -> Site:
         """Where the call that is received now is made. `name`, `kind`: None means the innermost running module's."""
         if query is not None and key is not None:
             kind = self.kind(kind, query, key)
