@@ -22,8 +22,9 @@ from clearhead.problem.words import Words
 
 def parameters(forward: Callable[..., Any]) -> tuple[str, ...]:
     """The names of the parameters of `module.forward`, but for `self`."""
-    method = getattr(forward, "__func__", None)
-    if callable(method) and getattr(type(forward.__self__), "forward", None) is method:  # type: ignore[attr-defined]
+    method: Any = getattr(forward, "__func__", None)
+    of_class = method is not None and getattr(type(forward.__self__), "forward", None) is method  # type: ignore[attr-defined]
+    if of_class:
         return _of_class(inspect.unwrap(method))[1:]  # a wrapper of a watch would be kept alive, with its model
     return _names(forward)  # it was set on one module, which a cache would keep alive
 
