@@ -294,7 +294,7 @@ EXPLORED: dict[str, dict[str, Kept]] = {
         "test_the_call_is_torchs": 3,
         "test_encoders": 3,
     },
-    "inspection/test_heads.py": {"test_memory_of_one_head": ("topk-16384-64", "dense-12288-634")},
+    "inspection/test_lazy_heads.py": {"test_memory_of_one_head": ("topk-16384-64", "dense-12288-634")},
     "inspection/test_plot.py": {
         "test_ticks_are_positions": ("12",),
         "test_words_do_not_overlap": 6,

@@ -150,7 +150,7 @@ CASES = {
         ch.ClearheadError,
         ["bool", "DenseMask"],
     ),
-    "padding that is no 0/1": (lambda: ch.Padding(torch.tensor([[2, 1]])), ch.ClearheadError, ["0 and 1", "Lengths"]),
+    "negative padding": (lambda: ch.Padding(torch.tensor([[-2, 1]])), ch.ClearheadError, ["for a word", "Lengths"]),
     "padding of another length": (
         lambda: ch.attention(X3, X3, X3, mask=ch.Padding(torch.ones(2, 6, dtype=torch.long))),
         ch.ShapeError,

@@ -231,9 +231,7 @@ def check_spans(spans: Any, sizes: Sizes, mask: Titled | str) -> Spans:
             )
     if spans.gaps is not None:
         _check_gaps(spans.gaps, sizes, mask)
-    # an interval of nothing may lie outside of the keys, and whatever indexes by an edge would read another key
-    some = spans.stop > spans.start
-    found: Spans = spans._replace(start=spans.start * some, stop=spans.stop * some)
+    found: Spans = _move_empty_intervals(spans)
     residual = found.residual
     if residual is None or compiling() or getattr(residual, "func", None) is _checked_residual:
         return found
@@ -243,6 +241,18 @@ def check_spans(spans: Any, sizes: Sizes, mask: Titled | str) -> Spans:
             "slices, or None."
         )
     return found._replace(residual=partial(_checked_residual, residual, sizes))
+
+
+def _move_empty_intervals(spans: Spans) -> Spans:
+    """Set the edges of intervals of nothing to 0: outside of the keys, code that indexes by an edge reads another key.
+
+    The spans stay as they are where their values can be read at once and no such edge is found.
+    """
+    some = spans.stop > spans.start
+    known = readable(some) and on_the_host(some)
+    if known and not bool((~some & ((spans.start | spans.stop) != 0)).any()):
+        return spans
+    return spans._replace(start=spans.start * some, stop=spans.stop * some)
 
 
 def _who(mask: Titled | str) -> str:
