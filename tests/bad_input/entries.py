@@ -835,6 +835,7 @@ ENTRIES: dict[str, Entry] = {
         {"x": x3(), "offset": 1},
         {"x": NAN | RAGGED},
     ),
+    "nn.set_recording": E("nn", lambda record: nn.set_recording(nn.MultiHeadAttention(4, 2), record), {"record": True}),
     "nn.TorchMultiheadAttention": E(
         "nn",
         module(lambda **given: First(nn.TorchMultiheadAttention(**given)), query=x3(), key=x3(1), value=x3(2)),

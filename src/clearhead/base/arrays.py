@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Sequence
 from itertools import repeat
 from types import EllipsisType
@@ -10,7 +11,6 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn.attention.bias import CausalBias
 from typing_extensions import TypeVar
 
 from clearhead.base.errors import ClearheadError, ShapeError, columns
@@ -118,9 +118,20 @@ def _writable_view(array: np.ndarray) -> np.ndarray:
         return array.copy()
 
 
+def is_causal_bias(tensor: Tensor) -> bool:
+    """Whether this is a causal mask of PyTorch's, such as `torch.nn.attention.bias.causal_lower_right(5, 9)`.
+
+    Such a mask is a tensor whose memory was never written.
+    """
+    if type(tensor) is Tensor:
+        return False
+    module = sys.modules.get("torch.nn.attention.bias")  # importing it would load PyTorch's compiler
+    return module is not None and isinstance(tensor, module.CausalBias)
+
+
 def check_memory(tensor: Tensor, name: str) -> Tensor:
     """The tensor. Raise where its storage was freed, since a read of it may end the process, or was never written."""
-    if type(tensor) is not Tensor and isinstance(tensor, CausalBias):
+    if is_causal_bias(tensor):
         align = tensor.variant.name.lower() if hasattr(tensor, "variant") else "lower_right"  # a view has none
         raise ClearheadError(f"{name} is a CausalBias, which holds no numbers: pass mask=Causal(), align={align!r}.")
     if freed(tensor):

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
-from torch.utils._pytree import tree_leaves
 
 from clearhead.base.tracing import compiling, traced
 
@@ -85,9 +84,17 @@ class _Operations(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
-        if any(id(leaf) in self._computed for leaf in tree_leaves((args, kwargs))):
-            for tensor in tree_leaves(result):
-                if isinstance(tensor, Tensor):
-                    self._computed[id(tensor)] = tensor
-                    self.elementwise &= tensor.shape == (_TRIED,)
+        if any(id(tensor) in self._computed for tensor in _tensors_in((args, kwargs))):
+            for tensor in _tensors_in(result):
+                self._computed[id(tensor)] = tensor
+                self.elementwise &= tensor.shape == (_TRIED,)
         return result
+
+
+def _tensors_in(given: Any) -> Iterator[Tensor]:
+    """The tensors in the arguments or the result of an operation."""
+    if isinstance(given, Tensor):
+        yield given
+    elif isinstance(given, list | tuple | dict):
+        for part in given.values() if isinstance(given, dict) else given:
+            yield from _tensors_in(part)

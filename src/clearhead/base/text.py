@@ -6,11 +6,6 @@ import html
 from collections.abc import Callable, Iterable
 from typing import Any
 
-import numpy as np
-from torch import Tensor
-
-from clearhead.base.tracing import freed
-
 KEPT = "\N{NO-BREAK SPACE}"
 
 
@@ -32,6 +27,10 @@ def brief(thing: Any, most: int = 60) -> str:
 
     A tensor whose memory was freed, alone or in a list, is named by its shape: PyTorch's repr of it ends the process.
     """
+    from torch import Tensor  # here, since pages are made without torch
+
+    from clearhead.base.tracing import freed
+
     for part in thing if isinstance(thing, list | tuple) else (thing,):
         if isinstance(part, Tensor) and freed(part):
             said = f"a tensor of {part.dtype}, shape {tuple(part.shape)}, that has no memory"
@@ -50,7 +49,7 @@ def outlined(self: Any) -> str:
 
 
 def _outline(one: Any) -> str:
-    if isinstance(one, Tensor | np.ndarray):
+    if hasattr(one, "shape") and hasattr(one, "dtype"):  # a tensor or an array
         return f"<{'×'.join(map(str, one.shape)) or 'scalar'} {str(one.dtype).removeprefix('torch.')}>"
     if hasattr(one, "_fields") or hasattr(one, "__dataclass_fields__"):
         return f"{type(one).__name__}(…)"

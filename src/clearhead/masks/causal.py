@@ -6,8 +6,8 @@ from collections.abc import Hashable
 
 import torch
 from torch import Tensor
-from torch.nn.attention.bias import CausalBias, CausalVariant
 
+from clearhead.base.arrays import is_causal_bias
 from clearhead.base.positions import positions, query_offset
 from clearhead.base.shapes import Align, Sizes
 from clearhead.base.steps import Step, made
@@ -55,10 +55,7 @@ class Causal(Mask):
 
 
 def causal_alignment(mask: Tensor) -> Align:
-    """The alignment of a causal mask of PyTorch's, such as `torch.nn.attention.bias.causal_lower_right(5, 9)`.
-
-    Such a mask is a tensor whose memory was never written. None for any other tensor.
-    """
-    if type(mask) is Tensor or not isinstance(mask, CausalBias) or not hasattr(mask, "variant"):
+    """The alignment of a causal mask of PyTorch's (`is_causal_bias`); None for other tensors."""
+    if not is_causal_bias(mask) or not hasattr(mask, "variant"):
         return None
-    return "upper_left" if mask.variant is CausalVariant.UPPER_LEFT else "lower_right"
+    return "upper_left" if mask.variant.name == "UPPER_LEFT" else "lower_right"
