@@ -154,7 +154,7 @@ def expression(mask: Any) -> ch.extend.Mask:
         "lengths": ch.Lengths,
         "padding": ch.Padding,
         "causal": ch.Causal,
-        "window": ch.SlidingWindow,
+        "window": lambda before, after: ch.SlidingWindow(before=before, after=after),
         "documents": ch.Documents,
         "packed": ch.Documents.from_cu_seqlens,
         "prefix": ch.PrefixLM,

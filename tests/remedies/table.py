@@ -223,7 +223,7 @@ CASES = [
         setup="keep = rows.float()",
     ),
     case(
-        "Padding(torch.tensor([[1, 3]]))",
+        "Padding(torch.tensor([[1.0, 3.0]]))",
         ("Lengths(valid_lens)", "attention(x, x, x, mask=@)", "plain(x, x, x, steps)"),
         setup="valid_lens = torch.tensor([1, 2, 3, 4]); steps = (torch.arange(4) < valid_lens[:, None])[:, None]",
     ),

@@ -79,7 +79,7 @@ def check(opened: Any, found: Any, heads: list[tuple[int, int]], mine: Any, atol
         np.testing.assert_allclose(got[mine], found[layer].by_query[0, head], rtol=0, atol=atol)
         assert np.isnan(np.delete(got, mine)).all()
         assert page["mean"] == pytest.approx(float(found[layer].divergence[head]), abs=atol)
-        difference = -found[layer].weights[0, head].double().numpy()
+        difference = -found[layer].weights[0, head].dense().double().numpy()
         place = {int(at): n for n, at in enumerate(mine)}
         for pair in page["largest"]:
             want = difference[place[pair["i"]], place[pair["j"]]]

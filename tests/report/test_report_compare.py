@@ -54,7 +54,7 @@ def test_two_recordings_on_one_page_are_as_far_apart_as_in_python(open_report: M
         said = opened.page.inner_text("#compare-said")
         shown = re.match(r"They are ([\d.]+) nats apart", said)
         assert shown and float(shown[1]) == pytest.approx(float(found.divergence[head]), rel=5e-3)
-        difference = -found.weights[0, head].double().numpy()
+        difference = -found.weights[0, head].dense().double().numpy()
         for pair in page["largest"]:
             assert pair["a"] - pair["b"] == pytest.approx(difference[pair["i"], pair["j"]], abs=1e-6)
         sizes = np.sort(np.abs(difference).ravel())[::-1]

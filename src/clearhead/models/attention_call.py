@@ -14,7 +14,7 @@ from clearhead.base.errors import ClearheadError, ShapeError, UnsupportedError
 from clearhead.base.renamed import missing
 from clearhead.base.steps import Step, number
 from clearhead.base.text import said
-from clearhead.base.tracing import without_autocast
+from clearhead.base.tracing import readable, without_autocast
 from clearhead.base.words import TokensLike, word_list
 from clearhead.explanation.diagnosis.case import Case
 from clearhead.explanation.diagnosis.diagnose import diagnosis_of
@@ -309,7 +309,8 @@ class AttentionCall(Call):
         positional = self.mask is not None and self.mask.positional and query[2] != key[2]
         parts = [self.kind, shapes, mask, *([f"align={align!r}"] if positional else []), self.backend]
         if self.padding is not None:
-            counts = [f"{int((~t).sum())} {side}" for side, t in self.padding._asdict().items() if t is not None]
+            known = [(side, t) for side, t in self.padding._asdict().items() if t is not None]
+            counts = [f"{int((~t).sum()) if readable(t) else 'some'} {side}" for side, t in known]
             parts.append(f"padding: {' and '.join(counts)}")
         return f"AttentionCall({self.name!r}, {', '.join(parts)})"
 
