@@ -16,7 +16,7 @@ from clearhead.base.probing import is_probing
 from clearhead.base.torch_private import call_of_modules
 from clearhead.base.tracing import address, in_backward
 from clearhead.models.tap.padding import Told, given, given_to_torch, parameters
-from clearhead.models.tap.patch import replaced
+from clearhead.models.tap.patch import replaced, restored
 
 Kind = Literal["self", "cross"]
 Projection = tuple[Tensor, Tensor | None]  # weight and bias
@@ -178,7 +178,10 @@ class Stack:
         def entering(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
             stack = self._running.stack
             inside = id(module) not in self.names or (stack and stack[-1].module is module)
-            return (call if inside else watched)(module, *args, **kwargs)
+            # a layer of transformers checkpoints where its class's `forward` is the function that it runs
+            compares = of_class and getattr(module, "gradient_checkpointing", False)
+            with restored(owner, "forward") if compares else nullcontext():
+                return (call if inside else watched)(module, *args, **kwargs)
 
         bound: Callable[..., Any] = partial(cast(Callable[..., Any], entering), owner)
         return entering if of_class else wraps(forward)(bound)
