@@ -189,7 +189,7 @@ class MaskStore:
         self.counted = True  # whether writes to given tensors are counted; else one memory may hold several masks
         self._lock = threading.Lock()  # a model may run in several threads
         self._known: dict[Any, tuple[list[StorageWeakRef], Recorded]] = {}
-        self._distinct = Table(64)  # by shapes and types, and a number of its own
+        self._distinct = Table(8)  # by shapes and types, and a number of its own; each text may have another shape
         self._rules: list[MaskFunction] = []
 
     def rule(self, fn: Rule) -> MaskFunction:
@@ -232,7 +232,7 @@ class MaskStore:
     def _shared(self, new: Recorded) -> Recorded:
         """An equal mask from before, if there is one: some models make the same mask anew for every layer."""
         kind = tuple(None if t is None else (tuple(t.shape), t.dtype, t.device) for t in new.tensors())
-        for key in [key for key in self._distinct if key[0] == kind][-8:]:  # an equal mask is among the last few
+        for key in [key for key in self._distinct if key[0] == kind]:
             old: Recorded = self._distinct.use(key)
             if all(a is None or torch.equal(a, b) for a, b in zip(old.tensors(), new.tensors(), strict=True)):  # type: ignore[arg-type]
                 return old
