@@ -19,7 +19,7 @@ from clearhead.base.words import TokensLike, word_list
 from clearhead.explanation.diagnosis.case import Case
 from clearhead.explanation.diagnosis.diagnose import diagnosis_of
 from clearhead.explanation.diagnosis.diagnosis import Diagnosis
-from clearhead.explanation.diagnosis.reading import parameters_of, taken_apart
+from clearhead.explanation.diagnosis.reading import parameters_of
 from clearhead.explanation.explanation import Explanation, Part, shown_as
 from clearhead.explanation.inputs import drawn
 from clearhead.explanation.modules.origin.part import FromInput, from_input, last_projection
@@ -39,6 +39,7 @@ from clearhead.models.tap.layers import FIRST, LayerName
 from clearhead.models.tap.modules import Kind
 from clearhead.models.weights import weights_of
 from clearhead.problem._recorded import RecordedMask
+from clearhead.problem.fills import taken_apart
 from clearhead.problem.problem import Problem
 from clearhead.problem.record import Record
 from clearhead.problem.words import ALL_WORDS, Words

@@ -21,61 +21,16 @@ from clearhead.inspection.reductions.topk import TopK
 from clearhead.inspection.source import FromRecord
 from clearhead.inspection.weights import Weights
 from clearhead.masks.base import Mask, Spans
+from clearhead.problem.extent import Extent, extent
 from clearhead.problem.guard import guard
 from clearhead.problem.problem import Problem
 from clearhead.problem.record import now
-from clearhead.problem.region import Region
+from clearhead.problem.region import EVERY, Region
 from clearhead.problem.regions import cut, width
 from clearhead.problem.unseen import group, seen
 from clearhead.problem.words import ALL_WORDS, Words
 
-EVERY = slice(None)
-PART = 2**21  # the most pairs at once
 WIDE = 64  # queries at once where a band around the diagonal is looked at
-
-
-class Extent(NamedTuple):
-    """For each query its first key, one more than its last key, and how many keys it may see.
-
-    Each is int64 (B or 1, H or 1, Lq or 1). A query that sees nothing has first = Lk, stop = 0.
-    """
-
-    first: Tensor
-    stop: Tensor
-    allowed: Tensor
-
-
-def extent(problem: Problem) -> Extent:
-    """The extent of the keys that each query may see. A mask without intervals is read pair by pair."""
-    spans, keys = problem.spans, problem.sizes.keys
-    if spans is None:
-        nothing = torch.zeros((1, 1, 1), device=problem.sizes.device, dtype=torch.int64)
-        return Extent(nothing, nothing + keys, nothing + keys)
-    if spans.residual is None:
-        start, stop = spans.intervals()
-        some = stop > start
-        return Extent(
-            torch.where(some, start, keys).amin(-1), torch.where(some, stop, 0).amax(-1), (stop - start).sum(-1)
-        )
-    batch, heads, queries, _ = problem.sizes.shape
-    rows = max(1, PART // (batch * heads * keys))
-    found: Extent | None = None
-    for row in range(0, queries, rows):
-        part = slice(row, min(row + rows, queries))
-        keep = spans.keep(EVERY, EVERY, part, EVERY, keys)
-        if found is None:  # written to part by part: small results between large ones would scatter the memory
-            found = Extent(*(keep.new_zeros(*keep.shape[:2], queries, dtype=torch.int64) for _ in range(3)))
-        for whole, values in zip(found, _of_matrix(keep, keys), strict=True):
-            whole[..., part] = values
-    assert found is not None
-    return found
-
-
-def _of_matrix(keep: Tensor, keys: int) -> tuple[Tensor, Tensor, Tensor]:
-    """The first, stop and count of the rows of a bool matrix."""
-    count, bits = keep.sum(-1), keep.to(torch.uint8)
-    first = torch.where(count > 0, bits.argmax(-1), keys)
-    return first, torch.where(count > 0, keys - bits.flip(-1).argmax(-1), 0), count
 
 
 def sees_neighbours(problem: Problem, offset: int) -> tuple[Tensor, Tensor, Tensor]:

@@ -17,15 +17,12 @@ from clearhead.base.torch_private import whole_of
 from clearhead.base.tracing import compiling, readable, transformed
 from clearhead.biases.base import Bias
 from clearhead.biases.dense import DenseBias
-from clearhead.explanation.diagnosis.case import Case, extent
+from clearhead.explanation.diagnosis.case import Case
 from clearhead.masks.base import Mask
-from clearhead.masks.dense import DenseMask
-from clearhead.problem._recorded import RecordedMask
+from clearhead.problem.fills import taken_apart
 from clearhead.problem.problem import Problem, only_zeros_and_ones
-from clearhead.problem.visible import Visible, resolve
 from clearhead.scores.base import Pairwise
 
-FILL = -9e3  # numbers up to this one hide a key: their exp is 0 in every dtype. BERT's −10000 is −9984 in bfloat16
 LIKELY = {"keys": "lower_right", "queries": "upper_left"}  # by the longer side: the alignment that is likely meant
 
 
@@ -127,34 +124,3 @@ def _inputs(call: Arguments, problem: Problem) -> dict[str, Tensor]:
     query, key, value_, _ = as_inputs(query, key, value)
     assert value_ is not None
     return {"query": query, "key": key, "value": value_}
-
-
-def taken_apart(problem: Problem) -> tuple[Problem, Tensor | None]:
-    """The same problem with the fills of a dense bias in its mask, and the queries that the fills leave blind.
-
-    A blind query, in a bool tensor (B or 1, H or 1, Lq or 1), has a finite fill at every key that it may see. The
-    softmax undoes the fill, so the query sees all of these keys. None where there is no fill.
-    """
-    bias = problem.bias
-    if bias is None or bias.dense is None or not bool((bias.dense <= FILL).any()):
-        return problem, None
-    dense = bias.dense
-    keep, possible = ~(dense <= FILL), dense != -torch.inf
-    left, at_first = (extent(_seeing(problem, which)).allowed for which in (keep, possible))
-    blind = (left == 0) & (at_first > 0)
-    rows = blind.unsqueeze(-1)
-    found = _seeing(problem, torch.where(rows, possible, keep))
-    rest = dense.masked_fill(dense <= FILL, 0.0)
-    if bool(blind.any()):
-        rest = rest.masked_fill(rows, 0.0)
-    left_over = bias._replace(dense=rest if bool(rest.any()) else None)
-    return found._replace(bias=left_over if left_over.tensors or left_over.function else None), blind
-
-
-def _seeing(problem: Problem, keep: Tensor) -> Problem:
-    """The problem under its mask and another one, bool (B or 1, H or 1, Lq or 1, Lk or 1)."""
-    mask: Mask = DenseMask(keep)
-    if problem.spans is not None:
-        mask = RecordedMask(problem.spans, problem.sizes) & mask
-    found: Visible = resolve(mask, problem.sizes._replace(leading=None), as_written=False)
-    return problem._replace(visible=found)

@@ -15,7 +15,7 @@ from clearhead.base.arrays import to_tensor
 from clearhead.base.errors import ClearheadError
 from clearhead.base.shapes import Sizes, part
 from clearhead.base.tracing import empty_of_values, transformed
-from clearhead.explanation.diagnosis.reading import taken_apart
+from clearhead.problem.fills import taken_apart
 from clearhead.problem.problem import Problem
 from clearhead.problem.words import Words
 

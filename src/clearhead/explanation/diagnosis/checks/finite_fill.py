@@ -8,7 +8,7 @@ import torch
 
 from clearhead.explanation.diagnosis.case import Case, Check, first_place
 from clearhead.explanation.diagnosis.diagnosis import Finding
-from clearhead.explanation.diagnosis.reading import FILL
+from clearhead.problem.fills import FILL
 
 HALF = torch.finfo(torch.float16)
 

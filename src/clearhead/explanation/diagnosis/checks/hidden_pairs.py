@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from clearhead.engines.tiled import tiles
-from clearhead.explanation.diagnosis.case import EVERY, NUMBERS, ROWS, Case, Check
+from clearhead.explanation.diagnosis.case import NUMBERS, ROWS, Case, Check
 from clearhead.explanation.diagnosis.diagnosis import Finding
-from clearhead.problem.region import Region
+from clearhead.problem.region import EVERY, Region
 from clearhead.problem.regions import cut, width
 from clearhead.scores.base import ByTile
 
