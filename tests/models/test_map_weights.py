@@ -201,9 +201,9 @@ def test_numbers_below_zero_run_and_are_not_recorded():
     wanted = soft(q, k)
     wanted[:, 1] = (wanted[:, 1] - 0.2) * CAUSAL
     torch.testing.assert_close(output, of_values(wanted, v), rtol=1e-12, atol=1e-12)
-    with pytest.raises(ch.UnsupportedError, match=r"weights below 0, down to -0\.17"):  # noqa: SIM117
+    with pytest.warns(UserWarning, match=r"not in the record.*weights below 0, down to -0\.17"):  # noqa: SIM117
         with ch.watch(block), ch.edit(block, less):
-            block(q, k, v, is_causal=True)
+            assert torch.equal(block(q, k, v, is_causal=True), output)
     eager = llama(attn_implementation="eager")
     with torch.no_grad(), ch.edit(eager, less):
         returned = eager(IDS, output_attentions=True).attentions[0]
@@ -218,7 +218,7 @@ def test_random_numbers_run_and_are_not_recorded():
     noisy = MapWeights(lambda weights: weights * torch.rand_like(weights))
     with ch.edit(block, noisy):
         assert not torch.equal(block(q, q, q), block(q, q, q))
-    with pytest.raises(ch.UnsupportedError, match="MapWeights gives another problem, other keys, other weights"):  # noqa: SIM117
+    with pytest.warns(UserWarning, match="MapWeights gives another problem, other keys, other weights"):  # noqa: SIM117
         with ch.watch(block), ch.edit(block, noisy):
             block(q, q, q)
 

@@ -6,6 +6,7 @@ import copy
 import pickle
 from typing import Any
 
+import pytest
 import torch
 import torch.distributed as dist
 import transformers
@@ -48,8 +49,9 @@ def calls(rank: int) -> dict[str, str]:
     watched = ch.watch(model)
 
     def seen() -> None:
-        with watched:
+        with pytest.warns(UserWarning) as warned, watched:
             model(**given)
+        raise ch.ClearheadError(str(warned[0].message))
 
     found = {
         "labels": lambda: model(**given, labels=ids),
