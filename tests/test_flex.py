@@ -225,6 +225,7 @@ def test_objections_to_dtypes_devices_and_surroundings():
 
 
 TABLE, IDS = draw(4, 300, seed=6), torch.arange(290).mul(7).remainder(5).expand(2, -1)
+WORDS = torch.arange(290)[:, None] % torch.tensor([3, 5]) == 0
 RULES = {
     "of indices": (
         ch.MaskFunction(lambda batch, head, i, j: (i + head - j) % 7 < 5),
@@ -265,14 +266,20 @@ def test_a_change_of_scores_goes_into_the_kernel(as_written):
 
 def test_rules_that_are_made_in_full(as_written):
     """`plan` says so, with their bytes; the numbers are the same."""
-    bias = ch.BiasFunction(lambda batch, head, i, j: (j - j.max() + i - i) / 50)
-    options = {"mask": ch.MaskFunction(lambda batch, head, i, j: (j < j.max() - 3) | (i > 9)), "bias": bias}
+    bias = ch.BiasFunction(lambda batch, head, i, j: torch.take(TABLE, (i - j).abs()))
+    edges = torch.tensor([40, 90, 200])
+    options = {"mask": ch.MaskFunction(lambda batch, head, i, j: torch.bucketize(j, edges) % 2 == i % 2), "bias": bias}
     with torch.no_grad():
         got, want = (ch.attention(*inputs(), **options, engine=engine) for engine in ("flex", "tiled"))
         torch.testing.assert_close(got, want, rtol=1e-5, atol=2e-6)
-        plan = ch.plan(*inputs(), **options, engine="flex")
-    assert any("a part of the mask is made in full, 43,500 bytes: it computes aten.max" in note for note in plan.notes)
-    assert any("the bias is made in full, up to 1,392,000 bytes: it computes aten.max" in note for note in plan.notes)
+        notes = "\n".join(ch.plan(*inputs(), **options, engine="flex").notes)
+        of_rows = ch.MaskFunction(lambda batch, head, i, j: (WORDS[i] & WORDS[j]).any())
+        got, want = (ch.attention(*inputs(), mask=of_rows, engine=engine) for engine in ("flex", "tiled"))
+        torch.testing.assert_close(got, want, rtol=1e-5, atol=2e-6)
+        rows = "\n".join(ch.plan(*inputs(), mask=of_rows, engine="flex").notes)
+    assert "a part of the mask is made in full, 43,500 bytes: it computes aten.bucketize" in notes
+    assert "the bias is made in full, up to 1,392,000 bytes: it computes aten.take" in notes
+    assert "a part of the mask is made in full, 43,500 bytes: it is known in parts alone" in rows
 
 
 @pytest.mark.parametrize("mask", masks(), ids=lambda mask: mask.__name__)

@@ -125,7 +125,7 @@ def looks(spec: Spec, r: random.Random, infinite: bool) -> dict[str, tuple[Any, 
     made["dense"] = lambda w, v: w.dense(), lambda f: f.weights
     for _ in range(2):
         index = one_index(r, (*sizes.lead, sizes.queries, sizes.keys))
-        made[f"w[{index}]"] = lambda w, v, i=index: torch.as_tensor(w[i]), lambda f, i=index: f.weights[i]
+        made[f"w[{index}]"] = lambda w, v, i=index: torch.mul(w[i], 1), lambda f, i=index: f.weights[i]  # may be lazy
         made[f"scores {index}"] = lambda w, v, i=index: w.scores(i), lambda f, i=index: f.raw[i]
     made["w @ v"] = lambda w, v: w @ v, lambda f: f.output
     return dict(r.sample(list(made.items()), 8))
