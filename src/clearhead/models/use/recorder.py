@@ -72,6 +72,7 @@ class Recorder(Receiver):
         self.seen = 0  # how many calls were recorded
         self.departures: dict[Site, Departure | None] = {}  # of the first calls that functions of others computed
         self.missing: dict[Site, str] = {}  # the layers whose calls could not be recorded, each with the first reason
+        self.undecided = ""  # why the choice of layers cannot be made, which is an error at the end
         self.padding = padding  # the argument of watch(padding=)
         self.fitted = False  # whether the padding fitted any call
         self.sizes: set[tuple[int, int]] = set()  # (batch, keys) of the calls
@@ -123,9 +124,11 @@ class Recorder(Receiver):
             return None
 
     def _leave_out(self, site: Site, error: Exception) -> None:
-        with suppress(ClearheadError):  # a choice of layers that fits no layer is the error itself
+        try:
             if not self.asked.chooses(site):
                 return
+        except ClearheadError as undecided:
+            self.undecided = str(undecided)
         self.missing.setdefault(site, missed.reason(error))
 
     def dots(self, call: DotCall) -> Answer:
@@ -552,6 +555,8 @@ def recorded(recorder: Recorder, given: Callable[[Recorder], Given]) -> Iterator
     elsewhere = [missed.left(others)] if others else []
     if recorder.unattributed:
         elsewhere.append(missed.lost(len(recorder.unattributed)))
+    if recorder.undecided:
+        raise ClearheadError(recorder.undecided)
     if not recorder.modules:
         raise ClearheadError(missed.nothing_seen(recorder.stack.model, elsewhere))
     check_layers(recorder.asked.layers, recorder.sites, recorder.asked.who)

@@ -194,9 +194,12 @@ def noted(
 
 def _is_comparable(tensor: Tensor) -> bool:
     """Whether the vectors of a tensor (..., width) can be read and compared here."""
-    if tensor.is_nested or tensor.layout is not torch.strided or dispatches(tensor) or not readable(tensor):
+    if tensor.is_nested or tensor.layout is not torch.strided or not readable(tensor):
         return False
-    return tensor.ndim > 1 and tensor.numel() > 0 and tensor.is_floating_point()
+    if tensor.ndim < 2 or not tensor.numel() or not tensor.is_floating_point():
+        return False
+    # operations on a result of tensor parallelism, which may be on its way still, give plain numbers
+    return not dispatches(tensor) or not dispatches(tensor[:1].clone())
 
 
 def _source(module: nn.Module, inside: Layers, x: Tensor, result: Tensor) -> Source | None:
