@@ -114,7 +114,7 @@ WRONG = {
     "a tensor": (lambda p: p.value, "a Tensor; expected a Problem"),
     "a mask of other sizes": (
         _replaced(visible=lambda p: make_problem(*[draw(2, 4, 9, 8)] * 3, mask=ch.Causal()).visible),
-        "a start (1, 1, 9)",
+        "a stop (1, 1, 9)",
     ),
     "a mask that is a tensor": (_replaced(visible=lambda p: p.value > 0), "visible that are a Tensor"),
     "a bias of other sizes": (_replaced(bias=lambda p: Added(dense=torch.zeros(1, 1, 5, 5))), "dense (1, 1, 5, 5)"),

@@ -133,6 +133,12 @@ def watched(model: Any, **which: Any) -> Any:
     return seen.calls[0].weights.dense()
 
 
+def switched(record: bool) -> bool:
+    module = nn.MultiHeadAttention(4, 2)
+    nn.set_recording(module, record)
+    return module.record
+
+
 def reduced(merge: Any = None, **given: Any) -> Any:
     with ch.models.statistics(merge=merge, **given) as seen, torch.no_grad():
         given["model"](x3())
@@ -354,7 +360,7 @@ ENTRIES: dict[str, Entry] = {
             "scale": ABSENT | WIDE | {"negative": "else", "scalar tensor": "else"},
         },
         ("query", "key", "value"),
-        TENSORS,
+        TENSORS | RAGGED,
     ),
     "weights": E(
         "weights",
@@ -835,7 +841,7 @@ ENTRIES: dict[str, Entry] = {
         {"x": x3(), "offset": 1},
         {"x": NAN | RAGGED},
     ),
-    "nn.set_recording": E("nn", lambda record: nn.set_recording(nn.MultiHeadAttention(4, 2), record), {"record": True}),
+    "nn.set_recording": E("nn", switched, {"record": True}, {"record": {"bool": "same"}}),
     "nn.TorchMultiheadAttention": E(
         "nn",
         module(lambda **given: First(nn.TorchMultiheadAttention(**given)), query=x3(), key=x3(1), value=x3(2)),
@@ -897,7 +903,11 @@ ENTRIES: dict[str, Entry] = {
             "heads": 0,
             "merge": ch.models.Means(),
         },
-        {"layers": {"None": "same"}, "heads": {"None": "same", "negative": "same"}, "merge": {"None": "else"}},
+        {
+            "layers": {"None": "same"},
+            "heads": {"None": "same", "negative": "same", "huge": "else"},
+            "merge": {"None": "else"},
+        },
     ),
     "models.survey": E(
         "models",

@@ -22,7 +22,7 @@ APART = {
         "models.monitor", "models.run_on_clearhead", "models.statistics", "models.survey",
     ), MODELS),
     **dict.fromkeys(("models.circuits", "models.logit_attribution"), MODELS),
-    "edits.Edit": "abstract",
+    "edits.Edit": "abstract", "nn.set_recording": "it computes nothing",
 }  # fmt: skip
 
 

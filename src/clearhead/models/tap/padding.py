@@ -112,7 +112,7 @@ def checked(padding: Any) -> Tensor:
     """The argument `padding` of `watch`, as bool. Raises for an argument that is no mask."""
     mask = to_tensor(padding, "padding")
     readable = mask.layout == torch.strided and not empty_of_values(mask) and not mask.is_complex()
-    if not readable or mask.ndim != 2 or not bool((mask >= 0).all()):
+    if not readable or mask.ndim != 2 or not bool((mask.double() >= 0).all()):
         raise ClearheadError(
             f"watch: padding has dtype {mask.dtype}, shape {tuple(mask.shape)}; expected a tokenizer's attention mask, "
             "(B, L), 1 or more for a word and 0 for padding."

@@ -74,7 +74,7 @@ def lazy_attentions(model: Model, *, max_bytes: int | None = DENSE_BYTES) -> Abs
         raise ClearheadError(f"lazy_attentions takes a model of transformers; got a {type(model).__name__}.")
     library = require("transformers", "models", "lazy_attentions")
     parts = [part for part in model.modules() if isinstance(part, library.PreTrainedModel)]
-    if not any(takes_backends(part) for part in parts):
+    if not any(map(takes_backends, parts)):
         raise ClearheadError(
             f"lazy_attentions: {type(model).__name__} "
             + ("computes attention in its own code, and not" if parts else "holds no model that computes attention")
