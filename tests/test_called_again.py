@@ -164,6 +164,7 @@ def test_the_reference_calls_nothing_again():
 @pytest.mark.parametrize("name", ["a function", "bias", "mask"])
 @pytest.mark.parametrize("give", [lambda h: 1 + 0.1 * h.calls, lambda _: 1 + np.random.rand()], ids=["count", "random"])
 def test_a_function_of_its_calls(name, give):
+    np.random.seed(0)  # one draw in three gives the same mask as the draw before
     given = inputs()
     output = ch.attention(*given, **OPTIONS[name][0](Holder(give=give)), engine="tiled")
     said = refusal(output, given)

@@ -89,6 +89,15 @@ def test_a_table_that_is_learnt():
     torch.testing.assert_close(got, want)
 
 
+def test_a_trial_draws_no_random_numbers_of_the_caller():
+    torch.manual_seed(0)
+    want = torch.rand(3)
+    torch.manual_seed(0)
+    ch.Dot().then(lambda s, b, h, i, j: s + torch.rand_like(s).sum())
+    ch.MaskFunction(lambda b, h, i, j: torch.rand_like(i.float()) > 0.5)
+    assert torch.equal(torch.rand(3), want)
+
+
 def test_a_rule_without_one_number_for_a_pair_is_an_error():
     with pytest.raises(ch.ShapeError, match="does not broadcast"):
         ch.attention(*INPUTS, mask=ch.MaskFunction(lambda b, h, i, j: LABELS[i] & LABELS[j]))

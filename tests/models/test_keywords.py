@@ -196,7 +196,7 @@ def test_a_keyword_of_the_loss_passes_through(word):
 def test_no_keyword_of_a_loss_is_read_by_an_attention_function():
     """The rule by which a keyword of a loss passes: no attention function of transformers has such a parameter."""
     functions = transformers.modeling_utils.AttentionInterface._global_mapping
-    mapping = {name: one for name, one in functions.items() if one.__module__.startswith("transformers.")}
+    mapping = {name: one for name, one in functions.items() if f"{one.__module__}".startswith("transformers.")}
     read = {word for one in mapping.values() for word in inspect.signature(one).parameters}
     losses = {*loss_words()} - {"kwargs"}
     assert {"shift_labels", "ignore_index", "labels"} <= losses and {"scaling", "s_aux"} <= read

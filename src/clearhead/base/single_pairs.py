@@ -39,7 +39,7 @@ def call_rule(rule: Callable[..., Any], by_rows: bool, *arguments: Tensor) -> An
 def reads_rows(rule: Callable[..., Any], of_score: bool = False) -> bool:
     """True if a rule gives one number for one pair, but not element by element: `(labels[q] & labels[k]).any()`.
 
-    The rule is tried on one pair. Code that is compiled or traced tries no rule: the answer is False there.
+    The rule is tried on a few pairs on the CPU. Code that is compiled or traced tries no rule, and gets False.
 
     Args:
         rule: A function of the four indices, or, with `of_score`, of a score and these.
@@ -49,7 +49,8 @@ def reads_rows(rule: Callable[..., Any], of_score: bool = False) -> bool:
     first = [torch.zeros(_TRIED, dtype=torch.int64, device="cpu") for _ in range(4)]
     if of_score:
         first.insert(0, torch.zeros(_TRIED, dtype=torch.float32, device="cpu"))
-    return not _computes_elementwise(rule, first) and _maps_to_numbers(rule, first)
+    with torch.random.fork_rng(devices=[]):  # a rule may draw random numbers
+        return not _computes_elementwise(rule, first) and _maps_to_numbers(rule, first)
 
 
 @torch.no_grad()

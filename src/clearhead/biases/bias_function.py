@@ -30,6 +30,8 @@ class BiasFunction(Bias):
     them. It must give the same numbers on every call: the backward pass calls it again, and raises a `ClearheadError`
     where the weights of a query have another sum then. It may be a module, or read a parameter, which then gets
     gradients.
+    A function that reads a row of a table, `(labels[i] & labels[j]).any()`, is mapped over the pairs by `torch.vmap`;
+    to find out, the function is called once with three pairs when it is given.
     Indices are counted from 0 for queries and keys alike: where Lq ≠ Lk, the rule places the queries itself. Beside a
     `KeyValueCache` of a module, query_index counts the keys that the cache held before the call too.
     `reads`: the tensors that fn reads; most are found without it, as for `MaskFunction`.

@@ -37,6 +37,8 @@ class MaskFunction(Mask):
     (1, 1, Lq, 1) and (1, 1, 1, Lk), for any part of the matrix, and gives a bool tensor that broadcasts with them.
     It must give the same result on every call: the backward pass may call it again, and a `ClearheadError` says where
     the result is another one then.
+    A function that reads a row of a table, `(labels[i] & labels[j]).any()`, is mapped over the pairs by `torch.vmap`;
+    to find out, the function is called once with three pairs when it is given.
     Indices are counted from 0 for queries and keys alike: where Lq ≠ Lk, the rule places the queries itself. Beside a
     `KeyValueCache` of a module, query_index counts the keys that the cache held before the call too.
     Joined to a mask that is an interval, `Causal() & MaskFunction(fn)`, the scores outside of it are not computed.

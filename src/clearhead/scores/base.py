@@ -193,6 +193,8 @@ class Score(Extended, nn.Module, Told, ABC):
         `ClearheadError` where the weights of a query have another sum then.
         It may be a module, whose parameters this score then lists, or read a parameter; both get gradients. A second
         `then` is applied to the result of the first.
+        A function that reads a row of a table, `score + torch.dot(p[i], p[j])`, is mapped over the pairs by
+        `torch.vmap`; to find out, the function is called once with three pairs when it is given.
         Indices are counted from 0 for queries and keys alike: where Lq ≠ Lk, the function places the queries itself.
         Beside a `KeyValueCache` of a module, query_index counts the keys that the cache held before the call too.
         Returns a score over the same parameters; this one is not changed. Raises a `ClearheadError` where the function

@@ -20,9 +20,8 @@ from clearhead.problem.problem import Problem
 
 ROWS, PANEL = 48, 64  # queries to a tile and keys to a panel, as csrc/problem.h has it
 STRIP = 2**24  # pairs of a residual that are made at once
-STRIP_ROWS = (
-    8 * ROWS
-)  # the most queries for which a residual is asked at once: only for the keys that some of them may see
+# the most queries for which a residual is asked at once, since it is asked for all keys that one of them may see
+STRIP_ROWS = 8 * ROWS
 KEEP_BYTES = 2**26  # of the map at once: a larger map is made for some queries at a time, and not kept
 
 EVERY = slice(None)
