@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from apart import run
+from public_api import FILE, format_api, list_public_names
 
 import clearhead as ch
 
@@ -194,21 +195,7 @@ def test_no_package_bears_the_name_of_a_public_function():
     assert not functions & {path.stem for path in SOURCE.iterdir()}
 
 
-def public():
-    """The public names of the package and of its namespaces."""
-    for name in ch.__all__:
-        value = getattr(ch, name)
-        if not inspect.ismodule(value):
-            yield name, value
-            continue
-        for inner in sorted(getattr(value, "__all__", vars(value))):
-            found = getattr(value, inner)
-            ours = getattr(found, "__module__", "").startswith("clearhead.") and not inspect.ismodule(found)
-            if ours and not inner.startswith("_") and (name != "testing" or inner.startswith("check_")):
-                yield f"{name}.{inner}", found
-
-
-PUBLIC = dict(public())
+PUBLIC = dict(list_public_names())
 # Classes whose objects are shown where they are made, and forms that parts of one's own are given
 MADE = {"results.Plan", "distributed.RankPlan", "distributed.Share", "distributed.ShardedBatch"}
 MADE |= {f"extend.{name}" for name in ("Cost", "Found", "Partial", "Problem", "Sizes", "Summary")}
@@ -230,6 +217,10 @@ def test_help_of_a_namespace_shows_its_names_and_a_star_imports_no_others(space)
     assert found.keys() - {"__builtins__"} == wanted
     told = pydoc.plain(pydoc.render_doc(getattr(ch, space)))
     assert all(re.search(rf"^    (class )?{name}\(", told, re.MULTILINE) for name in wanted)
+
+
+def test_the_public_api_is_that_of_its_file():
+    assert format_api() == FILE.read_text(encoding="utf-8"), "run `.venv/bin/python tests/public_api.py --write`"
 
 
 def test_the_top_holds_few_names():
