@@ -176,6 +176,18 @@ def test_a_sequence_that_is_all_padding():
         seen.layers(sequence=1)
 
 
+@pytest.mark.parametrize("backend", ["sdpa", "eager"])
+def test_a_part_of_a_prompt_that_is_all_padding_in_a_static_cache(backend):
+    model = make("Llama", backend, **SIZES)
+    cache, mask = transformers.StaticCache(config=model.config, max_cache_len=12), torch.tensor([[0] * 3 + [1] * 6] * 2)
+    with torch.no_grad(), ch.watch(model) as seen:
+        for start, stop in ((0, 2), (2, 9)):
+            model(IDS[:, start:stop], attention_mask=mask[:, :stop], past_key_values=cache)
+    for call, stop in zip(seen["layers.0.self_attn"], (2, 9), strict=True):
+        assert call.padding.keys[:, :stop].tolist() == mask[:, :stop].bool().tolist()
+        assert not call.padding.keys[:, stop:].any()
+
+
 def test_another_sequence_in_the_same_model_is_not_taken_for_it():
     text = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 4}
     vision = {**text, "image_size": 16, "patch_size": 4}  # 17 positions

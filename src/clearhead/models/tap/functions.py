@@ -28,7 +28,7 @@ from clearhead.masks.causal import Causal, causal_alignment
 from clearhead.models.tap import flex, multihead
 from clearhead.models.tap.foreign import is_sdpa_foreign
 from clearhead.models.tap.masks import Recorded
-from clearhead.models.tap.patch import replaced, restored
+from clearhead.models.tap.patch import replaced, restored, wrap_anew
 from clearhead.models.tap.place import Separate
 from clearhead.models.tap.receiver import Answer, DotCall, Receiver
 from clearhead.models.tap.refused import prepare_compiler, uncompiled
@@ -112,9 +112,11 @@ def source(receiver: Receiver, innermost: bool = False) -> Iterator[None]:
     A function mode belongs to one thread: each thread enters it where it enters the model.
     """
 
-    foreign, see = is_sdpa_foreign(), uncompiled(_see)
+    see = uncompiled(_see)
 
     def counted(attend: Callable[..., Tensor]) -> Callable[..., Tensor]:
+        foreign = is_sdpa_foreign()  # each function that takes the place is wrapped anew
+
         def scaled_dot_product_attention(*args: Any, **kwargs: Any) -> Tensor:
             if receiver.stack.beside:
                 receiver.unattributed.append(None)  # a list, because append is safe in threads and += is not
@@ -142,6 +144,11 @@ class _Mode(TorchFunctionMode):
         super().__init__()
         self.receiver = receiver
         self.see = uncompiled(_see)
+
+    def __enter__(self) -> _Mode:
+        wrap_anew(F, "scaled_dot_product_attention")  # other code may have replaced it since
+        super().__enter__()
+        return self
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None

@@ -246,9 +246,11 @@ def _alike(problem: Problem, uniform: Tensor | None) -> bool:
 def _hidden(real: Words, problem: Problem, uniform: Tensor | None) -> bool:
     """Whether no word sees a key of padding. If a word does, the mask given to the model is of another sequence."""
     spans, sizes = problem.spans, problem.sizes
-    if spans is None or real.keys is None:
+    if real.keys is None:
         return False
-    if not spans.plain:
+    if spans is None:
+        seen = (~real.keys).any(-1)[:, None, None].expand(-1, -1, sizes.queries)
+    elif not spans.plain:
         seen = (spans.keep(*EVERY, sizes.keys) & ~real.keys[:, None, None]).any(-1)
     else:
         before = F.pad((~real.keys).cumsum(-1), (1, 0))[:, None]  # padding keys before each place

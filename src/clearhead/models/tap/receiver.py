@@ -210,7 +210,7 @@ class Receiver(ABC):
         if given is None and queries > keys:  # no cache leaves a sequence fewer keys than queries
             return "cross"
         # fewer queries are the last ones of a sequence in a cache, or they read another sequence, which is given whole
-        if given is None and queries < keys and self.stack.projecting.reads(key.shape[0], keys):
+        if given is None and queries < keys and self.stack.projecting.reads(key):
             return "cross"
         return given or self.innermost.kind
 
