@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
+from clearhead.base.errors import UnsupportedError
 from clearhead.base.torch_private import (
     FUSED_OPERATIONS,
     OWN_SDPA,
@@ -120,8 +121,11 @@ def source(receiver: Receiver, innermost: bool = False) -> Iterator[None]:
         def scaled_dot_product_attention(*args: Any, **kwargs: Any) -> Tensor:
             if receiver.stack.beside:
                 receiver.unattributed.append(None)  # a list, because append is safe in threads and += is not
+            if foreign:
+                return see(receiver, attend, args, kwargs)
             # PyTorch's own function is seen by the function mode, under whatever name it is called
-            return see(receiver, attend, args, kwargs) if foreign else attend(*args, **kwargs)
+            with _named_as_before(()):
+                return attend(*args, **kwargs)
 
         return scaled_dot_product_attention
 
@@ -154,11 +158,8 @@ class _Mode(TorchFunctionMode):
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         if func in READERS:
-            if types and not some_compiling():
-                # a subclass may ask whether `func` is the function of PyTorch's name, which `source` has replaced
-                with restored(F, "scaled_dot_product_attention"):
-                    return self.see(self.receiver, func, args, kwargs or {})
-            return self.see(self.receiver, func, args, kwargs or {})
+            with _named_as_before(types):
+                return self.see(self.receiver, func, args, kwargs or {})
         # this is asked first: the compiler could not look up every function in these sets
         if not (some_compiling() and compiling()):
             if func in OPERATIONS:
@@ -166,6 +167,23 @@ class _Mode(TorchFunctionMode):
             if func in SOFTMAX or func in FUSED:
                 self.receiver.softmax(func in FUSED)
         return func(*args, **(kwargs or {}))
+
+
+def _named_as_before(types: Any) -> AbstractContextManager[None]:
+    """A context for a call of PyTorch's function: the subclasses of its arguments (`types`), and other code's function
+    modes, may ask whether it is the function of PyTorch's name, which `source` has replaced."""
+    if some_compiling() or not (types or _among_other_modes()):
+        return nullcontext()
+    return restored(F, "scaled_dot_product_attention")
+
+
+def _among_other_modes() -> bool:
+    """Whether a function mode of other code is active."""
+    try:
+        active: list[TorchFunctionMode] = function_mode_stack()
+    except UnsupportedError:  # a version of PyTorch that does not show them
+        return False
+    return any(not isinstance(mode, _Mode) for mode in active)
 
 
 class _Below(AbstractContextManager[None]):
