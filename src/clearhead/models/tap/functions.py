@@ -122,7 +122,8 @@ def source(receiver: Receiver, innermost: bool = False) -> Iterator[None]:
             if receiver.stack.beside:
                 receiver.unattributed.append(None)  # a list, because append is safe in threads and += is not
             if foreign:
-                return see(receiver, attend, args, kwargs)
+                found: Tensor = see(receiver, attend, args, kwargs)
+                return found
             # PyTorch's own function is seen by the function mode, under whatever name it is called
             with _named_as_before(()):
                 return attend(*args, **kwargs)
@@ -151,7 +152,7 @@ class _Mode(TorchFunctionMode):
 
     def __enter__(self) -> _Mode:
         wrap_anew(F, "scaled_dot_product_attention")  # other code may have replaced it since
-        super().__enter__()
+        super().__enter__()  # type: ignore[no-untyped-call]
         return self
 
     def __torch_function__(
