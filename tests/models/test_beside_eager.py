@@ -11,7 +11,7 @@ import clearhead as ch
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 transformers = pytest.importorskip("transformers", reason="the extra [models] is not installed")
-from small_models import made  # noqa: E402
+from small_models import IDS, MODELS, OWN_EAGER, made  # noqa: E402
 
 
 @pytest.mark.parametrize("padded", ["none", "right", "left", "holes"])
@@ -34,6 +34,21 @@ def test_falcon_adds_alibi_once_on_sdpa(padded):
         rows = allowed.any(-1).expand(2, 4, 10)
         torch.testing.assert_close(call.weights.dense()[rows], wanted[rows], rtol=1e-4, atol=2e-3)  # slopes in bfloat16
         torch.testing.assert_close((call.weights @ call.value)[rows], call.output[rows], rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", [torch.bool, torch.int64])
+@pytest.mark.parametrize("name", ["Bert", "Gemma2"])
+def test_eager_attention_adds_a_mask_of_four_dimensions_whatever_its_dtype(name, dtype):
+    """A bool mask hides nothing there: True is 1."""
+    model = made(name, times=8, attn_implementation="eager", **{**MODELS, **OWN_EAGER}[name])
+    mask = (torch.rand(2, 1, 9, 9, generator=torch.Generator().manual_seed(0)) < 0.6).to(dtype)
+    with torch.no_grad():
+        own = model(IDS, attention_mask=mask, output_attentions=True).attentions
+        with ch.watch(model) as seen:
+            model(IDS, attention_mask=mask)
+    assert not seen.missing
+    for call, weights in zip(seen.calls, own, strict=True):
+        torch.testing.assert_close(call.weights.dense(), weights, rtol=1e-4, atol=1e-5)
 
 
 def test_wavlm_returns_the_mean_over_heads():

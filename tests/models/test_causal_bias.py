@@ -1,9 +1,12 @@
 """Tensor subclasses that compute attention themselves, as PyTorch's causal masks do, inside a recording or an edit."""
 
+from contextlib import nullcontext
+
 import pytest
 import torch
 import torch.nn.functional as F
 from torch.nn.attention.bias import causal_lower_right, causal_upper_left
+from torch.overrides import TorchFunctionMode
 
 import clearhead as ch
 
@@ -53,6 +56,32 @@ def test_causal_masks_of_torch(mask, align):
         edited = model(query, key, value)
     torch.testing.assert_close(edited[:, 0], plain[:, 0])
     assert not edited[:, 1].any()
+    assert F.scaled_dot_product_attention is torch._C._nn.scaled_dot_product_attention
+
+
+class Doubling(TorchFunctionMode):
+    """Knows PyTorch's function by its name."""
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        result = func(*args, **(kwargs or {}))
+        return 2 * result if func is F.scaled_dot_product_attention else result
+
+
+class InMode(torch.nn.Module):
+    def forward(self, query, key, value):
+        with Doubling():
+            return F.scaled_dot_product_attention(query, key, value)
+
+
+@pytest.mark.parametrize("around", [False, True])
+def test_a_function_mode_that_knows_pytorchs_function_by_name(around):
+    query, key, value = inputs()
+    model = Masked(lambda *_: None) if around else InMode()
+    right = F.scaled_dot_product_attention(query, key, value)
+    with Doubling() if around else nullcontext(), ch.watch(model), ch.watch(model) as seen:
+        assert torch.equal(model(query, key, value), 2 * right)
+        assert F.scaled_dot_product_attention is not torch._C._nn.scaled_dot_product_attention
+    assert len(seen.calls) == 1
     assert F.scaled_dot_product_attention is torch._C._nn.scaled_dot_product_attention
 
 

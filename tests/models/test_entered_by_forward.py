@@ -117,6 +117,16 @@ def test_modules_with_a_forward_of_their_own(hooked):
     assert all(module.forward is own[name] for name, module in hooked.named_modules())
 
 
+def test_a_forward_that_is_put_on_a_module_while_watching_stays(hooked):
+    first, second = list(hooked.modules())[:2]
+    with torch.no_grad(), ch.watch(hooked):
+        hooked(**INPUTS["Bert"])
+        del first.forward
+        second.forward = other = functools.partial(type(second).forward, second)
+        hooked(**INPUTS["Bert"])
+    assert "forward" not in vars(first) and second.forward is other
+
+
 class Layer(nn.Module):
     def __init__(self):
         super().__init__()

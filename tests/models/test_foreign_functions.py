@@ -192,6 +192,26 @@ def test_two_managers_and_an_edit_see_a_replaced_function(monkeypatch):
     assert F.scaled_dot_product_attention is kernel
 
 
+def test_a_function_replaced_while_watching_is_recorded_and_stays(monkeypatch):
+    torch.manual_seed(0)
+    model, x = Own(), torch.randn(1, 5, 16)
+    monkeypatch.setattr(F, "scaled_dot_product_attention", F.scaled_dot_product_attention)  # is put back at the end
+    with torch.no_grad(), pytest.warns(UserWarning, match="of the largest value"), ch.watch(model) as seen:
+        model(x)
+        watched = F.scaled_dot_product_attention
+        F.scaled_dot_product_attention = kernel
+        model(x)
+        F.scaled_dot_product_attention = functools.wraps(watched)(lambda *args, **kwargs: 2 * watched(*args, **kwargs))
+        model(x)
+        F.scaled_dot_product_attention = last = functools.partial(kernel, factor=0.7)
+        with ch.watch(model) as inner:
+            model(x)
+        model(x)
+    assert F.scaled_dot_product_attention is last and len(seen.calls) == 5 and len(inner.calls) == 1
+    for call in seen.calls:
+        torch.testing.assert_close(call.weights.dense(), seen[0].weights.dense())
+
+
 @pytest.mark.parametrize("seed", range(6))
 def test_random_functions_of_either_kind(registered, seed):
     """A function that multiplies drawn numbers into its weights is told of where these are not all equal."""

@@ -78,6 +78,14 @@ class Pooling(Projecting):
         return F.scaled_dot_product_attention(*self.heads(x, y)).transpose(1, 2).flatten(2)
 
 
+class HeadsAsBatch(Projecting):
+    """(B · H, L, E), as modules call attention that were written for torch.bmm."""
+
+    def forward(self, x, y):
+        q, k, v = (t.flatten(0, 1) for t in self.heads(x, y))
+        return F.scaled_dot_product_attention(q, k, v)
+
+
 class Clearhead(Projecting):
     def forward(self, x, y):
         return ch.attention(*self.heads(x, y)).transpose(1, 2).flatten(2)
@@ -93,6 +101,7 @@ def cross(name, queries, keys):
         "sequence first": (InFront(), (x.transpose(0, 1), y.transpose(0, 1))),
         "prompts": (Points(), (x[:, None], y[:, None], y[:, None])),
         "learned queries": (Pooling(queries), (y,)),
+        "heads as batch": (HeadsAsBatch(), (x, y)),
         "clearhead": (Clearhead(), (x, y)),
         "nn.MultiheadAttention": (nn.MultiheadAttention(WIDTH, HEADS, batch_first=True), (x, y, y)),
     }
@@ -106,6 +115,7 @@ CROSS = [
     "sequence first",
     "prompts",
     "learned queries",
+    "heads as batch",
     "clearhead",
     "nn.MultiheadAttention",
 ]

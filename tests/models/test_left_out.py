@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from small_models import IDS, MODELS, SMALL, made
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 import clearhead as ch
 from clearhead.models.tap.masks import MaskStore
@@ -59,7 +60,19 @@ def on_meta(q, k, v):
     return v
 
 
+def without_a_mask_on_meta(q, k, v):
+    F.scaled_dot_product_attention(*(t.to("meta") for t in (q, k, v)))
+    return v
+
+
+def on_fake_tensors(q, k, v):
+    with FakeTensorMode() as mode:
+        F.scaled_dot_product_attention(*map(mode.from_tensor, (q, k, v)))
+    return v
+
+
 MIDDLE = {"nested": nested, "vmap": in_vmap, "grad": in_grad, "meta": on_meta}
+MIDDLE |= {"meta without a mask": without_a_mask_on_meta, "fake": on_fake_tensors}
 pytestmark = pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
 X = torch.randn(2, 2, 4, 8, generator=torch.Generator().manual_seed(0))
 

@@ -480,6 +480,17 @@ def test_a_module_that_several_layers_share():
     torch.testing.assert_close(got, torch.stack([entropy, largest], -1), atol=1e-4, rtol=1e-4)
 
 
+@pytest.mark.parametrize("shape", [(0, 2, 3, 4), (2, 2, 0, 4)])
+def test_an_empty_batch_has_rows_without_numbers(shape):
+    model = ch.nn.DotProductAttention().train()
+    with ch.models.monitor(model, every=1) as seen:
+        for x in (torch.zeros(shape), torch.ones(1, 2, 3, 4)):
+            model(x, x, x)
+    empty, full = (seen.table()[i::2] for i in (0, 2))
+    assert np.isnan(empty[0]["entropy"]) and empty[0]["max_logit"] == -np.inf
+    assert full[0]["max_logit"] == 2.0
+
+
 def test_the_first_key_of_a_document_and_a_row_of_nothing():
     class Block(nn.Module):
         def forward(self, x, mask):

@@ -176,6 +176,41 @@ def test_a_sequence_that_is_all_padding():
         seen.layers(sequence=1)
 
 
+@pytest.mark.parametrize("backend", ["sdpa", "eager"])
+def test_a_part_of_a_prompt_that_is_all_padding_in_a_static_cache(backend):
+    model = make("Llama", backend, **SIZES)
+    cache, mask = transformers.StaticCache(config=model.config, max_cache_len=12), torch.tensor([[0] * 3 + [1] * 6] * 2)
+    with torch.no_grad(), ch.watch(model) as seen:
+        for start, stop in ((0, 2), (2, 9)):
+            model(IDS[:, start:stop], attention_mask=mask[:, :stop], past_key_values=cache)
+    for call, stop in zip(seen["layers.0.self_attn"], (2, 9), strict=True):
+        assert call.padding.keys[:, :stop].tolist() == mask[:, :stop].bool().tolist()
+        assert not call.padding.keys[:, stop:].any()
+
+
+@pytest.mark.parametrize("backend", ["sdpa", "eager"])
+@pytest.mark.parametrize("window", [None, 5])
+def test_a_prompt_in_a_static_cache_whose_mask_generate_has_made(backend, window):
+    """The model is given a mask of four dimensions alone."""
+    name, more = ("Llama", {}) if window is None else ("Mistral", {"sliding_window": window, "num_key_value_heads": 2})
+    model = made(name, "ForCausalLM", times=6, attn_implementation=backend, **SIZES, **more)
+    mask, rows = RIGHT.flip(1), []
+    for cache in ("dynamic", "static"):
+        options = {"cache_implementation": cache, "disable_compile": True, "max_new_tokens": 3, "do_sample": False}
+        with ch.watch(model) as seen:
+            model.generate(IDS, attention_mask=mask, pad_token_id=0, eos_token_id=None, **options)
+        prompt = seen["model.layers.0.self_attn"][0]
+        assert torch.equal(prompt.padding.queries, mask.bool())
+        assert torch.equal(prompt.padding.keys[:, :9], mask.bool()) and not prompt.padding.keys[:, 9:].any()
+        rows.append(seen.table()[:4])
+    for one, other in zip(*rows, strict=True):
+        numbers = [{k: n for k, n in row.items() if isinstance(n, float)} for row in (one, other)]
+        assert len(numbers[0]) > 9 and numbers[0] == pytest.approx(numbers[1], rel=1e-4, nan_ok=True)
+    with ch.watch(model) as seen:
+        model.generate(IDS, pad_token_id=0, eos_token_id=None, **options)
+    assert all(call.padding is None for call in seen.calls)
+
+
 def test_another_sequence_in_the_same_model_is_not_taken_for_it():
     text = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 4}
     vision = {**text, "image_size": 16, "patch_size": 4}  # 17 positions

@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
+from clearhead.base.errors import UnsupportedError
 from clearhead.base.torch_private import (
     FUSED_OPERATIONS,
     OWN_SDPA,
@@ -28,7 +29,7 @@ from clearhead.masks.causal import Causal, causal_alignment
 from clearhead.models.tap import flex, multihead
 from clearhead.models.tap.foreign import is_sdpa_foreign
 from clearhead.models.tap.masks import Recorded
-from clearhead.models.tap.patch import replaced, restored
+from clearhead.models.tap.patch import replaced, restored, wrap_anew
 from clearhead.models.tap.place import Separate
 from clearhead.models.tap.receiver import Answer, DotCall, Receiver
 from clearhead.models.tap.refused import prepare_compiler, uncompiled
@@ -112,14 +113,20 @@ def source(receiver: Receiver, innermost: bool = False) -> Iterator[None]:
     A function mode belongs to one thread: each thread enters it where it enters the model.
     """
 
-    foreign, see = is_sdpa_foreign(), uncompiled(_see)
+    see = uncompiled(_see)
 
     def counted(attend: Callable[..., Tensor]) -> Callable[..., Tensor]:
+        foreign = is_sdpa_foreign()  # each function that takes the place is wrapped anew
+
         def scaled_dot_product_attention(*args: Any, **kwargs: Any) -> Tensor:
             if receiver.stack.beside:
                 receiver.unattributed.append(None)  # a list, because append is safe in threads and += is not
+            if foreign:
+                found: Tensor = see(receiver, attend, args, kwargs)
+                return found
             # PyTorch's own function is seen by the function mode, under whatever name it is called
-            return see(receiver, attend, args, kwargs) if foreign else attend(*args, **kwargs)
+            with _named_as_before(()):
+                return attend(*args, **kwargs)
 
         return scaled_dot_product_attention
 
@@ -143,15 +150,17 @@ class _Mode(TorchFunctionMode):
         self.receiver = receiver
         self.see = uncompiled(_see)
 
+    def __enter__(self) -> _Mode:
+        wrap_anew(F, "scaled_dot_product_attention")  # other code may have replaced it since
+        super().__enter__()  # type: ignore[no-untyped-call]
+        return self
+
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         if func in READERS:
-            if types and not some_compiling():
-                # a subclass may ask whether `func` is the function of PyTorch's name, which `source` has replaced
-                with restored(F, "scaled_dot_product_attention"):
-                    return self.see(self.receiver, func, args, kwargs or {})
-            return self.see(self.receiver, func, args, kwargs or {})
+            with _named_as_before(types):
+                return self.see(self.receiver, func, args, kwargs or {})
         # this is asked first: the compiler could not look up every function in these sets
         if not (some_compiling() and compiling()):
             if func in OPERATIONS:
@@ -159,6 +168,23 @@ class _Mode(TorchFunctionMode):
             if func in SOFTMAX or func in FUSED:
                 self.receiver.softmax(func in FUSED)
         return func(*args, **(kwargs or {}))
+
+
+def _named_as_before(types: Any) -> AbstractContextManager[None]:
+    """A context for a call of PyTorch's function: the subclasses of its arguments (`types`), and other code's function
+    modes, may ask whether it is the function of PyTorch's name, which `source` has replaced."""
+    if some_compiling() or not (types or _among_other_modes()):
+        return nullcontext()
+    return restored(F, "scaled_dot_product_attention")
+
+
+def _among_other_modes() -> bool:
+    """Whether a function mode of other code is active."""
+    try:
+        active: list[TorchFunctionMode] = function_mode_stack()
+    except UnsupportedError:  # a version of PyTorch that does not show them
+        return False
+    return any(not isinstance(mode, _Mode) for mode in active)
 
 
 class _Below(AbstractContextManager[None]):

@@ -287,6 +287,8 @@ def _masks(
     else:
         if own == "flex_attention_forward" and mask is not None:  # it adds the mask of the first head for all heads
             mask = mask[:, :1, :, : shape[3]].to(torch.float32 if mask.dtype == torch.bool else mask.dtype)
+        if backend == "eager" and mask is not None and not mask.is_floating_point():
+            mask = mask.float()  # transformers' eager functions add every mask, a bool one as 0 and 1
         bias = kwargs.get("position_bias")
         made = made_of(mask, shape) if backend in (NAME, MASKED) else None
         if made is not None and mask is not None:  # the normal form, which the backend runs on

@@ -90,15 +90,21 @@ class Running(NamedTuple):
             return 0
         return int(positions.max()) + 1 if positions.numel() and positions.shape[-1] == queries else 0
 
-    def reads(self, batch: int, keys: int) -> bool:
-        """Whether the module was given a sequence of this many keys, (B, Lk, E) or (Lk, B, E), and no cache."""
+    def reads(self, key: Tensor) -> bool:
+        """Whether the module was given the sequence of these keys, (B, Lk, E) or (Lk, B, E), and no cache.
+
+        `key`: (B, Hk, Lk, E), or (B · H, 1, Lk, E) where the module makes a batch of the heads.
+        """
         if self.cache is not None:
             return False
         given = [x.shape for x in self.inputs if isinstance(x, Tensor) and x.is_floating_point() and not x.is_nested]
         # masks and caches have other axes than the sequences, of which one is the first argument
         sequences = [shape for shape in given if 2 <= len(shape) == len(given[0])]
+        batch, heads, keys, _ = key.shape
+        found = [side for shape in sequences for side in ((prod(shape[:-2]), shape[-2]), (prod(shape[1:-1]), shape[0]))]
         return any(
-            (batch, keys) in ((prod(shape[:-2]), shape[-2]), (prod(shape[1:-1]), shape[0])) for shape in sequences
+            length == keys and (count == batch or (heads == 1 and count > 0 and batch % count == 0))
+            for count, length in found
         )
 
 

@@ -120,10 +120,11 @@ def checked(padding: Any) -> Tensor:
     return mask != 0
 
 
-def of_call(told: Told, kind: str, problem: Problem, uniform: Tensor | None) -> Words | None:
+def of_call(told: Told, kind: str, problem: Problem, uniform: Tensor | None, filled: int) -> Words | None:
     """The padding of one call, by the mask given to the model if it fits the call, else by the call's own mask.
 
-    Cross attention without a mask sees the padding of its source. `uniform`: see `AttentionCall`.
+    Cross attention without a mask sees the padding of its source. `uniform`: see `AttentionCall`. `filled`: how many
+    keys are in use; behind them stand the empty slots of a static cache.
     """
     sizes = problem.sizes
     batch, _, queries, keys = sizes.shape
@@ -132,13 +133,14 @@ def of_call(told: Told, kind: str, problem: Problem, uniform: Tensor | None) -> 
             None if t is None or t.shape != (batch, length) else t
             for t, length in ((told.own, queries), (told.source, keys))
         )
-        return _real(own, _unhidden(problem, uniform, kind) if source is None else source, sizes)
+        return _real(own, _unhidden(problem, uniform, kind, keys) if source is None else source, sizes)
     if (problem.visible, problem.bias, uniform) == (None, None, None):
         return None  # a sequence of the same length, such as the patches of an image
     found = _of_sequence(told.own, problem, uniform)
-    if found is None and queries == keys:  # a few queries may have other reasons not to see a key of a cache
-        words = _unhidden(problem, uniform, kind)
-        found = _real(words, words, sizes)
+    if found is None and queries == filled:  # a few queries may have other reasons not to see a key of a cache
+        words = _unhidden(problem, uniform, kind, filled)
+        if words is not None and not bool(words.all()):
+            found = _real(words, F.pad(words, (0, keys - filled)), sizes)
     return found
 
 
@@ -195,8 +197,9 @@ def _real(queries: Tensor | None, keys: Tensor | None, sizes: Sizes) -> Words | 
 
 
 @torch.no_grad()
-def _unhidden(problem: Problem, uniform: Tensor | None, kind: str) -> Tensor | None:
-    """The keys (B, Lk) that some query sees, bool, where the call's mask hides the others as padding; else None.
+def _unhidden(problem: Problem, uniform: Tensor | None, kind: str, keys: int) -> Tensor | None:
+    """Which of the first `keys` keys some query sees, bool (B, keys), where the mask hides the others as padding.
+    None where it hides none as padding.
 
     Apart from hidden keys, every query sees all keys of its source (cross attention), or one run of neighbours. So a
     choice of keys for each query hides no padding. Where no query sees its own position, a mask is read as a shift.
@@ -205,15 +208,15 @@ def _unhidden(problem: Problem, uniform: Tensor | None, kind: str) -> Tensor | N
     if blind is not None:
         uniform = blind[..., None] if uniform is None else uniform | blind[..., None]
     visible = problem.visible
-    batch, _, queries, keys = problem.sizes.shape
+    batch, _, queries, every = problem.sizes.shape
     if visible is None or (uniform is None and visible.unseen == "none") or not queries or not keys:
         return None
 
     def rows() -> Iterator[tuple[int, Tensor]]:
-        """The pairs that some head sees, (B, rows, Lk), of a few rows at a time."""
+        """The pairs that some head sees, (B, rows, keys), of a few rows at a time."""
         for top in range(0, queries, ROWS):
             some = slice(top, min(top + ROWS, queries))
-            keep = visible.spans.keep(*EVERY[:2], some, EVERY[3], keys)
+            keep = visible.spans.keep(*EVERY[:2], some, EVERY[3], every)[..., :keys]
             if uniform is not None:
                 keep = keep & ~part(uniform, *EVERY[:2], some)
             yield top, keep.any(1).expand(batch, some.stop - top, keys)
@@ -246,9 +249,11 @@ def _alike(problem: Problem, uniform: Tensor | None) -> bool:
 def _hidden(real: Words, problem: Problem, uniform: Tensor | None) -> bool:
     """Whether no word sees a key of padding. If a word does, the mask given to the model is of another sequence."""
     spans, sizes = problem.spans, problem.sizes
-    if spans is None or real.keys is None:
+    if real.keys is None:
         return False
-    if not spans.plain:
+    if spans is None:
+        seen = (~real.keys).any(-1)[:, None, None].expand(-1, -1, sizes.queries)
+    elif not spans.plain:
         seen = (spans.keep(*EVERY, sizes.keys) & ~real.keys[:, None, None]).any(-1)
     else:
         before = F.pad((~real.keys).cumsum(-1), (1, 0))[:, None]  # padding keys before each place

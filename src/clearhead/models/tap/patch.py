@@ -5,12 +5,23 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from typing import Any
 
 Wrap = Callable[[Callable[..., Any]], Callable[..., Any]]
 
+
+@dataclass
+class _Replacement:
+    """`function`: the original. `now`: it in its wrappers, or as it is where it is restored, as it was last set."""
+
+    function: Callable[..., Any]
+    now: Callable[..., Any]
+    wraps: list[Wrap] = field(default_factory=list)
+
+
 _lock = threading.Lock()
-_active: dict[tuple[int, str], tuple[Callable[..., Any], list[Wrap]]] = {}
+_active: dict[tuple[int, str], _Replacement] = {}
 _restored: list[tuple[int, str]] = []  # once for each `restored` that is entered now
 
 
@@ -19,11 +30,12 @@ def replaced(owner: Any, name: str, wrap: Wrap, innermost: bool = False) -> Iter
     """Inside the `with`, `owner.name` is `wrap(owner.name)`, around all wrappers that are there; or `innermost`.
 
     Two watches may end in another order than they began, in two threads: each end wraps the original anew, with the
-    wrappers that remain.
+    wrappers that remain. A function that other code puts there meanwhile stays, and is the original from then on.
     """
     key = (id(owner), name)
     with _lock:
-        _, wraps = _active.setdefault(key, (getattr(owner, name), []))
+        found = getattr(owner, name)
+        wraps = _active.setdefault(key, _Replacement(found, found)).wraps
         wraps.insert(0 if innermost else len(wraps), wrap)
         _set(owner, name)
     try:
@@ -37,10 +49,18 @@ def replaced(owner: Any, name: str, wrap: Wrap, innermost: bool = False) -> Iter
 
 
 def original(owner: Any, name: str) -> Callable[..., Any]:
-    """`owner.name` as it is without the wrappers that are there now."""
+    """`owner.name` as it is without the wrappers that are there now. A wrapper may call this while it is made."""
+    known = _active.get((id(owner), name))
+    found: Callable[..., Any] = getattr(owner, name) if known is None else known.function
+    return found
+
+
+def wrap_anew(owner: Any, name: str) -> None:
+    """Put the wrappers around a function that other code has put in the place of `owner.name`, if it has."""
     with _lock:
-        found: Callable[..., Any] = _active.get((id(owner), name), (getattr(owner, name),))[0]
-        return found
+        known = _active.get((id(owner), name))
+        if known is not None and getattr(owner, name) is not known.now:
+            _set(owner, name)
 
 
 @contextmanager
@@ -65,18 +85,22 @@ def replacing() -> bool:
 def wrappers() -> int:
     """The largest number of wrappers that a function has now: above 1 where several receivers look at calls."""
     with _lock:
-        return max((len(wraps) for _, wraps in _active.values()), default=0)
+        return max((len(known.wraps) for known in _active.values()), default=0)
 
 
 def _set(owner: Any, name: str) -> None:
     """Set `owner.name` to the original function in its wrappers, or to the original where it is restored."""
     key = (id(owner), name)
-    if key in _active:
-        function, wraps = _active[key]
-        setattr(owner, name, function if key in _restored else _wrapped(function, wraps))
-
-
-def _wrapped(function: Callable[..., Any], wraps: list[Wrap]) -> Callable[..., Any]:
-    for wrap in wraps:
-        function = wrap(function)
-    return function
+    known = _active.get(key)
+    if known is None:
+        return
+    found = getattr(owner, name, known.now)
+    other = found is not known.now
+    if other:
+        known.function = found
+    known.now = known.function
+    if key not in _restored:
+        for wrap in known.wraps:
+            known.now = wrap(known.now)
+    if known.wraps or not other:
+        setattr(owner, name, known.now)

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from clearhead._attention import Arguments, Ran
 from clearhead.base.errors import UnsupportedError
 from clearhead.base.text import listed
-from clearhead.base.tracing import transformed
+from clearhead.base.tracing import empty_of_values, transformed
 from clearhead.models.tap.layers import Layers, Site
 from clearhead.models.tap.masks import MaskStore, Recorded
 from clearhead.models.tap.modules import Kind, Running, Stack
@@ -210,7 +210,7 @@ class Receiver(ABC):
         if given is None and queries > keys:  # no cache leaves a sequence fewer keys than queries
             return "cross"
         # fewer queries are the last ones of a sequence in a cache, or they read another sequence, which is given whole
-        if given is None and queries < keys and self.stack.projecting.reads(key.shape[0], keys):
+        if given is None and queries < keys and self.stack.projecting.reads(key):
             return "cross"
         return given or self.innermost.kind
 
@@ -247,6 +247,11 @@ class Receiver(ABC):
             raise UnsupportedError(
                 f"{name} called attention with nested tensors; they can be read in torch.nn.TransformerEncoder alone. "
                 "Run the model on a padded batch and a mask."
+            )
+        if empty_of_values(query) or empty_of_values(key):
+            raise UnsupportedError(
+                f"{name} called attention with tensors that have no values to read, of the meta device or PyTorch's "
+                "fake tensors. Run the model on a device: load its weights there."
             )
         if transformed():
             raise UnsupportedError(

@@ -11,6 +11,7 @@ from typing import Any, Protocol, Self
 from weakref import WeakMethod
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from clearhead.base.errors import ClearheadError
@@ -93,7 +94,8 @@ def of_heads(calls: list[ReducedCall]) -> dict[str, Tensor]:
             total = before + total
             total[:, 1] = largest
         totals[call.name] = total
-    every = torch.cat(list(totals.values())).cpu()  # the device is waited for once
+    device = next(iter(totals.values())).device  # the layers of a model may be on several devices
+    every = torch.cat([total.to(device) for total in totals.values()]).cpu()  # the device is waited for once
     every[:, [0, 2]] /= every[:, 3:]
     parts = torch.split(every[:, :3], [len(total) for total in totals.values()])
     return {name: part.clone() for name, part in zip(totals, parts, strict=True)}
@@ -104,10 +106,11 @@ def _totals(call: ReducedCall) -> Tensor:
     results: tuple[Any, ...] = call.results
     entropy, largest, share = (result.double() for result in results)
     uncounted = ~call.queries
+    largest = largest.masked_fill(uncounted, -torch.inf).transpose(0, 1).flatten(1)
     return torch.stack(
         [
             entropy.masked_fill(uncounted, 0.0).sum((0, 2)),
-            largest.masked_fill(uncounted, -torch.inf).amax((0, 2)),
+            F.pad(largest, (0, 1), value=-torch.inf).amax(1),  # a batch may be empty
             share.masked_fill(uncounted, 0.0).sum((0, 2)),
             call.queries.sum((0, 2)).double(),
         ],

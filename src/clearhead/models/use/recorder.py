@@ -238,7 +238,7 @@ class Recorder(Receiver):
         sizes = problem.sizes
         name, kind = site.name, site.kind
         in_use = sizes.keys if kind == "cross" else filled(problem, uniform, innermost)
-        padding = padding_of(innermost.told, kind, problem, uniform)
+        padding = padding_of(innermost.told, kind, problem, uniform, in_use)
         if self.padding is not None and fits(self.padding, kind, sizes):
             self.fitted = True
             own = innermost.told.own
