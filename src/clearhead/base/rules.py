@@ -99,7 +99,9 @@ def check_rule(fn: Any, reads: Any, who: str, instead: str) -> tuple[Rule, tuple
     return fn, tuple(reads)
 
 
-def ask(fn: Rule, by_rows: bool, sides: Iterable[slice], sizes: Sizes, title: str, hint: str) -> tuple[Any, list[int]]:
+def ask(
+    fn: Rule, by_rows: bool | None, sides: Iterable[slice], sizes: Sizes, title: str, hint: str
+) -> tuple[Any, list[int]]:
     """A rule's result for the part that four slices name, and the shape of that part. `by_rows`: see `call_rule`."""
     extents = (extent(side, size) for size, side in zip(sizes.shape, sides, strict=True))
     indices = indices_of(extents, sizes.device)
