@@ -3,6 +3,7 @@
 import pytest
 import torch
 from torch.fx.experimental.proxy_tensor import make_fx
+from torch.nn.attention.flex_attention import and_masks, noop_mask
 
 import clearhead as ch
 
@@ -104,10 +105,11 @@ def test_a_rule_without_one_number_for_a_pair_is_an_error():
         ch.attention(*INPUTS, mask=ch.MaskFunction(lambda b, h, i, j: LABELS[i] & LABELS[j]))
 
 
-def test_a_rule_that_is_elementwise_is_called_once_a_part():
+@pytest.mark.parametrize("join", [lambda rule: rule, lambda rule: and_masks(rule, noop_mask)])
+def test_a_rule_that_is_elementwise_is_called_once_a_part(join):
     calls = []
     rule = lambda b, h, i, j: calls.append(i.shape) or (i >= j)
-    mask = ch.MaskFunction(rule, reads=())
+    mask = ch.MaskFunction(join(rule), reads=())
     calls.clear()
     ch.attention(*INPUTS, mask=mask)
     assert all(len(shape) == 4 for shape in calls)

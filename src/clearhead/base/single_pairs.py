@@ -124,7 +124,8 @@ class _Operations(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
         read = [tensor.shape[: self._dims] for tensor in _tensors_in((args, kwargs)) if id(tensor) in self._computed]
-        for tensor in _tensors_in(result) if read else ():
+        made = getattr(func, "__name__", "").startswith("new_")  # its numbers follow from no index
+        for tensor in _tensors_in(result) if read and not made else ():
             self._computed[id(tensor)] = tensor
             shape = tensor.shape if self._exact else tensor.shape[: self._dims]
             self.keeps_shape = self.keeps_shape and shape == torch.broadcast_shapes(*read)
