@@ -128,7 +128,7 @@ class _Operations(TorchFunctionMode):
         for tensor in _tensors_in(result) if read and not made else ():
             self._computed[id(tensor)] = tensor
             shape = tensor.shape if self._exact else tensor.shape[: self._dims]
-            self.keeps_shape = self.keeps_shape and shape == torch.broadcast_shapes(*read)
+            self.keeps_shape = self.keeps_shape and shape == torch.broadcast_shapes(*read)  # type: ignore[no-untyped-call]
         return result
 
 
