@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from clearhead.base.closures import read_by
-from clearhead.base.errors import ClearheadError, ShapeError
+from clearhead.base.errors import ClearheadError, ShapeError, UnsupportedError
 from clearhead.base.fold import fold
 from clearhead.base.kept import Memo
 from clearhead.base.shapes import Sizes, broadcasts, extent
@@ -107,6 +107,8 @@ def ask(
     indices = indices_of(extents, sizes.device)
     try:
         found = call_rule(fn, by_rows, *indices)
+    except UnsupportedError:  # it says what to write
+        raise
     except Exception as error:
         raise ClearheadError(
             f"{title} failed on {[tuple(index.shape) for index in indices]}: {type(error).__name__}: {error}\n"

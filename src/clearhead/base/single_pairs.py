@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.compiler import is_dynamo_compiling
 from torch.overrides import TorchFunctionMode
 
-from clearhead.base.errors import ClearheadError
+from clearhead.base.errors import UnsupportedError
 from clearhead.base.tracing import compiling, exporting, traced
 
 _TRIED = 3  # pairs on which a rule is tried
@@ -59,12 +59,10 @@ def reads_rows(rule: Callable[..., Any], of_score: bool = False) -> bool | None:
         a table that it reads is not there yet.
 
     Raises:
-        ClearheadError: If the result of a pair depends on the pairs beside it, and the rule cannot be mapped.
+        UnsupportedError: If `torch.export` meets a rule whose result for a pair depends on the pairs beside it.
     """
     if is_dynamo_compiling() or traced():
         return None
-    failure: Exception | None = None
-    not_mapped: Any = "torch.export takes no calls of torch.vmap"
     with torch.random.fork_rng(devices=[]):  # a rule may draw random numbers
         if not compiling():  # an exported program keeps the operations of a trial, also of one that fails
             pairs = _zeros([(_TRIED,)] * 4, (_TRIED,), of_score)
@@ -75,20 +73,20 @@ def reads_rows(rule: Callable[..., Any], of_score: bool = False) -> bool | None:
                 not_mapped, found, _ = _try(torch.vmap(rule, randomness="different"), pairs)
             if not_mapped is None:
                 return isinstance(found, Tensor) and found.numel() == _TRIED
+            if failure is None:
+                return False
+        # a rule that fails on single pairs may compute with the four dimensions of its arguments
         sides = [tuple(size if d == dim else 1 for d in range(4)) for dim, size in enumerate(_PART)]
         part = _zeros(sides, _PART, of_score)
-        fails, found, by_pair = _try(rule, part, _Operations(part, exact=False))
-    if fails is not None:
+        failure, found, by_pair = _try(rule, part, _Operations(part, exact=False))
+    if failure is not None:
         return None
-    # a rule that fails on single pairs may compute with the four dimensions of its arguments
-    if failure is not None or (by_pair and isinstance(found, Tensor) and found.ndim == len(_PART)):
+    if not compiling() or (by_pair and isinstance(found, Tensor) and found.ndim == len(_PART)):
         return False
-    reason = str(not_mapped).partition("\n")[0].partition(". ")[0]
-    raise ClearheadError(
-        f"{getattr(rule, '__name__', type(rule).__name__)} computes with many pairs at once, and torch.vmap cannot map "
-        f"it over single pairs: {reason:.200}.\n"
-        "Reduce over the last dimension alone, (labels[i] & labels[j]).any(-1), with torch.where(condition, a, b) in "
-        "place of if."
+    raise UnsupportedError(
+        f"{getattr(rule, '__name__', type(rule).__name__)} computes with many pairs at once, and torch.export takes no "
+        "torch.vmap, which maps it over single pairs.\n"
+        "Reduce over the last dimension alone: (labels[i] & labels[j]).any(-1)."
     )
 
 

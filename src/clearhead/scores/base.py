@@ -22,7 +22,7 @@ from clearhead.base.arrays import (
     to_tensor_float,
 )
 from clearhead.base.built import Told
-from clearhead.base.errors import ClearheadError, ShapeError, columns
+from clearhead.base.errors import ClearheadError, ShapeError, UnsupportedError, columns
 from clearhead.base.extended import Extended
 from clearhead.base.kept import Memo
 from clearhead.base.modules import settled, with_parameters
@@ -328,6 +328,8 @@ def changed(scores: ByTile, tile: Tensor) -> Tensor:
     title = f"{type(score).__name__}.then({name_of(score.changed_by)})"
     try:
         found = call_rule(score.changed_by, score._by_rows, tile, *indices)
+    except UnsupportedError:  # it says what to write
+        raise
     except Exception as error:
         raise ClearheadError(
             f"{title} failed on scores {tuple(tile.shape)}: {type(error).__name__}: {error}\n"
