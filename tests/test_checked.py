@@ -449,6 +449,19 @@ def test_spans_of_ones_own_that_reach_outside(make):
         assert not ch.attention(q, k, k, mask=~Odd(make), engine=engine).any()
 
 
+def test_an_interval_that_lies_outside_allows_nothing_in_an_expression():
+    def make(at, keys):
+        start, stop = torch.tensor([-5, -5, 9, 7, 3]), torch.tensor([-2, 0, 12, 7, 30])
+        return ch.extend.Spans(start.view(1, 1, -1), stop.view(1, 1, -1))
+
+    q, k = draw(1, 2, 5, 8), draw(1, 2, 7, 8)
+    keep = torch.zeros(5, 7, dtype=torch.bool)
+    keep[4, 3:] = True
+    for mask, want in ((~Odd(make), ~keep), (Odd(make) | ch.FirstKeys(2), keep | (torch.arange(7) < 2))):
+        assert torch.equal(mask.dense(5, 7), want)
+        torch.testing.assert_close(ch.attention(q, k, k, mask=mask), ch.attention(q, k, k, mask=want))
+
+
 def test_an_interval_of_nothing_may_stand_anywhere():
     """Where stop ≤ start nothing is seen, wherever that is; queries that see nothing give 0."""
     q, k = draw(1, 2, 5, 8), draw(1, 2, 7, 8)

@@ -46,6 +46,9 @@ def test_a_mask_that_is_used_twice_is_asked_once():
     assert torch.equal(mask.dense(70, 70), want)
     assert len(ch.Causal().__repr__()) < len(repr(mask)) < 4000
     assert len(ch.explain(draw(5, 8), draw(5, 8), draw(5, 8), mask=doubled(ch.Causal(), 9)).steps) < 150
+    weights = ch.weights(x, x, mask=mask)
+    torch.testing.assert_close(weights[0, 1, 60:], ch.weights(x, x, mask=want)[0, 1, 60:])
+    torch.testing.assert_close(weights @ x, found)
 
 
 @pytest.mark.parametrize("engine", ["native", "tiled", "sdpa", "reference"])
@@ -75,6 +78,7 @@ def test_a_thousand_joined_masks(leaf):
     found, want = (ch.attention(x, x, x, mask=given) for given in (mask, keep))
     torch.testing.assert_close(found, want)
     torch.testing.assert_close(*(torch.autograd.grad(out.sum(), x)[0] for out in (found, want)))
+    torch.testing.assert_close(*(ch.weights(x.detach(), x.detach(), mask=given).entropy() for given in (mask, keep)))
     assert mask.title() and repr(mask) and mask._repr_html_() and ch.plan(x, x, x, mask=mask).engine
     assert torch.equal(mask.matrix(ch.extend.Sizes(1, 1, 40, 40)).expand_as(keep), keep)
 

@@ -2,6 +2,8 @@
 
 import pytest
 import torch
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.nn.attention.flex_attention import and_masks, noop_mask
 
 import clearhead as ch
 
@@ -103,10 +105,67 @@ def test_a_rule_without_one_number_for_a_pair_is_an_error():
         ch.attention(*INPUTS, mask=ch.MaskFunction(lambda b, h, i, j: LABELS[i] & LABELS[j]))
 
 
-def test_a_rule_that_is_elementwise_is_called_once_a_part():
+@pytest.mark.parametrize("join", [lambda rule: rule, lambda rule: and_masks(rule, noop_mask)])
+def test_a_rule_that_is_elementwise_is_called_once_a_part(join):
     calls = []
     rule = lambda b, h, i, j: calls.append(i.shape) or (i >= j)
-    mask = ch.MaskFunction(rule, reads=())
+    mask = ch.MaskFunction(join(rule), reads=())
     calls.clear()
     ch.attention(*INPUTS, mask=mask)
     assert all(len(shape) == 4 for shape in calls)
+
+
+class Rows(torch.nn.Module):
+    """Attention by rules that are made in its call, and read tables that are set after it was made."""
+
+    labels = places = None
+
+    def forward(self, query, key, value):
+        rule = lambda b, h, i, j: (self.labels[i] & self.labels[j]).any() | (i == j)
+        change = lambda s, b, h, i, j: s + torch.dot(self.places[i], self.places[j])
+        return ch.attention(query, key, value, mask=ch.MaskFunction(rule), score=ch.Dot().then(change))
+
+
+def with_tables():
+    rows = Rows()
+    rows.labels, rows.places = LABELS, PLACES
+    scores = INPUTS[0] @ INPUTS[1].mT / 8**0.5 + PLACES @ PLACES.T
+    keep = (LABELS[:, None] & LABELS).any(-1) | torch.eye(32, dtype=torch.bool)
+    return rows, torch.softmax(scores.masked_fill(~keep, -torch.inf), -1) @ INPUTS[2]
+
+
+def test_rules_that_are_made_in_compiled_and_in_traced_code():
+    rows, want = with_tables()
+    torch.testing.assert_close(torch.compile(rows, backend="aot_eager", fullgraph=True)(*INPUTS), want)
+    torch.testing.assert_close(make_fx(lambda *x: rows(*x))(*INPUTS)(*INPUTS), want)
+
+
+def test_rules_whose_tables_are_set_later():
+    tables, (filled, want) = Rows(), with_tables()
+    mask = ch.MaskFunction(lambda b, h, i, j: (tables.labels[i] & tables.labels[j]).any() | (i == j))
+    score = ch.Dot().then(lambda s, b, h, i, j: s + torch.dot(tables.places[i], tables.places[j]))
+    bias = ch.BiasFunction(lambda b, h, i, j: torch.dot(tables.places[i], tables.places[j]))
+    tables.labels, tables.places = filled.labels, filled.places
+    torch.testing.assert_close(ch.attention(*INPUTS, mask=mask, score=score), want)
+    torch.testing.assert_close(ch.attention(*INPUTS, mask=mask, bias=bias), want)
+
+
+@pytest.mark.parametrize("made_before", [False, True])
+def test_exported_code_reduces_over_the_last_dimension_alone(made_before):
+    def of_rule(rule):
+        mask = ch.MaskFunction(rule) if made_before else None
+        module = torch.nn.Module()
+        module.forward = lambda *x: ch.attention(*x, mask=ch.MaskFunction(rule) if mask is None else mask)
+        return torch.export.export(module, tuple(INPUTS))
+
+    rule = lambda b, h, i, j: (LABELS[i] & LABELS[j]).any(-1) | (i == j)
+    want = ch.attention(*INPUTS, mask=ch.MaskFunction(rule))
+    torch.testing.assert_close(of_rule(rule).module()(*INPUTS), want)
+    with pytest.raises(ch.UnsupportedError, match=r"over the last dimension alone"):
+        of_rule(MASKS["any"])
+
+
+def test_a_result_of_one_number_may_have_dimensions():
+    rule = lambda b, h, i, j: ((LABELS[i] & LABELS[j]).any() | (i == j)).view(1)
+    want = ch.attention(*INPUTS, mask=ch.MaskFunction(MASKS["any"]))
+    torch.testing.assert_close(ch.attention(*INPUTS, mask=ch.MaskFunction(rule)), want)

@@ -134,6 +134,20 @@ def test_vmap_over_numbers_that_are_learnt(name):
     torch.testing.assert_close(found, {key: torch.stack([one[key] for one in want]) for key in two})
 
 
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda x, n: ch.attention(x, x, x, scale=n),
+        lambda x, n: ch.scaled_dot_product_attention(x, x, x, scale=n),
+        lambda x, n: ch.attention(x, x, x, mask=ch.SlidingWindow(before=n.long())),
+        lambda x, n: ch.attention(x, x, x, mask=ch.FirstKeys(n.long())),
+    ],
+)
+def test_vmap_over_numbers_that_are_read_is_an_error(call):
+    with pytest.raises(ch.ClearheadError, match=r"BatchedTensor[^;]*; expected a"):
+        torch.func.vmap(lambda n: call(torch.ones(1, 1, 3, 2), n))(torch.tensor([1.0, 2.0]))
+
+
 @pytest.mark.parametrize("lowered", [True, False])
 def test_a_factor_that_is_a_tensor_is_an_error(lowered):
     """Engines compare the factor, and would give it no gradient."""

@@ -64,8 +64,8 @@ def scaled_dot_product_attention(
                 "attention(query, key, value, mask=Causal(), bias=attn_mask, align='upper_left')."
             )
     mask, bias, align = _read_mask(attn_mask, is_causal)
-    if isinstance(scale, Tensor) and scale.numel() == 1:
-        scale = scale.item()
+    if isinstance(scale, Tensor) and scale.numel() == 1 and not scale.requires_grad and not vectorized():
+        scale = scale.item()  # PyTorch takes such a tensor, without a gradient
     if any(map(is_nested, sides.values())):
         return attention(query, key, value, mask=mask, bias=bias, scale=scale, align=align, dropout_p=dropout_p)
     ranks = {given.ndim for given in sides.values()}

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import clearhead as ch
-from clearhead.models.tap import patch
+from clearhead.models.tap import functions, patch
 from clearhead.models.use.edits import edit
 
 transformers = pytest.importorskip("transformers", reason="the extra [models] is not installed")
@@ -121,6 +121,23 @@ def test_an_interrupt_leaves_nothing(name, which):
 @pytest.mark.parametrize("name", MANAGERS)
 def test_an_interrupt_at_any_line_leaves_nothing(name, which):
     check(name, which, lambda points: points)
+
+
+def test_an_interrupt_while_the_model_runs_leaves_no_mode(monkeypatch):
+    """PyTorch enters and leaves modes in several steps, and an interrupt may come between them."""
+
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(functions._Mode, "__exit__", interrupted)
+    model, x = block()
+    for make in (ch.watch, MANAGERS["edit"][1]):
+        with torch.device("cpu"), pytest.raises(KeyboardInterrupt), make(model):
+            before = torch.overrides._get_current_function_mode_stack()
+            model(x)
+        with torch.device("cpu"):
+            assert len(torch.overrides._get_current_function_mode_stack()) == len(before)
+    assert not torch.overrides._len_torch_function_stack()
 
 
 def test_an_interrupt_that_nobody_raises_and_one_in_another_thread():

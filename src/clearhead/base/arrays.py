@@ -65,7 +65,7 @@ def to_tensor(array: Any, name: str) -> Tensor:
         if array.dtype.kind != "f":
             fill = False if array.dtype.kind == "b" else 0
             raise ClearheadError(
-                f"{name} is a masked array, whose masked entries have no value; pass {name}.filled({fill})."
+                f"{name} is a masked array, whose masked entries have no value; pass {name.split()[-1]}.filled({fill})."
             )
         raise ClearheadError(
             f"{name} is a masked array; pass {name}.filled(0.0), and hide the keys that have masked entries: "

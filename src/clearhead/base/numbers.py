@@ -23,7 +23,7 @@ def check_count(number: Any, least: int, name: str, most: float = MOST) -> int:
             raise TypeError
         # in compiled code a number that changes between calls stays a symbol: index() would make it a constant
         count = number if type(number) is int else operator.index(number)
-    except TypeError:
+    except (TypeError, RuntimeError):  # torch.vmap gives a RuntimeError for a number that differs by sample
         count = least - 1
     if count < least:
         raise ClearheadError(f"{name} is {brief(number)}; expected a whole number, {least} or more.")

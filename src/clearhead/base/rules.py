@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from clearhead.base.closures import read_by
-from clearhead.base.errors import ClearheadError, ShapeError
+from clearhead.base.errors import ClearheadError, ShapeError, UnsupportedError
 from clearhead.base.fold import fold
 from clearhead.base.kept import Memo
 from clearhead.base.shapes import Sizes, broadcasts, extent
@@ -99,12 +99,16 @@ def check_rule(fn: Any, reads: Any, who: str, instead: str) -> tuple[Rule, tuple
     return fn, tuple(reads)
 
 
-def ask(fn: Rule, by_rows: bool, sides: Iterable[slice], sizes: Sizes, title: str, hint: str) -> tuple[Any, list[int]]:
+def ask(
+    fn: Rule, by_rows: bool | None, sides: Iterable[slice], sizes: Sizes, title: str, hint: str
+) -> tuple[Any, list[int]]:
     """A rule's result for the part that four slices name, and the shape of that part. `by_rows`: see `call_rule`."""
     extents = (extent(side, size) for size, side in zip(sizes.shape, sides, strict=True))
     indices = indices_of(extents, sizes.device)
     try:
         found = call_rule(fn, by_rows, *indices)
+    except UnsupportedError:  # it says what to write
+        raise
     except Exception as error:
         raise ClearheadError(
             f"{title} failed on {[tuple(index.shape) for index in indices]}: {type(error).__name__}: {error}\n"

@@ -3,92 +3,130 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.compiler import is_dynamo_compiling
 from torch.overrides import TorchFunctionMode
 
-from clearhead.base.tracing import compiling, traced
+from clearhead.base.errors import UnsupportedError
+from clearhead.base.tracing import compiling, exporting, traced
 
-_TRIED = 3  # elements of the tensors on which a rule is tried
+_TRIED = 3  # pairs on which a rule is tried
+_PART = (2, 3, 5, 7)  # sequences, heads, queries and keys
 
 
-def call_rule(rule: Callable[..., Any], by_rows: bool, *arguments: Tensor) -> Any:
+def call_rule(rule: Callable[..., Any], by_rows: bool | None, *arguments: Tensor) -> Any:
     """Call a rule on all pairs of a part, as if it were called on each pair alone.
 
     Args:
         rule: A function of the four indices (batch, head, query, key), or of a score and these.
         by_rows: The answer of `reads_rows`. If True, `torch.vmap` maps the rule over the pairs, as FlexAttention does.
-            If False, the rule computes element by element, and is called once on the arguments as they are.
+            If False, the rule computes element by element, and is called once on the arguments as they are. If None,
+            the rule is tried now. Code that dynamo compiles or `make_fx` traces maps it; dynamo exports it as it is.
         arguments: The index tensors, (B, 1, 1, 1), (1, H, 1, 1), (1, 1, Lq, 1) and (1, 1, 1, Lk), after scores
             (B, H, Lq, Lk) where the rule takes a score.
 
     Returns:
         The rule's result.
     """
+    if by_rows is None and (is_dynamo_compiling() or traced()):
+        by_rows = not exporting()
+    elif by_rows is None or (by_rows and compiling() and not is_dynamo_compiling()):  # torch.export takes no torch.vmap
+        by_rows = reads_rows(rule, of_score=len(arguments) > 4)
     if not by_rows or not all(argument.numel() for argument in arguments):
         return rule(*arguments)
     mapped = rule
     for dim in (3, 2, 1, 0):
         in_dims = tuple(0 if d == dim else None for d in range(4))
         mapped = torch.vmap(mapped, (0,) * (len(arguments) - 4) + in_dims)
-    return mapped(*arguments[:-4], *(index.flatten() for index in arguments[-4:]))
+    found = mapped(*arguments[:-4], *(index.flatten() for index in arguments[-4:]))
+    return found.flatten(3) if isinstance(found, Tensor) and found.shape[4:].numel() == 1 else found
 
 
-def reads_rows(rule: Callable[..., Any], of_score: bool = False) -> bool:
+def reads_rows(rule: Callable[..., Any], of_score: bool = False) -> bool | None:
     """True if a rule gives one number for one pair, but not element by element: `(labels[q] & labels[k]).any()`.
 
-    The rule is tried on a few pairs on the CPU. Code that is compiled or traced tries no rule, and gets False.
+    The rule is tried on a few pairs on the CPU.
 
     Args:
         rule: A function of the four indices, or, with `of_score`, of a score and these.
+
+    Returns:
+        None where it is not known: code that dynamo compiles or `make_fx` traces tries no rule, and a rule fails while
+        a table that it reads is not there yet.
+
+    Raises:
+        UnsupportedError: If `torch.export` meets a rule whose result for a pair depends on the pairs beside it.
     """
-    if compiling() or traced():
-        return False
-    first = [torch.zeros(_TRIED, dtype=torch.int64, device="cpu") for _ in range(4)]
-    if of_score:
-        first.insert(0, torch.zeros(_TRIED, dtype=torch.float32, device="cpu"))
+    if is_dynamo_compiling() or traced():
+        return None
     with torch.random.fork_rng(devices=[]):  # a rule may draw random numbers
-        return not _computes_elementwise(rule, first) and _maps_to_numbers(rule, first)
-
-
-@torch.no_grad()
-def _computes_elementwise(rule: Callable[..., Any], first: list[Tensor]) -> bool:
-    """Whether each operation of a rule that is called on tensors (3,) gives a tensor (3,)."""
-    operations = _Operations(first)
-    try:
-        with operations:
-            rule(*first)
-    except Exception:  # of any kind: the rule is the user's. One that wants a single pair fails on several
+        if not compiling():  # an exported program keeps the operations of a trial, also of one that fails
+            pairs = _zeros([(_TRIED,)] * 4, (_TRIED,), of_score)
+            with torch.no_grad():
+                failure, _, elementwise = _try(rule, pairs, _Operations(pairs, exact=True))
+                if failure is None and elementwise:
+                    return False
+                not_mapped, found, _ = _try(torch.vmap(rule, randomness="different"), pairs)
+            if not_mapped is None:
+                return isinstance(found, Tensor) and found.numel() == _TRIED
+            if failure is None:
+                return False
+        # a rule that fails on single pairs may compute with the four dimensions of its arguments
+        sides = [tuple(size if d == dim else 1 for d in range(4)) for dim, size in enumerate(_PART)]
+        part = _zeros(sides, _PART, of_score)
+        failure, found, by_pair = _try(rule, part, _Operations(part, exact=False))
+    if failure is not None:
+        return None
+    if not compiling() or (by_pair and isinstance(found, Tensor) and found.ndim == len(_PART)):
         return False
-    return operations.elementwise
+    raise UnsupportedError(
+        f"{getattr(rule, '__name__', type(rule).__name__)} computes with many pairs at once, and torch.export takes no "
+        "torch.vmap, which maps it over single pairs.\n"
+        "Reduce over the last dimension alone: (labels[i] & labels[j]).any(-1)."
+    )
 
 
-@torch.no_grad()
-def _maps_to_numbers(rule: Callable[..., Any], first: list[Tensor]) -> bool:
-    """Whether a rule can be mapped over pairs, and gives a single number for each."""
+def _zeros(indices: list[tuple[int, ...]], scores: tuple[int, ...], of_score: bool) -> list[Tensor]:
+    found = [torch.zeros(shape, dtype=torch.int64, device="cpu") for shape in indices]
+    return [torch.zeros(scores, dtype=torch.float32, device="cpu"), *found] if of_score else found
+
+
+def _try(
+    rule: Callable[..., Any], arguments: list[Tensor], operations: _Operations | None = None
+) -> tuple[Exception | None, Any, bool]:
+    """The error and the result of a call of a user's rule, and whether its operations kept the shape."""
     try:
-        found = torch.vmap(rule)(*first)
-    except Exception:
-        return False
-    return isinstance(found, Tensor) and found.shape == (_TRIED,)
+        with operations or nullcontext():
+            found = rule(*arguments)
+    except Exception as error:  # of any kind: the rule is the user's
+        return error, None, False
+    return None, found, operations is not None and operations.keeps_shape
 
 
 class _Operations(TorchFunctionMode):
-    """Watches whether the operations on given tensors, and on what is computed from them, keep their shape."""
+    """Watches whether the operations on given tensors, and on what is computed from them, keep their shape.
 
-    def __init__(self, given: list[Tensor]) -> None:
+    `exact`: False where results may have more dimensions behind those of the given tensors.
+    """
+
+    def __init__(self, given: list[Tensor], exact: bool) -> None:
         super().__init__()
-        self.elementwise: bool = True
+        self.keeps_shape: bool = True
+        self._dims, self._exact = given[0].ndim, exact
         self._computed = {id(tensor): tensor for tensor in given}  # they are kept, so that no id is used again
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
-        if any(id(tensor) in self._computed for tensor in _tensors_in((args, kwargs))):
-            for tensor in _tensors_in(result):
-                self._computed[id(tensor)] = tensor
-                self.elementwise &= tensor.shape == (_TRIED,)
+        read = [tensor.shape[: self._dims] for tensor in _tensors_in((args, kwargs)) if id(tensor) in self._computed]
+        made = getattr(func, "__name__", "").startswith("new_")  # its numbers follow from no index
+        for tensor in _tensors_in(result) if read and not made else ():
+            self._computed[id(tensor)] = tensor
+            shape = tensor.shape if self._exact else tensor.shape[: self._dims]
+            self.keeps_shape = self.keeps_shape and shape == torch.broadcast_shapes(*read)  # type: ignore[no-untyped-call]
         return result
 
 

@@ -31,7 +31,7 @@ class BiasFunction(Bias):
     where the weights of a query have another sum then. It may be a module, or read a parameter, which then gets
     gradients.
     A function that reads a row of a table, `(labels[i] & labels[j]).any()`, is mapped over the pairs by `torch.vmap`;
-    to find out, the function is called once with three pairs when it is given.
+    to find out, the function is tried on a few pairs when it is given.
     Indices are counted from 0 for queries and keys alike: where Lq ≠ Lk, the rule places the queries itself. Beside a
     `KeyValueCache` of a module, query_index counts the keys that the cache held before the call too.
     `reads`: the tensors that fn reads; most are found without it, as for `MaskFunction`.
@@ -75,7 +75,7 @@ class BiasFunction(Bias):
                 )
             return broadcast(found, shape, title)
 
-        function = part if self._by_rows else ByPair(part, self.fn)
+        function = ByPair(part, self.fn) if self._by_rows is False else part
         return Added(function=function, reads=reads_of(self.fn, self.reads))
 
 

@@ -355,7 +355,9 @@ class Combined(Mask):
         def make(mask: Mask, *inner: Spans) -> Spans:
             if isinstance(mask, Combined):
                 return mask.join_spans(sizes, *inner)
-            return check_spans(mask.lower(sizes), sizes, mask)
+            spans = check_spans(mask.lower(sizes), sizes, mask)
+            # the complement of an interval before the first key, or behind the last one, is every key
+            return spans._replace(start=spans.start.clamp(0, sizes.keys), stop=spans.stop.clamp(0, sizes.keys))
 
         return fold(self, inner_masks, make)
 

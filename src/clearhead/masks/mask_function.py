@@ -38,7 +38,7 @@ class MaskFunction(Mask):
     It must give the same result on every call: the backward pass may call it again, and a `ClearheadError` says where
     the result is another one then.
     A function that reads a row of a table, `(labels[i] & labels[j]).any()`, is mapped over the pairs by `torch.vmap`;
-    to find out, the function is called once with three pairs when it is given.
+    to find out, the function is tried on a few pairs when it is given.
     Indices are counted from 0 for queries and keys alike: where Lq ≠ Lk, the rule places the queries itself. Beside a
     `KeyValueCache` of a module, query_index counts the keys that the cache held before the call too.
     Joined to a mask that is an interval, `Causal() & MaskFunction(fn)`, the scores outside of it are not computed.
@@ -108,5 +108,5 @@ class MaskFunction(Mask):
                 raise ClearheadError(f"{title} gave {got}; expected a bool tensor, True where a query may attend.")
             return broadcast(found, shape, title)
 
-        rest = residual if self._by_rows else ByPair(residual, self.fn)
+        rest = ByPair(residual, self.fn) if self._by_rows is False else residual
         return all_keys(sizes, rest, reads_of(self.fn, self.reads))

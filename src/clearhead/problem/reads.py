@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from clearhead.base.closures import read_by
 from clearhead.base.torch_private import parts_of
 from clearhead.biases.bias_function import BiasFunction
-from clearhead.masks.base import Mask
+from clearhead.masks.base import Mask, leaves
 from clearhead.scores.base import Score
 from clearhead.scores.score_function import ScoreFunction
 
@@ -44,7 +44,8 @@ def tensors_in(thing: Any) -> Iterator[Tensor]:
                 yield from part.reads
                 yield from read_by(part.fn)
     elif isinstance(thing, Mask):
-        yield from tensors_in(list(vars(thing).values()))
+        for mask in leaves(thing):
+            yield from tensors_in(list(vars(mask).values()))
     elif isinstance(thing, list | tuple):
         for part in thing:
             yield from tensors_in(part)

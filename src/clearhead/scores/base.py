@@ -22,7 +22,7 @@ from clearhead.base.arrays import (
     to_tensor_float,
 )
 from clearhead.base.built import Told
-from clearhead.base.errors import ClearheadError, ShapeError, columns
+from clearhead.base.errors import ClearheadError, ShapeError, UnsupportedError, columns
 from clearhead.base.extended import Extended
 from clearhead.base.kept import Memo
 from clearhead.base.modules import settled, with_parameters
@@ -171,7 +171,7 @@ class Score(Extended, nn.Module, Told, ABC):
         if softcap is not None:  # else it is that of the class
             self.softcap = check_positive(softcap, "softcap")
         self.changed_by: ChangeOfPair | None = None
-        self._by_rows = False  # whether `changed_by` reads rows
+        self._by_rows: bool | None = False  # whether `changed_by` reads rows: see `reads_rows`
 
     def then(self, change: ChangeOfPair) -> Self:
         """The same score, changed by a function that sees where each pair stands.
@@ -194,7 +194,7 @@ class Score(Extended, nn.Module, Told, ABC):
         It may be a module, whose parameters this score then lists, or read a parameter; both get gradients. A second
         `then` is applied to the result of the first.
         A function that reads a row of a table, `score + torch.dot(p[i], p[j])`, is mapped over the pairs by
-        `torch.vmap`; to find out, the function is called once with three pairs when it is given.
+        `torch.vmap`; to find out, the function is tried on a few pairs when it is given.
         Indices are counted from 0 for queries and keys alike: where Lq ≠ Lk, the function places the queries itself.
         Beside a `KeyValueCache` of a module, query_index counts the keys that the cache held before the call too.
         Returns a score over the same parameters; this one is not changed. Raises a `ClearheadError` where the function
@@ -328,6 +328,8 @@ def changed(scores: ByTile, tile: Tensor) -> Tensor:
     title = f"{type(score).__name__}.then({name_of(score.changed_by)})"
     try:
         found = call_rule(score.changed_by, score._by_rows, tile, *indices)
+    except UnsupportedError:  # it says what to write
+        raise
     except Exception as error:
         raise ClearheadError(
             f"{title} failed on scores {tuple(tile.shape)}: {type(error).__name__}: {error}\n"

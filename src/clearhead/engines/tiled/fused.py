@@ -84,7 +84,7 @@ def _functions(problem: Problem) -> tuple[Any, ...]:
     scores = problem.scores
     found: list[Callable[..., Any]] = []
     if isinstance(scores, ByTile) and scores.score.changed_by is not None:
-        if scores.score._by_rows:
+        if scores.score._by_rows is not False:
             return ()
         found.append(scores.score.changed_by)
     if problem.by_function:

@@ -140,6 +140,9 @@ def source(receiver: Receiver, innermost: bool = False) -> Iterator[None]:
             replaced(F, "scaled_dot_product_attention", counted, innermost),
         ):
             yield
+    except BaseException:
+        _pop_left_modes(receiver)
+        raise
     finally:
         receiver.stack.around = nullcontext()  # this breaks a reference cycle, which would keep the records alive
 
@@ -185,6 +188,20 @@ def _among_other_modes() -> bool:
     except UnsupportedError:  # a version of PyTorch that does not show them
         return False
     return any(not isinstance(mode, _Mode) for mode in active)
+
+
+def _pop_left_modes(receiver: Receiver) -> None:
+    """Take the receiver's modes off this thread's stack, after an error that may be an interrupt.
+
+    An interrupt between PyTorch's own steps of entering or leaving a mode leaves the mode on the stack.
+    """
+    active: list[TorchFunctionMode] = function_mode_stack()
+    others = [mode for mode in active if not (isinstance(mode, _Mode) and mode.receiver is receiver)]
+    if len(others) < len(active):
+        for mode in active:
+            TorchFunctionMode.__exit__(mode, None, None, None)  # type: ignore[no-untyped-call]  # pops the last one
+        for mode in others:
+            TorchFunctionMode.__enter__(mode)  # type: ignore[no-untyped-call]
 
 
 class _Below(AbstractContextManager[None]):
