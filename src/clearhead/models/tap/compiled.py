@@ -233,7 +233,7 @@ def _unread(module: Any, call: Arguments, problem: Problem) -> str:
 def _observe_own(module: Any, call: Arguments, problem: Problem, cross: bool, mark: Tensor) -> None:
     message = _unread(module, call, problem)
     if message:  # the call's tensors may be of a transform, for which the operation has no rule
-        none = torch.empty(0, device="cpu")
+        none = torch.empty(0, dtype=torch.float32, device="cpu")
         observe_own(none, none, none, *[None] * (TENSORS - 3), "mul", 1.0, None, 0.0, cross, message, mark)
         return
     tensors, numbers = packed(problem)
