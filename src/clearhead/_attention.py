@@ -104,13 +104,15 @@ def attention(
         refuse_keywords("attention", others)
     mask, bias = joined(mask, valid_lens, bias)
     if is_arranged(query, key, layout):
-        output: ArrayT = attend(
-            Arguments(query, key, value, score, mask, bias, scale, sinks, align, dropout_p, engine)
+        output: ArrayT = attend_for(
+            None, Arguments(query, key, value, score, mask, bias, scale, sinks, align, dropout_p, engine)
         ).output
     else:
         query, key, value, mask, bias, align, back = arrange(query, key, value, mask, bias, align, layout)
         output = back(
-            attend(Arguments(query, key, value, score, mask, bias, scale, sinks, align, dropout_p, engine))[0]
+            attend_for(
+                None, Arguments(query, key, value, score, mask, bias, scale, sinks, align, dropout_p, engine)
+            ).output
         )
     refuse_unpacking(attention, output, "attention(…)", "weights(query, key, …), with the same options")
     return output
@@ -205,6 +207,14 @@ def attend(call: Arguments) -> Attended:
         output = run(problem, choose(problem, engine), engine)
     output = problem.sizes.restore(output)
     return Attended(output.detach().numpy() if numpy else output, problem)
+
+
+def attend_for(module: Any, call: Arguments, cross: bool = False) -> Attended:
+    """Compute `attend` for a module that calls it, or for None. `monitor` replaces this function to see compiled code.
+
+    `cross`: whether the module was given another sequence for its keys than for its queries.
+    """
+    return attend(call)
 
 
 @dataclass(frozen=True, eq=False)

@@ -7,12 +7,14 @@ import os
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 
 import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 import clearhead as ch
 from clearhead.models.loading import bundled
@@ -303,11 +305,148 @@ def test_a_model_that_is_compiled_already_is_an_error():
 
 
 def test_compiled_code_without_the_interface_is_told_of():
-    model, x = direct(), MODELS["no transformers"][1]
+    model = nn.TransformerEncoderLayer(16, 2, batch_first=True).train()
     with ch.models.monitor(model):
         run = torch.compile(model, backend="eager")
         with pytest.warns(UserWarning, match="In compiled code the calls of transformers"):
-            run(**x)
+            run(torch.ones(2, 5, 16))
+
+
+class Own(nn.Module):
+    """Modules of clearhead's, each called twice or inside a checkpoint."""
+
+    def __init__(self, make, again=False, cross=False, **given):
+        super().__init__()
+        self.blocks = nn.ModuleList(make() for _ in range(2))
+        self.again, self.cross, self.given = again, cross, given
+
+    def forward(self, x):
+        keys = x.flip(1) if self.cross else x
+        for block in [*self.blocks, *self.blocks] if self.again else self.blocks:
+            run = lambda x, block=block: block(x, keys if self.cross else x, keys if self.cross else x, **self.given)
+            x = x + checkpoint(run, x, use_reentrant=False)
+        return x
+
+
+def heads(**options):
+    return lambda: ch.nn.MultiHeadAttention(16, 4, **options)
+
+
+KEEP = torch.ones(2, 7, 7, dtype=torch.bool).tril(2)
+OWN = {
+    "causal": (heads(), {"mask": ch.Causal()}),
+    "called twice": (heads(num_kv_heads=2), {"mask": ch.SlidingWindow(before=2), "again": True}),
+    "cross": (heads(score_bias=ch.ALiBi(4)), {"valid_lens": torch.tensor([3, 7]), "cross": True}),
+    "additive": (heads(score=ch.Additive(4, 4, hidden_dim=8)), {"mask": ch.DenseMask(KEEP[:, None])}),
+    "Gaussian": (heads(score=ch.Gaussian(bandwidth=2.0)), {"mask": ch.Causal() & ch.FirstKeys(3)}),
+    "cosine": (heads(score=ch.Cosine()), {"mask": ch.MaskFunction(lambda b, h, i, j: (i + j) % 3 != 1)}),
+    "sinks": (heads(sinks=True), {"mask": ch.Padding(KEEP[:, 2])}),
+    "one head": (ch.nn.DotProductAttention, {"mask": torch.ones(7, 7).tril().log()}),
+}
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+@pytest.mark.parametrize("name", OWN)
+def test_modules_of_clearheads_are_seen_in_compiled_code(name, backend):
+    make, given = OWN[name]
+    x = torch.ones(2, 7, 16).cumsum(1).sin().cumsum(2).cos().requires_grad_()
+    built = Own(make, **given).train()
+    with ch.models.monitor(model := copy.deepcopy(built), every=2) as eager:
+        for _ in range(3):
+            model(x).square().sum().backward()
+    with ch.models.monitor(model := copy.deepcopy(built), every=2) as seen:
+        run = torch.compile(model, backend=backend, fullgraph=True)
+        for _ in range(3):
+            run(x).square().sum().backward()
+    torch.compiler.reset()
+    assert {row["step"] for row in seen.table()} == {0, 2}
+    close(seen.table(), eager.table())
+
+
+def graphs(model, x):
+    """The operations of the graphs that the compiler makes."""
+    found = []
+
+    def backend(graph, _):
+        graphs = [part for part in graph.modules() if isinstance(part, torch.fx.GraphModule)]  # one of each checkpoint
+        found.extend(str(node.target) for part in graphs for node in part.graph.nodes)
+        return graph.forward
+
+    torch.compile(model, backend=backend, fullgraph=True)(x)
+    return found
+
+
+def test_compiled_code_of_clearheads_modules_has_no_operation_without_a_monitor():
+    model, x = Own(heads(), mask=ch.Causal()), torch.ones(2, 7, 16)
+    torch.compiler.reset()
+    with ch.models.monitor(model.train()):
+        assert any("observe" in target for target in graphs(model, x))
+    assert not any("observe" in target for target in graphs(model, x))
+    torch.compiler.reset()
+
+
+def test_two_models_in_two_threads_are_seen_in_compiled_code():
+    models = [Own(heads(), mask=ch.Causal()).train() for _ in "ab"]
+    inputs = [torch.rand(2, 7, 16, generator=torch.Generator().manual_seed(n)) for n in range(2)]
+    with ExitStack() as stack:
+        compiled = [stack.enter_context(ch.models.monitor(model, every=1)) for model in models]
+        runs = [torch.compile(model, backend="eager", fullgraph=True) for model in models]
+        with ThreadPoolExecutor(2) as pool:
+            list(pool.map(lambda run, x: [run(x) for _ in range(3)], runs, inputs))
+    torch.compiler.reset()
+    for model, x, seen in zip(models, inputs, compiled, strict=True):
+        with ch.models.monitor(model, every=1) as eager:
+            for _ in range(3):
+                model(x)
+        close(seen.table(), eager.table())
+
+
+def test_compiled_parts_of_a_model_beside_eager_ones():
+    model = nn.Sequential(*[Own(heads(), mask=ch.Causal()) for _ in range(2)]).train()
+    x = torch.ones(2, 7, 16).cumsum(1).sin()
+    with ch.models.monitor(model, every=1) as eager:
+        model(x)
+    with ch.models.monitor(model, every=1) as seen:
+        model[1].compile(backend="eager", fullgraph=True)
+        model(x)
+        model(x)
+    torch.compiler.reset()
+    close(seen.table()[:16], eager.table())
+    assert len(seen.table()) == 32
+
+
+class Called(nn.Module):
+    """A module of clearhead's that can be seen, and a call that cannot."""
+
+    def __init__(self, call):
+        super().__init__()
+        self.seen, self.other, self.call = ch.nn.MultiHeadAttention(16, 4), ch.nn.DotProductAttention(), call
+
+    def forward(self, x):
+        return self.seen(x, x, x) + self.call(self.other, x)
+
+
+UNREAD = {
+    "ch.attention": (lambda _, x: ch.attention(x, x, x), "the attention of 'Called' is not monitored.*DotProductAtt"),
+    "a function": (
+        lambda other, x: torch.vmap(lambda x: other(x, x, x))(x[:, None])[:, 0],
+        "the attention of 'other' is not.*transform of torch.func",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", UNREAD)
+def test_calls_of_clearheads_that_compiled_code_does_not_show_are_told_of(name):
+    call, message = UNREAD[name]
+    model, x = Called(call).train(), torch.ones(2, 7, 16).cumsum(1).sin()
+    plain = model(x)
+    with pytest.warns(UserWarning, match=message) as told:  # noqa: SIM117
+        with ch.models.monitor(model, every=1) as seen:
+            run = torch.compile(model, backend="eager", fullgraph=True)
+            for _ in range(2):
+                torch.testing.assert_close(run(x), plain)
+    torch.compiler.reset()
+    assert len(told) == 1 and {row["module"] for row in seen.table()} == {"seen"} and len(seen.table()) == 8
 
 
 def test_a_compiled_function_that_calls_the_model():

@@ -117,6 +117,12 @@ def followed() -> bool:
     return dual_level() >= 0 or GRAD in kinds or JVP in kinds
 
 
+@constant
+def is_inside_transform() -> bool:
+    """Whether, in code that is being compiled, `torch.func` or forward mode is at work: the answer is compiled in."""
+    return dual_level() >= 0 or bool(transforms())
+
+
 def looked_into() -> bool:
     """Whether `torch.func` or forward mode follows PyTorch's operations one by one, and can follow nothing else."""
     return followed() if compiling() else transformed() or forward_mode()

@@ -86,16 +86,21 @@ class RecordingModule(nn.Module):
             self.__dict__["_made"] = last, weights
         return weights
 
-    def _attend(self, query: Any, key: Any, value: Any, *, fresh: bool = False, **options: Any) -> Any:
-        """The output of `attention`, recorded. `fresh`: only the module holds query and key."""
-        return self._attended(query, key, value, fresh=fresh, **options).output
+    def _attend(
+        self, query: Any, key: Any, value: Any, *, fresh: bool = False, cross: bool = False, **options: Any
+    ) -> Any:
+        """The output of `attention`, recorded. `fresh`: only the module holds query and key. `cross`: see
+        `attend_for`."""
+        return self._attended(query, key, value, fresh=fresh, cross=cross, **options).output
 
-    def _attended(self, query: Any, key: Any, value: Any, *, fresh: bool = False, **options: Any) -> Attended:
+    def _attended(
+        self, query: Any, key: Any, value: Any, *, fresh: bool = False, cross: bool = False, **options: Any
+    ) -> Attended:
         """The output of `attention`, recorded, with the problem and the result of an edit."""
         # writes to NumPy arrays are not counted
         copies = {name: a.copy() for name, a in options.items() if isinstance(a, np.ndarray)}
         call = Arguments(query, key, value, **(options | copies if copies else options))
-        found = _attention.attend(call)
+        found = _attention.attend_for(self, call, cross)
         if compiling() or transformed() or in_backward():  # a backward pass calls it in the second run of a checkpoint
             return found
         last = self._recorded(call, found, fresh) if self.record else None

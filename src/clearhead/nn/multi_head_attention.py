@@ -361,6 +361,7 @@ class MultiHeadAttention(RecordingModule):
             align=align,
             dropout_p=self.dropout if self.training else 0.0,
             fresh=self._fresh,
+            cross=key is not query,
         )
         if self.gate is not None and self.W_g is not None:
             check_inputs({"query": rows}, (Projection.by("W_g", self.W_g),))

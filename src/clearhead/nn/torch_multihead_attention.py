@@ -194,7 +194,7 @@ class TorchMultiheadAttention(nn.MultiheadAttention, RecordingModule):
             (mask, bias), align = nested.packed.ragged(mask, bias), None
         given: dict[str, Any] = {"mask": mask, "bias": bias, "align": align}
         dropout_p = self.dropout if self.training else 0.0
-        found = self._attended(q, k, v, **given, dropout_p=dropout_p, fresh=True)
+        found = self._attended(q, k, v, **given, dropout_p=dropout_p, fresh=True, cross=key is not query)
         heads = found.output  # (B, H, Lq, E / H)
         heads = (heads.permute(2, 0, 1, 3) if length_first else heads.transpose(1, 2)).flatten(2)
         output = joined("out_proj", self.out_proj, heads)

@@ -82,7 +82,7 @@ def captured(module: RecordingModule, inputs: tuple[Any, ...], keywords: dict[st
         )
     found: list[tuple[Arguments, Problem, Tensor]] = []
 
-    def keep(query: Any, key: Any, value: Any, *, fresh: bool = False, **options: Any) -> Attended:
+    def keep(query: Any, key: Any, value: Any, *, fresh: bool = False, cross: bool = False, **options: Any) -> Attended:
         call = Arguments(query, key, value, **options)
         problem = call.problem(by_tile=True)
         with without_autocast(problem.sizes.device):

@@ -31,7 +31,7 @@ class _Stopped(Exception):
         self.call = call
 
 
-def _stop(query: Any, key: Any, value: Any, *, fresh: bool = False, **options: Any) -> NoReturn:
+def _stop(query: Any, key: Any, value: Any, *, fresh: bool = False, cross: bool = False, **options: Any) -> NoReturn:
     raise _Stopped(Arguments(query, key, value, **options))
 
 

@@ -1,32 +1,39 @@
-"""The attention interface of transformers in compiled code: each call of a backend has an operation beside it.
+"""Attention calls in compiled code: of transformers' backends, and of clearhead's own modules.
 
-The operation records the call when the code runs, as eager code does: its arguments then have their values. It writes
-nothing, but declares that it writes to its module's mark, so that the compiler neither drops nor repeats it.
+Each call has an operation beside it. The operation records the call when the code runs, as eager code does: its
+arguments then have their values. It writes nothing, but declares that it writes to its module's mark, so that the
+compiler neither drops nor repeats it.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 import torch
 from torch import Tensor, nn
 
+from clearhead import _attention
+from clearhead._attention import Arguments, Attended
 from clearhead.base.errors import UnsupportedError
-from clearhead.base.tracing import compiling, some_compiling
+from clearhead.base.tracing import compiling, is_inside_transform, some_compiling
+from clearhead.masks.ragged import RaggedMask
 from clearhead.models.tap.interface import BackendCall, Given, Marks, Subscriber, read, subscribed
 from clearhead.models.tap.modules import Running
 from clearhead.models.tap.padding import Told
-from clearhead.models.tap.receiver import Receiver
+from clearhead.models.tap.patch import replaced
+from clearhead.models.tap.receiver import Answer, Receiver
+from clearhead.problem.packing import SCHEMA, TENSORS, Operands, packed, unpacked
+from clearhead.problem.problem import Problem
 
 # Of transformers' own backends, only FlashAttention and those that choose keys read these keywords.
 UNREAD = ("indices", "block_indices", "cu_seq_lens_q", "cu_seq_lens_k")
 
 
 class Interface(Subscriber):
-    """The attention interface, which is wrapped before a model is compiled.
+    """The attention interface and clearhead's own attention, which are wrapped before a model is compiled.
 
     A pass is recorded by the receiver that `recording` has given its thread; without a receiver nothing is done.
     """
@@ -36,14 +43,15 @@ class Interface(Subscriber):
 
     @contextmanager
     def installed(self) -> Iterator[None]:
-        with self.marks.put(), subscribed(self):
+        with self.marks.put(), subscribed(self), replaced(_attention, "attend_for", self._wrap):
             yield
 
     @contextmanager
-    def recording(self, receiver: Receiver) -> Iterator[None]:
-        """A context in which a pass of the model runs in this thread and is recorded by the receiver."""
+    def recording(self, receiver: Receiver, compiled: bool) -> Iterator[None]:
+        """A context in which a pass of the model runs in this thread and is recorded by the receiver. `compiled`:
+        whether some of it is compiled code; otherwise `own_source` gives the receiver the calls of clearhead's own."""
         number = self.marks.number
-        _here.open[number] = self, receiver
+        _here.open[number] = _Pass(self, receiver, compiled)
         try:
             yield
         finally:
@@ -54,16 +62,40 @@ class Interface(Subscriber):
 
     def called(self, call: BackendCall) -> Any:
         if not compiling():
-            return Given(_here.open[self.marks.number][1], inside_compiled_code=False).called(call)
+            return Given(_here.open[self.marks.number].receiver, inside_compiled_code=False).called(call)
         mark = getattr(call.module, self.marks.attribute, None)
         if mark is not None:
-            _observe(call, mark)
+            _observe(call, mark.data)  # a checkpoint saves the mark, and raises where a counted write has changed it
         return call.run()
+
+    def _wrap(self, attend_for: Callable[..., Attended]) -> Callable[..., Attended]:
+        """`attend_for`, with an operation beside each call in compiled code."""
+
+        def observed(module: Any, call: Arguments, cross: bool = False) -> Attended:
+            found = attend_for(module, call, cross)
+            mark = self.marks.of_none if module is None else getattr(module, self.marks.attribute, None)
+            if mark is None:
+                return found
+            if compiling():
+                _observe_own(module, call, found.problem, cross, mark.data)
+            elif self.marks.number in _here.open:  # a part of the model that is not compiled, beside compiled parts
+                _receive_own(mark, cross, lambda: found.problem, _unread(module, call, found.problem))
+            return found
+
+        return observed
+
+
+class _Pass(NamedTuple):
+    """A pass that is recorded in this thread."""
+
+    interface: Interface
+    receiver: Receiver
+    compiled: bool
 
 
 class _Here(threading.local):
     def __init__(self) -> None:
-        self.open: dict[int, tuple[Interface, Receiver]] = {}  # by the number of the interface
+        self.open: dict[int, _Pass] = {}  # by the number of the interface
 
 
 _here = _Here()
@@ -143,17 +175,12 @@ def observe(
     mark: Tensor,
 ) -> None:
     """Record this call, if the pass that makes it is recorded. `message`: why it cannot be, "" where it can."""
-    if not _here.open:
+    found = _find_pass(mark)
+    if found is None:
         return
-    interface, module = mark.tolist()
-    if interface not in _here.open:
-        return
-    here, receiver = _here.open[interface]
-    if receiver.idle:  # a checkpoint runs the call again in the backward pass
-        return
+    (_, receiver, _), running = found
     kwargs = {"position_bias": position_bias, "s_aux": sinks, "position_ids": position_ids, "scaling": scaling}
     kwargs |= {"softcap": softcap, "is_causal": is_causal, "sliding_window": sliding_window}
-    running = here.marks.modules[module]
     call = BackendCall(running, query, key, None, mask, kwargs, backend, own, NotImplemented)  # it has run
     receiver.masks.counted = False  # compiled code may write the masks of two layers to one memory
     with receiver.stack.inside(_part(receiver, running)):
@@ -164,5 +191,89 @@ def observe(
 
 
 @observe.register_fake
+def _(*_: Any) -> None:
+    return None
+
+
+def _find_pass(mark: Tensor) -> tuple[_Pass, nn.Module] | None:
+    """The pass that records the call beside which this mark stands, and the module that calls: the model, if it is not
+    known. None where the call is not recorded."""
+    if not _here.open:
+        return None
+    number, module = mark.tolist()
+    found = _here.open.get(number)
+    if found is None or found.receiver.idle:  # idle: a checkpoint runs the call again in the backward pass
+        return None
+    return found, found.interface.marks.modules[max(module, 0)]
+
+
+def _unread(module: Any, call: Arguments, problem: Problem) -> str:
+    """Why a call of clearhead's own attention cannot be read in compiled code; "" where it can."""
+    name = type(module).__name__
+    if module is None:
+        return (
+            "which module calls ch.attention is not seen in compiled code. Give the module a "
+            "ch.nn.DotProductAttention(), and call it instead."
+        )
+    if is_inside_transform():
+        return (
+            f"{name} was called inside a transform of torch.func (vmap, grad), whose tensors have no values of their "
+            "own to read. Call the model without one."
+        )
+    what = ""
+    if isinstance(call.mask, RaggedMask):
+        what = "with nested tensors"
+    elif problem.lowered is None:
+        what = f"with the score {type(call.score).__name__}, which is a function"
+    if not what:
+        return ""
+    return f"{name} was called {what}; this cannot be read in compiled code. Monitor the model without compiling it."
+
+
+def _observe_own(module: Any, call: Arguments, problem: Problem, cross: bool, mark: Tensor) -> None:
+    message = _unread(module, call, problem)
+    if message:  # the call's tensors may be of a transform, for which the operation has no rule
+        none = torch.empty(0, dtype=torch.float32, device="cpu")
+        observe_own(none, none, none, *[None] * (TENSORS - 3), "mul", 1.0, None, 0.0, cross, message, mark)
+        return
+    tensors, numbers = packed(problem)
+    observe_own(*[None if t is None else t.detach() for t in tensors], *numbers, cross, message, mark)
+
+
+def _receive_own(mark: Tensor, cross: bool, make: Callable[[], Problem], message: str) -> None:
+    """Give a call of clearhead's own attention to the receiver, if the pass that makes it is recorded."""
+    found = _find_pass(mark)
+    if found is None:
+        return
+    (_, receiver, compiled), module = found
+    if not compiled:
+        return
+    around = receiver.stack.innermost
+    assert around is not None, "a pass runs"
+
+    def read() -> Answer:
+        if message:
+            _refuse(message)
+        problem = make()
+        return receiver.own(problem, Arguments(problem.query, problem.key, None), "clearhead")
+
+    with receiver.stack.inside(Running(module, "cross" if cross else "self", around.told)):
+        receiver.read(read)
+
+
+@torch.library.custom_op(
+    "clearhead::observe_own",
+    mutates_args=("mark",),
+    schema=f"({SCHEMA}, bool cross, str message, Tensor(a!) mark) -> ()",
+    tags=(torch.Tag.cudagraph_unsafe,),
+)
+def observe_own(*arguments: Any) -> None:
+    """Record a call of clearhead's own attention, a packed problem. `message`: as for `observe`."""
+    *numbers, cross, message, mark = arguments[TENSORS:]
+    wanted = [False] * len(Operands._fields)
+    _receive_own(mark, cross, lambda: unpacked(arguments[:TENSORS], tuple(numbers), wanted), message)
+
+
+@observe_own.register_fake
 def _(*_: Any) -> None:
     return None

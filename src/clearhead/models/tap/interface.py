@@ -204,25 +204,29 @@ class Marks:
 
     `number`: of the model. `attribute`: the name under which a module has its mark, a tensor of the model's number and
     the module's. The mark is a tensor because layers share compiled code: a number would be a constant of the code, and
-    each layer would be compiled anew.
+    each layer would be compiled anew. `of_none`: the mark of calls whose module is not known.
     """
 
     def __init__(self, model: nn.Module) -> None:
         self.number = next(_numbers)
         self.attribute = f"_clearhead_{self.number}"
         self.modules = list(model.modules())
+        self.of_none = self._make(-1)
 
     @contextmanager
     def put(self) -> Iterator[None]:
         """The modules have their marks inside the `with`."""
         try:
-            with torch.inference_mode(False):  # an operation that writes takes no tensor made in inference mode
-                for number, module in enumerate(self.modules):
-                    module.__dict__[self.attribute] = torch.tensor([self.number, number], device="cpu")
+            for number, module in enumerate(self.modules):
+                module.__dict__[self.attribute] = self._make(number)
             yield
         finally:
             for module in self.modules:
                 module.__dict__.pop(self.attribute, None)
+
+    def _make(self, number: int) -> Tensor:
+        with torch.inference_mode(False):  # an operation that writes takes no tensor made in inference mode
+            return torch.tensor([self.number, number], device="cpu")
 
     def on(self, module: nn.Module) -> bool:
         """Whether a module has a mark: it belongs to the model, or to a copy of it."""

@@ -171,8 +171,9 @@ def monitor(
     The weights are those before dropout. Outputs and gradients of training are the same to the bit as without a
     monitor.
 
-    Compile the model after the monitor was made. Then calls of transformers' attention interface are seen inside
-    compiled code, with fullgraph too. Other attention in compiled code is not seen.
+    Compile the model after the monitor was made. Then calls of transformers' attention interface, and of the attention
+    modules of `clearhead.nn`, are seen inside compiled code, with fullgraph too. Other attention in compiled code is
+    not seen; calls of `clearhead.attention` itself, nested tensors and scores that are functions are left out there.
     Without `layers`, it warns once of modules that computed a softmax in their own code, which are not monitored. A
     softmax by hand, as exp() divided by its sum, goes unnoticed.
     Calls that cannot be read, as for `watch`, and a step in which no attention is seen, do not end the training: a
@@ -340,7 +341,7 @@ class Monitor:
                 stack.enter_context(functions.source(one))
                 stack.enter_context(one.stack.entered())
                 stack.enter_context(own_source(one))
-            stack.enter_context(self._interface.recording(one))
+            stack.enter_context(self._interface.recording(one, one.compiled))
             stack.enter_context(one.stack.running(module, args, kwargs))
             here.step = one
             with self._lock:
@@ -469,7 +470,8 @@ def _nothing_seen(step: _Step) -> str:
     if step.compiled:
         return (
             f"monitor: no attention was seen in a step of {name}. In compiled code the calls of transformers' "
-            "attention interface alone can be seen, and only where it was compiled after the monitor was there: "
+            "attention interface and of ch.nn alone can be seen, and only where it was compiled after the monitor was "
+            "there: "
             "otherwise call torch.compiler.reset() first, or train without compiling."
         )
     return (

@@ -11,7 +11,8 @@ from typing import Any, TypeVar
 
 from torch import Tensor, nn
 
-from clearhead._attention import attention
+from clearhead import _attention
+from clearhead._attention import Arguments
 from clearhead.base.errors import ClearheadError, UnsupportedError, require
 from clearhead.base.managers import in_with_statement
 from clearhead.base.shapes import Align
@@ -182,8 +183,9 @@ def _attend(
         mask = narrower if mask is None else mask & narrower
     # scores and sinks as the model's keywords give them
     score, s = dot(scaling, kwargs.get("softcap")), kwargs.get("s_aux")
-    out = attention(query, key, value, score=score, mask=mask, bias=bias, sinks=s, align=align, dropout_p=dropout)
-    return out.transpose(1, 2).contiguous(), None
+    # not attention(): a monitor of compiled code has read this call from the interface
+    call = Arguments(query, key, value, score, mask, bias, sinks=s, align=align, dropout_p=dropout)
+    return _attention.attend(call).output.transpose(1, 2).contiguous(), None
 
 
 def _narrower(module: nn.Module, shape: tuple[int, int, int, int], masked: bool, kwargs: dict[str, Any]) -> Mask | None:
