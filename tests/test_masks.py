@@ -429,6 +429,27 @@ def test_integers_that_are_meant_to_be_added(take):
     assert spelled in str(error.value)
 
 
+OF_TORCH = {
+    "attn_mask": lambda mask: ch.scaled_dot_product_attention(*[torch.ones(6, 8)] * 3, attn_mask=mask),
+    "attn_mask=": lambda mask: ch.nn.TorchMultiheadAttention(8, 2)(*[torch.ones(6, 8)] * 3, attn_mask=mask),
+    "key_padding_mask": lambda mask: ch.nn.TorchMultiheadAttention(8, 2)(
+        *[torch.ones(6, 8)] * 3, key_padding_mask=mask[0]
+    ),
+}
+
+
+@pytest.mark.parametrize("name", OF_TORCH)
+def test_integers_that_are_meant_to_be_added_in_torch_s_arguments(name):
+    """The advice for 0 and 1, `attention_mask == 0`, would keep the padding and leave out the words."""
+    word = name.rstrip("=")
+    with pytest.raises(
+        ch.ClearheadError, match=rf"^{word} has dtype .* additive mask\.\nPass {word}={word}\.float\(\)\.$"
+    ):
+        OF_TORCH[name](ADDITIVE)
+    with pytest.raises(ch.ClearheadError, match=f"^{word} has dtype torch.int64, .*expected bool"):
+        OF_TORCH[name]((ADDITIVE == 0).long())
+
+
 def test_an_additive_mask_in_an_edit():
     with pytest.raises(ch.ClearheadError, match=r"an additive mask\.\nPass ForceMask\(mask == 0\)\.$"):
         ch.edits.ForceMask(ADDITIVE)

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from clearhead._attention import attention
-from clearhead.base.arrays import check_float
+from clearhead.base.arrays import check_float, refuse_additive
 from clearhead.base.errors import ClearheadError, ShapeError, columns
 from clearhead.base.numbers import check_flag
 from clearhead.base.shapes import Align
@@ -101,6 +101,12 @@ def _read_mask(attn_mask: Tensor | None, is_causal: bool) -> tuple[Tensor | Mask
     if attn_mask.dtype == torch.bool and vectorized():  # a mask may differ by sample there, and its values are hidden
         added = torch.zeros_like(attn_mask, dtype=torch.float32).masked_fill(~attn_mask, -torch.inf)
         return None, added, None
+    if attn_mask.dtype != torch.bool:
+        refuse_additive(attn_mask, "attn_mask", "attn_mask={}")
+        raise ClearheadError(
+            f"attn_mask has dtype {attn_mask.dtype}, shape {tuple(attn_mask.shape)}; expected bool, True where a query "
+            "may attend, or float, added to the scores.\nOf a mask of 0 and 1 pass attn_mask.bool()."
+        )
     return attn_mask, None, None
 
 

@@ -202,6 +202,18 @@ def test_heads_in_transforms_and_in_compiled_code():
     assert slope[1, 2, 4].abs().sum() > 0 and slope[0].abs().sum() == 0
 
 
+@pytest.mark.parametrize("use", [torch.exp, lambda w: torch.matmul(w, torch.ones(5, 2).double()), lambda w: 2 * w])
+@pytest.mark.parametrize("index", [..., (1, 2)], ids=str)
+def test_functions_of_torch_in_compiled_code(use, index):
+    query, key = tensor(2, 4, 5, 4), tensor(2, 4, 5, 4, seed=1)
+
+    def used(query, key):
+        w = ch.weights(query, key)
+        return use(w if index is ... else w[index])
+
+    close(torch.compile(used, fullgraph=True, backend="eager")(query, key), used(query, key))
+
+
 def test_pictures_of_heads_have_their_numbers():
     w = weights(2, 3)
     assert [axis.get_title() for axis in w[0].plot()] == ["head 0", "head 1", "head 2"]

@@ -616,6 +616,16 @@ class Later(ch.extend.Bias):
         setup="query = key = value = x; attn_mask = added",
     ),
     case(
+        "ch.scaled_dot_product_attention(x, x, x, attn_mask=attn_mask)",
+        ("attn_mask.bool()", "ch.scaled_dot_product_attention(x, x, x, attn_mask=@)", "plain(x, x, x, low)"),
+        setup="attn_mask = low.long()",
+    ),
+    case(
+        "ch.scaled_dot_product_attention(x, x, x, attn_mask=attn_mask)",
+        ("attn_mask=attn_mask.float()", "ch.scaled_dot_product_attention(x, x, x, @)", "plain(x, x, x, low)"),
+        setup="attn_mask = torch.zeros(4, 4).long().masked_fill(~low, -(10**9))",
+    ),
+    case(
         "ch.scaled_dot_product_attention(x, x, x, attn_mask=Causal())",
         (
             "attention(query, key, value, mask=...)",
@@ -715,6 +725,11 @@ class Later(ch.extend.Bias):
         "as_torch(x, x, x, attn_mask=rows.long())",
         ("key_padding_mask=attention_mask == 0", "as_torch(x, x, x, @)[0]", "of_torch(x, ~rows)"),
         setup="attention_mask = rows.long()",
+    ),
+    case(
+        "as_torch(x, x, x, attn_mask=attn_mask)",
+        ("attn_mask=attn_mask.float()", "as_torch(x, x, x, @)[0]", "of_torch(x, None, ~low)"),
+        setup="attn_mask = torch.zeros(4, 4).long().masked_fill(~low, -(10**9))",
     ),
     case(
         "as_torch(x, x, x, is_causal=True)",

@@ -72,6 +72,12 @@ def _with_numpy_names(method: Method) -> Method:
     return cast(Method, renamed)
 
 
+def _writes(function: Callable[..., Any]) -> bool:
+    """Whether a function of PyTorch writes to its first argument. The compiler reads no name, and refuses such calls."""
+    name = "" if compiling() else getattr(function, "__name__", "")
+    return name.endswith("_") and not name.endswith("__")
+
+
 def _read_only(name: str) -> UnsupportedError:
     return UnsupportedError(f"a lazy matrix is read-only ({name}): write to a copy, w.dense().")
 
@@ -394,11 +400,8 @@ class LazyMatrix(ABC, Generic[ArrayT]):
             and kwargs.keys() <= {"dim", "keepdim", *NUMPY_NAMES}
         ):
             return getattr(first, named)(*others, **kwargs)
-        name = getattr(function, "__name__", str(function))
-        if isinstance(kwargs.get("out"), LazyMatrix) or (
-            isinstance(first, LazyMatrix) and name.endswith("_") and not name.endswith("__")
-        ):
-            raise _read_only(name)
+        if isinstance(kwargs.get("out"), LazyMatrix) or (isinstance(first, LazyMatrix) and _writes(function)):
+            raise _read_only(function.__name__)
         args, kwargs = tree_map_only(LazyMatrix, LazyMatrix._tensor, (args, kwargs))
         return function(*args, **kwargs)
 

@@ -16,7 +16,7 @@ from clearhead.base.errors import ClearheadError
 from clearhead.base.modules import settled
 from clearhead.base.ragged import Sequences
 from clearhead.base.text import said
-from clearhead.base.tracing import autocast_of_now, transformed
+from clearhead.base.tracing import autocast_of_now, compiling, transformed
 from clearhead.base.versions import Versions
 from clearhead.inspection.index import Heads
 from clearhead.masks.base import Mask
@@ -164,7 +164,8 @@ class FromRecord(Source):
 
 def recorded_with_value(problem: Problem, value: Any) -> Problem:
     """The problem with a value. Tensors of inference mode are copied where the value requires grad."""
-    if problem.query.is_inference() and torch.is_grad_enabled() and getattr(value, "requires_grad", False):
+    needs_grad = torch.is_grad_enabled() and getattr(value, "requires_grad", False)
+    if needs_grad and not compiling() and problem.query.is_inference():  # the compiler follows no `is_inference`
         problem = record(problem, copy=True).problem
     return with_value(problem, value)
 

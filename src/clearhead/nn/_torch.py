@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from clearhead._attention import Arguments
+from clearhead.base.arrays import refuse_additive
 from clearhead.base.errors import ClearheadError, ShapeError, UnsupportedError
 from clearhead.base.shapes import Sizes, unflatten
 from clearhead.base.tracing import compiling, readable, without_autocast
@@ -221,6 +222,7 @@ def _check_mask(
     if mask.is_nested:
         raise ClearheadError(f"{name} is nested; also beside nested inputs it is a plain tensor for the padded batch.")
     if mask.dtype != torch.bool and not mask.is_floating_point():
+        refuse_additive(mask, name, f"{name}={{}}")
         raise ClearheadError(
             f"{name} has dtype {mask.dtype}, shape {tuple(mask.shape)}; expected bool, True where a query may not "
             "attend, or float, added to the scores. For a tokenizer's 0/1 attention_mask, (B, Lk), pass "
