@@ -70,8 +70,8 @@ class RecordingModule(nn.Module):
         last, made = self._last, self._made  # read once: another thread may be calling the module
         if last is None:
             raise ClearheadError(
-                f"{type(self).__name__} has no attention_weights yet: no call of it was recorded. Call the module first.\n"
-                "Calls inside torch.compile or torch.func are not recorded, and copies have no record."
+                f"{type(self).__name__} has no attention_weights yet: no call of it was recorded. Call the module "
+                "first.\nCalls inside torch.compile or torch.func are not recorded, and copies have no record."
             )
         if made is None or made[0] is not last:
             made = self.__dict__["_made"] = last, RecordedWeights(last)
