@@ -1,6 +1,7 @@
 """What a beginner writes first and wrongly: the message says what is meant."""
 
 import copy
+from operator import attrgetter
 
 import numpy as np
 import pytest
@@ -70,24 +71,8 @@ class Holder(torch.nn.Module):
 
 def test_weights_before_any_call():
     model = Holder()
-    looks = (
-        lambda: model.attend.attention_weights[0],
-        lambda: model.attend.attention_weights[0, :2].sum(),
-        lambda: model.attend.attention_weights[1:],
-        lambda: model.attend.attention_weights.plot(),
-        lambda: torch.stack([model.attend.attention_weights.mean(1)]),
-    )
-    for look in looks:
-        with pytest.raises(ch.ClearheadError, match=r"^MultiHeadAttention\.attention_weights is None.* there was none"):
-            look()
-    table = [7]
-    assert model.attend.attention_weights is None and not model.attend.attention_weights
-    assert (model.attend.attention_weights, table[0]) == (None, 7)
-    assert [model.attend.attention_weights][0] is None and getattr(model.attend, "attention_weights") is None  # noqa: B009
-    assert model.attend.attention_weights is None or model.attend.attention_weights[0]
-    kept = model.attend.attention_weights
-    with pytest.raises(TypeError):
-        kept[0]
+    with pytest.raises(ch.ClearheadError, match=r"^MultiHeadAttention has no attention_weights yet: no call of it"):
+        _ = model.attend.attention_weights
     model.attend(X, X, X)
     assert model.attend.attention_weights[0].shape == (2, 5, 5)
 
@@ -104,17 +89,49 @@ def test_an_explanation_names_what_it_has():
     assert str(copy.copy(explanation)) == str(explanation)
 
 
-def test_a_name_that_is_nearly_right():
-    meant = {"softmax": "masked_softmax", "causal": "Causal", "lengths": "Lengths", "Weigths": "weights"}
-    meant |= {"multiheadattention": "nn.MultiHeadAttention", "entropys": "reductions.Entropy", "dot": "Dot"}
-    for asked, name in meant.items():
-        with pytest.raises(AttributeError, match=rf"^clearhead has no '{asked}'\. Did you mean clearhead\.{name}\?$"):
-            getattr(ch, asked)
-    with pytest.raises(ImportError, match=r"Did you mean clearhead\.Causal\?"):
-        from clearhead import causal  # noqa: F401
+NEAR = {
+    "softmax": "masked_softmax",
+    "causal": "Causal",
+    "CausalMask": "Causal",
+    "lengths": "Lengths",
+    "Weigths": "weights",
+    "Entropy": "reductions.Entropy",
+    "entropys": "reductions.Entropy",
+    "multiheadattention": "nn.MultiHeadAttention",
+    "models.MultiheadAttention": "nn.MultiHeadAttention",
+    "nn.MultiheadAttention": "nn.MultiHeadAttention",
+    "nn.Causal": "Causal",
+    "reductions.Knockout": "edits.Knockout",
+    "distributed.Attention": "distributed.attention",
+}
+
+
+@pytest.mark.parametrize("wrong", NEAR)
+def test_a_name_that_is_nearly_right(wrong):
+    space, _, name = f"clearhead.{wrong}".rpartition(".")
+    with pytest.raises(AttributeError) as raised:
+        attrgetter(wrong)(ch)
+    assert str(raised.value) == f"module {space!r} has no attribute {name!r}. Did you mean clearhead.{NEAR[wrong]}?"
+
+
+@pytest.mark.parametrize("space", [ch, ch.nn, ch.models, ch.reductions, ch.distributed], ids=lambda m: m.__name__)
+def test_a_name_that_is_far_from_all(space):
     for far in ("convolve", "__wrapped__", "_ipython_display_", "x"):
-        with pytest.raises(AttributeError, match=f"^module 'clearhead' has no attribute '{far}'$"):
-            getattr(ch, far)
+        with pytest.raises(AttributeError, match=f"^module '{space.__name__}' has no attribute '{far}'$"):
+            getattr(space, far)
+
+
+def test_a_recording_is_saved_by_write():
+    attend = ch.nn.DotProductAttention()
+    with ch.watch(attend) as seen:
+        attend(X, X, X)
+    with pytest.raises(AttributeError, match=r"no attribute 'save'\. A recording is saved by \.write\(path\)$"):
+        _ = seen.save
+    with pytest.raises(AttributeError, match=r"no attribute 'far'$"):
+        _ = seen.far
+
+
+def test_modules_are_imported_by_their_names():
     from clearhead import problem  # a module, which is imported all the same
 
     assert problem.__name__ == "clearhead.problem"

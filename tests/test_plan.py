@@ -39,9 +39,12 @@ def test_the_plan_of_a_module_is_that_of_its_call(name):
 def test_the_plan_leaves_the_module_as_it_is():
     module, cache, generator = nn.MultiHeadAttention(16, 4, dropout=0.5), nn.KeyValueCache(), torch.get_rng_state()
     plan = ch.plan(module, X, X, X, mask=ch.Causal(), cache=cache)
-    assert "dropout" in plan.declined["sdpa"][0] and module.attention_weights is None and not len(cache.lengths or ())
+    assert "dropout" in plan.declined["sdpa"][0] and not len(cache.lengths or ())
+    with pytest.raises(ch.ClearheadError, match="no call of it was recorded"):
+        _ = module.attention_weights
     assert torch.equal(generator, torch.get_rng_state())
-    assert copy.deepcopy(module).attention_weights is None
+    with pytest.raises(ch.ClearheadError, match="no call of it was recorded"):
+        _ = copy.deepcopy(module).attention_weights
 
 
 def test_what_plan_cannot_take_is_one_clear_error():

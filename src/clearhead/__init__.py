@@ -47,7 +47,7 @@ from clearhead.base.arrays import check_shape as check_shape
 from clearhead.base.errors import ClearheadError as ClearheadError
 from clearhead.base.errors import ShapeError as ShapeError
 from clearhead.base.errors import UnsupportedError as UnsupportedError
-from clearhead.base.renamed import missing as _missing
+from clearhead.base.public_names import unknown_name as _unknown_name
 from clearhead.biases import ALiBi as ALiBi
 from clearhead.biases import BiasFunction as BiasFunction
 from clearhead.biases import DenseBias as DenseBias
@@ -144,8 +144,7 @@ if not TYPE_CHECKING:  # with it, a type checker would accept any name
         above = {"explanation": ("diagnose", "explain", "plan"), "models": ("edit", "watch")}
         home = next((space for space, names in above.items() if name in names), None)
         if home is None:
-            spaces = "nn models reductions edits extend explanation results testing distributed exercises"
-            raise _missing(__name__, name, (f"{__name__}.{space}" for space in spaces.split()))
+            raise _unknown_name(__name__, name)
         globals()[name] = found = getattr(import_module(f"{__name__}.{home}"), name)
         return found
 

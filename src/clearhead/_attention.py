@@ -18,7 +18,6 @@ from clearhead.base.ragged import padded, repacked
 from clearhead.base.shapes import AlignLike, broadcasts
 from clearhead.base.torch_state import any_autocast
 from clearhead.base.tracing import without_autocast
-from clearhead.base.unpacked import refuse_unpacking
 from clearhead.biases.base import BiasLike, notes_on
 from clearhead.biases.ragged import RaggedBias
 from clearhead.engines.base import Engine
@@ -114,7 +113,6 @@ def attention(
                 None, Arguments(query, key, value, score, mask, bias, scale, sinks, align, dropout_p, engine)
             ).output
         )
-    refuse_unpacking(attention, output, "attention(…)", "weights(query, key, …), with the same options")
     return output
 
 

@@ -8,10 +8,7 @@
 An edit of your own is a subclass of `Edit`.
 """
 
-from typing import TYPE_CHECKING
-
-from clearhead.base.renamed import missing as _missing
-from clearhead.base.renamed import public as _public
+from clearhead.base.public_names import publish as _publish
 from clearhead.models.use.edits.ablate import Ablate as Ablate
 from clearhead.models.use.edits.add_bias import AddBias as AddBias
 from clearhead.models.use.edits.base import Edit as Edit
@@ -22,9 +19,4 @@ from clearhead.models.use.edits.patch import Freeze as Freeze
 from clearhead.models.use.edits.patch import Patch as Patch
 from clearhead.models.use.edits.scale_heads import ScaleHeads as ScaleHeads
 
-__all__ = _public(globals())
-
-if not TYPE_CHECKING:
-
-    def __getattr__(name: str) -> object:
-        raise _missing(__name__, name)
+__all__ = _publish(globals())

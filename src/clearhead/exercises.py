@@ -11,6 +11,6 @@ from clearhead.base.answers import WrongAnswer as WrongAnswer
 from clearhead.base.answers import close as close
 from clearhead.base.answers import tried as tried
 from clearhead.base.answers import true as true
-from clearhead.base.renamed import public as _public
+from clearhead.base.public_names import publish as _publish
 
-__all__ = _public(globals())
+__all__ = _publish(globals())

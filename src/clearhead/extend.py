@@ -18,7 +18,7 @@ checks a part against its definition. An edit of your own is a subclass of `clea
 """
 
 from clearhead.base.positions import query_offset as query_offset
-from clearhead.base.renamed import public as _public
+from clearhead.base.public_names import publish as _publish
 from clearhead.base.shapes import Sizes as Sizes
 from clearhead.biases import Added as Added
 from clearhead.biases import Bias as Bias
@@ -34,4 +34,4 @@ from clearhead.problem.summary import Summary as Summary
 from clearhead.scores import Pairwise as Pairwise
 from clearhead.scores import Score as Score
 
-__all__ = _public(globals())
+__all__ = _publish(globals())

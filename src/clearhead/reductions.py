@@ -10,7 +10,7 @@ One pass over the weights finds any number of them. A reduction of your own is a
 `clearhead.extend.Reduction`.
 """
 
-from clearhead.base.renamed import public as _public
+from clearhead.base.public_names import publish as _publish
 from clearhead.inspection.reductions.entropy import Entropy as Entropy
 from clearhead.inspection.reductions.log_sum_exp import LogSumExp as LogSumExp
 from clearhead.inspection.reductions.mass import Mass as Mass
@@ -22,4 +22,4 @@ from clearhead.inspection.reductions.received import Received as Received
 from clearhead.inspection.reductions.sink_share import SinkShare as SinkShare
 from clearhead.inspection.reductions.topk import TopK as TopK
 
-__all__ = _public(globals())
+__all__ = _publish(globals())

@@ -10,9 +10,9 @@ The classes of other results stand beside the functions that make them: `clearhe
 
 from clearhead._attention import Plan as Plan
 from clearhead._partial import PartialAttention as PartialAttention
-from clearhead.base.renamed import public as _public
+from clearhead.base.public_names import publish as _publish
 from clearhead.inspection.difference import WeightDifference as WeightDifference
 from clearhead.inspection.gradients import WeightGradients as WeightGradients
 from clearhead.inspection.weights import Weights as Weights
 
-__all__ = _public(globals())
+__all__ = _publish(globals())

@@ -30,7 +30,8 @@ INPUTS = {
 def check_multi_head(module, inputs, at=None):
     keywords = {"mask": ch.Causal(), "align": "lower_right"}
     explanation = ch.explain(module, *inputs, **keywords, at=at)
-    assert module.attention_weights is None  # nothing was recorded
+    with pytest.raises(ch.ClearheadError, match="no call of it was recorded"):
+        _ = module.attention_weights
     with torch.no_grad():
         output = module(*inputs, **keywords)[..., list(explanation.shown.queries), :]
     torch.testing.assert_close(explanation["result"], output, rtol=1e-4, atol=1e-5)

@@ -280,7 +280,9 @@ def test_copies(how):
     attend = make(score=ch.Additive(3, 3, 4), rotary=RotaryEmbedding(2))
     expected = attend(QUERY, KEY, VALUE)
     other = how(attend)
-    assert other.attention_weights is None and attend.attention_weights is not None
+    assert attend.attention_weights is not None
+    with pytest.raises(ch.ClearheadError, match="no call of it was recorded"):
+        _ = other.attention_weights
     torch.testing.assert_close(other(QUERY, KEY, VALUE), expected, atol=0, rtol=0)
     assert not {p.data_ptr() for p in other.parameters()} & {p.data_ptr() for p in attend.parameters()}
 

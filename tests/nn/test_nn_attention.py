@@ -178,7 +178,8 @@ def test_copies_are_whole_and_apart(attend, how, called):
     if called:
         attend(QUERY, KEY, VALUE)
     other = how(attend)
-    assert other.attention_weights is None
+    with pytest.raises(ch.ClearheadError, match="no call of it was recorded"):
+        _ = other.attention_weights
     out = other(QUERY, KEY, VALUE)
     if called:
         torch.testing.assert_close(out, attend(QUERY, KEY, VALUE))

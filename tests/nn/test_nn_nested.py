@@ -479,12 +479,6 @@ def test_what_is_refused(wrong):
     assert all(word in str(caught.value) for word in words), str(caught.value)
 
 
-@pytest.mark.parametrize("x", [X, ROWS], ids=["jagged", "strided"])
-def test_an_output_that_is_unpacked_into_two_is_refused(x):
-    with pytest.raises(ch.ClearheadError, match=r"unpacks it into two(.|\n)*\(2, j, 16\)"):
-        _output, _weights = MODULE(x, x, x)
-
-
 def test_the_hint_that_a_mask_is_causal():
     causal = nn.Transformer.generate_square_subsequent_mask(5)
     found = DROP_IN(X, X, X, attn_mask=causal, is_causal=True, need_weights=False)[0]

@@ -197,7 +197,9 @@ def test_copies(how):
     ours = TorchMultiheadAttention.from_torch(theirs())
     expected = ours(*inputs(ours))
     other = how(ours)
-    assert other.attention_weights is None and ours.attention_weights is not None
+    assert ours.attention_weights is not None
+    with pytest.raises(ch.ClearheadError, match="no call of it was recorded"):
+        _ = other.attention_weights
     close(other(*inputs(ours)), expected)
     assert len(other._forward_pre_hooks) == 1
 

@@ -105,12 +105,13 @@ parts.of(1)
 )
 CASES = [
     case(
-        "exec('output, weights = attend(x[:2], x[:2], x[:2])')",
-        ("output.unbind(0)", "(lambda output: torch.stack(@))(attend(x[:2], x[:2], x[:2]))", "of_torch(x)[:2]"),
-    ),
-    case(
-        "exec('output, weights = ch.nn.DotProductAttention()(*[x[:2].numpy()] * 3)')",
-        ("list(output)", "(lambda output: torch.stack(@))(plain(x, x, x)[:2])", "plain(x, x, x)[:2]"),
+        "ch.nn.DotProductAttention().attention_weights",
+        (
+            "Call the module first",
+            "run(ch.nn.DotProductAttention()).attention_weights.dense().bmm(x) # @",
+            "plain(x, x, x)",
+        ),
+        setup="def run(module):\n    module(x, x, x)\n    return module",
     ),
     # nested inputs
     case(

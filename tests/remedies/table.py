@@ -1414,14 +1414,6 @@ class Later(ch.extend.Bias):
         "reduced()[0].weights",
         ("Name all statistics that you need in reductions", "reduced()[0].results[0].nan_to_num(0) # @", "entropy"),
     ),
-    case(
-        "watched(heads=0)",
-        (
-            "clearhead.models.statistics(model, reductions, heads=…)",
-            "reduced(heads=0)[0].results[0].nan_to_num(0) # @",
-            "entropy[:, :1]",
-        ),
-    ),
     # lazy attentions
     case(
         "lazy().data_ptr()",

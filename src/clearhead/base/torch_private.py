@@ -328,13 +328,8 @@ def may_have_hooks(layer: Any) -> bool:
     return bool(_hooks or layer._forward_hooks or layer._forward_pre_hooks)
 
 
-def may_change_output(module: Any) -> bool:
-    """Whether a hook may give another output than the module's."""
-    return bool(_hooks or module._forward_hooks)
-
-
 def has_hooks(layer: Any) -> bool:
-    """The same, for a layer that must not be called where it has hooks."""
+    """Whether a layer that must not be called has hooks."""
     if _hooks:
         refusing(_hooks)()
     return may_have_hooks(layer)

@@ -1,32 +1,18 @@
 """One attention over many processes, on torch.distributed."""
 
-from typing import TYPE_CHECKING
+from clearhead.base.public_names import publish as _publish
+from clearhead.distributed._attention import attention as attention
+from clearhead.distributed._merge import merge as merge
+from clearhead.distributed._plan import RankPlan as RankPlan
+from clearhead.distributed._plan import Share as Share
+from clearhead.distributed._plan import plan as plan
+from clearhead.distributed._weights import ShardedWeights as ShardedWeights
+from clearhead.distributed._weights import weights as weights
+from clearhead.distributed.batch import ShardedBatch as ShardedBatch
+from clearhead.distributed.batch import shard_batch as shard_batch
+from clearhead.distributed.layout import Balanced as Balanced
+from clearhead.distributed.layout import Contiguous as Contiguous
+from clearhead.distributed.layout import Layout as Layout
+from clearhead.distributed.layout import ZigZag as ZigZag
 
-from clearhead.base.renamed import missing as _missing
-from clearhead.distributed._attention import attention
-from clearhead.distributed._merge import merge
-from clearhead.distributed._plan import RankPlan, Share, plan
-from clearhead.distributed._weights import ShardedWeights, weights
-from clearhead.distributed.batch import ShardedBatch, shard_batch
-from clearhead.distributed.layout import Balanced, Contiguous, Layout, ZigZag
-
-__all__ = [
-    "Balanced",
-    "Contiguous",
-    "Layout",
-    "RankPlan",
-    "ShardedBatch",
-    "ShardedWeights",
-    "Share",
-    "ZigZag",
-    "attention",
-    "merge",
-    "plan",
-    "shard_batch",
-    "weights",
-]
-
-if not TYPE_CHECKING:
-
-    def __getattr__(name: str) -> object:
-        raise _missing(__name__, name)
+__all__ = _publish(globals())

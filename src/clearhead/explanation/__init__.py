@@ -1,7 +1,7 @@
 """A call of attention in words: its steps from the inputs to the output, and what is wrong with it."""
 
 from clearhead.base.pages import Frame as Frame
-from clearhead.base.renamed import public as _public
+from clearhead.base.public_names import publish as _publish
 from clearhead.explanation.diagnosis.diagnose import diagnose as diagnose
 from clearhead.explanation.diagnosis.diagnosis import Diagnosis as Diagnosis
 from clearhead.explanation.diagnosis.diagnosis import Finding as Finding
@@ -11,4 +11,4 @@ from clearhead.explanation.motion import Motion as Motion
 from clearhead.explanation.motion import Picture as Picture
 from clearhead.explanation.plan import plan as plan
 
-__all__ = _public(globals())
+__all__ = _publish(globals())

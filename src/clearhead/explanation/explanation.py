@@ -16,7 +16,6 @@ from clearhead.base.errors import ClearheadError, require
 from clearhead.base.formulas import DIGITS, with_digits
 from clearhead.base.numbers import check_count
 from clearhead.base.pages import Frame, write_page
-from clearhead.base.renamed import refuse
 from clearhead.base.steps import Step
 from clearhead.base.text import brief, said
 from clearhead.base.written import check_writable, ending_of, replacing
@@ -118,13 +117,11 @@ class Explanation:
         """The explanation as Markdown: one heading per part, one table per step. Words of the inputs are escaped."""
         return self._printed(as_markup.markdown)
 
-    def html(self, path: None = None) -> str:
+    def html(self) -> str:
         """One self-contained page that shows the steps, and computes them again when an input is changed.
 
         It needs no network. Words of the inputs are shown as text. `write` makes a file of it.
         """
-        if path is not None:
-            refuse("Explanation.html", {"path": path})
         return self._printed(render_page)
 
     def frame(self, height: int = 640) -> Frame:

@@ -1,9 +1,6 @@
 """Tools for real models: to load them, to record and change their attention, and to read the records."""
 
-from typing import TYPE_CHECKING
-
-from clearhead.base.renamed import missing as _missing
-from clearhead.base.renamed import public as _public
+from clearhead.base.public_names import publish as _publish
 from clearhead.inspection.low_rank import SVD as SVD
 from clearhead.inspection.low_rank import LowRank as LowRank
 from clearhead.models.attention_call import AttentionCall as AttentionCall
@@ -50,9 +47,4 @@ from clearhead.models.use.run_on_clearhead import run_on_clearhead as run_on_cle
 from clearhead.models.watch import statistics as statistics
 from clearhead.models.watch import watch as watch
 
-__all__ = _public(globals())
-
-if not TYPE_CHECKING:
-
-    def __getattr__(name: str) -> object:
-        raise _missing(__name__, name)
+__all__ = _publish(globals())

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from clearhead.base.arrays import accumulated
 from clearhead.base.errors import ClearheadError, ShapeError, UnsupportedError
-from clearhead.base.renamed import missing
 from clearhead.base.steps import Step, number
 from clearhead.base.text import said
 from clearhead.base.tracing import readable, without_autocast
@@ -314,11 +313,6 @@ class AttentionCall(Call):
             counts = [f"{int((~t).sum()) if readable(t) else 'some'} {side}" for side, t in known]
             parts.append(f"padding: {' and '.join(counts)}")
         return f"AttentionCall({self.name!r}, {', '.join(parts)})"
-
-    if not TYPE_CHECKING:
-
-        def __getattr__(self, name: str) -> object:
-            raise missing("AttentionCall", name)
 
 
 def norms_of(call: AttentionCall) -> dict[str, Tensor]:

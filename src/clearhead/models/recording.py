@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Never, overload
+from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
 from torch import Tensor
@@ -12,7 +12,6 @@ from torch import Tensor
 from clearhead.base.arrays import Array
 from clearhead.base.errors import ClearheadError
 from clearhead.base.pictures import Style
-from clearhead.base.renamed import missing, refuse
 from clearhead.base.selected import as_index
 from clearhead.base.words import TokensLike, word_list
 from clearhead.explanation.diagnosis.diagnose import diagnosis_of
@@ -142,7 +141,7 @@ class Recording(Calls[AttentionCall]):
         self.check_complete("distinctive")
         return distinctive(self.calls, Tokens(tokens, source_tokens))
 
-    def compare(self, other: Recording, matched: Pairs | None = None, **renamed: Never) -> Differences:
+    def compare(self, other: Recording, matched: Pairs | None = None) -> Differences:
         """Compare the weights of two recordings, such as those of two checkpoints or of two texts.
 
         >>> import torch, clearhead as ch
@@ -168,7 +167,6 @@ class Recording(Calls[AttentionCall]):
         fit. Cost: a pass over both calls' pairs, a block at a time; O(Lq + Lk) memory a head.
         Source: Lin 1991, "Divergence Measures Based on the Shannon Entropy".
         """
-        refuse("Recording.compare", renamed)
         if not isinstance(other, Recording):
             raise ClearheadError(
                 f"compare takes another recording of watch(model); got a {type(other).__name__}. To "
@@ -486,7 +484,8 @@ class Recording(Calls[AttentionCall]):
     if not TYPE_CHECKING:
 
         def __getattr__(self, name: str) -> object:
-            raise missing("Recording", name)
+            hint = ". A recording is saved by .write(path)" if name == "save" else ""
+            raise AttributeError(f"'Recording' object has no attribute {name!r}{hint}")
 
 
 def load_recording(path: str | Path) -> Recording:

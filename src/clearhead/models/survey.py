@@ -6,12 +6,11 @@ import hashlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch import nn
 
 from clearhead.base.pages import write_page
-from clearhead.base.renamed import missing
 from clearhead.base.written import ending_of
 from clearhead.inspection.reductions.base import Reduction
 from clearhead.models.calls import parts_apart
@@ -206,11 +205,6 @@ class Survey:
     def __repr__(self) -> str:
         heads = sum(len(self.means[name][0]) for name in self.means)
         return f"Survey({self.texts} texts, {self.tokens} tokens, {heads} heads: {', '.join(self.columns[1:])})"
-
-    if not TYPE_CHECKING:
-
-        def __getattr__(self, name: str) -> object:
-            raise missing("Survey", name)
 
 
 def _is_share(column: str) -> bool:

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from typing import Any, Never, TypeVar
+from typing import Any, TypeVar
 
 from torch import nn
 
 from clearhead.base.arrays import Array
 from clearhead.base.errors import ClearheadError
 from clearhead.base.managers import Managed
-from clearhead.base.renamed import refuse
 from clearhead.inspection.reductions.base import Reduction
 from clearhead.models.recording import Recording
 from clearhead.models.tap.choice import Heads, Layers
@@ -33,7 +32,6 @@ def watch(
     layers: Layers = None,
     values: bool = False,
     gradients: bool = False,
-    **renamed: Never,
 ) -> AbstractContextManager[Recording]:
     """Record every attention call that the model makes inside the `with`, its outputs bit-identical.
 
@@ -88,7 +86,6 @@ def watch(
     Cost: for each call a copy of query and key, in O(Lq + Lk) memory, and a copy of the mask's tensor, once, where its
     rows are not intervals. `torch.nn` projects queries and keys inside: a record projects them once more.
     """
-    refuse("watch", renamed)
     _check(model, "watch")
     wanted = asked(every, layers, values, gradients)
     return _recorded("watch", model, wanted, padding, lambda recorder: Recording(recorder.calls, recorder.missing))

@@ -1,6 +1,6 @@
 """Modules: attention and positions, for building models."""
 
-from clearhead.base.renamed import public as _public
+from clearhead.base.public_names import publish as _publish
 from clearhead.nn._record import set_recording as set_recording
 from clearhead.nn.additive_attention import AdditiveAttention as AdditiveAttention
 from clearhead.nn.dot_product_attention import DotProductAttention as DotProductAttention
@@ -13,4 +13,4 @@ from clearhead.nn.rotary_scaling import RotaryScaling as RotaryScaling
 from clearhead.nn.sinusoidal_positional_encoding import SinusoidalPositionalEncoding as SinusoidalPositionalEncoding
 from clearhead.nn.torch_multihead_attention import TorchMultiheadAttention as TorchMultiheadAttention
 
-__all__ = _public(globals())
+__all__ = _publish(globals())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -15,7 +14,6 @@ from clearhead.base.errors import ClearheadError
 from clearhead.base.numbers import check_flag
 from clearhead.base.text import brief
 from clearhead.base.tracing import compiling, in_backward, refuse_script, transformed
-from clearhead.base.unpacked import looked_into
 from clearhead.inspection.source import FromCall, FromRecord, Source, Unpacked, shown
 from clearhead.inspection.weights import Weights
 from clearhead.masks.ragged import RaggedMask
@@ -51,8 +49,8 @@ class RecordingModule(nn.Module):
             )
 
     @property
-    def attention_weights(self) -> Weights | None:
-        """The weights of the last call, lazy, before dropout; None before any call, of which `[…]` and `.plot` raise.
+    def attention_weights(self) -> Weights:
+        """The weights of the last call, lazy, before dropout.
 
         Of nested inputs they are those of the padded batch: a query beyond its sequence sees no key.
         They are detached: a loss on them trains nothing. With `record_gradients=True` the module keeps the graph of its
@@ -60,9 +58,9 @@ class RecordingModule(nn.Module):
 
         After a call that `clearhead.edit` changed they are the edited weights, detached. Compiled code, calls inside
         torch.func, and the second run of a checkpoint record nothing: the weights stay those of the call before. The
-        state dict, pickles and copies of the module leave them out. Raises a `ClearheadError` where the module does
-        not record (`record=False`), and, now or when they are read, where a tensor that they are computed from was
-        modified in place since.
+        state dict, pickles and copies of the module leave them out. Raises a `ClearheadError` before the first call,
+        where the module does not record (`record=False`), and, now or when they are read, where a tensor that they are
+        computed from was modified in place since.
         """
         if not self.record:
             raise ClearheadError(
@@ -71,12 +69,10 @@ class RecordingModule(nn.Module):
             )
         last, made = self._last, self._made  # read once: another thread may be calling the module
         if last is None:
-            if not compiling() and looked_into(sys._getframe(1)):
-                raise ClearheadError(
-                    f"{type(self).__name__}.attention_weights is None: it shows the weights of the last call, and "
-                    "there was none. Calls inside torch.compile or torch.func are not kept, nor are those of a copy."
-                )
-            return None
+            raise ClearheadError(
+                f"{type(self).__name__} has no attention_weights yet: no call of it was recorded. Call the module "
+                "first.\nCalls inside torch.compile or torch.func are not recorded, and copies have no record."
+            )
         if made is None or made[0] is not last:
             made = self.__dict__["_made"] = last, RecordedWeights(last)
         last.check()

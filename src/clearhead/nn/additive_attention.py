@@ -18,7 +18,6 @@ from clearhead.base.products import multiply
 from clearhead.base.shapes import AlignLike
 from clearhead.base.torch_private import has_hooks, parts_of, put_parts
 from clearhead.base.tracing import compiling, distributed
-from clearhead.base.unpacked import refuse_unpacking
 from clearhead.masks.base import MaskLike
 from clearhead.nn._heads import check_dtype, reset
 from clearhead.nn._keywords import OF_ADDITIVE, OLDER_ADDITIVE
@@ -141,9 +140,7 @@ class AdditiveAttention(RecordingModule):
         output: ArrayT = self._attend(
             query, key, value, score=score, mask=mask, bias=bias, align=align, dropout_p=dropout_p
         )
-        output = output if nested is None else nested.back(output)
-        refuse_unpacking(self, output)
-        return output
+        return output if nested is None else nested.back(output)
 
     if TYPE_CHECKING:  # torch declares a call of anything
 

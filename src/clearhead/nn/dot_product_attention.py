@@ -8,7 +8,6 @@ from clearhead.base.arrays import ArrayT, Integers
 from clearhead.base.built import built_with
 from clearhead.base.dropout import check_dropout
 from clearhead.base.shapes import AlignLike
-from clearhead.base.unpacked import refuse_unpacking
 from clearhead.masks.base import MaskLike
 from clearhead.nn._keywords import OF_DOT_PRODUCT
 from clearhead.nn._nested import HEADS, nested_inputs
@@ -76,9 +75,7 @@ class DotProductAttention(RecordingModule):
             query, key, value = nested.query, nested.key, nested.value
             (mask, bias), align = nested.packed.ragged(mask, bias), None
         output: ArrayT = self._attend(query, key, value, mask=mask, bias=bias, align=align, dropout_p=dropout_p)
-        output = output if nested is None else nested.back(output)
-        refuse_unpacking(self, output)
-        return output
+        return output if nested is None else nested.back(output)
 
     if TYPE_CHECKING:  # torch declares a call of anything
 

@@ -17,7 +17,6 @@ from clearhead.base.numbers import check_count, check_flag
 from clearhead.base.positions import check_align
 from clearhead.base.shapes import AlignLike, Sizes
 from clearhead.base.text import brief
-from clearhead.base.unpacked import refuse_unpacking
 from clearhead.biases.base import Bias, BiasLike
 from clearhead.masks.base import MaskLike
 from clearhead.masks.causal import Causal
@@ -368,7 +367,6 @@ class MultiHeadAttention(RecordingModule):
             attended = attended * opened(self.gate, self.W_g(rows), attended)
         output = joined("W_o", self.W_o, attended.transpose(1, 2).flatten(2))  # (B, Lq, H·head_dim) → (B, Lq, E)
         output = nested.back(output) if nested is not None else output if batched else output[0]
-        refuse_unpacking(self, output)
         if cache is not None and state is not None:  # only now: a refused call leaves it as it was
             cache._hold(state, self)
         return output
