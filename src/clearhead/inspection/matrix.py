@@ -73,7 +73,7 @@ def _with_numpy_names(method: Method) -> Method:
 
 
 def _writes(function: Callable[..., Any]) -> bool:
-    """Whether a function of PyTorch writes to its first argument. The compiler reads no name, and refuses such calls."""
+    """Whether a function of PyTorch writes to its first argument. Compiled code raises for such calls by itself."""
     name = "" if compiling() else getattr(function, "__name__", "")
     return name.endswith("_") and not name.endswith("__")
 
