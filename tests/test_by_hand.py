@@ -257,7 +257,7 @@ def test_the_padding_behind_a_cache_of_the_last_words():
     words = torch.tensor([[0, 0, 0, 0, 1, 1, 1, 1], [1] * 8]).bool()
     query, key = torch.zeros(2, 1, 1, 4), torch.zeros(2, 1, 5, 4)
     problem = make_problem(query, key, score=ch.Dot(), mask=ch.Padding(words[:, 3:]), align="lower_right")
-    real = of_call(Told(words), "self", problem, None)
+    real = of_call(Told(words), "self", problem, None, 5)
     assert real is not None and real.queries is None and torch.equal(real.keys, words[:, 3:])
 
 

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 import clearhead as ch
+from clearhead import _attention
 from clearhead.models.loading import bundled
-from clearhead.models.use import run_on_clearhead as use
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 transformers = pytest.importorskip("transformers", reason="the extra [models] is not installed")
@@ -66,8 +66,8 @@ def test_outputs_are_the_models_own(name, mask, monkeypatch):
     if model.config.is_encoder_decoder:
         inputs["decoder_input_ids"] = IDS[:, :5]
     calls = []
-    attend = use.attention
-    monkeypatch.setattr(use, "attention", lambda *a, **k: calls.append(1) or attend(*a, **k))
+    attend = _attention.attend
+    monkeypatch.setattr(_attention, "attend", lambda *a, **k: calls.append(1) or attend(*a, **k))
     with torch.no_grad():
         own = model(**inputs)[0]
         assert ch.models.run_on_clearhead(model) is model

@@ -33,6 +33,14 @@ def inputs():
     return [torch.randn(2, length, 6) for length in (4, 5, 5)]
 
 
+def test_weights_are_listed_once_there_are_some(attend):
+    assert "attention_weights" not in dir(attend)
+    attend(*inputs())
+    assert "attention_weights" in dir(attend)
+    attend.record = False
+    assert "attention_weights" not in dir(attend)
+
+
 def test_nothing_before_a_call_then_the_last_call(attend):
     with pytest.raises(ch.ClearheadError, match="no call of it was recorded"):
         _ = attend.attention_weights

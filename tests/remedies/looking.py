@@ -667,6 +667,23 @@ def monitored(model):
 """,
     ),
     case(
+        "warned(lambda: monitored(Calls(ch.attention)))",
+        ("ch.nn.DotProductAttention()", "monitored(Calls(@))", "torch.tensor(4)"),
+        setup="""
+class Calls(torch.nn.Module):
+    def __init__(self, attend):
+        super().__init__()
+        self.attend, self.other = attend, ch.nn.DotProductAttention()
+    def forward(self, x):
+        return self.attend(x, x, x) + self.other(x, x, x)
+def monitored(model):
+    torch.compiler.reset()
+    with ch.models.monitor(model.train()) as seen:
+        torch.compile(model, backend='eager')(q)
+    return torch.tensor(len(seen.table()))
+""",
+    ),
+    case(
         "torch.compile(step, backend='eager', fullgraph=True)(x)",
         ("outside of the compiled function", "step(x)[:, :, :0] # @", "x[:, :, :0]"),
         setup="""

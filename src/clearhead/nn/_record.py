@@ -117,6 +117,11 @@ class RecordingModule(nn.Module):
             return last
         return Unpacked(last, call.mask.sequences)
 
+    def __dir__(self) -> list[str]:
+        """Leave `attention_weights` out where reading it raises: torch.jit reads every attribute that is listed."""
+        names = super().__dir__()
+        return names if self.record and self._last is not None else [n for n in names if n != "attention_weights"]
+
     def __getstate__(self) -> dict[str, Any]:  # pickle and copy call it
         return {name: value for name, value in self.__dict__.items() if name not in ("_last", "_made")}
 
