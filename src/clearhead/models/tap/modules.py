@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from functools import partial, wraps
 from math import prod
-from types import FunctionType
+from types import FunctionType, MappingProxyType
 from typing import Any, Literal, NamedTuple, Protocol, cast
 
 from torch import Tensor, nn
@@ -64,8 +64,19 @@ class Running(NamedTuple):
     ids: Any = None  # the tokens that it was given, or a module around it
     error: Exception | None = None  # why its arguments, or those of a module around it, cannot be read
     positions: Any = None  # the positions of the tokens, likewise
-    batch: int | None = None  # how many sequences it was given
-    inputs: tuple[Any, ...] = ()  # the arguments of this call
+    # the arguments of this call, read where attention is called: every module passes here, few attend
+    args: tuple[Any, ...] = ()
+    kwargs: Mapping[str, Any] = MappingProxyType({})
+
+    @property
+    def batch(self) -> int | None:
+        """How many sequences, or pictures, the module was given, (B, L, E) or (B, H, W, E); None where they are others,
+        such as tokens."""
+        given = [*self.args, *(one for name, one in self.kwargs.items() if "mask" not in name)]
+        first = next((one for one in given if isinstance(one, Tensor)), None)
+        if first is None or first.is_nested or first.ndim not in (3, 4) or not first.is_floating_point():
+            return None
+        return first.shape[0]
 
     @property
     def tokens(self) -> int | None:
@@ -97,7 +108,8 @@ class Running(NamedTuple):
         """
         if self.cache is not None:
             return False
-        given = [x.shape for x in self.inputs if isinstance(x, Tensor) and x.is_floating_point() and not x.is_nested]
+        inputs = [x for x in (*self.args, *self.kwargs.values()) if isinstance(x, Tensor)]
+        given = [x.shape for x in inputs if x.is_floating_point() and not x.is_nested]
         # masks and caches have other axes than the sequences, of which one is the first argument
         sequences = [shape for shape in given if 2 <= len(shape) == len(given[0])]
         batch, heads, keys, _ = key.shape
@@ -119,6 +131,7 @@ class Stack:
 
     def __init__(self, model: nn.Module) -> None:
         named = list(model.named_modules())
+        self._modules = [module for _, module in named]
         self.names = {id(module): name or type(model).__name__ for name, module in named}
         self.classes = {name: type(module).__name__ for name, module in named if name}
         self._generates = {id(one) for _, one in named if callable(getattr(type(one), "generate", None))}
@@ -137,7 +150,7 @@ class Stack:
         # innermost: of two function modes (`around`), the later one is then on top, and sees a call first
         with ExitStack() as wrapped:
             wrapped.enter_context(replaced(nn.Module, call_of_modules(), self._watched, innermost=True))
-            for owner in _owners_of_forward(self.model):
+            for owner in _owners_of_forward(self._modules):
                 wrapped.enter_context(replaced(owner, "forward", partial(self._entering, owner), innermost=True))
             self.over = False
             try:
@@ -184,10 +197,12 @@ class Stack:
         def entering(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
             stack = self._running.stack
             inside = id(module) not in self.names or (stack and stack[-1].module is module)
+            run = call if inside else watched
+            if not (of_class and getattr(module, "gradient_checkpointing", False)):
+                return run(module, *args, **kwargs)
             # a layer of transformers checkpoints where its class's `forward` is the function that it runs
-            compares = of_class and getattr(module, "gradient_checkpointing", False)
-            with restored(owner, "forward") if compares else nullcontext():
-                return (call if inside else watched)(module, *args, **kwargs)
+            with restored(owner, "forward"):
+                return run(module, *args, **kwargs)
 
         bound: Callable[..., Any] = partial(cast(Callable[..., Any], entering), owner)
         return entering if of_class else wraps(forward)(bound)
@@ -284,7 +299,8 @@ class Stack:
 
         In windows a layer is given fewer sequences than the attention module inside it.
         """
-        given = [running.batch for running in reversed(self._running.stack) if running.batch is not None]
+        counts = [running.batch for running in reversed(self._running.stack)]
+        given = [count for count in counts if count is not None]
         if not given or given[0] != batch:
             return None
         return next((count for count in given if 0 < count < batch and batch % count == 0), None)
@@ -315,10 +331,10 @@ class _Running(threading.local):
         self.called: set[int] = set()  # the generating models that were called in this run
 
 
-def _owners_of_forward(model: nn.Module) -> Iterator[nn.Module | type[nn.Module]]:
-    """The modules of the model that have a `forward` of their own, and the classes that define the others'."""
-    yield from (module for module in model.modules() if "forward" in vars(module))
-    kinds = dict.fromkeys(type(module) for module in model.modules())
+def _owners_of_forward(modules: Sequence[nn.Module]) -> Iterator[nn.Module | type[nn.Module]]:
+    """The modules that have a `forward` of their own, and the classes that define the others'."""
+    yield from (module for module in modules if "forward" in vars(module))
+    kinds = dict.fromkeys(map(type, modules))
     owners = (next(one for one in kind.__mro__ if "forward" in vars(one)) for kind in kinds)
     for owner in dict.fromkeys(owners):
         if owner is not nn.Module and isinstance(vars(owner)["forward"], FunctionType):  # else TorchScript's
@@ -339,10 +355,7 @@ def _entered(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], s
     """The module with its padding and its kind: cross if it is called with a second sequence."""
     if len(args) <= 1 and not kwargs:  # no argument that is read below
         around = stack[-1] if stack else Running(module, "self", Told())
-        batch = _batch_of(args)
-        return Running(
-            module, "self", around.told, ids=around.ids, positions=around.positions, batch=batch, inputs=args
-        )
+        return Running(module, "self", around.told, ids=around.ids, positions=around.positions, args=args)
     named = dict(kwargs)
     if len(args) > 1:
         named.update(zip(parameters(module.forward), args, strict=False))
@@ -362,20 +375,7 @@ def _entered(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], s
     ids = stack[-1].ids if ids is None and stack else ids
     positions = next((named[name] for name in POSITIONS if named.get(name) is not None), None)
     positions = stack[-1].positions if positions is None and stack else positions
-    inputs = (*args, *kwargs.values())
-    batch = _batch_of([*args, *(one for name, one in kwargs.items() if "mask" not in name)])
-    return Running(
-        module, kind, told, _cache_of(args, kwargs), ids=ids, positions=positions, batch=batch, inputs=inputs
-    )
-
-
-def _batch_of(inputs: Sequence[Any]) -> int | None:
-    """The number of sequences, or pictures, that a module is given, (B, L, E) or (B, H, W, E); None where they are
-    others, such as tokens."""
-    first = next((one for one in inputs if isinstance(one, Tensor)), None)
-    if first is None or first.is_nested or first.ndim not in (3, 4) or not first.is_floating_point():
-        return None
-    return first.shape[0]
+    return Running(module, kind, told, _cache_of(args, kwargs), ids=ids, positions=positions, args=args, kwargs=kwargs)
 
 
 def _cache_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -473,10 +473,12 @@ class Origins(Notes):
     def ended(
         self, around: Any, inside: Any, module: nn.Module, args: tuple[Any, ...], kwargs: Any, result: Any, name: str
     ) -> None:
-        with suppress(Exception):  # a layer that cannot be read is not among the layers that were found
+        # a layer that cannot be read is not among the layers that were found; the watch's function mode costs more than
+        # what is read here
+        with suppress(Exception), unobserved():
             one = noted(around, inside, module, args, kwargs, result, name)
             if one is not None and one.kind is Linear and not self._written_around(one, inside) and self._unwritten:
-                with unobserved(), without_autocast(one.x.device):
+                with without_autocast(one.x.device):
                     self._written(one, result)
         around.add(name, inside)
 
