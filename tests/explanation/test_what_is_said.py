@@ -128,7 +128,7 @@ def test_a_float_mask_is_called_a_mask():
     said = str(ch.explain(x, x, x, mask=torch.zeros(3, 3).masked_fill(~torch.ones(3, 3).tril().bool(), -1e9)))
     said = " ".join(said.split())
     assert "The float mask: a number for each pair." in said
-    assert "The mask is added to the score: where it is below 0 the key gets less weight." in said
+    assert "The mask is added to the score: where it is below 0 the score is smaller." in said
     assert "how far apart" not in said.split("bias (")[1].split("masked")[0].split("maximum")[0]
 
 

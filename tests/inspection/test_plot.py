@@ -172,6 +172,14 @@ def test_numpy_and_hostile_words():
     assert [t.get_text() for t in axes.get_xticklabels()] == [r"\$x\$", r"\x1b[31m", r"a\nb", r"\u202eb"]
 
 
+def test_a_word_of_any_length_is_cut(tmp_path):
+    q, words = torch.eye(2), ["short", "long" * 10_000]
+    axes = ch.weights(q, q).plot(query_labels=words)
+    assert [label.get_text() for label in axes.get_yticklabels()] == ["short", ("long" * 10)[:39] + "…"]
+    picture = ch.explain(q, q, q, tokens=words).write(tmp_path / "steps.svg")
+    assert picture.stat().st_size < 200_000
+
+
 def test_calls_share_a_scale_that_is_given():
     figure, axes = pyplot.subplots(1, 2, layout="constrained")
     for seed, axis in enumerate(axes):

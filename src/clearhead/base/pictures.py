@@ -22,6 +22,7 @@ MOST = 64  # pictures in a grid
 WRITTEN = 8  # the most rows and columns whose cells have their numbers written in them
 SMALLEST = 4.5  # points, of such a number
 SMALL = 5.8  # points, of the words along a side: smaller letters are worse than every second word
+LABEL = 40  # characters of a word beside a picture
 
 
 @dataclass(frozen=True)
@@ -232,7 +233,7 @@ def _set_words(axis: Any, way: Any, side: Side, outer: bool) -> None:
     letter = float(require("matplotlib", "plot", "plot()").rcParams["font.size"])
     size = min(letter, max(room / (1.15 * max(side.length, 1)), SMALL))
     step = math.ceil(1.15 * size * side.length / room - 1e-9)
-    words = [to_plain_text(str(side.words[p])) for p in range(0, side.length, step)]
+    words = [to_label(str(side.words[p])) for p in range(0, side.length, step)]
     widest = 0.65 * size * max(map(len, words), default=0)
     way.set_ticks(range(0, side.length, step), words if outer else [""] * len(words), fontsize=size)
     way.set_tick_params(rotation=90 if across and widest > room / max(len(words), 1) else 0)
@@ -246,6 +247,11 @@ def _check_words(side: Side) -> None:
         raise ClearheadError(f"{name} is a {type(words).__name__}; pass a list of words, one a position.")
     if len(words) != side.length:
         raise ClearheadError(f"{name} has {len(words)} words for {side.length} positions; pass one for each.")
+
+
+def to_label(word: str) -> str:
+    """The word of one row or column, cut where it is long: matplotlib gives a label all the room that it takes."""
+    return to_plain_text(word if len(word) <= LABEL else f"{word[: LABEL - 1]}…")
 
 
 def to_plain_text(text: str) -> str:

@@ -8,7 +8,7 @@ import numpy as np
 
 from clearhead.base.errors import ClearheadError, require
 from clearhead.base.formulas import number
-from clearhead.base.pictures import Panel, to_plain_text, write_numbers
+from clearhead.base.pictures import Panel, to_label, to_plain_text, write_numbers
 from clearhead.base.steps import Step
 from clearhead.explanation.document import tables
 from clearhead.explanation.shown import Shown
@@ -41,7 +41,7 @@ def plot(step: Step, shown: Shown, ax: Axes | None) -> Axes | np.ndarray:
         low, colours = (-largest, "RdBu_r") if signed else (0.0, "GnBu")
         drawn = axis.imshow(cells, cmap=colours, vmin=low, vmax=largest or 1.0, aspect="auto")
         for side, names in ((axis.xaxis, table.columns), (axis.yaxis, table.rows)):
-            side.set_ticks(range(len(names)), list(map(to_plain_text, names)))
+            side.set_ticks(range(len(names)), list(map(to_label, names)))
         axis.tick_params(axis="x", rotation=90)
         axis.set_title(to_plain_text(", ".join(filter(None, [step.name, table.caption]))))
         write_numbers(axis, Panel(cells), drawn, number)

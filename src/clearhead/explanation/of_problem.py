@@ -70,8 +70,8 @@ def scores_part(rows: Problem, query: Step, key: Step, bias: list[Step]) -> list
 
 def _why_added(name: str, numbers: Tensor) -> str:
     less, more = bool((numbers < 0).any()), bool((numbers > 0).any())
-    found = ["where it is below 0 the key gets less weight"] * less
-    found += [f"where it is above 0 {'' if less else 'the key gets '}more{'' if less else ' weight'}"] * more
+    found = ["where it is below 0 the score is smaller"] * less
+    found += ["where it is above 0 it is larger" if less else "where it is above 0 the score is larger"] * more
     return f"The {name} is added to the score: {', '.join(found) or 'here it is 0'}."
 
 
