@@ -479,7 +479,6 @@ EXPLORED: dict[str, dict[str, Kept]] = {
     "learning/test_transformer.py": {"test_it_sorts_in_600_steps": 0},
     "survey/test_survey_state.py": {"test_a_rank_that_is_killed_at_any_moment_goes_on": 0},
     "nn/test_nn_nested.py": {"test_compiled_code": 0},
-    "test_managers.py": {"test_nothing_is_said_while_the_interpreter_ends": 0},
     "test_blocks_in_low_precision.py": {"test_gradients_are_rounded_once": ("tile", "bias", "twice")},
     "learning/test_induction.py": {"test_thirty_steps_lower_the_loss": 0},
     "report/test_report_meanings.py": {"test_a_part_of_the_layers_or_heads_has_no_rollout": 0},

@@ -859,11 +859,6 @@ class Later(ch.extend.Bias):
         ("model.train()", "monitored((lambda model: @)(Block().eval()))", "torch.tensor(1)"),
         setup="def monitored(model):\n    with ch.models.monitor(model) as seen:\n        model(q)\n    return torch.tensor(seen.steps)",
     ),
-    case(
-        "warned(lambda: ch.watch(Block()))",
-        ("with ch.watch(...):", "weights(block)", "soft(q, q, five)"),
-        setup="block = Block()\ndef weights(block):\n    with ch.watch(block) as seen:\n        block(q)\n    return seen[0].weights.dense()",
-    ),
     case("ch.diagnose(q)", ("query, key and value", "torch.tensor(len(ch.diagnose(q, q, q))) # @", "torch.tensor(0)")),
     # more inputs
     case(
@@ -1221,11 +1216,6 @@ class Later(ch.extend.Bias):
         setup="def seen(model):\n    with ch.watch(model) as found:\n        model(q)\n    return found[0].weights.dense()",
     ),
     case(
-        "warned(lambda: ch.models.monitor(Block()))",
-        ("with ch.models.monitor(...) as seen:", "monitored(Block().train()) # @", "torch.tensor(1)"),
-        setup="def monitored(model):\n    with ch.models.monitor(model) as seen:\n        model(q)\n    return torch.tensor(seen.steps)",
-    ),
-    case(
         "twice()",
         ("with ch.edit(...):", "twice(True) # @", "torch.zeros_like(q)"),
         setup="def twice(anew=False):\n    model = Block()\n    make = lambda: ch.edit(model, ch.edits.ScaleHeads(heads=[0, 1], factor=0.0))\n    manager = make()\n    with manager:\n        model(q)\n    with make() if anew else manager:\n        return model(q)",
@@ -1445,16 +1435,6 @@ class Later(ch.extend.Bias):
         ),
         setup=LLAMA
         + "def wrapped(inside=False):\n    return ch.models.run_on_clearhead(model() if inside else torch.nn.Sequential(model()))\n",
-    ),
-    case(
-        "inside()",
-        ("ch.models.run_on_clearhead(model)", "ids_out(one := (lambda model: @)(model()))", "ids_out(model())"),
-        (
-            "model.set_attn_implementation('sdpa')",
-            "ids_out((lambda model: (ch.models.run_on_clearhead(model), @, model)[2])(model()))",
-            "ids_out(model())",
-        ),
-        setup=LLAMA + "def inside():\n    one = model()\n    with ch.models.run_on_clearhead(one):\n        pass\n",
     ),
     case(
         "of_layers()",

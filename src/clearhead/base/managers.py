@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import dis
 import signal
 import sys
 import threading
 import warnings
 from collections.abc import Callable
 from contextlib import AbstractContextManager, ContextDecorator
-from types import CodeType, FrameType, TracebackType
+from types import FrameType, TracebackType
 from typing import Any, NamedTuple, TypeVar
 
 from clearhead.base.errors import ClearheadError
@@ -84,15 +83,13 @@ class Uninterrupted(AbstractContextManager[Given]):
 
 
 class Managed(Uninterrupted[Given], ContextDecorator):
-    """A context manager that calls `make` when it is entered. It can be entered once.
-
-    One that is dropped without having been entered has done nothing: it warns, at the line that made it. As a
-    decorator it is entered at each call of the function.
+    """A context manager that calls `make` when it is entered. It can be entered once; as a decorator it is entered at
+    each call of the function.
     """
 
     def __init__(self, call: str, make: Callable[[], AbstractContextManager[Given]]) -> None:
         super().__init__(make)
-        self._call, self._line = call, caller()
+        self._call = call
         self._lock, self._used = threading.Lock(), False
 
     def _begin(self) -> Given:
@@ -125,10 +122,6 @@ class Managed(Uninterrupted[Given], ContextDecorator):
             return f"ch.{self._call}, used"
         return f"ch.{self._call}: nothing is switched on. It begins in a with statement: `with ch.{self._call}:`"
 
-    def __del__(self) -> None:
-        if not getattr(self, "_used", True):  # without `_used`, __init__ has failed
-            warn_unused(f"{self._call} was never entered, so it did nothing: write `with ch.{self._call}:`", self._line)
-
 
 class Line(NamedTuple):
     """A line of code outside of this package."""
@@ -136,7 +129,6 @@ class Line(NamedTuple):
     file: str
     number: int
     module: str
-    code: CodeType
 
     def warn(self, message: str) -> None:
         """Warn as if the line did."""
@@ -145,48 +137,7 @@ class Line(NamedTuple):
 
 def caller() -> Line:
     """The line outside of this package that called it."""
-    frame = _outside()
-    return Line(frame.f_code.co_filename, frame.f_lineno, frame.f_globals.get("__name__", ""), frame.f_code)
-
-
-def _outside() -> FrameType:
     frame = sys._getframe(1)
     while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] == _PACKAGE:
         frame = frame.f_back
-    return frame
-
-
-def in_with_statement() -> bool:
-    """Whether the present call, made outside of this package, is the `expression` of a `with expression:`. Python
-    reports that a result is no context manager only after the call."""
-    after = _operations(_outside())[1][:2]
-    return "BEFORE_WITH" in after[:1] or after == ["COPY", "LOAD_SPECIAL"]  # the latter from Python 3.14 on
-
-
-def _operations(frame: FrameType) -> tuple[list[str], list[str]]:
-    """The names of a frame's operations, up to the one at work and behind it."""
-    steps = list(dis.get_instructions(frame.f_code))
-    until = sum(step.offset <= frame.f_lasti for step in steps)
-    names = [step.opname for step in steps]
-    return names[:until], names[until:]
-
-
-LETS_GO = ("POP_", "STORE_", "DELETE_", "RETURN_", "JUMP_", "SWAP", "END_")  # operations that let an object go
-
-
-def _failing(line: Line) -> bool:
-    """Whether an error is on its way, or has just been dropped, and with it what it left behind. Python does not tell a
-    `__del__` of it."""
-    frame = _outside()
-    last = _operations(frame)[0][-4:]
-    if sys.exception() is not None or "POP_EXCEPT" in last:  # an except, or a with, has ended
-        return True
-    # in the code that made the object, an operation that lets nothing go has failed, and its operands are dropped
-    return frame.f_code is line.code and not last[-1].startswith(LETS_GO)
-
-
-def warn_unused(message: str, line: Line) -> None:
-    """Warn, from a `__del__`, of an object that was not used, unless the interpreter ends or an error came between."""
-    if sys is None or sys.is_finalizing() or _failing(line):
-        return
-    line.warn(message)
+    return Line(frame.f_code.co_filename, frame.f_lineno, frame.f_globals.get("__name__", ""))

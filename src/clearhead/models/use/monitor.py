@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from clearhead.base.errors import ClearheadError
-from clearhead.base.managers import Delayed, caller, warn_unused
+from clearhead.base.managers import Delayed, caller
 from clearhead.base.numbers import check_count
 from clearhead.base.torch_private import compiler_here
 from clearhead.base.tracing import compiling, in_backward
@@ -227,7 +227,7 @@ class Monitor:
         self._sites: dict[Site, None] = {}  # the layers that made calls in any step
         self._lock, self._here = threading.Lock(), _Here()
         self._open, self._removed = 0, True  # monitored passes that run, in any thread; whether the monitor was removed
-        self._line, self._used = caller(), callback is not None
+        self._line = caller()
         self._told = False  # whether it has warned of modules that are not monitored, or of a step without attention
         self._missing: dict[Site, str] = {}  # the layers whose calls could not be read, in any step
         self._departures: dict[Site, Departure | None] = {}  # of the first calls that functions of others computed
@@ -246,7 +246,7 @@ class Monitor:
                 _Hook(_weak(self._begin, self._installed)),
                 _Hook(_weak(self._end, self._installed)),
             )
-            if self._used:
+            if self._callback is not None:
                 self._stay()
             stack.callback(model.register_forward_pre_hook(before, with_kwargs=True).remove)
             stack.callback(model.register_forward_hook(after, always_call=True).remove)
@@ -258,7 +258,6 @@ class Monitor:
 
         Its columns: step, layer, module, head, entropy, max_logit, sink_share.
         """
-        self._used = True
         return Table(row for step, found in self._found for row in rows_of(step, found, self._layers))
 
     def diagnose(self) -> Diagnosis:
@@ -309,13 +308,6 @@ class Monitor:
             return
         if not replacing():  # else this runs inside a pass, and the model's next call removes the hooks
             self._installed.close()
-        if self._used:
-            return
-        warn_unused(
-            "monitor(...) was let go before its table was read: write `with ch.models.monitor(...) as seen:`, or keep "
-            "what it gives until its remove()",
-            self._line,
-        )
 
     def __repr__(self) -> str:
         return f"Monitor({self.steps} steps, {len(self._found)} of them monitored)"

@@ -14,7 +14,6 @@ from torch import Tensor, nn
 from clearhead import _attention
 from clearhead._attention import Arguments
 from clearhead.base.errors import ClearheadError, UnsupportedError, require
-from clearhead.base.managers import in_with_statement
 from clearhead.base.shapes import Align
 from clearhead.base.tracing import compiling
 from clearhead.distributed import Layout
@@ -47,7 +46,7 @@ def run_on_clearhead(model: Model, *, layout: Layout | None = None) -> Model:
     torch.Size([1, 10, 64])
 
     `model`: a transformers model whose backend can be set (`set_attn_implementation`). It is changed, and returned;
-    this is no context manager, and raises an error in a `with`. `model.set_attn_implementation("sdpa")` sets it back.
+    this is no context manager. `model.set_attn_implementation("sdpa")` sets it back.
     The model gets copies of its configuration objects (`model.config` is another object after the call), so that other
     models that were made from the same objects keep their backends. Make later changes in the new `model.config`.
     Softcaps, sinks, position biases, grouped heads, windows and padding are taken as the model gives them. Pairs that
@@ -71,12 +70,6 @@ def run_on_clearhead(model: Model, *, layout: Layout | None = None) -> Model:
     of `attention`. With a layout the ranks send each other position ids and attention masks once a call, and in each
     layer the messages that `clearhead.distributed.plan` shows.
     """
-    if in_with_statement():
-        raise ClearheadError(
-            "run_on_clearhead changes the model until it is set back, and is no context manager. Write "
-            "`ch.models.run_on_clearhead(model)` as a statement of its own, and afterwards "
-            "`model.set_attn_implementation('sdpa')`. The model was not changed."
-        )
     transformers = require("transformers", "models", "run_on_clearhead")
     if not isinstance(model, transformers.PreTrainedModel):
         raise ClearheadError(
