@@ -119,7 +119,7 @@ class RecordingModule(nn.Module):
 
     def __dir__(self) -> list[str]:
         """Leave `attention_weights` out where reading it raises: torch.jit reads every attribute that is listed."""
-        names = super().__dir__()
+        names: list[str] = super().__dir__()  # type: ignore[no-untyped-call]
         return names if self.record and self._last is not None else [n for n in names if n != "attention_weights"]
 
     def __getstate__(self) -> dict[str, Any]:  # pickle and copy call it
