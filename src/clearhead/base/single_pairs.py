@@ -35,7 +35,7 @@ def call_rule(rule: Callable[..., Any], by_rows: bool | None, *arguments: Tensor
     if by_rows is None and (is_dynamo_compiling() or traced()):
         by_rows = not exporting()
     elif by_rows is None or (by_rows and compiling() and not is_dynamo_compiling()):  # torch.export takes no torch.vmap
-        by_rows = reads_rows(rule, of_score=len(arguments) > 4)
+        by_rows = reads_rows(rule, len(arguments) > 4, arguments[0].device)
     if not by_rows or not all(argument.numel() for argument in arguments):
         return rule(*arguments)
     mapped = rule
@@ -46,13 +46,14 @@ def call_rule(rule: Callable[..., Any], by_rows: bool | None, *arguments: Tensor
     return found.flatten(3) if isinstance(found, Tensor) and found.shape[4:].numel() == 1 else found
 
 
-def reads_rows(rule: Callable[..., Any], of_score: bool = False) -> bool | None:
+def reads_rows(rule: Callable[..., Any], of_score: bool = False, device: torch.device | str = "cpu") -> bool | None:
     """True if a rule gives one number for one pair, but not element by element: `(labels[q] & labels[k]).any()`.
 
-    The rule is tried on a few pairs on the CPU.
+    The rule is tried on a few pairs.
 
     Args:
         rule: A function of the four indices, or, with `of_score`, of a score and these.
+        device: The device of the pairs. On the CPU a rule may fail that computes with a table on another device.
 
     Returns:
         None where it is not known: code that dynamo compiles or `make_fx` traces tries no rule, and a rule fails while
@@ -65,7 +66,7 @@ def reads_rows(rule: Callable[..., Any], of_score: bool = False) -> bool | None:
         return None
     with torch.random.fork_rng(devices=[]):  # a rule may draw random numbers
         if not compiling():  # an exported program keeps the operations of a trial, also of one that fails
-            pairs = _zeros([(_TRIED,)] * 4, (_TRIED,), of_score)
+            pairs = _zeros([(_TRIED,)] * 4, (_TRIED,), of_score, device)
             with torch.no_grad():
                 failure, _, elementwise = _try(rule, pairs, _Operations(pairs, exact=True))
                 if failure is None and elementwise:
@@ -77,7 +78,7 @@ def reads_rows(rule: Callable[..., Any], of_score: bool = False) -> bool | None:
                 return False
         # a rule that fails on single pairs may compute with the four dimensions of its arguments
         sides = [tuple(size if d == dim else 1 for d in range(4)) for dim, size in enumerate(_PART)]
-        part = _zeros(sides, _PART, of_score)
+        part = _zeros(sides, _PART, of_score, device)
         failure, found, by_pair = _try(rule, part, _Operations(part, exact=False))
     if failure is not None:
         return None
@@ -90,9 +91,11 @@ def reads_rows(rule: Callable[..., Any], of_score: bool = False) -> bool | None:
     )
 
 
-def _zeros(indices: list[tuple[int, ...]], scores: tuple[int, ...], of_score: bool) -> list[Tensor]:
-    found = [torch.zeros(shape, dtype=torch.int64, device="cpu") for shape in indices]
-    return [torch.zeros(scores, dtype=torch.float32, device="cpu"), *found] if of_score else found
+def _zeros(
+    indices: list[tuple[int, ...]], scores: tuple[int, ...], of_score: bool, device: torch.device | str
+) -> list[Tensor]:
+    found = [torch.zeros(shape, dtype=torch.int64, device=device) for shape in indices]
+    return [torch.zeros(scores, dtype=torch.float32, device=device), *found] if of_score else found
 
 
 def _try(

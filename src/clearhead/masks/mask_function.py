@@ -94,6 +94,8 @@ class MaskFunction(Mask):
         return title_of("MaskFunction", self.fn)
 
     def lower(self, sizes: Sizes) -> Spans:
+        if self._by_rows is None and not compiling():  # such as a table on another device
+            self._by_rows = reads_rows(self.fn, device=sizes.device)
         title, known = self.title(), vars(self).get(_STATE)
 
         def residual(*sides: slice) -> Tensor:

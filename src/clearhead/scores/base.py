@@ -326,6 +326,8 @@ def changed(scores: ByTile, tile: Tensor) -> Tensor:
     extents = [(0, size, 1) for size in tile.shape] if places is None else [(p.start, p.stop, p.step) for p in places]
     indices = indices_of(extents, tile.device)
     title = f"{type(score).__name__}.then({name_of(score.changed_by)})"
+    if score._by_rows is None and not compiling():  # such as a table on another device
+        score._by_rows = scores.score._by_rows = reads_rows(score.changed_by, True, tile.device)
     try:
         found = call_rule(score.changed_by, score._by_rows, tile, *indices)
     except UnsupportedError:  # it says what to write
