@@ -125,7 +125,7 @@ def source(receiver: Receiver, innermost: bool = False) -> Iterator[None]:
                 found: Tensor = see(receiver, attend, args, kwargs)
                 return found
             # PyTorch's own function is seen by the function mode, under whatever name it is called
-            with _named_as_before(()):
+            with _restore_name(()):
                 return attend(*args, **kwargs)
 
         return scaled_dot_product_attention
@@ -162,7 +162,7 @@ class _Mode(TorchFunctionMode):
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         if func in READERS:
-            with _named_as_before(types):
+            with _restore_name(types):
                 return self.see(self.receiver, func, args, kwargs or {})
         # this is asked first: the compiler could not look up every function in these sets
         if not (some_compiling() and compiling()):
@@ -173,15 +173,15 @@ class _Mode(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
-def _named_as_before(types: Any) -> AbstractContextManager[None]:
+def _restore_name(types: Any) -> AbstractContextManager[None]:
     """A context for a call of PyTorch's function: the subclasses of its arguments (`types`), and other code's function
     modes, may ask whether it is the function of PyTorch's name, which `source` has replaced."""
-    if some_compiling() or not (types or _among_other_modes()):
+    if some_compiling() or not (types or _has_other_modes()):
         return nullcontext()
     return restored(F, "scaled_dot_product_attention")
 
 
-def _among_other_modes() -> bool:
+def _has_other_modes() -> bool:
     """Whether a function mode of other code is active."""
     try:
         active: list[TorchFunctionMode] = function_mode_stack()

@@ -463,8 +463,7 @@ def _nothing_seen(step: _Step) -> str:
         return (
             f"monitor: no attention was seen in a step of {name}. In compiled code the calls of transformers' "
             "attention interface and of ch.nn alone can be seen, and only where it was compiled after the monitor was "
-            "there: "
-            "otherwise call torch.compiler.reset() first, or train without compiling."
+            "made. Otherwise call torch.compiler.reset() first, or train without compiling."
         )
     return (
         f"monitor: the model {name} made no attention call that clearhead recognises. Recognised are models of "
