@@ -30,7 +30,7 @@ from clearhead.masks.lengths import Lengths
 from clearhead.masks.ragged import RaggedMask
 from clearhead.problem.keywords import refuse_keywords, refuse_of_softmax
 from clearhead.problem.layout import arrange, is_arranged
-from clearhead.problem.lengths import joined
+from clearhead.problem.lengths import with_lengths
 from clearhead.problem.problem import Problem, make_problem, with_given
 from clearhead.scores.base import Score
 
@@ -101,7 +101,8 @@ def attention(
     """
     if others:
         refuse_keywords("attention", others)
-    mask, bias = joined(mask, valid_lens, bias)
+    if valid_lens is not None:
+        mask, bias = with_lengths(mask, valid_lens, bias)
     if is_arranged(query, key, layout):
         output: ArrayT = attend_for(
             None, Arguments(query, key, value, score, mask, bias, scale, sinks, align, dropout_p, engine)

@@ -21,7 +21,7 @@ from torch import Tensor
 from clearhead.base.arrays import FLOATS, check_float, check_memory
 from clearhead.base.errors import ClearheadError, ShapeError, columns
 from clearhead.base.numbers import check_count
-from clearhead.base.tracing import as_followed, compiling, empty_of_values
+from clearhead.base.tracing import as_followed, compiling, empty_of_values, some_compiling
 
 Align = Literal["upper_left", "lower_right"] | int | Tensor | None
 AlignLike = Align | np.ndarray
@@ -58,7 +58,7 @@ class Sizes(NamedTuple):
 
     def restore(self, tensor: Tensor) -> Tensor:
         """A (B, H, ...) tensor with the caller's leading dimensions."""
-        if self.has_heads and len(self.shown) == 2:
+        if self.leading is None or (self.has_heads and len(self.leading) == 2):
             return tensor
         return tensor.reshape(*self.shown, *tensor.shape[2:])
 
@@ -275,18 +275,23 @@ def moved(tensor: Tensor, device: torch.device) -> Tensor:
     return tensor.to(device, non_blocking=True)
 
 
-def apart(tensor: Tensor) -> Tensor:
-    """The tensor, or a copy where its rows share memory, as rows of `unfold` do. PyTorch's products of such rows are
-    wrong, or fail, in low precision; its fused kernel is wrong in every precision."""
-    if tensor.is_contiguous() or compiling():
-        return tensor
-    reach = 0  # the span in memory of the dimensions so far, from the innermost
-    for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
-        if stride and size > 1:
-            if stride <= reach:
-                return tensor.contiguous()
-            reach += stride * (size - 1)
-    return tensor
+def copy_shared_rows(*tensors: Tensor) -> list[Tensor]:
+    """Copy the tensors whose rows share memory, as rows of `unfold` do. PyTorch's products of such rows are wrong, or
+    fail, in low precision; its fused kernel is wrong in every precision."""
+    found = list(tensors)
+    for place, tensor in enumerate(tensors):
+        if tensor.is_contiguous():
+            continue
+        if some_compiling() and compiling():
+            return found
+        reach = 0  # the span in memory of the dimensions so far, from the innermost
+        for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
+            if stride and size > 1:
+                if stride <= reach:
+                    found[place] = tensor.contiguous()
+                    break
+                reach += stride * (size - 1)
+    return found
 
 
 def extent(side: slice, size: int) -> tuple[int, int, int]:

@@ -200,25 +200,30 @@ def distributed(tensor: Any) -> bool:
     return module is not None and type(tensor) is not Tensor and isinstance(tensor, module.DTensor)
 
 
-def plain(tensor: Tensor) -> bool:
-    """Whether the tensor is dense numbers in the host's memory, at the address it gives.
+def plain(*tensors: Tensor | None) -> bool:
+    """Whether each tensor is dense numbers in the host's memory, at the address it gives. None counts as one.
 
     Subclasses that dispatch to other tensors (DTensor, fake tensors), PyTorch's zeros without memory, and tensors
     inside `torch.func` have an address of 0, or none that holds their numbers.
     """
-    if type(tensor) is Tensor and tensor.is_cpu:
-        try:
-            if tensor.data_ptr():  # the kinds above give 0 here, or raise: most tensors need no other question
-                return True
-        except RuntimeError:
-            pass
-    return (
-        (type(tensor) is Tensor or not dispatches(tensor))
-        and tensor.is_cpu
-        and tensor.layout is torch.strided
-        and not is_zero_tensor(tensor)
-        and not is_wrapped(tensor)
-    )
+    for tensor in tensors:
+        if type(tensor) is Tensor and tensor.is_cpu:
+            try:
+                if tensor.data_ptr():  # the kinds above give 0 here, or raise: most tensors need no other check
+                    continue
+            except RuntimeError:
+                pass
+        if tensor is None:
+            continue
+        if (
+            not tensor.is_cpu
+            or tensor.layout is not torch.strided
+            or dispatches(tensor)
+            or is_zero_tensor(tensor)
+            or is_wrapped(tensor)
+        ):
+            return False
+    return True
 
 
 def address(tensor: Tensor) -> int:

@@ -26,6 +26,7 @@ from clearhead.base.tracing import (
     dispatches,
     followed,
     ordinary,
+    some_compiling,
     with_autograd,
     with_memory,
     without_autocast,
@@ -56,7 +57,7 @@ from clearhead.problem.summary import Summary
 def run(problem: Problem, chosen: Engine, asked: str | Engine | None = None) -> Tensor:
     """The output, (B, H, Lq, Ev), of the value's dtype. `asked`: the engine that the caller asked for, if any."""
     assert problem.value is not None
-    if compiling():
+    if some_compiling() and compiling():
         output = _inside_compiled_code(problem, chosen, asked)
     elif 0 in problem.sizes[:4]:
         return tiles.no_keys(problem, problem.query)

@@ -13,7 +13,7 @@ from clearhead._attention import Arguments, Attended
 from clearhead.base.errors import ClearheadError
 from clearhead.base.numbers import check_flag
 from clearhead.base.text import brief
-from clearhead.base.tracing import compiling, in_backward, refuse_script, transformed
+from clearhead.base.tracing import compiling, in_backward, refuse_script, some_compiling, transformed
 from clearhead.inspection.source import FromCall, FromRecord, Source, Unpacked, shown
 from clearhead.inspection.weights import Weights
 from clearhead.masks.ragged import RaggedMask
@@ -94,10 +94,13 @@ class RecordingModule(nn.Module):
     ) -> Attended:
         """The output of `attention`, recorded, with the problem and the result of an edit."""
         # writes to NumPy arrays are not counted
-        copies = {name: a.copy() for name, a in options.items() if isinstance(a, np.ndarray)}
-        call = Arguments(query, key, value, **(options | copies if copies else options))
+        for name, option in options.items():
+            if isinstance(option, np.ndarray):
+                options[name] = option.copy()
+        call = Arguments(query, key, value, **options)
         found = _attention.attend_for(self, call, cross)
-        if compiling() or transformed() or in_backward():  # a backward pass calls it in the second run of a checkpoint
+        # in a backward pass this is the second run of a checkpoint
+        if (some_compiling() and compiling()) or transformed() or in_backward():
             return found
         last = self._recorded(call, found, fresh) if self.record else None
         edited = None if last is None or found.ran is None else found.ran.later(last.numpy)
@@ -111,7 +114,9 @@ class RecordingModule(nn.Module):
         if self.record_gradients and not numpy:
             last: Source = FromCall(call, lasting=True)
         else:
-            said = {"score": call.score, "mask": _words(call.mask), "bias": _words(call.bias), "align": call.align}
+            mask = None if call.mask is None else shown(call.mask)
+            bias = None if call.bias is None else shown(call.bias)
+            said = {"score": call.score, "mask": mask, "bias": bias, "align": call.align}
             last = FromRecord(record(found.problem, copy=numpy, fresh=fresh), said, numpy)
         if not isinstance(call.mask, RaggedMask) or (found.padded and isinstance(last, FromRecord)):
             return last
@@ -124,10 +129,6 @@ class RecordingModule(nn.Module):
 
     def __getstate__(self) -> dict[str, Any]:  # pickle and copy call it
         return {name: value for name, value in self.__dict__.items() if name not in ("_last", "_made")}
-
-
-def _words(value: Any) -> str | None:
-    return None if value is None else shown(value)
 
 
 def set_recording(model: nn.Module, record: bool) -> None:

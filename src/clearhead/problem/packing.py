@@ -60,9 +60,10 @@ def without_operands(problem: Problem) -> Problem:
 
 def folded(problem: Problem) -> Problem:
     """The same problem with the weight of a dot product in its query, or itself where there is no such weight."""
-    lowered = problem.lowered
-    scores = None if lowered is None else lowered.folded()
-    return problem if scores is None or scores is lowered else problem._replace(scores=scores)
+    scores = problem.scores
+    if not isinstance(scores, Pairwise) or scores.weight is None or scores.phi != "mul":
+        return problem
+    return problem._replace(scores=scores.folded())
 
 
 def unfolded(gradients: Operands, problem: Problem, weight: bool) -> Operands:

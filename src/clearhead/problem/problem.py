@@ -16,7 +16,7 @@ from clearhead.base.kept import Memo
 from clearhead.base.modules import after_hooks
 from clearhead.base.numbers import check_number
 from clearhead.base.positions import check_align
-from clearhead.base.shapes import Sizes, apart, as_inputs, fit, no_heads, plain_sizes, refuse_fakes
+from clearhead.base.shapes import Sizes, as_inputs, copy_shared_rows, fit, no_heads, plain_sizes, refuse_fakes
 from clearhead.base.text import brief, outlined
 from clearhead.base.torch_state import any_autocast
 from clearhead.base.tracing import (
@@ -179,7 +179,8 @@ def make_problem(
     if align is not None:
         sizes = sizes._replace(align=check_align(align))
     if query.element_size() < 4:
-        query, key, value = apart(query), apart(key), None if value is None else apart(value)
+        query, key, *values = copy_shared_rows(query, key, *([] if value is None else [value]))
+        value = values[0] if values else None
     score = _DOT if score is None else after_hooks(as_score(score), query, key)
     if mask is not None and isinstance(mask, RaggedMask):
         score = ragged(score, mask.sequences)
@@ -221,7 +222,11 @@ def mask_and_bias(
     mask: Any, bias: Any, sizes: Sizes, dtype: torch.dtype, as_written: bool = False
 ) -> tuple[Visible | None, Added | None]:
     """The normal forms of the arguments `mask` and `bias`. `dtype`: the dtype of the query."""
-    visible, float_mask = (None, None) if mask is None else _as_mask(mask, sizes, dtype, as_written)
+    visible = float_mask = None
+    if isinstance(mask, Mask):
+        visible = resolve(mask, sizes, as_written)
+    elif mask is not None:
+        visible, float_mask = _tensor_mask(mask, sizes, dtype, as_written)
     added = None if bias is None else _as_bias(bias, mask, sizes)
     if float_mask is not None:
         added = Added(dense=float_mask) if added is None else added.plus(Added(dense=float_mask))
@@ -385,10 +390,8 @@ def _not_one(name: str, given: Any, expected: str) -> ClearheadError:
     )
 
 
-def _as_mask(mask: Any, sizes: Sizes, dtype: torch.dtype, as_written: bool) -> tuple[Visible | None, Tensor | None]:
-    """The normal form of the argument `mask`: a mask, or a bias where it is a float tensor."""
-    if isinstance(mask, Mask):
-        return resolve(mask, sizes, as_written), None
+def _tensor_mask(mask: Any, sizes: Sizes, dtype: torch.dtype, as_written: bool) -> tuple[Visible | None, Tensor | None]:
+    """The normal form of a tensor or an array given as `mask`: of a bool one spans, of a float one a bias."""
     if not isinstance(mask, Tensor | np.ndarray):
         check_mask(mask)
         raise _not_one("mask", mask, "a Mask, such as Causal(), a bool tensor (True: may attend), or a float tensor")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -77,10 +77,12 @@ def record(problem: Problem, *, copy: bool = False, fresh: bool = False) -> Reco
     writes. A `fresh` query and key, which only the caller holds, are never copied then.
     """
     change: Change = copied if copy else _detached
-    query, key = (
-        copied(t) if copy or (t.is_inference() and not fresh) else t.detach() for t in (problem.query, problem.key)
-    )
     scores = problem.scores
+    query, key = scores.query, scores.key
+    if copy or (not fresh and (query.is_inference() or key.is_inference())):
+        query, key = copied(query), copied(key)
+    else:
+        query, key = query.detach(), key.detach()
     if isinstance(scores, ByTile):
         scores = scores._replace(score=frozen(scores.score, change), query=query, key=key)
     else:
@@ -88,7 +90,8 @@ def record(problem: Problem, *, copy: bool = False, fresh: bool = False) -> Reco
         scores = Pairwise(scores.phi, query, key, weight, scores.scale, scores.softcap)  # faster than _replace
     bias, visible, sinks = problem.bias, problem.visible, problem.sinks
     if bias is not None:
-        dense, relative = (None if t is None else change(t) for t in (bias.dense, bias.relative))
+        dense = None if bias.dense is None else change(bias.dense)
+        relative = None if bias.relative is None else change(bias.relative)
         bias = Added(dense, relative, bias.function, bias.reads)
     if visible is not None:
         spans, edges = visible.spans, visible.known
@@ -146,27 +149,28 @@ def _detached(tensor: Tensor) -> Tensor:
     return copied(tensor) if trained or uncounted(tensor) else tensor.detach()
 
 
-def tensors_of(problem: Problem) -> Iterator[tuple[str, Tensor]]:
+def tensors_of(problem: Problem) -> list[tuple[str, Tensor]]:
     """Every tensor of a problem, with the name of its part of the problem."""
     scores = problem.scores
-    yield "query", scores.query
-    yield "key", scores.key
+    found = [("query", scores.query), ("key", scores.key)]
     if isinstance(scores, Pairwise) and scores.weight is not None:
-        yield "score", scores.weight
+        found.append(("score", scores.weight))
     if problem.visible is not None:
-        yield from (("mask", edge) for edge in problem.visible.spans.edges())
+        found += [("mask", edge) for edge in problem.visible.spans.edges()]
     if problem.bias is not None:
-        yield from (("bias, or float mask,", tensor) for tensor in problem.bias.tensors)
+        found += [("bias, or float mask,", tensor) for tensor in problem.bias.tensors]
     if problem.sinks is not None:
-        yield "sinks", problem.sinks
-    yield from _by_functions(problem)
+        found.append(("sinks", problem.sinks))
+    return found + _by_functions(problem)
 
 
-def _by_functions(problem: Problem) -> Iterator[tuple[str, Tensor]]:
+def _by_functions(problem: Problem) -> list[tuple[str, Tensor]]:
     """The tensors that the problem's functions read, which no copy of the problem holds."""
+    found: list[tuple[str, Tensor]] = []
     if isinstance(problem.scores, ByTile):
-        yield from (("score", tensor) for tensor in tensors_in(problem.scores.score))
-    if problem.spans is not None:
-        yield from (("mask", tensor) for tensor in problem.spans.reads)
+        found += [("score", tensor) for tensor in tensors_in(problem.scores.score)]
+    if problem.visible is not None:
+        found += [("mask", tensor) for tensor in problem.visible.spans.reads]
     if problem.bias is not None:
-        yield from (("bias", tensor) for tensor in problem.bias.reads)
+        found += [("bias", tensor) for tensor in problem.bias.reads]
+    return found

@@ -21,6 +21,7 @@ from clearhead.base.tracing import (
     compiling,
     on_the_host,
     readable,
+    some_compiling,
     traced,
     transformed,
     unwrapped,
@@ -75,7 +76,7 @@ def resolve(mask: Mask, sizes: Sizes, as_written: bool) -> Visible:
     """A mask in its normal form. `as_written`: as a matrix, by the logic of its expression."""
     if as_written:
         return visible(_matrix(mask, sizes), sizes)
-    if compiling():
+    if some_compiling() and compiling():
         return Visible(mask.resolve(sizes), None, "inside", Memo())
     follows = bool(dispatch_modes()) and traced()
     signature = None if follows or isinstance(sizes.align, Tensor) else mask.signature()

@@ -14,7 +14,7 @@ from torch import Tensor
 from clearhead.base.arrays import accumulated
 from clearhead.base.errors import UnsupportedError
 from clearhead.base.rules import by_pair
-from clearhead.base.shapes import Sizes, apart
+from clearhead.base.shapes import Sizes, copy_shared_rows
 from clearhead.base.torch_state import functions_hidden
 from clearhead.base.tracing import (
     compiling,
@@ -151,7 +151,7 @@ class Flex(Engine):
         lowered, value, visible, sizes = _lowered(problem), problem.value, problem.visible, problem.sizes
         assert lowered is not None and value is not None
         lowered, parts, width = lowered.folded(), _parts(problem), value.shape[-1]
-        query, key, value = (_wide(apart(t)) for t in (lowered.query, lowered.key, value))
+        query, key, value = map(_wide, copy_shared_rows(lowered.query, lowered.key, value))
         blocks = None if visible is None else blocks_of(visible, sizes)
         sinks = tiles.sinks(problem)
         numbers = kernel.Numbers(lowered.scale, lowered.softcap, rows or sinks is not None)

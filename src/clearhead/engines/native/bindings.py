@@ -24,6 +24,7 @@ from clearhead.problem.problem import Problem
 from clearhead.problem.region import Region
 from clearhead.problem.regions import cut
 from clearhead.problem.summary import KEYS, Found, Sent, Summary
+from clearhead.scores.base import Pairwise
 
 MODULE = "clearhead.engines.native._kernels"
 DTYPES = dict.fromkeys(KEYS, torch.int64)  # of statistics that are not float32
@@ -103,12 +104,13 @@ def chosen(instructions: str | None = None) -> Any:
 
 def read_by_kernels(problem: Problem) -> Any:
     """A lowered problem, or a part of one, as the kernels read it. It keeps the tensors alive that it points to."""
-    lowered, spans, bias = problem.lowered, problem.spans, problem.bias
-    assert lowered is not None
+    lowered, bias, module = problem.scores, problem.bias, kernels()
+    spans = None if problem.visible is None else problem.visible.spans
+    assert isinstance(lowered, Pairwise)
     start, stop = (None, None) if spans is None else (spans.start, spans.stop)
     gaps = (None, None) if spans is None or spans.gaps is None else spans.gaps
     dense = relative = queries = keys = None
-    blocks = blocks_of(problem, kernels())
+    blocks = blocks_of(problem, module)
     if bias is not None:
         dense = None if bias.dense is None else _operand(bias.dense)
         relative = None if bias.relative is None else _rows(_float(bias.relative))
@@ -118,7 +120,7 @@ def read_by_kernels(problem: Problem) -> Any:
     if problem.seed is not None:
         # the hash of dropout counts sequences, heads and keys from 0: with dropout only queries may be a part
         seed, first = int(problem.seed) & (2**64 - 1), 0 if problem.origin is None else problem.origin[2].start
-    return kernels().Problem(
+    return module.Problem(
         PHI[lowered.phi],
         lowered.scale,
         lowered.softcap or 0.0,
@@ -153,11 +155,13 @@ def _operand(tensor: Tensor) -> Tensor:
     """A tensor of a type that the kernels read: itself, unless it is a lazy negation."""
     if tensor.dtype not in READ:
         return _float(tensor)
-    return tensor.resolve_neg() if tensor.is_neg() else tensor  # the question takes less time than the call
+    return tensor.resolve_neg() if tensor.is_neg() else tensor  # the check takes less time than the call
 
 
 def _rows(tensor: Tensor) -> Tensor:
-    """An operand with its columns side by side."""
+    """An operand whose rows are contiguous."""
+    if tensor.dtype in READ and tensor.is_contiguous() and not tensor.is_neg():
+        return tensor  # as most are, at less cost
     tensor = _operand(tensor)
     return tensor if _side_by_side(tensor) else tensor.contiguous()
 
@@ -176,7 +180,7 @@ def forward(problem: Problem, rows: bool, few: bool) -> Partial:
     """The output of a lowered problem that has a value and keys; `few`: do not pack the keys (csrc/decode.h)."""
     value = problem.value
     assert value is not None
-    batch, heads, queries, width = *problem.sizes.shape[:3], value.shape[-1]
+    batch, heads, queries, width = *problem.sizes[:3], value.shape[-1]
     # as SDPA lays it out: heads side by side, so that modules need no copy to join them
     strides = (queries * heads * width, width, heads * width, 1)
     output = torch.empty_strided((batch, heads, queries, width), strides, dtype=torch.float32, device=CPU)

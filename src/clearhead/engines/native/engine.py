@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from clearhead.base.products import has_matrix_instructions
-from clearhead.base.tracing import compiling, looked_into, ordinary, plain, traced
+from clearhead.base.tracing import compiling, looked_into, ordinary, plain, some_compiling, traced
 from clearhead.engines.base import Cost, Engine
 from clearhead.engines.native import bindings
 from clearhead.engines.native.blocks import EVERY, ROWS, blocks_of
@@ -22,6 +22,7 @@ from clearhead.problem.region import Region
 from clearhead.problem.regions import cut
 from clearhead.problem.summary import Found, Sent, Summary, parted, with_groups
 from clearhead.problem.unseen import finite
+from clearhead.scores.base import Pairwise
 
 FEW_QUERIES = 4  # up to this many, the kernel does not pack the keys: packing would cost more than it saves
 FEW_PAIRS = 2**16  # below this many pairs, a call of PyTorch's own kernel takes less time in float32,
@@ -60,13 +61,13 @@ class Native(Engine):
         if not bindings.available():
             return ["its compiled part is missing: install clearhead from a wheel, or from source with a C++ compiler"]
         found = []
-        lowered, query = problem.lowered, problem.scores.query
+        query = problem.scores.query
         dtype = query.dtype
         if not query.is_cpu:
             found.append(f"the inputs are on {problem.sizes.device}")
-        if lowered is None:
+        if not isinstance(problem.scores, Pairwise):
             found.append(f"{problem.tile_alone}: the kernels know dot, additive and Gaussian scores")
-        if problem.by_function:
+        if problem.bias is not None and problem.bias.function is not None:
             found.append("the bias is a function: the kernels know numbers for each pair and for each distance")
         if dtype not in bindings.READ:
             found.append(f"it computes in float32, and the inputs are {dtype}")
@@ -75,21 +76,23 @@ class Native(Engine):
         usual = ordinary()
         if not usual and looked_into():
             found.append("torch.func and forward mode look into PyTorch's own operations only")
-        elif (not usual and traced()) or not ((not usual and compiling()) or all(map(plain, _read(problem)))):
+        elif not usual and compiling():
+            pass  # the operation that the compiler calls checks its inputs
+        elif (not usual and traced()) or not _is_in_host_memory(problem):
             found.append("the kernels read memory, and an input is no plain tensor in the host's memory")
         return found
 
     def reservations(self, problem: Problem) -> list[str]:
-        lowered = problem.lowered
-        if lowered is None or lowered.phi != "mul" or problem.value is None:
+        scores = problem.scores
+        if not isinstance(scores, Pairwise) or scores.phi != "mul" or problem.value is None:
             return []
-        if not problem.plain or lowered.softcap is not None:
+        if scores.softcap is not None or not problem.plain:
             return []  # PyTorch's kernel cannot take it, or has more work with it
-        dtype = lowered.query.dtype
+        dtype = scores.query.dtype
         if dtype is not torch.float32 and has_matrix_instructions(dtype):
             return [f"PyTorch's own kernel is faster in {dtype} on this CPU where nothing is masked"]
         # compiled code serves every size: the size that it was traced with decides nothing
-        if compiling():
+        if some_compiling() and compiling():
             return []
         pairs = math.prod(problem.sizes[:4])
         if dtype is not torch.float32:
@@ -227,12 +230,13 @@ def _pairs(problem: Problem) -> int:
     return int(area.item()) * copies
 
 
-def _read(problem: Problem) -> list[Tensor]:
-    """The tensors whose memory the kernels read, without a mask's residual."""
-    low, spans = problem.lowered, problem.spans
-    edges = () if spans is None else spans.edges()
-    given = () if low is None else (low.query, low.key, low.weight)
-    return [t for t in (*given, problem.value, problem.sinks, *problem.added, *edges) if t is not None]
+def _is_in_host_memory(problem: Problem) -> bool:
+    """Whether the kernels can read the memory of all tensors; the residual of a mask is checked where it is read."""
+    scores, visible, bias = problem.scores, problem.visible, problem.bias
+    weight = scores.weight if isinstance(scores, Pairwise) else None
+    dense, relative = (None, None) if bias is None else (bias.dense, bias.relative)
+    edges = () if visible is None else (visible.spans.start, visible.spans.stop, *(visible.spans.gaps or ()))
+    return plain(scores.query, scores.key, weight, problem.value, problem.sinks, dense, relative, *edges)
 
 
 def _overflow(problem: Problem) -> float:

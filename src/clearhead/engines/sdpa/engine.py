@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from clearhead.base.shapes import apart
+from clearhead.base.shapes import copy_shared_rows
 from clearhead.base.tracing import (
     batched,
     compiling,
@@ -20,6 +20,7 @@ from clearhead.base.tracing import (
     forward_mode,
     ordinary,
     readable,
+    some_compiling,
     transformed,
     unwrapped,
 )
@@ -34,6 +35,7 @@ from clearhead.problem.guard import zero_unseen
 from clearhead.problem.packing import without_operands
 from clearhead.problem.partial import Partial
 from clearhead.problem.problem import Problem
+from clearhead.scores.base import Pairwise
 
 
 class Sdpa(Engine):
@@ -54,8 +56,8 @@ class Sdpa(Engine):
     def objections(self, problem: Problem) -> list[str]:
         if problem.value is None:
             return ["the fused kernel gives neither weights nor their log-sum-exp"]
-        lowered = problem.lowered
-        if lowered is None:
+        lowered = problem.scores
+        if not isinstance(lowered, Pairwise):
             return [f"{problem.tile_alone}: it is no dot product"]
         found = []
         if lowered.phi != "mul":
@@ -78,15 +80,15 @@ class Sdpa(Engine):
         return ["a NaN or infinite key that only some queries may see leaks into the others (tiled guards it)"]
 
     def transparent(self, problem: Problem) -> bool:
-        return problem.plain or not compiling()  # its pieces depend on values, which are unknown while compiling
+        # its pieces depend on values, which are unknown while compiling
+        return not (some_compiling() and compiling()) or problem.plain
 
     def forward(self, problem: Problem, rows: bool = False) -> Partial:
-        lowered, value = problem.lowered, problem.value
-        assert lowered is not None and value is not None
-        lowered = lowered.folded()
-        query, key = lowered.query, lowered.key
-        if not (query.is_contiguous() and key.is_contiguous() and value.is_contiguous()):
-            query, key, value = apart(query), apart(key), apart(value)
+        lowered, value = problem.scores, problem.value
+        assert isinstance(lowered, Pairwise) and value is not None
+        if lowered.weight is not None:
+            lowered = lowered.folded()
+        query, key, value = copy_shared_rows(lowered.query, lowered.key, value)
         if problem.plain and 0 not in problem.sizes[:4]:
             return Partial(full(query, key, value, lowered.scale))
         problem = problem._replace(scores=lowered._replace(query=query, key=key), value=value)
