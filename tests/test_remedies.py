@@ -1,6 +1,5 @@
 """What a message says to write is written, runs, and gives what was meant."""
 
-import gc
 import warnings
 from functools import cache
 from types import SimpleNamespace
@@ -46,7 +45,6 @@ def warned(make):
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
         make()
-        gc.collect()
     raise Warning(str(said[0].message))
 
 

@@ -14,6 +14,8 @@ from torch.utils.checkpoint import checkpoint
 import clearhead as ch
 from clearhead.nn import AdditiveAttention, DotProductAttention, MultiHeadAttention, TorchMultiheadAttention
 
+pytestmark = pytest.mark.usefixtures("few_to_collect")
+
 # each attention module with all parts that keep something between calls
 MODULES = {
     "dot": DotProductAttention,
