@@ -74,16 +74,16 @@ def floor(name):
     return next(i for i, names in enumerate(FLOORS) if top in names.split())
 
 
-@pytest.mark.parametrize(("name", "path", "package"), list(modules()), ids=lambda x: x if isinstance(x, str) else "")
-def test_imports_run_downward(name, path, package):
-    folder = name.rpartition(".")[0]
-    for imported in imports_of(path):
-        if imported.split(".")[0] == name.split(".")[0]:
-            other_folder, _, leaf = imported.rpartition(".")
-            if folder in APART and folder == other_folder and not package:
-                assert leaf in APART[folder], f"{name} imports {imported}: they stand alone"
-            continue
-        assert floor(imported) < floor(name), f"{name} imports {imported}, which stands above it or beside it"
+def test_imports_run_downward():
+    for name, path, package in modules():
+        folder = name.rpartition(".")[0]
+        for imported in imports_of(path):
+            if imported.split(".")[0] == name.split(".")[0]:
+                other_folder, _, leaf = imported.rpartition(".")
+                if folder in APART and folder == other_folder and not package:
+                    assert leaf in APART[folder], f"{name} imports {imported}: they stand alone"
+                continue
+            assert floor(imported) < floor(name), f"{name} imports {imported}, which stands above it or beside it"
 
 
 # The same inside of `models`, by the beginnings of names.
@@ -227,18 +227,17 @@ def test_the_top_holds_few_names():
     assert len(ch.__all__) <= 45
 
 
-@pytest.mark.parametrize("name", PUBLIC)
-def test_public_names_open_with_what_they_do_and_an_example(name):
-    value = PUBLIC[name]
-    text = inspect.getdoc(value)
-    assert text and text.splitlines()[0].rstrip().endswith((".", ":")), name
-    needs_more = name.startswith(("distributed.", "testing."))  # several processes; the class that is checked
-    if not needs_more and (not inspect.isclass(value) or not issubclass(value, ch.ClearheadError)):
-        assert ">>>" in text or name in MADE, f"{name} has no example"
-    if inspect.isfunction(value):
-        # of attention and `watch`, which take many options
-        operands = {"query", "key", "value", "valid_lens", "layout", "model", "padding", "others"}
-        assert len(inspect.signature(value).parameters.keys() - operands) <= 8
+def test_public_names_open_with_what_they_do_and_an_example():
+    for name, value in PUBLIC.items():
+        text = inspect.getdoc(value)
+        assert text and text.splitlines()[0].rstrip().endswith((".", ":")), name
+        needs_more = name.startswith(("distributed.", "testing."))  # several processes; the class that is checked
+        if not needs_more and (not inspect.isclass(value) or not issubclass(value, ch.ClearheadError)):
+            assert ">>>" in text or name in MADE, f"{name} has no example"
+        if inspect.isfunction(value):
+            # of attention and `watch`, which take many options
+            operands = {"query", "key", "value", "valid_lens", "layout", "model", "padding", "others"}
+            assert len(inspect.signature(value).parameters.keys() - operands) <= 8, name
 
 
 @pytest.mark.parametrize("kind", [ch.extend.Score, ch.extend.Mask, ch.extend.Bias], ids=lambda c: c.__name__)
