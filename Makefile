@@ -152,8 +152,9 @@ needs = $(BIN)/python -c "import sys, tomllib; project = tomllib.load(open('pypr
   print(*project['dependencies'], *sum(map(project['optional-dependencies'].get, sys.argv[1:]), []), sep='\n')" $(1) \
   | $(PIP) -c constraints.txt -r /dev/stdin
 
-# What `make demo` runs with. The kernels are compiled while the packages are fetched and unpacked. constraints.txt pins
-# torch: an unpinned one may bring gigabytes of GPU libraries.
+# What `make demo` runs with. The kernels are compiled while the packages are fetched and unpacked, for this CPU alone, or
+# with CLEARHEAD_INSTRUCTION_SETS=all in the environment for all. constraints.txt pins torch: an unpinned one may bring
+# gigabytes of GPU libraries.
 $(RUNS): $(MADE_OF)
 	$(PYTHON) -m venv .venv
 	@($(PIP) --no-deps -e . && $(PIP) --no-deps --require-hashes -r bert.txt) & own=$$!; \
