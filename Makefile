@@ -10,7 +10,7 @@ MODULES := node_modules/.package-lock.json
 # The tests start some hundreds of processes: each compiles clearhead anew where no bytecode may be written.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test explore mutants docs course alone versions others cuda-check lint style types bench bundle wheel tried-wheel sanitize clean
+.PHONY: demo test explore mutants docs course versions others cuda-check lint style types bench bundle wheel tried-wheel sanitize clean
 
 demo: $(RUNS) bundle
 	@$(BIN)/clearhead report --file examples/paragraph.txt -o demo.html
@@ -25,11 +25,6 @@ test: $(READY) $(MODULES) bundle browser style
 # What `make test` leaves out: tests/explored.py names it.
 explore: $(READY) bundle browser
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist worksteal -m explore
-
-# Each test file in a process of its own, two at a time: what one file needs of another is missing there.
-alone: $(READY) bundle browser
-	@find tests -name 'test_*.py' | sort | OMP_NUM_THREADS=1 xargs -P 2 -I{} \
-	  sh -c 'out=$$($(BIN)/pytest -m "not explore" {} 2>&1) || [ $$? = 5 ] || { echo "alone: {}"; echo "$$out"; exit 1; }'
 
 # Faults are planted in copies of the sources: those that no test finds are named. CI does not run it.
 mutants: $(READY) bundle browser
@@ -157,8 +152,9 @@ needs = $(BIN)/python -c "import sys, tomllib; project = tomllib.load(open('pypr
   print(*project['dependencies'], *sum(map(project['optional-dependencies'].get, sys.argv[1:]), []), sep='\n')" $(1) \
   | $(PIP) -c constraints.txt -r /dev/stdin
 
-# What `make demo` runs with. The kernels are compiled while the packages are fetched and unpacked. constraints.txt pins
-# torch: an unpinned one may bring gigabytes of GPU libraries.
+# What `make demo` runs with. The kernels are compiled while the packages are fetched and unpacked, for this CPU alone, or
+# with CLEARHEAD_INSTRUCTION_SETS=all in the environment for all. constraints.txt pins torch: an unpinned one may bring
+# gigabytes of GPU libraries.
 $(RUNS): $(MADE_OF)
 	$(PYTHON) -m venv .venv
 	@($(PIP) --no-deps -e . && $(PIP) --no-deps --require-hashes -r bert.txt) & own=$$!; \

@@ -6,6 +6,7 @@ import pytest
 import torch
 from apart import run
 from drawn import draw
+from instruction_sets import SETS
 
 import clearhead as ch
 from clearhead.engines.native import bindings, blocks
@@ -13,7 +14,6 @@ from clearhead.masks.dense import DenseMask
 from clearhead.problem.problem import make_problem
 from clearhead.testing import ROUNDED
 
-SETS = bindings.kernels().available()
 SCORES = {
     "dot": lambda: ch.Dot(),
     "softcap and sinks": lambda: ch.Dot(softcap=2.0),
@@ -25,7 +25,7 @@ LENGTHS = [(1, 1), (3, 65), (4, 1000), (7, 9), (48, 64), (49, 63), (97, 130)]
 
 @pytest.fixture(params=SETS)
 def instructions(request, monkeypatch):
-    """Runs a test once for each instruction set that this CPU has."""
+    """Run a test once for each instruction set."""
     kernels = bindings.chosen(request.param)
     monkeypatch.setattr(bindings, "chosen", lambda: kernels)
     return request.param

@@ -6,12 +6,12 @@ import sys
 import pytest
 import torch
 from drawn import draw
+from instruction_sets import SETS
 
 import clearhead as ch
 from clearhead.engines.native import bindings
 from clearhead.problem.problem import make_problem
 
-SETS = bindings.kernels().available()
 LOW = [torch.bfloat16, torch.float16]
 SCORES = {
     "dot": lambda: ch.Dot(),

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "blocks.h"
+#include "cpu.h"
 #include "given.h"
 #include "kernels.h"
 
@@ -19,40 +20,39 @@ using namespace clearhead;
 
 namespace clearhead {
 namespace baseline { extern const Kernels KERNELS; }
-#ifdef CLEARHEAD_X86
 namespace avx2 { extern const Kernels KERNELS; }
 namespace avx512 { extern const Kernels KERNELS; }
 namespace avx512_bf16 { extern const Kernels KERNELS; }
-#endif
 }  // namespace clearhead
 
 namespace {
 
-// The instruction sets that this CPU has, best first.
+struct Build {
+    const char* name;
+    int level;  // of cpu.h
+    const Kernels* kernels;
+};
+
+// The builds of the kernels, best first. An editable installation has the baseline and that of its CPU.
+const Build BUILDS[] = {
+#ifdef CLEARHEAD_AVX512_BF16
+    {"avx512_bf16", 3, &avx512_bf16::KERNELS},
+#endif
+#ifdef CLEARHEAD_AVX512
+    {"avx512", 2, &avx512::KERNELS},
+#endif
+#ifdef CLEARHEAD_AVX2
+    {"avx2", 1, &avx2::KERNELS},
+#endif
+    {"baseline", 0, &baseline::KERNELS},
+};
+
+// The instruction sets that this CPU and this build have, best first.
 std::vector<std::string> available() {
     std::vector<std::string> found;
-#ifdef CLEARHEAD_X86
-    __builtin_cpu_init();
-    const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("bmi2") &&
-                      __builtin_cpu_supports("f16c");
-    if (avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-        __builtin_cpu_supports("avx512cd") && __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl")) {
-        if (__builtin_cpu_supports("avx512bf16")) found.push_back("avx512_bf16");
-        found.push_back("avx512");
-    }
-    if (avx2) found.push_back("avx2");
-#endif
-    found.push_back("baseline");
+    for (const Build& build : BUILDS)
+        if (build.level <= level_of_cpu()) found.push_back(build.name);
     return found;
-}
-
-const Kernels& kernels_of(const std::string& name) {
-#ifdef CLEARHEAD_X86
-    if (name == "avx512_bf16") return avx512_bf16::KERNELS;
-    if (name == "avx512") return avx512::KERNELS;
-    if (name == "avx2") return avx2::KERNELS;
-#endif
-    return baseline::KERNELS;
 }
 
 // Memory for one call, given back at its end.
@@ -247,14 +247,13 @@ struct NamedSent : Named<Sent> {
 
 // The kernels of one instruction set. They run without the GIL: other Python threads run on.
 struct Cpu {
-    const Kernels* kernels;
+    const Kernels* kernels = nullptr;
     std::string name;
 
     explicit Cpu(const std::string& isa) : name(isa) {
-        bool has = false;
-        for (const std::string& one : available()) has = has || one == isa;
-        if (!has) throw nb::value_error("this CPU or this build has no such instruction set; see available()");
-        kernels = &kernels_of(isa);
+        for (const Build& build : BUILDS)
+            if (build.name == isa && build.level <= level_of_cpu()) kernels = build.kernels;
+        if (!kernels) throw nb::value_error("this CPU or this build has no such instruction set; see available()");
     }
 
     bool forward(const Held& held, bool few, nb::handle out, nb::handle maximum, nb::handle log_sum) const {
