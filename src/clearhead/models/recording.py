@@ -378,7 +378,8 @@ class Recording(Calls[AttentionCall]):
         error: float = ERROR,
     ) -> list[Layer]:
         """Each call with the statistics of its weights, as the report shows them. The arguments are those of `view`."""
-        parts = list(Paged(self.calls, tokens, source_tokens, sequence, error).layers())
+        paged = Paged(self.calls, tokens, source_tokens, sequence, error)
+        parts = [paged.layer(number) for number in range(len(self.calls))]
         layers = [part for part in parts if isinstance(part, Layer)]
         if parts and not layers:
             raise nothing_left(parts)
