@@ -313,7 +313,7 @@ def of_heads(layer: Layer, heads: Sequence[int]) -> Layer:
         return array if array is None or len(array) == 1 != layer.heads else array[chosen]
 
     def each(parts: tuple[Any, ...]) -> tuple[Any, ...]:
-        return parts if len(parts) <= 1 != layer.heads else tuple(parts[head] for head in chosen)
+        return parts if not parts or len(parts) == 1 != layer.heads else tuple(parts[head] for head in chosen)
 
     keys, steps, bias, pyramid = [layer.key_head(h) for h in chosen], layer.operand_steps, layer.bias, layer.pyramid
     numbers = layer.numbers or tuple(range(layer.heads))
