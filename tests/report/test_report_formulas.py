@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -15,6 +15,7 @@ from rendered import render
 
 import clearhead as ch
 from clearhead.base.shapes import Sizes
+from clearhead.problem.words import Words
 from clearhead.report import Layer
 from clearhead.report.from_call import layer_from_call
 
@@ -240,7 +241,7 @@ def test_distances_where_queries_stand_outside_of_the_words(align: int, words: l
     keep = torch.tensor([words])
     with torch.no_grad(), ch.watch(block := Block()) as seen:
         block(normal(1, 1, 2, 4), normal(1, 1, 6, 4, seed=1), mask=ch.Padding(keep), align=align)
-    call = SimpleNamespace(name="call", kind="self", weights=seen.calls[0].weights, padding=(None, keep.bool()))
+    call = replace(seen.calls[0], kind="self", padding=Words(keys=keep.bool()))
     layer = layer_from_call(call, ["a", "b"], list("uvwxyz"), error=0)
     assert isinstance(layer, Layer) and layer.alone and layer.position is not None
     weights = call.weights.dense()[0, 0, :, keep[0].bool()].numpy()

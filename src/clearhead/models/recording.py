@@ -10,7 +10,7 @@ import numpy as np
 from torch import Tensor
 
 from clearhead.base.arrays import Array
-from clearhead.base.errors import ClearheadError
+from clearhead.base.errors import ClearheadError, require
 from clearhead.base.pictures import Style
 from clearhead.base.selected import as_index
 from clearhead.base.words import TokensLike, word_list
@@ -37,7 +37,6 @@ from clearhead.models.show.image import Picture
 from clearhead.models.show.meanings import OfHeads
 from clearhead.models.show.paged import Paged, roles
 from clearhead.models.show.pictured import listed, plotted
-from clearhead.models.show.stored import read, write
 from clearhead.models.table import Table
 from clearhead.models.tap.choice import Heads, Layers, Pairs, Positions
 from clearhead.models.use.reduced import reduced
@@ -365,7 +364,10 @@ class Recording(Calls[AttentionCall]):
         cannot be written.
         """
         self.check_complete("write")
-        return write(self.calls, path)
+        require("msgspec", "models", "saving a recording")
+        from clearhead.models.show.recording_file import write_recording
+
+        return write_recording(self.calls, path)
 
     def layers(
         self,
@@ -376,7 +378,8 @@ class Recording(Calls[AttentionCall]):
         error: float = ERROR,
     ) -> list[Layer]:
         """Each call with the statistics of its weights, as the report shows them. The arguments are those of `view`."""
-        parts = list(Paged(self.calls, tokens, source_tokens, sequence, error).layers())
+        paged = Paged(self.calls, tokens, source_tokens, sequence, error)
+        parts = [paged.layer(number) for number in range(len(self.calls))]
         layers = [part for part in parts if isinstance(part, Layer)]
         if parts and not layers:
             raise nothing_left(parts)
@@ -507,7 +510,10 @@ def load_recording(path: str | Path) -> Recording:
     `write` does not write, before it asks for memory. Cost: the file is read whole, and may then be written to or
     removed.
     """
-    return Recording(read(path))
+    require("msgspec", "models", "loading a recording")
+    from clearhead.models.show.recording_file import read_recording
+
+    return Recording(read_recording(path))
 
 
 def _texts(

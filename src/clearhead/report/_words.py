@@ -14,6 +14,7 @@ from clearhead.base.errors import ClearheadError
 from clearhead.engines.tiled.look import Look
 from clearhead.inspection.reductions.base import Reduction
 from clearhead.problem.problem import Problem
+from clearhead.problem.words import ALL_WORDS
 
 
 class Shown:
@@ -49,6 +50,15 @@ class Shown:
         if len(tokens) == self.length:
             return [tokens[int(i)] for i in self.places]
         return list(tokens) if len(tokens) == len(self.places) else [str(i) for i in self.places]
+
+
+def list_shown(call: Any, sequence: int) -> tuple[Shown, Shown]:
+    """The shown queries and keys of one sequence of a recorded call."""
+    queries, keys = (
+        Shown(None if words is None else words[sequence], length, call.name)
+        for words, length in zip(call.padding or ALL_WORDS, call.shape[2:], strict=True)
+    )
+    return queries, keys
 
 
 class Cells(Reduction):

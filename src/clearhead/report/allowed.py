@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -12,6 +11,7 @@ from clearhead.biases.base import Added
 from clearhead.problem.problem import Problem
 from clearhead.report._words import Shown
 from clearhead.report.layer import Array, PageBias, Tiles, tiled
+from clearhead.report.statistics import array
 
 EVERY = slice(None)
 ONE = slice(0, 1)
@@ -96,6 +96,4 @@ def _tiles(part: Part, problem: Problem, rows: Shown, columns: Shown, heads: int
 
 def _array(tensor: Tensor) -> Array:
     """The tensor as float32, or bool, on the host."""
-    found = tensor.detach().cpu()
-    array: Array = np.ascontiguousarray((found if found.dtype == torch.bool else found.float()).numpy())
-    return array
+    return array(tensor if tensor.dtype == torch.bool else tensor.float())

@@ -14,7 +14,7 @@ from clearhead.problem.problem import Problem
 from clearhead.problem.regions import of_sequence
 from clearhead.problem.words import ALL_WORDS
 from clearhead.report._blocks import map_codes
-from clearhead.report._words import Shown
+from clearhead.report._words import Shown, list_shown
 from clearhead.report.allowed import bias_of, holes_of, spans_of
 from clearhead.report.layer import ROWS, Array, Layer, LeftOut, Pyramid, masked_heads, of_head, seen_keys
 from clearhead.report.operands import ERROR, rounded, steps_of
@@ -34,8 +34,7 @@ def layer_from_call(
 
     `error`: about how far rounding of query and key may move a weight. The statistics are those of the rounded tensors.
     """
-    real = call.padding or ALL_WORDS
-    problem = of_sequence(call.weights.problem, sequence, real[0])
+    problem = of_sequence(call.weights.problem, sequence, (call.padding or ALL_WORDS).queries)
     queries, keys = problem.sizes.queries, problem.sizes.keys
     if problem.lowered is None and max(queries, keys) > GIVEN:
         score = type(problem.scores.score).__name__  # type: ignore[union-attr]
@@ -44,10 +43,7 @@ def layer_from_call(
             f"{score} gives each pair's score by tile() alone, and {queries:,} × {keys:,} scores are more than the "
             f"{GIVEN:,} × {GIVEN:,} that a page holds.",
         )
-    rows, columns = (
-        Shown(None if side is None else side[sequence], length, call.name)
-        for side, length in zip(real, (queries, keys), strict=True)
-    )
+    rows, columns = list_shown(call, sequence)
     problem, how = _scores(problem, rows, columns, error)
     offset = _offset(problem) if call.kind == "self" else None
     found = statistics(problem, rows, columns, offset is not None)

@@ -59,12 +59,6 @@ def tiled(band: Callable[[int, int], Array], queries: int, keys: int) -> Tiles |
     return Tiles(np.stack(places), np.stack(kept)) if kept else None
 
 
-KINDS = ("self", "cross")
-PHIS = ("mul", "tanh_add", "sq_diff")
-STACKS = ("self", "encoder", "decoder", "cross")
-ROLES = (*STACKS, *(f"{stack}, beside" for stack in STACKS))
-
-
 class About(NamedTuple):
     """The words of the page about a statistic of heads; a `Measure` has the same attributes."""
 
@@ -207,9 +201,6 @@ class Layer:
             generation, or ().
         pairs: two features that rotary positions turn together, and the number of positions of a full turn, or None
             where it is not known.
-
-    Raises:
-        ValueError: if a shape does not fit the others. The message names the field.
     """
 
     name: str
@@ -251,82 +242,6 @@ class Layer:
     answer: int | None = None
     begins: tuple[int, ...] = ()
     pairs: tuple[tuple[int, int, float | None], ...] = ()
-
-    def __post_init__(self) -> None:
-        for field, value, among in (("kind", self.kind, KINDS), ("role", self.role, ROLES), ("phi", self.phi, PHIS)):
-            if value not in among:
-                raise ValueError(f"Layer.{field} is {value!r}; it must be one of {', '.join(map(repr, among))}.")
-        if self.query.ndim != 3 or self.key.ndim != 3:
-            raise ValueError(
-                "Layer.query and Layer.key must be (heads, length, features), one sequence of a "
-                f"batch; got {self.query.shape} and {self.key.shape}."
-            )
-        heads, queries, features = self.query.shape
-        key_heads, keys, _ = self.key.shape
-        if min(heads, queries, key_heads, keys) < 1 or (features < 1) is (self.scores is None):
-            raise ValueError(
-                "Layer needs at least one head, query, key and feature, and no feature where scores are given; query "
-                f"is {self.query.shape}, key is {self.key.shape}."
-            )
-        if heads % key_heads:
-            raise ValueError(f"Layer.key has {key_heads} heads, which must divide {heads}.")
-        one_or_all = (1, heads)
-        self._check("key", self.key, (key_heads,), keys, features)
-        self._check("start", self.start, one_or_all, queries)
-        self._check("stop", self.stop, one_or_all, queries)
-        self._check("seen", self.seen, one_or_all, queries)
-        self._check("scores", self.scores, (heads,), queries, keys)
-        self._check("weight", self.weight, (features,))
-        self._check("logsumexp", self.logsumexp, (heads,), queries)
-        self._check("entropy", self.entropy, (heads,), queries)
-        self._check("received", self.received, (heads,), keys)
-        self._check("sinks", self.sinks, (heads,))
-        self._check("value_norms", self.value_norms, (heads,), keys)
-        self._check("transformed_norms", self.transformed_norms, (heads,), keys)
-        if self.slopes is not None:
-            self._check("slopes.grad", self.slopes.grad, (heads,), queries, self.slopes.grad.shape[-1])
-            divisors = tuple(n for n in range(1, heads + 1) if heads % n == 0)
-            self._check("slopes.value", self.slopes.value, divisors, keys, self.slopes.grad.shape[-1])
-            self._check("slopes.raises", self.slopes.raises, (heads,), keys)
-            self._check("slopes.lowers", self.slopes.lowers, (heads,), keys)
-        self._check("distance", self.distance, (heads,), queries)
-        if self.bias is not None:
-            self._check("bias.relative", self.bias.relative, one_or_all, queries + keys - 1)
-            if self.bias.dense is not None:
-                rows, columns = self.bias.dense.shape[1:]
-                broadcast = (1, keys) if rows == 1 < columns else (queries if rows > 1 else 1, 1)
-                self._check("bias.dense", self.bias.dense, one_or_all, *broadcast)
-            self._check_tiles("bias.tiles", self.bias.tiles)
-        self._check_tiles("holes", self.holes)
-        if self.thumbnail.ndim != 3 or len(self.thumbnail) != heads:
-            raise ValueError(f"Layer.thumbnail must be ({heads}, rows, columns); got {self.thumbnail.shape}.")
-        for field, given, length in (
-            ("query_tokens", self.query_tokens, queries),
-            ("key_tokens", self.key_tokens, keys),
-        ):
-            if len(given) != length:
-                raise ValueError(f"Layer.{field} has {len(given)} tokens for length {length}.")
-        for field, each in (("numbers", self.numbers), ("measures", self.measures)):
-            if each is not None and len(each) != heads:
-                raise ValueError(f"Layer.{field} has {len(each)} entries for {heads} heads.")
-
-    @staticmethod
-    def _check(field: str, array: Array | None, heads: tuple[int, ...], *rest: int) -> None:
-        """Raise an error unless `array` is None, or its shape is one of the head counts followed by `rest`."""
-        if array is None or (array.shape[1:] == rest and len(array) in heads):
-            return
-        allowed = " or ".join(str((h, *rest)) for h in dict.fromkeys(heads))
-        raise ValueError(f"Layer.{field} must be {allowed}; got {array.shape}.")
-
-    def _check_tiles(self, field: str, every: tuple[Tiles | None, ...]) -> None:
-        """Raise an error unless there are no tiles, or tiles of one or of each head, that cover all pairs."""
-        queries, keys = self.shape
-        for tiles in every:
-            covered = None if tiles is None else tuple(tiles.side * n for n in tiles.places.shape)
-            if covered is not None and not (queries <= covered[0] and keys <= covered[1]):
-                raise ValueError(f"Layer.{field} cover {covered} pairs; there are {(queries, keys)}.")
-        if len(every) not in (0, 1, self.heads):
-            raise ValueError(f"Layer.{field} must be of 1 or {self.heads} heads; got {len(every)}.")
 
     @property
     def heads(self) -> int:
@@ -398,7 +313,7 @@ def of_heads(layer: Layer, heads: Sequence[int]) -> Layer:
         return array if array is None or len(array) == 1 != layer.heads else array[chosen]
 
     def each(parts: tuple[Any, ...]) -> tuple[Any, ...]:
-        return parts if len(parts) <= 1 != layer.heads else tuple(parts[head] for head in chosen)
+        return parts if not parts or len(parts) == 1 != layer.heads else tuple(parts[head] for head in chosen)
 
     keys, steps, bias, pyramid = [layer.key_head(h) for h in chosen], layer.operand_steps, layer.bias, layer.pyramid
     numbers = layer.numbers or tuple(range(layer.heads))

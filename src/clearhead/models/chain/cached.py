@@ -39,26 +39,21 @@ class Link(NamedTuple):
             return None
         return rows.int().argmax(1)
 
-    def check(self, before: Link | None) -> None:
-        """Raise a ValueError where this link cannot follow `before`: a file may hold any numbers."""
-        new, first = self.new, self if before is None else before
-        stop = self.start + new.shape[2]
-        fits = new.ndim == 4 and new.is_floating_point() and new.dtype == first.new.dtype
-        fits = fits and (new.shape[1], new.shape[3]) == (first.new.shape[1], first.new.shape[3])
-        last = self.base + self.length
-        fits = fits and 0 <= self.base <= self.start <= stop <= last and self.base <= self.filled <= last
-        fits = fits and self.rejected >= 0
+    def validate(self, before: Link | None, name: str) -> None:
+        """Raise a ValueError where this link cannot follow `before`: a file may hold any sizes of 0 or more."""
+        new, rows, first = self.new, self.rows, self if before is None else before
+        stop, last, count = self.start + new.shape[2], self.base + self.length, first.new.shape[0]
+        fits = new.dtype == first.new.dtype and new.shape[1::2] == first.new.shape[1::2]
+        fits = fits and self.base <= self.start and stop <= last and self.base <= self.filled <= last
         # each place up to `filled` has a key in this link or before
         fits = fits and self.start <= (0 if before is None else before.filled)
         fits = fits and (stop == self.filled or (self.start == self.base and stop == last))
-        if self.rows is None:
-            fits = fits and new.shape[0] == first.new.shape[0]
+        if rows is None:
+            fits = fits and new.shape[0] == count
         else:
-            rows, count = self.rows, first.new.shape[0]
-            fits = fits and before is not None and rows.dtype == torch.bool
-            fits = fits and tuple(rows.shape) == (new.shape[0], count) and bool(rows.any(1).all())
+            fits = fits and before is not None and rows.shape == (new.shape[0], count) and bool(rows.any(1).all())
         if not fits:
-            raise ValueError("a link of a chain of keys does not fit the one before")
+            raise ValueError(f"{name} does not fit the link before it in the chain of keys")
 
 
 @dataclass(eq=False)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -27,7 +27,7 @@ from clearhead.models.show.paged import Paged
 from clearhead.problem.regions import of_sequence
 from clearhead.problem.words import ALL_WORDS
 from clearhead.report import Layer, Page
-from clearhead.report._words import Shown
+from clearhead.report._words import Shown, list_shown
 from clearhead.report.layer import About, LeftOut, of_heads
 
 DIVERGENCE = About(
@@ -74,10 +74,6 @@ class Beside:
     def place(self, number: int) -> int:
         """The place of the sequence in the batch of a call of the first recording."""
         return self.sides[0].place(number)
-
-    def layers(self, numbers: Iterable[int] | None = None) -> Iterator[Layer | LeftOut]:
-        """The layers of the first recording, one at a time."""
-        return map(self.layer, range(len(self.calls)) if numbers is None else numbers)
 
     def page(self, layers: Iterable[Layer | LeftOut], title: str) -> Page:
         """The page of these layers of the first recording, with the second's beside them.
@@ -146,7 +142,7 @@ class Beside:
         calls = self._calls(number)
         places: Places = None
         if all(call.kind == "self" and call.problem.sizes.queries == call.problem.sizes.keys for call in calls):
-            sides = [_shown(call) for call in calls]
+            sides = [list_shown(call, 0)[1] for call in calls]
             mine, theirs = (side.places for side in sides)
             pairs = self._aligned(number, sides)
             if pairs is not None:
@@ -204,12 +200,6 @@ def _measured(layer: Layer, difference: CallDifference) -> Layer:
     """The layer with the divergence of each of its heads, which is the same for both recordings."""
     each = zip(layer.measures or (), difference.divergence.tolist(), strict=True)
     return replace(layer, measures=tuple({**known, DIVERGENCE: (d, 0.0, None)} for known, d in each))
-
-
-def _shown(call: AttentionCall) -> Shown:
-    """The positions of a text that the page shows, for a call with one sequence."""
-    words = (call.padding or ALL_WORDS).keys
-    return Shown(None if words is None else words[0], call.problem.sizes.keys, call.name)
 
 
 def one_sequence(call: AttentionCall, sequence: int) -> AttentionCall:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -18,7 +18,7 @@ from clearhead.models.show.opened import opened_by
 from clearhead.models.show.paged import Paged
 from clearhead.models.tap.choice import heads_of
 from clearhead.report import Layer, Page
-from clearhead.report.layer import of_heads
+from clearhead.report.layer import LeftOut, of_heads
 
 if TYPE_CHECKING:
     from clearhead.models.show.widget import HeadView
@@ -42,7 +42,7 @@ class Framed:
     @cached_property
     def page(self) -> Page:
         """The page. Its layers are made one at a time when it is first read."""
-        layers = self.paged.layers(self.numbers)
+        layers: Iterable[Layer | LeftOut] = map(self.paged.layer, self.numbers)
         if self.heads is not None:
             pairs = zip(layers, self.heads, strict=True)
             layers = (of_heads(one, own) if isinstance(one, Layer) else one for one, own in pairs)

@@ -56,7 +56,7 @@ def slopes_of(call: AttentionCall, sequence: int, error: float) -> Slopes | None
     steps = steps_of(Pairwise("mul", grad[None], value[None], scale=1 / size), error) if size > 0 else None
     if steps is not None:
         grad, value = rounded(grad, steps[0]), rounded(value, steps[1])
-    numbers = [_of_words(call, side, sequence) for side in (above, below)]
+    numbers = [drop_padding(call, side, sequence) for side in (above, below)]
     return Slopes(
         grad.cpu().numpy(),
         value.cpu().numpy(),
@@ -66,7 +66,7 @@ def slopes_of(call: AttentionCall, sequence: int, error: float) -> Slopes | None
     )
 
 
-def _of_words(call: AttentionCall, numbers: Tensor, sequence: int) -> Array:
+def drop_padding(call: AttentionCall, numbers: Tensor, sequence: int) -> Array:
     """Numbers (H, Lk) of the keys that are no padding."""
     words = (call.padding or ALL_WORDS).keys
     numbers = numbers.detach().float().cpu()

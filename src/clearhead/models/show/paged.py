@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -20,6 +20,7 @@ from clearhead.models.read.rollout import check_whole
 from clearhead.models.read.tokens import Tokens, not_joined, told_unread
 from clearhead.models.show.image import patches_of
 from clearhead.models.show.meanings import (
+    drop_padding,
     effects_of,
     flow_of,
     flows,
@@ -142,10 +143,6 @@ class Paged:
         text = self.words or [str(place) for place in range(every)]
         return text[before:][:queries] if every == len(text) else []
 
-    def layers(self, numbers: Iterable[int] | None = None) -> Iterator[Layer | LeftOut]:
-        """These calls, one at a time."""
-        return map(self.layer, range(len(self.calls)) if numbers is None else numbers)
-
     def page(self, layers: Iterable[Layer | LeftOut], title: str) -> Page:
         """The page of these layers. It opens on the head with the largest effect, where effects were given, else on the
         head that departs most from uniform attention."""
@@ -212,10 +209,7 @@ def roles(calls: Sequence[tuple[str, str]]) -> list[str]:
 
 def _lengths(call: AttentionCall, sequence: int) -> dict[str, Any]:
     """The lengths of values and of transformed values, (H, Lk), without padding, as far as they are known."""
-    words = (call.padding or ALL_WORDS).keys
-    every = {f"{name}_norms": norms[sequence].float().cpu() for name, norms in norms_of(call).items()}
-    kept = slice(None) if words is None else words[sequence].cpu()
-    return {name: norms[:, kept].numpy() for name, norms in every.items()}
+    return {f"{name}_norms": drop_padding(call, norms[sequence], sequence) for name, norms in norms_of(call).items()}
 
 
 def _steps(call: AttentionCall, sequence: int, answer: int | None) -> dict[str, Any]:

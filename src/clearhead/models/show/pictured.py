@@ -20,7 +20,7 @@ from clearhead.models.read.tokens import words_read
 from clearhead.models.show.paged import place_in, whole
 from clearhead.problem.regions import of_sequence
 from clearhead.problem.words import ALL_WORDS
-from clearhead.report._words import Cells, Shown
+from clearhead.report._words import Cells, Shown, list_shown
 from clearhead.report.statistics import lazy
 
 if TYPE_CHECKING:
@@ -34,15 +34,10 @@ def plotted(
 ) -> Axes | np.ndarray:
     """The picture of `Recording.plot`. `label`: the name of the call."""
     check_style(style)
-    batch, count, queries, keys = call.weights.shape
     place = place_in(call, whole(sequence))
-    chosen = picks((place,) if heads is None else (place, heads), (batch, count))
+    chosen = picks((place,) if heads is None else (place, heads), call.shape[:2])
     most = CELLS if len(chosen) == 1 else IN_GRID
-    real = call.padding or (None, None)
-    rows, columns = (
-        Shown(None if side is None else side[place], length, call.name)
-        for side, length in zip(real, (queries, keys), strict=True)
-    )
+    rows, columns = list_shown(call, place)
     drawn = panels(call.weights, chosen, most) if rows.all and columns.all else _of_words(call, chosen, rows, columns)
     one = len(drawn) == 1 and heads is not None
     if style.title is None:
@@ -50,9 +45,11 @@ def plotted(
         style = Style(f"{said} ({call.name})", style.cmap, style.scale)
     elif one:
         style = Style(f"{style.title}, head {chosen[0][1]}", style.cmap, style.scale)
+    crosses = call.kind == "cross"
+    key_tokens = "source_tokens" if crosses else "tokens"
     sides = (
         Side("query", len(rows.places), _labels(words[0], call, rows, columns, "tokens")),
-        Side("key", len(columns.places), _key_labels(words, call, rows, columns)),
+        Side("key", len(columns.places), _labels(words[crosses], call, columns, columns, key_tokens)),
     )
     long = max(side.length for side in sides) > most
     return draw(drawn, *sides, style, "largest weight in the cell" if long else "weight")
@@ -79,13 +76,6 @@ def _of_words(call: AttentionCall, chosen: Sequence[tuple[int, ...]], rows: Show
 
     heads = [pick[1] for pick in chosen]
     return [Panel(maps[h], hidden(h), title) for h, title in zip(heads, titles(chosen), strict=True)]
-
-
-def _key_labels(words: tuple[Words, Words], call: AttentionCall, rows: Shown, columns: Shown) -> Words:
-    tokens, source = words
-    if call.kind == "cross":
-        return _labels(source, call, columns, columns, "source_tokens")
-    return _labels(tokens, call, columns, columns, "tokens")
 
 
 def _labels(tokens: list[str] | None, call: AttentionCall, side: Shown, keys: Shown, name: str) -> Words:
