@@ -285,7 +285,7 @@ def test_rules_that_are_made_in_full(as_written):
 @pytest.mark.parametrize("mask", masks(), ids=lambda mask: mask.__name__)
 def test_no_block_of_the_mask_is_missed(mask):
     sizes = Sizes(2, 4, 2 * BLOCK + 40, 3 * BLOCK - 9, align="lower_right")
-    spans = mask.example(sizes).resolve(sizes)
+    spans = mask.example(sizes)._resolve(sizes)
     blocks = blocks_of(visible(spans, sizes), sizes)
     keep = torch.nn.functional.pad(dense(spans, sizes), (0, 9, 0, BLOCK - 40))
     each = keep.unflatten(3, (-1, BLOCK)).unflatten(2, (-1, BLOCK))
@@ -323,7 +323,7 @@ def test_what_is_asked_of_cuda(monkeypatch):
 def test_edges_of_another_device_are_read_when_they_are_asked_for(monkeypatch):
     monkeypatch.setattr("clearhead.problem.visible.on_the_host", lambda tensor: False)
     sizes = Sizes(1, 1, 4, 6)
-    seen = visible(ch.Lengths([3]).resolve(sizes), sizes)
+    seen = visible(ch.Lengths([3])._resolve(sizes), sizes)
     assert isinstance(seen.known, Later) and not seen.read and seen.unseen == "inside"
     assert int(seen.edges[1].max()) == 3 and seen.read
     wrong = visible(seen.spans._replace(stop=seen.spans.stop + 9), sizes)

@@ -80,7 +80,7 @@ def test_a_thousand_joined_masks(leaf):
     torch.testing.assert_close(*(torch.autograd.grad(out.sum(), x)[0] for out in (found, want)))
     torch.testing.assert_close(*(ch.weights(x.detach(), x.detach(), mask=given).entropy() for given in (mask, keep)))
     assert mask.title() and repr(mask) and mask._repr_html_() and ch.plan(x, x, x, mask=mask).engine
-    assert torch.equal(mask.matrix(ch.extend.Sizes(1, 1, 40, 40)).expand_as(keep), keep)
+    assert torch.equal(mask._compute_matrix(ch.extend.Sizes(1, 1, 40, 40)).expand_as(keep), keep)
 
 
 def test_rules_of_many_masks_beside_a_cache():

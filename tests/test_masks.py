@@ -112,11 +112,11 @@ def combs(keys, step):
 @pytest.mark.parametrize("teeth", [1, 2, 3, 4, 5, 7])
 def test_up_to_four_intervals_need_no_residual(teeth):
     mask = combs(2 * teeth, 2)
-    spans = mask.resolve(Sizes(1, 1, 1, 2 * teeth))
+    spans = mask._resolve(Sizes(1, 1, 1, 2 * teeth))
     assert (spans.residual is None) == (teeth <= 4)
     want = torch.arange(2 * teeth) % 2 == 0
     for each in (mask, ~~mask):
-        assert torch.equal(dense(each.resolve(Sizes(1, 1, 1, 2 * teeth)), Sizes(1, 1, 1, 2 * teeth))[0, 0, 0], want)
+        assert torch.equal(dense(each._resolve(Sizes(1, 1, 1, 2 * teeth)), Sizes(1, 1, 1, 2 * teeth))[0, 0, 0], want)
         for engine in ("native", "tiled"):
             x = torch.randn(1, 1, 1, 8), torch.randn(1, 1, 2 * teeth, 8), torch.randn(1, 1, 2 * teeth, 8)
             dense_one = ch.attention(*x, mask=want[None], engine="reference")
@@ -205,10 +205,10 @@ def test_any_expression_is_what_its_parts_say(data):
     shape = data.draw(SIZES)
     sizes = Sizes(*shape, align="lower_right")
     mask, rule = data.draw(expression(shape))
-    spans = mask.resolve(sizes)
+    spans = mask._resolve(sizes)
     rule = np.broadcast_to(rule, shape)
     np.testing.assert_array_equal(dense(spans, sizes).numpy(), rule)
-    np.testing.assert_array_equal(mask.matrix(sizes).expand(shape).numpy(), rule)
+    np.testing.assert_array_equal(mask._compute_matrix(sizes).expand(shape).numpy(), rule)
     start, stop = (edge.unsqueeze(-1).expand(*shape[:3], 1).numpy() for edge in (spans.start, spans.stop))
     inside = (np.arange(shape[3]) >= start) & (np.arange(shape[3]) < stop)
     assert not (rule & ~inside).any(), "something allowed lies outside the spans"
@@ -267,11 +267,11 @@ def test_an_interval_of_nothing_lies_anywhere(data):
         start, stop = torch.where(outside, stop, start), torch.where(outside, start, stop)
     own, j = Beyond(start, stop), torch.arange(keys)
     own_rule = ((j >= start[..., None]) & (j < stop[..., None])).expand(shape)
-    causal = ch.Causal().matrix(sizes).expand(shape)
+    causal = ch.Causal()._compute_matrix(sizes).expand(shape)
     joined = (own & ch.Causal(), own_rule & causal), (ch.Causal() | own, own_rule | causal), (~own, ~own_rule)
     query, key = (torch.randn(batch, heads, n, 4, generator=generator).double() for n in (queries, keys))
     for mask, rule in [(own, own_rule), *joined]:
-        spans = mask.resolve(sizes)
+        spans = mask._resolve(sizes)
         assert torch.equal(dense(spans, sizes), rule)
         assert all(bool(((edge >= 0) & (edge <= keys)).all()) for edge in spans.edges())
         want = torch.nan_to_num((query @ key.mT / 2).masked_fill(~rule, -torch.inf).softmax(-1)) @ key

@@ -146,32 +146,3 @@ def test_vmap_over_numbers_that_are_learnt(name):
 def test_vmap_over_numbers_that_are_read_is_an_error(call):
     with pytest.raises(ch.ClearheadError, match=r"BatchedTensor[^;]*; expected a"):
         torch.func.vmap(lambda n: call(torch.ones(1, 1, 3, 2), n))(torch.tensor([1.0, 2.0]))
-
-
-@pytest.mark.parametrize("lowered", [True, False])
-def test_a_factor_that_is_a_tensor_is_an_error(lowered):
-    """Engines compare the factor, and would give it no gradient."""
-
-    class Factor(ch.extend.Score):
-        def __init__(self):
-            super().__init__()
-            self.learnt = nn.Parameter(torch.tensor(0.4))
-
-        def tile(self, query, key):
-            return query @ key.mT
-
-        def factor(self, width):
-            return self.learnt
-
-    if lowered:
-        Factor.lower = lambda self, query, key: ch.extend.Pairwise("mul", query, key)
-    x = torch.randn(1, 2, 5, 6)
-    module = ch.nn.MultiHeadAttention(6, 2, score=Factor(), temperature=2.0)
-    for call in (
-        lambda: ch.attention(x, x, x, score=Factor()),
-        lambda: Factor()(x, x),
-        lambda: module(x[0], x[0], x[0]),
-        lambda: torch.func.vmap(lambda x: ch.attention(x, x, x, score=Factor()))(x),
-    ):
-        with pytest.raises(ch.ClearheadError, match=r"Factor.factor gave a tensor; expected a number"):
-            call()

@@ -263,7 +263,7 @@ def planned(call: Arguments, sides: tuple[Any, Any, Any]) -> Plan:
         declined=reasons(problem, chosen, call.engine is not None),
         notes=[
             *chosen.notes(problem),
-            *(call.mask.notes() if isinstance(call.mask, Mask) else []),
+            *(call.mask._list_notes() if isinstance(call.mask, Mask) else []),
             *(notes_on(problem.bias) if problem.bias is not None else []),
         ],
         operations=cost.pairs * _operations_a_pair(problem),

@@ -317,10 +317,12 @@ def check_mask(cls: type[Mask]) -> None:
     for lengths, align in (*((lengths, ALIGN) for lengths in LENGTHS[:3]), ((63, 7), "upper_left")):
         sizes = Sizes(3, 2, *lengths, torch.get_default_device(), align=align)
         mask = cls.example(sizes)
-        spans = mask.resolve(sizes)
+        spans = mask._resolve(sizes)
         keep = dense(spans, sizes)
         assert keep.dtype == torch.bool and keep.shape == sizes.shape
-        assert torch.equal(mask.matrix(sizes).expand(sizes.shape), keep), f"{mask}: the spans differ from the matrix"
+        assert torch.equal(mask._compute_matrix(sizes).expand(sizes.shape), keep), (
+            f"{mask}: the spans differ from the matrix"
+        )
         for edge, shape in ((spans.start, "start"), (spans.stop, "stop")):
             assert edge.dtype == torch.int64, f"{mask}: {shape} is {edge.dtype}"
             assert all(n in (1, size) for n, size in zip(edge.shape, sizes.shape, strict=False))
@@ -329,7 +331,7 @@ def check_mask(cls: type[Mask]) -> None:
         got = spans.keep(*part, sizes.keys).expand(keep[part].shape)
         assert torch.equal(got, keep[part]), f"{mask}: a part differs from the whole"
         assert isinstance(repr(mask), str) and mask.title() in repr(mask)
-        other = mask.resolve(sizes._replace(align="upper_left"))
+        other = mask._resolve(sizes._replace(align="upper_left"))
         moved = not mask.positional and not torch.equal(dense(other, sizes), keep)
         assert not moved, f"{mask.title()}: the spans depend on the alignment; set positional = True on the class"
         if align == ALIGN:
@@ -417,7 +419,9 @@ def check_precision(engine: str, score: tuple[Score, int, int], mask: Mask | Non
         return
     assert got.dtype == dtype
     key, value = (t.repeat_interleave(2, 1) for t in (inputs.key, inputs.value))
-    eager = capped(module.tile(inputs.query, key).detach() * module.factor(inputs.query.shape[-1]), module.softcap)
+    eager = capped(
+        module.tile(inputs.query, key).detach() * module._default_scale(inputs.query.shape[-1]), module.softcap
+    )
     if mask is not None:
         eager = eager.masked_fill(~mask.dense(inputs.query, key), -torch.inf)
     naive = torch.nan_to_num(eager.softmax(-1)) @ value

@@ -86,7 +86,7 @@ def test_a_mask_s_steps_end_in_the_mask(mask):
     sides = (slice(1, 2), slice(0, 2), slice(1, 4, 2), slice(0, 5))
     last = mask.steps(sizes, sides, "seen")[-1]
     assert last.name == "seen"
-    whole = mask.matrix(sizes).expand(sizes.shape)
+    whole = mask._compute_matrix(sizes).expand(sizes.shape)
     assert torch.equal(last.value.expand(1, 2, 2, 5), whole[sides])
 
 
@@ -112,7 +112,7 @@ def test_a_mask_s_code_gives_the_mask(mask, names, align):
     sizes = Sizes(2, 2, 4, 5, align=align)
     sides = (slice(0, 2), slice(1, 2), slice(1, 4, 2), slice(0, 5))
     *before, last = mask.steps(sizes, sides, "seen")
-    whole = mask.matrix(sizes).expand(sizes.shape)[sides]
+    whole = mask._compute_matrix(sizes).expand(sizes.shape)[sides]
     assert torch.equal(last.value.expand(whole.shape), whole)
     if isinstance(mask, ch.Documents) and (isinstance(align, torch.Tensor) or align == -2):
         names = []  # some queries stand at no key, and have no document

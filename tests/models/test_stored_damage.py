@@ -96,7 +96,10 @@ NAMED = {
         "chains[0][0] does not fit",
     ),
     "lengths beyond memory": (lengths, ".length is 1000000000000; expected "),
-    "spans that are words": (lambda found: found["calls"][0].update(spans=["a"]), "'a' is not the name of a tensor of the file"),
+    "spans that are words": (
+        lambda found: found["calls"][0].update(spans=["a"]),
+        "'a' is not the name of a tensor of the file",
+    ),
     "another key": (lambda found: found["calls"][0].update(more=1), "unknown field `more` - at `$.calls[0]`"),
     "no key": (lambda found: found["calls"][0].pop("run"), "missing required field `run` - at `$.calls[0]`"),
     "a kind": (lambda found: found["calls"][0].update(kind="both"), "'both' - at `$.calls[0].kind`"),

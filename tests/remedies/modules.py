@@ -516,19 +516,6 @@ def after():
 """,
     ),
     case(
-        "Halved(factor=2.0)",
-        ("my_factor", "attention(q, q, q, score=Halved(@=2.0))", "plain(q, q, q, None, None, 0.5)"),
-        setup="""
-class Halved(ch.extend.Score):
-    def __init__(self, **own):
-        super().__init__()
-        for name, value in own.items():
-            setattr(self, name, value)
-    def tile(self, query, key):
-        return query @ key.mT / self.my_factor
-""",
-    ),
-    case(
         "torch.export.export(Cached(), (x,))",
         (
             "attention(query, keys, values, valid_lens=lengths)",

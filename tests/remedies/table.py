@@ -500,28 +500,6 @@ class Weighted(ch.extend.Score):
 """,
     ),
     case(
-        "attention(x, x, x, score=Factored())",
-        (
-            "scale=",
-            'attention(x, x, x, score=Lowered(lambda q, k: ch.extend.Pairwise("mul", q, k, @learnt)))',
-            "plain(x, x, x, scale=0.3)",
-        ),
-        setup="""
-learnt = torch.tensor(0.3)
-class Factored(ch.extend.Score):
-    def factor(self, width):
-        return learnt
-    def tile(self, query, key):
-        return query @ key.mT
-class Lowered(ch.extend.Score):
-    def __init__(self, lower):
-        super().__init__()
-        self.lower = lower
-    def tile(self, query, key):
-        return learnt * query @ key.mT
-""",
-    ),
-    case(
         "attention(x, x, x, bias=torch.nn.attention.bias.causal_lower_right(4, 4))",
         ("mask=Causal(), align='lower_right'", "attention(x, x, x, @)", "plain(x, x, x, low)"),
         setup="import torch.nn.attention.bias",

@@ -118,7 +118,7 @@ def eager(call: Any) -> tuple[Any, Any]:
     scores = call.weights.scores((0,)).double().numpy()
     keep = np.ones(scores.shape, dtype=bool)
     if call.mask is not None:
-        keep &= call.mask.matrix(sizes)[0].expand(scores.shape).numpy()
+        keep &= call.mask._compute_matrix(sizes)[0].expand(scores.shape).numpy()
     if problem.bias is not None:
         scores = scores + problem.bias.tile(every, every, every, every, sizes)[0].double().numpy()
         keep &= scores != -np.inf
@@ -203,7 +203,7 @@ def test_padding_is_left_out(kind: str, tmp_path: Path) -> None:
         assert layer.query_tokens == layer.key_tokens == [f"t{i}" for i in np.flatnonzero(real)]
         keep = np.ones((HEADS, 20, 20), dtype=bool)
         if call.mask is not None:
-            keep &= call.mask.matrix(sizes).expand(2, HEADS, 20, 20)[1].numpy()
+            keep &= call.mask._compute_matrix(sizes).expand(2, HEADS, 20, 20)[1].numpy()
         scores = call.weights.scores((1,)).double().numpy()
         if call.problem.bias is not None:
             bias = call.problem.bias.tile(every, every, every, every, sizes).expand(2, HEADS, 20, 20)

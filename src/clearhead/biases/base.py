@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -13,8 +13,9 @@ from torch import Tensor, nn
 from clearhead.base.arrays import Array, check_float, is_dense, owned, shown
 from clearhead.base.built import Told
 from clearhead.base.errors import ClearheadError, ShapeError
-from clearhead.base.extended import Extended
 from clearhead.base.modules import after_hooks, as_forward, settled
+from clearhead.base.numbers import check_flag
+from clearhead.base.part_settings import PartSettings
 from clearhead.base.positions import check_align
 from clearhead.base.rules import Joined, broadcast
 from clearhead.base.shapes import AlignLike, Sides, Sizes, array_sizes, broadcasts, extent, part
@@ -138,7 +139,7 @@ def _checked_part(function: Part, sizes: Sizes, who: str, *sides: slice) -> Tens
     return broadcast(found, [len(range(size)[side]) for size, side in zip(sizes.shape, sides, strict=True)], who)
 
 
-class Bias(Extended, nn.Module, Told, ABC):
+class Bias(PartSettings, nn.Module, Told, ABC):
     """A bias is added to the scores, after scale and softcap. Biases combine with `+`.
 
     >>> import torch, clearhead as ch
@@ -152,6 +153,7 @@ class Bias(Extended, nn.Module, Told, ABC):
 
     __array_ufunc__ = None  # so that NumPy's arrays leave + to the bias
     __prepare_scriptable__ = refuse_script
+    _validators: ClassVar = {"positional": check_flag}
     positional: bool = False  # whether it depends on where a query stands, and so on the call's alignment
 
     @abstractmethod
@@ -164,14 +166,14 @@ class Bias(Extended, nn.Module, Told, ABC):
         `at`: four slices of (B, H, Lq, Lk), the part that is asked for; an axis along which the bias repeats has size
         1. `name`: the name of the last step. A bias that has no steps of its own is shown as it is.
         """
-        return numbers_alone(name, wide(self.part(sizes, at)))
+        return numbers_alone(name, wide(self._compute_part(sizes, at)))
 
-    def explained(self, sizes: Sizes, at: Sides, name: str = "bias") -> list[Step]:
+    def _explain(self, sizes: Sizes, at: Sides, name: str = "bias") -> list[Step]:
         """Its `steps`, or its numbers alone where they end in other numbers, as steps of a parent class may."""
-        steps, numbers = self.steps(sizes, at, name), self.part(sizes, at)
+        steps, numbers = self.steps(sizes, at, name), self._compute_part(sizes, at)
         return steps if ends_in(steps, numbers) else numbers_alone(name, wide(numbers))
 
-    def part(self, sizes: Sizes, at: Sides) -> Tensor:
+    def _compute_part(self, sizes: Sizes, at: Sides) -> Tensor:
         """The numbers of the part that four slices name; an axis along which the bias repeats may have size 1."""
         tile = _lowered_now(self, sizes).tile(*at, sizes)
         return tile.reshape((1,) * (4 - tile.ndim) + tuple(tile.shape))
@@ -266,8 +268,8 @@ class Sum(Bias):
         return cls(Far(0.3), Far(0.1))
 
     def steps(self, sizes: Sizes, at: Sides, name: str = "bias") -> list[Step]:
-        left = self.left.explained(sizes, at, f"{name}_left")
-        right = self.right.explained(sizes, at, f"{name}_right")
+        left = self.left._explain(sizes, at, f"{name}_left")
+        right = self.right._explain(sizes, at, f"{name}_right")
         both = made(name, "Both are added. An axis of size 1 is repeated.", left[-1] + right[-1], PAIRS)
         return [*left, *right, both]
 

@@ -34,7 +34,7 @@ def scores_part(rows: Problem, query: Step, key: Step, bias: list[Step]) -> list
     """The score's own steps, then scale, softcap and the steps of the bias; the last step is called "scores"."""
     scores = rows.scores
     assert isinstance(scores, ByTile)
-    steps = with_parameters(scores.score, lambda p: p.to(query.value.dtype)).explained(query, key)
+    steps = with_parameters(scores.score, lambda p: p.to(query.value.dtype))._explain(query, key)
 
     def before(name: str) -> Step:
         """The last step under this name, since it is not the finished scores yet."""
@@ -104,12 +104,12 @@ def bias_part(problem: Problem, rows: Problem, shown: Shown, dtype: torch.dtype)
     numbers = rows.bias.tile(every, every, every, every, rows.sizes).to(dtype)
     if given is not None:
         sides = (*shown.region.sides[:3], every)
-        steps = given.explained(problem.sizes, sides)
+        steps = given._explain(problem.sizes, sides)
         # the bias of a recorded call may read a tensor that has been written to since
         if ends_in(steps, numbers.expand(rows.sizes.shape)):
             if torch.promote_types(steps[-1].value.dtype, dtype) == dtype:
                 return steps
-            steps = given.explained(problem.sizes, sides, "bias_wide")
+            steps = given._explain(problem.sizes, sides, "bias_wide")
             return [*steps, made("bias", f"Rounded to {dtype}, which the scores have.", steps[-1].to(dtype), PAIRS)]
     return numbers_alone("bias", numbers)
 
@@ -119,7 +119,7 @@ def mask_part(mask: Any, sizes: Sizes, shown: Shown, scores: Step) -> list[Step]
     if isinstance(mask, Tensor | np.ndarray):
         mask = DenseMask(mask)
     assert isinstance(mask, Mask)
-    steps = mask.explained(sizes, (*shown.region.sides[:3], slice(None)))
+    steps = mask._explain(sizes, (*shown.region.sides[:3], slice(None)))
     first = next(n for n, step in enumerate(steps) if step.value.dtype == torch.bool)
     steps[first] = steps[first].but(
         why=f"{steps[first].why} A filled cell, ■, is True: the query may see the key. · is False."

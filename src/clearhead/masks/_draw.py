@@ -31,7 +31,7 @@ SMALL = 64  # the most rows and columns in a notebook
 def sizes_drawn(mask: Any) -> Sizes:
     """The sizes at which a mask is drawn where none are given."""
     batch, heads, queries, keys = mask.drawn().shape
-    keys = keys or max(queries, mask.least()) or 6
+    keys = keys or max(queries, mask._count_drawn_keys()) or 6
     return Sizes(batch, heads, queries or keys, keys)
 
 
@@ -43,8 +43,8 @@ def text(mask: Any) -> str:
         sizes = sizes_drawn(mask)
         at = f" at {sizes.queries} × {sizes.keys}"
         shown = [min(size, limit) for size, limit in zip(sizes.shape, (4, 3, LARGEST, LARGEST), strict=True)]
-        mask.check_positions()
-        keep = mask.part(sizes, tuple(slice(0, size) for size in shown))
+        mask._validate_positions()
+        keep = mask._compute_part(sizes, tuple(slice(0, size) for size in shown))
         return draw(keep.expand(shown), sizes.shape)
     except Exception as error:  # a repr raises nothing
         raised = error.__cause__ or error  # that of a rule
@@ -104,7 +104,7 @@ def cell_of(queries: int, keys: int, most: int) -> tuple[int, int]:
 
 def panels(mask: Any, sizes: Sizes, most: int) -> list[Panel]:
     """A picture for each sequence and head in which the spans differ."""
-    spans = mask.resolve(sizes)
+    spans = mask._resolve(sizes)
     shape = (spans.start, spans.stop, *(spans.gaps or ()))
     batch, heads = (
         size if spans.residual is not None else max(edge.shape[side] for edge in shape)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import torch
@@ -13,8 +13,9 @@ from torch import Tensor
 from clearhead.base.arrays import Array, mask_forms, refuse_additive
 from clearhead.base.built import Told
 from clearhead.base.errors import ClearheadError
-from clearhead.base.extended import Extended
 from clearhead.base.fold import fold
+from clearhead.base.numbers import check_flag
+from clearhead.base.part_settings import PartSettings
 from clearhead.base.pictures import Style
 from clearhead.base.positions import check_align
 from clearhead.base.rules import Joined
@@ -42,7 +43,7 @@ TITLE = 2000  # the most characters of an expression
 FEW_LEVELS = 3
 
 
-class Mask(Extended, Told, ABC):
+class Mask(PartSettings, Told, ABC):
     """Who may see whom: True means "may attend". Masks combine with `&`, `|` and `~`.
 
     >>> import clearhead as ch
@@ -61,6 +62,7 @@ class Mask(Extended, Told, ABC):
     """
 
     __array_ufunc__ = None  # so that NumPy's arrays leave operators to the mask
+    _validators: ClassVar = {"positional": check_flag, "counts_inside": check_flag}
     positional: bool = False  # whether it depends on where a query stands, and so on the call's alignment
     counts_inside: bool = False  # whether query positions count inside documents, so that no alignment gives them
 
@@ -79,7 +81,7 @@ class Mask(Extended, Told, ABC):
         """
         return None if self.signature() is None else ()
 
-    def notes(self) -> list[str]:
+    def _list_notes(self) -> list[str]:
         """The remarks on this mask that `clearhead.plan` shows."""
         return []
 
@@ -90,7 +92,7 @@ class Mask(Extended, Told, ABC):
         """The sizes at which `repr` draws this mask; 0 where any size will do; 1 where the mask repeats."""
         return Sizes(1, 1, 0, 0)
 
-    def least(self) -> int:
+    def _count_drawn_keys(self) -> int:
         """The least number of keys at which a picture shows the pattern of this mask."""
         return 6
 
@@ -99,19 +101,19 @@ class Mask(Extended, Told, ABC):
         """A mask to try this class with, that fits these sizes: `clearhead.testing.check_mask` calls it."""
         raise NotImplementedError(f"{cls.__name__} needs a classmethod example(sizes) -> Mask, to be checked with.")
 
-    def resolve(self, sizes: Sizes) -> Spans:
+    def _resolve(self, sizes: Sizes) -> Spans:
         """The spans of `lower`, after checks of their sizes and that positions have one meaning in the expression."""
-        self.check_positions()
+        self._validate_positions()
         return check_spans(self.lower(sizes), sizes, self)
 
-    def check_positions(self) -> None:
+    def _validate_positions(self) -> None:
         """Raise where one part depends on positions that another part leaves unknown."""
         if self.counts_inside and self.positional:
             raise positions_unknown(self.title())
 
-    def matrix(self, sizes: Sizes) -> Tensor:
+    def _compute_matrix(self, sizes: Sizes) -> Tensor:
         """Every pair, bool, (B or 1, H or 1, Lq or 1, Lk), by the logic of the expression itself."""
-        return self.part(sizes, (slice(None),) * 4)
+        return self._compute_part(sizes, (slice(None),) * 4)
 
     def steps(self, sizes: Sizes, at: Sides, name: str = "mask") -> list[Step]:
         """How this mask says which pairs are allowed, for `clearhead.explain`; the last step is the mask, bool.
@@ -120,21 +122,21 @@ class Mask(Extended, Told, ABC):
         1. `name`: the name of the last step. A mask that has no steps of its own is shown as it is.
         """
         why = f"{said(self, self.title)}: True where the query may see the key."
-        return [Step(name, why, self.part(sizes, at), PAIRS)]
+        return [Step(name, why, self._compute_part(sizes, at), PAIRS)]
 
-    def explained(self, sizes: Sizes, at: Sides, name: str = "mask") -> list[Step]:
+    def _explain(self, sizes: Sizes, at: Sides, name: str = "mask") -> list[Step]:
         """Its `steps`, or the mask alone where they end in another mask, as steps of a parent class may."""
         steps = self.steps(sizes, at, name)
-        differ = (steps[-1].value ^ self.part(sizes, at)).any()
+        differ = (steps[-1].value ^ self._compute_part(sizes, at)).any()
         return Mask.steps(self, sizes, at, name) if bool(differ) else steps
 
-    def part(self, sizes: Sizes, at: Sides) -> Tensor:
+    def _compute_part(self, sizes: Sizes, at: Sides) -> Tensor:
         """The part that four slices name, bool; an axis along which the mask repeats may have size 1."""
         return check_spans(self.lower(sizes), sizes, self).keep(*at, sizes.keys)
 
     def spans(self, query: Array | int, key: Array | int, align: AlignLike = None) -> Spans:
         """The normal form for these inputs: `start` and `stop`, (B or 1, H or 1, Lq or 1), and the residual."""
-        return self.resolve(_sizes_of(self, query, key)._replace(align=check_align(align)))
+        return self._resolve(_sizes_of(self, query, key)._replace(align=check_align(align)))
 
     def dense(self, query: Array | int, key: Array | int, align: AlignLike = None) -> Tensor:
         """The whole mask as a bool tensor (..., Lq, Lk), with the inputs' leading dimensions. O(Lq · Lk) memory.
@@ -150,7 +152,7 @@ class Mask(Extended, Told, ABC):
         torch.Size([2, 3, 5])
         """
         sizes = _sizes_of(self, query, key)._replace(align=check_align(align))
-        return sizes.restore(dense(self.resolve(sizes), sizes))
+        return sizes.restore(dense(self._resolve(sizes), sizes))
 
     def __and__(self, other: Mask) -> Mask:
         return And(self, check_mask(other, "&"))
@@ -306,8 +308,8 @@ class Combined(Mask):
         known = [tensors for tensors in found if tensors is not None]
         return tuple(tensor for tensors in known for tensor in tensors) if len(known) == len(found) else None
 
-    def notes(self) -> list[str]:
-        return [note for mask in leaves(self) for note in mask.notes()]
+    def _list_notes(self) -> list[str]:
+        return [note for mask in leaves(self) for note in mask._list_notes()]
 
     def drawn(self) -> Sizes:
         def make(mask: Mask, *inner: Sizes) -> Sizes:
@@ -315,8 +317,8 @@ class Combined(Mask):
 
         return fold(self, inner_masks, make)
 
-    def least(self) -> int:
-        return max(mask.least() for mask in leaves(self))
+    def _count_drawn_keys(self) -> int:
+        return max(mask._count_drawn_keys() for mask in leaves(self))
 
     def title(self) -> str:
         def make(mask: Mask, *inner: str) -> str:
@@ -324,9 +326,9 @@ class Combined(Mask):
 
         return fold(self, inner_masks, make)
 
-    def part(self, sizes: Sizes, at: Sides) -> Tensor:
+    def _compute_part(self, sizes: Sizes, at: Sides) -> Tensor:
         def make(mask: Mask, *inner: Tensor) -> Tensor:
-            found: Tensor = mask.join(*inner) if isinstance(mask, Combined) else mask.part(sizes, at)
+            found: Tensor = mask.join(*inner) if isinstance(mask, Combined) else mask._compute_part(sizes, at)
             return found
 
         return fold(self, inner_masks, make)
@@ -345,7 +347,7 @@ class Combined(Mask):
             if isinstance(mask, Combined):
                 found.append(made(own, mask.meaning, mask.join(*inner), PAIRS))
             else:
-                found.extend(mask.explained(sizes, at, own))
+                found.extend(mask._explain(sizes, at, own))
             return found[-1]
 
         fold(self, inner_masks, make)

@@ -82,7 +82,7 @@ class DenseMask(Mask):
         pairs = ByPair(lambda *slices: part(keep, *slices), lambda *indices: entry(keep, *indices))
         return Spans(start, stop, pairs, (self.keep,))
 
-    def part(self, sizes: Sizes, at: Sides) -> Tensor:
+    def _compute_part(self, sizes: Sizes, at: Sides) -> Tensor:
         return part(placed(fit(self.keep, sizes, "mask"), sizes.device, "DenseMask"), *at)
 
 

@@ -47,8 +47,8 @@ class FirstKeys(Mask):
     def signature(self) -> Hashable | None:
         return (type(self), self.count)
 
-    def least(self) -> int:
-        return max(super().least(), min(self.count + 1, 2 * LARGEST))
+    def _count_drawn_keys(self) -> int:
+        return max(super()._count_drawn_keys(), min(self.count + 1, 2 * LARGEST))
 
     def steps(self, sizes: Sizes, at: Sides, name: str = "mask") -> list[Step]:
         count = torch.full((1, 1, 1, 1), min(self.count, FAR), dtype=torch.int64, device=sizes.device)

@@ -62,7 +62,7 @@ class Lengths(Mask):
         queries = self.valid_lens.shape[1] if self.valid_lens.ndim == 2 else 1
         return Sizes(self.valid_lens.shape[0] if self.valid_lens.ndim else 1, 1, queries, 0)
 
-    def least(self) -> int:
+    def _count_drawn_keys(self) -> int:
         return self._read().longest or 0
 
     def steps(self, sizes: Sizes, at: Sides, name: str = "mask") -> list[Step]:

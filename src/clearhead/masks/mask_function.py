@@ -77,7 +77,7 @@ class MaskFunction(Mask):
             known = vars(self)[_STATE] = now.copied(), token, read
         return (known[1],)
 
-    def notes(self) -> list[str]:
+    def _list_notes(self) -> list[str]:
         if self.said:
             return []
         try:

@@ -68,7 +68,7 @@ class Padding(Mask):
 
     def steps(self, sizes: Sizes, at: Sides, name: str = "mask") -> list[Step]:
         why = "The keys that are no padding, one row a sequence: all its queries may see them, and no others."
-        return [Step(name, why, self.part(sizes, at), PAIRS)]
+        return [Step(name, why, self._compute_part(sizes, at), PAIRS)]
 
     def lower(self, sizes: Sizes) -> Spans:
         if self.keep.shape[1] != sizes.keys or not one_or(self.keep.shape[0], sizes.batch):

@@ -66,8 +66,8 @@ class PrefixLM(Mask):
     def drawn(self) -> Sizes:
         return Sizes(max(1, self.lengths.numel()), 1, 0, 0)
 
-    def least(self) -> int:
-        return max(super().least(), min(2 * (self._read().longest or 0), 2 * LARGEST))
+    def _count_drawn_keys(self) -> int:
+        return max(super()._count_drawn_keys(), min(2 * (self._read().longest or 0), 2 * LARGEST))
 
     def steps(self, sizes: Sizes, at: Sides, name: str = "mask") -> list[Step]:
         rows, columns = positions(sizes, at, name, "PrefixLM")

@@ -68,8 +68,8 @@ class SlidingWindow(Mask):
     def signature(self) -> Hashable | None:
         return (type(self), self.before, self.after)
 
-    def least(self) -> int:
-        return max(super().least(), min(self.before + self.after + 2, 2 * LARGEST))
+    def _count_drawn_keys(self) -> int:
+        return max(super()._count_drawn_keys(), min(self.before + self.after + 2, 2 * LARGEST))
 
     def steps(self, sizes: Sizes, at: Sides, name: str = "mask") -> list[Step]:
         rows, columns = positions(sizes, at, name, "SlidingWindow")

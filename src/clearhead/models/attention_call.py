@@ -384,7 +384,7 @@ def _mask(call: AttentionCall, problem: Problem, shown: Shown) -> Any:
     if mask is not None and call.uniform is None:
         return mask
     of_call = spans.keep(*sides, problem.sizes.keys)
-    if mask is not None and not bool((mask.part(problem.sizes, sides) ^ of_call).any()):
+    if mask is not None and not bool((mask._compute_part(problem.sizes, sides) ^ of_call).any()):
         return mask
     return RecordedMask(spans, problem.sizes, None if mask is None else said(mask, mask.title))
 

@@ -204,7 +204,7 @@ class Step(NamedTuple):
         rows = starts + torch.arange(sizes.queries, device=at.device)[:, None]
         keep = (at >= 0) & ((at < self.state.limits.first) | (at > rows - self.state.limits.window))
         far = sizes._replace(keys=FAR, align=self.starts)
-        spans = all_keys(far) if mask is None else mask.resolve(far)
+        spans = all_keys(far) if mask is None else mask._resolve(far)
         return keep & spans.within(at)
 
 

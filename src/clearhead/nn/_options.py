@@ -20,7 +20,7 @@ from clearhead.biases.dense import DenseBias
 from clearhead.nn._heads import one_batch, split_heads
 from clearhead.nn._positions import every_position, places_of
 from clearhead.nn.rotary_embedding import RotaryEmbedding
-from clearhead.scores.base import Score, factor_of
+from clearhead.scores.base import Score
 from clearhead.scores.bilinear import Bilinear
 from clearhead.scores.dot import Dot
 
@@ -151,7 +151,7 @@ def as_factor(name: str, given: Any, heads: int, score: Score) -> float | Tensor
     """The argument `scale` or `temperature`: a number, or floating-point numbers of which there are 1 or H."""
     if given is None:
         return None
-    own = score.own_scale()
+    own = score._scale_argument()
     tensor = isinstance(given, Tensor | np.ndarray)
     if own is not None and (not tensor or type(score) in (Dot, Bilinear)):
         raise ClearheadError(f"{name} is given, and {score} has its own, by its {own}: pass one of the two.")
@@ -186,7 +186,7 @@ def factors_of(
             )
         tensor = 1 / apart if tensor is None else tensor / apart
     elif temperature is not None:
-        number = (factor_of(score, width) if number is None else number) / temperature
+        number = (score._default_scale(width) if number is None else number) / temperature
     return number, tensor
 
 

@@ -127,8 +127,8 @@ def _objections(module: MultiHeadAttention) -> list[str]:
     found = []
     score, width = module.score, module.head_dim
     number, factor = factors_of(score, module.scale, module.temperature, width)
-    number = score.factor(width) if number is None else number
-    same = type(score) is Dot and math.isclose(number, Dot().factor(width), rel_tol=1e-12) and factor is None
+    number = score._default_scale(width) if number is None else number
+    same = type(score) is Dot and math.isclose(number, Dot()._default_scale(width), rel_tol=1e-12) and factor is None
     plain = same and score.softcap is None
     if not plain or next(module.score.parameters(), None) is not None:
         scaled = module.scale is not None or module.temperature is not None

@@ -42,7 +42,7 @@ from clearhead.problem.reads import tensors_in
 from clearhead.problem.region import Region, bias_part, visible_part
 from clearhead.problem.unseen import group, zero
 from clearhead.problem.visible import Visible, finite_unseen, resolve, seen_of
-from clearhead.scores.base import ByTile, Pairwise, Score, check_pairwise, factor_of
+from clearhead.scores.base import ByTile, Pairwise, Score, check_pairwise
 from clearhead.scores.dot import Dot
 from clearhead.scores.ragged import ragged
 from clearhead.scores.score_function import ScoreFunction
@@ -187,7 +187,7 @@ def make_problem(
     score.check(query, key)
     if 0 in sizes[:4] and not compiling():  # without pairs, a NaN would still reach the gradient of a projection
         query, key = (t.masked_fill(~t.isfinite(), 0.0) for t in (query, key))
-    factor = factor_of(score, query.shape[-1]) if scale is None else _call_scale(scale, score)
+    factor = score._default_scale(query.shape[-1]) if scale is None else _call_scale(scale, score)
     of_all = sizes if among is None else _of_all(sizes, *among)
     no_dropout = type(dropout_p) in (float, int) and not dropout_p
     if mask is None and bias is None and sinks is None and no_dropout:
@@ -305,7 +305,7 @@ def refuse_distributed(inputs: dict[str, Tensor | None]) -> None:
 
 
 def _call_scale(scale: Any, score: Score) -> float:
-    own = score.own_scale()
+    own = score._scale_argument()
     if own is not None:
         raise ClearheadError(
             f"scale is {brief(scale, 40)}, and {score} has its own, by its {own}: pass one of the two."

@@ -77,7 +77,7 @@ def resolve(mask: Mask, sizes: Sizes, as_written: bool) -> Visible:
     if as_written:
         return visible(_matrix(mask, sizes), sizes)
     if some_compiling() and compiling():
-        return Visible(mask.resolve(sizes), None, "inside", Memo())
+        return Visible(mask._resolve(sizes), None, "inside", Memo())
     follows = bool(dispatch_modes()) and traced()
     signature = None if follows or isinstance(sizes.align, Tensor) else mask.signature()
     known: Visible | None = None if signature is None else _plain.use((signature, sizes))
@@ -89,10 +89,10 @@ def resolve(mask: Mask, sizes: Sizes, as_written: bool) -> Visible:
         if depends is not None:
             return _kept(mask, depends, sizes)
     if signature is None or transformed():  # tensors made inside a transform are not valid outside of it
-        return visible(mask.resolve(sizes), sizes)
+        return visible(mask._resolve(sizes), sizes)
     host = sizes._replace(device=torch.device("cpu"))  # a plain value is lowered there: no other device is read
     with torch.inference_mode(False):  # a remembered mask may be used where gradients are wanted
-        found = visible(mask.resolve(host), host)
+        found = visible(mask._resolve(host), host)
         if sizes.device != host.device:
             intervals_of(found)
             found = found._replace(spans=_on(found.spans, sizes.device))
@@ -197,7 +197,7 @@ def _kept(mask: Mask, depends: tuple[Tensor, ...], sizes: Sizes) -> Visible:
     same = found is not None and len(now) == len(before) and all(a is b for a, b in zip(now, before, strict=True))
     if not same or not versions.known or versions.changed(named) is not None:
         with torch.inference_mode(False):  # a kept mask may be used where gradients are wanted
-            found = visible(mask.resolve(sizes), sizes)
+            found = visible(mask._resolve(sizes), sizes)
         found.memo["kept"] = True
         # the caller's tensors, which the residual reads, are the caller's memory
         size = size_of((*found.spans.edges(), found.known))
@@ -215,8 +215,8 @@ def _on(spans: Spans, device: torch.device) -> Spans:
 
 def _matrix(mask: Mask, sizes: Sizes) -> Spans:
     """Spans of every key, with the mask's matrix as the residual. It is lowered too, to know what it reads."""
-    mask.check_positions()
-    keep = mask.matrix(sizes)
+    mask._validate_positions()
+    keep = mask._compute_matrix(sizes)
     return all_keys(sizes, lambda *sides: part(keep, *sides), mask.lower(sizes).reads)
 
 

@@ -160,7 +160,7 @@ class Additive(Score):
     def extra_repr(self) -> str:
         sides = (("query_dim", self.W_q), ("key_dim", self.W_k))
         dims = (f"{n}={'projected' if m is None else m.shape[1]}" for n, m in sides)
-        return self.described(*dims, f"hidden_dim={self._vector.shape[0]}")
+        return self._format_options(*dims, f"hidden_dim={self._vector.shape[0]}")
 
 
 def _projection_steps(side: Step, matrix: Tensor | None) -> list[Step]:

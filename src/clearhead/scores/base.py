@@ -23,10 +23,10 @@ from clearhead.base.arrays import (
 )
 from clearhead.base.built import Told
 from clearhead.base.errors import ClearheadError, ShapeError, UnsupportedError, columns
-from clearhead.base.extended import Extended
 from clearhead.base.kept import Memo
 from clearhead.base.modules import settled, with_parameters
-from clearhead.base.numbers import check_count, check_number, check_positive
+from clearhead.base.numbers import check_count, check_flag, check_number, check_positive
+from clearhead.base.part_settings import PartSettings, validate_softcap
 from clearhead.base.rules import indices_of
 from clearhead.base.shapes import as_inputs, broadcasts
 from clearhead.base.single_pairs import call_rule, reads_rows
@@ -141,7 +141,7 @@ def check_pairwise(lowered: Pairwise, query: Tensor, key: Tensor, who: str) -> P
     return lowered._replace(weight=weight * lowered.scale.reshape(()).to(weight), scale=1.0)
 
 
-class Score(Extended, nn.Module, Told, ABC):
+class Score(PartSettings, nn.Module, Told, ABC):
     """The score of a query and a key. A score of your own is a subclass with `tile()`, which serves every use.
 
     >>> import torch, clearhead as ch
@@ -163,6 +163,7 @@ class Score(Extended, nn.Module, Told, ABC):
     """
 
     __prepare_scriptable__ = refuse_script
+    _validators: ClassVar = {"softcap": validate_softcap, "product": check_flag}
     softcap: float | None = None
     product: ClassVar[bool] = False  # whether `tile` makes one number a pair, as a product of matrices does
 
@@ -215,11 +216,11 @@ class Score(Extended, nn.Module, Told, ABC):
     def tile(self, query: Tensor, key: Tensor) -> Tensor:
         """Scores of a part, before scale and softcap: (..., Lq, Eq) and (..., Lk, Ek) give (..., Lq, Lk)."""
 
-    def factor(self, width: int) -> float:
+    def _default_scale(self, width: int) -> float:
         """The scale where a call gives none, for queries of this width."""
         return 1.0
 
-    def own_scale(self) -> str | None:
+    def _scale_argument(self) -> str | None:
         """The argument that set this score's own scale, beside which a call gives no scale; None if none did."""
         return None
 
@@ -237,7 +238,7 @@ class Score(Extended, nn.Module, Told, ABC):
         tile = checked_tile(self, query.value, key.value)
         return [Step("scores", why, tile, SCORES, formula=f"scores = {type(self).__name__}(query, key)")]
 
-    def explained(self, query: Step, key: Step) -> list[Step]:
+    def _explain(self, query: Step, key: Step) -> list[Step]:
         """Its `steps`, or one step where they end in other numbers than `tile`, as steps of a parent class may."""
         steps, tile = self.steps(query, key), checked_tile(self, query.value, key.value)
         found = steps[-1].value
@@ -268,9 +269,9 @@ class Score(Extended, nn.Module, Told, ABC):
         return said(self, super().__repr__)
 
     def extra_repr(self) -> str:
-        return self.described()
+        return self._format_options()
 
-    def described(self, *parts: str) -> str:
+    def _format_options(self, *parts: str) -> str:
         """The text of this score in `repr`, its softcap and its change included."""
         more = () if self.softcap is None else (f"softcap={self.softcap}",)
         then = () if self.changed_by is None else (f"then={name_of(self.changed_by)}",)
@@ -284,24 +285,13 @@ class Score(Extended, nn.Module, Told, ABC):
         queries, keys, _, sizes = as_inputs(to_tensor_float(query, "query"), to_tensor_float(key, "key"), None)
         self.check(queries, keys)
         keys = keys.repeat_interleave(sizes.heads // keys.shape[1], dim=1)
-        problem = ByTile(settled(self), queries, keys, factor_of(self, queries.shape[-1]), self.softcap)
+        problem = ByTile(settled(self), queries, keys, self._default_scale(queries.shape[-1]), self.softcap)
         scores: Any = sizes.restore(by_tile(problem))
         return cast(ArrayT, scores.detach().numpy() if isinstance(query, np.ndarray) else scores)
 
     if TYPE_CHECKING:  # torch declares a call of anything
 
         def __call__(self, query: ArrayT, key: ArrayT) -> ArrayT: ...
-
-
-def factor_of(score: Score, width: int) -> float:
-    """The score's own scale, a number: engines compare it, and give it no gradient."""
-    found = score.factor(width)
-    if isinstance(found, Tensor):
-        raise ClearheadError(
-            f"{type(score).__name__}.factor gave a tensor; expected a number. Multiply by the tensor in tile(), and in "
-            "lower() give it as Pairwise(scale=...)."
-        )
-    return found
 
 
 def capped(tile: Tensor, softcap: float | None) -> Tensor:

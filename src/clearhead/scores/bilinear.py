@@ -80,4 +80,4 @@ class Bilinear(Score):
         check_width(self, key, self.W.shape[1], "key")
 
     def extra_repr(self) -> str:
-        return self.described(f"query_dim={self.W.shape[0]}", f"key_dim={self.W.shape[1]}")
+        return self._format_options(f"query_dim={self.W.shape[0]}", f"key_dim={self.W.shape[1]}")

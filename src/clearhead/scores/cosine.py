@@ -45,14 +45,14 @@ class Cosine(Score):
     def lower(self, query: Tensor, key: Tensor) -> Pairwise:
         return Pairwise("mul", unit(query), unit(key), scale=1 / self.temperature)
 
-    def own_scale(self) -> str | None:
+    def _scale_argument(self) -> str | None:
         return "temperature"
 
     def check(self, query: Tensor, key: Tensor) -> None:
         check_equal_width(self, query, key)
 
     def extra_repr(self) -> str:
-        return self.described(f"temperature={self.temperature}")
+        return self._format_options(f"temperature={self.temperature}")
 
 
 def _unit_steps(side: Step) -> list[Step]:

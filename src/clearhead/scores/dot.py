@@ -40,11 +40,11 @@ class Dot(Score):
         super().__init__(softcap=softcap)
         self.scale = None if scale is None else check_number(scale, "scale")
 
-    def factor(self, width: int) -> float:
+    def _default_scale(self, width: int) -> float:
         # the same bits as the 1 / √E of SDPA
         return (1 / math.sqrt(width) if width else 1.0) if self.scale is None else self.scale
 
-    def own_scale(self) -> str | None:
+    def _scale_argument(self) -> str | None:
         return None if self.scale is None else "scale"
 
     def tile(self, query: Tensor, key: Tensor) -> Tensor:
@@ -65,4 +65,4 @@ class Dot(Score):
             check_equal_width(self, query, key)
 
     def extra_repr(self) -> str:
-        return self.described(*([] if self.scale is None else [f"scale={self.scale}"]))
+        return self._format_options(*([] if self.scale is None else [f"scale={self.scale}"]))

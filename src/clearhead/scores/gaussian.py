@@ -70,7 +70,7 @@ class Gaussian(Score):
     def _width(self) -> float | Tensor:
         return self.bandwidth if isinstance(self.bandwidth, float) else self.bandwidth.reshape(())
 
-    def own_scale(self) -> str | None:
+    def _scale_argument(self) -> str | None:
         return "bandwidth"
 
     def check(self, query: Tensor, key: Tensor) -> None:
@@ -79,4 +79,4 @@ class Gaussian(Score):
 
     def extra_repr(self) -> str:
         learnt = isinstance(self.bandwidth, nn.Parameter)
-        return self.described("bandwidth=<learnt>" if learnt else f"bandwidth={self.bandwidth}")
+        return self._format_options("bandwidth=<learnt>" if learnt else f"bandwidth={self.bandwidth}")

@@ -58,4 +58,4 @@ class ScoreFunction(Score):
         return cls(manhattan), 4, 4
 
     def extra_repr(self) -> str:
-        return self.described(getattr(self.function, "__name__", "function"))
+        return self._format_options(getattr(self.function, "__name__", "function"))
