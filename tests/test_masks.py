@@ -385,13 +385,11 @@ def test_documents_by_position_ids():
             made(wrong)
 
 
-@pytest.mark.parametrize("given", [(4,), (4, 0), ("4",), (True,), (torch.tensor(4),)], ids=str)
-def test_a_window_takes_names_alone(given):
-    """Four positions with the query's own are three before it."""
-    with pytest.raises(TypeError, match=r"sliding_window=4, which counts it, is before=3\.$"):
-        ch.SlidingWindow(*given)
-    with pytest.raises(TypeError, match=r"sliding_window=256, which counts it, is before=255\.$"):
-        ch.SlidingWindow(256)
+def test_a_window_takes_names_alone():
+    """Other libraries' windows count the query's own position."""
+    for sizes in ((4,), (4, 0)):
+        with pytest.raises(TypeError, match="positional argument"):
+            ch.SlidingWindow(*sizes)
 
 
 ADDITIVE = torch.zeros(6, 6, dtype=torch.int64).masked_fill(torch.ones(6, 6, dtype=torch.bool).triu(1), -(10**9))

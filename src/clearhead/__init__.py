@@ -47,6 +47,7 @@ from clearhead.base.arrays import check_shape as check_shape
 from clearhead.base.errors import ClearheadError as ClearheadError
 from clearhead.base.errors import ShapeError as ShapeError
 from clearhead.base.errors import UnsupportedError as UnsupportedError
+from clearhead.base.keyword_hints import add_keyword_hints as _add_keyword_hints
 from clearhead.base.public_names import unknown_name as _unknown_name
 from clearhead.biases import ALiBi as ALiBi
 from clearhead.biases import BiasFunction as BiasFunction
@@ -84,6 +85,7 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
+_add_keyword_hints(globals())
 __all__ = [
     "ALiBi",
     "Additive",

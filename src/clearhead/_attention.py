@@ -13,6 +13,7 @@ from torch import Tensor
 
 from clearhead.base.arrays import Array, ArrayT, Integers, check_float, is_numpy, to_tensor, to_tensor_float
 from clearhead.base.errors import ClearheadError, ShapeError, columns, human_bytes
+from clearhead.base.keyword_hints import raise_unknown_keywords
 from clearhead.base.positions import check_align
 from clearhead.base.ragged import padded, repacked
 from clearhead.base.shapes import AlignLike, broadcasts
@@ -28,7 +29,6 @@ from clearhead.masks.base import Mask, MaskLike
 from clearhead.masks.dense import DenseMask
 from clearhead.masks.lengths import Lengths
 from clearhead.masks.ragged import RaggedMask
-from clearhead.problem.keywords import refuse_keywords, refuse_of_softmax
 from clearhead.problem.layout import arrange, is_arranged
 from clearhead.problem.lengths import with_lengths
 from clearhead.problem.problem import Problem, make_problem, with_given
@@ -100,7 +100,7 @@ def attention(
     Streaming Language Models with Attention Sinks"; learnt sinks: OpenAI 2025, gpt-oss.
     """
     if others:
-        refuse_keywords("attention", others)
+        raise_unknown_keywords("attention", attention, others)
     if valid_lens is not None:
         mask, bias = with_lengths(mask, valid_lens, bias)
     if is_arranged(query, key, layout):
@@ -311,7 +311,7 @@ def masked_softmax(
     (`others`), with what to pass instead. Cost: a few passes over the scores.
     """
     if others:
-        refuse_of_softmax(others)
+        raise_unknown_keywords("masked_softmax", masked_softmax, others)
     scores = listed_scores(scores)
     tensor = to_tensor_float(scores, "scores")
     check_float(tensor, "scores")

@@ -10,6 +10,7 @@ from torch import Tensor
 from clearhead._attention import Arguments, ScoreLike
 from clearhead.base.arrays import Array, ArrayT, Integers, is_numpy
 from clearhead.base.errors import ClearheadError, ShapeError
+from clearhead.base.keyword_hints import raise_unknown_keywords
 from clearhead.base.numbers import check_count
 from clearhead.base.shapes import AlignLike, Sizes
 from clearhead.base.tracing import without_autocast
@@ -18,7 +19,6 @@ from clearhead.engines import operation
 from clearhead.engines.base import Engine
 from clearhead.engines.choose import choose
 from clearhead.masks.base import MaskLike
-from clearhead.problem.keywords import refuse_keywords
 from clearhead.problem.lengths import with_lengths
 from clearhead.problem.partial import Partial, log_sum_exp, rows_of
 from clearhead.problem.problem import as_sinks
@@ -147,7 +147,7 @@ def partial(
     Sources: Rabe and Staats 2021, "Self-attention Does Not Need O(n²) Memory"; Liu et al. 2023, "Ring Attention".
     """
     if others:
-        refuse_keywords("partial", others)
+        raise_unknown_keywords("partial", partial, others)
     tensors = all(isinstance(t, Tensor) for t in (query, key, value))
     numpy = not tensors and is_numpy(query=query, key=key, value=value)
     mask, bias = with_lengths(mask, valid_lens, bias)

@@ -142,27 +142,3 @@ def test_what_belongs_elsewhere_is_said(attend, name):
     with pytest.raises(ch.ClearheadError) as caught:
         attend(QUERY, KEY, VALUE, **options)
     assert all(word in str(caught.value) for word in says), caught.value
-
-
-OF_TORCH = {
-    "attn_mask": (KEEP[0], ["mask=~attn_mask"]),
-    "key_padding_mask": (KEEP[:, 0], ["mask=Padding(~key_padding_mask)"]),
-    "need_weights": (False, ["attention_weights", "never a tuple"]),
-    "average_attn_weights": (False, ["attention_weights[...].mean(1)"]),
-    "is_causal": (True, ["mask=Causal()"]),
-}
-
-
-@pytest.mark.parametrize("name", OF_TORCH)
-def test_torchs_keywords_are_translated(name):
-    value, says = OF_TORCH[name]
-    with pytest.raises(ch.ClearheadError) as caught:
-        MultiHeadAttention(E, H)(QUERY, KEY, VALUE, **{name: value})
-    assert all(word in str(caught.value) for word in [name, "TorchMultiheadAttention", *says]), caught.value
-
-
-def test_other_keywords_are_pythons_error():
-    with pytest.raises(TypeError, match="unexpected keyword argument 'masks'"):
-        MultiHeadAttention(E, H)(QUERY, KEY, VALUE, masks=None)
-    with pytest.raises(ch.ClearheadError, match=r"attn_mask, is_causal: (?s:.)*mask=~attn_mask(?s:.)*Causal"):
-        MultiHeadAttention(E, H)(QUERY, KEY, VALUE, attn_mask=KEEP, is_causal=True)

@@ -17,9 +17,8 @@ class Keyword(NamedTuple):
     setup: str = ""
 
 
-CALL, HEADS = "attention(x, x, x, @)", "attention(x[:, None], x[:, None], x[:, None], @)[:, 0]"
+CALL = "attention(x, x, x, @)"
 LATER = "attention(x[:, :2], x, x, mask=Causal(), @)"
-LENGTHS = "cu_seqlens_q = cu_seqlens_k = torch.tensor([0, 1, 4]); parts = torch.tensor([0, 1, 1, 1])"
 OF_FUNCTIONS = (
     Keyword("attn_mask", "mask=attn_mask", CALL, MASKED.format("matrix"), "attn_mask = matrix"),
     Keyword("attn_mask", "mask=~attn_mask", CALL, MASKED.format("~matrix"), "attn_mask = matrix"),
@@ -27,7 +26,6 @@ OF_FUNCTIONS = (
     Keyword("is_causal", "align='upper_left'", LATER, "plain(x[:, :2], x, x, low[:2])"),
     Keyword("causal", "mask=Causal()", CALL, MASKED.format("low")),
     Keyword("causal", "align='lower_right'", LATER, "plain(x[:, :2], x, x, low[2:])"),
-    Keyword("use_causal_mask", "mask=Causal()", CALL, MASKED.format("low")),
     Keyword(
         "key_padding_mask",
         "mask=Padding(~key_padding_mask)",
@@ -42,7 +40,6 @@ OF_FUNCTIONS = (
         MASKED.format("rows[:, None]"),
         "attention_mask = rows.long()",
     ),
-    Keyword("attn_bias", "bias=attn_bias", CALL, MASKED.format("None, added"), "attn_bias = added"),
     Keyword("softmax_scale", "scale=softmax_scale", CALL, MASKED.format("scale=0.5"), "softmax_scale = 0.5"),
     Keyword(
         "softcap",
@@ -59,82 +56,16 @@ OF_FUNCTIONS = (
         "window_size = (1, 0)",
     ),
     Keyword(
-        "alibi_slopes",
-        "bias=ALiBi(num_heads)",
-        HEADS,
-        MASKED.format("None, -(torch.arange(4) - torch.arange(4)[:, None]).abs() / 256"),
-        "num_heads = 1",
-    ),
-    Keyword(
-        "cu_seqlens_q",
-        "mask=Documents.from_cu_seqlens(cu_seqlens_q, cu_seqlens_k)",
-        "attention(x[0], x[0], x[0], @)",
-        "plain(x[0], x[0], x[0], parts[:, None] == parts)",
-        LENGTHS,
-    ),
-    Keyword(
-        "mask_mod",
-        "mask=MaskFunction(mask_mod)",
-        CALL,
-        MASKED.format("low"),
-        "mask_mod = lambda b, h, i, j: i >= j",
-    ),
-    Keyword(
-        "block_mask",
-        "mask=MaskFunction(mask_mod)",
-        CALL,
-        MASKED.format("low"),
-        "mask_mod = lambda b, h, i, j: i >= j",
-    ),
-    Keyword(
         "score_mod",
         "score=Dot().then(score_mod)",
         CALL.replace("attention(", "(lambda Dot: attention(").replace("@)", "@))(ch.Dot)"),
         MASKED.format("None, (torch.arange(4)[:, None] - torch.arange(4)) / 10"),
         "score_mod = lambda score, b, h, i, j: score + (i - j) / 10",
     ),
-    Keyword(
-        "explain",
-        "ch.explain(query, key, value, ",
-        "(lambda query, key, value: @)['output'])(x[:1], x[:1], x[:1])",
-        "plain(x[:1], x[:1], x[:1])",
-    ),
-    Keyword(
-        "digits",
-        "ch.explain(query, key, value, digits=digits)",
-        "(lambda query, key, value, digits: @['output'])(x[:1], x[:1], x[:1], 3)",
-        "plain(x[:1], x[:1], x[:1])",
-    ),
-    Keyword("return_weights", "weights(query, key, …)", "ch.weights(x, x)[:] # @", "soft(x, x)"),
     Keyword("need_weights", "weights(query, key, …)", "ch.weights(x, x)[:] # @", "soft(x, x)"),
-    Keyword(
-        "average_attn_weights",
-        "[...].mean(1)",
-        "ch.weights(x[:, None], x[:, None])@",
-        "soft(x, x)",
-    ),
-    Keyword(
-        "return_lse",
-        "partial(query, key, value).logsumexp",
-        "(lambda partial: @)(lambda *given: ch.partial(x, x, x))",
-        "(x @ x.mT / 8**0.5).logsumexp(-1)",
-        "query = key = value = x",
-    ),
 )
 MODULE = "attend(x, x, x, @)"
 OF_MODULES = (
-    Keyword(
-        "digits",
-        "ch.explain(module, query, key, value, digits=digits)",
-        "(lambda module, query, key, value, digits: @['result'])(attend, x[:1], x[:1], x[:1], 3)",
-        "of_torch(x)[:1]",
-    ),
-    Keyword(
-        "explain",
-        "ch.explain(module, query, key, value, ",
-        "(lambda module, query, key, value: @)['result'])(attend, x[:1], x[:1], x[:1])",
-        "of_torch(x)[:1]",
-    ),
     Keyword(
         "position_ids",
         "positions=position_ids",
@@ -147,9 +78,6 @@ OF_MODULES = (
         "cache=KeyValueCache()",
         "(lambda KeyValueCache: attend(x, x, x, @))(ch.nn.KeyValueCache)",
         "of_torch(x)",
-    ),
-    Keyword(
-        "return_weights", "module.attention_weights", "(attend(x, x, x), (lambda module: @)(attend))[1].mean(1)", "seen"
     ),
     Keyword("attn_mask", "mask=~attn_mask", MODULE, "of_torch(x, None, ~matrix)", "attn_mask = ~matrix"),
     Keyword("is_causal", "mask=Causal()", MODULE, "of_torch(x, None, ~low)"),
@@ -169,12 +97,6 @@ OF_MODULES = (
     ),
     Keyword(
         "need_weights", "module.attention_weights", "(attend(x, x, x), (lambda module: @)(attend))[1].mean(1)", "seen"
-    ),
-    Keyword(
-        "average_attn_weights",
-        "module.attention_weights[...].mean(1)",
-        "(attend(x, x, x), (lambda module: @)(attend))[1]",
-        "seen",
     ),
 )
 WIDTHS = "torch.tensor([*ch.nn.{}({}).W_{}.weight.shape])"
@@ -208,24 +130,6 @@ BUILT = [
     _built("AdditiveAttention", "key_size", "key_dim=key_size", "hidden_dim=8", "k", [8, 5]),
     _built("AdditiveAttention", "query_size", "query_dim=query_size", "hidden_dim=8", "q", [8, 7]),
     case(
-        "ch.nn.MultiHeadAttention(5, 7, 6, 8, 2, 0.5)",
-        (
-            "MultiHeadAttention(num_hiddens, num_heads, dropout, kdim=key_size, vdim=value_size)",
-            "torch.tensor([*ch.nn.@.W_k.weight.shape])",
-            "torch.tensor([8, 5])",
-        ),
-        setup=SIZES,
-    ),
-    case(
-        "ch.nn.AdditiveAttention(5, 7, 8, 0.5)",
-        (
-            "AdditiveAttention(num_hiddens, dropout, query_dim=query_size, key_dim=key_size)",
-            "torch.tensor([*ch.nn.@.W_q.weight.shape])",
-            "torch.tensor([8, 7])",
-        ),
-        setup=SIZES,
-    ),
-    case(
         "ch.nn.MultiHeadAttention(8, 2, softcap=2.0)",
         ("score=Dot(softcap=softcap)", CAPPED, "ch.attention(x, x, x, score=Dot(softcap=2.0))"),
         setup="softcap = 2.0",
@@ -234,15 +138,6 @@ BUILT = [
         "ch.nn.MultiHeadAttention(8, 2, sliding_window=2)",
         ("mask=Causal() & SlidingWindow(before=sliding_window - 1)", BETWEEN, "plain(x, x, x, low & ~low.tril(-2))"),
         setup="sliding_window = 2",
-    ),
-    case(
-        "ch.nn.MultiHeadAttention(8, 2, qk_norm=True)",
-        (
-            "query_norm=torch.nn.RMSNorm(head_dim), key_norm=torch.nn.RMSNorm(head_dim)",
-            "ch.nn.MultiHeadAttention(8, 2, @).query_norm.weight",
-            "torch.ones(4)",
-        ),
-        setup="head_dim = 4",
     ),
     case(
         "ch.nn.MultiHeadAttention(8, 2, rotary=ch.nn.RotaryEmbedding(8))",

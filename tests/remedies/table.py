@@ -120,10 +120,6 @@ CASES = [
         setup="import numpy as np\nquery, mask = x.numpy(), np.ma.masked_array(np.ones((4, 4), bool), ~low.numpy())",
     ),
     case(
-        "attention(x, x, x, mask=Causal() & ch.SlidingWindow(2))",
-        ("before=1", "attention(x, x, x, mask=Causal() & ch.SlidingWindow(@))", "plain(x, x, x, low & ~low.tril(-2))"),
-    ),
-    case(
         "attention(x, x, x, mask=lambda b, h, i, j: i >= j)",
         ("MaskFunction(mask)", "attention(x, x, x, mask=@)", "plain(x, x, x, low)"),
         setup="mask = lambda b, h, i, j: i >= j",

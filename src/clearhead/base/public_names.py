@@ -6,17 +6,23 @@ from difflib import get_close_matches
 from importlib import import_module
 from typing import Any
 
+from clearhead.base.keyword_hints import add_keyword_hints
+
 SPACES = "nn models reductions edits extend explanation results testing distributed exercises"
 NAMESPACES = ("clearhead", *(f"clearhead.{space}" for space in SPACES.split()))
 
 
 def publish(namespace: dict[str, Any]) -> list[str]:
-    """Return the `__all__` of a module that only imports, and let its unknown names raise `unknown_name`."""
+    """Return the `__all__` of a module that only imports.
+
+    Unknown names of the module raise `unknown_name`, and unknown keywords of its classes what to write instead.
+    """
 
     def __getattr__(name: str) -> object:
         raise unknown_name(namespace["__name__"], name)
 
     public = sorted(name for name, value in namespace.items() if name[0] != "_" and hasattr(value, "__module__"))
+    add_keyword_hints(namespace)
     namespace["__getattr__"] = __getattr__
     return public
 

@@ -11,7 +11,6 @@ import torch
 from torch import Tensor, nn
 
 from clearhead.base.arrays import Array, check_float, is_dense, owned, shown
-from clearhead.base.built import Told
 from clearhead.base.errors import ClearheadError, ShapeError
 from clearhead.base.modules import after_hooks, as_forward, settled
 from clearhead.base.numbers import check_flag
@@ -139,7 +138,7 @@ def _checked_part(function: Part, sizes: Sizes, who: str, *sides: slice) -> Tens
     return broadcast(found, [len(range(size)[side]) for size, side in zip(sizes.shape, sides, strict=True)], who)
 
 
-class Bias(PartSettings, nn.Module, Told, ABC):
+class Bias(PartSettings, nn.Module, ABC):
     """A bias is added to the scores, after scale and softcap. Biases combine with `+`.
 
     >>> import torch, clearhead as ch

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -40,12 +39,6 @@ class RelativeBias(Bias):
     """
 
     positional = True
-    other_names: ClassVar[Mapping[str, str]] = {
-        "causal": "bidirectional=not causal, and mask=Causal() in each call",
-        "heads": "num_heads=heads",
-        "relative_attention_num_buckets": "num_buckets=relative_attention_num_buckets",
-        "relative_attention_max_distance": "max_distance=relative_attention_max_distance",
-    }
 
     def __init__(
         self,

@@ -23,6 +23,7 @@ from clearhead._attention import (
 )
 from clearhead.base.arrays import Array, ArrayT, Integers, check_float, is_numpy, to_tensor_float
 from clearhead.base.errors import ClearheadError, UnsupportedError
+from clearhead.base.keyword_hints import raise_unknown_keywords
 from clearhead.base.positions import check_align
 from clearhead.base.shapes import AlignLike
 from clearhead.base.tracing import readable, without_autocast
@@ -40,7 +41,6 @@ from clearhead.inspection.matrix import Index
 from clearhead.masks.base import Mask, MaskLike
 from clearhead.nn._record import RecordingModule
 from clearhead.nn.multi_head_attention import MultiHeadAttention
-from clearhead.problem.keywords import refuse_keywords, refuse_of_softmax
 from clearhead.problem.layout import ARRANGED, arrange
 from clearhead.problem.lengths import with_lengths
 from clearhead.scores.dot import Dot
@@ -189,7 +189,7 @@ def _explained(inputs: tuple[Any, ...], options: dict[str, Any], at: Asked) -> E
         return _of_own_scores(inputs[0], at, **options)
     try:
         given = signature(attention).bind(*inputs, **options).arguments
-        refuse_keywords("explain", given.pop("others", {}))
+        raise_unknown_keywords("explain", attention, given.pop("others", {}))
     except TypeError as error:
         raise ClearheadError(f"explain() takes attention()'s arguments, or a module and its inputs: {error}.") from None
     if given.pop("engine", None) is not None:
@@ -207,8 +207,7 @@ def _of_softmax(inputs: tuple[Any, ...], options: dict[str, Any], at: Asked) -> 
     """The steps of a call of `masked_softmax`."""
     try:
         given = signature(masked_softmax).bind(*inputs, **options).arguments
-        if others := given.pop("others", {}):
-            refuse_of_softmax(others)
+        raise_unknown_keywords("masked_softmax", masked_softmax, given.pop("others", {}))
     except TypeError as error:
         raise ClearheadError(f"explain() takes masked_softmax()'s arguments after it: {error}.") from None
     scores, dim = listed_scores(given["scores"]), given.get("dim", -1)

@@ -9,12 +9,12 @@ from torch import Tensor, nn
 
 from clearhead._attention import Arguments, Plan, ScoreLike, attention, planned
 from clearhead.base.arrays import Array, ArrayT, Integers, is_numpy
+from clearhead.base.keyword_hints import raise_unknown_keywords
 from clearhead.base.shapes import AlignLike
 from clearhead.biases.base import BiasLike
 from clearhead.engines.base import Engine
 from clearhead.explanation.modules.reached import reached
 from clearhead.masks.base import MaskLike
-from clearhead.problem.keywords import refuse_keywords
 from clearhead.problem.layout import ARRANGED, arrange, is_arranged
 from clearhead.problem.lengths import with_lengths
 
@@ -79,7 +79,7 @@ def plan(*inputs: Any, **options: Any) -> Plan:
         given = signature(attention).bind(*inputs, **options).arguments
     except TypeError as error:
         raise TypeError(f"plan() takes the arguments of attention(), or a module and its inputs: {error}.") from None
-    refuse_keywords("plan", given.pop("others", {}))
+    raise_unknown_keywords("plan", attention, given.pop("others", {}))
     query, key, value = sides = given["query"], given["key"], given["value"]
     if not all(type(side) is Tensor for side in sides):
         is_numpy(query=query, key=key, value=value)

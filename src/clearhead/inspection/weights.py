@@ -12,6 +12,7 @@ from torch import Tensor
 from clearhead._attention import Arguments, ScoreLike
 from clearhead.base.arrays import Array, ArrayT, Integers, accumulated, check_float, is_numpy, to_tensor_float
 from clearhead.base.errors import ClearheadError, ShapeError
+from clearhead.base.keyword_hints import raise_unknown_keywords
 from clearhead.base.pictures import Side, Style, check_style, draw
 from clearhead.base.shapes import AlignLike, Sizes, refuse_fakes
 from clearhead.base.tracing import looked_into, on_the_host, without_autocast
@@ -38,7 +39,6 @@ from clearhead.inspection.stream import stream
 from clearhead.masks.base import MaskLike
 from clearhead.problem.checked import checked, ours
 from clearhead.problem.guard import guard, zero_unseen
-from clearhead.problem.keywords import refuse_keywords
 from clearhead.problem.layout import arrange, is_arranged
 from clearhead.problem.lengths import with_lengths
 from clearhead.problem.packing import operands, with_operands
@@ -417,7 +417,7 @@ def weights(
             "options as keywords; the output is attention(query, key, value)."
         )
     if others:
-        refuse_keywords("weights", others)
+        raise_unknown_keywords("weights", weights, others)
     is_numpy(query=query, key=key)
     mask, bias = with_lengths(mask, valid_lens, bias)
     if not is_arranged(query, key, layout):

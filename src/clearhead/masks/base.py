@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from clearhead.base.arrays import Array, mask_forms, refuse_additive
-from clearhead.base.built import Told
 from clearhead.base.errors import ClearheadError
 from clearhead.base.fold import fold
 from clearhead.base.numbers import check_flag
@@ -43,7 +42,7 @@ TITLE = 2000  # the most characters of an expression
 FEW_LEVELS = 3
 
 
-class Mask(PartSettings, Told, ABC):
+class Mask(PartSettings, ABC):
     """Who may see whom: True means "may attend". Masks combine with `&`, `|` and `~`.
 
     >>> import clearhead as ch

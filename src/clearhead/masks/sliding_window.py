@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Mapping
-from typing import ClassVar
+from collections.abc import Hashable
 
 import torch
 
@@ -38,18 +37,6 @@ class SlidingWindow(Mask):
     """
 
     positional = True
-    other_names: ClassVar[Mapping[str, str]] = {
-        name: f"before={name} - 1, which leaves out the query's own position; to both sides before=…, after=…"
-        for name in ("window", "size", "window_size", "sliding_window")
-    }
-
-    @staticmethod
-    def by_position(*given: object) -> str:
-        window = given[0] if type(given[0]) is int and given[0] > 0 else 4
-        return (
-            "SlidingWindow takes before= and after= by name, without the query's own position: "
-            f"sliding_window={window}, which counts it, is before={window - 1}."
-        )
 
     def __init__(self, *, before: int, after: int = 0) -> None:
         self.before, self.after = (

@@ -10,9 +10,9 @@ from torch.nn.modules.lazy import LazyModuleMixin
 from torch.nn.parameter import is_lazy
 
 from clearhead.base.arrays import Array, ArrayT, Integers, check_float, is_numpy, to_tensor_float
-from clearhead.base.built import built_with
 from clearhead.base.dropout import check_dropout
 from clearhead.base.errors import ShapeError, UnsupportedError, columns
+from clearhead.base.keyword_hints import raise_unknown_keywords
 from clearhead.base.numbers import check_count
 from clearhead.base.products import multiply
 from clearhead.base.shapes import AlignLike
@@ -20,11 +20,9 @@ from clearhead.base.torch_private import has_hooks, parts_of, put_parts
 from clearhead.base.tracing import compiling, distributed
 from clearhead.masks.base import MaskLike
 from clearhead.nn._heads import check_dtype, reset
-from clearhead.nn._keywords import OF_ADDITIVE, OLDER_ADDITIVE
 from clearhead.nn._nested import HEADS, nested_inputs
 from clearhead.nn._record import RecordingModule
 from clearhead.nn.prepared_keys import PreparedKeys, check_value_given, taken
-from clearhead.problem.keywords import refuse_keywords
 from clearhead.problem.lengths import with_lengths
 from clearhead.scores.additive import Additive
 from clearhead.scores.base import Score, draw_linear
@@ -69,7 +67,6 @@ class AdditiveAttention(RecordingModule):
     # for raw and for prepared keys; in a tuple, so that the module does not register their parameters twice
     _scores: tuple[Additive, Additive] | None = None
 
-    @built_with(OF_ADDITIVE, OLDER_ADDITIVE)
     def __init__(
         self,
         hidden_dim: int,
@@ -118,7 +115,7 @@ class AdditiveAttention(RecordingModule):
         those of the first call, and as `clearhead.attention` does.
         """
         if others:
-            refuse_keywords("AdditiveAttention", others, module=True)
+            raise_unknown_keywords("AdditiveAttention.forward", self.forward, others)
         nested = nested_inputs(query, key, value, align, hint=HEADS)
         if nested is not None:
             query, key, value = nested.query, nested.key, nested.value

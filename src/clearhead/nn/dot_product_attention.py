@@ -5,14 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Never
 
 from clearhead.base.arrays import ArrayT, Integers
-from clearhead.base.built import built_with
 from clearhead.base.dropout import check_dropout
+from clearhead.base.keyword_hints import raise_unknown_keywords
 from clearhead.base.shapes import AlignLike
 from clearhead.masks.base import MaskLike
-from clearhead.nn._keywords import OF_DOT_PRODUCT
 from clearhead.nn._nested import HEADS, nested_inputs
 from clearhead.nn._record import RecordingModule
-from clearhead.problem.keywords import refuse_keywords
 from clearhead.problem.lengths import with_lengths
 
 
@@ -40,7 +38,6 @@ class DotProductAttention(RecordingModule):
     Source: Vaswani et al. 2017, "Attention Is All You Need"; the signature: Zhang et al., "Dive into Deep Learning".
     """
 
-    @built_with(OF_DOT_PRODUCT)
     def __init__(self, dropout: float = 0.0, *, record: bool = True, record_gradients: bool = False) -> None:
         super().__init__(record, record_gradients)
         self.dropout = check_dropout(dropout, "dropout")
@@ -67,7 +64,7 @@ class DotProductAttention(RecordingModule):
         lengths that are no integers, and as `clearhead.attention`.
         """
         if others:
-            refuse_keywords("DotProductAttention", others, module=True)
+            raise_unknown_keywords("DotProductAttention.forward", self.forward, others)
         mask, bias = with_lengths(mask, valid_lens)
         dropout_p = self.dropout if self.training else 0.0
         nested = nested_inputs(query, key, value, align, hint=HEADS)

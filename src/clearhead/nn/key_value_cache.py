@@ -9,7 +9,6 @@ import torch
 from torch import Tensor, nn
 
 from clearhead.base.arrays import Integers, check_float, check_memory
-from clearhead.base.built import built_with
 from clearhead.base.errors import ClearheadError, ShapeError, UnsupportedError, columns
 from clearhead.base.numbers import check_count
 from clearhead.base.shapes import Sizes, moved, placed
@@ -19,7 +18,6 @@ from clearhead.masks._read import check_lengths, own
 from clearhead.nn import _fixed
 from clearhead.nn._fixed import Fixed, Step
 from clearhead.nn._key_makers import digest_of
-from clearhead.nn._keywords import OF_CACHE
 from clearhead.nn._options import check_unmixed
 from clearhead.problem.lengths import with_lengths
 from clearhead.scores.base import Score
@@ -175,7 +173,6 @@ class KeyValueCache:
     _outside = True  # whether code made it that is not compiled or exported
     _made: int | None = None  # in a copy: a number made of the weights that made the keys; None: not known
 
-    @built_with(OF_CACHE)
     def __init__(self, capacity: int | None = None, *, window: int | None = None, first: int = 0) -> None:
         self._state: _State | Fixed | None = None
         self._parts: dict[int | str, KeyValueCache] = {}

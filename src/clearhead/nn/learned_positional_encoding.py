@@ -9,7 +9,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from clearhead.base.arrays import Integers
-from clearhead.base.built import built_with
 from clearhead.base.dropout import check_dropout
 from clearhead.base.errors import ClearheadError, ShapeError, UnsupportedError
 from clearhead.base.modules import as_forward
@@ -58,7 +57,6 @@ class LearnedPositionalEncoding(nn.Module):
 
     __prepare_scriptable__ = refuse_script
 
-    @built_with({})
     def __init__(
         self,
         max_len: int,

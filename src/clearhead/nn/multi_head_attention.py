@@ -9,9 +9,9 @@ from torch import Tensor, nn
 
 from clearhead._attention import ScoreLike
 from clearhead.base.arrays import Integers
-from clearhead.base.built import built_with
 from clearhead.base.dropout import check_dropout
 from clearhead.base.errors import ClearheadError, ShapeError
+from clearhead.base.keyword_hints import raise_unknown_keywords
 from clearhead.base.modules import Values, as_forward, set_again, values_of
 from clearhead.base.numbers import check_count, check_flag
 from clearhead.base.positions import check_align
@@ -35,7 +35,6 @@ from clearhead.nn._heads import (
     reset,
     split_heads,
 )
-from clearhead.nn._keywords import OF_MULTI_HEAD, OLDER_MULTI_HEAD
 from clearhead.nn._nested import nested_inputs
 from clearhead.nn._options import (
     NORMS_OR_NONE,
@@ -60,7 +59,6 @@ from clearhead.nn._record import RecordingModule
 from clearhead.nn.key_value_cache import KeyValueCache
 from clearhead.nn.prepared_keys import PreparedKeys, check_value_given, taken
 from clearhead.nn.rotary_embedding import RotaryEmbedding
-from clearhead.problem.keywords import refuse_keywords
 from clearhead.problem.lengths import with_lengths
 from clearhead.problem.problem import as_score
 from clearhead.scores.dot import Dot
@@ -141,7 +139,6 @@ class MultiHeadAttention(RecordingModule):
     _given: dict[str, Values | None]  # the numbers of scale and temperature at first, where they are tensors
     projects_inputs = True  # its inputs are projected to query, key and value inside: see models/tap/modules.py
 
-    @built_with(OF_MULTI_HEAD, OLDER_MULTI_HEAD)
     def __init__(
         self,
         embed_dim: int,
@@ -289,7 +286,7 @@ class MultiHeadAttention(RecordingModule):
         instead; a refused call leaves the cache as it was.
         """
         if others:
-            refuse_keywords("MultiHeadAttention", others, module=True)
+            raise_unknown_keywords("MultiHeadAttention.forward", self.forward, others)
         if cache is not None and align is not None:
             raise ClearheadError("align beside a cache: the cache says where the queries stand, after its own keys.")
         if not isinstance(key, PreparedKeys):

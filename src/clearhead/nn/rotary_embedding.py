@@ -9,13 +9,11 @@ import torch
 from torch import Tensor
 
 from clearhead.base.arrays import Integers, accumulated, check_float
-from clearhead.base.built import built_with
 from clearhead.base.errors import ClearheadError, ShapeError
 from clearhead.base.modules import as_forward
 from clearhead.base.numbers import check_count, check_flag, check_positive
 from clearhead.base.pictures import Style
 from clearhead.base.text import brief
-from clearhead.nn._keywords import OF_ROTARY
 from clearhead.nn._nested import by_rows
 from clearhead.nn._positions import Tabled, check_length, places_of, plot
 from clearhead.nn.rotary_scaling import RotaryScaling
@@ -58,7 +56,6 @@ class RotaryEmbedding(Tabled):
     Source: Su et al. 2021, "RoFormer: Enhanced Transformer with Rotary Position Embedding".
     """
 
-    @built_with(OF_ROTARY)
     def __init__(
         self, dim: int, base: float = 10000.0, interleaved: bool = False, scaling: RotaryScaling | None = None
     ) -> None:

@@ -8,12 +8,10 @@ import torch
 from torch import Tensor, nn
 
 from clearhead.base.arrays import Integers
-from clearhead.base.built import built_with
 from clearhead.base.dropout import check_dropout
 from clearhead.base.modules import as_forward
 from clearhead.base.numbers import check_count
 from clearhead.base.pictures import Style
-from clearhead.nn._keywords import OF_POSITIONS
 from clearhead.nn._nested import by_rows
 from clearhead.nn._positions import Tabled, check_embedded, check_length, places_of, plot
 from clearhead.problem.nested import is_nested
@@ -53,7 +51,6 @@ class SinusoidalPositionalEncoding(Tabled):
     Source: Vaswani et al. 2017, "Attention Is All You Need".
     """
 
-    @built_with(OF_POSITIONS)
     def __init__(self, embed_dim: int, dropout: float = 0.0) -> None:
         super().__init__()
         self.embed_dim = check_count(embed_dim, 1, "embed_dim")

@@ -9,7 +9,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from clearhead._attention import Arguments
-from clearhead.base.built import built_with
 from clearhead.base.dropout import check_dropout
 from clearhead.base.errors import ClearheadError, ShapeError, UnsupportedError
 from clearhead.base.numbers import check_count, check_flag
@@ -63,7 +62,6 @@ class TorchMultiheadAttention(nn.MultiheadAttention, RecordingModule):
     Source: Vaswani et al. 2017, "Attention Is All You Need".
     """
 
-    @built_with({})
     def __init__(
         self,
         embed_dim: int,

@@ -21,7 +21,6 @@ from clearhead.base.arrays import (
     shown,
     to_tensor_float,
 )
-from clearhead.base.built import Told
 from clearhead.base.errors import ClearheadError, ShapeError, UnsupportedError, columns
 from clearhead.base.kept import Memo
 from clearhead.base.modules import settled, with_parameters
@@ -141,7 +140,7 @@ def check_pairwise(lowered: Pairwise, query: Tensor, key: Tensor, who: str) -> P
     return lowered._replace(weight=weight * lowered.scale.reshape(()).to(weight), scale=1.0)
 
 
-class Score(PartSettings, nn.Module, Told, ABC):
+class Score(PartSettings, nn.Module, ABC):
     """The score of a query and a key. A score of your own is a subclass with `tile()`, which serves every use.
 
     >>> import torch, clearhead as ch

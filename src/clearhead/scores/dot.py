@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from typing import ClassVar
 
 from torch import Tensor
 
@@ -30,11 +28,6 @@ class Dot(Score):
     """
 
     product = True
-
-    other_names: ClassVar[Mapping[str, str]] = {
-        **{name: f"softcap={name}" for name in ("cap", "soft_cap", "logit_softcap", "attn_logit_softcapping")},
-        **{name: f"scale={name}" for name in ("softmax_scale", "scaling")},
-    }
 
     def __init__(self, scale: float | None = None, softcap: float | None = None) -> None:
         super().__init__(softcap=softcap)

@@ -13,13 +13,13 @@ from torch.nn.parameter import is_lazy
 
 from clearhead._attention import Arguments, Attended
 from clearhead.base.errors import ClearheadError, UnsupportedError
+from clearhead.base.keyword_hints import raise_unknown_keywords
 from clearhead.base.tracing import without_autocast
 from clearhead.engines.choose import choose
 from clearhead.engines.operation import run
 from clearhead.nn._record import RecordingModule
 from clearhead.nn.key_value_cache import KeyValueCache
 from clearhead.nn.prepared_keys import PreparedKeys
-from clearhead.problem.keywords import OWN, refuse_keywords
 from clearhead.problem.nested import is_nested
 from clearhead.problem.problem import Problem
 
@@ -31,10 +31,9 @@ def bound(who: str, module: nn.Module, inputs: tuple[Any, ...], keywords: Mappin
     """
     forward = signature(module.forward)
     taken = [name for name, one in forward.parameters.items() if one.kind is not one.VAR_KEYWORD]
-    others = {name: given for name, given in keywords.items() if name not in taken}
     try:
-        if others.keys() <= OWN.keys() or isinstance(module, RecordingModule):  # torch's module has keywords of its own
-            refuse_keywords(type(module).__name__, others, module=True)
+        if isinstance(module, RecordingModule) or len(taken) == len(forward.parameters):
+            raise_unknown_keywords(f"{type(module).__name__}.forward", module.forward, keywords)
         return forward.bind(*inputs, **keywords)
     except TypeError as error:
         three = str(error).startswith("missing") and {"query", "key", "value"} <= set(taken)

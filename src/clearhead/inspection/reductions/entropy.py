@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from clearhead.base.built import told
 from clearhead.inspection.reductions.base import Reduction, over_keys
 from clearhead.problem.problem import Problem
 from clearhead.problem.summary import Summary
 
 
-@told
 @dataclass(frozen=True, repr=False)
 class Entropy(Reduction):
     """The entropy of each query's weights, in nats: 0 for one key, log(n) for n equal ones.

@@ -6,14 +6,12 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from clearhead.base.built import told
 from clearhead.inspection.reductions.base import Reduction
 from clearhead.problem.partial import log_sum_exp, rows_of
 from clearhead.problem.problem import Problem
 from clearhead.problem.summary import Found, Summary
 
 
-@told
 @dataclass(frozen=True, repr=False)
 class LogSumExp(Reduction):
     """The log-sum-exp of each query's scores: a weight is exp(score − this).

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from clearhead.base.arrays import Array, to_tensor
-from clearhead.base.built import told
 from clearhead.base.errors import ClearheadError, ShapeError
 from clearhead.base.shapes import placed
 from clearhead.inspection.reductions.base import Reduction, arange
@@ -19,7 +18,6 @@ from clearhead.problem.summary import Summary
 MOST = 2**28  # the most numbers of the memberships
 
 
-@told
 @dataclass(frozen=True, eq=False, repr=False)
 class Mass(Reduction):
     """The weight of each query on each group of keys, such as the system prompt, each document, or digits.

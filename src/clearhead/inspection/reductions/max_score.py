@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from clearhead.base.built import told
 from clearhead.inspection.reductions.base import Reduction
 from clearhead.problem.problem import Problem
 from clearhead.problem.summary import Summary
 
 
-@told
 @dataclass(frozen=True, repr=False)
 class MaxScore(Reduction):
     """The largest score of each query, as the softmax meets it: scaled, capped, with bias, of an allowed key.

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from clearhead.base.built import told
 from clearhead.base.positions import query_offset
 from clearhead.inspection.reductions.base import Reduction, arange, over_keys
 from clearhead.problem.problem import Problem
 from clearhead.problem.summary import Summary
 
 
-@told
 @dataclass(frozen=True, repr=False)
 class MeanDistance(Reduction):
     """The mean distance from each query to the keys, by their weights, in positions.

@@ -5,13 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from clearhead.base.arrays import Array
-from clearhead.base.built import told
 from clearhead.inspection.reductions.base import Reduction
 from clearhead.problem.problem import Problem
 from clearhead.problem.summary import Summary
 
 
-@told
 @dataclass(frozen=True, eq=False, repr=False)
 class Output(Reduction):
     """The attention output for a value, computed in the same pass as other reductions.

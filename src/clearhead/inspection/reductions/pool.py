@@ -9,7 +9,6 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from clearhead.base.built import told
 from clearhead.base.errors import ClearheadError
 from clearhead.base.numbers import check_count
 from clearhead.inspection.reductions.base import Queries, Reduction, check_queries, factors, of_queries
@@ -17,7 +16,6 @@ from clearhead.problem.problem import Problem
 from clearhead.problem.summary import Found, Summary
 
 
-@told
 @dataclass(frozen=True, eq=False, repr=False)
 class Pool(Reduction):
     """The weights as a map of at most size × size cells, each the maximum or the mean of its weights.

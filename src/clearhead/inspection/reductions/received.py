@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from clearhead.base.built import told
 from clearhead.inspection.reductions.base import Queries, Reduction, check_queries, factors, of_queries
 from clearhead.problem.problem import Problem
 from clearhead.problem.summary import Summary
 
 
-@told
 @dataclass(frozen=True, eq=False, repr=False)
 class Received(Reduction):
     """The attention that each key receives: the sum of its weights over all queries, or over some.

@@ -7,14 +7,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from clearhead.base.built import told
 from clearhead.inspection.reductions.base import Reduction
 from clearhead.problem.partial import rows_of
 from clearhead.problem.problem import Problem
 from clearhead.problem.summary import Found, Summary
 
 
-@told
 @dataclass(frozen=True, repr=False)
 class SinkShare(Reduction):
     """The share of each query's softmax that goes to its head's sink: 1 less the weights of the keys.

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 import numpy as np
 from torch import Tensor
 
-from clearhead.base.built import told
 from clearhead.base.errors import ClearheadError
 from clearhead.base.text import brief
 from clearhead.inspection.reductions.base import Reduction
@@ -15,7 +14,6 @@ from clearhead.problem.problem import Problem
 from clearhead.problem.summary import Found, Summary
 
 
-@told
 @dataclass(frozen=True, repr=False)
 class TopK(Reduction[tuple[Tensor, Tensor]]):
     """The k largest weights of each query, and their keys.

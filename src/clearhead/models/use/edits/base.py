@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from clearhead.base.built import Told
 from clearhead.models.tap.choice import (
     Heads,
     Layers,
@@ -23,7 +22,7 @@ from clearhead.models.use.edits.spot import Spot
 from clearhead.problem.problem import Problem
 
 
-class Edit(Told):
+class Edit:
     """A change of some heads and queries of some layers. Everything else stays the same to the bit. See `edit`.
 
     >>> import torch, clearhead as ch
