@@ -50,8 +50,8 @@ class Hiding:
 
 USES = []
 COMPILES = {"compiled", "operator_differentiated", "exported"}  # they take seconds: run for what they reach alone
-COMPILER = {"", "DispatchKey", "_ForceDispatchKeyGuard", "_assert_async", "TracingContext", "_get_dispatch_mode"}
-COMPILER |= {"_dispatch_tls_local_include_set", "_dispatch_tls_local_exclude_set", "set_eval_frame"}
+COMPILER = {"", "AutogradFunctionality", "ADInplaceOrView", "_ForceDispatchKeyGuard", "_assert_async", "try_get"}
+COMPILER |= {"_dispatch_tls_local_include_set", "_dispatch_tls_local_exclude_set", "_get_dispatch_mode"}
 
 
 def use(function):
@@ -212,6 +212,32 @@ def zeros_without_memory(ch):
 @use
 def low_precision(ch):
     return ch.attention(*inputs(dtype=torch.bfloat16)).float()
+
+
+@use
+def half_precision(ch):
+    return ch.attention(*inputs(dtype=torch.float16)).float()
+
+
+@use
+def rule_in_a_kernel(ch):
+    rule = ch.BiasFunction(lambda b, h, i, j: (i - j).float())
+    with torch.no_grad():
+        return torch.tensor(float(ch.plan(*inputs(), bias=rule, engine="flex").engine == "flex"))
+
+
+@use
+def run_eagerly(ch):
+    from clearhead.base.tracing import eagerly
+
+    return eagerly(torch.ones)(1)
+
+
+@use
+def edited(ch):
+    model = llama()
+    with torch.no_grad(), ch.edit(model, ch.edits.Knockout(layers=0, heads=0, keys=0)):
+        return model(input_ids=IDS).last_hidden_state
 
 
 @use

@@ -1,4 +1,4 @@
-"""Private names of PyTorch and transformers: used through two tables alone, and each may be missing."""
+"""Private names of PyTorch and transformers: used through the tables alone, and each may be missing."""
 
 import ast
 import functools
@@ -13,16 +13,18 @@ import torch
 
 import clearhead as ch
 from clearhead.base import private as private_names
+from clearhead.base import torch_private
 from clearhead.models.tap import transformers_private
 
 SOURCE = Path(ch.__file__).parent
 HOMES = {SOURCE / "base" / f"{name}.py" for name in ("private", "torch_private", "torch_state")}
 HOMES |= {SOURCE / "models" / "tap" / "transformers_private.py"}
 FILES = sorted(set(SOURCE.rglob("*.py")) - HOMES)
-PARTS = private_names.PARTS | transformers_private.PARTS
+PARTS = private_names.PURPOSES | transformers_private.PURPOSES
+MARKS = torch_private.MARKS | {transformers_private.ORIGIN: "to leave out the path of a model"}
 NAMEDTUPLE = {"_replace", "_asdict", "_fields", "_field_defaults"}
-STANDARD = {"os._exit", "sys._getframe"}  # of Python itself
-STEPS = {step.removesuffix("()") for name in PARTS for step in name.split(".") if step.startswith("_")}
+STANDARD = {"os._exit"}  # of Python itself
+STEPS = {step.removesuffix("()") for name in PARTS | MARKS for step in name.split(".") if step.startswith("_")}
 LABELS = {"_native_multi_head_attention", "_transformer_encoder_layer_fwd"}  # a record's backend, in words
 
 
@@ -34,7 +36,7 @@ def theirs():
     """Private names that objects of PyTorch's have, and those of the tables."""
     owners = [torch.Tensor, torch.nn.Module(), torch.autograd.Function]
     found = {name for owner in owners for name in dir(owner)}
-    return {name for name in found | {name.split(".")[-1] for name in PARTS} if private(name)}
+    return {name for name in found | {name.split(".")[-1] for name in PARTS | MARKS} if private(name)}
 
 
 def own_names(tree):
@@ -137,8 +139,8 @@ def test_only_the_base_asks_what_compiles_and_casts():
 
 
 def test_the_tables_say_what_each_name_serves():
-    for name, part in PARTS.items():
-        assert part.serves.startswith("to ") and part.without, name
+    for name, purpose in (PARTS | MARKS).items():
+        assert purpose.startswith("to "), name
         assert any(private(step.removesuffix("()")) for step in name.split(".")), name
 
 
@@ -182,6 +184,4 @@ def test_without_a_name_the_numbers_are_the_same_or_an_error_says_so(ran, name):
         kind = found.removeprefix("InternalTorchDynamoError: ")  # where the compiler has met the error
         assert kind.startswith("UnsupportedError") and "which clearhead needs to" in found, (use, found)
         assert name not in PARTS or NAMES[name] in found, (use, found)
-    if name in PARTS:  # what the table says of an error is so
-        raises = PARTS[name].without == private_names.RAISES
-        assert bool(refused) == raises if raises else not refused or "UnsupportedError" in PARTS[name].without, refused
+    assert refused

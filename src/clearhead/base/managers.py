@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import os
 import signal
-import sys
 import threading
+import traceback
 import warnings
 from collections.abc import Callable
 from contextlib import AbstractContextManager, ContextDecorator
+from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any, NamedTuple, TypeVar
 
 from clearhead.base.errors import ClearheadError
 
 Given = TypeVar("Given")
-_PACKAGE = __name__.partition(".")[0]
+_PACKAGE = str(Path(__file__).parents[1]) + os.sep  # the folder of clearhead
 
 
 class Delayed(AbstractContextManager[None]):
@@ -128,16 +130,15 @@ class Line(NamedTuple):
 
     file: str
     number: int
-    module: str
 
     def warn(self, message: str) -> None:
         """Warn as if the line did."""
-        warnings.warn_explicit(message, UserWarning, self.file, self.number, self.module)
+        warnings.warn_explicit(message, UserWarning, self.file, self.number)
 
 
 def caller() -> Line:
-    """The line outside of this package that called it."""
-    frame = sys._getframe(1)
-    while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] == _PACKAGE:
-        frame = frame.f_back
-    return Line(frame.f_code.co_filename, frame.f_lineno, frame.f_globals.get("__name__", ""))
+    """Find the innermost line of the stack that is outside of this package."""
+    # warnings.warn has skip_file_prefixes since Python 3.12
+    stack = traceback.StackSummary.extract(traceback.walk_stack(None), lookup_lines=False)
+    frame = next((frame for frame in stack if not frame.filename.startswith(_PACKAGE)), stack[-1])
+    return Line(frame.filename, frame.lineno or 0)

@@ -26,7 +26,6 @@ from clearhead.base.torch_state import (
     JVP,
     VMAP,
     FakeTensor,
-    TracingContext,
     any_autocast,
     batches_of_losses,
     dispatch_modes,
@@ -36,6 +35,7 @@ from clearhead.base.torch_state import (
     is_batched,
     is_wrapped,
     jit_state,
+    tracing_context,
     transforms,
 )
 
@@ -54,7 +54,7 @@ def compiling() -> bool:
     """Whether this code is being compiled or exported, not run. `torch.compiler.is_compiling` is one flag of the whole
     process: while one thread compiles, it is True in all."""
     # no `torch.` in here: with it the compiler would compile this function by itself, as one that returns True
-    return is_compiling() and (is_dynamo_compiling() or TracingContext.try_get() is not None)
+    return is_compiling() and (is_dynamo_compiling() or tracing_context() is not None)
 
 
 def exporting() -> bool:

@@ -17,7 +17,7 @@ from clearhead.base.arrays import check_kind, check_memories, owned
 from clearhead.base.errors import ClearheadError, ShapeError, UnsupportedError, columns
 from clearhead.base.numbers import check_count
 from clearhead.base.shapes import Sizes, broadcasts, unflatten
-from clearhead.base.torch_private import may_have_hooks
+from clearhead.base.torch_private import has_hooks
 from clearhead.base.tracing import autocasting, cast_together, compiling, distributed
 from clearhead.biases.base import Bias
 from clearhead.masks.base import Mask
@@ -29,7 +29,7 @@ LINEAR = (nn.Linear, NonDynamicallyQuantizableLinear)  # torch's attention has t
 
 def plain_linear(layer: nn.Module) -> bool:
     """Whether a layer computes x · weightᵀ + bias, and no hook or adapter reads or changes it."""
-    return type(layer) in LINEAR and not may_have_hooks(layer)
+    return type(layer) in LINEAR and not has_hooks(layer)
 
 
 def reset(*modules: nn.Module | None) -> None:

@@ -12,7 +12,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from clearhead.base.arrays import in_memory_still
 from clearhead.base.batched import Gradients, unbatched
 from clearhead.base.shapes import Sizes
-from clearhead.base.torch_private import OWN_SDPA, UNKNOWN, flash, flash_backward, fused_choice
+from clearhead.base.torch_private import OWN_SDPA, flash, flash_backward, fused_choice
 from clearhead.base.tracing import (
     compiling,
     dispatches,
@@ -56,8 +56,6 @@ def fused(
                 mask = torch.zeros_like(mask, dtype=query.dtype).masked_fill_(~mask, -torch.inf)
             found: Tensor = _Flash.apply(query, key, value, scale, mask, causal)  # type: ignore[no-untyped-call]
             return found
-        if choice == UNKNOWN:  # plain operations can be differentiated twice, and make the whole matrix
-            allowed = [SDPBackend.MATH]
     elif needs_grad and query.is_cuda and mask is not None and key.shape[-2] % 128 == 64:
         allowed = WITHOUT_CUDNN
     with nullcontext() if allowed is None else sdpa_kernel(allowed):

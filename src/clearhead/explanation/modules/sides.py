@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from clearhead.base.arrays import accumulated
 from clearhead.base.steps import Step, made
-from clearhead.base.torch_private import may_have_hooks
+from clearhead.base.torch_private import has_hooks
 from clearhead.explanation.modules.projection import (
     Linear,
     Norm,
@@ -74,7 +74,7 @@ def _chosen(whole: Tensor, side: Side) -> Tensor:
 def _norm(module: MultiHeadAttention, side: Side, before: Step, result: str) -> list[Step]:
     argument = f"{side.name}_norm"
     norm = getattr(module, argument)
-    known = type(norm) in (nn.RMSNorm, nn.LayerNorm) and not may_have_hooks(norm)
+    known = type(norm) in (nn.RMSNorm, nn.LayerNorm) and not has_hooks(norm)
     if known:
         dtype = accumulated(norm_dtype(norm, side.unnormed))
         eps = torch.finfo(dtype).eps if norm.eps is None else norm.eps

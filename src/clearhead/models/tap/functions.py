@@ -18,11 +18,11 @@ from clearhead.base.torch_private import (
     OWN_SDPA,
     PRIVATE_SOFTMAX,
     SOFTMAX_OPERATIONS,
-    check_fast_path,
     encoder_layer,
     function_mode_stack,
     native_attention,
     pop_function_mode,
+    validate_intercepted,
 )
 from clearhead.base.tracing import compiling, some_compiling
 from clearhead.masks.causal import Causal, causal_alignment
@@ -112,7 +112,7 @@ def source(receiver: Receiver, innermost: bool = False) -> Iterator[None]:
 
     A function mode belongs to one thread: each thread enters it where it enters the model.
     """
-
+    validate_intercepted()
     see = uncompiled(_see)
 
     def counted(attend: Callable[..., Tensor]) -> Callable[..., Tensor]:
@@ -248,7 +248,6 @@ def _overlooked(has_torch_function: Callable[..., bool]) -> Callable[..., bool]:
         active: list[TorchFunctionMode] = function_mode_stack()
         if not active or not isinstance(active[-1], _Mode) or not active[-1].receiver.keeps_fast_path:
             return has_torch_function(args)
-        check_fast_path()
         with pop_function_mode():
             return asked(args)
 

@@ -1,4 +1,4 @@
-"""The private names of transformers' that clearhead uses: a table of the use of each, and of the way without it.
+"""The private names of transformers that clearhead uses, with their purposes.
 
 They are attributes of models and configurations. Each is looked up where it is used: transformers is not imported here.
 """
@@ -8,27 +8,23 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-from clearhead.base.errors import UnsupportedError
-from clearhead.base.private import ABSENT, RAISES, Part, missing
+from clearhead.base.private import ABSENT, missing_name
 
-PARTS = {
-    "PreTrainedConfig._attn_implementation": Part("to see and set back the backend that a model runs on", RAISES),
-    "PreTrainedModel._can_set_attn_implementation": Part("to see whether a model lets a backend attend", RAISES),
-    "PreTrainedModel._supports_sdpa": Part(
-        "to choose the masks that a model is given on clearhead", "it is given masks as whole matrices"
-    ),
-    "utils.output_capturing._active_collector": Part(
-        "to see whether a model was asked for its attentions", "lazy weights are made in each call, asked for or not"
-    ),
-    "PreTrainedConfig._name_or_path": Part(
-        "to leave out the path of a model, where the states of surveys are added up", "nothing is left out"
-    ),
+PURPOSES = {
+    "PreTrainedConfig._attn_implementation": "to see and set back the backend that a model runs on",
+    "PreTrainedModel._can_set_attn_implementation": "to see whether a model lets a backend attend",
+    "PreTrainedModel._supports_sdpa": "to choose the masks that a model is given on clearhead",
+    "utils.output_capturing._active_collector": "to see whether a model was asked for its attentions",
 }
-ORIGIN = "_name_or_path"
+ORIGIN = "_name_or_path"  # the key of a configuration with the path of its model
 
 
-def _missing(name: str) -> UnsupportedError:
-    return missing(f"transformers.{name}", PARTS[name].serves, "transformers")
+def _read(owner: Any, name: str) -> Any:
+    """Read the attribute that a row of the table names."""
+    found = getattr(owner, name.rpartition(".")[2], ABSENT)
+    if found is ABSENT:
+        raise missing_name(f"transformers.{name}", PURPOSES[name], "transformers")
+    return found
 
 
 def has_backend(config: Any) -> bool:
@@ -38,10 +34,7 @@ def has_backend(config: Any) -> bool:
 
 def backend_of(config: Any) -> Any:
     """The name of the backend that a model with this configuration runs on."""
-    found = getattr(config, "_attn_implementation", ABSENT)
-    if found is ABSENT:
-        raise _missing("PreTrainedConfig._attn_implementation")
-    return found
+    return _read(config, "PreTrainedConfig._attn_implementation")
 
 
 def named_backend(config: Any) -> Any:
@@ -57,19 +50,15 @@ def set_backend(config: Any, name: Any) -> None:
 
 def takes_backends(model: Any) -> bool:
     """Whether the model attends through transformers' interface, where it can be given a backend."""
-    found = getattr(model, "_can_set_attn_implementation", None)
-    if found is None:
-        raise _missing("PreTrainedModel._can_set_attn_implementation")
-    return bool(found())
+    return bool(_read(model, "PreTrainedModel._can_set_attn_implementation")())
 
 
 def takes_sdpa(model: Any) -> bool:
     """Whether the model can run on the masks of transformers' "sdpa"."""
-    return bool(getattr(model, "_supports_sdpa", False))
+    return bool(_read(model, "PreTrainedModel._supports_sdpa"))
 
 
 def collected() -> Any:
-    """The outputs that transformers is collecting from the layers of a model, by their names; None: not known."""
+    """The outputs that transformers is collecting from the layers of a model, by their names, or None."""
     capturing = sys.modules.get("transformers.utils.output_capturing")
-    collector = getattr(capturing, "_active_collector", None)
-    return None if collector is None else collector.get()
+    return None if capturing is None else _read(capturing, "utils.output_capturing._active_collector").get()

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from clearhead.base.arrays import accumulated
 from clearhead.base.errors import ClearheadError, UnsupportedError
 from clearhead.base.probing import probing
-from clearhead.base.torch_private import may_have_hooks
+from clearhead.base.torch_private import has_hooks
 from clearhead.base.tracing import distributed, without_autocast
 from clearhead.explanation.modules.projection import Linear, Norm
 
@@ -121,7 +121,7 @@ def check_whole(module: nn.Module, name: str) -> None:
             f"With fully_shard keep them whole after a run: {KEPT_WHOLE}."
         )
     alone = not torch.distributed.is_available() or not torch.distributed.is_initialized()
-    if not alone and torch.distributed.get_world_size() > 1 and any(map(may_have_hooks, module.modules())):
+    if not alone and torch.distributed.get_world_size() > 1 and any(map(has_hooks, module.modules())):
         raise UnsupportedError(
             f"{name} has hooks, which may wait for the other ranks when it is called, as those of tensor parallelism "
             "do. So its weights are not read."

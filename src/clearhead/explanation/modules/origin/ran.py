@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from clearhead.base.errors import ClearheadError, UnsupportedError
-from clearhead.base.torch_private import data_address, may_have_hooks, parts_of
+from clearhead.base.torch_private import data_address, has_hooks, parts_of
 from clearhead.base.tracing import dispatches, freed, readable, unobserved
 from clearhead.base.versions import Versions
 from clearhead.explanation.modules.origin.called import KEPT_WHOLE, CalledLayer, few_rows
@@ -226,7 +226,7 @@ def same_view(one: Tensor, other: Tensor) -> bool:
 def _is_intercepted(module: nn.Module) -> bool:
     """Whether a call of the layer may compute more than its class does with its tensors."""
     known = type(module).forward is nn.Linear.forward or type(module).__module__ == "transformers.pytorch_utils"
-    return not known or "forward" in vars(module) or may_have_hooks(module)
+    return not known or "forward" in vars(module) or has_hooks(module)
 
 
 def _computes(layer: Linear | Norm, x: Tensor, result: Tensor) -> bool:

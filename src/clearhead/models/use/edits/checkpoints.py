@@ -61,6 +61,5 @@ def following_checkpoints(editor: Editor) -> Iterator[None]:
 
     with ExitStack() as stack:
         stack.enter_context(replaced(checkpoint.CheckpointFunction, "forward", reentrant))
-        if name := generator_of_checkpoints():
-            stack.enter_context(replaced(checkpoint, name, generating))
+        stack.enter_context(replaced(checkpoint, generator_of_checkpoints(), generating))
         yield
