@@ -22,7 +22,6 @@ _BOOL = (bool, np.bool_)
 # attributes of the base classes that a subclass may set, with what they may be
 _SETTINGS: dict[str, tuple[tuple[type, ...], str]] = {
     "positional": (_BOOL, "says whether positions matter, and is a bool"),
-    "counts_inside": (_BOOL, "says whether positions count inside documents, and is a bool"),
     "product": (_BOOL, "says whether tile() is a product of matrices, and is a bool"),
     "softcap": ((Real, type(None)), "bounds the scores, and is a number or None"),
 }

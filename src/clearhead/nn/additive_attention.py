@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Never
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.nn.modules.lazy import LazyModuleMixin
 from torch.nn.parameter import is_lazy
 
@@ -119,7 +119,7 @@ class AdditiveAttention(RecordingModule):
         """
         if others:
             refuse_keywords("AdditiveAttention", others, module=True)
-        nested = nested_inputs(query, key, value, align, hint=HEADS)
+        nested = nested_inputs(query, key, value, hint=HEADS)
         if nested is not None:
             query, key, value = nested.query, nested.key, nested.value
         if isinstance(self.W_q, LazyModuleMixin):
@@ -135,7 +135,7 @@ class AdditiveAttention(RecordingModule):
         score = self._on_parameters(prepared)
         mask, bias = with_lengths(mask, valid_lens)
         if nested is not None:
-            (mask, bias), align = nested.packed.ragged(mask, bias), None
+            mask = nested.packed.mask(mask)
         dropout_p = self.dropout if self.training else 0.0
         output: ArrayT = self._attend(
             query, key, value, score=score, mask=mask, bias=bias, align=align, dropout_p=dropout_p
@@ -164,8 +164,8 @@ class AdditiveAttention(RecordingModule):
         """
         nested = nested_inputs(key, key, value, hint=HEADS)
         if nested is not None:
-            row, back = self.prepare(nested.key, nested.value), nested.packed.rows["key"].nested
-            return row.over(*(back(tensor) for tensor in (row._key, row._value) if isinstance(tensor, Tensor)))
+            row = self.prepare(nested.key, nested.value)
+            return row.over(nested.packed.nest("key", row._key), nested.packed.nest("key", row._value))
         numpy = is_numpy(key=key, value=value)
         tensors = {"key": to_tensor_float(key, "key"), "value": to_tensor_float(value, "value")}
         for name, tensor in tensors.items():

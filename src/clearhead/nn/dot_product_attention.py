@@ -70,10 +70,10 @@ class DotProductAttention(RecordingModule):
             refuse_keywords("DotProductAttention", others, module=True)
         mask, bias = with_lengths(mask, valid_lens)
         dropout_p = self.dropout if self.training else 0.0
-        nested = nested_inputs(query, key, value, align, hint=HEADS)
+        nested = nested_inputs(query, key, value, hint=HEADS)
         if nested is not None:
             query, key, value = nested.query, nested.key, nested.value
-            (mask, bias), align = nested.packed.ragged(mask, bias), None
+            mask = nested.packed.mask(mask)
         output: ArrayT = self._attend(query, key, value, mask=mask, bias=bias, align=align, dropout_p=dropout_p)
         return output if nested is None else nested.back(output)
 

@@ -294,7 +294,7 @@ class MultiHeadAttention(RecordingModule):
             raise ClearheadError("align beside a cache: the cache says where the queries stand, after its own keys.")
         if not isinstance(key, PreparedKeys):
             check_value_given(value)
-        nested = nested_inputs(query, key, value, align, cache)
+        nested = nested_inputs(query, key, value, cache)
         if nested is not None:
             query, key, value = nested.query, nested.key, nested.value
         of_query = query if nested is None else nested.batch("query")
@@ -312,13 +312,13 @@ class MultiHeadAttention(RecordingModule):
             of_key = key if nested is None else nested.batch("key")
             of_keys = key_places(positions, key_positions, of_query, of_key, self.rotary)
             if nested is not None and self.rotary is not None:
-                of_keys = nested.packed.rows["key"].placed(of_keys)
+                of_keys = nested.packed.look_up("key", of_keys)
             k, v = self._project(key, value, past, of_keys)
         batched = query.ndim == 3
         rows = query if batched else query[None]
         places = given_places(positions, "positions", of_query, self.rotary)
         if nested is not None and self.rotary is not None:
-            places = nested.packed.rows["query"].placed(places)
+            places = nested.packed.look_up("query", places)
         q = normed("query_norm", self.query_norm, split_heads(self.W_q(rows), "W_q", self.head_dim))
         check_groups(q, k, v, self.num_heads, self.num_kv_heads)
         check_output("W_o", self.W_o, q.shape[1], v)
@@ -347,7 +347,7 @@ class MultiHeadAttention(RecordingModule):
         if state is not None:
             mask, bias, score = after_cache(*state.seen(mask, bias, score, sizes), score, past, q.device)
         if nested is not None:
-            (mask, bias), align = nested.packed.ragged(mask, bias), None
+            mask = nested.packed.mask(mask)
         attended = self._attend(
             q,
             k,
@@ -403,9 +403,9 @@ class MultiHeadAttention(RecordingModule):
         if nested is None:
             k, v = self._project(key, value, 0, places)
             return PreparedKeys(*((k, v) if key.ndim == 3 else (k[0], v[0])), self)
-        rows = nested.packed.rows["key"]
-        k, v = self._project(key, value, 0, None if self.rotary is None else rows.placed(places))
-        return PreparedKeys(rows.nested(k), rows.nested(v), self)
+        packed = nested.packed
+        k, v = self._project(key, value, 0, None if self.rotary is None else packed.look_up("key", places))
+        return PreparedKeys(packed.nest("key", k), packed.nest("key", v), self)
 
     @property
     def _projections(self) -> tuple[Projection, ...]:

@@ -29,6 +29,7 @@ from clearhead.nn._heads import (
 from clearhead.nn._nested import nested_inputs
 from clearhead.nn._record import RecordingModule
 from clearhead.nn._torch import check_torch, from_torch_masks, in_full, refuse_keys
+from clearhead.problem.padded import pad_arguments
 
 
 class TorchMultiheadAttention(nn.MultiheadAttention, RecordingModule):
@@ -168,7 +169,7 @@ class TorchMultiheadAttention(nn.MultiheadAttention, RecordingModule):
         need_weights, average_attn_weights, is_causal = (check_flag(flag, name) for name, flag in flags.items())
         hint = is_causal and key_padding_mask is None and not need_weights
         align: Align = "upper_left" if hint else None
-        nested = nested_inputs(query, key, value, align)
+        nested = nested_inputs(query, key, value)
         if nested is not None:
             if key_padding_mask is not None:
                 raise ClearheadError(
@@ -191,7 +192,7 @@ class TorchMultiheadAttention(nn.MultiheadAttention, RecordingModule):
             sizes = nested.sizes(sizes)
         mask, bias = from_torch_masks(attn_mask, key_padding_mask, sizes, hint, batched, length_first)
         if nested is not None:
-            (mask, bias), align = nested.packed.ragged(mask, bias), None
+            mask = nested.packed.mask(mask)
         given: dict[str, Any] = {"mask": mask, "bias": bias, "align": align}
         dropout_p = self.dropout if self.training else 0.0
         found = self._attended(q, k, v, **given, dropout_p=dropout_p, fresh=True, cross=key is not query)
@@ -200,8 +201,7 @@ class TorchMultiheadAttention(nn.MultiheadAttention, RecordingModule):
         output = joined("out_proj", self.out_proj, heads)
         weights = None
         if need_weights:
-            call = Arguments(q, k, v, **given)
-            weights = in_full(call.padded() or call, average_attn_weights)
+            weights = in_full(pad_arguments(Arguments(q, k, v, **given)), average_attn_weights)
         if weights is not None and found.ran is not None:
             weights = found.ran.returned(weights)
         if nested is not None:

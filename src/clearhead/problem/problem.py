@@ -34,9 +34,9 @@ from clearhead.base.tracing import (
 from clearhead.base.versions import Versions
 from clearhead.biases.base import Added, Bias, lowered
 from clearhead.biases.dense import DenseBias
-from clearhead.masks.base import Mask, Spans, positions_unknown
+from clearhead.biases.in_documents import BiasInDocuments
+from clearhead.masks.base import Mask, Spans
 from clearhead.masks.dense import DenseMask, check_keep
-from clearhead.masks.ragged import RaggedMask
 from clearhead.problem.lengths import check_mask
 from clearhead.problem.reads import tensors_in
 from clearhead.problem.region import Region, bias_part, visible_part
@@ -44,7 +44,7 @@ from clearhead.problem.unseen import group, zero
 from clearhead.problem.visible import Visible, finite_unseen, resolve, seen_of
 from clearhead.scores.base import ByTile, Pairwise, Score, check_pairwise, factor_of
 from clearhead.scores.dot import Dot
-from clearhead.scores.ragged import ragged
+from clearhead.scores.in_documents import count_in_documents
 from clearhead.scores.score_function import ScoreFunction
 
 _DOT = Dot()
@@ -181,8 +181,8 @@ def make_problem(
     if query.element_size() < 4:
         query, key, value = apart(query), apart(key), None if value is None else apart(value)
     score = _DOT if score is None else after_hooks(as_score(score), query, key)
-    if mask is not None and isinstance(mask, RaggedMask):
-        score = ragged(score, mask.sequences)
+    if mask is not None and isinstance(mask, Mask) and mask.document_edges is not None:
+        score = count_in_documents(score, mask.document_edges)
     score.check(query, key)
     if 0 in sizes[:4] and not compiling():  # without pairs, a NaN would still reach the gradient of a projection
         query, key = (t.masked_fill(~t.isfinite(), 0.0) for t in (query, key))
@@ -222,7 +222,7 @@ def mask_and_bias(
 ) -> tuple[Visible | None, Added | None]:
     """The normal forms of the arguments `mask` and `bias`. `dtype`: the dtype of the query."""
     visible, float_mask = (None, None) if mask is None else _as_mask(mask, sizes, dtype, as_written)
-    added = None if bias is None else _as_bias(bias, mask, sizes)
+    added = None if bias is None else lowered(_as_bias(bias, mask), sizes)
     if float_mask is not None:
         added = Added(dense=float_mask) if added is None else added.plus(Added(dense=float_mask))
     return visible, added
@@ -346,15 +346,14 @@ def as_sinks(given: Any, sizes: Sizes) -> Tensor:
     return sinks
 
 
-def _as_bias(bias: Any, mask: Any, sizes: Sizes) -> Added:
-    """The normal form of the argument `bias`."""
+def _as_bias(bias: Any, mask: Any) -> Bias:
+    """The argument `bias` as a `Bias`, which counts inside the documents of the mask."""
     if isinstance(bias, Tensor | np.ndarray):
         bias = DenseBias(bias)
     if not isinstance(bias, Bias):
         raise _not_one("bias", bias, "a Bias, such as ALiBi(num_heads), or a float tensor")
-    if bias.positional and isinstance(mask, Mask) and mask.counts_inside:
-        raise positions_unknown(f"a bias that depends on positions ({type(bias).__name__}) beside {mask.title()}")
-    return lowered(bias, sizes)
+    edges = mask.document_edges if isinstance(mask, Mask) else None
+    return bias if edges is None else BiasInDocuments(bias, edges)
 
 
 def as_score(score: Any) -> Score:
@@ -428,7 +427,7 @@ def with_given(problem: Problem, bias: Any, mask: Any) -> Problem:
     normal form holds numbers alone, and an explanation needs the bias itself for its steps."""
     if problem.bias is None:
         return problem
-    given = [] if bias is None else [bias if isinstance(bias, Bias) else DenseBias(bias)]
+    given = [] if bias is None else [_as_bias(bias, mask)]
     if isinstance(mask, Tensor | np.ndarray) and to_tensor(mask, "mask").is_floating_point():
         given.append(DenseBias(mask))
         given[-1].of_mask = True
