@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from clearhead.base.errors import ClearheadError, ShapeError
+from clearhead.base.positions import query_offset
 from clearhead.base.rules import ByPair, by_pair
 from clearhead.base.shapes import Align, Sizes, extent, moved
 
@@ -92,24 +93,35 @@ class DocumentEdges:
         lower_right = isinstance(align, str) and align == "lower_right"
         return self.keys.lengths - self.queries.lengths if lower_right and not self.same else align
 
-    def padded(self, sizes: Sizes, part: Any = None) -> Sizes:
-        """Return the sizes of the padded batch for a row of these sizes. `part`: the mask or bias that is lowered.
+    def padded(self, sizes: Sizes, who: str | None = None) -> Sizes:
+        """Return the sizes of the padded batch for a row of these sizes.
+
+        Args:
+            sizes: The sizes of the row.
+            who: The name of a mask, a bias or a statistic that depends on positions, for the error; None: it does not.
 
         Raises:
             ShapeError: If the row has other numbers of queries or keys.
-            ClearheadError: If the part depends on positions, and a document's queries and keys need an alignment.
+            ClearheadError: If positions depend on an alignment, and there is none.
         """
         self.check(sizes)
-        if sizes.align is None and not self.same and getattr(part, "positional", False):
+        if sizes.align is None and not self.same and who is not None:
             raise ClearheadError(
-                f"{type(part).__name__} depends on positions, and a document's queries and keys differ in "
-                'number. Pass align="upper_left" (query 0 of each document stands at its key 0) or '
-                'align="lower_right" (the last query of each stands at its last key: a key/value cache).'
+                f"{who} depends on positions, and a document's queries and keys differ in number. Pass "
+                'align="upper_left" (query 0 of each document stands at its key 0) or align="lower_right" (the last '
+                "query of each stands at its last key: flash-attn's, and that of a key/value cache)."
             )
-        count = len(self.queries.lengths)
+        count, longest = len(self.queries.lengths), (self.queries.longest, self.keys.longest)
         leading = (count, sizes.heads) if sizes.has_heads else (count,)
-        longest = self.queries.longest, self.keys.longest
         return Sizes(count, sizes.heads, *longest, sizes.device, leading, self.align_each(sizes.align))
+
+    def offsets(self, sizes: Sizes, who: str) -> Tensor:
+        """Return the position of each query among the keys of the row, less its index: (1, 1, Lq)."""
+        offset = query_offset(self.padded(sizes, who), who)
+        document, _ = self.queries.locate(sizes.device)
+        if isinstance(offset, Tensor):
+            offset = offset.flatten()[document * (offset.numel() > 1)]
+        return (moved(self.keys.sums - self.queries.sums, sizes.device)[document] + offset).view(1, 1, -1)
 
     def to_row(self, part: Part, sizes: Sizes) -> Part:
         """Turn a function of parts of the padded batch into one of parts of the row; other pairs get 0."""

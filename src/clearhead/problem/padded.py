@@ -17,7 +17,7 @@ from clearhead.masks.lengths import Lengths
 from clearhead.problem.problem import Problem
 from clearhead.problem.visible import visible
 from clearhead.scores.base import ByTile
-from clearhead.scores.in_documents import count_in_row
+from clearhead.scores.change_in_documents import count_in_row
 
 
 def nested_edges(mask: Any) -> DocumentEdges | None:
@@ -51,7 +51,7 @@ def pad_arguments(call: Any) -> Any:
 def pad_problem(problem: Problem, edges: DocumentEdges) -> Problem:
     """Return the problem of the padded batch, without a value, from that of the packed rows."""
     row = problem.sizes
-    sizes = edges.padded(row._replace(align="upper_left"))._replace(align=None)
+    sizes = edges.padded(row)
     scores = problem.scores._replace(query=edges.queries.pad(problem.query), key=edges.keys.pad(problem.key))
     if isinstance(scores, ByTile):
         scores = scores._replace(score=count_in_row(scores.score))
@@ -72,7 +72,8 @@ def pad_problem(problem: Problem, edges: DocumentEdges) -> Problem:
         bias = Added(relative=pad(bias.relative, (-room, -room)))
     elif bias is not None and bias.function is not None:
         bias = Added(function=_pad_part(bias.function, edges, sizes), reads=bias.reads)
-    return problem._replace(scores=scores, value=None, sizes=sizes, visible=visible(padded, sizes), bias=bias)
+    found = problem._replace(scores=scores, value=None, sizes=sizes, visible=visible(padded, sizes), bias=bias)
+    return found._replace(documents=None)
 
 
 def _pad_part(part: Part, edges: DocumentEdges, sizes: Sizes) -> Part:

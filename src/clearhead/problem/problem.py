@@ -10,12 +10,13 @@ import torch
 from torch import Tensor
 
 from clearhead.base.arrays import check_float, mask_forms, to_tensor, to_tensor_float
+from clearhead.base.document_edges import DocumentEdges
 from clearhead.base.dropout import check_dropout, draw_seed
 from clearhead.base.errors import ClearheadError, ShapeError, UnsupportedError, columns
 from clearhead.base.kept import Memo
 from clearhead.base.modules import after_hooks
 from clearhead.base.numbers import check_number
-from clearhead.base.positions import check_align
+from clearhead.base.positions import check_align, query_offset
 from clearhead.base.shapes import Sizes, apart, as_inputs, fit, no_heads, plain_sizes, refuse_fakes
 from clearhead.base.text import brief, outlined
 from clearhead.base.torch_state import any_autocast
@@ -33,8 +34,8 @@ from clearhead.base.tracing import (
 )
 from clearhead.base.versions import Versions
 from clearhead.biases.base import Added, Bias, lowered
+from clearhead.biases.bias_in_documents import BiasInDocuments
 from clearhead.biases.dense import DenseBias
-from clearhead.biases.in_documents import BiasInDocuments
 from clearhead.masks.base import Mask, Spans
 from clearhead.masks.dense import DenseMask, check_keep
 from clearhead.problem.lengths import check_mask
@@ -43,8 +44,8 @@ from clearhead.problem.region import Region, bias_part, visible_part
 from clearhead.problem.unseen import group, zero
 from clearhead.problem.visible import Visible, finite_unseen, resolve, seen_of
 from clearhead.scores.base import ByTile, Pairwise, Score, check_pairwise, factor_of
+from clearhead.scores.change_in_documents import count_in_documents
 from clearhead.scores.dot import Dot
-from clearhead.scores.in_documents import count_in_documents
 from clearhead.scores.score_function import ScoreFunction
 
 _DOT = Dot()
@@ -71,6 +72,7 @@ class Problem(NamedTuple):
     seed: Tensor | None = None  # of the dropout
     poison: tuple[Tensor, Tensor] | None = None  # see `guard`: (B, H, Lq, 1) and (B, Hk, 1, Lk)
     origin: tuple[range, ...] | None = None  # where it was cut out of another: see `regions.cut`
+    documents: DocumentEdges | None = None  # in which positions count; None: in the whole row
 
     def __repr__(self) -> str:
         return outlined(self)
@@ -132,6 +134,16 @@ class Problem(NamedTuple):
             return True  # a score with tile() alone, or a function, may close over anything
         tensors = (scores.query, scores.key, scores.weight, self.sinks, self.value, *self.added)
         return any(t is not None and t.requires_grad for t in tensors)
+
+    @property
+    def has_positions(self) -> bool:
+        """Whether it is known where the queries stand among the keys."""
+        same = self.sizes.queries == self.sizes.keys if self.documents is None else self.documents.same
+        return same or self.sizes.align is not None
+
+    def query_offset(self, who: str) -> int | Tensor:
+        """Return the position of each query among the keys, less its index, as the function `query_offset` does."""
+        return query_offset(self.sizes, who) if self.documents is None else self.documents.offsets(self.sizes, who)
 
     def reads(self) -> Versions:
         """The tensors of mask, bias and a score by `tile()` that a backward pass reads and autograd does not save."""
@@ -214,7 +226,8 @@ def make_problem(
     sinks = None if sinks is None else as_sinks(sinks, sizes)
     if sinks is not None and not compiling() and empty_of_values(sinks):
         refuse_fakes({"query": query, "sinks": sinks})
-    return Problem(scores, value, sizes, visible, added, sinks, dropout_p, seed)
+    documents = mask.document_edges if isinstance(mask, Mask) else None
+    return Problem(scores, value, sizes, visible, added, sinks, dropout_p, seed, documents=documents)
 
 
 def mask_and_bias(

@@ -400,7 +400,7 @@ def _written(call: AttentionCall, tensors: _Tensors, chains: _Chains) -> dict[st
             "ch.models.Recording([call for call in seen.calls if …]).write(path)."
         )
     call.kept.check()
-    align = problem.sizes.align
+    align = None if problem.documents is not None else problem.sizes.align  # positions count in the row there
     return {
         "name": call.name,
         "kind": call.kind,

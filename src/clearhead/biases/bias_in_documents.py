@@ -26,7 +26,7 @@ class BiasInDocuments(Bias):
         return f"{self.bias!r} in each of <{len(self.edges.queries.lengths)} documents>"
 
     def lower(self, sizes: Sizes) -> Added:
-        padded = self.edges.padded(sizes, self.bias)
+        padded = self.edges.padded(sizes, type(self.bias).__name__ if self.positional else None)
         added = lowered(self.bias, padded)
         relative, reads = added.relative, (*added.tensors, *added.reads)
         alone = added.dense is None and added.function is None
