@@ -72,7 +72,8 @@ class DocumentEdges:
     def example(cls, sizes: Sizes) -> DocumentEdges:
         """Return three documents of these queries and keys, of which the second may have no query."""
         edges = ((0, n // 3, n // 3 if n == sizes.queries else n // 2, n) for n in sizes[2:4])
-        return cls(*(torch.tensor(edge, device="cpu") for edge in edges))
+        queries, keys = (torch.tensor(edge, device="cpu") for edge in edges)
+        return cls(queries, keys)
 
     def check(self, sizes: Sizes) -> None:
         """Raise where a call has other numbers of queries or keys.

@@ -38,5 +38,5 @@ class BiasInDocuments(Bias):
         return Added(function=self.edges.to_row(part, sizes), reads=reads)
 
 
-def _tile(added: Added, sizes: Sizes, *sides: slice) -> Tensor:
-    return wide(added.tile(*sides, sizes))
+def _tile(added: Added, sizes: Sizes, batch: slice, heads: slice, queries: slice, keys: slice) -> Tensor:
+    return wide(added.tile(batch, heads, queries, keys, sizes))

@@ -375,6 +375,8 @@ def with_leaves(mask: Mask, change: Callable[[Mask], Mask]) -> Mask:
 class MaskInDocuments(Mask):
     """A mask of the padded batch that has one sequence for each document, for the row of the documents."""
 
+    document_edges: DocumentEdges
+
     def __init__(self, mask: Mask, edges: DocumentEdges) -> None:
         self.mask, self.document_edges, self.positional = mask, edges, mask.positional
 

@@ -228,8 +228,9 @@ class DocumentsByEdges(Documents):
         return Sizes(1, 1, self.document_edges.queries.total, self.document_edges.keys.total)
 
     def steps(self, sizes: Sizes, at: Sides, name: str = "mask") -> list[Step]:
-        edges = self.document_edges.queries, self.document_edges.keys
-        return self._compare(*(row.locate(sizes.device)[0][None] for row in edges), at, name)
+        edges = self.document_edges
+        mine, ids = (row.locate(sizes.device)[0][None] for row in (edges.queries, edges.keys))
+        return self._compare(mine, ids, at, name)
 
     def lower(self, sizes: Sizes) -> Spans:
         self.document_edges.check(sizes)

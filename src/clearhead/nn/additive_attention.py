@@ -164,8 +164,8 @@ class AdditiveAttention(RecordingModule):
         """
         nested = nested_inputs(key, key, value, hint=HEADS)
         if nested is not None:
-            row = self.prepare(nested.key, nested.value)
-            return row.over(nested.packed.nest("key", row._key), nested.packed.nest("key", row._value))
+            row, packed = self.prepare(nested.key, nested.value), nested.packed
+            return row.over(packed.nest("key", to_tensor_float(row._key, "key")), packed.nest("key", nested.value))
         numpy = is_numpy(key=key, value=value)
         tensors = {"key": to_tensor_float(key, "key"), "value": to_tensor_float(value, "value")}
         for name, tensor in tensors.items():

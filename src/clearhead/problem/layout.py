@@ -50,8 +50,9 @@ def arrange(query: Any, key: Any, value: Any, mask: Any, bias: Any, align: Any, 
     if not any(map(is_nested, named.values())):
         return Arranged(named["query"], named["key"], named.get("value"), mask, bias, align, back)
     packed = pack(named, "For (B, j, H, D) pass layout='BLHD'.")
-    rows = (packed.rows.get(name) for name in ("query", "key", "value"))
-    return Arranged(*rows, packed.mask(mask), bias, align, lambda output: back(packed.nest("query", output)))
+    query, key, value = (packed.rows.get(name) for name in ("query", "key", "value"))
+    mask = packed.mask(mask)
+    return Arranged(query, key, value, mask, bias, align, lambda output: back(packed.nest("query", output)))
 
 
 def _turned(array: Any) -> Any:

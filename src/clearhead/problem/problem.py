@@ -193,8 +193,9 @@ def make_problem(
     if query.element_size() < 4:
         query, key, value = apart(query), apart(key), None if value is None else apart(value)
     score = _DOT if score is None else after_hooks(as_score(score), query, key)
-    if mask is not None and isinstance(mask, Mask) and mask.document_edges is not None:
-        score = count_in_documents(score, mask.document_edges)
+    documents = mask.document_edges if mask is not None and isinstance(mask, Mask) else None
+    if documents is not None:
+        score = count_in_documents(score, documents)
     score.check(query, key)
     if 0 in sizes[:4] and not compiling():  # without pairs, a NaN would still reach the gradient of a projection
         query, key = (t.masked_fill(~t.isfinite(), 0.0) for t in (query, key))
@@ -226,8 +227,8 @@ def make_problem(
     sinks = None if sinks is None else as_sinks(sinks, sizes)
     if sinks is not None and not compiling() and empty_of_values(sinks):
         refuse_fakes({"query": query, "sinks": sinks})
-    documents = mask.document_edges if isinstance(mask, Mask) else None
-    return Problem(scores, value, sizes, visible, added, sinks, dropout_p, seed, documents=documents)
+    problem = Problem(scores, value, sizes, visible, added, sinks, dropout_p, seed)
+    return problem if documents is None or among is not None else problem._replace(documents=documents)
 
 
 def mask_and_bias(
