@@ -176,11 +176,6 @@ CASES = {
         ch.ClearheadError,
         ["Causal", "document's queries and keys differ", 'align="lower_right"'],
     ),
-    "masks of two sets of documents": (
-        lambda: ch.Documents.from_cu_seqlens([0, 5]) & UNEQUAL,
-        ch.ClearheadError,
-        ["other documents", "common parts"],
-    ),
     "sums of lengths that fall": (
         lambda: ch.Documents.from_cu_seqlens([0, 3, 2]),
         ch.ClearheadError,

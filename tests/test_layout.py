@@ -177,16 +177,6 @@ def test_the_steps_of_any_layout(layout):
     torch.testing.assert_close(found, wanted.reshape(found.shape))
 
 
-def test_packed_sequences():
-    sums = torch.tensor([0, 2, 7])
-    query, value = torch.randn(7, 4, 6), torch.randn(7, 2, 3)
-    key = torch.randn(7, 2, 6)
-    found = ch.attention(query, key, value, layout="LHD", mask=ch.Documents.from_cu_seqlens(sums) & ch.Causal())
-    for start, stop in ((0, 2), (2, 7)):
-        one = formula(*(tensor[start:stop] for tensor in (query, key, value)), 0, MASKS["causal"][1], BIASES["none"][1])
-        torch.testing.assert_close(found[start:stop], one)
-
-
 def test_statistics_of_packed_sequences_count_in_each():
     cu_q, cu_k = torch.tensor([0, 2, 3]), torch.tensor([0, 3, 5])
     query, key = torch.randn(3, 4), torch.randn(5, 4)
@@ -197,15 +187,6 @@ def test_statistics_of_packed_sequences_count_in_each():
         torch.testing.assert_close(found[a:b], one.reduce(ch.reductions.MeanDistance()))
     with pytest.raises(ch.ClearheadError, match="document's queries and keys differ"):
         ch.weights(query, key, mask=ch.Documents.from_cu_seqlens(cu_q, cu_k)).reduce(ch.reductions.MeanDistance())
-
-
-def test_a_change_of_scores_counts_in_each_packed_sequence():
-    x, sums = torch.randn(7, 2, 4), torch.tensor([0, 2, 7])
-    score = ch.Dot().then(lambda s, b, h, i, j: s * (1 + 0.3 * (i - 2 * j)) + b * j)
-    found = ch.attention(x, x, x, score=score, mask=ch.Documents.from_cu_seqlens(sums), layout="LHD")
-    nested = torch.nested.nested_tensor_from_jagged(x, sums)
-    wanted = ch.attention(nested, nested, nested, score=score, layout="BLHD").values()
-    torch.testing.assert_close(found, wanted)
 
 
 def test_compiled_code_takes_packed_sequences():

@@ -28,7 +28,7 @@ from clearhead.masks.lengths import Lengths
 from clearhead.problem.keywords import refuse_keywords, refuse_of_softmax
 from clearhead.problem.layout import arrange, is_arranged
 from clearhead.problem.lengths import joined
-from clearhead.problem.padded import nested_edges, pad_arguments
+from clearhead.problem.padded import get_nested_edges, pad_arguments
 from clearhead.problem.problem import Problem, make_problem, with_given
 from clearhead.scores.base import Score
 
@@ -163,13 +163,11 @@ class Attended(NamedTuple):
 def attended_padded(call: Arguments, attended: Callable[[Arguments], Attended]) -> Attended:
     """What `attended` makes of a call, to which it is given as a padded batch: code that looks at queries and keys by
     their places in the sequences knows no packed rows."""
-    edges = nested_edges(call.mask)
+    edges = get_nested_edges(call.mask)
     if edges is None:
         return attended(call)
     found = attended(pad_arguments(call))
-    output, row = found.output, edges.queries
-    output = row.pack(output[:, None])[:, 0] if output.ndim == 3 else row.pack(output)
-    return found._replace(output=output, padded=True)
+    return found._replace(output=edges.queries.pack(found.output), padded=True)
 
 
 def attend(call: Arguments) -> Attended:

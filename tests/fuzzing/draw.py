@@ -49,9 +49,9 @@ class Spec:
         return f"problem {self.number}: " + ", ".join(parts)
 
 
-def _packed(mask: Any) -> bool:
+def is_packed(mask: Any) -> bool:
     """Whether its other masks count inside documents."""
-    return mask is not None and (mask[0] == "packed" or (mask[0] == "not" and _packed(mask[1])))
+    return mask is not None and (mask[0] == "packed" or (mask[0] == "not" and is_packed(mask[1])))
 
 
 def _words(mask: Any) -> str:
@@ -101,7 +101,7 @@ class Draw:
         if dtype in ("float32", "bfloat16", "float64") and not about.tiny and r.random() < 0.05:
             inputs[2] = inputs[2] * 1e30
         mask, mask_as = self.mask(sizes, align, depth)
-        packed = _packed(mask)
+        packed = is_packed(mask)
         if packed:
             align = self.align_documents(mask, sizes)
         biases, bias_as = self.biases(sizes, depth, about.tiny) if not packed and r.random() < 0.4 else ((), "bias")

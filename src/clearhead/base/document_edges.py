@@ -7,7 +7,7 @@ from itertools import pairwise
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from clearhead.base.errors import ClearheadError, ShapeError
 from clearhead.base.positions import query_offset
@@ -38,17 +38,16 @@ class RowEdges:
         return moved(self.document, device)[at], moved(self.index, device)[at]
 
     def pad(self, row: Tensor) -> Tensor:
-        """Return the documents of a row (1, H, T, E) as a padded batch (n, H, L, E), with zeros behind them."""
+        """Return the documents of a row (1, [H,] T, E) as a padded batch (n, [H,] L, E), with zeros behind them."""
         sums, lengths = moved(self.sums, row.device), moved(self.lengths, row.device)
         index = torch.arange(self.longest, device=row.device)
         at = torch.where(index < lengths[:, None], sums[:-1, None] + index, self.total)
-        room = row.new_zeros(1, *row.shape[1:2], 1, *row.shape[3:])
-        return torch.cat((row, room), 2)[0][:, at].transpose(0, 1)
+        return nn.functional.pad(row, (0, 0, 0, 1))[0][..., at, :].movedim(-3, 0)
 
     def pack(self, batch: Tensor) -> Tensor:
-        """Return the documents of a padded batch (n, H, L, E) as a row (1, H, T, E)."""
+        """Return the documents of a padded batch (n, [H,] L, E) as a row (1, [H,] T, E)."""
         document, index = self.locate(batch.device)
-        return batch[document, :, index].transpose(0, 1)[None]
+        return batch.movedim(-2, 1)[document, index].movedim(0, -2)[None]
 
 
 class DocumentEdges:
@@ -75,40 +74,38 @@ class DocumentEdges:
         queries, keys = (torch.tensor(edge, device="cpu") for edge in edges)
         return cls(queries, keys)
 
-    def check(self, sizes: Sizes) -> None:
+    def validate_sizes(self, sizes: Sizes) -> None:
         """Raise where a call has other numbers of queries or keys.
 
         Raises:
             ShapeError: If the last edge is not the number of queries, or of keys.
         """
-        for name, row, size in (("cu_q", self.queries, sizes.queries), ("cu_k", self.keys, sizes.keys)):
-            if row.total != size:
-                what = "queries" if name == "cu_q" else "keys"
-                raise ShapeError(
-                    f"Documents: {name} ends at {row.total}, and there are {size} {what}, "
-                    f"{(*sizes.shown, sizes.queries, sizes.keys)}."
-                )
+        if (self.queries.total, self.keys.total) != (sizes.queries, sizes.keys):
+            raise ShapeError(
+                f"Documents: cu_q ends at {self.queries.total} and cu_k at {self.keys.total}, and there are "
+                f"{sizes.queries} queries and {sizes.keys} keys, {(*sizes.shown, sizes.queries, sizes.keys)}."
+            )
 
     def align_each(self, align: Align) -> Align:
         """Return the alignment of each sequence of the padded batch, from that of the call."""
         lower_right = isinstance(align, str) and align == "lower_right"
         return self.keys.lengths - self.queries.lengths if lower_right and not self.same else align
 
-    def padded(self, sizes: Sizes, who: str | None = None) -> Sizes:
+    def pad_sizes(self, sizes: Sizes, who: Callable[[], str] | None = None) -> Sizes:
         """Return the sizes of the padded batch for a row of these sizes.
 
         Args:
             sizes: The sizes of the row.
-            who: The name of a mask, a bias or a statistic that depends on positions, for the error; None: it does not.
+            who: Names the mask, bias or statistic in an error; None where it does not depend on positions.
 
         Raises:
             ShapeError: If the row has other numbers of queries or keys.
             ClearheadError: If positions depend on an alignment, and there is none.
         """
-        self.check(sizes)
+        self.validate_sizes(sizes)
         if sizes.align is None and not self.same and who is not None:
             raise ClearheadError(
-                f"{who} depends on positions, and a document's queries and keys differ in number. Pass "
+                f"{who()} depends on positions, and a document's queries and keys differ in number. Pass "
                 'align="upper_left" (query 0 of each document stands at its key 0) or align="lower_right" (the last '
                 "query of each stands at its last key: flash-attn's, and that of a key/value cache)."
             )
@@ -116,9 +113,14 @@ class DocumentEdges:
         leading = (count, sizes.heads) if sizes.has_heads else (count,)
         return Sizes(count, sizes.heads, *longest, sizes.device, leading, self.align_each(sizes.align))
 
-    def offsets(self, sizes: Sizes, who: str) -> Tensor:
+    def count_keys(self, device: torch.device) -> Tensor:
+        """Return the keys of each query of the padded batch, (n, Lq): 0 beyond a sequence's queries."""
+        inside = torch.arange(self.queries.longest, device="cpu") < self.queries.lengths[:, None]
+        return (inside * self.keys.lengths[:, None]).to(device)
+
+    def compute_offsets(self, sizes: Sizes, who: str) -> Tensor:
         """Return the position of each query among the keys of the row, less its index: (1, 1, Lq)."""
-        offset = query_offset(self.padded(sizes, who), who)
+        offset = query_offset(self.pad_sizes(sizes, lambda: who), who)
         document, _ = self.queries.locate(sizes.device)
         if isinstance(offset, Tensor):
             offset = offset.flatten()[document * (offset.numel() > 1)]
@@ -127,8 +129,13 @@ class DocumentEdges:
     def to_row(self, part: Part, sizes: Sizes) -> Part:
         """Turn a function of parts of the padded batch into one of parts of the row; other pairs get 0."""
 
-        def of_row(batch: slice, heads: slice, queries: slice, keys: slice) -> Tensor:
-            tiles = [(at, part(slice(n, n + 1), heads, *own)) for n, at, own in self._inside(queries, keys, sizes)]
+        def fill_row(batch: slice, heads: slice, queries: slice, keys: slice) -> Tensor:
+            tiles = []
+            for n, edges in enumerate(zip(*map(pairwise, self.numbers), strict=True)):
+                both = [_intersect(*side) for side in zip((queries, keys), sizes[2:4], edges, strict=True)]
+                if None not in both:
+                    at, own = zip(*both, strict=True)
+                    tiles.append((at, part(slice(n, n + 1), heads, *own)))
             like = tiles[0][1] if tiles else part(slice(0, 0), heads, slice(0, 0), slice(0, 0))
             sides = zip((heads, queries, keys), sizes[1:4], strict=True)
             found = like.new_zeros(1, *(len(range(*extent(side, size))) for side, size in sides))
@@ -138,25 +145,13 @@ class DocumentEdges:
 
         rule = by_pair(part)
         if rule is None:
-            return of_row
+            return fill_row
 
-        def of_pair(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
+        def evaluate_pair(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
             document, query = self.queries.locate(query.device, query)
             return rule.at(document, head, query, self.keys.locate(key.device, key)[1])
 
-        return ByPair(of_row, of_pair, rule.of)
-
-    def _inside(
-        self, queries: slice, keys: slice, sizes: Sizes
-    ) -> list[tuple[int, tuple[slice, slice], tuple[slice, slice]]]:
-        """Return for each document in a part of the row its number, where it is in the part, and its own part."""
-        found = []
-        for number, edges in enumerate(zip(*map(pairwise, self.numbers), strict=True)):
-            sides = [_intersect(*side) for side in zip((queries, keys), sizes[2:4], edges, strict=True)]
-            if all(side is not None for side in sides):
-                (query_at, query_of), (key_at, key_of) = sides  # type: ignore[misc]
-                found.append((number, (query_at, key_at), (query_of, key_of)))
-        return found
+        return ByPair(fill_row, evaluate_pair, rule.of)
 
 
 def _intersect(side: slice, size: int, edge: tuple[int, int]) -> tuple[slice, slice] | None:

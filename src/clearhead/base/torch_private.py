@@ -278,16 +278,6 @@ def arguments_of(operation: Any) -> Any:
     return refusing("torch._ops.OpOverload._schema")() if schema is None else schema.arguments
 
 
-def _sizes_of_rows(rows: Tensor) -> Tensor:
-    return torch.tensor([tuple(row.shape) for row in rows.unbind()], device="cpu")
-
-
-nested_sizes: Callable[[Tensor], Tensor] = part(
-    "torch.Tensor._nested_tensor_size",
-    "to watch the nested tensors that nn.TransformerEncoder makes",
-    "the rows are taken apart",
-    _sizes_of_rows,
-)
 # ------------------------------------------------------------------------------------------------------------- modules
 
 _HELD = "to read what a module holds, and to make a copy of it over other parameters"

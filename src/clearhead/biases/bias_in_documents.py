@@ -26,7 +26,7 @@ class BiasInDocuments(Bias):
         return f"{self.bias!r} in each of <{len(self.edges.queries.lengths)} documents>"
 
     def lower(self, sizes: Sizes) -> Added:
-        padded = self.edges.padded(sizes, type(self.bias).__name__ if self.positional else None)
+        padded = self.edges.pad_sizes(sizes, (lambda: type(self.bias).__name__) if self.positional else None)
         added = lowered(self.bias, padded)
         relative, reads = added.relative, (*added.tensors, *added.reads)
         alone = added.dense is None and added.function is None
@@ -34,9 +34,13 @@ class BiasInDocuments(Bias):
             # a distance in the row is that in the document; longer ones than the longest document's are masked
             room = sizes.queries - padded.queries
             return Added(relative=nn.functional.pad(relative, (room, room)))
-        part = added.function if added.function is not None and not added.tensors else partial(_tile, added, padded)
+        part = (
+            added.function
+            if added.function is not None and not added.tensors
+            else partial(_compute_tile, added, padded)
+        )
         return Added(function=self.edges.to_row(part, sizes), reads=reads)
 
 
-def _tile(added: Added, sizes: Sizes, batch: slice, heads: slice, queries: slice, keys: slice) -> Tensor:
+def _compute_tile(added: Added, sizes: Sizes, batch: slice, heads: slice, queries: slice, keys: slice) -> Tensor:
     return wide(added.tile(batch, heads, queries, keys, sizes))

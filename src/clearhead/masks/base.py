@@ -400,16 +400,16 @@ class MaskInDocuments(Mask):
     def drawn(self) -> Sizes:
         return Sizes(1, 1, self.document_edges.queries.total, self.document_edges.keys.total)
 
-    def _padded(self, sizes: Sizes) -> Sizes:
-        return self.document_edges.padded(sizes, short(self.mask.title(), 80) if self.positional else None)
+    def _pad_sizes(self, sizes: Sizes) -> Sizes:
+        return self.document_edges.pad_sizes(sizes, self.mask.title if self.positional else None)
 
     def part(self, sizes: Sizes, at: Sides) -> Tensor:
-        padded = self._padded(sizes)
+        padded = self._pad_sizes(sizes)
         return self.document_edges.to_row(lambda *own: self.mask.part(padded, own), sizes)(*at)
 
     def lower(self, sizes: Sizes) -> Spans:
         edges = self.document_edges
-        padded = self._padded(sizes)
+        padded = self._pad_sizes(sizes)
         document, index = edges.queries.locate(sizes.device)
         sums = moved(edges.keys.sums, sizes.device)
         first, stop = sums[document], sums[document + 1]

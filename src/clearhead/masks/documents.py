@@ -233,7 +233,7 @@ class DocumentsByEdges(Documents):
         return self._compare(mine, ids, at, name)
 
     def lower(self, sizes: Sizes) -> Spans:
-        self.document_edges.check(sizes)
+        self.document_edges.validate_sizes(sizes)
         document, _ = self.document_edges.queries.locate(sizes.device)
         sums = moved(self.document_edges.keys.sums, sizes.device)
         return Spans(sums[document].view(1, 1, -1), sums[document + 1].view(1, 1, -1))

@@ -3,43 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 from torch import Tensor
 
 from clearhead.base.errors import ShapeError, UnsupportedError
-from clearhead.base.shapes import Sizes
 from clearhead.nn._positions import places_of
 from clearhead.nn.prepared_keys import PreparedKeys
-from clearhead.problem.nested import Packed, is_nested, pack
+from clearhead.problem.nested import PackedRows, is_nested, pack
 
 WIDE = "The module makes the heads by itself, of (B, j, E)."
 HEADS = "Heads stand before the length."
 
 
-class Nested(NamedTuple):
-    """The nested inputs of a call as packed rows (1, T, E); prepared keys as packed prepared keys."""
-
-    packed: Packed
-    query: Any
-    key: Any
-    value: Any
-
-    def batch(self, name: str) -> Tensor:
-        """Return a tensor of the shape that "query" or "key" has in the padded batch, without values."""
-        return _padded_shape(self.packed, name)
-
-    def sizes(self, row: Sizes) -> Sizes:
-        """Return the sizes of the padded batch."""
-        return self.packed.edges.padded(row)
-
-    def back(self, output: Any) -> Any:
-        """Return the output of the packed queries, nested like these."""
-        return self.packed.nest("query", output)
-
-
-def nested_inputs(query: Any, key: Any, value: Any, cache: Any = None, hint: str = WIDE) -> Nested | None:
-    """Return the inputs of a call as packed rows; None where no input is nested.
+def pack_inputs(
+    query: Any, key: Any, value: Any, cache: Any = None, hint: str = WIDE
+) -> tuple[PackedRows | None, Any, Any, Any]:
+    """Return the nested inputs of a call as packed rows (1, T, E), after what packs them; None and others as they are.
 
     Raises:
         ClearheadError: If some inputs are nested and others are not.
@@ -47,13 +27,11 @@ def nested_inputs(query: Any, key: Any, value: Any, cache: Any = None, hint: str
         UnsupportedError: If there is a cache.
     """
     prepared = isinstance(key, PreparedKeys)
-    if not prepared and not any(map(is_nested, (query, key, value))):
-        return None
     named = {"query": query, "key": key._key if prepared else key}
     if prepared or value is not None:
         named["value"] = key._value if prepared else value
     if not any(map(is_nested, named.values())):
-        return None
+        return None, query, key, value
     if cache is not None:
         raise UnsupportedError(
             "a cache is given beside nested tensors, and it holds padded batches: pass padded tensors, and new_lens=, "
@@ -65,11 +43,11 @@ def nested_inputs(query: Any, key: Any, value: Any, cache: Any = None, hint: str
             raise ShapeError(f"{name} is nested with {given.dim()} dimensions; expected (B, j, E). {WIDE}")
     rows = packed.rows
     if prepared:
-        return Nested(packed, rows["query"], key.over(rows["key"], rows["value"]), value)
-    return Nested(packed, rows["query"], rows["key"], rows.get("value"))
+        return packed, rows["query"], key.over(rows["key"], rows["value"]), value
+    return packed, rows["query"], rows["key"], rows.get("value")
 
 
-def by_rows(encode: Callable[..., Tensor], x: Tensor, offset: Any, positions: Any, who: str) -> Tensor:
+def encode_rows(encode: Callable[..., Tensor], x: Tensor, offset: Any, positions: Any, who: str) -> Tensor:
     """Return what `encode(x, positions=...)` makes of a nested tensor (B, j, E) or (B, H, j, E), given as one row.
 
     Args:
@@ -80,12 +58,7 @@ def by_rows(encode: Callable[..., Tensor], x: Tensor, offset: Any, positions: An
     """
     name = f"{who}: x"
     packed = pack({name: x, "key": x}, HEADS)
-    places = places_of(_padded_shape(packed, "key"), offset, positions, who)
-    at = packed.look_up("key", places if isinstance(places, Tensor) else None)
-    return packed.nest("key", encode(packed.rows["key"], positions=at if isinstance(places, Tensor) else at + places))
-
-
-def _padded_shape(packed: Packed, name: str) -> Tensor:
-    side = packed.edges.queries if name == "query" else packed.edges.keys
-    row = packed.rows[name]
-    return row.new_empty((len(side.lengths), side.longest, row.shape[-1]), device="meta")
+    places = places_of(packed.make_padded_shape("key"), offset, positions, who)
+    at = packed.look_up("key", places) if isinstance(places, Tensor) else packed.look_up("key", None) + places
+    found: Tensor = packed.nest("key", encode(packed.rows["key"], positions=at))
+    return found

@@ -16,7 +16,7 @@ from clearhead.base.text import brief
 from clearhead.base.tracing import compiling, in_backward, refuse_script, transformed
 from clearhead.inspection.source import FromCall, FromRecord, PaddedSource, Source, shown
 from clearhead.inspection.weights import Weights
-from clearhead.problem.padded import nested_edges
+from clearhead.problem.padded import get_nested_edges
 from clearhead.problem.record import record
 
 
@@ -113,7 +113,7 @@ class RecordingModule(nn.Module):
         else:
             said = {"score": call.score, "mask": _words(call.mask), "bias": _words(call.bias), "align": call.align}
             last = FromRecord(record(found.problem, copy=numpy, fresh=fresh), said, numpy)
-        edges = nested_edges(call.mask)
+        edges = get_nested_edges(call.mask)
         return last if edges is None or (found.padded and isinstance(last, FromRecord)) else PaddedSource(last, edges)
 
     def __dir__(self) -> list[str]:

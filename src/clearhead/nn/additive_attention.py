@@ -21,7 +21,7 @@ from clearhead.base.tracing import compiling, distributed
 from clearhead.masks.base import MaskLike
 from clearhead.nn._heads import check_dtype, reset
 from clearhead.nn._keywords import OF_ADDITIVE, OLDER_ADDITIVE
-from clearhead.nn._nested import HEADS, nested_inputs
+from clearhead.nn._nested import HEADS, pack_inputs
 from clearhead.nn._record import RecordingModule
 from clearhead.nn.prepared_keys import PreparedKeys, check_value_given, taken
 from clearhead.problem.keywords import refuse_keywords
@@ -119,9 +119,7 @@ class AdditiveAttention(RecordingModule):
         """
         if others:
             refuse_keywords("AdditiveAttention", others, module=True)
-        nested = nested_inputs(query, key, value, hint=HEADS)
-        if nested is not None:
-            query, key, value = nested.query, nested.key, nested.value
+        packed, query, key, value = pack_inputs(query, key, value, hint=HEADS)
         if isinstance(self.W_q, LazyModuleMixin):
             _settle(self.W_q, query)
         prepared = isinstance(key, PreparedKeys)
@@ -134,13 +132,13 @@ class AdditiveAttention(RecordingModule):
         self._check_layers()
         score = self._on_parameters(prepared)
         mask, bias = with_lengths(mask, valid_lens)
-        if nested is not None:
-            mask = nested.packed.mask(mask)
+        if packed is not None:
+            mask = packed.make_mask(mask)
         dropout_p = self.dropout if self.training else 0.0
         output: ArrayT = self._attend(
             query, key, value, score=score, mask=mask, bias=bias, align=align, dropout_p=dropout_p
         )
-        return output if nested is None else nested.back(output)
+        return output if packed is None else packed.nest("query", output)
 
     if TYPE_CHECKING:  # torch declares a call of anything
 
@@ -162,10 +160,10 @@ class AdditiveAttention(RecordingModule):
         here, before any mask is known.
         Raises a `ClearheadError` for other widths or dtypes than the module's. Cost: Lk·Ek·hidden_dim multiplications.
         """
-        nested = nested_inputs(key, key, value, hint=HEADS)
-        if nested is not None:
-            row, packed = self.prepare(nested.key, nested.value), nested.packed
-            return row.over(packed.nest("key", to_tensor_float(row._key, "key")), packed.nest("key", nested.value))
+        packed, _, key, value = pack_inputs(key, key, value, hint=HEADS)
+        if packed is not None:
+            row = self.prepare(key, value)
+            return row.over(packed.nest("key", row._key), packed.nest("key", value))
         numpy = is_numpy(key=key, value=value)
         tensors = {"key": to_tensor_float(key, "key"), "value": to_tensor_float(value, "value")}
         for name, tensor in tensors.items():

@@ -51,7 +51,7 @@ def arrange(query: Any, key: Any, value: Any, mask: Any, bias: Any, align: Any, 
         return Arranged(named["query"], named["key"], named.get("value"), mask, bias, align, back)
     packed = pack(named, "For (B, j, H, D) pass layout='BLHD'.")
     query, key, value = (packed.rows.get(name) for name in ("query", "key", "value"))
-    mask = packed.mask(mask)
+    mask = packed.make_mask(mask)
     return Arranged(query, key, value, mask, bias, align, lambda output: back(packed.nest("query", output)))
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from clearhead.base.document_edges import DocumentEdges
+from clearhead.base.document_edges import DocumentEdges, RowEdges
 from clearhead.base.errors import ClearheadError, ShapeError, UnsupportedError, columns
 from clearhead.base.torch_state import interpreter
 from clearhead.base.tracing import compiling, transformed, unwrapped
@@ -24,7 +24,7 @@ def is_nested(array: Any) -> bool:
     return bool(array.is_nested if interpreter() is None or compiling() else unwrapped(array).is_nested)
 
 
-class Packed(NamedTuple):
+class PackedRows(NamedTuple):
     """The nested tensors of a call as packed rows, (1, H, T, D) or (1, T, D), and the edges of their sequences."""
 
     given: dict[str, Tensor]
@@ -32,12 +32,21 @@ class Packed(NamedTuple):
     sums: dict[str, Tensor]  # of the lengths of the sequences, on their device
     edges: DocumentEdges
 
-    def mask(self, mask: Any) -> Mask:
+    def make_mask(self, mask: Any) -> Mask:
         """Return the mask of the padded batch, for the packed rows."""
         documents = DocumentsByEdges(self.edges)
         if mask is None:
             return documents
         return documents & (mask if isinstance(mask, Mask) else _as_mask(mask))
+
+    def get_side(self, name: str) -> RowEdges:
+        """Return the edges of "query" or "key"."""
+        return self.edges.queries if name == "query" else self.edges.keys
+
+    def make_padded_shape(self, name: str) -> Tensor:
+        """Return a tensor of the shape that "query" or "key" has in the padded batch, without values."""
+        side, row = self.get_side(name), self.rows[name]
+        return row.new_empty((len(side.lengths), side.longest, row.shape[-1]), device="meta")
 
     def look_up(self, name: str, table: Tensor | None) -> Tensor:
         """Return the numbers of the vectors of "query" or "key", (T,), from a table of the padded batch.
@@ -46,23 +55,21 @@ class Packed(NamedTuple):
             name: "query" or "key".
             table: (L,) or (n, L); None: the index of each vector in its sequence.
         """
-        side = self.edges.queries if name == "query" else self.edges.keys
-        document, index = side.locate(self.rows[name].device if table is None else table.device)
+        document, index = self.get_side(name).locate(self.rows[name].device if table is None else table.device)
         if table is None:
             return index
         return table[index] if table.ndim == 1 else table[document, index]
 
-    def nest(self, name: str, output: Tensor) -> Tensor:
+    def nest(self, name: str, output: Any) -> Any:
         """Return an output (1, T, D) or (1, H, T, D) nested like "query" or "key"."""
         output, given = output[0], self.given[name]
-        side = self.edges.queries if name == "query" else self.edges.keys
         if given.layout is torch.strided:
-            return torch.nested.as_nested_tensor(list(torch.split(output, side.lengths.tolist(), -2)))
-        found: Tensor = torch.nested.nested_tensor_from_jagged(output.movedim(-2, 0), self.sums[name])
+            return torch.nested.as_nested_tensor(list(torch.split(output, self.get_side(name).lengths.tolist(), -2)))
+        found = torch.nested.nested_tensor_from_jagged(output.movedim(-2, 0), self.sums[name])
         return found.transpose(1, 2) if found.dim() == 4 else found
 
 
-def pack(named: dict[str, Any], hint: str) -> Packed:
+def pack(named: dict[str, Any], hint: str) -> PackedRows:
     """Return the packed rows of nested query and key, and of a value where there is one.
 
     Args:
@@ -103,7 +110,7 @@ def pack(named: dict[str, Any], hint: str) -> Packed:
     if "value" in sums and not torch.equal(sums["value"], key):
         lengths = {name: tuple(sums[name].diff().tolist()[:8]) for name in ("key", "value")}
         raise ShapeError("key and value disagree in the lengths of their sequences.\n" + columns(lengths))
-    return Packed(named, rows, sums, DocumentEdges(query, key, nested=True))
+    return PackedRows(named, rows, sums, DocumentEdges(query, key, nested=True))
 
 
 def _read_rows(name: str, given: Any, hint: str) -> tuple[Tensor, Tensor]:

@@ -12,7 +12,6 @@ from clearhead.base.document_edges import DocumentEdges, Part
 from clearhead.base.shapes import Sizes, extent
 from clearhead.biases.base import Added
 from clearhead.masks.base import Mask, MaskInDocuments, Spans, with_leaves
-from clearhead.masks.documents import DocumentsByEdges
 from clearhead.masks.lengths import Lengths
 from clearhead.problem.problem import Problem
 from clearhead.problem.visible import visible
@@ -20,7 +19,7 @@ from clearhead.scores.base import ByTile
 from clearhead.scores.change_in_documents import count_in_row
 
 
-def nested_edges(mask: Any) -> DocumentEdges | None:
+def get_nested_edges(mask: Any) -> DocumentEdges | None:
     """Return the edges of the sequences where this is the mask of nested tensors."""
     edges = mask.document_edges if isinstance(mask, Mask) else None
     return edges if edges is not None and edges.nested else None
@@ -28,21 +27,14 @@ def nested_edges(mask: Any) -> DocumentEdges | None:
 
 def pad_arguments(call: Any) -> Any:
     """Return the arguments of `attention` for the padded batch; those of a call without nested tensors as they are."""
-    edges = nested_edges(call.mask)
+    edges = get_nested_edges(call.mask)
     if edges is None:
         return call
-    sides = (call.query, edges.queries), (call.key, edges.keys), (call.value, edges.keys)
-    if call.query.ndim == 3:
-        query, key, value = (side.pad(row[:, None])[:, 0] for row, side in sides)
-    else:
-        query, key, value = (side.pad(row) for row, side in sides)
-    inside = torch.arange(edges.queries.longest, device="cpu") < edges.queries.lengths[:, None]
-    lengths = Lengths((inside * edges.keys.lengths[:, None]).to(query.device))
+    query, key, value = edges.queries.pad(call.query), edges.keys.pad(call.key), edges.keys.pad(call.value)
+    lengths = Lengths(edges.count_keys(query.device))
 
     def pad_mask(leaf: Mask) -> Mask:
-        return (
-            lengths if isinstance(leaf, DocumentsByEdges) else leaf.mask if isinstance(leaf, MaskInDocuments) else leaf
-        )
+        return leaf.mask if isinstance(leaf, MaskInDocuments) else lengths
 
     align = edges.align_each(call.align)
     return call._replace(query=query, key=key, value=value, mask=with_leaves(call.mask, pad_mask), align=align)
@@ -51,7 +43,7 @@ def pad_arguments(call: Any) -> Any:
 def pad_problem(problem: Problem, edges: DocumentEdges) -> Problem:
     """Return the problem of the padded batch, without a value, from that of the packed rows."""
     row = problem.sizes
-    sizes = edges.padded(row)
+    sizes = edges.pad_sizes(row)
     scores = problem.scores._replace(query=edges.queries.pad(problem.query), key=edges.keys.pad(problem.key))
     if isinstance(scores, ByTile):
         scores = scores._replace(score=count_in_row(scores.score))
@@ -79,7 +71,7 @@ def pad_problem(problem: Problem, edges: DocumentEdges) -> Problem:
 def _pad_part(part: Part, edges: DocumentEdges, sizes: Sizes) -> Part:
     """Turn a function of parts of the row into one of parts of the padded batch; pairs of no sequence get 0."""
 
-    def of_batch(batch: slice, heads: slice, *sides: slice) -> Tensor:
+    def fill_batch(batch: slice, heads: slice, *sides: slice) -> Tensor:
         asked = [range(*extent(side, size)) for side, size in zip(sides, sizes[2:4], strict=True)]
         every = []
         for number in range(*extent(batch, sizes.batch)):
@@ -95,4 +87,4 @@ def _pad_part(part: Part, edges: DocumentEdges, sizes: Sizes) -> Part:
             return torch.cat(every)
         return part(slice(0, 1), heads, slice(0, 0), slice(0, 0)).new_zeros(0, 1, 1, 1)
 
-    return of_batch
+    return fill_batch
