@@ -146,10 +146,10 @@ class DocumentEdges:
         rule = by_pair(part)
         if rule is None:
             return fill_row
+        (document, row), (_, column) = self.queries.locate(sizes.device), self.keys.locate(sizes.device)
 
         def evaluate_pair(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
-            document, query = self.queries.locate(query.device, query)
-            return rule.at(document, head, query, self.keys.locate(key.device, key)[1])
+            return rule.at(document[query], head, row[query], column[key])
 
         return ByPair(fill_row, evaluate_pair, rule.of)
 

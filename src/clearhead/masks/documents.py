@@ -86,10 +86,11 @@ class Documents(Mask):
 
         Document d is the queries from cu_q[d] up to cu_q[d + 1], and the keys from cu_k[d] up to cu_k[d + 1]; cu_k None
         means the same as cu_q. What stands beside it counts inside each document: other masks of the expression,
-        `bias=`, `align=` and functions of positions. They are those of a padded batch with a sequence for each
-        document: `Lengths` holds a length for each document, and a `DenseMask` is (n, 1, Lq, Lk), as long as the
-        longest. `align="lower_right"` is flash-attn's alignment. Beside a `Documents` of ids everything counts in the
-        whole row. Make it outside of compiled code. Raises a `ShapeError` for other numbers of queries or keys.
+        `bias=`, `align=` and functions of positions, whose batch index is the document. They are those of a padded
+        batch with a sequence for each document: `Lengths` holds a length for each document, and a `DenseMask` is
+        (n, 1, Lq, Lk), as long as the longest. `align="lower_right"` is flash-attn's alignment. Beside a `Documents` of
+        ids everything counts in the whole row. Make it outside of compiled code. Raises a `ShapeError` for sums of
+        other documents.
         """
         queries = _cu_seqlens(cu_q, "cu_q")
         keys = queries if cu_k is None else _cu_seqlens(cu_k, "cu_k")
