@@ -5,8 +5,8 @@ weights, output, log-sum-exp, entropy, and with a loss the gradients, written ou
 weights. Masks, scores and biases are written as tuples, whose first item names a function of this file:
 
     masks   ("lengths", n) ("padding", keep) ("causal",) ("window", before, after) ("documents", ids) ("prefix", n)
-            ("packed", cu_q, cu_k) ("intervals", start, stop) ("where", factors) ("dense", keep) ("and", a, b)
-            ("or", a, b) ("not", a)
+            ("packed", cu_q, cu_k, mask inside each document) ("intervals", start, stop) ("where", factors)
+            ("dense", keep) ("and", a, b) ("or", a, b) ("not", a)
     scores  (kind, {settings}, {learnt arrays}), the kinds being those of `SCORES`; any may have the settings "softcap"
             and "then", the rate of `nearness`
     biases  (kind, {settings}, {learnt arrays}), the kinds being those of `BIASES`
@@ -154,6 +154,19 @@ def positions(align: Any, sizes: Sizes) -> Array:
     return first + np.arange(sizes.queries).reshape(1, 1, -1, 1)
 
 
+def positions_in(mask: Any, align: Any, sizes: Sizes) -> Array:
+    """The same where a mask may have documents, which `align` is meant for."""
+    while mask is not None and mask[0] == "not":
+        mask = mask[1]
+    if mask is None or mask[0] != "packed" or not sizes.queries:
+        return positions(align, sizes)
+    cu_q, cu_k = mask[1:3]
+    each = np.diff(cu_k) - np.diff(cu_q) if isinstance(align, str) and align == "lower_right" else align
+    first = positions(each, padded(cu_q, cu_k, sizes))[:, 0, :1, 0] + (cu_k - cu_q)[:-1, None]
+    own = np.broadcast_to(first[:, 0], len(cu_q) - 1).repeat(np.diff(cu_q)) + np.arange(sizes.queries)
+    return own.reshape(1, 1, -1, 1)
+
+
 def allowed(mask: Any, sizes: Sizes, align: Any) -> Array:
     """Which pairs a mask allows, bool (B, H, Lq, Lk)."""
     return np.broadcast_to(True if mask is None else _allowed(mask, sizes, align), sizes.shape)
@@ -182,7 +195,7 @@ def _allowed(mask: Any, sizes: Sizes, align: Any) -> Array:
     if kind == "documents":
         return _documents(np.asarray(given[0]), own, sizes)
     if kind == "packed":
-        return _packed(*given, own, sizes)
+        return _packed(*given, sizes, align)
     if kind == "intervals":
         start, stop = (_per_query(np.asarray(edge)) for edge in given)
         return (keys >= start) & (keys < stop)
@@ -204,13 +217,20 @@ def _documents(ids: Array, own: Array, sizes: Sizes) -> Array:
     return (inside[:, :, None] & (mine[:, :, None] == ids[:, None, :]))[:, None]
 
 
-def _packed(cu_q: Array, cu_k: Array, own: Array, sizes: Sizes) -> Array:
-    """Documents by the sums of their lengths: the number of a query's document is how many have ended before it."""
-    keys = np.searchsorted(cu_k[1:], np.arange(sizes.keys), "right")
-    if np.array_equal(cu_q, cu_k):  # one sequence of queries and keys alike, which an alignment may move
-        return _documents(keys, own, sizes)
-    queries = np.searchsorted(cu_q[1:], np.arange(sizes.queries), "right")
-    return (queries[:, None] == keys)[None, None]
+def padded(cu_q: Array, cu_k: Array, sizes: Sizes) -> Sizes:
+    """The sizes of the batch that has one sequence for each document of a row."""
+    leading = (len(cu_q) - 1, sizes.heads) if sizes.depth > 3 else (len(cu_q) - 1,)
+    return Sizes(*((*leading, max(np.diff(sums), default=0), 1) for sums in (cu_q, cu_k)))
+
+
+def _packed(cu_q: Array, cu_k: Array, inside: Any, sizes: Sizes, align: Any) -> Array:
+    """Documents by the sums of their lengths, and the mask and the alignment of each of them."""
+    each = np.diff(cu_k) - np.diff(cu_q) if isinstance(align, str) and align == "lower_right" else align
+    own = allowed(inside, padded(cu_q, cu_k, sizes), each)
+    keep = np.zeros((1, *sizes.shape[1:]), dtype=bool)
+    for n, (rows, columns) in enumerate(zip(np.diff(cu_q), np.diff(cu_k), strict=True)):
+        keep[0, :, cu_q[n] : cu_q[n + 1], cu_k[n] : cu_k[n + 1]] = own[n, :, :rows, :columns]
+    return keep
 
 
 def _per_query(edge: Array) -> Array:
@@ -560,8 +580,8 @@ def mass(weights: Array, ids: Array, sizes: Sizes) -> Array:
     return sizes.restore(np.stack(groups, -1))
 
 
-def mean_distance(weights: Array, align: Any, sizes: Sizes) -> Array:
-    far = np.abs(positions(align, sizes) - np.arange(sizes.keys))
+def mean_distance(weights: Array, mask: Any, align: Any, sizes: Sizes) -> Array:
+    far = np.abs(positions_in(mask, align, sizes) - np.arange(sizes.keys))
     return sizes.restore((weights.reshape(sizes.shape) * far).sum(-1))
 
 

@@ -98,6 +98,16 @@ def check(mask, bias, lengths, more, offset=lambda n: 0, dtype=torch.float32, la
     )
     for one, other in zip([*found, *ours], [*wanted, *theirs], strict=True):
         torch.testing.assert_close(one, other, atol=3e-6, rtol=1e-4)
+    sums = (torch.tensor([0, *counts]).cumsum(0) for counts in (lengths, more))
+    documents, masks = ch.Documents.from_cu_seqlens(*sums), mask[0]
+    masks = ch.DenseMask(masks) if isinstance(masks, torch.Tensor) else masks
+    rows = [torch.cat(parts) for parts in (queries, keys, values)]
+    packed = ch.attention(
+        *rows, mask=documents if masks is None else masks & documents, bias=bias[0], layout="LHD", **given
+    )
+    theirs = torch.autograd.grad(packed, every, torch.cat(grads))
+    for one, other in zip([packed, *theirs], [torch.cat(wanted), *ours], strict=True):
+        torch.testing.assert_close(one, other, atol=3e-6, rtol=1e-4)
 
 
 @pytest.mark.parametrize("layout", ["BLHD", "BHLD"])
@@ -167,14 +177,28 @@ def test_the_steps_of_any_layout(layout):
     torch.testing.assert_close(found, wanted.reshape(found.shape))
 
 
-def test_packed_sequences():
-    sums = torch.tensor([0, 2, 7])
-    query, value = torch.randn(7, 4, 6), torch.randn(7, 2, 3)
-    key = torch.randn(7, 2, 6)
-    found = ch.attention(query, key, value, layout="LHD", mask=ch.Documents.from_cu_seqlens(sums) & ch.Causal())
-    for start, stop in ((0, 2), (2, 7)):
-        one = formula(*(tensor[start:stop] for tensor in (query, key, value)), 0, MASKS["causal"][1], BIASES["none"][1])
-        torch.testing.assert_close(found[start:stop], one)
+def test_statistics_of_packed_sequences_count_in_each():
+    cu_q, cu_k = torch.tensor([0, 2, 3]), torch.tensor([0, 3, 5])
+    query, key = torch.randn(3, 4), torch.randn(5, 4)
+    mask = ch.Causal() & ch.Documents.from_cu_seqlens(cu_q, cu_k)
+    found = ch.weights(query, key, mask=mask, align="lower_right").reduce(ch.reductions.MeanDistance())
+    for (a, b), (c, d) in zip(((0, 2), (2, 3)), ((0, 3), (3, 5)), strict=True):
+        one = ch.weights(query[a:b], key[c:d], mask=ch.Causal(), align="lower_right")
+        torch.testing.assert_close(found[a:b], one.reduce(ch.reductions.MeanDistance()))
+    with pytest.raises(ch.ClearheadError, match="document's queries and keys differ"):
+        ch.weights(query, key, mask=ch.Documents.from_cu_seqlens(cu_q, cu_k)).reduce(ch.reductions.MeanDistance())
+
+
+def test_compiled_code_takes_packed_sequences():
+    query, key = torch.randn(3, 2, 4), torch.randn(5, 2, 4)
+    documents = ch.Documents.from_cu_seqlens([0, 2, 3], [0, 3, 5])
+
+    def call(query, key):
+        mask = (ch.Causal() | ch.MaskFunction(lambda b, h, i, j: i == b + j)) & documents
+        return ch.attention(query, key, key, mask=mask, align="lower_right", bias=ch.ALiBi(2), layout="LHD")
+
+    compiled = torch.compile(call, backend="eager", fullgraph=True)
+    torch.testing.assert_close(compiled(query, key), call(query, key))
 
 
 def test_room_between_sequences_has_no_gradient():

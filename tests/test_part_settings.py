@@ -63,7 +63,6 @@ NUMBER, LEARNT, LAYER = 2.0, nn.Parameter(torch.ones(())), nn.Linear(4, 4)
         (score, "product", NUMBER),
         (bias, "positional", LEARNT),
         (mask, "positional", 1),
-        (mask, "counts_inside", None),
     ],
 )
 def test_a_setting_of_another_type(make, name, value):

@@ -11,7 +11,7 @@ import clearhead as ch
 from clearhead.masks.intervals import Intervals
 from clearhead.testing import check_mask
 
-METHODS = ["title", "drawn", "least", "lower", "part", "signature", "depends", "resolve", "check_positions"]
+METHODS = ["title", "drawn", "least", "lower", "part", "signature", "depends", "resolve"]
 SHOWN = ["__repr__", "__str__", "_repr_html_"]
 
 

@@ -15,12 +15,10 @@ from clearhead.base.arrays import Array, ArrayT, Integers, check_float, is_numpy
 from clearhead.base.errors import ClearheadError, ShapeError, columns, human_bytes
 from clearhead.base.keyword_hints import raise_unknown_keywords
 from clearhead.base.positions import check_align
-from clearhead.base.ragged import padded, repacked
 from clearhead.base.shapes import AlignLike, broadcasts
 from clearhead.base.torch_state import any_autocast
 from clearhead.base.tracing import without_autocast
 from clearhead.biases.base import BiasLike, notes_on
-from clearhead.biases.ragged import RaggedBias
 from clearhead.engines.base import Engine
 from clearhead.engines.choose import as_written, choose, reasons
 from clearhead.engines.operation import run
@@ -28,9 +26,9 @@ from clearhead.engines.tiled.tiles import softmax
 from clearhead.masks.base import Mask, MaskLike
 from clearhead.masks.dense import DenseMask
 from clearhead.masks.lengths import Lengths
-from clearhead.masks.ragged import RaggedMask
 from clearhead.problem.layout import arrange, is_arranged
 from clearhead.problem.lengths import with_lengths
+from clearhead.problem.padded import get_nested_edges, pad_arguments
 from clearhead.problem.problem import Problem, make_problem, with_given
 from clearhead.scores.base import Score
 
@@ -142,22 +140,6 @@ class Arguments(NamedTuple):
         )  # fmt: skip
         return with_given(problem, bias, mask) if by_tile else problem
 
-    def padded(self) -> Arguments | None:
-        """The call of the padded batch, where this is one of nested sequences in a packed row; else None."""
-        if not isinstance(self.mask, RaggedMask):
-            return None
-        of = self.mask.sequences
-        (queries, keys), flat = of.longest, self.query.ndim == 3
-        rows = (self.query, of.queries, queries), (self.key, of.keys, keys), (self.value, of.keys, keys)
-        query, key, value = (padded(row[:, None] if flat else row, edges, longest) for row, edges, longest in rows)
-        inside = torch.arange(queries, device=of.queries.device) < of.queries.diff()[:, None]
-        mask: Mask = Lengths(inside * of.keys.diff()[:, None])
-        if self.mask.mask is not None:
-            mask = self.mask.mask & mask
-        bias = self.bias.bias if isinstance(self.bias, RaggedBias) else self.bias
-        query, key, value = (t[:, 0] if flat else t for t in (query, key, value))
-        return self._replace(query=query, key=key, value=value, mask=mask, bias=bias, align=of.align)
-
 
 class Ran(Protocol):
     """The result of an edit of a call: the weights that ran are not those of the problem."""
@@ -182,14 +164,11 @@ class Attended(NamedTuple):
 def attended_padded(call: Arguments, attended: Callable[[Arguments], Attended]) -> Attended:
     """What `attended` makes of a call, to which it is given as a padded batch: code that looks at queries and keys by
     their places in the sequences knows no packed rows."""
-    batch = call.padded()
-    if batch is None:
+    edges = get_nested_edges(call.mask)
+    if edges is None:
         return attended(call)
-    found = attended(batch)
-    output, edges = found.output, call.mask.sequences.queries
-    if output.ndim == 3:
-        return found._replace(output=repacked(output[:, None], edges)[:, 0], padded=True)
-    return found._replace(output=repacked(output, edges), padded=True)
+    found = attended(pad_arguments(call))
+    return found._replace(output=edges.queries.pack(found.output), padded=True)
 
 
 def attend(call: Arguments) -> Attended:

@@ -156,7 +156,7 @@ def expression(mask: Any) -> ch.extend.Mask:
         "causal": ch.Causal,
         "window": lambda before, after: ch.SlidingWindow(before=before, after=after),
         "documents": ch.Documents,
-        "packed": ch.Documents.from_cu_seqlens,
+        "packed": _packed,
         "prefix": ch.PrefixLM,
         "intervals": Intervals,
         "where": lambda factors: ch.MaskFunction(
@@ -165,6 +165,11 @@ def expression(mask: Any) -> ch.extend.Mask:
         "dense": ch.DenseMask,
     }
     return made[kind](*given)
+
+
+def _packed(cu_q: Any, cu_k: Any, inside: Any) -> ch.extend.Mask:
+    documents = ch.Documents.from_cu_seqlens(cu_q, cu_k)
+    return documents if inside is None else expression(inside) & documents
 
 
 def _bias(one: Any, spec: Spec, sizes: Any) -> tuple[ch.extend.Bias, str]:

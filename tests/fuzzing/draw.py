@@ -17,7 +17,6 @@ from fuzzing.table import SURROUNDINGS
 
 DTYPES = ("float64", "float32", "float32", "bfloat16", "float16")
 LAYOUTS = ("as it is", "as it is", "length first", "every second", "unaligned", "expanded", "overlapping", "negated")
-POSITIONAL = ("causal", "window", "documents", "recurring documents", "prefix")
 
 
 @dataclass(frozen=True)
@@ -50,11 +49,9 @@ class Spec:
         return f"problem {self.number}: " + ", ".join(parts)
 
 
-def _packed(mask: Any) -> bool:
-    """Whether documents of other lengths for queries and keys are in it."""
-    if mask is None or mask[0] in ("and", "or", "not"):
-        return mask is not None and any(map(_packed, mask[1:]))
-    return bool(mask[0] == "packed" and not np.array_equal(mask[1], mask[2]))
+def is_packed(mask: Any) -> bool:
+    """Whether its other masks count inside documents."""
+    return mask is not None and (mask[0] == "packed" or (mask[0] == "not" and is_packed(mask[1])))
 
 
 def _words(mask: Any) -> str:
@@ -65,6 +62,8 @@ def _words(mask: Any) -> str:
         return f"({_words(rest[0])} {'&' if kind == 'and' else '|'} {_words(rest[1])})"
     if kind == "not":
         return f"~{_words(rest[0])}"
+    if kind == "packed":
+        return f"({rest[0].tolist()} {rest[1].tolist()} & {_words(rest[2])})"
     return f"{kind}{[x.tolist() if isinstance(x, np.ndarray) and x.size < 9 else np.shape(x) or x for x in rest]}"
 
 
@@ -102,9 +101,10 @@ class Draw:
         if dtype in ("float32", "bfloat16", "float64") and not about.tiny and r.random() < 0.05:
             inputs[2] = inputs[2] * 1e30
         mask, mask_as = self.mask(sizes, align, depth)
-        packed = _packed(mask)
-        align = None if packed and r.random() < 0.5 else align  # nothing asks for it
-        biases, bias_as = self.biases(sizes, depth, about.tiny, packed) if r.random() < 0.4 else ((), "bias")
+        packed = is_packed(mask)
+        if packed:
+            align = self.align_documents(mask, sizes)
+        biases, bias_as = self.biases(sizes, depth, about.tiny) if not packed and r.random() < 0.4 else ((), "bias")
         if any(b[0] == "dense" and (b[2]["tensor"] == np.inf).any() for b in biases):
             task, biases, bias_as = "look", biases[:1], "bias"
             outer = depth - (3 if depth > 3 else 2)  # weights have the batch of query and key alone
@@ -112,6 +112,8 @@ class Draw:
             inputs = [np.broadcast_to(x, (*front, *x.shape[outer:])).copy() for x in inputs]
             mask_as = "bool" if mask_as == "float" else mask_as  # a float mask is added: −∞ + ∞ is NaN
         problem = Problem(*inputs, self.score(kind, shapes), mask, align, biases)
+        if packed:  # the oracle's changes of scores count in the row
+            problem.score[1].pop("then", None)
         problem = replace(problem, scale=self.scale(problem.score), sinks=self.sinks(sizes))
         problem = replace(problem, dropout_p=r.choice([0.0, 0.0, 0.0, 0.3, 0.9]) if task == "attend" else 0.0)
         bias_dtype = (
@@ -254,24 +256,34 @@ class Draw:
         return None, "mask"
 
     def expression(self, sizes: Any, depth: int, levels: int, packed: bool) -> Any:
-        """`packed`: documents of other lengths for queries and keys are in it, and so nothing by positions."""
+        """`packed`: the expression is that of each document of the row."""
+        if packed:
+            found = self.packed(sizes, depth, levels)
+            return ("not", found) if self.r.random() < 0.25 else found
         if not levels:
-            return self.packed(sizes) if packed else self.leaf(sizes, depth)
+            return self.leaf(sizes, depth)
         if self.r.random() < 0.25:
-            return "not", self.expression(sizes, depth, levels - 1, packed)
-        left = self.expression(sizes, depth, levels - 1, packed)
-        right = self.leaf(sizes, depth, packed) if packed else self.expression(sizes, depth, levels - 1, False)
+            return "not", self.expression(sizes, depth, levels - 1, False)
+        left = self.expression(sizes, depth, levels - 1, False)
+        right = self.expression(sizes, depth, levels - 1, False)
         sides = (left, right) if self.r.random() < 0.5 else (right, left)
         return ("and" if self.r.random() < 0.6 else "or"), *sides
 
-    def packed(self, s: Any) -> Any:
+    def packed(self, s: Any, depth: int, levels: int) -> Any:
         count = self.r.randrange(2, 6)
         ends = lambda length: np.concatenate([[0], np.sort(self.g.integers(0, length + 1, count - 1)), [length]])
         cu_q, cu_k = ends(s.queries), ends(s.keys)
-        # equal ones depend on positions, and are refused beside those that leave them unknown
-        return self.packed(s) if np.array_equal(cu_q, cu_k) and s.queries else ("packed", cu_q, cu_k)
+        cu_k = cu_q if s.queries == s.keys and self.r.random() < 0.5 else cu_k
+        each = oracle.padded(cu_q, cu_k, s)
+        return "packed", cu_q, cu_k, self.expression(each, each.depth, levels - 1, False) if levels else None
 
-    def leaf(self, s: Any, depth: int, packed: bool = False) -> Any:
+    def align_documents(self, mask: Any, s: Any) -> Any:
+        if mask[0] == "not":
+            return self.align_documents(mask[1], s)
+        align = self.align(oracle.padded(*mask[1:3], s))
+        return "upper_left" if align is None and not np.array_equal(*mask[1:3]) else align
+
+    def leaf(self, s: Any, depth: int) -> Any:
         r = self.r
         numbers = lambda *shape, most=s.keys: self.g.integers(0, most + 1, shape)
         made = {
@@ -287,10 +299,9 @@ class Draw:
             "where": lambda: ([r.randrange(4) for _ in range(4)],),
             "dense": lambda: (self.g.random((s.queries, s.keys)) > r.random(),),
         }
-        if packed:
-            made = {n: f for n, f in made.items() if n not in POSITIONAL} | {"packed": lambda: self.packed(s)[1:]}
-        elif s.queries == s.keys:
-            made["packed"] = lambda: (np.unique([0, s.keys, *numbers(3)]),) * 2
+        if s.queries == s.keys:
+            ends = lambda: np.unique([0, s.keys, *numbers(3)])
+            made["packed documents"] = lambda: (np.searchsorted(ends()[1:], np.arange(s.keys), "right"),)
         kind = r.choice(list(made))
         # an alignment is needed where lengths differ; a mask that takes none may stand anywhere
         return kind.split()[-1], *made[kind]()
@@ -300,7 +311,7 @@ class Draw:
         start, stop = (self.g.integers(0, s.keys + 1, shape) for _ in range(2))
         return start, stop
 
-    def biases(self, s: Any, depth: int, tiny: bool, packed: bool) -> tuple[tuple[Any, ...], str]:
+    def biases(self, s: Any, depth: int, tiny: bool) -> tuple[tuple[Any, ...], str]:
         r, g = self.r, self.g
 
         def dense() -> Any:
@@ -328,8 +339,7 @@ class Draw:
                 {"table": g.standard_normal((*[(), (1,), (s.heads,)][r.randrange(3)], max(s.queries + s.keys - 1, 0)))},
             ),
         }
-        kinds = ["dense", "distance"] if packed else list(made)
-        kinds = kinds if s.heads else ["dense"]
+        kinds = list(made) if s.heads else ["dense"]
         found = tuple(made[r.choice(kinds)]() for _ in range(1 + (r.random() < 0.3)))
         return found, "tensor" if len(found) == 1 and found[0][0] == "dense" and r.random() < 0.3 else "bias"
 

@@ -119,7 +119,10 @@ def looks(spec: Spec, r: random.Random, infinite: bool) -> dict[str, tuple[Any, 
         mass = lambda f: oracle.mass(f.weights, ids, sizes)
         made["mass"] = ch.reductions.Mass(ids), mass, Sum(sizes.keys, mass)
     if p.align is not None or sizes.queries == sizes.keys:
-        made["distance"] = ch.reductions.MeanDistance(), lambda f: oracle.mean_distance(f.shares, p.align, sizes)
+        made["distance"] = (
+            ch.reductions.MeanDistance(),
+            lambda f: oracle.mean_distance(f.shares, p.mask, p.align, sizes),
+        )
     for k in {r.randint(1, min(sizes.keys, 20)), r.randint(1, sizes.keys)} if sizes.keys else ():
         made[f"topk {k}"] = ch.reductions.TopK(k), lambda f, k=k: oracle.largest(f.weights, k)
     made["dense"] = lambda w, v: w.dense(), lambda f: f.weights

@@ -276,8 +276,6 @@ def check_heads(d: Draw) -> Iterator[str]:
     bias, added = bias_of(d, b, h, lq, lk, first)
     if module.score_bias is not None and first is None:
         d.mistake("a bias of positions without an alignment")
-    if isinstance(bias, ch.ALiBi | ch.RelativeBias) and isinstance(mask, ch.extend.Mask) and mask.counts_inside:
-        bias, added = None, np.zeros((b, h, lq, lk))
     if h != module.num_heads and (isinstance(bias, ch.extend.Bias) or isinstance(mask, ch.MaskFunction)):
         d.mistake("a bias or a rule of all heads")
     d.said.append(f"{module!r:.60} {[tuple(t.shape) for t in (query, key, value)]} {mask=!s:.30} {lens=} {align=}")

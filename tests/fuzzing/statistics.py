@@ -116,7 +116,7 @@ class Asked:
         p = self.spec.problem
         if p.align is None and self.sizes.queries != self.sizes.keys:
             return None
-        far = np.abs(oracle.positions(p.align, self.sizes) - np.arange(self.sizes.keys))
+        far = np.abs(oracle.positions_in(p.mask, p.align, self.sizes) - np.arange(self.sizes.keys))
         far = self.sizes.restore(np.broadcast_to(far, self.sizes.shape))
         self.add("shares", (g := self.normal(self.sizes.queries))[..., None] * far)
         return ch.reductions.MeanDistance(), g

@@ -351,3 +351,13 @@ def test_what_is_no_mask_is_refused(expected, match):
 def test_no_call_is_refused():
     with pytest.raises(ch.ClearheadError, match="no call"):
         ch.models.Recording([]).check(ch.Causal())
+
+
+def test_documents_by_their_edges_beside_padding():
+    """The masks that the audit joins with the expected one count in the row, and not inside its documents."""
+    x, edges = torch.randn(1, 2, 7, 4), [0, 3, 5, 7]
+    expected = ch.Causal() & ch.Documents.from_cu_seqlens(edges)
+    keep = expected.dense(7, 7) & (torch.arange(7) < 6)
+    seen = seen_of(Block(attn_mask=keep), padding=torch.tensor([[1, 1, 1, 1, 1, 1, 0]]), x=x)
+    assert seen.check(expected).ok()
+    assert not seen.check(ch.Causal() & ch.Documents.from_cu_seqlens([0, 3, 7])).ok()

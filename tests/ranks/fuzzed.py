@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 from fuzzing.attend import array, computed_in, dtype_of, first, loss_of, measure
 from fuzzing.build import Built, build, placed
-from fuzzing.draw import Spec, draw
+from fuzzing.draw import Spec, draw, is_packed
 from torch import Tensor
 
 import clearhead as ch
@@ -29,6 +29,7 @@ def everything(rank: int, begin: int, stop: int) -> dict[str, Any]:
         query, key, _ = spec.problem.inputs
         align = spec.problem.align
         aligned = align is None or (not isinstance(align, np.ndarray) and align in (0, "upper_left", "lower_right"))
+        aligned = aligned and (align is None or not is_packed(spec.problem.mask))  # ranks align no documents
         itself = query.shape[-2] == key.shape[-2] and aligned
         if spec.task == "attend" and spec.surroundings == "nothing" and itself:
             count += 1

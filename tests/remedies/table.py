@@ -138,13 +138,12 @@ CASES = [
     case(
         "attention(query, key, key, mask=Causal() & Documents.from_cu_seqlens(cu_q, cu_k))",
         (
-            "torch.nested.nested_tensor_from_jagged(query, cu_q)",
-            "attention(@, keys, keys, mask=Causal(), align='lower_right').values()",
+            'align="lower_right"',
+            "attention(query, key, key, mask=Causal() & Documents.from_cu_seqlens(cu_q, cu_k), @)",
             "torch.cat([plain(query[:1], key[:2], key[:2]), plain(query[1:], key[2:], key[2:], five[1:3, :3])])",
         ),
         setup="query, key = x[0, :3], x[1:3].flatten(0, 1)[:5]\n"
-        "cu_q, cu_k = torch.tensor([0, 1, 3]), torch.tensor([0, 2, 5])\n"
-        "keys = torch.nested.nested_tensor_from_jagged(key, cu_k)",
+        "cu_q, cu_k = torch.tensor([0, 1, 3]), torch.tensor([0, 2, 5])",
     ),
     case(
         "attention(x, x, x, mask=Causal() & rows.long())",
@@ -905,8 +904,9 @@ class Later(ch.extend.Bias):
         ("sinks.to(query.device)", "attention(q, q, q, sinks=torch.full((2,), -1e9)) # @", "plain(q, q, q)"),
     ),
     case(
-        "attention(x, x, x, mask=Causal() & Documents.from_cu_seqlens([0, 2, 4], [0, 1, 4]))",
-        ("DenseMask", "attention(x, x, x, mask=@(matrix))", MATRIX),
+        "Documents.from_cu_seqlens([0, 2, 4]) & Documents.from_cu_seqlens([0, 4])",
+        ("Documents.from_cu_seqlens(cu_q, cu_k)", "attention(x, x, x, mask=@)", "plain(x, x, x, blocks)"),
+        setup="cu_q = cu_k = [0, 2, 4]; blocks = torch.block_diag(torch.ones(2, 2), torch.ones(2, 2)).bool()",
     ),
     case(
         "attention(x, x, x, mask=Padding(rows[:, :3]))",

@@ -204,9 +204,6 @@ tree_map_only: Callable[..., Any] = find_private(
 arguments_of: Callable[[Any], Any] = requires(  # those that an operation of PyTorch is declared with
     "to see which arguments an operation on lazy weights writes to", "torch.ops.aten.add.Tensor._schema"
 )(attrgetter("_schema.arguments"))
-nested_sizes: Callable[[Tensor], Tensor] = find_private(
-    "torch.Tensor._nested_tensor_size", "to watch the nested tensors that nn.TransformerEncoder makes"
-)
 
 # ------------------------------------------------------------------------------------------------------------- modules
 

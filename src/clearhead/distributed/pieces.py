@@ -22,11 +22,22 @@ from clearhead.distributed.layout import Layout
 from clearhead.distributed.needs import Job, Needs
 from clearhead.engines.base import Engine
 from clearhead.engines.choose import choose
+from clearhead.masks.base import Mask
 from clearhead.problem import regions
-from clearhead.problem.problem import ABSENT, Problem, as_sinks, inputs, make_problem, mask_and_bias, refuse_distributed
+from clearhead.problem.problem import (
+    ABSENT,
+    Problem,
+    as_score,
+    as_sinks,
+    inputs,
+    make_problem,
+    mask_and_bias,
+    refuse_distributed,
+)
 from clearhead.problem.region import Region
 from clearhead.problem.unseen import finite, group, seen, zero
 from clearhead.problem.visible import Visible
+from clearhead.scores.change_in_documents import count_in_documents
 
 
 class Shard(NamedTuple):
@@ -69,6 +80,8 @@ def sharded(
 ) -> Problem:
     """The problem of this rank's operands, with the sizes, the mask and the bias of the whole sequence."""
     refuse_distributed({"query": query, "key": key, "value": value})
+    if isinstance(mask, Mask) and mask.document_edges is not None:
+        of_score["score"] = count_in_documents(as_score(of_score["score"]), mask.document_edges)
     problem = make_problem(query, key, value, **of_score)
     held, given = layout.held, (problem.sizes.queries, problem.sizes.keys)
     if given != (held, held):

@@ -12,19 +12,19 @@ import torch
 from torch import Tensor, nn
 
 from clearhead._attention import Arguments
+from clearhead.base.document_edges import DocumentEdges
 from clearhead.base.errors import ClearheadError
 from clearhead.base.modules import settled
-from clearhead.base.ragged import Sequences
 from clearhead.base.text import said
 from clearhead.base.tracing import autocast_of_now, compiling, transformed
 from clearhead.base.versions import Versions
 from clearhead.inspection.index import Heads
 from clearhead.masks.base import Mask
 from clearhead.problem.checked import checked, ours
+from clearhead.problem.padded import pad_problem
 from clearhead.problem.problem import ABSENT, Problem, with_value
 from clearhead.problem.reads import tensors_in
 from clearhead.problem.record import Record, check_reads, copied, record
-from clearhead.problem.unpacked import unpacked
 from clearhead.problem.visible import seen_by
 
 _OF_EVERY_MODULE = vars(nn.Module()).keys()  # such as `training`
@@ -201,15 +201,15 @@ class DerivedSource(Source):
         return self.given.said()
 
 
-class Unpacked(DerivedSource):
-    """A call of sequences packed into one row, seen as the padded batch of them."""
+class PaddedSource(DerivedSource):
+    """A call of sequences packed into one row, as the padded batch of them."""
 
-    def __init__(self, row: Source, sequences: Sequences) -> None:
+    def __init__(self, row: Source, edges: DocumentEdges) -> None:
         super().__init__(row)
-        self.sequences = sequences
+        self.edges = edges
 
     def derive(self, problem: Problem) -> Problem:
-        return unpacked(problem, self.sequences)
+        return pad_problem(problem, self.edges)
 
 
 class OfHeads(DerivedSource):

@@ -43,7 +43,6 @@ def text(mask: Any) -> str:
         sizes = sizes_drawn(mask)
         at = f" at {sizes.queries} × {sizes.keys}"
         shown = [min(size, limit) for size, limit in zip(sizes.shape, (4, 3, LARGEST, LARGEST), strict=True)]
-        mask._validate_positions()
         keep = mask._compute_part(sizes, tuple(slice(0, size) for size in shown))
         return draw(keep.expand(shown), sizes.shape)
     except Exception as error:  # a repr raises nothing

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from clearhead.base.arrays import Array, mask_forms, refuse_additive
+from clearhead.base.document_edges import DocumentEdges
 from clearhead.base.errors import ClearheadError
 from clearhead.base.fold import fold
 from clearhead.base.numbers import check_flag
@@ -18,7 +19,7 @@ from clearhead.base.part_settings import PartSettings
 from clearhead.base.pictures import Style
 from clearhead.base.positions import check_align
 from clearhead.base.rules import Joined
-from clearhead.base.shapes import AlignLike, Sizes, array_sizes
+from clearhead.base.shapes import AlignLike, Sizes, array_sizes, moved
 from clearhead.base.shapes import Sides as Sides
 from clearhead.base.steps import PAIRS as PAIRS
 from clearhead.base.steps import Step, made
@@ -61,9 +62,9 @@ class Mask(PartSettings, ABC):
     """
 
     __array_ufunc__ = None  # so that NumPy's arrays leave operators to the mask
-    _validators: ClassVar = {"positional": check_flag, "counts_inside": check_flag}
+    _validators: ClassVar = {"positional": check_flag}
     positional: bool = False  # whether it depends on where a query stands, and so on the call's alignment
-    counts_inside: bool = False  # whether query positions count inside documents, so that no alignment gives them
+    document_edges: DocumentEdges | None = None  # of the documents in which the masks and biases beside it count
 
     @abstractmethod
     def lower(self, sizes: Sizes) -> Spans:
@@ -101,14 +102,8 @@ class Mask(PartSettings, ABC):
         raise NotImplementedError(f"{cls.__name__} needs a classmethod example(sizes) -> Mask, to be checked with.")
 
     def _resolve(self, sizes: Sizes) -> Spans:
-        """The spans of `lower`, after checks of their sizes and that positions have one meaning in the expression."""
-        self._validate_positions()
+        """The spans of `lower`, after checks of their sizes."""
         return check_spans(self.lower(sizes), sizes, self)
-
-    def _validate_positions(self) -> None:
-        """Raise where one part depends on positions that another part leaves unknown."""
-        if self.counts_inside and self.positional:
-            raise positions_unknown(self.title())
 
     def _compute_matrix(self, sizes: Sizes) -> Tensor:
         """Every pair, bool, (B or 1, H or 1, Lq or 1, Lk), by the logic of the expression itself."""
@@ -222,15 +217,6 @@ def _sizes_of(mask: Mask, query: Any, key: Any) -> Sizes:
     return sizes._replace(batch=batch, heads=heads, leading=leading)
 
 
-def positions_unknown(who: str) -> ClearheadError:
-    return ClearheadError(
-        f"{who}: these documents have other lengths for queries than for keys, so no one position of query 0 holds for "
-        "all of them, and a part that depends on positions (Causal, windows, ALiBi, …) cannot be used. Pass "
-        "nested tensors, for packed (T, E) torch.nested.nested_tensor_from_jagged(query, cu_q), and align, without "
-        "Documents; or a MaskFunction or a DenseMask that says who may see whom."
-    )
-
-
 def dense(spans: Spans, sizes: Sizes) -> Tensor:
     return spans.keep(*(slice(None),) * 4, sizes.keys).expand(sizes.shape)
 
@@ -266,7 +252,7 @@ class Combined(Mask):
 
     def __init__(self, *inner: Mask) -> None:
         self.positional = any(mask.positional for mask in inner)
-        self.counts_inside = any(mask.counts_inside for mask in inner)
+        self.document_edges = next((mask.document_edges for mask in inner if mask.document_edges is not None), None)
         self.levels = 1 + max(mask.levels if isinstance(mask, Combined) else 0 for mask in inner)
 
     @property
@@ -387,6 +373,74 @@ def with_leaves(mask: Mask, change: Callable[[Mask], Mask]) -> Mask:
     return fold(mask, inner_masks, make)
 
 
+class MaskInDocuments(Mask):
+    """A mask of the padded batch that has one sequence for each document, for the row of the documents."""
+
+    document_edges: DocumentEdges
+
+    def __init__(self, mask: Mask, edges: DocumentEdges) -> None:
+        self.mask, self.document_edges, self.positional = mask, edges, mask.positional
+
+    @classmethod
+    def example(cls, sizes: Sizes) -> Mask:
+        return cls(Between(1, max(sizes.keys // 4, 1)), DocumentEdges.example(sizes))
+
+    def signature(self) -> Hashable | None:
+        signature = self.mask.signature()
+        return None if signature is None else (type(self), signature, self.document_edges.numbers)
+
+    def depends(self) -> tuple[Tensor, ...] | None:
+        return self.mask.depends()
+
+    def _list_notes(self) -> list[str]:
+        return self.mask._list_notes()
+
+    def title(self) -> str:
+        return f"({self.mask.title()})" if isinstance(self.mask, Pair) else self.mask.title()
+
+    def drawn(self) -> Sizes:
+        return Sizes(1, 1, self.document_edges.queries.total, self.document_edges.keys.total)
+
+    def _pad_sizes(self, sizes: Sizes) -> Sizes:
+        return self.document_edges.pad_sizes(sizes, self.mask.title if self.positional else None)
+
+    def _compute_part(self, sizes: Sizes, at: Sides) -> Tensor:
+        padded = self._pad_sizes(sizes)
+        return self.document_edges.to_row(lambda *own: self.mask._compute_part(padded, own), sizes)(*at)
+
+    def lower(self, sizes: Sizes) -> Spans:
+        edges = self.document_edges
+        padded = self._pad_sizes(sizes)
+        document, index = edges.queries.locate(sizes.device)
+        sums = moved(edges.keys.sums, sizes.device)
+        first, stop = sums[document], sums[document + 1]
+        if not sizes.queries or not sizes.keys:
+            return Spans(first.view(1, 1, -1), stop.view(1, 1, -1))
+        spans = check_spans(self.mask.lower(padded), padded, self.mask)
+
+        def to_row(edge: Tensor) -> Tensor:
+            batch, _, length, *_ = edge.shape
+            own = edge[document if batch > 1 else document * 0, :, index if length > 1 else index * 0]  # (T, H or 1, …)
+            low, high = (bound.view(-1, *(1,) * (own.ndim - 1)) for bound in (first, stop))
+            return torch.minimum(low + own.clamp(min=0), high).transpose(0, 1)[None]
+
+        gaps = None if spans.gaps is None else (to_row(spans.gaps[0]), to_row(spans.gaps[1]))
+        residual = None if spans.residual is None else edges.to_row(spans.rest, sizes)
+        return Spans(to_row(spans.start), to_row(spans.stop), residual, spans.reads, gaps)
+
+
+def _count_in_documents(mask: Mask, edges: DocumentEdges) -> Mask:
+    """A side of `&` or `|` beside documents with these edges."""
+    if mask.document_edges is None:
+        return MaskInDocuments(mask, edges)
+    if mask.document_edges.numbers == edges.numbers:
+        return mask
+    raise ClearheadError(
+        f"{short(mask.title(), 200)} has other documents than the mask beside it, and masks count positions in one set "
+        "of documents. Pass the edges of their common parts to one Documents.from_cu_seqlens(cu_q, cu_k)."
+    )
+
+
 class Pair(Combined):
     """Two masks and an operator."""
 
@@ -395,6 +449,9 @@ class Pair(Combined):
 
     def __init__(self, left: Mask, right: Mask) -> None:
         super().__init__(left, right)
+        edges = self.document_edges
+        if edges is not None:
+            left, right = (_count_in_documents(mask, edges) for mask in (left, right))
         self.left, self.right = left, right
 
     @property

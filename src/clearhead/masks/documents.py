@@ -9,10 +9,11 @@ import torch
 from torch import Tensor
 
 from clearhead.base.arrays import Integers
+from clearhead.base.document_edges import DocumentEdges
 from clearhead.base.errors import ClearheadError, ShapeError, columns
 from clearhead.base.positions import query_offset
 from clearhead.base.rules import ByPair, entry
-from clearhead.base.shapes import Sizes, heads_second, one_or, part, placed
+from clearhead.base.shapes import Sizes, heads_second, moved, one_or, part, placed
 from clearhead.base.steps import Step, made
 from clearhead.base.tracing import empty_of_values, readable
 from clearhead.masks._read import as_tensor, check_lengths, derived, few_values, own, signature_of
@@ -42,7 +43,6 @@ class Documents(Mask):
     """
 
     positional = True
-    edges: tuple[Tensor, Tensor] | None = None  # each query's keys, where queries have documents of their own
 
     def __init__(self, ids: Integers) -> None:
         ids = as_tensor(ids, "Documents: ids")
@@ -72,17 +72,25 @@ class Documents(Mask):
     def from_cu_seqlens(cls, cu_q: Integers, cu_k: Integers | None = None) -> Documents:
         """Documents by the sums of their lengths, as variable-length kernels take them: whole numbers (n + 1,).
 
-        >>> import clearhead as ch
-        >>> ch.Documents.from_cu_seqlens([0, 1, 3], [0, 2, 5])
+        >>> import torch, clearhead as ch
+        >>> documents = ch.Documents.from_cu_seqlens([0, 1, 3], [0, 2, 5])
+        >>> documents
         Documents(<3 queries, 5 keys>)
         ■ ■ · · ·
         · · ■ ■ ■
         · · ■ ■ ■
+        >>> (ch.Causal() & documents).dense(3, 5, align="lower_right").int()
+        tensor([[1, 1, 0, 0, 0],
+                [0, 0, 1, 1, 0],
+                [0, 0, 1, 1, 1]], dtype=torch.int32)
 
         Document d is the queries from cu_q[d] up to cu_q[d + 1], and the keys from cu_k[d] up to cu_k[d + 1]; cu_k None
-        means the same as cu_q. Where the two differ, a query's position is counted inside its document, and no
-        `align` gives it: then `Causal`, windows and biases by distance are refused beside them. Make it outside of
-        compiled code.
+        means the same as cu_q. What stands beside it counts inside each document: other masks of the expression,
+        `bias=`, `align=` and functions of positions, whose batch index is the document. They are those of a padded
+        batch with a sequence for each document: `Lengths` holds a length for each document, and a `DenseMask` is
+        (n, 1, Lq, Lk), as long as the longest. `align="lower_right"` is flash-attn's alignment. Beside a `Documents` of
+        ids everything counts in the whole row. Make it outside of compiled code. Raises a `ShapeError` for sums of
+        other documents.
         """
         queries = _cu_seqlens(cu_q, "cu_q")
         keys = queries if cu_k is None else _cu_seqlens(cu_k, "cu_k")
@@ -91,13 +99,7 @@ class Documents(Mask):
                 f"Documents: cu_q has {len(queries)} entries and cu_k {len(keys)}; expected as many: one document's "
                 "queries for each document's keys."
             )
-        documents = cls.from_lengths(keys.diff())
-        if not torch.equal(queries, keys.to(queries.device)):
-            lengths = queries.diff()
-            start, stop = (edge.to(queries.device).repeat_interleave(lengths) for edge in (keys[:-1], keys[1:]))
-            documents.edges = start, stop
-            documents.positional, documents.counts_inside = False, True
-        return documents
+        return DocumentsByEdges(DocumentEdges(queries, keys))
 
     @classmethod
     def from_position_ids(cls, position_ids: Integers) -> Documents:
@@ -133,29 +135,29 @@ class Documents(Mask):
         return cls(ids)
 
     def title(self) -> str:
-        if self.edges is not None:
-            return f"Documents(<{len(self.edges[0])} queries, {len(self.ids)} keys>)"
         return f"Documents(<{'×'.join(map(str, self.ids.shape))}>)"
 
     def signature(self) -> Hashable | None:
-        return signature_of(self) if self.edges is None else None
+        return signature_of(self)
 
     def _read(self) -> Extents:
         return derived(self, self.ids, _extents)
 
     def drawn(self) -> Sizes:
         length = self.ids.shape[-1]
-        queries = length if self.edges is None else len(self.edges[0])
-        return Sizes(self.ids.shape[0] if self.ids.ndim == 2 else 1, 1, queries, length)
+        return Sizes(self.ids.shape[0] if self.ids.ndim == 2 else 1, 1, length, length)
 
     def steps(self, sizes: Sizes, at: Sides, name: str = "mask") -> list[Step]:
-        own = None if self.edges is not None else self._own(sizes)
-        if own is None or not bool(((own >= 0) & (own < sizes.keys)).all()):  # queries without a document of their own
+        own = self._own(sizes)
+        if not bool(((own >= 0) & (own < sizes.keys)).all()):  # queries without a document of their own
             return super().steps(sizes, at, name)
         ids = _rows(placed(self.ids, sizes.device, "Documents: ids"))
         batch = max(own.shape[0], ids.shape[0])
-        mine = ids.expand(batch, -1).gather(1, own[:, 0].expand(batch, -1)).unsqueeze(1)
-        rows, columns = part(mine, *at[:3]).unsqueeze(-1), part(ids, at[0])[:, None, None, at[3]]
+        return self._compare(ids.expand(batch, -1).gather(1, own[:, 0].expand(batch, -1)), ids, at, name)
+
+    def _compare(self, mine: Tensor, ids: Tensor, at: Sides, name: str) -> list[Step]:
+        """The steps that compare the documents of the queries, (B or 1, Lq), with those of the keys, (B or 1, Lk)."""
+        rows, columns = part(mine.unsqueeze(1), *at[:3]).unsqueeze(-1), part(ids, at[0])[:, None, None, at[3]]
         row = "The number of the document that each key belongs to: a row."
         column = "The number of the document that each query belongs to: a column, (…, 1)."
         of_queries = Step(f"{name}_query_ids", column, rows, (*PAIRS[:3], "1"))
@@ -166,19 +168,11 @@ class Documents(Mask):
     def lower(self, sizes: Sizes) -> Spans:
         if self.ids.shape[-1] != sizes.keys or (self.ids.ndim == 2 and not one_or(self.ids.shape[0], sizes.batch)):
             raise ShapeError(
-                f"Documents: {'ids has' if self.edges is None else 'cu_k ends at'} {tuple(self.ids.shape)}; expected "
-                f"(Lk,) = ({sizes.keys},) or (B, Lk) = ({sizes.batch}, {sizes.keys}).\n"
+                f"Documents: ids has {tuple(self.ids.shape)}; expected (Lk,) = ({sizes.keys},) or (B, Lk) = "
+                f"({sizes.batch}, {sizes.keys}).\n"
                 + columns({"scores": (*sizes.shown, sizes.queries, sizes.keys), "ids": tuple(self.ids.shape)})
                 + heads_second(sizes, self.ids.shape[-1])
             )
-        if self.edges is not None:
-            if len(self.edges[0]) != sizes.queries:
-                raise ShapeError(
-                    f"Documents: cu_q ends at {len(self.edges[0])}, and there are {sizes.queries} queries, "
-                    f"{(*sizes.shown, sizes.queries, sizes.keys)}."
-                )
-            start, stop = (placed(edge, sizes.device, "Documents: cu_q").clone().view(1, 1, -1) for edge in self.edges)
-            return Spans(start, stop)
         own = self._own(sizes)
         inside = (own >= 0) & (own < sizes.keys)
         extents = self._read()
@@ -210,6 +204,40 @@ class Documents(Mask):
     def _own(self, sizes: Sizes) -> Tensor:
         """Each query's position among the keys, (B or 1, 1, Lq)."""
         return torch.arange(sizes.queries, device=sizes.device).view(1, 1, -1) + query_offset(sizes, "Documents")
+
+
+class DocumentsByEdges(Documents):
+    """Documents in which the masks and biases beside them count positions."""
+
+    positional = False
+    document_edges: DocumentEdges
+
+    def __init__(self, edges: DocumentEdges) -> None:
+        self.document_edges = edges
+
+    @classmethod
+    def example(cls, sizes: Sizes) -> Mask:
+        return cls(DocumentEdges.example(sizes))
+
+    def title(self) -> str:
+        return f"Documents(<{self.document_edges.queries.total} queries, {self.document_edges.keys.total} keys>)"
+
+    def signature(self) -> Hashable | None:
+        return (type(self), self.document_edges.numbers)
+
+    def drawn(self) -> Sizes:
+        return Sizes(1, 1, self.document_edges.queries.total, self.document_edges.keys.total)
+
+    def steps(self, sizes: Sizes, at: Sides, name: str = "mask") -> list[Step]:
+        edges = self.document_edges
+        mine, ids = (row.locate(sizes.device)[0][None] for row in (edges.queries, edges.keys))
+        return self._compare(mine, ids, at, name)
+
+    def lower(self, sizes: Sizes) -> Spans:
+        self.document_edges.validate_sizes(sizes)
+        document, _ = self.document_edges.queries.locate(sizes.device)
+        sums = moved(self.document_edges.keys.sums, sizes.device)
+        return Spans(sums[document].view(1, 1, -1), sums[document + 1].view(1, 1, -1))
 
 
 def _with_values(given: Any, name: str) -> Tensor:

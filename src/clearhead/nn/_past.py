@@ -20,7 +20,7 @@ from clearhead.masks._read import KEPT
 from clearhead.masks.base import Mask, with_leaves
 from clearhead.masks.mask_function import MaskFunction
 from clearhead.scores.base import Score, name_of
-from clearhead.scores.ragged import with_change
+from clearhead.scores.change_in_documents import with_change
 
 
 class AfterCache(nn.Module):

@@ -14,9 +14,9 @@ from clearhead.base.errors import ClearheadError
 from clearhead.base.numbers import check_flag
 from clearhead.base.text import brief
 from clearhead.base.tracing import compiling, in_backward, refuse_script, some_compiling, transformed
-from clearhead.inspection.source import FromCall, FromRecord, Source, Unpacked, shown
+from clearhead.inspection.source import FromCall, FromRecord, PaddedSource, Source, shown
 from clearhead.inspection.weights import Weights
-from clearhead.masks.ragged import RaggedMask
+from clearhead.problem.padded import get_nested_edges
 from clearhead.problem.record import record
 
 
@@ -118,9 +118,8 @@ class RecordingModule(nn.Module):
             bias = None if call.bias is None else shown(call.bias)
             said = {"score": call.score, "mask": mask, "bias": bias, "align": call.align}
             last = FromRecord(record(found.problem, copy=numpy, fresh=fresh), said, numpy)
-        if not isinstance(call.mask, RaggedMask) or (found.padded and isinstance(last, FromRecord)):
-            return last
-        return Unpacked(last, call.mask.sequences)
+        edges = get_nested_edges(call.mask)
+        return last if edges is None or (found.padded and isinstance(last, FromRecord)) else PaddedSource(last, edges)
 
     def __dir__(self) -> list[str]:
         """Leave `attention_weights` out where reading it raises: torch.jit reads every attribute that is listed."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Never
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.nn.modules.lazy import LazyModuleMixin
 from torch.nn.parameter import is_lazy
 
@@ -20,7 +20,7 @@ from clearhead.base.torch_private import has_hooks, parts_of, put_parts
 from clearhead.base.tracing import compiling, distributed
 from clearhead.masks.base import MaskLike
 from clearhead.nn._heads import check_dtype, reset
-from clearhead.nn._nested import HEADS, nested_inputs
+from clearhead.nn._nested import HEADS, pack_inputs
 from clearhead.nn._record import RecordingModule
 from clearhead.nn.prepared_keys import PreparedKeys, check_value_given, taken
 from clearhead.problem.lengths import with_lengths
@@ -116,9 +116,7 @@ class AdditiveAttention(RecordingModule):
         """
         if others:
             raise_unknown_keywords("AdditiveAttention.forward", self.forward, others)
-        nested = nested_inputs(query, key, value, align, hint=HEADS)
-        if nested is not None:
-            query, key, value = nested.query, nested.key, nested.value
+        packed, query, key, value = pack_inputs(query, key, value, hint=HEADS)
         if isinstance(self.W_q, LazyModuleMixin):
             _settle(self.W_q, query)
         prepared = isinstance(key, PreparedKeys)
@@ -131,13 +129,13 @@ class AdditiveAttention(RecordingModule):
         self._check_layers()
         score = self._on_parameters(prepared)
         mask, bias = with_lengths(mask, valid_lens)
-        if nested is not None:
-            (mask, bias), align = nested.packed.ragged(mask, bias), None
+        if packed is not None:
+            mask = packed.make_mask(mask)
         dropout_p = self.dropout if self.training else 0.0
         output: ArrayT = self._attend(
             query, key, value, score=score, mask=mask, bias=bias, align=align, dropout_p=dropout_p
         )
-        return output if nested is None else nested.back(output)
+        return output if packed is None else packed.nest("query", output)
 
     if TYPE_CHECKING:  # torch declares a call of anything
 
@@ -159,10 +157,10 @@ class AdditiveAttention(RecordingModule):
         here, before any mask is known.
         Raises a `ClearheadError` for other widths or dtypes than the module's. Cost: Lk·Ek·hidden_dim multiplications.
         """
-        nested = nested_inputs(key, key, value, hint=HEADS)
-        if nested is not None:
-            row, back = self.prepare(nested.key, nested.value), nested.packed.rows["key"].nested
-            return row.over(*(back(tensor) for tensor in (row._key, row._value) if isinstance(tensor, Tensor)))
+        packed, _, key, value = pack_inputs(key, key, value, hint=HEADS)
+        if packed is not None:
+            row = self.prepare(key, value)
+            return row.over(packed.nest("key", row._key), packed.nest("key", value))
         numpy = is_numpy(key=key, value=value)
         tensors = {"key": to_tensor_float(key, "key"), "value": to_tensor_float(value, "value")}
         for name, tensor in tensors.items():

@@ -9,7 +9,7 @@ from clearhead.base.dropout import check_dropout
 from clearhead.base.keyword_hints import raise_unknown_keywords
 from clearhead.base.shapes import AlignLike
 from clearhead.masks.base import MaskLike
-from clearhead.nn._nested import HEADS, nested_inputs
+from clearhead.nn._nested import HEADS, pack_inputs
 from clearhead.nn._record import RecordingModule
 from clearhead.problem.lengths import with_lengths
 
@@ -67,12 +67,11 @@ class DotProductAttention(RecordingModule):
             raise_unknown_keywords("DotProductAttention.forward", self.forward, others)
         mask, bias = with_lengths(mask, valid_lens)
         dropout_p = self.dropout if self.training else 0.0
-        nested = nested_inputs(query, key, value, align, hint=HEADS)
-        if nested is not None:
-            query, key, value = nested.query, nested.key, nested.value
-            (mask, bias), align = nested.packed.ragged(mask, bias), None
+        packed, query, key, value = pack_inputs(query, key, value, hint=HEADS)
+        if packed is not None:
+            mask = packed.make_mask(mask)
         output: ArrayT = self._attend(query, key, value, mask=mask, bias=bias, align=align, dropout_p=dropout_p)
-        return output if nested is None else nested.back(output)
+        return output if packed is None else packed.nest("query", output)
 
     if TYPE_CHECKING:  # torch declares a call of anything
 

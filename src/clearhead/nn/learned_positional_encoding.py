@@ -16,7 +16,7 @@ from clearhead.base.numbers import check_count
 from clearhead.base.pictures import Style
 from clearhead.base.shapes import placed
 from clearhead.base.tracing import distributed, refuse_script
-from clearhead.nn._nested import by_rows
+from clearhead.nn._nested import encode_rows
 from clearhead.nn._positions import check_embedded, check_length, count_of, places_of, plot, spread
 from clearhead.problem.nested import is_nested
 
@@ -81,7 +81,7 @@ class LearnedPositionalEncoding(nn.Module):
         """x (..., L, E) with its positions added, from `offset` on, or those of `positions`: of x's shape."""
         who = "LearnedPositionalEncoding"
         if is_nested(x):
-            return by_rows(self.forward, x, offset, positions, who)
+            return encode_rows(self.forward, x, offset, positions, who)
         if self.P.ndim != 2:
             raise ShapeError(f"{who}: P has shape {tuple(self.P.shape)}; expected (max_len, E).")
         max_len, width = self.P.shape  # read from the table, which may have been replaced

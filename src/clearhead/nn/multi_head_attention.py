@@ -35,7 +35,7 @@ from clearhead.nn._heads import (
     reset,
     split_heads,
 )
-from clearhead.nn._nested import nested_inputs
+from clearhead.nn._nested import pack_inputs
 from clearhead.nn._options import (
     NORMS_OR_NONE,
     Gate,
@@ -291,10 +291,8 @@ class MultiHeadAttention(RecordingModule):
             raise ClearheadError("align beside a cache: the cache says where the queries stand, after its own keys.")
         if not isinstance(key, PreparedKeys):
             check_value_given(value)
-        nested = nested_inputs(query, key, value, align, cache)
-        if nested is not None:
-            query, key, value = nested.query, nested.key, nested.value
-        of_query = query if nested is None else nested.batch("query")
+        packed, query, key, value = pack_inputs(query, key, value, cache)
+        of_query = query if packed is None else packed.make_padded_shape("query")
         past = self._past(cache, new_lens)
         if isinstance(key, PreparedKeys):
             if key_positions is not None:
@@ -306,16 +304,16 @@ class MultiHeadAttention(RecordingModule):
             check_inputs({"query": query, "key": key, "value": value}, self._projections)
             if cache is not None and isinstance(past, Tensor):
                 cache._check_batch(key)
-            of_key = key if nested is None else nested.batch("key")
+            of_key = key if packed is None else packed.make_padded_shape("key")
             of_keys = key_places(positions, key_positions, of_query, of_key, self.rotary)
-            if nested is not None and self.rotary is not None:
-                of_keys = nested.packed.rows["key"].placed(of_keys)
+            if packed is not None and self.rotary is not None:
+                of_keys = packed.look_up("key", of_keys)
             k, v = self._project(key, value, past, of_keys)
         batched = query.ndim == 3
         rows = query if batched else query[None]
         places = given_places(positions, "positions", of_query, self.rotary)
-        if nested is not None and self.rotary is not None:
-            places = nested.packed.rows["query"].placed(places)
+        if packed is not None and self.rotary is not None:
+            places = packed.look_up("query", places)
         q = normed("query_norm", self.query_norm, split_heads(self.W_q(rows), "W_q", self.head_dim))
         check_groups(q, k, v, self.num_heads, self.num_kv_heads)
         check_output("W_o", self.W_o, q.shape[1], v)
@@ -333,8 +331,8 @@ class MultiHeadAttention(RecordingModule):
         heads = q.shape[1]  # may be fewer than num_heads, on a rank or after pruning
         align = align if cache is None else past
         sizes = Sizes(max(q.shape[0], k.shape[0]), heads, q.shape[2], k.shape[2], q.device, align=check_align(align))
-        if nested is not None:
-            sizes = nested.sizes(sizes)
+        if packed is not None:
+            sizes = packed.edges.pad_sizes(sizes)
         bias = with_own(bias, self.score_bias)
         mask, bias = with_lengths(head_mask(mask, sizes.shape, q.dtype), valid_lens, bias)
         if heads != self.num_heads:
@@ -343,8 +341,8 @@ class MultiHeadAttention(RecordingModule):
         score = self.score
         if state is not None:
             mask, bias, score = after_cache(*state.seen(mask, bias, score, sizes), score, past, q.device)
-        if nested is not None:
-            (mask, bias), align = nested.packed.ragged(mask, bias), None
+        if packed is not None:
+            mask = packed.make_mask(mask)
         attended = self._attend(
             q,
             k,
@@ -363,7 +361,7 @@ class MultiHeadAttention(RecordingModule):
             check_inputs({"query": rows}, (Projection.by("W_g", self.W_g),))
             attended = attended * opened(self.gate, self.W_g(rows), attended)
         output = joined("W_o", self.W_o, attended.transpose(1, 2).flatten(2))  # (B, Lq, H·head_dim) → (B, Lq, E)
-        output = nested.back(output) if nested is not None else output if batched else output[0]
+        output = packed.nest("query", output) if packed is not None else output if batched else output[0]
         if cache is not None and state is not None:  # only now: a refused call leaves it as it was
             cache._hold(state, self)
         return output
@@ -392,17 +390,16 @@ class MultiHeadAttention(RecordingModule):
         integers (Lk,) or (B, Lk); None counts from 0. Raises a `ClearheadError` for other widths or dtypes
         than the module's. Cost: that of W_k and W_v.
         """
-        nested = nested_inputs(key, key, value)
-        if nested is not None:
-            key, value = nested.key, nested.value
+        packed, _, key, value = pack_inputs(key, key, value)
         check_inputs({"key": key, "value": value}, self._projections[1:])
-        places = given_places(positions, "positions", key if nested is None else nested.batch("key"), self.rotary)
-        if nested is None:
+        places = given_places(
+            positions, "positions", key if packed is None else packed.make_padded_shape("key"), self.rotary
+        )
+        if packed is None:
             k, v = self._project(key, value, 0, places)
             return PreparedKeys(*((k, v) if key.ndim == 3 else (k[0], v[0])), self)
-        rows = nested.packed.rows["key"]
-        k, v = self._project(key, value, 0, None if self.rotary is None else rows.placed(places))
-        return PreparedKeys(rows.nested(k), rows.nested(v), self)
+        k, v = self._project(key, value, 0, None if self.rotary is None else packed.look_up("key", places))
+        return PreparedKeys(packed.nest("key", k), packed.nest("key", v), self)
 
     @property
     def _projections(self) -> tuple[Projection, ...]:

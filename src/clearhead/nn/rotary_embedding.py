@@ -14,7 +14,7 @@ from clearhead.base.modules import as_forward
 from clearhead.base.numbers import check_count, check_flag, check_positive
 from clearhead.base.pictures import Style
 from clearhead.base.text import brief
-from clearhead.nn._nested import by_rows
+from clearhead.nn._nested import encode_rows
 from clearhead.nn._positions import Tabled, check_length, places_of, plot
 from clearhead.nn.rotary_scaling import RotaryScaling
 from clearhead.problem.nested import is_nested
@@ -70,7 +70,7 @@ class RotaryEmbedding(Tabled):
         """x (..., L, E) turned by its positions, from `offset` on, or those of `positions`: of x's shape."""
         who = "RotaryEmbedding"
         if is_nested(x):
-            return by_rows(self.forward, x, offset, positions, who)
+            return encode_rows(self.forward, x, offset, positions, who)
         self._check(x)
         rows = self._of(x, places_of(x, offset, positions, who), accumulated(x.dtype), who)
         cos, sin = rows.chunk(2, -1)  # each (L, dim/2), or (B, 1, ..., L, dim/2)

@@ -25,9 +25,10 @@ from clearhead.nn._heads import (
     reset,
     split_heads,
 )
-from clearhead.nn._nested import nested_inputs
+from clearhead.nn._nested import pack_inputs
 from clearhead.nn._record import RecordingModule
 from clearhead.nn._torch import check_torch, from_torch_masks, in_full, refuse_keys
+from clearhead.problem.padded import pad_arguments
 
 
 class TorchMultiheadAttention(nn.MultiheadAttention, RecordingModule):
@@ -166,15 +167,13 @@ class TorchMultiheadAttention(nn.MultiheadAttention, RecordingModule):
         need_weights, average_attn_weights, is_causal = (check_flag(flag, name) for name, flag in flags.items())
         hint = is_causal and key_padding_mask is None and not need_weights
         align: Align = "upper_left" if hint else None
-        nested = nested_inputs(query, key, value, align)
-        if nested is not None:
-            if key_padding_mask is not None:
-                raise ClearheadError(
-                    "key_padding_mask is given beside nested tensors, which have no padding: leave it out, or pass the "
-                    "padded batch, to_padded_tensor(0.0), with it."
-                )
-            query, key, value = nested.query, nested.key, nested.value
-        batch_first = self.batch_first or nested is not None
+        packed, query, key, value = pack_inputs(query, key, value)
+        if packed is not None and key_padding_mask is not None:
+            raise ClearheadError(
+                "key_padding_mask is given beside nested tensors, which have no padding: leave it out, or pass the "
+                "padded batch, to_padded_tensor(0.0), with it."
+            )
+        batch_first = self.batch_first or packed is not None
         self._check(query, key, value, batch_first)
         batched = query.ndim == 3
         q, k, v = self._heads(query, key, value, batch_first)
@@ -185,11 +184,11 @@ class TorchMultiheadAttention(nn.MultiheadAttention, RecordingModule):
             )
         length_first = batched and not batch_first
         sizes = Sizes(max(q.shape[0], k.shape[0]), q.shape[1], q.shape[2], k.shape[2], q.device)
-        if nested is not None:
-            sizes = nested.sizes(sizes)
+        if packed is not None:
+            sizes = packed.edges.pad_sizes(sizes)
         mask, bias = from_torch_masks(attn_mask, key_padding_mask, sizes, hint, batched, length_first)
-        if nested is not None:
-            (mask, bias), align = nested.packed.ragged(mask, bias), None
+        if packed is not None:
+            mask = packed.make_mask(mask)
         given: dict[str, Any] = {"mask": mask, "bias": bias, "align": align}
         dropout_p = self.dropout if self.training else 0.0
         found = self._attended(q, k, v, **given, dropout_p=dropout_p, fresh=True, cross=key is not query)
@@ -198,12 +197,11 @@ class TorchMultiheadAttention(nn.MultiheadAttention, RecordingModule):
         output = joined("out_proj", self.out_proj, heads)
         weights = None
         if need_weights:
-            call = Arguments(q, k, v, **given)
-            weights = in_full(call.padded() or call, average_attn_weights)
+            weights = in_full(pad_arguments(Arguments(q, k, v, **given)), average_attn_weights)
         if weights is not None and found.ran is not None:
             weights = found.ran.returned(weights)
-        if nested is not None:
-            return nested.back(output), weights
+        if packed is not None:
+            return packed.nest("query", output), weights
         if batched:
             return output, weights
         return output[0], None if weights is None else weights[0]

@@ -8,8 +8,7 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from clearhead.base.errors import ClearheadError, ShapeError
-from clearhead.base.positions import check_align
-from clearhead.problem.nested import is_nested, packed
+from clearhead.problem.nested import is_nested, pack
 
 LAYOUTS = ("BHLD", "BLHD", "LHD")
 ARRANGED = ("query", "key", "value", "mask", "bias", "align")
@@ -50,18 +49,10 @@ def arrange(query: Any, key: Any, value: Any, mask: Any, bias: Any, align: Any, 
 
     if not any(map(is_nested, named.values())):
         return Arranged(named["query"], named["key"], named.get("value"), mask, bias, align, back)
-    nested = packed(named, check_align(align), "For (B, j, H, D) pass layout='BLHD'.")
-    mask, bias = nested.ragged(mask, bias)
-    rows = nested.rows
-    return Arranged(
-        rows["query"].packed,
-        rows["key"].packed,
-        rows["value"].packed if "value" in rows else None,
-        mask,
-        bias,
-        None,
-        lambda output: back(rows["query"].nested(output)),
-    )
+    packed = pack(named, "For (B, j, H, D) pass layout='BLHD'.")
+    query, key, value = (packed.rows.get(name) for name in ("query", "key", "value"))
+    mask = packed.make_mask(mask)
+    return Arranged(query, key, value, mask, bias, align, lambda output: back(packed.nest("query", output)))
 
 
 def _turned(array: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Nested tensors: their sequences as packed rows, and what mask, bias and score of a padded batch say about these."""
+"""Nested tensors: their sequences as packed rows, and documents as the mask of these rows."""
 
 from __future__ import annotations
 
@@ -8,17 +8,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from clearhead.base.document_edges import DocumentEdges, RowEdges
 from clearhead.base.errors import ClearheadError, ShapeError, UnsupportedError, columns
-from clearhead.base.ragged import Sequences, places_in
-from clearhead.base.shapes import Align
 from clearhead.base.torch_state import interpreter
 from clearhead.base.tracing import compiling, transformed, unwrapped
-from clearhead.biases.base import Bias
-from clearhead.biases.dense import DenseBias
-from clearhead.biases.ragged import RaggedBias
 from clearhead.masks.base import Mask
 from clearhead.masks.dense import DenseMask
-from clearhead.masks.ragged import RaggedMask
+from clearhead.masks.documents import DocumentsByEdges
 
 
 def is_nested(array: Any) -> bool:
@@ -28,50 +24,63 @@ def is_nested(array: Any) -> bool:
     return bool(array.is_nested if interpreter() is None or compiling() else unwrapped(array).is_nested)
 
 
-class Rows(NamedTuple):
-    """A nested tensor: its sequences one after the other, (1, H, T, D) or (1, T, D), and where they begin and end."""
+class PackedRows(NamedTuple):
+    """The nested tensors of a call as packed rows, (1, H, T, D) or (1, T, D), and the edges of their sequences."""
 
-    packed: Tensor
-    edges: Tensor  # (B + 1,)
-    like: Tensor  # what was given
+    given: dict[str, Tensor]
+    rows: dict[str, Tensor]
+    sums: dict[str, Tensor]  # of the lengths of the sequences, on their device
+    edges: DocumentEdges
 
-    def placed(self, numbers: Tensor | None = None) -> Tensor:
-        """The numbers of the vectors, (T,), of those of the padded batch, (L,) or (B, L); None: their places."""
-        device = self.edges.device if numbers is None else numbers.device
-        number, place = places_in(self.edges.to(device), torch.arange(self.packed.shape[-2], device=device))
-        if numbers is None:
-            return place
-        return numbers[place] if numbers.ndim == 1 else numbers[number, place]
+    def make_mask(self, mask: Any) -> Mask:
+        """Return the mask of the padded batch, for the packed rows."""
+        documents = DocumentsByEdges(self.edges)
+        if mask is None:
+            return documents
+        return documents & (mask if isinstance(mask, Mask) else _as_mask(mask))
 
-    def nested(self, output: Tensor) -> Tensor:
-        """An output of these queries, (1, T, D) or (1, H, T, D), as a tensor nested like them."""
-        output = output[0]
-        if self.like.layout is torch.strided:
-            return torch.nested.as_nested_tensor(list(torch.split(output, self.edges.diff().tolist(), -2)))
-        given: Tensor = torch.nested.nested_tensor_from_jagged(output.movedim(-2, 0), self.edges)
-        return given.transpose(1, 2) if given.dim() == 4 else given
+    def get_side(self, name: str) -> RowEdges:
+        """Return the edges of "query" or "key"."""
+        return self.edges.queries if name == "query" else self.edges.keys
+
+    def make_padded_shape(self, name: str) -> Tensor:
+        """Return a tensor of the shape that "query" or "key" has in the padded batch, without values."""
+        side, row = self.get_side(name), self.rows[name]
+        return row.new_empty((len(side.lengths), side.longest, row.shape[-1]), device="meta")
+
+    def look_up(self, name: str, table: Tensor | None) -> Tensor:
+        """Return the numbers of the vectors of "query" or "key", (T,), from a table of the padded batch.
+
+        Args:
+            name: "query" or "key".
+            table: (L,) or (n, L); None: the index of each vector in its sequence.
+        """
+        document, index = self.get_side(name).locate(self.rows[name].device if table is None else table.device)
+        if table is None:
+            return index
+        return table[index] if table.ndim == 1 else table[document, index]
+
+    def nest(self, name: str, output: Any) -> Any:
+        """Return an output (1, T, D) or (1, H, T, D) nested like "query" or "key"."""
+        output, given = output[0], self.given[name]
+        if given.layout is torch.strided:
+            return torch.nested.as_nested_tensor(list(torch.split(output, self.get_side(name).lengths.tolist(), -2)))
+        found = torch.nested.nested_tensor_from_jagged(output.movedim(-2, 0), self.sums[name])
+        return found.transpose(1, 2) if found.dim() == 4 else found
 
 
-class Packed(NamedTuple):
-    """The nested tensors of a call as packed rows, and their sequences."""
+def pack(named: dict[str, Any], hint: str) -> PackedRows:
+    """Return the packed rows of nested query and key, and of a value where there is one.
 
-    rows: dict[str, Rows]
-    sequences: Sequences
+    Args:
+        named: The tensors by name. Without a query the key takes its place.
+        hint: The last words of the error for too many dimensions.
 
-    def ragged(self, mask: Any, bias: Any) -> tuple[RaggedMask, Any]:
-        """Mask and bias of the padded batch, for the packed row."""
-        of = self.sequences
-        if mask is not None and not isinstance(mask, Mask):
-            mask = _as_mask(mask)
-        if isinstance(bias, Tensor | np.ndarray):
-            bias = DenseBias(bias)
-        of.check_align(mask, bias)
-        return RaggedMask(mask, of), RaggedBias(bias, of) if isinstance(bias, Bias) else bias
-
-
-def packed(named: dict[str, Any], align: Align, hint: str) -> Packed:
-    """The packed rows of query and key, and of a value where there is one. `hint`: the last words where there are
-    dimensions too many."""
+    Raises:
+        UnsupportedError: In compiled code and in transforms of `torch.func`.
+        ClearheadError: If some of the tensors are not nested.
+        ShapeError: If the tensors differ in their sequences.
+    """
     if compiling():
         raise UnsupportedError(
             "Nested tensors are read on the host, so compiled code cannot use them. Call attention, or the module, "
@@ -88,22 +97,24 @@ def packed(named: dict[str, Any], align: Align, hint: str) -> Packed:
             f"{', '.join(f'{name} is {kind}' for name, kind in kinds.items())}: pass nested tensors for all of them, "
             "or to_padded_tensor(0.0) of the nested ones and mask=Lengths(valid_lens)."
         )
-    found: dict[str, Rows] = {}
+    read: dict[int, tuple[Tensor, Tensor]] = {}  # by identity: a tensor that is given twice is read once
     for name, given in named.items():
-        again = next((rows for rows in found.values() if rows.like is given), None)
-        found[name] = row(name, given, hint) if again is None else again
-    key = found["key"]
-    query = found.get("query", key)
-    if len(query.edges) != len(key.edges):
-        raise ShapeError(f"query has {len(query.edges) - 1} sequences and key has {len(key.edges) - 1}.")
-    if "value" in found and not torch.equal(found["value"].edges, key.edges):
-        lengths = {name: tuple(found[name].edges.diff().tolist()[:8]) for name in ("key", "value")}
+        if id(given) not in read:
+            read[id(given)] = _read_rows(name, given, hint)
+    found = {name: read[id(given)] for name, given in named.items()}
+    rows, sums = ({name: part[i] for name, part in found.items()} for i in (0, 1))
+    key = sums["key"]
+    query = sums.get("query", key)
+    if len(query) != len(key):
+        raise ShapeError(f"query has {len(query) - 1} sequences and key has {len(key) - 1}.")
+    if "value" in sums and not torch.equal(sums["value"], key):
+        lengths = {name: tuple(sums[name].diff().tolist()[:8]) for name in ("key", "value")}
         raise ShapeError("key and value disagree in the lengths of their sequences.\n" + columns(lengths))
-    return Packed(found, Sequences(query.edges, key.edges, align))
+    return PackedRows(named, rows, sums, DocumentEdges(query, key, nested=True))
 
 
-def row(name: str, given: Any, hint: str) -> Rows:
-    """The sequences of a nested tensor, one after the other."""
+def _read_rows(name: str, given: Any, hint: str) -> tuple[Tensor, Tensor]:
+    """Return the sequences of a nested tensor one after the other, and their edges, (n + 1,)."""
     if given.layout is torch.strided:
         parts = given.unbind()
         if any(part.ndim not in (2, 3) for part in parts) or len({part.ndim for part in parts}) > 1:
@@ -111,7 +122,7 @@ def row(name: str, given: Any, hint: str) -> Rows:
         if not parts:
             raise ShapeError(f"{name} is nested and holds no sequence, so neither its heads nor its width are known.")
         lengths = torch.tensor([0, *(part.shape[-2] for part in parts)], device=given.device)
-        return Rows(torch.cat(parts, -2)[None], lengths.cumsum(0), given)
+        return torch.cat(parts, -2)[None], lengths.cumsum(0)
     ragged = [dim for dim, size in enumerate(given.shape) if not isinstance(size, int)]
     if given.dim() not in (3, 4) or ragged != [given.dim() - 2]:
         raise ShapeError(
@@ -124,7 +135,7 @@ def row(name: str, given: Any, hint: str) -> Rows:
         starts, edges = edges[:-1], torch.cat((edges[:1] * 0, lengths.cumsum(0)))
         moves = (starts - edges[:-1]).repeat_interleave(lengths)
         values = values[moves + torch.arange(len(moves), device=values.device)]
-    return Rows(values[None] if values.ndim == 2 else values.transpose(0, 1)[None], edges, given)
+    return values[None] if values.ndim == 2 else values.transpose(0, 1)[None], edges
 
 
 def _as_mask(mask: Any) -> Mask:

@@ -10,12 +10,13 @@ import torch
 from torch import Tensor
 
 from clearhead.base.arrays import check_float, mask_forms, to_tensor, to_tensor_float
+from clearhead.base.document_edges import DocumentEdges
 from clearhead.base.dropout import check_dropout, draw_seed
 from clearhead.base.errors import ClearheadError, ShapeError, UnsupportedError, columns
 from clearhead.base.kept import Memo
 from clearhead.base.modules import after_hooks
 from clearhead.base.numbers import check_number
-from clearhead.base.positions import check_align
+from clearhead.base.positions import check_align, query_offset
 from clearhead.base.shapes import Sizes, as_inputs, copy_shared_rows, fit, no_heads, plain_sizes, refuse_fakes
 from clearhead.base.text import brief, outlined
 from clearhead.base.torch_state import any_autocast
@@ -33,18 +34,18 @@ from clearhead.base.tracing import (
 )
 from clearhead.base.versions import Versions
 from clearhead.biases.base import Added, Bias, lowered
+from clearhead.biases.bias_in_documents import BiasInDocuments
 from clearhead.biases.dense import DenseBias
-from clearhead.masks.base import Mask, Spans, positions_unknown
+from clearhead.masks.base import Mask, Spans
 from clearhead.masks.dense import DenseMask, check_keep
-from clearhead.masks.ragged import RaggedMask
 from clearhead.problem.lengths import check_mask
 from clearhead.problem.reads import tensors_in
 from clearhead.problem.region import Region, bias_part, visible_part
 from clearhead.problem.unseen import group, zero
 from clearhead.problem.visible import Visible, finite_unseen, resolve, seen_of
 from clearhead.scores.base import ByTile, Pairwise, Score, check_pairwise
+from clearhead.scores.change_in_documents import count_in_documents
 from clearhead.scores.dot import Dot
-from clearhead.scores.ragged import ragged
 from clearhead.scores.score_function import ScoreFunction
 
 _DOT = Dot()
@@ -71,6 +72,7 @@ class Problem(NamedTuple):
     seed: Tensor | None = None  # of the dropout
     poison: tuple[Tensor, Tensor] | None = None  # see `guard`: (B, H, Lq, 1) and (B, Hk, 1, Lk)
     origin: tuple[range, ...] | None = None  # where it was cut out of another: see `regions.cut`
+    documents: DocumentEdges | None = None  # in which positions count; None: in the whole row
 
     def __repr__(self) -> str:
         return outlined(self)
@@ -133,6 +135,18 @@ class Problem(NamedTuple):
         tensors = (scores.query, scores.key, scores.weight, self.sinks, self.value, *self.added)
         return any(t is not None and t.requires_grad for t in tensors)
 
+    @property
+    def has_positions(self) -> bool:
+        """Whether it is known where the queries stand among the keys."""
+        same = self.sizes.queries == self.sizes.keys if self.documents is None else self.documents.same
+        return same or self.sizes.align is not None
+
+    def query_offset(self, who: str) -> int | Tensor:
+        """Return the position of each query among the keys, less its index, as the function `query_offset` does."""
+        return (
+            query_offset(self.sizes, who) if self.documents is None else self.documents.compute_offsets(self.sizes, who)
+        )
+
     def reads(self) -> Versions:
         """The tensors of mask, bias and a score by `tile()` that a backward pass reads and autograd does not save."""
         found = []
@@ -182,8 +196,9 @@ def make_problem(
         query, key, *values = copy_shared_rows(query, key, *([] if value is None else [value]))
         value = values[0] if values else None
     score = _DOT if score is None else after_hooks(as_score(score), query, key)
-    if mask is not None and isinstance(mask, RaggedMask):
-        score = ragged(score, mask.sequences)
+    documents = mask.document_edges if mask is not None and isinstance(mask, Mask) else None
+    if documents is not None:
+        score = count_in_documents(score, documents)
     score.check(query, key)
     if 0 in sizes[:4] and not compiling():  # without pairs, a NaN would still reach the gradient of a projection
         query, key = (t.masked_fill(~t.isfinite(), 0.0) for t in (query, key))
@@ -215,7 +230,8 @@ def make_problem(
     sinks = None if sinks is None else as_sinks(sinks, sizes)
     if sinks is not None and not compiling() and empty_of_values(sinks):
         refuse_fakes({"query": query, "sinks": sinks})
-    return Problem(scores, value, sizes, visible, added, sinks, dropout_p, seed)
+    problem = Problem(scores, value, sizes, visible, added, sinks, dropout_p, seed)
+    return problem if documents is None or among is not None else problem._replace(documents=documents)
 
 
 def mask_and_bias(
@@ -227,7 +243,7 @@ def mask_and_bias(
         visible = resolve(mask, sizes, as_written)
     elif mask is not None:
         visible, float_mask = _tensor_mask(mask, sizes, dtype, as_written)
-    added = None if bias is None else _as_bias(bias, mask, sizes)
+    added = None if bias is None else lowered(_as_bias(bias, mask), sizes)
     if float_mask is not None:
         added = Added(dense=float_mask) if added is None else added.plus(Added(dense=float_mask))
     return visible, added
@@ -351,15 +367,14 @@ def as_sinks(given: Any, sizes: Sizes) -> Tensor:
     return sinks
 
 
-def _as_bias(bias: Any, mask: Any, sizes: Sizes) -> Added:
-    """The normal form of the argument `bias`."""
+def _as_bias(bias: Any, mask: Any) -> Bias:
+    """The argument `bias` as a `Bias`, which counts inside the documents of the mask."""
     if isinstance(bias, Tensor | np.ndarray):
         bias = DenseBias(bias)
     if not isinstance(bias, Bias):
         raise _not_one("bias", bias, "a Bias, such as ALiBi(num_heads), or a float tensor")
-    if bias.positional and isinstance(mask, Mask) and mask.counts_inside:
-        raise positions_unknown(f"a bias that depends on positions ({type(bias).__name__}) beside {mask.title()}")
-    return lowered(bias, sizes)
+    edges = mask.document_edges if isinstance(mask, Mask) else None
+    return bias if edges is None else BiasInDocuments(bias, edges)
 
 
 def as_score(score: Any) -> Score:
@@ -431,7 +446,7 @@ def with_given(problem: Problem, bias: Any, mask: Any) -> Problem:
     normal form holds numbers alone, and an explanation needs the bias itself for its steps."""
     if problem.bias is None:
         return problem
-    given = [] if bias is None else [bias if isinstance(bias, Bias) else DenseBias(bias)]
+    given = [] if bias is None else [_as_bias(bias, mask)]
     if isinstance(mask, Tensor | np.ndarray) and to_tensor(mask, "mask").is_floating_point():
         given.append(DenseBias(mask))
         given[-1].of_mask = True

@@ -51,6 +51,7 @@ def cut(problem: Problem, region: Region) -> Problem:
         sinks=None if problem.sinks is None else problem.sinks[heads],
         poison=poison,
         origin=origin,
+        documents=None,
     )
 
 
@@ -179,10 +180,10 @@ def width(problem: Problem) -> int:
 def of_heads(problem: Problem, batch: slice, heads: slice) -> Problem:
     """The problem of some sequences and heads, at the same positions."""
     align = problem.sizes.align
-    if isinstance(align, Tensor) and align.numel() > 1:
+    if isinstance(align, Tensor) and align.numel() > 1 and problem.documents is None:
         align = align[batch]
-    problem = cut(problem, Region(batch, heads))
-    return problem._replace(sizes=problem.sizes._replace(align=align))
+    part = cut(problem, Region(batch, heads))
+    return part._replace(sizes=part.sizes._replace(align=align), documents=problem.documents)
 
 
 def of_sequence(problem: Problem, sequence: int, words: Tensor | None) -> Problem:

@@ -215,7 +215,6 @@ def _on(spans: Spans, device: torch.device) -> Spans:
 
 def _matrix(mask: Mask, sizes: Sizes) -> Spans:
     """Spans of every key, with the mask's matrix as the residual. It is lowered too, to know what it reads."""
-    mask._validate_positions()
     keep = mask._compute_matrix(sizes)
     return all_keys(sizes, lambda *sides: part(keep, *sides), mask.lower(sizes).reads)
 

@@ -108,7 +108,7 @@ def _of_page(scores: Pairwise, query: Tensor, key: Tensor) -> Pairwise:
 def _offset(problem: Problem) -> int | None:
     """The position of query 0 among the keys; None where it is not known."""
     sizes = problem.sizes
-    if sizes.align is None and sizes.queries != sizes.keys:
+    if not problem.has_positions or (problem.documents is not None and not problem.documents.same):
         return None
     offset = query_offset(sizes, "the page")
     return int(offset.reshape(-1)[0]) if isinstance(offset, Tensor) else int(offset)

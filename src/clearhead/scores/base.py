@@ -197,6 +197,7 @@ class Score(PartSettings, nn.Module, ABC):
         `torch.vmap`; to find out, the function is tried on a few pairs when it is given.
         Indices are counted from 0 for queries and keys alike: where Lq ≠ Lk, the function places the queries itself.
         Beside a `KeyValueCache` of a module, query_index counts the keys that the cache held before the call too.
+        Beside `Documents.from_cu_seqlens` batch is the document, and both indices count inside it.
         Returns a score over the same parameters; this one is not changed. Raises a `ClearheadError` where the function
         does not take five arguments, and, when it is called, where it gives anything else.
         Cost: `clearhead.plan` says which engine takes it: "tiled" and "reference" do, and "flex" after a dot product,

@@ -23,6 +23,7 @@ from clearhead.explanation.diagnosis.reading import case_of
 from clearhead.explanation.modules.reached import reached
 from clearhead.masks.base import MaskLike
 from clearhead.problem.lengths import with_lengths
+from clearhead.problem.padded import pad_arguments
 
 # The parameters of modules that project: those that begin with one of these.
 PROJECTIONS = ("W_q.", "W_k.", "W_v.", "W_o.", "w_v", "in_proj", "out_proj.")
@@ -156,7 +157,7 @@ def _of_module(module: nn.Module, inputs: tuple[Any, ...], keywords: dict[str, A
     found, ours, given = reached("diagnose", module, inputs, keywords)
     length_first = isinstance(ours, nn.MultiheadAttention) and not ours.batch_first
     sides = {side: t for side in ("query", "key", "value") if isinstance(t := given.get(side), Tensor)}
-    case = case_of(found.padded() or found, "attn_mask" if isinstance(module, nn.MultiheadAttention) else "bias")
+    case = case_of(pad_arguments(found), "attn_mask" if isinstance(module, nn.MultiheadAttention) else "bias")
     parameters = {name: p.detach() for name, p in ours.named_parameters() if not is_lazy(p) and readable(p)}
     return replace(
         case,

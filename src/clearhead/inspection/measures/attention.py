@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from clearhead.base.arrays import accumulated
-from clearhead.base.positions import query_offset
 from clearhead.base.tracing import without_autocast
 from clearhead.engines.choose import choose
 from clearhead.engines.summarised import summarised
@@ -134,9 +133,9 @@ def _known(found: Tensor | None) -> Tensor:
 def positions(problem: Problem) -> Tensor:
     """Where each query stands among the keys, int64 (B or 1, Lq)."""
     sizes = problem.sizes
-    offset = query_offset(sizes, "measures")
+    offset = problem.query_offset("measures")
     own = torch.arange(sizes.queries, device=sizes.device)[None]
-    return own + (offset.reshape(-1, 1) if isinstance(offset, Tensor) else offset)
+    return own + (offset[:, 0] if isinstance(offset, Tensor) else offset)
 
 
 class PairMass(Reduction):

@@ -46,7 +46,7 @@ class Subject:
         factor: Tensor | None = None,
     ) -> None:
         sizes = problem.sizes
-        self.placed = own_text and (sizes.align is not None or sizes.queries == sizes.keys)
+        self.placed = own_text and problem.has_positions
         self.keys, self._tokens, self.norms = words.keys, tokens, norms
         if like is None:
             self.problem = among(problem, looked_at(words.queries, skipped))

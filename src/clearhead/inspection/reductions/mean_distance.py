@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from clearhead.base.positions import query_offset
 from clearhead.inspection.reductions.base import Reduction, arange, over_keys
 from clearhead.problem.problem import Problem
 from clearhead.problem.summary import Summary
@@ -30,11 +29,11 @@ class MeanDistance(Reduction):
     gives = "distance"
 
     def check(self, problem: Problem) -> None:
-        query_offset(problem.sizes, "MeanDistance")
+        problem.query_offset("MeanDistance")
 
     def of(self, problem: Problem) -> Problem:
         return over_keys(problem)
 
     def summary(self, problem: Problem) -> Summary:
         own = arange(problem.sizes.queries, problem.sizes.device).view(1, 1, -1)
-        return Summary(distance=own + query_offset(problem.sizes, "MeanDistance"))
+        return Summary(distance=own + problem.query_offset("MeanDistance"))

@@ -211,7 +211,8 @@ def _make_call_entry(call: AttentionCall, numbers: dict[Chain, int]) -> CallEntr
             "ch.models.Recording([call for call in seen.calls if …]).write(path)."
         )
     call.kept.check()
-    align, bias, spans = problem.sizes.align, None, None
+    align = None if problem.documents is not None else problem.sizes.align  # positions count in the row there
+    bias = spans = None
     if problem.bias is not None:
         dense = problem.bias.dense
         if problem.bias.function is not None:

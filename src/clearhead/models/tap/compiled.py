@@ -19,13 +19,13 @@ from clearhead import _attention
 from clearhead._attention import Arguments, Attended
 from clearhead.base.errors import UnsupportedError
 from clearhead.base.tracing import compiling, is_inside_transform, some_compiling
-from clearhead.masks.ragged import RaggedMask
 from clearhead.models.tap.interface import BackendCall, Given, Marks, Subscriber, read, subscribed
 from clearhead.models.tap.modules import Running
 from clearhead.models.tap.padding import Told
 from clearhead.models.tap.patch import replaced
 from clearhead.models.tap.receiver import Answer, Receiver
 from clearhead.problem.packing import SCHEMA, TENSORS, Operands, packed, unpacked
+from clearhead.problem.padded import get_nested_edges
 from clearhead.problem.problem import Problem
 
 # Of transformers' own backends, only FlashAttention and those that choose keys read these keywords.
@@ -221,7 +221,7 @@ def _unread(module: Any, call: Arguments, problem: Problem) -> str:
             "own to read. Call the model without one."
         )
     what = ""
-    if isinstance(call.mask, RaggedMask):
+    if get_nested_edges(call.mask) is not None:
         what = "with nested tensors"
     elif problem.lowered is None:
         what = f"with the score {type(call.score).__name__}, which is a function"

@@ -15,13 +15,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from clearhead.base.torch_private import nested_sizes
 from clearhead.masks.causal import Causal
 from clearhead.masks.lengths import Lengths
 from clearhead.models.tap.masks import Recorded
 from clearhead.models.tap.modules import Projection, kind_of
 from clearhead.models.tap.place import Projected
 from clearhead.models.tap.receiver import Answer, DotCall, Receiver
+from clearhead.problem.nested import pack
 
 
 def read(
@@ -125,7 +125,7 @@ def read_native(
         # a mask of type 1 is a padding mask, (B, Lk); others are (Lq, Lk) or (B, H, Lq, Lk)
         masks = receiver.masks.convert(mask[:, None, None] if mask_type == 1 else mask, nonzero_blocks=True)
     if query.is_nested:
-        masks = Recorded(_lengths(query, key))
+        masks = Recorded(Lengths(pack({"query": query, "key": key}, "").edges.count_keys(query.device)))
         query, key, value = (t.to_padded_tensor(0.0) if t.is_nested else t for t in (query, key, value))
     weights, biases = qkv_weight.chunk(3), qkv_bias.chunk(3)
     wanted = list(zip((query, key, value), weights, biases, strict=True))[: 3 if receiver.values else 2]
@@ -193,10 +193,3 @@ def _origin(
 def _heads(projected: Tensor, heads: int) -> Tensor:
     """A tensor (B, L, E) as (B, H, L, E / H)."""
     return projected.view(*projected.shape[:2], heads, -1).transpose(1, 2)
-
-
-def _lengths(query: Tensor, key: Tensor) -> Lengths:
-    """The mask of nested tensors, which hold words alone: a query beyond its sequence's length sees no key."""
-    queries, keys = (nested_sizes(t)[:, 0] for t in (query, key))
-    place = torch.arange(int(queries.max()), device=queries.device)
-    return Lengths(torch.where(place < queries[:, None], keys[:, None], 0))

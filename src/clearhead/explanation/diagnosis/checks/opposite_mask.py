@@ -53,7 +53,7 @@ Told = tuple[bool, str, str]  # whether it is certain, what was seen, and what t
 
 def _turned_over(case: Case) -> Told | None:
     problem, sizes = case.problem, case.problem.sizes
-    unknown = sizes.align is None and sizes.queries != sizes.keys
+    unknown = problem.documents is not None or not problem.has_positions
     if sizes.queries < LEAST or unknown or isinstance(sizes.align, Tensor):
         return None
     offset = query_offset(sizes, "the mask")
