@@ -62,6 +62,42 @@ def test_room_doubles_and_is_filled_in_place():
     assert key.shape == (1, 2, 100, 4)
 
 
+@pytest.mark.parametrize("begun", [torch.no_grad, torch.enable_grad, torch.inference_mode])
+def test_keys_without_gradients_are_written_into_the_room_where_gradients_are_on(begun):
+    attend, x, cache, rooms = make("rotary").requires_grad_(False), torch.randn(2, 40, 16), KeyValueCache(), []
+    attend.W_q.requires_grad_(True)  # it alone is trained, so that the keys are saved for the backward pass
+    with begun():
+        decode(attend, x[:, :3].clone(), cache, [3])
+    outputs = []
+    for token in x[:, 3:].split(1, 1):
+        outputs.append(attend(token, token, token, ch.Causal(), cache=cache))
+        rooms.append(cache._state.key.untyped_storage().data_ptr())
+    assert len(set(rooms)) == 3  # room for 16, 32, 64
+    found = torch.cat(outputs, 1)
+    whole = attend(x, x, x, ch.Causal())[:, 3:]
+    torch.testing.assert_close(found, whole, atol=1e-5, rtol=1e-5)
+    grads = [torch.autograd.grad(output.square().sum(), attend.W_q.weight)[0] for output in (found, whole)]
+    torch.testing.assert_close(*grads, atol=1e-4, rtol=1e-4)
+
+
+def test_keys_that_require_grad_after_others_are_kept_in_the_graph():
+    attend, x, cache = make(), torch.randn(2, 6, 16), KeyValueCache()
+    with torch.no_grad():
+        decode(attend, x[:, :4], cache, [4])
+        room = cache._state.key.clone()
+    output = decode(attend, x[:, 4:], cache, [1, 1])
+    assert cache._state.key.requires_grad and torch.equal(cache._state.key[:, :, :4], room)
+    found = torch.autograd.grad(output.square().sum(), attend.W_k.weight)[0]
+    with torch.no_grad():
+        before = [w(x[:, :4]).unflatten(2, (4, 4)).transpose(1, 2) for w in (attend.W_k, attend.W_v)]
+    k, v = (torch.cat([old, w(x[:, 4:]).unflatten(2, (4, 4)).transpose(1, 2)], 2)
+            for old, w in zip(before, (attend.W_k, attend.W_v), strict=True))  # fmt: skip
+    q = attend.W_q(x[:, 4:]).unflatten(2, (4, 4)).transpose(1, 2)
+    heads = (q @ k.mT / 2).masked_fill(~torch.ones(2, 6).tril(4).bool(), -torch.inf).softmax(-1) @ v
+    whole = attend.W_o(heads.transpose(1, 2).flatten(2))
+    torch.testing.assert_close(found, torch.autograd.grad(whole.square().sum(), attend.W_k.weight)[0])
+
+
 def test_what_was_given_out_stays():
     cache, given = KeyValueCache(), []
     with torch.no_grad():

@@ -55,8 +55,8 @@ from clearhead.nn._options import (
     turned,
     with_own,
 )
-from clearhead.nn._past import after_cache
 from clearhead.nn._record import RecordingModule
+from clearhead.nn._rule_offsets import offset_rules
 from clearhead.nn.key_value_cache import KeyValueCache
 from clearhead.nn.prepared_keys import PreparedKeys, check_value_given, taken
 from clearhead.nn.rotary_embedding import RotaryEmbedding
@@ -331,7 +331,7 @@ class MultiHeadAttention(RecordingModule):
         if cache is not None:
             if k.shape[2] == 1 and type(mask) is Causal:
                 mask = None  # the queries stand at the only new key, or after it: they see all keys
-            state = cache._extended(k, v, new_lens, self)
+            state = cache._extend(k, v, new_lens, self)
             k, v = state.key, state.value
         heads = q.shape[1]  # may be fewer than num_heads, on a rank or after pruning
         align = align if cache is None else past
@@ -345,7 +345,10 @@ class MultiHeadAttention(RecordingModule):
             self._check_learnt(heads)
         score = self.score
         if state is not None:
-            mask, bias, score = after_cache(*state.seen(mask, bias, score, sizes), score, past, q.device)
+            with_rules = mask is not None or bias is not None or score.changed_by is not None
+            mask, bias = state.limit_mask(mask, bias, score, sizes)
+            if with_rules:
+                mask, bias, score = offset_rules(mask, bias, score, past, q.device)
         if nested is not None:
             (mask, bias), align = nested.packed.ragged(mask, bias), None
         attended = self._attend(

@@ -1,0 +1,500 @@
+"""The memory of a `KeyValueCache`, the positions that each sequence holds in it, and the step of a call."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from clearhead.base.errors import ClearheadError, ShapeError, UnsupportedError, columns
+from clearhead.base.numbers import check_count
+from clearhead.base.positions import FAR
+from clearhead.base.shapes import Sizes, moved, placed
+from clearhead.base.text import brief
+from clearhead.base.tracing import compiling, ensure, exporting, looked_into, ordinary, traced, transformed
+from clearhead.masks._read import check_lengths, own
+from clearhead.masks.base import Mask, all_keys, leaves
+from clearhead.masks.causal import Causal
+from clearhead.masks.first_keys import FirstKeys
+from clearhead.masks.lengths import Lengths
+from clearhead.masks.prefix_lm import PrefixLM
+from clearhead.masks.sliding_window import SlidingWindow
+from clearhead.problem.held_keys import HeldKeys
+from clearhead.problem.lengths import with_lengths
+from clearhead.scores.base import Score
+
+LEAST = 16  # the positions of the first room
+ENDLESS = (Causal, SlidingWindow, FirstKeys, Lengths, PrefixLM)  # masks whose intervals do not need the number of keys
+
+
+class Limits(NamedTuple):
+    """What a cache keeps of each sequence: positions up to `capacity`, each at the place of its own number; or, with a
+    `window`, the `first` positions, and the last ones, which take turns in the `window` places after these."""
+
+    capacity: int
+    window: int | None = None
+    first: int = 0
+
+    def places(self, positions: Tensor, ends: Tensor) -> Tensor:
+        """The place of each position, (B, L), of sequences that end before `ends`, (B, 1). The place `capacity` is for
+        positions that are not kept."""
+        kept, at = positions < ends, positions
+        if self.window is not None:
+            at = torch.where(positions < self.first, positions, self.first + (positions - self.first) % self.window)
+            kept = kept & ((positions < self.first) | (positions >= ends - self.window))
+        return torch.where(kept, at, self.capacity).clamp(max=self.capacity)
+
+    def positions(self, ends: Tensor) -> Tensor:
+        """The position that each place holds, (B, capacity), of sequences that end before `ends`, (B, 1); −1 for none.
+
+        The inverse of `places`.
+        """
+        at = torch.arange(self.capacity, device=ends.device)
+        if self.window is not None:
+            last = ends - 1 - (ends - 1 - at) % self.window  # the last position that has this place's turn
+            at = torch.where(at < self.first, at, torch.where(last < self.first, -1, last))
+        return torch.where(at < ends, at, -1)
+
+
+def check_limits(capacity: Any, window: Any, first: Any) -> Limits | None:
+    """What a cache keeps of each sequence; None for one that grows."""
+    first = check_count(first, 0, "KeyValueCache: first")
+    if window is not None:
+        window = check_count(window, 1, "KeyValueCache: window")
+        if capacity is not None:
+            raise ClearheadError(
+                f"KeyValueCache: capacity is {brief(capacity)} beside window={window}; a window of {window} positions "
+                f"and the first {first} need {window + first} places: leave capacity out."
+            )
+        return Limits(window + first, window, first)
+    if first:
+        raise ClearheadError(
+            f"KeyValueCache: first is {first} without a window: the first positions are kept beside the last ones. "
+            f"Pass KeyValueCache(window=256, first={first})."
+        )
+    return None if capacity is None else Limits(check_count(capacity, 1, "KeyValueCache: capacity"))
+
+
+class Room:
+    """Memory for keys and values (B, Hk, places, E). The last place holds no position: keys that are not kept go there.
+
+    A room that grows is written to through `.data`, which has a version counter of its own. Positions that a sequence
+    has in a view given out are never written again, so the view's own counter tells only of writes by others. `free`:
+    whether no call has written beyond the positions of the state; a write makes another object of the same tensors for
+    the state after it, so that a branch, or a call after a failed one, finds False. This is a bool, and no count of
+    writes, because a number that changes from step to step is an input of compiled code, or makes a graph for each
+    step. `compiled`: whether compiled code writes to the tensors, whose writes are counted.
+    """
+
+    def __init__(self, keys: Tensor, values: Tensor, free: bool = False) -> None:
+        self.keys, self.values, self.free, self.compiled = keys, values, free, compiling()
+
+    @classmethod
+    def empty(cls, key: Tensor, value: Tensor, places: int) -> Room:
+        """An empty room of so many places, for keys and values of these shapes."""
+        # a tensor of inference mode could not be written to outside it, nor tell of writes; compiled code takes none
+        with torch.inference_mode(False):
+            both = [t.new_zeros(t.shape[0], t.shape[1], places, t.shape[3]) for t in (key, value)]
+        return cls(both[0], both[1], True)
+
+    def write(self, at: Any, key: Tensor, value: Tensor, counted: bool = True) -> None:
+        """Write keys and values (B, Hk, L, E) from the place `at` on, or to places (B, L)."""
+        keys, values = (self.keys, self.values) if counted else (self.keys.data, self.values.data)
+        with torch.no_grad():
+            if isinstance(at, Tensor):
+                rows = torch.arange(at.shape[0], device=at.device)[:, None]
+                keys[rows, :, at], values[rows, :, at] = key.transpose(1, 2), value.transpose(1, 2)
+            else:
+                stop = at + key.shape[2]
+                keys[:, :, at:stop], values[:, :, at:stop] = key, value
+
+
+class CacheState(NamedTuple):
+    """The positions that a cache holds. Each call makes another state, which may share the room with this one.
+
+    Without `limits` the room grows, and `longest` is always known; code that grows a room reads lengths on the host.
+    With limits, compiled code reads `lengths` alone, since a number that changes makes a graph for each step.
+    """
+
+    room: Room
+    limits: Limits | None
+    longest: int | None  # the positions of the longest sequence; None: compiled code has counted them in `lengths`
+    lengths: Tensor | None = None  # (B,), of each sequence: with limits on the device of the keys; None: all are equal
+    ends: tuple[int, ...] | None = None  # `lengths`, where eager code knows that they differ
+
+    @property
+    def key(self) -> Tensor:
+        return self.room.keys[:, :, : self.longest if self.limits is None else -1]
+
+    @property
+    def value(self) -> Tensor:
+        return self.room.values[:, :, : self.longest if self.limits is None else -1]
+
+    @property
+    def length(self) -> int:
+        if self.longest is not None:
+            return self.longest
+        assert self.lengths is not None
+        return int(self.lengths.max()) if self.lengths.numel() else 0
+
+    @property
+    def past(self) -> int | Tensor:
+        """The position at which the sequences go on, a number, or (B,) where they may differ."""
+        if self.limits is not None and (compiling() or self.longest is None or self.ends is not None):
+            assert self.lengths is not None
+            return self.lengths
+        if self.limits is None and self.lengths is not None:
+            return self.lengths
+        assert self.longest is not None
+        return self.longest
+
+    def starts(self) -> Tensor:
+        """The position at which each sequence goes on, (B,), on the host."""
+        if self.lengths is not None:
+            return self.lengths.cpu()
+        return torch.full((self.room.keys.shape[0],), self.longest, dtype=torch.int64, device="cpu")
+
+    def copied(self) -> CacheState:
+        """The state for a branch: what grows copies its room at the next write."""
+        return self if self.limits is None else self.ordinary()
+
+    def ordinary(self) -> CacheState:
+        """The state in memory of its own, which can be written to in inference mode and outside it."""
+        lengths = None if self.lengths is None else own(self.lengths)
+        return self._replace(room=Room(own(self.room.keys), own(self.room.values)), lengths=lengths)
+
+    def cut(self, lengths: Tensor) -> CacheState:
+        """The state with the first `lengths` positions of each sequence, (B,), on the host."""
+        starts = self.starts()
+        if lengths.numel() and torch.equal(lengths, starts):
+            return self
+        longest, each, ends = _longest(lengths)
+        if self.limits is None:
+            return CacheState(Room(self.room.keys, self.room.values), None, longest, each, ends)
+        if self.limits.window is not None and bool(((lengths < starts) & (starts > self.limits.capacity)).any()):
+            raise ClearheadError(
+                f"crop: sequences of {tuple(starts.tolist())} positions have left the {self.limits.capacity} places of "
+                "this cache, which has a window: the positions that the shorter ones would need are gone.\nCrop a "
+                "KeyValueCache(capacity=...), or a copy that was made before: copy.copy(cache)."
+            )
+        with torch.inference_mode(False):
+            return CacheState(self.room, self.limits, longest, lengths.to(self.room.keys.device), ends)
+
+    def chosen(self, at: Tensor) -> CacheState:
+        """The state with these entries of the batch; with limits in the same memory, where their number is the same."""
+        if self.limits is None:
+            keys, values = self.key.index_select(0, at), self.value.index_select(0, at)
+            state = CacheState(Room(keys, values), None, self.longest)
+            return state if self.lengths is None else state.cut(self.lengths[at.cpu()])
+        assert self.lengths is not None
+        keys, values = (t.index_select(0, at) for t in (self.room.keys, self.room.values))
+        ends = None if self.ends is None else tuple(self.ends[n] for n in at.tolist())
+        with torch.inference_mode(False):
+            state = self._replace(lengths=self.lengths.index_select(0, at), ends=ends)
+            if keys.shape != self.room.keys.shape:
+                return state._replace(room=Room(keys.clone(), values.clone()))
+        self.room.keys.copy_(keys)
+        self.room.values.copy_(values)
+        return state
+
+
+class CacheStep(NamedTuple):
+    """One call: the keys and values that its queries may see, and the state after it."""
+
+    key: Tensor
+    value: Tensor
+    state: CacheState
+    lengths: Tensor | None  # (B,), how many of the keys each sequence has; None: all
+    starts: Tensor | None = None  # (B,), the position of query 0
+    at: Tensor | None = None  # (B, keys), the position of each key, −1 for none; None: they stand in order
+    places: Tensor | None = None  # (B, L), of the newest keys, where they are written after the call alone
+    before: tuple[Tensor, Tensor, Tensor] | None = None  # keys, values, and their places, which it took
+
+    def kept(self) -> CacheState:
+        """The state, once the call has succeeded."""
+        if self.places is not None and self.state.limits is not None:
+            old = self.state.limits.capacity
+            self.state.room.write(self.places, self.key[:, :, old:], self.value[:, :, old:])
+        return self.state
+
+    def limit_mask(self, mask: Any, bias: Any, score: Score, sizes: Sizes) -> tuple[Any, Any]:
+        """The mask and the bias of a call with this score, without the places that hold no key of a sequence."""
+        limits = self.state.limits
+        if limits is None or limits.window is None:
+            if self.lengths is None:
+                return mask, bias
+            if compiling() or self.state.longest is None:
+                return with_lengths(mask, self.lengths, bias)
+            ends = self.state.ends
+            if ends is None and limits is None:  # compiled code has counted them
+                ends = tuple(self.lengths.tolist())
+            held = HeldKeys(self.lengths[:1], (self.state.longest,)) if ends is None else HeldKeys(self.lengths, ends)
+            if mask is None or isinstance(mask, Mask):
+                return held if mask is None else mask & held, bias
+            return with_lengths(mask, [*held.ends], bias)
+        _check_by_position(mask, bias, score)
+        if self.at is None:
+            own: Mask = SlidingWindow(before=limits.window - 1, after=FAR)
+            own = own | FirstKeys(limits.first) if limits.first else own
+            return with_lengths(own if mask is None else mask & own, self.lengths, None)
+        if self.lengths is not None and (mask is None or type(mask) is Causal):
+            return Lengths(self.lengths), None  # one query, after all keys, and the window is all that is held
+        return self._mask_by_position(mask, sizes, limits), None
+
+    def _mask_by_position(self, mask: Mask | None, sizes: Sizes, limits: Limits) -> Tensor:
+        """The mask as a tensor (B, H or 1, Lq, keys), by the positions of queries and keys."""
+        assert self.at is not None and self.starts is not None and limits.window is not None
+        at, starts = self.at[:, None, None], self.starts[:, None, None, None]
+        rows = starts + torch.arange(sizes.queries, device=at.device)[:, None]
+        keep = (at >= 0) & ((at < limits.first) | (at > rows - limits.window))
+        far = sizes._replace(keys=FAR, align=self.starts)
+        spans = all_keys(far) if mask is None else mask.resolve(far)
+        return keep & spans.within(at)
+
+
+def _check_by_position(mask: Any, bias: Any, score: Score) -> None:
+    """Raise for what needs a row of all keys."""
+    if score.changed_by is not None:
+        raise UnsupportedError(
+            f"the module's score is {score}, and the cache has a window: it does not hold all positions, and the "
+            "function after the score is asked with positions.\nUse KeyValueCache(capacity=...), which holds them all."
+        )
+    if bias is not None:
+        raise UnsupportedError(
+            "a bias of the call or the module, or a float mask, is used beside a cache with a window, which does not "
+            "hold all positions.\nUse KeyValueCache(capacity=...), which holds them all."
+        )
+    if mask is not None and not (isinstance(mask, Mask) and all(type(one) in ENDLESS for one in leaves(mask))):
+        title = mask.title() if isinstance(mask, Mask) else brief(mask)
+        raise UnsupportedError(
+            f"the mask is {title}, and the cache has a window: it does not hold all positions, so a mask beside it is "
+            "made of Causal(), SlidingWindow(), FirstKeys(), Lengths() and PrefixLM(), with &, | and ~.\nFor other "
+            "masks use KeyValueCache(capacity=...), which holds all positions."
+        )
+
+
+def extend(
+    state: CacheState | None, limits: Limits | None, key: Tensor, value: Tensor, new_lens: Any = None
+) -> CacheStep:
+    """The step that adds keys and values (B, Hk, L, E) to a state; None is the state of an empty cache."""
+    if limits is None:
+        after = _grow(state, key, value, new_lens)
+        return CacheStep(after.key, after.value, after, after.lengths)
+    _check_no_graph(key, value)
+    if state is not None:
+        return _fill(state, limits, key, value, new_lens, first=False)
+    room = Room.empty(key, value, limits.capacity + 1)
+    with torch.inference_mode(False):
+        starts = torch.zeros(key.shape[0], dtype=torch.int64, device=key.device)
+    return _fill(CacheState(room, limits, 0, starts), limits, key, value, new_lens, first=True)
+
+
+def _grow(state: CacheState | None, key: Tensor, value: Tensor, new_lens: Any) -> CacheState:
+    """The state after a call, in a room that is doubled where it is full."""
+    size, length = key.shape[2], 0 if state is None or state.longest is None else state.longest
+    end, starts, stops, lengths, ends = length + size, None, None, None, None
+    if new_lens is not None or (state is not None and state.lengths is not None):
+        starts = torch.zeros(key.shape[0], dtype=torch.int64, device="cpu") if state is None else state.starts()
+        with torch.inference_mode(False):  # compiled code takes no tensor of that mode
+            if new_lens is None:  # compiled code reads no number of a tensor
+                stops = lengths = starts + size
+                known = state is not None and not compiling() and state.ends is not None
+                ends = tuple(map(size.__add__, state.ends)) if known else None
+            else:
+                stops = starts + _check_counts_on_host(new_lens, key)
+                end, lengths, ends = _longest(stops)
+    if state is not None and isinstance(state.longest, torch.SymInt) and exporting():
+        raise UnsupportedError(
+            "a KeyValueCache() that grows goes on at a position that follows from the exported lengths, which "
+            "torch.export can't tell from a number here. Pass KeyValueCache(capacity=most), of the most "
+            "positions, or export with strict=True."
+        )
+    if needs_graph(state, key, value):
+        before = (None, None) if state is None else (state.key, state.value)
+        both = [_concatenate(*pair, end, starts, stops) for pair in zip(before, (key, value), strict=True)]
+        return CacheState(Room(both[0], both[1]), None, end, lengths, ends)
+    room = None if state is None else state.room
+    if room is None or not room.free or end >= room.keys.shape[2] or room.compiled != compiling():
+        # the last place is never held: a view of all would have other strides, and need a graph of its own
+        room = Room.empty(key, value, max(LEAST, end + 1, 2 * length))
+        if state is not None:
+            room.write(0, state.key, state.value, counted=False)
+    at: Any = length
+    if starts is not None and stops is not None:
+        positions = starts[:, None] + torch.arange(size, device="cpu")
+        at = moved(torch.where(positions < stops[:, None], positions, room.keys.shape[2] - 1), key.device)
+    room.write(at, key, value, counted=False)
+    room.free = False
+    return CacheState(Room(room.keys, room.values, True), None, end, lengths, ends)
+
+
+def needs_graph(state: CacheState | None, key: Tensor, value: Tensor) -> bool:
+    """Whether derivatives follow the keys, so that each step makes new tensors.
+
+    Forward mode and `torch.func` follow them where gradients are off, too. `torch.export` leaves out writes through
+    `.data`, and a trace would keep the room as a constant.
+    """
+    if torch.is_grad_enabled():
+        held = () if state is None else (state.room.keys, state.room.values)
+        if key.requires_grad or value.requires_grad or (held and (held[0].requires_grad or held[1].requires_grad)):
+            return True
+    if ordinary():
+        return False
+    return looked_into() or exporting() or (torch.is_grad_enabled() and not compiling())
+
+
+def _concatenate(old: Tensor | None, new: Tensor, end: int, starts: Tensor | None, stops: Tensor | None) -> Tensor:
+    """The old and the new positions in a tensor of `end` positions: the new ones from `starts` to `stops`, each (B,).
+
+    Positions are gathered: `vmap` over forward mode has no rule for the writes of `index_put`'s derivative.
+    """
+    if starts is None or stops is None:
+        return new if old is None else torch.cat([old, new], 2)
+    length = 0 if old is None else old.shape[2]
+    empty = new.new_zeros(new.shape[0], new.shape[1], 1, new.shape[3])
+    every, first = torch.arange(end, device="cpu"), starts[:, None]
+    at = torch.where(every < first, every, length + every - first)
+    at = moved(torch.where(every < stops[:, None], at, length + new.shape[2]), new.device)
+    parts = [new, empty] if old is None else [old, new, empty]
+    return torch.cat(parts, 2).gather(2, at[:, None, :, None].expand(-1, new.shape[1], -1, new.shape[3]))
+
+
+def _fill(state: CacheState, limits: Limits, key: Tensor, value: Tensor, new_lens: Any, first: bool) -> CacheStep:
+    """The step in a room of fixed size. Queries of the first call see its own keys alone."""
+    size, room, starts = key.shape[2], state.room, state.lengths
+    assert starts is not None
+    counts = None if new_lens is None else _check_counts(new_lens, key)
+    with torch.inference_mode(False):
+        stops = starts + (size if counts is None else counts)
+    if (
+        not compiling()
+        and counts is None
+        and limits.window is None
+        and state.longest is not None
+        and state.ends is None
+    ):
+        end = state.longest + size
+        if end > limits.capacity:
+            raise _no_room(limits, starts, stops)
+        room.write(state.longest, key, value)  # all have one length: side by side
+        after = CacheState(room, limits, end, stops)
+        return CacheStep(key, value, after, None) if first else CacheStep(after.key, after.value, after, stops)
+    longest = ends = None
+    if limits.window is None and ordinary() and type(stops) is Tensor and not stops.is_meta:
+        longest, _, ends = _longest(stops)
+        if longest > limits.capacity:
+            raise _no_room(limits, starts, stops)
+    elif limits.window is None:
+        no_room = functools.partial(_no_room, limits, starts, stops)
+        ensure(stops <= limits.capacity, no_room, "KeyValueCache: more positions than its capacity")
+    after = CacheState(room, limits, longest, stops, ends)
+    positions = starts[:, None] + torch.arange(size, device=key.device)
+    places = limits.places(positions, stops[:, None])
+    # a call that is refused gives back the place that it took: see `KeyValueCache._settle`; in compiled code the graph
+    # that ends at the refusal keeps what it held, and a step of one graph leaves out this read
+    before = None
+    if limits.window is not None and size == 1 and not first:
+        rows = torch.arange(places.shape[0], device=places.device)[:, None]
+        before = *(t[rows, :, places].transpose(1, 2) for t in (room.keys, room.values)), places
+    if first or limits.window is None or size == 1:
+        room.write(places, key, value)
+    if first:
+        return CacheStep(key, value, after, counts, starts)
+    if limits.window is None:
+        return CacheStep(after.key, after.value, after, stops)
+    if size == 1:  # the place that is written to held a position that this query can't see
+        held, at = stops.clamp(max=limits.capacity), limits.positions(stops[:, None])
+        return CacheStep(after.key, after.value, after, held, starts, at, before=before)
+    # the new keys take places of old ones, which the first of these queries see: they are written after the call
+    at = torch.cat([limits.positions(starts[:, None]), torch.where(positions < stops[:, None], positions, -1)], 1)
+    both = [torch.cat(pair, 2) for pair in ((state.key, key), (state.value, value))]
+    return CacheStep(both[0], both[1], after, None, starts, at, places)
+
+
+def _longest(lengths: Tensor) -> tuple[int, Tensor | None, tuple[int, ...] | None]:
+    """The largest length; the lengths as a tensor and as numbers, or None where all are equal."""
+    ends = tuple(lengths.tolist())
+    longest = max(ends, default=0)
+    return (longest, lengths, ends) if ends and min(ends) < longest else (longest, None, None)
+
+
+def _no_room(limits: Limits, starts: Tensor, stops: Tensor) -> ClearheadError:
+    return ClearheadError(
+        f"the cache has a capacity of {limits.capacity} positions; it holds {tuple(starts.tolist())} of its "
+        f"sequences, which would become {tuple(stops.tolist())}.\nMake KeyValueCache(capacity=...) for prompt and "
+        "new tokens together, or KeyValueCache(window=..., first=...), which lets old positions go."
+    )
+
+
+def _check_no_graph(key: Tensor, value: Tensor) -> None:
+    """Raise for keys that have a graph: they are written in place, into memory without one."""
+    if torch.is_grad_enabled() and (key.requires_grad or value.requires_grad):
+        raise ClearheadError(
+            "a cache of fixed capacity keeps no graph, and the new keys need a gradient. Decode under torch.no_grad() "
+            "or torch.inference_mode(); to train through a cache pass KeyValueCache(), which grows."
+        )
+    if not ordinary() and (transformed() or looked_into()):
+        raise UnsupportedError(
+            "a cache of fixed capacity is written in place, which torch.func and forward mode can't follow. Pass "
+            "KeyValueCache(), which grows."
+        )
+
+
+def _check_counts(new_lens: Any, key: Tensor) -> Tensor:
+    """How many new positions each sequence keeps, (B,), on the device of the keys. Values are asserted in compiled
+    code."""
+    counts = placed(check_lengths(new_lens, "new_lens"), key.device, "new_lens")
+    batch, size = key.shape[0], key.shape[2]
+    if counts.ndim != 1 or counts.shape[0] != batch:
+        raise ShapeError(f"new_lens has shape {tuple(counts.shape)}; expected ({batch},), one for each sequence.")
+    ensure(counts <= size, lambda: _too_many(counts.tolist(), size), "new_lens: more than there are new keys")
+    return counts
+
+
+def _check_counts_on_host(new_lens: Any, key: Tensor) -> Tensor:
+    """How many new positions each sequence keeps, (B,), on the host."""
+    counts = check_integers(new_lens, "new_lens", key.shape[0])
+    if bool((counts > key.shape[2]).any()):
+        raise _too_many(counts.tolist(), key.shape[2])
+    return counts
+
+
+def _too_many(counts: list[int], size: int) -> ClearheadError:
+    return ClearheadError(f"new_lens is {tuple(counts)}, and there are {size} new keys of each sequence.")
+
+
+def check_integers(given: Any, name: str, batch: int | None) -> Tensor:
+    """Integers (B,), 0 or more, on the host; for any B where `batch` is None."""
+    if not ordinary() and (compiling() or traced()):
+        raise UnsupportedError(
+            f"{name} is read on the host, which compiled and traced code can't. Call the module outside of the "
+            "compiled function."
+        )
+    numbers = check_lengths(given, name)
+    batch = numbers.numel() if batch is None else batch
+    if tuple(numbers.shape) != (batch,):
+        raise ShapeError(f"{name} has shape {tuple(numbers.shape)}; expected ({batch},), one for each sequence.")
+    return torch.tensor(numbers.tolist(), dtype=torch.int64, device="cpu")  # a copy: the given tensor may be written to
+
+
+def check_beside(state: CacheState, key: Tensor, value: Tensor) -> None:
+    """Check new keys and values (B, Hk, L, E) beside those that a cache holds."""
+    room = state.room  # of more positions than are held, and no view has to be made
+    for name, new, old in (("key", key, room.keys), ("value", value, room.values)):
+        batch, heads, _, width = new.shape
+        if batch != old.shape[0] or heads != old.shape[1] or width != old.shape[3]:
+            held = tuple(getattr(state, name).shape)
+            at = -4 if batch != held[0] else -3 if heads != held[1] else -1
+            what = {-4: "batch", -3: "key heads", -1: "width"}[at]
+            raise ShapeError(
+                f"the new {name}s differ in {what} from those in the cache, projected (B, Hk, L, E).\n"
+                + columns({"cache": held, f"new {name}": tuple(new.shape)}, at)
+                + "\nEach module and each batch needs its own KeyValueCache()."
+            )
+        if new.dtype != old.dtype or new.device != old.device:
+            raise ClearheadError(
+                f"the new {name}s, shape {tuple(new.shape)}, are {new.dtype} on {new.device}, and the cache holds "
+                f"{old.dtype} on {old.device}. Start with an empty KeyValueCache() after the module was converted."
+            )
