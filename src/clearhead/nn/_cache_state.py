@@ -13,7 +13,16 @@ from clearhead.base.numbers import check_count
 from clearhead.base.positions import FAR
 from clearhead.base.shapes import Sizes, moved, placed
 from clearhead.base.text import brief
-from clearhead.base.tracing import compiling, ensure, exporting, looked_into, ordinary, traced, transformed
+from clearhead.base.tracing import (
+    compiling,
+    ensure,
+    exporting,
+    looked_into,
+    ordinary,
+    some_compiling,
+    traced,
+    transformed,
+)
 from clearhead.masks._read import check_lengths, own
 from clearhead.masks.base import Mask, all_keys, leaves
 from clearhead.masks.causal import Causal
@@ -89,7 +98,8 @@ class Room:
     """
 
     def __init__(self, keys: Tensor, values: Tensor, free: bool = False) -> None:
-        self.keys, self.values, self.free, self.compiled = keys, values, free, compiling()
+        self.keys, self.values, self.free = keys, values, free
+        self.compiled = some_compiling() and compiling()
 
     @classmethod
     def empty(cls, key: Tensor, value: Tensor, places: int) -> Room:
@@ -275,24 +285,9 @@ def _check_by_position(mask: Any, bias: Any, score: Score) -> None:
         )
 
 
-def extend(
-    state: CacheState | None, limits: Limits | None, key: Tensor, value: Tensor, new_lens: Any = None
-) -> CacheStep:
-    """The step that adds keys and values (B, Hk, L, E) to a state; None is the state of an empty cache."""
-    if limits is None:
-        after = _grow(state, key, value, new_lens)
-        return CacheStep(after.key, after.value, after, after.lengths)
-    _check_no_graph(key, value)
-    if state is not None:
-        return _fill(state, limits, key, value, new_lens, first=False)
-    room = Room.empty(key, value, limits.capacity + 1)
-    with torch.inference_mode(False):
-        starts = torch.zeros(key.shape[0], dtype=torch.int64, device=key.device)
-    return _fill(CacheState(room, limits, 0, starts), limits, key, value, new_lens, first=True)
-
-
-def _grow(state: CacheState | None, key: Tensor, value: Tensor, new_lens: Any) -> CacheState:
-    """The state after a call, in a room that is doubled where it is full."""
+def grow(state: CacheState | None, key: Tensor, value: Tensor, new_lens: Any) -> CacheStep:
+    """The step that adds keys and values (B, Hk, L, E) in a room that is doubled where it is full. `state`: None of an
+    empty cache."""
     size, length = key.shape[2], 0 if state is None or state.longest is None else state.longest
     end, starts, stops, lengths, ends = length + size, None, None, None, None
     if new_lens is not None or (state is not None and state.lengths is not None):
@@ -314,9 +309,14 @@ def _grow(state: CacheState | None, key: Tensor, value: Tensor, new_lens: Any) -
     if needs_graph(state, key, value):
         before = (None, None) if state is None else (state.key, state.value)
         both = [_concatenate(*pair, end, starts, stops) for pair in zip(before, (key, value), strict=True)]
-        return CacheState(Room(both[0], both[1]), None, end, lengths, ends)
+        return CacheStep(both[0], both[1], CacheState(Room(both[0], both[1]), None, end, lengths, ends), lengths)
     room = None if state is None else state.room
-    if room is None or not room.free or end >= room.keys.shape[2] or room.compiled != compiling():
+    if (
+        room is None
+        or not room.free
+        or end >= room.keys.shape[2]
+        or room.compiled != (some_compiling() and compiling())
+    ):
         # the last place is never held: a view of all would have other strides, and need a graph of its own
         room = Room.empty(key, value, max(LEAST, end + 1, 2 * length))
         if state is not None:
@@ -327,7 +327,8 @@ def _grow(state: CacheState | None, key: Tensor, value: Tensor, new_lens: Any) -
         at = moved(torch.where(positions < stops[:, None], positions, room.keys.shape[2] - 1), key.device)
     room.write(at, key, value, counted=False)
     room.free = False
-    return CacheState(Room(room.keys, room.values, True), None, end, lengths, ends)
+    after = CacheState(Room(room.keys, room.values, True), None, end, lengths, ends)
+    return CacheStep(room.keys[:, :, :end], room.values[:, :, :end], after, lengths)
 
 
 def needs_graph(state: CacheState | None, key: Tensor, value: Tensor) -> bool:
@@ -361,8 +362,15 @@ def _concatenate(old: Tensor | None, new: Tensor, end: int, starts: Tensor | Non
     return torch.cat(parts, 2).gather(2, at[:, None, :, None].expand(-1, new.shape[1], -1, new.shape[3]))
 
 
-def _fill(state: CacheState, limits: Limits, key: Tensor, value: Tensor, new_lens: Any, first: bool) -> CacheStep:
-    """The step in a room of fixed size. Queries of the first call see its own keys alone."""
+def fill(state: CacheState | None, limits: Limits, key: Tensor, value: Tensor, new_lens: Any) -> CacheStep:
+    """The step that adds keys and values (B, Hk, L, E) in a room of fixed size. Queries of the first call, whose state
+    is None, see its own keys alone."""
+    _check_no_graph(key, value)
+    first = state is None
+    if state is None:
+        with torch.inference_mode(False):
+            starts = torch.zeros(key.shape[0], dtype=torch.int64, device=key.device)
+        state = CacheState(Room.empty(key, value, limits.capacity + 1), limits, 0, starts)
     size, room, starts = key.shape[2], state.room, state.lengths
     assert starts is not None
     counts = None if new_lens is None else _check_counts(new_lens, key)

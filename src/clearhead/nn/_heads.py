@@ -16,7 +16,7 @@ from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 from clearhead.base.arrays import check_kind, check_memories, owned
 from clearhead.base.errors import ClearheadError, ShapeError, UnsupportedError, columns
 from clearhead.base.numbers import check_count
-from clearhead.base.shapes import Sizes, broadcasts, unflatten
+from clearhead.base.shapes import Sizes, broadcasts
 from clearhead.base.torch_private import may_have_hooks
 from clearhead.base.tracing import autocasting, cast_together, compiling, distributed
 from clearhead.biases.base import Bias
@@ -192,7 +192,8 @@ def split_heads(projected: Any, name: str, head_dim: int) -> Tensor:
             "num_kv_heads; a layer put in another's place gives a multiple of head_dim."
         )
     try:
-        return unflatten(projected, -1, width // head_dim, head_dim).transpose(1, 2)
+        heads: Tensor = projected.unflatten(-1, (width // head_dim, head_dim))  # type: ignore[no-untyped-call]
+        return heads.transpose(1, 2)
     except RuntimeError as error:
         if not distributed(projected):
             raise

@@ -13,7 +13,7 @@ from clearhead._attention import Arguments, Attended
 from clearhead.base.errors import ClearheadError
 from clearhead.base.numbers import check_flag
 from clearhead.base.text import brief
-from clearhead.base.tracing import compiling, in_backward, refuse_script, transformed
+from clearhead.base.tracing import compiling, in_backward, ordinary, refuse_script, transformed
 from clearhead.inspection.source import FromCall, FromRecord, Source, Unpacked, shown
 from clearhead.inspection.weights import Weights
 from clearhead.masks.ragged import RaggedMask
@@ -93,11 +93,13 @@ class RecordingModule(nn.Module):
         self, query: Any, key: Any, value: Any, *, fresh: bool = False, cross: bool = False, **options: Any
     ) -> Attended:
         """The output of `attention`, recorded, with the problem and the result of an edit."""
-        # writes to NumPy arrays are not counted
-        copies = {name: a.copy() for name, a in options.items() if isinstance(a, np.ndarray)}
-        call = Arguments(query, key, value, **(options | copies if copies else options))
+        for name, given in options.items():
+            if isinstance(given, np.ndarray):
+                options[name] = given.copy()  # writes to NumPy arrays are not counted
+        call = Arguments(query, key, value, **options)
         found = _attention.attend_for(self, call, cross)
-        if compiling() or transformed() or in_backward():  # a backward pass calls it in the second run of a checkpoint
+        # a backward pass calls it in the second run of a checkpoint
+        if (not ordinary() and (compiling() or transformed())) or in_backward():
             return found
         last = self._recorded(call, found, fresh) if self.record else None
         edited = None if last is None or found.ran is None else found.ran.later(last.numpy)
@@ -111,7 +113,9 @@ class RecordingModule(nn.Module):
         if self.record_gradients and not numpy:
             last: Source = FromCall(call, lasting=True)
         else:
-            said = {"score": call.score, "mask": _words(call.mask), "bias": _words(call.bias), "align": call.align}
+            mask = None if call.mask is None else shown(call.mask)
+            bias = None if call.bias is None else shown(call.bias)
+            said = {"score": call.score, "mask": mask, "bias": bias, "align": call.align}
             last = FromRecord(record(found.problem, copy=numpy, fresh=fresh), said, numpy)
         if not isinstance(call.mask, RaggedMask) or (found.padded and isinstance(last, FromRecord)):
             return last
@@ -123,11 +127,7 @@ class RecordingModule(nn.Module):
         return names if self.record and self._last is not None else [n for n in names if n != "attention_weights"]
 
     def __getstate__(self) -> dict[str, Any]:  # pickle and copy call it
-        return {name: value for name, value in self.__dict__.items() if name not in ("_last", "_made")}
-
-
-def _words(value: Any) -> str | None:
-    return None if value is None else shown(value)
+        return {name: value for name, value in self.__dict__.items() if name not in ("_last", "_made", "_checked")}
 
 
 def set_recording(model: nn.Module, record: bool) -> None:

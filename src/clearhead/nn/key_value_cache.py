@@ -14,14 +14,15 @@ from clearhead.base.errors import ClearheadError, ShapeError, UnsupportedError, 
 from clearhead.base.numbers import check_count
 from clearhead.base.shapes import placed
 from clearhead.base.text import brief
-from clearhead.base.tracing import compiling, ensure, exporting, readable
+from clearhead.base.tracing import compiling, ensure, exporting, readable, some_compiling
 from clearhead.nn._cache_state import (
     CacheState,
     CacheStep,
     check_beside,
     check_integers,
     check_limits,
-    extend,
+    fill,
+    grow,
     needs_graph,
 )
 from clearhead.nn._key_makers import digest_of
@@ -252,16 +253,16 @@ class KeyValueCache:
     def _check_batch(self, key: Tensor) -> None:
         """Check the batch of keys (B, L, E), or (L, E), before they are projected and turned by their positions."""
         held, batch = self._state, key.shape[0] if key.ndim == 3 else 1
-        if held is not None and held.key.shape[0] != batch:
+        if held is not None and held.room.keys.shape[0] != batch:
             raise ShapeError(
                 f"the new keys differ in batch from those in the cache: key has shape {tuple(key.shape)}, a batch of "
-                f"{batch}, and the cache holds a batch of {held.key.shape[0]}.\nEach module and each batch needs its "
-                "own KeyValueCache(); cache.reorder(indices) chooses from a batch."
+                f"{batch}, and the cache holds a batch of {held.room.keys.shape[0]}.\nEach module and each batch needs "
+                "its own KeyValueCache(); cache.reorder(indices) chooses from a batch."
             )
 
     def _extend(self, key: Tensor, value: Tensor, new_lens: Any = None, by: nn.Module | None = None) -> CacheStep:
         """The step of `append`; the cache stays as it is until it gets this, by `_hold`."""
-        if self._outside and exporting():
+        if self._outside and some_compiling() and exporting():
             raise UnsupportedError(
                 "the KeyValueCache was made outside of the exported code, and a program of torch.export keeps no "
                 "object between its calls: each would begin at the same position. Give the module buffers of keys and "
@@ -270,16 +271,20 @@ class KeyValueCache:
             )
         if self._state is not None:
             check_beside(self._state, key, value)
-            if by is not None and self._is_of_another(by):
+            if by is not None and by is not self._by and self._is_of_another(by):
                 raise ClearheadError(
                     f"{self!r} holds the keys of another module than this {type(by).__name__}, which has other "
                     "weights, or another rotary.\nMake one KeyValueCache() for each layer. For a copy of the module "
                     "pass copy.deepcopy(cache)."
                 )
         for heads in (key, value):  # they are written beside others, and reordered, by indices that are plain tensors
-            check_unmixed("a cache", heads, None)
-        self._settle()
-        step = extend(self._state, self._limits, key, value, new_lens)
+            if type(heads) is not Tensor:
+                check_unmixed("a cache", heads, None)
+        if self._taken is not None:
+            self._settle()
+        if self._limits is None:
+            return grow(self._state, key, value, new_lens)
+        step = fill(self._state, self._limits, key, value, new_lens)
         if step.before is not None:
             self._taken = step.before
         return step
@@ -290,7 +295,7 @@ class KeyValueCache:
         return self._made is not None and not compiling() and digest_of(module) not in (None, self._made)
 
     def _hold(self, step: CacheStep, by: nn.Module) -> None:
-        self._state, self._by = step.kept(), by
+        self._state, self._by = step.state if step.places is None else step.kept(), by
         if self._taken is not None:
             self._taken = None
 

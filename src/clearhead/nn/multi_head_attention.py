@@ -17,11 +17,15 @@ from clearhead.base.numbers import check_count, check_flag
 from clearhead.base.positions import check_align
 from clearhead.base.shapes import AlignLike, Sizes
 from clearhead.base.text import brief
+from clearhead.base.torch_private import may_have_hooks
+from clearhead.base.torch_state import any_autocast
+from clearhead.base.tracing import holds, ordinary
 from clearhead.biases.base import Bias, BiasLike
 from clearhead.masks.base import MaskLike
 from clearhead.masks.causal import Causal
 from clearhead.nn import _torch
 from clearhead.nn._heads import (
+    LINEAR,
     Projection,
     check_groups,
     check_inputs,
@@ -138,6 +142,7 @@ class MultiHeadAttention(RecordingModule):
     scale: float | Tensor | None
     temperature: float | Tensor | None
     sinks: Tensor | None
+    _checked: tuple[Any, ...] | None = None  # the facts of a call that was checked
     _given: dict[str, Values | None]  # the numbers of scale and temperature at first, where they are tensors
     projects_inputs = True  # its inputs are projected to query, key and value inside: see models/tap/modules.py
 
@@ -292,13 +297,19 @@ class MultiHeadAttention(RecordingModule):
             refuse_keywords("MultiHeadAttention", others, module=True)
         if cache is not None and align is not None:
             raise ClearheadError("align beside a cache: the cache says where the queries stand, after its own keys.")
-        if not isinstance(key, PreparedKeys):
-            check_value_given(value)
-        nested = nested_inputs(query, key, value, align, cache)
-        if nested is not None:
-            query, key, value = nested.query, nested.key, nested.value
+        facts = self._read_facts(query, key, value)
+        checked = facts is not None and facts == self._checked
+        nested = None
+        if not checked:
+            if not isinstance(key, PreparedKeys):
+                check_value_given(value)
+            nested = nested_inputs(query, key, value, align, cache)
+            if nested is not None:
+                query, key, value = nested.query, nested.key, nested.value
         of_query = query if nested is None else nested.batch("query")
         past = self._past(cache, new_lens)
+        places = given_places(positions, "positions", of_query, self.rotary) if positions is not None else None
+        of_keys = None
         if isinstance(key, PreparedKeys):
             if key_positions is not None:
                 raise ClearheadError(
@@ -306,52 +317,71 @@ class MultiHeadAttention(RecordingModule):
                 )
             k, v = self._taken(query, key, value, cache)
         else:
-            check_inputs({"query": query, "key": key, "value": value}, self._projections)
+            assert value is not None
+            if not checked:
+                check_inputs({"query": query, "key": key, "value": value}, self._projections)
             if cache is not None and isinstance(past, Tensor):
                 cache._check_batch(key)
-            of_key = key if nested is None else nested.batch("key")
-            of_keys = key_places(positions, key_positions, of_query, of_key, self.rotary)
-            if nested is not None and self.rotary is not None:
-                of_keys = nested.packed.rows["key"].placed(of_keys)
-            k, v = self._project(key, value, past, of_keys)
+            if positions is not None or key_positions is not None:
+                of_key = key if nested is None else nested.batch("key")
+                of_keys = key_places(positions, key_positions, of_query, of_key, self.rotary)
+            k, v = self._project(key, value)
         batched = query.ndim == 3
         rows = query if batched else query[None]
-        places = given_places(positions, "positions", of_query, self.rotary)
-        if nested is not None and self.rotary is not None:
-            places = nested.packed.rows["query"].placed(places)
-        q = normed("query_norm", self.query_norm, split_heads(self.W_q(rows), "W_q", self.head_dim))
-        check_groups(q, k, v, self.num_heads, self.num_kv_heads)
-        check_output("W_o", self.W_o, q.shape[1], v)
+        q = split_heads(self.W_q(rows), "W_q", self.head_dim)
+        if self.query_norm is not None:
+            q = normed("query_norm", self.query_norm, q)
+        if not checked:
+            check_groups(q, k, v, self.num_heads, self.num_kv_heads)
+            check_output("W_o", self.W_o, q.shape[1], v)
+            if facts is not None:  # a checkpoint in compiled code forbids that an attribute is written
+                self.__dict__["_checked"] = facts
         if self.rotary is not None:
-            each = isinstance(past, Tensor) and q.shape[0] == 1  # one query for sequences that stand at unequal places
-            q = turned(self.rotary, q.expand(k.shape[0], -1, -1, -1) if each else q, past, places)
-        number, factor = factors_of(self.score, self.scale, self.temperature, self.head_dim)
-        q = scaled(q, factor)
-        state = None
+            if nested is not None:
+                packed = nested.packed.rows
+                places, of_keys = packed["query"].placed(places), packed["key"].placed(of_keys)
+            if isinstance(past, Tensor) and q.shape[0] == 1:  # one query for sequences that stand at unequal places
+                q = q.expand(k.shape[0], -1, -1, -1)
+            table = None
+            if checked and places is None and of_keys is None and q.shape[2] == k.shape[2]:
+                table = self._known_rows(q, past, cache)
+            if table is not None:
+                q, k = self.rotary._turn(q, table), self.rotary._turn(k, table)
+            else:
+                k = k if isinstance(key, PreparedKeys) else turned(self.rotary, k, past, of_keys)
+                q = turned(self.rotary, q, past, places)
+        number, factor = None, None
+        if self.scale is not None or self.temperature is not None:
+            number, factor = factors_of(self.score, self.scale, self.temperature, self.head_dim)
+            q = scaled(q, factor)
+        step = None
         if cache is not None:
             if k.shape[2] == 1 and type(mask) is Causal:
                 mask = None  # the queries stand at the only new key, or after it: they see all keys
-            state = cache._extend(k, v, new_lens, self)
-            k, v = state.key, state.value
+            step = cache._extend(k, v, new_lens, self)
+            k, v, align = step.key, step.value, past
+        else:
+            align = check_align(align)
         heads = q.shape[1]  # may be fewer than num_heads, on a rank or after pruning
-        align = align if cache is None else past
-        sizes = Sizes(max(q.shape[0], k.shape[0]), heads, q.shape[2], k.shape[2], q.device, align=check_align(align))
+        score = self.score
+        if self.score_bias is not None:
+            bias = with_own(bias, self.score_bias)
+        sizes = Sizes(max(q.shape[0], k.shape[0]), heads, q.shape[2], k.shape[2], q.device, align=align)
         if nested is not None:
             sizes = nested.sizes(sizes)
-        bias = with_own(bias, self.score_bias)
-        mask, bias = with_lengths(head_mask(mask, sizes.shape, q.dtype), valid_lens, bias)
+        if mask is not None or valid_lens is not None:
+            mask, bias = with_lengths(head_mask(mask, sizes.shape, q.dtype), valid_lens, bias)
         if heads != self.num_heads:
             check_part(mask, bias, sizes, self.num_heads)
             self._check_learnt(heads)
-        score = self.score
-        if state is not None:
+        if step is not None:
             with_rules = mask is not None or bias is not None or score.changed_by is not None
-            mask, bias = state.limit_mask(mask, bias, score, sizes)
+            mask, bias = step.limit_mask(mask, bias, score, sizes)
             if with_rules:
                 mask, bias, score = offset_rules(mask, bias, score, past, q.device)
         if nested is not None:
             (mask, bias), align = nested.packed.ragged(mask, bias), None
-        attended = self._attend(
+        attended = self._attended(
             q,
             k,
             v,
@@ -362,16 +392,17 @@ class MultiHeadAttention(RecordingModule):
             sinks=self.sinks,
             align=align,
             dropout_p=self.dropout if self.training else 0.0,
-            fresh=self._fresh,
+            fresh=self._is_fresh(checked),
             cross=key is not query,
-        )
+        ).output
         if self.gate is not None and self.W_g is not None:
             check_inputs({"query": rows}, (Projection.by("W_g", self.W_g),))
             attended = attended * opened(self.gate, self.W_g(rows), attended)
-        output = joined("W_o", self.W_o, attended.transpose(1, 2).flatten(2))  # (B, Lq, H·head_dim) → (B, Lq, E)
+        attended = attended.transpose(1, 2).flatten(2)  # (B, H, Lq, head_dim) → (B, Lq, H·head_dim)
+        output = self.W_o(attended) if checked else joined("W_o", self.W_o, attended)
         output = nested.back(output) if nested is not None else output if batched else output[0]
-        if cache is not None and state is not None:  # only now: a refused call leaves it as it was
-            cache._hold(state, self)
+        if cache is not None and step is not None:  # only now: a refused call leaves it as it was
+            cache._hold(step, self)
         return output
 
     if TYPE_CHECKING:
@@ -384,12 +415,11 @@ class MultiHeadAttention(RecordingModule):
         built = {name: 1 if values is None else len(values) for name, values in self._given.items()}
         check_learnt_alone({name: getattr(self, name) for name in names}, self.W_q, heads, built)
 
-    @property
-    def _fresh(self) -> bool:
+    def _is_fresh(self, checked: bool) -> bool:
         """Whether no part that the module was given, and no hook, may hold the queries and keys of a call."""
         ours = self.rotary is None or isinstance(self.rotary, RotaryEmbedding)
         norms = type(self.query_norm) in NORMS_OR_NONE and type(self.key_norm) in NORMS_OR_NONE
-        return plain_linear(self.W_q) and plain_linear(self.W_k) and ours and norms
+        return ours and norms and (checked or (plain_linear(self.W_q) and plain_linear(self.W_k)))
 
     def prepare(self, key: Tensor, value: Tensor, *, positions: Integers | None = None) -> PreparedKeys:
         """Key and value with their projections done, for calls `attend(query, prepared)`: see `PreparedKeys`.
@@ -404,10 +434,12 @@ class MultiHeadAttention(RecordingModule):
         check_inputs({"key": key, "value": value}, self._projections[1:])
         places = given_places(positions, "positions", key if nested is None else nested.batch("key"), self.rotary)
         if nested is None:
-            k, v = self._project(key, value, 0, places)
+            k, v = self._project(key, value)
+            k = turned(self.rotary, k, 0, places)
             return PreparedKeys(*((k, v) if key.ndim == 3 else (k[0], v[0])), self)
         rows = nested.packed.rows["key"]
-        k, v = self._project(key, value, 0, None if self.rotary is None else rows.placed(places))
+        k, v = self._project(key, value)
+        k = turned(self.rotary, k, 0, None if self.rotary is None else rows.placed(places))
         return PreparedKeys(rows.nested(k), rows.nested(v), self)
 
     @property
@@ -415,11 +447,19 @@ class MultiHeadAttention(RecordingModule):
         q, k, v = (("W_q", self.W_q), ("W_k", self.W_k), ("W_v", self.W_v))
         return Projection.by(*q, self.head_dim), Projection.by(*k, self.head_dim), Projection.by(*v, self.head_dim)
 
-    def _project(self, key: Any, value: Any, past: int | Tensor, positions: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Keys and values of the heads, the keys turned at their positions, or from the position `past` on."""
+    def _project(self, key: Any, value: Any) -> tuple[Tensor, Tensor]:
+        """Keys and values of the heads; the keys after their norm, before rotary."""
         key, value = (key, value) if key.ndim == 3 else (key[None], value[None])
         k, v = split_heads(self.W_k(key), "W_k", self.head_dim), split_heads(self.W_v(value), "W_v", self.head_dim)
-        return turned(self.rotary, normed("key_norm", self.key_norm, k), past, positions), v
+        return k if self.key_norm is None else normed("key_norm", self.key_norm, k), v
+
+    def _known_rows(self, q: Tensor, past: int | Tensor, cache: KeyValueCache | None) -> Tensor | None:
+        """The rows of rotary's table for new queries and keys; None: it has none, or calls of it may be seen."""
+        rotary, state = self.rotary, None if cache is None else cache._state
+        longest = 0 if state is None else state.longest
+        if type(rotary) is not RotaryEmbedding or may_have_hooks(rotary) or longest is None:
+            return None
+        return rotary._known_rows(q, past, longest + q.shape[2])
 
     def _taken(self, query: Any, prepared: PreparedKeys, value: Any, cache: Any) -> tuple[Tensor, Tensor]:
         """The heads' keys and values that were prepared, for this query."""
@@ -439,17 +479,50 @@ class MultiHeadAttention(RecordingModule):
 
     def _past(self, cache: Any, new_lens: Any) -> int | Tensor:
         """The number of positions in the cache; (B,), of each sequence, where they differ."""
-        if cache is not None and not isinstance(cache, KeyValueCache):
+        if isinstance(cache, KeyValueCache):
+            if cache._parts:
+                cache._check_whole()
+            return 0 if cache._state is None else cache._state.past
+        if cache is not None:
             raise ClearheadError(f"cache is {brief(cache)}; expected a KeyValueCache().")
-        if cache is None and new_lens is not None:
+        if new_lens is not None:
             raise ClearheadError(
                 "new_lens says how many new keys a cache keeps, and there is no cache. For how many keys may be seen "
                 "pass valid_lens."
             )
-        if cache is None:
-            return 0
-        cache._check_whole()
-        return 0 if cache._state is None else cache._state.past
+        return 0
+
+    def _read_facts(self, query: Any, key: Any, value: Any) -> tuple[Any, ...] | None:
+        """What the checks of a call read of its inputs and layers; None where they may be of another kind.
+
+        A call with the facts of the call before it, as each step of decoding is, has been checked.
+        """
+        if any_autocast() or not ordinary():
+            return None
+        facts = [self.head_dim, self.num_heads, self.num_kv_heads]
+        last = None
+        for tensor in (query, key, value):
+            if tensor is not last:  # one tensor is all three in self-attention
+                if type(tensor) is not Tensor or tensor.is_nested or tensor.layout is not torch.strided:
+                    return None
+                if not holds(tensor):
+                    return None
+                facts += (tensor.shape, tensor.dtype, tensor.device)
+                last = tensor
+        for name in ("W_q", "W_k", "W_v", "W_o"):
+            layer = self._modules[name]
+            if (
+                type(layer) not in LINEAR
+                or layer._forward_hooks
+                or layer._forward_pre_hooks
+                or "forward" in vars(layer)
+            ):
+                return None
+            for part in layer._parameters.values():
+                if type(part) is not nn.Parameter and part is not None:
+                    return None
+                facts += (None,) if part is None else (part.shape, part.dtype, part.device)
+        return tuple(facts)
 
     def extra_repr(self) -> str:
         text = f"embed_dim={self.embed_dim}, num_heads={self.num_heads}, head_dim={self.head_dim}"

@@ -75,7 +75,15 @@ class RotaryEmbedding(Tabled):
         if is_nested(x):
             return by_rows(self.forward, x, offset, positions, who)
         self._check(x)
-        rows = self._of(x, places_of(x, offset, positions, who), accumulated(x.dtype), who)
+        return self._turn(x, self._of(x, places_of(x, offset, positions, who), accumulated(x.dtype), who))
+
+    if TYPE_CHECKING:
+
+        @as_forward(forward)
+        def __call__(self) -> None: ...
+
+    def _turn(self, x: Tensor, rows: Tensor) -> Tensor:
+        """x (..., L, E), turned by the cosines and sines of its positions."""
         cos, sin = rows.chunk(2, -1)  # each (L, dim/2), or (B, 1, ..., L, dim/2)
         turned = (x[..., : self.dim] if x.shape[-1] > self.dim else x).to(cos.dtype)
         if self.interleaved:
@@ -87,10 +95,21 @@ class RotaryEmbedding(Tabled):
         output = output.to(x.dtype)
         return torch.cat([output, x[..., self.dim :]], -1) if x.shape[-1] > self.dim else output
 
-    if TYPE_CHECKING:
-
-        @as_forward(forward)
-        def __call__(self) -> None: ...
+    def _known_rows(self, x: Tensor, offset: int | Tensor, end: int) -> Tensor | None:
+        """The rows of the vectors of x (B, H, L, E), from `offset` on and before `end`; None: no table has them yet."""
+        made_for, table = self._table or (None, None)
+        if table is None or made_for != (self.dim, self.base, self.scaling) or type(self.interleaved) is not bool:
+            return None
+        wide = torch.float64 if x.dtype is torch.float64 else torch.float32
+        if table.shape[0] < end or table.dtype is not wide or table.device != x.device:
+            return None
+        length = x.shape[-2]
+        if not isinstance(offset, Tensor):
+            return table[offset : offset + length]
+        if not (offset.is_cpu and table.is_cpu):
+            return None
+        places = offset[:, None] if length == 1 else offset[:, None] + torch.arange(length)
+        return table[places].unsqueeze(1)
 
     def _settings(self) -> tuple[Any, ...] | None:
         by_length = self.scaling is not None and self.scaling.by_length
