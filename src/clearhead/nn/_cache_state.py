@@ -180,9 +180,10 @@ class CacheState(NamedTuple):
         starts = self.starts()
         if lengths.numel() and torch.equal(lengths, starts):
             return self
-        longest, each, ends = _longest(lengths)
+        longest, ends = _longest(lengths.tolist())
         if self.limits is None:
-            return CacheState(Room(self.room.keys, self.room.values), None, longest, each, ends)
+            room, each = Room(self.room.keys, self.room.values), None if ends is None else lengths
+            return CacheState(room, None, longest, each, ends)
         if self.limits.window is not None and bool(((lengths < starts) & (starts > self.limits.capacity)).any()):
             raise ClearheadError(
                 f"crop: sequences of {tuple(starts.tolist())} positions have left the {self.limits.capacity} places of "
@@ -200,9 +201,11 @@ class CacheState(NamedTuple):
             return state if self.lengths is None else state.cut(self.lengths[at.cpu()])
         assert self.lengths is not None
         keys, values = (t.index_select(0, at) for t in (self.room.keys, self.room.values))
-        ends = None if self.ends is None else tuple(self.ends[n] for n in at.tolist())
+        longest, ends = self.longest, self.ends
+        if ends is not None:
+            longest, ends = _longest([ends[n] for n in at.tolist()])
         with torch.inference_mode(False):
-            state = self._replace(lengths=self.lengths.index_select(0, at), ends=ends)
+            state = self._replace(longest=longest, lengths=self.lengths.index_select(0, at), ends=ends)
             if keys.shape != self.room.keys.shape:
                 return state._replace(room=Room(keys.clone(), values.clone()))
         self.room.keys.copy_(keys)
@@ -235,7 +238,7 @@ class CacheStep(NamedTuple):
         if limits is None or limits.window is None:
             if self.lengths is None:
                 return mask, bias
-            if compiling() or self.state.longest is None:
+            if (some_compiling() and compiling()) or self.state.longest is None:
                 return with_lengths(mask, self.lengths, bias)
             ends = self.state.ends
             if ends is None and limits is None:  # compiled code has counted them
@@ -295,11 +298,12 @@ def grow(state: CacheState | None, key: Tensor, value: Tensor, new_lens: Any) ->
         with torch.inference_mode(False):  # compiled code takes no tensor of that mode
             if new_lens is None:  # compiled code reads no number of a tensor
                 stops = lengths = starts + size
-                known = state is not None and not compiling() and state.ends is not None
-                ends = tuple(map(size.__add__, state.ends)) if known else None
+                if state is not None and not (some_compiling() and compiling()) and state.ends is not None:
+                    ends = tuple(map(size.__add__, state.ends))
             else:
                 stops = starts + _check_counts_on_host(new_lens, key)
-                end, lengths, ends = _longest(stops)
+                end, ends = _longest(stops.tolist())
+                lengths = None if ends is None else stops
     if state is not None and isinstance(state.longest, torch.SymInt) and exporting():
         raise UnsupportedError(
             "a KeyValueCache() that grows goes on at a position that follows from the exported lengths, which "
@@ -323,8 +327,11 @@ def grow(state: CacheState | None, key: Tensor, value: Tensor, new_lens: Any) ->
             room.write(0, state.key, state.value, counted=False)
     at: Any = length
     if starts is not None and stops is not None:
-        positions = starts[:, None] + torch.arange(size, device="cpu")
-        at = moved(torch.where(positions < stops[:, None], positions, room.keys.shape[2] - 1), key.device)
+        positions = starts[:, None]
+        if size != 1 or new_lens is not None:
+            positions = positions + torch.arange(size, device="cpu")
+            positions = torch.where(positions < stops[:, None], positions, room.keys.shape[2] - 1)
+        at = moved(positions, key.device)
     room.write(at, key, value, counted=False)
     room.free = False
     after = CacheState(Room(room.keys, room.values, True), None, end, lengths, ends)
@@ -376,30 +383,27 @@ def fill(state: CacheState | None, limits: Limits, key: Tensor, value: Tensor, n
     counts = None if new_lens is None else _check_counts(new_lens, key)
     with torch.inference_mode(False):
         stops = starts + (size if counts is None else counts)
-    if (
-        not compiling()
-        and counts is None
-        and limits.window is None
-        and state.longest is not None
-        and state.ends is None
-    ):
-        end = state.longest + size
-        if end > limits.capacity:
-            raise _no_room(limits, starts, stops)
-        room.write(state.longest, key, value)  # all have one length: side by side
-        after = CacheState(room, limits, end, stops)
-        return CacheStep(key, value, after, None) if first else CacheStep(after.key, after.value, after, stops)
+    if first and counts is None and limits.window is None and size > limits.capacity:
+        raise _no_room(limits, starts, stops)
+    eager = not (some_compiling() and compiling())  # compiled code would make a graph for each number that it reads
     longest = ends = None
-    if limits.window is None and ordinary() and type(stops) is Tensor and not stops.is_meta:
-        longest, _, ends = _longest(stops)
-        if longest > limits.capacity:
-            raise _no_room(limits, starts, stops)
+    if eager and limits.window is None and counts is None and state.longest is not None:
+        longest = state.longest + size
+        ends = None if state.ends is None else tuple(map(size.__add__, state.ends))
+    elif limits.window is None and ordinary() and type(stops) is Tensor and not stops.is_meta:
+        longest, ends = _longest(stops.tolist())
     elif limits.window is None:
         no_room = functools.partial(_no_room, limits, starts, stops)
         ensure(stops <= limits.capacity, no_room, "KeyValueCache: more positions than its capacity")
+    if longest is not None and longest > limits.capacity:
+        raise _no_room(limits, starts, stops)
     after = CacheState(room, limits, longest, stops, ends)
-    positions = starts[:, None] + torch.arange(size, device=key.device)
-    places = limits.places(positions, stops[:, None])
+    if longest is not None and counts is None and ends is None:  # the positions of all sequences stand side by side
+        room.write(longest - size, key, value)
+        return CacheStep(key, value, after, None) if first else CacheStep(after.key, after.value, after, stops)
+    positions = starts[:, None] if size == 1 else starts[:, None] + torch.arange(size, device=key.device)
+    kept = longest is not None and counts is None
+    places = positions if kept else limits.places(positions, stops[:, None])
     # a call that is refused gives back the place that it took: see `KeyValueCache._settle`; in compiled code the graph
     # that ends at the refusal keeps what it held, and a step of one graph leaves out this read
     before = None
@@ -421,11 +425,10 @@ def fill(state: CacheState | None, limits: Limits, key: Tensor, value: Tensor, n
     return CacheStep(both[0], both[1], after, None, starts, at, places)
 
 
-def _longest(lengths: Tensor) -> tuple[int, Tensor | None, tuple[int, ...] | None]:
-    """The largest length; the lengths as a tensor and as numbers, or None where all are equal."""
-    ends = tuple(lengths.tolist())
-    longest = max(ends, default=0)
-    return (longest, lengths, ends) if ends and min(ends) < longest else (longest, None, None)
+def _longest(lengths: list[int]) -> tuple[int, tuple[int, ...] | None]:
+    """The largest length, and the lengths; None where all are equal."""
+    longest = max(lengths, default=0)
+    return longest, tuple(lengths) if min(lengths, default=0) < longest else None
 
 
 def _no_room(limits: Limits, starts: Tensor, stops: Tensor) -> ClearheadError:

@@ -84,7 +84,7 @@ def resolve(mask: Mask, sizes: Sizes, as_written: bool) -> Visible:
         unseen: Unseen = "inside" if nothing else "none" if min(mask.ends) == sizes.keys else "outside"
         edges = stop.numpy()
         memo = Memo({"inside all": (0, min(mask.ends, default=0))})
-        return Visible(Spans(_ZERO, stop), (np.zeros_like(edges), edges), unseen, memo)
+        return Visible(Spans(_ZERO, stop), (np.zeros(edges.shape, np.int64), edges), unseen, memo)
     follows = bool(dispatch_modes()) and traced()
     signature = None if follows or isinstance(sizes.align, Tensor) else mask.signature()
     known: Visible | None = None if signature is None else _plain.use((signature, sizes))
