@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from clearhead.base.errors import ClearheadError, ShapeError, UnsupportedError, columns
+from clearhead.base.errors import ClearheadError, ShapeError, UnsupportedError
 from clearhead.base.numbers import check_count
 from clearhead.base.positions import FAR
 from clearhead.base.shapes import Sizes, moved, placed
@@ -19,6 +19,7 @@ from clearhead.base.tracing import (
     exporting,
     looked_into,
     ordinary,
+    readable,
     some_compiling,
     traced,
     transformed,
@@ -144,10 +145,7 @@ class CacheState(NamedTuple):
 
     @property
     def length(self) -> int:
-        if self.longest is not None:
-            return self.longest
-        assert self.lengths is not None
-        return int(self.lengths.max()) if self.lengths.numel() else 0
+        return max(self.starts().tolist(), default=0) if self.longest is None else self.longest
 
     @property
     def past(self) -> int | Tensor:
@@ -166,9 +164,29 @@ class CacheState(NamedTuple):
             return self.lengths.cpu()
         return torch.full((self.room.keys.shape[0],), self.longest, dtype=torch.int64, device="cpu")
 
-    def copied(self) -> CacheState:
-        """The state for a branch: what grows copies its room at the next write."""
-        return self if self.limits is None else self.ordinary()
+    def advance(
+        self, size: int, counts: Tensor | None
+    ) -> tuple[Tensor | None, Tensor | None, int | None, tuple[int, ...] | None]:
+        """Count `size` new positions, or these of each sequence, (B,).
+
+        Returns:
+            Where the sequences go on, (B,), None where all stand side by side; then `lengths`, `longest` and `ends` of
+            the next state.
+        """
+        eager = not (some_compiling() and compiling())
+        if self.limits is None and self.lengths is None and counts is None:
+            assert self.longest is not None
+            return None, None, self.longest + size, None
+        starts = self.starts() if self.limits is None or self.lengths is None else self.lengths
+        with torch.inference_mode(False):  # compiled code takes no tensor of that mode
+            stops = starts + (size if counts is None else counts)
+        if self.limits is not None and (self.limits.window is not None or not eager):
+            return starts, stops, None, None
+        if counts is None and self.longest is not None:
+            if eager and self.ends is not None:
+                return starts, stops, self.longest + size, tuple(map(size.__add__, self.ends))
+            return None if self.limits is not None else starts, stops, self.longest + size, None
+        return starts, stops, *((None, None) if not readable(stops) else _longest(stops.tolist()))
 
     def ordinary(self) -> CacheState:
         """The state in memory of its own, which can be written to in inference mode and outside it."""
@@ -288,141 +306,116 @@ def _check_by_position(mask: Any, bias: Any, score: Score) -> None:
         )
 
 
-def grow(state: CacheState | None, key: Tensor, value: Tensor, new_lens: Any) -> CacheStep:
-    """The step that adds keys and values (B, Hk, L, E) in a room that is doubled where it is full. `state`: None of an
-    empty cache."""
-    size, length = key.shape[2], 0 if state is None or state.longest is None else state.longest
-    end, starts, stops, lengths, ends = length + size, None, None, None, None
-    if new_lens is not None or (state is not None and state.lengths is not None):
-        starts = torch.zeros(key.shape[0], dtype=torch.int64, device="cpu") if state is None else state.starts()
-        with torch.inference_mode(False):  # compiled code takes no tensor of that mode
-            if new_lens is None:  # compiled code reads no number of a tensor
-                stops = lengths = starts + size
-                if state is not None and not (some_compiling() and compiling()) and state.ends is not None:
-                    ends = tuple(map(size.__add__, state.ends))
-            else:
-                stops = starts + _check_counts_on_host(new_lens, key)
-                end, ends = _longest(stops.tolist())
-                lengths = None if ends is None else stops
-    if state is not None and isinstance(state.longest, torch.SymInt) and exporting():
-        raise UnsupportedError(
-            "a KeyValueCache() that grows goes on at a position that follows from the exported lengths, which "
-            "torch.export can't tell from a number here. Pass KeyValueCache(capacity=most), of the most "
-            "positions, or export with strict=True."
-        )
-    if needs_graph(state, key, value):
-        before = (None, None) if state is None else (state.key, state.value)
-        both = [_concatenate(*pair, end, starts, stops) for pair in zip(before, (key, value), strict=True)]
-        return CacheStep(both[0], both[1], CacheState(Room(both[0], both[1]), None, end, lengths, ends), lengths)
-    room = None if state is None else state.room
-    if (
-        room is None
-        or not room.free
-        or end >= room.keys.shape[2]
-        or room.compiled != (some_compiling() and compiling())
-    ):
-        # the last place is never held: a view of all would have other strides, and need a graph of its own
-        room = Room.empty(key, value, max(LEAST, end + 1, 2 * length))
-        if state is not None:
+def extend(
+    state: CacheState | None, limits: Limits | None, key: Tensor, value: Tensor, new_lens: Any = None
+) -> CacheStep:
+    """The step that adds keys and values (B, Hk, L, E) to a state; None is that of an empty cache.
+
+    A room that grows is doubled where it is full. With limits, queries of the first call see its own keys alone.
+    """
+    size, first = key.shape[2], state is None
+    if limits is not None:
+        _check_no_graph(key, value)
+    if state is None:
+        state = _start(limits, key, value)
+    counts = None if new_lens is None else _check_counts(new_lens, key, limits)
+    starts, stops, longest, ends = state.advance(size, counts)
+    lengths = None if limits is None and counts is not None and ends is None else stops
+    if limits is not None and limits.window is not None:
+        assert starts is not None and stops is not None
+        return _extend_window(CacheState(state.room, limits, None, stops), starts, key, value, counts, first)
+    room = state.room
+    if limits is not None:
+        assert stops is not None and state.lengths is not None
+        no_room = functools.partial(_no_room, limits, state.lengths, stops)
+        if (longest or (size if first and counts is None else 0)) > limits.capacity:
+            raise no_room()
+        if longest is None:
+            ensure(stops <= limits.capacity, no_room, "KeyValueCache: more positions than its capacity")
+    elif _needs_graph(state, key, value):
+        pairs = (state.key, key), (state.value, value)
+        keys, values = (_concatenate(*pair, longest, starts, stops) for pair in pairs)
+        return CacheStep(keys, values, CacheState(Room(keys, values), None, longest, lengths, ends), lengths)
+    else:
+        assert longest is not None and state.longest is not None
+        if not room.free or longest >= room.keys.shape[2] or room.compiled != (some_compiling() and compiling()):
+            # the last place is never held: a view of all would have other strides, and need a graph of its own
+            room = Room.empty(key, value, max(LEAST, longest + 1, 2 * state.longest))
             room.write(0, state.key, state.value, counted=False)
-    at: Any = length
-    if starts is not None and stops is not None:
-        positions = starts[:, None]
-        if size != 1 or new_lens is not None:
-            positions = positions + torch.arange(size, device="cpu")
-            positions = torch.where(positions < stops[:, None], positions, room.keys.shape[2] - 1)
-        at = moved(positions, key.device)
-    room.write(at, key, value, counted=False)
-    room.free = False
-    after = CacheState(Room(room.keys, room.values, True), None, end, lengths, ends)
-    return CacheStep(room.keys[:, :, :end], room.values[:, :, :end], after, lengths)
+    at: Any = state.longest
+    if starts is not None:
+        at = starts[:, None] if size == 1 else starts[:, None] + torch.arange(size, device=starts.device)
+        if counts is not None or longest is None:
+            assert stops is not None
+            at = (limits or Limits(room.keys.shape[2] - 1)).places(at, stops[:, None])
+        at = moved(at, key.device)
+    room.write(at, key, value, counted=limits is not None)
+    if limits is None:
+        room.free, room = False, Room(room.keys, room.values, True)
+    after = CacheState(room, limits, longest, lengths, ends)
+    if limits is not None and first:
+        return CacheStep(key, value, after, counts)
+    return CacheStep(after.key, after.value, after, lengths)
 
 
-def needs_graph(state: CacheState | None, key: Tensor, value: Tensor) -> bool:
+def _start(limits: Limits | None, key: Tensor, value: Tensor) -> CacheState:
+    """The state of an empty cache whose first keys and values are to be these."""
+    if limits is None:
+        return CacheState(Room(key[:, :, :0], value[:, :, :0]), None, 0)
+    with torch.inference_mode(False):
+        lengths = torch.zeros(key.shape[0], dtype=torch.int64, device=key.device)
+    return CacheState(Room.empty(key, value, limits.capacity + 1), limits, 0, lengths)
+
+
+def _extend_window(
+    after: CacheState, starts: Tensor, key: Tensor, value: Tensor, counts: Tensor | None, first: bool
+) -> CacheStep:
+    """The step to the state `after`, where new positions take the places of old ones."""
+    size, room, limits, stops = key.shape[2], after.room, after.limits, after.lengths
+    assert limits is not None and stops is not None
+    positions = starts[:, None] + torch.arange(size, device=key.device)
+    places = limits.places(positions, stops[:, None])
+    if first:
+        room.write(places, key, value)
+        return CacheStep(key, value, after, counts, starts)
+    if size == 1:  # the place that is written to held a position that this query can't see
+        # a call that is refused gives back the place that it took: see `KeyValueCache._settle`; in compiled code the
+        # graph that ends at the refusal keeps what it held, and a step of one graph leaves out this read
+        rows = torch.arange(places.shape[0], device=places.device)[:, None]
+        before = *(t[rows, :, places].transpose(1, 2) for t in (room.keys, room.values)), places
+        room.write(places, key, value)
+        held, at = stops.clamp(max=limits.capacity), limits.positions(stops[:, None])
+        return CacheStep(after.key, after.value, after, held, starts, at, before=before)
+    # the new keys take places of old ones, which the first of these queries see: they are written after the call
+    at = torch.cat([limits.positions(starts[:, None]), torch.where(positions < stops[:, None], positions, -1)], 1)
+    both = [torch.cat(pair, 2) for pair in ((after.key, key), (after.value, value))]
+    return CacheStep(both[0], both[1], after, None, starts, at, places)
+
+
+def _needs_graph(state: CacheState, key: Tensor, value: Tensor) -> bool:
     """Whether derivatives follow the keys, so that each step makes new tensors.
 
     Forward mode and `torch.func` follow them where gradients are off, too. `torch.export` leaves out writes through
     `.data`, and a trace would keep the room as a constant.
     """
-    if torch.is_grad_enabled():
-        held = () if state is None else (state.room.keys, state.room.values)
-        if key.requires_grad or value.requires_grad or (held and (held[0].requires_grad or held[1].requires_grad)):
-            return True
-    if ordinary():
-        return False
-    return looked_into() or exporting() or (torch.is_grad_enabled() and not compiling())
+    grad = torch.is_grad_enabled()
+    if grad and any(t.requires_grad for t in (key, value, state.room.keys, state.room.values)):
+        return True
+    return not ordinary() and (looked_into() or exporting() or (grad and not compiling()))
 
 
-def _concatenate(old: Tensor | None, new: Tensor, end: int, starts: Tensor | None, stops: Tensor | None) -> Tensor:
+def _concatenate(old: Tensor, new: Tensor, end: Any, starts: Tensor | None, stops: Tensor | None) -> Tensor:
     """The old and the new positions in a tensor of `end` positions: the new ones from `starts` to `stops`, each (B,).
 
     Positions are gathered: `vmap` over forward mode has no rule for the writes of `index_put`'s derivative.
     """
     if starts is None or stops is None:
-        return new if old is None else torch.cat([old, new], 2)
-    length = 0 if old is None else old.shape[2]
+        return torch.cat([old, new], 2)
     empty = new.new_zeros(new.shape[0], new.shape[1], 1, new.shape[3])
     every, first = torch.arange(end, device="cpu"), starts[:, None]
-    at = torch.where(every < first, every, length + every - first)
-    at = moved(torch.where(every < stops[:, None], at, length + new.shape[2]), new.device)
-    parts = [new, empty] if old is None else [old, new, empty]
-    return torch.cat(parts, 2).gather(2, at[:, None, :, None].expand(-1, new.shape[1], -1, new.shape[3]))
-
-
-def fill(state: CacheState | None, limits: Limits, key: Tensor, value: Tensor, new_lens: Any) -> CacheStep:
-    """The step that adds keys and values (B, Hk, L, E) in a room of fixed size. Queries of the first call, whose state
-    is None, see its own keys alone."""
-    _check_no_graph(key, value)
-    first = state is None
-    if state is None:
-        with torch.inference_mode(False):
-            starts = torch.zeros(key.shape[0], dtype=torch.int64, device=key.device)
-        state = CacheState(Room.empty(key, value, limits.capacity + 1), limits, 0, starts)
-    size, room, starts = key.shape[2], state.room, state.lengths
-    assert starts is not None
-    counts = None if new_lens is None else _check_counts(new_lens, key)
-    with torch.inference_mode(False):
-        stops = starts + (size if counts is None else counts)
-    if first and counts is None and limits.window is None and size > limits.capacity:
-        raise _no_room(limits, starts, stops)
-    eager = not (some_compiling() and compiling())  # compiled code would make a graph for each number that it reads
-    longest = ends = None
-    if eager and limits.window is None and counts is None and state.longest is not None:
-        longest = state.longest + size
-        ends = None if state.ends is None else tuple(map(size.__add__, state.ends))
-    elif limits.window is None and ordinary() and type(stops) is Tensor and not stops.is_meta:
-        longest, ends = _longest(stops.tolist())
-    elif limits.window is None:
-        no_room = functools.partial(_no_room, limits, starts, stops)
-        ensure(stops <= limits.capacity, no_room, "KeyValueCache: more positions than its capacity")
-    if longest is not None and longest > limits.capacity:
-        raise _no_room(limits, starts, stops)
-    after = CacheState(room, limits, longest, stops, ends)
-    if longest is not None and counts is None and ends is None:  # the positions of all sequences stand side by side
-        room.write(longest - size, key, value)
-        return CacheStep(key, value, after, None) if first else CacheStep(after.key, after.value, after, stops)
-    positions = starts[:, None] if size == 1 else starts[:, None] + torch.arange(size, device=key.device)
-    kept = longest is not None and counts is None
-    places = positions if kept else limits.places(positions, stops[:, None])
-    # a call that is refused gives back the place that it took: see `KeyValueCache._settle`; in compiled code the graph
-    # that ends at the refusal keeps what it held, and a step of one graph leaves out this read
-    before = None
-    if limits.window is not None and size == 1 and not first:
-        rows = torch.arange(places.shape[0], device=places.device)[:, None]
-        before = *(t[rows, :, places].transpose(1, 2) for t in (room.keys, room.values)), places
-    if first or limits.window is None or size == 1:
-        room.write(places, key, value)
-    if first:
-        return CacheStep(key, value, after, counts, starts)
-    if limits.window is None:
-        return CacheStep(after.key, after.value, after, stops)
-    if size == 1:  # the place that is written to held a position that this query can't see
-        held, at = stops.clamp(max=limits.capacity), limits.positions(stops[:, None])
-        return CacheStep(after.key, after.value, after, held, starts, at, before=before)
-    # the new keys take places of old ones, which the first of these queries see: they are written after the call
-    at = torch.cat([limits.positions(starts[:, None]), torch.where(positions < stops[:, None], positions, -1)], 1)
-    both = [torch.cat(pair, 2) for pair in ((state.key, key), (state.value, value))]
-    return CacheStep(both[0], both[1], after, None, starts, at, places)
+    at = torch.where(every < first, every, old.shape[2] + every - first)
+    at = moved(torch.where(every < stops[:, None], at, old.shape[2] + new.shape[2]), new.device)
+    return torch.cat([old, new, empty], 2).gather(2, at[:, None, :, None].expand(-1, new.shape[1], -1, new.shape[3]))
 
 
 def _longest(lengths: list[int]) -> tuple[int, tuple[int, ...] | None]:
@@ -453,59 +446,30 @@ def _check_no_graph(key: Tensor, value: Tensor) -> None:
         )
 
 
-def _check_counts(new_lens: Any, key: Tensor) -> Tensor:
-    """How many new positions each sequence keeps, (B,), on the device of the keys. Values are asserted in compiled
-    code."""
-    counts = placed(check_lengths(new_lens, "new_lens"), key.device, "new_lens")
+def _check_counts(new_lens: Any, key: Tensor, limits: Limits | None) -> Tensor:
+    """How many new positions each sequence keeps, (B,): with limits on the device of the keys, where compiled code
+    asserts the values; else on the host."""
     batch, size = key.shape[0], key.shape[2]
-    if counts.ndim != 1 or counts.shape[0] != batch:
-        raise ShapeError(f"new_lens has shape {tuple(counts.shape)}; expected ({batch},), one for each sequence.")
-    ensure(counts <= size, lambda: _too_many(counts.tolist(), size), "new_lens: more than there are new keys")
+    counts = check_integers(new_lens, "new_lens", batch, None if limits is None else key.device)
+    ensure(
+        counts <= size,
+        lambda: ClearheadError(
+            f"new_lens is {tuple(counts.tolist())}, and there are {size} new keys of each sequence."
+        ),
+        "new_lens: more than there are new keys",
+    )
     return counts
 
 
-def _check_counts_on_host(new_lens: Any, key: Tensor) -> Tensor:
-    """How many new positions each sequence keeps, (B,), on the host."""
-    counts = check_integers(new_lens, "new_lens", key.shape[0])
-    if bool((counts > key.shape[2]).any()):
-        raise _too_many(counts.tolist(), key.shape[2])
-    return counts
-
-
-def _too_many(counts: list[int], size: int) -> ClearheadError:
-    return ClearheadError(f"new_lens is {tuple(counts)}, and there are {size} new keys of each sequence.")
-
-
-def check_integers(given: Any, name: str, batch: int | None) -> Tensor:
-    """Integers (B,), 0 or more, on the host; for any B where `batch` is None."""
-    if not ordinary() and (compiling() or traced()):
+def check_integers(given: Any, name: str, batch: int | None, device: torch.device | None = None) -> Tensor:
+    """Integers (B,), 0 or more, as a copy on this device, or read on the host; for any B where `batch` is None."""
+    if device is None and not ordinary() and (compiling() or traced()):
         raise UnsupportedError(
             f"{name} is read on the host, which compiled and traced code can't. Call the module outside of the "
             "compiled function."
         )
     numbers = check_lengths(given, name)
     batch = numbers.numel() if batch is None else batch
-    if tuple(numbers.shape) != (batch,):
+    if numbers.ndim != 1 or numbers.shape[0] != batch:
         raise ShapeError(f"{name} has shape {tuple(numbers.shape)}; expected ({batch},), one for each sequence.")
-    return torch.tensor(numbers.tolist(), dtype=torch.int64, device="cpu")  # a copy: the given tensor may be written to
-
-
-def check_beside(state: CacheState, key: Tensor, value: Tensor) -> None:
-    """Check new keys and values (B, Hk, L, E) beside those that a cache holds."""
-    room = state.room  # of more positions than are held, and no view has to be made
-    for name, new, old in (("key", key, room.keys), ("value", value, room.values)):
-        batch, heads, _, width = new.shape
-        if batch != old.shape[0] or heads != old.shape[1] or width != old.shape[3]:
-            held = tuple(getattr(state, name).shape)
-            at = -4 if batch != held[0] else -3 if heads != held[1] else -1
-            what = {-4: "batch", -3: "key heads", -1: "width"}[at]
-            raise ShapeError(
-                f"the new {name}s differ in {what} from those in the cache, projected (B, Hk, L, E).\n"
-                + columns({"cache": held, f"new {name}": tuple(new.shape)}, at)
-                + "\nEach module and each batch needs its own KeyValueCache()."
-            )
-        if new.dtype != old.dtype or new.device != old.device:
-            raise ClearheadError(
-                f"the new {name}s, shape {tuple(new.shape)}, are {new.dtype} on {new.device}, and the cache holds "
-                f"{old.dtype} on {old.device}. Start with an empty KeyValueCache() after the module was converted."
-            )
+    return numbers.cpu() if device is None else placed(numbers, device, name)

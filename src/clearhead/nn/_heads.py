@@ -48,8 +48,7 @@ def check_linear(name: str, layer: nn.Module) -> Tensor | None:
     weight, bias = getattr(layer, "weight", None), getattr(layer, "bias", None)
     if not isinstance(weight, Tensor):
         return None
-    if bias is not None or weight.ndim != 2:  # what is checked for each token, as little as may be
-        check_weight(f"{name}.weight", weight, f"{name}.bias", bias)
+    check_weight(f"{name}.weight", weight, f"{name}.bias", bias)
     return weight
 
 

@@ -18,12 +18,9 @@ from clearhead.base.tracing import compiling, ensure, exporting, readable, some_
 from clearhead.nn._cache_state import (
     CacheState,
     CacheStep,
-    check_beside,
     check_integers,
     check_limits,
-    fill,
-    grow,
-    needs_graph,
+    extend,
 )
 from clearhead.nn._key_makers import digest_of
 from clearhead.nn._keywords import OF_CACHE
@@ -149,7 +146,7 @@ class KeyValueCache:
     def lengths(self) -> tuple[int, ...] | None:
         """The number of positions that each sequence holds; None where there are no keys yet."""
         states = [one._state for one in self._all()]
-        held = [_ends(state) for state in states if state is not None]
+        held = [tuple(state.starts().tolist()) for state in states if state is not None]
         # a call that failed between two layers leaves parts that hold more than others
         return tuple(map(min, zip(*held, strict=True))) if len(held) == len(states) else None
 
@@ -176,8 +173,7 @@ class KeyValueCache:
                     f"{name} has shape {tuple(tensor.shape)}; expected (B, Hk, L, E), keys and values of one length.\n"
                     + columns({"key": tuple(key.shape), "value": tuple(getattr(value, "shape", ()))})
                 )
-        if self._state is None and needs_graph(None, key, value):  # copies: the caller's memory stays apart
-            key, value = key.clone(), value.clone()
+        self._check_new(key, value)
         step = self._extend(key, value, new_lens)
         self._state = step.kept()
         return step.key, step.value
@@ -226,12 +222,11 @@ class KeyValueCache:
             kept = tuple(check_integers(length, "length", None if self.lengths is None else len(held)).tolist())
             fits = all(new <= old for new, old in zip(kept, held or (0,) * len(kept), strict=True))
         else:
-            most = check_count(length, 0, "length")
-            kept, fits = tuple(min(most, old) for old in held), most <= len(self)
+            end = check_count(length, 0, "length")
+            kept, fits = tuple(min(end, old) for old in held), end <= len(self)
         if not fits:
-            raise ClearheadError(
-                f"length is {length}, and the cache holds {_said(held, len(self))} positions: crop can't add any."
-            )
+            most = len(self) if len(set(held)) < 2 else held
+            raise ClearheadError(f"length is {length}, and the cache holds {most} positions: crop can't add any.")
         lengths = torch.tensor(kept, dtype=torch.int64, device="cpu")
         self._settle()
         every = [(one, one._state.cut(lengths)) for one in self._all() if one._state is not None]
@@ -250,18 +245,8 @@ class KeyValueCache:
                 f"{self!r} has a part for each layer, and was passed whole. Pass the part: cache=cache.of(layer)."
             )
 
-    def _check_batch(self, key: Tensor) -> None:
-        """Check the batch of keys (B, L, E), or (L, E), before they are projected and turned by their positions."""
-        held, batch = self._state, key.shape[0] if key.ndim == 3 else 1
-        if held is not None and held.room.keys.shape[0] != batch:
-            raise ShapeError(
-                f"the new keys differ in batch from those in the cache: key has shape {tuple(key.shape)}, a batch of "
-                f"{batch}, and the cache holds a batch of {held.room.keys.shape[0]}.\nEach module and each batch needs "
-                "its own KeyValueCache(); cache.reorder(indices) chooses from a batch."
-            )
-
-    def _extend(self, key: Tensor, value: Tensor, new_lens: Any = None, by: nn.Module | None = None) -> CacheStep:
-        """The step of `append`; the cache stays as it is until it gets this, by `_hold`."""
+    def _check_new(self, key: Tensor, value: Tensor, by: nn.Module | None = None) -> None:
+        """Check new keys and values (B, Hk, L, E) of a module beside those that the cache holds."""
         if self._outside and some_compiling() and exporting():
             raise UnsupportedError(
                 "the KeyValueCache was made outside of the exported code, and a program of torch.export keeps no "
@@ -269,22 +254,39 @@ class KeyValueCache:
                 "values, write to them, and call attention(query, keys, values, valid_lens=lengths): see the guide "
                 "Exporting."
             )
-        if self._state is not None:
-            check_beside(self._state, key, value)
-            if by is not None and by is not self._by and self._is_of_another(by):
-                raise ClearheadError(
-                    f"{self!r} holds the keys of another module than this {type(by).__name__}, which has other "
-                    "weights, or another rotary.\nMake one KeyValueCache() for each layer. For a copy of the module "
-                    "pass copy.deepcopy(cache)."
+        state = self._state
+        held = (None, None) if state is None else (state.room.keys, state.room.values)  # without a view
+        for name, new, old in (("key", key, held[0]), ("value", value, held[1])):
+            if state is None or old is None:
+                continue
+            if new.shape[:2] != old.shape[:2] or new.shape[3] != old.shape[3]:
+                at = next(at for at in (0, 1, 3) if new.shape[at] != old.shape[at])
+                rows = {"cache": tuple(getattr(state, name).shape), f"new {name}": tuple(new.shape)}
+                raise ShapeError(
+                    f"the new {name}s differ in {('batch', 'key heads', '', 'width')[at]} from those in the cache, "
+                    f"projected (B, Hk, L, E).\n{columns(rows, at - 4)}\nEach module and each batch needs its own "
+                    "KeyValueCache()."
                 )
+            if new.dtype != old.dtype or new.device != old.device:
+                raise ClearheadError(
+                    f"the new {name}s, shape {tuple(new.shape)}, are {new.dtype} on {new.device}, and the cache holds "
+                    f"{old.dtype} on {old.device}. Start with an empty KeyValueCache() after the module was converted."
+                )
+        if by is not None and by is not self._by and self._is_of_another(by):
+            raise ClearheadError(
+                f"{self!r} holds the keys of another module than this {type(by).__name__}, which has other "
+                "weights, or another rotary.\nMake one KeyValueCache() for each layer. For a copy of the module "
+                "pass copy.deepcopy(cache)."
+            )
         for heads in (key, value):  # they are written beside others, and reordered, by indices that are plain tensors
             if type(heads) is not Tensor:
                 check_unmixed("a cache", heads, None)
+
+    def _extend(self, key: Tensor, value: Tensor, new_lens: Any) -> CacheStep:
+        """The step that adds new keys and values; the cache stays as it is until it gets this, by `_hold`."""
         if self._taken is not None:
             self._settle()
-        if self._limits is None:
-            return grow(self._state, key, value, new_lens)
-        step = fill(self._state, self._limits, key, value, new_lens)
+        step = extend(self._state, self._limits, key, value, new_lens)
         if step.before is not None:
             self._taken = step.before
         return step
@@ -310,7 +312,9 @@ class KeyValueCache:
     def __copy__(self) -> KeyValueCache:
         self._settle()
         branch = type(self)()
-        branch._state = None if self._state is None else self._state.copied()
+        branch._state = self._state  # what grows copies its room at the next write
+        if self._state is not None and self._limits is not None:
+            branch._state = self._state.ordinary()
         branch._by, branch._made, branch._limits = self._by, self._made, self._limits
         branch._parts = {layer: copy.copy(part) for layer, part in self._parts.items()}
         return branch
@@ -347,15 +351,6 @@ class KeyValueCache:
             _, window, first = self._limits
             said.append(f"capacity={self.capacity}" if window is None else f"window={window}, first={first}")
         return f"KeyValueCache({', '.join(said)})"
-
-
-def _ends(state: CacheState) -> tuple[int, ...]:
-    """The length of each sequence."""
-    return tuple(state.starts().tolist())
-
-
-def _said(lengths: tuple[int, ...], longest: int) -> str:
-    return str(longest) if len(set(lengths)) < 2 else str(lengths)
 
 
 def _check_indices(indices: object, batch: int) -> Tensor:

@@ -17,7 +17,6 @@ from clearhead.base.numbers import check_count, check_flag
 from clearhead.base.positions import check_align
 from clearhead.base.shapes import AlignLike, Sizes
 from clearhead.base.text import brief
-from clearhead.base.torch_private import may_have_hooks
 from clearhead.base.torch_state import any_autocast
 from clearhead.base.tracing import holds, ordinary
 from clearhead.biases.base import Bias, BiasLike
@@ -320,8 +319,6 @@ class MultiHeadAttention(RecordingModule):
             assert value is not None
             if not checked:
                 check_inputs({"query": query, "key": key, "value": value}, self._projections)
-            if cache is not None and isinstance(past, Tensor):
-                cache._check_batch(key)
             if positions is not None or key_positions is not None:
                 of_key = key if nested is None else nested.batch("key")
                 of_keys = key_places(positions, key_positions, of_query, of_key, self.rotary)
@@ -336,6 +333,8 @@ class MultiHeadAttention(RecordingModule):
             check_output("W_o", self.W_o, q.shape[1], v)
             if facts is not None:  # a checkpoint in compiled code forbids that an attribute is written
                 self.__dict__["_checked"] = facts
+        if cache is not None:
+            cache._check_new(k, v, self)
         if self.rotary is not None:
             if nested is not None:
                 packed = nested.packed.rows
@@ -343,13 +342,11 @@ class MultiHeadAttention(RecordingModule):
             if isinstance(past, Tensor) and q.shape[0] == 1:  # one query for sequences that stand at unequal places
                 q = q.expand(k.shape[0], -1, -1, -1)
             table = None
-            if checked and places is None and of_keys is None and q.shape[2] == k.shape[2]:
-                table = self._known_rows(q, past, cache)
-            if table is not None:
-                q, k = self.rotary._turn(q, table), self.rotary._turn(k, table)
-            else:
-                k = k if isinstance(key, PreparedKeys) else turned(self.rotary, k, past, of_keys)
-                q = turned(self.rotary, q, past, places)
+            if checked and positions is None and key_positions is None and q.shape[2] == k.shape[2]:
+                table = self.rotary._known_rows(q, past) if type(self.rotary) is RotaryEmbedding else None
+            q = turned(self.rotary, q, past, places) if table is None else self.rotary._turn(q, table)
+            if not isinstance(key, PreparedKeys):
+                k = turned(self.rotary, k, past, of_keys) if table is None else self.rotary._turn(k, table)
         number, factor = None, None
         if self.scale is not None or self.temperature is not None:
             number, factor = factors_of(self.score, self.scale, self.temperature, self.head_dim)
@@ -358,7 +355,7 @@ class MultiHeadAttention(RecordingModule):
         if cache is not None:
             if k.shape[2] == 1 and type(mask) is Causal:
                 mask = None  # the queries stand at the only new key, or after it: they see all keys
-            step = cache._extend(k, v, new_lens, self)
+            step = cache._extend(k, v, new_lens)
             k, v, align = step.key, step.value, past
         else:
             align = check_align(align)
@@ -452,14 +449,6 @@ class MultiHeadAttention(RecordingModule):
         key, value = (key, value) if key.ndim == 3 else (key[None], value[None])
         k, v = split_heads(self.W_k(key), "W_k", self.head_dim), split_heads(self.W_v(value), "W_v", self.head_dim)
         return k if self.key_norm is None else normed("key_norm", self.key_norm, k), v
-
-    def _known_rows(self, q: Tensor, past: int | Tensor, cache: KeyValueCache | None) -> Tensor | None:
-        """The rows of rotary's table for new queries and keys; None: it has none, or calls of it may be seen."""
-        rotary, state = self.rotary, None if cache is None else cache._state
-        longest = 0 if state is None else state.longest
-        if type(rotary) is not RotaryEmbedding or may_have_hooks(rotary) or longest is None:
-            return None
-        return rotary._known_rows(q, past, longest + q.shape[2])
 
     def _taken(self, query: Any, prepared: PreparedKeys, value: Any, cache: Any) -> tuple[Tensor, Tensor]:
         """The heads' keys and values that were prepared, for this query."""

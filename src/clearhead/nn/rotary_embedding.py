@@ -95,21 +95,25 @@ class RotaryEmbedding(Tabled):
         output = output.to(x.dtype)
         return torch.cat([output, x[..., self.dim :]], -1) if x.shape[-1] > self.dim else output
 
-    def _known_rows(self, x: Tensor, offset: int | Tensor, end: int) -> Tensor | None:
-        """The rows of the vectors of x (B, H, L, E), from `offset` on and before `end`; None: no table has them yet."""
+    def _known_rows(self, x: Tensor, offset: int | Tensor) -> Tensor | None:
+        """The rows of the vectors of x (B, H, L, E), from `offset` on, a number or (B,).
+
+        None: the table does not have them yet, or something else must be checked, read on another device, or seen by a
+        hook.
+        """
         made_for, table = self._table or (None, None)
-        if table is None or made_for != (self.dim, self.base, self.scaling) or type(self.interleaved) is not bool:
+        fits = made_for == (self.dim, self.base, self.scaling) and type(self.interleaved) is bool
+        if table is None or not fits or table.device != x.device or self._forward_hooks or self._forward_pre_hooks:
             return None
         wide = torch.float64 if x.dtype is torch.float64 else torch.float32
-        if table.shape[0] < end or table.dtype is not wide or table.device != x.device:
-            return None
         length = x.shape[-2]
+        if table.dtype is not wide or (isinstance(offset, Tensor) and not (offset.is_cpu and offset.numel())):
+            return None
+        if int(offset.max() if isinstance(offset, Tensor) else offset) + length > table.shape[0]:
+            return None
         if not isinstance(offset, Tensor):
             return table[offset : offset + length]
-        if not (offset.is_cpu and table.is_cpu):
-            return None
-        places = offset[:, None] if length == 1 else offset[:, None] + torch.arange(length)
-        return table[places].unsqueeze(1)
+        return table[(offset[:, None] + torch.arange(length, device=offset.device)).to(table.device)].unsqueeze(1)
 
     def _settings(self) -> tuple[Any, ...] | None:
         by_length = self.scaling is not None and self.scaling.by_length
