@@ -52,50 +52,35 @@ def test_gradients_flow_through_the_cache():
     torch.testing.assert_close(weights, attend.W_k.weight.grad, atol=1e-4, rtol=1e-4)
 
 
-def test_room_doubles_and_is_filled_in_place():
-    cache, rooms = KeyValueCache(), []
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode, torch.enable_grad])
+def test_memory_doubles_and_is_filled_in_place(mode):
+    """Keys without gradients, whatever the mode is; the cache was begun in another one."""
+    cache, addresses = KeyValueCache(), []
     with torch.no_grad():
-        for _ in range(100):
+        cache.append(torch.randn(1, 2, 1, 4), torch.randn(1, 2, 1, 3))
+    with mode():
+        for _ in range(99):
             key, _ = cache.append(torch.randn(1, 2, 1, 4), torch.randn(1, 2, 1, 3))
-            rooms.append(key.untyped_storage().data_ptr())
-    assert len(set(rooms)) == 4  # room for 16, 32, 64, 128
+            addresses.append(key.untyped_storage().data_ptr())
+    assert len(set(addresses)) == 4  # room for 16, 32, 64, 128
     assert key.shape == (1, 2, 100, 4)
 
 
-@pytest.mark.parametrize("begun", [torch.no_grad, torch.enable_grad, torch.inference_mode])
-def test_keys_without_gradients_are_written_into_the_room_where_gradients_are_on(begun):
-    attend, x, cache, rooms = make("rotary").requires_grad_(False), torch.randn(2, 40, 16), KeyValueCache(), []
-    attend.W_q.requires_grad_(True)  # it alone is trained, so that the keys are saved for the backward pass
-    with begun():
-        decode(attend, x[:, :3].clone(), cache, [3])
-    outputs = []
-    for token in x[:, 3:].split(1, 1):
-        outputs.append(attend(token, token, token, ch.Causal(), cache=cache))
-        rooms.append(cache._state.key.untyped_storage().data_ptr())
-    assert len(set(rooms)) == 3  # room for 16, 32, 64
-    found = torch.cat(outputs, 1)
-    whole = attend(x, x, x, ch.Causal())[:, 3:]
-    torch.testing.assert_close(found, whole, atol=1e-5, rtol=1e-5)
-    grads = [torch.autograd.grad(output.square().sum(), attend.W_q.weight)[0] for output in (found, whole)]
+def test_queries_alone_are_trained_beside_keys_that_are_written_in_place():
+    attend, x, cache = make("rotary").requires_grad_(False), torch.randn(2, 40, 16), KeyValueCache()
+    attend.W_q.requires_grad_(True)  # so the keys of each step are saved for the backward pass
+    outputs = decode(attend, x, cache, [3, *[1] * 37]), attend(x, x, x, ch.Causal())
+    assert not cache._state.key.requires_grad
+    grads = [torch.autograd.grad(output.square().sum(), attend.W_q.weight)[0] for output in outputs]
     torch.testing.assert_close(*grads, atol=1e-4, rtol=1e-4)
 
 
-def test_keys_that_require_grad_after_others_are_kept_in_the_graph():
-    attend, x, cache = make(), torch.randn(2, 6, 16), KeyValueCache()
+def test_keys_that_require_grad_are_kept_in_the_graph_after_others():
+    cache, key = KeyValueCache(), torch.randn(1, 1, 2, 4, requires_grad=True)
     with torch.no_grad():
-        decode(attend, x[:, :4], cache, [4])
-        room = cache._state.key.clone()
-    output = decode(attend, x[:, 4:], cache, [1, 1])
-    assert cache._state.key.requires_grad and torch.equal(cache._state.key[:, :, :4], room)
-    found = torch.autograd.grad(output.square().sum(), attend.W_k.weight)[0]
-    with torch.no_grad():
-        before = [w(x[:, :4]).unflatten(2, (4, 4)).transpose(1, 2) for w in (attend.W_k, attend.W_v)]
-    k, v = (torch.cat([old, w(x[:, 4:]).unflatten(2, (4, 4)).transpose(1, 2)], 2)
-            for old, w in zip(before, (attend.W_k, attend.W_v), strict=True))  # fmt: skip
-    q = attend.W_q(x[:, 4:]).unflatten(2, (4, 4)).transpose(1, 2)
-    heads = (q @ k.mT / 2).masked_fill(~torch.ones(2, 6).tril(4).bool(), -torch.inf).softmax(-1) @ v
-    whole = attend.W_o(heads.transpose(1, 2).flatten(2))
-    torch.testing.assert_close(found, torch.autograd.grad(whole.square().sum(), attend.W_k.weight)[0])
+        first, _ = cache.append(key, key)
+    cache.append(2 * key, key)[0][:, :, 1:].sum().backward()
+    assert torch.equal(key.grad, torch.full_like(key, 2)) and torch.equal(first, key)
 
 
 def test_what_was_given_out_stays():
@@ -301,10 +286,3 @@ def test_what_is_refused_leaves_it_as_it_was(name):
         call(cache)
     assert all(word in str(caught.value) for word in says), caught.value
     assert repr(cache) == "KeyValueCache(length=4, batch=2, heads=1)"
-
-
-def test_repr():
-    cache = KeyValueCache()
-    assert repr(cache) == "KeyValueCache(empty)" and len(cache) == 0
-    cache.append(torch.zeros(2, 3, 4, 5), torch.zeros(2, 3, 4, 5))
-    assert repr(cache) == "KeyValueCache(length=4, batch=2, heads=3)"

@@ -323,9 +323,12 @@ _MARKS = "to take away the hooks of a model that shares its sequences out over r
 _marks = first_missing(_MARKS, RAISES, "_forward_pre_hooks_with_kwargs", "_forward_hooks_always_called")
 
 
-def may_have_hooks(layer: Any) -> bool:
-    """Whether a hook may see or change what a layer computes."""
-    return bool(_hooks or layer._forward_hooks or layer._forward_pre_hooks)
+def may_have_hooks(*layers: Any) -> bool:
+    """Whether a hook may see or change what one of these layers computes."""
+    for layer in layers:
+        if _hooks or layer._forward_hooks or layer._forward_pre_hooks:
+            return True
+    return False
 
 
 def has_hooks(layer: Any) -> bool:

@@ -35,20 +35,20 @@ from clearhead.problem.held_keys import HeldKeys
 from clearhead.problem.lengths import with_lengths
 from clearhead.scores.base import Score
 
-LEAST = 16  # the positions of the first room
+LEAST = 16  # the positions of the first buffer
 ENDLESS = (Causal, SlidingWindow, FirstKeys, Lengths, PrefixLM)  # masks whose intervals do not need the number of keys
 
 
 class Limits(NamedTuple):
-    """What a cache keeps of each sequence: positions up to `capacity`, each at the place of its own number; or, with a
-    `window`, the `first` positions, and the last ones, which take turns in the `window` places after these."""
+    """What a cache keeps of each sequence: positions up to `capacity`, each at the slot of its own number; or, with a
+    `window`, the `first` positions, and the last ones, which take turns in the `window` slots after these."""
 
     capacity: int
     window: int | None = None
     first: int = 0
 
-    def places(self, positions: Tensor, ends: Tensor) -> Tensor:
-        """The place of each position, (B, L), of sequences that end before `ends`, (B, 1). The place `capacity` is for
+    def find_slots(self, positions: Tensor, ends: Tensor) -> Tensor:
+        """The slot of each position, (B, L), of sequences that end before `ends`, (B, 1). The slot `capacity` is for
         positions that are not kept."""
         kept, at = positions < ends, positions
         if self.window is not None:
@@ -56,14 +56,14 @@ class Limits(NamedTuple):
             kept = kept & ((positions < self.first) | (positions >= ends - self.window))
         return torch.where(kept, at, self.capacity).clamp(max=self.capacity)
 
-    def positions(self, ends: Tensor) -> Tensor:
-        """The position that each place holds, (B, capacity), of sequences that end before `ends`, (B, 1); −1 for none.
+    def find_positions(self, ends: Tensor) -> Tensor:
+        """The position that each slot holds, (B, capacity), of sequences that end before `ends`, (B, 1); −1 for none.
 
-        The inverse of `places`.
+        The inverse of `find_slots`.
         """
         at = torch.arange(self.capacity, device=ends.device)
         if self.window is not None:
-            last = ends - 1 - (ends - 1 - at) % self.window  # the last position that has this place's turn
+            last = ends - 1 - (ends - 1 - at) % self.window  # the last position that has this slot's turn
             at = torch.where(at < self.first, at, torch.where(last < self.first, -1, last))
         return torch.where(at < ends, at, -1)
 
@@ -76,7 +76,7 @@ def check_limits(capacity: Any, window: Any, first: Any) -> Limits | None:
         if capacity is not None:
             raise ClearheadError(
                 f"KeyValueCache: capacity is {brief(capacity)} beside window={window}; a window of {window} positions "
-                f"and the first {first} need {window + first} places: leave capacity out."
+                f"and the first {first} need {window + first} slots: leave capacity out."
             )
         return Limits(window + first, window, first)
     if first:
@@ -87,10 +87,10 @@ def check_limits(capacity: Any, window: Any, first: Any) -> Limits | None:
     return None if capacity is None else Limits(check_count(capacity, 1, "KeyValueCache: capacity"))
 
 
-class Room:
-    """Memory for keys and values (B, Hk, places, E). The last place holds no position: keys that are not kept go there.
+class KeyValueBuffer:
+    """Memory for keys and values (B, Hk, slots, E). The last slot holds no position: keys that are not kept go there.
 
-    A room that grows is written to through `.data`, which has a version counter of its own. Positions that a sequence
+    A buffer that grows is written to through `.data`, which has a version counter of its own. Positions that a sequence
     has in a view given out are never written again, so the view's own counter tells only of writes by others. `free`:
     whether no call has written beyond the positions of the state; a write makes another object of the same tensors for
     the state after it, so that a branch, or a call after a failed one, finds False. This is a bool, and no count of
@@ -103,15 +103,15 @@ class Room:
         self.compiled = some_compiling() and compiling()
 
     @classmethod
-    def empty(cls, key: Tensor, value: Tensor, places: int) -> Room:
-        """An empty room of so many places, for keys and values of these shapes."""
+    def empty(cls, key: Tensor, value: Tensor, slots: int) -> KeyValueBuffer:
+        """An empty buffer of so many slots, for keys and values of these shapes."""
         # a tensor of inference mode could not be written to outside it, nor tell of writes; compiled code takes none
         with torch.inference_mode(False):
-            both = [t.new_zeros(t.shape[0], t.shape[1], places, t.shape[3]) for t in (key, value)]
+            both = [t.new_zeros(t.shape[0], t.shape[1], slots, t.shape[3]) for t in (key, value)]
         return cls(both[0], both[1], True)
 
     def write(self, at: Any, key: Tensor, value: Tensor, counted: bool = True) -> None:
-        """Write keys and values (B, Hk, L, E) from the place `at` on, or to places (B, L)."""
+        """Write keys and values (B, Hk, L, E) from the slot `at` on, or to slots (B, L)."""
         keys, values = (self.keys, self.values) if counted else (self.keys.data, self.values.data)
         with torch.no_grad():
             if isinstance(at, Tensor):
@@ -123,13 +123,13 @@ class Room:
 
 
 class CacheState(NamedTuple):
-    """The positions that a cache holds. Each call makes another state, which may share the room with this one.
+    """The positions that a cache holds. Each call makes another state, which may share the buffer with this one.
 
-    Without `limits` the room grows, and `longest` is always known; code that grows a room reads lengths on the host.
+    Without `limits` the buffer grows, `longest` is always known, and `lengths` are on the host.
     With limits, compiled code reads `lengths` alone, since a number that changes makes a graph for each step.
     """
 
-    room: Room
+    buffer: KeyValueBuffer
     limits: Limits | None
     longest: int | None  # the positions of the longest sequence; None: compiled code has counted them in `lengths`
     lengths: Tensor | None = None  # (B,), of each sequence: with limits on the device of the keys; None: all are equal
@@ -137,32 +137,38 @@ class CacheState(NamedTuple):
 
     @property
     def key(self) -> Tensor:
-        return self.room.keys[:, :, : self.longest if self.limits is None else -1]
+        return self.buffer.keys[:, :, : self.longest if self.limits is None else -1]
 
     @property
     def value(self) -> Tensor:
-        return self.room.values[:, :, : self.longest if self.limits is None else -1]
+        return self.buffer.values[:, :, : self.longest if self.limits is None else -1]
 
     @property
     def length(self) -> int:
-        return max(self.starts().tolist(), default=0) if self.longest is None else self.longest
+        return max(self.list_lengths(), default=0) if self.longest is None else self.longest
 
     @property
     def past(self) -> int | Tensor:
         """The position at which the sequences go on, a number, or (B,) where they may differ."""
-        if self.limits is not None and (compiling() or self.longest is None or self.ends is not None):
-            assert self.lengths is not None
-            return self.lengths
-        if self.limits is None and self.lengths is not None:
-            return self.lengths
-        assert self.longest is not None
-        return self.longest
+        if self.limits is None:
+            equal = self.lengths is None
+        else:
+            equal = not (some_compiling() and compiling()) and self.longest is not None and self.ends is None
+        found = self.longest if equal else self.lengths
+        assert found is not None
+        return found
+
+    def list_lengths(self) -> tuple[int, ...]:
+        """The number of positions of each sequence."""
+        if self.lengths is not None:
+            return tuple(self.lengths.tolist())
+        return (self.length,) * self.buffer.keys.shape[0]
 
     def starts(self) -> Tensor:
         """The position at which each sequence goes on, (B,), on the host."""
         if self.lengths is not None:
             return self.lengths.cpu()
-        return torch.full((self.room.keys.shape[0],), self.longest, dtype=torch.int64, device="cpu")
+        return torch.full((self.buffer.keys.shape[0],), self.longest, dtype=torch.int64, device="cpu")
 
     def advance(
         self, size: int, counts: Tensor | None
@@ -186,48 +192,48 @@ class CacheState(NamedTuple):
             if eager and self.ends is not None:
                 return starts, stops, self.longest + size, tuple(map(size.__add__, self.ends))
             return None if self.limits is not None else starts, stops, self.longest + size, None
-        return starts, stops, *((None, None) if not readable(stops) else _longest(stops.tolist()))
+        return starts, stops, *((None, None) if not readable(stops) else _find_longest(stops.tolist()))
 
-    def ordinary(self) -> CacheState:
+    def clone(self) -> CacheState:
         """The state in memory of its own, which can be written to in inference mode and outside it."""
         lengths = None if self.lengths is None else own(self.lengths)
-        return self._replace(room=Room(own(self.room.keys), own(self.room.values)), lengths=lengths)
+        return self._replace(buffer=KeyValueBuffer(own(self.buffer.keys), own(self.buffer.values)), lengths=lengths)
 
-    def cut(self, lengths: Tensor) -> CacheState:
+    def crop(self, lengths: Tensor) -> CacheState:
         """The state with the first `lengths` positions of each sequence, (B,), on the host."""
         starts = self.starts()
         if lengths.numel() and torch.equal(lengths, starts):
             return self
-        longest, ends = _longest(lengths.tolist())
+        longest, ends = _find_longest(lengths.tolist())
         if self.limits is None:
-            room, each = Room(self.room.keys, self.room.values), None if ends is None else lengths
-            return CacheState(room, None, longest, each, ends)
+            buffer, each = KeyValueBuffer(self.buffer.keys, self.buffer.values), None if ends is None else lengths
+            return CacheState(buffer, None, longest, each, ends)
         if self.limits.window is not None and bool(((lengths < starts) & (starts > self.limits.capacity)).any()):
             raise ClearheadError(
-                f"crop: sequences of {tuple(starts.tolist())} positions have left the {self.limits.capacity} places of "
+                f"crop: sequences of {tuple(starts.tolist())} positions have left the {self.limits.capacity} slots of "
                 "this cache, which has a window: the positions that the shorter ones would need are gone.\nCrop a "
                 "KeyValueCache(capacity=...), or a copy that was made before: copy.copy(cache)."
             )
         with torch.inference_mode(False):
-            return CacheState(self.room, self.limits, longest, lengths.to(self.room.keys.device), ends)
+            return CacheState(self.buffer, self.limits, longest, lengths.to(self.buffer.keys.device), ends)
 
-    def chosen(self, at: Tensor) -> CacheState:
+    def select(self, at: Tensor) -> CacheState:
         """The state with these entries of the batch; with limits in the same memory, where their number is the same."""
         if self.limits is None:
             keys, values = self.key.index_select(0, at), self.value.index_select(0, at)
-            state = CacheState(Room(keys, values), None, self.longest)
-            return state if self.lengths is None else state.cut(self.lengths[at.cpu()])
+            state = CacheState(KeyValueBuffer(keys, values), None, self.longest)
+            return state if self.lengths is None else state.crop(self.lengths[at.cpu()])
         assert self.lengths is not None
-        keys, values = (t.index_select(0, at) for t in (self.room.keys, self.room.values))
+        keys, values = (t.index_select(0, at) for t in (self.buffer.keys, self.buffer.values))
         longest, ends = self.longest, self.ends
         if ends is not None:
-            longest, ends = _longest([ends[n] for n in at.tolist()])
+            longest, ends = _find_longest([ends[n] for n in at.tolist()])
         with torch.inference_mode(False):
             state = self._replace(longest=longest, lengths=self.lengths.index_select(0, at), ends=ends)
-            if keys.shape != self.room.keys.shape:
-                return state._replace(room=Room(keys.clone(), values.clone()))
-        self.room.keys.copy_(keys)
-        self.room.values.copy_(values)
+            if keys.shape != self.buffer.keys.shape:
+                return state._replace(buffer=KeyValueBuffer(keys.clone(), values.clone()))
+        self.buffer.keys.copy_(keys)
+        self.buffer.values.copy_(values)
         return state
 
 
@@ -240,22 +246,22 @@ class CacheStep(NamedTuple):
     lengths: Tensor | None  # (B,), how many of the keys each sequence has; None: all
     starts: Tensor | None = None  # (B,), the position of query 0
     at: Tensor | None = None  # (B, keys), the position of each key, −1 for none; None: they stand in order
-    places: Tensor | None = None  # (B, L), of the newest keys, where they are written after the call alone
-    before: tuple[Tensor, Tensor, Tensor] | None = None  # keys, values, and their places, which it took
+    slots: Tensor | None = None  # (B, L), of the newest keys, where they are written after the call alone
+    before: tuple[Tensor, Tensor, Tensor] | None = None  # keys, values, and their slots, which it took
 
-    def kept(self) -> CacheState:
+    def commit(self) -> CacheState:
         """The state, once the call has succeeded."""
-        if self.places is not None and self.state.limits is not None:
+        if self.slots is not None and self.state.limits is not None:
             old = self.state.limits.capacity
-            self.state.room.write(self.places, self.key[:, :, old:], self.value[:, :, old:])
+            self.state.buffer.write(self.slots, self.key[:, :, old:], self.value[:, :, old:])
         return self.state
 
     def limit_mask(self, mask: Any, bias: Any, score: Score, sizes: Sizes) -> tuple[Any, Any]:
-        """The mask and the bias of a call with this score, without the places that hold no key of a sequence."""
+        """The mask and the bias of a call with this score, without the slots that hold no key of a sequence. Where a
+        step has neither `lengths` nor `starts`, all slots hold keys."""
         limits = self.state.limits
         if limits is None or limits.window is None:
-            if self.lengths is None:
-                return mask, bias
+            assert self.lengths is not None
             if (some_compiling() and compiling()) or self.state.longest is None:
                 return with_lengths(mask, self.lengths, bias)
             ends = self.state.ends
@@ -311,95 +317,101 @@ def extend(
 ) -> CacheStep:
     """The step that adds keys and values (B, Hk, L, E) to a state; None is that of an empty cache.
 
-    A room that grows is doubled where it is full. With limits, queries of the first call see its own keys alone.
+    A buffer that grows is doubled where it is full. With limits, queries of the first call see its own keys alone.
     """
     size, first = key.shape[2], state is None
     if limits is not None:
         _check_no_graph(key, value)
     if state is None:
-        state = _start(limits, key, value)
+        state = _make_empty(limits, key, value)
     counts = None if new_lens is None else _check_counts(new_lens, key, limits)
     starts, stops, longest, ends = state.advance(size, counts)
     lengths = None if limits is None and counts is not None and ends is None else stops
+    if limits is None and isinstance(state.longest, torch.SymInt) and exporting():
+        raise UnsupportedError(
+            "a KeyValueCache() that grows goes on at a position that follows from the exported lengths, which "
+            "torch.export can't tell from a number here. Pass KeyValueCache(capacity=most), of the most "
+            "positions, or export with strict=True."
+        )
     if limits is not None and limits.window is not None:
         assert starts is not None and stops is not None
-        return _extend_window(CacheState(state.room, limits, None, stops), starts, key, value, counts, first)
-    room = state.room
+        return _extend_window(CacheState(state.buffer, limits, None, stops), starts, key, value, counts, first)
+    buffer = state.buffer
     if limits is not None:
         assert stops is not None and state.lengths is not None
-        no_room = functools.partial(_no_room, limits, state.lengths, stops)
+        too_many = functools.partial(_make_capacity_error, limits, state.lengths, stops)
         if (longest or (size if first and counts is None else 0)) > limits.capacity:
-            raise no_room()
+            raise too_many()
         if longest is None:
-            ensure(stops <= limits.capacity, no_room, "KeyValueCache: more positions than its capacity")
-    elif _needs_graph(state, key, value):
+            ensure(stops <= limits.capacity, too_many, "KeyValueCache: more positions than its capacity")
+    elif (torch.is_grad_enabled() or not ordinary()) and _needs_graph(state, key, value):
         pairs = (state.key, key), (state.value, value)
         keys, values = (_concatenate(*pair, longest, starts, stops) for pair in pairs)
-        return CacheStep(keys, values, CacheState(Room(keys, values), None, longest, lengths, ends), lengths)
+        return CacheStep(keys, values, CacheState(KeyValueBuffer(keys, values), None, longest, lengths, ends), lengths)
     else:
         assert longest is not None and state.longest is not None
-        if not room.free or longest >= room.keys.shape[2] or room.compiled != (some_compiling() and compiling()):
-            # the last place is never held: a view of all would have other strides, and need a graph of its own
-            room = Room.empty(key, value, max(LEAST, longest + 1, 2 * state.longest))
-            room.write(0, state.key, state.value, counted=False)
+        if not buffer.free or longest >= buffer.keys.shape[2] or buffer.compiled != (some_compiling() and compiling()):
+            # the last slot is never held: a view of all would have other strides, and need a graph of its own
+            buffer = KeyValueBuffer.empty(key, value, max(LEAST, longest + 1, 2 * state.longest))
+            buffer.write(0, state.key, state.value, counted=False)
     at: Any = state.longest
     if starts is not None:
         at = starts[:, None] if size == 1 else starts[:, None] + torch.arange(size, device=starts.device)
         if counts is not None or longest is None:
             assert stops is not None
-            at = (limits or Limits(room.keys.shape[2] - 1)).places(at, stops[:, None])
+            at = (limits or Limits(buffer.keys.shape[2] - 1)).find_slots(at, stops[:, None])
         at = moved(at, key.device)
-    room.write(at, key, value, counted=limits is not None)
+    buffer.write(at, key, value, counted=limits is not None)
     if limits is None:
-        room.free, room = False, Room(room.keys, room.values, True)
-    after = CacheState(room, limits, longest, lengths, ends)
+        buffer.free, buffer = False, KeyValueBuffer(buffer.keys, buffer.values, True)
+    after = CacheState(buffer, limits, longest, lengths, ends)
     if limits is not None and first:
         return CacheStep(key, value, after, counts)
     return CacheStep(after.key, after.value, after, lengths)
 
 
-def _start(limits: Limits | None, key: Tensor, value: Tensor) -> CacheState:
+def _make_empty(limits: Limits | None, key: Tensor, value: Tensor) -> CacheState:
     """The state of an empty cache whose first keys and values are to be these."""
     if limits is None:
-        return CacheState(Room(key[:, :, :0], value[:, :, :0]), None, 0)
+        return CacheState(KeyValueBuffer(key[:, :, :0], value[:, :, :0]), None, 0)
     with torch.inference_mode(False):
         lengths = torch.zeros(key.shape[0], dtype=torch.int64, device=key.device)
-    return CacheState(Room.empty(key, value, limits.capacity + 1), limits, 0, lengths)
+    return CacheState(KeyValueBuffer.empty(key, value, limits.capacity + 1), limits, 0, lengths)
 
 
 def _extend_window(
     after: CacheState, starts: Tensor, key: Tensor, value: Tensor, counts: Tensor | None, first: bool
 ) -> CacheStep:
-    """The step to the state `after`, where new positions take the places of old ones."""
-    size, room, limits, stops = key.shape[2], after.room, after.limits, after.lengths
+    """The step to the state `after`, where new positions take the slots of old ones."""
+    size, buffer, limits, stops = key.shape[2], after.buffer, after.limits, after.lengths
     assert limits is not None and stops is not None
     positions = starts[:, None] + torch.arange(size, device=key.device)
-    places = limits.places(positions, stops[:, None])
+    slots = limits.find_slots(positions, stops[:, None])
     if first:
-        room.write(places, key, value)
+        buffer.write(slots, key, value)
         return CacheStep(key, value, after, counts, starts)
-    if size == 1:  # the place that is written to held a position that this query can't see
-        # a call that is refused gives back the place that it took: see `KeyValueCache._settle`; in compiled code the
-        # graph that ends at the refusal keeps what it held, and a step of one graph leaves out this read
-        rows = torch.arange(places.shape[0], device=places.device)[:, None]
-        before = *(t[rows, :, places].transpose(1, 2) for t in (room.keys, room.values)), places
-        room.write(places, key, value)
-        held, at = stops.clamp(max=limits.capacity), limits.positions(stops[:, None])
+    if size == 1:  # the slot that is written to held a position that this query can't see
+        # a call that raises gives back the slot that it took: see `KeyValueCache._restore_overwritten`; in compiled
+        # code the graph that ends at the error keeps what the slot held, and a step of one graph leaves out this read
+        rows = torch.arange(slots.shape[0], device=slots.device)[:, None]
+        before = *(t[rows, :, slots].transpose(1, 2) for t in (buffer.keys, buffer.values)), slots
+        buffer.write(slots, key, value)
+        held, at = stops.clamp(max=limits.capacity), limits.find_positions(stops[:, None])
         return CacheStep(after.key, after.value, after, held, starts, at, before=before)
-    # the new keys take places of old ones, which the first of these queries see: they are written after the call
-    at = torch.cat([limits.positions(starts[:, None]), torch.where(positions < stops[:, None], positions, -1)], 1)
+    # the new keys take slots of old ones, which the first of these queries see: they are written after the call
+    at = torch.cat([limits.find_positions(starts[:, None]), torch.where(positions < stops[:, None], positions, -1)], 1)
     both = [torch.cat(pair, 2) for pair in ((after.key, key), (after.value, value))]
-    return CacheStep(both[0], both[1], after, None, starts, at, places)
+    return CacheStep(both[0], both[1], after, None, starts, at, slots)
 
 
 def _needs_graph(state: CacheState, key: Tensor, value: Tensor) -> bool:
     """Whether derivatives follow the keys, so that each step makes new tensors.
 
     Forward mode and `torch.func` follow them where gradients are off, too. `torch.export` leaves out writes through
-    `.data`, and a trace would keep the room as a constant.
+    `.data`, and a trace would keep the buffer as a constant.
     """
     grad = torch.is_grad_enabled()
-    if grad and any(t.requires_grad for t in (key, value, state.room.keys, state.room.values)):
+    if grad and any(t.requires_grad for t in (key, value, state.buffer.keys, state.buffer.values)):
         return True
     return not ordinary() and (looked_into() or exporting() or (grad and not compiling()))
 
@@ -418,13 +430,13 @@ def _concatenate(old: Tensor, new: Tensor, end: Any, starts: Tensor | None, stop
     return torch.cat([old, new, empty], 2).gather(2, at[:, None, :, None].expand(-1, new.shape[1], -1, new.shape[3]))
 
 
-def _longest(lengths: list[int]) -> tuple[int, tuple[int, ...] | None]:
+def _find_longest(lengths: list[int]) -> tuple[int, tuple[int, ...] | None]:
     """The largest length, and the lengths; None where all are equal."""
     longest = max(lengths, default=0)
     return longest, tuple(lengths) if min(lengths, default=0) < longest else None
 
 
-def _no_room(limits: Limits, starts: Tensor, stops: Tensor) -> ClearheadError:
+def _make_capacity_error(limits: Limits, starts: Tensor, stops: Tensor) -> ClearheadError:
     return ClearheadError(
         f"the cache has a capacity of {limits.capacity} positions; it holds {tuple(starts.tolist())} of its "
         f"sequences, which would become {tuple(stops.tolist())}.\nMake KeyValueCache(capacity=...) for prompt and "

@@ -45,7 +45,7 @@ class KeyValueCache:
     that is called several times in a model's forward (tied weights) needs a cache for each of these calls: with one
     cache the second call sees the keys of the first. `len(cache)` is the length of its longest sequence, and
     `cache.lengths` the length of each, which may differ (`new_lens` of the module). `reorder`, `crop` and `reset`
-    choose from its batch and positions. A full room is doubled, so that the cost of a step follows the positions
+    choose from its batch and positions. A full buffer is doubled, so that the cost of a step follows the positions
     that it adds; keys that require grad stay in the graph, and each step makes new tensors for them. A position in a
     tensor that was given out is never written again. `copy.copy(cache)` is a branch that grows by itself and shares the
     past;
@@ -86,19 +86,21 @@ class KeyValueCache:
     >>> cache.crop([5, 0])                                              # the second is done: room for another
     """
 
-    _by: nn.Module | None = None  # the module that made the keys
+    _module: nn.Module | None = None  # the module that made the keys
     # what the newest key took the place of in a window, until its call has succeeded
-    _taken: tuple[Tensor, Tensor, Tensor] | None = None
-    _outside = True  # whether code made it that is not compiled or exported
-    _made: int | None = None  # in a copy: a number made of the weights that made the keys; None: not known
+    _overwritten: tuple[Tensor, Tensor, Tensor] | None = None
+    _made_outside_graph = True  # whether code made it that is not compiled or exported
+    _digest: int | None = None  # in a copy: a number made of the weights that made the keys; None: not known
 
     @built_with(OF_CACHE)
     def __init__(self, capacity: int | None = None, *, window: int | None = None, first: int = 0) -> None:
         self._state: CacheState | None = None
         self._parts: dict[int | str, KeyValueCache] = {}
         self._limits = check_limits(capacity, window, first)
-        self._outside = not compiling()
-        self._taken = None  # of its own from the first on: compiled code would take it for another cache after a step
+        self._made_outside_graph = not compiling()
+        self._overwritten = (
+            None  # of its own from the first on: compiled code would take it for another cache after a step
+        )
 
     @property
     def capacity(self) -> int | None:
@@ -131,22 +133,22 @@ class KeyValueCache:
             )
         if layer not in self._parts:
             part = type(self)()
-            part._limits, part._outside = self._limits, self._outside
+            part._limits, part._made_outside_graph = self._limits, self._made_outside_graph
             self._parts[layer] = part
         return self._parts[layer]
 
-    def _all(self) -> list[KeyValueCache]:
+    def _list_parts(self) -> list[KeyValueCache]:
         """The caches that hold keys: this one, or those of its parts."""
-        return [one for part in self._parts.values() for one in part._all()] if self._parts else [self]
+        return [one for part in self._parts.values() for one in part._list_parts()] if self._parts else [self]
 
     def __len__(self) -> int:
-        return min(0 if one._state is None else one._state.length for one in self._all())
+        return min(0 if one._state is None else one._state.length for one in self._list_parts())
 
     @property
     def lengths(self) -> tuple[int, ...] | None:
         """The number of positions that each sequence holds; None where there are no keys yet."""
-        states = [one._state for one in self._all()]
-        held = [tuple(state.starts().tolist()) for state in states if state is not None]
+        states = [one._state for one in self._list_parts()]
+        held = [state.list_lengths() for state in states if state is not None]
         # a call that failed between two layers leaves parts that hold more than others
         return tuple(map(min, zip(*held, strict=True))) if len(held) == len(states) else None
 
@@ -175,7 +177,7 @@ class KeyValueCache:
                 )
         self._check_new(key, value)
         step = self._extend(key, value, new_lens)
-        self._state = step.kept()
+        self._state = step.commit()
         return step.key, step.value
 
     def reorder(self, indices: Tensor) -> None:
@@ -191,8 +193,8 @@ class KeyValueCache:
 
         Raises a `ClearheadError` for entries outside the batch, and in an empty cache. Cost: a copy.
         """
-        every = self._all()
-        self._settle()
+        every = self._list_parts()
+        self._restore_overwritten()
         states = [one._state for one in every if one._state is not None]
         if len(states) < len(every):
             raise ClearheadError("the cache is empty: it has no batch to reorder before its first keys.")
@@ -200,7 +202,7 @@ class KeyValueCache:
             check_memory(indices, "indices")
         indices = _check_indices(indices, min(state.key.shape[0] for state in states))
         for one, state in zip(every, states, strict=True):
-            one._state = state.chosen(placed(indices, state.key.device, "indices"))
+            one._state = state.select(placed(indices, state.key.device, "indices"))
 
     def crop(self, length: Integers | int) -> None:
         """Keep the first `length` positions, one number for all sequences, or integers (B,), one for each.
@@ -228,14 +230,14 @@ class KeyValueCache:
             most = len(self) if len(set(held)) < 2 else held
             raise ClearheadError(f"length is {length}, and the cache holds {most} positions: crop can't add any.")
         lengths = torch.tensor(kept, dtype=torch.int64, device="cpu")
-        self._settle()
-        every = [(one, one._state.cut(lengths)) for one in self._all() if one._state is not None]
+        self._restore_overwritten()
+        every = [(one, one._state.crop(lengths)) for one in self._list_parts() if one._state is not None]
         for one, state in every:
             one._state = state
 
     def reset(self) -> None:
         """Forget everything, for another batch."""
-        self._state, self._by, self._made, self._taken = None, None, None, None
+        self._state, self._module, self._digest, self._overwritten = None, None, None, None
         for part in self._parts.values():
             part.reset()
 
@@ -247,7 +249,7 @@ class KeyValueCache:
 
     def _check_new(self, key: Tensor, value: Tensor, by: nn.Module | None = None) -> None:
         """Check new keys and values (B, Hk, L, E) of a module beside those that the cache holds."""
-        if self._outside and some_compiling() and exporting():
+        if self._made_outside_graph and some_compiling() and exporting():
             raise UnsupportedError(
                 "the KeyValueCache was made outside of the exported code, and a program of torch.export keeps no "
                 "object between its calls: each would begin at the same position. Give the module buffers of keys and "
@@ -255,10 +257,8 @@ class KeyValueCache:
                 "Exporting."
             )
         state = self._state
-        held = (None, None) if state is None else (state.room.keys, state.room.values)  # without a view
-        for name, new, old in (("key", key, held[0]), ("value", value, held[1])):
-            if state is None or old is None:
-                continue
+        pairs = () if state is None else (("key", key, state.buffer.keys), ("value", value, state.buffer.values))
+        for name, new, old in pairs:  # the whole buffer: no view has to be made
             if new.shape[:2] != old.shape[:2] or new.shape[3] != old.shape[3]:
                 at = next(at for at in (0, 1, 3) if new.shape[at] != old.shape[at])
                 rows = {"cache": tuple(getattr(state, name).shape), f"new {name}": tuple(new.shape)}
@@ -272,7 +272,7 @@ class KeyValueCache:
                     f"the new {name}s, shape {tuple(new.shape)}, are {new.dtype} on {new.device}, and the cache holds "
                     f"{old.dtype} on {old.device}. Start with an empty KeyValueCache() after the module was converted."
                 )
-        if by is not None and by is not self._by and self._is_of_another(by):
+        if by is not None and by is not self._module and self._is_of_another(by):
             raise ClearheadError(
                 f"{self!r} holds the keys of another module than this {type(by).__name__}, which has other "
                 "weights, or another rotary.\nMake one KeyValueCache() for each layer. For a copy of the module "
@@ -283,63 +283,63 @@ class KeyValueCache:
                 check_unmixed("a cache", heads, None)
 
     def _extend(self, key: Tensor, value: Tensor, new_lens: Any) -> CacheStep:
-        """The step that adds new keys and values; the cache stays as it is until it gets this, by `_hold`."""
-        if self._taken is not None:
-            self._settle()
+        """The step that adds new keys and values; the cache stays as it is until it gets this, by `_commit`."""
+        if self._overwritten is not None:
+            self._restore_overwritten()
         step = extend(self._state, self._limits, key, value, new_lens)
         if step.before is not None:
-            self._taken = step.before
+            self._overwritten = step.before
         return step
 
     def _is_of_another(self, module: nn.Module) -> bool:
-        if self._by is not None:
-            return self._by is not module
-        return self._made is not None and not compiling() and digest_of(module) not in (None, self._made)
+        if self._module is not None:
+            return self._module is not module
+        return self._digest is not None and not compiling() and digest_of(module) not in (None, self._digest)
 
-    def _hold(self, step: CacheStep, by: nn.Module) -> None:
-        self._state, self._by = step.state if step.places is None else step.kept(), by
-        if self._taken is not None:
-            self._taken = None
+    def _commit(self, step: CacheStep, by: nn.Module) -> None:
+        self._state, self._module = step.state if step.slots is None else step.commit(), by
+        if self._overwritten is not None:
+            self._overwritten = None
 
-    def _settle(self) -> None:
+    def _restore_overwritten(self) -> None:
         """Give back what a call that was refused has taken the place of: `crop` may go back to it."""
-        for one in self._all():
-            if one._taken is not None and one._state is not None:
-                key, value, places = one._taken
-                one._state.room.write(places, key, value)
-                one._taken = None
+        for one in self._list_parts():
+            if one._overwritten is not None and one._state is not None:
+                key, value, slots = one._overwritten
+                one._state.buffer.write(slots, key, value)
+                one._overwritten = None
 
     def __copy__(self) -> KeyValueCache:
-        self._settle()
+        self._restore_overwritten()
         branch = type(self)()
-        branch._state = self._state  # what grows copies its room at the next write
+        branch._state = self._state  # what grows copies its buffer at the next write
         if self._state is not None and self._limits is not None:
-            branch._state = self._state.ordinary()
-        branch._by, branch._made, branch._limits = self._by, self._made, self._limits
+            branch._state = self._state.clone()
+        branch._module, branch._digest, branch._limits = self._module, self._digest, self._limits
         branch._parts = {layer: copy.copy(part) for layer, part in self._parts.items()}
         return branch
 
     def __deepcopy__(self, memo: object) -> KeyValueCache:
         copied = copy.copy(self)
-        for one, other in zip(copied._all(), self._all(), strict=True):
-            one.__dict__.update(other.__getstate__(), _state=one._state, _parts={}, _by=None)
+        for one, other in zip(copied._list_parts(), self._list_parts(), strict=True):
+            one.__dict__.update(other.__getstate__(), _state=one._state, _parts={}, _module=None)
         return copied
 
     def __getstate__(self) -> dict[str, Any]:  # pickle calls it
         # without the module: a copy of it, which has the same weights, may take the copy of the cache
-        made = self._made if self._by is None else digest_of(self._by)
-        self._settle()
-        return {"_state": self._state, "_made": made, "_limits": self._limits, "_parts": self._parts}
+        made = self._digest if self._module is None else digest_of(self._module)
+        self._restore_overwritten()
+        return {"_state": self._state, "_digest": made, "_limits": self._limits, "_parts": self._parts}
 
     def __setstate__(self, state: dict[str, Any]) -> None:  # pickle calls it
         self.__dict__.update(state)
         if self._state is not None and torch.is_inference_mode_enabled():  # such tensors can't be written to outside it
-            self._state = self._state.ordinary()
+            self._state = self._state.clone()
 
     def __repr__(self) -> str:
         said = [f"parts={len(self._parts)}"] if self._parts else []
-        states = [state for one in self._all() if (state := one._state) is not None]
-        if len(states) < len(self._all()):
+        states = [state for one in self._list_parts() if (state := one._state) is not None]
+        if len(states) < len(self._list_parts()):
             said.append("empty")
         else:
             if all(state.lengths is None or readable(state.lengths) for state in states):

@@ -17,6 +17,7 @@ from clearhead.base.numbers import check_count, check_flag
 from clearhead.base.positions import check_align
 from clearhead.base.shapes import AlignLike, Sizes
 from clearhead.base.text import brief
+from clearhead.base.torch_private import may_have_hooks
 from clearhead.base.torch_state import any_autocast
 from clearhead.base.tracing import holds, ordinary
 from clearhead.biases.base import Bias, BiasLike
@@ -306,7 +307,7 @@ class MultiHeadAttention(RecordingModule):
             if nested is not None:
                 query, key, value = nested.query, nested.key, nested.value
         of_query = query if nested is None else nested.batch("query")
-        past = self._past(cache, new_lens)
+        past = self._read_past(cache, new_lens)
         places = given_places(positions, "positions", of_query, self.rotary) if positions is not None else None
         of_keys = None
         if isinstance(key, PreparedKeys):
@@ -343,10 +344,10 @@ class MultiHeadAttention(RecordingModule):
                 q = q.expand(k.shape[0], -1, -1, -1)
             table = None
             if checked and positions is None and key_positions is None and q.shape[2] == k.shape[2]:
-                table = self.rotary._known_rows(q, past) if type(self.rotary) is RotaryEmbedding else None
-            q = turned(self.rotary, q, past, places) if table is None else self.rotary._turn(q, table)
+                table = self.rotary._find_rows(q, past) if type(self.rotary) is RotaryEmbedding else None
+            q = turned(self.rotary, q, past, places) if table is None else self.rotary._rotate(q, table)
             if not isinstance(key, PreparedKeys):
-                k = turned(self.rotary, k, past, of_keys) if table is None else self.rotary._turn(k, table)
+                k = turned(self.rotary, k, past, of_keys) if table is None else self.rotary._rotate(k, table)
         number, factor = None, None
         if self.scale is not None or self.temperature is not None:
             number, factor = factors_of(self.score, self.scale, self.temperature, self.head_dim)
@@ -373,7 +374,8 @@ class MultiHeadAttention(RecordingModule):
             self._check_learnt(heads)
         if step is not None:
             with_rules = mask is not None or bias is not None or score.changed_by is not None
-            mask, bias = step.limit_mask(mask, bias, score, sizes)
+            if step.lengths is not None or step.starts is not None:
+                mask, bias = step.limit_mask(mask, bias, score, sizes)
             if with_rules:
                 mask, bias, score = offset_rules(mask, bias, score, past, q.device)
         if nested is not None:
@@ -399,7 +401,7 @@ class MultiHeadAttention(RecordingModule):
         output = self.W_o(attended) if checked else joined("W_o", self.W_o, attended)
         output = nested.back(output) if nested is not None else output if batched else output[0]
         if cache is not None and step is not None:  # only now: a refused call leaves it as it was
-            cache._hold(step, self)
+            cache._commit(step, self)
         return output
 
     if TYPE_CHECKING:
@@ -430,14 +432,12 @@ class MultiHeadAttention(RecordingModule):
             key, value = nested.key, nested.value
         check_inputs({"key": key, "value": value}, self._projections[1:])
         places = given_places(positions, "positions", key if nested is None else nested.batch("key"), self.rotary)
-        if nested is None:
-            k, v = self._project(key, value)
-            k = turned(self.rotary, k, 0, places)
-            return PreparedKeys(*((k, v) if key.ndim == 3 else (k[0], v[0])), self)
-        rows = nested.packed.rows["key"]
+        rows = None if nested is None else nested.packed.rows["key"]
         k, v = self._project(key, value)
-        k = turned(self.rotary, k, 0, None if self.rotary is None else rows.placed(places))
-        return PreparedKeys(rows.nested(k), rows.nested(v), self)
+        k = turned(self.rotary, k, 0, places if rows is None or self.rotary is None else rows.placed(places))
+        if rows is not None:
+            k, v = rows.nested(k), rows.nested(v)
+        return PreparedKeys(*((k, v) if rows is not None or key.ndim == 3 else (k[0], v[0])), self)
 
     @property
     def _projections(self) -> tuple[Projection, ...]:
@@ -466,7 +466,7 @@ class MultiHeadAttention(RecordingModule):
             )
         return (k, v) if query.ndim == 3 else (k[None], v[None])
 
-    def _past(self, cache: Any, new_lens: Any) -> int | Tensor:
+    def _read_past(self, cache: Any, new_lens: Any) -> int | Tensor:
         """The number of positions in the cache; (B,), of each sequence, where they differ."""
         if isinstance(cache, KeyValueCache):
             if cache._parts:
@@ -492,22 +492,18 @@ class MultiHeadAttention(RecordingModule):
         last = None
         for tensor in (query, key, value):
             if tensor is not last:  # one tensor is all three in self-attention
-                if type(tensor) is not Tensor or tensor.is_nested or tensor.layout is not torch.strided:
-                    return None
-                if not holds(tensor):
+                plain = type(tensor) is Tensor and not tensor.is_nested and tensor.layout is torch.strided
+                if not plain or not holds(tensor):
                     return None
                 facts += (tensor.shape, tensor.dtype, tensor.device)
                 last = tensor
-        for name in ("W_q", "W_k", "W_v", "W_o"):
-            layer = self._modules[name]
-            if (
-                type(layer) not in LINEAR
-                or layer._forward_hooks
-                or layer._forward_pre_hooks
-                or "forward" in vars(layer)
-            ):
+        layers = self.W_q, self.W_k, self.W_v, self.W_o
+        if may_have_hooks(*layers):
+            return None
+        for layer in layers:
+            if type(layer) not in LINEAR or "forward" in vars(layer):
                 return None
-            for part in layer._parameters.values():
+            for part in (layer.weight, layer.bias):
                 if type(part) is not nn.Parameter and part is not None:
                     return None
                 facts += (None,) if part is None else (part.shape, part.dtype, part.device)

@@ -15,6 +15,7 @@ from clearhead.base.modules import as_forward
 from clearhead.base.numbers import check_count, check_flag, check_positive
 from clearhead.base.pictures import Style
 from clearhead.base.text import brief
+from clearhead.base.torch_private import may_have_hooks
 from clearhead.nn._keywords import OF_ROTARY
 from clearhead.nn._nested import by_rows
 from clearhead.nn._positions import Tabled, check_length, places_of, plot
@@ -75,14 +76,14 @@ class RotaryEmbedding(Tabled):
         if is_nested(x):
             return by_rows(self.forward, x, offset, positions, who)
         self._check(x)
-        return self._turn(x, self._of(x, places_of(x, offset, positions, who), accumulated(x.dtype), who))
+        return self._rotate(x, self._of(x, places_of(x, offset, positions, who), accumulated(x.dtype), who))
 
     if TYPE_CHECKING:
 
         @as_forward(forward)
         def __call__(self) -> None: ...
 
-    def _turn(self, x: Tensor, rows: Tensor) -> Tensor:
+    def _rotate(self, x: Tensor, rows: Tensor) -> Tensor:
         """x (..., L, E), turned by the cosines and sines of its positions."""
         cos, sin = rows.chunk(2, -1)  # each (L, dim/2), or (B, 1, ..., L, dim/2)
         turned = (x[..., : self.dim] if x.shape[-1] > self.dim else x).to(cos.dtype)
@@ -95,7 +96,7 @@ class RotaryEmbedding(Tabled):
         output = output.to(x.dtype)
         return torch.cat([output, x[..., self.dim :]], -1) if x.shape[-1] > self.dim else output
 
-    def _known_rows(self, x: Tensor, offset: int | Tensor) -> Tensor | None:
+    def _find_rows(self, x: Tensor, offset: int | Tensor) -> Tensor | None:
         """The rows of the vectors of x (B, H, L, E), from `offset` on, a number or (B,).
 
         None: the table does not have them yet, or something else must be checked, read on another device, or seen by a
@@ -103,7 +104,7 @@ class RotaryEmbedding(Tabled):
         """
         made_for, table = self._table or (None, None)
         fits = made_for == (self.dim, self.base, self.scaling) and type(self.interleaved) is bool
-        if table is None or not fits or table.device != x.device or self._forward_hooks or self._forward_pre_hooks:
+        if table is None or not fits or table.device != x.device or may_have_hooks(self):
             return None
         wide = torch.float64 if x.dtype is torch.float64 else torch.float32
         length = x.shape[-2]
