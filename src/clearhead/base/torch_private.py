@@ -323,12 +323,23 @@ _MARKS = "to take away the hooks of a model that shares its sequences out over r
 _marks = first_missing(_MARKS, RAISES, "_forward_pre_hooks_with_kwargs", "_forward_hooks_always_called")
 
 
-def may_have_hooks(*layers: Any) -> bool:
-    """Whether a hook may see or change what one of these layers computes."""
+def may_have_hooks(layer: Any) -> bool:
+    """Whether a hook may see or change what a layer computes."""
+    return bool(_hooks or layer._forward_hooks or layer._forward_pre_hooks)
+
+
+def read_parameters(*layers: Any) -> list[Any] | None:
+    """The shape, dtype and device of each parameter of some layers; None where a hook may change what a layer
+    computes, or where another tensor stands for a parameter."""
+    found: list[Any] = []
     for layer in layers:
-        if _hooks or layer._forward_hooks or layer._forward_pre_hooks:
-            return True
-    return False
+        if _hooks or _held or layer._forward_hooks or layer._forward_pre_hooks or "forward" in layer.__dict__:
+            return None
+        for parameter in layer._parameters.values():
+            if type(parameter) is not nn.Parameter and parameter is not None:
+                return None
+            found += (None,) if parameter is None else (parameter.shape, parameter.dtype, parameter.device)
+    return found
 
 
 def has_hooks(layer: Any) -> bool:

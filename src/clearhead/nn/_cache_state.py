@@ -168,7 +168,7 @@ class CacheState(NamedTuple):
         """The position at which each sequence goes on, (B,), on the host."""
         if self.lengths is not None:
             return self.lengths.cpu()
-        return torch.full((self.buffer.keys.shape[0],), self.longest, dtype=torch.int64, device="cpu")
+        return torch.full((self.buffer.keys.shape[0],), self.length, dtype=torch.int64, device="cpu")
 
     def advance(
         self, size: int, counts: Tensor | None
@@ -394,10 +394,10 @@ def _extend_window(
         # a call that raises gives back the slot that it took: see `KeyValueCache._restore_overwritten`; in compiled
         # code the graph that ends at the error keeps what the slot held, and a step of one graph leaves out this read
         rows = torch.arange(slots.shape[0], device=slots.device)[:, None]
-        before = *(t[rows, :, slots].transpose(1, 2) for t in (buffer.keys, buffer.values)), slots
+        key_before, value_before = (t[rows, :, slots].transpose(1, 2) for t in (buffer.keys, buffer.values))
         buffer.write(slots, key, value)
         held, at = stops.clamp(max=limits.capacity), limits.find_positions(stops[:, None])
-        return CacheStep(after.key, after.value, after, held, starts, at, before=before)
+        return CacheStep(after.key, after.value, after, held, starts, at, before=(key_before, value_before, slots))
     # the new keys take slots of old ones, which the first of these queries see: they are written after the call
     at = torch.cat([limits.find_positions(starts[:, None]), torch.where(positions < stops[:, None], positions, -1)], 1)
     both = [torch.cat(pair, 2) for pair in ((after.key, key), (after.value, value))]

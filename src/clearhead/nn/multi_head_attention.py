@@ -17,7 +17,7 @@ from clearhead.base.numbers import check_count, check_flag
 from clearhead.base.positions import check_align
 from clearhead.base.shapes import AlignLike, Sizes
 from clearhead.base.text import brief
-from clearhead.base.torch_private import may_have_hooks
+from clearhead.base.torch_private import read_parameters
 from clearhead.base.torch_state import any_autocast
 from clearhead.base.tracing import holds, ordinary
 from clearhead.biases.base import Bias, BiasLike
@@ -488,7 +488,7 @@ class MultiHeadAttention(RecordingModule):
         """
         if any_autocast() or not ordinary():
             return None
-        facts = [self.head_dim, self.num_heads, self.num_kv_heads]
+        facts: list[Any] = [self.head_dim, self.num_heads, self.num_kv_heads]
         last = None
         for tensor in (query, key, value):
             if tensor is not last:  # one tensor is all three in self-attention
@@ -498,16 +498,8 @@ class MultiHeadAttention(RecordingModule):
                 facts += (tensor.shape, tensor.dtype, tensor.device)
                 last = tensor
         layers = self.W_q, self.W_k, self.W_v, self.W_o
-        if may_have_hooks(*layers):
-            return None
-        for layer in layers:
-            if type(layer) not in LINEAR or "forward" in vars(layer):
-                return None
-            for part in (layer.weight, layer.bias):
-                if type(part) is not nn.Parameter and part is not None:
-                    return None
-                facts += (None,) if part is None else (part.shape, part.dtype, part.device)
-        return tuple(facts)
+        parameters = read_parameters(*layers) if all(map(LINEAR.__contains__, map(type, layers))) else None
+        return None if parameters is None else (*facts, *parameters)
 
     def extra_repr(self) -> str:
         text = f"embed_dim={self.embed_dim}, num_heads={self.num_heads}, head_dim={self.head_dim}"
