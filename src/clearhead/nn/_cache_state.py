@@ -13,17 +13,7 @@ from clearhead.base.numbers import check_count
 from clearhead.base.positions import FAR
 from clearhead.base.shapes import Sizes, moved, placed
 from clearhead.base.text import brief
-from clearhead.base.tracing import (
-    compiling,
-    ensure,
-    exporting,
-    looked_into,
-    ordinary,
-    readable,
-    some_compiling,
-    traced,
-    transformed,
-)
+from clearhead.base.tracing import compiling, ensure, exporting, looked_into, ordinary, readable, some_compiling, traced
 from clearhead.masks._read import check_lengths, own
 from clearhead.masks.base import Mask, all_keys, leaves
 from clearhead.masks.causal import Causal
@@ -37,6 +27,7 @@ from clearhead.scores.base import Score
 
 LEAST = 16  # the positions of the first buffer
 ENDLESS = (Causal, SlidingWindow, FirstKeys, Lengths, PrefixLM)  # masks whose intervals do not need the number of keys
+Ends = tuple[int, ...]  # the length of each sequence, on the host
 
 
 class Limits(NamedTuple):
@@ -133,7 +124,7 @@ class CacheState(NamedTuple):
     limits: Limits | None
     longest: int | None  # the positions of the longest sequence; None: compiled code has counted them in `lengths`
     lengths: Tensor | None = None  # (B,), of each sequence: with limits on the device of the keys; None: all are equal
-    ends: tuple[int, ...] | None = None  # `lengths`, where eager code knows that they differ
+    ends: Ends | None = None  # `lengths`, where eager code knows that they differ
 
     @property
     def key(self) -> Tensor:
@@ -158,7 +149,7 @@ class CacheState(NamedTuple):
         assert found is not None
         return found
 
-    def list_lengths(self) -> tuple[int, ...]:
+    def list_lengths(self) -> Ends:
         """The number of positions of each sequence."""
         if self.lengths is not None:
             return tuple(self.lengths.tolist())
@@ -170,9 +161,7 @@ class CacheState(NamedTuple):
             return self.lengths.cpu()
         return torch.full((self.buffer.keys.shape[0],), self.length, dtype=torch.int64, device="cpu")
 
-    def advance(
-        self, size: int, counts: Tensor | None
-    ) -> tuple[Tensor | None, Tensor | None, int | None, tuple[int, ...] | None]:
+    def advance(self, size: int, counts: Tensor | None) -> tuple[Tensor | None, Tensor | None, int | None, Ends | None]:
         """Count `size` new positions, or these of each sequence, (B,).
 
         Returns:
@@ -249,13 +238,6 @@ class CacheStep(NamedTuple):
     slots: Tensor | None = None  # (B, L), of the newest keys, where they are written after the call alone
     before: tuple[Tensor, Tensor, Tensor] | None = None  # keys, values, and their slots, which it took
 
-    def commit(self) -> CacheState:
-        """The state, once the call has succeeded."""
-        if self.slots is not None and self.state.limits is not None:
-            old = self.state.limits.capacity
-            self.state.buffer.write(self.slots, self.key[:, :, old:], self.value[:, :, old:])
-        return self.state
-
     def limit_mask(self, mask: Any, bias: Any, score: Score, sizes: Sizes) -> tuple[Any, Any]:
         """The mask and the bias of a call with this score, without the slots that hold no key of a sequence. Where a
         step has neither `lengths` nor `starts`, all slots hold keys."""
@@ -264,10 +246,9 @@ class CacheStep(NamedTuple):
             assert self.lengths is not None
             if (some_compiling() and compiling()) or self.state.longest is None:
                 return with_lengths(mask, self.lengths, bias)
-            ends = self.state.ends
-            if ends is None and limits is None:  # compiled code has counted them
-                ends = tuple(self.lengths.tolist())
-            held = HeldKeys(self.lengths[:1], (self.state.longest,)) if ends is None else HeldKeys(self.lengths, ends)
+            # compiled code has counted the unequal lengths of a cache that grows, and eager code goes on
+            ends = self.state.ends or ((self.state.longest,) if limits else tuple(self.lengths.tolist()))
+            held = HeldKeys(self.lengths[: len(ends)], ends)
             if mask is None or isinstance(mask, Mask):
                 return held if mask is None else mask & held, bias
             return with_lengths(mask, [*held.ends], bias)
@@ -312,9 +293,7 @@ def _check_by_position(mask: Any, bias: Any, score: Score) -> None:
         )
 
 
-def extend(
-    state: CacheState | None, limits: Limits | None, key: Tensor, value: Tensor, new_lens: Any = None
-) -> CacheStep:
+def extend(state: CacheState | None, limits: Limits | None, key: Tensor, value: Tensor, new_lens: Any) -> CacheStep:
     """The step that adds keys and values (B, Hk, L, E) to a state; None is that of an empty cache.
 
     A buffer that grows is doubled where it is full. With limits, queries of the first call see its own keys alone.
@@ -323,8 +302,19 @@ def extend(
     if limits is not None:
         _check_no_graph(key, value)
     if state is None:
-        state = _make_empty(limits, key, value)
-    counts = None if new_lens is None else _check_counts(new_lens, key, limits)
+        state = CacheState(KeyValueBuffer(key[:, :, :0], value[:, :, :0]), None, 0)
+        if limits is not None:
+            with torch.inference_mode(False):
+                none = torch.zeros(key.shape[0], dtype=torch.int64, device=key.device)
+            state = CacheState(KeyValueBuffer.empty(key, value, limits.capacity + 1), limits, 0, none)
+    counts = None
+    if new_lens is not None:  # with limits on the device of the keys, where compiled code asserts the values
+        counts = kept = check_integers(new_lens, "new_lens", key.shape[0], None if limits is None else key.device)
+        ensure(
+            kept <= size,
+            lambda: ClearheadError(f"new_lens is {(*kept.tolist(),)}, and there are {size} new keys of each sequence."),
+            "new_lens: more than there are new keys",
+        )
     starts, stops, longest, ends = state.advance(size, counts)
     lengths = None if limits is None and counts is not None and ends is None else stops
     if limits is None and isinstance(state.longest, torch.SymInt) and exporting():
@@ -368,15 +358,6 @@ def extend(
     if limits is not None and first:
         return CacheStep(key, value, after, counts)
     return CacheStep(after.key, after.value, after, lengths)
-
-
-def _make_empty(limits: Limits | None, key: Tensor, value: Tensor) -> CacheState:
-    """The state of an empty cache whose first keys and values are to be these."""
-    if limits is None:
-        return CacheState(KeyValueBuffer(key[:, :, :0], value[:, :, :0]), None, 0)
-    with torch.inference_mode(False):
-        lengths = torch.zeros(key.shape[0], dtype=torch.int64, device=key.device)
-    return CacheState(KeyValueBuffer.empty(key, value, limits.capacity + 1), limits, 0, lengths)
 
 
 def _extend_window(
@@ -430,7 +411,7 @@ def _concatenate(old: Tensor, new: Tensor, end: Any, starts: Tensor | None, stop
     return torch.cat([old, new, empty], 2).gather(2, at[:, None, :, None].expand(-1, new.shape[1], -1, new.shape[3]))
 
 
-def _find_longest(lengths: list[int]) -> tuple[int, tuple[int, ...] | None]:
+def _find_longest(lengths: list[int]) -> tuple[int, Ends | None]:
     """The largest length, and the lengths; None where all are equal."""
     longest = max(lengths, default=0)
     return longest, tuple(lengths) if min(lengths, default=0) < longest else None
@@ -451,26 +432,11 @@ def _check_no_graph(key: Tensor, value: Tensor) -> None:
             "a cache of fixed capacity keeps no graph, and the new keys need a gradient. Decode under torch.no_grad() "
             "or torch.inference_mode(); to train through a cache pass KeyValueCache(), which grows."
         )
-    if not ordinary() and (transformed() or looked_into()):
+    if not ordinary() and looked_into():
         raise UnsupportedError(
             "a cache of fixed capacity is written in place, which torch.func and forward mode can't follow. Pass "
             "KeyValueCache(), which grows."
         )
-
-
-def _check_counts(new_lens: Any, key: Tensor, limits: Limits | None) -> Tensor:
-    """How many new positions each sequence keeps, (B,): with limits on the device of the keys, where compiled code
-    asserts the values; else on the host."""
-    batch, size = key.shape[0], key.shape[2]
-    counts = check_integers(new_lens, "new_lens", batch, None if limits is None else key.device)
-    ensure(
-        counts <= size,
-        lambda: ClearheadError(
-            f"new_lens is {tuple(counts.tolist())}, and there are {size} new keys of each sequence."
-        ),
-        "new_lens: more than there are new keys",
-    )
-    return counts
 
 
 def check_integers(given: Any, name: str, batch: int | None, device: torch.device | None = None) -> Tensor:

@@ -15,13 +15,7 @@ from clearhead.base.numbers import check_count
 from clearhead.base.shapes import placed
 from clearhead.base.text import brief
 from clearhead.base.tracing import compiling, ensure, exporting, readable, some_compiling
-from clearhead.nn._cache_state import (
-    CacheState,
-    CacheStep,
-    check_integers,
-    check_limits,
-    extend,
-)
+from clearhead.nn._cache_state import CacheState, CacheStep, check_integers, check_limits, extend
 from clearhead.nn._key_makers import digest_of
 from clearhead.nn._keywords import OF_CACHE
 from clearhead.nn._options import check_unmixed
@@ -177,7 +171,7 @@ class KeyValueCache:
                 )
         self._check_new(key, value)
         step = self._extend(key, value, new_lens)
-        self._state = step.commit()
+        self._state = step.state
         return step.key, step.value
 
     def reorder(self, indices: Tensor) -> None:
@@ -272,7 +266,10 @@ class KeyValueCache:
                     f"the new {name}s, shape {tuple(new.shape)}, are {new.dtype} on {new.device}, and the cache holds "
                     f"{old.dtype} on {old.device}. Start with an empty KeyValueCache() after the module was converted."
                 )
-        if by is not None and by is not self._module and self._is_of_another(by):
+        other = by is not None and by is not self._module and self._module is not None
+        if by is not None and self._module is None and self._digest is not None and not compiling():  # in a copy
+            other = digest_of(by) not in (None, self._digest)
+        if other:
             raise ClearheadError(
                 f"{self!r} holds the keys of another module than this {type(by).__name__}, which has other "
                 "weights, or another rotary.\nMake one KeyValueCache() for each layer. For a copy of the module "
@@ -291,13 +288,12 @@ class KeyValueCache:
             self._overwritten = step.before
         return step
 
-    def _is_of_another(self, module: nn.Module) -> bool:
-        if self._module is not None:
-            return self._module is not module
-        return self._digest is not None and not compiling() and digest_of(module) not in (None, self._digest)
-
     def _commit(self, step: CacheStep, by: nn.Module) -> None:
-        self._state, self._module = step.state if step.slots is None else step.commit(), by
+        """Keep the step of a call that has succeeded."""
+        if step.slots is not None and self._limits is not None:
+            old = self._limits.capacity
+            step.state.buffer.write(step.slots, step.key[:, :, old:], step.value[:, :, old:])
+        self._state, self._module = step.state, by
         if self._overwritten is not None:
             self._overwritten = None
 
@@ -313,8 +309,8 @@ class KeyValueCache:
         self._restore_overwritten()
         branch = type(self)()
         branch._state = self._state  # what grows copies its buffer at the next write
-        if self._state is not None and self._limits is not None:
-            branch._state = self._state.clone()
+        if branch._state is not None and self._limits is not None:
+            branch._state = branch._state.clone()
         branch._module, branch._digest, branch._limits = self._module, self._digest, self._limits
         branch._parts = {layer: copy.copy(part) for layer, part in self._parts.items()}
         return branch

@@ -380,20 +380,14 @@ class MultiHeadAttention(RecordingModule):
                 mask, bias, score = offset_rules(mask, bias, score, past, q.device)
         if nested is not None:
             (mask, bias), align = nested.packed.ragged(mask, bias), None
+        # whether no part that the module was given, and no hook, may hold the queries and keys
+        fresh = self.rotary is None or isinstance(self.rotary, RotaryEmbedding)
+        fresh = fresh and type(self.query_norm) in NORMS_OR_NONE and type(self.key_norm) in NORMS_OR_NONE
+        fresh = fresh and (checked or (plain_linear(self.W_q) and plain_linear(self.W_k)))
         attended = self._attended(
-            q,
-            k,
-            v,
-            score=score,
-            mask=mask,
-            bias=bias,
-            scale=number,
-            sinks=self.sinks,
-            align=align,
-            dropout_p=self.dropout if self.training else 0.0,
-            fresh=self._is_fresh(checked),
-            cross=key is not query,
-        ).output
+            q, k, v, score=score, mask=mask, bias=bias, scale=number, sinks=self.sinks, align=align,
+            dropout_p=self.dropout if self.training else 0.0, fresh=fresh, cross=key is not query,
+        ).output  # fmt: skip
         if self.gate is not None and self.W_g is not None:
             check_inputs({"query": rows}, (Projection.by("W_g", self.W_g),))
             attended = attended * opened(self.gate, self.W_g(rows), attended)
@@ -413,12 +407,6 @@ class MultiHeadAttention(RecordingModule):
         names = ("query_norm", "key_norm", "rotary", "score", "scale", "temperature", "score_bias")
         built = {name: 1 if values is None else len(values) for name, values in self._given.items()}
         check_learnt_alone({name: getattr(self, name) for name in names}, self.W_q, heads, built)
-
-    def _is_fresh(self, checked: bool) -> bool:
-        """Whether no part that the module was given, and no hook, may hold the queries and keys of a call."""
-        ours = self.rotary is None or isinstance(self.rotary, RotaryEmbedding)
-        norms = type(self.query_norm) in NORMS_OR_NONE and type(self.key_norm) in NORMS_OR_NONE
-        return ours and norms and (checked or (plain_linear(self.W_q) and plain_linear(self.W_k)))
 
     def prepare(self, key: Tensor, value: Tensor, *, positions: Integers | None = None) -> PreparedKeys:
         """Key and value with their projections done, for calls `attend(query, prepared)`: see `PreparedKeys`.

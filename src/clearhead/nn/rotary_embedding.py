@@ -103,18 +103,16 @@ class RotaryEmbedding(Tabled):
         hook.
         """
         made_for, table = self._table or (None, None)
-        fits = made_for == (self.dim, self.base, self.scaling) and type(self.interleaved) is bool
-        if table is None or not fits or table.device != x.device or may_have_hooks(self):
+        if table is None or made_for != (self.dim, self.base, self.scaling) or type(self.interleaved) is not bool:
             return None
-        wide = torch.float64 if x.dtype is torch.float64 else torch.float32
-        length = x.shape[-2]
-        if table.dtype is not wide or (isinstance(offset, Tensor) and not (offset.is_cpu and offset.numel())):
-            return None
-        if int(offset.max() if isinstance(offset, Tensor) else offset) + length > table.shape[0]:
+        if table.dtype is not accumulated(x.dtype) or table.device != x.device or may_have_hooks(self):
             return None
         if not isinstance(offset, Tensor):
-            return table[offset : offset + length]
-        return table[(offset[:, None] + torch.arange(length, device=offset.device)).to(table.device)].unsqueeze(1)
+            end = offset + x.shape[-2]
+            return table[offset:end] if end <= table.shape[0] else None
+        if not offset.is_cpu or not offset.numel() or int(offset.max()) + x.shape[-2] > table.shape[0]:
+            return None
+        return table[(offset[:, None] + torch.arange(x.shape[-2], device="cpu")).to(x.device)].unsqueeze(1)
 
     def _settings(self) -> tuple[Any, ...] | None:
         by_length = self.scaling is not None and self.scaling.by_length
