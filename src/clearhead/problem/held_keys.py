@@ -13,8 +13,8 @@ class HeldKeys(Lengths):
 
     def __init__(self, lengths: Tensor, ends: tuple[int, ...]) -> None:
         """Args:
-            lengths: How many keys each sequence has, int64 (B,), or (1,) for all; no call writes to it.
-            ends: The same numbers.
+        lengths: How many keys each sequence has, int64 (B,), or (1,) for all; no call writes to it.
+        ends: The same numbers.
         """
         self.valid_lens, self.ends = lengths, ends
 
