@@ -16,6 +16,7 @@ import clearhead as ch
 from benchmarks import (
     audits,
     browsing,
+    calls,
     decoding,
     editing,
     end_to_end,
@@ -446,6 +447,7 @@ CASES: dict[str, Callable[[], Result]] = {
     **watching.CASES,
     **editing.CASES,
     **audits.CASES,
+    **calls.CASES,
     **decoding.CASES,
     **end_to_end.CASES,
     **training.CASES,

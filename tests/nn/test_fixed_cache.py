@@ -217,6 +217,20 @@ def test_copies_reorders_and_crops(copied, limits):
         torch.testing.assert_close(model(x[:1, :6], cache), model(x[:1, :6], KeyValueCache(**limits)))
 
 
+def test_reordering_may_leave_the_longest_sequence_out():
+    attend, x, cache = make("groups and rotary"), torch.randn(3, 6, 16), KeyValueCache(capacity=8)
+    with torch.no_grad():
+        attend(x[:, :4], x[:, :4], x[:, :4], ch.Causal(), cache=cache, new_lens=[2, 4, 3])
+        for order, kept in ((torch.tensor([2, 0, 2]), (3, 2, 3)), (torch.tensor([1, 1]), (2, 2))):
+            cache.reorder(order)
+            x = x[order]
+            assert cache.lengths == kept and len(cache) == max(kept)
+            found = attend(x[:, 5:], x[:, 5:], x[:, 5:], ch.Causal(), cache=copy.copy(cache))
+            for row, length in enumerate(kept):
+                own = torch.cat([x[row, :length], x[row, 5:]])
+                torch.testing.assert_close(found[row].double(), whole(attend, own, False)[-1:], atol=2e-6, rtol=0)
+
+
 def test_layers_that_share_a_cache_or_a_part_are_refused():
     model, x = Layers().eval(), torch.randn(1, 3, 16)
     with torch.no_grad():

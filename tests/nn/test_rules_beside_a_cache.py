@@ -11,7 +11,7 @@ from torch import nn
 import clearhead as ch
 from clearhead.engines.flex import rules
 from clearhead.nn import KeyValueCache, MultiHeadAttention
-from clearhead.nn._past import AfterCache
+from clearhead.nn._rule_offsets import OffsetRule
 
 E, HEADS, LENGTH, PARTS = 8, 2, 9, (5, 1, 2, 1)
 LIMITS = [{}, {"capacity": 11}]
@@ -209,9 +209,9 @@ def test_compiled_steps(name, limits):
 def test_a_kernel_takes_the_length_of_the_cache_as_an_input():
     """flex compiles a kernel for the code of a rule: the code is the same at every step."""
     device = torch.device("cpu")
-    one, other = (rules._traced(AfterCache(allowed, past, device), device, False) for past in (5, 6))
+    one, other = (rules._traced(OffsetRule(allowed, past, device), device, False) for past in (5, 6))
     assert one.code == other.code and [t.tolist() for t in one.tensors + other.tensors] == [[5], [6]]
-    each = rules._traced(AfterCache(allowed, torch.tensor([3, 4]), device), device, False)
+    each = rules._traced(OffsetRule(allowed, torch.tensor([3, 4]), device), device, False)
     at = [torch.tensor([n]) for n in (1, 0, 0, 4)]  # query 0 of sequence 1 stands at 4
     assert each.at(*at).item() and not each.at(at[0] * 0, *at[1:]).item()
 

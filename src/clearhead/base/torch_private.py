@@ -237,6 +237,22 @@ convert: Callable[..., Any] = find_private(
 )
 
 
+@_of_held
+@_of_hooks
+def read_linear(*layers: Any) -> list[tuple[Any, Any]] | None:
+    """The weight and the bias of each linear layer; None where a hook may change what a layer computes, or where
+    another tensor stands for a parameter."""
+    found = []
+    for layer in layers:
+        if layer._forward_hooks or layer._forward_pre_hooks or "forward" in layer.__dict__:
+            return None
+        weight, bias = layer._parameters.get("weight"), layer._parameters.get("bias")
+        if type(weight) is not nn.Parameter or not (bias is None or type(bias) is nn.Parameter):
+            return None
+        found.append((weight, bias))
+    return found
+
+
 @_of_hooks
 def has_hooks(layer: Any) -> bool:
     """Whether a hook may see or change what a layer computes."""

@@ -16,9 +16,10 @@ from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 from clearhead.base.arrays import check_kind, check_memories, owned
 from clearhead.base.errors import ClearheadError, ShapeError, UnsupportedError, columns
 from clearhead.base.numbers import check_count
-from clearhead.base.shapes import Sizes, broadcasts, unflatten
-from clearhead.base.torch_private import has_hooks
-from clearhead.base.tracing import autocasting, cast_together, compiling, distributed
+from clearhead.base.shapes import Sizes, broadcasts
+from clearhead.base.torch_private import has_hooks, read_linear
+from clearhead.base.torch_state import any_autocast
+from clearhead.base.tracing import autocasting, cast_together, compiling, distributed, holds, ordinary
 from clearhead.biases.base import Bias
 from clearhead.masks.base import Mask
 from clearhead.masks.dense import check_keep
@@ -48,8 +49,7 @@ def check_linear(name: str, layer: nn.Module) -> Tensor | None:
     weight, bias = getattr(layer, "weight", None), getattr(layer, "bias", None)
     if not isinstance(weight, Tensor):
         return None
-    if bias is not None or weight.ndim != 2:  # what is checked for each token, as little as may be
-        check_weight(f"{name}.weight", weight, f"{name}.bias", bias)
+    check_weight(f"{name}.weight", weight, f"{name}.bias", bias)
     return weight
 
 
@@ -127,6 +127,43 @@ def check_sizes(embed_dim: Any, num_heads: Any, head_dim: Any) -> tuple[int, int
     return width, heads, width // heads
 
 
+def fits_plain_layers(inputs: tuple[Any, Any, Any], layers: tuple[tuple[nn.Module, int], ...]) -> bool:
+    """Whether plain tensors meet plain linear layers that fit them, in eager code: then no check below can fail.
+
+    Args:
+        inputs: query, key and value.
+        layers: W_q, W_k, W_v and W_o, each with the width that it makes.
+    """
+    if any_autocast() or not ordinary():
+        return False
+    last = None
+    for tensor in inputs:
+        if tensor is last:  # one tensor is all three in self-attention
+            continue
+        if type(tensor) is not Tensor or tensor.is_nested or tensor.layout is not torch.strided or not holds(tensor):
+            return False
+        last = tensor
+    query, key, value = (tensor.shape for tensor in inputs)
+    if len(query) not in (2, 3) or query[:-2] != key[:-2] or key[:-1] != value[:-1]:
+        return False
+    dtype, device = inputs[0].dtype, inputs[0].device
+    if not all(tensor.dtype is dtype and tensor.device == device for tensor in inputs[1:]):
+        return False
+    if not all(type(layer) in LINEAR for layer, _ in layers):
+        return False
+    parameters = read_linear(*(layer for layer, _ in layers))
+    if parameters is None:
+        return False
+    takes = query[-1], key[-1], value[-1], layers[0][1]
+    for (weight, bias), (_, width), taken in zip(parameters, layers, takes, strict=True):
+        for parameter, shape in ((weight, (width, taken)), (bias, (width,))):
+            if parameter is not None and not (
+                parameter.shape == shape and parameter.dtype is dtype and parameter.device == device
+            ):
+                return False
+    return True
+
+
 def check_inputs(inputs: dict[str, Any], projections: tuple[Projection, ...], batch_first: bool = True) -> None:
     """Check inputs: vectors (B, L, E), or (L, B, E), or each without B; a value for each key; one batch size, or 1."""
     order = "B, L" if batch_first else "L, B"
@@ -192,7 +229,8 @@ def split_heads(projected: Any, name: str, head_dim: int) -> Tensor:
             "num_kv_heads; a layer put in another's place gives a multiple of head_dim."
         )
     try:
-        return unflatten(projected, -1, width // head_dim, head_dim).transpose(1, 2)
+        heads: Tensor = projected.unflatten(-1, (width // head_dim, head_dim))  # type: ignore[no-untyped-call]
+        return heads.transpose(1, 2)
     except RuntimeError as error:
         if not distributed(projected):
             raise

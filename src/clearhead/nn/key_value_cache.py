@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -11,102 +11,12 @@ from torch import Tensor, nn
 from clearhead.base.arrays import Integers, check_float, check_memory
 from clearhead.base.errors import ClearheadError, ShapeError, UnsupportedError, columns
 from clearhead.base.numbers import check_count
-from clearhead.base.shapes import Sizes, moved, placed
+from clearhead.base.shapes import placed
 from clearhead.base.text import brief
-from clearhead.base.tracing import compiling, ensure, exporting, looked_into, readable, traced
-from clearhead.masks._read import check_lengths, own
-from clearhead.nn import _fixed
-from clearhead.nn._fixed import Fixed, Step
+from clearhead.base.tracing import compiling, ensure, exporting, readable, some_compiling
+from clearhead.nn._cache_state import CacheState, CacheStep, check_integers, check_limits, extend
 from clearhead.nn._key_makers import digest_of
 from clearhead.nn._options import check_unmixed
-from clearhead.problem.lengths import with_lengths
-from clearhead.scores.base import Score
-
-LEAST = 16  # the positions of the first room
-
-
-class _Room:
-    """Keys and values (B, Hk, positions, E), of which a state holds the first positions.
-
-    It is written to through `.data`, which has a version counter of its own. Positions that a sequence has in a view
-    given out are never written again, so the view's own counter tells only of writes by others. `free`: whether no call
-    has written beyond the positions of the state; a write makes another object of the same tensors for the state after
-    it, so that a branch, or a call after a failed one, finds False. This is a bool, and no count of writes, because a
-    number that changes from step to step is an input of compiled code, or makes a graph for each step. `compiled`:
-    whether compiled code writes to the tensors, whose writes are counted.
-    """
-
-    def __init__(self, key: Tensor, value: Tensor, free: bool = False) -> None:
-        self.key, self.value, self.free, self.compiled = key, value, free, compiling()
-
-    @classmethod
-    def empty(cls, key: Tensor, value: Tensor, positions: int) -> _Room:
-        """An empty room of `positions`, for keys and values of these shapes."""
-        # a tensor of inference mode could not be written to outside it, nor tell of writes
-        with torch.inference_mode(False):
-            both = [t.new_zeros(t.shape[0], t.shape[1], positions, t.shape[3]) for t in (key, value)]
-        return cls(both[0], both[1], True)
-
-    def write(self, at: Any, key: Tensor, value: Tensor) -> None:
-        with torch.no_grad():
-            self.key.data[at] = key
-            self.value.data[at] = value
-
-
-class _State(NamedTuple):
-    room: _Room
-    length: int  # a number of its own, not a tensor's size, which compiled code would take for a constant
-    lengths: Tensor | None = None  # (B,), on the host; None: every sequence has `length` positions
-
-    @property
-    def memory(self) -> tuple[Tensor, Tensor]:
-        return self.room.key, self.room.value
-
-    @property
-    def key(self) -> Tensor:
-        return self.room.key[:, :, : self.length]
-
-    @property
-    def value(self) -> Tensor:
-        return self.room.value[:, :, : self.length]
-
-    @property
-    def past(self) -> int | Tensor:
-        """The position at which the sequences go on, a number, or (B,) where they differ."""
-        return self.length if self.lengths is None else self.lengths
-
-    def starts(self) -> Tensor:
-        """The position at which each sequence goes on, (B,)."""
-        if self.lengths is not None:
-            return self.lengths
-        return torch.full((self.room.key.shape[0],), self.length, dtype=torch.int64, device="cpu")
-
-    def cut(self, lengths: Tensor) -> _State:
-        """The state with the first `lengths` positions of each sequence."""
-        if lengths.numel() and torch.equal(lengths, self.starts()):
-            return self
-        return _State(_Room(*self.memory), *_longest(lengths))
-
-    def chosen(self, at: Tensor) -> _State:
-        """The state with these entries of the batch."""
-        chosen = _State(_Room(self.key.index_select(0, at), self.value.index_select(0, at)), self.length)
-        return chosen if self.lengths is None else chosen.cut(self.lengths[at.cpu()])
-
-    def seen(self, mask: Any, bias: Any, score: Score, sizes: Sizes) -> tuple[Any, Any]:
-        """The mask and the bias of a call with this score, without the keys beyond each sequence's length."""
-        return with_lengths(mask, self.lengths, bias)
-
-    def kept(self) -> _State:
-        """The state, once the call has succeeded."""
-        return self
-
-    def copied(self) -> _State:
-        return self  # no position that was given out is written again
-
-    def ordinary(self) -> _State:
-        """The state in tensors that were not made in inference mode."""
-        lengths = None if self.lengths is None else own(self.lengths)
-        return _State(_Room(own(self.room.key), own(self.room.value)), self.length, lengths)
 
 
 class KeyValueCache:
@@ -127,9 +37,10 @@ class KeyValueCache:
     that is called several times in a model's forward (tied weights) needs a cache for each of these calls: with one
     cache the second call sees the keys of the first. `len(cache)` is the length of its longest sequence, and
     `cache.lengths` the length of each, which may differ (`new_lens` of the module). `reorder`, `crop` and `reset`
-    choose from its batch and positions. Where gradients are off, a full room is doubled, so that the cost of a step
-    follows the positions that it adds; where they are on, each step makes new tensors. A position in a tensor that was
-    given out is never written again. `copy.copy(cache)` is a branch that grows by itself and shares the past;
+    choose from its batch and positions. A full buffer is doubled, so that the cost of a step follows the positions
+    that it adds; keys that require grad stay in the graph, and each step makes new tensors for them. A position in a
+    tensor that was given out is never written again. `copy.copy(cache)` is a branch that grows by itself and shares the
+    past;
     `copy.deepcopy(cache)` and a cache from a pickle may go to a copy of the module: one with the same W_k, W_v,
     key_norm and rotary, which are read when the copy is made, and at its first call in eager code. In compiled code a
     step without `new_lens` is one graph, and six such graphs at most serve every length, where the cache is an argument
@@ -167,18 +78,20 @@ class KeyValueCache:
     >>> cache.crop([5, 0])                                              # the second is done: room for another
     """
 
-    _by: nn.Module | None = None  # the module that made the keys
+    _module: nn.Module | None = None  # the module that made the keys
     # what the newest key took the place of in a window, until its call has succeeded
-    _taken: tuple[Tensor, Tensor, Tensor] | None = None
-    _outside = True  # whether code made it that is not compiled or exported
-    _made: int | None = None  # in a copy: a number made of the weights that made the keys; None: not known
+    _overwritten: tuple[Tensor, Tensor, Tensor] | None = None
+    _made_outside_graph = True  # whether code made it that is not compiled or exported
+    _digest: int | None = None  # in a copy: a number made of the weights that made the keys; None: not known
 
     def __init__(self, capacity: int | None = None, *, window: int | None = None, first: int = 0) -> None:
-        self._state: _State | Fixed | None = None
+        self._state: CacheState | None = None
         self._parts: dict[int | str, KeyValueCache] = {}
-        self._limits = _fixed.check_limits(capacity, window, first)
-        self._outside = not compiling()
-        self._taken = None  # of its own from the first on: compiled code would take it for another cache after a step
+        self._limits = check_limits(capacity, window, first)
+        self._made_outside_graph = not compiling()
+        self._overwritten = (
+            None  # of its own from the first on: compiled code would take it for another cache after a step
+        )
 
     @property
     def capacity(self) -> int | None:
@@ -211,22 +124,22 @@ class KeyValueCache:
             )
         if layer not in self._parts:
             part = type(self)()
-            part._limits, part._outside = self._limits, self._outside
+            part._limits, part._made_outside_graph = self._limits, self._made_outside_graph
             self._parts[layer] = part
         return self._parts[layer]
 
-    def _all(self) -> list[KeyValueCache]:
+    def _list_parts(self) -> list[KeyValueCache]:
         """The caches that hold keys: this one, or those of its parts."""
-        return [one for part in self._parts.values() for one in part._all()] if self._parts else [self]
+        return [one for part in self._parts.values() for one in part._list_parts()] if self._parts else [self]
 
     def __len__(self) -> int:
-        return min(0 if one._state is None else one._state.length for one in self._all())
+        return min(0 if one._state is None else one._state.length for one in self._list_parts())
 
     @property
     def lengths(self) -> tuple[int, ...] | None:
         """The number of positions that each sequence holds; None where there are no keys yet."""
-        states = [one._state for one in self._all()]
-        held = [_ends(state) for state in states if state is not None]
+        states = [one._state for one in self._list_parts()]
+        held = [state.list_lengths() for state in states if state is not None]
         # a call that failed between two layers leaves parts that hold more than others
         return tuple(map(min, zip(*held, strict=True))) if len(held) == len(states) else None
 
@@ -253,10 +166,9 @@ class KeyValueCache:
                     f"{name} has shape {tuple(tensor.shape)}; expected (B, Hk, L, E), keys and values of one length.\n"
                     + columns({"key": tuple(key.shape), "value": tuple(getattr(value, "shape", ()))})
                 )
-        if self._state is None and _followed():  # copies: the caller's memory stays apart
-            key, value = key.clone(), value.clone()
-        step = self._extended(key, value, new_lens)
-        self._state = step.kept()
+        self._check_new(key, value)
+        step = self._extend(key, value, new_lens)
+        self._state = step.state
         return step.key, step.value
 
     def reorder(self, indices: Tensor) -> None:
@@ -272,8 +184,8 @@ class KeyValueCache:
 
         Raises a `ClearheadError` for entries outside the batch, and in an empty cache. Cost: a copy.
         """
-        every = self._all()
-        self._settle()
+        every = self._list_parts()
+        self._restore_overwritten()
         states = [one._state for one in every if one._state is not None]
         if len(states) < len(every):
             raise ClearheadError("the cache is empty: it has no batch to reorder before its first keys.")
@@ -281,7 +193,7 @@ class KeyValueCache:
             check_memory(indices, "indices")
         indices = _check_indices(indices, min(state.key.shape[0] for state in states))
         for one, state in zip(every, states, strict=True):
-            one._state = state.chosen(placed(indices, state.key.device, "indices"))
+            one._state = state.select(placed(indices, state.key.device, "indices"))
 
     def crop(self, length: Integers | int) -> None:
         """Keep the first `length` positions, one number for all sequences, or integers (B,), one for each.
@@ -300,24 +212,23 @@ class KeyValueCache:
         one_each = isinstance(length, list | tuple | range) or (hasattr(length, "shape") and len(length.shape) > 0)
         held = self.lengths or ()
         if one_each:
-            kept = tuple(_integers(length, "length", None if self.lengths is None else len(held)).tolist())
+            kept = tuple(check_integers(length, "length", None if self.lengths is None else len(held)).tolist())
             fits = all(new <= old for new, old in zip(kept, held or (0,) * len(kept), strict=True))
         else:
-            most = check_count(length, 0, "length")
-            kept, fits = tuple(min(most, old) for old in held), most <= len(self)
+            end = check_count(length, 0, "length")
+            kept, fits = tuple(min(end, old) for old in held), end <= len(self)
         if not fits:
-            raise ClearheadError(
-                f"length is {length}, and the cache holds {_said(held, len(self))} positions: crop can't add any."
-            )
+            most = len(self) if len(set(held)) < 2 else held
+            raise ClearheadError(f"length is {length}, and the cache holds {most} positions: crop can't add any.")
         lengths = torch.tensor(kept, dtype=torch.int64, device="cpu")
-        self._settle()
-        every = [(one, one._state.cut(lengths)) for one in self._all() if one._state is not None]
+        self._restore_overwritten()
+        every = [(one, one._state.crop(lengths)) for one in self._list_parts() if one._state is not None]
         for one, state in every:
             one._state = state
 
     def reset(self) -> None:
         """Forget everything, for another batch."""
-        self._state, self._by, self._made, self._taken = None, None, None, None
+        self._state, self._module, self._digest, self._overwritten = None, None, None, None
         for part in self._parts.values():
             part.reset()
 
@@ -327,106 +238,101 @@ class KeyValueCache:
                 f"{self!r} has a part for each layer, and was passed whole. Pass the part: cache=cache.of(layer)."
             )
 
-    def _check_batch(self, key: Tensor) -> None:
-        """Check the batch of keys (B, L, E), or (L, E), before they are projected and turned by their positions."""
-        held, batch = self._state, key.shape[0] if key.ndim == 3 else 1
-        if held is not None and held.key.shape[0] != batch:
-            raise ShapeError(
-                f"the new keys differ in batch from those in the cache: key has shape {tuple(key.shape)}, a batch of "
-                f"{batch}, and the cache holds a batch of {held.key.shape[0]}.\nEach module and each batch needs its "
-                "own KeyValueCache(); cache.reorder(indices) chooses from a batch."
-            )
-
-    def _extended(self, key: Tensor, value: Tensor, new_lens: Any = None, by: nn.Module | None = None) -> _State | Step:
-        """The state after `append`; the cache stays as it is until it gets this, by `_hold`."""
-        if self._outside and exporting():
+    def _check_new(self, key: Tensor, value: Tensor, by: nn.Module | None = None) -> None:
+        """Check new keys and values (B, Hk, L, E) of a module beside those that the cache holds."""
+        if self._made_outside_graph and some_compiling() and exporting():
             raise UnsupportedError(
                 "the KeyValueCache was made outside of the exported code, and a program of torch.export keeps no "
                 "object between its calls: each would begin at the same position. Give the module buffers of keys and "
                 "values, write to them, and call attention(query, keys, values, valid_lens=lengths): see the guide "
                 "Exporting."
             )
-        if self._state is not None:
-            _fixed.check_beside(self._state, key, value)
-            if by is not None and self._is_of_another(by):
-                raise ClearheadError(
-                    f"{self!r} holds the keys of another module than this {type(by).__name__}, which has other "
-                    "weights, or another rotary.\nMake one KeyValueCache() for each layer. For a copy of the module "
-                    "pass copy.deepcopy(cache)."
+        state = self._state
+        pairs = () if state is None else (("key", key, state.buffer.keys), ("value", value, state.buffer.values))
+        for name, new, old in pairs:  # the whole buffer: no view has to be made
+            if new.shape[:2] != old.shape[:2] or new.shape[3] != old.shape[3]:
+                at = next(at for at in (0, 1, 3) if new.shape[at] != old.shape[at])
+                rows = {"cache": tuple(getattr(state, name).shape), f"new {name}": tuple(new.shape)}
+                raise ShapeError(
+                    f"the new {name}s differ in {('batch', 'key heads', '', 'width')[at]} from those in the cache, "
+                    f"projected (B, Hk, L, E).\n{columns(rows, at - 4)}\nEach module and each batch needs its own "
+                    "KeyValueCache()."
                 )
-        for heads in (key, value):  # they are written beside others, and reordered, by indices that are plain tensors
-            check_unmixed("a cache", heads, None)
-        self._settle()
-        if isinstance(self._state, Fixed):
-            step = _fixed.extended(self._state, key, value, new_lens)
-            if step.before is not None:
-                self._taken = step.before
-            return step
-        if self._limits is not None:
-            return _fixed.begun(self._limits, key, value, new_lens)
-        return self._grown(self._state, key, value, new_lens)
-
-    def _grown(self, state: _State | None, key: Tensor, value: Tensor, new_lens: Any) -> _State:
-        new = None
-        if new_lens is not None or (state is not None and state.lengths is not None):
-            counts = None if new_lens is None else _counts(new_lens, key)
-            starts = torch.zeros(key.shape[0], dtype=torch.int64, device="cpu")
-            length = 0 if state is None else state.length
-            new = _New(starts if state is None else state.starts(), counts, length, key.shape[2])
-        if exporting() and state is not None and isinstance(state.length, torch.SymInt):
-            raise UnsupportedError(
-                "a KeyValueCache() that grows goes on at a position that follows from the exported lengths, which "
-                "torch.export can't tell from a number here. Pass KeyValueCache(capacity=most), of the most "
-                "positions, or export with strict=True."
+            if new.dtype != old.dtype or new.device != old.device:
+                raise ClearheadError(
+                    f"the new {name}s, shape {tuple(new.shape)}, are {new.dtype} on {new.device}, and the cache holds "
+                    f"{old.dtype} on {old.device}. Start with an empty KeyValueCache() after the module was converted."
+                )
+        other = by is not None and by is not self._module and self._module is not None
+        if by is not None and self._module is None and self._digest is not None and not compiling():  # in a copy
+            other = digest_of(by) not in (None, self._digest)
+        if other:
+            raise ClearheadError(
+                f"{self!r} holds the keys of another module than this {type(by).__name__}, which has other "
+                "weights, or another rotary.\nMake one KeyValueCache() for each layer. For a copy of the module "
+                "pass copy.deepcopy(cache)."
             )
-        return _joined(state, key, value, new) if _followed() else _written(state, key, value, new)
+        for heads in (key, value):  # they are written beside others, and reordered, by indices that are plain tensors
+            if type(heads) is not Tensor:
+                check_unmixed("a cache", heads, None)
 
-    def _is_of_another(self, module: nn.Module) -> bool:
-        if self._by is not None:
-            return self._by is not module
-        return self._made is not None and not compiling() and digest_of(module) not in (None, self._made)
+    def _extend(self, key: Tensor, value: Tensor, new_lens: Any) -> CacheStep:
+        """The step that adds new keys and values; the cache stays as it is until it gets this, by `_commit`."""
+        if self._overwritten is not None:
+            self._restore_overwritten()
+        step = extend(self._state, self._limits, key, value, new_lens)
+        if step.before is not None:
+            self._overwritten = step.before
+        return step
 
-    def _hold(self, step: _State | Step, by: nn.Module) -> None:
-        self._state, self._by = step.kept(), by
-        if self._taken is not None:
-            self._taken = None
+    def _commit(self, step: CacheStep, by: nn.Module) -> None:
+        """Keep the step of a call that has succeeded."""
+        if step.slots is not None and self._limits is not None:
+            old = self._limits.capacity
+            step.state.buffer.write(step.slots, step.key[:, :, old:], step.value[:, :, old:])
+        self._state, self._module = step.state, by
+        if self._overwritten is not None:
+            self._overwritten = None
 
-    def _settle(self) -> None:
+    def _restore_overwritten(self) -> None:
         """Give back what a call that was refused has taken the place of: `crop` may go back to it."""
-        for one in self._all():
-            if one._taken is not None and isinstance(one._state, Fixed):
-                one._state.write(*one._taken)
-                one._taken = None
+        for one in self._list_parts():
+            if one._overwritten is not None and one._state is not None:
+                key, value, slots = one._overwritten
+                one._state.buffer.write(slots, key, value)
+                one._overwritten = None
 
     def __copy__(self) -> KeyValueCache:
-        self._settle()
+        self._restore_overwritten()
         branch = type(self)()
-        branch._state = None if self._state is None else self._state.copied()
-        branch._by, branch._made, branch._limits = self._by, self._made, self._limits
+        branch._state = self._state  # what grows copies its buffer at the next write
+        if branch._state is not None and self._limits is not None:
+            branch._state = branch._state.clone()
+        branch._module, branch._digest, branch._limits = self._module, self._digest, self._limits
         branch._parts = {layer: copy.copy(part) for layer, part in self._parts.items()}
         return branch
 
     def __deepcopy__(self, memo: object) -> KeyValueCache:
         copied = copy.copy(self)
-        for one, other in zip(copied._all(), self._all(), strict=True):
-            one.__dict__.update(other.__getstate__(), _state=one._state, _parts={}, _by=None)
+        for one, other in zip(copied._list_parts(), self._list_parts(), strict=True):
+            one.__dict__.update(other.__getstate__(), _state=one._state, _parts={}, _module=None)
         return copied
 
     def __getstate__(self) -> dict[str, Any]:  # pickle calls it
         # without the module: a copy of it, which has the same weights, may take the copy of the cache
-        made = self._made if self._by is None else digest_of(self._by)
-        self._settle()
-        return {"_state": self._state, "_made": made, "_limits": self._limits, "_parts": self._parts}
+        made = self._digest if self._module is None else digest_of(self._module)
+        self._restore_overwritten()
+        return {"_state": self._state, "_digest": made, "_limits": self._limits, "_parts": self._parts}
 
     def __setstate__(self, state: dict[str, Any]) -> None:  # pickle calls it
         self.__dict__.update(state)
         if self._state is not None and torch.is_inference_mode_enabled():  # such tensors can't be written to outside it
-            self._state = self._state.ordinary()
+            self._state = self._state.clone()
 
     def __repr__(self) -> str:
         said = [f"parts={len(self._parts)}"] if self._parts else []
-        states = [state for one in self._all() if (state := one._state) is not None]
-        if len(states) < len(self._all()):
+        states = [state for one in self._list_parts() if (state := one._state) is not None]
+        if len(states) < len(self._list_parts()):
             said.append("empty")
         else:
             if all(state.lengths is None or readable(state.lengths) for state in states):
@@ -438,131 +344,6 @@ class KeyValueCache:
             _, window, first = self._limits
             said.append(f"capacity={self.capacity}" if window is None else f"window={window}, first={first}")
         return f"KeyValueCache({', '.join(said)})"
-
-
-def _ends(state: _State | Fixed) -> tuple[int, ...]:
-    """The length of each sequence."""
-    return (state.length,) * state.key.shape[0] if state.lengths is None else tuple(state.lengths.tolist())
-
-
-def _followed() -> bool:
-    """Whether derivatives may follow the keys, so that each step makes new tensors. Forward mode and `torch.func` do so
-    under `torch.no_grad()` too; `torch.export` leaves out writes through `.data`."""
-    return torch.is_grad_enabled() or looked_into() or exporting()
-
-
-def _joined(state: _State | None, key: Tensor, value: Tensor, new: _New | None) -> _State:
-    if new is not None:
-        old = (None, None) if state is None else (state.key, state.value)
-        return _State(_Room(new.after(old[0], key), new.after(old[1], value)), *new.ends())
-    if state is not None:
-        key, value = torch.cat([state.key, key], 2), torch.cat([state.value, value], 2)
-    return _State(_Room(key, value), key.shape[2])
-
-
-def _written(state: _State | None, key: Tensor, value: Tensor, new: _New | None) -> _State:
-    length, every = 0 if state is None else state.length, slice(None)
-    end, lengths = (length + key.shape[2], None) if new is None else new.ends()
-    room = _room(state, key, value, length, end)
-    if new is None:
-        room.write((every, every, slice(length, end)), key, value)
-    else:
-        rows, places, at = (moved(index, key.device) for index in new.kept())
-        room.write((rows, every, at), key[rows, :, places], value[rows, :, places])
-    room.free = False
-    return _State(_Room(room.key, room.value, True), end, lengths)
-
-
-def _room(state: _State | None, key: Tensor, value: Tensor, length: int, end: int) -> _Room:
-    """The room for the next keys, with the positions that are held: the same room, as long as they fit."""
-    if state is not None:
-        room = state.room
-        if room.free and end < room.key.shape[2] and room.compiled == compiling():
-            return room
-    # one position is never held: a view of all would have other strides, and need a graph of its own
-    room = _Room.empty(key, value, max(LEAST, end + 1, 2 * length))
-    if state is not None:
-        room.write((slice(None), slice(None), slice(0, length)), state.key, state.value)
-    return room
-
-
-class _New(NamedTuple):
-    """New positions of sequences that hold unequal numbers."""
-
-    starts: Tensor  # (B,), the positions that each sequence holds; on the host, as the others
-    counts: Tensor | None  # (B,), how many new positions each sequence keeps; None: all
-    length: int  # the length of the longest sequence before
-    size: int  # the number of new positions of each
-
-    def ends(self) -> tuple[int, Tensor | None]:
-        """The length of the longest sequence, and the length of each; None where all are equal."""
-        with torch.inference_mode(False):  # compiled code takes no tensor of that mode
-            if self.counts is None:  # compiled code reads no number of a tensor
-                return self.length + self.size, self.starts + self.size
-            return _longest(self.starts + self.counts)
-
-    def kept(self) -> tuple[Tensor, Tensor, Tensor]:
-        """For each position that is kept: its sequence, its place among the new ones and in the cache."""
-        batch, every = self.starts.shape[0], torch.arange(self.size, device="cpu")
-        if self.counts is None:
-            rows = torch.arange(batch, device="cpu")[:, None].expand(batch, self.size).reshape(-1)
-            places = every.expand(batch, self.size).reshape(-1)
-        else:
-            rows, places = (every < self.counts[:, None]).nonzero(as_tuple=True)
-        return rows, places, self.starts[rows] + places
-
-    def after(self, old: Tensor | None, new: Tensor) -> Tensor:
-        """The new positions (B, Hk, L, E) after the old ones, a tensor of their own."""
-        end, _ = self.ends()
-        whole = new.new_zeros(new.shape[0], new.shape[1], end, new.shape[3])
-        if looked_into():  # `vmap` over forward mode has no rule for the writes of `index_put`'s derivative
-            return self._gathered(old, new, whole)
-        if old is not None:
-            whole = torch.cat([old, whole[:, :, self.length :]], 2)
-        rows, places, at = (moved(index, new.device) for index in self.kept())
-        return whole.transpose(1, 2).index_put((rows, at), new[rows, :, places]).transpose(1, 2)
-
-    def _gathered(self, old: Tensor | None, new: Tensor, whole: Tensor) -> Tensor:
-        """The same, gathered from the old positions, the new positions and zeros, side by side."""
-        parts = [whole[:, :, : self.length] if old is None else old, new, whole]
-        every, starts = torch.arange(whole.shape[2], device="cpu"), self.starts[:, None]
-        ends = starts + (self.size if self.counts is None else self.counts[:, None])
-        at = torch.where(every < starts, every, self.length + every - starts)
-        at = moved(torch.where(every < ends, at, self.length + self.size), new.device)
-        return torch.cat(parts, 2).gather(2, at[:, None, :, None].expand(whole.shape))
-
-
-def _longest(lengths: Tensor) -> tuple[int, Tensor | None]:
-    """The largest length, and the lengths, or None where all are equal."""
-    longest = int(lengths.max()) if lengths.numel() else 0
-    return longest, None if bool((lengths == longest).all()) else lengths
-
-
-def _counts(new_lens: Any, key: Tensor) -> Tensor:
-    """The number of new positions that each sequence keeps, checked."""
-    batch, size = key.shape[0], key.shape[2]
-    counts = _integers(new_lens, "new_lens", batch)
-    if bool((counts > size).any()):
-        raise ClearheadError(f"new_lens is {tuple(counts.tolist())}, and there are {size} new keys of each sequence.")
-    return counts
-
-
-def _said(lengths: tuple[int, ...], longest: int) -> str:
-    return str(longest) if len(set(lengths)) < 2 else str(lengths)
-
-
-def _integers(given: Any, name: str, batch: int | None) -> Tensor:
-    """Integers (B,), 0 or more, on the host; for any B where `batch` is None."""
-    if compiling() or traced():
-        raise UnsupportedError(
-            f"{name} is read on the host, which compiled and traced code can't. Call the module outside of the "
-            "compiled function."
-        )
-    numbers = check_lengths(given, name)
-    batch = numbers.numel() if batch is None else batch
-    if tuple(numbers.shape) != (batch,):
-        raise ShapeError(f"{name} has shape {tuple(numbers.shape)}; expected ({batch},), one for each sequence.")
-    return torch.tensor(numbers.tolist(), dtype=torch.int64, device="cpu")  # a copy: the given tensor may be written to
 
 
 def _check_indices(indices: object, batch: int) -> Tensor:

@@ -28,6 +28,7 @@ from clearhead.nn._heads import (
     check_output,
     check_part,
     check_sizes,
+    fits_plain_layers,
     head_mask,
     joined,
     one_batch,
@@ -54,8 +55,8 @@ from clearhead.nn._options import (
     turned,
     with_own,
 )
-from clearhead.nn._past import after_cache
 from clearhead.nn._record import RecordingModule
+from clearhead.nn._rule_offsets import offset_rules
 from clearhead.nn.key_value_cache import KeyValueCache
 from clearhead.nn.prepared_keys import PreparedKeys, check_value_given, taken
 from clearhead.nn.rotary_embedding import RotaryEmbedding
@@ -289,11 +290,16 @@ class MultiHeadAttention(RecordingModule):
             raise_unknown_keywords("MultiHeadAttention.forward", self.forward, others)
         if cache is not None and align is not None:
             raise ClearheadError("align beside a cache: the cache says where the queries stand, after its own keys.")
-        if not isinstance(key, PreparedKeys):
-            check_value_given(value)
-        packed, query, key, value = pack_inputs(query, key, value, cache)
+        plain = self._is_plain_call(query, key, value)
+        packed = None
+        if not plain:
+            if not isinstance(key, PreparedKeys):
+                check_value_given(value)
+            packed, query, key, value = pack_inputs(query, key, value, cache)
         of_query = query if packed is None else packed.make_padded_shape("query")
-        past = self._past(cache, new_lens)
+        past = self._read_past(cache, new_lens)
+        places = given_places(positions, "positions", of_query, self.rotary) if positions is not None else None
+        of_keys = None
         if isinstance(key, PreparedKeys):
             if key_positions is not None:
                 raise ClearheadError(
@@ -301,69 +307,82 @@ class MultiHeadAttention(RecordingModule):
                 )
             k, v = self._taken(query, key, value, cache)
         else:
-            check_inputs({"query": query, "key": key, "value": value}, self._projections)
-            if cache is not None and isinstance(past, Tensor):
-                cache._check_batch(key)
-            of_key = key if packed is None else packed.make_padded_shape("key")
-            of_keys = key_places(positions, key_positions, of_query, of_key, self.rotary)
-            if packed is not None and self.rotary is not None:
-                of_keys = packed.look_up("key", of_keys)
-            k, v = self._project(key, value, past, of_keys)
+            assert value is not None
+            if not plain:
+                check_inputs({"query": query, "key": key, "value": value}, self._projections)
+            if positions is not None or key_positions is not None:
+                of_key = key if packed is None else packed.make_padded_shape("key")
+                of_keys = key_places(positions, key_positions, of_query, of_key, self.rotary)
+            k, v = self._project(key, value)
         batched = query.ndim == 3
         rows = query if batched else query[None]
-        places = given_places(positions, "positions", of_query, self.rotary)
-        if packed is not None and self.rotary is not None:
-            places = packed.look_up("query", places)
-        q = normed("query_norm", self.query_norm, split_heads(self.W_q(rows), "W_q", self.head_dim))
-        check_groups(q, k, v, self.num_heads, self.num_kv_heads)
-        check_output("W_o", self.W_o, q.shape[1], v)
+        q = split_heads(self.W_q(rows), "W_q", self.head_dim)
+        if self.query_norm is not None:
+            q = normed("query_norm", self.query_norm, q)
+        if not plain:
+            check_groups(q, k, v, self.num_heads, self.num_kv_heads)
+            check_output("W_o", self.W_o, q.shape[1], v)
+        if cache is not None:
+            cache._check_new(k, v, self)
         if self.rotary is not None:
-            each = isinstance(past, Tensor) and q.shape[0] == 1  # one query for sequences that stand at unequal places
-            q = turned(self.rotary, q.expand(k.shape[0], -1, -1, -1) if each else q, past, places)
-        number, factor = factors_of(self.score, self.scale, self.temperature, self.head_dim)
-        q = scaled(q, factor)
-        state = None
+            if packed is not None:
+                places, of_keys = packed.look_up("query", places), packed.look_up("key", of_keys)
+            if isinstance(past, Tensor) and q.shape[0] == 1:  # one query for sequences that stand at unequal places
+                q = q.expand(k.shape[0], -1, -1, -1)
+            table = None
+            if plain and positions is None and key_positions is None and q.shape[2] == k.shape[2]:
+                table = self.rotary._find_rows(q, past) if type(self.rotary) is RotaryEmbedding else None
+            q = turned(self.rotary, q, past, places) if table is None else self.rotary._rotate(q, table)
+            if not isinstance(key, PreparedKeys):
+                k = turned(self.rotary, k, past, of_keys) if table is None else self.rotary._rotate(k, table)
+        number, factor = None, None
+        if self.scale is not None or self.temperature is not None:
+            number, factor = factors_of(self.score, self.scale, self.temperature, self.head_dim)
+            q = scaled(q, factor)
+        step = None
         if cache is not None:
             if k.shape[2] == 1 and type(mask) is Causal:
                 mask = None  # the queries stand at the only new key, or after it: they see all keys
-            state = cache._extended(k, v, new_lens, self)
-            k, v = state.key, state.value
+            step = cache._extend(k, v, new_lens)
+            k, v, align = step.key, step.value, past
+        else:
+            align = check_align(align)
         heads = q.shape[1]  # may be fewer than num_heads, on a rank or after pruning
-        align = align if cache is None else past
-        sizes = Sizes(max(q.shape[0], k.shape[0]), heads, q.shape[2], k.shape[2], q.device, align=check_align(align))
+        score = self.score
+        if self.score_bias is not None:
+            bias = with_own(bias, self.score_bias)
+        sizes = Sizes(max(q.shape[0], k.shape[0]), heads, q.shape[2], k.shape[2], q.device, align=align)
         if packed is not None:
             sizes = packed.edges.pad_sizes(sizes)
-        bias = with_own(bias, self.score_bias)
-        mask, bias = with_lengths(head_mask(mask, sizes.shape, q.dtype), valid_lens, bias)
+        if mask is not None or valid_lens is not None:
+            mask, bias = with_lengths(head_mask(mask, sizes.shape, q.dtype), valid_lens, bias)
         if heads != self.num_heads:
             check_part(mask, bias, sizes, self.num_heads)
             self._check_learnt(heads)
-        score = self.score
-        if state is not None:
-            mask, bias, score = after_cache(*state.seen(mask, bias, score, sizes), score, past, q.device)
+        if step is not None:
+            with_rules = mask is not None or bias is not None or score.changed_by is not None
+            if step.lengths is not None or step.starts is not None:
+                mask, bias = step.limit_mask(mask, bias, score, sizes)
+            if with_rules:
+                mask, bias, score = offset_rules(mask, bias, score, past, q.device)
         if packed is not None:
             mask = packed.make_mask(mask)
-        attended = self._attend(
-            q,
-            k,
-            v,
-            score=score,
-            mask=mask,
-            bias=bias,
-            scale=number,
-            sinks=self.sinks,
-            align=align,
-            dropout_p=self.dropout if self.training else 0.0,
-            fresh=self._fresh,
-            cross=key is not query,
-        )
+        # whether no part that the module was given, and no hook, may hold the queries and keys
+        fresh = self.rotary is None or isinstance(self.rotary, RotaryEmbedding)
+        fresh = fresh and type(self.query_norm) in NORMS_OR_NONE and type(self.key_norm) in NORMS_OR_NONE
+        fresh = fresh and (plain or (plain_linear(self.W_q) and plain_linear(self.W_k)))
+        attended = self._attended(
+            q, k, v, score=score, mask=mask, bias=bias, scale=number, sinks=self.sinks, align=align,
+            dropout_p=self.dropout if self.training else 0.0, fresh=fresh, cross=key is not query,
+        ).output  # fmt: skip
         if self.gate is not None and self.W_g is not None:
             check_inputs({"query": rows}, (Projection.by("W_g", self.W_g),))
             attended = attended * opened(self.gate, self.W_g(rows), attended)
-        output = joined("W_o", self.W_o, attended.transpose(1, 2).flatten(2))  # (B, Lq, H·head_dim) → (B, Lq, E)
+        attended = attended.transpose(1, 2).flatten(2)  # (B, H, Lq, head_dim) → (B, Lq, H·head_dim)
+        output = self.W_o(attended) if plain else joined("W_o", self.W_o, attended)
         output = packed.nest("query", output) if packed is not None else output if batched else output[0]
-        if cache is not None and state is not None:  # only now: a refused call leaves it as it was
-            cache._hold(state, self)
+        if cache is not None and step is not None:  # only now: a refused call leaves it as it was
+            cache._commit(step, self)
         return output
 
     if TYPE_CHECKING:
@@ -376,13 +395,6 @@ class MultiHeadAttention(RecordingModule):
         built = {name: 1 if values is None else len(values) for name, values in self._given.items()}
         check_learnt_alone({name: getattr(self, name) for name in names}, self.W_q, heads, built)
 
-    @property
-    def _fresh(self) -> bool:
-        """Whether no part that the module was given, and no hook, may hold the queries and keys of a call."""
-        ours = self.rotary is None or isinstance(self.rotary, RotaryEmbedding)
-        norms = type(self.query_norm) in NORMS_OR_NONE and type(self.key_norm) in NORMS_OR_NONE
-        return plain_linear(self.W_q) and plain_linear(self.W_k) and ours and norms
-
     def prepare(self, key: Tensor, value: Tensor, *, positions: Integers | None = None) -> PreparedKeys:
         """Key and value with their projections done, for calls `attend(query, prepared)`: see `PreparedKeys`.
 
@@ -392,25 +404,26 @@ class MultiHeadAttention(RecordingModule):
         """
         packed, _, key, value = pack_inputs(key, key, value)
         check_inputs({"key": key, "value": value}, self._projections[1:])
-        places = given_places(
-            positions, "positions", key if packed is None else packed.make_padded_shape("key"), self.rotary
-        )
-        if packed is None:
-            k, v = self._project(key, value, 0, places)
-            return PreparedKeys(*((k, v) if key.ndim == 3 else (k[0], v[0])), self)
-        k, v = self._project(key, value, 0, None if self.rotary is None else packed.look_up("key", places))
-        return PreparedKeys(packed.nest("key", k), packed.nest("key", v), self)
+        of_key = key if packed is None else packed.make_padded_shape("key")
+        places = given_places(positions, "positions", of_key, self.rotary)
+        if packed is not None and self.rotary is not None:
+            places = packed.look_up("key", places)
+        k, v = self._project(key, value)
+        k = turned(self.rotary, k, 0, places)
+        if packed is not None:
+            return PreparedKeys(packed.nest("key", k), packed.nest("key", v), self)
+        return PreparedKeys(*((k, v) if key.ndim == 3 else (k[0], v[0])), self)
 
     @property
     def _projections(self) -> tuple[Projection, ...]:
         q, k, v = (("W_q", self.W_q), ("W_k", self.W_k), ("W_v", self.W_v))
         return Projection.by(*q, self.head_dim), Projection.by(*k, self.head_dim), Projection.by(*v, self.head_dim)
 
-    def _project(self, key: Any, value: Any, past: int | Tensor, positions: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Keys and values of the heads, the keys turned at their positions, or from the position `past` on."""
+    def _project(self, key: Any, value: Any) -> tuple[Tensor, Tensor]:
+        """Keys and values of the heads; the keys after their norm, before rotary."""
         key, value = (key, value) if key.ndim == 3 else (key[None], value[None])
         k, v = split_heads(self.W_k(key), "W_k", self.head_dim), split_heads(self.W_v(value), "W_v", self.head_dim)
-        return turned(self.rotary, normed("key_norm", self.key_norm, k), past, positions), v
+        return k if self.key_norm is None else normed("key_norm", self.key_norm, k), v
 
     def _taken(self, query: Any, prepared: PreparedKeys, value: Any, cache: Any) -> tuple[Tensor, Tensor]:
         """The heads' keys and values that were prepared, for this query."""
@@ -428,19 +441,26 @@ class MultiHeadAttention(RecordingModule):
             )
         return (k, v) if query.ndim == 3 else (k[None], v[None])
 
-    def _past(self, cache: Any, new_lens: Any) -> int | Tensor:
+    def _read_past(self, cache: Any, new_lens: Any) -> int | Tensor:
         """The number of positions in the cache; (B,), of each sequence, where they differ."""
-        if cache is not None and not isinstance(cache, KeyValueCache):
+        if isinstance(cache, KeyValueCache):
+            if cache._parts:
+                cache._check_whole()
+            return 0 if cache._state is None else cache._state.past
+        if cache is not None:
             raise ClearheadError(f"cache is {brief(cache)}; expected a KeyValueCache().")
-        if cache is None and new_lens is not None:
+        if new_lens is not None:
             raise ClearheadError(
                 "new_lens says how many new keys a cache keeps, and there is no cache. For how many keys may be seen "
                 "pass valid_lens."
             )
-        if cache is None:
-            return 0
-        cache._check_whole()
-        return 0 if cache._state is None else cache._state.past
+        return 0
+
+    def _is_plain_call(self, query: Any, key: Any, value: Any) -> bool:
+        """Whether plain tensors meet plain layers that fit them, as in most calls: then no other check can fail."""
+        width, kv_width = self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim
+        layers = (self.W_q, width), (self.W_k, kv_width), (self.W_v, kv_width), (self.W_o, self.embed_dim)
+        return fits_plain_layers((query, key, value), layers)
 
     def extra_repr(self) -> str:
         text = f"embed_dim={self.embed_dim}, num_heads={self.num_heads}, head_dim={self.head_dim}"

@@ -14,6 +14,7 @@ from clearhead.base.modules import as_forward
 from clearhead.base.numbers import check_count, check_flag, check_positive
 from clearhead.base.pictures import Style
 from clearhead.base.text import brief
+from clearhead.base.torch_private import has_hooks
 from clearhead.nn._nested import encode_rows
 from clearhead.nn._positions import Tabled, check_length, places_of, plot
 from clearhead.nn.rotary_scaling import RotaryScaling
@@ -72,7 +73,15 @@ class RotaryEmbedding(Tabled):
         if is_nested(x):
             return encode_rows(self.forward, x, offset, positions, who)
         self._check(x)
-        rows = self._of(x, places_of(x, offset, positions, who), accumulated(x.dtype), who)
+        return self._rotate(x, self._of(x, places_of(x, offset, positions, who), accumulated(x.dtype), who))
+
+    if TYPE_CHECKING:
+
+        @as_forward(forward)
+        def __call__(self) -> None: ...
+
+    def _rotate(self, x: Tensor, rows: Tensor) -> Tensor:
+        """x (..., L, E), turned by the cosines and sines of its positions."""
         cos, sin = rows.chunk(2, -1)  # each (L, dim/2), or (B, 1, ..., L, dim/2)
         turned = (x[..., : self.dim] if x.shape[-1] > self.dim else x).to(cos.dtype)
         if self.interleaved:
@@ -84,10 +93,23 @@ class RotaryEmbedding(Tabled):
         output = output.to(x.dtype)
         return torch.cat([output, x[..., self.dim :]], -1) if x.shape[-1] > self.dim else output
 
-    if TYPE_CHECKING:
+    def _find_rows(self, x: Tensor, offset: int | Tensor) -> Tensor | None:
+        """The rows of the vectors of x (B, H, L, E), from `offset` on, a number or (B,).
 
-        @as_forward(forward)
-        def __call__(self) -> None: ...
+        None: the table does not have them yet, or something else must be checked, read on another device, or seen by a
+        hook.
+        """
+        made_for, table = self._table or (None, None)
+        if table is None or made_for != (self.dim, self.base, self.scaling) or type(self.interleaved) is not bool:
+            return None
+        if table.dtype is not accumulated(x.dtype) or table.device != x.device or has_hooks(self):
+            return None
+        if not isinstance(offset, Tensor):
+            end = offset + x.shape[-2]
+            return table[offset:end] if end <= table.shape[0] else None
+        if not offset.is_cpu or not offset.numel() or int(offset.max()) + x.shape[-2] > table.shape[0]:
+            return None
+        return table[(offset[:, None] + torch.arange(x.shape[-2], device="cpu")).to(x.device)].unsqueeze(1)
 
     def _settings(self) -> tuple[Any, ...] | None:
         by_length = self.scaling is not None and self.scaling.by_length

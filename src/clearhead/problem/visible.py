@@ -30,6 +30,7 @@ from clearhead.base.versions import Versions
 from clearhead.masks._read import KEPT
 from clearhead.masks._spans import edges_on_host
 from clearhead.masks.base import Combined, Mask, Spans, all_keys
+from clearhead.problem.held_keys import HeldKeys
 from clearhead.problem.unseen import Unseen, finite, seen, where_unseen
 
 STRIP = 2**22  # pairs of a residual that are looked at together
@@ -69,6 +70,7 @@ class Visible(NamedTuple):
         return self.known is not None and (not isinstance(self.known, Later) or "edges" in self.memo)
 
 
+_ZERO = torch.zeros(1, 1, 1, dtype=torch.int64, device="cpu")
 _plain = Table(64)  # of masks that are plain values, by signature and sizes: a model's layers use the same spans
 
 
@@ -78,6 +80,12 @@ def resolve(mask: Mask, sizes: Sizes, as_written: bool) -> Visible:
         return visible(_matrix(mask, sizes), sizes)
     if some_compiling() and compiling():
         return Visible(mask._resolve(sizes), None, "inside", Memo())
+    if type(mask) is HeldKeys and sizes.device.type == "cpu" and not dispatch_modes():
+        stop, nothing = mask.valid_lens.view(-1, 1, 1), not all(mask.ends) or not sizes.queries
+        unseen: Unseen = "inside" if nothing else "none" if min(mask.ends) == sizes.keys else "outside"
+        edges = stop.numpy()
+        memo = Memo({"inside all": (0, min(mask.ends, default=0))})
+        return Visible(Spans(_ZERO, stop), (np.zeros(edges.shape, np.int64), edges), unseen, memo)
     follows = bool(dispatch_modes()) and traced()
     signature = None if follows or isinstance(sizes.align, Tensor) else mask.signature()
     known: Visible | None = None if signature is None else _plain.use((signature, sizes))

@@ -66,7 +66,7 @@ def for_twin(given: Any, module: RecordingModule, twin: RecordingModule) -> Any:
     """An input for the twin, which writes to a copy of a cache, and takes keys that the module prepared as its own."""
     if isinstance(given, KeyValueCache):
         branch = copy.deepcopy(given)
-        branch._by = twin if given._by is module else given._by
+        branch._module = twin if given._module is module else given._module
         return branch
     mine = isinstance(given, PreparedKeys) and given._by == id(module)
     return PreparedKeys(given._key, given._value, twin) if mine else given

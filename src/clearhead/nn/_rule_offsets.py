@@ -23,7 +23,7 @@ from clearhead.scores.base import Score, name_of
 from clearhead.scores.change_in_documents import with_change
 
 
-class AfterCache(nn.Module):
+class OffsetRule(nn.Module):
     """A rule, or a change of a score, whose query index counts from the end of the cache.
 
     `past`: the number of keys in the cache, or (B,), one for each sequence. It is kept as a tensor, so that a kernel
@@ -49,26 +49,28 @@ class AfterCache(nn.Module):
         return found
 
 
-def after_cache(mask: Any, bias: Any, score: Score, past: int | Tensor, device: torch.device) -> tuple[Any, Any, Score]:
+def offset_rules(
+    mask: Any, bias: Any, score: Score, past: int | Tensor, device: torch.device
+) -> tuple[Any, Any, Score]:
     """Mask, bias and score of a call whose queries stand after `past` keys. Other masks and biases know their places
     from the call's alignment."""
     if isinstance(past, int) and past == 0:
         return mask, bias, score
-    after = partial(AfterCache, past=past, device=device)
-    mask = _mask(mask, after)
+    after = partial(OffsetRule, past=past, device=device)
+    mask = _offset_mask(mask, after)
     if isinstance(bias, Bias):
-        bias = _bias(bias, after)
+        bias = _offset_bias(bias, after)
     return mask, bias, score if score.changed_by is None else with_change(score, after(score.changed_by))
 
 
-def _mask(given: Any, after: Callable[[Any], AfterCache]) -> Any:
+def _offset_mask(given: Any, after: Callable[[Any], OffsetRule]) -> Any:
     """A mask; a copy where a rule is in it."""
-    return with_leaves(given, lambda leaf: _leaf(leaf, after)) if isinstance(given, Mask) else given
+    return with_leaves(given, lambda leaf: _offset_leaf(leaf, after)) if isinstance(given, Mask) else given
 
 
-def _leaf(given: Mask, after: Callable[[Any], AfterCache]) -> Mask:
+def _offset_leaf(given: Mask, after: Callable[[Any], OffsetRule]) -> Mask:
     """A mask that is no expression; a copy where a rule is in it."""
-    changes = {name: _held(part, after) for name, part in vars(given).items()}
+    changes = {name: _offset_part(part, after) for name, part in vars(given).items()}
     if isinstance(given, MaskFunction):
         changes["fn"] = after(given.fn)
     if all(part is vars(given)[name] for name, part in changes.items()):
@@ -78,40 +80,40 @@ def _leaf(given: Mask, after: Callable[[Any], AfterCache]) -> Mask:
     return copied
 
 
-def _held(given: Any, after: Callable[[Any], AfterCache]) -> Any:
+def _offset_part(given: Any, after: Callable[[Any], OffsetRule]) -> Any:
     """What a mask or a bias holds: a mask, a bias, or a list, a tuple or a dict of them."""
     if isinstance(given, Bias):
-        return _bias(given, after)
+        return _offset_bias(given, after)
     if type(given) is dict:
-        changes = {name: _held(part, after) for name, part in given.items()}
+        changes = {name: _offset_part(part, after) for name, part in given.items()}
         return given if all(map(operator.is_, given.values(), changes.values())) else changes
     if not isinstance(given, list | tuple):
-        return _mask(given, after)
-    parts = [_held(part, after) for part in given]
+        return _offset_mask(given, after)
+    parts = [_offset_part(part, after) for part in given]
     if all(map(operator.is_, given, parts)):
         return given
     return given._make(parts) if hasattr(given, "_make") else type(given)(parts)  # a named tuple takes them one by one
 
 
-def _bias(bias: Bias, after: Callable[[Any], AfterCache]) -> Bias:
+def _offset_bias(bias: Bias, after: Callable[[Any], OffsetRule]) -> Bias:
     """The bias, or a copy of it where it is a rule, or has one inside."""
     if compiling():  # the compiler can't list the parts of a module that it has just made, such as a sum
         if type(bias) is Sum:
-            return Sum(_bias(bias.left, after), _bias(bias.right, after))
+            return Sum(_offset_bias(bias.left, after), _offset_bias(bias.right, after))
         if type(bias) is BiasFunction:
             made = BiasFunction(after(bias.fn), bias.reads)
             made._by_rows = bias._by_rows
             return made
-    found: Bias = _module(bias, after)
+    found: Bias = _offset_module(bias, after)
     return found
 
 
-def _module(module: nn.Module, after: Callable[[Any], AfterCache]) -> Any:
+def _offset_module(module: nn.Module, after: Callable[[Any], OffsetRule]) -> Any:
     """A bias, or a module inside of one; a copy where a rule is in it."""
     parameters, buffers, modules = parts_of(module)
     attributes = {name: part for name, part in vars(module).items() if name not in OF_MODULES}
-    changed = {name: _held(part, after) for name, part in attributes.items()}
-    inside = {name: None if part is None else _module(part, after) for name, part in modules.items()}
+    changed = {name: _offset_part(part, after) for name, part in attributes.items()}
+    inside = {name: None if part is None else _offset_module(part, after) for name, part in modules.items()}
     if isinstance(module, BiasFunction):
         changed.pop("fn", None)  # a function, whose place a module takes
         inside["fn"] = after(module.fn)
