@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from clearhead.base.closures import read_by
 from clearhead.base.errors import ClearheadError, ShapeError, UnsupportedError
 from clearhead.base.fold import fold
+from clearhead.base.function_reads import FunctionReads
 from clearhead.base.kept import Memo
 from clearhead.base.shapes import Sizes, broadcasts, extent
 from clearhead.base.single_pairs import call_rule
@@ -134,8 +134,8 @@ def broadcast(found: Tensor, shape: Sequence[int], title: str) -> Tensor:
 
 
 def reads_of(fn: Rule, reads: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-    """The tensors that a rule reads: those given as `reads`, and those found in its bytecode."""
-    return reads if compiling() else (*reads, *read_by(fn))
+    """The tensors that a rule reads: those given as `reads`, and those found by the names in its code."""
+    return reads if compiling() else (*reads, *FunctionReads(fn).tensors)
 
 
 def title_of(who: str, fn: Rule) -> str:

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from clearhead.base.closures import read_by
+from clearhead.base.function_reads import FunctionReads
 from clearhead.base.torch_private import parts_of
 from clearhead.biases.bias_function import BiasFunction
 from clearhead.masks.base import Mask, leaves
@@ -29,20 +29,20 @@ def tensors_in(thing: Any) -> Iterator[Tensor]:
     if isinstance(thing, Tensor):
         yield thing
     elif isinstance(thing, ScoreFunction) and thing.changed_by is None:
-        yield from read_by(thing.function)
+        yield from FunctionReads(thing.function).tensors
     elif isinstance(thing, nn.Module):
         if any(parts_of(thing)):
             yield from thing.parameters()
             yield from thing.buffers()
         yield from _held(vars(thing).values())
         if isinstance(thing, ScoreFunction):
-            yield from read_by(thing.function)
+            yield from FunctionReads(thing.function).tensors
         if isinstance(thing, Score) and thing.changed_by is not None:
-            yield from read_by(thing.changed_by)
+            yield from FunctionReads(thing.changed_by).tensors
         for part in thing.modules():
             if isinstance(part, BiasFunction):
                 yield from part.reads
-                yield from read_by(part.fn)
+                yield from FunctionReads(part.fn).tensors
     elif isinstance(thing, Mask):
         for mask in leaves(thing):
             yield from tensors_in(list(vars(mask).values()))
@@ -50,4 +50,4 @@ def tensors_in(thing: Any) -> Iterator[Tensor]:
         for part in thing:
             yield from tensors_in(part)
     elif callable(thing):
-        yield from read_by(thing)
+        yield from FunctionReads(thing).tensors

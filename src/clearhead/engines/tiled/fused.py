@@ -2,9 +2,9 @@
 
 A function is compiled once for its code, by PyTorch's compiler, when it has been asked for so many pairs that compiling
 takes less time than it has cost already. It must be known from its code that it computes with its arguments and with
-values alone (`base/pure.py`), because compiled code runs it at other times and in other orders. The first block is
-computed in both ways. Where anything is in the way (no compiler, a function that the compiler cannot take, another
-result), the operations of `tiles.py` go on alone. Both ways give the same numbers, but for rounding.
+values alone (`base/function_reads.py`), because compiled code runs it at other times and in other orders. The first
+block is computed in both ways. Where anything is in the way (no compiler, a function that the compiler cannot take,
+another result), the operations of `tiles.py` go on alone. Both ways give the same numbers, but for rounding.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from clearhead.base.pure import NotKnown, State
+from clearhead.base.function_reads import FunctionReads
 from clearhead.base.rules import by_pair, indices_of
 from clearhead.base.tracing import compiling, looked_into, on_the_host, traced
 from clearhead.engines.tiled import tiles
@@ -70,12 +70,7 @@ def shown(problem: Problem) -> bool:
 
 
 def _known(functions: tuple[Any, ...]) -> bool:
-    try:
-        for function in functions:
-            State(function)
-    except NotKnown:
-        return False
-    return True
+    return all(FunctionReads(function).unknown is None for function in functions)
 
 
 def _functions(problem: Problem) -> tuple[Any, ...]:
