@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import builtins
 import functools
 import inspect
 import operator
@@ -54,7 +55,7 @@ class FunctionReads:
         """Visit a value that code with these names reads. `owner`: the object to which a function is bound."""
         place = id(value), id(owner), names
         self._values.append(value)
-        if depth < 0 or _is_of_library(value) or place in self._visited:
+        if depth < 0 or _is_of_library(value, owner) or place in self._visited:
             return
         self._visited[place] = value
         if isinstance(value, Tensor):
@@ -101,7 +102,7 @@ class FunctionReads:
         found: dict[str, Any] = {}
         for name in filter(_STATEFUL.search, names):
             self.unknown = self.unknown or f"may draw random numbers or read a setting ({name})"
-        for place in (sys.modules, function.__builtins__, function.__globals__):  # sys.modules: imports inside it
+        for place in (sys.modules, vars(builtins), function.__globals__):  # sys.modules: imports inside it
             found |= {name: place[name] for name in names if name in place}
         for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
             with suppress(ValueError):  # a variable that has no value yet
@@ -110,14 +111,14 @@ class FunctionReads:
         return {"its defaults": function.__defaults__ or (), **(function.__kwdefaults__ or {}), **found}
 
 
-def _is_of_library(value: Any) -> bool:
-    """Whether a module, a class or a function belongs to torch, math or Python's builtins."""
+def _is_of_library(value: Any, owner: Any) -> bool:
+    """Whether a module, a class or a function belongs to torch, math, Python's builtins or this package."""
     home = ""
     if isinstance(value, types.FunctionType):  # functools.wraps copies __module__
         home = "" if value.__closure__ else value.__globals__.get("__name__", "")
     elif isinstance(value, types.ModuleType | types.BuiltinFunctionType | type):
         home = value.__name__ if isinstance(value, types.ModuleType) else value.__module__
-    return str(home).partition(".")[0] in ("torch", "math", "builtins")
+    return str(home).partition(".")[0] in ("torch", "math", "builtins", *(["clearhead"] if owner is None else []))
 
 
 def _names_of(function: Any) -> tuple[str, ...]:

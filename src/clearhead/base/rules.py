@@ -94,9 +94,14 @@ def check_rule(fn: Any, reads: Any, who: str, instead: str) -> tuple[Rule, tuple
         raise ClearheadError(
             f"{who} takes a function of (batch, head, query_index, key_index); got a {type(fn).__name__}. {instead}"
         )
+    return fn, check_tensors(reads, who)
+
+
+def check_tensors(reads: Any, who: str) -> tuple[Tensor, ...]:
+    """The tensors that the caller says a function reads."""
     if isinstance(reads, Tensor) or not all(isinstance(tensor, Tensor) for tensor in reads):
         raise ClearheadError(f"{who}: reads takes a list of the tensors that the function reads.")
-    return fn, tuple(reads)
+    return tuple(reads)
 
 
 def ask(

@@ -11,7 +11,6 @@ from torch import Tensor
 
 from clearhead.base.batched import followed_back, views
 from clearhead.engines.tiled import tiles
-from clearhead.engines.tiled.again import check_again
 from clearhead.engines.tiled.statistics import in_blocks, summed_products
 from clearhead.problem import regions
 from clearhead.problem.guard import guard
@@ -138,17 +137,14 @@ def by_autograd(
     grad: Tensor,
     create_graph: bool,
     to_log_sum: Tensor | None = None,
-    before: Partial | None = None,
 ) -> tuple[Tensor | None, ...]:
     """The gradients of the operands, by autograd, through an engine's own operations, which run once more.
 
-    `grad` and `to_log_sum`: the gradients of output and log_sum. `before`: the result of the forward pass.
+    `grad` and `to_log_sum`: the gradients of output and log_sum.
     """
     with torch.enable_grad():
         own = views(operands(problem))
         kept = engine.forward(with_operands(problem, own), rows=to_log_sum is not None)
-        if before is not None:
-            check_again(problem, before, kept)
         results, grads = [kept.output.to(grad.dtype)], [grad]
         if to_log_sum is not None and kept.log_sum is not None:
             results, grads = [*results, kept.log_sum], [grad, to_log_sum.to(kept.log_sum.dtype)]

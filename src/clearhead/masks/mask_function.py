@@ -35,8 +35,8 @@ class MaskFunction(Mask):
     Rule: query i of head h of sequence b sees the keys j with fn(b, h, i, j).
     `fn(batch, head, query_index, key_index)` is called on int64 tensors of shapes (B, 1, 1, 1), (1, H, 1, 1),
     (1, 1, Lq, 1) and (1, 1, 1, Lk), for any part of the matrix, and gives a bool tensor that broadcasts with them.
-    It must give the same result on every call: the backward pass may call it again, and a `ClearheadError` says where
-    the result is another one then.
+    It may be called again in the backward pass, and must give the same result then:
+    `clearhead.testing.check_mask(mask)` finds a function that does not.
     A function that reads a row of a table, `(labels[i] & labels[j]).any()`, is mapped over the pairs by `torch.vmap`;
     to find out, the function is tried on a few pairs when it is given.
     Indices are counted from 0 for queries and keys alike: where Lq ≠ Lk, the rule places the queries itself. Beside a

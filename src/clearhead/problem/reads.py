@@ -12,7 +12,6 @@ from clearhead.base.torch_private import parts_of
 from clearhead.biases.bias_function import BiasFunction
 from clearhead.masks.base import Mask, leaves
 from clearhead.scores.base import Score
-from clearhead.scores.score_function import ScoreFunction
 
 
 def _held(values: Iterable[Any]) -> Iterator[Tensor]:
@@ -28,16 +27,13 @@ def tensors_in(thing: Any) -> Iterator[Tensor]:
     """The tensors that a caller may write to, in a mask of any combination, a score, a bias, or a list of them."""
     if isinstance(thing, Tensor):
         yield thing
-    elif isinstance(thing, ScoreFunction) and thing.changed_by is None:
-        yield from FunctionReads(thing.function).tensors
     elif isinstance(thing, nn.Module):
         if any(parts_of(thing)):
             yield from thing.parameters()
             yield from thing.buffers()
         yield from _held(vars(thing).values())
-        if isinstance(thing, ScoreFunction):
-            yield from FunctionReads(thing.function).tensors
-        if isinstance(thing, Score) and thing.changed_by is not None:
+        if isinstance(thing, Score):
+            yield from FunctionReads(thing.tile).tensors
             yield from FunctionReads(thing.changed_by).tensors
         for part in thing.modules():
             if isinstance(part, BiasFunction):
