@@ -354,25 +354,29 @@ def check_mask(mask: type[Mask] | Mask | Callable[..., Tensor]) -> None:
     name, example = _to_example(mask, Mask, MaskFunction)
     for lengths, align in (*((lengths, ALIGN) for lengths in LENGTHS[:3]), ((63, 7), "upper_left")):
         sizes = Sizes(3, 2, *lengths, torch.get_default_device(), align=align)
-        mask = example(sizes)
-        spans = mask.resolve(sizes)
+        made = example(sizes)
+        spans = made.resolve(sizes)
         keep = dense(spans, sizes)
-        _check_repeats(lambda mask=mask, sizes=sizes: dense(mask.resolve(sizes), sizes).double(), name)
+        _check_repeats(partial(_to_matrix, made, sizes), name)
         assert keep.dtype == torch.bool and keep.shape == sizes.shape
-        assert torch.equal(mask.matrix(sizes).expand(sizes.shape), keep), f"{mask}: the spans differ from the matrix"
+        assert torch.equal(made.matrix(sizes).expand(sizes.shape), keep), f"{made}: the spans differ from the matrix"
         for edge, shape in ((spans.start, "start"), (spans.stop, "stop")):
-            assert edge.dtype == torch.int64, f"{mask}: {shape} is {edge.dtype}"
+            assert edge.dtype == torch.int64, f"{made}: {shape} is {edge.dtype}"
             assert all(n in (1, size) for n, size in zip(edge.shape, sizes.shape, strict=False))
-            assert bool(((edge >= 0) & (edge <= sizes.keys)).all()), f"{mask}: {shape} outside [0, Lk]"
+            assert bool(((edge >= 0) & (edge <= sizes.keys)).all()), f"{made}: {shape} outside [0, Lk]"
         part = (slice(1, 3), slice(0, 1), slice(0, lengths[0], 2), slice(lengths[1] // 3, lengths[1]))
         got = spans.keep(*part, sizes.keys).expand(keep[part].shape)
-        assert torch.equal(got, keep[part]), f"{mask}: a part differs from the whole"
-        assert isinstance(repr(mask), str) and mask.title() in repr(mask)
-        other = mask.resolve(sizes._replace(align="upper_left"))
-        moved = not mask.positional and not torch.equal(dense(other, sizes), keep)
-        assert not moved, f"{mask.title()}: the spans depend on the alignment; set positional = True on the class"
+        assert torch.equal(got, keep[part]), f"{made}: a part differs from the whole"
+        assert isinstance(repr(made), str) and made.title() in repr(made)
+        other = made.resolve(sizes._replace(align="upper_left"))
+        moved = not made.positional and not torch.equal(dense(other, sizes), keep)
+        assert not moved, f"{made.title()}: the spans depend on the alignment; set positional = True on the class"
         if align == ALIGN:
             compare(engines(), _dot(), example(Inputs.draw(_dot(), lengths).sizes), lengths)
+
+
+def _to_matrix(mask: Mask, sizes: Sizes) -> Tensor:
+    return dense(mask.resolve(sizes), sizes).double()
 
 
 def check_bias(bias: type[Bias] | Bias | Callable[..., Tensor]) -> None:
@@ -383,20 +387,20 @@ def check_bias(bias: type[Bias] | Bias | Callable[..., Tensor]) -> None:
     name, example = _to_example(bias, Bias, BiasFunction)
     for lengths in LENGTHS[:3]:
         sizes = Sizes(3, 2, *lengths, torch.get_default_device(), align=ALIGN)
-        bias = example(sizes).double()
-        added = bias.lower(sizes)
+        made = example(sizes).double()
+        added = made.lower(sizes)
         every = slice(None)
         whole = added.tile(every, every, every, every, sizes).detach().expand(sizes.shape)
         shapes = torch.zeros(*sizes[:3], 1), torch.zeros(*sizes[:2], sizes.keys, 1)
-        _check_repeats(lambda bias=bias, shapes=shapes: bias(*shapes, ALIGN), name)
-        _close(bias(*shapes, ALIGN).detach(), whole, 0.0, f"{bias}")
+        _check_repeats(partial(made, *shapes, ALIGN), name)
+        _close(made(*shapes, ALIGN).detach(), whole, 0.0, f"{made}")
         for queries, keys in (
             (slice(0, lengths[0], 2), slice(lengths[1] // 3, lengths[1])),
             (slice(1, 3), slice(0, 2)),
         ):
             sides = (slice(1, 3), slice(0, 1), queries, keys)
             got = added.tile(*sides, sizes).detach().expand(whole[sides].shape)
-            _close(got, whole[sides], 0.0, f"{bias}: a part differs from the whole")
+            _close(got, whole[sides], 0.0, f"{made}: a part differs from the whole")
         for mask in (None, _any_mask(sizes)):
             compare(engines(), _dot(), mask, lengths, example(Inputs.draw(_dot(), lengths).sizes))
 

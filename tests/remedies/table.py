@@ -1553,9 +1553,7 @@ def left_out():
     ),
     case(
         "by_head(hidden)",
-        ("torch.stack(parameters)[head]", "by_head(lambda b, head, i, j: @ * (i - j) / 512)", "want()"),
-        ("engine='reference'", "by_head(hidden, @)", "want()"),
-        ("torch.func.grad", "@(of_rates)(torch.stack(parameters).detach())", "want()"),
-        setup="parameters = [torch.nn.Parameter(torch.tensor(rate)) for rate in (0.5, 0.7)]\nhides = SimpleNamespace(held=parameters)\ndef hidden(b, head, i, j):\n    return torch.stack([getattr(hides, 'held')[n] for n in head.flatten().tolist()]).view(head.shape) * (i - j) / 512\ny = torch.rand(1, 2, 512, 64)\ndef gradients(output):\n    return torch.stack(torch.autograd.grad(output.sin().mean(), parameters))\n@torch.enable_grad()\ndef by_head(function, engine=None):\n    return gradients(attention(y, y, y, score=lambda q, k: q @ k.mT / 8, bias=BiasFunction(function), engine=engine))\ndef of_rates(rates):\n    bias = BiasFunction(lambda b, head, i, j: rates[head] * (i - j) / 512)\n    return attention(y, y, y, bias=bias).sin().mean()\n@torch.enable_grad()\ndef want():\n    at = torch.arange(512)\n    return gradients(plain(y, y, y, added=torch.stack(parameters)[:, None, None] * (at[:, None] - at) / 512))",
+        ("reads=", "by_head(hidden, reads=parameters) # @", "want()"),
+        setup="parameters = [torch.nn.Parameter(torch.tensor(rate)) for rate in (0.5, 0.7)]\nhides = SimpleNamespace(held=parameters)\ndef hidden(b, head, i, j):\n    return torch.stack([getattr(hides, 'held')[n] for n in head.flatten().tolist()]).view(head.shape) * (i - j) / 512\ny = torch.rand(1, 2, 512, 64)\ndef gradients(output):\n    return torch.stack(torch.autograd.grad(output.sin().mean(), parameters))\n@torch.enable_grad()\ndef by_head(function, reads=()):\n    return gradients(attention(y, y, y, score=lambda q, k: q @ k.mT / 8, bias=BiasFunction(function, reads=reads)))\n@torch.enable_grad()\ndef want():\n    at = torch.arange(512)\n    return gradients(plain(y, y, y, added=torch.stack(parameters)[:, None, None] * (at[:, None] - at) / 512))",
     ),
 ]

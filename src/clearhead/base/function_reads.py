@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import builtins
 import functools
-import inspect
 import operator
 import re
 import sys
@@ -41,20 +40,20 @@ class FunctionReads:
             self.unknown = f"is a {type(function).__name__} with values of its own"
         elif function_modes() or dispatch_modes():
             self.unknown = "is called under a mode of PyTorch, which may change what it computes"
-        self._values: list[Any] = [torch.get_default_dtype(), any_autocast()]
+        self.values: list[Any] = [torch.get_default_dtype(), any_autocast()]
         self._visited: dict[tuple[Any, ...], Any] = {}
         self._visit("the function", function, (), DEPTH)
         self._versions = Versions(("the function", tensor) for tensor in self.tensors)
 
     def is_same(self, other: FunctionReads) -> bool:
         """Whether both hold the same objects, and no tensor was written to in between."""
-        same = len(self._values) == len(other._values) and all(map(operator.is_, self._values, other._values))
+        same = len(self.values) == len(other.values) and all(map(operator.is_, self.values, other.values))
         return same and self._versions.changed(("the function", tensor) for tensor in other.tensors) is None
 
     def _visit(self, name: str, value: Any, names: tuple[str, ...], depth: int, owner: Any = None) -> None:
         """Visit a value that code with these names reads. `owner`: the object to which a function is bound."""
         place = id(value), id(owner), names
-        self._values.append(value)
+        self.values.append(value)
         if depth < 0 or _is_of_library(value, owner) or place in self._visited:
             return
         self._visited[place] = value
@@ -64,38 +63,40 @@ class FunctionReads:
         elif type(value) not in _PLAIN:
             if depth < DEPTH and type(value) is not tuple:
                 self.unknown = self.unknown or f"reads {name}, a {type(value).__name__}"
-            for part, of, bound in self._find_parts(value, names, owner):
+            for (part_name, part), of, bound in self._find_parts(value, names, owner):
                 with suppress(ReferenceError):  # a weak reference whose object is gone
-                    self._visit(*part, of, depth - 1, bound)
+                    self._visit(part_name, part, of, depth - 1, bound)
 
-    def _find_parts(
-        self, value: Any, names: tuple[str, ...], owner: Any
-    ) -> Iterator[tuple[tuple[str, Any], tuple[str, ...], Any]]:
+    def _find_parts(self, value: Any, names: tuple[str, ...], owner: Any) -> Iterator[Any]:
         """What a value holds, as (name, part), the names of the code that reads it, and its owner."""
         is_module = isinstance(value, nn.Module)
         if isinstance(value, types.FunctionType):
-            names = _names_of(value)
-            yield from ((pair, names, None) for pair in (*self._look_up(value, names).items(), ("self", owner)))
+            names = _names_of(value.__code__)
+            yield from ((pair, names, None) for pair in self._look_up(value, names).items())
+            yield from self._find_attributes(owner, names) if owner is not None else ()
             yield ("a function", vars(value).get("__wrapped__")), (), owner
         elif isinstance(value, types.MethodType):
             yield ("a function", value.__func__), (), value.__self__
         elif isinstance(value, functools.partial):
             for part in (value.func, *value.args, *value.keywords.values()):
-                yield ("an argument", part), _names_of(value.func), None
+                yield ("an argument", part), _names_of(getattr(value.func, "__code__", None)), None
         elif isinstance(value, list | tuple | set | frozenset | dict):
-            for part in value.values() if isinstance(value, dict) else value:
-                yield ("an entry", part), names, None
+            entries = value.values() if isinstance(value, dict) else value
+            yield from ((("an entry", part), names, None) for part in entries)
         elif is_module and type(value).__module__.startswith("torch."):
             yield from ((("a parameter", part), names, None) for part in (*value.parameters(), *value.buffers()))
         else:
-            called = getattr(type(value), "forward" if is_module else "__call__", None)
-            yield ("a method", called if isinstance(called, types.FunctionType) else None), (), value
-            held = {key: part for of in parts_of(value) for key, part in of.items()} if is_module else {}
-            for name in names:
-                found = held.get(name, inspect.getattr_static(value, name, None))  # no code is run to find it
-                found = found.__func__ if isinstance(found, staticmethod | classmethod) else found
-                found = found.fget if isinstance(found, property) else found
-                yield (name, found), names, value
+            yield from self._find_attributes(value, (*names, "forward" if is_module else "__call__"))
+
+    def _find_attributes(self, value: Any, names: tuple[str, ...]) -> Iterator[Any]:
+        """The attributes of these names, as they are stored: no code is run to find them."""
+        kinds = (value if isinstance(value, type) else type(value)).__mro__
+        of_module = parts_of(value) if isinstance(value, nn.Module) else ()
+        places = [*of_module, getattr(value, "__dict__", {}), *map(vars, kinds)]
+        for name in (name for name in names if any(name in place for place in places)):
+            found = next(place[name] for place in places if name in place)
+            found = found.__func__ if isinstance(found, staticmethod | classmethod) else found
+            yield (name, found.fget if isinstance(found, property) else found), names, value
 
     def _look_up(self, function: types.FunctionType, names: tuple[str, ...]) -> dict[str, Any]:
         """The values of a function's names, and its defaults."""
@@ -107,26 +108,22 @@ class FunctionReads:
         for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
             with suppress(ValueError):  # a variable that has no value yet
                 found[name] = cell.cell_contents
-        self._values += [function.__code__, *found]
+        self.values += [function.__code__, *found]
         return {"its defaults": function.__defaults__ or (), **(function.__kwdefaults__ or {}), **found}
 
 
 def _is_of_library(value: Any, owner: Any) -> bool:
     """Whether a module, a class or a function belongs to torch, math, Python's builtins or this package."""
-    home = ""
-    if isinstance(value, types.FunctionType):  # functools.wraps copies __module__
-        home = "" if value.__closure__ else value.__globals__.get("__name__", "")
-    elif isinstance(value, types.ModuleType | types.BuiltinFunctionType | type):
-        home = value.__name__ if isinstance(value, types.ModuleType) else value.__module__
+    home = value.__module__ if isinstance(value, types.BuiltinFunctionType | type) else ""
+    if isinstance(value, types.ModuleType):
+        home = value.__name__
+    elif isinstance(value, types.FunctionType) and not value.__closure__:  # functools.wraps copies __module__
+        home = value.__globals__.get("__name__", "")
     return str(home).partition(".")[0] in ("torch", "math", "builtins", *(["clearhead"] if owner is None else []))
 
 
-def _names_of(function: Any) -> tuple[str, ...]:
-    return _names_in(function.__code__) if isinstance(function, types.FunctionType) else ()
-
-
 @functools.lru_cache(maxsize=256)
-def _names_in(code: types.CodeType) -> tuple[str, ...]:
-    """The names in a code object and in all code objects inside it."""
-    nested = (_names_in(one) for one in code.co_consts if isinstance(one, types.CodeType))
-    return tuple(sorted({*code.co_names, *code.co_freevars}.union(*nested)))
+def _names_of(code: Any) -> tuple[str, ...]:
+    """The names in a code object and in all code objects inside it; none for anything else."""
+    nested = [_names_of(one) for one in getattr(code, "co_consts", ()) if isinstance(one, types.CodeType)]
+    return tuple(sorted({*getattr(code, "co_names", ()), *getattr(code, "co_freevars", ())}.union(*nested)))

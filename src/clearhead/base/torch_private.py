@@ -252,18 +252,6 @@ def whole_of(tensor: Tensor) -> Tensor:
     return tensor if tensor._base is None else tensor._base
 
 
-_has_order = there(
-    "torch.autograd.graph.Node._sequence_nr",
-    "to see what a score by a function learns",
-    "a score by a function is trained through checkpoints, which takes longer",
-)
-
-
-def order_of(node: Any) -> int | None:
-    """The number of an operation in autograd's graph: later ones of a thread have larger numbers. None: not known."""
-    return int(node._sequence_nr()) if _has_order else None
-
-
 wrapper_subclass: Callable[..., Any] = part("torch.Tensor._make_wrapper_subclass", "to make lazy weights")
 tree_map_only: Callable[..., Any] = part(
     "torch.utils._pytree.tree_map_only",

@@ -15,7 +15,7 @@ from clearhead.engines.tiled.statistics import in_blocks, summed_products
 from clearhead.problem import regions
 from clearhead.problem.guard import guard
 from clearhead.problem.packing import Operands, in_dtypes, operands, with_operands
-from clearhead.problem.partial import Partial, Rows, WholeRows, rows_of, sinks_gradient
+from clearhead.problem.partial import Partial, Rows, rows_of, sinks_gradient
 from clearhead.problem.problem import Problem
 from clearhead.problem.region import Region
 from clearhead.problem.summary import Found, Sent, Summary
@@ -162,7 +162,7 @@ def gradients_of(
     """The gradients of the operands, each of its operand's dtype, by the engine's own backward pass. `kept`: the result
     of its forward pass. `grad` and `to_log_sum`: the gradients of output and log_sum."""
     delta = (grad * kept.output).sum(-1)
-    rows = WholeRows(*rows_of(kept), delta if to_log_sum is None else delta - to_log_sum)
+    rows = Rows(*rows_of(kept), delta if to_log_sum is None else delta - to_log_sum)
     found = engine.backward(problem if kept.finite else engine.guarded(problem), rows, grad, wanted)
     if problem.sinks is not None and wanted[-1]:
         found = found._replace(sinks=sinks_gradient(problem.sinks, rows))

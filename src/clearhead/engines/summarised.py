@@ -17,7 +17,7 @@ from clearhead.base.tracing import compiling, dispatches, on_the_host, readable,
 from clearhead.engines.base import Engine
 from clearhead.engines.tiled.engine import PLAIN
 from clearhead.problem.packing import in_dtypes, operands, with_operands, without_operands
-from clearhead.problem.partial import WholeRows, rows_of, sinks_gradient
+from clearhead.problem.partial import Rows, rows_of, sinks_gradient
 from clearhead.problem.problem import Problem
 from clearhead.problem.summary import Found, Sent, Summary, of_heads
 from clearhead.problem.unseen import finite
@@ -115,7 +115,7 @@ def _gradients(
     sent = _sent(summary, found, grads)
     value, grad = _joined(problem, summary, grads)
     problem = problem._replace(value=value)
-    rows = WholeRows(maximum, log_sum, delta)
+    rows = Rows(maximum, log_sum, delta)
     if sent.maps:
         of_maps = Sent(received=sent.received, mean=sent.mean, cell=sent.cell, factors=sent.factors)
         by_query = engine.contributions(problem._replace(value=None), rows, None, of_maps, by_key=False)

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from clearhead.base.arrays import check_memories
 from clearhead.base.errors import ClearheadError
 from clearhead.base.function_reads import FunctionReads
 from clearhead.base.rules import ByPair, Rule, ask, broadcast, check_rule, reads_of, title_of
@@ -70,6 +71,7 @@ class MaskFunction(Mask):
         if now.unknown is not None:
             vars(self)[_STATE] = None
             return None
+        check_memories(("a tensor that the mask reads", tensor) for tensor in now.tensors)
         known = vars(self).get(_STATE)
         if known is None or not known[0].is_same(now):
             with torch.inference_mode(False):
