@@ -282,12 +282,12 @@ def check_score(score: type[Score] | Score | Callable[..., Tensor], width: int |
     `score`: a class, an object, or a function of (query, key). `width`: that of queries and keys, for a score that
     takes no other; None is what the `example()` of its class says, or 4.
     """
-    assert not inspect.isabstract(score), f"{score!r} has no tile(query, key): write one that gives (..., Lq, Lk)"
     name, make = _to_example(score, Score, ScoreFunction)
+    assert not inspect.isabstract(score), f"{name} has no tile(query, key): write one that gives (..., Lq, Lk)"
 
     def example() -> tuple[Score, int, int]:
         made = make()
-        made = (made, 4, 4) if isinstance(made, Score) else made
+        made = made if inspect.isclass(score) else (made, 4, 4)
         return made if width is None else (made[0], width, width)
 
     try:
