@@ -79,13 +79,15 @@ def _compute_scores(part: Problem, needs: list[bool]) -> tuple[Tensor, list[Tens
         return tiles.scores(with_operands(part, own)), own
 
 
-def _find_used(result: Tensor, own: list[Tensor | None], declared: list[Tensor]) -> list[Tensor]:
+def _find_used(
+    result: Tensor, own: list[Tensor | None], declared: list[Tensor], before: list[Tensor] | None = None
+) -> list[Tensor]:
     """The declared tensors on which a result depends. Raises where it depends on a leaf that is neither an operand nor
-    declared, since the gradient of that leaf would be missing."""
+    declared, since the gradient of that leaf would be missing. `before`: those that the forward pass found."""
     leaves = {id(t): t for t in (*own, *declared) if t is not None and t.grad_fn is None}
     inner = {(t.grad_fn, t.output_nr): t for t in (*own, *declared) if t is not None and t.grad_fn is not None}
     waiting: list[Any] = [(result.grad_fn, result.output_nr)]
-    visited, found = set(), dict[int, Tensor]()
+    visited, found, unknown = set(), dict[int, Tensor](), list[Tensor]()
     while waiting:
         edge = waiting.pop()
         if edge[0] is None or edge in visited:
@@ -98,13 +100,27 @@ def _find_used(result: Tensor, own: list[Tensor | None], declared: list[Tensor])
         elif leaf is None:
             waiting += edge[0].next_functions
         else:
-            raise UnsupportedError(
-                f"the score or the bias of attention() reads a tensor of shape {tuple(leaf.shape)} that requires grad, "
-                "and neither its parameters nor the names in its functions show it: a gradient would be missing.\n"
-                "Name it: BiasFunction(fn, reads=[tensor]), Dot().then(fn, reads=[tensor]) or "
-                "ScoreFunction(fn, reads=[tensor])."
-            )
-    return [tensor for tensor in declared if id(tensor) in found]
+            unknown.append(leaf)
+    used = [tensor for tensor in declared if id(tensor) in found]
+    if unknown:
+        _check_used(before or [], used)
+        raise UnsupportedError(
+            f"the score or the bias of attention() reads a tensor of shape {tuple(unknown[0].shape)} that requires "
+            "grad, and neither its parameters nor the names in its functions show it: a gradient would be missing.\n"
+            "Name it: BiasFunction(fn, reads=[tensor]), Dot().then(fn, reads=[tensor]) or "
+            "ScoreFunction(fn, reads=[tensor])."
+        )
+    return used
+
+
+def _check_used(before: list[Tensor], now: list[Tensor]) -> None:
+    """Raise where the backward pass does not depend on a tensor on which the forward pass did."""
+    if any(tensor.requires_grad and not any(tensor is other for other in now) for tensor in before):
+        raise UnsupportedError(
+            "the score or the bias of attention() reads other parameters in the backward pass than in the forward "
+            "pass, as after torch.func.functional_call: a gradient would be missing.\n"
+            "Take gradients by torch.func.grad, or pass engine='reference'."
+        )
 
 
 class _Output(torch.autograd.Function):
@@ -131,13 +147,6 @@ class _Output(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Any:
         ctx.reads.check()
-        read = {id(tensor) for _, tensor in ctx.problem.read_by_functions()}
-        if not all(id(tensor) in read for tensor in ctx.used):
-            raise UnsupportedError(
-                "the score or the bias of attention() reads other parameters in the backward pass than in the forward "
-                "pass, as after torch.func.functional_call: a gradient would be missing.\n"
-                "Take gradients by torch.func.grad, or pass engine='reference'."
-            )
         grad, saved = grads[0], in_memory_still(ctx.saved_tensors)
         problem, kept = with_operands(ctx.problem, saved[:-3]), Partial(*saved[-3:])
         # a tensor may have been frozen since the forward pass
@@ -147,14 +156,14 @@ class _Output(torch.autograd.Function):
         again = torch.is_grad_enabled()  # the gradient is to be differentiated
 
         def compute(grad: Tensor) -> Gradients:
-            return _compute_gradients(problem, ctx.every, ctx.declared, kept, with_memory(grad), wanted)
+            return _compute_gradients(problem, ctx.every, ctx.declared, ctx.used, kept, with_memory(grad), wanted)
 
         with without_autocast(problem.sizes.device):
             if again or dispatches(grad):
                 with torch.enable_grad():
                     own = views(operands(problem))
                     found = followed(with_operands(problem, own), ctx.every, again=True)
-                _find_used(found, own, ctx.declared)
+                _check_used(ctx.used, _find_used(found, own, ctx.declared, ctx.used))
                 each = followed_back(found, grad, [*own, *ctx.declared], wanted, create_graph=again)
             else:
                 each = unbatched(compute, grad)
@@ -166,6 +175,7 @@ def _compute_gradients(
     problem: Problem,
     every: list[Region],
     declared: list[Tensor],
+    used: list[Tensor],
     kept: Partial,
     grad: Tensor,
     wanted: tuple[bool, ...],
@@ -179,6 +189,7 @@ def _compute_gradients(
         for t, w in zip(given, wanted, strict=False)
     ]
     of_declared: list[Tensor | None] = [None] * len(declared)
+    met = list[Tensor]()
     needs = [*wanted[:2], False, *wanted[3:6], False]  # those of the operands that the scores read
     with torch.no_grad():
         for region in every:
@@ -187,7 +198,7 @@ def _compute_gradients(
                     continue
                 part, at = cut(problem, seen), seen.sides[:3]
                 scores, own = _compute_scores(part, needs)
-                _find_used(scores, own, declared)
+                met += _find_used(scores, own, declared, used)
                 to_value = sums[2] if wanted[2] else None
                 some = Rows(*(row[at] for row in rows))
                 slope = slope_of(part, scores.detach(), seen, to_value, some, grad[at], problem.groups, Sent())
@@ -200,6 +211,7 @@ def _compute_gradients(
                 for i, one in enumerate(found[len(given) :]):
                     so_far = of_declared[i]
                     of_declared[i] = so_far if one is None else one if so_far is None else so_far + one
+    _check_used(used, met)
     totals = [total if want else None for total, want in zip(sums, wanted, strict=False)]
     if problem.sinks is not None and wanted[6]:
         totals[6] = sinks_gradient(problem.sinks, rows)
