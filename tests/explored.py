@@ -41,9 +41,6 @@ EXPLORED: dict[str, dict[str, Kept]] = {
     },
     "test_called_again.py": {
         "test_surroundings": ("autocast", "func", "losses", "thread"),
-        "test_no_false_alarm": ("rough-dtype2", "hashed-dtype1", "capped-dtype3", "low-dtype0"),
-        "test_gradients_of_gradients": ("tile", "mask"),
-        "test_statistics": ("a function", "own mask"),
     },
     "test_masks.py": {
         "test_first_keys_in_a_graph_for_all_lengths": 0,
@@ -122,10 +119,6 @@ EXPLORED: dict[str, dict[str, Kept]] = {
         "test_the_bits_do_not_change_from_run_to_run": 0,
     },
     "test_biases.py": {"test_a_function_is_the_bias_that_it_writes_out": ("False",)},
-    "test_changed_scores.py": {
-        "test_the_same_numbers_compiled": ("capped-gaps", "bias-causal and rule", "cosine-lengths"),
-        "test_the_compiler_of_pytorch_gives_the_same_numbers": 0,
-    },
     "test_checked.py": {
         "test_what_an_edit_gives_back_is_checked": 3,
         "test_malformed_problems_are_refused_or_right": ("0",),

@@ -11,7 +11,6 @@ import torch
 from drawn import draw
 
 import clearhead as ch
-from clearhead.engines.tiled import fused
 from clearhead.problem import regions
 from clearhead.scores import ScoreFunction
 
@@ -63,7 +62,7 @@ def same(got, want, rtol=2e-5, atol=2e-6):
 def small_blocks(monkeypatch):
     """Some blocks in a problem of a few hundred pairs."""
     monkeypatch.setattr(regions, "BUDGET", 2**10)
-    monkeypatch.setattr("clearhead.engines.tiled.by_functions.PAIRS", 2**9)
+    monkeypatch.setattr("clearhead.engines.tiled.user_functions.PAIRS", 2**9)
     monkeypatch.setattr(regions, "LOOK", 2**10)
 
 
@@ -387,73 +386,6 @@ def test_results_that_broadcast_or_are_wider():
     )
 
 
-# --------------------------------------------------------------------------------------------------- compiled for speed
-
-
-@pytest.fixture
-def from_the_first(monkeypatch):
-    """Functions are compiled at their first use, as they are written; the default compiler takes seconds."""
-    monkeypatch.setattr(fused, "AFTER", 0)
-    monkeypatch.setattr(fused, "_compiled", {})
-    made = []
-
-    def compiled(function, **options):
-        made.append(function)
-        return torch.compile(function, backend="eager", **options)
-
-    monkeypatch.setattr(fused, "COMPILE", compiled)
-    return made
-
-
-DOCUMENTS = torch.arange(60) // 13
-
-
-RULE = ch.MaskFunction(lambda b, h, i, j: DOCUMENTS[i] == DOCUMENTS[j])
-MASKS = {
-    "none": None,
-    "causal": ch.Causal(),
-    "rule": RULE,
-    "causal and rule": ch.Causal() & RULE,
-    "lengths": ch.Lengths([0, 33]),
-    "gaps": ch.PrefixLM([3, 9]) | ch.SlidingWindow(before=4),
-}
-CHANGED = {
-    "capped": {"score": ch.Dot(softcap=3.0).then(lean)},
-    "bias": {"bias": ch.BiasFunction(lambda b, h, i, j: -SLOPES[h] * (i - j).abs())},
-    "cosine": {"score": ch.Cosine().then(lean)},
-}
-
-
-@pytest.mark.parametrize("mask", MASKS)
-@pytest.mark.parametrize("changed", CHANGED)
-def test_the_same_numbers_compiled(mask, changed, from_the_first):
-    query, key, value = (t.detach() for t in inputs())
-    given = {**CHANGED[changed], "mask": MASKS[mask], "align": "lower_right", "sinks": SLOPES}
-    with torch.no_grad():
-        got = ch.attention(query, key, value, **given, engine="tiled")
-    same(got, ch.attention(query, key, value, **given, engine="reference"))
-    assert from_the_first and all(fused._compiled.values())
-
-
-def test_a_part_is_compiled_with_its_place(from_the_first):
-    query, key, value = (t.detach() for t in inputs())
-    with torch.no_grad():
-        second = ch.partial(query, key[:, :, 25:], value[:, :, 25:], keys=(25, 60), score=ch.Dot().then(lean))
-        first = ch.partial(query, key[:, :, :25], value[:, :, :25], keys=(0, 60), score=ch.Dot().then(lean))
-    same(first.merge(second).finish(), formula(query, key, lean) @ value)
-
-
-def test_numbers_and_tensors_that_change_are_read_anew(from_the_first):
-    query, key, value = (t.detach() for t in inputs())
-    table = torch.ones(60)
-    for rate in (0.1, 0.2, 0.7):
-        change = lambda s, b, h, i, j, rate=rate, table=table: s * table[j] / (1 + rate * (i - j).abs())
-        with torch.no_grad():
-            got = ch.attention(query, key, value, score=ch.Dot().then(change))
-        same(got, formula(query, key, change) @ value)
-        table += 1
-
-
 def test_blocks_follow_a_rule_that_is_kept():
     """Documents as a rule: the keys of other documents are left out, and rows that see nothing give 0."""
     ids = torch.arange(512) // 64
@@ -463,69 +395,6 @@ def test_blocks_follow_a_rule_that_is_kept():
     got = ch.attention(x, x, x, score=ch.Dot().then(lean), mask=mask)
     same(got, ch.attention(x, x, x, score=ch.Dot().then(lean), mask=mask, engine="reference"))
     assert (got[:, :, 100] == 0).all()
-
-
-@pytest.mark.parametrize("kind", ["fails", "other numbers", "fails later"])
-def test_a_compiler_that_fails_changes_nothing(kind, from_the_first, monkeypatch):
-    def compiled(function, **options):
-        if kind == "fails":
-            raise RuntimeError("no compiler")
-        calls = []
-
-        def run(*given):
-            calls.append(given)
-            if kind == "fails later" and len(calls) > 1:
-                raise RuntimeError("too many forms")
-            return tuple(t + (kind == "other numbers") for t in function(*given))
-
-        return run
-
-    monkeypatch.setattr(fused, "COMPILE", compiled)
-    query, key, value = (t.detach() for t in inputs())
-    with torch.no_grad():
-        for _ in range(2):
-            same(ch.attention(query, key, value, score=ch.Dot().then(lean)), formula(query, key, lean) @ value)
-    assert list(fused._compiled.values()) == [None]
-
-
-def test_what_is_not_known_from_its_code_is_not_compiled(from_the_first):
-    """Random draws, objects whose code is not read, and calls that need gradients."""
-    query, key, value = inputs()
-    calls = []
-
-    def noisy(score, batch, head, i, j):
-        calls.append(1)
-        return score + 0 * torch.rand(())
-
-    with torch.no_grad():
-        for change in (noisy, Learnt(), Holder().change):
-            ch.attention(query, key, value, score=ch.Dot().then(change))
-    ch.attention(query, key, value, score=ch.Dot().then(lean)).sum().backward()
-    assert len(from_the_first) <= 1  # the forward pass of the last, which has its gradients apart
-
-
-def test_little_work_is_not_compiled():
-    assert fused.AFTER >= 2**26
-    before = len(fused._compiled)
-    with torch.no_grad():
-        ch.attention(*inputs(), score=ch.Dot().then(lean))
-    assert len(fused._compiled) == before
-
-
-def test_the_compiler_of_pytorch_gives_the_same_numbers(monkeypatch):
-    """With what it compiles to for this machine: lengths, places and documents that differ from those it began with."""
-    monkeypatch.setattr(fused, "AFTER", 0)
-    monkeypatch.setattr(fused, "_compiled", {})
-    monkeypatch.setattr(regions, "BUDGET", 2**12)
-    mask = ch.MaskFunction(lambda b, h, i, j: DOCUMENTS[i] == DOCUMENTS[j])
-    for queries, keys in ((40, 60), (17, 55)):
-        query, key, value = (t.detach() for t in inputs(queries, keys))
-        for _ in range(2):
-            with torch.no_grad():
-                got = ch.attention(query, key, value, score=ch.Dot().then(lean), mask=mask)
-            _, _, i, j = places(queries, keys)
-            same(got, formula(query, key, lean, DOCUMENTS[i] == DOCUMENTS[j]) @ value)
-    assert any(fused._compiled.values())
 
 
 RATES = torch.nn.ParameterList([torch.tensor(rate, dtype=torch.float64) for rate in (0.1, 0.2, 0.3, 0.4)])
@@ -608,24 +477,50 @@ def late(score, batch, head, i, j):
     return torch.where(head < 2, score, hidden(score, batch, head, i, j)) if int(head.max()) > 1 else score
 
 
-def test_nothing_but_a_parameter_of_a_later_block_is_learnt(small_blocks):
-    query, key, value = (t.detach() for t in inputs(60, 60, dtype=torch.float64))
-    grads = []
-    for output in (
-        ch.attention(query, key, value, score=ch.Dot().then(late), engine="tiled"),
-        formula(query, key, late) @ value,
-    ):
-        grads.append(torch.autograd.grad(output.sin().sum(), list(RATES)[2:]))
-    for one, other in zip(*grads, strict=True):
+@pytest.mark.parametrize("change", [hidden, late])
+@pytest.mark.parametrize("learnt", [True, False])
+def test_a_tensor_that_no_name_shows_is_named_in_reads(change, learnt, small_blocks):
+    query, key, value = (t.detach().requires_grad_(learnt) for t in inputs(60, 60, dtype=torch.float64))
+    leaves = list(RATES)[2:] if change is late else list(RATES)
+    want = torch.autograd.grad((formula(query, key, change) @ value).sin().sum(), leaves)
+    output = ch.attention(query, key, value, score=ch.Dot().then(change, reads=list(RATES)), engine="tiled")
+    for one, other in zip(torch.autograd.grad(output.sin().sum(), leaves), want, strict=True):
         same(one, other, rtol=1e-9, atol=1e-9)
-
-
-def test_a_parameter_that_a_later_block_alone_shows_is_no_missing_gradient(small_blocks):
-    query, key, value = (t.detach() for t in inputs(60, 60))
-    output = ch.attention(query, key, value, score=ch.Dot().then(hidden), engine="tiled")
     for again in (False, True):
-        with pytest.raises(ch.UnsupportedError, match="a gradient would be missing"):
-            output.sum().backward(retain_graph=True, create_graph=again)
+        if change is late and not learnt:  # each block has a checkpoint, which autograd follows
+            output = ch.attention(query, key, value, score=ch.Dot().then(change), engine="tiled")
+            for one, other in zip(torch.autograd.grad(output.sin().sum(), leaves), want, strict=True):
+                same(one, other, rtol=1e-9, atol=1e-9)
+            continue
+        with pytest.raises(ch.UnsupportedError, match=r"Name it: .*reads="):
+            output = ch.attention(query, key, value, score=ch.Dot().then(change), engine="tiled")
+            output.sum().backward(create_graph=again)
+
+
+def test_reads_of_functions_and_biases(small_blocks):
+    query, key, value = inputs(60, 60, dtype=torch.float64)
+    held = types.SimpleNamespace(rate=torch.tensor(0.5, dtype=torch.float64, requires_grad=True))
+    name = "rate"
+
+    def score(query, key):
+        return query @ key.mT * getattr(held, name)
+
+    def bias(batch, head, i, j):
+        return (i - j).abs() * getattr(held, name)
+
+    for given in (
+        {"score": ScoreFunction(score, reads=[held.rate])},
+        {"bias": ch.BiasFunction(bias, reads=[held.rate])},
+    ):
+        grads = []
+        for engine in ("tiled", "reference"):
+            output = ch.attention(query, key, value, **given, engine=engine)
+            grads.append(torch.autograd.grad(output.sin().sum(), [query, held.rate]))
+        for one, other in zip(*grads, strict=True):
+            same(one, other, rtol=1e-9, atol=1e-9)
+    for given in ({"score": score}, {"bias": ch.BiasFunction(bias)}):
+        with pytest.raises(ch.UnsupportedError, match="reads="):
+            ch.attention(query, key, value, **given, engine="tiled")
 
 
 @pytest.mark.parametrize("frozen", [True, False])
@@ -650,7 +545,7 @@ def test_parameters_of_functional_call_lose_no_gradient(frozen, small_blocks):
     for again in (False, True):
         given = {"change.rate": rate.clone().requires_grad_()}
         output = call(given, (query.clone().requires_grad_(),))
-        with pytest.raises(ch.UnsupportedError, match=r"take gradients by torch\.func\.grad"):
+        with pytest.raises(ch.UnsupportedError, match=r"Take gradients by torch\.func\.grad"):
             output.backward(create_graph=again)
     got = torch.func.grad(lambda rate: call({"change.rate": rate}, (query,)))(rate)
     wanted = rate.clone().requires_grad_()
@@ -674,7 +569,9 @@ def test_a_parameter_that_is_frozen_before_the_backward_pass_gets_no_gradient(sm
 @pytest.mark.parametrize("change", [by_list, hidden])
 def test_a_parameter_that_is_written_to_before_the_backward_pass(change, small_blocks):
     query, key, value = inputs(60, 60)
-    output = ch.attention(query[:, :1], key[:, :1], value[:, :1], score=ch.Dot().then(change), engine="tiled")
+    output = ch.attention(
+        query[:, :1], key[:, :1], value[:, :1], score=ch.Dot().then(change, reads=list(RATES)), engine="tiled"
+    )
     with torch.no_grad():
         RATES[0].mul_(1)
     with pytest.raises(ch.ClearheadError, match="modified in place"):

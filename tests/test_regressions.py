@@ -1,5 +1,7 @@
 """Regressions: cases whose results were wrong once."""
 
+import itertools
+import random
 import sys
 
 import numpy as np
@@ -9,7 +11,7 @@ import torch
 import clearhead as ch
 from clearhead.masks.base import Spans
 from clearhead.scores.base import Pairwise
-from clearhead.testing import check_score
+from clearhead.testing import check_bias, check_mask, check_score
 
 Q, K, V = (torch.randn(1, 2, 6, w, generator=torch.Generator().manual_seed(i)) for i, w in enumerate((8, 8, 3)))
 
@@ -251,8 +253,31 @@ def test_a_gradient_that_is_missing_is_named():
 
     with pytest.raises(AssertionError, match="no gradient to the score's parameter w"):
         check_score(Forgets)
-    with pytest.raises(AssertionError, match="takes a class"):
-        check_score(Weighted())
+    for given in (3, int):
+        with pytest.raises(AssertionError, match=r"an object or a function|a Score or a function"):
+            check_score(given)
+
+
+COUNTER = itertools.count(1)
+REPEATED = {
+    "a score": (check_score, lambda q, k: q @ k.mT, lambda q, k: q @ k.mT * torch.rand(())),
+    "a counter": (check_score, ch.Cosine(), lambda q, k: q @ k.mT * next(COUNTER)),
+    "a change": (
+        check_score,
+        ch.Dot().then(lambda s, b, h, i, j: s / (1 + (i - j).abs())),
+        ch.Dot().then(lambda s, b, h, i, j: s * float(np.random.rand())),
+    ),
+    "a bias": (check_bias, ch.ALiBi(2), lambda b, h, i, j: (i - j) * torch.rand(i.shape)),
+    "a mask": (check_mask, lambda b, h, i, j: i >= j, lambda b, h, i, j: i - j < random.random() * 9),
+}
+
+
+@pytest.mark.parametrize("name", REPEATED)
+def test_a_function_that_gives_other_numbers_when_it_is_called_again(name):
+    check, right, wrong = REPEATED[name]
+    check(right)
+    with pytest.raises(AssertionError, match="the second call with the same arguments gave other numbers"):
+        check(wrong)
 
 
 def test_plan_says_what_was_asked_for():

@@ -9,6 +9,7 @@
 >>> check_mask(ch.Causal)
 
     check_score(MyScore), check_mask(MyMask), check_bias(MyBias)      classes, with an example() to try
+    check_score(my_function), check_bias(BiasFunction(rule))          functions and objects
     check_engine("tiled"), check_engine(MyEngine())                   a name, or an engine of your own
     check_device("cuda")                                              every engine on a device, and a table of it
 
@@ -20,6 +21,7 @@ as it stands.
 from __future__ import annotations
 
 import inspect
+import random
 import time
 from collections.abc import Callable, Iterator, Sequence
 from copy import deepcopy
@@ -27,6 +29,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -34,6 +37,7 @@ from clearhead._attention import attention
 from clearhead.base.errors import UnsupportedError
 from clearhead.base.shapes import Align, Sizes
 from clearhead.biases.base import Bias
+from clearhead.biases.bias_function import BiasFunction
 from clearhead.engines.base import Engine
 from clearhead.engines.choose import ENGINES, choose
 from clearhead.engines.tiled import tiles
@@ -41,10 +45,12 @@ from clearhead.inspection.weights import weights
 from clearhead.masks.base import Mask, dense
 from clearhead.masks.dense import DenseMask
 from clearhead.masks.lengths import Lengths
+from clearhead.masks.mask_function import MaskFunction
 from clearhead.problem.problem import Problem, make_problem
 from clearhead.scores.additive import Additive
 from clearhead.scores.base import Score, capped
 from clearhead.scores.dot import Dot
+from clearhead.scores.score_function import ScoreFunction
 
 ALIGN: Align = "lower_right"  # the alignment of every comparison
 LENGTHS = ((1, 1), (63, 63), (7, 63), (1000, 1000))
@@ -250,25 +256,52 @@ def _largest(tensor: Tensor) -> float:
     return tensor.abs().max().item() if tensor.numel() else 0.0
 
 
-def check_score(cls: type[Score], width: int | None = None) -> None:
-    """Check a score class: shapes, broadcasting, grouped heads, layouts, the lowering, gradients, on every engine.
+def _to_example(given: Any, base: type[Any], wrap: Callable[[Any], Any]) -> tuple[str, Callable[..., Any]]:
+    """The name of a class, an object or a function, and what makes an example of it: its `example`, or a copy."""
+    if inspect.isclass(given):
+        assert issubclass(given, base), f"expected a class of {base.__name__}, an object or a function; got {given!r}"
+        return given.__name__, given.example  # type: ignore[attr-defined]
+    assert callable(given) or isinstance(given, base), f"expected a {base.__name__} or a function; got {given!r:.60}"
+    one = given if isinstance(given, base) else wrap(given)
+    return getattr(given, "__name__", type(given).__name__), lambda *sizes: deepcopy(one)
 
-    `width`: that of queries and keys, for a score that takes no other; None is what its `example()` says, or 4.
+
+def _check_repeats(call: Callable[[], Tensor], name: str) -> None:
+    """Check that a second call gives the same numbers, with the states of all generators moved between."""
+    first = call().detach().clone()
+    torch.rand((), dtype=torch.float32), np.random.rand(), random.random()
+    assert torch.equal(first.nan_to_num(), call().detach().nan_to_num()), (
+        f"{name}: the second call with the same arguments gave other numbers, and the backward pass calls it again. "
+        "Draw random numbers before the call, and let it read them."
+    )
+
+
+def check_score(score: type[Score] | Score | Callable[..., Tensor], width: int | None = None) -> None:
+    """Check a score: shapes, broadcasting, grouped heads, layouts, the lowering, gradients, on every engine.
+
+    `score`: a class, an object, or a function of (query, key). `width`: that of queries and keys, for a score that
+    takes no other; None is what the `example()` of its class says, or 4.
     """
-    assert inspect.isclass(cls) and issubclass(cls, Score), f"check_score takes a class of Score; got {cls!r}"
-    assert not inspect.isabstract(cls), f"{cls.__name__} has no tile(query, key): write one that gives (..., Lq, Lk)"
+    name, make = _to_example(score, Score, ScoreFunction)
+    assert not inspect.isabstract(score), f"{name} has no tile(query, key): write one that gives (..., Lq, Lk)"
 
     def example() -> tuple[Score, int, int]:
-        return cls.example() if width is None else (cls.example()[0], width, width)
+        made = make()
+        made = made if inspect.isclass(score) else (made, 4, 4)
+        return made if width is None else (made[0], width, width)
 
     try:
-        score = example()
+        found = example()
     except TypeError as error:
         raise AssertionError(
-            f"{cls.__name__} needs arguments ({error}): give it a classmethod example() -> (score, Eq, Ek)"
+            f"{name} needs arguments ({error}): give it a classmethod example() -> (score, Eq, Ek)"
         ) from error
-    fits = isinstance(score, tuple) and len(score) == 3 and isinstance(score[0], Score)
-    assert fits, f"{cls.__name__}.example() gave {score!r:.60}; expected (score, width of queries, width of keys)"
+    fits = isinstance(found, tuple) and len(found) == 3 and isinstance(found[0], Score)
+    assert fits, f"{name}.example() gave {found!r:.60}; expected (score, width of queries, width of keys)"
+    _check_score(found, name, example)
+
+
+def _check_score(score: tuple[Score, int, int], name: str, example: Callable[[], tuple[Score, int, int]]) -> None:
     module = score[0].double()
     inputs = Inputs.draw(score, (7, 9))
     query, key, _ = inputs.all()
@@ -276,17 +309,19 @@ def check_score(cls: type[Score], width: int | None = None) -> None:
         full = module(query, key)
     except (RuntimeError, ValueError) as error:
         raise AssertionError(
-            f"{cls.__name__} was tried with queries of width {score[1]} and keys of width {score[2]}, and raised "
-            f"{type(error).__name__}: {error}\nIf it takes one width alone, say it: check_score({cls.__name__}, "
+            f"{name} was tried with queries of width {score[1]} and keys of width {score[2]}, and raised "
+            f"{type(error).__name__}: {error}\nIf it takes one width alone, say it: check_score({name}, "
             "width=…), or a classmethod example() -> (score, Eq, Ek)."
         ) from error
     assert full.shape == (3, 2, 7, 9), f"{module}: scores of shape {tuple(full.shape)}"
+    _check_repeats(lambda: module(query, key), name)
     _close(module(query[0, 0], key[0, 0]), full[0, 0], EXACT, f"{module}: two dimensions")
     _close(module(query[:, 0], key[:, 0]), full[:, 0], EXACT, f"{module}: three dimensions")
     _close(module(query, key[:1])[0], full[0], EXACT, f"{module}: a batch of 1 broadcasts")
     strided = query.transpose(1, 2).contiguous().transpose(1, 2)
     _close(module(strided, key), full, EXACT, f"{module}: a transposed query")
-    _close(module(query[:, :, 2:5], key[:, :, 1:4]), full[:, :, 2:5, 1:4], EXACT, f"{module}: a part of the matrix")
+    if module.changed_by is None:  # a change counts the positions of the part
+        _close(module(query[:, :, 2:5], key[:, :, 1:4]), full[:, :, 2:5, 1:4], EXACT, f"{module}: a part of the matrix")
     for shift in (0.0, 1000.0):
         check_lowering(score, shift)
     for lengths in LENGTHS[:3]:
@@ -311,53 +346,65 @@ def check_lowering(score: tuple[Score, int, int], shift: float) -> None:
     assert worst <= allowed, f"{module}: lower() is off by {worst:.2g} at shift {shift}; the formula by {allowed:.2g}"
 
 
-def check_mask(cls: type[Mask]) -> None:
-    """Check a mask class: its spans and their residual, part by part against the whole, on every engine."""
-    assert inspect.isclass(cls) and issubclass(cls, Mask), f"check_mask takes a class of Mask; got {cls!r}"
+def check_mask(mask: type[Mask] | Mask | Callable[..., Tensor]) -> None:
+    """Check a mask: its spans and their residual, part by part against the whole, on every engine.
+
+    `mask`: a class, an object that fits every size, or a rule of (batch, head, query_index, key_index).
+    """
+    name, example = _to_example(mask, Mask, MaskFunction)
     for lengths, align in (*((lengths, ALIGN) for lengths in LENGTHS[:3]), ((63, 7), "upper_left")):
         sizes = Sizes(3, 2, *lengths, torch.get_default_device(), align=align)
-        mask = cls.example(sizes)
-        spans = mask._resolve(sizes)
+        made = example(sizes)
+        spans = made._resolve(sizes)
         keep = dense(spans, sizes)
+        _check_repeats(partial(_to_matrix, made, sizes), name)
         assert keep.dtype == torch.bool and keep.shape == sizes.shape
-        assert torch.equal(mask._compute_matrix(sizes).expand(sizes.shape), keep), (
-            f"{mask}: the spans differ from the matrix"
+        assert torch.equal(made._compute_matrix(sizes).expand(sizes.shape), keep), (
+            f"{made}: the spans differ from the matrix"
         )
         for edge, shape in ((spans.start, "start"), (spans.stop, "stop")):
-            assert edge.dtype == torch.int64, f"{mask}: {shape} is {edge.dtype}"
+            assert edge.dtype == torch.int64, f"{made}: {shape} is {edge.dtype}"
             assert all(n in (1, size) for n, size in zip(edge.shape, sizes.shape, strict=False))
-            assert bool(((edge >= 0) & (edge <= sizes.keys)).all()), f"{mask}: {shape} outside [0, Lk]"
+            assert bool(((edge >= 0) & (edge <= sizes.keys)).all()), f"{made}: {shape} outside [0, Lk]"
         part = (slice(1, 3), slice(0, 1), slice(0, lengths[0], 2), slice(lengths[1] // 3, lengths[1]))
         got = spans.keep(*part, sizes.keys).expand(keep[part].shape)
-        assert torch.equal(got, keep[part]), f"{mask}: a part differs from the whole"
-        assert isinstance(repr(mask), str) and mask.title() in repr(mask)
-        other = mask._resolve(sizes._replace(align="upper_left"))
-        moved = not mask.positional and not torch.equal(dense(other, sizes), keep)
-        assert not moved, f"{mask.title()}: the spans depend on the alignment; set positional = True on the class"
+        assert torch.equal(got, keep[part]), f"{made}: a part differs from the whole"
+        assert isinstance(repr(made), str) and made.title() in repr(made)
+        other = made._resolve(sizes._replace(align="upper_left"))
+        moved = not made.positional and not torch.equal(dense(other, sizes), keep)
+        assert not moved, f"{made.title()}: the spans depend on the alignment; set positional = True on the class"
         if align == ALIGN:
-            compare(engines(), _dot(), cls.example(Inputs.draw(_dot(), lengths).sizes), lengths)
+            compare(engines(), _dot(), example(Inputs.draw(_dot(), lengths).sizes), lengths)
 
 
-def check_bias(cls: type[Bias]) -> None:
-    """Check a bias class: its normal form, part by part against the whole, on every engine."""
-    assert inspect.isclass(cls) and issubclass(cls, Bias), f"check_bias takes a class of Bias; got {cls!r}"
+def _to_matrix(mask: Mask, sizes: Sizes) -> Tensor:
+    return dense(mask._resolve(sizes), sizes).double()
+
+
+def check_bias(bias: type[Bias] | Bias | Callable[..., Tensor]) -> None:
+    """Check a bias: its normal form, part by part against the whole, on every engine.
+
+    `bias`: a class, an object that fits every size, or a rule of (batch, head, query_index, key_index).
+    """
+    name, example = _to_example(bias, Bias, BiasFunction)
     for lengths in LENGTHS[:3]:
         sizes = Sizes(3, 2, *lengths, torch.get_default_device(), align=ALIGN)
-        bias = cls.example(sizes).double()
-        added = bias.lower(sizes)
+        made = example(sizes).double()
+        added = made.lower(sizes)
         every = slice(None)
         whole = added.tile(every, every, every, every, sizes).detach().expand(sizes.shape)
         shapes = torch.zeros(*sizes[:3], 1), torch.zeros(*sizes[:2], sizes.keys, 1)
-        _close(bias(*shapes, ALIGN).detach(), whole, 0.0, f"{bias}")
+        _check_repeats(partial(made, *shapes, ALIGN), name)
+        _close(made(*shapes, ALIGN).detach(), whole, 0.0, f"{made}")
         for queries, keys in (
             (slice(0, lengths[0], 2), slice(lengths[1] // 3, lengths[1])),
             (slice(1, 3), slice(0, 2)),
         ):
             sides = (slice(1, 3), slice(0, 1), queries, keys)
             got = added.tile(*sides, sizes).detach().expand(whole[sides].shape)
-            _close(got, whole[sides], 0.0, f"{bias}: a part differs from the whole")
+            _close(got, whole[sides], 0.0, f"{made}: a part differs from the whole")
         for mask in (None, _any_mask(sizes)):
-            compare(engines(), _dot(), mask, lengths, cls.example(Inputs.draw(_dot(), lengths).sizes))
+            compare(engines(), _dot(), mask, lengths, example(Inputs.draw(_dot(), lengths).sizes))
 
 
 def check_device(device: str | torch.device = "cuda") -> None:

@@ -106,30 +106,6 @@ PATCHES = (
     SEEN
     + "def pictured(image):\n    found = seen_of(Block(), torch.rand(1, 2, 5, 8)).view(image=image)\n    return torch.tensor(found.page.meta()['image']['rows'])\n"
 )
-CALLED_AGAIN = """
-import functools, itertools
-def gradient(rule, before=lambda: None, engine='tiled'):
-    with torch.enable_grad():
-        query = x.clone().requires_grad_()
-        output = attention(query, x, x, mask=MaskFunction(rule), engine=engine)
-        before()
-        output.square().sum().backward()
-    return query.grad
-def rebound(own=lambda function, factor: function, late=False, **options):
-    self = SimpleNamespace(factor=2)
-    def function(b, h, i, j, factor=None):
-        return (i - j).abs() < (self.factor if factor is None else factor)
-    return gradient(own(function, self.factor), lambda: late or vars(self).update(factor=3), **options)
-def counted(width, **options):
-    calls = itertools.cycle((1, 2))
-    return gradient(lambda b, h, i, j: (i - j).abs() < width(lambda: next(calls)), **options)
-def near(width):
-    apart = (torch.arange(4)[:, None] - torch.arange(4)).abs()
-    with torch.enable_grad():
-        query = x.clone().requires_grad_()
-        plain(query, x, x, apart < width).square().sum().backward()
-    return query.grad
-"""
 CASES = [
     case(
         "ch.explain(module, x)",
@@ -320,19 +296,6 @@ def expected():
         plain(query, x, x, blocks, added).square().sum().backward()
     return query.grad
 """,
-    ),
-    case(
-        "rebound()",
-        ("after backward()", "rebound(late=True) # @", "near(2)"),
-        ("functools.partial(function, factor=factor)", "rebound(lambda function, factor: @)", "near(2)"),
-        ("engine='reference'", "rebound(@)", "near(2)"),
-        setup=CALLED_AGAIN,
-    ),
-    case(
-        "counted(lambda factor: factor())",
-        ("Draw the numbers before the call", "counted(lambda factor, drawn=1: drawn) # @", "near(1)"),
-        ("engine='reference'", "counted(lambda factor: 2 if factor() else 0, @)", "near(2)"),
-        setup=CALLED_AGAIN,
     ),
     case(
         "ch.weights(x, x).gradients(x, x.to('meta'))",

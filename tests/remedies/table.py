@@ -1526,10 +1526,35 @@ def left_out():
         setup="of_cache = lambda: ch.diagnose(x[:, 1:], x, x, mask=Causal(), align='upper_left')",
     ),
     case(
+        "swapped()",
+        ("torch.func.grad", "@(of_rate)(torch.tensor(0.5))", "want()"),
+        ("engine='reference'", "swapped(@)", "want()"),
+        setup="""
+y = torch.rand(1, 2, 512, 64)
+class Attend(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.rate = torch.nn.Parameter(torch.tensor(0.7))
+    def rule(self, b, head, i, j):
+        return self.rate * (i - j) / 512
+    def forward(self, **options):
+        score = lambda q, k: q @ k.mT / 8
+        return attention(y, y, y, score=score, bias=BiasFunction(self.rule), **options).sin().mean()
+def of_rate(rate, **options):
+    return torch.func.functional_call(Attend(), {'rate': rate}, (), options)
+@torch.enable_grad()
+def swapped(**options):
+    rate = torch.tensor(0.5, requires_grad=True)
+    return torch.autograd.grad(of_rate(rate, **options), rate)[0]
+@torch.enable_grad()
+def want():
+    rate, at = torch.tensor(0.5, requires_grad=True), torch.arange(512)
+    return torch.autograd.grad(plain(y, y, y, added=rate * (at[:, None] - at) / 512).sin().mean(), rate)[0]
+""",
+    ),
+    case(
         "by_head(hidden)",
-        ("torch.stack(parameters)[head]", "by_head(lambda b, head, i, j: @ * (i - j) / 512)", "want()"),
-        ("engine='reference'", "by_head(hidden, @)", "want()"),
-        ("torch.func.grad", "@(of_rates)(torch.stack(parameters).detach())", "want()"),
-        setup="parameters = [torch.nn.Parameter(torch.tensor(rate)) for rate in (0.5, 0.7)]\nhides = SimpleNamespace(held=parameters)\ndef hidden(b, head, i, j):\n    return torch.stack([getattr(hides, 'held')[n] for n in head.flatten().tolist()]).view(head.shape) * (i - j) / 512\ny = torch.rand(1, 2, 512, 64)\ndef gradients(output):\n    return torch.stack(torch.autograd.grad(output.sin().mean(), parameters))\n@torch.enable_grad()\ndef by_head(function, engine=None):\n    return gradients(attention(y, y, y, score=lambda q, k: q @ k.mT / 8, bias=BiasFunction(function), engine=engine))\ndef of_rates(rates):\n    bias = BiasFunction(lambda b, head, i, j: rates[head] * (i - j) / 512)\n    return attention(y, y, y, bias=bias).sin().mean()\n@torch.enable_grad()\ndef want():\n    at = torch.arange(512)\n    return gradients(plain(y, y, y, added=torch.stack(parameters)[:, None, None] * (at[:, None] - at) / 512))",
+        ("reads=", "by_head(hidden, reads=parameters) # @", "want()"),
+        setup="parameters = [torch.nn.Parameter(torch.tensor(rate)) for rate in (0.5, 0.7)]\nhides = SimpleNamespace(held=parameters)\ndef hidden(b, head, i, j):\n    return torch.stack([getattr(hides, 'held')[n] for n in head.flatten().tolist()]).view(head.shape) * (i - j) / 512\ny = torch.rand(1, 2, 512, 64)\ndef gradients(output):\n    return torch.stack(torch.autograd.grad(output.sin().mean(), parameters))\n@torch.enable_grad()\ndef by_head(function, reads=()):\n    return gradients(attention(y, y, y, score=lambda q, k: q @ k.mT / 8, bias=BiasFunction(function, reads=reads)))\n@torch.enable_grad()\ndef want():\n    at = torch.arange(512)\n    return gradients(plain(y, y, y, added=torch.stack(parameters)[:, None, None] * (at[:, None] - at) / 512))",
     ),
 ]

@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from clearhead.base.closures import read_by
 from clearhead.base.errors import ClearheadError, ShapeError, UnsupportedError
 from clearhead.base.fold import fold
+from clearhead.base.function_reads import FunctionReads
 from clearhead.base.kept import Memo
 from clearhead.base.shapes import Sizes, broadcasts, extent
 from clearhead.base.single_pairs import call_rule
@@ -94,9 +94,14 @@ def check_rule(fn: Any, reads: Any, who: str, instead: str) -> tuple[Rule, tuple
         raise ClearheadError(
             f"{who} takes a function of (batch, head, query_index, key_index); got a {type(fn).__name__}. {instead}"
         )
+    return fn, check_tensors(reads, who)
+
+
+def check_tensors(reads: Any, who: str) -> tuple[Tensor, ...]:
+    """The tensors that the caller says a function reads."""
     if isinstance(reads, Tensor) or not all(isinstance(tensor, Tensor) for tensor in reads):
         raise ClearheadError(f"{who}: reads takes a list of the tensors that the function reads.")
-    return fn, tuple(reads)
+    return tuple(reads)
 
 
 def ask(
@@ -134,8 +139,8 @@ def broadcast(found: Tensor, shape: Sequence[int], title: str) -> Tensor:
 
 
 def reads_of(fn: Rule, reads: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-    """The tensors that a rule reads: those given as `reads`, and those found in its bytecode."""
-    return reads if compiling() else (*reads, *read_by(fn))
+    """The tensors that a rule reads: those given as `reads`, and those found by the names in its code."""
+    return reads if compiling() else (*reads, *FunctionReads(fn).tensors)
 
 
 def title_of(who: str, fn: Rule) -> str:

@@ -190,12 +190,6 @@ def whole_of(tensor: Tensor) -> Tensor:
     return tensor if tensor._base is None else tensor._base
 
 
-@requires("to see what a score by a function learns", "torch.autograd.graph.Node._sequence_nr")
-def order_of(node: Any) -> int:
-    """The number of an operation in autograd's graph: later ones of a thread have larger numbers."""
-    return int(node._sequence_nr())
-
-
 wrapper_subclass: Callable[..., Any] = find_private("torch.Tensor._make_wrapper_subclass", "to make lazy weights")
 tree_map_only: Callable[..., Any] = find_private(
     "torch.utils._pytree.tree_map_only",

@@ -28,9 +28,9 @@ class BiasFunction(Bias):
     Formula: b_ij = fn(b, h, i, j) for query i of head h of sequence b and key j.
     `fn(batch, head, query_index, key_index)` is called on int64 tensors of shapes (B, 1, 1, 1), (1, H, 1, 1),
     (1, 1, Lq, 1) and (1, 1, 1, Lk), for any part of the matrix, and gives a floating-point tensor that broadcasts with
-    them. It must give the same numbers on every call: the backward pass calls it again, and raises a `ClearheadError`
-    where the weights of a query have another sum then. It may be a module, or read a parameter, which then gets
-    gradients.
+    them. It is called again in the backward pass, and must give the same numbers then:
+    `clearhead.testing.check_bias(bias)` finds a function that does not. It may be a module, or read a parameter, which
+    then gets gradients; a tensor that requires grad and is not found, see `reads`, is an error.
     A function that reads a row of a table, `(labels[i] & labels[j]).any()`, is mapped over the pairs by `torch.vmap`;
     to find out, the function is tried on a few pairs when it is given.
     Indices are counted from 0 for queries and keys alike: where Lq ≠ Lk, the rule places the queries itself. Beside a

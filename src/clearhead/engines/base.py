@@ -11,12 +11,11 @@ from torch import Tensor
 
 from clearhead.base.batched import followed_back, views
 from clearhead.engines.tiled import tiles
-from clearhead.engines.tiled.again import check_again
 from clearhead.engines.tiled.statistics import in_blocks, summed_products
 from clearhead.problem import regions
 from clearhead.problem.guard import guard
 from clearhead.problem.packing import Operands, in_dtypes, operands, with_operands
-from clearhead.problem.partial import Partial, Rows, WholeRows, rows_of, sinks_gradient
+from clearhead.problem.partial import Partial, Rows, rows_of, sinks_gradient
 from clearhead.problem.problem import Problem
 from clearhead.problem.region import Region
 from clearhead.problem.summary import Found, Sent, Summary
@@ -138,17 +137,14 @@ def by_autograd(
     grad: Tensor,
     create_graph: bool,
     to_log_sum: Tensor | None = None,
-    before: Partial | None = None,
 ) -> tuple[Tensor | None, ...]:
     """The gradients of the operands, by autograd, through an engine's own operations, which run once more.
 
-    `grad` and `to_log_sum`: the gradients of output and log_sum. `before`: the result of the forward pass.
+    `grad` and `to_log_sum`: the gradients of output and log_sum.
     """
     with torch.enable_grad():
         own = views(operands(problem))
         kept = engine.forward(with_operands(problem, own), rows=to_log_sum is not None)
-        if before is not None:
-            check_again(problem, before, kept)
         results, grads = [kept.output.to(grad.dtype)], [grad]
         if to_log_sum is not None and kept.log_sum is not None:
             results, grads = [*results, kept.log_sum], [grad, to_log_sum.to(kept.log_sum.dtype)]
@@ -166,7 +162,7 @@ def gradients_of(
     """The gradients of the operands, each of its operand's dtype, by the engine's own backward pass. `kept`: the result
     of its forward pass. `grad` and `to_log_sum`: the gradients of output and log_sum."""
     delta = (grad * kept.output).sum(-1)
-    rows = WholeRows(*rows_of(kept), delta if to_log_sum is None else delta - to_log_sum)
+    rows = Rows(*rows_of(kept), delta if to_log_sum is None else delta - to_log_sum)
     found = engine.backward(problem if kept.finite else engine.guarded(problem), rows, grad, wanted)
     if problem.sinks is not None and wanted[-1]:
         found = found._replace(sinks=sinks_gradient(problem.sinks, rows))

@@ -70,7 +70,7 @@ class _Output(torch.autograd.Function):
         with without_autocast(problem.sizes.device):
             if torch.is_grad_enabled() or dispatches(grad):
                 again = torch.is_grad_enabled()
-                return (None, *by_autograd(PLAIN, problem, wanted, grad, create_graph=again, before=kept))
+                return (None, *by_autograd(PLAIN, problem, wanted, grad, create_graph=again))
             return (None, *unbatched(compute, grad))
 
     @staticmethod

@@ -101,7 +101,7 @@ class _Attend(torch.autograd.Function):
 
         with without_autocast(problem.sizes.device):  # backward may be called under autocast, whatever forward was
             if again or dispatches(grad):
-                return (None, None, *by_autograd(PLAIN, problem, wanted, grad, create_graph=again, before=found))
+                return (None, None, *by_autograd(PLAIN, problem, wanted, grad, create_graph=again))
             return (None, None, *unbatched(compute, grad))
 
 

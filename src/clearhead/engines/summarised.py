@@ -15,10 +15,9 @@ from clearhead.base.arrays import in_memory_still
 from clearhead.base.batched import Gradients, followed_back, unbatched, views
 from clearhead.base.tracing import compiling, dispatches, on_the_host, readable, with_memory, without_autocast
 from clearhead.engines.base import Engine
-from clearhead.engines.tiled.again import calls_functions, check_again
 from clearhead.engines.tiled.engine import PLAIN
 from clearhead.problem.packing import in_dtypes, operands, with_operands, without_operands
-from clearhead.problem.partial import WholeRows, rows_of, sinks_gradient
+from clearhead.problem.partial import Rows, rows_of, sinks_gradient
 from clearhead.problem.problem import Problem
 from clearhead.problem.summary import Found, Sent, Summary, of_heads
 from clearhead.problem.unseen import finite
@@ -77,7 +76,7 @@ class _Summarise(torch.autograd.Function):
 
         with without_autocast(problem.sizes.device):  # backward may be called under autocast, whatever forward was
             if again or any(g is not None and dispatches(g) for g in grads):
-                return (None, None, None, *_by_autograd(problem, summary, wanted, grads, again, found))
+                return (None, None, None, *_by_autograd(problem, summary, wanted, grads, again))
             return (None, None, None, *unbatched(compute, *grads))
 
 
@@ -87,15 +86,11 @@ def _by_autograd(
     wanted: tuple[bool, ...],
     grads: tuple[Tensor | None, ...],
     create_graph: bool,
-    before: Found,
 ) -> Gradients:
-    """The gradients through blocks in plain operations, which run once more. `before`: the results of the forward
-    pass."""
+    """The gradients through blocks in plain operations, which run once more."""
     with torch.enable_grad():
-        own, functions = views(operands(problem)), calls_functions(problem)
-        found = PLAIN.summarise(with_operands(problem, own), summary._replace(rows=summary.rows or functions))
-    if functions:
-        check_again(problem, before, found)
+        own = views(operands(problem))
+        found = PLAIN.summarise(with_operands(problem, own), summary)
     # a result that depends on no operand that needs a gradient has no graph
     both = ((f, g) for f, g in zip(found[:-1], grads, strict=True) if f is not None and g is not None)
     pairs = [(f, g) for f, g in both if f.requires_grad]
@@ -120,7 +115,7 @@ def _gradients(
     sent = _sent(summary, found, grads)
     value, grad = _joined(problem, summary, grads)
     problem = problem._replace(value=value)
-    rows = WholeRows(maximum, log_sum, delta)
+    rows = Rows(maximum, log_sum, delta)
     if sent.maps:
         of_maps = Sent(received=sent.received, mean=sent.mean, cell=sent.cell, factors=sent.factors)
         by_query = engine.contributions(problem._replace(value=None), rows, None, of_maps, by_key=False)

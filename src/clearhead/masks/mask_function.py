@@ -7,8 +7,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from clearhead.base.arrays import check_memories
 from clearhead.base.errors import ClearheadError
-from clearhead.base.pure import NotKnown, State, holds
+from clearhead.base.function_reads import FunctionReads
 from clearhead.base.rules import ByPair, Rule, ask, broadcast, check_rule, reads_of, title_of
 from clearhead.base.shapes import Sizes
 from clearhead.base.single_pairs import reads_rows
@@ -35,8 +36,8 @@ class MaskFunction(Mask):
     Rule: query i of head h of sequence b sees the keys j with fn(b, h, i, j).
     `fn(batch, head, query_index, key_index)` is called on int64 tensors of shapes (B, 1, 1, 1), (1, H, 1, 1),
     (1, 1, Lq, 1) and (1, 1, 1, Lk), for any part of the matrix, and gives a bool tensor that broadcasts with them.
-    It must give the same result on every call: the backward pass may call it again, and a `ClearheadError` says where
-    the result is another one then.
+    It may be called again in the backward pass, and must give the same result then:
+    `clearhead.testing.check_mask(mask)` finds a function that does not.
     A function that reads a row of a table, `(labels[i] & labels[j]).any()`, is mapped over the pairs by `torch.vmap`;
     to find out, the function is tried on a few pairs when it is given.
     Indices are counted from 0 for queries and keys alike: where Lq ≠ Lk, the rule places the queries itself. Beside a
@@ -45,9 +46,11 @@ class MaskFunction(Mask):
     `reads`: the tensors that fn reads. Tensors in its closure, its defaults, its globals and `self.name` are found
     without `reads`. A write to one of them between the forward and the backward pass is an error; recorded and lazy
     weights notice it too. Other values that fn reads (a NumPy array, a list of numbers) must stay as they are.
-    The mask keeps the rule's results until a value that the rule reads changes. These values must be known: from fn's
-    code (its arguments, numbers, tensors on the CPU, PyTorch's functions without effects, functions of these), or from
-    `reads`, where `()` means none. Otherwise each call asks the rule again, and `clearhead.plan` says so.
+    The mask caches the rule's results until a value that the rule reads is replaced, or a tensor is written to (a write
+    through `.data` or NumPy is not counted). These values are known where the names in fn's code name nothing but
+    tensors, numbers, strings, and modules and functions of torch, math and Python, or from `reads`, where `()` means
+    none. Otherwise (a list, an object, another function of yours) each call asks the rule again, and `clearhead.plan`
+    says so.
     Raises a `ClearheadError` where fn gives anything else. Cost: the rule for every pair, at each call or once; then
     the scores of the blocks of 48 × 64 pairs in which it allows a pair.
     """
@@ -64,31 +67,27 @@ class MaskFunction(Mask):
     def depends(self) -> tuple[Tensor, ...] | None:
         if self.said:
             return reads_of(self.fn, self.reads)
-        try:
-            now = State(self.fn)
-        except NotKnown:
+        now = FunctionReads(self.fn)
+        if now.unknown is not None:
             vars(self)[_STATE] = None
             return None
-        known, read = vars(self).get(_STATE), list(now.tensors)
-        # a backward pass watches the tensors that were read, so an equal tensor in the place of one is a change
-        if known is None or [*map(id, known[2])] != [*map(id, read)] or not known[0].same(now):
+        check_memories(("a tensor that the mask reads", tensor) for tensor in now.tensors)
+        known = vars(self).get(_STATE)
+        if known is None or not known[0].is_same(now):
             with torch.inference_mode(False):
                 token = torch.zeros((), dtype=torch.float32, device="cpu")
-            known = vars(self)[_STATE] = now.copied(), token, read
+            known = vars(self)[_STATE] = now, token
         return (known[1],)
 
     def _list_notes(self) -> list[str]:
-        if self.said:
+        why = None if self.said else FunctionReads(self.fn).unknown
+        if why is None:
             return []
-        try:
-            State(self.fn)
-        except NotKnown as why:
-            return [
-                f"the rule of {self.title()} is asked for every pair at each call, since it {why}: the other "
-                "values that it reads are not known. If it reads tensors alone, MaskFunction(fn, reads=[...]) "
-                "(reads=() for none) keeps its results until one of them is written to"
-            ]
-        return []
+        return [
+            f"the rule of {self.title()} is asked for every pair at each call, since it {why}: the other "
+            "values that it reads are not known. If it reads tensors alone, MaskFunction(fn, reads=[...]) "
+            "(reads=() for none) keeps its results until one of them is written to"
+        ]
 
     def title(self) -> str:
         return title_of("MaskFunction", self.fn)
@@ -100,7 +99,7 @@ class MaskFunction(Mask):
 
         def residual(*sides: slice) -> Tensor:
             # code that is compiled or traced asks anew, and keeps nothing
-            if known is not None and not (compiling() or traced()) and not holds(self.fn, known[0]):
+            if known is not None and not (compiling() or traced()) and not known[0].is_same(FunctionReads(self.fn)):
                 known[1].add_(1)  # the rule's state is another now, so these results are not kept
             found, shape = ask(
                 self.fn, self._by_rows, sides, sizes, title, "join conditions with & and |, not with and, or."

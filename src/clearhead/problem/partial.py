@@ -96,12 +96,6 @@ class Rows(NamedTuple):
         return outlined(self)
 
 
-class WholeRows(Rows):
-    """Rows beside a problem that has all keys of their softmax: a row's weights, with the sink's, sum to 1."""
-
-    __slots__ = ()
-
-
 def rows_of(found: Any) -> tuple[Tensor, Tensor]:
     """Maximum and log_sum of a `Partial` or a `Found` that has them."""
     assert found.maximum is not None and found.log_sum is not None

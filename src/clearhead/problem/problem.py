@@ -13,6 +13,7 @@ from clearhead.base.arrays import check_float, mask_forms, to_tensor, to_tensor_
 from clearhead.base.document_edges import DocumentEdges
 from clearhead.base.dropout import check_dropout, draw_seed
 from clearhead.base.errors import ClearheadError, ShapeError, UnsupportedError, columns
+from clearhead.base.function_reads import FunctionReads
 from clearhead.base.kept import Memo
 from clearhead.base.modules import after_hooks
 from clearhead.base.numbers import check_number
@@ -121,6 +122,11 @@ class Problem(NamedTuple):
         return self.bias is not None and self.bias.function is not None
 
     @property
+    def calls_functions(self) -> bool:
+        """Whether functions that may be a user's take part in the scores, so that a backward pass calls them again."""
+        return self.lowered is None or self.by_function or (self.spans is not None and self.spans.residual is not None)
+
+    @property
     def plain(self) -> bool:
         """Whether there is nothing but scores and their softmax over every key."""
         return self.visible is None and self.bias is None and not self.dropout_p and self.sinks is None
@@ -157,6 +163,8 @@ class Problem(NamedTuple):
     def read_by_functions(self) -> list[tuple[str, Tensor]]:
         """The tensors that the bias and a score by `tile()` read, with the names of their readers."""
         found = [] if self.bias is None else [("the bias", tensor) for tensor in self.bias.reads]
+        if self.by_function and self.bias is not None:
+            found += [("the bias", tensor) for tensor in FunctionReads(self.bias.function).tensors]
         if isinstance(self.scores, ByTile):
             found += [("the score", tensor) for tensor in tensors_in(self.scores.score)]
         return found

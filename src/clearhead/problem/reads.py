@@ -7,12 +7,11 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from clearhead.base.closures import read_by
+from clearhead.base.function_reads import FunctionReads
 from clearhead.base.torch_private import parts_of
 from clearhead.biases.bias_function import BiasFunction
 from clearhead.masks.base import Mask, leaves
 from clearhead.scores.base import Score
-from clearhead.scores.score_function import ScoreFunction
 
 
 def _held(values: Iterable[Any]) -> Iterator[Tensor]:
@@ -28,21 +27,18 @@ def tensors_in(thing: Any) -> Iterator[Tensor]:
     """The tensors that a caller may write to, in a mask of any combination, a score, a bias, or a list of them."""
     if isinstance(thing, Tensor):
         yield thing
-    elif isinstance(thing, ScoreFunction) and thing.changed_by is None:
-        yield from read_by(thing.function)
     elif isinstance(thing, nn.Module):
         if any(parts_of(thing)):
             yield from thing.parameters()
             yield from thing.buffers()
         yield from _held(vars(thing).values())
-        if isinstance(thing, ScoreFunction):
-            yield from read_by(thing.function)
-        if isinstance(thing, Score) and thing.changed_by is not None:
-            yield from read_by(thing.changed_by)
+        if isinstance(thing, Score):
+            yield from FunctionReads(thing.tile).tensors
+            yield from FunctionReads(thing.changed_by).tensors
         for part in thing.modules():
             if isinstance(part, BiasFunction):
                 yield from part.reads
-                yield from read_by(part.fn)
+                yield from FunctionReads(part.fn).tensors
     elif isinstance(thing, Mask):
         for mask in leaves(thing):
             yield from tensors_in(list(vars(mask).values()))
@@ -50,4 +46,4 @@ def tensors_in(thing: Any) -> Iterator[Tensor]:
         for part in thing:
             yield from tensors_in(part)
     elif callable(thing):
-        yield from read_by(thing)
+        yield from FunctionReads(thing).tensors

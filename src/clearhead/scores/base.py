@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, Self, cast, get_args
 
 import numpy as np
@@ -26,7 +26,7 @@ from clearhead.base.kept import Memo
 from clearhead.base.modules import settled, with_parameters
 from clearhead.base.numbers import check_count, check_flag, check_number, check_positive
 from clearhead.base.part_settings import PartSettings, validate_softcap
-from clearhead.base.rules import indices_of
+from clearhead.base.rules import check_tensors, indices_of
 from clearhead.base.shapes import as_inputs, broadcasts
 from clearhead.base.single_pairs import call_rule, reads_rows
 from clearhead.base.steps import Step
@@ -171,9 +171,10 @@ class Score(PartSettings, nn.Module, ABC):
         if softcap is not None:  # else it is that of the class
             self.softcap = check_positive(softcap, "softcap")
         self.changed_by: ChangeOfPair | None = None
+        self._reads: tuple[Tensor, ...] = ()  # the tensors that functions read and whose names do not show them
         self._by_rows: bool | None = False  # whether `changed_by` reads rows: see `reads_rows`
 
-    def then(self, change: ChangeOfPair) -> Self:
+    def then(self, change: ChangeOfPair, reads: Sequence[Tensor] = ()) -> Self:
         """The same score, changed by a function that sees where each pair stands.
 
         >>> import torch, clearhead as ch
@@ -189,10 +190,11 @@ class Score(PartSettings, nn.Module, ABC):
         (B, H, Lq, Lk), float32 at least, and on int64 indices of shapes (B, 1, 1, 1), (1, H, 1, 1), (1, 1, Lq, 1) and
         (1, 1, 1, Lk), for any part of the matrix, and gives floating-point numbers that broadcast to the scores. The
         result for a pair may depend on that pair alone: a function that mixes heads ("talking heads") or keys is given
-        parts of them. It must give the same numbers on every call: the backward pass calls it again, and raises a
-        `ClearheadError` where the weights of a query have another sum then.
-        It may be a module, whose parameters this score then lists, or read a parameter; both get gradients. A second
-        `then` is applied to the result of the first.
+        parts of them. It is called again in the backward pass, and must give the same numbers then:
+        `clearhead.testing.check_score(score)` finds a function that does not.
+        It may be a module, whose parameters this score then lists, or read a parameter; both get gradients. `reads`:
+        the tensors that it reads; most are found without it, as for `MaskFunction`. A tensor that requires grad and is
+        not found is an error. A second `then` is applied to the result of the first.
         A function that reads a row of a table, `score + torch.dot(p[i], p[j])`, is mapped over the pairs by
         `torch.vmap`; to find out, the function is tried on a few pairs when it is given.
         Indices are counted from 0 for queries and keys alike: where Lq ≠ Lk, the function places the queries itself.
@@ -201,13 +203,12 @@ class Score(PartSettings, nn.Module, ABC):
         Returns a score over the same parameters; this one is not changed. Raises a `ClearheadError` where the function
         does not take five arguments, and, when it is called, where it gives anything else.
         Cost: `clearhead.plan` says which engine takes it: "tiled" and "reference" do, and "flex" after a dot product,
-        in its kernel, as it takes a `BiasFunction`. Memory O(Lq + Lk). On a CPU, without gradients, a function whose
-        code shows all that it reads, as for `MaskFunction`, is compiled once it was asked for 2²⁸ pairs. The results
-        are the same, but for rounding.
+        in its kernel, as it takes a `BiasFunction`. Memory O(Lq + Lk).
         Source: Dong et al. 2024, "Flex Attention".
         """
         check_change(change)
         copied = with_parameters(self, lambda p: p, every=True)
+        copied._reads = (*self._reads, *check_tensors(reads, "then"))
         copied.changed_by = change if self.changed_by is None else OneThenOther(self.changed_by, change)
         copied._by_rows = reads_rows(copied.changed_by, of_score=True)
         return copied

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from clearhead.base.errors import ClearheadError
+from clearhead.base.rules import check_tensors
 from clearhead.scores.base import Score, fits_signature
 
 
@@ -36,15 +37,22 @@ class ScoreFunction(Score):
     torch.Size([3, 4])
 
     `function(query_tile, key_tile)` takes (..., Lq, Eq) and (..., Lk, Ek), any part of the inputs, and gives
-    (..., Lq, Lk). It must give the same numbers on every call: the backward pass calls it again, and raises a
-    `ClearheadError` where the weights of a query have another sum then.
+    (..., Lq, Lk). It is called again in the backward pass, and must give the same numbers then:
+    `clearhead.testing.check_score(function)` finds a function that does not.
     Parameters that it closes over are trained through autograd, but `parameters()` does not list them; a `Score` with
-    `tile()` lists its own.
+    `tile()` lists its own. `reads`: the tensors that it reads; most are found without it, as for `MaskFunction`. A
+    tensor that requires grad and is not found is an error.
     """
 
-    def __init__(self, function: Callable[[Tensor, Tensor], Tensor], *, softcap: float | None = None) -> None:
+    def __init__(
+        self,
+        function: Callable[[Tensor, Tensor], Tensor],
+        *,
+        softcap: float | None = None,
+        reads: Sequence[Tensor] = (),
+    ) -> None:
         super().__init__(softcap=softcap)
-        self.function = function
+        self.function, self._reads = function, check_tensors(reads, "ScoreFunction")
         _check_takes_two(function)
 
     def tile(self, query: Tensor, key: Tensor) -> Tensor:

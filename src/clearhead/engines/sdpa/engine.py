@@ -24,12 +24,11 @@ from clearhead.base.tracing import (
     transformed,
     unwrapped,
 )
-from clearhead.base.versions import Versions, fingerprint
+from clearhead.base.versions import Versions
 from clearhead.engines.base import Cost, Engine
 from clearhead.engines.sdpa.fused import fused
 from clearhead.engines.sdpa.pieces import Piece, pieces
 from clearhead.engines.tiled import tiles
-from clearhead.engines.tiled.again import calls_functions, refused
 from clearhead.problem import regions
 from clearhead.problem.guard import zero_unseen
 from clearhead.problem.packing import without_operands
@@ -211,21 +210,14 @@ def _run_piece(
 
     # the graph keeps no operand but those that the checkpoint saves
     rest, reads = without_operands(problem)._replace(bias=problem.bias), _read_again(problem)
-    functions, before = again and calls_functions(problem), list[Tensor]()
 
     def masked(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         reads.check()
-        mask = _mask_tile(rest, batch, piece, query.dtype)
-        if functions and readable(mask):
-            before.append(fingerprint(mask))
-            if len(before) > 1 and not torch.equal(before[0], before.pop()):
-                now = fingerprint(_mask_tile(rest, batch, piece, query.dtype))
-                rows = f"those of queries {piece.queries.start} to {piece.queries.stop - 1} differ."
-                raise refused(rest, "pairs", rows, not torch.equal(fingerprint(mask), now))
-        return full(query, key, value, scale, mask=mask)
+        return full(query, key, value, scale, mask=_mask_tile(rest, batch, piece, query.dtype))
 
     if again:  # else the backward would hold every piece's mask tile
-        out: Tensor = checkpoint(masked, query, key, value, use_reentrant=False, preserve_rng_state=functions)
+        draws = problem.calls_functions  # functions may draw random numbers
+        out: Tensor = checkpoint(masked, query, key, value, use_reentrant=False, preserve_rng_state=draws)
         return out
     return masked(query, key, value)
 

@@ -17,10 +17,9 @@ from torch import Tensor
 from clearhead.base.arrays import accumulated
 from clearhead.base.shapes import Sizes, part, unflatten
 from clearhead.engines.tiled import tiles
-from clearhead.engines.tiled.again import calls_functions, check, of_sums
 from clearhead.problem import regions
 from clearhead.problem.packing import Operands, operands
-from clearhead.problem.partial import Rows, WholeRows
+from clearhead.problem.partial import Rows
 from clearhead.problem.problem import Problem
 from clearhead.problem.region import Region
 from clearhead.problem.regions import cut, of_keys
@@ -38,18 +37,13 @@ def gradients(problem: Problem, rows: Rows, grad: Tensor | None, wanted: tuple[b
             for t, want in zip(operands(problem), wanted, strict=True)
         )
     )
-    again = isinstance(rows, WholeRows) and calls_functions(problem)
-    totals = torch.zeros_like(rows.maximum) if again else None
     with torch.no_grad():
         for region in regions.walk(problem, regions.BUDGET):
             at = region.sides[:3]
             for seen in regions.parts_seen(problem, region):
                 if seen.keys.stop > seen.keys.start:
                     own = None if grad is None else grad[at]
-                    some, total = Rows(*(row[at] for row in rows)), None if totals is None else totals[at]
-                    _add(cut(problem, seen), seen, sums, some, own, problem, sent, total)
-    if totals is not None:
-        check([of_sums(problem, rows, totals)])
+                    _add(cut(problem, seen), seen, sums, Rows(*(row[at] for row in rows)), own, problem, sent)
     return sums._replace(sinks=None)
 
 
@@ -61,16 +55,15 @@ def _add(
     grad: Tensor | None,
     whole: Problem,
     sent: Sent,
-    totals: Tensor | None,
 ) -> None:
-    """Add the gradients of a part, which is this region of the whole, to the sums, and its weights to `totals`."""
+    """Add the gradients of a part, which is this region of the whole, to the sums."""
     lowered = problem.lowered
     assert lowered is not None
     dtype = accumulated(problem.query.dtype)
     query, key = lowered.query.to(dtype), lowered.key.to(dtype)
     capped = tiles.pairwise(lowered, query, key)
     finished = tiles.finish(problem, capped)
-    slope = slope_of(problem, finished, region, sums.value, rows, grad, whole.groups, sent, totals)
+    slope = slope_of(problem, finished, region, sums.value, rows, grad, whole.groups, sent)
     if sums.dense is not None:
         target = part(sums.dense, *region.sides)
         target.add_(slope.sum_to_size(target.shape))
@@ -90,10 +83,9 @@ def slope_of(
     grad: Tensor | None,
     groups: int,
     sent: Sent,
-    totals: Tensor | None = None,
 ) -> Tensor:
     """The gradient Ṡ of the finished scores of a part. The gradient of its values is added to `to_value`, (B, Hk, Lk,
-    Ev), where it is wanted, and the sum of each row's weights to `totals`, (b, h, q)."""
+    Ev), where it is wanted."""
     dtype = scores.dtype
     maximum, log_sum, delta = (row.to(dtype).unsqueeze(-1) for row in rows)
     logs = (scores - maximum).sub_(log_sum)
@@ -106,8 +98,6 @@ def slope_of(
     empty = tiles.may_be_empty(problem)
     if empty and tiles.may_be_nan(maximum + log_sum):  # −∞ gives 0 by itself but in a row of NaN
         weights.masked_fill_(scores == -torch.inf, 0.0)
-    if totals is not None:
-        totals.add_(weights.sum(-1))
     add_sent(upstream, sent, region, logs)
     kept = weights
     if problem.seed is not None:

@@ -10,8 +10,6 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from clearhead.base.arrays import in_memory_still
-from clearhead.engines.tiled.again import Block, calls_functions, check, of_rows
-from clearhead.engines.tiled.tiles import Note
 from clearhead.problem.packing import Operands, operands, with_operands, without_operands
 from clearhead.problem.problem import Problem
 from clearhead.problem.region import EVERY, Region
@@ -21,44 +19,28 @@ Result = TypeVar("Result")
 
 
 def checkpointed(
-    problem: Problem, every: Sequence[Region], compute: Callable[[Problem, Region, Note | None], Result]
+    problem: Problem, every: Sequence[Region], compute: Callable[[Problem, Region], Result]
 ) -> Callable[[Region], Result]:
-    """Give `compute(part, region, note)` under a checkpoint for parts of `every`. It can be differentiated twice or
-    more. Where a caller's functions take part, `note` compares the rows of the second run with those of the first."""
+    """Give `compute(part, region)` under a checkpoint for parts of `every`. It can be differentiated twice or more."""
     rest, reads, given = without_operands(problem), problem.reads(), operands(problem)
     # the same shapes without memory, from which mask, bias and dropout of a part are cut
     shapes = with_operands(problem, [None if t is None else t.new_empty(()).expand(t.shape) for t in given])
     groups = _split(given, every, problem.groups)
-    draws = calls_functions(problem)  # functions may draw random numbers
-    runs, met = [0], list[Block]()  # parts, and those of them that were computed once more in this backward pass
 
-    def noted(part: Problem, region: Region, before: list[Tensor]) -> Note:
-        def note(maximum: Tensor, log_sum: Tensor) -> None:
-            if not before:
-                before.extend((maximum.detach(), log_sum))
-                runs[0] += 1
-                return
-            met.append(of_rows(part, region, before, (maximum.detach(), log_sum)))
-            if len(met) == runs[0]:  # all at once, since another device is waited for
-                blocks, met[:] = [*met], []
-                check(blocks)
-
-        return note
-
-    def again(region: Region, before: list[Tensor], *tensors: Tensor | None) -> Result:
+    def again(region: Region, *tensors: Tensor | None) -> Result:
         nonlocal reads
         reads.check()
         in_memory_still(tensors)
         try:  # a checkpoint stops its second run once it has all that it needs
             group = cut(shapes, Region(region.batch, region.heads))
-            part = cut(with_operands(group, tensors), region._replace(batch=EVERY, heads=EVERY))
-            return compute(part, region, noted(part, region, before) if draws else None)
+            return compute(cut(with_operands(group, tensors), region._replace(batch=EVERY, heads=EVERY)), region)
         finally:
             reads = rest.reads()  # a score may write to its own buffers, such as running statistics: that is no error
 
     def run(region: Region) -> Any:
         tensors = groups[region.batch.start, region.heads.start]
-        return checkpoint(again, region, list[Tensor](), *tensors, use_reentrant=False, preserve_rng_state=draws)
+        # functions may draw random numbers
+        return checkpoint(again, region, *tensors, use_reentrant=False, preserve_rng_state=problem.calls_functions)
 
     return run
 

@@ -8,11 +8,10 @@ from torch import Tensor
 from clearhead.base.arrays import accumulated
 from clearhead.base.tracing import compiling, dispatches, looked_into, traced
 from clearhead.engines.base import Cost, Engine
-from clearhead.engines.tiled import by_functions, tiles
+from clearhead.engines.tiled import tiles, user_functions
 from clearhead.engines.tiled.backward import gradients
-from clearhead.engines.tiled.by_functions import FOLLOWED
-from clearhead.engines.tiled.fused import AFTER
 from clearhead.engines.tiled.outputs import followed, in_blocks
+from clearhead.engines.tiled.user_functions import FOLLOWED
 from clearhead.problem import regions
 from clearhead.problem.guard import guard
 from clearhead.problem.packing import Operands, operands
@@ -26,7 +25,7 @@ class Tiled(Engine):
     """PyTorch operations over blocks of queries, with keys sliced to the block's spans.
 
     The backward pass computes the blocks again. One block's scores exist at a time, forward and backward. The scores of
-    a score that is no `Pairwise`, or with a bias by a function, are differentiated by autograd (`by_functions.py`).
+    a score that is no `Pairwise`, or with a bias by a function, are differentiated by autograd (`user_functions.py`).
     Second derivatives go through checkpoints of the blocks.
     """
 
@@ -36,7 +35,7 @@ class Tiled(Engine):
         return []
 
     def transparent(self, problem: Problem) -> bool:
-        # the tensors that a score by tile() or a function closes over are unknown: autograd finds them
+        # the tensors that functions read are no operands: `user_functions` and autograd find them
         if problem.lowered is None or problem.by_function or looked_into():
             return True
         return any(t is not None and dispatches(t) for t in operands(problem))
@@ -56,11 +55,6 @@ class Tiled(Engine):
                 ". A score that is a sum over dimensions gets fused kernels, with gradients of their own, by lower(): "
                 "see Pairwise"
             )
-        else:
-            found.append(
-                f"in passes without gradients, functions whose code shows all that they read are compiled once they "
-                f"were asked for {AFTER:,} pairs; torch.compiler.set_stance('force_eager') keeps them as they are"
-            )
         return found
 
     def forward(self, problem: Problem, rows: bool = False) -> Partial:
@@ -74,8 +68,10 @@ class Tiled(Engine):
             return Partial(in_blocks(problem, every).output)
         # transforms and forward mode follow plain operations, but no checkpoints
         again = problem.needs_grad and not looked_into() and len(every) > 1
-        output = by_functions.output(problem, every) if again and by_functions.serves(problem) else None
-        return followed(problem, every, again) if output is None else Partial(output)
+        output = None
+        if again and user_functions.is_supported(problem):
+            output = user_functions.compute_output(problem, every)
+        return Partial(followed(problem, every, again) if output is None else output)
 
     def backward(
         self, problem: Problem, rows: Rows, grad: Tensor | None, wanted: tuple[bool, ...], sent: Sent | None = None

@@ -6,39 +6,32 @@ import functools
 from collections.abc import Callable
 
 import torch
+from torch import Tensor
 
 from clearhead.base.arrays import accumulated
 from clearhead.engines.tiled import tiles
-from clearhead.engines.tiled.again import calls_functions
 from clearhead.engines.tiled.checkpoints import checkpointed
-from clearhead.engines.tiled.fused import fused
 from clearhead.problem import regions
-from clearhead.problem.partial import Partial, rows_of
+from clearhead.problem.partial import Partial
 from clearhead.problem.problem import Problem
 from clearhead.problem.region import Region
 from clearhead.problem.regions import cut
 
 
-def followed(problem: Problem, every: list[Region], again: bool) -> Partial:
-    """The output of a guarded problem in operations that autograd follows; with its rows, without a graph, where
-    functions of a caller's take part. `again`: it computes each block once more in the backward pass."""
-    run = checkpointed(problem, every, lambda part, _, note: tiles.partial(part, note)) if again else _once(problem)
+def followed(problem: Problem, every: list[Region], again: bool) -> Tensor:
+    """The output of a guarded problem in operations that autograd follows. `again`: it computes each block once more in
+    the backward pass."""
+    run = checkpointed(problem, every, lambda part, _: tiles.partial(part)) if again else _once(problem)
 
     def compute(region: Region) -> Partial:
         parts = [run(part) for part in regions.parts_seen(problem, region)]
         return _whole(parts, problem, region)
 
-    found = [compute(region) for region in every]
-    output = regions.assemble([block.output for block in found], every)
-    if not calls_functions(problem):
-        return Partial(output)
-    rows = zip(*(rows_of(block) for block in found), strict=True)
-    maximum, log_sum = (regions.assemble([row.detach() for row in some], every) for some in rows)
-    return Partial(output, maximum, log_sum)
+    return regions.assemble([compute(region).output for region in every], every)
 
 
 def _once(problem: Problem) -> Callable[[Region], Partial]:
-    return fused(problem) or (lambda region: tiles.partial(cut(problem, region)))
+    return lambda region: tiles.partial(cut(problem, region))
 
 
 def in_blocks(problem: Problem, every: list[Region]) -> Partial:

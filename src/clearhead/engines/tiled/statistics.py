@@ -34,8 +34,8 @@ def in_blocks(problem: Problem, every: list[Region], scores: Scores, summary: Su
         tensors = {name: t for name, t in nothing._asdict().items() if isinstance(t, Tensor)}
         return Found(**_joined_to(problem, tensors))
 
-    def block(part: Problem, region: Region, note: tiles.Note | None = None) -> Found:
-        return _block(part, region, problem.sizes.keys, scores, summary, note)
+    def block(part: Problem, region: Region) -> Found:
+        return _block(part, region, problem.sizes.keys, scores, summary)
 
     problem = tiles.widened(problem)
     # transforms and forward mode follow plain operations, but no checkpoints
@@ -157,15 +157,11 @@ def _look(part: Problem, region: Region, scores: Scores) -> Look:
     return Look(region, tile, tiles.may_be_empty(part), tiles.sinks(part))
 
 
-def _block(
-    part: Problem, region: Region, keys: int, scores: Scores, summary: Summary, note: tiles.Note | None
-) -> Found:
+def _block(part: Problem, region: Region, keys: int, scores: Scores, summary: Summary) -> Found:
     """The statistics of one block: those of its queries, and its part of sums and maxima over queries. `keys`: how many
-    keys the whole has. `note`: see `tiles.partial`."""
+    keys the whole has."""
     look = _look(part, region, scores)
     weights, blind = look.weights, look.blind
-    if note is not None:
-        note(look.maximum, look.log_sum.detach())
     found: dict[str, Tensor] = {}
     if summary.output:
         assert part.value is not None

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -20,8 +18,6 @@ from clearhead.problem.problem import Problem
 from clearhead.scores.base import Pairwise, by_tile, capped
 
 LARGEST_SUBNORMAL = 2.0**-126 - 2.0**-149  # of float32
-
-Note = Callable[[Tensor, Tensor], None]  # what is called with the maximum and the log_sum of a block
 
 
 def no_keys(problem: Problem, query: Tensor) -> Tensor:
@@ -43,9 +39,8 @@ def zero_of(problem: Problem, *more: Tensor) -> Tensor:
     return zero
 
 
-def partial(problem: Problem, note: Note | None = None) -> Partial:
-    """The output and the rows of a guarded problem over its keys, in float32 at least, without sinks. `note`: it is
-    called with maximum and log_sum as soon as they are known, since a checkpoint may stop before the end."""
+def partial(problem: Problem) -> Partial:
+    """The output and the rows of a guarded problem over its keys, in float32 at least, without sinks."""
     assert problem.value is not None
     tile = scores(problem)
     if not tile.shape[-1]:
@@ -54,8 +49,6 @@ def partial(problem: Problem, note: Note | None = None) -> Partial:
         )
     kept = torch.is_grad_enabled() or not in_place()
     maximum, above, total, blind = exponentials(tile)
-    if note is not None:
-        note(maximum, total.detach().log().masked_fill(blind, torch.inf))
     weights = above / total.unsqueeze(-1) if kept else above.div_(total.unsqueeze(-1))
     # −∞ gives 0 by itself but in a row of NaN; autograd needs the 0 also for its gradient, for any of the weight's
     if may_be_empty(problem) and (kept or may_be_nan(total)):

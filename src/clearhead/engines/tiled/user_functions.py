@@ -1,0 +1,218 @@
+"""The gradients of a problem whose scores come from user-defined functions: a score's tile(), its change, a bias rule.
+
+Autograd computes the gradients of the scores of one block at a time, S = functions(query, key, *declared), which are
+computed once more in the backward pass. What comes after the scores, the softmax and the sum of values, has the
+gradients of `backward.py`, which end in Ṡ; autograd takes Ṡ on to the inputs of S.
+
+Declared are the tensors that the functions read and that require grad: parameters of a module, tensors that the names
+in a function show (`base/function_reads.py`), and `reads=`. Another leaf in the graph of a block is an error. Where a
+declared tensor is no leaf, a function draws random numbers, or no input requires grad, each block has a checkpoint.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from clearhead.base.arrays import in_memory_still
+from clearhead.base.batched import Gradients, followed_back, unbatched, views
+from clearhead.base.errors import UnsupportedError
+from clearhead.base.tracing import compiling, dispatches, on_the_host, traced, with_memory, without_autocast
+from clearhead.engines.tiled import tiles
+from clearhead.engines.tiled.backward import slope_of
+from clearhead.engines.tiled.outputs import followed, in_blocks
+from clearhead.problem import regions
+from clearhead.problem.packing import Operands, in_dtypes, operands, with_operands, without_operands
+from clearhead.problem.partial import Partial, Rows, rows_of, sinks_gradient
+from clearhead.problem.problem import Problem
+from clearhead.problem.region import Region
+from clearhead.problem.regions import cut
+from clearhead.problem.summary import Sent
+
+PAIRS = 2**20  # of a block for each thread: fewer blocks pass over the gradients of keys and values fewer times
+FOLLOWED = 2  # times regions.BUDGET, for each thread: the numbers of a block's largest tensor
+
+
+def is_supported(problem: Problem) -> bool:
+    """Whether a problem has functions, and plain tensors on the host, where random draws are noticed."""
+    if (problem.lowered is not None and not problem.by_function) or compiling() or traced():
+        return False
+    return on_the_host(problem.query) and not any(t is not None and dispatches(t) for t in operands(problem))
+
+
+def compute_output(problem: Problem, every: list[Region]) -> Tensor | None:
+    """The output of a guarded problem, with its gradients; None where each block needs a checkpoint."""
+    drawn, given, saved = torch.get_rng_state(), operands(problem), [1]
+    declared = list({id(t): t for _, t in problem.read_by_functions() if t.requires_grad}.values())
+    needs = [t is not None and t.requires_grad for t in given]
+
+    def count(tensor: Tensor) -> Tensor:
+        saved.append(tensor.numel())
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(count, lambda tensor: tensor):
+        first, own = _compute_scores(cut(problem, regions.parts_seen(problem, every[0])[0]), needs)
+    used = _find_used(first, own, declared)
+    # The gradient of a declared tensor would hold that of a tensor computed from it, which autograd adds again.
+    # A hidden tensor that only a later block reads would be lost in an output without a graph.
+    if (any(needs) or declared) and all(t.is_leaf and not dispatches(t) for t in declared):
+        # the largest tensor that autograd keeps for the first block says how large blocks may be
+        numbers = -(-max(saved) // max(first.numel(), 1))
+        pairs = min(PAIRS, FOLLOWED * regions.BUDGET // numbers) * min(torch.get_num_threads(), 4)
+        every = list(regions.walk(problem, pairs, 1))
+        del first, own
+        with torch.no_grad():
+            kept = in_blocks(problem, every)
+        if torch.equal(torch.get_rng_state(), drawn):
+            found: Tensor = _Output.apply(problem, every, kept, declared, used, *given, *declared)  # type: ignore[no-untyped-call]
+            return found
+    torch.set_rng_state(drawn)
+    return None
+
+
+def _compute_scores(part: Problem, needs: list[bool]) -> tuple[Tensor, list[Tensor | None]]:
+    """The finished scores of a part, with their graph, and the operands where it begins."""
+    own = [None if t is None else t.detach().requires_grad_(n) for t, n in zip(operands(part), needs, strict=True)]
+    with torch.enable_grad():
+        return tiles.scores(with_operands(part, own)), own
+
+
+def _find_used(
+    result: Tensor, own: list[Tensor | None], declared: list[Tensor], before: list[Tensor] | None = None
+) -> list[Tensor]:
+    """The declared tensors on which a result depends. Raises where it depends on a leaf that is neither an operand nor
+    declared, since the gradient of that leaf would be missing. `before`: those that the forward pass found."""
+    leaves = {id(t): t for t in (*own, *declared) if t is not None and t.grad_fn is None}
+    inner = {(t.grad_fn, t.output_nr): t for t in (*own, *declared) if t is not None and t.grad_fn is not None}
+    waiting: list[Any] = [(result.grad_fn, result.output_nr)]
+    visited, found, unknown = set(), dict[int, Tensor](), list[Tensor]()
+    while waiting:
+        edge = waiting.pop()
+        if edge[0] is None or edge in visited:
+            continue
+        visited.add(edge)
+        leaf = getattr(edge[0], "variable", None)
+        tensor = inner.get(edge) if leaf is None else leaves.get(id(leaf))
+        if tensor is not None:
+            found[id(tensor)] = tensor
+        elif leaf is None:
+            waiting += edge[0].next_functions
+        else:
+            unknown.append(leaf)
+    used = [tensor for tensor in declared if id(tensor) in found]
+    if unknown:
+        _check_used(before or [], used)
+        raise UnsupportedError(
+            f"the score or the bias of attention() reads a tensor of shape {tuple(unknown[0].shape)} that requires "
+            "grad, and neither its parameters nor the names in its functions show it: a gradient would be missing.\n"
+            "Name it: BiasFunction(fn, reads=[tensor]), Dot().then(fn, reads=[tensor]) or "
+            "ScoreFunction(fn, reads=[tensor])."
+        )
+    return used
+
+
+def _check_used(before: list[Tensor], now: list[Tensor]) -> None:
+    """Raise where the backward pass does not depend on a tensor on which the forward pass did."""
+    if any(tensor.requires_grad and not any(tensor is other for other in now) for tensor in before):
+        raise UnsupportedError(
+            "the score or the bias of attention() reads other parameters in the backward pass than in the forward "
+            "pass, as after torch.func.functional_call: a gradient would be missing.\n"
+            "Take gradients by torch.func.grad, or pass engine='reference'."
+        )
+
+
+class _Output(torch.autograd.Function):
+    """The output, differentiable in the operands of a problem and in the declared tensors of its functions.
+
+    The declared tensors themselves are kept, since the functions read these and no copies.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        problem: Problem,
+        every: list[Region],
+        kept: Partial,
+        declared: list[Tensor],
+        used: list[Tensor],
+        *tensors: Tensor | None,
+    ) -> Tensor:
+        ctx.save_for_backward(*tensors[: len(tensors) - len(declared)], *kept[:3])
+        ctx.problem, ctx.every, ctx.declared, ctx.finite = without_operands(problem), every, declared, kept.finite
+        ctx.reads, ctx.used = ctx.problem.reads(), used
+        return kept.output
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Any:
+        ctx.reads.check()
+        grad, saved = grads[0], in_memory_still(ctx.saved_tensors)
+        problem, kept = with_operands(ctx.problem, saved[:-3]), Partial(*saved[-3:])
+        # a tensor may have been frozen since the forward pass
+        needs, frozen = ctx.needs_input_grad[5:], [not tensor.requires_grad for tensor in ctx.declared]
+        count = len(needs) - len(frozen)
+        wanted = (*needs[:count], *(n and not f for n, f in zip(needs[count:], frozen, strict=True)))
+        again = torch.is_grad_enabled()  # the gradient is to be differentiated
+
+        def compute(grad: Tensor) -> Gradients:
+            return _compute_gradients(problem, ctx.every, ctx.declared, ctx.used, kept, with_memory(grad), wanted)
+
+        with without_autocast(problem.sizes.device):
+            if again or dispatches(grad):
+                with torch.enable_grad():
+                    own = views(operands(problem))
+                    found = followed(with_operands(problem, own), ctx.every, again=True)
+                _check_used(ctx.used, _find_used(found, own, ctx.declared, ctx.used))
+                each = followed_back(found, grad, [*own, *ctx.declared], wanted, create_graph=again)
+            else:
+                each = unbatched(compute, grad)
+        ctx.reads = ctx.problem.reads()  # a score may write to its own buffers: that is no error
+        return (None, None, None, None, None, *each)
+
+
+def _compute_gradients(
+    problem: Problem,
+    every: list[Region],
+    declared: list[Tensor],
+    used: list[Tensor],
+    kept: Partial,
+    grad: Tensor,
+    wanted: tuple[bool, ...],
+) -> Gradients:
+    """The gradients of the operands and of the declared tensors."""
+    given = operands(problem)
+    rows = Rows(*rows_of(kept), (grad * kept.output).sum(-1))
+    # a gradient that is not wanted has no memory
+    sums = [
+        None if t is None else torch.zeros_like(t, memory_format=torch.contiguous_format) if w else t.detach()
+        for t, w in zip(given, wanted, strict=False)
+    ]
+    of_declared: list[Tensor | None] = [None] * len(declared)
+    met = list[Tensor]()
+    needs = [*wanted[:2], False, *wanted[3:6], False]  # those of the operands that the scores read
+    with torch.no_grad():
+        for region in every:
+            for seen in regions.parts_seen(problem, region):
+                if seen.keys.stop <= seen.keys.start:
+                    continue
+                part, at = cut(problem, seen), seen.sides[:3]
+                scores, own = _compute_scores(part, needs)
+                met += _find_used(scores, own, declared, used)
+                to_value = sums[2] if wanted[2] else None
+                some = Rows(*(row[at] for row in rows))
+                slope = slope_of(part, scores.detach(), seen, to_value, some, grad[at], problem.groups, Sent())
+                if not scores.requires_grad:
+                    continue
+                found = followed_back(scores, slope, [*own, *declared], [*needs, *wanted[len(given) :]])
+                for total, one in zip(operands(cut(with_operands(problem, sums), seen)), found, strict=False):
+                    if total is not None and one is not None:
+                        total.add_(one)
+                for i, one in enumerate(found[len(given) :]):
+                    so_far = of_declared[i]
+                    of_declared[i] = so_far if one is None else one if so_far is None else so_far + one
+    _check_used(used, met)
+    totals = [total if want else None for total, want in zip(sums, wanted, strict=False)]
+    if problem.sinks is not None and wanted[6]:
+        totals[6] = sinks_gradient(problem.sinks, rows)
+    return (*in_dtypes(Operands(*totals), given), *of_declared)
