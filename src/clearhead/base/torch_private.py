@@ -233,16 +233,16 @@ convert: Callable[..., Any] = find_private(
 
 @_of_held
 @_of_hooks
-def read_linear(*layers: Any) -> list[tuple[Any, Any]] | None:
-    """The weight and the bias of each linear layer; None where a hook may change what a layer computes, or where
-    another tensor stands for a parameter."""
-    found = []
-    for layer in layers:
+def read_linear(*layers: tuple[nn.Module, int]) -> list[tuple[Any, Any]]:
+    """The weight and the bias of each linear layer, given with its width; none where a hook may change what a layer
+    computes, or where another tensor stands for a parameter."""
+    found: list[tuple[Any, Any]] = []
+    for layer, _ in layers:
         if layer._forward_hooks or layer._forward_pre_hooks or "forward" in layer.__dict__:
-            return None
+            return []
         weight, bias = layer._parameters.get("weight"), layer._parameters.get("bias")
         if type(weight) is not nn.Parameter or not (bias is None or type(bias) is nn.Parameter):
-            return None
+            return []
         found.append((weight, bias))
     return found
 

@@ -136,32 +136,31 @@ def fits_plain_layers(inputs: tuple[Any, Any, Any], layers: tuple[tuple[nn.Modul
     """
     if any_autocast() or not ordinary():
         return False
-    last = None
-    for tensor in inputs:
-        if tensor is last:  # one tensor is all three in self-attention
-            continue
-        if type(tensor) is not Tensor or tensor.is_nested or tensor.layout is not torch.strided or not holds(tensor):
+    first, last, widths = inputs[0], None, []
+    for tensor, (layer, _) in zip(inputs, layers, strict=False):
+        if (
+            type(layer) not in LINEAR
+            or type(tensor) is not Tensor
+            or tensor.is_nested
+            or tensor.layout is not torch.strided
+        ):
             return False
-        last = tensor
-    query, key, value = (tensor.shape for tensor in inputs)
-    if len(query) not in (2, 3) or query[:-2] != key[:-2] or key[:-1] != value[:-1]:
+        if tensor is not last:  # one tensor is all three in self-attention
+            if tensor.dtype is not first.dtype or tensor.device != first.device or not holds(tensor):
+                return False
+            last = tensor
+        widths.append(tensor.shape[-1] if tensor.ndim in (2, 3) else -1)
+    query, key, value = inputs
+    if query.shape[:-2] != key.shape[:-2] or key.shape[:-1] != value.shape[:-1] or type(layers[-1][0]) not in LINEAR:
         return False
-    dtype, device = inputs[0].dtype, inputs[0].device
-    if not all(tensor.dtype is dtype and tensor.device == device for tensor in inputs[1:]):
-        return False
-    if not all(type(layer) in LINEAR for layer, _ in layers):
-        return False
-    parameters = read_linear(*(layer for layer, _ in layers))
-    if parameters is None:
-        return False
-    takes = query[-1], key[-1], value[-1], layers[0][1]
-    for (weight, bias), (_, width), taken in zip(parameters, layers, takes, strict=True):
+    parameters = read_linear(*layers)
+    for (weight, bias), (_, width), taken in zip(parameters, layers, (*widths, layers[0][1]), strict=False):
         for parameter, shape in ((weight, (width, taken)), (bias, (width,))):
             if parameter is not None and not (
-                parameter.shape == shape and parameter.dtype is dtype and parameter.device == device
+                parameter.shape == shape and parameter.dtype is first.dtype and parameter.device == first.device
             ):
                 return False
-    return True
+    return bool(parameters)
 
 
 def check_inputs(inputs: dict[str, Any], projections: tuple[Projection, ...], batch_first: bool = True) -> None:

@@ -11,12 +11,14 @@ from clearhead.masks.lengths import Lengths
 class HeldKeys(Lengths):
     """The first keys of each sequence, as many as a cache has counted: `Lengths` whose values are known on the host."""
 
+    ends: tuple[int, ...]
+
     def __init__(self, lengths: Tensor, ends: tuple[int, ...]) -> None:
         """Args:
         lengths: How many keys each sequence has, int64 (B,), or (1,) for all; no call writes to it.
         ends: The same numbers.
         """
-        self.valid_lens, self.ends = lengths, ends
+        vars(self).update(valid_lens=lengths, ends=ends)  # nothing to validate
 
     def _read(self) -> Known:
         return Known(((len(self.ends),), *self.ends), max(self.ends, default=None))

@@ -28,10 +28,10 @@ from clearhead.base.tracing import (
     distributed,
     empty_of_values,
     in_memory,
-    on_the_host,
     ordinary,
     readable,
     refuse_jit,
+    some_compiling,
 )
 from clearhead.base.versions import Versions
 from clearhead.biases.base import Added, Bias, lowered
@@ -136,10 +136,13 @@ class Problem(NamedTuple):
         if not torch.is_grad_enabled():
             return False
         scores = self.scores
-        if isinstance(scores, ByTile) or self.by_function:
+        if isinstance(scores, ByTile) or (self.bias is not None and self.bias.function is not None):
             return True  # a score with tile() alone, or a function, may close over anything
-        tensors = (scores.query, scores.key, scores.weight, self.sinks, self.value, *self.added)
-        return any(t is not None and t.requires_grad for t in tensors)
+        dense, relative = (None, None) if self.bias is None else (self.bias.dense, self.bias.relative)
+        for tensor in (scores.query, scores.key, scores.weight, self.sinks, self.value, dense, relative):
+            if tensor is not None and tensor.requires_grad:
+                return True
+        return False
 
     @property
     def has_positions(self) -> bool:
@@ -229,7 +232,7 @@ def make_problem(
     unseen = None if visible is None or visible.unseen == "none" else visible
     # a key that no query sees may be NaN, which would reach raw scores and the gradients of projections; elsewhere
     # engines see to it, and whoever shows raw scores
-    here = unseen is not None and (projected or (on_the_host(query) and not compiling()))
+    here = unseen is not None and (projected or (query.is_cpu and not (some_compiling() and compiling())))
     if unseen is not None and here and not finite_unseen(unseen, query, key):
         keys, queries = seen_of(unseen, sizes)
         query = zero(query, queries, only_not_finite=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from functools import partial
+from itertools import repeat
 from typing import Any, NamedTuple
 
 import torch
@@ -156,9 +157,9 @@ def tensors_of(problem: Problem) -> list[tuple[str, Tensor]]:
     if isinstance(scores, Pairwise) and scores.weight is not None:
         found.append(("score", scores.weight))
     if problem.visible is not None:
-        found += [("mask", edge) for edge in problem.visible.spans.edges()]
+        found.extend(zip(repeat("mask"), problem.visible.spans.edges()))
     if problem.bias is not None:
-        found += [("bias, or float mask,", tensor) for tensor in problem.bias.tensors]
+        found.extend(zip(repeat("bias, or float mask,"), problem.bias.tensors))
     if problem.sinks is not None:
         found.append(("sinks", problem.sinks))
     return found + _by_functions(problem)
@@ -168,9 +169,9 @@ def _by_functions(problem: Problem) -> list[tuple[str, Tensor]]:
     """The tensors that the problem's functions read, which no copy of the problem holds."""
     found: list[tuple[str, Tensor]] = []
     if isinstance(problem.scores, ByTile):
-        found += [("score", tensor) for tensor in tensors_in(problem.scores.score)]
+        found.extend(zip(repeat("score"), tensors_in(problem.scores.score)))
     if problem.visible is not None:
-        found += [("mask", tensor) for tensor in problem.visible.spans.reads]
+        found.extend(zip(repeat("mask"), problem.visible.spans.reads))
     if problem.bias is not None:
-        found += [("bias", tensor) for tensor in problem.bias.reads]
+        found.extend(zip(repeat("bias"), problem.bias.reads))
     return found

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from clearhead.base.shapes import Sizes, one_or, unflatten
-from clearhead.base.tracing import compiling, on_the_host, readable
+from clearhead.base.tracing import compiling, on_the_host, ordinary, readable
 from clearhead.masks.base import Spans
 
 # Where the keys are that no query sees: there are none, they are outside the hull of their sequence's spans, or perhaps
@@ -83,7 +83,8 @@ def finite(tensor: Tensor) -> bool:
     The answer is False where the sum overflows, where values are hidden, and on another device, for which one would
     have to wait. Callers are right for both answers.
     """
-    if not readable(tensor) or not on_the_host(tensor):
+    plain = type(tensor) is Tensor and tensor.is_cpu and ordinary()  # as most are, at less cost
+    if not plain and not (readable(tensor) and on_the_host(tensor)):
         return False
     with torch.no_grad():
         return math.isfinite(float(tensor.sum())) or bool(tensor.isfinite().all())

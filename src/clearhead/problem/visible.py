@@ -177,8 +177,7 @@ def finite_unseen(visible: Visible, query: Tensor, key: Tensor) -> bool:
     first, last = visible.memo["inside all"]
     if last <= first:
         return finite(query) and finite(key)
-    before, after = key[:, :, :first], key[:, :, last:]
-    return all(finite(side) for side in (before, after) if side.shape[2])
+    return (not first or finite(key[:, :, :first])) and (last == key.shape[2] or finite(key[:, :, last:]))
 
 
 def _attributes(mask: Mask) -> Iterator[Any]:

@@ -160,7 +160,7 @@ def _operand(tensor: Tensor) -> Tensor:
 
 def _rows(tensor: Tensor) -> Tensor:
     """An operand whose rows are contiguous."""
-    if tensor.dtype in READ and tensor.is_contiguous() and not tensor.is_neg():
+    if tensor.dtype in READ and (tensor.is_contiguous() or tensor.stride(-1) == 1) and not tensor.is_neg():
         return tensor  # as most are, at less cost
     tensor = _operand(tensor)
     return tensor if _side_by_side(tensor) else tensor.contiguous()

@@ -207,8 +207,8 @@ def _unpacked(problem: Problem) -> bool:
 
 def _few(problem: Problem) -> bool:
     """Whether the keys are not packed: there are few queries, and one tile holds those that share a key head."""
-    queries = problem.sizes.queries
-    return queries <= FEW_QUERIES and problem.groups * queries <= ROWS
+    sizes = problem.sizes
+    return sizes.queries <= FEW_QUERIES and sizes.heads * sizes.queries <= ROWS * problem.scores.key.shape[1]
 
 
 def _pairs(problem: Problem) -> int:
