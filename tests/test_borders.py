@@ -425,12 +425,12 @@ def test_a_rule_whose_tensor_has_changed(engine, way, monkeypatch):
 
 
 def test_what_a_rule_does_not_read_may_change():
-    """Names that are looked up on other things, and what has no value any more."""
+    """Attributes whose names are not in its code, and what has no value any more."""
 
     class Model(torch.nn.Module):
         def __init__(self):
             super().__init__()
-            self.register_buffer("abs", torch.zeros(3))
+            self.register_buffer("table", torch.zeros(3))
             self.lin, self.width = torch.nn.Linear(2, 2), 4
 
     model = Model()
@@ -445,7 +445,7 @@ def test_what_a_rule_does_not_read_may_change():
     query, key, value = inputs()
     query.requires_grad_()
     out = ch.attention(query, key, value, mask=ch.MaskFunction(rule))
-    model.abs.add_(1)
+    model.table.add_(1)
     model.lin.weight.data.add_(1)
     assert torch.autograd.grad(out.sum(), query)[0].isfinite().all()
 

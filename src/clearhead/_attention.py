@@ -27,7 +27,7 @@ from clearhead.masks.base import Mask, MaskLike
 from clearhead.masks.dense import DenseMask
 from clearhead.masks.lengths import Lengths
 from clearhead.problem.layout import arrange, is_arranged
-from clearhead.problem.lengths import with_lengths
+from clearhead.problem.lengths import apply_valid_lens
 from clearhead.problem.padded import get_nested_edges, pad_arguments
 from clearhead.problem.problem import Problem, make_problem, with_given
 from clearhead.scores.base import Score
@@ -99,8 +99,7 @@ def attention(
     """
     if others:
         raise_unknown_keywords("attention", attention, others)
-    if valid_lens is not None:
-        mask, bias = with_lengths(mask, valid_lens, bias)
+    mask, bias = apply_valid_lens(mask, valid_lens, bias)
     if is_arranged(query, key, layout):
         output: ArrayT = attend_for(
             None, Arguments(query, key, value, score, mask, bias, scale, sinks, align, dropout_p, engine)

@@ -19,7 +19,7 @@ from clearhead.engines import operation
 from clearhead.engines.base import Engine
 from clearhead.engines.choose import choose
 from clearhead.masks.base import MaskLike
-from clearhead.problem.lengths import with_lengths
+from clearhead.problem.lengths import apply_valid_lens
 from clearhead.problem.partial import Partial, log_sum_exp, rows_of
 from clearhead.problem.problem import as_sinks
 
@@ -150,7 +150,7 @@ def partial(
         raise_unknown_keywords("partial", partial, others)
     tensors = all(isinstance(t, Tensor) for t in (query, key, value))
     numpy = not tensors and is_numpy(query=query, key=key, value=value)
-    mask, bias = with_lengths(mask, valid_lens, bias)
+    mask, bias = apply_valid_lens(mask, valid_lens, bias)
     call = Arguments(query, key, value, score, mask, bias, scale, None, align, 0.0, engine)
     problem = call.problem(None if keys is None else _check_keys(keys))
     with without_autocast(problem.sizes.device):

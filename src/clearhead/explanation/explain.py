@@ -42,7 +42,7 @@ from clearhead.masks.base import Mask, MaskLike
 from clearhead.nn._record import RecordingModule
 from clearhead.nn.multi_head_attention import MultiHeadAttention
 from clearhead.problem.layout import ARRANGED, arrange
-from clearhead.problem.lengths import with_lengths
+from clearhead.problem.lengths import apply_valid_lens
 from clearhead.scores.dot import Dot
 
 Gradients = bool | Array | None
@@ -194,7 +194,7 @@ def _explained(inputs: tuple[Any, ...], options: dict[str, Any], at: Asked) -> E
         raise ClearheadError(f"explain() takes attention()'s arguments, or a module and its inputs: {error}.") from None
     if given.pop("engine", None) is not None:
         raise ClearheadError("explain() runs the steps of the engine 'tiled' itself: leave engine= out.")
-    given["mask"], given["bias"] = with_lengths(given.get("mask"), given.pop("valid_lens", None), given.get("bias"))
+    given["mask"], given["bias"] = apply_valid_lens(given.get("mask"), given.pop("valid_lens", None), given.get("bias"))
     is_numpy(**{name: given[name] for name in ("query", "key", "value")})
     layout = given.pop("layout", "BHLD")
     if layout != "BHLD":  # the steps have the heads before the length

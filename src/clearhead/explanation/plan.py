@@ -16,7 +16,7 @@ from clearhead.engines.base import Engine
 from clearhead.explanation.modules.reached import reached
 from clearhead.masks.base import MaskLike
 from clearhead.problem.layout import ARRANGED, arrange, is_arranged
-from clearhead.problem.lengths import with_lengths
+from clearhead.problem.lengths import apply_valid_lens
 
 
 @overload
@@ -83,7 +83,7 @@ def plan(*inputs: Any, **options: Any) -> Plan:
     query, key, value = sides = given["query"], given["key"], given["value"]
     if not all(type(side) is Tensor for side in sides):
         is_numpy(query=query, key=key, value=value)
-    given["mask"], given["bias"] = with_lengths(given.get("mask"), given.pop("valid_lens", None), given.get("bias"))
+    given["mask"], given["bias"] = apply_valid_lens(given.get("mask"), given.pop("valid_lens", None), given.get("bias"))
     layout = given.pop("layout", "BHLD")
     if not is_arranged(query, key, layout):
         mask, bias, align = given["mask"], given["bias"], given.get("align")

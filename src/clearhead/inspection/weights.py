@@ -40,7 +40,7 @@ from clearhead.masks.base import MaskLike
 from clearhead.problem.checked import checked, ours
 from clearhead.problem.guard import guard, zero_unseen
 from clearhead.problem.layout import arrange, is_arranged
-from clearhead.problem.lengths import with_lengths
+from clearhead.problem.lengths import apply_valid_lens
 from clearhead.problem.packing import operands, with_operands
 from clearhead.problem.partial import log_sum_exp, rows_of
 from clearhead.problem.problem import Problem
@@ -419,7 +419,7 @@ def weights(
     if others:
         raise_unknown_keywords("weights", weights, others)
     is_numpy(query=query, key=key)
-    mask, bias = with_lengths(mask, valid_lens, bias)
+    mask, bias = apply_valid_lens(mask, valid_lens, bias)
     if not is_arranged(query, key, layout):
         query, key, _, mask, bias, align, _ = arrange(query, key, None, mask, bias, align, layout)
     call = Arguments(query, key, None, score, mask, bias, scale, sinks, align, 0.0, engine)

@@ -20,6 +20,11 @@ from clearhead.masks.lengths import Lengths
 from clearhead.problem.nested import is_nested
 
 
+def apply_valid_lens(mask: Any, valid_lens: Any, bias: Any) -> tuple[Any, Any]:
+    """The mask and the bias of a call of `attention`, which checks a mask without lengths itself."""
+    return (mask, bias) if valid_lens is None else with_lengths(mask, valid_lens, bias)
+
+
 def with_lengths(mask: Any, valid_lens: Any, bias: Any = None) -> tuple[Any, Any]:
     """The mask joined with the lengths, and the bias beside it, as `attention` takes them. A float mask beside lengths
     becomes a part of the bias: the lengths still say which pairs are left out."""

@@ -28,6 +28,7 @@ from clearhead.base.tracing import (
     distributed,
     empty_of_values,
     in_memory,
+    on_the_host,
     ordinary,
     readable,
     refuse_jit,
@@ -206,7 +207,10 @@ def make_problem(
     if query.element_size() < 4:
         query, key, *values = copy_shared_rows(query, key, *([] if value is None else [value]))
         value = values[0] if values else None
-    score = _DOT if score is None else after_hooks(as_score(score), query, key)
+    if not isinstance(score, Score):
+        score = as_score(score)
+    if score is not _DOT:
+        score = after_hooks(score, query, key)
     documents = mask.document_edges if mask is not None and isinstance(mask, Mask) else None
     if documents is not None:
         score = count_in_documents(score, documents)
@@ -232,7 +236,7 @@ def make_problem(
     unseen = None if visible is None or visible.unseen == "none" else visible
     # a key that no query sees may be NaN, which would reach raw scores and the gradients of projections; elsewhere
     # engines see to it, and whoever shows raw scores
-    here = unseen is not None and (projected or (query.is_cpu and not (some_compiling() and compiling())))
+    here = unseen is not None and (projected or (on_the_host(query) and not (some_compiling() and compiling())))
     if unseen is not None and here and not finite_unseen(unseen, query, key):
         keys, queries = seen_of(unseen, sizes)
         query = zero(query, queries, only_not_finite=True)

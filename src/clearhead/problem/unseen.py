@@ -83,8 +83,7 @@ def finite(tensor: Tensor) -> bool:
     The answer is False where the sum overflows, where values are hidden, and on another device, for which one would
     have to wait. Callers are right for both answers.
     """
-    plain = type(tensor) is Tensor and tensor.is_cpu and ordinary()  # as most are, at less cost
-    if not plain and not (readable(tensor) and on_the_host(tensor)):
+    if not on_the_host(tensor) or not ((type(tensor) is Tensor and ordinary()) or readable(tensor)):
         return False
     with torch.no_grad():
         return math.isfinite(float(tensor.sum())) or bool(tensor.isfinite().all())

@@ -86,7 +86,7 @@ class Native(Engine):
         scores = problem.scores
         if not isinstance(scores, Pairwise) or scores.phi != "mul" or problem.value is None:
             return []
-        if scores.softcap is not None or not problem.plain:
+        if scores.softcap is not None or problem.visible is not None or not problem.plain:
             return []  # PyTorch's kernel cannot take it, or has more work with it
         dtype = scores.query.dtype
         if dtype is not torch.float32 and has_matrix_instructions(dtype):

@@ -22,7 +22,7 @@ from clearhead.explanation.diagnosis.diagnosis import Diagnosis
 from clearhead.explanation.diagnosis.reading import case_of
 from clearhead.explanation.modules.reached import reached
 from clearhead.masks.base import MaskLike
-from clearhead.problem.lengths import with_lengths
+from clearhead.problem.lengths import apply_valid_lens
 from clearhead.problem.padded import pad_arguments
 
 # The parameters of modules that project: those that begin with one of these.
@@ -141,7 +141,7 @@ def diagnose(
             f"diagnose was given a {type(query).__name__} alone, or without a value. Pass query, key and value; a "
             "module and its inputs; or an AttentionCall, a Recording or a Monitor."
         )
-    options["mask"], options["bias"] = with_lengths(mask, valid_lens, bias)
+    options["mask"], options["bias"] = apply_valid_lens(mask, valid_lens, bias)
     return diagnosis_of([case_of(Arguments(query, key, value, **options))])
 
 
