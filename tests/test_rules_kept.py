@@ -462,6 +462,16 @@ def test_a_change_between_a_forward_and_a_backward_pass(seed):
             torch.testing.assert_close(found(mask, "native"), wanted(mask.fn))
 
 
+def test_a_change_before_a_transform():
+    n = 3
+    mask = ch.MaskFunction(lambda b, h, i, j: (i + j) % n != 0)
+    found(mask, None)
+    n = 4
+    got = torch.func.jvp(lambda query: ch.attention(query, X[1], X[2], mask=mask), (X[0],), (X[0],))[0]
+    torch.testing.assert_close(got, wanted(mask.fn))
+    torch.testing.assert_close(found(mask, "native"), wanted(mask.fn))
+
+
 KEPT = {
     "numbers": lambda b, h, i, j: (i // 8 * 7 + j // 8 * 3) % 4 == 0,
     "a tensor": lambda b, h, i, j: table[i] | table[j],
