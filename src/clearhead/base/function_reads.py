@@ -87,7 +87,7 @@ class FunctionReads:
                 yield ("an argument", part), _names_of(getattr(value.func, "__code__", None)), None
         elif isinstance(value, list | tuple | set | frozenset | dict):
             entries = value.values() if isinstance(value, dict) else value
-            yield from ((("an entry", part), names, None) for part in entries)
+            yield from ((("an entry", part), names, None) for part in entries if type(part) not in _PLAIN)
         elif is_module and type(value).__module__.startswith("torch."):
             yield from ((("a parameter", part), names, None) for part in (*value.parameters(), *value.buffers()))
         else:
