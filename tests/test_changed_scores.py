@@ -567,6 +567,18 @@ def test_a_parameter_that_is_frozen_before_the_backward_pass_gets_no_gradient(sm
         same(got, want, atol=2e-5)
 
 
+def test_a_tensor_that_a_module_of_torch_holds(small_blocks):
+    query, key, value = inputs(60, 60)
+    module, rates = torch.nn.Module(), torch.tensor([0.1, 0.2, 0.3, 0.4], requires_grad=True)
+    for module.rates in (rates, rates.exp()):
+        score = ch.Dot().then(lambda score, batch, head, i, j: score * module.rates[head])
+        grads = [
+            torch.autograd.grad(ch.attention(query, key, value, score=score, engine=engine).sum(), rates, None, True)[0]
+            for engine in ("tiled", "reference")
+        ]
+        same(*grads, atol=2e-4)
+
+
 def test_blocks_share_a_cached_parametrization(small_blocks):
     """Its graph serves the gradients of all blocks."""
     query, key, value = inputs(60, 60)

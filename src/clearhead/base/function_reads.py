@@ -89,7 +89,8 @@ class FunctionReads:
             entries = value.values() if isinstance(value, dict) else value
             yield from ((("an entry", part), names, None) for part in entries if type(part) not in _PLAIN)
         elif is_module and type(value).__module__.startswith("torch."):
-            yield from ((("a parameter", part), names, None) for part in (*value.parameters(), *value.buffers()))
+            held = (part for part in vars(value).values() if isinstance(part, Tensor))  # as weight norm sets one
+            yield from ((("a parameter", part), names, None) for part in (*value.parameters(), *value.buffers(), *held))
         else:
             yield from self._find_attributes(value, (*names, "forward" if is_module else "__call__"))
 
