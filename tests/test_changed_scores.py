@@ -542,8 +542,9 @@ def test_parameters_of_functional_call_lose_no_gradient(frozen, small_blocks):
 
     rate = torch.tensor([0.5, 0.6, 0.7, 0.8])
     call = functools.partial(torch.func.functional_call, Attend())
-    for again in (False, True):
-        given = {"change.rate": rate.clone().requires_grad_()}
+    for again, power in ((False, 1), (True, 1), (False, 2), (True, 2)):  # a square is no leaf
+        leaf = rate.clone().requires_grad_()
+        given = {"change.rate": leaf if power == 1 else leaf**power}
         output = call(given, (query.clone().requires_grad_(),))
         with pytest.raises(ch.UnsupportedError, match=r"Take gradients by torch\.func\.grad"):
             output.backward(create_graph=again)
@@ -564,6 +565,32 @@ def test_a_parameter_that_is_frozen_before_the_backward_pass_gets_no_gradient(sm
         (got,) = torch.autograd.grad(output.sin().sum(), query, create_graph=again)
         (want,) = torch.autograd.grad((formula(query, key, learnt) @ value).sin().sum(), query)
         same(got, want, atol=2e-5)
+
+
+def test_a_tensor_that_a_module_of_torch_holds(small_blocks):
+    query, key, value = inputs(60, 60)
+    module, rates = torch.nn.Module(), torch.tensor([0.1, 0.2, 0.3, 0.4], requires_grad=True)
+    for module.rates in (rates, rates.exp()):
+        score = ch.Dot().then(lambda score, batch, head, i, j: score * module.rates[head])
+        grads = [
+            torch.autograd.grad(ch.attention(query, key, value, score=score, engine=engine).sum(), rates, None, True)[0]
+            for engine in ("tiled", "reference")
+        ]
+        same(*grads, atol=2e-4)
+
+
+def test_blocks_share_a_cached_parametrization(small_blocks):
+    """Its graph serves the gradients of all blocks."""
+    query, key, value = inputs(60, 60)
+    learnt, grads = Learnt(), []
+    torch.nn.utils.parametrize.register_parametrization(learnt, "rate", torch.nn.Softplus())
+    score = ch.Dot().then(learnt)
+    for engine in ("tiled", "reference"):
+        with torch.nn.utils.parametrize.cached():
+            output = ch.attention(query, key, value, score=score, engine=engine)
+            grads.append(torch.autograd.grad(output.sin().sum(), [query, *learnt.parameters()]))
+    for one, other in zip(*grads, strict=True):
+        same(one, other, atol=2e-4)
 
 
 @pytest.mark.parametrize("change", [by_list, hidden])

@@ -79,3 +79,13 @@ def test_a_matrix_of_distances_is_named():
     for other in (bias + torch.rand(20), bias[:, :, :1], bias.masked_fill(apart > 0, -torch.inf), ch.ALiBi(4)):
         plan = ch.plan(query, key, value, bias=other, align="upper_left")
         assert not any("one number a distance" in note for note in plan.notes)
+
+
+@pytest.mark.parametrize("layout", [torch.strided, torch.jagged])
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_a_plan_of_nested_tensors(layout):
+    nested = torch.nested.as_nested_tensor([X[0, :3], X[1]], layout=layout)
+    plan = ch.plan(nested, nested, nested)
+    assert plan.shapes["key"] == (2, "j", 16) and repr(plan).startswith("plan: query (2, j, 16), ")
+    with pytest.raises(ch.ClearheadError, match="query is nested"):
+        ch.diagnose(nested, nested, nested)

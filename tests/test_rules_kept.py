@@ -20,6 +20,7 @@ X = torch.randn(3, 1, 1, L, 4, generator=torch.Generator().manual_seed(0))
 number = 5
 table = torch.rand(L, generator=torch.Generator().manual_seed(1)) < 0.5
 listed = [3]
+draw = torch.rand
 array = np.arange(L) % 3
 
 
@@ -370,6 +371,32 @@ def by_text():
     return lambda b, h, i, j: (i + j) % globals()["number"] != 0, [rebind]
 
 
+def an_attribute_of_a_tensor():
+    own = torch.zeros(L)
+    own.count = 3
+
+    def replace(r):
+        own.count = r.randint(2, 9)
+
+    return lambda b, h, i, j: (i + j) % own.count != 0, [replace]
+
+
+def deep_tuples():
+    local = table.clone()
+    deep = functools.reduce(lambda inner, _: (inner,), range(12), local)
+
+    def rule(b, h, i, j):
+        found = deep
+        while isinstance(found, tuple):
+            (found,) = found
+        return found[i] | found[j]
+
+    def write(r):
+        local[r.randrange(L)] ^= True
+
+    return rule, [write]
+
+
 def compiled():
     n = 3
 
@@ -387,6 +414,7 @@ WAYS = [
     a_global, a_global_function, a_cell, its_own_integers, a_tensor, a_tensor_rebound, an_array, a_list,
     a_method, an_object, an_attribute, a_partial, a_default, its_code, executed, of_a_namespace, nested, calling,
     a_module, a_setting, compiled, in_a_comprehension, in_turn, of_torch, bound_later, imported_inside, by_text,
+    an_attribute_of_a_tensor, deep_tuples,
 ]  # fmt: skip
 
 
@@ -434,6 +462,16 @@ def test_a_change_between_a_forward_and_a_backward_pass(seed):
             torch.testing.assert_close(found(mask, "native"), wanted(mask.fn))
 
 
+def test_a_change_before_a_transform():
+    n = 3
+    mask = ch.MaskFunction(lambda b, h, i, j: (i + j) % n != 0)
+    found(mask, None)
+    n = 4
+    got = torch.func.jvp(lambda query: ch.attention(query, X[1], X[2], mask=mask), (X[0],), (X[0],))[0]
+    torch.testing.assert_close(got, wanted(mask.fn))
+    torch.testing.assert_close(found(mask, "native"), wanted(mask.fn))
+
+
 KEPT = {
     "numbers": lambda b, h, i, j: (i // 8 * 7 + j // 8 * 3) % 4 == 0,
     "a tensor": lambda b, h, i, j: table[i] | table[j],
@@ -446,6 +484,9 @@ KEPT = {
 }
 NOT_KEPT = {
     "random": (lambda b, h, i, j: torch.rand(i.shape) + j > 0.5, "(rand)"),
+    "random by another name": (lambda b, h, i, j: draw(i.shape) + j > 0.5, "(rand)"),
+    "a sample": (lambda b, h, i, j: torch.zeros(i.shape).geometric_(0.5) > 1 + j, "(geometric_)"),
+    "a gradient": (lambda b, h, i, j: i - j > (0 if table.grad is None else table.grad), "(grad)"),
     "the time": (lambda b, h, i, j: (i + j) % (int(time.time()) % 2 + 2) != 0, "time, a module"),
     "random of Python's": (lambda b, h, i, j: (i + j) % random.randint(2, 3) != 0, "(randint)"),
     "an array": (lambda b, h, i, j: (i + j) % int(array[0] + 2) == 0, "array, a ndarray"),

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from clearhead.base.arrays import Array, ArrayT, Integers, check_float, is_numpy, to_tensor, to_tensor_float
+from clearhead.base.arrays import Array, ArrayT, Integers, check_float, is_numpy, shape_of, to_tensor, to_tensor_float
 from clearhead.base.errors import ClearheadError, ShapeError, columns, human_bytes
 from clearhead.base.keyword_hints import raise_unknown_keywords
 from clearhead.base.positions import check_align
@@ -211,7 +211,7 @@ class Plan:
     extra_bytes: int
     pairs: int  # B · H · Lq · Lk
     computed: int  # pairs the engine computes, counted in its tiles
-    shapes: dict[str, tuple[int, ...]]
+    shapes: dict[str, tuple[int | str, ...]]  # "j" is the length that varies of a nested tensor
 
     @property
     def skipped(self) -> float:
@@ -219,7 +219,7 @@ class Plan:
         return 1 - self.computed / self.pairs if self.pairs else 0.0
 
     def __repr__(self) -> str:
-        shapes = ", ".join(f"{name} {shape}" for name, shape in self.shapes.items())
+        shapes = ", ".join(f"{name} {shape}" for name, shape in self.shapes.items()).replace("'", "")
         lines = [f"plan: {shapes}", f"  engine        {self.engine}"]
         for name, why in self.declined.items():
             lines += [f"  not {name.ljust(9)} {reason}" for reason in why]
@@ -248,7 +248,7 @@ def planned(call: Arguments, sides: tuple[Any, Any, Any]) -> Plan:
         extra_bytes=cost.bytes,
         pairs=math.prod(problem.sizes.shape),
         computed=cost.pairs,
-        shapes={name: tuple(side.shape) for name, side in zip(("query", "key", "value"), sides, strict=True)},
+        shapes={name: shape_of(side) for name, side in zip(("query", "key", "value"), sides, strict=True)},
     )
 
 

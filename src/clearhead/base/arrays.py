@@ -222,12 +222,16 @@ def shown(thing: Any) -> str:
     return f"{tuple(thing.shape)} of {thing.dtype} on {thing.device}"
 
 
-def shape_shown(array: Any) -> str:
-    """The shape of an array, in an error; of a nested one with j for the length that varies."""
+def shape_of(array: Any) -> tuple[int | str, ...]:
+    """The shape of an array; of a nested one with "j" for the length that varies."""
     if not isinstance(array, Tensor) or not array.is_nested:
-        return f"{tuple(array.shape)}"
-    sizes = ["j" if dim == array.dim() - 2 else array.size(dim) for dim in range(array.dim())]
-    return f"({', '.join(map(str, sizes))})"
+        return tuple(array.shape)
+    return tuple("j" if dim == array.dim() - 2 else array.size(dim) for dim in range(array.dim()))
+
+
+def shape_shown(array: Any) -> str:
+    """The shape of an array, in an error: see `shape_of`."""
+    return str(shape_of(array)).replace("'", "")
 
 
 def is_numpy(**arrays: Any) -> bool:

@@ -23,12 +23,18 @@ def views(tensors: Iterable[Tensor | None]) -> list[Tensor | None]:
 
 
 def followed_back(
-    results: Any, grads: Any, tensors: Iterable[Tensor | None], wanted: Iterable[bool], create_graph: bool = False
+    results: Any,
+    grads: Any,
+    tensors: Iterable[Tensor | None],
+    wanted: Iterable[bool],
+    create_graph: bool = False,
+    retain_graph: bool = False,
 ) -> Gradients:
     """The gradients of the tensors that are wanted, by autograd; None for the others, and where there is none."""
     wanted = tuple(wanted)
     some = [t for t, want in zip(tensors, wanted, strict=True) if want and t is not None]
-    found = iter(torch.autograd.grad(results, some, grads, create_graph=create_graph, allow_unused=True))
+    retain_graph = retain_graph or create_graph
+    found = iter(torch.autograd.grad(results, some, grads, retain_graph, create_graph, allow_unused=True))
     return tuple(next(found) if want else None for want in wanted)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable
 from itertools import pairwise
 from typing import Any
@@ -131,14 +132,17 @@ class DocumentEdges:
 
         def fill_row(batch: slice, heads: slice, queries: slice, keys: slice) -> Tensor:
             tiles = []
-            for n, edges in enumerate(zip(*map(pairwise, self.numbers), strict=True)):
-                both = [_intersect(*side) for side in zip((queries, keys), sizes[2:4], edges, strict=True)]
+            asked = [range(*extent(side, size)) for side, size in zip((queries, keys), sizes[2:4], strict=True)]
+            first = max(bisect_right(sums, side.start) for side, sums in zip(asked, self.numbers, strict=True)) - 1
+            last = min(bisect_left(sums, side.stop) for side, sums in zip(asked, self.numbers, strict=True))
+            for n in range(first, last):
+                edges = [sums[n : n + 2] for sums in self.numbers]
+                both = [_intersect(*side) for side in zip(asked, edges, strict=True)]
                 if None not in both:
                     at, own = zip(*both, strict=True)
                     tiles.append((at, part(slice(n, n + 1), heads, *own)))
             like = tiles[0][1] if tiles else part(slice(0, 0), heads, slice(0, 0), slice(0, 0))
-            sides = zip((heads, queries, keys), sizes[1:4], strict=True)
-            found = like.new_zeros(1, *(len(range(*extent(side, size))) for side, size in sides))
+            found = like.new_zeros(1, len(range(*extent(heads, sizes.heads))), *map(len, asked))
             for at, tile in tiles:
                 found[(slice(None), slice(None), *at)] = tile
             return found
@@ -154,9 +158,8 @@ class DocumentEdges:
         return ByPair(fill_row, evaluate_pair, rule.of)
 
 
-def _intersect(side: slice, size: int, edge: tuple[int, int]) -> tuple[slice, slice] | None:
-    """Return the positions of a slice that lie in a document, as a part of the slice and as a part of the document."""
-    every = range(*extent(side, size))
+def _intersect(every: range, edge: tuple[int, ...]) -> tuple[slice, slice] | None:
+    """Return the positions that lie in a document, as a part of `every` and as a part of the document."""
     first = max(0, -((every.start - edge[0]) // every.step))
     last = min(len(every), -((every.start - edge[1]) // every.step))
     if first >= last:

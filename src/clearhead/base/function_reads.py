@@ -8,7 +8,7 @@ import operator
 import re
 import sys
 import types
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from typing import Any
 
@@ -22,8 +22,8 @@ from clearhead.base.versions import Versions
 DEPTH = 8  # of functions, attributes and containers inside each other
 _PLAIN = int, float, complex, bool, str, bytes, type(None), type(...), torch.dtype, torch.device
 _STATEFUL = re.compile(  # random numbers, uninitialized memory, settings, and builtins that reach any variable
-    "rand|bernoulli|normal|multinomial|poisson|exponential|cauchy|dropout|uniform|seed|generator|rng|empty|enabled|get_"
-    "|^(eval|exec|compile|globals|locals|vars|dir|open|input|id|__import__)$"
+    "rand|bernoulli|normal|multinomial|poisson|exponential|cauchy|geometric|gumbel|sample|dropout|uniform|seed|generator"
+    "|rng|empty|enabled|get_|^(grad|eval|exec|compile|globals|locals|vars|dir|open|input|id|__import__)$"
 )
 
 
@@ -54,15 +54,18 @@ class FunctionReads:
         """Visit a value that code with these names reads. `owner`: the object to which a function is bound."""
         place = id(value), id(owner), names
         self.values.append(value)
-        if depth < 0 or _is_of_library(value, owner) or place in self._visited:
+        if type(value) in _PLAIN or place in self._visited:
+            return
+        if _is_of_library(value, owner):
+            self._check_names([value.__name__])  # `from torch import rand as draw`
             return
         self._visited[place] = value
         if isinstance(value, Tensor):
             self.tensors += [] if any(value is tensor for tensor in self.tensors) else [value]
             self.unknown = self.unknown or (f"reads {name}, made in inference mode" if uncounted(value) else None)
-        elif type(value) not in _PLAIN:
-            if depth < DEPTH and type(value) is not tuple:
-                self.unknown = self.unknown or f"reads {name}, a {type(value).__name__}"
+        elif depth < 0 or (depth < DEPTH and type(value) is not tuple):
+            self.unknown = self.unknown or f"reads {name}, a {type(value).__name__}"
+        if depth >= 0:
             for (part_name, part), of, bound in self._find_parts(value, names, owner):
                 with suppress(ReferenceError):  # a weak reference whose object is gone
                     self._visit(part_name, part, of, depth - 1, bound)
@@ -70,7 +73,9 @@ class FunctionReads:
     def _find_parts(self, value: Any, names: tuple[str, ...], owner: Any) -> Iterator[Any]:
         """What a value holds, as (name, part), the names of the code that reads it, and its owner."""
         is_module = isinstance(value, nn.Module)
-        if isinstance(value, types.FunctionType):
+        if isinstance(value, Tensor):
+            yield from (((name, part), names, None) for name, part in vars(value).items() if name in names)
+        elif isinstance(value, types.FunctionType):
             names = _names_of(value.__code__)
             yield from ((pair, names, None) for pair in self._look_up(value, names).items())
             yield from self._find_attributes(owner, names) if owner is not None else ()
@@ -82,9 +87,10 @@ class FunctionReads:
                 yield ("an argument", part), _names_of(getattr(value.func, "__code__", None)), None
         elif isinstance(value, list | tuple | set | frozenset | dict):
             entries = value.values() if isinstance(value, dict) else value
-            yield from ((("an entry", part), names, None) for part in entries)
+            yield from ((("an entry", part), names, None) for part in entries if type(part) not in _PLAIN)
         elif is_module and type(value).__module__.startswith("torch."):
-            yield from ((("a parameter", part), names, None) for part in (*value.parameters(), *value.buffers()))
+            held = (part for part in vars(value).values() if isinstance(part, Tensor))  # as weight norm sets one
+            yield from ((("a parameter", part), names, None) for part in (*value.parameters(), *value.buffers(), *held))
         else:
             yield from self._find_attributes(value, (*names, "forward" if is_module else "__call__"))
 
@@ -101,8 +107,7 @@ class FunctionReads:
     def _look_up(self, function: types.FunctionType, names: tuple[str, ...]) -> dict[str, Any]:
         """The values of a function's names, and its defaults."""
         found: dict[str, Any] = {}
-        for name in filter(_STATEFUL.search, names):
-            self.unknown = self.unknown or f"may draw random numbers or read a setting ({name})"
+        self._check_names(names)
         for place in (sys.modules, vars(builtins), function.__globals__):  # sys.modules: imports inside it
             found |= {name: place[name] for name in names if name in place}
         for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
@@ -110,6 +115,10 @@ class FunctionReads:
                 found[name] = cell.cell_contents
         self.values += [function.__code__, *found]
         return {"its defaults": function.__defaults__ or (), **(function.__kwdefaults__ or {}), **found}
+
+    def _check_names(self, names: Iterable[str]) -> None:
+        for name in filter(_STATEFUL.search, names):
+            self.unknown = self.unknown or f"may draw random numbers or read a setting ({name})"
 
 
 def _is_of_library(value: Any, owner: Any) -> bool:

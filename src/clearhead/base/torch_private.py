@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from operator import attrgetter
+from operator import attrgetter, methodcaller
 from typing import Any
 
 import torch
@@ -190,6 +190,10 @@ def whole_of(tensor: Tensor) -> Tensor:
     return tensor if tensor._base is None else tensor._base
 
 
+# of an operation in autograd's graph: later operations of a thread have larger numbers
+order_of: Callable[[Any], int] = requires(
+    "to see whether blocks of scores share what was computed before", "torch.autograd.graph.Node._sequence_nr"
+)(methodcaller("_sequence_nr"))
 wrapper_subclass: Callable[..., Any] = find_private("torch.Tensor._make_wrapper_subclass", "to make lazy weights")
 tree_map_only: Callable[..., Any] = find_private(
     "torch.utils._pytree.tree_map_only",

@@ -63,6 +63,15 @@ class Versions:
                 return name, tensor
         return None
 
+    def replaced(self, now: Versions) -> bool:
+        """Whether a tensor that requires grad has given its place to other numbers. A weight that is computed anew in
+        each call, as by weight norm, may have the same."""
+        pairs = zip(self._seen, now._seen, strict=False) if len(self._seen) == len(now._seen) else ()
+        return any(
+            tensor.requires_grad and tensor is not other and not torch.equal(tensor, other)
+            for (_, tensor, *_), (_, other, *_) in pairs
+        )
+
     def check(self) -> None:
         """Raise where a backward pass would compute with other numbers than the forward pass."""
         found = self.written()

@@ -100,7 +100,7 @@ class MaskFunction(Mask):
         def residual(*sides: slice) -> Tensor:
             # code that is compiled or traced asks anew, and keeps nothing
             if known is not None and not (compiling() or traced()) and not known[0].is_same(FunctionReads(self.fn)):
-                known[1].add_(1)  # the rule's state is another now, so these results are not kept
+                vars(self)[_STATE] = None  # the rule's state is another now, so these results are not kept
             found, shape = ask(
                 self.fn, self._by_rows, sides, sizes, title, "join conditions with & and |, not with and, or."
             )

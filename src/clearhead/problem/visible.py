@@ -93,7 +93,8 @@ def resolve(mask: Mask, sizes: Sizes, as_written: bool) -> Visible:
         return known
     if signature is None and not transformed() and not follows and not isinstance(sizes.align, Tensor):
         own = isinstance(mask, Combined) or "lower" in vars(type(mask))  # an inherited one may name too few
-        depends = mask.depends() if own else None
+        once = mask.document_edges is not None and mask.document_edges.nested  # made anew in each call
+        depends = mask.depends() if own and not once else None
         if depends is not None:
             return _kept(mask, depends, sizes)
     if signature is None or transformed():  # tensors made inside a transform are not valid outside of it

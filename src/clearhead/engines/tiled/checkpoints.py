@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from clearhead.base.arrays import in_memory_still
+from clearhead.base.errors import UnsupportedError
 from clearhead.problem.packing import Operands, operands, with_operands, without_operands
 from clearhead.problem.problem import Problem
 from clearhead.problem.region import EVERY, Region
@@ -35,7 +36,9 @@ def checkpointed(
             group = cut(shapes, Region(region.batch, region.heads))
             return compute(cut(with_operands(group, tensors), region._replace(batch=EVERY, heads=EVERY)), region)
         finally:
-            reads = rest.reads()  # a score may write to its own buffers, such as running statistics: that is no error
+            before, reads = reads, rest.reads()  # a score may write to its own running statistics: that is no error
+            if before.replaced(reads):
+                raise make_replaced_error()
 
     def run(region: Region) -> Any:
         tensors = groups[region.batch.start, region.heads.start]
@@ -43,6 +46,15 @@ def checkpointed(
         return checkpoint(again, region, *tensors, use_reentrant=False, preserve_rng_state=problem.calls_functions)
 
     return run
+
+
+def make_replaced_error() -> UnsupportedError:
+    """The error where the backward pass reads other parameters than the forward pass."""
+    return UnsupportedError(
+        "the score or the bias of attention() reads other parameters in the backward pass than in the forward pass, "
+        "as after torch.func.functional_call: gradients would be wrong.\n"
+        "Take gradients by torch.func.grad, or pass engine='reference'."
+    )
 
 
 def _split(given: Operands, every: Sequence[Region], groups: int) -> dict[tuple[int, int], Operands]:

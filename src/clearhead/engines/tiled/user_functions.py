@@ -11,6 +11,7 @@ declared tensor is no leaf, a function draws random numbers, or no input require
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import torch
@@ -19,9 +20,11 @@ from torch import Tensor
 from clearhead.base.arrays import in_memory_still
 from clearhead.base.batched import Gradients, followed_back, unbatched, views
 from clearhead.base.errors import UnsupportedError
+from clearhead.base.torch_private import order_of
 from clearhead.base.tracing import compiling, dispatches, on_the_host, traced, with_memory, without_autocast
 from clearhead.engines.tiled import tiles
 from clearhead.engines.tiled.backward import slope_of
+from clearhead.engines.tiled.checkpoints import make_replaced_error
 from clearhead.engines.tiled.outputs import followed, in_blocks
 from clearhead.problem import regions
 from clearhead.problem.packing import Operands, in_dtypes, operands, with_operands, without_operands
@@ -54,7 +57,7 @@ def compute_output(problem: Problem, every: list[Region]) -> Tensor | None:
 
     with torch.autograd.graph.saved_tensors_hooks(count, lambda tensor: tensor):
         first, own = _compute_scores(cut(problem, regions.parts_seen(problem, every[0])[0]), needs)
-    used = _find_used(first, own, declared)
+    used, _ = _find_used(first, own, declared)
     # The gradient of a declared tensor would hold that of a tensor computed from it, which autograd adds again.
     # A hidden tensor that only a later block reads would be lost in an output without a graph.
     if (any(needs) or declared) and all(t.is_leaf and not dispatches(t) for t in declared):
@@ -81,13 +84,14 @@ def _compute_scores(part: Problem, needs: list[bool]) -> tuple[Tensor, list[Tens
 
 def _find_used(
     result: Tensor, own: list[Tensor | None], declared: list[Tensor], before: list[Tensor] | None = None
-) -> list[Tensor]:
-    """The declared tensors on which a result depends. Raises where it depends on a leaf that is neither an operand nor
-    declared, since the gradient of that leaf would be missing. `before`: those that the forward pass found."""
+) -> tuple[list[Tensor], int]:
+    """The declared tensors on which a result depends, and the number of its earliest operation. Raises where it depends
+    on a leaf that is neither an operand nor declared, since the gradient of that leaf would be missing. `before`: those
+    that the forward pass found."""
     leaves = {id(t): t for t in (*own, *declared) if t is not None and t.grad_fn is None}
     inner = {(t.grad_fn, t.output_nr): t for t in (*own, *declared) if t is not None and t.grad_fn is not None}
     waiting: list[Any] = [(result.grad_fn, result.output_nr)]
-    visited, found, unknown = set(), dict[int, Tensor](), list[Tensor]()
+    visited, found, unknown, earliest = set(), dict[int, Tensor](), list[Tensor](), sys.maxsize
     while waiting:
         edge = waiting.pop()
         if edge[0] is None or edge in visited:
@@ -99,6 +103,7 @@ def _find_used(
             found[id(tensor)] = tensor
         elif leaf is None:
             waiting += edge[0].next_functions
+            earliest = min(earliest, order_of(edge[0]))
         else:
             unknown.append(leaf)
     used = [tensor for tensor in declared if id(tensor) in found]
@@ -110,17 +115,13 @@ def _find_used(
             "Name it: BiasFunction(fn, reads=[tensor]), Dot().then(fn, reads=[tensor]) or "
             "ScoreFunction(fn, reads=[tensor])."
         )
-    return used
+    return used, earliest
 
 
 def _check_used(before: list[Tensor], now: list[Tensor]) -> None:
     """Raise where the backward pass does not depend on a tensor on which the forward pass did."""
     if any(tensor.requires_grad and not any(tensor is other for other in now) for tensor in before):
-        raise UnsupportedError(
-            "the score or the bias of attention() reads other parameters in the backward pass than in the forward "
-            "pass, as after torch.func.functional_call: a gradient would be missing.\n"
-            "Take gradients by torch.func.grad, or pass engine='reference'."
-        )
+        raise make_replaced_error()
 
 
 class _Output(torch.autograd.Function):
@@ -163,7 +164,7 @@ class _Output(torch.autograd.Function):
                 with torch.enable_grad():
                     own = views(operands(problem))
                     found = followed(with_operands(problem, own), ctx.every, again=True)
-                _check_used(ctx.used, _find_used(found, own, ctx.declared, ctx.used))
+                _check_used(ctx.used, _find_used(found, own, ctx.declared, ctx.used)[0])
                 each = followed_back(found, grad, [*own, *ctx.declared], wanted, create_graph=again)
             else:
                 each = unbatched(compute, grad)
@@ -190,6 +191,8 @@ def _compute_gradients(
     ]
     of_declared: list[Tensor | None] = [None] * len(declared)
     met = list[Tensor]()
+    with torch.enable_grad():
+        start = order_of(torch.ones((), dtype=torch.float32, device="cpu", requires_grad=True).neg().grad_fn)
     needs = [*wanted[:2], False, *wanted[3:6], False]  # those of the operands that the scores read
     with torch.no_grad():
         for region in every:
@@ -198,13 +201,16 @@ def _compute_gradients(
                     continue
                 part, at = cut(problem, seen), seen.sides[:3]
                 scores, own = _compute_scores(part, needs)
-                met += _find_used(scores, own, declared, used)
+                now, earliest = _find_used(scores, own, declared, used)
+                met += now
                 to_value = sums[2] if wanted[2] else None
                 some = Rows(*(row[at] for row in rows))
                 slope = slope_of(part, scores.detach(), seen, to_value, some, grad[at], problem.groups, Sent())
                 if not scores.requires_grad:
                     continue
-                found = followed_back(scores, slope, [*own, *declared], [*needs, *wanted[len(given) :]])
+                each, want = [*own, *declared], [*needs, *wanted[len(given) :]]
+                # blocks may share what was computed before them, such as a cached parametrization
+                found = followed_back(scores, slope, each, want, retain_graph=earliest < start)
                 for total, one in zip(operands(cut(with_operands(problem, sums), seen)), found, strict=False):
                     if total is not None and one is not None:
                         total.add_(one)

@@ -108,9 +108,9 @@ def _unaligned(call: Arguments) -> str:
     """The longer side, "keys" or "queries", where positions are needed and no alignment is given; else empty."""
     positional = [part.positional for part in (call.mask, call.bias) if isinstance(part, Mask | Bias)]
     inside = isinstance(call.mask, Mask) and call.mask.document_edges is not None
-    shapes = [tuple(getattr(array, "shape", ())) for array in (call.query, call.key)]
     if any(getattr(array, "is_nested", False) for array in (call.query, call.key)):
         return ""  # lengths that vary have no order; the problem's checks refuse them
+    shapes = [tuple(getattr(array, "shape", ())) for array in (call.query, call.key)]
     if call.align is not None or not any(positional) or inside or min(map(len, shapes)) < 2:
         return ""
     queries, keys = (shape[-2] for shape in shapes)
