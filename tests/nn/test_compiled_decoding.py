@@ -60,7 +60,9 @@ def test_unequal_prompts_leave_the_compiled_code_to_be_read():
     attend, x, caches = MultiHeadAttention(8, 2).eval(), torch.randn(2, 3, 8), (KeyValueCache(), KeyValueCache())
     compiled = torch.compile(attend, backend="eager")
     with torch.no_grad():
-        outputs = [run(x, x, x, cache=one, new_lens=[3, 1]) for run, one in zip((attend, compiled), caches)]
+        outputs = [
+            run(x, x, x, cache=one, new_lens=[3, 1]) for run, one in zip((attend, compiled), caches, strict=True)
+        ]
     torch.testing.assert_close(outputs[1][1, :1], outputs[0][1, :1])
     assert caches[0].lengths == caches[1].lengths == (3, 1)
 
