@@ -55,6 +55,18 @@ def test_each_step_is_that_of_eager_code(steps):
     assert after[-1] <= 6 and after[34:] == after[-1:] * len(after[34:])  # the room grows once more after that
 
 
+def test_unequal_prompts_leave_the_compiled_code_to_be_read():
+    torch._dynamo.reset()
+    attend, x, caches = MultiHeadAttention(8, 2).eval(), torch.randn(2, 3, 8), (KeyValueCache(), KeyValueCache())
+    compiled = torch.compile(attend, backend="eager")
+    with torch.no_grad():
+        outputs = [
+            run(x, x, x, cache=one, new_lens=[3, 1]) for run, one in zip((attend, compiled), caches, strict=True)
+        ]
+    torch.testing.assert_close(outputs[1][1, :1], outputs[0][1, :1])
+    assert caches[0].lengths == caches[1].lengths == (3, 1)
+
+
 def test_through_autograds_compiler():
     assert check("rotary", "aot_eager")[-1] <= 6
 

@@ -57,6 +57,11 @@ CASES = {
         ["turns 8", "head_dim = 2"],
     ),
     "kdim of 0": (lambda: MHA(8, 4, kdim=0), ch.ClearheadError, ["kdim is 0"]),
+    "a dtype that module and inputs share": (
+        lambda: MHA(8, 2).to(torch.float8_e4m3fn)(*[X.to(torch.float8_e4m3fn)] * 3),
+        ch.ClearheadError,
+        ["query has dtype torch.float8_e4m3fn", "(2, 5, 8)", ".float()"],
+    ),
     "a width": (
         lambda: ATTEND(X, zeros(2, 5, 6), X),
         ch.ShapeError,

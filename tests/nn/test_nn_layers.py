@@ -137,6 +137,7 @@ ADDITIVE = {
     "a bias": (lambda m: setattr(m, "W_q", nn.Linear(E, 6)), "has a bias"),
     "an adapter": (lambda m: setattr(m, "W_k", Adapted(m.W_k)), "Adapted that computes something else"),
     "a hook": (lambda m: m.W_q.register_forward_hook(lambda *given: given[2] * 2), "hooks"),
+    "a forward of its own": (lambda m: setattr(m.W_q, "forward", lambda x: x), "hooks"),
     "hidden widths": (lambda m: setattr(m.W_q, "weight", nn.Parameter(torch.randn(5, E))), "disagree in hidden_dim"),
     "w_v of two dimensions": (lambda m: setattr(m, "w_v", nn.Parameter(torch.randn(6, 1))), "disagree in hidden_dim"),
 }

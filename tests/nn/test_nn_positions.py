@@ -444,3 +444,12 @@ def test_shapes_alone_leave_no_table(module):
         with FakeTensorMode() as mode:
             assert other(mode.from_tensor(x)).shape == (3, 4)
         torch.testing.assert_close(other(x), expected)
+
+
+def test_a_rotary_whose_forward_was_replaced():
+    attend, x = MultiHeadAttention(8, 2, rotary=RotaryEmbedding(4)).eval(), torch.randn(1, 5, 8)
+    attend(x, x, x)  # now the rotary has a table
+    attend.rotary.forward = lambda x, offset=0, positions=None: x
+    found = attend(x, x, x)
+    attend.rotary = None
+    torch.testing.assert_close(found, attend(x, x, x))

@@ -277,6 +277,14 @@ def test_the_graph_is_kept_until_the_next_call():
     assert kept() is None
 
 
+def test_what_a_mask_caches_in_itself_is_no_change_of_it():
+    attend, (query, key, value) = MultiHeadAttention(6, 2, record_gradients=True), inputs()
+    keep = torch.ones(4, 5, dtype=torch.bool).tril()
+    attend(query, key, value, keep, valid_lens=[5, 3])
+    expected = attend.attention_weights.dense()
+    torch.testing.assert_close(attend.attention_weights.dense(), expected)
+
+
 @pytest.mark.parametrize("gradients", [False, True], ids=["detached", "with gradients"])
 @pytest.mark.parametrize("where", ["mask", "float mask", "bias"])
 @pytest.mark.parametrize("heads", [False, True])

@@ -253,8 +253,8 @@ def read_linear(*layers: tuple[nn.Module, int]) -> list[tuple[Any, Any]]:
 
 @_of_hooks
 def has_hooks(layer: Any) -> bool:
-    """Whether a hook may see or change what a layer computes."""
-    return bool(layer._forward_hooks or layer._forward_pre_hooks)
+    """Whether a hook, or a `forward` of the object's own, may see or change what a layer computes."""
+    return bool(layer._forward_hooks or layer._forward_pre_hooks or "forward" in layer.__dict__)
 
 
 @_of_hooks

@@ -181,7 +181,9 @@ class CacheState(NamedTuple):
             if eager and self.ends is not None:
                 return starts, stops, self.longest + size, tuple(map(size.__add__, self.ends))
             return None if self.limits is not None else starts, stops, self.longest + size, None
-        return starts, stops, *((None, None) if not readable(stops) else _find_longest(stops.tolist()))
+        if self.limits is not None and not readable(stops):
+            return starts, stops, None, None
+        return starts, stops, *_find_longest(stops.tolist())  # a cache that grows needs it: compiled code reads it too
 
     def clone(self) -> CacheState:
         """The state in memory of its own, which can be written to in inference mode and outside it."""

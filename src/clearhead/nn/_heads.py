@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 
-from clearhead.base.arrays import check_kind, check_memories, owned
+from clearhead.base.arrays import FLOATS, check_kind, check_memories, owned
 from clearhead.base.errors import ClearheadError, ShapeError, UnsupportedError, columns
 from clearhead.base.numbers import check_count
 from clearhead.base.shapes import Sizes, broadcasts
@@ -146,7 +146,8 @@ def fits_plain_layers(inputs: tuple[Any, Any, Any], layers: tuple[tuple[nn.Modul
         ):
             return False
         if tensor is not last:  # one tensor is all three in self-attention
-            if tensor.dtype is not first.dtype or tensor.device != first.device or not holds(tensor):
+            fits = tensor.dtype is first.dtype and tensor.dtype in FLOATS and tensor.device == first.device
+            if not fits or not holds(tensor):
                 return False
             last = tensor
         widths.append(tensor.shape[-1] if tensor.ndim in (2, 3) else -1)

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from clearhead.base.function_reads import FunctionReads
 from clearhead.base.torch_private import parts_of
 from clearhead.biases.bias_function import BiasFunction
+from clearhead.masks._read import KEPT
 from clearhead.masks.base import Mask, leaves
 from clearhead.scores.base import Score
 
@@ -41,7 +42,7 @@ def tensors_in(thing: Any) -> Iterator[Tensor]:
                 yield from FunctionReads(part.fn).tensors
     elif isinstance(thing, Mask):
         for mask in leaves(thing):
-            yield from tensors_in(list(vars(mask).values()))
+            yield from tensors_in([value for name, value in vars(mask).items() if not name.startswith(KEPT)])
     elif isinstance(thing, list | tuple):
         for part in thing:
             yield from tensors_in(part)

@@ -21,7 +21,12 @@ HEADER, CHECKSUM = "clearhead recording", "sha256"
 def write_recording(calls: Sequence[AttentionCall], path: str | Path) -> Path:
     """Write calls to a file: see `Recording.write`."""
     safetensors = require("safetensors.torch", "models", "saving a recording")
-    header, tensors = encode_header(calls)
+    try:
+        header, tensors = encode_header(calls)
+    except UnicodeEncodeError as error:  # by a lone surrogate
+        raise ClearheadError(
+            f"cannot write the recording: it names {error.object!r:.300}, which UTF-8 cannot encode."
+        ) from error
     metadata = {HEADER: header, CHECKSUM: compute_checksum(header, tensors)}
     with replacing(path, "recording") as beside:
         try:

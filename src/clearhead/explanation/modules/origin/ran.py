@@ -226,7 +226,7 @@ def same_view(one: Tensor, other: Tensor) -> bool:
 def _is_intercepted(module: nn.Module) -> bool:
     """Whether a call of the layer may compute more than its class does with its tensors."""
     known = type(module).forward is nn.Linear.forward or type(module).__module__ == "transformers.pytorch_utils"
-    return not known or "forward" in vars(module) or has_hooks(module)
+    return not known or has_hooks(module)
 
 
 def _computes(layer: Linear | Norm, x: Tensor, result: Tensor) -> bool:
