@@ -265,6 +265,11 @@ CASES = {
     "dimensions": (lambda: ch.check_shape(zeros(2, 3), "B Lq E"), ch.ShapeError, ["3 dimensions", "got 2"]),
     "softmax over no dimension": (lambda: ch.masked_softmax(zeros(2, 3), dim=2), ch.ClearheadError, ["dim is 2"]),
     "a watch on no model": (lambda: ch.watch(3).__enter__(), ch.ClearheadError, ["torch.nn.Module", "int"]),
+    "lengths above Lk": (
+        lambda: ch.attention(X3, X3, X3, mask=ch.Lengths([2, 6])),
+        ch.ClearheadError,
+        ["6", "5 keys", "(2,)"],
+    ),
 }
 
 
