@@ -17,11 +17,7 @@ Kept = int | tuple[str, ...]
 
 EXPLORED: dict[str, dict[str, Kept]] = {
     "test_compile.py": {
-        "test_statistics_in_compiled_code": (
-            "with gradients-statistics",
-            "with gradients-over dimensions",
-            "without gradients-statistics",
-        ),
+        "test_statistics_in_compiled_code": ("with gradients-statistics",),
         "test_every_score_and_mask": ("ScoreFunction-Causal", "Gaussian-None"),
         "test_gradients_of_every_score_and_of_every_part_of_a_mask": ("Dot-And",),
         "test_every_bias": ("RelativeBias",),
@@ -29,7 +25,7 @@ EXPLORED: dict[str, dict[str, Kept]] = {
         "test_alignments_in_compiled_code": ("2",),
         "test_errors_and_engines_are_those_of_eager_code": 0,
         "test_a_bias_in_float64": 0,
-        "test_inductor": ("plain",),
+        "test_inductor": 0,
         "test_export": ("True-False",),
         "test_opcheck": 0,
         "test_autocast_in_compiled_code": ("None",),
@@ -123,7 +119,7 @@ EXPLORED: dict[str, dict[str, Kept]] = {
         "test_what_an_edit_gives_back_is_checked": 3,
         "test_malformed_problems_are_refused_or_right": ("0",),
     },
-    "test_bad_input.py": {"test_a_right_answer_or_one_clear_error": ("80",)},
+    "test_bad_input.py": {"test_a_right_answer_or_one_clear_error": ("160",)},
     "test_docs_check.py": {
         "test_a_site_without_a_fault": 0,
         "test_each_planted_fault_is_found": 0,
@@ -163,7 +159,7 @@ EXPLORED: dict[str, dict[str, Kept]] = {
         "test_a_row_of_a_bias_as_low_as_a_mask_of_finfo_min": 0,
     },
     "test_fuzz_edited_models.py": {
-        "test_random_edits_are_as_by_hand": 24,
+        "test_random_edits_are_as_by_hand": 12,
         "test_every_kind_is_drawn": 0,
     },
     "test_masks_written_to.py": {"test_what_it_says_now_holds": 3},
@@ -189,6 +185,11 @@ EXPLORED: dict[str, dict[str, Kept]] = {
         "test_when_it_is_removed_no_frame_of_clearheads_is_entered": ("False",),
         "test_a_model_that_is_compiled_already_is_an_error": 0,
         "test_a_compiled_function_that_calls_the_model": 0,
+        "test_modules_of_clearheads_are_seen_in_compiled_code": (
+            "cross-aot_eager",
+            "called twice-eager",
+            "sinks-eager",
+        ),
     },
     "models/test_compiled_functions.py": {
         "test_each_call_is_recorded": ("sdpa-False",),
@@ -205,7 +206,6 @@ EXPLORED: dict[str, dict[str, Kept]] = {
     "models/test_differences.py": {"test_two_checkpoints_differ_as_their_eager_weights": 3},
     "models/test_edit.py": {
         "test_positions_are_absolute_in_generations": 3,
-        "test_as_if_the_weights_had_been_changed_by_hand": 3,
     },
     "models/test_joined.py": {
         "test_joined_steps_are_a_full_forward": 3,
@@ -214,12 +214,14 @@ EXPLORED: dict[str, dict[str, Kept]] = {
     "models/test_own_attention.py": {"test_one_call_one_record": 3},
     "models/test_run_on_clearhead.py": {"test_a_compiled_model": 0},
     "models/test_cross_padding.py": {"test_it_is_found": 3},
-    "models/test_edit_recorded.py": {"test_weights_are_those_that_ran": 2},
     "models/test_edits_by_hand.py": {
         "test_an_edit_is_what_it_is_by_hand": 16,
         "test_estimates_of_small_edits_are_their_effects": ("Llama", "GptOss", "Bart", "ViT"),
     },
-    "models/test_attribution.py": {"test_the_parts_of_an_edited_run": 4},
+    "models/test_attribution.py": {
+        "test_the_parts_of_an_edited_run": 4,
+        "test_several_answers_are_those_one_by_one": 3,
+    },
     "models/test_attribution_patching.py": {
         "test_it_is_the_gradient_times_the_change": ("Llama-query", "Llama-value", "GPT2-weights", "Bert-output")
     },
@@ -263,7 +265,7 @@ EXPLORED: dict[str, dict[str, Kept]] = {
     },
     "nn/test_continuous_batches.py": {"test_each_sequence_is_what_it_is_alone": 3},
     "nn/test_key_value_cache.py": {"test_a_cache_that_is_made_in_exported_code": ("traced",)},
-    "nn/test_rules_beside_a_cache.py": {"test_compiled_steps": ("then-capacity",)},
+    "nn/test_rules_beside_a_cache.py": {"test_compiled_steps": 0},
     "nn/test_module_options.py": {
         "test_compiled_whole": 0,
         "test_forward_gradients_and_weights": 3,
@@ -287,7 +289,10 @@ EXPLORED: dict[str, dict[str, Kept]] = {
         "test_the_call_is_torchs": 3,
         "test_encoders": 3,
     },
-    "inspection/test_lazy_heads.py": {"test_memory_of_one_head": ("topk-16384-64", "dense-12288-634")},
+    "inspection/test_lazy_heads.py": {
+        "test_memory_of_one_head": ("topk-16384-64",),
+        "test_functions_of_torch_in_compiled_code": ("(1, 2)-exp",),
+    },
     "inspection/test_plot.py": {
         "test_ticks_are_positions": ("12",),
         "test_words_do_not_overlap": 6,
@@ -345,28 +350,20 @@ EXPLORED: dict[str, dict[str, Kept]] = {
     "explanation/test_motion.py": {
         "test_it_fits_its_frame_and_every_word_reads": ("light-390",),
         "test_hostile_words_are_words": 0,
-        "test_in_a_large_window_all_of_it_grows_and_nothing_is_cut": 0,
     },
     "explanation/test_page_examples.py": {
         "test_every_built_in_example_is_computed": ("masked-softmax",),
-        "test_the_bars_cover_no_row": 0,
         "test_multi_head_attention_follows_its_input_and_its_weights": ("shared",),
         "test_positions_follow_their_input": ("rotary",),
-        "test_the_page_of_a_long_sentence_is_small": 0,
-        "test_hostile_words_of_a_recorded_call_are_text": 0,
-        "test_a_module_with_gradients_follows_its_input": 0,
         "test_gradients_are_of_the_numbers_first_given": 0,
         "test_the_temperature_reaches_what_would_happen_otherwise": 0,
     },
     "explanation/test_page_reader.py": {
-        "test_notes_wrap_and_are_not_cut": ("1280",),
         "test_a_narrow_screen_scrolls_tables_and_not_the_page": 0,
         "test_every_text_is_read_in_both_themes": 2,
         "test_what_is_no_number_is_refused": ("abc",),
         "test_an_address_that_names_nothing_does_no_harm": ("#step=nothing",),
         "test_among_all_steps_a_weight_lights_up_its_query_and_key": 0,
-        "test_a_sentence_with_figures_is_marked_after_an_edit": 0,
-        "test_the_type_grows_on_a_wide_screen_and_with_the_browsers_zoom": 0,
         "test_hostile_words_are_text": 0,
     },
     "explanation/test_page_whole_numbers.py": {
@@ -388,18 +385,13 @@ EXPLORED: dict[str, dict[str, Kept]] = {
         "test_texts_of_one_length": ("0",),
         "test_texts_whose_words_are_aligned": 0,
         "test_padding_in_one_of_them": 0,
-        "test_two_checkpoints_on_one_text": 0,
         "test_both_texts_and_both_maps_stand_in_the_comparison": 0,
         "test_under_other_masks_a_divergence_is_not_known": 0,
-        "test_a_pair_that_one_text_has": 0,
     },
     "report/test_report_heads.py": {
-        "test_32_by_32_heads_fit_without_sideways_scrolling": 0,
         "test_a_small_map_is_shown_beside_the_matrix": 0,
-        "test_text_can_be_read_in_every_view": 0,
         "test_marks_stand_out_on_every_colour": 0,
         "test_hostile_names_stay_text": 0,
-        "test_the_bars_of_the_list_have_one_middle": 0,
         "test_a_near_uniform_model_says_so": 0,
         "test_what_is_not_known_is_no_number": 0,
     },
@@ -420,38 +412,26 @@ EXPLORED: dict[str, dict[str, Kept]] = {
         "test_without_a_worker_the_page_computes_itself": 0,
         "test_from_afar_the_cells_are_those_that_python_wrote": 0,
         "test_a_long_head_is_computed_beside_the_page": 0,
-        "test_the_marks_of_the_colours_stand_apart": 0,
-        "test_where_the_map_has_words_no_lens_covers_it": 0,
-        "test_what_a_cell_shows_is_marked": ("#pool=mean-mean",),
-        "test_a_word_beside_the_map_hides_a_position_whole_or_not_at_all": 0,
         "test_two_fingers_zoom": 0,
     },
     "report/test_report_text.py": {
         "test_a_text_of_16384_tokens": 0,
         "test_arcs_show_the_strongest_pairs": ("out-tokens0",),
         "test_several_tokens_show_the_mean_of_their_looks": 0,
-        "test_on_a_phone": 0,
         "test_pieces_stand_where_the_letters_of_the_text_stand": 0,
         "test_a_bad_link_takes_one": 0,
         "test_hostile_tokens_stay_text": 0,
-        "test_pointing_at_the_map_outlines_the_pair_in_the_text": 0,
         "test_alt_takes_the_pair_with_the_chosen_token": 0,
         "test_unknown_words_as_they_were_spelled": 0,
-        "test_the_pieces_of_a_word_stay_on_one_line": 0,
     },
     "report/test_report_tools.py": {
         "test_on_paper_the_map_is_drawn_and_no_button_stands": 0,
         "test_larger_fills_the_width_with_the_map_and_has_larger_letters_on_it": 0,
-        "test_larger_has_larger_letters_and_one_pane_below_the_other": 0,
-        "test_a_long_map_as_svg_is_one_image": 0,
         "test_of_a_long_text_the_map_is_saved_as_it_stands": 0,
         "test_the_saved_text_has_its_arcs_and_letters_as_on_the_page": 0,
         "test_on_a_phone_the_pair_stays_in_sight_and_opens": 0,
         "test_print_keeps_the_shading": 0,
-        "test_what_can_be_saved_stands_on_a_phone_and_goes_when_it_is_left": 0,
         "test_the_focus_stays_among_the_squares_of_a_pair": 0,
-        "test_bars_have_one_baseline": 0,
-        "test_the_list_of_keys_opens_at_its_title": 0,
     },
     "report/test_report_use.py": {"test_every_theme_and_width_can_be_read": ("dark",)},
     "report/test_report_compare.py": {
@@ -470,7 +450,6 @@ EXPLORED: dict[str, dict[str, Kept]] = {
     "learning/test_first_pages.py": {"test_the_task_can_be_done_in_the_frame": ("2", "5")},
     "learning/test_trained.py": {"test_a_training_gives_the_stored_model": 0},
     "learning/test_transformer.py": {"test_it_sorts_in_600_steps": 0},
-    "survey/test_survey_state.py": {"test_a_rank_that_is_killed_at_any_moment_goes_on": 0},
     "nn/test_nn_nested.py": {"test_compiled_code": 0},
     "test_blocks_in_low_precision.py": {"test_gradients_are_rounded_once": ("tile", "bias", "twice")},
     "learning/test_induction.py": {"test_thirty_steps_lower_the_loss": 0},
@@ -479,6 +458,26 @@ EXPLORED: dict[str, dict[str, Kept]] = {
         "test_no_module_is_beyond_its_budget": ("0-40",),
         "test_a_fault_is_found": 2,
         "test_the_budget_tells_a_rounding_of_a_lower_precision": 0,
+    },
+    "nn/test_recording.py": {
+        "test_compiled_code_with_checkpoints": ("heads with options-first compiled", "torch-called before"),
+        "test_switching_compiles_nothing_anew": ("heads with options",),
+    },
+    "learning/test_checks.py": {
+        "test_a_notebook_shows_the_message_alone": 0,
+    },
+    "models/test_flex_calls.py": {
+        "test_a_call_of_ones_own_is_recorded": 3,
+        "test_a_model_of_transformers": 3,
+    },
+    "models/test_sparse_positions.py": {
+        "test_an_edit_and_joined_rows_are_of_the_position_that_is_meant": 3,
+    },
+    "models/test_called_layers.py": {
+        "test_numbers_are_those_of_the_merged_weights": 3,
+    },
+    "models/test_entered_by_forward.py": {
+        "test_the_record_is_that_of_a_call": 3,
     },
 }
 

@@ -17,7 +17,7 @@ from bad_input.entries import ENTRIES, NOT_CALLED, public
 GROUPS = [*sorted({entry.group for entry in ENTRIES.values()}), "empties"]
 
 
-@pytest.mark.parametrize("every", [1, 80])
+@pytest.mark.parametrize("every", [1, 160])
 def test_a_right_answer_or_one_clear_error(every):
     wrong, seen = [], []
     environment = os.environ | {"PYTHONPATH": str(Path(__file__).parent), "OMP_NUM_THREADS": "1"}

@@ -372,11 +372,6 @@ def test_wrong_results_are_one_clear_error(change, said, engine):
         ch.attention(query, key, value, score=ch.Dot().then(change), engine=engine)
 
 
-def test_a_function_of_five_arguments_is_no_score():
-    with pytest.raises(ch.ClearheadError, match=r"score=Dot\(\)\.then\(f\)"):
-        ch.attention(*(t.detach() for t in inputs(4, 4)), score=lean)
-
-
 def test_results_that_broadcast_or_are_wider():
     query, key, value = (t.detach() for t in inputs(6, 7))
     ignoring = ch.attention(query, key, value, score=ch.Dot().then(lambda s, b, h, i, j: (i - j) / 3))

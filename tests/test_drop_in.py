@@ -74,18 +74,6 @@ def test_dropout_keeps_the_mean():
     )
 
 
-def test_what_torch_refuses():
-    x = torch.rand(2, 4, 6, 8)
-    with pytest.raises(ch.ClearheadError, match="attn_mask and is_causal"):
-        ch.scaled_dot_product_attention(x, x, x, attn_mask=torch.ones(6, 6, dtype=torch.bool), is_causal=True)
-    with pytest.raises(ch.ShapeError, match="enable_gqa=True"):
-        ch.scaled_dot_product_attention(x, x[:, :2], x[:, :2])
-    with pytest.raises(ch.ClearheadError, match="int64"):
-        ch.scaled_dot_product_attention(x, x, x, attn_mask=torch.ones(6, 6, dtype=torch.long))
-    with pytest.raises(ch.ClearheadError, match="scale is"):  # its gradient would be lost
-        ch.scaled_dot_product_attention(x, x, x, scale=torch.tensor(0.5, requires_grad=True))
-
-
 def test_its_errors_are_also_those_of_torch():
     x = torch.rand(2, 4, 6, 8)
     for error in (ValueError, RuntimeError):

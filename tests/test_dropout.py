@@ -97,10 +97,3 @@ def test_the_mean_is_the_output_without():
     value = x.expand(4000, 1, 6, 4)
     mean = ch.attention(value, value, value, dropout_p=0.3).mean(0)
     torch.testing.assert_close(mean, ch.attention(x, x, x)[0], atol=0.05, rtol=0)
-
-
-@pytest.mark.parametrize("p", [1.0, -0.1, 1.5, "0.1", True, torch.tensor(0.1)], ids=str)
-def test_a_wrong_probability_is_an_error(p):
-    x = torch.rand(3, 4)
-    with pytest.raises(ch.ClearheadError, match="probability"):
-        ch.attention(x, x, x, dropout_p=p)

@@ -1,6 +1,5 @@
 """Bad input: one clear error that says what disagreed, with shapes, and what to pass instead; nothing is changed."""
 
-import numpy as np
 import pytest
 import torch
 from one_error import check_error
@@ -51,31 +50,6 @@ CASES = {
         ch.ShapeError,
         ["key and value", "heads"],
     ),
-    "dtypes": (lambda: ch.attention(X3, X3.double(), X3), ch.ClearheadError, ["float64", "float32", ".to("]),
-    "devices": (lambda: ch.attention(X3, X3.to("meta"), X3), ch.ClearheadError, ["devices", "meta", "cpu"]),
-    "integer tensors": (lambda: ch.attention(X3.long(), X3, X3), ch.ClearheadError, ["query", "int64", ".float()"]),
-    "complex": (lambda: ch.attention(X3, X3.to(torch.complex64), X3), ch.ClearheadError, ["key", "complex"]),
-    "dtype of the score": (
-        lambda: ch.attention(X3.double(), X3.double(), X3.double(), score=ch.Bilinear(4, 4)),
-        ch.ClearheadError,
-        ["parameter W", "float32", "score.to(torch.float64)"],
-    ),
-    "a list": (lambda: ch.attention([[1.0]], X3, X3), ch.ClearheadError, ["query is a list", "numpy.asarray"]),
-    "arrays and tensors": (
-        lambda: ch.attention(X3.numpy(), X3, X3),
-        ch.ClearheadError,
-        ["ndarray", "Tensor", "from_numpy"],
-    ),
-    "object array": (
-        lambda: ch.attention(*[np.array([[1, 2], [3]], dtype=object)] * 3),
-        ch.ClearheadError,
-        ["query", "object", "Lengths"],
-    ),
-    "an integer mask": (
-        lambda: ch.attention(X3, X3, X3, mask=torch.ones(2, 5, dtype=torch.long)),
-        ch.ClearheadError,
-        ["mask", "int64", "Padding", "DenseMask"],
-    ),
     "a mask that does not broadcast": (
         lambda: ch.attention(X3, X3, X3, mask=torch.ones(5, 6, dtype=torch.bool)),
         ch.ShapeError,
@@ -90,16 +64,6 @@ CASES = {
         lambda: ch.attention(X4, X4, X4, mask=zeros(2, 5, 5)),
         ch.ShapeError,
         ["3 dimensions"],
-    ),
-    "a mask of another dtype": (
-        lambda: ch.attention(X3, X3, X3, mask=zeros(5, 5, dtype=torch.float64)),
-        ch.ClearheadError,
-        ["mask", "float64", "mask.to(query.dtype)"],
-    ),
-    "a mask on another device": (
-        lambda: ch.attention(X3, X3, X3, mask=torch.ones(5, 5, dtype=torch.bool, device="meta")),
-        ch.ClearheadError,
-        ["mask is on meta", "mask.to(query.device)"],
     ),
     "lengths without a batch axis": (
         lambda: ch.Lengths([3, 6]).dense(zeros(6, 4), zeros(6, 4)),
@@ -122,44 +86,23 @@ CASES = {
         ch.ClearheadError,
         ["sinks is True", "(1,)", "torch.zeros(1)"],
     ),
-    "a learnt scale of cosines": (
-        lambda: ch.nn.MultiHeadAttention(8, 2, score=ch.Cosine(), scale=torch.nn.Parameter(torch.ones(2))),
-        ch.ClearheadError,
-        ["(2,)", "Cosine", "query_norm"],
-    ),
     "the settings of a rotary scaling": (
         lambda: ch.nn.RotaryEmbedding(8, scaling={"rope_type": "yarn", "factor": 4.0}),
         ch.ClearheadError,
         ["rope_type", "RotaryScaling.yarn(4, original_length=8192)"],
     ),
     "negative lengths": (lambda: ch.Lengths([2, -1]), ch.ClearheadError, ["-1", "valid_lens"]),
-    "lengths above Lk": (
-        lambda: ch.attention(X3, X3, X3, mask=ch.Lengths([2, 6])),
-        ch.ClearheadError,
-        ["6", "5 keys", "(2,)"],
-    ),
-    "float lengths": (lambda: ch.Lengths(torch.tensor([2.0])), ch.ClearheadError, ["float32", "(1,)", "integers"]),
     "ragged lengths": (lambda: ch.Lengths([[1], [2, 3]]), ch.ClearheadError, ["valid_lens"]),
     "lengths of another batch": (
         lambda: ch.attention(X3, X3, X3, mask=ch.Lengths([1, 2, 3])),
         ch.ShapeError,
         ["(3,)", "(2,)", "scores"],
     ),
-    "a mask as lengths": (
-        lambda: ch.Lengths(torch.ones(2, 5, dtype=torch.bool)),
-        ch.ClearheadError,
-        ["bool", "DenseMask"],
-    ),
     "negative padding": (lambda: ch.Padding(torch.tensor([[-2, 1]])), ch.ClearheadError, ["for a word", "Lengths"]),
     "padding of another length": (
         lambda: ch.attention(X3, X3, X3, mask=ch.Padding(torch.ones(2, 6, dtype=torch.long))),
         ch.ShapeError,
         ["(2, 6)", "(2, 5)"],
-    ),
-    "no alignment": (
-        lambda: ch.attention(X3, zeros(2, 7, 4), zeros(2, 7, 4), mask=ch.Causal()),
-        ch.ClearheadError,
-        ["5 queries and 7 keys", "upper_left", "lower_right", "■ ■ ■ · ·"],
     ),
     "a wrong alignment": (
         lambda: ch.attention(X3, X3, X3, align="left"),
@@ -171,16 +114,6 @@ CASES = {
         ch.ShapeError,
         ["align", "(3,)", "batch is 2"],
     ),
-    "causal documents of unequal lengths": (
-        lambda: ch.attention(X3, X3, X3, mask=ch.Causal() & UNEQUAL),
-        ch.ClearheadError,
-        ["Causal", "document's queries and keys differ", 'align="lower_right"'],
-    ),
-    "sums of lengths that fall": (
-        lambda: ch.Documents.from_cu_seqlens([0, 3, 2]),
-        ch.ClearheadError,
-        ["cu_q", "[0, 3, 2]", "from_lengths"],
-    ),
     "sums of lengths of other documents": (
         lambda: ch.Documents.from_cu_seqlens([0, 3], [0, 2, 3]),
         ch.ShapeError,
@@ -190,21 +123,6 @@ CASES = {
         lambda: ch.attention(X3, X3, X3, mask=ch.Documents.from_cu_seqlens([0, 2, 4], [0, 3, 5])),
         ch.ShapeError,
         ["cu_q ends at 4", "5 queries"],
-    ),
-    "a float mask of 0 and 1": (
-        lambda: ch.attention(X3, X3, X3, mask=torch.ones(5, 5).tril()),
-        ch.ClearheadError,
-        ["nothing but 0 and 1", "(5, 5)", "mask.bool()", "mask == 0", "as bias"],
-    ),
-    "a score function of positions": (
-        lambda: ch.attention(X3, X3, X3, score=lambda s, b, h, i, j: s),
-        ch.ClearheadError,
-        ["(s, b, h, i, j)", "two arguments", "bias=", "MaskFunction"],
-    ),
-    "lengths of inputs whose length is second": (
-        lambda: ch.attention(*[zeros(2, 10, 4, 8)] * 3, mask=ch.Lengths([7, 10])),
-        ch.ClearheadError,
-        ["there are 4 keys", "10", "tensor.transpose(1, 2)"],
     ),
     "padding of inputs whose length is second": (
         lambda: ch.attention(*[zeros(2, 10, 4, 8)] * 3, mask=ch.Padding(torch.ones(2, 10).bool())),
@@ -226,19 +144,7 @@ CASES = {
         ch.ClearheadError,
         ["2.41 GiB", "256 MiB", "max_bytes=None"],
     ),
-    "two scales": (
-        lambda: ch.attention(X3, X3, X3, score=ch.Dot(0.5), scale=2.0),
-        ch.ClearheadError,
-        ["scale is 2.0", "Dot(scale=0.5)", "one of the two"],
-    ),
-    "a scale beside a bandwidth": (
-        lambda: ch.weights(X3, X3, score=ch.Gaussian(), scale=2.0),
-        ch.ClearheadError,
-        ["scale", "bandwidth"],
-    ),
     "a negative window": (lambda: ch.SlidingWindow(before=-1), ch.ClearheadError, ["before", "-1"]),
-    "and instead of &": (lambda: ch.Causal() and ch.Lengths([1]), ch.ClearheadError, ["&", "no truth value"]),
-    "& with a tensor": (lambda: ch.Causal() & torch.ones(2, 2).bool(), ch.ClearheadError, ["DenseMask"]),
     "an unknown engine": (lambda: ch.attention(X3, X3, X3, engine="x"), ch.UnsupportedError, ["'x'", "sdpa", "tiled"]),
     "an engine that can't": (
         lambda: ch.attention(X3, X3, X3, score=ch.Gaussian(), engine="sdpa"),
@@ -256,17 +162,7 @@ CASES = {
         ch.ClearheadError,
         ["1.5", "probability"],
     ),
-    "ids that are no integers": (
-        lambda: ch.Documents(zeros(2, 5)),
-        ch.ClearheadError,
-        ["float32", "(2, 5)", "from_lengths"],
-    ),
     "ragged ids": (lambda: ch.Documents([[0, 0], [1]]), ch.ClearheadError, ["Documents: ids", "no array of integers"]),
-    "a bias on another device": (
-        lambda: ch.attention(X3, X3, X3, bias=zeros(5, 5, device="meta")),
-        ch.ClearheadError,
-        ["bias is on meta", "cpu", ".to("],
-    ),
     "ids for other keys": (
         lambda: ch.attention(X3, X3, X3, mask=ch.Documents.from_lengths([2, 2])),
         ch.ShapeError,
@@ -288,16 +184,6 @@ CASES = {
         ["(3,)", "(B,) = (2,)"],
     ),
     "a negative prefix": (lambda: ch.PrefixLM(-1), ch.ClearheadError, ["PrefixLM: lengths", "-1"]),
-    "a rule that is a tensor": (
-        lambda: ch.MaskFunction(zeros(5, 5)),
-        ch.ClearheadError,
-        ["function", "Tensor", "DenseMask"],
-    ),
-    "a rule that gives numbers": (
-        lambda: ch.attention(X3, X3, X3, mask=ch.MaskFunction(lambda b, h, i, j: j - i)),
-        ch.ClearheadError,
-        ["MaskFunction(<lambda>)", "int64", "bool"],
-    ),
     "a rule that gives another shape": (
         lambda: ch.attention(X3, X3, X3, mask=ch.MaskFunction(lambda b, h, i, j: torch.ones(7, dtype=torch.bool))),
         ch.ShapeError,
@@ -307,11 +193,6 @@ CASES = {
         lambda: ch.attention(X3, X3, X3, bias=zeros(5, 6)),
         ch.ShapeError,
         ["bias", "(5, 6)", "scores", "^"],
-    ),
-    "an integer bias": (
-        lambda: ch.attention(X3, X3, X3, bias=torch.ones(5, 5, dtype=torch.long)),
-        ch.ClearheadError,
-        ["int64", "(5, 5)", "DenseMask"],
     ),
     "a class as bias": (lambda: ch.attention(X4, X4, X4, bias=ch.ALiBi), ch.ClearheadError, ["class ALiBi"]),
     "heads of ALiBi": (
@@ -324,11 +205,6 @@ CASES = {
         ch.ShapeError,
         ["4 heads", "(2, 8, 5, 5)", "RelativeBias(8)"],
     ),
-    "max_distance within the single buckets": (
-        lambda: ch.RelativeBias(8, num_buckets=32, max_distance=8),
-        ch.ClearheadError,
-        ["max_distance is 8", "32 buckets", "above 8"],
-    ),
     "alignment of a bias": (
         lambda: ch.attention(X4, zeros(2, 8, 7, 4), zeros(2, 8, 7, 4), bias=ch.ALiBi(8)),
         ch.ClearheadError,
@@ -339,22 +215,11 @@ CASES = {
         ch.ClearheadError,
         ["ALiBi", "document's queries and keys differ", 'align="lower_right"'],
     ),
-    "a bias and a tensor": (
-        lambda: ch.ALiBi(8) + zeros(5, 5),
-        ch.ClearheadError,
-        ["right one is a Tensor", "DenseBias"],
-    ),
     "sinks and heads": (
         lambda: ch.attention(X4, X4, X4, sinks=zeros(4)),
         ch.ShapeError,
         ["(4,)", "8 heads", "(8,)"],
     ),
-    "dtype of the sinks": (
-        lambda: ch.attention(X4, X4, X4, sinks=zeros(8).int()),
-        ch.ClearheadError,
-        ["sinks", "int32", "sinks.float()"],
-    ),
-    "a score class": (lambda: ch.attention(X3, X3, X3, score=ch.Dot), ch.ClearheadError, ["class Dot", "instance"]),
     "a score that is none": (lambda: ch.attention(X3, X3, X3, score="dot"), ch.ClearheadError, ["str", "Dot()"]),
     "a score of the wrong shape": (
         lambda: ch.attention(X3, X3, X3, score=lambda q, k: q),
@@ -380,19 +245,11 @@ CASES = {
         ch.ClearheadError,
         ["'qk'", "key_query"],
     ),
-    "k of 0": (lambda: ch.weights(X3, X3).topk(0), ch.ClearheadError, ["k is 0", "5 keys"]),
-    "k above Lk": (lambda: ch.weights(X3, X3).topk(6), ch.ClearheadError, ["k is 6", "5 keys"]),
     "a pool of 0": (lambda: ch.weights(X3, X3).pool(0), ch.ClearheadError, ["size"]),
     "a pool of another kind": (lambda: ch.weights(X3, X3).pool(2, "sum"), ch.ClearheadError, ["'sum'", "'max'"]),
-    "an advanced index": (lambda: ch.weights(X3, X3)[[0, 1]], ch.ClearheadError, ["not basic", "dense()"]),
     "an index out of range": (lambda: ch.weights(X3, X3)[2], ch.ClearheadError, ["out of range", "(2, 5, 5)"]),
     "too many indices": (lambda: ch.weights(X3, X3)[0, 0, 0, 0], ch.ClearheadError, ["too many"]),
     "a negative step": (lambda: ch.weights(X3, X3)[::-1], ch.ClearheadError, ["negative step", "flip"]),
-    "dense of much": (
-        lambda: ch.weights(zeros(1, 8, 9000, 4), zeros(1, 8, 9000, 4)).dense(),
-        ch.ClearheadError,
-        ["2.41 GiB", "256 MiB", "max_bytes=None"],
-    ),
     "reduce by a name": (lambda: ch.weights(X3, X3).reduce("entropy"), ch.ClearheadError, ["'entropy'", "Entropy()"]),
     "distance without alignment": (
         lambda: ch.weights(X3, zeros(2, 7, 4)).reduce(ch.reductions.MeanDistance()),
@@ -406,10 +263,13 @@ CASES = {
     ),
     "a shape by names": (lambda: ch.check_shape(zeros(2, 3), "B B"), ch.ShapeError, ["B = 2", "3"]),
     "dimensions": (lambda: ch.check_shape(zeros(2, 3), "B Lq E"), ch.ShapeError, ["3 dimensions", "got 2"]),
-    "softmax of integers": (lambda: ch.masked_softmax(torch.tensor([1, 2])), ch.ClearheadError, ["scores.float()"]),
     "softmax over no dimension": (lambda: ch.masked_softmax(zeros(2, 3), dim=2), ch.ClearheadError, ["dim is 2"]),
-    "lengths for softmax": (lambda: ch.masked_softmax(X3, [2, 9]), ch.ClearheadError, ["9", "4 keys"]),
     "a watch on no model": (lambda: ch.watch(3).__enter__(), ch.ClearheadError, ["torch.nn.Module", "int"]),
+    "lengths above Lk": (
+        lambda: ch.attention(X3, X3, X3, mask=ch.Lengths([2, 6])),
+        ch.ClearheadError,
+        ["6", "5 keys", "(2,)"],
+    ),
 }
 
 

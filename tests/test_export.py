@@ -96,15 +96,6 @@ def test_a_cache_that_grows_in_exported_code(strict):
         torch.testing.assert_close(found, model.attend(both, both, both, ch.Causal())[:, 5:])
 
 
-def test_a_cache_that_grows_by_an_unknown_length_says_what_to_pass():
-    shapes = {"x": {1: torch.export.Dim("length", min=2, max=8)}}
-    with (
-        torch.no_grad(),
-        pytest.raises(ch.UnsupportedError, match=r"Pass KeyValueCache\(capacity=most\), .* strict=True"),
-    ):
-        torch.export.export(Twice().eval(), (torch.randn(2, 5, 8),), dynamic_shapes=shapes)
-
-
 def test_an_index_in_compiled_code():
     """Its rows and its size in bytes are numbers of Python's: NumPy's are tensors to PyTorch's compiler."""
     sizes = Sizes(6, 3, 5, 5, leading=(2, 3, 3))

@@ -68,18 +68,6 @@ def alarms(use):
     return said
 
 
-@pytest.mark.parametrize("name", sorted(MAKERS.keys() - {"models.monitor"}))
-def test_its_text_says_that_nothing_is_switched_on(name):
-    model, manager = MAKERS[name][0]()
-    assert (
-        repr(manager)
-        == f"ch.{name}(...): nothing is switched on. It begins in a with statement: `with ch.{name}(...):`"
-    )
-    with manager:
-        assert repr(manager) == f"ch.{name}(...), used"
-        model(MAKERS[name][1])
-
-
 def entered(make, x):
     model, manager = make()
     with manager:

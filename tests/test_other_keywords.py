@@ -110,11 +110,6 @@ def test_lengths_that_are_floats_are_told_how_to_be_integers(instead):
     )
 
 
-def test_lengths_in_the_place_of_a_mask_are_named():
-    with pytest.raises(ch.ClearheadError, match=r"seems to be lengths, \(B,\): pass valid_lens=mask.long\(\)"):
-        nn.MultiHeadAttention(8, 2)(X, X, X, torch.tensor([2.0, 3.0]))
-
-
 def test_several_at_once():
     with pytest.raises(
         ch.ClearheadError, match=r"takes no is_causal\. Write mask=.*\n.*takes no softcap\. Write score="

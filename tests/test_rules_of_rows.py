@@ -100,11 +100,6 @@ def test_a_trial_draws_no_random_numbers_of_the_caller():
     assert torch.equal(torch.rand(3), want)
 
 
-def test_a_rule_without_one_number_for_a_pair_is_an_error():
-    with pytest.raises(ch.ShapeError, match="does not broadcast"):
-        ch.attention(*INPUTS, mask=ch.MaskFunction(lambda b, h, i, j: LABELS[i] & LABELS[j]))
-
-
 @pytest.mark.parametrize("join", [lambda rule: rule, lambda rule: and_masks(rule, noop_mask)])
 def test_a_rule_that_is_elementwise_is_called_once_a_part(join):
     calls = []

@@ -95,17 +95,6 @@ def test_a_masked_key_that_is_not_finite_stays_with_those_who_see_it(engine, sco
     assert rows[:4].isfinite().all() and not rows[4:, 4].isfinite().any()
 
 
-def test_sdpa_says_that_it_leaks():
-    x = draw(1, 1, 6, 4)
-    assert "leaks" in repr(ch.plan(x, x, x, mask=ch.Causal(), engine="sdpa")) and "leaks" in type_of_sdpa().__doc__
-
-
-def type_of_sdpa():
-    from clearhead.engines.sdpa.engine import Sdpa
-
-    return Sdpa
-
-
 @ENGINES
 @pytest.mark.parametrize("kind", ["nothing", "mask", "bool", "float"])
 def test_inputs_are_never_written_to(engine, kind):

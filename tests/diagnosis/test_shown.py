@@ -128,13 +128,3 @@ def test_a_call_with_a_size_of_0_is_diagnosed_or_told(score):
             except ch.ClearheadError:
                 continue
             assert str(found) and found.markdown() and found._repr_html_()
-
-
-def test_refused_shapes_raise_what_attention_raises():
-    query, key, value = qkv(2, 3)
-    for options in ({"mask": UPPER[:3, :3]}, {"mask": UPPER.int()}, {"bias": 3}, {"align": "left"}, {"sinks": query}):
-        with pytest.raises(ch.ClearheadError) as want:
-            ch.attention(query, key, value, **options)
-        with pytest.raises(ch.ClearheadError) as found:
-            ch.diagnose(query, key, value, **options)
-        assert str(found.value) == str(want.value)

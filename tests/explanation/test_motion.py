@@ -173,21 +173,6 @@ def test_it_fits_its_frame_and_every_word_reads(width: int, scheme: str, browser
     browser.close(opened)
 
 
-def test_in_a_large_window_all_of_it_grows_and_nothing_is_cut(browser: Any, tmp_path: Path) -> None:
-    motion = Motion("A tall one", [("One frame.", Picture(380)), ("Another.", Picture(380))])
-    path = motion.write(tmp_path / "slide.html")
-    assert path.read_text(encoding="utf-8") == motion.html()
-    sizes = []
-    for width, height in ((1280, 720), (1920, 1080)):
-        opened = browser.open(path, Opened, viewport={"width": width, "height": height})
-        opened.until("!player.hidden")
-        box = opened.page.evaluate("[document.documentElement.scrollHeight, document.documentElement.scrollWidth]")
-        assert box == [height, width]
-        sizes.append(opened.page.evaluate("[words, drawing].map(e => e.getBoundingClientRect().height)"))
-        browser.close(opened)
-    assert all(large / small > 1.4 for small, large in zip(*sizes, strict=True))
-
-
 def contrast(one: str, other: str) -> float:
     def light(colour: str) -> float:
         found = (int(part, 16) / 255 for part in re.findall("[0-9a-f]{2}", colour))

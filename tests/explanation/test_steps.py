@@ -277,14 +277,6 @@ def test_the_keys_that_are_shown_have_the_largest_weights_and_are_those_that_lin
     assert first.shown.strongest[:5][-2:] == (3, 4)  # of keys that no row sees the first ones, and not any
 
 
-def test_what_was_chosen_is_said():
-    query = draw(2, 3, 7, 8)
-    explanation = ch.explain(query, query, query, at=(1, 2, 4))
-    assert "Shown: sequence 1, head 2, query 4." in str(explanation)
-    assert "Shown: sequence 1, head 2, query 4." in explanation.markdown().replace("\\", "")
-    assert "Shown" not in str(ch.explain(query[0, 0], query[0, 0], query[0, 0]))
-
-
 def test_the_terms_of_a_long_sum_stand_in_the_table():
     """Of a row of many keys the terms that are written out are those whose keys are shown."""
     query, key = draw(1, 8), draw(40, 8, seed=1)

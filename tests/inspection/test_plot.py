@@ -87,7 +87,7 @@ def test_a_small_matrix_has_its_numbers_in_its_cells_and_they_can_be_read(option
 
 
 def test_numbers_fit_their_cells_or_are_left_out():
-    for length, heads, said in ((8, 1, 64), (9, 1, 0), (8, 9, 64), (8, 64, 64)):
+    for length, heads, said in ((8, 1, 64), (9, 1, 0), (8, 9, 64), (8, 20, 64)):
         axes = np.atleast_1d(random(heads, length=length).plot())
         assert {len(axis.texts) for axis in axes} == {said}
     axes = np.atleast_1d(random(4, length=8).plot())
@@ -229,13 +229,8 @@ def test_single_letters_stand_upright():
         ({"scale": True}, "or a number > 0"),
         ({"scale": float("nan")}, "or a number > 0"),
         ({"scale": np.ones(2)}, "or a number > 0"),
-        ({"bar": 1}, "bar is 1"),
-        ({"cmap": "no such map"}, "colour map"),
-        ({"cmap": 3}, "colour map"),
         ({"scale": "root"}, "'linear' or 'log'"),
         ({"title": 3}, "title is a int"),
-        ({"ax": 3}, "ax is a int"),
-        ({"key_labels": "word"}, "key_labels is a str"),
     ],
 )
 def test_bad_looks(given, said):

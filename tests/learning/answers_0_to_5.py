@@ -259,20 +259,17 @@ def nearest(word, count):
         "the numbers of the tokens": """
 def nearest(word, count):
     return (unit @ unit[WORDS.index(word)]).topk(count + 1).indices[1:].tolist()""",
-        "is not right": "def nearest(word, count): return ['streets', 'road']",
     },
     "0.2": {
         "the number of the token": "first = int((table @ table[5]).argmax())",
         "the second": "first = WORDS[(table @ table[5]).topk(2).indices[1]]",
         "the smallest": "first = WORDS[(table @ table[5]).argmin()]",
-        "is not right": "first = 'king'",
     },
     "1.1": {
         "the diagonal is 0, and the rows were not divided": "def without_itself(W): return W * (1 - np.eye(len(W)))",
         "the columns were made to sum to 1": "def without_itself(W): W = W * (1 - np.eye(len(W))); return W / W.sum(0)",
         "`keepdims=True` keeps the axis": "def without_itself(W): W = W * (1 - np.eye(len(W))); return W / W.sum(1)",
         "the weights on the diagonal are not 0": "def without_itself(W): return W",
-        "NameError for inputs of the shapes": "def without_itself(W): return V",
     },
     "1.2": {
         "the wide guess: not right. .*median": "wide, narrow = np.median(y), y[abs(some[:, None] - x).argmin(1)]",
@@ -280,7 +277,6 @@ def nearest(word, count):
         "next measurements": "wide, narrow = y.mean(), y[np.searchsorted(x, some).clip(max=49)]",
         "interpolates": "wide, narrow = y.mean(), np.interp(some, x, y)",
         "the wide guess: not right. .*exchanged": "wide, narrow = y[abs(some[:, None] - x).argmin(1)], y.mean()",
-        "not answered yet": "wide = y.mean()",
     },
     "1.3": {
         "nearer measurements still count for more": """
@@ -288,7 +284,6 @@ box = ch.attention(query, key, value, score=ch.Gaussian(0.5), mask=abs(t[:, None
         "turned around": """
 box = ch.attention(query, key, value, score=ch.Gaussian(1e6), mask=abs(t[:, None] - x) >= 0.5)""",
         "nothing is masked": "box = ch.attention(query, key, value, score=ch.Gaussian(1e6))",
-        "was asked for": "near = abs(t[:, None] - x) < 0.5\nbox = near @ y / near.sum(1)",
     },
     "2.1": {
         "not divided by √E": "def attention(q, k, v): w = (q @ k.mT).softmax(-1); return w @ v, w",
@@ -311,7 +306,6 @@ def attention(q, k, v):
         "for moved keys: no": "keys_moved_changes, queries_moved_changes = True, True",
         "for moved keys: no. q": "keys_moved_changes, queries_moved_changes = True, False",
         "for moved queries: no": "keys_moved_changes, queries_moved_changes = False, False",
-        "not answered yet": "keys_moved_changes = False",
     },
     "2.3": {
         "1 / √E": "scale = 1 / 8",
@@ -399,7 +393,6 @@ def additive(query, key, value, W_q, W_k, w_v):
         "all weights are equal": "rows = torch.full((2, 4), 0.25)",
         "the tanh is still there": "rows = torch.softmax((q[:, None, :] + k[None, :, :]).tanh() @ w_v, -1)",
         "the softmax is missing": "rows = (q[:, None, :] + k[None, :, :]) @ w_v",
-        "was asked for": "rows = torch.softmax(k @ w_v, -1)",
     },
     "4.3": {
         "the share of .* is not right": "share = {form[1]: 1.0 for form in FORMATS}",
@@ -428,7 +421,6 @@ def merge(parts): return parts.flatten(-2)""",
 contributions = heads @ layer.W_o.weight.unflatten(1, (6, 4)).permute(1, 2, 0) + layer.W_o.bias""",
         "was cut by a reshape": "contributions = heads @ layer.W_o.weight.reshape(6, 4, 5)",
         "the same share of the output": "contributions = ((output - layer.W_o.bias)[:, None] / 6).expand(B, H, L, E)",
-        "was asked for": "contributions = output",
     },
     "5.3": {
         "the biases are missing": "def count(E, H, D, G): return 2 * E * H * D + 2 * E * G * D",

@@ -17,20 +17,12 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 transformers = pytest.importorskip("transformers", reason="the extra [models] is not installed")
 from small_models import GROUPED, SIZES, T5, larger, made  # noqa: E402
 from torch.utils.checkpoint import checkpoint  # noqa: E402
-from transformers.modeling_utils import AttentionInterface  # noqa: E402
 
 IDS = torch.randint(3, 100, (2, 12), generator=torch.Generator().manual_seed(0))
 LEFT = torch.tensor([[1] * 12, [0] * 4 + [1] * 8])
 SMALL = {**SIZES, "max_position_embeddings": 64}
 SLIDING = {"sliding_window": 4, "layer_types": ["sliding_attention", "full_attention"]}
 STEADY = T5 | {"dropout_rate": 0.0}
-MODELS = {
-    "LlamaModel": (SMALL | GROUPED, {"input_ids": IDS}),
-    "LlamaModel, left padding": (SMALL | GROUPED, {"input_ids": IDS, "attention_mask": LEFT}),
-    "Gemma3TextModel": (SMALL | GROUPED | SLIDING, {"input_ids": IDS}),
-    "BertModel": (SMALL, {"input_ids": IDS, "attention_mask": LEFT.flip(1)}),
-    "T5Model": (STEADY, {"input_ids": IDS, "decoder_input_ids": IDS}),
-}
 
 
 def make(name, options):
@@ -41,131 +33,7 @@ def make(name, options):
     return larger(getattr(transformers, name)(config(**options)).eval(), 4)
 
 
-@contextlib.contextmanager
-def by_hand(model, layer, heads, queries, change):
-    """Eager attention, in which one module's weights are changed; `raw` are the scores unmasked."""
-    name = {id(module): name for name, module in model.named_modules()}
-    before = model.config._attn_implementation
-    model.set_attn_implementation("eager")
-
-    def eager(module, query, key, value, attention_mask, scaling=None, dropout=0.0, **kwargs):
-        groups = query.shape[1] // key.shape[1]
-        key, value = key.repeat_interleave(groups, 1), value.repeat_interleave(groups, 1)
-        scores = query @ key.mT * scaling
-        if kwargs.get("position_bias") is not None:
-            scores = scores + kwargs["position_bias"]
-        raw = scores
-        if attention_mask is not None:
-            scores = scores + attention_mask
-        there = torch.zeros(scores.shape[1:3], dtype=torch.bool)
-        if name.get(id(module)) == layer:
-            for head in heads:
-                there[head, queries] = True
-        there = there[None, :, :, None]
-        scores = torch.where(there, change("scores", scores, raw), scores)
-        weights = scores.softmax(-1)
-        weights = torch.where(there, change("weights", weights, raw), weights)
-        output = weights @ value
-        output = torch.where(there, change("output", output, raw), output)
-        return output.transpose(1, 2).contiguous(), weights
-
-    original = AttentionInterface.get_interface
-    AttentionInterface.get_interface = lambda self, implementation, default: eager
-    try:
-        yield
-    finally:
-        AttentionInterface.get_interface = original
-        model.set_attn_implementation(before)
-
-
 BIAS = torch.randn(12, 12, generator=torch.Generator().manual_seed(3))
-FORCED = torch.rand(12, 12, generator=torch.Generator().manual_seed(4)) < 0.6
-FORCED |= torch.eye(12, dtype=torch.bool)
-
-
-def column(keys, value):
-    def change(tensor):
-        tensor = tensor.clone()
-        tensor[..., keys] = value
-        return tensor
-
-    return change
-
-
-# what is passed to edit(), beside the change by hand of "scores", "weights" or "output"
-EDITS = {
-    "knockout": (lambda **at: ch.edits.Knockout(**at, keys=[1, 2, 7]), "scores", column([1, 2, 7], -torch.inf)),
-    "knockout of a run": (
-        lambda **at: ch.edits.Knockout(**at, keys=slice(4, 7)),
-        "scores",
-        column([4, 5, 6], -torch.inf),
-    ),
-    "knockout of many": (
-        lambda **at: ch.edits.Knockout(**at, keys=range(0, 11, 2)),
-        "scores",
-        column([0, 2, 4, 6, 8, 10], -torch.inf),
-    ),
-    "knockout after": (lambda **at: ch.edits.Knockout(**at, keys=[1, 6], after=True), "weights", column([1, 6], 0.0)),
-    "scale": (lambda **at: ch.edits.ScaleHeads(**at, factor=0.5), "output", lambda output: output * 0.5),
-    "ablation": (lambda **at: ch.edits.ScaleHeads(**at), "output", torch.zeros_like),
-    "bias": (lambda **at: ch.edits.AddBias(BIAS, **at), "scores", lambda scores: scores + BIAS),
-    "ALiBi": (
-        lambda **at: ch.edits.AddBias(ch.ALiBi(4), **at),
-        "scores",
-        lambda scores: scores + ch.ALiBi(4)(torch.zeros(1, 4, 12, 1), torch.zeros(1, 4, 12, 1)),
-    ),
-}
-
-
-def hidden(output, inputs):
-    """The last hidden states at words."""
-    states = output.last_hidden_state
-    words = inputs.get("attention_mask")
-    return states if words is None else states[words.bool()]
-
-
-@pytest.mark.parametrize("edit", EDITS)
-@pytest.mark.parametrize("name", MODELS)
-def test_as_if_the_weights_had_been_changed_by_hand(name, edit):
-    options, inputs = MODELS[name]
-    model = make(name, options)
-    with torch.no_grad(), ch.watch(model) as seen:  # the first layer: a wrong row of the last one is not seen by others
-        plain = hidden(model(**inputs), inputs)
-    layer = seen.calls[0].name
-    make_edit, stage, change = EDITS[edit]
-    heads, queries = [1, 3], [7, 8, 11]  # each sees a key that is left: else eager attention gives NaN, and edit 0
-    with torch.no_grad():
-        with by_hand(model, layer, heads, queries, lambda at, t, raw: change(t) if at == stage else t):
-            wanted = hidden(model(**inputs), inputs)
-        with ch.edit(model, make_edit(layers=layer, heads=heads, queries=queries)):
-            got = hidden(model(**inputs), inputs)
-        again = hidden(model(**inputs), inputs)
-    assert torch.equal(plain, again)
-    assert float((wanted - plain).abs().max()) > 2e-3  # the edit shows
-    torch.testing.assert_close(got, wanted, rtol=1e-4, atol=2e-4)
-
-
-@pytest.mark.parametrize("name", ["LlamaModel", "BertModel", "T5Model"])
-def test_another_mask_is_forced(name):
-    options, inputs = MODELS[name]
-    model = make(name, options)
-    with torch.no_grad(), ch.watch(model) as seen:
-        plain = hidden(model(**inputs), inputs)
-    layer, keep = seen.calls[0].name, FORCED.tril() if name == "LlamaModel" else FORCED
-    lengths = torch.tensor([12, 7])
-    rows = torch.arange(12)[None, None, None] < lengths[:, None, None, None]
-    for allowed, masks in ((keep, [keep, ch.DenseMask(keep)]), (rows, [ch.Lengths(lengths)])):
-
-        def change(at, tensor, raw, allowed=allowed):
-            return raw.masked_fill(~allowed, -torch.inf) if at == "scores" else tensor
-
-        with torch.no_grad(), by_hand(model, layer, [0, 2], slice(None), change):
-            wanted = hidden(model(**inputs), inputs)
-        assert float((wanted - plain).abs().max()) > 1e-2
-        for mask in masks:
-            with torch.no_grad(), ch.edit(model, ch.edits.ForceMask(mask, layers=layer, heads=[0, 2])):
-                got = hidden(model(**inputs), inputs)
-            torch.testing.assert_close(got, wanted, rtol=1e-4, atol=2e-4)
 
 
 def test_all_else_is_the_backends_to_the_bit():
@@ -207,30 +75,6 @@ class Direct(torch.nn.Module):
         key = x if key is None else key
         more = {"is_causal": self.causal, "dropout_p": self.dropout_p} | more
         return F.scaled_dot_product_attention(x, key, key, **more)
-
-
-@pytest.mark.parametrize("need_weights", [False, True])
-@pytest.mark.parametrize("training", [False, True])
-def test_torchs_modules(need_weights, training):
-    torch.manual_seed(0)
-    model = torch.nn.MultiheadAttention(12, 3, batch_first=True).train(training)
-    x, padding = torch.randn(2, 7, 12), torch.zeros(2, 7, dtype=torch.bool)
-    padding[1, 5:] = True
-    with ch.edit(
-        model, ch.edits.Knockout(heads=[0, 2], queries=[1, 4], keys=[0, 3]), ch.edits.ScaleHeads(heads=1, factor=0.0)
-    ):
-        got, _ = model(x, x, x, key_padding_mask=padding, need_weights=need_weights)
-    q, k, v = (
-        t.view(2, 7, 3, 4).transpose(1, 2) for t in F.linear(x, model.in_proj_weight, model.in_proj_bias).chunk(3, -1)
-    )
-    scores = (q @ k.mT / 2).masked_fill(padding[:, None, None], -torch.inf)
-    for head in (0, 2):
-        for query in (1, 4):
-            scores[:, head, query, [0, 3]] = -torch.inf
-    heads = scores.softmax(-1) @ v
-    heads[:, 1] = 0.0
-    wanted = model.out_proj(heads.transpose(1, 2).flatten(2))
-    torch.testing.assert_close(got, wanted, rtol=1e-5, atol=1e-6)
 
 
 def test_torchs_encoder_leaves_its_fast_path():

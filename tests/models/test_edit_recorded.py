@@ -88,62 +88,6 @@ def by_hand(q, k, allowed, edits):
     return weights
 
 
-@pytest.mark.parametrize("seed", range(40))
-def test_weights_are_those_that_ran(seed, tmp_path):
-    """Any edits, a watch inside or around them, the recording itself, reduced at once, or read from a file."""
-    rng = np.random.default_rng(seed)
-    generator = torch.Generator().manual_seed(seed)
-    q = torch.randn(B, H, L, E, generator=generator)
-    k, v = (torch.randn(B, int(rng.choice([2, 4])), L, E, generator=generator) for _ in range(2))
-    k = k[:, : v.shape[1]].repeat_interleave(max(v.shape[1] // k.shape[1], 1), 1)
-    edits = [drawn_edit(rng) for _ in range(rng.integers(1, 4))]
-    if sum(name in ("sharpen", "other keys", "force") for name, *_ in edits) and len(edits) > 1:
-        edits = edits[:1]  # by hand these are known by themselves
-    allowed, more = torch.ones(L, L, dtype=torch.bool), {}
-    if rng.random() < 0.6:
-        allowed, more = allowed.tril(), {"is_causal": True}
-    wanted = by_hand(q, k, allowed, edits)
-    output = wanted @ v.double().repeat_interleave(H // v.shape[1], 1)
-    model, own = Block(), [edit for _, _, edit, _, _ in edits]
-
-    def close(one, other):
-        torch.testing.assert_close(torch.as_tensor(one).double(), other, rtol=1e-4, atol=1e-5, equal_nan=True)
-
-    for around in (False, True):
-        watching = ch.watch(model, values=True)
-        first, second = (watching, ch.edit(model, *own)) if around else (ch.edit(model, *own), watching)
-        with first as one, second as other:
-            ran = model(q, k, v, **more)
-        seen = one if around else other
-        call = seen[0]
-        assert torch.equal(call.output, ran)
-        close(ran, output)
-        close(call.weights.dense(), wanted)
-        close(call.weights @ v, output)
-        close(call.weights[1, 2], wanted[1, 2])
-        close(call.weights[0, :, 3:7, 2], wanted[0, :, 3:7, 2])
-        close(call.weights.received(), wanted.sum(2))
-        again = ch.models.load_recording(seen.write(tmp_path / f"{around}.safetensors"))
-        close(again[0].weights.dense(), wanted)
-        close(again[0].output, output)
-        keep = [
-            ch.reductions.Entropy(),
-            ch.reductions.Received(),
-            ch.reductions.Mass([0] * 4 + [1] * (L - 4)),
-            ch.reductions.Pool(3, "mean"),
-        ]
-        watching = ch.models.statistics(model, keep)
-        first, second = (watching, ch.edit(model, *own)) if around else (ch.edit(model, *own), watching)
-        with first as one, second as other:
-            model(q, k, v, **more)
-        entropy, received, mass, pooled = (one if around else other).calls[0].results
-        shares = (wanted / wanted.sum(-1, keepdim=True)).nan_to_num(0.0)
-        close(entropy, -torch.xlogy(shares, shares).sum(-1))
-        close(received, wanted.sum(2))
-        close(mass, torch.stack([wanted[..., :4].sum(-1), wanted[..., 4:].sum(-1)], -1))
-        close(pooled, wanted.reshape(B, H, 3, 3, 3, 3).mean((3, 5)))
-
-
 class Nested(torch.nn.Module):
     def __init__(self):
         super().__init__()

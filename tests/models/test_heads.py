@@ -240,12 +240,6 @@ def test_measures_say_what_they_are():
     assert list(seen_of(torch.randn(1, 1, 6, 4)).table(ch.reductions.Entropy())[0])[-2:] == ["head", "Entropy (nats)"]
 
 
-def test_without_pandas_the_error_says_what_to_do(monkeypatch):
-    monkeypatch.setitem(sys.modules, "pandas", None)
-    with pytest.raises(ch.ClearheadError, match=r"to_pandas\(\) needs pandas, .* use the table as it is: a list of"):
-        seen_of(torch.randn(1, 2, 6, 4)).table().to_pandas()
-
-
 def test_a_frame_has_the_rows():
     pandas = pytest.importorskip("pandas", reason="pandas is not installed")
     table = seen_of(torch.randn(1, 2, 6, 4)).table()
@@ -255,15 +249,8 @@ def test_a_frame_has_the_rows():
 
 BAD = {
     "too few": (["a", "b"], ch.ShapeError, r"tokens has \[2\] tokens a sequence, .* \(sequences, keys\) \[\(1, 6\)\]"),
-    "a string": ("a b c", ch.ClearheadError, "tokens takes words, .*; got a str"),
-    "numbers in a list": ([1, 2, 3, 4, 5, 6], ch.ClearheadError, "tokens takes words, .*; got a list"),
     "nothing": ([], ch.ShapeError, r"tokens has \[0\] tokens a sequence"),
     "no ids": (torch.zeros(1, 0, dtype=torch.int64), ch.ShapeError, r"tokens has \[0\] tokens a sequence"),
-    "floats": (
-        torch.rand(1, 6),
-        ch.ClearheadError,
-        r"tokens takes words, .*; got a Tensor of torch.float32, shape \(1,",
-    ),
     "another batch": (torch.zeros(3, 6).long(), ch.ShapeError, "tokens has"),
 }
 
@@ -406,11 +393,6 @@ def test_focus_of_no_kind_is_said_by_its_entropy():
     found = seen.distinctive()
     assert found.measure == "normalised entropy" and found.value < 0.2
     assert "attends to few keys, of no one kind: its entropy is" in str(found)
-
-
-def test_where_no_query_chooses_there_is_an_error():
-    with pytest.raises(ch.ClearheadError, match="no head can be told apart"):
-        seen_of(torch.randn(1, 2, 1, 4)).distinctive()
 
 
 def test_long_texts_take_memory_of_their_length():

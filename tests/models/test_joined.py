@@ -458,20 +458,6 @@ def test_what_is_no_one_generation_is_an_error():
         seen["Block"].joined()
 
 
-def test_a_quantised_cache_of_transformers_is_an_error():
-    layer = getattr(transformers.cache_utils, "Fp8QuantizedLayer", None)
-    if layer is None:
-        pytest.skip("this version of transformers has no quantised cache that needs no other package")
-    model = made(llama)
-    cache = transformers.DynamicCache(config=model.config)
-    cache.layers = [layer() for _ in range(2)]
-    with torch.no_grad(), ch.watch(model) as seen:
-        model.generate(IDS, max_new_tokens=4, do_sample=False, past_key_values=cache)
-    with pytest.raises(ch.ClearheadError, match=r"quantised cache changes them"):
-        seen["model.layers.0.self_attn"].joined()
-    assert torch.isfinite(seen[-1].weights.dense()).all()
-
-
 def test_masks_of_any_form_are_placed():
     """Scattered pairs, gaps, biases of each kind: against the formula over all keys."""
     lengths, total = [5, 1, 3, 1], 10

@@ -292,14 +292,11 @@ BAD = {
     "no heads": ({"keep": [ch.reductions.Entropy()], "heads": []}, r"heads is \[\]; expected a number"),
     "a word for heads": ({"keep": [ch.reductions.Entropy()], "heads": "all"}, "heads is 'all'; expected a number"),
     "words for heads": ({"keep": [ch.reductions.Entropy()], "heads": ["a"]}, "heads is"),
-    "layers that are none": ({"layers": "encoder.*"}, r"no call was made by a layer 'encoder\.\*'; .*'layers\.0"),
-    "one layer that is none": ({"layers": [0, 99]}, "no call was made by a layer 99; "),
     "heads by words": ({"keep": [ch.reductions.Entropy()], "heads": slice("a", None)}, "expected a number, a slice"),
     "heads by 0": ({"keep": [ch.reductions.Entropy()], "heads": slice(None, None, 0)}, "expected a number, a slice"),
     "the values of one call": ({"keep": [ch.reductions.Output(torch.ones(9, 8))]}, "whose values are of one call"),
     "k that is none": ({"keep": [ch.reductions.TopK(2.5)]}, "k of TopK"),
     "k without end": ({"keep": [ch.reductions.TopK(10**30)]}, "k of TopK"),
-    "layers of another kind": ({"layers": 1.5}, "layers is"),
 }
 
 
@@ -311,41 +308,6 @@ def test_bad_input_is_one_clear_error(case):
     watch = ch.watch if keep is None else lambda model, **others: ch.models.statistics(model, keep, **others)
     with pytest.raises(ch.ClearheadError, match=message), torch.no_grad(), watch(model, **others):
         model(IDS)
-
-
-def test_messages_name_the_function_that_was_called():
-    """Layers that share a module have no last one before they have run; a compiled model is refused."""
-
-    class Looped(torch.nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.layer = torch.nn.MultiheadAttention(8, 2, batch_first=True)
-
-        def forward(self, x):
-            for _ in range(2):
-                x = self.layer(x, x, x)[0]
-            return x
-
-    model, x, entropy = Looped(), torch.randn(1, 3, 8), ch.reductions.Entropy()
-    calls = {
-        "watch": lambda model, layers: ch.watch(model, layers=layers),
-        "statistics": lambda model, layers: ch.models.statistics(model, entropy, layers=layers),
-        "ScaleHeads": lambda model, layers: ch.edit(model, ch.edits.ScaleHeads(layers)),
-    }
-    monitoring = pytest.warns(UserWarning, match="monitor: layers has -1, which counts")
-    with pytest.raises(ch.ClearheadError, match=r"^monitor: layers has -1"), monitoring:  # noqa: SIM117
-        with ch.models.monitor(model, layers=-1):
-            model(x)
-    for who, call in calls.items():
-        with pytest.raises(ch.ClearheadError, match=f"^{who}: layers has -1, which counts"), call(model, -1):
-            model(x)
-        with pytest.raises(ch.ClearheadError, match=f"^{who}: no call was made by a layer 7"), call(model, [0, 7]):
-            model(x)
-        with pytest.raises(ch.ClearheadError, match=f"^{who}: layers is True"):
-            call(model, True)
-        name = "edit" if who == "ScaleHeads" else who
-        with pytest.raises(ch.UnsupportedError, match=rf"{name}\(model\._orig_mod\)"):
-            call(torch.compile(model), 0)
 
 
 def test_means_keep_the_dimensions_that_count_nothing():

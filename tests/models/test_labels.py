@@ -184,17 +184,6 @@ def test_layers_that_share_a_module():
         run(model, layers=-1)
 
 
-def test_one_forward():
-    class Twice(torch.nn.Module):
-        def forward(self, x):
-            return F.scaled_dot_product_attention(x, x, x)
-
-    model = torch.nn.Sequential(Twice(), Twice(), Twice())
-    with ch.watch(model) as seen:
-        model(torch.rand(1, 2, 5, 4))
-    assert label_of(seen) == ["L0", "L1", "L2"]
-
-
 def test_a_plain_module_that_calls_attention_itself():
     class Plain(torch.nn.Module):
         def forward(self, x):

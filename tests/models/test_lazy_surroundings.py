@@ -222,11 +222,6 @@ def test_writes_are_refused(models, write, way):
     assert torch.equal(lazy.dense(), before)
 
 
-def test_the_address_is_refused(models):
-    with pytest.raises(ch.UnsupportedError, match="no memory of their own"):
-        attentions(models[0])[0].data_ptr()
-
-
 def test_what_it_cannot_be_made_of():
     with pytest.raises(ch.ClearheadError, match="made by a model inside"):
         ch.models.LazyAttention(torch.ones(2, 2))

@@ -129,12 +129,6 @@ def test_an_edit_raises_before_the_first_changed_call(name):
     assert not ran
 
 
-def test_what_needs_every_layer_raises():
-    model = Three(MIDDLE["vmap"])
-    with pytest.raises(ch.UnsupportedError, match=r"layers\.1"):
-        ch.models.assert_attends(model, X, None)
-
-
 def test_named_layers_are_not_warned_of():
     model = Three(MIDDLE["vmap"])
     _, told, seen = run(model, ch.watch(model, layers=[0, 2]))

@@ -128,14 +128,6 @@ def test_autocast_of_two_dtypes():
     torch.testing.assert_close(seen.calls[0].weights.dense(), (q @ k.float().mT / 8**0.5).softmax(-1))
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
-def test_torchscript_is_no_empty_result():
-    x = draw(2, 4, 5, 8)
-    model = torch.jit.trace(Raw(), (x, x, x))
-    with pytest.raises(ch.ClearheadError, match="or in TorchScript"), ch.watch(model):
-        model(x, x, x)
-
-
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
 def test_nested_tensors_of_ones_own_are_left_out():
     rows = torch.nested.nested_tensor([draw(3, 2, 8), draw(5, 2, 8)], layout=torch.jagged).transpose(1, 2)

@@ -263,8 +263,6 @@ WRONG = {
     "one dimension": (RIGHT[0], r"padding has dtype torch.int64, shape \(9,\)"),
     "other numbers": (RIGHT - 1, "1 or more for a word and 0 for padding"),
     "a list": ([[1, 1]], "padding is a list"),
-    "another length": (RIGHT[:, :8], r"padding has shape \(2, 8\), and the calls have \(batch, keys\) \(2, 9\)"),
-    "another batch": (RIGHT[:1], r"padding has shape \(1, 9\)"),
 }
 
 

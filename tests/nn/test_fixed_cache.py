@@ -353,9 +353,7 @@ def test_keys_that_are_not_kept_reach_no_output():
         (lambda: KeyValueCache(window=0), "window is 0"),
         (lambda: KeyValueCache(window=4, first=-1), "first is -1"),
         (lambda: KeyValueCache(8, window=4), "leave capacity out"),
-        (lambda: KeyValueCache(first=2), "without a window"),
         (lambda: KeyValueCache().of(True), "the layer's number or name"),
-        (lambda: KeyValueCache(window=4).append(*torch.rand(2, 1, 2, 1, 4)), "no order of their positions"),
     ],
 )
 def test_what_a_cache_cannot_be(build, words):

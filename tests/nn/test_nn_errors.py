@@ -1,6 +1,5 @@
 """Bad input of the modules: one clear error that says what disagreed, with shapes, and what to pass instead."""
 
-import numpy as np
 import pytest
 import torch
 from one_error import check_error
@@ -28,20 +27,10 @@ def cached(first, then):
 
 # what is called, the kind of error, and what its message must say
 CASES = {
-    "the heads first": (
-        lambda: MHA(8, 512),
-        ch.ClearheadError,
-        ["embed_dim is 8", "num_heads = 512", "embed_dim comes first", "MultiHeadAttention(8, 512, head_dim=1)"],
-    ),
     "no heads": (lambda: MHA(8, 0), ch.ClearheadError, ["num_heads is 0", "1 or more"]),
     "heads by a bool": (lambda: MHA(8, True), ch.ClearheadError, ["num_heads is True", "whole number"]),
     "heads by a fraction": (lambda: MHA(8, 2.0), ch.ClearheadError, ["num_heads is 2.0"]),
     "embed_dim by a tensor": (lambda: MHA(zeros(3), 2), ch.ClearheadError, ["embed_dim", "whole number"]),
-    "heads that do not divide": (
-        lambda: MHA(8, 3),
-        ch.ClearheadError,
-        ["embed_dim is 8", "num_heads = 3", "MultiHeadAttention(8, 3, head_dim=3)"],
-    ),
     "head_dim of 0": (lambda: MHA(8, 2, head_dim=0), ch.ClearheadError, ["head_dim is 0"]),
     "key heads": (lambda: MHA(8, 4, num_kv_heads=3), ch.ClearheadError, ["num_kv_heads is 3", "divide"]),
     "key heads of 0": (lambda: MHA(8, 4, num_kv_heads=0), ch.ClearheadError, ["num_kv_heads is 0"]),
@@ -51,11 +40,6 @@ CASES = {
     "a score class": (lambda: MHA(8, 4, score=ch.Dot), ch.ClearheadError, ["class Dot", "instance"]),
     "a score by name": (lambda: MHA(8, 4, score="dot"), ch.ClearheadError, ["str", "Dot()"]),
     "rotary by True": (lambda: MHA(8, 4, rotary=True), ch.ClearheadError, ["rotary is True", "RotaryEmbedding(dim=2)"]),
-    "rotary that is too wide": (
-        lambda: MHA(8, 4, rotary=chnn.RotaryEmbedding(8)),
-        ch.ClearheadError,
-        ["turns 8", "head_dim = 2"],
-    ),
     "kdim of 0": (lambda: MHA(8, 4, kdim=0), ch.ClearheadError, ["kdim is 0"]),
     "a dtype that module and inputs share": (
         lambda: MHA(8, 2).to(torch.float8_e4m3fn)(*[X.to(torch.float8_e4m3fn)] * 3),
@@ -77,14 +61,6 @@ CASES = {
         ["query and key disagree in the batch", "^", "transpose(0, 1)"],
     ),
     "integers": (lambda: ATTEND(X.long(), X, X), ch.ClearheadError, ["query has dtype torch.int64", ".float()"]),
-    "another dtype": (
-        lambda: ATTEND(X, X.double(), X),
-        ch.ClearheadError,
-        ["key, shape (2, 5, 8), is torch.float64", "weights are torch.float32", "module.to(key)"],
-    ),
-    "another device": (lambda: ATTEND(X.to("meta"), X, X), ch.ClearheadError, ["on meta", "on cpu"]),
-    "an array": (lambda: ATTEND(X.numpy(), X, X), ch.ClearheadError, ["query is a ndarray", "torch.as_tensor"]),
-    "no key": (lambda: ATTEND(X, None, X), ch.ClearheadError, ["key is a NoneType"]),
     "padding as a mask": (
         lambda: ATTEND(X, zeros(2, 7, 8), zeros(2, 7, 8), torch.ones(2, 7).bool()),
         ch.ShapeError,
@@ -103,26 +79,6 @@ CASES = {
     ),
     "a mask of one dimension": (lambda: ATTEND(X, X, X, torch.ones(5).bool()), ch.ShapeError, ["(5,)", "(Lq, Lk)"]),
     "a mask of five dimensions": (lambda: ATTEND(X, X, X, zeros(1, 1, 1, 5, 5)), ch.ShapeError, ["(1, 1, 1, 5, 5)"]),
-    "an integer mask": (
-        lambda: ATTEND(X, X, X, torch.ones(2, 5, dtype=torch.long)),
-        ch.ClearheadError,
-        ["int64", "valid_lens=", "Lengths(mask)", "Padding", "DenseMask"],
-    ),
-    "an integer array": (
-        lambda: ATTEND(X, X, X, np.ones((5, 5), int)),
-        ch.ClearheadError,
-        ["int64", "valid_lens=", "Padding"],
-    ),
-    "a mask of another dtype": (
-        lambda: ATTEND(X, X, X, zeros(5, 5, dtype=torch.float64)),
-        ch.ClearheadError,
-        ["float64", "mask.to(query.dtype)"],
-    ),
-    "lengths as a mask": (
-        lambda: ATTEND(X, X, X, [3, 5]),
-        ch.ClearheadError,
-        ["[3, 5]", "Mask", "valid_lens=", "Lengths"],
-    ),
     "a bias of three dimensions": (lambda: ATTEND(X, X, X, bias=zeros(4, 5, 5)), ch.ShapeError, ["bias[None]"]),
     "a cache that is none": (
         lambda: ATTEND(X, X, X, cache=True),
@@ -162,14 +118,7 @@ CASES = {
     "no hidden units": (lambda: chnn.AdditiveAttention(0), ch.ClearheadError, ["hidden_dim is 0"]),
     "another query width": (lambda: additive((4, 6), (5, 6)), ch.ShapeError, ["query has width 5", "width 4"]),
     "another key width": (lambda: additive((4, 6), (4, 7)), ch.ShapeError, ["key has width 7", "width 6"]),
-    "a list as the query": (lambda: chnn.AdditiveAttention(3)([[1.0]], X, X), ch.ClearheadError, ["query is a list"]),
-    "lengths above Lk": (lambda: chnn.DotProductAttention()(X, X, X, [3, 6]), ch.ClearheadError, ["6", "5 keys"]),
     "lengths of another batch": (lambda: chnn.DotProductAttention()(X, X, X, [3] * 3), ch.ShapeError, ["(3,)", "(2,)"]),
-    "float lengths": (
-        lambda: chnn.DotProductAttention()(X, X, X, torch.tensor([3.0, 5.0])),
-        ch.ClearheadError,
-        ["float32", "integers"],
-    ),
     "an odd rotary": (lambda: chnn.RotaryEmbedding(5), ch.ClearheadError, ["dim is 5", "even"]),
     "a base of 0": (lambda: chnn.RotaryEmbedding(4, base=0.0), ch.ClearheadError, ["base", "above 0"]),
     "rotary of a narrow head": (
@@ -194,11 +143,6 @@ CASES = {
         lambda: chnn.SinusoidalPositionalEncoding(6)(X),
         ch.ShapeError,
         ["(2, 5, 8)", "(..., L, 6)"],
-    ),
-    "token ids for an encoding": (
-        lambda: chnn.LearnedPositionalEncoding(9, 8)(X.long()),
-        ch.ClearheadError,
-        ["int64", ".float()"],
     ),
     "beyond max_len": (
         lambda: chnn.LearnedPositionalEncoding(9, 8)(X, 6),

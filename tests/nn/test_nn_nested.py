@@ -12,7 +12,6 @@ import clearhead as ch
 from clearhead.nn import (
     AdditiveAttention,
     DotProductAttention,
-    KeyValueCache,
     LearnedPositionalEncoding,
     MultiHeadAttention,
     RotaryEmbedding,
@@ -447,26 +446,14 @@ PADDED = torch.randn(2, 5, E)
 HEADS = torch.nested.as_nested_tensor([torch.randn(2, 3, E)], layout=torch.jagged)
 WRONG = {
     "value alone": (lambda: MODULE(PADDED, PADDED, ROWS), ["value is nested"]),
-    "heads": (lambda: MODULE(HEADS, HEADS, HEADS), ["makes the heads by itself"]),
     "width": (lambda: MODULE(*[nested(parts([2, 3], 12))] * 3), ["expected (B, L, 16)"]),
     "nested mask": (lambda: MODULE(X, X, X, ROWS), ["mask is nested", "padded batch"]),
     "nested lengths": (lambda: MODULE(X, X, X, valid_lens=ROWS), ["valid_lens is nested"]),
-    "mask of other sizes": (lambda: MODULE(X, X, X, torch.ones(3, 3, dtype=torch.bool)), ["(3, 3)", "2  4  5  5"]),
     "positions": (lambda: ROTARY(X, X, X, positions=[0, 1]), ["expected (5,), or (B, 5)"]),
-    "positions of keys": (lambda: ROTARY(X, Y, Y, positions=range(5)), ["key_positions"]),
-    "positions without rotary": (lambda: MODULE(X, X, X, positions=range(5)), ["no rotary"]),
-    "cache": (lambda: MODULE(X, X, X, cache=KeyValueCache()), ["a cache is given beside nested", "new_lens="]),
     "prepared padded": (lambda: MODULE(X, MODULE.prepare(PADDED, PADDED)), ["key is not"]),
-    "padding": (
-        lambda: DROP_IN(X, X, X, key_padding_mask=torch.zeros(2, 5, dtype=torch.bool)),
-        ["key_padding_mask is given beside nested tensors", "leave it out"],
-    ),
     "nested attn_mask": (lambda: DROP_IN(X, X, X, attn_mask=ROWS), ["attn_mask is nested"]),
-    "hint alone": (lambda: DROP_IN(X, X, X, is_causal=True), ["is a hint"]),
-    "explained": (lambda: ch.explain(MODULE, X, X, X), ["query[0][None]"]),
     "too long": (lambda: LearnedPositionalEncoding(4, E)(X), ["max_len=5"]),
     "offsets": (lambda: SinusoidalPositionalEncoding(E)(X, offset=torch.tensor([1, 2, 3])), ["offset has shape (3,)"]),
-    "heads after the length": (lambda: RotaryEmbedding(4)(HEADS), ["Heads stand before the length"]),
 }
 
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import clearhead as ch
-from clearhead.nn import AdditiveAttention, DotProductAttention, MultiHeadAttention, PreparedKeys, RotaryEmbedding
+from clearhead.nn import AdditiveAttention, MultiHeadAttention, PreparedKeys, RotaryEmbedding
 
 B, LQ, LK = 2, 4, 7
 LENS = [3, 7]
@@ -251,14 +251,6 @@ def test_what_is_refused(name, kind):
     with pytest.raises(ch.ClearheadError) as caught:
         call(MODULES[kind]())
     assert all(word in str(caught.value) for word in says), caught.value
-
-
-def test_more_that_is_refused():
-    attend = heads()
-    with pytest.raises(ch.ClearheadError, match="a cache is given beside PreparedKeys"):
-        attend(Q, attend.prepare(K, V), cache=ch.nn.KeyValueCache())
-    with pytest.raises(ch.ClearheadError, match="key is a PreparedKeys"):
-        DotProductAttention()(Q, attend.prepare(K, V), V)
 
 
 def test_pickle():

@@ -250,10 +250,3 @@ def test_a_call_without_a_cache_counts_from_0():
         torch.testing.assert_close(
             ch.attention(x[:, :, :2], x, x, mask=rule, align=align), ch.attention(x[:, :, :2], x, x, mask=keep)
         )
-
-
-def test_a_window_refuses_a_change_of_the_score():
-    attend, x, cache = make("then").eval(), inputs(1), KeyValueCache(window=4)
-    with torch.no_grad(), pytest.raises(ch.UnsupportedError, match="function after the score"):
-        attend(x, x, x, ch.Causal(), cache=cache)
-    assert len(cache) == 0

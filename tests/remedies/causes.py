@@ -160,15 +160,6 @@ CASES = [
         setup=SETUP,
     ),
     case(
-        "ch.models.circuits(one, IDS).qk('L*', 0)",
-        (
-            "pass a layer that means one",
-            "ch.models.circuits(one, IDS).qk('L1', 0).dense() # @",
-            "second.q_proj.weight[:8].T @ second.k_proj.weight[:8]",
-        ),
-        setup=SETUP,
-    ),
-    case(
         "metric(one.model(IDS))",
         ("Pass the model with its head", "metric(one(IDS)) # @", "whole()[:, -1, 7]"),
         setup=SETUP,

@@ -81,11 +81,6 @@ CASES = [
         setup=SHELL,
     ),
     case(
-        "command('report \"A cat.\" --heads 3-1 -o page.html')",
-        ("1-3", "written('report \"A cat.\" --heads @ -o page.html')", TRUE),
-        setup=SHELL,
-    ),
-    case(
         "command('explain dot --text \"A cat.\" --from cat')",
         ("pass one of the two", "written('explain --text \"A cat.\" --from cat -o page.html') # @", TRUE),
         ("pass one of the two", "written('explain dot -o page.html') # @", TRUE),

@@ -328,10 +328,6 @@ def expected():
         ("a whole number", "torch.tensor(len(watched().layers(sequence=1))) # @", "torch.tensor(1)"),
     ),
     case(
-        "watched().layers(list('ab'))",
-        ("one word for each position", "torch.tensor(len(watched().layers(list('abcde')))) # @", "torch.tensor(1)"),
-    ),
-    case(
         "two()",
         (
             "tokens= and beside_tokens=",

@@ -246,11 +246,6 @@ def exported(make):
     case(
         "module(x, x, x)",
         ("module.to('cpu', torch.float32)", "(lambda module: @)(module)(x, x, x)", "of_torch(x)"),
-        setup="import copy; module = copy.deepcopy(attend); module.W_q.bias.data = module.W_q.bias.data.double()",
-    ),
-    case(
-        "module(x, x, x)",
-        ("module.to('cpu', torch.float32)", "(lambda module: @)(module)(x, x, x)", "of_torch(x)"),
         setup="import copy; module = copy.deepcopy(attend); module.W_o.double()",
     ),
     case(

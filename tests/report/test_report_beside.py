@@ -28,6 +28,15 @@ OTHER = "Yesterday the animal did not cross the road because it was too wide."
 LONGER = "Yesterday the old animal didn't cross the street because it was wide."
 
 
+def perturbed(model: Any) -> Any:
+    other = copy.deepcopy(model)
+    generator = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for weight in other.parameters():
+            weight += 0.02 * torch.randn(weight.shape, generator=generator)
+    return other
+
+
 @pytest.fixture(scope="module")
 def bert() -> Any:
     return load(bundled())
@@ -39,15 +48,6 @@ def watched(model: Any, tokenizer: Any, *texts: str, **options: Any) -> tuple[An
     with torch.no_grad(), ch.watch(model) as seen:
         model(**inputs)
     return seen, [tokenizer.convert_ids_to_tokens(ids) for ids in inputs["input_ids"]]
-
-
-def perturbed(model: Any) -> Any:
-    other = copy.deepcopy(model)
-    generator = torch.Generator().manual_seed(1)
-    with torch.no_grad():
-        for weight in other.parameters():
-            weight += 0.02 * torch.randn(weight.shape, generator=generator)
-    return other
 
 
 def meta_of(html: str) -> Any:
@@ -144,19 +144,6 @@ def test_texts_whose_words_are_aligned(bert: Any, open_report: Make, tmp_path: P
     )
 
 
-def test_two_checkpoints_on_one_text(bert: Any, open_report: Make, tmp_path: Path) -> None:
-    model, tokenizer = bert
-    (one, (words,)), (two, _) = watched(model, tokenizer, TIRED), watched(perturbed(model), tokenizer, TIRED)
-    found = one.compare(two)
-    html = one.view(tokens=words, beside=two, error=0).write(tmp_path / "page.html").read_text()
-    check_measure(html, found)
-    meta = meta_of(html)
-    assert len(meta["texts"]) == 1 and meta["texts"][0] == words
-    assert [layer["label"] for layer in meta["layers"]] == [f"L{n}" for n in range(6)] + [f"L{n}′" for n in range(6)]
-    assert meta["beside"] == [[n, n + 6] for n in range(6)]
-    check(open_report([], html=html), found, HEADS, np.arange(len(words)), 1e-6)
-
-
 @pytest.mark.parametrize("side", ["right", "left"])
 def test_padding_in_one_of_them(bert: Any, open_report: Make, tmp_path: Path, side: str) -> None:
     """Texts of as many words, one of which is padded; positions on the page are those of words."""
@@ -238,17 +225,6 @@ def test_the_matrix_and_the_choices(bert: Any, open_report: Make, tmp_path: Path
     assert again.page.evaluate("location.hash") == link
     assert again.page.inner_text("#compare-title") == "L0H2 − L0′H2"
     assert again.page.inner_text("#apart-pair") == page.inner_text("#apart-pair")
-
-
-def test_a_pair_that_one_text_has(bert: Any, open_report: Make, tmp_path: Path) -> None:
-    (one, (words,)), (two, (others,)) = watched(*bert, TIRED), watched(*bert, LONGER)
-    html = one.view(tokens=words, beside=two, beside_tokens=others).write(tmp_path / "page.html").read_text()
-    query, key = words.index("did"), words.index("street")
-    assert query not in ch.models.match_tokens(words, others)[0]
-    opened = open_report([], f"#layer=0&head=2&token={query}&pair={key}&a=0.2&b=6.2", html=html)
-    opened.until(COMPARED, "drawn")
-    said = re.sub(FENCES, "", opened.page.inner_text("#apart-pair"))
-    assert re.match(r"did → street: [\d.e-]+%; only one text has this pair$", said), said
 
 
 LOOKS = """all => all.map((p) => Array.from(p.querySelectorAll("span"), (one) => one.style.backgroundColor !== ""))"""

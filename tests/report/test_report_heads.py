@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import replace
-from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -190,33 +189,6 @@ def test_a_measure_says_over_how_many_queries_it_is_and_few_name_no_head(make_ca
     assert page.locator("#five button").all_inner_texts() == ["L0H2 induction 90%"]
 
 
-def test_32_by_32_heads_fit_without_sideways_scrolling(make_case: Make, open_report: Make) -> None:
-    own = [
-        with_measures(make_case(4, heads=32, features=2, name=f"dec.{n}").layer, n, role="decoder") for n in range(32)
-    ]
-    cross = [
-        with_measures(make_case(4, 3, heads=32, features=2, kind="cross", name=f"dec.{n}.x").layer, n, role="cross")
-        for n in range(32)
-    ]
-    wide = [with_measures(make_case(4, heads=80, features=2, name="wide").layer, role="encoder")]
-    page = open_report(own + cross + wide, viewport={"width": 390, "height": 800}).page
-    assert page.locator("#heads h3").all_inner_texts() == ["Decoder", "Cross attention", "Encoder"]
-    for width, show in product((390, 800, 1280), ("squares", "maps")):
-        page.set_viewport_size({"width": width, "height": 800})
-        page.locator(f"#heads-as input[value={show}]").check(force=True)
-        page.wait_for_timeout(300)
-        fits = page.locator("#heads").evaluate(
-            """box => {
-            const outer = box.getBoundingClientRect();
-            const cells = Array.from(box.querySelectorAll(".head"), (one) => one.getBoundingClientRect());
-            return [cells.length, box.scrollWidth <= box.clientWidth, Math.min(...cells.map((one) => one.width)),
-                    cells.every((one) => one.left >= outer.left && one.right <= outer.left + box.clientWidth)];
-        }"""
-        )
-        assert fits[:2] == [2 * 1024 + 80, True] and fits[2] >= (6 if show == "squares" else 24) and fits[3]
-        assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
-
-
 def test_the_matrix_by_keyboard(html: str, open_report: Make) -> None:
     opened = open_report([], "#layer=0&head=0&token=2", html=html)
     page = opened.page
@@ -332,17 +304,6 @@ def test_the_list_is_in_order_and_grows(make_case: Make, open_report: Make) -> N
     assert shown == sorted(shown) and len(shown) == 270
 
 
-def test_the_bars_of_the_list_have_one_middle(make_case: Make, open_report: Make) -> None:
-    layer = make_case(4, heads=3, features=2).layer
-    layer = replace(layer, measures=tuple(measured(distance=(far, 40.0)) for far in (1.5, 40.0, 1234.5)))
-    page = open_report([layer], "#show=list&by=distance").page
-    assert page.locator(".ranked .share").last.inner_text() == "1.5 positions"
-    edges = page.locator(".ranked .bar").evaluate_all(
-        "all => all.map((e) => [e.getBoundingClientRect().left, e.getBoundingClientRect().right])"
-    )
-    assert np.ptp(edges, axis=0).max() < 0.5
-
-
 def test_what_is_not_known_is_no_number(make_case: Make, open_report: Make) -> None:
     layer = make_case(4, heads=2).layer
     layer = replace(layer, measures=(measured(previous=(0.5, 0.1)), measured(previous=(np.nan, np.nan))))
@@ -428,31 +389,6 @@ def test_marks_stand_out_on_every_colour(make_case: Make, open_report: Make, sch
     page.wait_for_selector(".dot:not(.pinned)")
     dots = page.locator(".dot").evaluate_all("all => all.map(one => getComputedStyle(one).backgroundColor)")
     assert min(contrast(dot, panel) for dot in dots) >= 3
-
-
-TEXT_CONTRAST = """section => {
-    const found = [];
-    const ground = (e) => {
-        const colour = getComputedStyle(e).backgroundColor;
-        return colour === "rgba(0, 0, 0, 0)" && e.parentElement ? ground(e.parentElement) : colour;
-    };
-    for (const e of section.querySelectorAll("*")) {
-        const written = Array.from(e.childNodes).some((n) => n.nodeType === 3 && n.data.trim());
-        if (written && e.checkVisibility()) found.push([getComputedStyle(e).color, ground(e), e.outerHTML]);
-    }
-    return found;
-}"""
-
-
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_text_can_be_read_in_every_view(html: str, open_report: Make, scheme: Any) -> None:
-    opened = open_report([], "#pins=0.1_1.1&a=0.1&b=0.2", html=html, color_scheme=scheme)
-    opened.until("document.getElementById('clearhead').dataset.compare", "drawn")
-    for show in ("squares", "maps", "list", "scatter"):
-        opened.page.locator(f"#heads-as input[value={show}]").check(force=True)
-        for part in ("#overview", "#compare"):
-            for ink, ground, what in opened.page.locator(part).evaluate(TEXT_CONTRAST):
-                assert contrast(ink, ground) >= 4.5, what
 
 
 def test_hostile_names_stay_text(make_case: Make, open_report: Make) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from itertools import pairwise, product
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -251,47 +251,6 @@ def test_the_lens_shows_the_pairs_around_one_with_their_words(long: Any, open_re
     assert f"w{long.weights[0, 100].argmax()}" in page.evaluate(MAP)["lens"]["columns"]
 
 
-def test_where_the_map_has_words_no_lens_covers_it(make_case: Make, open_report: Make) -> None:
-    opened = open_report([make_case(12, heads=1).layer])
-    page = opened.page
-    shown = page.evaluate(MAP)
-    assert len(shown["down"]["words"]) == len(shown["across"]["words"]) == 12
-    page.locator("#map").hover(position=at(shown, 7, 2))
-    opened.until(f"{HOST}.shadowRoot.getElementById('pair-title').textContent.includes('w7')")
-    page.wait_for_timeout(100)
-    assert page.locator("#lens").is_hidden() and page.evaluate(MAP)["lens"] is None
-
-
-SEEN = f"""([x, y, wide, tall]) => {{
-    const canvas = Object.assign(document.createElement("canvas"), {{ width: wide, height: tall }});
-    const pen = canvas.getContext("2d");
-    pen.fillStyle = "#ffffff";
-    pen.fillRect(0, 0, wide, tall);
-    for (const id of ["map-picture", "map"]) {{
-        pen.drawImage({HOST}.shadowRoot.getElementById(id), x, y, wide, tall, 0, 0, wide, tall);
-    }}
-    const pixels = pen.getImageData(0, 0, wide, tall).data;
-    return Array.from(pixels.filter((_, at) => at % 4 < 3)).reduce((least, value) => Math.min(least, value), 255);
-}}"""  # the darkest of what is seen in a rectangle of the map
-
-
-def test_a_word_beside_the_map_hides_a_position_whole_or_not_at_all(make_case: Make, open_report: Make) -> None:
-    case = make_case(150, heads=1, query_tokens=[f"w{i}" for i in range(150)])
-    for token, position in ((83, 80), (118, 120)):
-        opened = open_report([case.layer], f"#token={token}&pair={token}")
-        page = opened.page
-        shown = page.evaluate(MAP)
-        (left, top, ratio), cell = (shown[name] for name in ("left", "top", "ratio")), shown["down"]["cell"]
-        middles = [top + (index + 0.5) * cell for index in (position, token)]
-        assert 4 < abs(middles[1] - middles[0]) < 14 * ratio  # the word covers a part of the position
-        first, last = middles[0] - 6 * ratio, middles[0] + 6 * ratio
-        free = (first, middles[1] - 8 * ratio) if token > position else (middles[1] + 8 * ratio, last)
-        page.wait_for_timeout(100)
-        assert page.evaluate(SEEN, [0, free[0], left - 4 * ratio, max(1, free[1] - free[0])]) > 250
-        other = top + (60.5 if position == 80 else 100.5) * cell  # another position is read as before
-        assert page.evaluate(SEEN, [0, other - 6 * ratio, left - 4 * ratio, 12 * ratio]) < 200
-
-
 def test_pointing_does_not_draw_the_picture_again(long: Any, open_report: Make) -> None:
     opened = open_report([long.layer])
     page = opened.page
@@ -465,28 +424,3 @@ def test_from_afar_the_cells_are_those_that_python_wrote(open_report: Make) -> N
                 opened.page.keyboard.press("+")
             drawn(opened)
             assert opened.page.evaluate(MAP)["down"]["per"] < per  # exact now
-
-
-@pytest.mark.parametrize("width", [390, 1280])
-def test_the_marks_of_the_colours_stand_apart(make_case: Make, open_report: Make, width: int) -> None:
-    opened = open_report([make_case(150, heads=1).layer], viewport={"width": width, "height": 844})
-    root = "document.getElementById('clearhead').shadowRoot"
-    spans = opened.page.evaluate(f"""[...{root}.querySelectorAll("#legend-ticks .tick")].map(
-        one => [one.textContent, one.getBoundingClientRect().left, one.getBoundingClientRect().right])""")
-    spans.sort(key=lambda one: one[1])
-    assert {"≤ 1/64 ×", "1 × uniform", "150 ×"} <= {words for words, _, _ in spans}
-    for (_, _, right), (_, left, _) in pairwise(spans):
-        assert right < left
-    assert not opened.page.locator("#legend-mask").is_visible()  # nothing is masked
-
-
-def test_the_hatch_is_explained_where_it_is(make_case: Make, open_report: Make) -> None:
-    page = open_report([make_case(9, heads=1, stop=np.arange(9) + 1).layer]).page
-    assert page.locator("#legend-mask").is_visible()
-
-
-@pytest.mark.parametrize(("hash", "chosen"), [("", "max"), ("#pool=mean", "mean")])
-def test_what_a_cell_shows_is_marked(make_case: Make, open_report: Make, hash: str, chosen: str) -> None:
-    opened = open_report([make_case(40).layer], hash)
-    marked = "document.getElementById('clearhead').shadowRoot.querySelector('[name=pool]:checked')?.value"
-    assert opened.page.evaluate(marked) == chosen

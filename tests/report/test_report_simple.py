@@ -151,50 +151,6 @@ def test_a_head_that_stands_out_is_one_click_away(cases: Any, open_report: Make)
     assert part(opened, "layer") == "1" and part(opened, "by") is None and not is_whole(page)
 
 
-@pytest.mark.parametrize("width", [1280, 800, 390])
-@pytest.mark.parametrize("large", [False, True])
-def test_text_and_map_fit_the_window(cases: Any, open_report: Make, width: int, large: bool) -> None:
-    opened = open_report(layers_of(cases), simple=True, viewport={"width": width, "height": 844})
-    page = opened.page
-    if large:
-        page.locator("#present").click()
-    opened.until("document.documentElement.scrollWidth <= innerWidth")
-    text, picture = (page.locator(one).bounding_box() for one in ("#reading", "#matrix"))
-    assert text and picture
-    if width > 390 and not large:
-        assert text["x"] + text["width"] < picture["x"] and abs(text["y"] - picture["y"]) < 1
-    else:
-        assert text["y"] + text["height"] < picture["y"]
-    assert large or text["y"] < 420
-
-
-def test_a_modules_name_breaks_behind_its_dots_alone(make_case: Make, open_report: Make) -> None:
-    name = "model.language_model.layers.17.self_attention.rotary_attention_of_all_heads"
-    opened = open_report([make_case(4, heads=1, name=name).layer], simple=True, viewport={"width": 300, "height": 700})
-    lines = opened.page.evaluate(
-        f"""Array.from({ROOT}.getElementById('where').childNodes).filter((node) => node.nodeType === 3).map((node) => {{
-            const range = document.createRange();
-            range.selectNodeContents(node);
-            return [node.data, new Set(Array.from(range.getClientRects(), (box) => Math.round(box.top))).size];
-        }})"""
-    )
-    assert [text for text, _ in lines][1:-1] == [f"{one}." for one in name.split(".")[1:-1]]
-    assert all(count == 1 for text, count in lines[:-1]) and len(lines) == name.count(".") + 1
-    assert opened.page.locator("#where").evaluate("e => e.getClientRects()[0].height") > 30  # it is broken at all
-
-
-def test_the_help_explains_the_words_of_the_page(cases: Any, open_report: Make) -> None:
-    opened = open_report(layers_of(cases))
-    page = opened.page
-    page.keyboard.press("?")
-    words = page.locator("#word-list dt").all_inner_texts()
-    said = page.locator("#word-list dd").all_inner_texts()
-    wanted = {"token", "layer", "head", "query, key", "weight", "uniform attention", "× uniform", "entropy", "received"}
-    assert wanted <= set(words) and "sink" in words and len(words) == len(said)
-    assert all(text.endswith(".") and text.count(". ") == 0 for text in said)
-    assert "arrow keys" in page.locator("#key-list dt").all_inner_texts()
-
-
 def test_a_page_opens_on_a_named_head(cases: Any, open_report: Make) -> None:
     page = page_of([LeftOut("gone", "It has no steps."), *layers_of(cases)], "A report")
     page.distinctive = {"layer": 0, "head": 1, "sentence": "", "measure": "previous", "nearUniform": False}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import re
 from collections.abc import Callable
 from typing import Any
 
@@ -190,15 +189,6 @@ def test_one_query_is_shown_at_a_time(causal: Any, open_report: Make) -> None:
     assert page.evaluate("clearhead.state().token") == 12
 
 
-def test_pointing_at_the_map_outlines_the_pair_in_the_text(causal: Any, open_report: Make) -> None:
-    opened = open_report([causal.layer])
-    shown = opened.page.evaluate("clearhead.map()")
-    x = shown["left"] + 2.5 * shown["across"]["cell"]
-    y = shown["top"] + 9.5 * shown["down"]["cell"]
-    opened.page.locator("#map").hover(position={"x": x, "y": y})
-    assert opened.page.locator(".token.passing").all_inner_texts() == [WORDS[2], WORDS[9]]
-
-
 def worth_an_arc(weights: Any) -> Any:
     """The weights that get an arc: the five largest, without those below a hundredth of the largest."""
     strongest = np.sort(np.ravel(weights))[::-1][:5]
@@ -301,15 +291,6 @@ def test_pieces_stand_where_the_letters_of_the_text_stand(make_case: Make, open_
     pieces = [name for name in ("של", "ום", "الس", "لام") if name in box]
     assert box[pieces[1]][1] <= box[pieces[0]][0] + 1  # the later piece is to the left
     assert box["18" if "18" in box else "19"][0] >= box["20"][1] - 1  # a number's to the right
-
-
-def test_the_pieces_of_a_word_stay_on_one_line(make_case: Make, open_report: Make) -> None:
-    tokens = ["per", "##su", "##aded"] * 30
-    layer = make_case(len(tokens), heads=1, query_tokens=tokens).layer
-    page = open_report([layer], viewport={"width": 390, "height": 740}).page
-    tops = page.evaluate(f"Array.from({ROOT}.querySelectorAll('.token'), e => e.getBoundingClientRect().top)")
-    words = np.reshape(tops, (30, 3))
-    assert np.ptp(words, axis=1).max() < 1 and np.ptp(words[:, 0]) > 20
 
 
 BYTES = {
@@ -533,32 +514,3 @@ def test_hostile_tokens_stay_text(make_case: Make, open_report: Make) -> None:
     assert page.locator(".token.found").count() == 2
     assert page.locator(".token *, #reading img, #reading script, #reading b").count() == 0
     assert "⟨U+202E⟩evil" in page.locator(".prose").text_content()
-
-
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_on_a_phone(causal: Any, open_report: Make, scheme: str) -> None:
-    opened = open_report(
-        [causal.layer], "#token=4&tokens=4-6&arcs=1", viewport={"width": 390, "height": 740}, color_scheme=scheme
-    )
-    page = opened.page
-    page.get_by_role("button", name="Find").click()
-    page.keyboard.type("the")
-    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
-    inside = f"""Array.from({ROOT}.querySelectorAll('#reading *')).filter((e) => e.checkVisibility()
-        && !e.closest('svg, .unseen')).every((e) => e.getBoundingClientRect().right <= innerWidth)"""
-    assert page.evaluate(inside)
-    marks = page.evaluate(f"""() => {{
-        const light = (hex) => {{
-            const [r, g, b] = [1, 3, 5].map((at) => parseInt(hex.slice(at, at + 2), 16) / 255)
-                .map((c) => (c <= 0.04045 ? c / 12.92 : ((c + 0.055) / 1.055) ** 2.4));
-            return 0.2126 * r + 0.7152 * g + 0.0722 * b;
-        }};
-        const style = getComputedStyle({HOST});
-        const of = (name) => light(style.getPropertyValue(name).trim());
-        return ['--accent', '--bar', '--quiet', '--ink'].map((name) => {{
-            const [a, b] = [of(name), of('--panel')].sort((x, y) => y - x);
-            return (a + 0.05) / (b + 0.05);
-        }});
-    }}""")
-    assert min(marks[:2]) >= 3 and min(marks[2:]) >= 4.5
-    assert re.fullmatch(r"\d of 3", page.inner_text("#find-count"))

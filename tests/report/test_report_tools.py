@@ -53,13 +53,6 @@ def test_the_map_as_svg_with_its_words(case: Any, open_report: Make, tmp_path: P
     assert not list(svg.iter("{http://www.w3.org/2000/svg}script"))
 
 
-def test_a_long_map_as_svg_is_one_image(make_case: Make, open_report: Make, tmp_path: Path) -> None:
-    opened = open_report([make_case(150, heads=1).layer])
-    svg = ElementTree.fromstring(saved(opened, "map", tmp_path))
-    (image,) = svg.iter("{http://www.w3.org/2000/svg}image")
-    assert str(image.get("href")).startswith("data:image/png;base64,")
-
-
 def test_the_text_as_svg(case: Any, open_report: Make, tmp_path: Path) -> None:
     svg = ElementTree.fromstring(saved(open_report([case.layer]), "text", tmp_path))
     assert [text.text for text in svg.iter("{http://www.w3.org/2000/svg}text")] == WORDS
@@ -135,21 +128,6 @@ def test_keys(case: Any, open_report: Make) -> None:
     assert page.evaluate("clearhead.state().scale") == "log"
 
 
-def test_the_list_of_keys_opens_at_its_title(case: Any, open_report: Make) -> None:
-    page = open_report([case.layer], viewport={"width": 390, "height": 420}).page
-    page.locator("#help-button").click()
-    assert page.locator("#help").evaluate("e => [e.scrollTop, e.scrollHeight > e.clientHeight]") == [0, True]
-    assert page.evaluate(f"{ROOT}.activeElement.id") == "help-title"
-    page.keyboard.press("Tab")
-    assert page.evaluate(f"{ROOT}.activeElement.textContent") == "Close"
-
-
-def test_larger_fits_the_window(case: Any, open_report: Make) -> None:
-    opened = open_report([case.layer], viewport={"width": 900, "height": 700})
-    opened.page.locator("#present").click()
-    opened.until("document.documentElement.scrollWidth <= innerWidth")
-
-
 LETTERS = """window.letters = [];
 const write = CanvasRenderingContext2D.prototype.fillText;
 CanvasRenderingContext2D.prototype.fillText = function (...given) {
@@ -180,20 +158,6 @@ def test_larger_fills_the_width_with_the_map_and_has_larger_letters_on_it(make_c
         opened.until("document.getElementById('clearhead').dataset.shown", "0/0/out/7/7")
 
 
-def test_larger_has_larger_letters_and_one_pane_below_the_other(case: Any, open_report: Make) -> None:
-    opened = open_report([case.layer])
-    page = opened.page
-    sizes = f"[...{ROOT}.querySelectorAll('.token, #pair-title, .other, #measure-here')].map("
-    sizes += "one => parseFloat(getComputedStyle(one).fontSize))"
-    before = np.array(page.evaluate(sizes))
-    page.locator("#present").click()
-    assert (np.array(page.evaluate(sizes)) > 1.3 * before).all()
-    widths = [page.locator(pane).bounding_box()["width"] for pane in ("#overview", "#middle", "#detail")]
-    assert max(widths) - min(widths) < 1 and widths[0] > 1200
-    page.locator("#present").click()
-    np.testing.assert_allclose(page.evaluate(sizes), before)
-
-
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_on_paper_the_map_is_drawn_and_no_button_stands(make_case: Make, open_report: Make, scheme: str) -> None:
     case = make_case(60, heads=1, stop=np.arange(60) + 1)
@@ -218,15 +182,6 @@ def test_on_paper_the_map_is_drawn_and_no_button_stands(make_case: Make, open_re
     page.emulate_media(media="null")
 
 
-def test_what_can_be_saved_stands_on_a_phone_and_goes_when_it_is_left(case: Any, open_report: Make) -> None:
-    page = open_report([case.layer], viewport={"width": 390, "height": 844}).page
-    page.locator("#save summary").click()
-    box = page.locator("#save div").bounding_box()
-    assert box["x"] >= 0 and box["x"] + box["width"] <= 390
-    page.mouse.click(200, 600)
-    assert not page.locator("#save div").is_visible()
-
-
 def test_what_each_dimension_adds(case: Any, open_report: Make) -> None:
     opened = open_report([case.layer], "#head=1&token=4&pair=2")
     opened.page.locator("#terms summary").click()
@@ -239,27 +194,6 @@ def test_what_each_dimension_adds(case: Any, open_report: Make) -> None:
     np.testing.assert_allclose(shares, [*terms[order[:6]], terms[order[6:]].sum()], atol=6e-4)
     together = re.search(r"sum (\S+):", opened.page.inner_text("#term-sum"))
     assert together and float(together[1].replace("−", "-")) == pytest.approx(terms.sum(), abs=6e-4)
-
-
-EDGES = "all => all.map((e) => [e.getBoundingClientRect().left, e.getBoundingClientRect().right])"
-
-
-def test_bars_have_one_baseline(make_case: Make, open_report: Make) -> None:
-    """The bars of the strongest keys begin at one place, however long their numbers; those of terms at their middle."""
-    case = make_case(6, heads=1, spread=6.0)
-    assert case.weights[0, 3].min() < 1e-7 and case.weights[0, 3].max() > 0.5
-    page = open_report([case.layer], "#token=3").page
-    assert "< 0.00001%" in page.inner_text("#strongest")
-    assert np.ptp(page.locator("#strongest .bar").evaluate_all(EDGES), axis=0).max() < 0.5
-    page.locator("#terms summary").click()
-    page.wait_for_selector(".term .bar")
-    bars = np.array(page.locator(".term .bar").evaluate_all(EDGES))
-    filled = np.array(page.locator(".term .bar span").evaluate_all(EDGES))
-    shares = [float(x.replace("−", "-")) for x in page.locator(".term .share").all_inner_texts()]
-    assert np.ptp(bars, axis=0).max() < 0.5 and min(shares) < 0 < max(shares)
-    middle = bars[0].mean()
-    for (left, right), share in zip(filled, shares, strict=True):
-        assert (left if share > 0 else right) == pytest.approx(middle, abs=1), share
 
 
 def test_the_same_pair_in_all_heads(make_case: Make, open_report: Make) -> None:

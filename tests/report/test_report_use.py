@@ -174,11 +174,14 @@ CONTRAST = """() => {
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_every_theme_and_width_can_be_read(layers: list[Any], open_report: Make, scheme: Any) -> None:
-    opened = open_report(layers, "#layer=2", color_scheme=scheme)
+    opened = open_report(layers, "#layer=2&token=1&tokens=1-2&arcs=1&pins=0.1_1.1&a=0.1&b=0.2", color_scheme=scheme)
     page = opened.page
+    opened.until("document.getElementById('clearhead').dataset.compare", "drawn")
     ground = page.evaluate("getComputedStyle(document.getElementById('clearhead')).backgroundColor")
     assert (sum(map(int, ground[4:-1].split(","))) > 384) == (scheme == "light")
-    assert page.evaluate(CONTRAST) == []
+    for show in ("squares", "maps", "list", "scatter"):
+        page.locator(f"#heads-as input[value={show}]").check(force=True)
+        assert page.evaluate(CONTRAST) == [], show
     for width in (360, 800, 1600):
         page.set_viewport_size({"width": width, "height": 800})
         opened.until("document.documentElement.scrollWidth <= innerWidth")
