@@ -14,6 +14,7 @@ from clearhead.base.errors import ClearheadError, ShapeError
 from clearhead.base.positions import query_offset
 from clearhead.base.rules import ByPair, by_pair
 from clearhead.base.shapes import Align, Sizes, extent, moved
+from clearhead.base.tracing import compiling
 
 Part = Callable[[slice, slice, slice, slice], Tensor]
 
@@ -133,8 +134,10 @@ class DocumentEdges:
         def fill_row(batch: slice, heads: slice, queries: slice, keys: slice) -> Tensor:
             tiles = []
             asked = [range(*extent(side, size)) for side, size in zip((queries, keys), sizes[2:4], strict=True)]
-            first = max(bisect_right(sums, side.start) for side, sums in zip(asked, self.numbers, strict=True)) - 1
-            last = min(bisect_left(sums, side.stop) for side, sums in zip(asked, self.numbers, strict=True))
+            first, last = 0, len(self.numbers[0]) - 1
+            if not compiling():  # the compiler cannot trace bisect
+                first = max(bisect_right(sums, side.start) for side, sums in zip(asked, self.numbers, strict=True)) - 1
+                last = min(bisect_left(sums, side.stop) for side, sums in zip(asked, self.numbers, strict=True))
             for n in range(first, last):
                 edges = [sums[n : n + 2] for sums in self.numbers]
                 both = [_intersect(*side) for side in zip(asked, edges, strict=True)]
