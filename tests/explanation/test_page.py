@@ -35,8 +35,8 @@ def example(name, mask=None, more="plain"):
         else mask.example(Sizes(2, 2, 4, 5, align="lower_right"))
     )
     given = {"score": score, "mask": mask, "align": "lower_right", **MORE[more]}
-    if mask is not None and mask.document_edges is not None and "bias" in given:  # that of the longest document
-        given["bias"] = given["bias"][..., : mask.document_edges.queries.longest, : mask.document_edges.keys.longest]
+    if mask is not None and mask._document_edges is not None and "bias" in given:  # that of the longest document
+        given["bias"] = given["bias"][..., : mask._document_edges.queries.longest, : mask._document_edges.keys.longest]
     return ch.explain(**inputs, **given), inputs, given
 
 

@@ -52,7 +52,7 @@ def test_every_step_is_what_attention_computes(score, mask, more):
     sizes = Sizes(2, 2, 4, 5, align="lower_right")
     given = {"score": score, "mask": None if mask is None else mask.example(sizes), "align": "lower_right"}
     if more == "bias":
-        edges = None if mask is None else given["mask"].document_edges
+        edges = None if mask is None else given["mask"]._document_edges
         given["bias"] = draw(2, *(sizes if edges is None else edges.pad_sizes(sizes))[2:4], seed=3)[None]
     if more == "sinks":
         given["sinks"] = draw(2, seed=4)

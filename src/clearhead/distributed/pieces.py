@@ -80,8 +80,8 @@ def sharded(
 ) -> Problem:
     """The problem of this rank's operands, with the sizes, the mask and the bias of the whole sequence."""
     refuse_distributed({"query": query, "key": key, "value": value})
-    if isinstance(mask, Mask) and mask.document_edges is not None:
-        of_score["score"] = count_in_documents(as_score(of_score["score"]), mask.document_edges)
+    if isinstance(mask, Mask) and mask._document_edges is not None:
+        of_score["score"] = count_in_documents(as_score(of_score["score"]), mask._document_edges)
     problem = make_problem(query, key, value, **of_score)
     held, given = layout.held, (problem.sizes.queries, problem.sizes.keys)
     if given != (held, held):

@@ -64,7 +64,7 @@ class Mask(PartSettings, ABC):
     __array_ufunc__ = None  # so that NumPy's arrays leave operators to the mask
     _validators: ClassVar = {"positional": check_flag}
     positional: bool = False  # whether it depends on where a query stands, and so on the call's alignment
-    document_edges: DocumentEdges | None = None  # of the documents in which the masks and biases beside it count
+    _document_edges: DocumentEdges | None = None  # of the documents in which the masks and biases beside it count
 
     @abstractmethod
     def lower(self, sizes: Sizes) -> Spans:
@@ -252,7 +252,7 @@ class Combined(Mask):
 
     def __init__(self, *inner: Mask) -> None:
         self.positional = any(mask.positional for mask in inner)
-        self.document_edges = next((mask.document_edges for mask in inner if mask.document_edges is not None), None)
+        self._document_edges = next((mask._document_edges for mask in inner if mask._document_edges is not None), None)
         self.levels = 1 + max(mask.levels if isinstance(mask, Combined) else 0 for mask in inner)
 
     @property
@@ -376,10 +376,10 @@ def with_leaves(mask: Mask, change: Callable[[Mask], Mask]) -> Mask:
 class MaskInDocuments(Mask):
     """A mask of the padded batch that has one sequence for each document, for the row of the documents."""
 
-    document_edges: DocumentEdges
+    _document_edges: DocumentEdges
 
     def __init__(self, mask: Mask, edges: DocumentEdges) -> None:
-        self.mask, self.document_edges, self.positional = mask, edges, mask.positional
+        self.mask, self._document_edges, self.positional = mask, edges, mask.positional
 
     @classmethod
     def example(cls, sizes: Sizes) -> Mask:
@@ -387,7 +387,7 @@ class MaskInDocuments(Mask):
 
     def signature(self) -> Hashable | None:
         signature = self.mask.signature()
-        return None if signature is None else (type(self), signature, self.document_edges.numbers)
+        return None if signature is None else (type(self), signature, self._document_edges.numbers)
 
     def depends(self) -> tuple[Tensor, ...] | None:
         return self.mask.depends()
@@ -399,17 +399,17 @@ class MaskInDocuments(Mask):
         return f"({self.mask.title()})" if isinstance(self.mask, Pair) else self.mask.title()
 
     def drawn(self) -> Sizes:
-        return Sizes(1, 1, self.document_edges.queries.total, self.document_edges.keys.total)
+        return Sizes(1, 1, self._document_edges.queries.total, self._document_edges.keys.total)
 
     def _pad_sizes(self, sizes: Sizes) -> Sizes:
-        return self.document_edges.pad_sizes(sizes, self.mask.title if self.positional else None)
+        return self._document_edges.pad_sizes(sizes, self.mask.title if self.positional else None)
 
     def _compute_part(self, sizes: Sizes, at: Sides) -> Tensor:
         padded = self._pad_sizes(sizes)
-        return self.document_edges.to_row(lambda *own: self.mask._compute_part(padded, own), sizes)(*at)
+        return self._document_edges.to_row(lambda *own: self.mask._compute_part(padded, own), sizes)(*at)
 
     def lower(self, sizes: Sizes) -> Spans:
-        edges = self.document_edges
+        edges = self._document_edges
         padded = self._pad_sizes(sizes)
         document, index = edges.queries.locate(sizes.device)
         sums = moved(edges.keys.sums, sizes.device)
@@ -431,9 +431,9 @@ class MaskInDocuments(Mask):
 
 def _count_in_documents(mask: Mask, edges: DocumentEdges) -> Mask:
     """A side of `&` or `|` beside documents with these edges."""
-    if mask.document_edges is None:
+    if mask._document_edges is None:
         return MaskInDocuments(mask, edges)
-    if mask.document_edges.numbers == edges.numbers:
+    if mask._document_edges.numbers == edges.numbers:
         return mask
     raise ClearheadError(
         f"{short(mask.title(), 200)} has other documents than the mask beside it, and masks count positions in one set "
@@ -449,7 +449,7 @@ class Pair(Combined):
 
     def __init__(self, left: Mask, right: Mask) -> None:
         super().__init__(left, right)
-        edges = self.document_edges
+        edges = self._document_edges
         if edges is not None:
             left, right = (_count_in_documents(mask, edges) for mask in (left, right))
         self.left, self.right = left, right

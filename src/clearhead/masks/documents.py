@@ -210,33 +210,33 @@ class DocumentsByEdges(Documents):
     """Documents in which the masks and biases beside them count positions."""
 
     positional = False
-    document_edges: DocumentEdges
+    _document_edges: DocumentEdges
 
     def __init__(self, edges: DocumentEdges) -> None:
-        self.document_edges = edges
+        self._document_edges = edges
 
     @classmethod
     def example(cls, sizes: Sizes) -> Mask:
         return cls(DocumentEdges.example(sizes))
 
     def title(self) -> str:
-        return f"Documents(<{self.document_edges.queries.total} queries, {self.document_edges.keys.total} keys>)"
+        return f"Documents(<{self._document_edges.queries.total} queries, {self._document_edges.keys.total} keys>)"
 
     def signature(self) -> Hashable | None:
-        return (type(self), self.document_edges.numbers)
+        return (type(self), self._document_edges.numbers)
 
     def drawn(self) -> Sizes:
-        return Sizes(1, 1, self.document_edges.queries.total, self.document_edges.keys.total)
+        return Sizes(1, 1, self._document_edges.queries.total, self._document_edges.keys.total)
 
     def steps(self, sizes: Sizes, at: Sides, name: str = "mask") -> list[Step]:
-        edges = self.document_edges
+        edges = self._document_edges
         mine, ids = (row.locate(sizes.device)[0][None] for row in (edges.queries, edges.keys))
         return self._compare(mine, ids, at, name)
 
     def lower(self, sizes: Sizes) -> Spans:
-        self.document_edges.validate_sizes(sizes)
-        document, _ = self.document_edges.queries.locate(sizes.device)
-        sums = moved(self.document_edges.keys.sums, sizes.device)
+        self._document_edges.validate_sizes(sizes)
+        document, _ = self._document_edges.queries.locate(sizes.device)
+        sums = moved(self._document_edges.keys.sums, sizes.device)
         return Spans(sums[document].view(1, 1, -1), sums[document + 1].view(1, 1, -1))
 
 

@@ -21,7 +21,7 @@ from clearhead.scores.change_in_documents import count_in_row
 
 def get_nested_edges(mask: Any) -> DocumentEdges | None:
     """Return the edges of the sequences where this is the mask of nested tensors."""
-    edges = mask.document_edges if isinstance(mask, Mask) else None
+    edges = mask._document_edges if isinstance(mask, Mask) else None
     return edges if edges is not None and edges.nested else None
 
 

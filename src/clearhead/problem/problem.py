@@ -211,7 +211,7 @@ def make_problem(
         score = as_score(score)
     if score is not _DOT:
         score = after_hooks(score, query, key)
-    documents = mask.document_edges if mask is not None and isinstance(mask, Mask) else None
+    documents = mask._document_edges if mask is not None and isinstance(mask, Mask) else None
     if documents is not None:
         score = count_in_documents(score, documents)
     score.check(query, key)
@@ -388,7 +388,7 @@ def _as_bias(bias: Any, mask: Any) -> Bias:
         bias = DenseBias(bias)
     if not isinstance(bias, Bias):
         raise _not_one("bias", bias, "a Bias, such as ALiBi(num_heads), or a float tensor")
-    edges = mask.document_edges if isinstance(mask, Mask) else None
+    edges = mask._document_edges if isinstance(mask, Mask) else None
     return bias if edges is None else BiasInDocuments(bias, edges)
 
 

@@ -93,7 +93,7 @@ def resolve(mask: Mask, sizes: Sizes, as_written: bool) -> Visible:
         return known
     if signature is None and not transformed() and not follows and not isinstance(sizes.align, Tensor):
         own = isinstance(mask, Combined) or "lower" in vars(type(mask))  # an inherited one may name too few
-        once = mask.document_edges is not None and mask.document_edges.nested  # made anew in each call
+        once = mask._document_edges is not None and mask._document_edges.nested  # made anew in each call
         depends = mask.depends() if own and not once else None
         if depends is not None:
             return _kept(mask, depends, sizes)

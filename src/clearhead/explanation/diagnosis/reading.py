@@ -107,7 +107,7 @@ def _floats(call: Arguments, bias_name: str) -> dict[str, Tensor]:
 def _unaligned(call: Arguments) -> str:
     """The longer side, "keys" or "queries", where positions are needed and no alignment is given; else empty."""
     positional = [part.positional for part in (call.mask, call.bias) if isinstance(part, Mask | Bias)]
-    inside = isinstance(call.mask, Mask) and call.mask.document_edges is not None
+    inside = isinstance(call.mask, Mask) and call.mask._document_edges is not None
     if any(getattr(array, "is_nested", False) for array in (call.query, call.key)):
         return ""  # lengths that vary have no order; the problem's checks refuse them
     shapes = [tuple(getattr(array, "shape", ())) for array in (call.query, call.key)]

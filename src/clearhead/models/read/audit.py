@@ -70,7 +70,7 @@ def pairs_of(call: AttentionCall, expected: Mask) -> Pairs:
     """The pairs that the call allowed and the expected ones. Padding is left out of both."""
     sizes, words = call.problem.sizes._replace(align="lower_right"), call.padding
     allowed = _allowed(call)
-    if expected.document_edges is not None:  # beside it, the masks of the row would count inside its documents
+    if expected._document_edges is not None:  # beside it, the masks of the row would count inside its documents
         expected = RecordedMask(expected._resolve(sizes), sizes)
     if words is not None and words.keys is not None:
         expected = expected & Padding(words.keys)

@@ -37,7 +37,7 @@ class UnequalLengths(Check):
         at_first = sizes.align == "upper_left" or (isinstance(sizes.align, int) and sizes.align == 0)
         if isinstance(sizes.align, Tensor) or not at_first or queries >= keys or case.problem.spans is None:
             return
-        positional = case.mask is None or (case.mask.positional and case.mask.document_edges is None)
+        positional = case.mask is None or (case.mask.positional and case.mask._document_edges is None)
         hidden = ~case.seen[0][..., queries:]
         if positional and bool(hidden.all()):
             yield self.finding(
