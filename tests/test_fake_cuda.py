@@ -45,7 +45,6 @@ WAITS = {
     "edits.Patch": (3, f"{EDITS}; so are those of the source, and the rows where its output is put"),
     "edits.ForceMask": (2, f"{EDITS}; {BLOCKS}"),
     "edits.Knockout": (3, f"{EDITS}; {BLOCKS}"),
-    "a score by tile()": (1, "the backward pass compares the sums of its rows with those of the forward pass"),
     "reductions.Mass": (1, "a group below 0 is an error in words, and the largest says how many there are"),
 }
 

@@ -7,6 +7,7 @@ import torch
 from torch._dynamo.backends.registry import lookup_backend
 
 import clearhead as ch
+from clearhead.base.torch_private import cached_code
 from clearhead.nn import KeyValueCache, LearnedPositionalEncoding, MultiHeadAttention, RotaryEmbedding
 
 PROMPT, STEPS = 3, 66
@@ -73,7 +74,9 @@ def test_through_autograds_compiler():
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # inductor's own
 def test_inductor(inductor_cache):
-    assert check("groups", "inductor", 16, dynamic=True)[-1] <= 4
+    """The first step, the next ones, and the one that grows the buffer; inductor may begin one of them anew."""
+    check("groups", "inductor", 16, dynamic=True)
+    assert len(cached_code(MultiHeadAttention.forward.__code__)) == 3
 
 
 class Stack(torch.nn.Module):
