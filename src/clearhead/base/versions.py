@@ -63,7 +63,7 @@ class Versions:
                 return name, tensor
         return None
 
-    def replaced(self, now: Versions) -> bool:
+    def has_replaced_tensor(self, now: Versions) -> bool:
         """Whether a tensor that requires grad has given its place to other numbers. A weight that is computed anew in
         each call, as by weight norm, may have the same."""
         pairs = zip(self._seen, now._seen, strict=False) if len(self._seen) == len(now._seen) else ()

@@ -20,7 +20,7 @@ from clearhead.masks._read import KEPT
 from clearhead.masks.base import Mask, with_leaves
 from clearhead.masks.mask_function import MaskFunction
 from clearhead.scores.base import Score, name_of
-from clearhead.scores.change_in_documents import with_change
+from clearhead.scores.change_in_documents import copy_with_change
 
 
 class OffsetRule(nn.Module):
@@ -60,7 +60,7 @@ def offset_rules(
     mask = _offset_mask(mask, after)
     if isinstance(bias, Bias):
         bias = _offset_bias(bias, after)
-    return mask, bias, score if score.changed_by is None else with_change(score, after(score.changed_by))
+    return mask, bias, score if score.changed_by is None else copy_with_change(score, after(score.changed_by))
 
 
 def _offset_mask(given: Any, after: Callable[[Any], OffsetRule]) -> Any:

@@ -25,16 +25,16 @@ class ChangeInDocuments(nn.Module):
 
 def count_in_documents(score: Score, edges: DocumentEdges) -> Score:
     """Return the score of the padded batch, for the row of the documents."""
-    return score if score.changed_by is None else with_change(score, ChangeInDocuments(score.changed_by, edges))
+    return score if score.changed_by is None else copy_with_change(score, ChangeInDocuments(score.changed_by, edges))
 
 
 def count_in_row(score: Score) -> Score:
     """Return the score that `count_in_documents` was given."""
     change = score.changed_by
-    return with_change(score, change.change) if isinstance(change, ChangeInDocuments) else score
+    return copy_with_change(score, change.change) if isinstance(change, ChangeInDocuments) else score
 
 
-def with_change(score: Score, change: ChangeOfPair) -> Score:
+def copy_with_change(score: Score, change: ChangeOfPair) -> Score:
     """The same score over the same parameters, with another change."""
     copied = with_parameters(score, lambda p: p, every=True)
     assert isinstance(copied, Score)

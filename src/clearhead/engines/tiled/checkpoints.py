@@ -37,7 +37,7 @@ def checkpointed(
             return compute(cut(with_operands(group, tensors), region._replace(batch=EVERY, heads=EVERY)), region)
         finally:
             before, reads = reads, rest.reads()  # a score may write to its own running statistics: that is no error
-            if before.replaced(reads):
+            if before.has_replaced_tensor(reads):
                 raise make_replaced_error()
 
     def run(region: Region) -> Any:
