@@ -22,13 +22,16 @@ def split_by_number(projected, name, head_dim):
     )
 
 
-def without_owner(self, state, by):
-    self._state = state
+COMMIT = KeyValueCache._commit
+
+
+def without_owner(self, step, by):
+    COMMIT(self, step, None)
 
 
 FAULTS = {
     "heads of another width": (multi_head_attention, "split_heads", split_by_number),
-    "a cache of any module": (KeyValueCache, "_hold", without_owner),
+    "a cache of any module": (KeyValueCache, "_commit", without_owner),
     "keys that are not turned": (RotaryEmbedding, "forward", lambda self, x, offset=0, positions=None: x),
     "a norm that is left out": (multi_head_attention, "normed", lambda name, norm, heads: heads),
     "a scale that is left out": (multi_head_attention, "scaled", lambda query, factor: query),
@@ -48,8 +51,8 @@ def test_a_fault_is_found(name, monkeypatch):
 
 def test_the_budget_tells_a_rounding_of_a_lower_precision(monkeypatch):
     """A thousandth of the scores is beyond it in float32."""
-    attend = multi_head_attention.RecordingModule._attend
-    scaled = lambda self, query, *given, **options: attend(self, query * 1.001, *given, **options)
-    monkeypatch.setattr(multi_head_attention.RecordingModule, "_attend", scaled)
+    attended = multi_head_attention.RecordingModule._attended
+    scaled = lambda self, query, *given, **options: attended(self, query * 1.001, *given, **options)
+    monkeypatch.setattr(multi_head_attention.RecordingModule, "_attended", scaled)
     with torch.no_grad():
         assert sum(bool(list(fuzz_modules.failures_of(n))) for n in range(60)) > 9

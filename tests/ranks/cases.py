@@ -15,6 +15,7 @@ from torch import Tensor
 import clearhead as ch
 from clearhead import testing
 from clearhead.base.shapes import Sizes
+from clearhead.biases.bias_in_documents import BiasInDocuments
 from clearhead.distributed import channel, exchange, needs
 from clearhead.problem.visible import intervals_of
 
@@ -84,10 +85,13 @@ def cases(ranks: int) -> Iterator[dict[str, Any]]:
         at = next(number)
         torch.manual_seed(at)
         every = layouts(ranks, mask)
+        bias = biases[at % len(biases)]
+        if isinstance(bias, BiasInDocuments) and isinstance(mask, ch.extend.Mask) and mask._document_edges is not None:
+            bias = bias.bias  # the mask's own documents count it
         yield {
             "score": cls.example(),
             "mask": mask,
-            "bias": biases[at % len(biases)],
+            "bias": bias,
             "sinks": at % 3 == 0,
             "dropout_p": 0.25 if at % 5 == 0 else 0.0,
             "layout": every[at % len(every)],

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from clearhead.base.arrays import Integers, check_float, check_memory
 from clearhead.base.errors import ClearheadError, ShapeError, UnsupportedError, columns
 from clearhead.base.numbers import check_count
-from clearhead.base.shapes import placed
+from clearhead.base.shapes import placed, refuse_fakes
 from clearhead.base.text import brief
 from clearhead.base.tracing import compiling, ensure, exporting, readable, some_compiling
 from clearhead.nn._cache_state import CacheState, CacheStep, check_integers, check_limits, extend
@@ -191,6 +191,7 @@ class KeyValueCache:
             raise ClearheadError("the cache is empty: it has no batch to reorder before its first keys.")
         if isinstance(indices, Tensor):
             check_memory(indices, "indices")
+            refuse_fakes({"indices": indices, "the cache": states[0].key})
         indices = _check_indices(indices, min(state.key.shape[0] for state in states))
         for one, state in zip(every, states, strict=True):
             one._state = state.select(placed(indices, state.key.device, "indices"))
@@ -263,6 +264,8 @@ class KeyValueCache:
                     f"the new {name}s, shape {tuple(new.shape)}, are {new.dtype} on {new.device}, and the cache holds "
                     f"{old.dtype} on {old.device}. Start with an empty KeyValueCache() after the module was converted."
                 )
+            if type(new) is not type(old):
+                refuse_fakes({f"the new {name}": new, "the cache": old})
         other = by is not None and by is not self._module and self._module is not None
         if by is not None and self._module is None and self._digest is not None and not compiling():  # in a copy
             other = digest_of(by) not in (None, self._digest)
