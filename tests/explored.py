@@ -332,7 +332,10 @@ EXPLORED: dict[str, dict[str, Kept]] = {
         "test_options": 4,
         "test_torch_s_module": 3,
     },
-    "explanation/test_steps.py": {"test_every_step_is_what_attention_computes": 4},
+    "explanation/test_steps.py": {
+        "test_every_step_is_what_attention_computes": 4,
+        "test_a_mask_s_code_gives_the_mask": 3,
+    },
     "explanation/test_page.py": {
         "test_edited_inputs_give_what_python_gives": ("Additive-both",),
         "test_the_page_computes_every_step": 6,
@@ -463,6 +466,24 @@ EXPLORED: dict[str, dict[str, Kept]] = {
     },
     "models/test_called_layers.py": {
         "test_numbers_are_those_of_the_merged_weights": 3,
+    },
+    "explanation/test_gradients.py": {
+        "test_every_formula_of_a_gradient_comes_to_its_numbers": 3,
+    },
+    "learning/test_exercises.py": {
+        "test_a_wrong_answer_is_told_why": 3,
+        "test_a_page_checks_its_solution_as_it_checks_an_answer": 3,
+        "test_an_answer_left_as_it_was_is_not_answered_yet": 3,
+    },
+    "explanation/test_examples.py": {
+        "test_the_caller_s_surroundings_change_no_example": 3,
+    },
+    "models/test_hidden_keys.py": {
+        "test_statistics_are_those_of_what_the_model_does_not_hide": 2,
+        "test_any_structure_and_any_padding": 3,
+    },
+    "models/test_lazy_consumers.py": {
+        "test_consumers": 3,
     },
     "models/test_entered_by_forward.py": {
         "test_the_record_is_that_of_a_call": 3,

@@ -1,4 +1,4 @@
-"""Objects for a `with` statement: entered once, in each way in which Python enters one, and silent when dropped."""
+"""Objects for a `with` statement: entered once, in each way in which Python enters one."""
 
 import gc
 import inspect
