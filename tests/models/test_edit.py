@@ -49,6 +49,22 @@ def test_all_else_is_the_backends_to_the_bit():
     assert torch.equal(plain[:, :3], edited[:, :3])
 
 
+def test_edits_meet():
+    """Two on one head: both; on others: each its own."""
+    x = torch.randn(2, 3, 9, 4, generator=torch.Generator().manual_seed(0))
+    block = Direct(causal=False)
+    edits = ch.edits.Knockout(heads=[0, 1], queries=slice(2, 6), keys=3), ch.edits.Knockout(heads=1, keys=5, after=True)
+    with ch.edit(block, *edits, ch.edits.ScaleHeads(heads=[1, 2], factor=3.0, queries=[5, 8])):
+        got = block(x)
+    scores = x @ x.mT / 2
+    scores[:, :2, 2:6, 3] = -torch.inf
+    weights = scores.softmax(-1)
+    weights[:, 1, :, 5] = 0.0
+    wanted = weights @ x
+    wanted[:, 1:, [5, 8]] *= 3.0
+    torch.testing.assert_close(got, wanted, rtol=1e-5, atol=1e-6)
+
+
 class Direct(torch.nn.Module):
     def __init__(self, causal=True, dropout_p=0.0):
         super().__init__()
