@@ -23,8 +23,6 @@ EXPLORED: dict[str, dict[str, Kept]] = {
         "test_every_bias": ("RelativeBias",),
         "test_masks_made_inside_compiled_code": ("True-padding",),
         "test_alignments_in_compiled_code": ("2",),
-        "test_errors_and_engines_are_those_of_eager_code": 0,
-        "test_a_bias_in_float64": 0,
         "test_inductor": 0,
         "test_export": ("True-False",),
         "test_opcheck": 0,
@@ -37,9 +35,6 @@ EXPLORED: dict[str, dict[str, Kept]] = {
     },
     "test_called_again.py": {
         "test_surroundings": ("autocast", "func", "losses", "thread"),
-    },
-    "test_masks.py": {
-        "test_first_keys_in_a_graph_for_all_lengths": 0,
     },
     "test_hooks.py": {
         "test_hooks_in_compiled_code": 0,
@@ -138,7 +133,6 @@ EXPLORED: dict[str, dict[str, Kept]] = {
     },
     "test_semantics.py": {
         "test_second_derivatives_at_any_size_on_every_engine": 8,
-        "test_second_derivatives": 4,
     },
     "test_transforms.py": {
         "test_random_transforms_of_random_calls": ("0-8",),
@@ -338,7 +332,10 @@ EXPLORED: dict[str, dict[str, Kept]] = {
         "test_options": 4,
         "test_torch_s_module": 3,
     },
-    "explanation/test_steps.py": {"test_every_step_is_what_attention_computes": 4},
+    "explanation/test_steps.py": {
+        "test_every_step_is_what_attention_computes": 4,
+        "test_a_mask_s_code_gives_the_mask": 3,
+    },
     "explanation/test_page.py": {
         "test_edited_inputs_give_what_python_gives": ("Additive-both",),
         "test_the_page_computes_every_step": 6,
@@ -376,9 +373,7 @@ EXPLORED: dict[str, dict[str, Kept]] = {
         "test_masks_that_stand_for_several_rows": 0,
         "test_other_ways_to_write_a_whole_number": 0,
         "test_turned_over_twice_nothing_is_changed": 0,
-        "test_a_query_whose_last_key_is_masked": 0,
         "test_positions_of_a_rotation": 0,
-        "test_lengths_of_queries": 0,
         "test_a_computed_mask_is_not_an_input": 0,
     },
     "report/test_report_beside.py": {
@@ -403,7 +398,6 @@ EXPLORED: dict[str, dict[str, Kept]] = {
     "report/test_report_lines.py": {
         "test_closed_until_asked_for": 0,
         "test_lines_are_the_strongest_of_each_query": ("True-5",),
-        "test_hostile_tokens_and_a_phone": 0,
         "test_100_tokens_at_full_height_and_more_in_a_box": 0,
     },
     "report/test_report_long.py": {"test_parts_and_statistics_that_are_written": 0},
@@ -419,7 +413,6 @@ EXPLORED: dict[str, dict[str, Kept]] = {
         "test_arcs_show_the_strongest_pairs": ("out-tokens0",),
         "test_several_tokens_show_the_mean_of_their_looks": 0,
         "test_pieces_stand_where_the_letters_of_the_text_stand": 0,
-        "test_a_bad_link_takes_one": 0,
         "test_hostile_tokens_stay_text": 0,
         "test_alt_takes_the_pair_with_the_chosen_token": 0,
         "test_unknown_words_as_they_were_spelled": 0,
@@ -437,7 +430,6 @@ EXPLORED: dict[str, dict[str, Kept]] = {
     "report/test_report_compare.py": {
         "test_sharp_weights_and_a_long_text": 0,
         "test_hues_tell_which_is_more_and_the_ground_is_alike": 0,
-        "test_hostile_tokens_stay_text_and_nothing_runs_over": 0,
         "test_the_share_of_a_sink_is_one_key_more": 0,
         "test_what_words_give_to_padding_is_one_key_more": 0,
     },
@@ -450,7 +442,6 @@ EXPLORED: dict[str, dict[str, Kept]] = {
     "learning/test_first_pages.py": {"test_the_task_can_be_done_in_the_frame": ("2", "5")},
     "learning/test_trained.py": {"test_a_training_gives_the_stored_model": 0},
     "learning/test_transformer.py": {"test_it_sorts_in_600_steps": 0},
-    "nn/test_nn_nested.py": {"test_compiled_code": 0},
     "test_blocks_in_low_precision.py": {"test_gradients_are_rounded_once": ("tile", "bias", "twice")},
     "learning/test_induction.py": {"test_thirty_steps_lower_the_loss": 0},
     "report/test_report_meanings.py": {"test_a_part_of_the_layers_or_heads_has_no_rollout": 0},
@@ -475,6 +466,24 @@ EXPLORED: dict[str, dict[str, Kept]] = {
     },
     "models/test_called_layers.py": {
         "test_numbers_are_those_of_the_merged_weights": 3,
+    },
+    "explanation/test_gradients.py": {
+        "test_every_formula_of_a_gradient_comes_to_its_numbers": 3,
+    },
+    "learning/test_exercises.py": {
+        "test_a_wrong_answer_is_told_why": 3,
+        "test_a_page_checks_its_solution_as_it_checks_an_answer": 3,
+        "test_an_answer_left_as_it_was_is_not_answered_yet": 3,
+    },
+    "explanation/test_examples.py": {
+        "test_the_caller_s_surroundings_change_no_example": 3,
+    },
+    "models/test_hidden_keys.py": {
+        "test_statistics_are_those_of_what_the_model_does_not_hide": 2,
+        "test_any_structure_and_any_padding": 3,
+    },
+    "models/test_lazy_consumers.py": {
+        "test_consumers": 3,
     },
     "models/test_entered_by_forward.py": {
         "test_the_record_is_that_of_a_call": 3,

@@ -174,26 +174,6 @@ def test_what_a_function_reads_must_stay_until_the_backward_pass(monkeypatch):
         out.sum().backward()
 
 
-@pytest.mark.parametrize(
-    ("fn", "match"),
-    [
-        (lambda a: a, "failed on"),
-        (lambda batch, head, query, key: torch.zeros(7, 7), r"shape \(7, 7\), which does not broadcast"),
-    ],
-)
-def test_wrong_functions(fn, match):
-    x = torch.randn(1, 2, 9, 4)
-    with pytest.raises(ch.ClearheadError, match=match):
-        ch.attention(x, x, x, bias=ch.BiasFunction(fn))
-
-
-def test_a_function_on_another_device():
-    x = torch.randn(1, 2, 9, 4)
-    for wrong in (torch.zeros(9, 9, device="meta"), torch.zeros(9, 9).to_sparse()):
-        with torch.no_grad(), pytest.raises(ch.ClearheadError, match="gave a tensor on"):
-            ch.attention(x, x, x, bias=ch.BiasFunction(lambda batch, head, query, key, wrong=wrong: wrong))
-
-
 class Ruled(torch.nn.Module):
     """A bias made of an activation: no tensor that could be copied deeply."""
 

@@ -88,29 +88,6 @@ def test_a_rule_that_says_what_it_reads_is_asked_once():
         torch.testing.assert_close(ch.attention(x, x, x, mask=again), truth(x, keep()))
 
 
-def test_a_rule_that_does_not_say_is_asked_at_each_call():
-    state = {"even": 0}
-    mask = ch.MaskFunction(lambda b, h, q, k: (q + k) % 2 == state["even"])
-    x = draw(1, 1, 60, 8)
-    i = torch.arange(60)
-    for state["even"] in (0, 1, 0):
-        torch.testing.assert_close(ch.attention(x, x, x, mask=mask), truth(x, (i[:, None] + i) % 2 == state["even"]))
-
-
-def test_a_dense_mask_notices_writes():
-    x = draw(1, 1, 70, 8)
-    keep = draw(70, 70, seed=1) > 0
-    mask = ch.DenseMask(keep)
-    for turn in range(6):
-        torch.testing.assert_close(ch.attention(x, x, x, mask=mask), truth(x, keep))
-        if turn % 3 == 2:
-            mask.keep.logical_not_()
-    used = ch.Causal() & mask
-    torch.testing.assert_close(ch.attention(x, x, x, mask=used), truth(x, keep.tril()))
-    for again in (copy.deepcopy(used), copy.copy(used), pickle.loads(pickle.dumps(mask)) & ch.Causal()):
-        torch.testing.assert_close(ch.attention(x, x, x, mask=again), truth(x, keep.tril()))
-
-
 @pytest.mark.parametrize("size", [30, 48, 200])
 def test_statistics_of_masks_with_gaps(size, monkeypatch):
     """A map's rows of cells begin anywhere among the blocks."""

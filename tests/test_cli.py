@@ -41,13 +41,6 @@ def test_report_writes_a_page_and_a_summary(tmp_path, capsys):
     assert "http://" not in html.replace("http://www.w3.org", "") and "https://" not in html
 
 
-def test_layers_chosen(tmp_path, capsys):
-    page = tmp_path / "page.html"
-    status, out, _ = run(capsys, "report", "Two words.", "--layers", "1,3-4", "-o", page)
-    assert status == 0
-    assert [f"encoder.layer.{i}" in out for i in range(6)] == [False, True, False, True, True, False]
-
-
 def test_names_patterns_and_heads_chosen(tmp_path, capsys):
     page = tmp_path / "page.html"
     status, out, _ = run(
@@ -430,30 +423,13 @@ def test_hostile_text(tmp_path, capsys):
     assert status == 0 and "\x1b" not in out, err
 
 
-@pytest.mark.parametrize("kind", ["llama", "t5"])
+@pytest.mark.parametrize("kind", ["Llama", "T5"])
 def test_other_models_from_a_folder(tmp_path, capsys, kind):
-    from clearhead.models.loading import bundled
-
-    tokenizer = transformers.AutoTokenizer.from_pretrained(bundled(), local_files_only=True)
-    torch.manual_seed(0)
-    if kind == "llama":
-        config = transformers.LlamaConfig(
-            vocab_size=len(tokenizer),
-            hidden_size=32,
-            intermediate_size=32,
-            num_hidden_layers=1,
-            num_attention_heads=4,
-            num_key_value_heads=2,
-        )
-        model = transformers.LlamaModel(config)
-    else:
-        config = transformers.T5Config(vocab_size=len(tokenizer), pad_token_id=0, **T5)
-        model = transformers.T5Model(config)
-    model.save_pretrained(tmp_path / "model")
-    tokenizer.save_pretrained(tmp_path / "model")
+    options = T5 if kind == "T5" else SIZES | {"num_key_value_heads": 2}
+    saved(tmp_path / "model", kind, options)
     status, out, err = run(capsys, "report", "A text.", "--model", tmp_path / "model", "-o", tmp_path / "page.html")
     assert status == 0, err
-    assert ("cross" in out) == (kind == "t5")
+    assert ("cross" in out) == (kind == "T5")
     for path in (tmp_path / "model").glob("*token*"):
         path.unlink()
     status, _, err = run(capsys, "report", "A text.", "--model", tmp_path / "model", "-o", tmp_path / "other.html")
@@ -466,21 +442,12 @@ ERRORS = {
     "layers that are no numbers": (["x", "--layers", "first"], ["'first'", "0,2,5-7"]),
     "layers that are not there": (["x", "--layers", "0,9"], ["no layer 9", "(L5)", "numbered from 0"]),
     "a head that is not there": (["x", "--heads", "0,12"], ["--heads is [12]", "12 heads", "numbered from 0"]),
-    "heads that are no numbers": (["x", "--heads", "a"], ["'a'", "0-3,7"]),
     "a pattern of no module": (["x", "--layers", "*nowhere*"], ["*nowhere*", "encoder.layer.0"]),
     "nothing to generate": (["x", "--generate", "0"], ["--generate is 0"]),
-    "an empty target": (["x", "--target", " "], ["the target is empty"]),
     "a layer to open that is not there": (["x", "--layer", "9"], ["--layer", "no layer 9", "numbered from 0"]),
     "a layer to open that is left out": (["x", "--layers", "2,4", "--layer", "3"], ["--layer: 3", "'L2', 'L4'"]),
     "a head to open that is not there": (["x", "--layer", "1", "--head", "12"], ["--head is 12", "has 12 heads"]),
     "a head to open that is left out": (["x", "--heads", "3-4", "--head", "0"], ["--head is 0", "heads 3, 4 alone"]),
-    "layers in other digits": (["x", "--layers", "²"], ["²", "0,2,5-7"]),
-}
-
-
-ERRORS |= {
-    "a NUL in the text's path": (["--file", "a\0b"], ["cannot read the text", "null"]),
-    "a folder for a text": (["--file", "."], ["cannot read the text", "directory"]),
 }
 
 
@@ -529,29 +496,18 @@ def a_directory(name):
 WEIGHTS = "model.safetensors"
 BROKEN = {
     "weights cut at the head": (cut(WEIGHTS, 5000), "SafetensorError"),
-    "weights cut at the tail": (cut(WEIGHTS, 2**20), "SafetensorError"),
-    "weights of no bytes": (cut(WEIGHTS, 0), "SafetensorError"),
     "weights that are none": (write(WEIGHTS, b"\x08\0\0\0\0\0\0\0{}      "), "lack"),
     "weights of other shapes": (configure(hidden_size=96), "other shapes than its config.json says"),
     "a smaller vocabulary": (configure(vocab_size=100), "other shapes than its config.json says"),
     "layers that are not there": (configure(num_hidden_layers=8), "lack 32 tensors"),
     "a folder for the weights": (a_directory(WEIGHTS), "no file named model.safetensors"),
     "a configuration that is a list": (write("config.json", b"[1]"), "holds a list in JSON"),
-    "a configuration that is empty": (cut("config.json", 0), "config.json' cannot be read as JSON"),
     "a configuration of nothing": (write("config.json", b"{}"), "model_type"),
     "a configuration that is cut": (cut("config.json", 40), "config.json' cannot be read as JSON"),
-    "a configuration in no UTF-8": (write("config.json", b"\xff{}"), "config.json' cannot be read as JSON"),
-    "a configuration of words": (configure(hidden_size="wide"), "hidden_size"),
-    "a configuration of no heads": (configure(num_attention_heads=0), "cannot load"),
     "a model that is unknown": (configure(model_type="nobody"), "nobody"),
     "no layers": (configure(num_hidden_layers=0), "made no attention call"),
-    "a folder for a configuration": (a_directory("config.json"), "model_type"),
-    "a tokenizer that is cut": (cut("tokenizer.json", 100), "tokenizer.json' cannot be read as JSON"),
-    "a tokenizer that is a list": (write("tokenizer.json", b"[]"), "holds a list in JSON"),
     "a tokenizer of nothing": (write("tokenizer.json", b"{}"), "cannot load"),
-    "options that are a list": (write("tokenizer_config.json", b"[]"), "holds a list in JSON"),
     "a vocabulary in no UTF-8": (only_vocabulary(b"[PAD]\n[UNK]\n\xe9\n"), "UTF-8"),
-    "a vocabulary of no words": (only_vocabulary(b""), "vocabulary"),
     "a shard that is not there": (
         lambda folder: (
             (folder / WEIGHTS).rename(folder / "model-00001-of-00002.safetensors"),
@@ -582,10 +538,9 @@ def test_a_model_and_a_tokenizer_that_do_not_belong_together(tmp_path, capsys):
     from clearhead.models.loading import bundled
 
     tokenizer = transformers.AutoTokenizer.from_pretrained(bundled(), local_files_only=True)
-    sizes = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 4}
     models = {
-        "words": transformers.BertModel(transformers.BertConfig(vocab_size=50, **sizes)),
-        "images": transformers.ViTModel(transformers.ViTConfig(image_size=16, patch_size=4, **sizes)),
+        "words": transformers.BertModel(transformers.BertConfig(vocab_size=50, **SIZES)),
+        "images": transformers.ViTModel(transformers.ViTConfig(image_size=16, patch_size=4, **SIZES)),
     }
     for name, model in models.items():
         model.save_pretrained(tmp_path / name)

@@ -113,16 +113,6 @@ def test_values_are_asserted_when_compiled_code_runs():
             lengths(Q, torch.tensor(wrong))
 
 
-def test_errors_and_engines_are_those_of_eager_code():
-    run = lambda engine, score=None: torch.compile(
-        lambda x: ch.attention(x, x, x, score=score, mask=ch.Causal(), engine=engine), backend="aot_eager"
-    )
-    for engine in ("sdpa", "tiled", "reference"):
-        torch.testing.assert_close(run(engine)(Q), ch.attention(Q, Q, Q, mask=ch.Causal()))
-    with pytest.raises(ch.UnsupportedError, match="can't run this"):
-        run("sdpa", ch.Gaussian())(Q)
-
-
 def test_eager_code_is_eager_while_another_thread_compiles():
     """Its bits, its errors, and what the modules keep."""
     with torch.no_grad():
@@ -173,12 +163,6 @@ def test_compiled_code_skips_what_the_mask_leaves_out(monkeypatch):
     score = ch.Additive(8, 8, 6)
     leaves = [Q.detach().requires_grad_(), dirty.requires_grad_(), V.detach().requires_grad_()]
     same(lambda *i: ch.attention(*i, score=score, mask=mask), *leaves, parameters=list(score.parameters()))
-
-
-def test_a_bias_in_float64():
-    """Where the kernels decline, the other engines are asked inside compiled code."""
-    inputs = [t.detach().double().requires_grad_() for t in (Q, K, V)]
-    same(lambda q, k, v: ch.attention(q, k, v, bias=ch.ALiBi(4), mask=ch.Causal()), *inputs)
 
 
 def test_dropout_is_that_of_the_seed():

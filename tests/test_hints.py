@@ -25,18 +25,12 @@ def test_an_explanation_names_what_it_has():
 
 NEAR = {
     "softmax": "masked_softmax",
-    "causal": "Causal",
     "CausalMask": "Causal",
-    "lengths": "Lengths",
     "Weigths": "weights",
-    "Entropy": "reductions.Entropy",
     "entropys": "reductions.Entropy",
-    "multiheadattention": "nn.MultiHeadAttention",
     "models.MultiheadAttention": "nn.MultiHeadAttention",
     "nn.MultiheadAttention": "nn.MultiHeadAttention",
-    "nn.Causal": "Causal",
     "reductions.Knockout": "edits.Knockout",
-    "distributed.Attention": "distributed.attention",
 }
 
 

@@ -317,20 +317,6 @@ def test_first_keys_of_texts_of_any_length(length, engine):
     torch.testing.assert_close(ch.attention(x, x, x, mask=SINKS, engine=engine), with_sinks(x))
 
 
-def test_first_keys_in_a_graph_for_all_lengths():
-    graphs = []
-    compiled = torch.compile(
-        lambda x, count: ch.attention(x, x, x, mask=ch.Causal() & (ch.SlidingWindow(before=1) | ch.FirstKeys(count))),
-        backend=lambda graph, inputs: graphs.append(graph) or graph,
-        fullgraph=True,
-        dynamic=True,
-    )
-    for length in (5, 2, 9):
-        x = torch.randn(2, 1, length, 4)
-        torch.testing.assert_close(compiled(x, 3), with_sinks(x))
-    assert len(graphs) == 1
-
-
 def test_documents_are_packed_sequences_computed_alone():
     lengths = [4, 1, 0, 7]
     mask = ch.Documents.from_lengths(lengths)
@@ -385,13 +371,6 @@ def test_documents_by_position_ids():
             made(wrong)
 
 
-def test_a_window_takes_names_alone():
-    """Other libraries' windows count the query's own position."""
-    for sizes in ((4,), (4, 0)):
-        with pytest.raises(TypeError, match="positional argument"):
-            ch.SlidingWindow(*sizes)
-
-
 ADDITIVE = torch.zeros(6, 6, dtype=torch.int64).masked_fill(torch.ones(6, 6, dtype=torch.bool).triu(1), -(10**9))
 TAKE_MASKS = {
     "attention": lambda mask: ch.attention(*[torch.ones(6, 8)] * 3, mask=mask),
@@ -425,46 +404,3 @@ def test_integers_that_are_meant_to_be_added(take):
     with pytest.raises(ch.ClearheadError) as error:
         TAKE_MASKS[take](np.full((6, 6), -2))
     assert spelled in str(error.value)
-
-
-OF_TORCH = {
-    "attn_mask": lambda mask: ch.scaled_dot_product_attention(*[torch.ones(6, 8)] * 3, attn_mask=mask),
-    "attn_mask=": lambda mask: ch.nn.TorchMultiheadAttention(8, 2)(*[torch.ones(6, 8)] * 3, attn_mask=mask),
-    "key_padding_mask": lambda mask: ch.nn.TorchMultiheadAttention(8, 2)(
-        *[torch.ones(6, 8)] * 3, key_padding_mask=mask[0]
-    ),
-}
-
-
-@pytest.mark.parametrize("name", OF_TORCH)
-def test_integers_that_are_meant_to_be_added_in_torch_s_arguments(name):
-    """The advice for 0 and 1, `attention_mask == 0`, would keep the padding and leave out the words."""
-    word = name.rstrip("=")
-    with pytest.raises(
-        ch.ClearheadError, match=rf"^{word} has dtype .* additive mask\.\nPass {word}={word}\.float\(\)\.$"
-    ):
-        OF_TORCH[name](ADDITIVE)
-    with pytest.raises(ch.ClearheadError, match=f"^{word} has dtype torch.int64, .*expected bool"):
-        OF_TORCH[name]((ADDITIVE == 0).long())
-
-
-def test_an_additive_mask_in_an_edit():
-    with pytest.raises(ch.ClearheadError, match=r"an additive mask\.\nPass ForceMask\(mask == 0\)\.$"):
-        ch.edits.ForceMask(ADDITIVE)
-    assert torch.equal(ch.edits.ForceMask(ADDITIVE == 0).mask, ADDITIVE == 0)
-
-
-@pytest.mark.parametrize("name", ["mask", "DenseMask", "Padding", "lengths", "first keys"])
-def test_masked_arrays(name):
-    x, no = np.ones((4, 8)), np.eye(4, dtype=bool)
-    calls = {
-        "mask": (lambda a: ch.attention(x, x, x, mask=a), np.ma.masked_array(~no, no), "filled(False)"),
-        "DenseMask": (ch.DenseMask, np.ma.masked_array(~no, no), "filled(False)"),
-        "Padding": (ch.Padding, np.ma.masked_array(~no, no), "filled(False)"),
-        "lengths": (ch.Lengths, np.ma.masked_array([3], [True]), "filled(0)"),
-        "first keys": (ch.FirstKeys, np.ma.masked_array(3, True), "expected a whole number"),
-    }
-    call, given, said = calls[name]
-    with pytest.raises(ch.ClearheadError) as error:
-        call(given)
-    assert said in str(error.value)

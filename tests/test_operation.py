@@ -12,7 +12,6 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import clearhead as ch
 from clearhead.engines.base import Cost, Engine
-from clearhead.engines.native import blocks
 from clearhead.engines.tiled.engine import Tiled
 
 ENGINES = pytest.mark.parametrize("engine", ["native", "sdpa", "tiled", "reference"])
@@ -121,34 +120,6 @@ def test_backward_on_the_meta_device(options):
     options = options | ({"sinks": torch.zeros(2, device="meta", requires_grad=True)} if "sinks" in options else {})
     output = ch.attention(*given, mask=ch.Causal(), engine="tiled", **options)
     assert [g.shape for g in torch.autograd.grad(output.sum(), given)] == [t.shape for t in given]
-
-
-class Handed(ch.extend.Mask):
-    """A mask that hands out what it holds."""
-
-    def __init__(self, stop, residual=None):
-        self.stop, self.residual = stop, residual
-
-    def lower(self, sizes):
-        return ch.extend.Spans(torch.zeros_like(self.stop), self.stop, self.residual)
-
-
-@WRITTEN_OUT
-def test_edges_that_are_written_to(engine, monkeypatch):
-    monkeypatch.setattr("clearhead.problem.regions.BUDGET", 100)
-    stop = torch.full((1, 1, 8), 8)
-    output = ch.attention(*inputs(8), mask=Handed(stop), engine=engine)
-    stop.fill_(3)
-    with pytest.raises(ch.ClearheadError, match=r"a tensor that the mask of attention\(\) reads"):
-        output.sum().backward()
-
-
-@pytest.mark.parametrize("shape", [(60, 2), (96, 96), (2, 1, 60, 60), (3, 60)])
-def test_a_residual_of_a_wrong_size_reaches_no_kernel(shape, monkeypatch):
-    monkeypatch.setattr(blocks, "KEEP_BYTES", 60 * 48 // 8)
-    mask = Handed(torch.full((1, 1, 1), 60), lambda *sides: torch.ones(shape, dtype=torch.bool))
-    with pytest.raises(ch.ShapeError, match="residual of a mask's spans gave"):
-        ch.attention(*inputs(), mask=mask, engine="native")
 
 
 @pytest.mark.parametrize("engine", ["native", "tiled", "reference"])

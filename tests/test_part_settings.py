@@ -75,28 +75,8 @@ def test_a_setting_of_another_type(make, name, value):
 
 
 def test_names_that_are_free():
-    names = (
-        "scale",
-        "bias",
-        "mask",
-        "weight",
-        "width",
-        "name",
-        "reads",
-        "keep",
-        "heads",
-        "key",
-        "query",
-        "factor",
-        "part",
-        "matrix",
-        "notes",
-        "resolve",
-        "explained",
-        "_kept",
-        "_sizes",
-    )
-    for name in names:
+    names = "scale bias mask weight width name reads keep heads key query factor part matrix notes resolve explained"
+    for name in [*names.split(), "_kept", "_sizes"]:
         for value in (LEARNT, torch.ones(2), 3):
             found = ch.attention(
                 X, X, X, score=score(**{name: value}), bias=bias(**{name: value}), mask=mask(**{name: value})

@@ -1,7 +1,6 @@
 """Regressions: cases whose results were wrong once."""
 
 import itertools
-import random
 import sys
 
 import numpy as np
@@ -132,13 +131,6 @@ def test_empty_parts_and_zero_heads():
     assert ch.weights(none, none).shape == (2, 0, 5, 5)
 
 
-def test_repr_of_parts_that_fit_no_one_matrix_is_their_words():
-    assert "·" in repr(ch.Padding(torch.ones(1, 3).int()) & ch.Causal())
-    assert repr(ch.DenseMask(torch.ones(3, 4).bool()) & ch.Causal()).startswith("DenseMask(<3×4>) & Causal()")
-    assert "DenseMask" in repr(ch.DenseMask(torch.ones(2, 2, 2, 3, 4).bool()))
-    assert "first 1024 of" in repr(ch.Lengths([10**8]))
-
-
 def test_weights_iterate_and_become_arrays():
     weights = ch.weights(torch.randn(3, 4), torch.randn(5, 4))
     assert [row.shape for row in weights] == [(5,)] * 3
@@ -168,24 +160,6 @@ def test_large_scores_keep_their_digits():
     ):
         torch.testing.assert_close(got, want, atol=2e-2 if got is weights else 2e-3, rtol=1e-5)
     torch.testing.assert_close(weights[..., 2:5], weights.dense()[..., 2:5], atol=1e-6, rtol=1e-5)
-
-
-BAD = {
-    "a step of 0": lambda: ch.weights(Q, K)[0:2:0],
-    "a slice of floats": lambda: ch.weights(Q, K)[:1.5],
-    "a bandwidth whose square is 0": lambda: ch.Gaussian(1e-200),
-    "widths of floats": lambda: ch.Bilinear(8.0, 8),
-    "a shape of nothing": lambda: ch.check_shape(None, "B"),
-    "a mask class": lambda: ch.attention(Q, K, V, mask=ch.Causal),
-    "a complex alignment": lambda: ch.Causal().dense(2, 2, torch.ones(1, dtype=torch.complex64)),
-}
-
-
-@pytest.mark.parametrize("name", BAD)
-def test_no_bare_error_leaks(name):
-    with pytest.raises(ch.ClearheadError) as caught:
-        BAD[name]()
-    assert len(str(caught.value)) > 20
 
 
 @pytest.mark.parametrize("engine", [None, "tiled", "reference"])
@@ -242,7 +216,7 @@ REPEATED = {
         ch.Dot().then(lambda s, b, h, i, j: s * float(np.random.rand())),
     ),
     "a bias": (check_bias, ch.ALiBi(2), lambda b, h, i, j: (i - j) * torch.rand(i.shape)),
-    "a mask": (check_mask, lambda b, h, i, j: i >= j, lambda b, h, i, j: i - j < random.random() * 9),
+    "a mask": (check_mask, lambda b, h, i, j: i >= j, lambda b, h, i, j: i - j < next(COUNTER) % 2 * 9),
 }
 
 
@@ -267,32 +241,6 @@ def test_scales_that_are_not_positive(dtype, scale):
         got = ch.attention(*[x.to(dtype)] * 3, score=ch.Dot(scale), mask=mask, engine="sdpa")
         want = ch.attention(*[x.to(dtype).double()] * 3, score=ch.Dot(scale), mask=mask, engine="reference")
         assert (got.double() - want).abs().max() < 0.05
-
-
-def test_what_a_newcomer_met():
-    x = torch.rand(2, 4, 6, 8)
-    assert isinstance(sum([ch.ALiBi(4), ch.ALiBi(4)]), ch.extend.Bias)
-    keep = torch.ones(6, 6, dtype=torch.bool)
-    for wrong in (lambda: keep & ch.Causal(), lambda: keep.numpy() | ch.Causal()):
-        with pytest.raises(ch.ClearheadError, match=r"left one is a .* as DenseMask"):
-            wrong()
-    with pytest.raises(ch.ClearheadError, match="left one is a Tensor"):
-        torch.zeros(6, 6) + ch.ALiBi(4)
-    with pytest.raises(ch.ClearheadError, match=r"pass query\[None\]"):
-        ch.attention(x[0], x[0], x[0], bias=ch.ALiBi(8))
-    rule = ch.MaskFunction(lambda b, h, i, j: (i > j) and (j > 2))
-    with pytest.raises(ch.ClearheadError, match="join conditions with"):
-        ch.attention(x, x, x, mask=rule)
-    assert repr(rule).startswith("MaskFunction(<lambda>)\nnot drawn at 6 × 6: RuntimeError: Boolean value")
-    with pytest.raises(ch.ClearheadError, match="For a Mask call attention"):
-        ch.scaled_dot_product_attention(x, x, x, attn_mask=ch.Causal())
-
-    class Tensorial(ch.extend.Bias):
-        def lower(self, sizes):
-            return torch.zeros(1, 1, 6, 6)
-
-    with pytest.raises(ch.ClearheadError, match=r"lower gave a Tensor; expected Added"):
-        ch.attention(x, x, x, bias=Tensorial())
 
 
 def test_float_masks_that_say_something():
@@ -333,14 +281,6 @@ def test_lengths_of_rows_and_bool_masks_in_masked_softmax():
     torch.testing.assert_close(causal, torch.tensor([[0.5, 0.5, 0.0], [1 / 3, 1 / 3, 1 / 3]]))
 
 
-def test_a_drawing_shows_every_part():
-    drawn = repr(ch.Causal() & (ch.SlidingWindow(before=2) | ch.Lengths([1]))).splitlines()
-    assert drawn[1:] == ["■ · · · · ·", "■ ■ · · · ·", "■ ■ ■ · · ·", "■ ■ ■ ■ · ·", "■ · ■ ■ ■ ·", "■ · · ■ ■ ■"]
-    wide = repr(ch.SlidingWindow(before=9)).splitlines()
-    assert len(wide) == 12 and wide[-1].split()[0] == "·"
-    assert ch.Causal().dense(2, 3, align=-1).tolist() == [[False] * 3, [True, False, False]]
-
-
 def test_masked_softmax_along_another_dimension():
     scores, keep = torch.rand(3, 3), torch.rand(3, 3) > 0.4
     torch.testing.assert_close(ch.masked_softmax(scores, keep, dim=0), ch.masked_softmax(scores.T, keep.T).T)
@@ -352,32 +292,3 @@ def test_masked_softmax_along_another_dimension():
         ch.masked_softmax(scores, torch.ones(4, 3).bool())
     with pytest.raises(ch.ClearheadError, match="align is 'left'"):
         ch.masked_softmax(scores, align="left")
-
-
-def test_drawings_of_parts_that_broadcast_or_reach_far():
-    drawn = repr(ch.DenseMask(torch.tensor([[True], [False]])) & ch.Lengths([3])).splitlines()
-    assert drawn[-2:] == ["■ ■ ■ · · ·", "· · · · · ·"]
-    assert "·" in repr(ch.PrefixLM([40])) and "first 1024 of 1502" in repr(ch.SlidingWindow(before=1500))
-
-
-def test_a_score_says_its_softcap():
-    for score in (
-        ch.Dot(softcap=2.0),
-        ch.Cosine(softcap=2.0),
-        ch.Gaussian(softcap=2.0),
-        ch.Bilinear(3, 4, softcap=2.0),
-    ):
-        assert repr(score).endswith("softcap=2.0)")
-    both = ch.Additive.from_concatenated(torch.ones(4, 6), torch.ones(4), softcap=2.0)
-    assert both.softcap == 2.0 and "softcap=2.0" in repr(both)
-
-
-def test_exported_for_any_length_on_the_reference_engine():
-    class Model(torch.nn.Module):
-        def forward(self, q, k, v):
-            return ch.attention(q, k, v, mask=ch.Causal(), align="lower_right", engine="reference")
-
-    queries, keys = (torch.export.Dim(name, min=2, max=100) for name in ("queries", "keys"))
-    shapes = ({2: queries}, {2: keys}, {2: keys})
-    exported = torch.export.export(Model(), (Q[..., :5, :].clone(), K, V), dynamic_shapes=shapes).module()
-    torch.testing.assert_close(exported(Q[..., :3, :].clone(), K, V), Model()(Q[..., :3, :], K, V))

@@ -167,16 +167,6 @@ def test_layouts_do_not_matter(engine):
         torch.testing.assert_close(ch.attention(*layout, mask=mask, engine=engine), want)
 
 
-@GUARDED
-@pytest.mark.parametrize("score", [ch.Dot(), ch.Additive(3, 3, 4), ch.Cosine(), ch.Gaussian()], ids=str)
-def test_second_derivatives(engine, score):
-    query, key, value = (draw(1, 5, 3, seed=i, dtype=torch.float64).requires_grad_() for i in range(3))
-    run = lambda q, k, v: ch.attention(q, k, v, score=score.double(), mask=ch.Causal(), engine=engine)
-    assert torch.autograd.gradcheck(run, (query, key, value))
-    assert torch.autograd.gradgradcheck(run, (query, key, value))
-    score.float()
-
-
 SECOND = {"nothing": None, "causal": ch.Causal(), "window": ch.SlidingWindow(before=5), "lengths": ch.Lengths([3, 20])}
 
 

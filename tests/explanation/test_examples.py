@@ -88,39 +88,9 @@ def test_the_published_alignment():
         assert not found_in(text, golden[name]), name
 
 
-def test_the_published_softmax_over_the_other_axis():
-    golden = GOLDENS["softmax_axis_0"]
-    explanation = explain_softmax(torch.tensor(golden["x"]), None)
-    np.testing.assert_allclose(explanation["wrong_axis"], golden["y"], rtol=1e-6)
-    assert not found_in(str(explanation), golden["y"])
-
-
 @pytest.mark.parametrize("lengths", [[2, 3], [[1, 3], [2, 4]]], ids=str)
 def test_the_masked_softmax(lengths):
     scores = torch.rand(2, 2, 4, generator=torch.Generator().manual_seed(0))
     explanation = explain_softmax(scores, ch.Lengths(lengths))
     torch.testing.assert_close(explanation["weights"], ch.masked_softmax(scores, lengths))
     check_script(explanation)
-
-
-@pytest.mark.parametrize("kind", ["dot", "additive"])
-def test_equal_keys_give_the_mean_of_the_valid_values(kind):
-    golden = GOLDENS["uniform_attention"]
-    values = torch.arange(40.0).reshape(1, 10, 4).expand(2, -1, -1)
-    score = None if kind == "dot" else ch.Additive(2, 2, 8)
-    query, key = torch.rand(2, 1, 2, generator=torch.Generator().manual_seed(0)), torch.ones(2, 10, 2)
-    explanation = ch.explain(query, key, values, score=score, mask=ch.Lengths([2, 6]))
-    torch.testing.assert_close(explanation["output"][:, 0], torch.tensor(golden["output"], dtype=torch.float32))
-    assert not found_in(str(explanation), golden["output"])
-
-
-def test_the_shapes_of_six_heads_of_four_from_five_features():
-    module = ch.nn.MultiHeadAttention(5, 6, head_dim=4)
-    x = torch.rand(2, 3, 5, generator=torch.Generator().manual_seed(0))
-    explanation = ch.explain(module, x, x, x, at=(slice(None), slice(None), slice(None)))
-    one = ch.explain(module, x[:1], x[:1], x[:1])
-    shapes = {"flat_query": (3, 24), "query": (6, 3, 4), "scores": (6, 3, 3), "joined": (3, 24), "result": (3, 5)}
-    for name, shape in shapes.items():
-        assert tuple(one[name].shape) == (1, *shape)
-    assert "Of 2 sequences: the first is shown" in " ".join(str(explanation).split())
-    assert tuple(explanation["scores"].shape) == (1, 6, 3, 3)

@@ -75,13 +75,6 @@ def test_lengths_of_sequences(more, show):
     same(opened, explained(ch.Lengths([2, 5]), **more), 0)
 
 
-def test_lengths_of_queries(show):
-    opened = show(explained(ch.Lengths([[1, 2, 3], [5, 4, 3]])))
-    type_into(opened, "mask_lengths", 2, 0, "4")
-    type_into(opened, "mask_lengths", 1, 0, "2", sequence=1)
-    same(opened, explained(ch.Lengths([[1, 2, 4], [5, 2, 3]])))
-
-
 @pytest.mark.parametrize("sinks", [None, draw(2, seed=4)], ids=["no sinks", "sinks"])
 def test_a_length_of_0_leaves_a_query_nothing(sinks, show):
     opened = show(explained(ch.Lengths([2, 5]), sinks=sinks))
@@ -256,16 +249,6 @@ def test_masks_that_stand_for_several_rows(mask, name, show):
         at = (min(sequence, keep.shape[0] - 1), 0, 0, column)
         keep = with_entry(keep, at, ~keep[at])
     check(opened, explanation, **{name: keep})
-
-
-def test_a_query_whose_last_key_is_masked(show):
-    keep = torch.eye(4, dtype=torch.bool)
-    opened = show(small_masked(keep))
-    turn_over(opened, "mask", 2, 2)
-    keep[2, 2] = False
-    later = {step.name: step.value for step in small_masked(keep).steps}
-    for name in ("mask", "masked", "maximum", "numerator", "total", "weights", "output"):
-        torch.testing.assert_close(numbers(opened, name), later[name].double(), rtol=1e-6, atol=1e-6, msg=name)
 
 
 def small_masked(keep, **given):

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-from small_models import MODELS, pair
 from torch import nn
 from transformers import (
     BertConfig,
@@ -321,17 +320,6 @@ def test_heads_behind_a_norm_are_told_and_count_among_the_others(normed: list[in
                 read()
 
 
-def test_copies_of_a_text_have_tokens_and_positions_of_their_own() -> None:
-    model, ids = gemma(2.0), IDS[:1]
-    tokens, places = [7, 3, 8], range(3)
-    found = ch.models.logit_attribution(model, {"input_ids": ids.expand(3, -1)}, token=tokens, position=places)
-    for n, (token, place) in enumerate(zip(tokens, places, strict=True)):
-        one = ch.models.logit_attribution(model, {"input_ids": ids}, token=token, position=place)
-        assert torch.allclose(found.logit[n], one.logit[0], rtol=1e-9)
-        for mine, other in zip(found, one, strict=True):
-            assert torch.allclose(mine.heads[n], other.heads[0], rtol=1e-6, atol=1e-9)
-
-
 SEVERAL: dict[str, tuple[Any, Any, Any]] = {
     "positions": (7, None, [[0, 3, 5]]),
     "positions of each sequence": ([7, 2], None, torch.tensor([[0, 3, 5], [-1, 2, 1]])),
@@ -454,27 +442,3 @@ def test_numbers_of_heads_are_drawn() -> None:
         assert axes.figure.axes[1].get_ylabel().startswith(words)
         assert found.plot(ax=axes, bar=False) is axes
         pyplot.close(axes.figure)
-
-
-def test_differences_name_the_heads_that_differ_most() -> None:
-    model = pair("Bart", MODELS["Bart"])[0]
-    ids = {"input_ids": IDS, "decoder_input_ids": IDS[:, :4]}
-    kept = []
-    for turn in (False, True):
-        with torch.no_grad(), ch.watch(model) as found:
-            model(**{name: one.flip(1) if turn else one for name, one in ids.items()})
-        kept.append(found)
-    changed = kept[0].compare(kept[1])
-    first = max(changed.table(), key=lambda row: row["divergence"])
-    text = repr(changed)
-    assert text.startswith("Differences(divergence in nats, the largest of 6 calls: ") and len(text) < 200
-    name, number = re.findall(r": (.*?, head \d) ([\d.]+),", text)[0]
-    call, head = changed.most
-    assert name == changed[call].label.head(head) and float(number) == pytest.approx(first["divergence"], rel=1e-2)
-    assert repr(type(changed)([])) == "Differences()"
-
-
-def test_a_projection_is_shown_by_its_shape() -> None:
-    model = pair("Bert", MODELS["Bert"])[0]
-    layer = seen(model, IDS)[0].output_projection
-    assert repr(layer) == "Linear(weight=<32×32 float32>, bias=<32 float32>)"

@@ -11,7 +11,6 @@ import torch
 import torch.nn.functional as F
 
 import clearhead as ch
-from clearhead.models.loading import bundled, load
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 transformers = pytest.importorskip("transformers", reason="the extra [models] is not installed")
@@ -226,46 +225,6 @@ def test_cross_attention_counts_queries_by_the_decoders_cache():
 
 def transformers_t5():
     return made("T5", "ForConditionalGeneration", 2, **STEADY, decoder_start_token_id=0)
-
-
-def test_the_real_bert_keeps_its_words():
-    model, tokenizer = load(bundled())
-    inputs = tokenizer(["The pump in Broad Street was closed.", "It was."], padding=True, return_tensors="pt")
-    name = "encoder.layer.2.attention.self"
-    with torch.no_grad():
-        plain = model(**inputs).last_hidden_state
-        with ch.edit(model, ch.edits.Knockout(name, keys=-1)):  # the newest position: the last
-            edited = model(**inputs).last_hidden_state
-        with ch.watch(model) as seen, ch.edit(model, ch.edits.ScaleHeads(name, 4, 0.0)):
-            model(**inputs)
-    torch.testing.assert_close(plain[1], edited[1])  # its last position is padding, which no word sees
-    assert float((plain[0] - edited[0]).abs().max()) > 1e-3
-    assert len(seen.calls) == model.config.num_hidden_layers  # each once
-
-
-@pytest.mark.parametrize("module", ["Direct", "Own"])
-def test_a_watch_around_or_inside_sees_each_call_once(module):
-    x = torch.randn(1, 2, 6, 4, generator=torch.Generator().manual_seed(0))
-    block = {"Direct": Direct, "Own": Own}[module]()
-    with ch.watch(block, values=True) as first, ch.edit(block, ch.edits.ScaleHeads(heads=0)):
-        edited = block(x)
-    with ch.edit(block, ch.edits.ScaleHeads(heads=0)), ch.watch(block, values=True) as second:
-        assert torch.equal(block(x), edited)
-    assert len(first.calls) == len(second.calls) == 1
-    assert float(edited[:, 0].abs().max()) == 0.0
-    assert torch.equal(first.calls[0].output, edited) and torch.equal(second.calls[0].output, edited)
-
-
-@pytest.mark.parametrize("shape", [(6, 6), (1, 2, 6, 6)])
-def test_gradients_reach_a_models_own_bias(shape):
-    bias = torch.randn(shape, generator=torch.Generator().manual_seed(0)).requires_grad_()
-    x = torch.randn(1, 2, 6, 4, generator=torch.Generator().manual_seed(1))
-    block = Direct(causal=False)
-    (plain,) = torch.autograd.grad(block(x, attn_mask=bias).square().sum(), bias)
-    with ch.edit(block, ch.edits.ScaleHeads(factor=1.0)):
-        output = block(x, attn_mask=bias)
-    (edited,) = torch.autograd.grad(output.square().sum(), bias)
-    torch.testing.assert_close(edited, plain)
 
 
 def test_gradients_reach_t5s_position_bias():
@@ -496,25 +455,6 @@ def test_clearheads_cache_tells_positions():
 
 def test_bad_input():
     block, x = Direct(), torch.randn(1, 2, 6, 4)
-    for call, message in (
-        (lambda: ch.edit(block), "got none"),
-        (lambda: ch.edit(block, ch.Causal()), "edit takes edits"),
-        (lambda: ch.edit("model", ch.edits.ScaleHeads()), "takes a torch.nn.Module; got a str"),
-        (lambda: ch.edits.Knockout(queries="a"), "Knockout: queries is 'a'"),
-        (lambda: ch.edits.Knockout(keys=[1.5]), "Knockout: keys is"),
-        (lambda: ch.edits.Knockout(queries=slice("a")), "Knockout: queries is slice"),
-        (lambda: ch.edits.Knockout(keys=slice(0, 5, 0)), "Knockout: keys is slice"),
-        (lambda: ch.edits.Knockout(layers=True), "Knockout: layers is"),
-        (lambda: ch.edits.Knockout(keys=1, after=2), "Knockout: after is 2"),
-        (lambda: ch.edits.ScaleHeads(heads="1"), "ScaleHeads: heads is"),
-        (lambda: ch.edits.ScaleHeads(factor=float("nan")), "ScaleHeads: factor is nan"),
-        (lambda: ch.edits.ForceMask("causal"), "ForceMask: mask is 'causal'"),
-        (lambda: ch.edits.ForceMask(torch.ones(6, 6)), "ForceMask: mask has dtype torch.float32"),
-        (lambda: ch.edits.AddBias(None), "AddBias: bias is None"),
-        (lambda: ch.edits.AddBias(torch.ones(6, 6, dtype=torch.int64)), "AddBias: bias has dtype torch.int64"),
-    ):
-        with pytest.raises(ch.ClearheadError, match=message):
-            call()
     for edit, message in (
         (ch.edits.ScaleHeads(heads=2), "ScaleHeads: heads is 2, and Direct has 2 heads"),
         (ch.edits.ScaleHeads(layers="other.*"), "changed nothing: no call has such a layer. Calls were made by"),

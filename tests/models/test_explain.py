@@ -109,16 +109,3 @@ def test_a_loaded_recording_is_explained_alike(tmp_path):
     seen = seen_of(Block(), 1, 2, 5, 4, values=True)
     again = ch.models.load_recording(seen.write(tmp_path / "seen"))
     assert torch.equal(again.explain(0, 1, 3)["output"], seen.explain(0, 1, 3)["output"])
-
-
-@pytest.mark.parametrize(
-    ("given", "words"),
-    [
-        ({"layer": 7, "head": 0, "query": 0}, "there is no layer 7"),
-        ({"layer": "nothing", "head": 0, "query": 0}, "there is no layer 'nothing'"),
-        ({"layer": 0, "head": 9, "query": 0}, "out of range"),
-    ],
-)
-def test_bad_input_is_one_clear_error(given, words):
-    with pytest.raises(ch.ClearheadError, match=words):
-        seen_of(Block(), 1, 2, 5, 4).explain(**given)

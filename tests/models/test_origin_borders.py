@@ -93,14 +93,6 @@ def test_layers_with_equal_weights():
     assert "layer v" in said and "Its layer v" not in said
 
 
-def test_layers_whose_weights_are_zero():
-    module = Plain()
-    for layer in module.q, module.k, module.v:
-        nn.init.zeros_(layer.weight)
-        nn.init.zeros_(layer.bias)
-    assert "Each of its layers k, v would give the same" in words(explained(module))
-
-
 def test_a_factor_that_may_be_a_norm():
     explanation = explained(Plain(lambda q, k, v: (F.normalize(q, dim=-1), k, v)), x(1, 1), (0, 1, 0))
     assert "a scale of the model's, or a norm of vectors that are equally long" in words(explanation)

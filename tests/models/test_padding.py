@@ -323,14 +323,9 @@ def test_maps_of_many_words_and_masks_with_holes():
     np.testing.assert_allclose(np.exp(scores - layer.logsumexp[..., None]), dense.numpy(), atol=1e-5)
 
 
-def encoder_decoder():
-    sizes = {"vocab_size": 100, "d_model": 32, "d_kv": 8, "d_ff": 64, "num_layers": 2, "num_heads": 4}
-    return transformers.T5ForConditionalGeneration(transformers.T5Config(**sizes, decoder_start_token_id=0)).eval()
-
-
 def test_a_persons_padding_is_that_of_the_sequence_it_speaks_of():
     """An encoder's padding is not the decoder's, and a generation's mask knows more than the prompt's."""
-    model = encoder_decoder()
+    model = made("T5", "ForConditionalGeneration", **T5, decoder_start_token_id=0)
     ids, mask = torch.arange(18).view(2, 9) + 1, torch.ones(2, 9, dtype=torch.long)
     mask[1, 5:] = 0
     with torch.no_grad(), ch.watch(model, padding=mask) as seen:
@@ -338,28 +333,6 @@ def test_a_persons_padding_is_that_of_the_sequence_it_speaks_of():
     for call in seen.calls:
         own = call.kind == "self" and "decoder" in call.name
         assert (call.padding is None) == own, call
-
-
-def test_a_square_mask_is_no_padding_however_it_was_expanded():
-    class Square(torch.nn.Module):
-        def forward(self, x, attention_mask):
-            mask = attention_mask.bool()[None, None].expand(x.shape[0], 1, -1, -1)
-            return torch.nn.functional.scaled_dot_product_attention(x, x, x, attn_mask=mask)
-
-    with ch.watch(block := Square()) as seen:
-        block(torch.randn(6, 2, 6, 8), attention_mask=torch.ones(6, 6, dtype=torch.long).tril())
-    assert seen.calls[0].padding is None
-
-
-def test_a_sequence_of_padding_alone_beside_a_full_one():
-    model = encoder_decoder()
-    ids, mask = torch.arange(18).view(2, 9) + 1, torch.ones(2, 9, dtype=torch.long)
-    mask[1] = 0
-    with torch.no_grad(), ch.watch(model) as seen:
-        model(input_ids=ids, attention_mask=mask, decoder_input_ids=ids[:, :6])
-    for call in seen.calls:
-        if call.kind == "cross":
-            assert torch.equal(call.padding.keys, mask.bool())
 
 
 def test_fewer_keys_than_queries_are_another_sequence():

@@ -16,7 +16,6 @@ from transformers import (
     GPTNeoXConfig,
     GPTNeoXModel,
     LlamaConfig,
-    LlamaForCausalLM,
     LlamaModel,
     T5Config,
     T5ForConditionalGeneration,
@@ -86,17 +85,6 @@ PLACES = {
     "key": (None, [0, 3]),
     "value": (None, [0, 3]),
 }
-
-
-@torch.no_grad()
-def test_a_source_without_memory_is_told(plain: Any) -> None:
-    model = plain[0]
-    for part in ("value", "output"):
-        source = torch.randn(1, HEADS, 6, WIDTH, dtype=torch.float64)
-        edit = ch.edits.Patch(source, 1, part=part)  # type: ignore[arg-type]
-        source.untyped_storage().resize_(0)
-        with pytest.raises(ch.ClearheadError, match="has no memory"), ch.edit(model, edit):
-            model(IDS)
 
 
 @torch.no_grad()
@@ -290,26 +278,6 @@ def test_the_mean_of_an_ablation_is_of_words_alone() -> None:
     unknown = ch.edits.Ablate(0, 1, "position mean", empty)
     with pytest.raises(ch.ClearheadError, match="position 5 is padding in every"), ch.edit(model, unknown):
         model(input_ids=IDS)
-
-
-@torch.no_grad()
-def test_path_patching_in_a_model_of_transformers() -> None:
-    """The whole run of another text through the keys of one layer: the same as its keys put in by a hook of our own."""
-    torch.manual_seed(0)
-    config = LlamaConfig(**SIZES, num_key_value_heads=2)
-    model = LlamaForCausalLM(config).eval()
-    with ch.watch(model, values=True) as seen:
-        model(input_ids=OTHER)
-    kept = []
-    hook = model.model.layers[1].self_attn.v_proj.register_forward_hook(lambda m, a, out: kept.append(out))
-    model(input_ids=OTHER)
-    hook.remove()
-    for patched, wanted in (("value", kept[0]),):
-        hook = model.model.layers[1].self_attn.v_proj.register_forward_hook(lambda m, a, out, wanted=wanted: wanted)
-        theirs = model(input_ids=IDS).logits
-        hook.remove()
-        with ch.edit(model, ch.edits.Patch(seen, 1, part=patched)):
-            assert torch.allclose(model(input_ids=IDS).logits, theirs, atol=1e-5)
 
 
 @torch.no_grad()

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from small_models import OWN_EAGER, SMALL, pair
+from small_models import OWN_EAGER, SIZES, SMALL, pair
 from transformers import (
     BertConfig,
     BertForMaskedLM,
@@ -26,7 +26,7 @@ from transformers import (
 import clearhead as ch
 
 IDS = torch.tensor([[1, 5, 9, 2, 7, 3], [4, 4, 8, 6, 0, 11]])
-SAME = {"vocab_size": 20, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
+SAME = {**SIZES, "vocab_size": 20}
 
 
 @pytest.fixture(scope="module")
@@ -358,33 +358,6 @@ def test_a_sweep_is_drawn(llama: Any) -> None:
     drawn = axes.images[0].get_array()
     assert np.allclose(np.asarray(drawn), found.grid("layer", "head")[0])
     ch.models.sweep(llama, lambda layer: ch.edits.Ablate(layer), IDS, ch.models.logit_difference(1), "layer").plot()
-
-
-@torch.no_grad()
-def test_a_picture_of_every_head_has_a_number_for_each(llama: Any) -> None:
-    """A sweep of patches, what a patch does to every head, and the parts of a logit: layers × heads, in words."""
-    metric = ch.models.logit_difference(7, 2)
-    with ch.watch(llama, values=True) as other:
-        llama(input_ids=IDS.flip(1))
-    patched = lambda layer, head: ch.edits.Patch(other, layer, head)
-    found = ch.models.sweep(llama, patched, IDS, metric)
-    assert found.values.shape == (2, 4) and found.values.dtype == torch.float64
-    assert found.values.flatten().tolist() == [row["effect"] for row in found]
-    assert (found.name, found.unit) == ("effect on the logit difference", "")
-    assert found.sentence.endswith(f"without an edit it is {found.plain:.4g}.")
-    own = ch.models.sweep(llama, ablated, IDS, lambda out: out.logits.std())
-    assert own.name == "effect on the metric" and "metric" in own.sentence
-    assert ch.models.sweep(llama, ablated, IDS, ch.models.kl(llama(IDS))).sentence.endswith(" nats.")
-    with ch.watch(llama) as plain:
-        llama(IDS)
-    with ch.edit(llama, patched(0, 2)), ch.watch(llama) as seen:
-        llama(IDS)
-    changed = plain.compare(seen)
-    assert changed.values.shape == (2, 4) and (changed.name, changed.unit) == ("divergence", "nats")
-    assert (changed.values[0] == 0).all() and (changed.values[1] > 0).all()  # layer 1 reads what layer 0 wrote
-    parts = ch.models.logit_attribution(llama, IDS, 7)
-    assert torch.equal(parts.values, torch.stack([call.heads.mean(0) for call in parts]))
-    assert all(one.sentence.endswith(".") for one in (changed, parts))
 
 
 @torch.no_grad()

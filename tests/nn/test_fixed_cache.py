@@ -346,22 +346,6 @@ def test_keys_that_are_not_kept_reach_no_output():
 
 
 @pytest.mark.parametrize(
-    ("build", "words"),
-    [
-        (lambda: KeyValueCache(capacity=0), "capacity is 0"),
-        (lambda: KeyValueCache(capacity=2.5), "capacity is 2.5"),
-        (lambda: KeyValueCache(window=0), "window is 0"),
-        (lambda: KeyValueCache(window=4, first=-1), "first is -1"),
-        (lambda: KeyValueCache(8, window=4), "leave capacity out"),
-        (lambda: KeyValueCache().of(True), "the layer's number or name"),
-    ],
-)
-def test_what_a_cache_cannot_be(build, words):
-    with pytest.raises(ch.ClearheadError, match=words):
-        build()
-
-
-@pytest.mark.parametrize(
     ("given", "words"),
     [
         ({"bias": ch.ALiBi(4)}, "beside a cache with a window"),

@@ -1,8 +1,6 @@
 """MultiHeadAttention: against a plain formula, its masks, dropout, dtypes, gradients."""
 
-import copy
 import inspect
-import pickle
 
 import pytest
 import torch
@@ -173,23 +171,6 @@ def test_empty_inputs():
     torch.testing.assert_close(attend(QUERY, KEY[:, :0], VALUE[:, :0]), attend.W_o.bias.expand(B, LQ, E))
 
 
-def test_gradients():
-    attend = make(4, 2, num_kv_heads=1).double()
-    x = torch.randn(2, 3, 4, dtype=torch.float64, requires_grad=True)
-    memory = torch.randn(2, 4, 4, dtype=torch.float64, requires_grad=True)
-    call = lambda x, memory, *_: attend(x, memory, memory, ch.Lengths([2, 4])) + attend(x, x, x, ch.Causal()).sum()
-    assert torch.autograd.gradcheck(call, (x, memory, *attend.parameters()), fast_mode=True)
-
-
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_half_precision(dtype):
-    attend = make()
-    exact = attend(QUERY, KEY, VALUE, ch.Lengths([3, 7]))
-    half = copy.deepcopy(attend).to(dtype)(*(t.to(dtype) for t in (QUERY, KEY, VALUE)), ch.Lengths([3, 7]))
-    assert half.dtype == dtype
-    torch.testing.assert_close(half.float(), exact, atol=0.02, rtol=0.02)
-
-
 def test_autocast_takes_float_masks():
     attend = make()
     with torch.autocast("cpu", torch.bfloat16):
@@ -257,16 +238,6 @@ def test_dropout_is_of_the_weights_and_for_training():
     torch.testing.assert_close(attend(x, x, x), draws[0], atol=0, rtol=0)
 
 
-def test_rotary_turns_queries_and_keys():
-    rotary = RotaryEmbedding(2, interleaved=True)
-    attend, plain = make(rotary=rotary), make()
-    attend(KEY, KEY, KEY)
-    q, k = ((KEY @ w.weight.T + w.bias).unflatten(-1, (H, 3)).transpose(1, 2) for w in (plain.W_q, plain.W_k))
-    expected = (rotary(q) @ rotary(k).mT / 3**0.5).softmax(-1)
-    torch.testing.assert_close(attend.attention_weights.dense(), expected, atol=1e-5, rtol=1e-5)
-    assert set(attend.state_dict()) == set(plain.state_dict())
-
-
 def test_a_row_of_nan_in_padding_stays_there():
     attend = make()
     key, value = KEY.clone(), VALUE.clone()
@@ -275,39 +246,10 @@ def test_a_row_of_nan_in_padding_stays_there():
     torch.testing.assert_close(attend(QUERY, key, value, mask), attend(QUERY, KEY, VALUE, mask))
 
 
-@pytest.mark.parametrize("how", [copy.deepcopy, lambda m: pickle.loads(pickle.dumps(m))], ids=["deepcopy", "pickle"])
-def test_copies(how):
-    attend = make(score=ch.Additive(3, 3, 4), rotary=RotaryEmbedding(2))
-    expected = attend(QUERY, KEY, VALUE)
-    other = how(attend)
-    assert attend.attention_weights is not None
-    with pytest.raises(ch.ClearheadError, match="no call of it was recorded"):
-        _ = other.attention_weights
-    torch.testing.assert_close(other(QUERY, KEY, VALUE), expected, atol=0, rtol=0)
-    assert not {p.data_ptr() for p in other.parameters()} & {p.data_ptr() for p in attend.parameters()}
-
-
-def test_state_dict_has_the_projections_alone():
-    attend = make()
-    attend(QUERY, KEY, VALUE)
-    names = {f"W_{x}.{what}" for x in "qkvo" for what in ("weight", "bias")}
-    assert set(attend.state_dict()) == names
-    assert set(make(bias=False).state_dict()) == {name for name in names if name.endswith("weight")}
-    fresh = MultiHeadAttention(E, H)
-    fresh.load_state_dict(attend.state_dict(), strict=True)
-    torch.testing.assert_close(fresh(QUERY, KEY, VALUE), attend(QUERY, KEY, VALUE))
-
-
 def test_inputs_are_not_written_to():
     before = [t.clone() for t in (QUERY, KEY, VALUE, KEEP)]
     make(rotary=RotaryEmbedding(2))(QUERY, KEY, VALUE, KEEP).sum().backward()
     assert all(torch.equal(a, b) for a, b in zip(before, (QUERY, KEY, VALUE, KEEP), strict=True))
-
-
-def test_repr_says_the_sizes():
-    text = repr(MultiHeadAttention(12, 4, num_kv_heads=2))
-    assert "embed_dim=12, num_heads=4, head_dim=3, num_kv_heads=2, dropout=0" in text
-    assert "(score): Dot()" in text and "W_o" in text
 
 
 def test_layouts_need_no_copies():

@@ -56,13 +56,6 @@ def test_nothing_before_a_call_then_the_last_call(attend):
     assert weights.shape[-2:] == (4, 5)
 
 
-def test_no_gradient_is_held(attend):
-    query, key, value = (t.requires_grad_() for t in inputs())
-    attend(query, key, value)
-    assert not attend.attention_weights.dense().requires_grad
-    assert not attend.attention_weights.problem.needs_grad
-
-
 def test_an_optimizer_step_changes_nothing(attend):
     query, key, value = inputs()
     attend(query, key, value)
@@ -463,15 +456,3 @@ def test_a_tensor_of_inference_mode_in_a_call_that_keeps_its_graph():
     attend.score.W_q.data = 3 * attend.score.W_q.data
     with pytest.raises(ch.ClearheadError, match="recorded call"):
         attend.attention_weights.dense()
-
-
-@pytest.mark.parametrize(
-    "mask", [torch.tensor([[1, 0, 1, 1, 0]] * 4).bool(), ch.Padding(torch.tensor([[1, 0, 1, 1, 1]] * 2))]
-)
-def test_copies_of_weights_whose_mask_has_holes(mask):
-    attend = MultiHeadAttention(6, 2)
-    attend(*inputs(), mask)
-    weights = attend.attention_weights
-    weights.entropy()
-    for other in (copy.deepcopy(weights), pickle.loads(pickle.dumps(weights))):
-        assert torch.equal(other.dense(), weights.dense())

@@ -222,12 +222,6 @@ def test_empty():
     assert attend(query[:0], prepared).shape == (0, LQ, 12)
 
 
-def test_repr():
-    _, key, value = inputs()
-    assert repr(additive().prepare(key, value)) == "PreparedKeys(key (2, 7, 8), value (2, 7, 10))"
-    assert repr(heads().prepare(key, value)) == "PreparedKeys(key (2, 4, 7, 3), value (2, 4, 7, 3))"
-
-
 Q, K, V = inputs()
 WRONG = {
     "a value beside": (lambda a: a(Q, a.prepare(K, V), V), ["a value, shape (2, 7, 10)", "attend(query, prepared)"]),

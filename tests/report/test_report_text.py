@@ -93,13 +93,6 @@ def test_shift_control_and_drag_take_several(causal: Any, open_report: Make) -> 
     opened.until("clearhead.text().tokens.length", 1)
 
 
-@pytest.mark.parametrize("bad", ["3-", "x", "0-99999999999", "5", "4-6", "%3Cb%3E"])
-def test_a_bad_link_takes_one(causal: Any, open_report: Make, bad: str) -> None:
-    opened = open_report([causal.layer], f"#token=9&tokens={bad}")
-    everything = bad.startswith("0-")
-    shaded_by(opened, f"0-{len(WORDS) - 1}" if everything else "9")
-
-
 def test_alt_takes_the_pair_with_the_chosen_token(causal: Any, open_report: Make) -> None:
     opened = open_report([causal.layer], "#token=5")
     page = opened.page
