@@ -482,8 +482,8 @@ MODULES = [
         "nn/test_key_value_cache.py,nn/test_continuous_batches.py",
     ),
     Mutant(
-        "nn/_cache_state.py",
-        "not buffer.free or longest",
+        "nn/_cache_step.py",
+        "not buffer.is_free or longest",
         "longest",
         "two branches of a cache write to the same memory",
         "test_by_hand.py",

@@ -14,7 +14,8 @@ from clearhead.base.numbers import check_count
 from clearhead.base.shapes import placed, refuse_fakes
 from clearhead.base.text import brief
 from clearhead.base.tracing import compiling, ensure, exporting, readable, some_compiling
-from clearhead.nn._cache_state import CacheState, CacheStep, check_integers, check_limits, extend
+from clearhead.nn._cache_state import CacheState, validate_limits
+from clearhead.nn._cache_step import CacheStep, extend, validate_counts
 from clearhead.nn._key_makers import digest_of
 from clearhead.nn._options import check_unmixed
 
@@ -79,19 +80,14 @@ class KeyValueCache:
     """
 
     _module: nn.Module | None = None  # the module that made the keys
-    # what the newest key took the place of in a window, until its call has succeeded
-    _overwritten: tuple[Tensor, Tensor, Tensor] | None = None
-    _made_outside_graph = True  # whether code made it that is not compiled or exported
     _digest: int | None = None  # in a copy: a number made of the weights that made the keys; None: not known
+    _made_outside_graph = True  # an exported program keeps no object between its calls
 
     def __init__(self, capacity: int | None = None, *, window: int | None = None, first: int = 0) -> None:
         self._state: CacheState | None = None
         self._parts: dict[int | str, KeyValueCache] = {}
-        self._limits = check_limits(capacity, window, first)
+        self._limits = validate_limits(capacity, window, first)
         self._made_outside_graph = not compiling()
-        self._overwritten = (
-            None  # of its own from the first on: compiled code would take it for another cache after a step
-        )
 
     @property
     def capacity(self) -> int | None:
@@ -99,7 +95,7 @@ class KeyValueCache:
         return None if self._limits is None else self._limits.capacity
 
     def of(self, layer: int | str) -> KeyValueCache:
-        """The part of one layer, a cache of the same capacity and window, made when it is first asked for.
+        """Return the part of one layer, a cache of the same capacity and window, made at its first use.
 
         >>> import torch, clearhead as ch
         >>> from clearhead.nn import KeyValueCache, MultiHeadAttention
@@ -129,7 +125,7 @@ class KeyValueCache:
         return self._parts[layer]
 
     def _list_parts(self) -> list[KeyValueCache]:
-        """The caches that hold keys: this one, or those of its parts."""
+        """List the caches that hold keys: this one, or its parts."""
         return [one for part in self._parts.values() for one in part._list_parts()] if self._parts else [self]
 
     def __len__(self) -> int:
@@ -167,7 +163,7 @@ class KeyValueCache:
                     + columns({"key": tuple(key.shape), "value": tuple(getattr(value, "shape", ()))})
                 )
         self._check_new(key, value)
-        step = self._extend(key, value, new_lens)
+        step = extend(self._state, self._limits, key, value, new_lens)
         self._state = step.state
         return step.key, step.value
 
@@ -213,7 +209,7 @@ class KeyValueCache:
         one_each = isinstance(length, list | tuple | range) or (hasattr(length, "shape") and len(length.shape) > 0)
         held = self.lengths or ()
         if one_each:
-            kept = tuple(check_integers(length, "length", None if self.lengths is None else len(held)).tolist())
+            kept = tuple(validate_counts(length, "length", None if self.lengths is None else len(held)).tolist())
             fits = all(new <= old for new, old in zip(kept, held or (0,) * len(kept), strict=True))
         else:
             end = check_count(length, 0, "length")
@@ -228,8 +224,8 @@ class KeyValueCache:
             one._state = state
 
     def reset(self) -> None:
-        """Forget everything, for another batch."""
-        self._state, self._module, self._digest, self._overwritten = None, None, None, None
+        """Drop all keys, for another batch."""
+        self._state, self._module, self._digest = None, None, None
         for part in self._parts.values():
             part.reset()
 
@@ -279,31 +275,20 @@ class KeyValueCache:
             if type(heads) is not Tensor:
                 check_unmixed("a cache", heads, None)
 
-    def _extend(self, key: Tensor, value: Tensor, new_lens: Any) -> CacheStep:
-        """The step that adds new keys and values; the cache stays as it is until it gets this, by `_commit`."""
-        if self._overwritten is not None:
-            self._restore_overwritten()
-        step = extend(self._state, self._limits, key, value, new_lens)
-        if step.before is not None:
-            self._overwritten = step.before
-        return step
-
     def _commit(self, step: CacheStep, by: nn.Module) -> None:
-        """Keep the step of a call that has succeeded."""
+        """Store the step of a call that has succeeded."""
         if step.slots is not None and self._limits is not None:
             old = self._limits.capacity
             step.state.buffer.write(step.slots, step.key[:, :, old:], step.value[:, :, old:])
         self._state, self._module = step.state, by
-        if self._overwritten is not None:
-            self._overwritten = None
+        if step.state.buffer.overwritten is not None:
+            step.state.buffer.overwritten = None
 
     def _restore_overwritten(self) -> None:
-        """Give back what a call that was refused has taken the place of: `crop` may go back to it."""
+        """Write back what a call that failed has replaced."""
         for one in self._list_parts():
-            if one._overwritten is not None and one._state is not None:
-                key, value, slots = one._overwritten
-                one._state.buffer.write(slots, key, value)
-                one._overwritten = None
+            if one._state is not None:
+                one._state.buffer.restore_overwritten()
 
     def __copy__(self) -> KeyValueCache:
         self._restore_overwritten()

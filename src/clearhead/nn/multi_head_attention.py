@@ -21,6 +21,7 @@ from clearhead.biases.base import Bias, BiasLike
 from clearhead.masks.base import MaskLike
 from clearhead.masks.causal import Causal
 from clearhead.nn import _torch
+from clearhead.nn._cache_step import extend
 from clearhead.nn._heads import (
     Projection,
     check_groups,
@@ -343,7 +344,7 @@ class MultiHeadAttention(RecordingModule):
         if cache is not None:
             if k.shape[2] == 1 and type(mask) is Causal:
                 mask = None  # the queries stand at the only new key, or after it: they see all keys
-            step = cache._extend(k, v, new_lens)
+            step = extend(cache._state, cache._limits, k, v, new_lens)
             k, v, align = step.key, step.value, past
         else:
             align = check_align(align)
