@@ -7,7 +7,7 @@ import fuzz_modules
 import pytest
 import torch
 
-from clearhead.nn import KeyValueCache, RotaryEmbedding, _heads, multi_head_attention
+from clearhead.nn import KeyValueCache, RotaryEmbedding, _heads, _multi_head_call, multi_head_attention
 
 
 @pytest.mark.parametrize(("first", "stop"), [(0, 40), (40, 160)])
@@ -30,13 +30,13 @@ def without_owner(self, step, by):
 
 
 FAULTS = {
-    "heads of another width": (multi_head_attention, "split_heads", split_by_number),
+    "heads of another width": (_multi_head_call, "split_heads", split_by_number),
     "a cache of any module": (KeyValueCache, "_commit", without_owner),
     "keys that are not turned": (RotaryEmbedding, "forward", lambda self, x, offset=0, positions=None: x),
-    "a norm that is left out": (multi_head_attention, "normed", lambda name, norm, heads: heads),
-    "a scale that is left out": (multi_head_attention, "scaled", lambda query, factor: query),
-    "a gate that is open": (multi_head_attention, "opened", lambda kind, logits, heads: torch.ones_like(heads)),
-    "positions that are not read": (multi_head_attention, "given_places", lambda *given: None),
+    "a norm that is left out": (_multi_head_call, "apply_norm", lambda name, norm, heads: heads),
+    "a scale that is left out": (_multi_head_call, "scale_query", lambda query, factor: query),
+    "a gate that is open": (_multi_head_call, "compute_gate", lambda kind, logits, heads: torch.ones_like(heads)),
+    "positions that are not read": (_multi_head_call, "validate_positions", lambda *given: None),
 }
 
 

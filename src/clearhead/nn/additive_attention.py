@@ -19,10 +19,10 @@ from clearhead.base.shapes import AlignLike
 from clearhead.base.torch_private import has_hooks, parts_of, put_parts
 from clearhead.base.tracing import compiling, distributed
 from clearhead.masks.base import MaskLike
-from clearhead.nn._heads import check_dtype, reset
+from clearhead.nn._heads import check_dtype, reset_modules
 from clearhead.nn._nested import HEADS, pack_inputs
 from clearhead.nn._record import RecordingModule
-from clearhead.nn.prepared_keys import PreparedKeys, check_value_given, taken
+from clearhead.nn.prepared_keys import PreparedKeys, check_value_given, unpack_prepared_keys
 from clearhead.problem.lengths import with_lengths
 from clearhead.scores.additive import Additive
 from clearhead.scores.base import Score, draw_linear
@@ -90,7 +90,7 @@ class AdditiveAttention(RecordingModule):
 
     def reset_parameters(self) -> None:
         """Draw all parameters anew, as `torch.nn.Linear` draws its own."""
-        reset(self.W_q, self.W_k)
+        reset_modules(self.W_q, self.W_k)
         draw_linear(self.w_v)
 
     def forward(
@@ -121,7 +121,7 @@ class AdditiveAttention(RecordingModule):
             _settle(self.W_q, query)
         prepared = isinstance(key, PreparedKeys)
         if isinstance(key, PreparedKeys):
-            key, value = taken(key, query, value, self)
+            key, value = unpack_prepared_keys(key, query, value, self)
         else:
             check_value_given(value)
         if not prepared and isinstance(self.W_k, LazyModuleMixin):
