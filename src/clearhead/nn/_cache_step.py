@@ -14,8 +14,9 @@ from clearhead.base.shapes import Sizes, moved, placed
 from clearhead.base.text import brief
 from clearhead.base.tracing import compiling, ensure, exporting, looked_into, ordinary, some_compiling, traced
 from clearhead.masks._read import check_lengths
-from clearhead.masks.base import Mask, all_keys, leaves
+from clearhead.masks.base import Mask, all_keys
 from clearhead.masks.causal import Causal
+from clearhead.masks.combined import leaves
 from clearhead.masks.first_keys import FirstKeys
 from clearhead.masks.lengths import Lengths
 from clearhead.masks.prefix_lm import PrefixLM

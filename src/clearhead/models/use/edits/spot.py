@@ -16,7 +16,9 @@ from clearhead.base.errors import ShapeError, UnsupportedError
 from clearhead.base.shapes import Sizes, as_scores, fit, part, placed
 from clearhead.biases.base import Added, Bias, Sum, lowered
 from clearhead.biases.dense import DenseBias
-from clearhead.masks.base import Between, Mask, with_leaves
+from clearhead.masks.base import Mask
+from clearhead.masks.between import Between
+from clearhead.masks.combined import with_leaves
 from clearhead.masks.dense import DenseMask
 from clearhead.models.tap.layers import Site
 from clearhead.models.tap.modules import Running
