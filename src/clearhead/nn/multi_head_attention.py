@@ -36,7 +36,7 @@ from clearhead.nn._options import (
 from clearhead.nn._record import RecordingModule
 from clearhead.nn.key_value_cache import KeyValueCache
 from clearhead.nn.prepared_keys import PreparedKeys
-from clearhead.problem.problem import as_score
+from clearhead.problem.arguments import as_score
 from clearhead.scores.dot import Dot
 
 
