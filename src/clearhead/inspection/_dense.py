@@ -13,6 +13,10 @@ import torch
 SMALL = 8  # the most queries, and keys, of a matrix of several heads that is printed with its numbers
 PAIRS = 2**25  # the most pairs of one head that are computed for `print`
 HEADS = 4  # the most heads that are printed
+METHODS = {  # functions that a lazy matrix computes without making it dense
+    **{getattr(torch, name): name for name in ("sum", "mean", "max", "min", "amax", "amin", "argmax", "argmin")},
+    torch.matmul: "__matmul__",
+}
 
 
 def make_dense_method(function: Callable[..., Any], reflected: bool = False) -> Callable[..., Any]:

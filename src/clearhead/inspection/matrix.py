@@ -21,6 +21,7 @@ from clearhead.base.text import brief, said
 from clearhead.base.torch_private import tree_map_only
 from clearhead.base.tracing import compiling, looked_into
 from clearhead.inspection._dense import (
+    METHODS,
     NAMES,
     accept_numpy_names,
     make_array_method,
@@ -396,9 +397,3 @@ class LazyMatrix(ABC, Generic[ArrayT]):
             reason = str(error).partition("\n")[0]
             return f"{type(self).__name__}({tuple(self.shape)}, {self.dtype}, not to be computed: {reason})"
         return with_first_rows(head, self.shape, self.__getitem__)
-
-
-METHODS = {
-    **{getattr(torch, name): name for name in ("sum", "mean", "max", "min", "amax", "amin", "argmax", "argmin")},
-    torch.matmul: "__matmul__",
-}
