@@ -138,17 +138,7 @@ class AdditiveAttention(RecordingModule):
         return output if packed is None else packed.nest("query", output)
 
     if TYPE_CHECKING:  # torch declares a call of anything
-
-        def __call__(
-            self,
-            query: ArrayT,
-            key: ArrayT | PreparedKeys,
-            value: ArrayT | None = None,
-            valid_lens: Integers | None = None,
-            *,
-            mask: MaskLike = None,
-            align: AlignLike = None,
-        ) -> ArrayT: ...
+        __call__ = forward
 
     def prepare(self, key: Array, value: Array) -> PreparedKeys:
         """Key and value with W_k's projection done, for calls `attend(query, prepared)`: see `PreparedKeys`.

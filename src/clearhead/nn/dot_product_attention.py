@@ -74,17 +74,7 @@ class DotProductAttention(RecordingModule):
         return output if packed is None else packed.nest("query", output)
 
     if TYPE_CHECKING:  # torch declares a call of anything
-
-        def __call__(
-            self,
-            query: ArrayT,
-            key: ArrayT,
-            value: ArrayT,
-            valid_lens: Integers | None = None,
-            *,
-            mask: MaskLike = None,
-            align: AlignLike = None,
-        ) -> ArrayT: ...
+        __call__ = forward
 
     def extra_repr(self) -> str:
         return f"dropout={self.dropout:g}"

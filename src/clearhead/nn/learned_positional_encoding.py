@@ -11,7 +11,6 @@ from torch import Tensor, nn
 from clearhead.base.arrays import Integers
 from clearhead.base.dropout import check_dropout
 from clearhead.base.errors import ClearheadError, ShapeError, UnsupportedError
-from clearhead.base.modules import as_forward
 from clearhead.base.numbers import check_count
 from clearhead.base.pictures import Style
 from clearhead.base.shapes import placed
@@ -105,10 +104,8 @@ class LearnedPositionalEncoding(nn.Module):
         output: Tensor = self.dropout(x + rows)
         return output
 
-    if TYPE_CHECKING:
-
-        @as_forward(forward)
-        def __call__(self) -> None: ...
+    if TYPE_CHECKING:  # torch declares a call of anything
+        __call__ = forward
 
     def plot(
         self,

@@ -12,7 +12,7 @@ from clearhead.base.arrays import Integers
 from clearhead.base.dropout import check_dropout
 from clearhead.base.errors import ClearheadError
 from clearhead.base.keyword_hints import raise_unknown_keywords
-from clearhead.base.modules import Values, as_forward, set_again, values_of
+from clearhead.base.modules import Values, set_again, values_of
 from clearhead.base.numbers import check_count, check_flag
 from clearhead.base.shapes import AlignLike
 from clearhead.base.text import brief
@@ -289,10 +289,8 @@ class MultiHeadAttention(RecordingModule):
             cache._commit(call.step, self)
         return output
 
-    if TYPE_CHECKING:
-
-        @as_forward(forward)
-        def __call__(self) -> None: ...
+    if TYPE_CHECKING:  # torch declares a call of anything
+        __call__ = forward
 
     def prepare(self, key: Tensor, value: Tensor, *, positions: Integers | None = None) -> PreparedKeys:
         """Key and value with their projections done, for calls `attend(query, prepared)`: see `PreparedKeys`.

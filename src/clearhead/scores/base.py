@@ -210,8 +210,7 @@ class Score(PartSettings, nn.Module, ABC):
         return cast(ArrayT, scores.detach().numpy() if isinstance(query, np.ndarray) else scores)
 
     if TYPE_CHECKING:  # torch declares a call of anything
-
-        def __call__(self, query: ArrayT, key: ArrayT) -> ArrayT: ...
+        __call__ = forward
 
 
 def capped(tile: Tensor, softcap: float | None) -> Tensor:
