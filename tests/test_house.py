@@ -35,7 +35,7 @@ NAMESPACES = ("edits", "exercises", "extend", "reductions", "results")
 # In these folders every module stands alone, but for what is named: a new one is one new file.
 APART = {
     "scores": {"base", "_pairwise"},
-    "masks": {"base", "_draw", "_read", "_spans", "between", "combined", "mask_in_documents"},
+    "masks": {"base", "_draw", "_read", "_spans", "combined", "first_keys", "mask_in_documents"},
     "biases": {"base"},
     "inspection.reductions": {"base"},
     "inspection.measures": {"base", "subject", "attention", "allowed", "_grouped"},

@@ -195,7 +195,7 @@ def check_mask(mask: type[Mask] | Mask | Callable[..., Tensor]) -> None:
         made = example(sizes)
         spans = made._resolve(sizes)
         keep = dense(spans, sizes)
-        _check_repeats(partial(_to_matrix, made, sizes), name)
+        _check_repeats(lambda: dense(made._resolve(sizes), sizes).double(), name)  # noqa: B023 - called at once
         assert keep.dtype == torch.bool and keep.shape == sizes.shape
         assert torch.equal(made._compute_matrix(sizes).expand(sizes.shape), keep), (
             f"{made}: the spans differ from the matrix"
@@ -212,11 +212,7 @@ def check_mask(mask: type[Mask] | Mask | Callable[..., Tensor]) -> None:
         moved = not made.positional and not torch.equal(dense(other, sizes), keep)
         assert not moved, f"{made.title()}: the spans depend on the alignment; set positional = True on the class"
         if align == ALIGN:
-            compare(engines(), _dot(), example(Inputs.draw(_dot(), lengths).sizes), lengths)
-
-
-def _to_matrix(mask: Mask, sizes: Sizes) -> Tensor:
-    return dense(mask._resolve(sizes), sizes).double()
+            compare(engines(), Dot.example(), example(Inputs.draw(Dot.example(), lengths).sizes), lengths)
 
 
 def check_bias(bias: type[Bias] | Bias | Callable[..., Tensor]) -> None:
@@ -242,7 +238,7 @@ def check_bias(bias: type[Bias] | Bias | Callable[..., Tensor]) -> None:
             got = added.tile(*sides, sizes).detach().expand(whole[sides].shape)
             _close(got, whole[sides], 0.0, f"{made}: a part differs from the whole")
         for mask in (None, _any_mask(sizes)):
-            compare(engines(), _dot(), mask, lengths, example(Inputs.draw(_dot(), lengths).sizes))
+            compare(engines(), Dot.example(), mask, lengths, example(Inputs.draw(Dot.example(), lengths).sizes))
 
 
 def check_device(device: str | torch.device = "cuda") -> None:
@@ -275,7 +271,7 @@ def check_engine(engine: str | Engine) -> int:
     """
     count = 0
     for lengths in LENGTHS[:3]:
-        sizes = Inputs.draw(_dot(), lengths).sizes
+        sizes = Inputs.draw(Dot.example(), lengths).sizes
         for score in scores():
             for mask in [None, *masks()]:
                 count += compare(engine, score.example(), None if mask is None else mask.example(sizes), lengths)
@@ -349,10 +345,6 @@ def check_weights(score: tuple[Score, int, int], mask: Mask | None, lengths: tup
         for name, got, of in looks:
             about = f"{engine}, {module}, {mask}, {dtype}: {name}"
             _close(got.double(), of(truth), EXACT if dtype == torch.float64 else ROUNDED, about, of(near))
-
-
-def _dot() -> tuple[Score, int, int]:
-    return Dot.example()
 
 
 def _any_mask(sizes: Sizes) -> Mask:

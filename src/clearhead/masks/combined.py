@@ -17,7 +17,7 @@ from clearhead.base.text import said
 from clearhead.base.thumbnails import short
 from clearhead.masks._spans import Residual, Spans, all_keys, check_spans, complement, intersection, of_intervals, union
 from clearhead.masks.base import OPERATORS, Mask, Sides
-from clearhead.masks.between import Between
+from clearhead.masks.first_keys import FirstKeys
 from clearhead.masks.mask_in_documents import count_in_documents
 
 TITLE = 2000  # the most characters of an expression
@@ -192,7 +192,7 @@ class And(Pair):
 
     @classmethod
     def example(cls, sizes: Sizes) -> Mask:
-        return cls(Between(0, max(sizes.keys - 1, 0)), Between(min(1, sizes.keys), sizes.keys))
+        return cls(FirstKeys(max(sizes.keys - 1, 0)), ~FirstKeys(1))
 
     def join(self, *values: Any) -> Any:
         return values[0] & values[1]
@@ -220,7 +220,7 @@ class Or(Pair):
 
     @classmethod
     def example(cls, sizes: Sizes) -> Mask:
-        return cls(Between(0, min(1, sizes.keys)), Between(max(sizes.keys - 1, 0), sizes.keys))
+        return cls(FirstKeys(1), ~FirstKeys(max(sizes.keys - 1, 0)))
 
     def join(self, *values: Any) -> Any:
         return values[0] | values[1]
@@ -256,7 +256,7 @@ class Not(Combined):
 
     @classmethod
     def example(cls, sizes: Sizes) -> Mask:
-        return cls(Between(min(1, sizes.keys), max(sizes.keys - 1, 0)))
+        return cls(FirstKeys(max(sizes.keys - 1, 0)) & ~FirstKeys(1))
 
     def join(self, *values: Any) -> Any:
         return ~values[0]

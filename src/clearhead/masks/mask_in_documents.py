@@ -12,7 +12,7 @@ from clearhead.base.errors import ClearheadError
 from clearhead.base.shapes import Sizes, moved
 from clearhead.base.thumbnails import short
 from clearhead.masks.base import Mask, Sides, Spans, check_spans
-from clearhead.masks.between import Between
+from clearhead.masks.first_keys import FirstKeys
 
 
 class MaskInDocuments(Mask):
@@ -25,7 +25,7 @@ class MaskInDocuments(Mask):
 
     @classmethod
     def example(cls, sizes: Sizes) -> Mask:
-        return cls(Between(1, max(sizes.keys // 4, 1)), DocumentEdges.example(sizes))
+        return cls(FirstKeys(max(sizes.keys // 4, 1)), DocumentEdges.example(sizes))
 
     def signature(self) -> Hashable | None:
         signature = self.mask.signature()

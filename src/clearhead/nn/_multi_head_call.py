@@ -11,33 +11,9 @@ from clearhead.base.positions import check_align
 from clearhead.base.shapes import Sizes
 from clearhead.base.text import brief
 from clearhead.masks.causal import Causal
+from clearhead.nn import _heads, _options
 from clearhead.nn._cache_step import CacheStep, extend
-from clearhead.nn._heads import (
-    Projection,
-    check_groups,
-    check_inputs,
-    check_output,
-    check_part,
-    fits_plain_layers,
-    has_one_batch,
-    is_plain_linear,
-    project_output,
-    resolve_head_mask,
-    split_heads,
-)
 from clearhead.nn._nested import pack_inputs
-from clearhead.nn._options import (
-    NORMS_OR_NONE,
-    add_bias,
-    apply_norm,
-    apply_rotary,
-    check_shared_parameters,
-    compute_gate,
-    scale_query,
-    split_factors,
-    validate_key_positions,
-    validate_positions,
-)
 from clearhead.nn._rule_offsets import offset_rules
 from clearhead.nn.key_value_cache import KeyValueCache
 from clearhead.nn.prepared_keys import PreparedKeys, check_value_given, unpack_prepared_keys
@@ -80,7 +56,7 @@ class MultiHeadCall:
         width, kv_width = module.num_heads * module.head_dim, module.num_kv_heads * module.head_dim
         layers = (module.W_q, width), (module.W_k, kv_width), (module.W_v, kv_width), (module.W_o, module.embed_dim)
         self.module, self.mask, self.bias, self.score, self.cache = module, mask, bias, module.score, cache
-        self.is_plain = fits_plain_layers((query, key, value), layers)
+        self.is_plain = _heads.fits_plain_layers((query, key, value), layers)
         self.packed: PackedRows | None = None
         if not self.is_plain:
             if not isinstance(key, PreparedKeys):
@@ -105,13 +81,13 @@ class MultiHeadCall:
                 self.past = cache._state.past
             self.align = self.past
         if not self.is_plain and not isinstance(key, PreparedKeys):
-            check_inputs({"query": query, "key": key, "value": value}, module._projections)
+            _heads.check_inputs({"query": query, "key": key, "value": value}, module._projections)
 
     def locate(self, positions: Any, key_positions: Any) -> None:
         """Validate the positions at which the rotary turns queries and keys."""
         rotary, packed = self.module.rotary, self.packed
         query = self.query if packed is None else packed.make_padded_shape("query")
-        self.query_positions = validate_positions(positions, "positions", query, rotary)
+        self.query_positions = _options.validate_positions(positions, "positions", query, rotary)
         if isinstance(self.key, PreparedKeys):
             if key_positions is not None:
                 raise ClearheadError(
@@ -119,7 +95,7 @@ class MultiHeadCall:
                 )
             return
         key = self.key if packed is None else packed.make_padded_shape("key")
-        self.key_positions = validate_key_positions(positions, key_positions, query, key, rotary)
+        self.key_positions = _options.validate_key_positions(positions, key_positions, query, key, rotary)
 
     def project(self) -> None:
         """Project the inputs to heads, or take the keys and values that were prepared."""
@@ -128,13 +104,13 @@ class MultiHeadCall:
             self.k, self.v = self._unpack_prepared_keys(key)
         else:
             key, value = (key, value) if key.ndim == 3 else (key[None], value[None])
-            self.k = split_heads(module.W_k(key), "W_k", module.head_dim)
-            self.v = split_heads(module.W_v(value), "W_v", module.head_dim)
+            self.k = _heads.split_heads(module.W_k(key), "W_k", module.head_dim)
+            self.v = _heads.split_heads(module.W_v(value), "W_v", module.head_dim)
         self.rows = self.query if self.query.ndim == 3 else self.query[None]
-        self.q = split_heads(module.W_q(self.rows), "W_q", module.head_dim)
+        self.q = _heads.split_heads(module.W_q(self.rows), "W_q", module.head_dim)
         if not self.is_plain:
-            check_groups(self.q, self.k, self.v, module.num_heads, module.num_kv_heads)
-            check_output("W_o", module.W_o, self.q.shape[1], self.v)
+            _heads.check_groups(self.q, self.k, self.v, module.num_heads, module.num_kv_heads)
+            _heads.check_output("W_o", module.W_o, self.q.shape[1], self.v)
         if self.cache is not None:
             self.cache._check_new(self.k, self.v, module)
 
@@ -146,8 +122,8 @@ class MultiHeadCall:
                 f"a cache is given beside {prepared!r}: a cache gathers new keys call by call, and prepared keys are "
                 "whole. Pass one of the two."
             )
-        check_inputs({"query": query}, self.module._projections[:1])
-        if query.ndim != k.ndim - 1 or (query.ndim == 3 and not has_one_batch(query.shape[0], k.shape[0])):
+        _heads.check_inputs({"query": query}, self.module._projections[:1])
+        if query.ndim != k.ndim - 1 or (query.ndim == 3 and not _heads.has_one_batch(query.shape[0], k.shape[0])):
             raise ShapeError(
                 f"query has shape {tuple(query.shape)}, and the keys were prepared as (B, Hk, Lk, head_dim) "
                 f"{tuple(k.shape)}: the batch must be the same, or 1, or in neither."
@@ -158,8 +134,8 @@ class MultiHeadCall:
         """Apply the norms of queries and keys; `prepare` has applied that of prepared keys."""
         module = self.module
         if not isinstance(self.key, PreparedKeys):
-            self.k = apply_norm("key_norm", module.key_norm, self.k)
-        self.q = apply_norm("query_norm", module.query_norm, self.q)
+            self.k = _options.apply_norm("key_norm", module.key_norm, self.k)
+        self.q = _options.apply_norm("query_norm", module.query_norm, self.q)
 
     def rotate(self) -> None:
         """Turn queries and new keys by their positions."""
@@ -174,15 +150,15 @@ class MultiHeadCall:
             if table is not None:
                 self.q, self.k = rotary._rotate(q, table), rotary._rotate(k, table)
                 return
-        self.q = apply_rotary(rotary, q, past, at)
+        self.q = _options.apply_rotary(rotary, q, past, at)
         if not isinstance(self.key, PreparedKeys):
-            self.k = apply_rotary(rotary, k, past, key_at)
+            self.k = _options.apply_rotary(rotary, k, past, key_at)
 
     def scale_query(self) -> None:
         """Multiply the queries by scale and temperature, as far as these are tensors."""
         module = self.module
-        self.scale, factor = split_factors(module.score, module.scale, module.temperature, module.head_dim)
-        self.q = scale_query(self.q, factor)
+        self.scale, factor = _options.split_factors(module.score, module.scale, module.temperature, module.head_dim)
+        self.q = _options.scale_query(self.q, factor)
 
     def extend_cache(self, cache: KeyValueCache, new_lens: Any) -> None:
         """Put the keys and values of the cache before the new ones."""
@@ -196,16 +172,15 @@ class MultiHeadCall:
         module, q, k, packed, step = self.module, self.q, self.k, self.packed, self.step
         mask, bias, heads = self.mask, self.bias, q.shape[1]  # a rank, or a pruned layer, has fewer heads
         if module.score_bias is not None:
-            bias = add_bias(bias, module.score_bias)
+            bias = _options.add_bias(bias, module.score_bias)
         sizes = Sizes(max(q.shape[0], k.shape[0]), heads, q.shape[2], k.shape[2], q.device, align=self.align)
         if packed is not None:
             sizes = packed.edges.pad_sizes(sizes)
         if mask is not None or valid_lens is not None:
-            mask, bias = with_lengths(resolve_head_mask(mask, sizes.shape, q.dtype), valid_lens, bias)
+            mask, bias = with_lengths(_heads.resolve_head_mask(mask, sizes.shape, q.dtype), valid_lens, bias)
         if heads != module.num_heads:
-            check_part(mask, bias, sizes, module.num_heads)
-            names = ("query_norm", "key_norm", "rotary", "score", "scale", "temperature", "score_bias")
-            check_shared_parameters({name: getattr(module, name) for name in names}, module.W_q, heads, module._given)
+            _heads.check_part(mask, bias, sizes, module.num_heads)
+            _options.check_shared_parameters(module, heads)
         if step is not None:
             has_rules = mask is not None or bias is not None or self.score.changed_by is not None
             if step.lengths is not None or step.starts is not None:
@@ -218,10 +193,10 @@ class MultiHeadCall:
         """Return what each head found, (B, H, Lq, head_dim)."""
         module = self.module
         # whether no part that the module was given, and no hook, may hold the queries and keys
-        is_fresh = module.rotary is None or isinstance(module.rotary, RotaryEmbedding)
-        is_fresh = is_fresh and type(module.query_norm) in NORMS_OR_NONE and type(module.key_norm) in NORMS_OR_NONE
-        is_fresh = is_fresh and (self.is_plain or (is_plain_linear(module.W_q) and is_plain_linear(module.W_k)))
-        found: Tensor = module._attended(
+        norms = type(module.query_norm) in _options.NORMS_OR_NONE and type(module.key_norm) in _options.NORMS_OR_NONE
+        layers = self.is_plain or (_heads.is_plain_linear(module.W_q) and _heads.is_plain_linear(module.W_k))
+        is_fresh = norms and layers and (module.rotary is None or isinstance(module.rotary, RotaryEmbedding))
+        found: Tensor = module._attend(
             self.q, self.k, self.v, score=self.score, mask=self.mask, bias=self.bias, scale=self.scale,
             sinks=module.sinks, align=self.align, dropout_p=module.dropout if module.training else 0.0,
             fresh=is_fresh, cross=self.key is not self.query,
@@ -232,13 +207,13 @@ class MultiHeadCall:
         """Multiply the heads' outputs by factors that are made of the queries."""
         module = self.module
         assert module.gate is not None and module.W_g is not None
-        check_inputs({"query": self.rows}, (Projection.by("W_g", module.W_g),))
-        return heads * compute_gate(module.gate, module.W_g(self.rows), heads)
+        _heads.check_inputs({"query": self.rows}, (_heads.Projection.by("W_g", module.W_g),))
+        return heads * _options.compute_gate(module.gate, module.W_g(self.rows), heads)
 
     def merge_heads(self, heads: Tensor) -> Tensor:
         """Project the heads side by side, (B, Lq, H·head_dim), to the output, of the query's form."""
         heads, layer = heads.transpose(1, 2).flatten(2), self.module.W_o
-        output: Tensor = layer(heads) if self.is_plain else project_output("W_o", layer, heads)
+        output: Tensor = layer(heads) if self.is_plain else _heads.project_output("W_o", layer, heads)
         if self.packed is not None:
-            return self.packed.nest("query", output)
+            output = self.packed.nest("query", output)
         return output if self.query.ndim == 3 else output[0]

@@ -11,7 +11,6 @@ from torch import Tensor, nn
 
 from clearhead.base.arrays import check_float, to_tensor
 from clearhead.base.errors import ClearheadError, ShapeError, UnsupportedError
-from clearhead.base.modules import Values
 from clearhead.base.numbers import check_number, check_positive
 from clearhead.base.shapes import one_or
 from clearhead.base.text import brief
@@ -255,22 +254,17 @@ def check_unmixed(name: str, heads: Tensor, *others: Tensor | None) -> None:
         )
 
 
-def check_shared_parameters(
-    parts: dict[str, Any], layer: nn.Module, heads: int, given: dict[str, Values | None]
-) -> None:
-    """Raise where a rank of tensor parallelism trains parameters that all heads share: it has gradients of some heads.
+def check_shared_parameters(module: Any, heads: int) -> None:
+    """Raise where a rank of tensor parallelism, which computes `heads` heads, trains parameters that all heads share.
 
-    Args:
-        parts: The parts of the module, by their names.
-        layer: W_q, whose parameters are DTensors on such a rank.
-        heads: The number of heads that the rank computes.
-        given: The numbers that scale and temperature had at first.
+    It would have the gradients of its own heads alone. The parameters of W_q are DTensors on such a rank.
     """
-    if not torch.is_grad_enabled() or not any(map(distributed, layer.parameters())):
+    if not torch.is_grad_enabled() or not any(map(distributed, module.W_q.parameters())):
         return
-    for name, part in parts.items():
+    for name in ("query_norm", "key_norm", "rotary", "score", "scale", "temperature", "score_bias"):
+        part, given = getattr(module, name), module._given.get(name) or ()  # the numbers that it had at first
         is_by_head = isinstance(part, Tensor) and part.numel() == heads
-        is_by_head = is_by_head and (heads > 1 or len(given.get(name) or ()) > 1)
+        is_by_head = is_by_head and (heads > 1 or len(given) > 1)
         tensors = [*part.parameters()] if isinstance(part, nn.Module) else [part] if isinstance(part, Tensor) else []
         if not is_by_head and any(t.requires_grad and not distributed(t) for t in tensors):
             raise UnsupportedError(

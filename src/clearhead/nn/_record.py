@@ -84,15 +84,11 @@ class RecordingModule(nn.Module):
 
     def _attend(
         self, query: Any, key: Any, value: Any, *, fresh: bool = False, cross: bool = False, **options: Any
-    ) -> Any:
-        """The output of `attention`, recorded. `fresh`: only the module holds query and key. `cross`: see
-        `attend_for`."""
-        return self._attended(query, key, value, fresh=fresh, cross=cross, **options).output
-
-    def _attended(
-        self, query: Any, key: Any, value: Any, *, fresh: bool = False, cross: bool = False, **options: Any
     ) -> Attended:
-        """The output of `attention`, recorded, with the problem and the result of an edit."""
+        """Compute and record the output of `attention`, with the problem and the result of an edit.
+
+        `fresh`: whether the module alone holds query and key. `cross`: see `attend_for`.
+        """
         # writes to NumPy arrays are not counted
         for name, option in options.items():
             if isinstance(option, np.ndarray):

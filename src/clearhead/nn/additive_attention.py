@@ -134,7 +134,7 @@ class AdditiveAttention(RecordingModule):
         dropout_p = self.dropout if self.training else 0.0
         output: ArrayT = self._attend(
             query, key, value, score=score, mask=mask, bias=bias, align=align, dropout_p=dropout_p
-        )
+        ).output
         return output if packed is None else packed.nest("query", output)
 
     if TYPE_CHECKING:  # torch declares a call of anything

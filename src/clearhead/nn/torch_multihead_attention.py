@@ -191,7 +191,7 @@ class TorchMultiheadAttention(nn.MultiheadAttention, RecordingModule):
             mask = packed.make_mask(mask)
         given: dict[str, Any] = {"mask": mask, "bias": bias, "align": align}
         dropout_p = self.dropout if self.training else 0.0
-        found = self._attended(q, k, v, **given, dropout_p=dropout_p, fresh=True, cross=key is not query)
+        found = self._attend(q, k, v, **given, dropout_p=dropout_p, fresh=True, cross=key is not query)
         heads = found.output  # (B, H, Lq, E / H)
         heads = (heads.permute(2, 0, 1, 3) if length_first else heads.transpose(1, 2)).flatten(2)
         output = project_output("out_proj", self.out_proj, heads)
