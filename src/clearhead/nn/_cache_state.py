@@ -211,8 +211,7 @@ class CacheState(NamedTuple):
         if self.limits.window is not None and bool(((lengths < starts) & (starts > self.limits.capacity)).any()):
             raise ClearheadError(
                 f"crop: sequences of {tuple(starts.tolist())} positions have left the {self.limits.capacity} slots of "
-                "this cache, which has a window: the positions that the shorter ones would need are gone.\nCrop a "
-                "KeyValueCache(capacity=...), or a copy that was made before: copy.copy(cache)."
+                "this cache, which has a window.\nCrop a copy that was made before: copy.copy(cache)."
             )
         with torch.inference_mode(False):
             return CacheState(self.buffer, self.limits, longest, lengths.to(self.buffer.keys.device), ends)

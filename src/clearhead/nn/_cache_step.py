@@ -90,20 +90,19 @@ def _check_window(mask: Any, bias: Any, score: Score) -> None:
     """Raise for a mask, a bias or a score that needs a row of all keys."""
     if score.changed_by is not None:
         raise UnsupportedError(
-            f"the module's score is {score}, and the cache has a window: it does not hold all positions, and the "
-            "function after the score is asked with positions.\nUse KeyValueCache(capacity=...), which holds them all."
+            f"the module's score is {score}, whose function reads all positions, and the cache has a window.\n"
+            "Use KeyValueCache(capacity=...), which holds all positions."
         )
     if bias is not None:
         raise UnsupportedError(
-            "a bias of the call or the module, or a float mask, is used beside a cache with a window, which does not "
-            "hold all positions.\nUse KeyValueCache(capacity=...), which holds them all."
+            "a bias, or a float mask, is used beside a cache with a window.\n"
+            "Use KeyValueCache(capacity=...), which holds all positions."
         )
     if mask is not None and not (isinstance(mask, Mask) and all(type(one) in ENDLESS for one in leaves(mask))):
         title = mask.title() if isinstance(mask, Mask) else brief(mask)
         raise UnsupportedError(
-            f"the mask is {title}, and the cache has a window: it does not hold all positions, so a mask beside it is "
-            "made of Causal(), SlidingWindow(), FirstKeys(), Lengths() and PrefixLM(), with &, | and ~.\nFor other "
-            "masks use KeyValueCache(capacity=...), which holds all positions."
+            f"the mask is {title}; beside a cache with a window it is made of Causal(), SlidingWindow(), FirstKeys(), "
+            "Lengths() and PrefixLM(), with &, | and ~.\nFor other masks use KeyValueCache(capacity=...)."
         )
 
 
@@ -142,9 +141,8 @@ def extend(state: CacheState | None, limits: Limits | None, key: Tensor, value: 
     lengths = None if limits is None and counts is not None and ends is None else stops
     if limits is None and isinstance(state.longest, torch.SymInt) and exporting():
         raise UnsupportedError(
-            "a KeyValueCache() that grows goes on at a position that follows from the exported lengths, which "
-            "torch.export can't tell from a number here. Pass KeyValueCache(capacity=most), of the most "
-            "positions, or export with strict=True."
+            "torch.export can't read the position at which a KeyValueCache() that grows goes on. Pass "
+            "KeyValueCache(capacity=most), of the most positions, or export with strict=True."
         )
     if limits is not None and limits.window is not None:
         assert starts is not None

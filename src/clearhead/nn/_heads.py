@@ -26,6 +26,8 @@ from clearhead.masks.dense import check_keep
 from clearhead.problem.lengths import check_mask
 
 LINEAR = (nn.Linear, NonDynamicallyQuantizableLinear)  # torch's attention has the second
+SHARE_OUT = "Under tensor parallelism share out W_q, W_k and W_v by ColwiseParallel, and W_o by RowwiseParallel."
+DIVIDES = "The number of ranks must divide num_heads and num_kv_heads."
 
 
 def is_plain_linear(layer: nn.Module) -> bool:
@@ -94,8 +96,7 @@ def check_shared_out(name: str, weight: Any, head_dim: int) -> None:
     if weight.shape[0] % (ranks * head_dim):
         raise ShapeError(
             f"{name}, shape {tuple(weight.shape)}, (out, in), is shared out over {ranks} ranks, and makes no whole "
-            f"heads of head_dim = {head_dim}, as many on each.\nThe number of ranks must divide num_heads and "
-            "num_kv_heads."
+            f"heads of head_dim = {head_dim}, as many on each.\n{DIVIDES}"
         )
 
 
@@ -123,8 +124,7 @@ def check_sizes(embed_dim: Any, num_heads: Any, head_dim: Any) -> tuple[int, int
     if width % heads:
         raise ClearheadError(
             f"embed_dim is {width}, which num_heads = {heads} does not divide; embed_dim comes first, as in torch.\n"
-            f"Pass head_dim, the width of a head, which is free: MultiHeadAttention({width}, {heads}, "
-            f"head_dim={-(-width // heads)})."
+            f"Pass the width of a head: MultiHeadAttention({width}, {heads}, head_dim={-(-width // heads)})."
         )
     return width, heads, width // heads
 
@@ -227,8 +227,7 @@ def split_heads(projected: Any, name: str, head_dim: int) -> Tensor:
     if width % head_dim:
         raise ShapeError(
             f"{name} gave vectors of width {width}, shape {tuple(projected.shape)}, which are no whole heads of "
-            f"head_dim = {head_dim}.\nUnder tensor parallelism the number of ranks must divide num_heads and "
-            "num_kv_heads; a layer put in another's place gives a multiple of head_dim."
+            f"head_dim = {head_dim}.\n{DIVIDES}"
         )
     try:
         heads: Tensor = projected.unflatten(-1, (width // head_dim, head_dim))  # type: ignore[no-untyped-call]
@@ -238,7 +237,7 @@ def split_heads(projected: Any, name: str, head_dim: int) -> Tensor:
             raise
         raise UnsupportedError(
             f"{name} gave a DTensor, shape {tuple(projected.shape)}, whose shards are no whole heads of head_dim = "
-            f"{head_dim}: {error}\nThe number of ranks must divide num_heads and num_kv_heads."
+            f"{head_dim}: {error}\n{DIVIDES}"
         ) from error
 
 
@@ -251,8 +250,7 @@ def check_groups(query: Tensor, key: Tensor, value: Tensor, num_heads: int, num_
     raise ShapeError(
         f"the layers made {heads} query heads, {key_heads} key heads and {value_heads} value heads, and the module "
         f"has {num_heads} query heads to {num_kv_heads} key heads: each key head serves {num_heads // num_kv_heads}.\n"
-        f"{columns(rows, -3)}\nUnder tensor parallelism share out W_q, W_k, W_v (ColwiseParallel) and W_o "
-        "(RowwiseParallel) together, over ranks whose number divides num_kv_heads."
+        f"{columns(rows, -3)}\n{SHARE_OUT}"
     )
 
 
@@ -267,8 +265,7 @@ def check_output(name: str, layer: nn.Module, heads: int, value: Tensor) -> None
     if width not in taken:
         raise ShapeError(
             f"{name}.weight has shape {tuple(weight.shape)}, (out, in), and the heads side by side have width {width}: "
-            f"{heads} heads of {value.shape[3]}.\nUnder tensor parallelism share out all four projections: "
-            "W_q, W_k and W_v by ColwiseParallel, W_o by RowwiseParallel."
+            f"{heads} heads of {value.shape[3]}.\n{SHARE_OUT}"
         )
     if weight.device != value.device or not have_one_dtype(weight, value):
         raise ClearheadError(
@@ -286,7 +283,7 @@ def project_output(name: str, layer: nn.Module, heads: Tensor) -> Tensor:
             raise
         raise ShapeError(
             f"{name} is shared out over ranks and does not take the heads side by side, {tuple(heads.shape)}: {error}\n"
-            "Share out all four projections: W_q, W_k and W_v by ColwiseParallel, W_o by RowwiseParallel."
+            + SHARE_OUT
         ) from error
     return output
 
@@ -339,8 +336,7 @@ def check_part(mask: Any, bias: Any, sizes: Sizes, num_heads: int) -> None:
         if isinstance(given, Mask | Bias) and _by_head(given, every):
             raise UnsupportedError(
                 f"{name} is not the same for all heads, and this module computes {sizes.heads} of its {num_heads} "
-                f"heads: it cannot know which.\nPass the part of this rank's heads as a tensor (B, {sizes.heads}, Lq, "
-                "Lk)."
+                f"heads.\nPass the part of this rank's heads as a tensor (B, {sizes.heads}, Lq, Lk)."
             )
 
 

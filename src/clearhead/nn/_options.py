@@ -166,8 +166,7 @@ def validate_factor(name: str, given: Any, heads: int, score: Score) -> float | 
         where = "" if own is None else f" as the score's {own}"
         raise ClearheadError(
             f"{name} is a tensor {tuple(factor.shape)}, which multiplies the queries, and {score} is not proportional "
-            f"to them. Pass a number{where}, or score=Dot(): for cosines with query_norm= and key_norm= that divide "
-            "each vector by its length."
+            f"to them. Pass a number{where}, or score=Dot()."
         )
     return factor
 
@@ -249,8 +248,7 @@ def check_unmixed(name: str, heads: Tensor, *others: Tensor | None) -> None:
     if any(distributed(other) != distributed(heads) for other in others):
         raise UnsupportedError(
             f"the heads are a {type(heads).__name__}, shape {tuple(heads.shape)}, and {name} computes with another "
-            "kind of tensor, which PyTorch does not mix with it.\nShare out W_q, W_k, W_v and W_g by "
-            "ColwiseParallel(), whose outputs are local tensors."
+            "kind of tensor.\nShare out W_q, W_k, W_v and W_g by ColwiseParallel(), whose outputs are local tensors."
         )
 
 
@@ -270,6 +268,5 @@ def check_shared_parameters(module: Any, heads: int) -> None:
             raise UnsupportedError(
                 f"{name} has parameters that all heads share, and this rank computes {heads} heads: the gradients "
                 "would be those of its heads alone.\nShare out a norm by SequenceParallel(sequence_dim=1, "
-                "use_local_output=True), give scale and temperature one number a head and cut them as the layers, or "
-                f"train no {name}: requires_grad_(False)."
+                f"use_local_output=True), give a scale one number a head, or call {name}.requires_grad_(False)."
             )

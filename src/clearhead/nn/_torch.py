@@ -225,8 +225,7 @@ def _check_mask(
         refuse_additive(mask, name, f"{name}={{}}")
         raise ClearheadError(
             f"{name} has dtype {mask.dtype}, shape {tuple(mask.shape)}; expected bool, True where a query may not "
-            "attend, or float, added to the scores. For a tokenizer's 0/1 attention_mask, (B, Lk), pass "
-            "key_padding_mask=attention_mask == 0."
+            "attend, or float, added to the scores. Of a tokenizer's mask pass key_padding_mask=attention_mask == 0."
         )
     if tuple(mask.shape) not in shapes:
         expected = " or ".join(f"{shape}" for shape in shapes)

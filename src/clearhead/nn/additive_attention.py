@@ -178,8 +178,7 @@ class AdditiveAttention(RecordingModule):
             if type(layer).forward is not nn.Linear.forward or has_hooks(layer):
                 raise UnsupportedError(
                     f"AdditiveAttention reads {name}.weight and does not call {name}, a {type(layer).__name__} that "
-                    "computes something else or has hooks (an adapter, tensor parallelism).\nMerge it into the weight, "
-                    f"or project outside: {OUTSIDE}."
+                    f"computes something else or has hooks.\nMerge it into the weight, or project outside: {OUTSIDE}."
                 )
             if layer.bias is not None:
                 raise UnsupportedError(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import zlib
 from typing import Any
 
 import torch
@@ -13,11 +14,12 @@ from clearhead.base.errors import ClearheadError, ShapeError, UnsupportedError, 
 from clearhead.base.numbers import check_count
 from clearhead.base.shapes import placed, refuse_fakes
 from clearhead.base.text import brief
-from clearhead.base.tracing import compiling, ensure, exporting, readable, some_compiling
+from clearhead.base.tracing import compiling, dispatches, ensure, exporting, freed, readable, some_compiling
+from clearhead.base.versions import digest
 from clearhead.nn._cache_state import CacheState, validate_limits
 from clearhead.nn._cache_step import CacheStep, extend, validate_counts
-from clearhead.nn._key_makers import digest_of
-from clearhead.nn._options import check_unmixed
+from clearhead.nn._options import NORMS, check_unmixed
+from clearhead.nn.rotary_embedding import RotaryEmbedding
 
 
 class KeyValueCache:
@@ -240,9 +242,8 @@ class KeyValueCache:
         if self._made_outside_graph and some_compiling() and exporting():
             raise UnsupportedError(
                 "the KeyValueCache was made outside of the exported code, and a program of torch.export keeps no "
-                "object between its calls: each would begin at the same position. Give the module buffers of keys and "
-                "values, write to them, and call attention(query, keys, values, valid_lens=lengths): see the guide "
-                "Exporting."
+                "object between its calls. Write to buffers of keys and values of the module, and call "
+                "attention(query, keys, values, valid_lens=lengths): see the guide Exporting."
             )
         state = self._state
         pairs = () if state is None else (("key", key, state.buffer.keys), ("value", value, state.buffer.values))
@@ -251,9 +252,8 @@ class KeyValueCache:
                 at = next(at for at in (0, 1, 3) if new.shape[at] != old.shape[at])
                 rows = {"cache": tuple(getattr(state, name).shape), f"new {name}": tuple(new.shape)}
                 raise ShapeError(
-                    f"the new {name}s differ in {('batch', 'key heads', '', 'width')[at]} from those in the cache, "
-                    f"projected (B, Hk, L, E).\n{columns(rows, at - 4)}\nEach module and each batch needs its own "
-                    "KeyValueCache()."
+                    f"the new {name}s differ in {('batch', 'key heads', '', 'width')[at]} from those in the cache.\n"
+                    f"{columns(rows, at - 4)}\nEach module and each batch needs its own KeyValueCache()."
                 )
             if new.dtype != old.dtype or new.device != old.device:
                 raise ClearheadError(
@@ -264,12 +264,11 @@ class KeyValueCache:
                 refuse_fakes({f"the new {name}": new, "the cache": old})
         other = by is not None and by is not self._module and self._module is not None
         if by is not None and self._module is None and self._digest is not None and not compiling():  # in a copy
-            other = digest_of(by) not in (None, self._digest)
+            other = hash_key_makers(by) not in (None, self._digest)
         if other:
             raise ClearheadError(
-                f"{self!r} holds the keys of another module than this {type(by).__name__}, which has other "
-                "weights, or another rotary.\nMake one KeyValueCache() for each layer. For a copy of the module "
-                "pass copy.deepcopy(cache)."
+                f"{self!r} holds the keys of another module than this {type(by).__name__}.\n"
+                "Make one KeyValueCache() for each layer. For a copy of the module pass copy.deepcopy(cache)."
             )
         for heads in (key, value):  # they are written beside others, and reordered, by indices that are plain tensors
             if type(heads) is not Tensor:
@@ -308,7 +307,7 @@ class KeyValueCache:
 
     def __getstate__(self) -> dict[str, Any]:  # pickle calls it
         # without the module: a copy of it, which has the same weights, may take the copy of the cache
-        made = self._digest if self._module is None else digest_of(self._module)
+        made = self._digest if self._module is None else hash_key_makers(self._module)
         self._restore_overwritten()
         return {"_state": self._state, "_digest": made, "_limits": self._limits, "_parts": self._parts}
 
@@ -351,3 +350,21 @@ def _check_indices(indices: object, batch: int) -> Tensor:
         "indices: an entry is beyond the cache's batch",
     )
     return indices.long()
+
+
+def hash_key_makers(module: nn.Module) -> int | None:
+    """Return a number made of what makes a module's keys: weights, and settings of norm and rotary.
+
+    None where the weights can't be read. The buffers of a user's rotary are left out: they may be tables that grow.
+    """
+    w_k, w_v, norm, rotary = (getattr(module, name, None) for name in ("W_k", "W_v", "key_norm", "rotary"))
+    tensors = [t for layer in (w_k, w_v, norm) if layer is not None for t in (*layer.parameters(), *layer.buffers())]
+    tensors += rotary.parameters() if isinstance(rotary, nn.Module) else ()
+    known = all(t.layout is torch.strided and not dispatches(t) and readable(t) and not freed(t) for t in tensors)
+    if not tensors or not known:
+        return None
+    said = [getattr(part, "__qualname__", type(part).__qualname__) for part in (norm, rotary)]
+    said += [repr(norm)] if type(norm) in NORMS else []
+    if isinstance(rotary, RotaryEmbedding):
+        said.append(repr((rotary.dim, rotary.base, rotary.interleaved, rotary.scaling)))
+    return hash((*map(digest, tensors), zlib.crc32(repr(said).encode())))  # a text has another hash in each process

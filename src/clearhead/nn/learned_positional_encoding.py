@@ -90,8 +90,7 @@ class LearnedPositionalEncoding(nn.Module):
         if stop is not None and stop > max_len:
             raise ShapeError(
                 f"{who}: x has shape {tuple(x.shape)} and stands up to position {stop - 1}, which needs {stop} "
-                f"positions; max_len is {max_len}.\nCut the sequence, or build it with max_len={stop}. "
-                "SinusoidalPositionalEncoding and RotaryEmbedding take any length."
+                f"positions; max_len is {max_len}.\nCut the sequence, or build it with max_len={stop}."
             )
         if distributed(self.P) and (not distributed(x) or isinstance(places, Tensor)):
             raise UnsupportedError(f"{who}: P is a DTensor; pass x as a DTensor too, and one offset, or keep P whole.")
