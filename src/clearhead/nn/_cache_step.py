@@ -90,7 +90,7 @@ def _check_window(mask: Any, bias: Any, score: Score) -> None:
     """Raise for a mask, a bias or a score that needs a row of all keys."""
     if score.changed_by is not None:
         raise UnsupportedError(
-            f"the module's score is {score}, whose function reads all positions, and the cache has a window.\n"
+            f"the module's score is {score}, whose function reads positions, and the cache has a window.\n"
             "Use KeyValueCache(capacity=...), which holds all positions."
         )
     if bias is not None:
