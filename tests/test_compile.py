@@ -7,7 +7,7 @@ from beside import while_another_compiles
 import clearhead as ch
 from clearhead.base import tracing
 from clearhead.engines import operation
-from clearhead.masks.base import And, Or
+from clearhead.masks.combined import And, Or
 from clearhead.scores.score_function import ScoreFunction
 from clearhead.testing import Inputs, biases, masks, scores
 

@@ -5,7 +5,7 @@ import torch
 
 import clearhead as ch
 from clearhead import testing
-from clearhead.masks.base import And
+from clearhead.masks.combined import And
 from clearhead.problem import regions
 from clearhead.testing import (
     LENGTHS,

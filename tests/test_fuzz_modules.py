@@ -7,7 +7,7 @@ import fuzz_modules
 import pytest
 import torch
 
-from clearhead.nn import KeyValueCache, RotaryEmbedding, _heads, multi_head_attention
+from clearhead.nn import KeyValueCache, RotaryEmbedding, _heads, _options, multi_head_attention
 
 
 @pytest.mark.parametrize(("first", "stop"), [(0, 40), (40, 160)])
@@ -30,13 +30,13 @@ def without_owner(self, step, by):
 
 
 FAULTS = {
-    "heads of another width": (multi_head_attention, "split_heads", split_by_number),
+    "heads of another width": (_heads, "split_heads", split_by_number),
     "a cache of any module": (KeyValueCache, "_commit", without_owner),
     "keys that are not turned": (RotaryEmbedding, "forward", lambda self, x, offset=0, positions=None: x),
-    "a norm that is left out": (multi_head_attention, "normed", lambda name, norm, heads: heads),
-    "a scale that is left out": (multi_head_attention, "scaled", lambda query, factor: query),
-    "a gate that is open": (multi_head_attention, "opened", lambda kind, logits, heads: torch.ones_like(heads)),
-    "positions that are not read": (multi_head_attention, "given_places", lambda *given: None),
+    "a norm that is left out": (_options, "apply_norm", lambda name, norm, heads: heads),
+    "a scale that is left out": (_options, "scale_query", lambda query, factor: query),
+    "a gate that is open": (_options, "compute_gate", lambda kind, logits, heads: torch.ones_like(heads)),
+    "positions that are not read": (_options, "validate_positions", lambda *given: None),
 }
 
 
@@ -51,8 +51,8 @@ def test_a_fault_is_found(name, monkeypatch):
 
 def test_the_budget_tells_a_rounding_of_a_lower_precision(monkeypatch):
     """A thousandth of the scores is beyond it in float32."""
-    attended = multi_head_attention.RecordingModule._attended
+    attended = multi_head_attention.RecordingModule._attend
     scaled = lambda self, query, *given, **options: attended(self, query * 1.001, *given, **options)
-    monkeypatch.setattr(multi_head_attention.RecordingModule, "_attended", scaled)
+    monkeypatch.setattr(multi_head_attention.RecordingModule, "_attend", scaled)
     with torch.no_grad():
         assert sum(bool(list(fuzz_modules.failures_of(n))) for n in range(60)) > 9

@@ -23,7 +23,7 @@ FLOORS = [
     "problem",
     "engines",
     "_attention",
-    "inspection _drop_in _partial _versions",
+    "inspection _drop_in _engine_comparison _partial _versions",
     "nn distributed",
     "explanation",
     "report",
@@ -34,8 +34,8 @@ FLOORS = [
 NAMESPACES = ("edits", "exercises", "extend", "reductions", "results")
 # In these folders every module stands alone, but for what is named: a new one is one new file.
 APART = {
-    "scores": {"base"},
-    "masks": {"base", "_draw", "_read", "_spans"},
+    "scores": {"base", "_pairwise"},
+    "masks": {"base", "_draw", "_read", "_spans", "combined", "first_keys", "mask_in_documents"},
     "biases": {"base"},
     "inspection.reductions": {"base"},
     "inspection.measures": {"base", "subject", "attention", "allowed", "_grouped"},

@@ -19,9 +19,9 @@ from clearhead.engines import operation
 from clearhead.engines.base import Engine
 from clearhead.engines.choose import choose
 from clearhead.masks.base import MaskLike
+from clearhead.problem.arguments import as_sinks
 from clearhead.problem.lengths import apply_valid_lens
 from clearhead.problem.partial import Partial, log_sum_exp, rows_of
-from clearhead.problem.problem import as_sinks
 
 
 class PartialAttention(Generic[ArrayT]):

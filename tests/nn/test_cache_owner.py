@@ -197,7 +197,7 @@ def test_a_copy_of_a_cache_is_refused_by_a_layer_that_makes_other_keys_of_the_sa
         want = first(X, X, X, ch.Causal())
         first(start, start, start, ch.Causal(), cache=cache)
         other = copied(cache)
-        with pytest.raises(ch.ClearheadError, match="or another rotary"):
+        with pytest.raises(ch.ClearheadError, match="the keys of another module"):
             second(rest, rest, rest, ch.Causal(), cache=other)
         assert other.lengths == (4, 4)
         twin = copy.deepcopy(first)
@@ -207,9 +207,9 @@ def test_a_copy_of_a_cache_is_refused_by_a_layer_that_makes_other_keys_of_the_sa
 def test_the_number_of_a_copy_is_that_of_another_process():
     """A cache from a file goes to the module in a process whose hashes of texts are others."""
     code = (
-        "import torch; from clearhead.nn import *; from clearhead.nn._key_makers import digest_of; "
+        "import torch; from clearhead.nn import *; from clearhead.nn.key_value_cache import hash_key_makers; "
         "m = MultiHeadAttention(8, 2, rotary=RotaryEmbedding(4, scaling=RotaryScaling.linear(2))); "
-        "[torch.nn.init.constant_(p, 0.5) for p in m.parameters()]; print(digest_of(m))"
+        "[torch.nn.init.constant_(p, 0.5) for p in m.parameters()]; print(hash_key_makers(m))"
     )
     found = {
         subprocess.check_output([sys.executable, "-c", code], env=os.environ | {"PYTHONHASHSEED": seed})

@@ -1,7 +1,7 @@
-"""What modules of PyTorch's need: the type of their call, their hooks, copies, and the values of their parameters.
+"""What modules of PyTorch's need: their hooks, copies, and the values of their parameters.
 
-PyTorch declares a call of any module as one of anything that gives anything. Hooks are for scores and biases, which are
-read without a call. The values that parameters were given are for `reset_parameters`.
+Hooks are for scores and biases, which are read without a call. The values that parameters were given are for
+`reset_parameters`.
 """
 
 from __future__ import annotations
@@ -17,18 +17,9 @@ from clearhead.base.managers import caller
 from clearhead.base.torch_private import drop_hooks, hooks_of, is_hooked, parts_of, put_parts
 from clearhead.base.tracing import compiling, dispatches, distributed, readable
 
-Forward = TypeVar("Forward", bound=Callable[..., object])
 Module = TypeVar("Module", bound=nn.Module)
 Change = Callable[[Tensor], Tensor]
 Values = tuple[float, ...]
-
-
-def as_forward(forward: Forward) -> Callable[[object], Forward]:
-    """For type checkers alone: a decorator that gives a method the type of `forward`.
-
-    It loses what a `forward` of tensors or of arrays gives for each: there the call is declared in full.
-    """
-    raise NotImplementedError
 
 
 def values_of(tensor: Tensor) -> Values | None:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from clearhead.base.arrays import Array, check_float, is_dense, owned, shown
 from clearhead.base.errors import ClearheadError, ShapeError
-from clearhead.base.modules import after_hooks, as_forward, settled
+from clearhead.base.modules import after_hooks, settled
 from clearhead.base.numbers import check_flag
 from clearhead.base.part_settings import PartSettings
 from clearhead.base.positions import check_align
@@ -196,10 +196,8 @@ class Bias(PartSettings, nn.Module, ABC):
         tile = _lowered_now(self, sizes).tile(every, every, every, every, sizes)
         return sizes.restore(tile.expand(sizes.shape))
 
-    if TYPE_CHECKING:
-
-        @as_forward(forward)
-        def __call__(self) -> None: ...
+    if TYPE_CHECKING:  # torch declares a call of anything
+        __call__ = forward
 
     def __repr__(self) -> str:
         return said(self, super().__repr__)

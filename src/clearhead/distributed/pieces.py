@@ -24,16 +24,8 @@ from clearhead.engines.base import Engine
 from clearhead.engines.choose import choose
 from clearhead.masks.base import Mask
 from clearhead.problem import regions
-from clearhead.problem.problem import (
-    ABSENT,
-    Problem,
-    as_score,
-    as_sinks,
-    inputs,
-    make_problem,
-    mask_and_bias,
-    refuse_distributed,
-)
+from clearhead.problem.arguments import as_score, as_sinks
+from clearhead.problem.problem import ABSENT, Problem, inputs, make_problem, mask_and_bias, refuse_distributed
 from clearhead.problem.region import Region
 from clearhead.problem.unseen import finite, group, seen, zero
 from clearhead.problem.visible import Visible

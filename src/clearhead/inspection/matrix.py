@@ -6,9 +6,8 @@ import math
 import operator
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
-from functools import wraps
 from types import EllipsisType
-from typing import TYPE_CHECKING, Any, Generic, Never, Self, TypeAlias, TypeVar, cast, overload
+from typing import TYPE_CHECKING, Any, Generic, Never, Self, TypeAlias, cast, overload
 
 import numpy as np
 import torch
@@ -21,6 +20,14 @@ from clearhead.base.shapes import Sizes
 from clearhead.base.text import brief, said
 from clearhead.base.torch_private import tree_map_only
 from clearhead.base.tracing import compiling, looked_into
+from clearhead.inspection._dense import (
+    METHODS,
+    NAMES,
+    accept_numpy_names,
+    make_array_method,
+    make_dense_method,
+    with_first_rows,
+)
 from clearhead.inspection.by_blocks import NUMBERS, extreme, extreme_places, filled, summed
 from clearhead.inspection.index import DENSE_BYTES, Heads, Part, parse
 
@@ -28,48 +35,10 @@ Place: TypeAlias = int | slice | EllipsisType | None
 Operand: TypeAlias = "float | Tensor | np.ndarray | LazyMatrix[Any]"
 Nested: TypeAlias = "list[float] | list[Nested]"
 Index: TypeAlias = Place | tuple[Place, ...]
-SMALL = 8  # the most queries, and keys, of a matrix of several heads that is printed with its numbers
-PAIRS = 2**25  # the most pairs of one head that are computed for `print`
-HEADS = 4  # the most heads that are printed
 
 
 class NoSuchMethod(ClearheadError, AttributeError):
     """A method of tensors that a lazy matrix does not have: an AttributeError too, so that `hasattr` says no."""
-
-
-def _of_dense(function: Callable[..., Any], reflected: bool = False) -> Callable[..., Any]:
-    """A method that computes a function of the dense matrix, and of another operand where there is one."""
-
-    def method(self: LazyMatrix, *other: Any) -> Any:
-        return function(*other, self.dense()) if reflected else function(self.dense(), *other)
-
-    return method
-
-
-def _with_arrays(function: Callable[..., Any], reflected: bool = False) -> Callable[..., Any]:
-    """The same, where an array of NumPy is met by the matrix as an array: PyTorch would refuse it."""
-    of_dense = _of_dense(function, reflected)
-
-    def method(self: LazyMatrix, other: Any) -> Any:
-        if not isinstance(other, np.ndarray):
-            return of_dense(self, other)
-        return function(other, self.numpy()) if reflected else function(self.numpy(), other)
-
-    return method
-
-
-Method = TypeVar("Method", bound=Callable[..., Any])
-NUMPY_NAMES = {"axis": "dim", "keepdims": "keepdim"}
-
-
-def _with_numpy_names(method: Method) -> Method:
-    """The method, which takes NumPy's `axis` and `keepdims` too, as PyTorch's functions do."""
-
-    @wraps(method)
-    def renamed(*args: Any, **named: Any) -> Any:
-        return method(*args, **{NUMPY_NAMES.get(name, name): value for name, value in named.items()})
-
-    return cast(Method, renamed)
 
 
 def _writes(function: Callable[..., Any]) -> bool:
@@ -210,7 +179,7 @@ class LazyMatrix(ABC, Generic[ArrayT]):
 
     # ---------------------------------------------------------------------------------------------- over dimensions
 
-    @_with_numpy_names
+    @accept_numpy_names
     def sum(self, dim: int | tuple[int, ...] | None = None, keepdim: bool = False) -> ArrayT:
         """The sum over a dimension, over several, or over all (None): the sum of `w[:]`, in O(Lq + Lk) memory.
 
@@ -221,19 +190,19 @@ class LazyMatrix(ABC, Generic[ArrayT]):
         dims = self._dims(dim)
         return self._squeezed(summed(self, dims).to(self.dtype), dims, keepdim)
 
-    @_with_numpy_names
+    @accept_numpy_names
     def mean(self, dim: int | tuple[int, ...] | None = None, keepdim: bool = False) -> ArrayT:
         """The mean over a dimension, over several, or over all. Arguments and cost: as `sum`."""
         dims = self._dims(dim)
         count = math.prod([self.shape[d] for d in dims])  # compiled code gives math.prod no generator
         return self._squeezed((summed(self, dims) / count).to(self.dtype), dims, keepdim)
 
-    @_with_numpy_names
+    @accept_numpy_names
     def amax(self, dim: int | tuple[int, ...] | None = None, keepdim: bool = False) -> ArrayT:
         """The largest number over a dimension, over several, or over all. Arguments and cost: as `sum`."""
         return self._extreme(dim, keepdim, 1)
 
-    @_with_numpy_names
+    @accept_numpy_names
     def amin(self, dim: int | tuple[int, ...] | None = None, keepdim: bool = False) -> ArrayT:
         """The smallest number over a dimension, over several, or over all. Arguments and cost: as `sum`."""
         return self._extreme(dim, keepdim, -1)
@@ -244,7 +213,7 @@ class LazyMatrix(ABC, Generic[ArrayT]):
     def max(self: LazyMatrix[np.ndarray], dim: int, keepdim: bool = False) -> np.ndarray: ...
     @overload
     def max(self: LazyMatrix[Tensor], dim: int, keepdim: bool = False) -> tuple[Tensor, Tensor]: ...
-    @_with_numpy_names
+    @accept_numpy_names
     def max(self, dim: int | None = None, keepdim: bool = False) -> ArrayT | np.ndarray | tuple[Tensor, Tensor]:
         """The largest number of all; with `dim` the largest along a dimension, and their places: (values, indices).
 
@@ -258,17 +227,17 @@ class LazyMatrix(ABC, Generic[ArrayT]):
     def min(self: LazyMatrix[np.ndarray], dim: int, keepdim: bool = False) -> np.ndarray: ...
     @overload
     def min(self: LazyMatrix[Tensor], dim: int, keepdim: bool = False) -> tuple[Tensor, Tensor]: ...
-    @_with_numpy_names
+    @accept_numpy_names
     def min(self, dim: int | None = None, keepdim: bool = False) -> ArrayT | np.ndarray | tuple[Tensor, Tensor]:
         """The smallest number of all; with `dim` the smallest along a dimension, and their places. See `max`."""
         return self._extreme(None, keepdim, -1) if dim is None else self._pair(dim, keepdim, -1)
 
-    @_with_numpy_names
+    @accept_numpy_names
     def argmax(self, dim: int | None = None, keepdim: bool = False) -> ArrayT:
         """Where the largest number stands along a dimension, the first of equal ones; None: in the flattened whole."""
         return self._place(dim, keepdim, 1)
 
-    @_with_numpy_names
+    @accept_numpy_names
     def argmin(self, dim: int | None = None, keepdim: bool = False) -> ArrayT:
         """Where the smallest number stands along a dimension. See `argmax`."""
         return self._place(dim, keepdim, -1)
@@ -320,18 +289,18 @@ class LazyMatrix(ABC, Generic[ArrayT]):
         def __matmul__(self, value: ArrayT | LazyMatrix[ArrayT]) -> ArrayT: ...
 
     else:
-        __add__, __radd__ = _of_dense(operator.add), _with_arrays(operator.add, True)
-        __sub__, __rsub__ = _of_dense(operator.sub), _with_arrays(operator.sub, True)
-        __mul__, __rmul__ = _of_dense(operator.mul), _with_arrays(operator.mul, True)
-        __truediv__, __rtruediv__ = _of_dense(operator.truediv), _with_arrays(operator.truediv, True)
-        __floordiv__, __rfloordiv__ = _of_dense(operator.floordiv), _with_arrays(operator.floordiv, True)
-        __mod__, __rmod__ = _of_dense(operator.mod), _with_arrays(operator.mod, True)
-        __pow__, __rpow__ = _of_dense(operator.pow), _with_arrays(operator.pow, True)
-        __matmul__, __rmatmul__ = _of_dense(operator.matmul), _with_arrays(operator.matmul, True)
-        __lt__, __le__, __gt__, __ge__ = map(_with_arrays, (operator.lt, operator.le, operator.gt, operator.ge))
-        __eq__, __ne__ = _with_arrays(operator.eq), _with_arrays(operator.ne)
-        __pos__, __neg__, __abs__ = _of_dense(operator.pos), _of_dense(operator.neg), _of_dense(operator.abs)
-        __contains__ = _of_dense(operator.contains)
+        __add__, __radd__ = make_dense_method(operator.add), make_array_method(operator.add, True)
+        __sub__, __rsub__ = make_dense_method(operator.sub), make_array_method(operator.sub, True)
+        __mul__, __rmul__ = make_dense_method(operator.mul), make_array_method(operator.mul, True)
+        __truediv__, __rtruediv__ = make_dense_method(operator.truediv), make_array_method(operator.truediv, True)
+        __floordiv__, __rfloordiv__ = make_dense_method(operator.floordiv), make_array_method(operator.floordiv, True)
+        __mod__, __rmod__ = make_dense_method(operator.mod), make_array_method(operator.mod, True)
+        __pow__, __rpow__ = make_dense_method(operator.pow), make_array_method(operator.pow, True)
+        __matmul__, __rmatmul__ = make_dense_method(operator.matmul), make_array_method(operator.matmul, True)
+        __lt__, __le__, __gt__, __ge__ = map(make_array_method, (operator.lt, operator.le, operator.gt, operator.ge))
+        __eq__, __ne__ = make_array_method(operator.eq), make_array_method(operator.ne)
+        __pos__, __neg__, __abs__ = map(make_dense_method, (operator.pos, operator.neg, operator.abs))
+        __contains__ = make_dense_method(operator.contains)
     __hash__ = object.__hash__
 
     def numpy(self) -> np.ndarray:
@@ -393,12 +362,7 @@ class LazyMatrix(ABC, Generic[ArrayT]):
         named = METHODS.get(function)
         # torch.max(a, b) compares two
         pairwise = named != "__matmul__" and any(isinstance(other, Tensor | LazyMatrix) for other in others)
-        if (
-            named
-            and isinstance(first, LazyMatrix)
-            and not pairwise
-            and kwargs.keys() <= {"dim", "keepdim", *NUMPY_NAMES}
-        ):
+        if named and isinstance(first, LazyMatrix) and not pairwise and kwargs.keys() <= NAMES:
             return getattr(first, named)(*others, **kwargs)
         if isinstance(kwargs.get("out"), LazyMatrix) or (isinstance(first, LazyMatrix) and _writes(function)):
             raise _read_only(function.__name__)
@@ -433,28 +397,3 @@ class LazyMatrix(ABC, Generic[ArrayT]):
             reason = str(error).partition("\n")[0]
             return f"{type(self).__name__}({tuple(self.shape)}, {self.dtype}, not to be computed: {reason})"
         return with_first_rows(head, self.shape, self.__getitem__)
-
-
-METHODS = {
-    **{getattr(torch, name): name for name in ("sum", "mean", "max", "min", "amax", "amin", "argmax", "argmin")},
-    torch.matmul: "__matmul__",
-}
-
-
-def with_first_rows(head: str, shape: tuple[int, ...], part: Callable[[Any], Any]) -> str:
-    """The head, and under it the numbers of one head, or of a small matrix's first heads, as PyTorch prints them, where
-    they can be had. `part` computes an index."""
-    *outer, queries, keys = shape
-    small = max(queries, keys) <= SMALL if outer else queries * keys <= PAIRS
-    if not small or not math.prod(shape):
-        return head
-    index: tuple[Any, ...] = (...,)
-    written = ""
-    if math.prod(outer) > HEADS:
-        *zeros, some = *(0 for _ in outer[:-1]), min(outer[-1], HEADS)
-        index, written = (*zeros, slice(some), ...), f"[{', '.join([*map(str, zeros), f':{some}'])}]"
-    try:
-        with torch.no_grad():
-            return f"{head}{written}:\n{part(index)!r}"
-    except Exception:  # tensors without values, transforms, and errors of a user's class
-        return head

@@ -26,15 +26,17 @@ from clearhead.masks.dense import check_keep
 from clearhead.problem.lengths import check_mask
 
 LINEAR = (nn.Linear, NonDynamicallyQuantizableLinear)  # torch's attention has the second
+SHARE_OUT = "Under tensor parallelism share out W_q, W_k and W_v by ColwiseParallel, and W_o by RowwiseParallel."
+DIVIDES = "The number of ranks must divide num_heads and num_kv_heads."
 
 
-def plain_linear(layer: nn.Module) -> bool:
-    """Whether a layer computes x · weightᵀ + bias, and no hook or adapter reads or changes it."""
+def is_plain_linear(layer: nn.Module) -> bool:
+    """Whether a layer computes x · weightᵀ + bias, without a hook or an adapter."""
     return type(layer) in LINEAR and not has_hooks(layer)
 
 
-def reset(*modules: nn.Module | None) -> None:
-    """Give these modules, and those inside, new initial values, where they have a method for it."""
+def reset_modules(*modules: nn.Module | None) -> None:
+    """Call `reset_parameters` of these modules and of those inside, where they have it."""
     for module in modules:
         for part in () if module is None else module.modules():
             drawn = getattr(part, "reset_parameters", None)
@@ -43,7 +45,7 @@ def reset(*modules: nn.Module | None) -> None:
 
 
 def check_linear(name: str, layer: nn.Module) -> Tensor | None:
-    """The weight of an nn.Linear, checked beside its bias; None for other layers, which check their own."""
+    """Validate and return the weight of an nn.Linear; None for other layers, which validate their own."""
     if type(layer) not in LINEAR:
         return None
     weight, bias = getattr(layer, "weight", None), getattr(layer, "bias", None)
@@ -64,21 +66,21 @@ def check_weight(name: str, weight: Tensor, bias_name: str, bias: Any) -> None:
             f"{bias_name} has shape {tuple(bias.shape)} and {name} {tuple(weight.shape)}, (out, in); expected one "
             f"number for each row, ({weight.shape[0]},)."
         )
-    if bias.device != weight.device or not one_dtype(bias, weight):
+    if bias.device != weight.device or not have_one_dtype(bias, weight):
         raise ClearheadError(
             f"{bias_name} is {bias.dtype} on {bias.device}, and {name} {weight.dtype} on {weight.device}: the module "
             f"was converted in part. Convert all of it: module.to({str(weight.device)!r}, {weight.dtype})."
         )
 
 
-def one_dtype(a: Tensor, b: Tensor) -> bool:
+def have_one_dtype(a: Tensor, b: Tensor) -> bool:
     """Whether two tensors of one device have one dtype, or autocast gives them one."""
     return a.dtype == b.dtype or cast_together(a.device, a.dtype, b.dtype)
 
 
 def check_dtype(name: str, tensor: Tensor, weight: Tensor, weight_name: str) -> None:
     """Check that a tensor has the dtype and the device of the weight that projects it."""
-    if tensor.device != weight.device or not one_dtype(tensor, weight):
+    if tensor.device != weight.device or not have_one_dtype(tensor, weight):
         raise ClearheadError(
             f"{name}, shape {tuple(tensor.shape)}, is {tensor.dtype} on {tensor.device}, and the module's weights are "
             f"{weight.dtype} on {weight.device}.\nPass module.to({name}) once, or {name}.to(module.{weight_name})."
@@ -86,19 +88,20 @@ def check_dtype(name: str, tensor: Tensor, weight: Tensor, weight_name: str) -> 
 
 
 def check_shared_out(name: str, weight: Any, head_dim: int) -> None:
-    """Check that the rows of a DTensor give each rank the same number of whole heads: on all ranks alike, because one
-    rank that raises by itself leaves the others waiting for it."""
+    """Check that a DTensor gives each rank the same number of whole heads.
+
+    All ranks raise alike, because one that raises alone blocks the others.
+    """
     ranks = prod(weight.device_mesh.size(n) for n, placed in enumerate(weight.placements) if placed.is_shard(0))
     if weight.shape[0] % (ranks * head_dim):
         raise ShapeError(
             f"{name}, shape {tuple(weight.shape)}, (out, in), is shared out over {ranks} ranks, and makes no whole "
-            f"heads of head_dim = {head_dim}, as many on each.\nThe number of ranks must divide num_heads and "
-            "num_kv_heads."
+            f"heads of head_dim = {head_dim}, as many on each.\n{DIVIDES}"
         )
 
 
 class Projection(NamedTuple):
-    """The projection of an input. `width`, `weight`: None for a layer that is no nn.Linear and checks its input."""
+    """The projection of an input; `width` and `weight` are None for a layer that is no nn.Linear."""
 
     name: str
     width: int | None
@@ -114,15 +117,14 @@ class Projection(NamedTuple):
 
 
 def check_sizes(embed_dim: Any, num_heads: Any, head_dim: Any) -> tuple[int, int, int]:
-    """The three sizes, checked; head_dim None is embed_dim / num_heads, which must be whole."""
+    """Validate the three sizes; `head_dim` None is embed_dim / num_heads."""
     width, heads = check_count(embed_dim, 1, "embed_dim"), check_count(num_heads, 1, "num_heads")
     if head_dim is not None:
         return width, heads, check_count(head_dim, 1, "head_dim")
     if width % heads:
         raise ClearheadError(
             f"embed_dim is {width}, which num_heads = {heads} does not divide; embed_dim comes first, as in torch.\n"
-            f"Pass head_dim, the width of a head, which is free: MultiHeadAttention({width}, {heads}, "
-            f"head_dim={-(-width // heads)})."
+            f"Pass the width of a head: MultiHeadAttention({width}, {heads}, head_dim={-(-width // heads)})."
         )
     return width, heads, width // heads
 
@@ -165,7 +167,7 @@ def fits_plain_layers(inputs: tuple[Any, Any, Any], layers: tuple[tuple[nn.Modul
 
 
 def check_inputs(inputs: dict[str, Any], projections: tuple[Projection, ...], batch_first: bool = True) -> None:
-    """Check inputs: vectors (B, L, E), or (L, B, E), or each without B; a value for each key; one batch size, or 1."""
+    """Check inputs (B, L, E), or (L, B, E), or each without B: a value for each key, and one batch size, or 1."""
     order = "B, L" if batch_first else "L, B"
     query_ndim = getattr(next(iter(inputs.values())), "ndim", 0)
     last = None
@@ -191,7 +193,7 @@ def check_inputs(inputs: dict[str, Any], projections: tuple[Projection, ...], ba
 def _check_batch(inputs: dict[str, Tensor], batch_first: bool) -> None:
     """Check that queries and keys have one batch size, or that one of them has 1."""
     at = -3 if batch_first else -2
-    if one_batch(inputs["query"].shape[at], inputs["key"].shape[at]):
+    if has_one_batch(inputs["query"].shape[at], inputs["key"].shape[at]):
         return
     rows = {name: tuple(tensor.shape) for name, tensor in inputs.items()}
     place = "first: (B, L, E)" if batch_first else "second: (L, B, E)"
@@ -203,8 +205,8 @@ def _check_batch(inputs: dict[str, Tensor], batch_first: bool) -> None:
     raise ShapeError(f"query and key disagree in the batch, which comes {place}.\n{columns(rows, at)}\n{advice}")
 
 
-def one_batch(queries: int, keys: int) -> bool:
-    """Whether the sizes are the same, or one of them 1; not by a set, since compiled code has sizes without a hash."""
+def has_one_batch(queries: int, keys: int) -> bool:
+    """Whether the sizes are the same, or one of them is 1; without a set: sizes of compiled code have no hash."""
     return queries == keys or queries == 1 or keys == 1
 
 
@@ -217,7 +219,7 @@ def _refuse_shape(name: str, inputs: dict[str, Any], order: str, width: str) -> 
 
 
 def split_heads(projected: Any, name: str, head_dim: int) -> Tensor:
-    """(B, L, H·head_dim) as (B, H, L, head_dim), with as many heads as fit the width."""
+    """Split (B, L, H·head_dim) into (B, H, L, head_dim), with as many heads as fit the width."""
     if not isinstance(projected, Tensor) or projected.ndim != 3:
         what = tuple(projected.shape) if isinstance(projected, Tensor) else type(projected).__name__
         raise ShapeError(f"{name} gave {what}; expected a tensor (B, L, heads · {head_dim}).")
@@ -225,8 +227,7 @@ def split_heads(projected: Any, name: str, head_dim: int) -> Tensor:
     if width % head_dim:
         raise ShapeError(
             f"{name} gave vectors of width {width}, shape {tuple(projected.shape)}, which are no whole heads of "
-            f"head_dim = {head_dim}.\nUnder tensor parallelism the number of ranks must divide num_heads and "
-            "num_kv_heads; a layer put in another's place gives a multiple of head_dim."
+            f"head_dim = {head_dim}.\n{DIVIDES}"
         )
     try:
         heads: Tensor = projected.unflatten(-1, (width // head_dim, head_dim))  # type: ignore[no-untyped-call]
@@ -236,7 +237,7 @@ def split_heads(projected: Any, name: str, head_dim: int) -> Tensor:
             raise
         raise UnsupportedError(
             f"{name} gave a DTensor, shape {tuple(projected.shape)}, whose shards are no whole heads of head_dim = "
-            f"{head_dim}: {error}\nThe number of ranks must divide num_heads and num_kv_heads."
+            f"{head_dim}: {error}\n{DIVIDES}"
         ) from error
 
 
@@ -249,8 +250,7 @@ def check_groups(query: Tensor, key: Tensor, value: Tensor, num_heads: int, num_
     raise ShapeError(
         f"the layers made {heads} query heads, {key_heads} key heads and {value_heads} value heads, and the module "
         f"has {num_heads} query heads to {num_kv_heads} key heads: each key head serves {num_heads // num_kv_heads}.\n"
-        f"{columns(rows, -3)}\nUnder tensor parallelism share out W_q, W_k, W_v (ColwiseParallel) and W_o "
-        "(RowwiseParallel) together, over ranks whose number divides num_kv_heads."
+        f"{columns(rows, -3)}\n{SHARE_OUT}"
     )
 
 
@@ -265,18 +265,17 @@ def check_output(name: str, layer: nn.Module, heads: int, value: Tensor) -> None
     if width not in taken:
         raise ShapeError(
             f"{name}.weight has shape {tuple(weight.shape)}, (out, in), and the heads side by side have width {width}: "
-            f"{heads} heads of {value.shape[3]}.\nUnder tensor parallelism share out all four projections: "
-            "W_q, W_k and W_v by ColwiseParallel, W_o by RowwiseParallel."
+            f"{heads} heads of {value.shape[3]}.\n{SHARE_OUT}"
         )
-    if weight.device != value.device or not one_dtype(weight, value):
+    if weight.device != value.device or not have_one_dtype(weight, value):
         raise ClearheadError(
             f"{name}.weight is {weight.dtype} on {weight.device}, and the values are {value.dtype} on {value.device}: "
             f"the module was converted in part. Convert all of it: module.to({str(value.device)!r}, {value.dtype})."
         )
 
 
-def joined(name: str, layer: nn.Module, heads: Tensor) -> Tensor:
-    """The last projection of the heads side by side."""
+def project_output(name: str, layer: nn.Module, heads: Tensor) -> Tensor:
+    """Apply the last projection to the heads side by side, (B, L, H·head_dim)."""
     try:
         output: Tensor = layer(heads)
     except RuntimeError as error:
@@ -284,13 +283,13 @@ def joined(name: str, layer: nn.Module, heads: Tensor) -> Tensor:
             raise
         raise ShapeError(
             f"{name} is shared out over ranks and does not take the heads side by side, {tuple(heads.shape)}: {error}\n"
-            "Share out all four projections: W_q, W_k and W_v by ColwiseParallel, W_o by RowwiseParallel."
+            + SHARE_OUT
         ) from error
     return output
 
 
-def head_mask(mask: Any, sizes: tuple[int, int, int, int], dtype: torch.dtype) -> Any:
-    """A mask as `attention` takes it beside (B, H, L, E): (Lq, Lk), or (B or 1, H or 1, Lq or 1, Lk or 1)."""
+def resolve_head_mask(mask: Any, sizes: tuple[int, int, int, int], dtype: torch.dtype) -> Any:
+    """Return a mask as `attention` takes it: (Lq, Lk), or (B or 1, H or 1, Lq or 1, Lk or 1)."""
     check_mask(mask)
     if mask is None or isinstance(mask, Mask) or not isinstance(mask, Tensor | np.ndarray):
         return mask  # attention() raises for anything else
@@ -331,14 +330,13 @@ def _advice(shape: tuple[int, ...], sizes: tuple[int, int, int, int], is_bool: b
 
 
 def check_part(mask: Any, bias: Any, sizes: Sizes, num_heads: int) -> None:
-    """Refuse a mask or a bias that differs between heads where an unknown part of the heads is computed."""
+    """Raise for a mask or a bias that differs between heads where a rank computes an unknown part of the heads."""
     every = sizes._replace(heads=num_heads)
     for name, given in (("mask", mask), ("bias", bias)):
         if isinstance(given, Mask | Bias) and _by_head(given, every):
             raise UnsupportedError(
                 f"{name} is not the same for all heads, and this module computes {sizes.heads} of its {num_heads} "
-                f"heads: it cannot know which.\nPass the part of this rank's heads as a tensor (B, {sizes.heads}, Lq, "
-                "Lk)."
+                f"heads.\nPass the part of this rank's heads as a tensor (B, {sizes.heads}, Lq, Lk)."
             )
 
 

@@ -17,7 +17,7 @@ from clearhead.base.text import brief
 from clearhead.base.tracing import distributed
 from clearhead.biases.base import Bias
 from clearhead.biases.dense import DenseBias
-from clearhead.nn._heads import one_batch, split_heads
+from clearhead.nn._heads import has_one_batch, split_heads
 from clearhead.nn._positions import every_position, places_of
 from clearhead.nn.rotary_embedding import RotaryEmbedding
 from clearhead.scores.base import Score
@@ -51,20 +51,19 @@ def check_norm(name: str, norm: Any, head_dim: int) -> nn.Module | None:
     return norm
 
 
-def normed(name: str, norm: nn.Module | None, heads: Tensor) -> Tensor:
-    """Projected queries or keys (B, H, L, head_dim) after their norm, which is given them in the dtype of its own
-    parameters; in the dtype of the projection."""
+def apply_norm(name: str, norm: nn.Module | None, heads: Tensor) -> Tensor:
+    """Apply a norm to projected queries or keys (B, H, L, head_dim), in the dtype of its parameters."""
     if norm is None:
         return heads
     if distributed(heads):  # a norm may take plain heads to DTensors and back by itself
         check_unmixed(name, heads, *norm.parameters())
-    found = norm(heads.to(norm_dtype(norm, heads)))
+    found = norm(heads.to(find_norm_dtype(norm, heads)))
     _check_kept(name, norm, found, heads)
     return found if found.dtype == heads.dtype else found.to(heads.dtype)  # type: ignore[no-any-return]
 
 
-def norm_dtype(norm: nn.Module, heads: Tensor) -> torch.dtype:
-    """The dtype in which a norm computes: that of its parameters, which under autocast is wider than the heads'."""
+def find_norm_dtype(norm: nn.Module, heads: Tensor) -> torch.dtype:
+    """Return the dtype in which a norm computes: that of its parameters, which is wider than autocast's."""
     return next((p.dtype for p in norm.parameters() if p.is_floating_point()), heads.dtype)
 
 
@@ -103,8 +102,8 @@ def _takes_positions(rotary: Any) -> bool:
     return "positions" in parameters or any(p.kind is p.VAR_KEYWORD for p in parameters.values())
 
 
-def turned(rotary: Any, heads: Tensor, past: int | Tensor, positions: Tensor | None) -> Tensor:
-    """Queries or keys (B, H, L, head_dim), turned at their positions, (L,) or (B, L), or from `past` on."""
+def apply_rotary(rotary: Any, heads: Tensor, past: int | Tensor, positions: Tensor | None) -> Tensor:
+    """Turn queries or keys (B, H, L, head_dim) by their positions, (L,) or (B, L), or from `past` on."""
     if rotary is None:
         return heads
     check_unmixed("rotary", heads, None)  # positions are a plain tensor, in a rotary of one's own too
@@ -116,13 +115,13 @@ def turned(rotary: Any, heads: Tensor, past: int | Tensor, positions: Tensor | N
 
 
 def places_by_row(heads: Tensor, past: int | Tensor, positions: Tensor | None) -> Tensor:
-    """The position of each vector of (B, H, L, E), (B, L)."""
+    """Return the position of each vector of (B, H, L, E), (B, L)."""
     places = every_position(heads, 0 if positions is not None else past, positions, "rotary")
     return places.expand(heads.shape[0], -1)
 
 
-def given_places(positions: Any, name: str, x: Tensor, rotary: Any) -> Tensor | None:
-    """The argument `positions` or `key_positions` for an input x (B, L, E), or (L, E), checked."""
+def validate_positions(positions: Any, name: str, x: Tensor, rotary: Any) -> Tensor | None:
+    """Validate the argument `positions` or `key_positions` for an input x (B, L, E), or (L, E)."""
     if positions is None:
         return None
     if rotary is None:
@@ -135,20 +134,22 @@ def given_places(positions: Any, name: str, x: Tensor, rotary: Any) -> Tensor | 
     return places
 
 
-def key_places(positions: Any, key_positions: Any, query: Tensor, key: Tensor, rotary: Any) -> Tensor | None:
-    """Where the keys stand: `key_positions`, or else `positions`, which is that of the queries too."""
+def validate_key_positions(
+    positions: Any, key_positions: Any, query: Tensor, key: Tensor, rotary: Any
+) -> Tensor | None:
+    """Return the positions of the keys: `key_positions`, or else `positions`, which are those of the queries too."""
     if key_positions is not None:
-        return given_places(key_positions, "key_positions", key, rotary)
+        return validate_positions(key_positions, "key_positions", key, rotary)
     if positions is not None and rotary is not None and query.shape[:-1] != key.shape[:-1]:
         raise ShapeError(
             f"positions is given for queries {tuple(query.shape)}, and the keys are {tuple(key.shape)}: pass "
             "key_positions too, one position for each key."
         )
-    return given_places(positions, "positions", key, rotary)
+    return validate_positions(positions, "positions", key, rotary)
 
 
-def as_factor(name: str, given: Any, heads: int, score: Score) -> float | Tensor | None:
-    """The argument `scale` or `temperature`: a number, or floating-point numbers of which there are 1 or H."""
+def validate_factor(name: str, given: Any, heads: int, score: Score) -> float | Tensor | None:
+    """Validate the argument `scale` or `temperature`: a number, or a tensor of 1 or H numbers."""
     if given is None:
         return None
     own = score._scale_argument()
@@ -165,21 +166,22 @@ def as_factor(name: str, given: Any, heads: int, score: Score) -> float | Tensor
         where = "" if own is None else f" as the score's {own}"
         raise ClearheadError(
             f"{name} is a tensor {tuple(factor.shape)}, which multiplies the queries, and {score} is not proportional "
-            f"to them. Pass a number{where}, or score=Dot(): for cosines with query_norm= and key_norm= that divide "
-            "each vector by its length."
+            f"to them. Pass a number{where}, or score=Dot()."
         )
     return factor
 
 
-def factors_of(
+def split_factors(
     score: Score, scale: float | Tensor | None, temperature: float | Tensor | None, width: int
 ) -> tuple[float | None, Tensor | None]:
-    """The number that multiplies the scores (None: the score's own), and the numbers that multiply the queries, one or
-    one a head, (1 or H, 1, 1)."""
+    """Split scale and temperature into a number for the scores and a tensor for the queries, (1 or H, 1, 1).
+
+    The number is None where it is the score's own.
+    """
     number, tensor = (1.0, scale.reshape(-1, 1, 1)) if isinstance(scale, Tensor) else (scale, None)
     if isinstance(temperature, Tensor):
         apart = temperature.reshape(-1, 1, 1)
-        if tensor is not None and not one_batch(len(tensor), len(apart)):
+        if tensor is not None and not has_one_batch(len(tensor), len(apart)):
             raise ShapeError(
                 f"scale holds {len(tensor)} numbers and temperature {len(apart)}, one for each head: where the layers "
                 "were pruned, or are a rank's part, cut both as the layers were."
@@ -190,8 +192,8 @@ def factors_of(
     return number, tensor
 
 
-def scaled(query: Tensor, factor: Tensor | None) -> Tensor:
-    """Queries (B, H, L, E), times the numbers of `factors_of`."""
+def scale_query(query: Tensor, factor: Tensor | None) -> Tensor:
+    """Multiply queries (B, H, L, E) by the tensor of `split_factors`."""
     if factor is None:
         return query
     if not one_or(len(factor), query.shape[1]):
@@ -208,10 +210,10 @@ def scaled(query: Tensor, factor: Tensor | None) -> Tensor:
     return (query * factor).to(query.dtype)
 
 
-def with_own(bias: Any, own: Bias | None) -> Any:
-    """The bias of a call, beside that of its module."""
-    if own is None or bias is None:
-        return own if bias is None else bias
+def add_bias(bias: Any, own: Bias) -> Any:
+    """Add the bias of a module to that of a call, which may have none."""
+    if bias is None:
+        return own
     if isinstance(bias, Tensor | np.ndarray):
         bias = DenseBias(bias)
     return bias + own if isinstance(bias, Bias) else bias  # attention() raises for anything else
@@ -226,8 +228,8 @@ def check_gate(gate: Any) -> Gate | None:
     )
 
 
-def opened(kind: Gate, logits: Tensor, heads: Tensor) -> Tensor:
-    """The factors of the heads' outputs (B, H, Lq, E), from 0 to 1: (B, H, Lq, E), or (B, H, Lq, 1).
+def compute_gate(kind: Gate, logits: Tensor, heads: Tensor) -> Tensor:
+    """Return the factors of the heads' outputs (B, H, Lq, E), from 0 to 1: (B, H, Lq, E or 1).
 
     `logits`: what W_g made of the queries, (B, Lq, H·E), or (B, Lq, H).
     """
@@ -242,28 +244,29 @@ def opened(kind: Gate, logits: Tensor, heads: Tensor) -> Tensor:
 
 
 def check_unmixed(name: str, heads: Tensor, *others: Tensor | None) -> None:
-    """Refuse heads that are a DTensor beside plain tensors (None: some), or the other way."""
+    """Raise for heads that are a DTensor beside plain tensors (None stands for one), or the other way."""
     if any(distributed(other) != distributed(heads) for other in others):
         raise UnsupportedError(
             f"the heads are a {type(heads).__name__}, shape {tuple(heads.shape)}, and {name} computes with another "
-            "kind of tensor, which PyTorch does not mix with it.\nShare out W_q, W_k, W_v and W_g by "
-            "ColwiseParallel(), whose outputs are local tensors."
+            "kind of tensor.\nShare out W_q, W_k, W_v and W_g by ColwiseParallel(), whose outputs are local tensors."
         )
 
 
-def check_learnt_alone(parts: dict[str, Any], layer: nn.Module, heads: int, built: dict[str, int]) -> None:
-    """Refuse parameters that all heads share where a rank of tensor parallelism computes some heads alone: there they
-    would get the gradients of these heads. `layer`: W_q, whose parameters a rank shares with others. `built`: how many
-    numbers scale and temperature had at first."""
-    if not torch.is_grad_enabled() or not any(map(distributed, layer.parameters())):
+def check_shared_parameters(module: Any, heads: int) -> None:
+    """Raise where a rank of tensor parallelism, which computes `heads` heads, trains parameters that all heads share.
+
+    It would have the gradients of its own heads alone. The parameters of W_q are DTensors on such a rank.
+    """
+    if not torch.is_grad_enabled() or not any(map(distributed, module.W_q.parameters())):
         return
-    for name, part in parts.items():
-        of_head = isinstance(part, Tensor) and part.numel() == heads and (heads > 1 or built.get(name, 1) > 1)
+    for name in ("query_norm", "key_norm", "rotary", "score", "scale", "temperature", "score_bias"):
+        part, given = getattr(module, name), module._given.get(name) or ()  # the numbers that it had at first
+        is_by_head = isinstance(part, Tensor) and part.numel() == heads
+        is_by_head = is_by_head and (heads > 1 or len(given) > 1)
         tensors = [*part.parameters()] if isinstance(part, nn.Module) else [part] if isinstance(part, Tensor) else []
-        if not of_head and any(t.requires_grad and not distributed(t) for t in tensors):
+        if not is_by_head and any(t.requires_grad and not distributed(t) for t in tensors):
             raise UnsupportedError(
                 f"{name} has parameters that all heads share, and this rank computes {heads} heads: the gradients "
                 "would be those of its heads alone.\nShare out a norm by SequenceParallel(sequence_dim=1, "
-                "use_local_output=True), give scale and temperature one number a head and cut them as the layers, or "
-                f"train no {name}: requires_grad_(False)."
+                f"use_local_output=True), give a scale one number a head, or call {name}.requires_grad_(False)."
             )

@@ -84,15 +84,11 @@ class RecordingModule(nn.Module):
 
     def _attend(
         self, query: Any, key: Any, value: Any, *, fresh: bool = False, cross: bool = False, **options: Any
-    ) -> Any:
-        """The output of `attention`, recorded. `fresh`: only the module holds query and key. `cross`: see
-        `attend_for`."""
-        return self._attended(query, key, value, fresh=fresh, cross=cross, **options).output
-
-    def _attended(
-        self, query: Any, key: Any, value: Any, *, fresh: bool = False, cross: bool = False, **options: Any
     ) -> Attended:
-        """The output of `attention`, recorded, with the problem and the result of an edit."""
+        """Compute and record the output of `attention`, with the problem and the result of an edit.
+
+        `fresh`: whether the module alone holds query and key. `cross`: see `attend_for`.
+        """
         # writes to NumPy arrays are not counted
         for name, option in options.items():
             if isinstance(option, np.ndarray):
@@ -102,24 +98,23 @@ class RecordingModule(nn.Module):
         # in a backward pass this is the second run of a checkpoint
         if (not ordinary() and (compiling() or transformed())) or in_backward():
             return found
-        last = self._recorded(call, found, fresh) if self.record else None
+        last: Source | None = None
+        if self.record and self.record_gradients and not isinstance(query, np.ndarray):
+            last = FromCall(call, lasting=True)
+        elif self.record:
+            is_numpy = isinstance(query, np.ndarray)
+            mask = None if call.mask is None else shown(call.mask)
+            bias = None if call.bias is None else shown(call.bias)
+            said = {"score": call.score, "mask": mask, "bias": bias, "align": call.align}
+            last = FromRecord(record(found.problem, copy=is_numpy, fresh=fresh), said, is_numpy)
+        has_documents = found.padded or found.problem.documents is not None
+        edges = get_nested_edges(call.mask) if has_documents else None
+        if last is not None and edges is not None and not (found.padded and isinstance(last, FromRecord)):
+            last = PaddedSource(last, edges)
         edited = None if last is None or found.ran is None else found.ran.later(last.numpy)
         self.__dict__["_made"] = None if last is None or edited is None else (last, edited)
         self.__dict__["_last"] = last  # nn.Module.__setattr__ is slow
         return found
-
-    def _recorded(self, call: Arguments, found: Attended, fresh: bool) -> Source:
-        """The record of a call."""
-        numpy = isinstance(call.query, np.ndarray)
-        if self.record_gradients and not numpy:
-            last: Source = FromCall(call, lasting=True)
-        else:
-            mask = None if call.mask is None else shown(call.mask)
-            bias = None if call.bias is None else shown(call.bias)
-            said = {"score": call.score, "mask": mask, "bias": bias, "align": call.align}
-            last = FromRecord(record(found.problem, copy=numpy, fresh=fresh), said, numpy)
-        edges = get_nested_edges(call.mask)
-        return last if edges is None or (found.padded and isinstance(last, FromRecord)) else PaddedSource(last, edges)
 
     def __dir__(self) -> list[str]:
         """Leave `attention_weights` out where reading it raises: torch.jit reads every attribute that is listed."""

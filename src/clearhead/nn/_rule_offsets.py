@@ -17,7 +17,8 @@ from clearhead.base.tracing import compiling
 from clearhead.biases.base import Bias, Sum
 from clearhead.biases.bias_function import BiasFunction
 from clearhead.masks._read import KEPT
-from clearhead.masks.base import Mask, with_leaves
+from clearhead.masks.base import Mask
+from clearhead.masks.combined import with_leaves
 from clearhead.masks.mask_function import MaskFunction
 from clearhead.scores.base import Score, name_of
 from clearhead.scores.change_in_documents import copy_with_change

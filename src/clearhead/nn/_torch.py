@@ -17,7 +17,7 @@ from clearhead.engines import reference
 from clearhead.masks.base import Mask
 from clearhead.masks.causal import Causal
 from clearhead.masks.dense import DenseMask
-from clearhead.nn._options import factors_of
+from clearhead.nn._options import split_factors
 from clearhead.problem.guard import guard
 from clearhead.problem.problem import make_problem
 from clearhead.scores.dot import Dot
@@ -126,7 +126,7 @@ def _objections(module: MultiHeadAttention) -> list[str]:
     """The reasons why torch's module can't compute the same, in words."""
     found = []
     score, width = module.score, module.head_dim
-    number, factor = factors_of(score, module.scale, module.temperature, width)
+    number, factor = split_factors(score, module.scale, module.temperature, width)
     number = score._default_scale(width) if number is None else number
     same = type(score) is Dot and math.isclose(number, Dot()._default_scale(width), rel_tol=1e-12) and factor is None
     plain = same and score.softcap is None
@@ -225,8 +225,7 @@ def _check_mask(
         refuse_additive(mask, name, f"{name}={{}}")
         raise ClearheadError(
             f"{name} has dtype {mask.dtype}, shape {tuple(mask.shape)}; expected bool, True where a query may not "
-            "attend, or float, added to the scores. For a tokenizer's 0/1 attention_mask, (B, Lk), pass "
-            "key_padding_mask=attention_mask == 0."
+            "attend, or float, added to the scores. Of a tokenizer's mask pass key_padding_mask=attention_mask == 0."
         )
     if tuple(mask.shape) not in shapes:
         expected = " or ".join(f"{shape}" for shape in shapes)

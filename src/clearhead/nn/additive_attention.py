@@ -19,10 +19,10 @@ from clearhead.base.shapes import AlignLike
 from clearhead.base.torch_private import has_hooks, parts_of, put_parts
 from clearhead.base.tracing import compiling, distributed
 from clearhead.masks.base import MaskLike
-from clearhead.nn._heads import check_dtype, reset
+from clearhead.nn._heads import check_dtype, reset_modules
 from clearhead.nn._nested import HEADS, pack_inputs
 from clearhead.nn._record import RecordingModule
-from clearhead.nn.prepared_keys import PreparedKeys, check_value_given, taken
+from clearhead.nn.prepared_keys import PreparedKeys, check_value_given, unpack_prepared_keys
 from clearhead.problem.lengths import with_lengths
 from clearhead.scores.additive import Additive
 from clearhead.scores.base import Score, draw_linear
@@ -90,7 +90,7 @@ class AdditiveAttention(RecordingModule):
 
     def reset_parameters(self) -> None:
         """Draw all parameters anew, as `torch.nn.Linear` draws its own."""
-        reset(self.W_q, self.W_k)
+        reset_modules(self.W_q, self.W_k)
         draw_linear(self.w_v)
 
     def forward(
@@ -121,7 +121,7 @@ class AdditiveAttention(RecordingModule):
             _settle(self.W_q, query)
         prepared = isinstance(key, PreparedKeys)
         if isinstance(key, PreparedKeys):
-            key, value = taken(key, query, value, self)
+            key, value = unpack_prepared_keys(key, query, value, self)
         else:
             check_value_given(value)
         if not prepared and isinstance(self.W_k, LazyModuleMixin):
@@ -134,21 +134,11 @@ class AdditiveAttention(RecordingModule):
         dropout_p = self.dropout if self.training else 0.0
         output: ArrayT = self._attend(
             query, key, value, score=score, mask=mask, bias=bias, align=align, dropout_p=dropout_p
-        )
+        ).output
         return output if packed is None else packed.nest("query", output)
 
     if TYPE_CHECKING:  # torch declares a call of anything
-
-        def __call__(
-            self,
-            query: ArrayT,
-            key: ArrayT | PreparedKeys,
-            value: ArrayT | None = None,
-            valid_lens: Integers | None = None,
-            *,
-            mask: MaskLike = None,
-            align: AlignLike = None,
-        ) -> ArrayT: ...
+        __call__ = forward
 
     def prepare(self, key: Array, value: Array) -> PreparedKeys:
         """Key and value with W_k's projection done, for calls `attend(query, prepared)`: see `PreparedKeys`.
@@ -188,8 +178,7 @@ class AdditiveAttention(RecordingModule):
             if type(layer).forward is not nn.Linear.forward or has_hooks(layer):
                 raise UnsupportedError(
                     f"AdditiveAttention reads {name}.weight and does not call {name}, a {type(layer).__name__} that "
-                    "computes something else or has hooks (an adapter, tensor parallelism).\nMerge it into the weight, "
-                    f"or project outside: {OUTSIDE}."
+                    f"computes something else or has hooks.\nMerge it into the weight, or project outside: {OUTSIDE}."
                 )
             if layer.bias is not None:
                 raise UnsupportedError(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Never
+from typing import TYPE_CHECKING, Any, Never
 
 from clearhead.base.arrays import ArrayT, Integers
 from clearhead.base.dropout import check_dropout
@@ -70,21 +70,12 @@ class DotProductAttention(RecordingModule):
         packed, query, key, value = pack_inputs(query, key, value, hint=HEADS)
         if packed is not None:
             mask = packed.make_mask(mask)
-        output: ArrayT = self._attend(query, key, value, mask=mask, bias=bias, align=align, dropout_p=dropout_p)
+        given: dict[str, Any] = {"mask": mask, "bias": bias, "align": align, "dropout_p": dropout_p}
+        output: ArrayT = self._attend(query, key, value, **given).output
         return output if packed is None else packed.nest("query", output)
 
     if TYPE_CHECKING:  # torch declares a call of anything
-
-        def __call__(
-            self,
-            query: ArrayT,
-            key: ArrayT,
-            value: ArrayT,
-            valid_lens: Integers | None = None,
-            *,
-            mask: MaskLike = None,
-            align: AlignLike = None,
-        ) -> ArrayT: ...
+        __call__ = forward
 
     def extra_repr(self) -> str:
         return f"dropout={self.dropout:g}"

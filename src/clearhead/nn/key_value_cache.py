@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import zlib
 from typing import Any
 
 import torch
@@ -13,10 +14,12 @@ from clearhead.base.errors import ClearheadError, ShapeError, UnsupportedError, 
 from clearhead.base.numbers import check_count
 from clearhead.base.shapes import placed, refuse_fakes
 from clearhead.base.text import brief
-from clearhead.base.tracing import compiling, ensure, exporting, readable, some_compiling
-from clearhead.nn._cache_state import CacheState, CacheStep, check_integers, check_limits, extend
-from clearhead.nn._key_makers import digest_of
-from clearhead.nn._options import check_unmixed
+from clearhead.base.tracing import compiling, dispatches, ensure, exporting, freed, readable, some_compiling
+from clearhead.base.versions import digest
+from clearhead.nn._cache_state import CacheState, validate_limits
+from clearhead.nn._cache_step import CacheStep, extend, validate_counts
+from clearhead.nn._options import NORMS, check_unmixed
+from clearhead.nn.rotary_embedding import RotaryEmbedding
 
 
 class KeyValueCache:
@@ -79,19 +82,14 @@ class KeyValueCache:
     """
 
     _module: nn.Module | None = None  # the module that made the keys
-    # what the newest key took the place of in a window, until its call has succeeded
-    _overwritten: tuple[Tensor, Tensor, Tensor] | None = None
-    _made_outside_graph = True  # whether code made it that is not compiled or exported
     _digest: int | None = None  # in a copy: a number made of the weights that made the keys; None: not known
+    _made_outside_graph = True  # an exported program keeps no object between its calls
 
     def __init__(self, capacity: int | None = None, *, window: int | None = None, first: int = 0) -> None:
         self._state: CacheState | None = None
         self._parts: dict[int | str, KeyValueCache] = {}
-        self._limits = check_limits(capacity, window, first)
+        self._limits = validate_limits(capacity, window, first)
         self._made_outside_graph = not compiling()
-        self._overwritten = (
-            None  # of its own from the first on: compiled code would take it for another cache after a step
-        )
 
     @property
     def capacity(self) -> int | None:
@@ -99,7 +97,7 @@ class KeyValueCache:
         return None if self._limits is None else self._limits.capacity
 
     def of(self, layer: int | str) -> KeyValueCache:
-        """The part of one layer, a cache of the same capacity and window, made when it is first asked for.
+        """Return the part of one layer, a cache of the same capacity and window, made at its first use.
 
         >>> import torch, clearhead as ch
         >>> from clearhead.nn import KeyValueCache, MultiHeadAttention
@@ -129,7 +127,7 @@ class KeyValueCache:
         return self._parts[layer]
 
     def _list_parts(self) -> list[KeyValueCache]:
-        """The caches that hold keys: this one, or those of its parts."""
+        """List the caches that hold keys: this one, or its parts."""
         return [one for part in self._parts.values() for one in part._list_parts()] if self._parts else [self]
 
     def __len__(self) -> int:
@@ -167,7 +165,7 @@ class KeyValueCache:
                     + columns({"key": tuple(key.shape), "value": tuple(getattr(value, "shape", ()))})
                 )
         self._check_new(key, value)
-        step = self._extend(key, value, new_lens)
+        step = extend(self._state, self._limits, key, value, new_lens)
         self._state = step.state
         return step.key, step.value
 
@@ -213,7 +211,7 @@ class KeyValueCache:
         one_each = isinstance(length, list | tuple | range) or (hasattr(length, "shape") and len(length.shape) > 0)
         held = self.lengths or ()
         if one_each:
-            kept = tuple(check_integers(length, "length", None if self.lengths is None else len(held)).tolist())
+            kept = tuple(validate_counts(length, "length", None if self.lengths is None else len(held)).tolist())
             fits = all(new <= old for new, old in zip(kept, held or (0,) * len(kept), strict=True))
         else:
             end = check_count(length, 0, "length")
@@ -228,8 +226,8 @@ class KeyValueCache:
             one._state = state
 
     def reset(self) -> None:
-        """Forget everything, for another batch."""
-        self._state, self._module, self._digest, self._overwritten = None, None, None, None
+        """Drop all keys, for another batch."""
+        self._state, self._module, self._digest = None, None, None
         for part in self._parts.values():
             part.reset()
 
@@ -244,9 +242,8 @@ class KeyValueCache:
         if self._made_outside_graph and some_compiling() and exporting():
             raise UnsupportedError(
                 "the KeyValueCache was made outside of the exported code, and a program of torch.export keeps no "
-                "object between its calls: each would begin at the same position. Give the module buffers of keys and "
-                "values, write to them, and call attention(query, keys, values, valid_lens=lengths): see the guide "
-                "Exporting."
+                "object between its calls. Write to buffers of keys and values of the module, and call "
+                "attention(query, keys, values, valid_lens=lengths): see the guide Exporting."
             )
         state = self._state
         pairs = () if state is None else (("key", key, state.buffer.keys), ("value", value, state.buffer.values))
@@ -255,9 +252,8 @@ class KeyValueCache:
                 at = next(at for at in (0, 1, 3) if new.shape[at] != old.shape[at])
                 rows = {"cache": tuple(getattr(state, name).shape), f"new {name}": tuple(new.shape)}
                 raise ShapeError(
-                    f"the new {name}s differ in {('batch', 'key heads', '', 'width')[at]} from those in the cache, "
-                    f"projected (B, Hk, L, E).\n{columns(rows, at - 4)}\nEach module and each batch needs its own "
-                    "KeyValueCache()."
+                    f"the new {name}s differ in {('batch', 'key heads', '', 'width')[at]} from those in the cache.\n"
+                    f"{columns(rows, at - 4)}\nEach module and each batch needs its own KeyValueCache()."
                 )
             if new.dtype != old.dtype or new.device != old.device:
                 raise ClearheadError(
@@ -268,42 +264,30 @@ class KeyValueCache:
                 refuse_fakes({f"the new {name}": new, "the cache": old})
         other = by is not None and by is not self._module and self._module is not None
         if by is not None and self._module is None and self._digest is not None and not compiling():  # in a copy
-            other = digest_of(by) not in (None, self._digest)
+            other = hash_key_makers(by) not in (None, self._digest)
         if other:
             raise ClearheadError(
-                f"{self!r} holds the keys of another module than this {type(by).__name__}, which has other "
-                "weights, or another rotary.\nMake one KeyValueCache() for each layer. For a copy of the module "
-                "pass copy.deepcopy(cache)."
+                f"{self!r} holds the keys of another module than this {type(by).__name__}.\n"
+                "Make one KeyValueCache() for each layer. For a copy of the module pass copy.deepcopy(cache)."
             )
         for heads in (key, value):  # they are written beside others, and reordered, by indices that are plain tensors
             if type(heads) is not Tensor:
                 check_unmixed("a cache", heads, None)
 
-    def _extend(self, key: Tensor, value: Tensor, new_lens: Any) -> CacheStep:
-        """The step that adds new keys and values; the cache stays as it is until it gets this, by `_commit`."""
-        if self._overwritten is not None:
-            self._restore_overwritten()
-        step = extend(self._state, self._limits, key, value, new_lens)
-        if step.before is not None:
-            self._overwritten = step.before
-        return step
-
     def _commit(self, step: CacheStep, by: nn.Module) -> None:
-        """Keep the step of a call that has succeeded."""
+        """Store the step of a call that has succeeded."""
         if step.slots is not None and self._limits is not None:
             old = self._limits.capacity
             step.state.buffer.write(step.slots, step.key[:, :, old:], step.value[:, :, old:])
         self._state, self._module = step.state, by
-        if self._overwritten is not None:
-            self._overwritten = None
+        if step.state.buffer.overwritten is not None:
+            step.state.buffer.overwritten = None
 
     def _restore_overwritten(self) -> None:
-        """Give back what a call that was refused has taken the place of: `crop` may go back to it."""
+        """Write back what a call that failed has replaced."""
         for one in self._list_parts():
-            if one._overwritten is not None and one._state is not None:
-                key, value, slots = one._overwritten
-                one._state.buffer.write(slots, key, value)
-                one._overwritten = None
+            if one._state is not None:
+                one._state.buffer.restore_overwritten()
 
     def __copy__(self) -> KeyValueCache:
         self._restore_overwritten()
@@ -323,7 +307,7 @@ class KeyValueCache:
 
     def __getstate__(self) -> dict[str, Any]:  # pickle calls it
         # without the module: a copy of it, which has the same weights, may take the copy of the cache
-        made = self._digest if self._module is None else digest_of(self._module)
+        made = self._digest if self._module is None else hash_key_makers(self._module)
         self._restore_overwritten()
         return {"_state": self._state, "_digest": made, "_limits": self._limits, "_parts": self._parts}
 
@@ -366,3 +350,21 @@ def _check_indices(indices: object, batch: int) -> Tensor:
         "indices: an entry is beyond the cache's batch",
     )
     return indices.long()
+
+
+def hash_key_makers(module: nn.Module) -> int | None:
+    """Return a number made of what makes a module's keys: weights, and settings of norm and rotary.
+
+    None where the weights can't be read. The buffers of a user's rotary are left out: they may be tables that grow.
+    """
+    w_k, w_v, norm, rotary = (getattr(module, name, None) for name in ("W_k", "W_v", "key_norm", "rotary"))
+    tensors = [t for layer in (w_k, w_v, norm) if layer is not None for t in (*layer.parameters(), *layer.buffers())]
+    tensors += rotary.parameters() if isinstance(rotary, nn.Module) else ()
+    known = all(t.layout is torch.strided and not dispatches(t) and readable(t) and not freed(t) for t in tensors)
+    if not tensors or not known:
+        return None
+    said = [getattr(part, "__qualname__", type(part).__qualname__) for part in (norm, rotary)]
+    said += [repr(norm)] if type(norm) in NORMS else []
+    if isinstance(rotary, RotaryEmbedding):
+        said.append(repr((rotary.dim, rotary.base, rotary.interleaved, rotary.scaling)))
+    return hash((*map(digest, tensors), zlib.crc32(repr(said).encode())))  # a text has another hash in each process

@@ -11,7 +11,6 @@ from torch import Tensor, nn
 from clearhead.base.arrays import Integers
 from clearhead.base.dropout import check_dropout
 from clearhead.base.errors import ClearheadError, ShapeError, UnsupportedError
-from clearhead.base.modules import as_forward
 from clearhead.base.numbers import check_count
 from clearhead.base.pictures import Style
 from clearhead.base.shapes import placed
@@ -91,8 +90,7 @@ class LearnedPositionalEncoding(nn.Module):
         if stop is not None and stop > max_len:
             raise ShapeError(
                 f"{who}: x has shape {tuple(x.shape)} and stands up to position {stop - 1}, which needs {stop} "
-                f"positions; max_len is {max_len}.\nCut the sequence, or build it with max_len={stop}. "
-                "SinusoidalPositionalEncoding and RotaryEmbedding take any length."
+                f"positions; max_len is {max_len}.\nCut the sequence, or build it with max_len={stop}."
             )
         if distributed(self.P) and (not distributed(x) or isinstance(places, Tensor)):
             raise UnsupportedError(f"{who}: P is a DTensor; pass x as a DTensor too, and one offset, or keep P whole.")
@@ -105,10 +103,8 @@ class LearnedPositionalEncoding(nn.Module):
         output: Tensor = self.dropout(x + rows)
         return output
 
-    if TYPE_CHECKING:
-
-        @as_forward(forward)
-        def __call__(self) -> None: ...
+    if TYPE_CHECKING:  # torch declares a call of anything
+        __call__ = forward
 
     def plot(
         self,

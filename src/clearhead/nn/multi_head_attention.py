@@ -10,58 +10,33 @@ from torch import Tensor, nn
 from clearhead._attention import ScoreLike
 from clearhead.base.arrays import Integers
 from clearhead.base.dropout import check_dropout
-from clearhead.base.errors import ClearheadError, ShapeError
+from clearhead.base.errors import ClearheadError
 from clearhead.base.keyword_hints import raise_unknown_keywords
-from clearhead.base.modules import Values, as_forward, set_again, values_of
+from clearhead.base.modules import Values, set_again, values_of
 from clearhead.base.numbers import check_count, check_flag
-from clearhead.base.positions import check_align
-from clearhead.base.shapes import AlignLike, Sizes
+from clearhead.base.shapes import AlignLike
 from clearhead.base.text import brief
 from clearhead.biases.base import Bias, BiasLike
 from clearhead.masks.base import MaskLike
-from clearhead.masks.causal import Causal
 from clearhead.nn import _torch
-from clearhead.nn._heads import (
-    Projection,
-    check_groups,
-    check_inputs,
-    check_output,
-    check_part,
-    check_sizes,
-    fits_plain_layers,
-    head_mask,
-    joined,
-    one_batch,
-    plain_linear,
-    reset,
-    split_heads,
-)
+from clearhead.nn._heads import Projection, check_inputs, check_sizes, reset_modules, split_heads
+from clearhead.nn._multi_head_call import MultiHeadCall
 from clearhead.nn._nested import pack_inputs
 from clearhead.nn._options import (
-    NORMS_OR_NONE,
     Gate,
     Rotary,
-    as_factor,
+    apply_norm,
+    apply_rotary,
     check_gate,
-    check_learnt_alone,
     check_norm,
     check_rotary,
-    factors_of,
-    given_places,
-    key_places,
-    normed,
-    opened,
-    scaled,
-    turned,
-    with_own,
+    validate_factor,
+    validate_positions,
 )
 from clearhead.nn._record import RecordingModule
-from clearhead.nn._rule_offsets import offset_rules
 from clearhead.nn.key_value_cache import KeyValueCache
-from clearhead.nn.prepared_keys import PreparedKeys, check_value_given, taken
-from clearhead.nn.rotary_embedding import RotaryEmbedding
-from clearhead.problem.lengths import with_lengths
-from clearhead.problem.problem import as_score
+from clearhead.nn.prepared_keys import PreparedKeys
+from clearhead.problem.arguments import as_score
 from clearhead.scores.dot import Dot
 
 
@@ -201,7 +176,7 @@ class MultiHeadAttention(RecordingModule):
         self.register_load_state_dict_pre_hook(_torch.take_names)  # type: ignore[no-untyped-call]
         self._given = {}
         for name, factor in (("scale", scale), ("temperature", temperature)):
-            found = as_factor(name, factor, self.num_heads, self.score)
+            found = validate_factor(name, factor, self.num_heads, self.score)
             if isinstance(found, Tensor):
                 self._given[name] = values_of(found)
             if isinstance(found, Tensor) and not isinstance(found, nn.Parameter):
@@ -212,7 +187,7 @@ class MultiHeadAttention(RecordingModule):
     def reset_parameters(self) -> None:
         """Give all parameters their first values anew: those of the layers and parts by their own `reset_parameters`,
         sinks 0, and scale and temperature the numbers that were given."""
-        reset(*self.children())
+        reset_modules(*self.children())
         if self.sinks is not None:
             nn.init.zeros_(self.sinks)
         for name, values in self._given.items():
@@ -288,112 +263,34 @@ class MultiHeadAttention(RecordingModule):
         """
         if others:
             raise_unknown_keywords("MultiHeadAttention.forward", self.forward, others)
-        if cache is not None and align is not None:
-            raise ClearheadError("align beside a cache: the cache says where the queries stand, after its own keys.")
-        plain = self._is_plain_call(query, key, value)
-        packed = None
-        if not plain:
-            if not isinstance(key, PreparedKeys):
-                check_value_given(value)
-            packed, query, key, value = pack_inputs(query, key, value, cache)
-        of_query = query if packed is None else packed.make_padded_shape("query")
-        past = self._read_past(cache, new_lens)
-        places = given_places(positions, "positions", of_query, self.rotary) if positions is not None else None
-        of_keys = None
-        if isinstance(key, PreparedKeys):
-            if key_positions is not None:
-                raise ClearheadError(
-                    "key_positions beside prepared keys: give them to prepare(key, value, positions=...)."
-                )
-            k, v = self._taken(query, key, value, cache)
-        else:
-            assert value is not None
-            if not plain:
-                check_inputs({"query": query, "key": key, "value": value}, self._projections)
-            if positions is not None or key_positions is not None:
-                of_key = key if packed is None else packed.make_padded_shape("key")
-                of_keys = key_places(positions, key_positions, of_query, of_key, self.rotary)
-            k, v = self._project(key, value)
-        batched = query.ndim == 3
-        rows = query if batched else query[None]
-        q = split_heads(self.W_q(rows), "W_q", self.head_dim)
-        if self.query_norm is not None:
-            q = normed("query_norm", self.query_norm, q)
-        if not plain:
-            check_groups(q, k, v, self.num_heads, self.num_kv_heads)
-            check_output("W_o", self.W_o, q.shape[1], v)
-        if cache is not None:
-            cache._check_new(k, v, self)
+        if cache is None and new_lens is not None:
+            raise ClearheadError(
+                "new_lens says how many new keys a cache keeps, and there is no cache. For how many keys may be seen "
+                "pass valid_lens."
+            )
+        call = MultiHeadCall(self, query, key, value, mask, bias, cache, align)
+        if positions is not None or key_positions is not None:
+            call.locate(positions, key_positions)
+        call.project()
+        if self.query_norm is not None or self.key_norm is not None:
+            call.normalize()
         if self.rotary is not None:
-            if packed is not None:
-                places, of_keys = packed.look_up("query", places), packed.look_up("key", of_keys)
-            if isinstance(past, Tensor) and q.shape[0] == 1:  # one query for sequences that stand at unequal places
-                q = q.expand(k.shape[0], -1, -1, -1)
-            table = None
-            if plain and positions is None and key_positions is None and q.shape[2] == k.shape[2]:
-                table = self.rotary._find_rows(q, past) if type(self.rotary) is RotaryEmbedding else None
-            q = turned(self.rotary, q, past, places) if table is None else self.rotary._rotate(q, table)
-            if not isinstance(key, PreparedKeys):
-                k = turned(self.rotary, k, past, of_keys) if table is None else self.rotary._rotate(k, table)
-        number, factor = None, None
+            call.rotate()
         if self.scale is not None or self.temperature is not None:
-            number, factor = factors_of(self.score, self.scale, self.temperature, self.head_dim)
-            q = scaled(q, factor)
-        step = None
+            call.scale_query()
         if cache is not None:
-            if k.shape[2] == 1 and type(mask) is Causal:
-                mask = None  # the queries stand at the only new key, or after it: they see all keys
-            step = cache._extend(k, v, new_lens)
-            k, v, align = step.key, step.value, past
-        else:
-            align = check_align(align)
-        heads = q.shape[1]  # may be fewer than num_heads, on a rank or after pruning
-        score = self.score
-        if self.score_bias is not None:
-            bias = with_own(bias, self.score_bias)
-        sizes = Sizes(max(q.shape[0], k.shape[0]), heads, q.shape[2], k.shape[2], q.device, align=align)
-        if packed is not None:
-            sizes = packed.edges.pad_sizes(sizes)
-        if mask is not None or valid_lens is not None:
-            mask, bias = with_lengths(head_mask(mask, sizes.shape, q.dtype), valid_lens, bias)
-        if heads != self.num_heads:
-            check_part(mask, bias, sizes, self.num_heads)
-            self._check_learnt(heads)
-        if step is not None:
-            with_rules = mask is not None or bias is not None or score.changed_by is not None
-            if step.lengths is not None or step.starts is not None:
-                mask, bias = step.limit_mask(mask, bias, score, sizes)
-            if with_rules:
-                mask, bias, score = offset_rules(mask, bias, score, past, q.device)
-        if packed is not None:
-            mask = packed.make_mask(mask)
-        # whether no part that the module was given, and no hook, may hold the queries and keys
-        fresh = self.rotary is None or isinstance(self.rotary, RotaryEmbedding)
-        fresh = fresh and type(self.query_norm) in NORMS_OR_NONE and type(self.key_norm) in NORMS_OR_NONE
-        fresh = fresh and (plain or (plain_linear(self.W_q) and plain_linear(self.W_k)))
-        attended = self._attended(
-            q, k, v, score=score, mask=mask, bias=bias, scale=number, sinks=self.sinks, align=align,
-            dropout_p=self.dropout if self.training else 0.0, fresh=fresh, cross=key is not query,
-        ).output  # fmt: skip
-        if self.gate is not None and self.W_g is not None:
-            check_inputs({"query": rows}, (Projection.by("W_g", self.W_g),))
-            attended = attended * opened(self.gate, self.W_g(rows), attended)
-        attended = attended.transpose(1, 2).flatten(2)  # (B, H, Lq, head_dim) → (B, Lq, H·head_dim)
-        output = self.W_o(attended) if plain else joined("W_o", self.W_o, attended)
-        output = packed.nest("query", output) if packed is not None else output if batched else output[0]
-        if cache is not None and step is not None:  # only now: a refused call leaves it as it was
-            cache._commit(step, self)
+            call.extend_cache(cache, new_lens)
+        call.limit_pairs(valid_lens)
+        heads = call.attend()
+        if self.gate is not None:
+            heads = call.gate(heads)
+        output = call.merge_heads(heads)
+        if cache is not None and call.step is not None:  # only now: a call that raises leaves the cache as it was
+            cache._commit(call.step, self)
         return output
 
-    if TYPE_CHECKING:
-
-        @as_forward(forward)
-        def __call__(self) -> None: ...
-
-    def _check_learnt(self, heads: int) -> None:
-        names = ("query_norm", "key_norm", "rotary", "score", "scale", "temperature", "score_bias")
-        built = {name: 1 if values is None else len(values) for name, values in self._given.items()}
-        check_learnt_alone({name: getattr(self, name) for name in names}, self.W_q, heads, built)
+    if TYPE_CHECKING:  # torch declares a call of anything
+        __call__ = forward
 
     def prepare(self, key: Tensor, value: Tensor, *, positions: Integers | None = None) -> PreparedKeys:
         """Key and value with their projections done, for calls `attend(query, prepared)`: see `PreparedKeys`.
@@ -405,62 +302,21 @@ class MultiHeadAttention(RecordingModule):
         packed, _, key, value = pack_inputs(key, key, value)
         check_inputs({"key": key, "value": value}, self._projections[1:])
         of_key = key if packed is None else packed.make_padded_shape("key")
-        places = given_places(positions, "positions", of_key, self.rotary)
+        at = validate_positions(positions, "positions", of_key, self.rotary)
         if packed is not None and self.rotary is not None:
-            places = packed.look_up("key", places)
-        k, v = self._project(key, value)
-        k = turned(self.rotary, k, 0, places)
+            at = packed.look_up("key", at)
+        is_batched = key.ndim == 3
+        key, value = (key, value) if is_batched else (key[None], value[None])
+        k, v = split_heads(self.W_k(key), "W_k", self.head_dim), split_heads(self.W_v(value), "W_v", self.head_dim)
+        k = apply_rotary(self.rotary, apply_norm("key_norm", self.key_norm, k), 0, at)
         if packed is not None:
             return PreparedKeys(packed.nest("key", k), packed.nest("key", v), self)
-        return PreparedKeys(*((k, v) if key.ndim == 3 else (k[0], v[0])), self)
+        return PreparedKeys(*((k, v) if is_batched else (k[0], v[0])), self)
 
     @property
     def _projections(self) -> tuple[Projection, ...]:
         q, k, v = (("W_q", self.W_q), ("W_k", self.W_k), ("W_v", self.W_v))
         return Projection.by(*q, self.head_dim), Projection.by(*k, self.head_dim), Projection.by(*v, self.head_dim)
-
-    def _project(self, key: Any, value: Any) -> tuple[Tensor, Tensor]:
-        """Keys and values of the heads; the keys after their norm, before rotary."""
-        key, value = (key, value) if key.ndim == 3 else (key[None], value[None])
-        k, v = split_heads(self.W_k(key), "W_k", self.head_dim), split_heads(self.W_v(value), "W_v", self.head_dim)
-        return k if self.key_norm is None else normed("key_norm", self.key_norm, k), v
-
-    def _taken(self, query: Any, prepared: PreparedKeys, value: Any, cache: Any) -> tuple[Tensor, Tensor]:
-        """The heads' keys and values that were prepared, for this query."""
-        k, v = taken(prepared, query, value, self)
-        if cache is not None:
-            raise ClearheadError(
-                f"a cache is given beside {prepared!r}: a cache gathers new keys call by call, and prepared keys are "
-                "whole. Pass one of the two."
-            )
-        check_inputs({"query": query}, self._projections[:1])
-        if query.ndim != k.ndim - 1 or (query.ndim == 3 and not one_batch(query.shape[0], k.shape[0])):
-            raise ShapeError(
-                f"query has shape {tuple(query.shape)}, and the keys were prepared as (B, Hk, Lk, head_dim) "
-                f"{tuple(k.shape)}: the batch must be the same, or 1, or in neither."
-            )
-        return (k, v) if query.ndim == 3 else (k[None], v[None])
-
-    def _read_past(self, cache: Any, new_lens: Any) -> int | Tensor:
-        """The number of positions in the cache; (B,), of each sequence, where they differ."""
-        if isinstance(cache, KeyValueCache):
-            if cache._parts:
-                cache._check_whole()
-            return 0 if cache._state is None else cache._state.past
-        if cache is not None:
-            raise ClearheadError(f"cache is {brief(cache)}; expected a KeyValueCache().")
-        if new_lens is not None:
-            raise ClearheadError(
-                "new_lens says how many new keys a cache keeps, and there is no cache. For how many keys may be seen "
-                "pass valid_lens."
-            )
-        return 0
-
-    def _is_plain_call(self, query: Any, key: Any, value: Any) -> bool:
-        """Whether plain tensors meet plain layers that fit them, as in most calls: then no other check can fail."""
-        width, kv_width = self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim
-        layers = (self.W_q, width), (self.W_k, kv_width), (self.W_v, kv_width), (self.W_o, self.embed_dim)
-        return fits_plain_layers((query, key, value), layers)
 
     def extra_repr(self) -> str:
         text = f"embed_dim={self.embed_dim}, num_heads={self.num_heads}, head_dim={self.head_dim}"

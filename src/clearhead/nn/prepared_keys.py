@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from clearhead.base.arrays import Array, shape_shown
 from clearhead.base.errors import ClearheadError
 from clearhead.base.tracing import compiling
-from clearhead.nn._heads import one_dtype
+from clearhead.nn._heads import have_one_dtype
 
 
 class PreparedKeys:
@@ -51,8 +51,8 @@ class PreparedKeys:
         return f"PreparedKeys(key {shape_shown(self._key)}, value {shape_shown(self._value)})"
 
 
-def taken(prepared: PreparedKeys, query: Any, value: Any, module: nn.Module) -> tuple[Any, Any]:
-    """The projected key and value, for a call of this module."""
+def unpack_prepared_keys(prepared: PreparedKeys, query: Any, value: Any, module: nn.Module) -> tuple[Any, Any]:
+    """Return the projected key and value, for a call of this module."""
     if value is not None:
         what = f"shape {shape_shown(value)}" if hasattr(value, "dtype") else f"a {type(value).__name__}"
         raise ClearheadError(
@@ -65,7 +65,7 @@ def taken(prepared: PreparedKeys, query: Any, value: Any, module: nn.Module) -> 
             "Each module prepares its own: prepared = attend.prepare(key, value), then attend(query, prepared)."
         )
     key = prepared._key
-    if isinstance(query, Tensor) and isinstance(key, Tensor) and not one_dtype(query, key):
+    if isinstance(query, Tensor) and isinstance(key, Tensor) and not have_one_dtype(query, key):
         raise ClearheadError(
             f"query, shape {shape_shown(query)}, is {query.dtype}, and {prepared!r} is {key.dtype}.\nPrepare the keys "
             "as the queries are computed: both under torch.autocast or neither, and after the module was converted."
@@ -74,7 +74,7 @@ def taken(prepared: PreparedKeys, query: Any, value: Any, module: nn.Module) -> 
 
 
 def check_value_given(value: Any) -> None:
-    """Raise an error where the value is missing."""
+    """Raise where the value is missing."""
     if value is None:
         raise ClearheadError(
             "the value is missing: attend(query, key, value), or, with both projected once, prepared = "

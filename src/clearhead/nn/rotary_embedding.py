@@ -10,7 +10,6 @@ from torch import Tensor
 
 from clearhead.base.arrays import Integers, accumulated, check_float
 from clearhead.base.errors import ClearheadError, ShapeError
-from clearhead.base.modules import as_forward
 from clearhead.base.numbers import check_count, check_flag, check_positive
 from clearhead.base.pictures import Style
 from clearhead.base.text import brief
@@ -75,10 +74,8 @@ class RotaryEmbedding(Tabled):
         self._check(x)
         return self._rotate(x, self._of(x, places_of(x, offset, positions, who), accumulated(x.dtype), who))
 
-    if TYPE_CHECKING:
-
-        @as_forward(forward)
-        def __call__(self) -> None: ...
+    if TYPE_CHECKING:  # torch declares a call of anything
+        __call__ = forward
 
     def _rotate(self, x: Tensor, rows: Tensor) -> Tensor:
         """x (..., L, E), turned by the cosines and sines of its positions."""

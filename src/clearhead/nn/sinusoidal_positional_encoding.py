@@ -9,7 +9,6 @@ from torch import Tensor, nn
 
 from clearhead.base.arrays import Integers
 from clearhead.base.dropout import check_dropout
-from clearhead.base.modules import as_forward
 from clearhead.base.numbers import check_count
 from clearhead.base.pictures import Style
 from clearhead.nn._nested import encode_rows
@@ -65,10 +64,8 @@ class SinusoidalPositionalEncoding(Tabled):
         output: Tensor = self.dropout(x + self._of(x, places_of(x, offset, positions, who), x.dtype, who))
         return output
 
-    if TYPE_CHECKING:
-
-        @as_forward(forward)
-        def __call__(self) -> None: ...
+    if TYPE_CHECKING:  # torch declares a call of anything
+        __call__ = forward
 
     def _settings(self) -> tuple[Any, ...]:
         return (self.embed_dim,)

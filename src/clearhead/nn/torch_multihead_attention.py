@@ -21,8 +21,8 @@ from clearhead.nn._heads import (
     check_inputs,
     check_output,
     check_weight,
-    joined,
-    reset,
+    project_output,
+    reset_modules,
     split_heads,
 )
 from clearhead.nn._nested import pack_inputs
@@ -107,7 +107,7 @@ class TorchMultiheadAttention(nn.MultiheadAttention, RecordingModule):
 
     def reset_parameters(self) -> None:
         """Draw all parameters anew, as torch's module draws them."""
-        reset(self.out_proj)
+        reset_modules(self.out_proj)
         for name, parameter in parts_of(self)[0].items():
             if parameter is not None:
                 _ = nn.init.zeros_(parameter) if name == "in_proj_bias" else nn.init.xavier_uniform_(parameter)
@@ -191,10 +191,10 @@ class TorchMultiheadAttention(nn.MultiheadAttention, RecordingModule):
             mask = packed.make_mask(mask)
         given: dict[str, Any] = {"mask": mask, "bias": bias, "align": align}
         dropout_p = self.dropout if self.training else 0.0
-        found = self._attended(q, k, v, **given, dropout_p=dropout_p, fresh=True, cross=key is not query)
+        found = self._attend(q, k, v, **given, dropout_p=dropout_p, fresh=True, cross=key is not query)
         heads = found.output  # (B, H, Lq, E / H)
         heads = (heads.permute(2, 0, 1, 3) if length_first else heads.transpose(1, 2)).flatten(2)
-        output = joined("out_proj", self.out_proj, heads)
+        output = project_output("out_proj", self.out_proj, heads)
         weights = None
         if need_weights:
             weights = in_full(pad_arguments(Arguments(q, k, v, **given)), average_attn_weights)

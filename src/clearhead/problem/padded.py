@@ -11,8 +11,10 @@ from torch.nn.functional import pad
 from clearhead.base.document_edges import DocumentEdges, Part
 from clearhead.base.shapes import Sizes, extent
 from clearhead.biases.base import Added
-from clearhead.masks.base import Mask, MaskInDocuments, Spans, with_leaves
+from clearhead.masks.base import Mask, Spans
+from clearhead.masks.combined import with_leaves
 from clearhead.masks.lengths import Lengths
+from clearhead.masks.mask_in_documents import MaskInDocuments
 from clearhead.problem.problem import Problem
 from clearhead.problem.visible import visible
 from clearhead.scores.base import ByTile

@@ -16,10 +16,9 @@ from clearhead.base.errors import ClearheadError, ShapeError, UnsupportedError, 
 from clearhead.base.function_reads import FunctionReads
 from clearhead.base.kept import Memo
 from clearhead.base.modules import after_hooks
-from clearhead.base.numbers import check_number
 from clearhead.base.positions import check_align, query_offset
-from clearhead.base.shapes import Sizes, as_inputs, copy_shared_rows, fit, no_heads, plain_sizes, refuse_fakes
-from clearhead.base.text import brief, outlined
+from clearhead.base.shapes import Sizes, as_inputs, copy_shared_rows, fit, plain_sizes, refuse_fakes
+from clearhead.base.text import outlined
 from clearhead.base.torch_state import any_autocast
 from clearhead.base.tracing import (
     autocast,
@@ -35,11 +34,11 @@ from clearhead.base.tracing import (
     some_compiling,
 )
 from clearhead.base.versions import Versions
-from clearhead.biases.base import Added, Bias, lowered
-from clearhead.biases.bias_in_documents import BiasInDocuments
+from clearhead.biases.base import Added, lowered
 from clearhead.biases.dense import DenseBias
 from clearhead.masks.base import Mask, Spans
 from clearhead.masks.dense import DenseMask, check_keep
+from clearhead.problem.arguments import DOT, as_bias, as_score, as_sinks, make_type_error, validate_scale
 from clearhead.problem.lengths import check_mask
 from clearhead.problem.reads import tensors_in
 from clearhead.problem.region import Region, bias_part, visible_part
@@ -47,10 +46,6 @@ from clearhead.problem.unseen import group, zero
 from clearhead.problem.visible import Visible, finite_unseen, resolve, seen_of
 from clearhead.scores.base import ByTile, Pairwise, Score, check_pairwise
 from clearhead.scores.change_in_documents import count_in_documents
-from clearhead.scores.dot import Dot
-from clearhead.scores.score_function import ScoreFunction
-
-_DOT = Dot()
 
 
 class ABSENT:
@@ -190,12 +185,20 @@ def make_problem(
     by_tile: bool = False,
     among: tuple[int, int] | None = None,
 ) -> Problem:
-    """Check all arguments, and bring them to normal form. No argument is written to.
+    """Validate all arguments, and bring them to normal form. No argument is written to.
 
-    `among`: where mask and bias are those of more keys than are given, the place of the first given key among all
-    keys, and the number of all keys. `as_written`: take the score by its `tile()` and the mask as a matrix, whatever
-    they lower to. The reference engine computes this form, so it is an oracle for both. `by_tile`: take only the score
-    by its `tile()`, since its steps begin at query and key.
+    The order of the checks is a part of the API, because it says which error a call with several mistakes raises:
+    query, key and value; `align`; the class of `score`, its hooks, and what it takes; `scale`; plain tensors beside
+    masks, biases and dropout; `dropout_p`; `mask`; `bias`; what the score's `lower` gives; `sinks`. Without a mask, a
+    bias, sinks and dropout nothing after `scale` but `lower` is checked.
+
+    Args:
+        query, key, value, score, mask, bias, scale, sinks, align, dropout_p: Those of `attention`.
+        as_written: Take the score by its `tile()` and the mask as a matrix. The reference engine computes this form, so
+            it is an oracle for normal forms.
+        by_tile: Take the score alone by its `tile()`, since its steps begin at query and key.
+        among: Where mask and bias are those of more keys than are given: the index of the first given key, and the
+            number of all keys.
     """
     by_tile = by_tile or as_written
     sizes = plain_sizes(query, key, value) if ordinary() and not any_autocast() else None
@@ -209,7 +212,7 @@ def make_problem(
         value = values[0] if values else None
     if not isinstance(score, Score):
         score = as_score(score)
-    if score is not _DOT:
+    if score is not DOT:
         score = after_hooks(score, query, key)
     documents = mask._document_edges if mask is not None and isinstance(mask, Mask) else None
     if documents is not None:
@@ -217,7 +220,7 @@ def make_problem(
     score.check(query, key)
     if 0 in sizes[:4] and not compiling():  # without pairs, a NaN would still reach the gradient of a projection
         query, key = (t.masked_fill(~t.isfinite(), 0.0) for t in (query, key))
-    factor = score._default_scale(query.shape[-1]) if scale is None else _call_scale(scale, score)
+    factor = score._default_scale(query.shape[-1]) if scale is None else validate_scale(scale, score)
     of_all = sizes if among is None else _of_all(sizes, *among)
     no_dropout = type(dropout_p) in (float, int) and not dropout_p
     if mask is None and bias is None and sinks is None and no_dropout:
@@ -258,7 +261,7 @@ def mask_and_bias(
         visible = resolve(mask, sizes, as_written)
     elif mask is not None:
         visible, float_mask = _tensor_mask(mask, sizes, dtype, as_written)
-    added = None if bias is None else lowered(_as_bias(bias, mask), sizes)
+    added = None if bias is None else lowered(as_bias(bias, mask), sizes)
     if float_mask is not None:
         added = Added(dense=float_mask) if added is None else added.plus(Added(dense=float_mask))
     return visible, added
@@ -292,8 +295,9 @@ def with_value(problem: Problem, value: Any) -> Problem:
         scores = problem.scores._replace(query=problem.query.to(dtype), key=problem.key.to(dtype))
         problem, value = problem._replace(scores=scores), value.to(dtype)
     sizes = problem.sizes
-    if sizes.heads_last is not None:  # heads that an index chose: the dimensions alone do not say which the heads are
-        value = _of_four(value, sizes)
+    if sizes.heads_last is not None and value.ndim > 2:  # heads that an index chose
+        # a dimension for the heads, which the dimensions alone do not show
+        value = value.unsqueeze(-3) if not sizes.has_heads else value[None] if value.ndim == 3 else value
     if problem.groups > 1 and sizes.has_heads and value.ndim > 3 and value.shape[-3] == sizes.heads:
         key = problem.key.repeat_interleave(problem.groups, 1)  # the value has the heads of all queries
         problem = problem._replace(scores=problem.scores._replace(key=key))
@@ -316,15 +320,6 @@ def with_value(problem: Problem, value: Any) -> Problem:
     return problem._replace(value=value, scores=scores)
 
 
-def _of_four(value: Tensor, sizes: Sizes) -> Tensor:
-    """A value for some heads of a call, with a dimension for the heads where it has a leading dimension."""
-    if value.ndim < 3:
-        return value
-    if sizes.has_heads:
-        return value[None] if value.ndim == 3 else value
-    return value.unsqueeze(-3)
-
-
 def refuse_distributed(inputs: dict[str, Tensor | None]) -> None:
     for name, tensor in inputs.items():
         if tensor is not None and distributed(tensor):
@@ -333,15 +328,6 @@ def refuse_distributed(inputs: dict[str, Tensor | None]) -> None:
                 f"which PyTorch does not mix with it. Pass {name}.to_local() and each rank's part of the mask, or "
                 f"{name}.full_tensor()."
             )
-
-
-def _call_scale(scale: Any, score: Score) -> float:
-    own = score._scale_argument()
-    if own is not None:
-        raise ClearheadError(
-            f"scale is {brief(scale, 40)}, and {score} has its own, by its {own}: pass one of the two."
-        )
-    return check_number(scale, "scale")
 
 
 def _scores(
@@ -362,69 +348,13 @@ def _scores(
     return Pairwise(phi, low_query, low_key, weight, scale * factor, score.softcap)
 
 
-def as_sinks(given: Any, sizes: Sizes) -> Tensor:
-    """One logit a head, (H,)."""
-    if not isinstance(given, Tensor | np.ndarray):
-        raise ClearheadError(
-            f"sinks is {brief(given)}; expected one logit a head, a tensor of shape ({sizes.heads},): for sinks that "
-            f"begin at 0, torch.zeros({sizes.heads})."
-        )
-    sinks: Tensor = to_tensor(given, "sinks")
-    check_float(sinks, "sinks")
-    if tuple(sinks.shape) != (sizes.heads,):
-        raise ShapeError(
-            f"sinks has shape {tuple(sinks.shape)}, and the scores have {sizes.heads} heads, "
-            f"{(*sizes.shown, sizes.queries, sizes.keys)}; expected one logit a head, ({sizes.heads},)."
-            + no_heads(sizes)
-        )
-    if sinks.device != sizes.device:
-        raise ClearheadError(f"sinks is on {sinks.device}, the inputs on {sizes.device}; pass sinks.to(query.device).")
-    return sinks
-
-
-def _as_bias(bias: Any, mask: Any) -> Bias:
-    """The argument `bias` as a `Bias`, which counts inside the documents of the mask."""
-    if isinstance(bias, Tensor | np.ndarray):
-        bias = DenseBias(bias)
-    if not isinstance(bias, Bias):
-        raise _not_one("bias", bias, "a Bias, such as ALiBi(num_heads), or a float tensor")
-    edges = mask._document_edges if isinstance(mask, Mask) else None
-    return bias if edges is None else BiasInDocuments(bias, edges)
-
-
-def as_score(score: Any) -> Score:
-    """The argument `score` as a `Score`: None is the dot product, and a function becomes a `ScoreFunction`."""
-    if score is None:
-        return _DOT
-    if isinstance(score, Score):
-        return score
-    if isinstance(score, type):
-        raise ClearheadError(f"score is the class {score.__name__}; pass an instance: {score.__name__}(...).")
-    if callable(score):
-        return ScoreFunction(score)
-    raise ClearheadError(
-        f"score is a {type(score).__name__}; expected a Score, such as Dot(), or a function f(query_tile, key_tile)."
-    )
-
-
-def _not_one(name: str, given: Any, expected: str) -> ClearheadError:
-    """The error for a mask or a bias that is none; of a function, or a BlockMask, it names the class for rules."""
-    if isinstance(given, type):
-        return ClearheadError(f"{name} is the class {given.__name__}; expected {expected}.")
-    rule = "mask.mask_mod" if name == "mask" and callable(getattr(given, "mask_mod", None)) else name
-    if rule == name and not callable(given):
-        return ClearheadError(f"{name} is {brief(given)}; expected {expected}.")
-    return ClearheadError(
-        f"{name} is a {type(given).__name__}; expected {expected}.\nA rule, a function of (batch, head, query_index, "
-        f"key_index), pass as {name.capitalize()}Function({rule})."
-    )
-
-
 def _tensor_mask(mask: Any, sizes: Sizes, dtype: torch.dtype, as_written: bool) -> tuple[Visible | None, Tensor | None]:
     """The normal form of a tensor or an array given as `mask`: of a bool one spans, of a float one a bias."""
     if not isinstance(mask, Tensor | np.ndarray):
         check_mask(mask)
-        raise _not_one("mask", mask, "a Mask, such as Causal(), a bool tensor (True: may attend), or a float tensor")
+        raise make_type_error(
+            "mask", mask, "a Mask, such as Causal(), a bool tensor (True: may attend), or a float tensor"
+        )
     tensor = to_tensor(mask, "mask")
     if tensor.device != sizes.device:
         raise ClearheadError(f"mask is on {tensor.device}, the inputs on {sizes.device}; pass mask.to(query.device).")
@@ -461,7 +391,7 @@ def with_given(problem: Problem, bias: Any, mask: Any) -> Problem:
     normal form holds numbers alone, and an explanation needs the bias itself for its steps."""
     if problem.bias is None:
         return problem
-    given = [] if bias is None else [_as_bias(bias, mask)]
+    given = [] if bias is None else [as_bias(bias, mask)]
     if isinstance(mask, Tensor | np.ndarray) and to_tensor(mask, "mask").is_floating_point():
         given.append(DenseBias(mask))
         given[-1].of_mask = True

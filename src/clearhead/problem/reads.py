@@ -11,7 +11,8 @@ from clearhead.base.function_reads import FunctionReads
 from clearhead.base.torch_private import parts_of
 from clearhead.biases.bias_function import BiasFunction
 from clearhead.masks._read import KEPT
-from clearhead.masks.base import Mask, leaves
+from clearhead.masks.base import Mask
+from clearhead.masks.combined import leaves
 from clearhead.scores.base import Score
 
 

@@ -29,7 +29,8 @@ from clearhead.base.tracing import (
 from clearhead.base.versions import Versions
 from clearhead.masks._read import KEPT
 from clearhead.masks._spans import edges_on_host
-from clearhead.masks.base import Combined, Mask, Spans, all_keys
+from clearhead.masks.base import Mask, Spans, all_keys
+from clearhead.masks.combined import Combined
 from clearhead.problem.held_keys import HeldKeys
 from clearhead.problem.unseen import Unseen, finite, seen, where_unseen
 

@@ -1,18 +1,17 @@
-"""The base class of scores, and the normal form that engines compute."""
+"""The base class of scores, and scores that have no normal form."""
 
 from __future__ import annotations
 
 import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, Self, cast, get_args
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self, cast
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from clearhead.base.arrays import (
-    FLOATS,
     ArrayT,
     accumulated,
     check_float,
@@ -24,7 +23,7 @@ from clearhead.base.arrays import (
 from clearhead.base.errors import ClearheadError, ShapeError, UnsupportedError, columns
 from clearhead.base.kept import Memo
 from clearhead.base.modules import settled, with_parameters
-from clearhead.base.numbers import check_count, check_flag, check_number, check_positive
+from clearhead.base.numbers import check_count, check_flag, check_positive
 from clearhead.base.part_settings import PartSettings, validate_softcap
 from clearhead.base.rules import check_tensors, indices_of
 from clearhead.base.shapes import as_inputs, broadcasts
@@ -32,46 +31,13 @@ from clearhead.base.single_pairs import call_rule, reads_rows
 from clearhead.base.steps import Step
 from clearhead.base.text import outlined, said
 from clearhead.base.tracing import cast_together, compiling, refuse_script
+from clearhead.scores._pairwise import PHIS as PHIS
+from clearhead.scores._pairwise import Pairwise as Pairwise
+from clearhead.scores._pairwise import Phi as Phi
+from clearhead.scores._pairwise import check_pairwise as check_pairwise
 
 ChangeOfPair = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
-Phi = Literal["mul", "tanh_add", "sq_diff"]
-PHIS = get_args(Phi)
-NARROW = tuple(dtype for dtype in FLOATS if dtype != torch.float64)  # the dtypes whose numbers float32 can hold
 SCORES = ("B", "H", "Lq", "Lk")  # the axes of the scores, as a step names them
-
-
-class Pairwise(NamedTuple):
-    """The normal form of a score: s_ij = softcap(scale · Σ_d weight_d · φ(query_id, key_jd)).
-
-    >>> import torch, clearhead as ch
-    >>> class Halved(ch.extend.Score):
-    ...     def tile(self, query, key):
-    ...         return query @ key.mT / 2
-    ...     def lower(self, query, key):
-    ...         return ch.extend.Pairwise("mul", query, key, scale=0.5)
-    >>> x = torch.rand(1, 1, 5, 4)
-    >>> ch.plan(x, x, x, score=Halved(), mask=ch.Causal()).engine
-    'native'
-
-    φ(a, b) is a·b (`mul`), tanh(a + b) (`tanh_add`) or (a − b)² (`sq_diff`); softcap(s) is c·tanh(s/c). A score's
-    `lower` gives no softcap: the call puts it in, with its scale.
-    """
-
-    phi: Phi
-    query: Tensor  # (B, H, Lq, D)
-    key: Tensor  # (B, Hk, Lk, D)
-    weight: Tensor | None = None  # (D,); None: ones
-    scale: float = 1.0
-    softcap: float | None = None
-
-    def __repr__(self) -> str:
-        return outlined(self)
-
-    def folded(self) -> Pairwise:
-        """The same scores, the weight of a dot product multiplied into its query."""
-        if self.phi != "mul" or self.weight is None:
-            return self
-        return self._replace(query=self.query * self.weight, weight=None)
 
 
 class ByTile(NamedTuple):
@@ -91,53 +57,6 @@ class ByTile(NamedTuple):
 
     def __repr__(self) -> str:
         return outlined(self)
-
-
-def check_pairwise(lowered: Pairwise, query: Tensor, key: Tensor, who: str) -> Pairwise:
-    """The normal form that a score's `lower` gave, its sizes checked, since the kernels rely on them. A scale that is a
-    tensor becomes a part of the weight, so that its gradient is carried."""
-    if type(lowered) is Pairwise:
-        phi, own_query, own_key, weight, scale, softcap = lowered
-        same = own_query is query and own_key is key and weight is None
-        if same and phi in PHIS and type(scale) is float and scale == 1.0 and softcap is None:
-            return lowered  # plain dot products need no further check
-    if not isinstance(lowered, Pairwise) or lowered.phi not in PHIS:
-        got = f"Pairwise({lowered.phi!r}, …)" if isinstance(lowered, Pairwise) else f"a {type(lowered).__name__}"
-        raise ClearheadError(f"{who}.lower gave {got}; expected None, or a Pairwise whose φ is one of {PHIS}.")
-    width = lowered.query.shape[-1:] if is_dense(lowered.query) else query.shape[-1:]
-    expected = {
-        "query": (lowered.query, (*query.shape[:3], *width)),
-        "key": (lowered.key, (*key.shape[:3], *width)),
-        "weight": (lowered.weight, tuple(width)),
-    }
-    for name, (tensor, shape) in expected.items():
-        if tensor is None and name == "weight":
-            continue
-        if (
-            not isinstance(tensor, Tensor)
-            or not is_dense(tensor)
-            or tuple(tensor.shape) != shape
-            or not tensor.is_floating_point()
-        ):
-            raise ShapeError(
-                f"{who}.lower gave a {name} {shown(tensor)}; expected a dense tensor {shape}, floating-point, for "
-                f"query {tuple(query.shape)} and key {tuple(key.shape)}: lower() changes the width alone."
-            )
-        dtypes = (query.dtype,) if name != "weight" else NARROW if query.dtype != torch.float64 else FLOATS
-        if tensor.device != query.device or tensor.dtype not in dtypes:
-            raise ClearheadError(
-                f"{who}.lower gave a {name} of {tensor.dtype} on {tensor.device}; the inputs are {query.dtype} on "
-                f"{query.device}: pass {name}.to(query)."
-            )
-    if lowered.softcap is not None:
-        raise ClearheadError(f"{who}.lower gave a softcap; a score has its own: super().__init__(softcap=...).")
-    if not isinstance(lowered.scale, Tensor):
-        check_number(lowered.scale, f"the scale that {who}.lower gave")
-        return lowered
-    if lowered.scale.numel() != 1:
-        raise ShapeError(f"{who}.lower gave a scale of shape {tuple(lowered.scale.shape)}; expected one number.")
-    weight = lowered.query.new_ones(width) if lowered.weight is None else lowered.weight
-    return lowered._replace(weight=weight * lowered.scale.reshape(()).to(weight), scale=1.0)
 
 
 class Score(PartSettings, nn.Module, ABC):
@@ -291,8 +210,7 @@ class Score(PartSettings, nn.Module, ABC):
         return cast(ArrayT, scores.detach().numpy() if isinstance(query, np.ndarray) else scores)
 
     if TYPE_CHECKING:  # torch declares a call of anything
-
-        def __call__(self, query: ArrayT, key: ArrayT) -> ArrayT: ...
+        __call__ = forward
 
 
 def capped(tile: Tensor, softcap: float | None) -> Tensor:

@@ -10,27 +10,32 @@ from typing import Any
 import torch
 import triton
 from torch import Tensor
-from triton.language import constexpr
 
 from clearhead.base.errors import UnsupportedError
 from clearhead.base.tracing import capturing, empty_of_values
 from clearhead.engines.tiled.backward import add_along
 from clearhead.engines.triton.blocks import PROGRAMS, SHARED, SPLIT, Blocks, blocks_for, power
 from clearhead.engines.triton.given import (
-    Back,
-    Dropout,
     Given,
     Parts,
     Ranges,
     Rows,
-    Shape,
     Side,
-    Spans,
     View,
     view,
     viewed,
 )
 from clearhead.engines.triton.groups import grouped
+from clearhead.engines.triton.kernel_inputs import (
+    apply_factors,
+    fill_up_keys,
+    make_shape,
+    read_dropout,
+    read_rows,
+    read_sent,
+    read_sinks,
+    read_spans,
+)
 from clearhead.engines.triton.kernels import backward as back
 from clearhead.engines.triton.kernels import decode, forward, lay, poison, summarise
 from clearhead.engines.triton.ranges import ranges
@@ -40,11 +45,9 @@ from clearhead.problem.partial import Partial
 from clearhead.problem.problem import Problem
 from clearhead.problem.region import Region
 from clearhead.problem.summary import Found, Sent, Summary
-from clearhead.scores.base import Pairwise
 
 PHI = {"mul": 0, "tanh_add": 1, "sq_diff": 2}
 INTERPRETER, NVIDIA, AMD = 0, 1, 2
-COUNTS = tuple(map(constexpr, range(5)))  # of gaps
 CHECKED = 64  # rows that a program looks at for numbers that are not finite
 BAND = 2**24  # numbers of a band of Ṡ, from which a bias's gradient is summed
 
@@ -130,13 +133,13 @@ def given(problem: Problem, blocks: Blocks, top: int = 0) -> Given:
         view(value),
         weight,
         sums,
-        _spans(problem),
+        read_spans(problem),
         None if tiles is None else Ranges(viewed(tiles, batch, heads)),
         None if added is None else view(added.dense, batch, heads, queries, keys),
         None if added is None or added.relative is None else view(added.relative, batch, heads, queries + keys - 1),
         problem.sinks,
         0 if problem.sinks is None else problem.sinks.stride(0),
-        _dropout(problem),
+        read_dropout(problem),
         problem.groups,
         width,
         wide,
@@ -145,7 +148,7 @@ def given(problem: Problem, blocks: Blocks, top: int = 0) -> Given:
         lowered.softcap,
         float(shift),
         2.0**shift,
-        _shape(
+        make_shape(
             PHI[lowered.phi],
             blocks.queries,
             blocks.keys,
@@ -157,12 +160,6 @@ def given(problem: Problem, blocks: Blocks, top: int = 0) -> Given:
             backend(),
         ),
     )
-
-
-@cache
-def _shape(*constants: int) -> Shape:
-    """The same object for the same constants: Triton compares each with those of the calls before."""
-    return Shape(*map(constexpr, constants))
 
 
 def _sides(problem: Problem) -> tuple[Side, Side]:
@@ -190,7 +187,7 @@ def _sides(problem: Problem) -> tuple[Side, Side]:
         query,
         key,
         view(value) if masked else None,
-        _spans(problem) if lowered.phi == "sq_diff" else None,
+        read_spans(problem) if lowered.phi == "sq_diff" else None,
         width,
         0 if value is None else value.shape[-1],
         of_queries,
@@ -210,26 +207,6 @@ def _laid(side: Side, width: int, wide: int, block: int, raised: bool) -> Side:
     options = {"RAISE": raised, "WIDTH": min(power(wide), 64), "BLOCK": block}
     start(lay.lay_kernel, (rows * blocks,), side, width, wide, **options)
     return side
-
-
-def _spans(problem: Problem) -> Spans | None:
-    spans, rows = problem.spans, problem.sizes.shape[:3]
-    if spans is None:
-        return None
-    low = high = None
-    count = 0
-    if spans.gaps is not None:
-        count = spans.gaps[0].shape[-1]
-        low, high = (viewed(edge, *rows, count) for edge in spans.gaps)
-    return Spans(viewed(spans.start, *rows), viewed(spans.stop, *rows), low, high, COUNTS[count])
-
-
-def _dropout(problem: Problem) -> Dropout | None:
-    if problem.seed is None:
-        return None
-    first = (0, 0, 0, 0) if problem.origin is None else tuple(side.start for side in problem.origin)
-    limit = round(problem.dropout_p * 2**32) - 2**31
-    return Dropout(problem.seed, limit, 1 / (1 - problem.dropout_p), *first)
 
 
 def _blocks(problem: Problem, pass_: str) -> Blocks:
@@ -267,14 +244,9 @@ def output(problem: Problem, rows: bool) -> Partial:
             ends = (_new(value, shares, *lead) for _ in range(2))
             parts = Parts(_new(value, shares, *lead, value.shape[-1]), *ends)  # type: ignore[arg-type]
             start(forward.forward_kernel, (programs, shares), read, parts, warps=blocks.warps, SPLITS=shares)
-            whole = read._replace(**_sinks(problem), query=read.query._replace(heads=lead[1], length=lead[2]))
+            whole = read._replace(**read_sinks(problem), query=read.query._replace(heads=lead[1], length=lead[2]))
             start(decode.join_kernel, (math.prod(lead),), whole, parts, found, SPLITS=shares, SHARES=power(shares, 1))
     return Partial(found.output, found.maximum, found.log_sum)  # type: ignore[arg-type]
-
-
-def _sinks(problem: Problem) -> dict[str, Any]:
-    sinks = problem.sinks
-    return {"sinks": sinks, "sinks_apart": 0 if sinks is None else sinks.stride(0)}
 
 
 def _shares(problem: Problem, blocks: Blocks) -> int:
@@ -316,9 +288,9 @@ def statistics(problem: Problem, summary: Summary) -> Found:
         found = {name: t for name in Found._fields if isinstance(t := getattr(parts, name, None), Tensor)}
         if parts.largest is not None:
             found["values"] = parts.largest
-            found["indices"] = _filled_up(found["indices"], sizes.keys)
+            found["indices"] = fill_up_keys(found["indices"], sizes.keys)
         if rows:
-            known = _rows(parts.maximum, parts.log_sum)
+            known = read_rows(parts.maximum, parts.log_sum)
             factors = None if summary.factors is None else viewed(summary.factors.float(), *lead)
             found |= _of_keys(problem, read, known, factors, summary, blocks)
     if not summary.rows:
@@ -349,22 +321,6 @@ def _of_keys(
     return found
 
 
-def _filled_up(indices: Tensor, keys: int) -> Tensor:
-    """Keys of the largest weights, −1 replaced: where a query sees fewer, by the first keys that are not named."""
-    count = indices.shape[-1]
-    candidates = torch.arange(min(keys, 2 * count), device=indices.device)
-    taken = (indices.unsqueeze(-1) == candidates).any(-2)
-    free = torch.where(taken, keys, candidates).sort(-1).values  # those that are not named, in order
-    missing = indices < 0
-    place = (missing.cumsum(-1) - 1).clamp(min=0)
-    return torch.where(missing, free.gather(-1, place.clamp(max=free.shape[-1] - 1)).clamp(max=keys - 1), indices)
-
-
-def _rows(maximum: Tensor | None, log_sum: Tensor | None, delta: Tensor | None = None) -> Rows:
-    assert maximum is not None and log_sum is not None
-    return Rows(viewed(maximum), viewed(log_sum), None if delta is None else viewed(delta))
-
-
 def gradients(
     problem: Problem,
     rows: of_queries.Rows,
@@ -378,8 +334,8 @@ def gradients(
     found = Operands(None, None, None)
     with on(query):
         sent_back = None if grad is None or value is None else viewed(grad)
-        beside = _back(sent, rows, problem.sizes.shape[:3])
-        known = None if beside is not None else _rows(*(row.float() for row in rows))
+        beside = read_sent(sent, rows, problem.sizes.shape[:3])
+        known = None if beside is not None else read_rows(*(row.float() for row in rows))
         blocks = _blocks(problem, "backward" if beside is None else "backward of statistics")
         read = given(problem, blocks)
         arguments = (read, known, sent_back, beside)
@@ -390,7 +346,7 @@ def gradients(
                 of_each = torch.zeros_like(to)
             programs = (_programs(problem, blocks.queries),)
             start(back.to_query_kernel, programs, *arguments, to, of_each, warps=blocks.warps)
-            found = found._replace(query=_with_factors(to, query, lowered) if wanted[0] else None)
+            found = found._replace(query=apply_factors(to, query, lowered) if wanted[0] else None)
             if of_each is not None:
                 found = found._replace(weight=of_each.sum((0, 2))[: read.width] * lowered.scale)
         if wanted[1] or (wanted[2] and sent_back is not None):
@@ -398,7 +354,7 @@ def gradients(
             to_value = None if sent_back is None or value is None else _new(query, *value.shape)
             programs = (key.shape[0] * key.shape[1] * -(-key.shape[2] // blocks.keys),)
             start(back.to_key_kernel, programs, *arguments, to, to_value, warps=blocks.warps)
-            of_key = _with_factors(to, key, lowered) if wanted[1] else None
+            of_key = apply_factors(to, key, lowered) if wanted[1] else None
             found = found._replace(key=of_key, value=to_value if wanted[2] else None)
         if (dense is not None and wanted[4]) or (relative is not None and wanted[5]):
             found = _of_bias(problem, blocks, arguments, wanted, found)
@@ -410,16 +366,6 @@ def _sums(side: Side, tensor: Tensor) -> Tensor:
     if side.laid is None:
         return _new(tensor, *tensor.shape)
     return torch.zeros_like(side.laid)
-
-
-def _with_factors(to: Tensor, tensor: Tensor, lowered: Pairwise) -> Tensor:
-    """The gradient of a side in its own shape, from the sums by dimension; a dot product's has its factor."""
-    if lowered.phi == "mul":
-        return to
-    batch, heads, length, width = tensor.shape
-    factor = lowered.scale * (4.0 if lowered.phi == "tanh_add" else 2.0)
-    own: Tensor = to[:, :width, :length].transpose(1, 2).reshape(batch, heads, length, width)
-    return own * factor if lowered.weight is None else own * (lowered.weight.float() * factor)
 
 
 def _of_bias(
@@ -451,32 +397,3 @@ def _of_bias(
             every = Region(slice(0, sizes.batch), slice(0, sizes.heads), queries, slice(0, sizes.keys))
             add_along(sums[1], slope, every, sizes)
     return found._replace(dense=sums[0], relative=sums[1])
-
-
-def _back(sent: Sent | None, rows: of_queries.Rows, lead: tuple[int, int, int]) -> Back | None:
-    """What statistics send back, as the kernels read it, with the rows; None where they send nothing."""
-    if sent is None or all(t is None for t in sent if not isinstance(t, tuple)):
-        return None
-    every = sent._asdict() | rows._asdict()
-
-    def columns(dtype: torch.dtype, *names: str) -> tuple[View | None, dict[str, Any]]:
-        some = [name for name in names if every[name] is not None]
-        each = [every[name].to(dtype).expand(lead) for name in some]
-        places = {name: constexpr(some.index(name)) if name in some else None for name in names}
-        return viewed(torch.stack(each, -1)) if each else None, places
-
-    numbers, one = columns(torch.float32, *rows._fields, "log_weight", "distance", "best", "factors")
-    places, other = columns(torch.int32, "position", "best_key")
-    return Back(
-        numbers,  # type: ignore[arg-type]
-        places,
-        **one,
-        **other,
-        weights=None if sent.values is None else viewed(sent.values.float()),
-        indices=view(sent.indices),
-        received=None if sent.received is None else viewed(sent.received.float()),
-        mean=None if sent.mean is None else viewed(sent.mean.float()),
-        tall=sent.cell[0],
-        wide=sent.cell[1],
-        number=0 if sent.indices is None else sent.indices.shape[-1],
-    )

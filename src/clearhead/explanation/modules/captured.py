@@ -53,12 +53,12 @@ class Captured(NamedTuple):
 
 
 def twin_of(module: RecordingModule, attend: Callable[..., Any]) -> RecordingModule:
-    """A copy of the module, over the same parameters, that calls `attend` in place of `_attended`.
+    """A copy of the module, over the same parameters, that calls `attend` in place of `_attend`.
 
     The module's record stays as it is. Parameters that a first call makes are made in the copy alone.
     """
     twin = copy.deepcopy(module) if any(map(is_lazy, module.parameters())) else copy.copy(module)
-    twin.__dict__["_attended"] = attend
+    twin.__dict__["_attend"] = attend
     return twin
 
 

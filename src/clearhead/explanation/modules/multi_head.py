@@ -22,7 +22,7 @@ from clearhead.explanation.modules.sides import Side, gate_steps, side_steps, st
 from clearhead.explanation.of_problem import attention_parts, input_steps
 from clearhead.explanation.shown import Asked, Shown, choose, settle
 from clearhead.nn._heads import split_heads
-from clearhead.nn._options import given_places, key_places, opened
+from clearhead.nn._options import compute_gate, validate_key_positions, validate_positions
 from clearhead.nn.key_value_cache import KeyValueCache
 from clearhead.nn.multi_head_attention import MultiHeadAttention
 from clearhead.nn.prepared_keys import PreparedKeys
@@ -135,7 +135,7 @@ def _explained(
     if layers.module is not None and layers.module.gate is not None and layers.module.W_g is not None:
         gates = gate_steps(layers.module, sources["query"], output, shown)
         rows = given["query"] if batched else given["query"][None]
-        heads = heads * opened(layers.module.gate, layers.module.W_g(rows), heads)
+        heads = heads * compute_gate(layers.module.gate, layers.module.W_g(rows), heads)
     joined = joined_steps(layers.output, gates[-1] if gates else output, heads, shown)
     parts = [
         Part("Inputs", tuple(steps), _said(given, layers)),
@@ -229,9 +229,9 @@ def _side(
         unnormed = unnormed.expand(len(past), -1, -1, -1)
     positions, of_keys = bound.get("positions"), bound.get("key_positions")
     if name == "query":
-        places = given_places(positions, "positions", x, module.rotary)
+        places = validate_positions(positions, "positions", x, module.rotary)
     else:
-        places = key_places(positions, of_keys, bound["query"], x, module.rotary)
+        places = validate_key_positions(positions, of_keys, bound["query"], x, module.rotary)
     rows = list(shown.queries) if name == "query" else list(range(unnormed.shape[2]))
     last = next(step for step in input_steps(found.problem, shown) if step.name == name).value
     return Side(name, heads, rows, list(shown.batches), unnormed, past, places, last)

@@ -20,7 +20,7 @@ from clearhead.explanation.modules.projection import (
     split,
 )
 from clearhead.explanation.shown import Shown
-from clearhead.nn._options import factors_of, norm_dtype, normed, places_by_row
+from clearhead.nn._options import apply_norm, find_norm_dtype, places_by_row, split_factors
 from clearhead.nn.multi_head_attention import MultiHeadAttention
 from clearhead.nn.rotary_embedding import RotaryEmbedding
 
@@ -47,7 +47,8 @@ def stages(module: MultiHeadAttention, name: str) -> list[str]:
     """What the module does to the projected queries or keys, in order: the names of its inputs, and at last `name`."""
     norm = module.query_norm if name == "query" else module.key_norm
     done = {"unnormed": norm is not None, "unturned": module.rotary is not None}
-    done["unscaled"] = name == "query" and factors_of(module.score, module.scale, module.temperature, 1)[1] is not None
+    factor = split_factors(module.score, module.scale, module.temperature, 1)[1]
+    done["unscaled"] = name == "query" and factor is not None
     return [*(f"{stage}_{name}" for stage, there in done.items() if there), name]
 
 
@@ -76,13 +77,13 @@ def _norm(module: MultiHeadAttention, side: Side, before: Step, result: str) -> 
     norm = getattr(module, argument)
     known = type(norm) in (nn.RMSNorm, nn.LayerNorm) and not has_hooks(norm)
     if known:
-        dtype = accumulated(norm_dtype(norm, side.unnormed))
+        dtype = accumulated(find_norm_dtype(norm, side.unnormed))
         eps = torch.finfo(dtype).eps if norm.eps is None else norm.eps
         weight, bias = (getattr(norm, part, None) for part in ("weight", "bias"))
         form = Norm(weight, bias, eps, isinstance(norm, nn.LayerNorm)).to(before.value)
         return norm_steps(form, before, side.name, result)
     why = f"The module's {argument}, a {type(norm).__name__}, which shows no steps of its own."
-    value = _chosen(normed(argument, norm, side.unnormed), side).to(before.value.dtype)
+    value = _chosen(apply_norm(argument, norm, side.unnormed), side).to(before.value.dtype)
     return [Step(result, why, value, before.axes, formula=f"{result} = {argument}({before.name})")]
 
 
@@ -97,14 +98,14 @@ def _turn(module: MultiHeadAttention, side: Side, before: Step, result: str) -> 
     why = f"Turned by the module's rotary, a {type(rotary).__name__}, which shows no steps of its own."
     value = side.last.to(before.value.dtype)
     if result != side.name:  # it is scaled after
-        whole: Any = normed(f"{side.name}_norm", getattr(module, f"{side.name}_norm"), side.unnormed)
+        whole: Any = apply_norm(f"{side.name}_norm", getattr(module, f"{side.name}_norm"), side.unnormed)
         assert rotary is not None
         value = _chosen(rotary(whole, positions=places), side).to(before.value.dtype)
     return [Step(result, why, value, before.axes, formula=f"{result} = rotary({before.name})")]
 
 
 def _scale(module: MultiHeadAttention, side: Side, before: Step, result: str) -> list[Step]:
-    _, factor = factors_of(module.score, module.scale, module.temperature, before.value.shape[-1])
+    _, factor = split_factors(module.score, module.scale, module.temperature, before.value.shape[-1])
     assert factor is not None
     numbers = (factor[side.heads] if len(factor) > 1 else factor)[None].to(before.value)
     why = "The scale of each head, over its temperature. A query times a number has scores times this number."

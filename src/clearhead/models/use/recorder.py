@@ -53,7 +53,8 @@ from clearhead.models.use.edits.recorded import edited
 from clearhead.models.use.edits.spot import Unmasked
 from clearhead.models.use.reduced import ReducedCall, reduced
 from clearhead.problem._recorded import RecordedMask
-from clearhead.problem.problem import Problem, as_score, make_problem, with_given
+from clearhead.problem.arguments import as_score
+from clearhead.problem.problem import Problem, make_problem, with_given
 from clearhead.problem.reads import tensors_in
 from clearhead.problem.record import Record, copied, frozen, now, record
 from clearhead.problem.words import Words

@@ -12,8 +12,9 @@ from clearhead.engines.choose import choose
 from clearhead.engines.operation import run
 from clearhead.explanation.diagnosis.case import Case, Check
 from clearhead.explanation.diagnosis.diagnosis import Finding
+from clearhead.problem.arguments import as_score
 from clearhead.problem.guard import guard
-from clearhead.problem.problem import Problem, as_score, with_value
+from clearhead.problem.problem import Problem, with_value
 from clearhead.problem.record import frozen
 from clearhead.problem.region import Region
 from clearhead.problem.regions import cut

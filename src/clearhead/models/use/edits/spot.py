@@ -16,8 +16,10 @@ from clearhead.base.errors import ShapeError, UnsupportedError
 from clearhead.base.shapes import Sizes, as_scores, fit, part, placed
 from clearhead.biases.base import Added, Bias, Sum, lowered
 from clearhead.biases.dense import DenseBias
-from clearhead.masks.base import Between, Mask, with_leaves
+from clearhead.masks.base import Mask
+from clearhead.masks.combined import with_leaves
 from clearhead.masks.dense import DenseMask
+from clearhead.masks.first_keys import FirstKeys
 from clearhead.models.tap.layers import Site
 from clearhead.models.tap.modules import Running
 from clearhead.problem._recorded import RecordedMask
@@ -211,7 +213,7 @@ def without_keys(problem: Problem, cut: np.ndarray) -> Problem:
     sizes = problem.sizes._replace(leading=None)
     edges = np.flatnonzero(np.diff(cut.astype(np.int8), prepend=0, append=0)).reshape(-1, 2)
     if len(edges) <= RUNS:
-        masks: list[Mask] = [~Between(int(start), int(stop)) for start, stop in edges]
+        masks: list[Mask] = [FirstKeys(int(start)) | ~FirstKeys(int(stop)) for start, stop in edges]
     else:
         masks = [DenseMask(torch.from_numpy(~cut).to(sizes.device)[None, None, None])]
     if problem.spans is not None:

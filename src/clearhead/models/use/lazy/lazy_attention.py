@@ -14,7 +14,7 @@ from clearhead.base.errors import ClearheadError, UnsupportedError, human_bytes
 from clearhead.base.torch_private import arguments_of, tree_map_only, wrapper_subclass
 from clearhead.base.torch_state import any_autocast
 from clearhead.base.tracing import as_base_tensors, compiling, unobserved
-from clearhead.inspection.matrix import with_first_rows
+from clearhead.inspection._dense import with_first_rows
 from clearhead.inspection.weights import Weights
 from clearhead.models.tap.refused import uncompiled
 from clearhead.models.use.lazy.of_model import OfModel, PartOfModel
