@@ -31,8 +31,9 @@ mutants: $(READY) bundle browser
 	$(BIN)/python -m tests.mutants
 
 # The tests of the core, the modules and `watch` on other versions, in an environment of their own: without arguments the
-# oldest ones that pyproject.toml promises. `make versions TORCH=2.15.0 TRANSFORMERS=5.24.0` names others. PyTorch comes
-# as it comes to a user: on Linux with the libraries for GPUs, 2 to 3 GB to fetch and 5 GB in build/. CI does not run it.
+# oldest ones that pyproject.toml promises, which are those of `make test`. `make versions TORCH=2.15.0
+# TRANSFORMERS=5.24.0` names others. PyTorch comes as it comes to a user: on Linux with the libraries for GPUs, 2 to 3 GB
+# to fetch and 5 GB in build/. CI does not run it.
 TORCH ?= $(shell sed -n 's/^dependencies = \["torch>=\([0-9.]*\)".*/\1/p' pyproject.toml).*
 TRANSFORMERS ?= $(shell sed -n 's/^models = \["transformers>=\([0-9.]*\)".*/\1/p' pyproject.toml).*
 OTHER = build/versions/torch-$(TORCH:.*=)-transformers-$(TRANSFORMERS:.*=)

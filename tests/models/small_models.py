@@ -136,9 +136,3 @@ def flat(output):
 
 def takes_a_mask(name):
     return name not in ("ViT", "Whisper")
-
-
-def enable_checkpoints(model, reentrant=None):
-    """Switch on gradient checkpoints; transformers renamed the method in 5.23."""
-    enable = getattr(model, "activation_checkpointing_enable", None) or model.gradient_checkpointing_enable
-    enable(None if reentrant is None else {"use_reentrant": reentrant})

@@ -14,7 +14,7 @@ import clearhead as ch
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 transformers = pytest.importorskip("transformers", reason="the extra [models] is not installed")
-from small_models import GROUPED, SIZES, T5, enable_checkpoints, larger, made  # noqa: E402
+from small_models import GROUPED, SIZES, T5, larger, made  # noqa: E402
 from torch.utils.checkpoint import checkpoint  # noqa: E402
 
 IDS = torch.randint(3, 100, (2, 12), generator=torch.Generator().manual_seed(0))
@@ -258,7 +258,7 @@ def test_checkpoints_are_edited_again(reentrant):
         return [p.grad.clone() for p in model.parameters() if p.grad is not None]
 
     wanted = grads()
-    enable_checkpoints(model, reentrant)
+    model.activation_checkpointing_enable({"use_reentrant": reentrant})
     for one, other in zip(grads(), wanted, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4 * float(other.abs().max()))
 
@@ -297,7 +297,7 @@ def test_a_backward_pass_after_the_with(reentrant, kind):
             (wanted,) = torch.autograd.grad(run(False), given)
         torch.testing.assert_close(torch.autograd.grad(after(False), given)[0], wanted)
     if kind not in ("whole model", "own checkpoints"):
-        enable_checkpoints(model, reentrant)
+        model.activation_checkpointing_enable({"use_reentrant": reentrant})
     if kind == "own checkpoints":  # the edited calls are not in them
         after(True).backward()
         return
@@ -319,7 +319,7 @@ def test_a_backward_pass_after_the_with(reentrant, kind):
 @pytest.mark.parametrize("who", ["watch", "gradients", "statistics", "lazy", "monitor"])
 def test_a_backward_pass_after_what_only_looks(who, reentrant):
     model = make("LlamaModel", SMALL | GROUPED).train()
-    enable_checkpoints(model, reentrant)
+    model.activation_checkpointing_enable({"use_reentrant": reentrant})
     given = torch.randn(1, 8, 32, generator=torch.Generator().manual_seed(0)).requires_grad_()
     looks = {
         "watch": lambda: ch.watch(model, values=True),

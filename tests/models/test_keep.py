@@ -17,7 +17,7 @@ from clearhead.models.loading import bundled
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 transformers = pytest.importorskip("transformers", reason="the extra [models] is not installed")
-from small_models import SIZES, T5, enable_checkpoints, made  # noqa: E402
+from small_models import SIZES, T5, made  # noqa: E402
 
 IDS = torch.randint(0, 100, (2, 9), generator=torch.Generator().manual_seed(0))
 LEFT = torch.tensor([[1] * 9, [0] * 4 + [1] * 5])
@@ -374,7 +374,7 @@ def test_heads_of_clearheads_own_attention_with_a_mask_that_reads_tensors():
 
 def test_runs_are_those_that_compute_attention():
     model = llama().train()
-    enable_checkpoints(model)
+    model.activation_checkpointing_enable()
     with ch.watch(model, every=2) as seen:
         for _ in range(4):
             embedded = model.get_input_embeddings()(IDS)

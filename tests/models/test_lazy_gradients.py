@@ -11,7 +11,7 @@ import clearhead as ch
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 pytest.importorskip("transformers", reason="the extra [models] is not installed")
-from small_models import MODELS, OWN_EAGER, enable_checkpoints, flat, inputs_of, own_attentions, pair
+from small_models import MODELS, OWN_EAGER, flat, inputs_of, own_attentions, pair
 
 
 def run(name, **options):
@@ -24,7 +24,7 @@ def run(name, **options):
         if model.training:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", FutureWarning)  # later versions have another name for it
-                enable_checkpoints(model, options["checkpoints"])
+                model.activation_checkpointing_enable({"use_reentrant": options["checkpoints"]})
     with ch.models.lazy_attentions(fast):
         lazy = fast(**inputs_of(name), output_attentions=True)
     return lazy, slow(**inputs_of(name), output_attentions=True), fast, slow

@@ -23,7 +23,7 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 # PyTorch's compiler asks for it wherever it pauses at a tensor that has a history, and hides the warning by itself
 pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
 transformers = pytest.importorskip("transformers", reason="the extra [models] is not installed")
-from small_models import GROUPED, IDS, SIZES, T5, enable_checkpoints, made  # noqa: E402
+from small_models import GROUPED, IDS, SIZES, T5, made  # noqa: E402
 
 LEFT = torch.tensor([[1] * 9, [0] * 4 + [1] * 5])
 COLUMNS = ["step", "layer", "module", "head", "entropy", "max_logit", "sink_share"]
@@ -156,7 +156,7 @@ def test_what_a_checkpoint_computes_again_is_not_seen_again(reentrant):
     model = llama()
     with ch.models.monitor(model, every=1) as seen:
         gradients(model, inputs)
-    enable_checkpoints(model, reentrant)
+    model.activation_checkpointing_enable({"use_reentrant": reentrant})
     if reentrant:
         model.enable_input_require_grads()
     with ch.models.monitor(model, every=1) as again:

@@ -147,12 +147,10 @@ class Checkpointed(nn.Module):
 @pytest.mark.filterwarnings("ignore:.*use_reentrant")
 def test_gradient_checkpointing_does_not_record_a_call_again():
     transformers = pytest.importorskip("transformers", reason="the extra [models] is not installed")
-    from small_models import enable_checkpoints
-
     sizes = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
     llama = transformers.LlamaModel(transformers.LlamaConfig(vocab_size=20, **sizes)).train()
     for reentrant in (False, True):
-        enable_checkpoints(llama, reentrant)
+        llama.activation_checkpointing_enable({"use_reentrant": reentrant})
         with ch.watch(llama) as seen:
             llama(inputs_embeds=draw(1, 5, 32).requires_grad_())[0].sum().backward()
         assert len(seen.calls) == 2

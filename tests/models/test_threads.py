@@ -15,7 +15,6 @@ import clearhead as ch
 from clearhead.models.tap import tap
 
 transformers = pytest.importorskip("transformers", reason="the extra [models] is not installed")
-from small_models import enable_checkpoints  # noqa: E402
 
 IDS = torch.randint(3, 100, (6, 9), generator=torch.Generator().manual_seed(0))
 SMALL = {"vocab_size": 100, "hidden_size": 32, "intermediate_size": 64, "num_attention_heads": 4}
@@ -226,7 +225,7 @@ def test_checkpoints_of_an_edited_model_in_several_threads(reentrant):
         if isinstance(part, torch.nn.Dropout):
             part.p = 0.0
         part.dropout_prob = 0.0
-    enable_checkpoints(model.train(), reentrant)
+    model.train().activation_checkpointing_enable({"use_reentrant": reentrant})
     vectors = torch.randn(2, 1, 9, 32)
 
     def gradient(i):

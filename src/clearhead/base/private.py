@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 from clearhead.base.errors import UnsupportedError
 
 Function = TypeVar("Function", bound=Callable[..., Any])
-TESTED = {"PyTorch": ("torch", "2.13 to 2.15"), "transformers": ("transformers", "5.15 to 5.24")}
+TESTED = {"PyTorch": ("torch", "2.13 to 2.15"), "transformers": ("transformers", "5.23")}
 ABSENT: Any = object()
 PURPOSES: dict[str, str] = {}  # by private name of PyTorch: what clearhead needs it for
 

@@ -125,7 +125,7 @@ def subscribed(subscriber: Subscriber, innermost: bool = False) -> Iterator[None
         raise UnsupportedError(
             f"transformers {sys.modules['transformers'].__version__} has no function by which its models look up their "
             "attention (AttentionInterface.get_interface), where clearhead sees their calls. transformers has it "
-            "from 5.15 on:  pip install 'clearhead[models]'"
+            "from 5.23 on:  pip install 'clearhead[models]'"
         )
 
     def wrap(original: Callable[..., Any]) -> Callable[..., Any]:
