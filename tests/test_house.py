@@ -34,7 +34,7 @@ FLOORS = [
 NAMESPACES = ("edits", "exercises", "extend", "reductions", "results")
 # In these folders every module stands alone, but for what is named: a new one is one new file.
 APART = {
-    "scores": {"base"},
+    "scores": {"base", "pair_functions"},
     "masks": {"base", "_draw", "_read", "_spans"},
     "biases": {"base"},
     "inspection.reductions": {"base"},

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, Self, cast, get_args
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self, cast
 
 import numpy as np
 import torch
@@ -32,10 +32,9 @@ from clearhead.base.single_pairs import call_rule, reads_rows
 from clearhead.base.steps import Step
 from clearhead.base.text import outlined, said
 from clearhead.base.tracing import cast_together, compiling, refuse_script
+from clearhead.scores.pair_functions import PHIS, Phi
 
 ChangeOfPair = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
-Phi = Literal["mul", "tanh_add", "sq_diff"]
-PHIS = get_args(Phi)
 NARROW = tuple(dtype for dtype in FLOATS if dtype != torch.float64)  # the dtypes whose numbers float32 can hold
 SCORES = ("B", "H", "Lq", "Lk")  # the axes of the scores, as a step names them
 
@@ -103,22 +102,14 @@ def check_pairwise(lowered: Pairwise, query: Tensor, key: Tensor, who: str) -> P
             return lowered  # plain dot products need no further check
     if not isinstance(lowered, Pairwise) or lowered.phi not in PHIS:
         got = f"Pairwise({lowered.phi!r}, …)" if isinstance(lowered, Pairwise) else f"a {type(lowered).__name__}"
-        raise ClearheadError(f"{who}.lower gave {got}; expected None, or a Pairwise whose φ is one of {PHIS}.")
+        raise ClearheadError(f"{who}.lower gave {got}; expected None, or a Pairwise whose φ is one of {tuple(PHIS)}.")
     width = lowered.query.shape[-1:] if is_dense(lowered.query) else query.shape[-1:]
-    expected = {
-        "query": (lowered.query, (*query.shape[:3], *width)),
-        "key": (lowered.key, (*key.shape[:3], *width)),
-        "weight": (lowered.weight, tuple(width)),
-    }
-    for name, (tensor, shape) in expected.items():
+    expected = {"query": (*query.shape[:3], *width), "key": (*key.shape[:3], *width), "weight": tuple(width)}
+    for name, shape in expected.items():
+        tensor = getattr(lowered, name)
         if tensor is None and name == "weight":
             continue
-        if (
-            not isinstance(tensor, Tensor)
-            or not is_dense(tensor)
-            or tuple(tensor.shape) != shape
-            or not tensor.is_floating_point()
-        ):
+        if not is_dense(tensor) or tuple(tensor.shape) != shape or not tensor.is_floating_point():
             raise ShapeError(
                 f"{who}.lower gave a {name} {shown(tensor)}; expected a dense tensor {shape}, floating-point, for "
                 f"query {tuple(query.shape)} and key {tuple(key.shape)}: lower() changes the width alone."
@@ -330,7 +321,7 @@ def changed(scores: ByTile, tile: Tensor) -> Tensor:
             f"{[tuple(index.shape) for index in indices]}, for any part of the matrix; it computes with them as they "
             "come: torch.where(condition, a, b) in place of if, and no mixing of heads or keys."
         ) from error
-    if not isinstance(found, Tensor) or not is_dense(found) or not found.is_floating_point():
+    if not is_dense(found) or not found.is_floating_point():
         got = shown(found) if isinstance(found, Tensor) else f"a {type(found).__name__}"
         raise ClearheadError(
             f"{title} gave {got}; expected a dense floating-point tensor, the changed scores. For who may attend to "
