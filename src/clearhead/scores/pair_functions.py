@@ -2,7 +2,7 @@
 
 A new φ is an entry here; a header in `engines/native/csrc`, which `problem.h` lists and `kernels.cpp` includes; a file
 in `engines/triton/kernels`, with its cases in `score.py` there; and a line in `report/front/weights.js`. Where one is
-missing, the import, the build or the type check of the page fails.
+missing, an import or a build fails, or, for the page, a test.
 """
 
 from __future__ import annotations
