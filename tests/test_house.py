@@ -34,7 +34,7 @@ FLOORS = [
 NAMESPACES = ("edits", "exercises", "extend", "reductions", "results")
 # In these folders every module stands alone, but for what is named: a new one is one new file.
 APART = {
-    "scores": {"base", "_pairwise"},
+    "scores": {"base", "_pairwise", "pair_functions"},
     "masks": {"base", "_draw", "_read", "_spans", "combined", "first_keys", "mask_in_documents"},
     "biases": {"base"},
     "inspection.reductions": {"base"},

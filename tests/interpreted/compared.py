@@ -69,6 +69,12 @@ def example(phi):
     return make(), width, width
 
 
+def test_a_phi_without_a_case_is_an_error(monkeypatch):
+    monkeypatch.setitem(launch.NUMBERS, "sq_diff", len(launch.NUMBERS))
+    with pytest.raises(triton.runtime.errors.InterpreterError, match="AssertionError"), torch.no_grad():
+        ch.attention(*[draw(1, 1, 4, 6)] * 3, score=ch.Gaussian(), engine="triton")
+
+
 @PHI
 @pytest.mark.parametrize("lengths", SIZES, ids=str)
 @pytest.mark.parametrize("mask", MASKS)

@@ -379,8 +379,8 @@ ENGINES = [
     ),
     Mutant(
         "engines/native/bindings.py",
-        "None if problem.sinks is None else _float(problem.sinks),",
-        "None,",
+        "None if problem.sinks is None else _float(problem.sinks)",
+        "None",
         "the kernels have no sinks",
         "test_native.py,test_contract.py::test_engine",
     ),

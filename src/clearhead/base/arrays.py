@@ -6,7 +6,7 @@ import sys
 from collections.abc import Iterable, Sequence
 from itertools import repeat
 from types import EllipsisType
-from typing import Any
+from typing import Any, TypeGuard
 
 import numpy as np
 import torch
@@ -206,7 +206,7 @@ def accumulated(dtype: torch.dtype) -> torch.dtype:
     return torch.float64 if dtype == torch.float64 else torch.float32
 
 
-def is_dense(thing: Any) -> bool:
+def is_dense(thing: Any) -> TypeGuard[Tensor]:
     """Whether this is a tensor that is neither nested nor sparse."""
     return isinstance(thing, Tensor) and not thing.is_nested and thing.layout is torch.strided
 

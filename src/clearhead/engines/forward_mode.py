@@ -15,7 +15,6 @@ from torch import Tensor
 
 from clearhead.base.arrays import accumulated, in_memory_still
 from clearhead.base.batched import Gradients, followed_back, unbatched, views
-from clearhead.base.shapes import unflatten
 from clearhead.base.tracing import dispatches, forward_alone, with_memory, without_autocast
 from clearhead.engines.base import by_autograd, gradients_of
 from clearhead.engines.tiled import tiles
@@ -26,6 +25,7 @@ from clearhead.problem.packing import operands, with_operands, without_operands
 from clearhead.problem.partial import Partial
 from clearhead.problem.problem import Problem
 from clearhead.problem.regions import cut
+from clearhead.scores.pair_functions import PHIS
 
 TENSORS = 8  # of a block's size at once; the primal's blocks need only a few
 
@@ -157,32 +157,20 @@ def _score_tangents(problem: Problem, moving: Problem) -> tuple[Tensor, Tensor]:
     weight, to_weight = (None if t is None else t.to(dtype) for t in (low.weight, along.weight))
     capped = tiles.pairwise(low, query, key)
     if low.phi == "mul":
-        both = to_query if weight is None else to_query * weight
-        if weight is not None and to_weight is not None:
-            both = both + query * to_weight
-        slope = tiles.grouped_product(both, key.transpose(-1, -2))
-        weighted = query if weight is None else query * weight
-        slope = slope + tiles.grouped_product(weighted, to_key.transpose(-1, -2))
+        if weight is not None:
+            to_query = to_query * weight if to_weight is None else to_query * weight + query * to_weight
+            query = query * weight
+        slope = tiles.grouped_product(to_query, key.mT) + tiles.grouped_product(query, to_key.mT)
     else:
-        slope = _over_pairs(low.phi, weight, to_weight, query, key, to_query, to_key)
+        phi = PHIS[low.phi]
+        both = phi.combine(*tiles.facing(query, key))
+        pairs = phi.value(both)
+        change = phi.derivative(both, pairs, None) * phi.combine(*tiles.facing(to_query, to_key))
+        slope = change.sum(-1) if weight is None else change @ weight
+        if to_weight is not None:
+            slope = slope + pairs @ to_weight
+        slope = slope.flatten(1, 2)
     slope = slope * low.scale
     if low.softcap is not None:
         slope = slope * (1 - (capped / low.softcap).square())
     return slope, capped
-
-
-def _over_pairs(phi: str, weight: Tensor | None, to_weight: Tensor | None, *rows: Tensor) -> Tensor:
-    """The tangents, without the scale, for the φ that are no matrix product."""
-    groups = rows[1].shape[1]
-    query, to_query = (unflatten(t, 1, groups, -1).unsqueeze(-2) for t in (rows[0], rows[2]))
-    key, to_key = (t[:, :, None, None] for t in (rows[1], rows[3]))
-    if phi == "tanh_add":
-        pairs = torch.tanh(query + key)
-        change = (1 - pairs.square()) * (to_query + to_key)
-    else:
-        apart = query - key
-        pairs, change = apart.square(), 2 * apart * (to_query - to_key)
-    slope = change.sum(-1) if weight is None else change @ weight
-    if to_weight is not None:
-        slope = slope + pairs @ to_weight
-    return slope.flatten(1, 2)

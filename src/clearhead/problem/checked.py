@@ -22,7 +22,8 @@ from clearhead.masks.base import Spans, check_spans
 from clearhead.problem.problem import Problem
 from clearhead.problem.summary import KEYS, Summary
 from clearhead.problem.visible import Visible, visible
-from clearhead.scores.base import PHIS, ByTile, Pairwise, Score
+from clearhead.scores.base import ByTile, Pairwise, Score
+from clearhead.scores.pair_functions import PHIS
 
 
 def ours(thing: Any) -> bool:
@@ -88,7 +89,7 @@ def _check_operands(problem: Problem, who: str) -> None:
         _check(problem.value, "value", (sizes.batch, key_heads, sizes.keys, _width(problem.value)), problem, who)
     if isinstance(scores, Pairwise):
         if scores.phi not in PHIS:
-            raise ClearheadError(f"{who} gave scores of φ {scores.phi!r:.40}; expected one of {PHIS}.")
+            raise ClearheadError(f"{who} gave scores of φ {scores.phi!r:.40}; expected one of {tuple(PHIS)}.")
         if scores.weight is not None:
             _check(scores.weight, "weight", (width,), problem, who, any_float=True)
     elif not isinstance(scores.score, Score):

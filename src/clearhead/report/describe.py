@@ -9,10 +9,10 @@ import numpy as np
 
 from clearhead.report._blocks import Blocks, multiples, plain, planes, thumbnail_codes
 from clearhead.report.layer import Array, Layer, Measures, PageBias, Pyramid, Slopes, Tiles, seen_keys
+from clearhead.scores.pair_functions import PHIS
 
 CHUNK = 8192  # tokens of an operand in a block
 AT_ONCE = 2**24  # up to so many products of features, the page computes log-sum-exps itself
-COST = {"mul": 1, "sq_diff": 8, "tanh_add": 24}  # the cost of a φ in JavaScript, as a multiple of the cost of a product
 
 
 def described(layer: Layer, texts: tuple[int, int], steps: tuple[int, int], blocks: Blocks) -> dict[str, Any]:
@@ -102,7 +102,7 @@ def _packed(operand: Array, steps: Array | None) -> list[bytes]:
 def _rows(layer: Layer, number: int, blocks: Blocks) -> dict[str, int]:
     """The numbers of each query and key; nothing where the page computes them at once."""
     queries, keys = layer.shape
-    if layer.alone and queries * keys * max(layer.query.shape[2], 1) * COST[layer.phi] <= AT_ONCE:
+    if layer.alone and queries * keys * max(layer.query.shape[2], 1) * PHIS[layer.phi].page_cost <= AT_ONCE:
         return {}
     found = {
         "logsumexp": plain(layer.logsumexp[number], layer.logsumexp.dtype.name),

@@ -10,6 +10,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from clearhead.scores.pair_functions import Phi
+
 Array = NDArray[Any]
 SIDE = 128
 
@@ -152,8 +154,8 @@ class Layer:
 
         exp(softcap(scale * Σ_d weight_d φ(query_id, key_jd)) + bias_ij - logsumexp_i)
 
-    and 0 elsewhere. φ(a, b) is a·b (`mul`), tanh(a + b) (`tanh_add`) or (a − b)² (`sq_diff`); `softcap(s)` is
-    `softcap * tanh(s / softcap)`, or s where there is none; a sink is one more term of the sum in `logsumexp`.
+    and 0 elsewhere. φ is one of `Pairwise`; `softcap(s)` is `softcap * tanh(s / softcap)`, or s where there is none; a
+    sink is one more term of the sum in `logsumexp`.
 
     Attributes:
         name: where the call was made, such as `"encoder.layer.0.attention.self"`.
@@ -224,7 +226,7 @@ class Layer:
     blind_steps: tuple[dict[str, Any], ...] = ()
     operand_steps: tuple[Array, Array] | None = None
     error: float | None = None
-    phi: str = "mul"
+    phi: Phi = "mul"
     weight: Array | None = None
     scores: Array | None = None
     holes: tuple[Tiles | None, ...] = ()

@@ -5,9 +5,8 @@ a step. With the step c / (w_t r_t), r_t the root of the mean square of the deri
 whatever its size, and the standard deviation of the error is scale · c · √(2d / 12). It is ε for c = ε √12 / (scale
 √(2d)): a weight moves by at most a quarter of a score's error, so the worst of many pairs is about ε.
 
-φ = q·k has the derivatives k and q. Those of (q − k)² are ± 2 (q − k), whose mean square over all pairs is
-4 (mean (q − m)² − 2 mean (q − m) mean (k − m) + mean (k − m)²) for any m; and where the step is as long as q − k, its
-own square counts: w_t step² ≤ c too. The derivative of tanh(q + k) is 1 − tanh² ≤ 1, so r_t = 1 serves every pair.
+The table of φ, `scores/pair_functions.py`, has these roots, or a bound that serves every pair. Where the step is as
+long as q − k, the square of the step counts in (q − k)²: w_t step² ≤ c too, for every φ but the product.
 """
 
 from __future__ import annotations
@@ -18,7 +17,9 @@ import torch
 from torch import Tensor
 
 from clearhead.base.errors import ClearheadError
+from clearhead.base.shapes import unflatten
 from clearhead.scores.base import Pairwise
+from clearhead.scores.pair_functions import PHIS
 
 ERROR = 1e-4  # ε
 MOST = 2**22  # the largest multiple: with larger ones, steps would be finer than float32 itself
@@ -45,7 +46,10 @@ def steps_of(scores: Pairwise, error: float) -> tuple[Tensor, Tensor] | None:
     c = error * 12**0.5 / (abs(scores.scale) or 1.0) / (2 * features) ** 0.5
     weight = torch.ones_like(key[0, 0]) if scores.weight is None else scores.weight.double().abs()
     steps = []
-    for tensor, slope in zip((query, key), _slopes(scores.phi, query, key), strict=True):
+    grouped = unflatten(query, 0, len(key), -1)
+    of_query, of_key = PHIS[scores.phi].slopes(grouped, key.unsqueeze(1))
+    of_heads = of_query.expand_as(grouped[:, :, 0]).flatten(0, 1)
+    for tensor, slope in ((query, of_heads), (key, of_key.amax(1))):  # of the heads that share a key head, the steepest
         most, slope = tensor.abs().amax(1), slope * weight
         step = torch.where(slope > 0, c / slope, most.clamp_min(1.0))  # features with weight 0 may have any step
         if scores.phi != "mul":  # the second derivatives of the product are 0 in each
@@ -55,27 +59,6 @@ def steps_of(scores: Pairwise, error: float) -> tuple[Tensor, Tensor] | None:
             return None
         steps.append(step)
     return steps[0], steps[1]
-
-
-def _slopes(phi: str, query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
-    """The roots of the mean squares of ∂φ/∂q, (H, d), and of ∂φ/∂k, (Hk, d), the largest of each group of heads."""
-    key_heads, group = key.shape[0], query.shape[0] // key.shape[0]
-    if phi == "tanh_add":
-        return torch.ones_like(query[:, 0]), torch.ones_like(key[:, 0])
-    if phi == "mul":
-        return key.square().mean(1).sqrt().repeat_interleave(group, 0), _largest(
-            query.square().mean(1).sqrt(), key_heads
-        )
-    middle = key.mean(1, keepdim=True).repeat_interleave(group, 0)
-    q, k = query - middle, key.repeat_interleave(group, 0) - middle
-    square = q.square().mean(1) - 2 * q.mean(1) * k.mean(1) + k.square().mean(1)
-    slope = 2 * square.clamp_min(0.0).sqrt()
-    return slope, _largest(slope, key_heads)
-
-
-def _largest(of_heads: Tensor, key_heads: int) -> Tensor:
-    """The largest of each group of heads, (Hk, d), from (H, d)."""
-    return of_heads.unflatten(0, (key_heads, -1)).amax(1)  # type: ignore[no-untyped-call,no-any-return]
 
 
 def rounded(tensor: Tensor, steps: Tensor) -> Tensor:

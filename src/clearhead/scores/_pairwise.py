@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal, NamedTuple, get_args
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -11,9 +11,8 @@ from clearhead.base.arrays import FLOATS, is_dense, shown
 from clearhead.base.errors import ClearheadError, ShapeError
 from clearhead.base.numbers import check_number
 from clearhead.base.text import outlined
+from clearhead.scores.pair_functions import PHIS, Phi
 
-Phi = Literal["mul", "tanh_add", "sq_diff"]
-PHIS = get_args(Phi)
 NARROW = tuple(dtype for dtype in FLOATS if dtype != torch.float64)  # the dtypes whose numbers float32 can hold
 
 
@@ -63,22 +62,14 @@ def check_pairwise(lowered: Pairwise, query: Tensor, key: Tensor, who: str) -> P
             return lowered  # plain dot products need no further check
     if not isinstance(lowered, Pairwise) or lowered.phi not in PHIS:
         got = f"Pairwise({lowered.phi!r}, …)" if isinstance(lowered, Pairwise) else f"a {type(lowered).__name__}"
-        raise ClearheadError(f"{who}.lower gave {got}; expected None, or a Pairwise whose φ is one of {PHIS}.")
+        raise ClearheadError(f"{who}.lower gave {got}; expected None, or a Pairwise whose φ is one of {tuple(PHIS)}.")
     width = lowered.query.shape[-1:] if is_dense(lowered.query) else query.shape[-1:]
-    expected = {
-        "query": (lowered.query, (*query.shape[:3], *width)),
-        "key": (lowered.key, (*key.shape[:3], *width)),
-        "weight": (lowered.weight, tuple(width)),
-    }
-    for name, (tensor, shape) in expected.items():
+    expected = {"query": (*query.shape[:3], *width), "key": (*key.shape[:3], *width), "weight": tuple(width)}
+    for name, shape in expected.items():
+        tensor = getattr(lowered, name)
         if tensor is None and name == "weight":
             continue
-        if (
-            not isinstance(tensor, Tensor)
-            or not is_dense(tensor)
-            or tuple(tensor.shape) != shape
-            or not tensor.is_floating_point()
-        ):
+        if not is_dense(tensor) or tuple(tensor.shape) != shape or not tensor.is_floating_point():
             raise ShapeError(
                 f"{who}.lower gave a {name} {shown(tensor)}; expected a dense tensor {shape}, floating-point, for "
                 f"query {tuple(query.shape)} and key {tuple(key.shape)}: lower() changes the width alone."

@@ -248,7 +248,7 @@ def changed(scores: ByTile, tile: Tensor) -> Tensor:
             f"{[tuple(index.shape) for index in indices]}, for any part of the matrix; it computes with them as they "
             "come: torch.where(condition, a, b) in place of if, and no mixing of heads or keys."
         ) from error
-    if not isinstance(found, Tensor) or not is_dense(found) or not found.is_floating_point():
+    if not is_dense(found) or not found.is_floating_point():
         got = shown(found) if isinstance(found, Tensor) else f"a {type(found).__name__}"
         raise ClearheadError(
             f"{title} gave {got}; expected a dense floating-point tensor, the changed scores. For who may attend to "

@@ -25,10 +25,10 @@ from clearhead.problem.region import Region
 from clearhead.problem.regions import cut
 from clearhead.problem.summary import KEYS, Found, Sent, Summary
 from clearhead.scores.base import Pairwise
+from clearhead.scores.pair_functions import NUMBERS, number_phis
 
 MODULE = "clearhead.engines.native._kernels"
 DTYPES = dict.fromkeys(KEYS, torch.int64)  # of statistics that are not float32
-PHI = {"mul": 0, "tanh_add": 1, "sq_diff": 2}
 CPU = torch.device("cpu")  # a call that is given the device's name takes longer
 READ = (torch.float32, torch.bfloat16, torch.float16)  # the types of operands; the kernels compute in float32
 
@@ -69,6 +69,8 @@ def kernels() -> Any:
             _known[MODULE] = importlib.import_module(MODULE)
         except ImportError:
             _known[MODULE] = None
+        else:
+            number_phis(_known[MODULE].phis(), MODULE)
     return _known[MODULE]
 
 
@@ -104,13 +106,14 @@ def chosen(instructions: str | None = None) -> Any:
 
 def read_by_kernels(problem: Problem) -> Any:
     """A lowered problem, or a part of one, as the kernels read it. It keeps the tensors alive that it points to."""
-    lowered, bias, module = problem.scores, problem.bias, kernels()
-    spans = None if problem.visible is None else problem.visible.spans
+    lowered, bias, value, module = problem.scores, problem.bias, problem.value, kernels()
     assert isinstance(lowered, Pairwise)
-    start, stop = (None, None) if spans is None else (spans.start, spans.stop)
-    gaps = (None, None) if spans is None or spans.gaps is None else spans.gaps
-    dense = relative = queries = keys = None
+    start = stop = gap_start = gap_stop = dense = relative = queries = keys = None
     blocks = blocks_of(problem, module)
+    if problem.visible is not None:
+        spans = problem.visible.spans
+        start, stop = spans.start, spans.stop
+        gap_start, gap_stop = (None, None) if spans.gaps is None else spans.gaps
     if bias is not None:
         dense = None if bias.dense is None else _operand(bias.dense)
         relative = None if bias.relative is None else _rows(_float(bias.relative))
@@ -120,28 +123,13 @@ def read_by_kernels(problem: Problem) -> Any:
     if problem.seed is not None:
         # the hash of dropout counts sequences, heads and keys from 0: with dropout only queries may be a part
         seed, first = int(problem.seed) & (2**64 - 1), 0 if problem.origin is None else problem.origin[2].start
-    return module.Problem(
-        PHI[lowered.phi],
-        lowered.scale,
-        lowered.softcap or 0.0,
-        torch.get_num_threads(),
-        _rows(lowered.query),
-        _rows(lowered.key),
-        None if problem.value is None else _rows(problem.value),
-        None if lowered.weight is None else _float(lowered.weight),
-        None if problem.sinks is None else _float(problem.sinks),
-        start,
-        stop,
-        *gaps,
-        blocks,
-        dense,
-        relative,
-        queries,
-        keys,
-        problem.dropout_p,
-        seed,
-        first,
-    )
+    numbers = NUMBERS[lowered.phi], lowered.scale, lowered.softcap or 0.0, torch.get_num_threads()
+    inputs = _rows(lowered.query), _rows(lowered.key), None if value is None else _rows(value)
+    weight = None if lowered.weight is None else _float(lowered.weight)
+    sinks = None if problem.sinks is None else _float(problem.sinks)
+    mask = start, stop, gap_start, gap_stop, blocks
+    added = dense, relative, queries, keys
+    return module.Problem(*numbers, *inputs, weight, sinks, *mask, *added, problem.dropout_p, seed, first)
 
 
 def _float(tensor: Tensor) -> Tensor:
@@ -234,11 +222,8 @@ def _into(problem: Problem, sums: Operands, rows: Rows, grad: Tensor | None, sen
             problem.sizes.queries - queries.stop, None if relative is None else relative.shape[-1] - queries.start
         )
         # a kernel adds to whole arrays of these, so a part of an array is added here
-        learnt = (
-            weight,
-            None if dense is None else part(dense, EVERY, EVERY, band),
-            None if relative is None else relative[..., along],
-        )
+        of_band = None if dense is None else part(dense, EVERY, EVERY, band)
+        learnt = weight, of_band, None if relative is None else relative[..., along]
         own = [_zeros_of(total, True) for total in learnt]
         given = (None if t is None else t[:, :, band] for t in known)
         read = read_by_kernels(cut(problem, Region(queries=band)))

@@ -49,7 +49,7 @@ def _begins_later(origin: tuple[range, ...]) -> bool:
 class Native(Engine):
     """Kernels in C++, which compute a tile of scores at a time, in registers and cache, over the spans alone.
 
-    They compute dot, additive and Gaussian scores in float32, with masks, biases, softcap, sinks, dropout and grouped
+    They compute scores in normal form in float32, with masks, biases, softcap, sinks, dropout and grouped
     heads; their gradients; and reductions of `Weights.reduce` in one pass. Inputs in bfloat16 and float16 are read
     where they lie; a CPU that has AVX512_BF16 multiplies those in bfloat16 as they are. The last digits depend on the
     number of threads, not on timing.
@@ -66,7 +66,7 @@ class Native(Engine):
         if not query.is_cpu:
             found.append(f"the inputs are on {problem.sizes.device}")
         if not isinstance(problem.scores, Pairwise):
-            found.append(f"{problem.tile_alone}: the kernels know dot, additive and Gaussian scores")
+            found.append(f"{problem.tile_alone}: the kernels know scores in normal form (extend.Pairwise)")
         if problem.bias is not None and problem.bias.function is not None:
             found.append("the bias is a function: the kernels know numbers for each pair and for each distance")
         if dtype not in bindings.READ:

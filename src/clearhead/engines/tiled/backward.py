@@ -6,7 +6,7 @@ and a dot for the gradient of the loss (Dao et al. 2022, "FlashAttention", appen
     V̇ = Aᵀ·Ȯ        Ṗ = (Ȯ·Vᵀ) ∘ D        δ_i = Σ_j P_ij Ṗ_ij = Ȯ_i·O_i        Ṡ = P ∘ (Ṗ − δ)
 
 The bias is added last, so its gradient is Ṡ. The softcap's derivative is 1 − (t/c)², where t is the capped score. Its
-argument is scale · Σ_d w_d φ(q_id, k_jd), whose derivatives are those of φ: q·k, tanh(q + k), (q − k)².
+argument is scale · Σ_d w_d φ(q_id, k_jd); the derivatives of φ are those of its table, `scores/pair_functions.py`.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from clearhead.problem.region import Region
 from clearhead.problem.regions import cut, of_keys
 from clearhead.problem.summary import Sent
 from clearhead.scores.base import Pairwise
+from clearhead.scores.pair_functions import PHIS
 
 
 def gradients(problem: Problem, rows: Rows, grad: Tensor | None, wanted: tuple[bool, ...], sent: Sent) -> Operands:
@@ -171,39 +172,27 @@ def _add_pairs(
 ) -> None:
     """Add the gradients of scale · Σ_d w_d φ(q_id, k_jd), given its own gradient `slope`, (b, h, q, k)."""
     weight = None if lowered.weight is None else lowered.weight.to(query.dtype)
+    to_key = to_weight = None
     if lowered.phi == "mul":
         to_query = tiles.grouped_product(slope, key)
-        to_key = _to_keys(slope, query, key.shape[1]) if sums.key is not None else None
-        to_weight = (to_query * query).sum((0, 1, 2)) if sums.weight is not None else None
-        if weight is not None:
-            to_query, to_key = to_query * weight, None if to_key is None else to_key * weight
+        if sums.key is not None:
+            to_key = _to_keys(slope, query, key.shape[1])
+        if sums.weight is not None:
+            to_weight = (to_query * query).sum((0, 1, 2))
     else:
-        to_query, to_key, to_weight = _over_pairs(lowered, weight, slope, query, key)
+        phi = PHIS[lowered.phi]
+        slope = unflatten(slope, 1, key.shape[1], -1).unsqueeze(-1)  # (b, hk, groups, q, k, 1)
+        both = phi.combine(*tiles.facing(query, key))
+        pairs = phi.value(both)
+        if sums.weight is not None:
+            to_weight = torch.tensordot(slope.flatten(), pairs.flatten(0, -2), 1)
+        each = phi.derivative(both, pairs, both).mul_(slope)
+        to_query, to_key = each.sum(-2).flatten(1, 2), phi.combine(0.0, each.sum((2, 3)))
+    if weight is not None:
+        to_query, to_key = to_query * weight, None if to_key is None else to_key * weight
     if sums.query is not None:
         sums.query[region.batch, region.heads, region.queries].add_(to_query, alpha=lowered.scale)
     if sums.key is not None and to_key is not None:
         of_keys(sums.key, groups, region).add_(to_key, alpha=lowered.scale)
     if sums.weight is not None and to_weight is not None:
         sums.weight.add_(to_weight, alpha=lowered.scale)
-
-
-def _over_pairs(
-    lowered: Pairwise, weight: Tensor | None, slope: Tensor, query: Tensor, key: Tensor
-) -> tuple[Tensor, Tensor, Tensor]:
-    """The gradients, without the scale, to query, key and weight for the φ that are no matrix product."""
-    query = unflatten(query, 1, key.shape[1], -1).unsqueeze(-2)  # (b, hk, groups, q, 1, D)
-    slope = unflatten(slope, 1, key.shape[1], -1).unsqueeze(-1)  # (b, hk, groups, q, k, 1)
-    key = key[:, :, None, None]  # (b, hk, 1, 1, k, D)
-    if lowered.phi == "tanh_add":
-        pairs = torch.tanh(query + key)
-        to_weight = torch.tensordot(slope.flatten(), pairs.flatten(0, -2), 1)
-        each = pairs.square_().neg_().add_(1.0).mul_(slope)  # φ̇ of either side
-        to_query, to_key = each.sum(-2), each.sum((2, 3))
-    else:
-        pairs = query - key
-        each = pairs * slope
-        to_weight = torch.einsum("bhgqkd,bhgqkd->d", each, pairs)
-        to_query, to_key = 2 * each.sum(-2), -2 * each.sum((2, 3))
-    if weight is not None:
-        to_query, to_key = to_query * weight, to_key * weight
-    return to_query.flatten(1, 2), to_key, to_weight

@@ -16,6 +16,7 @@ from clearhead.problem.packing import operands, with_operands
 from clearhead.problem.partial import Partial
 from clearhead.problem.problem import Problem
 from clearhead.scores.base import Pairwise, by_tile, capped
+from clearhead.scores.pair_functions import PHIS
 
 LARGEST_SUBNORMAL = 2.0**-126 - 2.0**-149  # of float32
 
@@ -197,20 +198,19 @@ def grouped_product(left: Tensor, right: Tensor) -> Tensor:
 
 def pairwise(lowered: Pairwise, query: Tensor, key: Tensor) -> Tensor:
     """Scores in normal form of query (b, h, q, D) and key (b, hk, k, D): the sum over d, then scale and softcap."""
-    dtype = accumulated(query.dtype)
+    dtype, weight = accumulated(query.dtype), lowered.weight
     query, key = query.to(dtype), key.to(dtype)
     if lowered.phi == "mul":
-        query = query * lowered.scale if lowered.weight is None else query * (lowered.weight * lowered.scale)
+        query = query * lowered.scale if weight is None else query * (weight * lowered.scale)
         tile = grouped_product(query, key.transpose(-1, -2))
     else:
-        tile = _over_pairs(lowered, query, key) * lowered.scale
+        phi = PHIS[lowered.phi]
+        pairs = phi.value(phi.combine(*facing(query, key)))
+        tile = pairs.sum(-1) if weight is None else pairs @ weight.to(dtype)
+        tile = tile.flatten(1, 2) * lowered.scale
     return capped(tile, lowered.softcap)
 
 
-def _over_pairs(lowered: Pairwise, query: Tensor, key: Tensor) -> Tensor:
-    """Σ_d weight_d · φ(query_d, key_d) for the φ that are no matrix product, through (b, h, q, k, D) numbers."""
-    query = unflatten(query, 1, key.shape[1], -1).unsqueeze(-2)  # (b, hk, groups, q, 1, D)
-    key = key[:, :, None, None]  # (b, hk, 1, 1, k, D)
-    pairs = torch.tanh(query + key) if lowered.phi == "tanh_add" else (query - key).square()
-    tile = pairs.sum(-1) if lowered.weight is None else pairs @ lowered.weight.to(pairs.dtype)
-    return tile.flatten(1, 2)
+def facing(query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
+    """Query and key with axes that broadcast to all pairs: (b, hk, groups, q, 1, D) and (b, hk, 1, 1, k, D)."""
+    return unflatten(query, 1, key.shape[1], -1).unsqueeze(-2), key[:, :, None, None]

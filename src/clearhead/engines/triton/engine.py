@@ -25,7 +25,8 @@ from clearhead.problem.partial import Partial, Rows
 from clearhead.problem.problem import Problem
 from clearhead.problem.summary import Found, Sent, Summary, parted, with_groups
 from clearhead.problem.visible import visible
-from clearhead.scores.base import Pairwise, Phi
+from clearhead.scores.base import Pairwise
+from clearhead.scores.pair_functions import PHIS, Phi
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 LARGEST = 16  # so many of the largest weights are kept in registers
@@ -57,7 +58,7 @@ def _launch() -> ModuleType:
 class Triton(Engine):
     """A tile of scores at a time, in registers, over the spans alone; every sum in float32, in one order.
 
-    Dot, additive and Gaussian scores in float32, bfloat16 and float16, with masks of intervals, biases, softcap, sinks,
+    Scores in normal form in float32, bfloat16 and float16, with masks of intervals, biases, softcap, sinks,
     dropout and grouped heads; their gradients, and statistics with theirs. Few queries have their keys shared out among
     programs. No value is read by the host on the way, but once on a device and in a dtype, by the proof.
     """
@@ -72,7 +73,7 @@ class Triton(Engine):
             return ["Triton is missing: pip install 'clearhead[cuda]', on Linux"]
         lowered, value, dtype = problem.lowered, problem.value, problem.query.dtype
         if lowered is None:
-            found.append(f"{problem.tile_alone}: the kernels know dot, additive and Gaussian scores")
+            found.append(f"{problem.tile_alone}: the kernels know scores in normal form (extend.Pairwise)")
         elif lowered.phi == "mul" and lowered.query.shape[-1] > blocks.WIDEST:
             found.append(f"queries are {lowered.query.shape[-1]} wide: a dot product has up to {blocks.WIDEST}")
         if value is not None and not 0 < value.shape[-1] <= blocks.WIDEST:
@@ -177,8 +178,7 @@ def problems(phi: Phi, row: int, device: torch.device, dtype: torch.dtype) -> It
             )
         )
         weight = None if phi == "mul" else numbers((width,), device, 3).abs().to(dtype)
-        scale = {"mul": width**-0.5, "tanh_add": 5 / width, "sq_diff": -0.5 / width}[phi]
-        scores = Pairwise(phi, query, key, weight, scale, None)
+        scores = Pairwise(phi, query, key, weight, PHIS[phi].triton.scale(width), None)
         problem = Problem(scores, value, sizes)
         if kind != "one query":
             problem = problem._replace(visible=visible(gaps(sizes), sizes))

@@ -28,7 +28,7 @@ class Side(NamedTuple):
     heads: int
     poison: View | None = None  # (B, heads, length), float32: NaN for the rows that are not finite, 0 for others
     odd: Tensor | None = None  # how many rows are not finite; None: there may be some
-    laid: Tensor | None = None  # (B · heads, wide, padded), float32: by dimension; e^2x for tanh_add
+    laid: Tensor | None = None  # (B · heads, wide, padded), float32: by dimension; e^2x where a φ reads it
     reach: Tensor | None = None  # (B · heads, blocks): the largest |x| of each block
     padded: int = 0
     blocks: int = 0
@@ -65,7 +65,7 @@ class Dropout(NamedTuple):
 class Shape(NamedTuple):
     """The constants of a kernel. Blocks and widths are powers of two."""
 
-    PHI: Any  # 0 mul, 1 tanh_add, 2 sq_diff
+    PHI: Any  # see score.py
     QUERIES: Any
     KEYS: Any
     RANGES: Any  # of key blocks, to a block of queries

@@ -14,6 +14,7 @@ from clearhead.problem import partial as of_queries
 from clearhead.problem.problem import Problem
 from clearhead.problem.summary import Sent
 from clearhead.scores.base import Pairwise
+from clearhead.scores.pair_functions import PHIS
 
 COUNTS = tuple(map(constexpr, range(5)))  # of gaps
 
@@ -88,7 +89,7 @@ def apply_factors(to: Tensor, tensor: Tensor, lowered: Pairwise) -> Tensor:
     if lowered.phi == "mul":
         return to
     batch, heads, length, width = tensor.shape
-    factor = lowered.scale * (4.0 if lowered.phi == "tanh_add" else 2.0)
+    factor = lowered.scale * PHIS[lowered.phi].triton.factor
     own: Tensor = to[:, :width, :length].transpose(1, 2).reshape(batch, heads, length, width)
     return own * factor if lowered.weight is None else own * (lowered.weight.float() * factor)
 

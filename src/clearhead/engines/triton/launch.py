@@ -45,8 +45,8 @@ from clearhead.problem.partial import Partial
 from clearhead.problem.problem import Problem
 from clearhead.problem.region import Region
 from clearhead.problem.summary import Found, Sent, Summary
+from clearhead.scores.pair_functions import NUMBERS, PHIS
 
-PHI = {"mul": 0, "tanh_add": 1, "sq_diff": 2}
 INTERPRETER, NVIDIA, AMD = 0, 1, 2
 CHECKED = 64  # rows that a program looks at for numbers that are not finite
 BAND = 2**24  # numbers of a band of Ṡ, from which a bias's gradient is summed
@@ -109,14 +109,12 @@ def given(problem: Problem, blocks: Blocks, top: int = 0) -> Given:
     assert lowered is not None
     batch, heads, queries, keys = problem.sizes.shape
     width = lowered.query.shape[-1]
-    pairs = lowered.phi != "mul"
     wide = -(-width // 4) * 4
-    raised = lowered.phi == "tanh_add"
+    raised = PHIS[lowered.phi].triton.exponentials
     query, key = _sides(problem)
-    if pairs:
-        query, key = (_laid(side, width, wide, size, raised) for side, size in ((query, blocks[0]), (key, blocks[1])))
     weight = sums = None
-    if pairs:
+    if lowered.phi != "mul":
+        query, key = (_laid(side, width, wide, size, raised) for side, size in ((query, blocks[0]), (key, blocks[1])))
         weight, sums = _new(lowered.query, wide), _new(lowered.query, 2) if raised else None
         own = None if lowered.weight is None else lowered.weight.contiguous()
         start(lay.weigh_kernel, (1,), weight, sums, own, width, wide, WIDTH=min(power(wide), 256))
@@ -126,7 +124,10 @@ def given(problem: Problem, blocks: Blocks, top: int = 0) -> Given:
     tiny = value is None or value.dtype is torch.float16
     shift = 0 if tiny else math.ceil(math.log2(2 * max(1, keys) / (1 - problem.dropout_p)))
     values = 0 if value is None else value.shape[-1]
-    one_product = torch.get_float32_matmul_precision() != "highest"
+    parts = 1 if tiles is None else tiles.shape[3]
+    widths = power(width), power(values or 1), power(top or 1, 1)
+    products = 3 if torch.get_float32_matmul_precision() == "highest" else 1
+    shape = make_shape(NUMBERS[lowered.phi], blocks.queries, blocks.keys, parts, *widths, products, backend())
     return Given(
         query,
         key,
@@ -148,17 +149,7 @@ def given(problem: Problem, blocks: Blocks, top: int = 0) -> Given:
         lowered.softcap,
         float(shift),
         2.0**shift,
-        make_shape(
-            PHI[lowered.phi],
-            blocks.queries,
-            blocks.keys,
-            1 if tiles is None else tiles.shape[3],
-            power(width),
-            power(values or 1),
-            power(top or 1, 1),
-            1 if one_product else 3,
-            backend(),
-        ),
+        shape,
     )
 
 
@@ -187,7 +178,7 @@ def _sides(problem: Problem) -> tuple[Side, Side]:
         query,
         key,
         view(value) if masked else None,
-        read_spans(problem) if lowered.phi == "sq_diff" else None,
+        read_spans(problem) if PHIS[lowered.phi].triton.overflow else None,
         width,
         0 if value is None else value.shape[-1],
         of_queries,

@@ -11,7 +11,7 @@ import type { View } from "./view.js";
 
 export type Numbers = Uint8Array | Uint16Array | Int32Array | Float32Array | Float64Array;
 export type Direction = "out" | "in";
-export type Phi = "mul" | "tanh_add" | "sq_diff";
+export type Phi = keyof typeof import("./weights.js").PHIS;
 
 /** The place of an array, in one part or in several. */
 export type Places = number | number[];

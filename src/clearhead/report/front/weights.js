@@ -2,8 +2,8 @@
 
 /** @import { Direction, Head, Look, Scored, Tiles, Weighed } from "./types.d.ts" */
 
-/** The function φ of a feature of a query and one of a key. */
-const PHIS = {
+/** The function φ of a feature of a query and one of a key, by its name in scores/pair_functions.py. */
+export const PHIS = {
   /**
    * @param {number} a
    * @param {number} b

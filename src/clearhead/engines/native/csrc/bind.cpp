@@ -110,7 +110,7 @@ struct Held {
         if (v.there()) v.check(value, "value", ROWS_OF, of_value, 4);
         if (hk < 1 || h % hk)
             refuse(std::to_string(h) + " heads of query are not shared by " + std::to_string(hk) + " heads of key.");
-        require(phi >= MUL && phi <= SQ_DIFF && threads >= 1 && softcap >= 0 && std::isfinite(softcap), "a number of the problem is none.");
+        require(phi >= 0 && phi < PHI_COUNT && threads >= 1 && softcap >= 0 && std::isfinite(softcap), "a number of the problem is none.");
         p.query = q, p.key = k, p.value = v;
         p.weight = Given(weight, "weight", VECTOR, {p.width}), p.sinks = Given(sinks, "sinks", VECTOR, {h});
         p.start = Given(start, "the start of the spans", EDGES, {b, h, lq});
@@ -394,4 +394,7 @@ NB_MODULE(_kernels, m) {
         .def("scores", &Cpu::scores)
         .def("forward_bytes", &Cpu::forward_bytes);
     m.def("available", &available);
+#define CLEARHEAD_PHI(PHI, NAME, SCORE) NAME,
+    m.def("phis", [] { return std::vector<std::string>{CLEARHEAD_PHIS(CLEARHEAD_PHI)}; });
+#undef CLEARHEAD_PHI
 }

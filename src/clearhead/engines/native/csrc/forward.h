@@ -3,8 +3,6 @@
 
 #include "mul.h"
 #include "softmax.h"
-#include "sq_diff.h"
-#include "tanh_add.h"
 
 namespace clearhead::CLEARHEAD_ISA {
 

@@ -50,7 +50,18 @@ struct Runs {
     int64_t begin, end;
 };
 
-enum Phi : int { MUL = 0, TANH_ADD = 1, SQ_DIFF = 2 };
+// All phi, in the order of PHIS in scores/pair_functions.py: name, name in Python, and the score that kernels.cpp includes.
+#define CLEARHEAD_PHIS(PHI)            \
+    PHI(MUL, "mul", Mul)               \
+    PHI(TANH_ADD, "tanh_add", TanhAdd) \
+    PHI(SQ_DIFF, "sq_diff", SqDiff)
+
+enum Phi : int64_t {
+#define CLEARHEAD_PHI(PHI, NAME, SCORE) PHI,
+    CLEARHEAD_PHIS(CLEARHEAD_PHI)
+#undef CLEARHEAD_PHI
+    PHI_COUNT
+};
 
 // scores = softcap(scale * sum_d weight_d phi(query_d, key_d)) + bias, -inf outside the spans and `keep`;
 // weights = softmax over keys, with the sinks in its denominator; out = dropout(weights) * value.

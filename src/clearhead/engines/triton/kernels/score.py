@@ -1,12 +1,14 @@
-"""The three φ as one: which of them a kernel computes is a constant of it, given.shape.PHI."""
+"""All φ as one: which of them a kernel computes is a constant of it, given.shape.PHI."""
 
 import triton
 import triton.language as tl
 
 from clearhead.engines.triton.kernels import mul, sq_diff, tanh_add
 from clearhead.engines.triton.kernels.tile import finish
+from clearhead.scores.pair_functions import number_phis
 
-MUL, TANH_ADD, SQ_DIFF = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)
+# each φ is a case of `form`, `scores` and `add`
+MUL, TANH_ADD, SQ_DIFF = map(tl.constexpr, number_phis(("mul", "tanh_add", "sq_diff"), __name__).values())
 
 
 @triton.jit
@@ -30,6 +32,7 @@ def form(given, x, y, b, x_h, y_h, x_block, y_block):
     if given.shape.PHI == TANH_ADD:
         return tanh_add.form(given, x, y, b * x.heads + x_h, b * y.heads + y_h, x_block, y_block)
     else:
+        tl.static_assert((given.shape.PHI == MUL) | (given.shape.PHI == SQ_DIFF))
         return 0
 
 
@@ -43,6 +46,7 @@ def scores(given, own, x, y, b, x_h, y_h, xs, ys, which, X: tl.constexpr, Y: tl.
         if given.shape.PHI == TANH_ADD:
             return tanh_add.scores(given, x, y, b, x_h, y_h, x_at, y_at, xs, ys, which, X, Y)
         else:
+            tl.static_assert(given.shape.PHI == SQ_DIFF)
             return sq_diff.scores(given, x, y, x_at, y_at, xs, ys, X, Y)
 
 
@@ -86,6 +90,7 @@ def add(given, acc, x, y, b, x_h, y_h, xs, ys, which, slopes, to, to_weight):
         if given.shape.PHI == TANH_ADD:
             tanh_add.add(given, x, y, b, x_h, y_h, x_at, y_at, xs, ys, which, slopes, to + at, own_weight)
         else:
+            tl.static_assert(given.shape.PHI == SQ_DIFF)
             sq_diff.add(given, x, y, x_at, y_at, xs, ys, slopes, to + at, own_weight)
         return acc
 
