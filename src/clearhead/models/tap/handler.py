@@ -1,4 +1,4 @@
-"""A receiver is given each attention call of a running model by the sources."""
+"""A handler is given each attention call of a running model, before the call is computed and after."""
 
 from __future__ import annotations
 
@@ -6,102 +6,54 @@ import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import Any
 
-import torch
 from torch import Tensor, nn
 
-from clearhead._attention import Arguments, Ran
 from clearhead.base.errors import UnsupportedError
 from clearhead.base.text import listed
 from clearhead.base.tracing import empty_of_values, transformed
+from clearhead.models.tap.intercepted_call import InterceptedCall
 from clearhead.models.tap.layers import Layers, Site
-from clearhead.models.tap.masks import MaskStore, Recorded
+from clearhead.models.tap.masks import MaskStore
 from clearhead.models.tap.modules import Kind, Running, Stack
-from clearhead.models.tap.place import Place
-from clearhead.problem.problem import Problem
-from clearhead.scores.base import ChangeOfPair
-from clearhead.scores.dot import Dot
 
 # One of these words stands in the name of an attention module, or of its class.
 ATTENTION = ("attention", "attn", "multihead", "mha")
 
-After = Callable[[Any], Any]  # is given the result of the function that was called, and gives the result of the call
+
+class Handler(ABC):
+    """A handler of intercepted calls: see `intercept`."""
+
+    traced = False  # whether the compiler traces `before` in compiled code; else it runs in eager code there
+    masks: MaskStore  # the masks of its calls, converted
+
+    @abstractmethod
+    def before(self, call: InterceptedCall) -> Any:
+        """Look at a call before it is computed. Gives another result in place of the function's, or None."""
+
+    def after(self, call: InterceptedCall, result: Any) -> Any:
+        """Look at the result of a computed call. Gives the result that the model is given."""
+        return result
+
+    def begin(self, read: Callable[[], InterceptedCall]) -> InterceptedCall | None:
+        """Read a call and give it to `before`. An error in it ends the model's run, unless the handler leaves such
+        calls out, as a recorder does: then the call is None, or has no state."""
+        call = read()
+        call.instead = self.before(call)
+        return call
+
+    def compute(self, call: InterceptedCall | None, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """The result of a call that has begun, by its function."""
+        result = function(*args, **kwargs)
+        return result if call is None else self.after(call, result)
 
 
-class Instead(NamedTuple):
-    """A result in place of the function, which is not called."""
-
-    result: Any
-
-
-class Changing(NamedTuple):
-    """How an edit changes a result (`after`), and the problem that then was computed (`ran`)."""
-
-    after: After
-    ran: Ran
-
-    def __call__(self, result: Any) -> Any:
-        return self.after(result)
-
-
-Answer = After | Changing | Instead | None  # None: the function's result stays as it is
-
-
-class DotCall(NamedTuple):
-    """A call of dot products as its source reads it, before it is computed.
-
-    query (B, H, Lq, E), key (B, Hk, Lk, E), value (B, Hk, Lk, Ev), or None where the receiver reads no values. `masks`:
-    the call's masks, converted by the receiver's store; where there are sinks, they are those of `with_sinks`. `place`:
-    where the output is in the result, if it can be found. `origin`: the layers that made query, key and value, as the
-    receiver's notes hold them; None means the layers of the running module. `name`, `kind`: None means the name and the
-    kind of the innermost running module. `foreign`: whether a function of another project computes the call.
-    `change`: of the scores, as `Score.then` takes it.
-    """
-
-    query: Tensor
-    key: Tensor
-    value: Tensor | None
-    masks: Recorded
-    backend: str
-    place: Place | None = None
-    name: str | None = None
-    kind: Kind | None = None
-    scale: float | None = None
-    softcap: float | None = None
-    sinks: Tensor | None = None
-    dropout_p: float = 0.0
-    origin: Any = None
-    foreign: bool = False
-    change: ChangeOfPair | None = None
-
-    @property
-    def score(self) -> Dot:
-        score = Dot(scale=self.scale, softcap=self.softcap)
-        return score if self.change is None else score.then(self.change)
-
-    def one_dtype(self) -> DotCall:
-        """The same with query, key and value of one dtype: under autocast they may differ."""
-        if self.query.dtype == self.key.dtype and (self.value is None or self.value.dtype == self.key.dtype):
-            return self
-        dtype = torch.promote_types(self.query.dtype, self.key.dtype)
-        query, key = (tensor.to(dtype) for tensor in (self.query, self.key))
-        return self._replace(query=query, key=key, value=None if self.value is None else self.value.to(dtype))
-
-    def detached(self) -> DotCall:
-        """The same without its value and without autograd."""
-        sinks = None if self.sinks is None else self.sinks.detach().clone()
-        return self._replace(query=self.query.detach(), key=self.key.detach(), value=None, sinks=sinks).one_dtype()
-
-    def problem(self, score: Dot | None = None) -> Problem:
-        """The call in its normal form, with its value where there is one. `score`: the call's, if it is there."""
-        return self.masks.problem(self.query, self.key, score or self.score, self.sinks, self.value)
-
-
-class Receiver(ABC):
-    """A receiver is given each call, once where two sources see it: see `inside`."""
+class ModelHandler(Handler):
+    """A handler that follows which modules of a model run. It is given each call once where two sources see it."""
 
     values = False  # whether it reads the values of calls, which a source may have to project
+    differentiable = False  # whether gradients flow through its own computations on a call
     differentiable = False  # whether gradients flow through its own computations on a call
     thread: int | None = None  # the thread whose calls alone are received; None: those of every thread
     keeps_fast_path = True  # whether PyTorch's Transformer layers keep their fast path, else they call their modules
@@ -116,36 +68,19 @@ class Receiver(ABC):
         self._inside = _Inside()
         self._lock = threading.Lock()
 
-    @abstractmethod
-    def dots(self, call: DotCall) -> Answer:
-        """A call of dot products, before it is computed."""
-
-    @abstractmethod
-    def own(self, problem: Problem, call: Arguments, backend: str) -> Answer:
-        """A call of clearhead's own attention; the result that it is given is (B, H, Lq, Ev)."""
-
-    def read(self, reading: Callable[[], Answer], name: str | None = None) -> Answer:
-        """The answer that `reading` gives to the call that is met now: every source reads a call inside of this.
-
-        An error in it ends the model's run, unless the receiver leaves such calls out, as a recorder does. `name`: of
-        the module that calls; None means the innermost running module.
-        """
-        return reading()
-
-    def compute(self, answer: Answer, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """The result of a received call's function."""
-        if isinstance(answer, Instead):
-            return answer.result
-        self._inside.depth += 1  # the same as `inside`, at less cost
+    def compute(self, call: InterceptedCall | None, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        if call is not None and call.instead is not None:
+            return call.instead
+        self._inside.depth += 1  # the same as `inside`, which the compiler does not trace
         try:
             result = function(*args, **kwargs)
         finally:
             self._inside.depth -= 1
-        return result if answer is None else answer(result)
+        return result if call is None else self.after(call, result)
 
     @contextmanager
     def inside(self) -> Iterator[None]:
-        """A context in which a received call runs: calls inside it are parts of it."""
+        """A context in which a call of this thread runs: calls inside of it are parts of it."""
         self._inside.depth += 1
         try:
             yield
@@ -195,11 +130,10 @@ class Receiver(ABC):
         """The names of the modules that made a call."""
         return list(dict.fromkeys(site.name for site in [*self.sites]))
 
-    def site(self, name: str | None, kind: Kind | None, query: Tensor | None = None, key: Tensor | None = None) -> Site:
-        """Where the call that is received now is made. `name`, `kind`: None means the innermost running module's."""
-        if query is not None and key is not None:
-            kind = self.kind(kind, query, key)
-        site = self.layers.site(self.name(name), (kind or self.innermost.kind) == "cross", self.stack.turns)
+    def site(self, call: InterceptedCall | None) -> Site:
+        """Where a call that is received now is made; None: the innermost running module makes it."""
+        kind = self.innermost.kind if call is None else self.kind(call.kind, call.query, call.key)
+        site = self.layers.site(self.name(call), kind == "cross", self.stack.turns)
         self.sites[site] = None
         self._inside.site = site
         return site
@@ -225,9 +159,10 @@ class Receiver(ABC):
             f"{instead}."
         )
 
-    def name(self, given: str | None) -> str:
-        """The name of the module that calls: `given`, or that of the innermost running module."""
-        return given or self.stack.names[id(self.innermost.module)]
+    def name(self, call: InterceptedCall | None = None) -> str:
+        """The name of the module that makes a call; None: the innermost running module makes it."""
+        named = None if call is None else call.name or self.stack.names.get(id(call.module))
+        return named or self.stack.names[id(self.innermost.module)]
 
     @property
     def innermost(self) -> Running:
@@ -235,10 +170,16 @@ class Receiver(ABC):
         assert innermost is not None, "a source checks `idle` first"
         return innermost
 
-    def check(self, query: Tensor, key: Tensor, name: str | None = None) -> None:
+    def check(self, call: InterceptedCall) -> None:
+        """Raise for a call that cannot be read."""
+        name = self.name(call)
+        call.check(name)
+        self.check_tensors(call.query, call.key, name)
+
+    def check_tensors(self, query: Tensor, key: Tensor, name: str) -> None:
         """Raise for tensors that cannot be read: nested ones, and those of a transform of torch.func; and where the
         arguments of the modules that run could not be read, which say what is padding."""
-        name, error = self.name(name), self.innermost.error
+        error = self.innermost.error
         if error is not None:
             raise UnsupportedError(
                 f"{name} runs in a module whose arguments cannot be read: {type(error).__name__}: {error}"
