@@ -29,6 +29,8 @@ from clearhead.problem.packing import SCHEMA, TENSORS, Operands, packed, unpacke
 from clearhead.problem.padded import get_nested_edges
 from clearhead.problem.problem import Problem
 
+# The keywords that `observe` is given, in the order of its arguments.
+KEYWORDS = ("position_bias", "s_aux", "position_ids", "scaling", "softcap", "is_causal", "sliding_window")
 # Of transformers' own backends, only FlashAttention and those that choose keys read these keywords.
 UNREAD = ("indices", "block_indices", "cu_seq_lens_q", "cu_seq_lens_k")
 
@@ -120,22 +122,8 @@ def _observe(call: InterceptedCall, mark: Tensor) -> None:
             f"{name} called the attention backend {call.backend!r} with {what}, which cannot be read in compiled code. "
             "Monitor the model without compiling it."
         )
-    observe(
-        call.query.detach(),
-        call.key.detach(),
-        mask,
-        given.get("position_bias"),
-        given.get("s_aux"),
-        given.get("position_ids"),
-        given.get("scaling"),
-        given.get("softcap"),
-        given.get("is_causal"),
-        given.get("sliding_window"),
-        call.backend,
-        call.own,
-        message,
-        mark,
-    )
+    values = [given.get(word) for word in KEYWORDS]
+    observe(call.query.detach(), call.key.detach(), mask, *values, call.backend, call.own, message, mark)
 
 
 def _refuse(message: str) -> NoReturn:
@@ -164,32 +152,22 @@ def _part(handler: ModelHandler, module: nn.Module) -> Running:
 
 
 @torch.library.custom_op(
-    "clearhead::observe", mutates_args=("mark",), tags=(torch.Tag.cudagraph_unsafe,)
-)  # a recorded CUDA graph would not run it again
-def observe(
-    query: Tensor,
-    key: Tensor,
-    mask: Tensor | None,
-    position_bias: Tensor | None,
-    sinks: Tensor | None,
-    position_ids: Tensor | None,
-    scaling: float | None,
-    softcap: float | None,
-    is_causal: bool | None,
-    sliding_window: int | None,
-    backend: str,
-    own: str,
-    message: str,
-    mark: Tensor,
-) -> None:
+    "clearhead::observe",
+    mutates_args=("mark",),
+    schema="(Tensor query, Tensor key, Tensor? mask, Tensor? position_bias, Tensor? sinks, Tensor? position_ids, "
+    "float? scaling, float? softcap, bool? is_causal, int? sliding_window, str backend, str own, str message, "
+    "Tensor(a!) mark) -> ()",
+    tags=(torch.Tag.cudagraph_unsafe,),  # a recorded CUDA graph would not run it again
+)
+def observe(query: Tensor, key: Tensor, mask: Tensor | None, *arguments: Any) -> None:
     """Record this call, if the pass that makes it is recorded. `message`: why it cannot be, "" where it can."""
+    *values, backend, own, message, mark = arguments
     found = _find_pass(mark)
     if found is None:
         return
     (_, handler, _), module = found
-    kwargs = {"position_bias": position_bias, "s_aux": sinks, "position_ids": position_ids, "scaling": scaling}
-    kwargs |= {"softcap": softcap, "is_causal": is_causal, "sliding_window": sliding_window}
-    call = InterceptedCall(query, key, None, backend, module=module, mask=mask, keywords=kwargs, own=own)
+    keywords = dict(zip(KEYWORDS, values, strict=True))
+    call = InterceptedCall(query, key, None, backend, module=module, mask=mask, keywords=keywords, own=own)
     handler.masks.counted = False  # compiled code may write the masks of two layers to one memory
     with handler.stack.inside(_part(handler, module)):
         if message:

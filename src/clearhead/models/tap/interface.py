@@ -21,7 +21,7 @@ from clearhead.base.errors import UnsupportedError
 from clearhead.base.tracing import constant
 from clearhead.masks.causal import Causal
 from clearhead.models.tap import flex, told
-from clearhead.models.tap.handler import Handler
+from clearhead.models.tap.handler import Handler, ModelHandler
 from clearhead.models.tap.intercepted_call import InterceptedCall
 from clearhead.models.tap.keywords import MASKED, NAME
 from clearhead.models.tap.masks import MaskStore, Recorded, compact, made_of
@@ -92,9 +92,14 @@ def _intercepted(
     return wraps(function)(attention) if isinstance(function, FunctionType) else attention
 
 
-def begin_backend(handler: Handler, call: InterceptedCall) -> InterceptedCall | None:
+def begin_backend(handler: ModelHandler, call: InterceptedCall) -> InterceptedCall | None:
     """Give a call of a backend to the handler."""
-    return handler.begin(lambda: read_keywords(call, handler.masks))
+
+    def read() -> InterceptedCall:
+        handler.check(call)  # else tensors that cannot be read would raise other errors below
+        return read_keywords(call, handler.masks)
+
+    return handler.begin(read)
 
 
 def read_keywords(call: InterceptedCall, store: MaskStore) -> InterceptedCall:
