@@ -74,7 +74,7 @@ def _read(
     scale: float,
     kernel_options: Any,
 ) -> InterceptedCall:
-    handler.check_tensors(query, key, handler.name())
+    handler.check(query, key)
     key, value = (t.expand(query.shape[0], -1, -1, -1) for t in (key, value))
     first = [torch.zeros((), dtype=torch.int64, device=query.device)] * 4
     score = query.new_zeros(())

@@ -49,7 +49,7 @@ def read(
     enable_gqa: bool = False,
 ) -> InterceptedCall:
     """Read a call of F.scaled_dot_product_attention. The arguments are those of the function."""
-    handler.check_tensors(query, key, handler.name())
+    handler.check(query, key)
     align = None if attn_mask is None else causal_alignment(attn_mask)
     if align is not None:
         attn_mask = None
@@ -182,7 +182,7 @@ class _Mode(TorchFunctionMode):
             if handler.idle:
                 return func(*args, **kwargs)
             call = begin_function(handler, func, args, kwargs)
-            with handler.inside():  # not `handler.compute`, to be one frame less for each call
+            with handler.inside:  # not `handler.compute`, to be one frame less for each call
                 result = func(*args, **kwargs)
             return result if call is None else handler.after(call, result)
 

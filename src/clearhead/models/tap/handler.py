@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 from torch import Tensor, nn
@@ -65,27 +64,18 @@ class ModelHandler(Handler):
         self.layers = Layers(self.stack.classes)
         self.unattributed: list[None] = []  # one for each call in a thread that runs no module
         self.own_code: dict[str, str] = {}  # modules that computed attention outside of any call, with their classes
-        self._inside = _Inside()
+        self.inside = Inside()
         self._lock = threading.Lock()
 
     def compute(self, call: InterceptedCall | None, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         if call is not None and call.instead is not None:
             return call.instead
-        self._inside.depth += 1  # the same as `inside`, which the compiler does not trace
+        self.inside.depth += 1  # not a `with`, which the compiler does not trace
         try:
             result = function(*args, **kwargs)
         finally:
-            self._inside.depth -= 1
+            self.inside.depth -= 1
         return result if call is None else self.after(call, result)
-
-    @contextmanager
-    def inside(self) -> Iterator[None]:
-        """A context in which a call of this thread runs: calls inside of it are parts of it."""
-        self._inside.depth += 1
-        try:
-            yield
-        finally:
-            self._inside.depth -= 1
 
     @property
     def idle(self) -> bool:
@@ -94,7 +84,7 @@ class ModelHandler(Handler):
         return self._apart()
 
     def _apart(self) -> bool:
-        return self.stack.over or self.stack.innermost is None or self._inside.depth > 0 or self.elsewhere
+        return self.stack.over or self.stack.innermost is None or self.inside.depth > 0 or self.elsewhere
 
     @property
     def elsewhere(self) -> bool:
@@ -135,7 +125,7 @@ class ModelHandler(Handler):
         kind = self.innermost.kind if call is None else self.kind(call.kind, call.query, call.key)
         site = self.layers.site(self.name(call), kind == "cross", self.stack.turns)
         self.sites[site] = None
-        self._inside.site = site
+        self.inside.site = site
         return site
 
     def kind(self, given: Kind | None, query: Tensor, key: Tensor) -> Kind:
@@ -170,37 +160,39 @@ class ModelHandler(Handler):
         assert innermost is not None, "a source checks `idle` first"
         return innermost
 
-    def check(self, call: InterceptedCall) -> None:
-        """Raise for a call that cannot be read."""
-        name = self.name(call)
-        call.check(name)
-        self.check_tensors(call.query, call.key, name)
-
-    def check_tensors(self, query: Tensor, key: Tensor, name: str) -> None:
+    def check(self, query: Tensor, key: Tensor, call: InterceptedCall | None = None) -> None:
         """Raise for tensors that cannot be read: nested ones, and those of a transform of torch.func; and where the
         arguments of the modules that run could not be read, which say what is padding."""
         error = self.innermost.error
         if error is not None:
             raise UnsupportedError(
-                f"{name} runs in a module whose arguments cannot be read: {type(error).__name__}: {error}"
+                f"{self.name(call)} runs in a module whose arguments cannot be read: {type(error).__name__}: {error}"
             ) from error
         if query.is_nested or key.is_nested:
             raise UnsupportedError(
-                f"{name} called attention with nested tensors; they can be read in torch.nn.TransformerEncoder alone. "
-                "Run the model on a padded batch and a mask."
+                f"{self.name(call)} called attention with nested tensors; they can be read in "
+                "torch.nn.TransformerEncoder alone. Run the model on a padded batch and a mask."
             )
         if empty_of_values(query) or empty_of_values(key):
             raise UnsupportedError(
-                f"{name} called attention with tensors that have no values to read, of the meta device or PyTorch's "
-                "fake tensors. Run the model on a device: load its weights there."
+                f"{self.name(call)} called attention with tensors that have no values to read, of the meta device "
+                "or PyTorch's fake tensors. Run the model on a device: load its weights there."
             )
         if transformed():
             raise UnsupportedError(
-                f"{name} was called inside a transform of torch.func (vmap, grad), whose tensors have no values of "
-                "their own to read. Call the model without one."
+                f"{self.name(call)} was called inside a transform of torch.func (vmap, grad), whose tensors have no "
+                "values of their own to read. Call the model without one."
             )
 
 
-class _Inside(threading.local):
+class Inside(threading.local):
+    """A context in which a call of this thread runs: calls inside of it are parts of it."""
+
     depth = 0
     site: Site | None = None  # of the call that is read now, once it is known
+
+    def __enter__(self) -> None:
+        self.depth += 1
+
+    def __exit__(self, *error: object) -> None:
+        self.depth -= 1

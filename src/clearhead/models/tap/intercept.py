@@ -55,7 +55,7 @@ def intercept_own(handler: ModelHandler, innermost: bool = False) -> Iterator[No
             call, given = None, here.call
             if given is not None:  # else the call had begun, in another thread, before the handler came
                 call = handler.begin(lambda: _read(problem, given, engine))
-            with handler.inside():  # not `handler.compute`, to be one frame less for each call
+            with handler.inside:  # not `handler.compute`, to be one frame less for each call
                 output = run(problem, engine, asked)
             if call is not None:
                 output, here.ran = handler.after(call, output), call.ran

@@ -96,7 +96,8 @@ def begin_backend(handler: ModelHandler, call: InterceptedCall) -> InterceptedCa
     """Give a call of a backend to the handler."""
 
     def read() -> InterceptedCall:
-        handler.check(call)  # else tensors that cannot be read would raise other errors below
+        call.check(handler.name(call))
+        handler.check(call.query, call.key, call)
         return read_keywords(call, handler.masks)
 
     return handler.begin(read)
@@ -112,7 +113,6 @@ def read_keywords(call: InterceptedCall, store: MaskStore) -> InterceptedCall:
     call.place = BY_POSITION
     call.scale, call.softcap, call.sinks = (keywords.get(word) for word in ("scaling", "softcap", "s_aux"))
     call.dropout_p = keywords.get("dropout") or 0.0
-
     shape = (*call.query.shape[:3], call.key.shape[2])
     # not a closure over the call, which would hold the call in a cycle
     read_masks = partial(_masks, store, call.module, shape, call.mask, call.backend, call.own, keywords)

@@ -116,14 +116,14 @@ class Recorder(ModelHandler):
     def begin(self, read: Callable[[], InterceptedCall]) -> InterceptedCall | None:
         """Leave a call out that cannot be recorded: a recorder never ends the run that it records. A function that runs
         the model itself needs every layer, so there the error is raised."""
-        self._inside.site, call = None, None
+        self.inside.site, call = None, None
         try:
             call = read()
             call.instead = self.before(call)
         except Exception as error:
             if self.asked.own:
                 raise
-            self._leave_out(self._inside.site or self.site(call), error)
+            self._leave_out(self.inside.site or self.site(call), error)
         return call
 
     def _leave_out(self, site: Site, error: Exception) -> None:
@@ -135,7 +135,7 @@ class Recorder(ModelHandler):
         self.missing.setdefault(site, missed.reason(error))
 
     def before(self, call: InterceptedCall) -> Any:
-        self.check(call)
+        self.check(call.query, call.key, call)
         site = self.site(call)
         if not self.asked.chooses(site):
             return None
@@ -234,12 +234,12 @@ class Recorder(ModelHandler):
             self._origins.made(outcome, origin)
         self.sizes.add((sizes.batch, sizes.keys))
         if self.asked.each is not None:
-            with unobserved(), self.inside():
+            with unobserved(), self.inside:
                 self.asked.each(call)
         elif self.asked.keep is None:
             self.calls.append(call)
         else:
-            with unobserved(), self.inside():  # a reduction of the caller's own may compute attention
+            with unobserved(), self.inside:  # a reduction of the caller's own may compute attention
                 value = _fused_value(given, padding) if self.asked.fuse else None
                 if value is None or place is None:
                     found = reduced(call, self.asked.keep, self.asked.heads)
@@ -280,7 +280,7 @@ class Recorder(ModelHandler):
         output = None if place is None else place.by_head(place.tensor(result))
         self.departures[site] = None
         if output is not None and value is not None:
-            with unobserved(), self.inside(), without_autocast(output.device):
+            with unobserved(), self.inside, without_autocast(output.device):
                 self.departures[site] = of_call(call, value.detach(), output.detach())
 
     def _tokens(self, given: Any, sizes: Sizes) -> Tensor | None:
@@ -296,7 +296,7 @@ class Recorder(ModelHandler):
 
     def _edited(self, call: AttentionCall, change: Change, joins: bool) -> AttentionCall:
         """The call with the changes of an edit. `joins`: its key is of a chain of keys, which no edit changes."""
-        with unobserved(), self.inside():  # an edit of the caller's own may compute attention
+        with unobserved(), self.inside:  # an edit of the caller's own may compute attention
             ran = edited(change, call.score, call.query, call.uniform, call.name, self._copies_values)
         problem, mask = ran.problem, call.mask
         if problem.visible is not change.problem.visible and problem.spans is not None:

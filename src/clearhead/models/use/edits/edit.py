@@ -210,7 +210,7 @@ class Editor(ModelHandler):
             check_layers(one.layers, self.sites, type(one).__name__)
 
     def before(self, call: InterceptedCall) -> None:
-        self.check(call)
+        self.check(call.query, call.key, call)
         if in_backward():  # the call is of a checkpoint, which runs a part of the model again
             name = self.name(call)
             if self.layers.repeats(name):
