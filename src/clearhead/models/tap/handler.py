@@ -80,7 +80,7 @@ class ModelHandler(Handler):
     @property
     def idle(self) -> bool:
         """Whether no call is received now: no module is seen to run, the call is a part of a received call, or another
-        thread makes it than the receiver's."""
+        thread makes it than the handler's."""
         return self._apart()
 
     def _apart(self) -> bool:
