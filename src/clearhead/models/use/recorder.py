@@ -139,7 +139,11 @@ class Recorder(ModelHandler):
         site = self.site(call)
         if not self.asked.chooses(site):
             return None
-        self._check_dropout(site.name, call.dropout_p)
+        if call.dropout_p and self.asked.gradients:
+            raise UnsupportedError(
+                f"{site.name} was called with dropout {call.dropout_p}, and gradients=True is of weights before "
+                "dropout: the two do not belong together. Pass model.eval(), or set the model's attention dropout to 0."
+            )
         if call.problem is not None and call.arguments is not None:
             return self._keep(call, site, *read(call.problem, call.arguments, self.copies), None)
         with unobserved():  # else the watch's function mode would see each operation here
@@ -149,16 +153,10 @@ class Recorder(ModelHandler):
             sinks = None if call.sinks is None else call.sinks.detach().clone()
             problem = masks.problem(query, key, score, sinks)
             if masks.align is None and site.kind == "self":
-                problem = self._placed(problem, masks.uniform)
+                sizes, in_use = problem.sizes, filled(problem, masks.uniform, self.innermost)
+                if in_use < sizes.keys:  # empty slots of a static cache stand behind the last query
+                    problem = problem._replace(sizes=sizes._replace(align=max(in_use - sizes.queries, 0)))
         return self._keep(call, site, now(problem), query, problem.key, score, masks.mask, masks.uniform)
-
-    def _placed(self, problem: Problem, uniform: Tensor | None) -> Problem:
-        """The problem with the position of query 0, where empty slots of a static cache stand behind the last query."""
-        sizes = problem.sizes
-        in_use = filled(problem, uniform, self.innermost)
-        if in_use == sizes.keys:
-            return problem
-        return problem._replace(sizes=sizes._replace(align=max(in_use - sizes.queries, 0)))
 
     def _score(self, call: InterceptedCall) -> Dot:
         """The score of a call: an earlier call's score if it is equal, since it takes time to make a module."""
@@ -316,13 +314,6 @@ class Recorder(ModelHandler):
             edited=True,
             plain=plain,
         )
-
-    def _check_dropout(self, name: str, dropout_p: float) -> None:
-        if dropout_p and self.asked.gradients:
-            raise UnsupportedError(
-                f"{name} was called with dropout {dropout_p}, and gradients=True is of weights before dropout: the two "
-                "do not belong together. Pass model.eval(), or set the model's attention dropout to 0."
-            )
 
     def _decodes(self, name: str) -> bool:
         """Whether a module belongs to the decoder of an encoder–decoder: its own sequence is not the padded one."""

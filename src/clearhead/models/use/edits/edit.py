@@ -137,7 +137,9 @@ def change_of(
     if not found:
         return None
     editor = found[0]
-    return editor.change(problem, editor.next_site(editor.stack.names[module], problem, kind), dropout_p, unmasked)
+    cross = editor.kind(kind, problem.query, problem.key) == "cross"
+    site = editor.layers.site(editor.stack.names[module], cross, editor.stack.turns, made=False)
+    return editor.change(problem, site, dropout_p, unmasked)
 
 
 def editing() -> bool:
@@ -244,11 +246,6 @@ class Editor(ModelHandler):
         if change is None or call.place is None:
             return result
         return with_weights(change, changed(change, call.place, result))
-
-    def next_site(self, name: str, problem: Problem, kind: Kind | None) -> Site:
-        """The layer of the call that a module makes now, before it is received here."""
-        cross = self.kind(kind, problem.query, problem.key) == "cross"
-        return self.layers.site(name, cross, self.stack.turns, made=False)
 
     def meets(self, site: Site) -> bool:
         """Whether the calls of a layer are looked at."""
