@@ -123,7 +123,7 @@ class Recorder(ModelHandler):
         except Exception as error:
             if self.asked.own:
                 raise
-            self._leave_out(self.inside.site or self.site(call), error)
+            self._leave_out(self.inside.site or self.site(None), error)
         return call
 
     def _leave_out(self, site: Site, error: Exception) -> None:
