@@ -110,7 +110,7 @@ def fits(name, start):
 
 
 def test_models_are_met_once_and_looked_at_from_above():
-    """The tap knows no receiver, what works while a model runs shows nothing, and only `show` makes pages."""
+    """The tap knows no handler's work, what works while a model runs shows nothing, and only `show` makes pages."""
     above_masks = {"engines", "inspection", "nn", "distributed", "explanation", "report", "cli"}
     for name, path, package in modules():
         part, _, inside = name.partition(".")
@@ -124,7 +124,7 @@ def test_models_are_met_once_and_looked_at_from_above():
                 assert lower or same_folder or models_floor(inside) == len(MODELS) - 1, f"{name} imports {imported}"
             elif inside.startswith("tap."):
                 # clearhead's own attention is met where it computes, by the engine that it has chosen
-                assert first not in above_masks or (inside == "tap.tap" and first == "engines"), (name, imported)
+                assert first not in above_masks or (inside == "tap.intercept" and first == "engines"), (name, imported)
             elif first == "report":
                 assert models_floor(inside) >= MODELS.index("show."), f"{name} imports {imported}"
 

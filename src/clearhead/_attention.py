@@ -28,7 +28,6 @@ from clearhead.masks.dense import DenseMask
 from clearhead.masks.lengths import Lengths
 from clearhead.problem.layout import arrange, is_arranged
 from clearhead.problem.lengths import apply_valid_lens
-from clearhead.problem.padded import get_nested_edges, pad_arguments
 from clearhead.problem.problem import Problem, make_problem, with_given
 from clearhead.scores.base import Score
 
@@ -158,16 +157,6 @@ class Attended(NamedTuple):
     problem: Problem
     ran: Ran | None = None
     padded: bool = False
-
-
-def attended_padded(call: Arguments, attended: Callable[[Arguments], Attended]) -> Attended:
-    """What `attended` makes of a call, to which it is given as a padded batch: code that looks at queries and keys by
-    their places in the sequences knows no packed rows."""
-    edges = get_nested_edges(call.mask)
-    if edges is None:
-        return attended(call)
-    found = attended(pad_arguments(call))
-    return found._replace(output=edges.queries.pack(found.output), padded=True)
 
 
 def attend(call: Arguments) -> Attended:

@@ -1,6 +1,7 @@
 """A sample of the trial that `tests/every_architecture.py` makes of every architecture, and the page that it writes."""
 
 import os
+from dataclasses import replace
 
 import pytest
 import torch
@@ -53,23 +54,23 @@ def test_the_page_has_nothing_that_is_not_equal_and_counts_its_rows():
     assert document.counts(list(outcomes.values())) in document.PATH.read_text(encoding="utf-8")
 
 
-def scaled(dots, recorder, call):
-    return dots(recorder, call._replace(scale=1.01 * (call.scale or call.query.shape[-1] ** -0.5)))
+def scaled(before, recorder, call):
+    return before(recorder, replace(call, scale=1.01 * (call.scale or call.query.shape[-1] ** -0.5)))
 
 
-def unmasked(dots, recorder, call):
-    return dots(recorder, call._replace(masks=Recorded()))
+def unmasked(before, recorder, call):
+    return before(recorder, replace(call, read_masks=Recorded))
 
 
-def every_other(dots, recorder, call):
+def every_other(before, recorder, call):
     recorder.times = getattr(recorder, "times", 0) + 1
-    return dots(recorder, call) if recorder.times % 2 else None
+    return before(recorder, call) if recorder.times % 2 else None
 
 
 @pytest.mark.parametrize("wrong", [scaled, unmasked, every_other])
 def test_wrong_records_are_not_equal(monkeypatch, wrong):
-    dots = Recorder.dots
-    monkeypatch.setattr(Recorder, "dots", lambda recorder, call: wrong(dots, recorder, call))
+    before = Recorder.before
+    monkeypatch.setattr(Recorder, "before", lambda recorder, call: wrong(before, recorder, call))
     assert trial.attempt("bert").kind == "different"
 
 

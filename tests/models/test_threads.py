@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from beside import while_another_compiles
 
 import clearhead as ch
-from clearhead.models.tap import tap
+from clearhead.models.tap import intercept
 
 transformers = pytest.importorskip("transformers", reason="the extra [models] is not installed")
 
@@ -257,16 +257,16 @@ class Waiting(ch.Dot):
 def test_a_watch_that_begins_while_another_thread_is_in_a_call(monkeypatch):
     score, x = Waiting(), torch.randn(1, 2, 5, 8)
     model = Attending(lambda *given: ch.attention(*given, score=score))
-    entered = tap.own_source
+    entered = intercept.intercept_own
 
-    def own_source(*given):
+    def intercept_own(*given):
         thread.start()  # the model's modules are seen already, and clearhead's attention is not
         score.met.wait(10)
         return entered(*given)
 
     found = []
     thread = threading.Thread(target=lambda: found.append(model(x)))
-    monkeypatch.setattr(tap, "own_source", own_source)
+    monkeypatch.setattr(intercept, "intercept_own", intercept_own)
     with ch.watch(model) as seen:
         score.goes_on.set()
         thread.join()

@@ -633,14 +633,14 @@ MODELS = [
     ),
     Mutant(
         "models/use/recorder.py",
-        "call = call._replace(query=copied(call.query))",
+        "query = copied(query) if self.copies else query",
         "pass",
         "a query that the model writes to later changes its record",
         "models/test_watch.py,models/test_keep.py",
     ),
     Mutant(
         "models/use/recorder.py",
-        "if dropout_p and self.asked.gradients:",
+        "if call.dropout_p and self.asked.gradients:",
         "if False:",
         "gradients beside dropout are given, and are not the model's",
         "models/test_values.py,test_errors.py,models/test_watch.py",

@@ -27,14 +27,14 @@ from clearhead.models.causes.cells import (
 from clearhead.models.causes.metrics import refuse_padding
 from clearhead.models.causes.sweep import Sweep, names_of, sweep_of
 from clearhead.models.checks import outside_inference, ran
+from clearhead.models.tap.intercept import intercept
+from clearhead.models.tap.intercepted_call import InterceptedCall
 from clearhead.models.tap.layers import Site
 from clearhead.models.tap.place import Place
-from clearhead.models.tap.receiver import Answer
 from clearhead.models.tap.refused import refuse_compiled
-from clearhead.models.tap.tap import given_calls
 from clearhead.models.use.edits.base import Edit
 from clearhead.models.use.edits.changed import Change, changes, computing
-from clearhead.models.use.edits.edit import Editor, editable, refuse_edited
+from clearhead.models.use.edits.edit import Editor, refuse_edited
 from clearhead.models.use.edits.spot import Unmasked
 from clearhead.models.watch import watch_own
 from clearhead.problem.problem import Problem
@@ -96,7 +96,7 @@ def attribution_patching(
     probe = Probe(model)
     with torch.inference_mode(False), torch.enable_grad():
         inputs = outside_inference(model, inputs, "attribution_patching")
-        with watch_own(model) as seen, Uninterrupted(lambda: given_calls(probe, innermost=True)):
+        with watch_own(model) as seen, Uninterrupted(lambda: intercept(probe, innermost=True)):
             output = ran(model, inputs)
             refuse_padding(metric, model, inputs, output)
             plain = number_of(metric, output)
@@ -159,23 +159,22 @@ class Probe(Editor):
                 unmasked = Unmasked(copied(unmasked.query), copied(unmasked.blind))
             return Change(kept, self.spot(problem, site, dropout_p, unmasked), [], self.inside)
 
-    def answer(self, change: Change | None, name: str, place: Place | None) -> Answer:
-        assert change is not None
-        there = editable(place, name)
+    def accept(self, change: Change, name: str, call: InterceptedCall) -> None:
+        super().accept(change, name, call)
+        call.ran = None
         if not torch.is_grad_enabled():
             raise UnsupportedError(
                 f"{name} computes attention without gradients, as under torch.no_grad() in the model's own code. Use "
                 "ch.models.sweep, which needs none."
             )
 
-        def probed(result: Any) -> Any:
-            with unobserved():
-                tensor = there.tensor(result)
-                zeros = torch.zeros_like(tensor, requires_grad=True)
-                self.met.append(Met(change, there.kept(), zeros))
-                return there.result(result, tensor + zeros)
-
-        return probed
+    def after(self, call: InterceptedCall, result: Any) -> Any:
+        place: Place = call.place  # type: ignore[assignment]  # `accept` raises where it is not known
+        with unobserved():
+            tensor = place.tensor(result)
+            zeros = torch.zeros_like(tensor, requires_grad=True)
+            self.met.append(Met(call.state, place.kept(), zeros))
+            return place.result(result, tensor + zeros)
 
     def gradients(self, number: Tensor) -> list[Tensor | None]:
         """The gradient of a number by the output of each call, (B, H, Lq, Ev); None where it does not depend on it."""

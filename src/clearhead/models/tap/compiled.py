@@ -19,54 +19,64 @@ from clearhead import _attention
 from clearhead._attention import Arguments, Attended
 from clearhead.base.errors import UnsupportedError
 from clearhead.base.tracing import compiling, is_inside_transform, some_compiling
-from clearhead.models.tap.interface import BackendCall, Given, Marks, Subscriber, read, subscribed
+from clearhead.models.tap.handler import Handler, ModelHandler
+from clearhead.models.tap.intercepted_call import InterceptedCall
+from clearhead.models.tap.interface import Marks, begin_backend, intercept_backends
 from clearhead.models.tap.modules import Running
 from clearhead.models.tap.padding import Told
 from clearhead.models.tap.patch import replaced
-from clearhead.models.tap.receiver import Answer, Receiver
 from clearhead.problem.packing import SCHEMA, TENSORS, Operands, packed, unpacked
 from clearhead.problem.padded import get_nested_edges
 from clearhead.problem.problem import Problem
 
+# The keywords that `observe` is given, in the order of its arguments.
+KEYWORDS = ("position_bias", "s_aux", "position_ids", "scaling", "softcap", "is_causal", "sliding_window")
 # Of transformers' own backends, only FlashAttention and those that choose keys read these keywords.
 UNREAD = ("indices", "block_indices", "cu_seq_lens_q", "cu_seq_lens_k")
 
 
-class Interface(Subscriber):
+class CompiledCalls(Handler):
     """The attention interface and clearhead's own attention, which are wrapped before a model is compiled.
 
-    A pass is recorded by the receiver that `recording` has given its thread; without a receiver nothing is done.
+    A pass is recorded by the handler that `recording` has given its thread; without a handler nothing is done.
     """
+
+    traced = True
 
     def __init__(self, model: nn.Module) -> None:
         self.marks = Marks(model)
 
     @contextmanager
     def installed(self) -> Iterator[None]:
-        with self.marks.put(), subscribed(self), replaced(_attention, "attend_for", self._wrap):
+        with (
+            self.marks.put(),
+            intercept_backends(self._handler_now),
+            replaced(_attention, "attend_for", self._wrap),
+        ):
             yield
 
     @contextmanager
-    def recording(self, receiver: Receiver, compiled: bool) -> Iterator[None]:
-        """A context in which a pass of the model runs in this thread and is recorded by the receiver. `compiled`:
-        whether some of it is compiled code; otherwise `own_source` gives the receiver the calls of clearhead's own."""
+    def recording(self, handler: ModelHandler, compiled: bool) -> Iterator[None]:
+        """A context in which a pass of the model runs in this thread and is recorded by the handler. `compiled`:
+        whether some of it is compiled code; otherwise `intercept_own` gives the handler the calls of clearhead's
+        own."""
         number = self.marks.number
-        _here.open[number] = _Pass(self, receiver, compiled)
+        _here.open[number] = _Pass(self, handler, compiled)
         try:
             yield
         finally:
             del _here.open[number]
 
-    def meets(self, backend: str) -> bool:
-        return self.marks.number in _here.open or (some_compiling() and compiling())
+    def _handler_now(self, backend: str) -> Handler | None:
+        if some_compiling() and compiling():
+            return self
+        found = _here.open.get(self.marks.number)
+        return None if found is None or found.handler.idle else found.handler
 
-    def called(self, call: BackendCall) -> Any:
-        if not compiling():
-            return Given(_here.open[self.marks.number].receiver, inside_compiled_code=False).called(call)
+    def before(self, call: InterceptedCall) -> None:
         mark = getattr(call.module, self.marks.attribute, None)
         if mark is not None:
             _observe(call, mark.data)  # a checkpoint saves the mark, and raises where a counted write has changed it
-        return call.run()
 
     def _wrap(self, attend_for: Callable[..., Attended]) -> Callable[..., Attended]:
         """`attend_for`, with an operation beside each call in compiled code."""
@@ -88,20 +98,20 @@ class Interface(Subscriber):
 class _Pass(NamedTuple):
     """A pass that is recorded in this thread."""
 
-    interface: Interface
-    receiver: Receiver
+    calls: CompiledCalls
+    handler: ModelHandler
     compiled: bool
 
 
 class _Here(threading.local):
     def __init__(self) -> None:
-        self.open: dict[int, _Pass] = {}  # by the number of the interface
+        self.open: dict[int, _Pass] = {}  # by the number of the model
 
 
 _here = _Here()
 
 
-def _observe(call: BackendCall, mark: Tensor) -> None:
+def _observe(call: InterceptedCall, mark: Tensor) -> None:
     given, name = call.keywords, type(call.module).__name__
     unread = [word for word in UNREAD if given.get(word) is not None and call.backend not in ("eager", "sdpa")]
     mask = call.mask if isinstance(call.mask, Tensor) else None
@@ -112,22 +122,8 @@ def _observe(call: BackendCall, mark: Tensor) -> None:
             f"{name} called the attention backend {call.backend!r} with {what}, which cannot be read in compiled code. "
             "Monitor the model without compiling it."
         )
-    observe(
-        call.query.detach(),
-        call.key.detach(),
-        mask,
-        given.get("position_bias"),
-        given.get("s_aux"),
-        given.get("position_ids"),
-        given.get("scaling"),
-        given.get("softcap"),
-        given.get("is_causal"),
-        given.get("sliding_window"),
-        call.backend,
-        call.own,
-        message,
-        mark,
-    )
+    values = [given.get(word) for word in KEYWORDS]
+    observe(call.query.detach(), call.key.detach(), mask, *values, call.backend, call.own, message, mark)
 
 
 def _refuse(message: str) -> NoReturn:
@@ -138,15 +134,15 @@ def _refuse(message: str) -> NoReturn:
 CROSS = ("cross", "encoder_attn", "encdec")
 
 
-def _part(receiver: Receiver, module: nn.Module) -> Running:
+def _part(handler: ModelHandler, module: nn.Module) -> Running:
     """The attention module as a running module. Compiled code does not show which modules run around it.
 
     So whether a module belongs to the encoder or to the decoder, and whether a decoder's attention is self or cross, is
     read from its name. The padding of a decoder's queries is the decoder's in both cases.
     """
-    around = receiver.stack.innermost
+    around = handler.stack.innermost
     assert around is not None, "asked for while a pass runs"
-    parts = receiver.stack.names[id(module)].split(".")
+    parts = handler.stack.names[id(module)].split(".")
     if "decoder" in parts:
         inside = ".".join(parts[parts.index("decoder") + 1 :]).lower()
         return Running(module, "cross" if any(word in inside for word in CROSS) else "self", around.told)
@@ -156,38 +152,28 @@ def _part(receiver: Receiver, module: nn.Module) -> Running:
 
 
 @torch.library.custom_op(
-    "clearhead::observe", mutates_args=("mark",), tags=(torch.Tag.cudagraph_unsafe,)
-)  # a recorded CUDA graph would not run it again
-def observe(
-    query: Tensor,
-    key: Tensor,
-    mask: Tensor | None,
-    position_bias: Tensor | None,
-    sinks: Tensor | None,
-    position_ids: Tensor | None,
-    scaling: float | None,
-    softcap: float | None,
-    is_causal: bool | None,
-    sliding_window: int | None,
-    backend: str,
-    own: str,
-    message: str,
-    mark: Tensor,
-) -> None:
+    "clearhead::observe",
+    mutates_args=("mark",),
+    schema="(Tensor query, Tensor key, Tensor? mask, Tensor? position_bias, Tensor? sinks, Tensor? position_ids, "
+    "float? scaling, float? softcap, bool? is_causal, int? sliding_window, str backend, str own, str message, "
+    "Tensor(a!) mark) -> ()",
+    tags=(torch.Tag.cudagraph_unsafe,),  # a recorded CUDA graph would not run it again
+)
+def observe(query: Tensor, key: Tensor, mask: Tensor | None, *arguments: Any) -> None:
     """Record this call, if the pass that makes it is recorded. `message`: why it cannot be, "" where it can."""
+    *values, backend, own, message, mark = arguments
     found = _find_pass(mark)
     if found is None:
         return
-    (_, receiver, _), running = found
-    kwargs = {"position_bias": position_bias, "s_aux": sinks, "position_ids": position_ids, "scaling": scaling}
-    kwargs |= {"softcap": softcap, "is_causal": is_causal, "sliding_window": sliding_window}
-    call = BackendCall(running, query, key, None, mask, kwargs, backend, own, NotImplemented)  # it has run
-    receiver.masks.counted = False  # compiled code may write the masks of two layers to one memory
-    with receiver.stack.inside(_part(receiver, running)):
+    (_, handler, _), module = found
+    keywords = dict(zip(KEYWORDS, values, strict=True))
+    call = InterceptedCall(query, key, None, backend, module=module, mask=mask, keywords=keywords, own=own)
+    handler.masks.counted = False  # compiled code may write the masks of two layers to one memory
+    with handler.stack.inside(_part(handler, module)):
         if message:
-            receiver.read(lambda: _refuse(message), receiver.stack.names[id(running)])
+            handler.begin(lambda: _refuse(message))
         else:
-            read(receiver, call)
+            begin_backend(handler, call)
 
 
 @observe.register_fake
@@ -202,9 +188,9 @@ def _find_pass(mark: Tensor) -> tuple[_Pass, nn.Module] | None:
         return None
     number, module = mark.tolist()
     found = _here.open.get(number)
-    if found is None or found.receiver.idle:  # idle: a checkpoint runs the call again in the backward pass
+    if found is None or found.handler.idle:  # idle: a checkpoint runs the call again in the backward pass
         return None
-    return found, found.interface.marks.modules[max(module, 0)]
+    return found, found.calls.marks.modules[max(module, 0)]
 
 
 def _unread(module: Any, call: Arguments, problem: Problem) -> str:
@@ -241,24 +227,25 @@ def _observe_own(module: Any, call: Arguments, problem: Problem, cross: bool, ma
 
 
 def _receive_own(mark: Tensor, cross: bool, make: Callable[[], Problem], message: str) -> None:
-    """Give a call of clearhead's own attention to the receiver, if the pass that makes it is recorded."""
+    """Give a call of clearhead's own attention to the handler, if the pass that makes it is recorded."""
     found = _find_pass(mark)
     if found is None:
         return
-    (_, receiver, compiled), module = found
+    (_, handler, compiled), module = found
     if not compiled:
         return
-    around = receiver.stack.innermost
+    around = handler.stack.innermost
     assert around is not None, "a pass runs"
 
-    def read() -> Answer:
+    def read() -> InterceptedCall:
         if message:
             _refuse(message)
         problem = make()
-        return receiver.own(problem, Arguments(problem.query, problem.key, None), "clearhead")
+        arguments = Arguments(problem.query, problem.key, None)
+        return InterceptedCall(*arguments[:2], problem.value, "clearhead", problem=problem, arguments=arguments)
 
-    with receiver.stack.inside(Running(module, "cross" if cross else "self", around.told)):
-        receiver.read(read)
+    with handler.stack.inside(Running(module, "cross" if cross else "self", around.told)):
+        handler.begin(read)
 
 
 @torch.library.custom_op(

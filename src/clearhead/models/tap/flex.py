@@ -11,10 +11,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from clearhead.models.tap.handler import ModelHandler
+from clearhead.models.tap.intercepted_call import InterceptedCall
 from clearhead.models.tap.masks import MaskStore, Recorded
 from clearhead.models.tap.patch import replaced
 from clearhead.models.tap.place import BY_HEAD
-from clearhead.models.tap.receiver import Answer, DotCall, Receiver
 
 # In eager code flex_attention calls this function of its module, and then compiles a function that it calls with all of
 # its arguments. In compiled code it calls neither.
@@ -22,8 +23,8 @@ MODULE, PREPARES = "torch.nn.attention.flex_attention", "setup_compilation_env"
 
 
 @contextmanager
-def source(receiver: Receiver, innermost: bool = False) -> Iterator[None]:
-    """Give each call of flex_attention to the receiver, under whatever name the function was imported."""
+def intercept_flex(handler: ModelHandler, innermost: bool = False) -> Iterator[None]:
+    """Intercept each call of flex_attention, under whatever name the function was imported."""
     flex, here = importlib.import_module(MODULE), _Here()
     if not hasattr(flex, PREPARES):  # a version in which these calls cannot be seen
         yield
@@ -35,7 +36,9 @@ def source(receiver: Receiver, innermost: bool = False) -> Iterator[None]:
             if not here.prepares:  # another thread compiles a function of its own
                 return function
             here.prepares = False
-            return lambda *given: _see(receiver, function, given)
+            if handler.idle:
+                return function
+            return lambda *given: handler.compute(handler.begin(lambda: _read(handler, *given)), function, *given)
 
         return compiled
 
@@ -49,7 +52,7 @@ def source(receiver: Receiver, innermost: bool = False) -> Iterator[None]:
                 finally:
                     if here.prepares:  # in a debug mode of its own it compiles nothing
                         here.prepares = False
-                        receiver.softmax(attends=True)
+                        handler.softmax(attends=True)
 
         return setup_compilation_env
 
@@ -61,14 +64,8 @@ class _Here(threading.local):
     prepares = False  # whether flex_attention prepares a call in this thread
 
 
-def _see(receiver: Receiver, function: Callable[..., Any], given: tuple[Any, ...]) -> Any:
-    if receiver.idle:
-        return function(*given)
-    return receiver.compute(receiver.read(lambda: _read(receiver, *given)), function, *given)
-
-
 def _read(
-    receiver: Receiver,
+    handler: ModelHandler,
     query: Tensor,  # (B, H, Lq, E)
     key: Tensor,  # (B or 1, Hk, Lk, E)
     value: Tensor,
@@ -76,14 +73,17 @@ def _read(
     block_mask: tuple[Any, ...],
     scale: float,
     kernel_options: Any,
-) -> Answer:
-    receiver.check(query, key)
+) -> InterceptedCall:
+    handler.check(query, key)
     key, value = (t.expand(query.shape[0], -1, -1, -1) for t in (key, value))
     first = [torch.zeros((), dtype=torch.int64, device=query.device)] * 4
     score = query.new_zeros(())
     change = None if score_mod(score, *first) is score else score_mod  # without a change the function is the identity
-    masks = masks_of(receiver.masks, block_mask[-1])
-    return receiver.dots(DotCall(query, key, value, masks, "flex_attention", BY_HEAD, scale=scale, change=change))
+
+    def read_masks() -> Recorded:
+        return masks_of(handler.masks, block_mask[-1])
+
+    return InterceptedCall(query, key, value, "flex_attention", read_masks, BY_HEAD, scale=scale, change=change)
 
 
 def masks_of(store: MaskStore, rule: Callable[..., Tensor]) -> Recorded:

@@ -25,6 +25,8 @@ def is_foreign(function: Callable[..., Any]) -> bool:
         if isinstance(inside, partial):
             inside = inside.func
             continue
+        if inside is OWN_SDPA:  # a function of C, without a module
+            return False
         inside = getattr(inside, "__func__", inside)  # of a bound method
         plain = isinstance(inside, FunctionType)
         named = inside.__globals__.get("__name__") if plain else getattr(inside, "__module__", None)
@@ -36,5 +38,4 @@ def is_foreign(function: Callable[..., Any]) -> bool:
 
 def is_sdpa_foreign() -> bool:
     """Whether a function of another project stands in the place of F.scaled_dot_product_attention."""
-    function = original(F, "scaled_dot_product_attention")
-    return function is not OWN_SDPA and is_foreign(function)
+    return is_foreign(original(F, "scaled_dot_product_attention"))

@@ -28,15 +28,16 @@ from clearhead.base.tracing import compiling, some_compiling
 from clearhead.masks.causal import Causal, causal_alignment
 from clearhead.models.tap import flex, multihead
 from clearhead.models.tap.foreign import is_sdpa_foreign
+from clearhead.models.tap.handler import ModelHandler
+from clearhead.models.tap.intercepted_call import InterceptedCall
 from clearhead.models.tap.masks import Recorded
-from clearhead.models.tap.patch import replaced, restored, wrap_anew
+from clearhead.models.tap.patch import original, replaced, restored, wrap_anew
 from clearhead.models.tap.place import Separate
-from clearhead.models.tap.receiver import Answer, DotCall, Receiver
-from clearhead.models.tap.refused import prepare_compiler, uncompiled
+from clearhead.models.tap.refused import is_compiled_here, prepare_compiler, uncompiled
 
 
 def read(
-    receiver: Receiver,
+    handler: ModelHandler,
     query: Tensor,
     key: Tensor,
     value: Tensor,
@@ -46,9 +47,9 @@ def read(
     *,
     scale: float | None = None,
     enable_gqa: bool = False,
-) -> Answer:
-    """Give a call of F.scaled_dot_product_attention to the receiver. The arguments are those of the function."""
-    receiver.check(query, key)
+) -> InterceptedCall:
+    """Read a call of F.scaled_dot_product_attention. The arguments are those of the function."""
+    handler.check(query, key)
     align = None if attn_mask is None else causal_alignment(attn_mask)
     if align is not None:
         attn_mask = None
@@ -62,12 +63,16 @@ def read(
         shape = (*query.shape[:3], value.shape[-1])
     else:
         shape = (leading[:-1].numel(), leading[-1], query.shape[2], value.shape[-1])
-    masks = receiver.masks.convert(attn_mask)
-    if is_causal or align is not None:
-        masks = masks.plus(Recorded(Causal(), align=align or "upper_left"))
+
+    def read_masks() -> Recorded:
+        masks = handler.masks.convert(attn_mask)
+        return masks.plus(Recorded(Causal(), align=align or "upper_left")) if is_causal or align is not None else masks
+
     place = Separate(lambda t: t.reshape(shape), lambda output: output.reshape(*leading, *shape[2:]))
-    call = DotCall(query, key, value, masks, "sdpa", place, scale=scale, dropout_p=dropout_p, foreign=is_sdpa_foreign())
-    return receiver.dots(call)
+    function = original(F, "scaled_dot_product_attention")
+    return InterceptedCall(
+        query, key, value, "sdpa", read_masks, place, scale=scale, dropout_p=dropout_p, function=function
+    )
 
 
 def _four(
@@ -84,7 +89,8 @@ def _four(
     return query, key, value, mask
 
 
-READERS: dict[Any, Callable[..., Answer]] = {
+# Each function of PyTorch's that a module may call, and the function that reads its arguments.
+READERS: dict[Any, Callable[..., InterceptedCall]] = {
     OWN_SDPA: read,
     F.multi_head_attention_forward: multihead.read,  # nn.MultiheadAttention
     native_attention: multihead.read_native,  # the fast path of nn.MultiheadAttention
@@ -107,8 +113,8 @@ FUSED = _with_overloads(FUSED_OPERATIONS)
 
 
 @contextmanager
-def source(receiver: Receiver, innermost: bool = False) -> Iterator[None]:
-    """Give every call of these functions to the receiver, under whatever name they were imported.
+def intercept_functions(handler: ModelHandler, innermost: bool = False) -> Iterator[None]:
+    """Intercept every call of these functions, under whatever name they were imported.
 
     A function mode belongs to one thread: each thread enters it where it enters the model.
     """
@@ -119,10 +125,10 @@ def source(receiver: Receiver, innermost: bool = False) -> Iterator[None]:
         foreign = is_sdpa_foreign()  # each function that takes the place is wrapped anew
 
         def scaled_dot_product_attention(*args: Any, **kwargs: Any) -> Tensor:
-            if receiver.stack.beside:
-                receiver.unattributed.append(None)  # a list, because append is safe in threads and += is not
+            if handler.stack.beside:
+                handler.unattributed.append(None)  # a list, because append is safe in threads and += is not
             if foreign:
-                found: Tensor = see(receiver, attend, args, kwargs)
+                found: Tensor = see(handler, attend, args, kwargs)
                 return found
             # PyTorch's own function is seen by the function mode, under whatever name it is called
             with _restore_name(()):
@@ -131,26 +137,26 @@ def source(receiver: Receiver, innermost: bool = False) -> Iterator[None]:
         return scaled_dot_product_attention
 
     prepare_compiler(_Mode.__torch_function__)
-    receiver.stack.around = _Below(receiver) if innermost else _Mode(receiver)
+    handler.stack.around = _Below(handler) if innermost else _Mode(handler)
     overlooking = replaced(torch.overrides, "has_torch_function", _overlooked)
     try:
         with (
             overlooking,
-            flex.source(receiver, innermost),
+            flex.intercept_flex(handler, innermost),
             replaced(F, "scaled_dot_product_attention", counted, innermost),
         ):
             yield
     except BaseException:
-        _pop_left_modes(receiver)
+        _pop_left_modes(handler)
         raise
     finally:
-        receiver.stack.around = nullcontext()  # this breaks a reference cycle, which would keep the records alive
+        handler.stack.around = nullcontext()  # this breaks a reference cycle, which would keep the records alive
 
 
 class _Mode(TorchFunctionMode):
-    def __init__(self, receiver: Receiver) -> None:
+    def __init__(self, handler: ModelHandler) -> None:
         super().__init__()
-        self.receiver = receiver
+        self.handler = handler
         self.see = uncompiled(_see)
 
     def __enter__(self) -> _Mode:
@@ -161,16 +167,24 @@ class _Mode(TorchFunctionMode):
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        if func in READERS:
-            with _restore_name(types):
-                return self.see(self.receiver, func, args, kwargs or {})
+        handler, kwargs = self.handler, kwargs or {}
+        reads = func in READERS
         # this is asked first: the compiler could not look up every function in these sets
-        if not (some_compiling() and compiling()):
-            if func in OPERATIONS:
-                return self.see(self.receiver, func, args, kwargs or {})
+        if not reads and not (some_compiling() and compiling()):
+            reads = func in OPERATIONS
             if func in SOFTMAX or func in FUSED:
-                self.receiver.softmax(func in FUSED)
-        return func(*args, **(kwargs or {}))
+                handler.softmax(func in FUSED)
+        if not reads:
+            return func(*args, **kwargs)
+        with _restore_name(types):
+            if is_compiled_here():
+                return self.see(handler, func, args, kwargs)
+            if handler.idle:
+                return func(*args, **kwargs)
+            call = begin_function(handler, func, args, kwargs)
+            with handler.inside:  # not `handler.compute`, to be one frame less for each call
+                result = func(*args, **kwargs)
+            return result if call is None else handler.after(call, result)
 
 
 def _restore_name(types: Any) -> AbstractContextManager[None]:
@@ -190,13 +204,13 @@ def _has_other_modes() -> bool:
     return any(not isinstance(mode, _Mode) for mode in active)
 
 
-def _pop_left_modes(receiver: Receiver) -> None:
-    """Take the receiver's modes off this thread's stack, after an error that may be an interrupt.
+def _pop_left_modes(handler: ModelHandler) -> None:
+    """Take the handler's modes off this thread's stack, after an error that may be an interrupt.
 
     An interrupt between PyTorch's own steps of entering or leaving a mode leaves the mode on the stack.
     """
     active: list[TorchFunctionMode] = function_mode_stack()
-    others = [mode for mode in active if not (isinstance(mode, _Mode) and mode.receiver is receiver)]
+    others = [mode for mode in active if not (isinstance(mode, _Mode) and mode.handler is handler)]
     if len(others) < len(active):
         for mode in active:
             TorchFunctionMode.__exit__(mode, None, None, None)  # type: ignore[no-untyped-call]  # pops the last one
@@ -205,16 +219,16 @@ def _pop_left_modes(receiver: Receiver) -> None:
 
 
 class _Below(AbstractContextManager[None]):
-    """A mode below all active modes of receivers, which are entered once more above it and see calls first."""
+    """A mode below all active modes of handlers, which are entered once more above it and see calls first."""
 
-    def __init__(self, receiver: Receiver) -> None:
-        self._receiver, self._here = receiver, _Here()
+    def __init__(self, handler: ModelHandler) -> None:
+        self._handler, self._here = handler, _Here()
 
     def __enter__(self) -> None:
         active: list[TorchFunctionMode] = function_mode_stack()
-        above = [_Mode(mode.receiver) for mode in active if isinstance(mode, _Mode)]
+        above = [_Mode(mode.handler) for mode in active if isinstance(mode, _Mode)]
         with ExitStack() as stack:
-            for mode in (_Mode(self._receiver), *above):
+            for mode in (_Mode(self._handler), *above):
                 stack.enter_context(mode)
             self._here.entered.append(stack.pop_all())
 
@@ -229,24 +243,28 @@ class _Here(threading.local):
         self.entered: list[ExitStack] = []
 
 
-def _see(receiver: Receiver, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    if receiver.idle:
+def begin_function(
+    handler: ModelHandler, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> InterceptedCall | None:
+    return handler.begin(lambda: READERS.get(func, read)(handler, *args, **kwargs))
+
+
+def _see(handler: ModelHandler, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    if handler.idle:
         return func(*args, **kwargs)
-    reader: Callable[..., Answer] = READERS.get(func, read)
-    answer = receiver.read(lambda: reader(receiver, *args, **kwargs))
-    return receiver.compute(answer, func, *args, **kwargs)
+    return handler.compute(begin_function(handler, func, args, kwargs), func, *args, **kwargs)
 
 
 def _overlooked(has_torch_function: Callable[..., bool]) -> Callable[..., bool]:
-    """Hide the modes of receivers from PyTorch's modules, which leave their fast path where a function mode is active.
+    """Hide the modes of handlers from PyTorch's modules, which leave their fast path where a function mode is active.
 
-    Without the fast path their outputs would change, by much where a batch has padding. A receiver whose
+    Without the fast path their outputs would change, by much where a batch has padding. A handler whose
     `keeps_fast_path` is False wants the change.
     """
 
     def asked(args: Any) -> bool:
         active: list[TorchFunctionMode] = function_mode_stack()
-        if not active or not isinstance(active[-1], _Mode) or not active[-1].receiver.keeps_fast_path:
+        if not active or not isinstance(active[-1], _Mode) or not active[-1].handler.keeps_fast_path:
             return has_torch_function(args)
         with pop_function_mode():
             return asked(args)

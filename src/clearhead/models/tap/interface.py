@@ -1,4 +1,4 @@
-"""The attention interface of transformers, where the calls of its models are met: the first source of calls."""
+"""The attention interface of transformers, where the calls of its models are intercepted: the first source of calls."""
 
 from __future__ import annotations
 
@@ -8,12 +8,11 @@ import inspect
 import itertools
 import secrets
 import sys
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import wraps
+from functools import partial, wraps
 from types import FunctionType
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -22,12 +21,12 @@ from clearhead.base.errors import UnsupportedError
 from clearhead.base.tracing import constant
 from clearhead.masks.causal import Causal
 from clearhead.models.tap import flex, told
-from clearhead.models.tap.foreign import is_foreign, is_sdpa_foreign
-from clearhead.models.tap.keywords import MASKED, NAME, RANKS, unread_keywords
+from clearhead.models.tap.handler import Handler, ModelHandler
+from clearhead.models.tap.intercepted_call import InterceptedCall
+from clearhead.models.tap.keywords import MASKED, NAME
 from clearhead.models.tap.masks import MaskStore, Recorded, compact, made_of
 from clearhead.models.tap.patch import replaced
 from clearhead.models.tap.place import Separate
-from clearhead.models.tap.receiver import Answer, DotCall, Receiver
 from clearhead.models.tap.refused import uncompiled
 
 # A function of the interface gives (B, Lq, H, Ev), and weights or None.
@@ -37,83 +36,12 @@ BY_POSITION = Separate(lambda t: t.transpose(1, 2), lambda output: (output.trans
 HOMES = {"sdpa_attention_forward": "sdpa_attention", "flex_attention_forward": "flex_attention"}
 
 
-class BackendCall(NamedTuple):
-    """A call of a backend's function by a model of transformers.
-
-    query (B, H, Lq, E), key and value (B, Hk, Lk, ·), the key heads before they are repeated. `mask`: the model's
-    attention_mask, a tensor or FlexAttention's BlockMask. `keywords`: all other arguments, by name. `own`: the name of
-    `function` where it is one of transformers' own functions, else "".
-    """
-
-    module: nn.Module
-    query: Tensor
-    key: Tensor
-    value: Tensor | None
-    mask: Any
-    keywords: dict[str, Any]
-    backend: str
-    own: str
-    function: Callable[..., Any]
-
-    def run(self, leave_out: str | None = None) -> Any:
-        """The function's result: (B, Lq, H, Ev), and weights or None. `leave_out`: a keyword to drop."""
-        keywords = self.keywords
-        if leave_out is not None:
-            keywords = {word: value for word, value in keywords.items() if word != leave_out}
-        return self.function(self.module, self.query, self.key, self.value, self.mask, **keywords)
-
-    @property
-    def foreign(self) -> bool:
-        """Whether a function of another project computes the call, by itself or inside of transformers' own."""
-        return is_foreign(self.function) or (self.own == "sdpa_attention_forward" and is_sdpa_foreign())
-
-    def check(self, name: str) -> None:
-        """Raise for a call that would be read wrong. `name`: of the module."""
-        message = self.unread(name)
-        if message:
-            raise UnsupportedError(message)
-
-    def unread(self, name: str) -> str:
-        """Of a call that would be read wrong; "" for any other call."""
-        if self.backend == RANKS:
-            return (
-                f"{name} attends over the ranks of a layout, and each has a part of the queries and keys: a record "
-                "would not be of the whole attention. Set it back (run_on_clearhead(model)), and watch it "
-                "in one process."
-            )
-        if self.mask is not None and not isinstance(self.mask, Tensor) and not hasattr(self.mask, "mask_mod"):
-            return (
-                f"{name} was called on the backend {self.backend!r} with attention_mask of type "
-                f"{type(self.mask).__name__}, which cannot be read. Load the model with attn_implementation='sdpa' or "
-                "'eager'."
-            )
-        return unread_keywords(name, self.backend, self.keywords)
-
-    def read(self, store: MaskStore) -> tuple[Tensor, Recorded, dict[str, Any]]:
-        """The keys that the backend sees, its masks, and the keywords that it does not drop."""
-        keywords, key, mask = applied(self.own, self.keywords), self.key, self.mask
-        if (self.own == "flash_attention_forward" or "flash" in self.backend) and isinstance(mask, Tensor):
-            key = key[:, :, : mask.shape[1]]  # of a static cache
-        shape = (*self.query.shape[:3], key.shape[2])
-        return key, _masks(store, self.module, shape, mask, self.backend, self.own, keywords), keywords
-
-
-class Subscriber(ABC):
-    """While it is `subscribed`, it is given the calls of each backend's function that transformers looks up."""
-
-    def meets(self, backend: str) -> bool:
-        """Whether the subscriber wants the calls of a function of this backend that is looked up now."""
-        return True
-
-    @abstractmethod
-    def called(self, call: BackendCall) -> Any:
-        """The result of a call: `call.run()`, unless the subscriber gives another result."""
-
-
 @contextmanager
-def subscribed(subscriber: Subscriber, innermost: bool = False) -> Iterator[None]:
-    """The subscriber is given calls inside the `with`: before the subscribers that were there, or (`innermost`) after.
+def intercept_backends(handler_of: Callable[[str], Handler | None], innermost: bool = False) -> Iterator[None]:
+    """Intercept the calls of backends' functions that transformers looks up inside the `with`.
 
+    `handler_of`: gives the handler of a call of a backend, given by its name, that is about to be made; None: the call
+    is not intercepted. The handler is given a call before the handlers that were there, or (`innermost`) after them.
     Models of transformers call `AttentionInterface.get_interface` for the function of their backend, at each call.
     Where transformers has not been imported, none of its models can exist, and nothing is done.
     """
@@ -127,13 +55,15 @@ def subscribed(subscriber: Subscriber, innermost: bool = False) -> Iterator[None
             "attention (AttentionInterface.get_interface), where clearhead sees their calls. transformers has it "
             "from 5.23 on:  pip install 'clearhead[models]'"
         )
+    begin = uncompiled(begin_backend)
 
     def wrap(original: Callable[..., Any]) -> Callable[..., Any]:
         def get_interface(registry: Any, attn_implementation: str, default: Callable[..., Any]) -> Callable[..., Any]:
             function: Callable[..., Any] = original(registry, attn_implementation, default)
             inner = inspect.unwrap(function) if isinstance(function, FunctionType) else function
             backend = "eager" if inner is default else str(attn_implementation)
-            return _met(subscriber, function, backend) if subscriber.meets(backend) else function
+            handler = handler_of(backend)
+            return function if handler is None else _intercepted(handler, function, backend, begin)
 
         return get_interface
 
@@ -141,7 +71,9 @@ def subscribed(subscriber: Subscriber, innermost: bool = False) -> Iterator[None
         yield
 
 
-def _met(subscriber: Subscriber, function: Callable[..., Any], backend: str) -> Callable[..., Any]:
+def _intercepted(
+    handler: Handler, function: Callable[..., Any], backend: str, begin: Callable[..., Any]
+) -> Callable[..., Any]:
     own = own_name(function)
 
     def attention(
@@ -150,53 +82,43 @@ def _met(subscriber: Subscriber, function: Callable[..., Any], backend: str) -> 
         if args:
             bound = inspect.signature(function).bind_partial(None, None, None, None, None, *args)
             kwargs = {**dict(list(bound.arguments.items())[5:]), **kwargs}
-        return subscriber.called(BackendCall(module, query, key, value, attention_mask, kwargs, backend, own, function))
+        call = InterceptedCall(
+            query, key, value, backend, function=function, module=module, mask=attention_mask, keywords=kwargs, own=own
+        )
+        begun = handler.begin(lambda: call) if handler.traced else begin(handler, call)
+        return handler.compute(begun, function, module, query, key, value, attention_mask, **kwargs)
 
-    # another subscriber around this one asks for the name of the function; a partial has no name
+    # another handler around this one asks for the name of the function; a partial has no name
     return wraps(function)(attention) if isinstance(function, FunctionType) else attention
 
 
-class Given(Subscriber):
-    """A subscriber that gives the calls of a model to the model's receiver."""
+def begin_backend(handler: ModelHandler, call: InterceptedCall) -> InterceptedCall | None:
+    """Give a call of a backend to the handler."""
 
-    def __init__(self, receiver: Receiver, inside_compiled_code: bool = True) -> None:
-        self._receiver = receiver
-        self._read = uncompiled(read) if inside_compiled_code else read
+    def read() -> InterceptedCall:
+        call.check(handler.name(call))
+        handler.check(call.query, call.key, call)
+        return read_keywords(call, handler.masks)
 
-    def called(self, call: BackendCall) -> Any:
-        receiver = self._receiver
-        if receiver.idle:  # the call is none of this model, or a part of a received call
-            return call.run()
-        return receiver.compute(self._read(receiver, call), call.run)
+    return handler.begin(read)
 
 
-def read(receiver: Receiver, call: BackendCall) -> Answer:
-    """Give a call of a backend to the receiver."""
-    name = receiver.stack.names.get(id(call.module))
-    return receiver.read(lambda: _read(receiver, call, name), name)
-
-
-def _read(receiver: Receiver, call: BackendCall, name: str | None) -> Answer:
-    call.check(name or type(call.module).__name__)
-    receiver.check(call.query, call.key, name)
-    key, masks, keywords = call.read(receiver.masks)
-    sinks = keywords.get("s_aux")
-    return receiver.dots(
-        DotCall(
-            call.query,
-            key,
-            None if call.value is None else call.value[:, :, : key.shape[2]],
-            masks if sinks is None else masks.with_sinks(key.shape[2]),
-            backend=NAME if call.backend == MASKED else call.backend,
-            place=BY_POSITION,
-            name=name,
-            scale=keywords.get("scaling"),
-            softcap=keywords.get("softcap"),
-            sinks=sinks,
-            dropout_p=keywords.get("dropout") or 0.0,
-            foreign=call.foreign,
-        )
-    )
+def read_keywords(call: InterceptedCall, store: MaskStore) -> InterceptedCall:
+    """The call with what its mask and its keywords say, as its backend reads them."""
+    keywords = applied(call.own, call.keywords)
+    if (call.own == "flash_attention_forward" or "flash" in call.backend) and isinstance(call.mask, Tensor):
+        call.key = call.key[:, :, : call.mask.shape[1]]  # of a static cache
+    if call.value is not None:
+        call.value = call.value[:, :, : call.key.shape[2]]
+    call.place = BY_POSITION
+    call.scale, call.softcap, call.sinks = (keywords.get(word) for word in ("scaling", "softcap", "s_aux"))
+    call.dropout_p = keywords.get("dropout") or 0.0
+    shape = (*call.query.shape[:3], call.key.shape[2])
+    # not a closure over the call, which would hold the call in a cycle
+    read_masks = partial(_masks, store, call.module, shape, call.mask, call.backend, call.own, keywords)
+    sinks, keys = call.sinks, shape[3]
+    call.read_masks = read_masks if sinks is None else lambda: read_masks().with_sinks(keys)
+    return call
 
 
 class Marks:
@@ -237,7 +159,7 @@ _numbers = itertools.count(secrets.randbits(48))  # marks are saved with a model
 
 
 def applied(own: str, kwargs: dict[str, Any]) -> dict[str, Any]:
-    """The keywords without those that the backend drops. `own`: as in `BackendCall`."""
+    """The keywords without those that the backend drops. `own`: as in `InterceptedCall`."""
     dropped = _dropped(own) if own in HOMES else ()
     return {word: value for word, value in kwargs.items() if word not in dropped} if dropped else kwargs
 
@@ -264,7 +186,7 @@ def own_name(function: Callable[..., Any]) -> str:
 
 def _masks(
     store: MaskStore,
-    module: nn.Module,
+    module: Any,
     shape: tuple[int, int, int, int],
     mask: Any,
     backend: str,

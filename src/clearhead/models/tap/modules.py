@@ -36,7 +36,7 @@ OF_TORCH = (
 
 
 class Notes(Protocol):
-    """The notes that a receiver takes of the layers around an attention call; the noted objects are its own."""
+    """The notes that a handler takes of the layers around an attention call; the noted objects are its own."""
 
     def begun(self, kwargs: dict[str, Any]) -> Any:
         """A module has been called with these keywords. Gives the object that takes notes of the layers inside it."""
@@ -60,7 +60,7 @@ class Running(NamedTuple):
     kind: Kind
     told: Told
     cache: Any = None
-    noted: Any = None  # the receiver's notes of the layers in it
+    noted: Any = None  # the handler's notes of the layers in it
     ids: Any = None  # the tokens that it was given, or a module around it
     error: Exception | None = None  # why its arguments, or those of a module around it, cannot be read
     positions: Any = None  # the positions of the tokens, likewise
@@ -233,7 +233,7 @@ class Stack:
         error = stack[-1].error if stack else None
         try:
             entered = _entered(module, args, kwargs, stack)
-        except Exception as fault:  # it would end the model's run: a receiver raises it where a call is made
+        except Exception as fault:  # it would end the model's run: a handler raises it where a call is made
             entered, error = Running(module, "self", Told()), fault
         if error is not None:
             entered = entered._replace(error=error)

@@ -17,15 +17,16 @@ from torch import Tensor
 
 from clearhead.masks.causal import Causal
 from clearhead.masks.lengths import Lengths
+from clearhead.models.tap.handler import ModelHandler
+from clearhead.models.tap.intercepted_call import InterceptedCall
 from clearhead.models.tap.masks import Recorded
 from clearhead.models.tap.modules import Projection, kind_of
 from clearhead.models.tap.place import Projected
-from clearhead.models.tap.receiver import Answer, DotCall, Receiver
 from clearhead.problem.nested import pack
 
 
 def read(
-    receiver: Receiver,
+    handler: ModelHandler,
     query: Tensor,  # (Lq, B, E), or (Lq, E)
     key: Tensor,
     value: Tensor,
@@ -51,8 +52,8 @@ def read(
     static_v: Tensor | None = None,
     average_attn_weights: bool = True,
     is_causal: bool = False,
-) -> Answer:
-    """Give a call of F.multi_head_attention_forward, which nn.MultiheadAttention makes off its fast path."""
+) -> InterceptedCall:
+    """Read a call of F.multi_head_attention_forward, which nn.MultiheadAttention makes off its fast path."""
     kind = kind_of(query, key)
     if query.ndim == 2:
         query, key, value = query.unsqueeze(1), key.unsqueeze(1), value.unsqueeze(1)
@@ -74,12 +75,12 @@ def read(
         return F.pad(by_head, (0, 0, 0, 1)) if add_zero_attn else by_head
 
     k = projected(key, to_key, biases[1], bias_k, static_k)
-    v = projected(value, to_value, biases[2], bias_v, static_v) if receiver.values else None
+    v = projected(value, to_value, biases[2], bias_v, static_v) if handler.values else None
     keys = key.shape[0] if static_k is None else static_k.shape[1]
 
     def convert(mask: Tensor) -> Recorded:
         mask = F.pad(mask, (0, k.shape[2] - keys)) if k.shape[2] > keys else mask  # every query sees the added keys
-        return receiver.masks.convert(mask, nonzero_blocks=mask.dtype == torch.bool)
+        return handler.masks.convert(mask, nonzero_blocks=mask.dtype == torch.bool)
 
     masks = Recorded()
     if is_causal and key_padding_mask is None and not need_weights:  # the kernel's flag replaces the mask
@@ -94,12 +95,12 @@ def read(
     backend, dropout_p = "multi_head_attention_forward", dropout_p if training else 0.0
     inputs = [t.transpose(0, 1) for t in (query, key, value)]
     last = out_proj_weight, out_proj_bias
-    origin = _origin(receiver, inputs, (to_query, to_key, to_value), biases, last)
-    return receiver.dots(DotCall(q, k, v, masks, backend, place, kind=kind, dropout_p=dropout_p, origin=origin))
+    origin = _origin(handler, inputs, (to_query, to_key, to_value), biases, last)
+    return InterceptedCall(q, k, v, backend, lambda: masks, place, kind=kind, dropout_p=dropout_p, origin=origin)
 
 
 def read_native(
-    receiver: Receiver,
+    handler: ModelHandler,
     query: Tensor,  # (B, Lq, E)
     key: Tensor,
     value: Tensor,
@@ -117,26 +118,26 @@ def read_native(
     name: str | None = None,
     backend: str = "_native_multi_head_attention",
     of_layer: bool = False,
-) -> Answer:
-    """Give a call on the fast path of nn.MultiheadAttention. In its masks, bool or float, 0 means "allowed"."""
+) -> InterceptedCall:
+    """Read a call on the fast path of nn.MultiheadAttention. In its masks, bool or float, 0 means "allowed"."""
     kind = kind_of(query, key)
     masks = Recorded()
     if mask is not None:
         # a mask of type 1 is a padding mask, (B, Lk); others are (Lq, Lk) or (B, H, Lq, Lk)
-        masks = receiver.masks.convert(mask[:, None, None] if mask_type == 1 else mask, nonzero_blocks=True)
+        masks = handler.masks.convert(mask[:, None, None] if mask_type == 1 else mask, nonzero_blocks=True)
     if query.is_nested:
         masks = Recorded(Lengths(pack({"query": query, "key": key}, "").edges.count_keys(query.device)))
         query, key, value = (t.to_padded_tensor(0.0) if t.is_nested else t for t in (query, key, value))
     weights, biases = qkv_weight.chunk(3), qkv_bias.chunk(3)
-    wanted = list(zip((query, key, value), weights, biases, strict=True))[: 3 if receiver.values else 2]
+    wanted = list(zip((query, key, value), weights, biases, strict=True))[: 3 if handler.values else 2]
     q, k, *v = (_heads(F.linear(x, weight, bias), num_head) for x, weight, bias in wanted)
     place = None if of_layer else Projected(proj_weight, num_head, batch_first=True)
-    origin = _origin(receiver, (query, key, value), weights, biases, (proj_weight, proj_bias))
-    return receiver.dots(DotCall(q, k, v[0] if v else None, masks, backend, place, name, kind, origin=origin))
+    origin = _origin(handler, (query, key, value), weights, biases, (proj_weight, proj_bias))
+    return InterceptedCall(q, k, v[0] if v else None, backend, lambda: masks, place, name, kind, origin=origin)
 
 
 def read_layer(
-    receiver: Receiver,
+    handler: ModelHandler,
     src: Tensor,  # (B, L, E)
     embed_dim: int,
     num_heads: int,
@@ -157,15 +158,15 @@ def read_layer(
     ffn_bias_2: Tensor,
     mask: Tensor | None = None,
     mask_type: int | None = None,
-) -> Answer:
-    """Give a call on the fast path of nn.TransformerEncoderLayer, which calls no module inside."""
+) -> InterceptedCall:
+    """Read a call on the fast path of nn.TransformerEncoderLayer, which calls no module inside."""
     x = F.layer_norm(src, (embed_dim,), norm_weight_1, norm_bias_1, eps) if norm_first else src
-    innermost = receiver.stack.innermost
+    innermost = handler.stack.innermost
     own = getattr(innermost.module, "self_attn", None) if innermost else None
     weights = qkv_weight, qkv_bias, proj_weight, proj_bias
-    name = receiver.stack.names.get(id(own))
+    name = handler.stack.names.get(id(own))
     return read_native(
-        receiver,
+        handler,
         *(x, x, x),
         embed_dim,
         num_heads,
@@ -179,14 +180,14 @@ def read_layer(
 
 
 def _origin(
-    receiver: Receiver,
+    handler: ModelHandler,
     inputs: Sequence[Tensor],
     weights: Sequence[Tensor],
     biases: Sequence[Tensor | None],
     last: Projection,
 ) -> Any:
     """The origin of query, key and value: the three parts of the module's input projection, on these inputs."""
-    notes = receiver.stack.notes
+    notes = handler.stack.notes
     return None if notes is None else notes.projected(inputs, weights, biases, last)
 
 

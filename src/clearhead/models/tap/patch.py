@@ -83,7 +83,7 @@ def replacing() -> bool:
 
 
 def wrappers() -> int:
-    """The largest number of wrappers that a function has now: above 1 where several receivers look at calls."""
+    """The largest number of wrappers that a function has now: above 1 where several handlers look at calls."""
     with _lock:
         return max((len(known.wraps) for known in _active.values()), default=0)
 

@@ -7,9 +7,10 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.compiler import is_dynamo_compiling
 
 from clearhead.base.errors import UnsupportedError
-from clearhead.base.torch_private import compiled_call, forward_is_compiled, skip_code, wraps_compiled
+from clearhead.base.torch_private import compiled_call, compiler_here, forward_is_compiled, skip_code, wraps_compiled
 from clearhead.base.tracing import compiled_code
 
 
@@ -70,6 +71,11 @@ def prepare_compiler(mode: Any) -> None:
     """
     torch.overrides.get_overridable_functions()
     skip_code(mode.__code__)
+
+
+def is_compiled_here() -> bool:
+    """Whether this code is compiled, or may be: the compiler is at work in this thread."""
+    return is_dynamo_compiling() or compiler_here() is not None
 
 
 WATCHED = "watch() records this attention call in eager code; compile with fullgraph=False"

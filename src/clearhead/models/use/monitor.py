@@ -26,9 +26,9 @@ from clearhead.inspection.reductions.entropy import Entropy
 from clearhead.inspection.reductions.max_score import MaxScore
 from clearhead.inspection.reductions.sink_share import SinkShare
 from clearhead.models.table import Table
-from clearhead.models.tap import functions
 from clearhead.models.tap.choice import Layers, check_layers
-from clearhead.models.tap.compiled import Interface
+from clearhead.models.tap.compiled import CompiledCalls
+from clearhead.models.tap.intercept import intercept
 from clearhead.models.tap.layers import LayerName, Site
 from clearhead.models.tap.patch import replacing
 from clearhead.models.tap.refused import (
@@ -38,7 +38,6 @@ from clearhead.models.tap.refused import (
     refuse_compiled_code,
     uncompiled,
 )
-from clearhead.models.tap.tap import own_source
 from clearhead.models.use import missed
 from clearhead.models.use.asked import Asked, asked_to_reduce
 from clearhead.models.use.departure import Departure
@@ -231,7 +230,7 @@ class Monitor:
         self._told = False  # whether it has warned of modules that are not monitored, or of a step without attention
         self._missing: dict[Site, str] = {}  # the layers whose calls could not be read, in any step
         self._departures: dict[Site, Departure | None] = {}  # of the first calls that functions of others computed
-        self._interface, self._installed = Interface(model), ExitStack()
+        self._compiled_calls, self._installed = CompiledCalls(model), ExitStack()
         try:
             with Delayed():
                 self._install(model)
@@ -241,7 +240,7 @@ class Monitor:
 
     def _install(self, model: nn.Module) -> None:
         with ExitStack() as stack:
-            stack.enter_context(self._interface.installed())
+            stack.enter_context(self._compiled_calls.installed())
             before, after = self._hooks = (
                 _Hook(_weak(self._begin, self._installed)),
                 _Hook(_weak(self._end, self._installed)),
@@ -330,10 +329,8 @@ class Monitor:
         one.compiled = compiled or compiled_inside(module)
         with Delayed(), ExitStack() as stack:
             if not one.compiled:  # compiled code would pause at a function mode
-                stack.enter_context(functions.source(one))
-                stack.enter_context(one.stack.entered())
-                stack.enter_context(own_source(one))
-            stack.enter_context(self._interface.recording(one, one.compiled))
+                stack.enter_context(intercept(one, backends=False))
+            stack.enter_context(self._compiled_calls.recording(one, one.compiled))
             stack.enter_context(one.stack.running(module, args, kwargs))
             here.step = one
             with self._lock:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from copy import deepcopy
 from dataclasses import replace
+from functools import partial
 from types import NoneType
 from typing import Any, TypeVar
 
@@ -34,16 +35,17 @@ from clearhead.models.call import Outcome, no_key, with_key
 from clearhead.models.chain.cached import alone
 from clearhead.models.chain.caches import Caches, CallFacts, comparable
 from clearhead.models.tap.choice import check_layers
-from clearhead.models.tap.keywords import NAME
+from clearhead.models.tap.handler import ModelHandler
+from clearhead.models.tap.intercept import intercept
+from clearhead.models.tap.intercepted_call import InterceptedCall, of_one_dtype
+from clearhead.models.tap.keywords import MASKED, NAME
 from clearhead.models.tap.layers import Site
 from clearhead.models.tap.modules import Notes, Projection, Running
 from clearhead.models.tap.padding import as_said, checked, fits
 from clearhead.models.tap.padding import of_call as padding_of
 from clearhead.models.tap.patch import wrappers
-from clearhead.models.tap.place import BY_HEAD, Place, Separate
-from clearhead.models.tap.receiver import After, Answer, DotCall, Instead, Receiver
+from clearhead.models.tap.place import Place, Separate
 from clearhead.models.tap.refused import refuse_compiled, uncompiled
-from clearhead.models.tap.tap import given_calls
 from clearhead.models.use import missed
 from clearhead.models.use.asked import Asked, asked
 from clearhead.models.use.departure import Departure, of_call
@@ -62,7 +64,7 @@ from clearhead.scores.base import ByTile, Score
 from clearhead.scores.dot import Dot
 
 
-class Recorder(Receiver):
+class Recorder(ModelHandler):
     def __init__(self, model: nn.Module, asked: Asked, padding: Tensor | None = None) -> None:
         super().__init__(model)
         self.thread = threading.get_ident() if asked.own else None
@@ -112,17 +114,18 @@ class Recorder(Receiver):
     def _copies_values(self) -> bool:
         return self.asked.values or self.asked.gradients
 
-    def read(self, reading: Callable[[], Answer], name: str | None = None) -> Answer:
+    def begin(self, read: Callable[[], InterceptedCall]) -> InterceptedCall | None:
         """Leave a call out that cannot be recorded: a recorder never ends the run that it records. A function that runs
         the model itself needs every layer, so there the error is raised."""
-        self._inside.site = None
+        self.inside.site, call = None, None
         try:
-            return reading()
+            call = read()
+            call.instead = self.before(call)
         except Exception as error:
             if self.asked.own:
                 raise
-            self._leave_out(self._inside.site or self.site(name, None), error)
-            return None
+            self._leave_out(self.inside.site or self.site(None), error)
+        return call
 
     def _leave_out(self, site: Site, error: Exception) -> None:
         try:
@@ -132,49 +135,31 @@ class Recorder(Receiver):
             self.undecided = str(undecided)
         self.missing.setdefault(site, missed.reason(error))
 
-    def dots(self, call: DotCall) -> Answer:
-        self.check(call.query, call.key, call.name)
-        site = self.site(call.name, call.kind, call.query, call.key)
-        name = site.name
+    def before(self, call: InterceptedCall) -> Any:
+        self.check(call.query, call.key, call)
+        site = self.site(call)
         if not self.asked.chooses(site):
             return None
-        self._check_dropout(name, call.dropout_p)
+        if call.dropout_p and self.asked.gradients:
+            raise UnsupportedError(
+                f"{site.name} was called with dropout {call.dropout_p}, and gradients=True is of weights before "
+                "dropout: the two do not belong together. Pass model.eval(), or set the model's attention dropout to 0."
+            )
+        if call.problem is not None and call.arguments is not None:
+            return self._keep(call, site, *read(call.problem, call.arguments, self.copies), None)
         with unobserved():  # else the watch's function mode would see each operation here
-            value = call.value if self._copies_values else None
-            given = call
-            call = call.detached()
-            if self.copies:
-                call = call._replace(query=copied(call.query))
-            score = self._score(call)
-            problem = call.problem(score)
-            if call.masks.align is None and site.kind == "self":
-                problem = self._placed(problem, call.masks.uniform)
-        masks, kept = call.masks, now(problem)
-        return self._keep(
-            kept,
-            (call.query, problem.key, value),
-            score,
-            masks.mask,
-            call.backend,
-            site=site,
-            uniform=masks.uniform,
-            place=call.place,
-            dropped=bool(call.dropout_p),
-            fusible=given if self.asked.fuse else None,
-            origin=call.origin,
-            change=self._change(problem, site, given.value, call.dropout_p, unmasked(call.query, masks.uniform)),
-            foreign=given if given.foreign and self.asked.compares else None,
-        )
+            query, key, _ = of_one_dtype(call.query.detach(), call.key.detach())
+            query = copied(query) if self.copies else query
+            masks, score = call.masks, self._score(call)
+            sinks = None if call.sinks is None else call.sinks.detach().clone()
+            problem = masks.problem(query, key, score, sinks)
+            if masks.align is None and site.kind == "self":
+                sizes, in_use = problem.sizes, filled(problem, masks.uniform, self.innermost)
+                if in_use < sizes.keys:  # empty slots of a static cache stand behind the last query
+                    problem = problem._replace(sizes=sizes._replace(align=max(in_use - sizes.queries, 0)))
+        return self._keep(call, site, now(problem), query, problem.key, score, masks.mask, masks.uniform)
 
-    def _placed(self, problem: Problem, uniform: Tensor | None) -> Problem:
-        """The problem with the position of query 0, where empty slots of a static cache stand behind the last query."""
-        sizes = problem.sizes
-        in_use = filled(problem, uniform, self.innermost)
-        if in_use == sizes.keys:
-            return problem
-        return problem._replace(sizes=sizes._replace(align=max(in_use - sizes.queries, 0)))
-
-    def _score(self, call: DotCall) -> Dot:
+    def _score(self, call: InterceptedCall) -> Dot:
         """The score of a call: an earlier call's score if it is equal, since it takes time to make a module."""
         if call.change is not None or not (
             type(call.scale) in (float, NoneType) and type(call.softcap) in (float, NoneType)
@@ -185,56 +170,33 @@ class Recorder(Receiver):
             self._scores[settings] = call.score
         return self._scores[settings]
 
-    def own(self, problem: Problem, call: Arguments, backend: str) -> Answer:
-        self.check(problem.query, problem.key)
-        site = self.site(None, None, problem.query, problem.key)
-        if not self.asked.chooses(site):
-            return None
-        self._check_dropout(site.name, problem.dropout_p)
-        kept, query, key, score, mask = read(problem, call, self.copies)
-        value = problem.value if self._copies_values else None
-        dropped, tensors = bool(problem.dropout_p), (query, key, value)
-        change = self._change(kept.problem, site, problem.value, problem.dropout_p)
-        return self._keep(
-            kept, tensors, score, mask, backend, site=site, place=BY_HEAD, dropped=dropped, fresh=True, change=change
-        )
-
-    def _change(
-        self, problem: Problem, site: Site, value: Tensor | None, dropout_p: float, unmasked: Unmasked | None = None
-    ) -> Change | None:
+    def _change(self, call: InterceptedCall, site: Site, problem: Problem, unmasked: Unmasked | None) -> Change | None:
         """The change that an edit makes to this call; None where no edit changes it."""
         if not editing():
             return None
         module = next(
             (number for number, known in self.stack.names.items() if known == site.name), id(self.innermost.module)
         )
-        value = None if value is None else value.detach().to(problem.query.dtype)
-        return change_of(module, problem._replace(value=value), dropout_p, unmasked, site.kind)
+        value = None if call.value is None else call.value.detach().to(problem.query.dtype)
+        return change_of(module, problem._replace(value=value), call.dropout_p, unmasked, site.kind)
 
     def _keep(
         self,
+        given: InterceptedCall,
+        site: Site,
         record: Record,
-        tensors: tuple[Tensor, Tensor, Tensor | None],
+        query: Tensor,
+        key: Tensor,
         score: Score,
         mask: Mask | None,
-        backend: str,
-        *,
-        site: Site,
-        uniform: Tensor | None = None,
-        place: Place | None = None,
-        dropped: bool = False,
-        fusible: DotCall | None = None,
-        fresh: bool = False,
-        origin: Origin | None = None,
-        change: Change | None = None,
-        foreign: DotCall | None = None,
-    ) -> Answer:
-        """Keep a call. `tensors`: query, key, and the value, if it is wanted. `score`, `mask`: as the caller gave them.
-
-        `fresh`: the key is a copy already. `change`: the change that an edit makes; the edited call is recorded.
-        `foreign`: the call, where a function of another project computes it.
-        """
-        innermost, (query, key, value) = self.innermost, tensors
+        uniform: Tensor | None,
+    ) -> Any:
+        """Keep a call, as its edits change it. `score`, `mask`: as the caller gave them. Gives the call's result where
+        the statistics have computed it."""
+        innermost, place, dropped = self.innermost, given.place, bool(given.dropout_p)
+        value = given.value if self._copies_values else None
+        change = self._change(given, site, record.problem, unmasked(query, uniform))
+        backend = NAME if given.backend == MASKED else given.backend
         problem = record.problem
         sizes = problem.sizes
         name, kind = site.name, site.kind
@@ -247,8 +209,7 @@ class Recorder(Receiver):
             if not (knows_more or (kind == "self" and self._decodes(name))):
                 padding = as_said(self.padding, kind, sizes, in_use)
         outcome = Outcome(dropped=dropped) if self.asked.values or self.asked.gradients else None
-        answer: Answer = None
-        values = None
+        values, instead = None, None
         joins = self.copies and key is problem.key
         if not self.copies:
             keys = alone(key)
@@ -257,11 +218,11 @@ class Recorder(Receiver):
             tokens = innermost.tokens if kind == "self" else None
             steps = CallFacts(kind, self.run, sizes.queries, in_use, joins, tokens, innermost.cache)
             with unobserved():
-                keys, values = self.caches.add(name, steps, key, value, fresh)
+                keys, values = self.caches.add(name, steps, key, value, fresh=given.arguments is not None)
         if joins:
             whole = keys.tensor() if keys.whole else no_key(keys)
             record = record._replace(problem=with_key(problem, whole))
-        origin = origin or origin_of(innermost)
+        origin = given.origin or origin_of(innermost)
         call = AttentionCall(
             name, kind, query, keys, score, mask, backend, record, uniform, padding, self.run, values, outcome, origin,
             layer=site.layer, ids=self._tokens(innermost.ids, sizes), windows_of=self.stack.windows_of(sizes.batch),
@@ -272,20 +233,20 @@ class Recorder(Receiver):
             self._origins.made(outcome, origin)
         self.sizes.add((sizes.batch, sizes.keys))
         if self.asked.each is not None:
-            with unobserved(), self.inside():
+            with unobserved(), self.inside:
                 self.asked.each(call)
         elif self.asked.keep is None:
             self.calls.append(call)
         else:
-            with unobserved(), self.inside():  # a reduction of the caller's own may compute attention
-                value = None if fusible is None or place is None else _fused_value(fusible, padding)
+            with unobserved(), self.inside:  # a reduction of the caller's own may compute attention
+                value = _fused_value(given, padding) if self.asked.fuse else None
                 if value is None or place is None:
                     found = reduced(call, self.asked.keep, self.asked.heads)
                 else:
                     both = reduced(call, (*self.asked.keep, Output(value)))
                     found = replace(both, reductions=both.reductions[:-1], results=both.results[:-1])
                     output: Any = both.results[-1]
-                    answer = Instead(place.made(output.to(value.dtype)))
+                    instead = place.made(output.to(value.dtype))
             if self.asked.merge is None:
                 self.reduced.append(found)
             else:
@@ -294,37 +255,32 @@ class Recorder(Receiver):
         looks: list[Callable[[Any], None]] = []
         if outcome is not None and self.copies:
             looks.append(outcome.of(place, self.asked.gradients))
-        if foreign is not None and change is None and not dropped and site not in self.departures:
-            looks.append(self._comparing(site, call, foreign))
-        return self._after(site, looks) if looks else answer
+        compares = self.asked.compares and change is None and not dropped and site not in self.departures
+        if compares and given.foreign:
+            looks.append(uncompiled(partial(self._compare, site, call, place, given.value)))
+        given.state = (site, looks) if looks else None
+        return instead
 
-    def _comparing(self, site: Site, call: AttentionCall, given: DotCall) -> Callable[[Any], None]:
-        """A function that compares a result with the record: what the function of another project adds is not known."""
-
-        def compare(result: Any) -> None:
-            place, value = given.place, given.value
-            output = None if place is None else place.by_head(place.tensor(result))
-            self.departures[site] = None
-            if output is not None and value is not None:
-                with unobserved(), self.inside(), without_autocast(output.device):
-                    self.departures[site] = of_call(call, value.detach(), output.detach())
-
-        return uncompiled(compare)
-
-    def _after(self, site: Site, looks: Sequence[Callable[[Any], None]]) -> After:
-        """A function that looks at a result, and gives it back as it is."""
-
-        def after(result: Any) -> Any:
-            try:
-                for look in looks:
-                    look(result)
-            except Exception as error:
-                if self.asked.own:
-                    raise
-                self._leave_out(site, error)
+    def after(self, call: InterceptedCall, result: Any) -> Any:
+        if call.state is None:
             return result
+        site, looks = call.state
+        try:
+            for look in looks:
+                look(result)
+        except Exception as error:
+            if self.asked.own:
+                raise
+            self._leave_out(site, error)
+        return result
 
-        return after
+    def _compare(self, site: Site, call: AttentionCall, place: Place | None, value: Tensor | None, result: Any) -> None:
+        """Compare a result with the record: what the function of another project adds is not known."""
+        output = None if place is None else place.by_head(place.tensor(result))
+        self.departures[site] = None
+        if output is not None and value is not None:
+            with unobserved(), self.inside, without_autocast(output.device):
+                self.departures[site] = of_call(call, value.detach(), output.detach())
 
     def _tokens(self, given: Any, sizes: Sizes) -> Tensor | None:
         """A copy of the ids that the model was given, (B, Lq), one for the layers of a run; None without ids."""
@@ -339,7 +295,7 @@ class Recorder(Receiver):
 
     def _edited(self, call: AttentionCall, change: Change, joins: bool) -> AttentionCall:
         """The call with the changes of an edit. `joins`: its key is of a chain of keys, which no edit changes."""
-        with unobserved(), self.inside():  # an edit of the caller's own may compute attention
+        with unobserved(), self.inside:  # an edit of the caller's own may compute attention
             ran = edited(change, call.score, call.query, call.uniform, call.name, self._copies_values)
         problem, mask = ran.problem, call.mask
         if problem.visible is not change.problem.visible and problem.spans is not None:
@@ -360,31 +316,24 @@ class Recorder(Receiver):
             plain=plain,
         )
 
-    def _check_dropout(self, name: str, dropout_p: float) -> None:
-        if dropout_p and self.asked.gradients:
-            raise UnsupportedError(
-                f"{name} was called with dropout {dropout_p}, and gradients=True is of weights before dropout: the two "
-                "do not belong together. Pass model.eval(), or set the model's attention dropout to 0."
-            )
-
     def _decodes(self, name: str) -> bool:
         """Whether a module belongs to the decoder of an encoder–decoder: its own sequence is not the padded one."""
         config = getattr(self.stack.model, "config", None)
         return bool(getattr(config, "is_encoder_decoder", False)) and "decoder" in name.split(".")
 
 
-def _fused_value(call: DotCall, padding: Words | None) -> Tensor | None:
+def _fused_value(call: InterceptedCall, padding: Words | None) -> Tensor | None:
     """The value of a call whose output can be computed in the same pass as its statistics; None for other calls.
 
     None is returned where the call has gradients, dropout, or a dtype that autocast chooses; with padding, which
     statistics leave out; where the same function also computes a projection of the output; on a backend, or by a
-    function of another project, that may give more, or other, outputs; and where another receiver looks at the model's
+    function of another project, that may give more, or other, outputs; and where another handler looks at the model's
     calls, since the call would not be made.
     """
     query, key, value = call.query, call.key, call.value
     if value is None or call.dropout_p or padding is not None or any_autocast() or call.foreign:
         return None
-    if not isinstance(call.place, Separate) or call.backend not in ("sdpa", NAME) or wrappers() > 1:
+    if not isinstance(call.place, Separate) or call.backend not in ("sdpa", NAME, MASKED) or wrappers() > 1:
         return None
     if torch.is_grad_enabled() and any(t.requires_grad for t in (query, key, value)):
         return None
@@ -552,7 +501,7 @@ def writers_of(model: nn.Module, run: Callable[[], object]) -> dict[str, Origin]
 def recorded(recorder: Recorder, given: Callable[[Recorder], Given]) -> Iterator[Given]:
     """The recorder receives the model's calls inside the `with`, which gives `given(recorder)`; raises where it saw
     none, and warns of those that it missed."""
-    with given_calls(recorder), recorder.caches.noting_crops():
+    with intercept(recorder), recorder.caches.noting_crops():
         yield given(recorder)
     others = [name for name in recorder.left if name not in recorder.modules]
     elsewhere = [missed.left(others)] if others else []

@@ -47,7 +47,7 @@ class Change(NamedTuple):
     problem: Problem
     spot: Spot
     regions: list[tuple[list[Edit], slice, tuple[int, ...], np.ndarray]]
-    inside: Callable[[], AbstractContextManager[None]]
+    inside: AbstractContextManager[None]
 
 
 def changed(change: Change, place: Place, result: Any) -> Any:
@@ -62,7 +62,7 @@ def changed(change: Change, place: Place, result: Any) -> Any:
 @contextmanager
 def computing(change: Change) -> Iterator[None]:
     """A context for the computations that are not the model's own."""
-    with change.inside(), unobserved(), without_autocast(change.problem.sizes.device):
+    with change.inside, unobserved(), without_autocast(change.problem.sizes.device):
         yield
 
 

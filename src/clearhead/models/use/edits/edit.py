@@ -7,21 +7,21 @@ import threading
 import warnings
 from collections.abc import Iterator, Sequence, Set
 from contextlib import AbstractContextManager, contextmanager
+from typing import Any
 
 import numpy as np
 from torch import Tensor, nn
 
-from clearhead._attention import Arguments
 from clearhead.base.errors import ClearheadError, UnsupportedError
 from clearhead.base.managers import Managed, Uninterrupted
 from clearhead.base.tracing import in_backward, unobserved
 from clearhead.models.tap.choice import check_layers, chosen, made_by
+from clearhead.models.tap.handler import ModelHandler
+from clearhead.models.tap.intercept import intercept
+from clearhead.models.tap.intercepted_call import InterceptedCall, of_one_dtype
 from clearhead.models.tap.layers import Site
 from clearhead.models.tap.modules import Kind
-from clearhead.models.tap.place import BY_HEAD, Place
-from clearhead.models.tap.receiver import Answer, Changing, DotCall, Receiver
 from clearhead.models.tap.refused import refuse_compiled
-from clearhead.models.tap.tap import given_calls
 from clearhead.models.use.edits.base import Edit
 from clearhead.models.use.edits.changed import Change, changed
 from clearhead.models.use.edits.checkpoints import following_checkpoints
@@ -86,7 +86,7 @@ _lock = threading.Lock()
 def _editing(editor: Editor) -> Iterator[None]:
     with (
         _among_others(editor),
-        given_calls(editor, innermost=True),  # all other receivers see the edited call
+        intercept(editor, innermost=True),  # all other handlers see the edited call
         following_checkpoints(editor),
     ):
         yield
@@ -113,7 +113,7 @@ def _among_others(editor: Editor) -> Iterator[None]:
             _active.extend([outer] if outer is not None else [])
             raise
         if outer is not None:
-            editor.after(outer)
+            editor.follow(outer)
         _active.append(editor)
     try:
         yield
@@ -137,7 +137,9 @@ def change_of(
     if not found:
         return None
     editor = found[0]
-    return editor.change(problem, editor.next_site(editor.stack.names[module], problem, kind), dropout_p, unmasked)
+    cross = editor.kind(kind, problem.query, problem.key) == "cross"
+    site = editor.layers.site(editor.stack.names[module], cross, editor.stack.turns, made=False)
+    return editor.change(problem, site, dropout_p, unmasked)
 
 
 def editing() -> bool:
@@ -160,7 +162,7 @@ def _refuse_edited(modules: Set[int], who: str, instead: str) -> None:
         raise ClearheadError(f"{who}: edit() is at work on this model, here or in another thread. {instead}.")
 
 
-class Editor(Receiver):
+class Editor(ModelHandler):
     """Computes the changed parts of each call again, and puts them into its result."""
 
     values = True
@@ -187,7 +189,7 @@ class Editor(Receiver):
         """Whether another editor may be at work inside of this one: on the same model, in the same thread."""
         return self.stack.model is inner.stack.model and self._thread == inner._thread
 
-    def after(self, outer: Editor) -> None:
+    def follow(self, outer: Editor) -> None:
         """Make the changes of the editor around this one first; it rests meanwhile."""
         outer.rests = True
         self.edits, self.outer = [*outer.edits, *self.edits], len(outer.edits)
@@ -209,37 +211,41 @@ class Editor(Receiver):
         for one in self.edits[own]:
             check_layers(one.layers, self.sites, type(one).__name__)
 
-    def dots(self, call: DotCall) -> Answer:
-        self.check(call.query, call.key, call.name)
-        site = self._site(call.name, call.kind, call.query, call.key)
-        if not self.meets(site):
-            return None
-        with unobserved():
-            one = call.one_dtype()
-            problem = one.problem()
-        change = self.change(problem, site, call.dropout_p, unmasked(one.query, call.masks.uniform))
-        return self.answer(change, site.name, call.place)
-
-    def own(self, problem: Problem, call: Arguments, backend: str) -> Answer:
-        self.check(problem.query, problem.key)
-        site = self._site(None, None, problem.query, problem.key)
-        return self.answer(self.change(problem, site, problem.dropout_p), site.name, BY_HEAD)
-
-    def _site(self, name: str | None, kind: Kind | None, query: Tensor, key: Tensor) -> Site:
+    def before(self, call: InterceptedCall) -> None:
+        self.check(call.query, call.key, call)
         if in_backward():  # the call is of a checkpoint, which runs a part of the model again
-            name = self.name(name)
+            name = self.name(call)
             if self.layers.repeats(name):
                 raise UnsupportedError(
                     f"{name} was called several times in a run of the model, and a checkpoint calls it again in the "
                     "backward pass: which of its layers is computed is not known. Train without checkpoints while "
                     "editing."
                 )
-        return self.site(name, kind, query, key)
+        site = self.site(call)
+        if not self.meets(site):
+            return
+        problem, without_mask = call.problem, None
+        if problem is None:
+            with unobserved():
+                query, key, value = of_one_dtype(call.query, call.key, call.value)
+                problem = call.masks.problem(query, key, call.score, call.sinks, value)
+            without_mask = unmasked(query, call.masks.uniform)
+        change = self.change(problem, site, call.dropout_p, without_mask)
+        if change is not None:
+            self.accept(change, site.name, call)
 
-    def next_site(self, name: str, problem: Problem, kind: Kind | None) -> Site:
-        """The layer of the call that a module makes now, before it is received here."""
-        cross = self.kind(kind, problem.query, problem.key) == "cross"
-        return self.layers.site(name, cross, self.stack.turns, made=False)
+    def accept(self, change: Change, name: str, call: InterceptedCall) -> None:
+        """Change a call: see `after`."""
+        if call.place is None:
+            raise UnsupportedError(f"{name} computes attention inside a fused layer, where edit() can't change it.")
+        self.changes += 1
+        call.state, call.ran = change, RanEdited(change)
+
+    def after(self, call: InterceptedCall, result: Any) -> Any:
+        change: Change | None = call.state
+        if change is None or call.place is None:
+            return result
+        return with_weights(change, changed(change, call.place, result))
 
     def meets(self, site: Site) -> bool:
         """Whether the calls of a layer are looked at."""
@@ -275,13 +281,6 @@ class Editor(Receiver):
         regions = list(self._regions(problem, edits, spot, spot.site.name))
         return Change(problem, spot, regions, self.inside) if regions else None
 
-    def answer(self, change: Change | None, name: str, place: Place | None) -> Answer:
-        if change is None:
-            return None
-        place = editable(place, name)
-        self.changes += 1
-        return Changing(lambda result: with_weights(change, changed(change, place, result)), RanEdited(change))
-
     def _regions(
         self, problem: Problem, edits: list[int], spot: Spot, name: str
     ) -> Iterator[tuple[list[Edit], slice, tuple[int, ...], np.ndarray]]:
@@ -311,13 +310,6 @@ class Editor(Receiver):
             among = [i for i, place in enumerate(places) if start in place]
             if among:
                 yield slice(None) if (start, stop) == (0, batch) else slice(start, stop), among
-
-
-def editable(place: Place | None, name: str) -> Place:
-    """The place of a call's output. Raises an `UnsupportedError` where it is not known."""
-    if place is None:
-        raise UnsupportedError(f"{name} computes attention inside a fused layer, where edit() can't change it.")
-    return place
 
 
 def _parts(heads: np.ndarray, rows: np.ndarray) -> Iterator[tuple[tuple[int, ...], list[int], np.ndarray]]:

@@ -64,7 +64,7 @@ class Edited(NamedTuple):
 
 def edited(change: Change, score: Score, query: Tensor, uniform: Tensor | None, name: str, values: bool) -> Edited:
     """The call with its edits. `values`: whether its value is kept beside the weights."""
-    with torch.no_grad(), change.inside():
+    with torch.no_grad(), change.inside:
         return _edited(change, score, query, uniform, name, values)
 
 
@@ -251,7 +251,7 @@ def with_weights(change: Change, result: Any) -> Any:
     if not isinstance(given, Tensor) or given.shape not in every + mean:
         return result
     averaged = given.shape in mean  # with one head, the weights and their mean are the same
-    with torch.no_grad(), change.inside(), unobserved(), without_autocast(given.device):
+    with torch.no_grad(), change.inside, unobserved(), without_autocast(given.device):
         inside = torch.zeros(batch, heads, queries, 1, dtype=torch.bool, device=given.device)
         new = inside.new_zeros(batch, heads, queries, keys, dtype=accumulated(change.problem.query.dtype))
         for sequences, run, rows, weights in changed_weights(change):

@@ -20,7 +20,9 @@ from clearhead.base.tracing import (
     unobserved,
     without_autocast,
 )
-from clearhead.models.tap.interface import BackendCall, Marks, Subscriber, subscribed
+from clearhead.models.tap.handler import Handler
+from clearhead.models.tap.intercepted_call import InterceptedCall
+from clearhead.models.tap.interface import Marks, applied, intercept_backends, read_keywords
 from clearhead.models.tap.keywords import MASKED, NAME
 from clearhead.models.tap.masks import MaskStore
 from clearhead.models.tap.refused import refuse_compiled
@@ -31,7 +33,6 @@ from clearhead.models.use.edits.recorded import edited_weights
 from clearhead.models.use.lazy.lazy_attention import lazy_attention
 from clearhead.models.use.lazy.of_model import OfModel
 from clearhead.models.use.missed import departs, reason
-from clearhead.scores.dot import Dot
 
 DENSE_BYTES = 2**30
 
@@ -93,34 +94,39 @@ def check_max_bytes(given: Any) -> None:
 @contextmanager
 def _lazily(model: Model, max_bytes: int | None) -> Iterator[Model]:
     lazily = _Lazily(model, max_bytes)
-    with lazily.marks.put(), subscribed(lazily):
+    with lazily.marks.put(), intercept_backends(lambda backend: None if backend == "eager" else lazily):
         yield model
 
 
-class _Lazily(Subscriber):
+class _Lazily(Handler):
     """Gives lazy weights beside the output of each attention function that transformers looks up."""
 
+    traced = True
+
     def __init__(self, model: nn.Module, max_bytes: int | None) -> None:
-        self.marks, self._max_bytes, self._masks = Marks(model), max_bytes, MaskStore()
+        self.marks, self._max_bytes, self.masks = Marks(model), max_bytes, MaskStore()
         self._names = {id(module): name or type(module).__name__ for name, module in model.named_modules()}
         self._line, self._warned, self._compared = caller(), set[int](), set[int]()
 
-    def meets(self, backend: str) -> bool:
-        return backend != "eager"  # eager attention gives its own weights
-
-    def called(self, call: BackendCall) -> Any:
-        if not self.marks.on(call.module) or not _asked(call.keywords) or in_backward():
-            return call.run()
-        lazy, source = None, None
+    def before(self, call: InterceptedCall) -> None:
+        module = call.module
+        if module is None or not self.marks.on(module) or not _asked(call.keywords) or in_backward():
+            return
+        call.state = module, None, None
         try:
-            lazy, source = self._weights(call)
+            call.state = module, *self._weights(call)
         except Exception as error:  # it would end the model's run
-            self._warn_once(call.module, f"lazy_attentions gives None for {self._name(call.module)}: {reason(error)}")
-        # given the keyword, these functions would warn that they return no weights
-        output = call.run("output_attentions" if call.own or call.backend in (NAME, MASKED) else None)
-        output = output[0] if isinstance(output, tuple) else output
-        if source is not None and call.value is not None and id(call.module) not in self._compared and call.foreign:
-            self._compare(call.module, source, call.value, output)
+            self._warn_once(module, f"lazy_attentions gives None for {self._name(module)}: {reason(error)}")
+        if call.own or call.backend in (NAME, MASKED):  # these would warn that they return no weights
+            call.keywords.pop("output_attentions", None)
+
+    def after(self, call: InterceptedCall, result: Any) -> Any:
+        if call.state is None:
+            return result
+        module, lazy, source = call.state
+        output = result[0] if isinstance(result, tuple) else result
+        if source is not None and call.value is not None and id(module) not in self._compared and call.foreign:
+            self._compare(module, source, call.value, output)
         return output, lazy
 
     def _name(self, module: nn.Module) -> str:
@@ -135,24 +141,25 @@ class _Lazily(Subscriber):
         """Compare the first output of a layer with its lazy weights: a function of another project may add to them."""
         self._compared.add(id(module))
         uniform = None if source.uniform is None else source.uniform[..., 0]
-        value = value[:, :, : source.shape[3]]
         with suppress(Exception), unobserved(), without_autocast(value.device):
             found = departure(source.without_graph(), value.detach(), output.detach().transpose(1, 2), (uniform,))
             if found.departs:
                 self._warn_once(module, departs(self._name(module), found, "lazy weights"))
 
-    def _weights(self, call: BackendCall) -> tuple[Tensor, OfModel | None]:
+    def _weights(self, call: InterceptedCall) -> tuple[Tensor, OfModel | None]:
         """The weights, and the call from which they are computed, unless an edit changes it."""
         name, query = type(call.module).__name__, call.query
         _refuse(name, query, call.key, call.keywords)
         call.check(name)
         with unobserved():
-            key, masks, keywords = call.read(self._masks)
-            score = Dot(scale=keywords.get("scaling"), softcap=keywords.get("softcap"))
-            added = {"attention mask": call.mask, "position bias": keywords.get("position_bias")}
-            source = OfModel(query, key, score, masks, keywords.get("s_aux"), added)
+            masks = read_keywords(call, self.masks).masks
+            added = {
+                "attention mask": call.mask,
+                "position bias": applied(call.own, call.keywords).get("position_bias"),
+            }
+            source = OfModel(query, call.key, call.score, masks, call.sinks, added)
             if editing():
-                dense = _edited(source, call.module, query, masks.uniform, keywords, self._max_bytes)
+                dense = _edited(source, call, masks.uniform, self._max_bytes)
                 if dense is not None:
                     return dense, None
             found = lazy_attention(source, query.dtype, self._max_bytes)
@@ -161,22 +168,20 @@ class _Lazily(Subscriber):
             return found, source
 
 
-def _edited(
-    source: OfModel, module: nn.Module, query: Tensor, uniform: Tensor | None, kwargs: dict[str, Any], most: int | None
-) -> Tensor | None:
+def _edited(source: OfModel, call: InterceptedCall, uniform: Tensor | None, most: int | None) -> Tensor | None:
     """The weights of a call that an edit changes, as an ordinary tensor; None where no edit changes it."""
     problem = source.without_graph().problem()
-    blind = unmasked(query.detach().to(problem.query.dtype), uniform)
-    change = change_of(id(module), problem, kwargs.get("dropout") or 0.0, blind)
+    blind = unmasked(call.query.detach().to(problem.query.dtype), uniform)
+    change = change_of(id(call.module), problem, call.dropout_p, blind)
     if change is None:
         return None
     if source.learnt:
         raise UnsupportedError(
-            f"lazy_attentions: an edit changes a call of {type(module).__name__}, and gradients of its weights are not "
-            "followed through that. Run the model under torch.no_grad(), or outside of the edit's `with`."
+            f"lazy_attentions: an edit changes a call of {type(call.module).__name__}, and gradients of its weights "
+            "are not followed through that. Run the model under torch.no_grad(), or outside of the edit's `with`."
         )
     dense: Tensor = edited_weights(change).dense(most)
-    return dense.to(query.dtype)
+    return dense.to(call.query.dtype)
 
 
 def _asked(kwargs: dict[str, Any]) -> bool:

@@ -24,9 +24,10 @@ from clearhead.scores.dot import Dot
 class OfModel(Source):
     """An attention call of a model.
 
-    query (B, H, Lq, E), key (B, Hk, Lk, E), sinks (H,). `masks` are detached. `added`: the mask tensor and the position
-    bias themselves; those with a gradient are kept. Tensors with a gradient stay in the graph. A tensor that is known
-    to be written to later is copied: a cache that is written over, or a parameter.
+    query (B, H, Lq, E), key (B, Hk, Lk, E), sinks (H,). `masks` are detached; where there are sinks, they are those of
+    `Recorded.with_sinks`. `added`: the mask tensor and the position bias themselves; those with a gradient are kept.
+    Tensors with a gradient stay in the graph. A tensor that is known to be written to later is copied: a cache that is
+    written over, or a parameter.
     """
 
     def __init__(
@@ -42,7 +43,7 @@ class OfModel(Source):
         self._tensors = {name: _kept(t) for name, t in given.items() if t is not None}
         self._added = {name: t for name, t in added.items() if t is not None and _followed(t)}
         self._score = score
-        self._masks = masks if sinks is None else masks.with_sinks(key.shape[2])
+        self._masks = masks
         self._reads = Versions((self._tensors | self._added).items())
         self._problem: Problem | None = None
 
