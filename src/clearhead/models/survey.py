@@ -118,7 +118,7 @@ class Survey:
         """SHA-256 of all sums, counts and moments, in float64: equal where two surveys agree to the bit."""
         found = hashlib.sha256()
         for name, tensor in sorted((self.means.state_dict() | self.spread.moments).items()):
-            found.update(f"{name} {tuple(tensor.shape)} ".encode())
+            found.update(f"{name} {tuple(tensor.shape)} ".encode(errors="surrogatepass"))
             found.update(tensor.contiguous().numpy().tobytes())
         return found.hexdigest()
 

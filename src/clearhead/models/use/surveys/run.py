@@ -144,7 +144,7 @@ def _weights(model: nn.Module) -> str:
     found, unread = hashlib.sha256(), 0
     for name, tensor in sorted(model.state_dict().items()):
         if isinstance(tensor, torch.Tensor):
-            found.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
+            found.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode(errors="surrogatepass"))
             if tensor.is_meta or dispatches(tensor):
                 unread += 1
                 continue
