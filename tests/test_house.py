@@ -90,7 +90,7 @@ def test_imports_run_downward():
 MODELS = [
     "tap.",
     "chain.cached chain.caches ranks",
-    "weights call",
+    "weights call call_explanation call_diagnosis",
     "attention_call",
     "calls table loading chain.",
     "use. read.",

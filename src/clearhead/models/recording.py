@@ -23,7 +23,8 @@ from clearhead.inspection.reductions.entropy import Entropy
 from clearhead.inspection.reductions.mean_distance import MeanDistance
 from clearhead.inspection.reductions.sink_share import SinkShare
 from clearhead.inspection.reductions.topk import TopK
-from clearhead.models.attention_call import AttentionCall, case_of
+from clearhead.models.attention_call import AttentionCall
+from clearhead.models.call_diagnosis import case_of
 from clearhead.models.calls import Calls, chosen_calls, labels, one_call
 from clearhead.models.chain.generation import Generation, found_rows, joined_call, warn_of_beams
 from clearhead.models.read.audit import Audit, Expected, audit

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
@@ -120,7 +119,8 @@ class Look:
     def _subject(self, call: AttentionCall) -> Subject:
         words = call.padding or ALL_WORDS
         before = self._before
-        norms = norms_of(replace(call, origin=self._writers.get(call.name)))
+        context = call.context._replace(origin=self._writers.get(call.name))
+        norms = norms_of(AttentionCall(call.inputs, call.result, context))
         like = before[1] if before is not None and not norms and _alike(before[0], call) else None
         own = call.kind == "self" and self._tokens.shape == (call.problem.sizes.batch, call.problem.sizes.keys)
         skipped = None if call.uniform is None else call.uniform[..., 0]  # the mask leaves them no key
