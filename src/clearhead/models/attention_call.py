@@ -138,7 +138,7 @@ class AttentionCall(Call):
         self.inputs, self.result, self.context = inputs, result, context
 
     @property
-    def shape(self) -> tuple[int, int, int, int]:  # type: ignore[override]
+    def shape(self) -> tuple[int, int, int, int]:
         """(B, H, Lq, Lk)."""
         batch, heads, queries, _ = self.query.shape
         return batch, heads, queries, self.cached_key.link.length

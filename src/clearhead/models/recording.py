@@ -13,6 +13,8 @@ from clearhead.base.arrays import Array
 from clearhead.base.errors import ClearheadError, require
 from clearhead.base.pictures import Style
 from clearhead.base.selected import as_index
+from clearhead.base.text import said
+from clearhead.base.thumbnails import short
 from clearhead.base.words import TokensLike, word_list
 from clearhead.explanation.diagnosis.diagnose import diagnosis_of
 from clearhead.explanation.diagnosis.diagnosis import Diagnosis
@@ -24,8 +26,9 @@ from clearhead.inspection.reductions.mean_distance import MeanDistance
 from clearhead.inspection.reductions.sink_share import SinkShare
 from clearhead.inspection.reductions.topk import TopK
 from clearhead.models.attention_call import AttentionCall
+from clearhead.models.call import BACKEND, KIND, MODULE, RUN, Column
 from clearhead.models.call_diagnosis import case_of
-from clearhead.models.calls import Calls, chosen_calls, labels, one_call
+from clearhead.models.calls import Calls, Label, chosen_calls, labels, one_call
 from clearhead.models.chain.generation import Generation, found_rows, joined_call, warn_of_beams
 from clearhead.models.read.audit import Audit, Expected, audit
 from clearhead.models.read.differences import Differences, compare_calls
@@ -37,7 +40,7 @@ from clearhead.models.show.framed import Framed, framed
 from clearhead.models.show.image import Picture
 from clearhead.models.show.meanings import OfHeads
 from clearhead.models.show.paged import Paged, roles
-from clearhead.models.show.pictured import listed, plotted
+from clearhead.models.show.pictured import plotted
 from clearhead.models.table import Table
 from clearhead.models.tap.choice import Heads, Layers, Pairs, Positions
 from clearhead.models.use.reduced import reduced
@@ -47,6 +50,16 @@ from clearhead.report.page import nothing_left
 
 if TYPE_CHECKING:
     from clearhead.base.pictures import Axes, Colormap
+
+
+LISTED = (
+    MODULE,
+    KIND,
+    RUN,
+    Column("B × H × Lq × Lk", lambda call: " × ".join(map(str, call.shape))),
+    Column("mask", lambda call: "" if call.mask is None else short(said(call.mask, call.mask.title), 60)),
+    BACKEND,
+)
 
 
 class Recording(Calls[AttentionCall]):
@@ -352,8 +365,8 @@ class Recording(Calls[AttentionCall]):
         pairs.
         """
         self.check_complete("diagnose")
-        said = labels(self.calls)
-        return diagnosis_of(case_of(call, str(label)) for call, label in zip(self.calls, said, strict=True))
+        named = zip(self.calls, self._labels, strict=True)
+        return diagnosis_of(case_of(call, str(label)) for call, label in named)
 
     def write(self, path: str | Path) -> Path:
         """Write the recording to one file, for `ch.models.load_recording`: to compare checkpoints, or to look later.
@@ -481,9 +494,17 @@ class Recording(Calls[AttentionCall]):
         label, style = labels(self.calls)[number], Style(title, cmap, scale)
         return plotted(self.calls[number], label, heads, sequence, words, style)
 
-    def _repr_html_(self) -> str:
-        """The first 40 calls as a table, for notebooks."""
-        return listed(self)
+    @property
+    def _labels(self) -> list[Label]:
+        return labels(self.calls)
+
+    def _listing(self) -> Table:
+        """A row for each call."""
+        named = enumerate(zip(self._labels, self.calls, strict=True))
+        return Table(
+            {"call": number, "layer": str(label)} | {column.name: column.of(call) for column in LISTED}
+            for number, (label, call) in named
+        )
 
     if not TYPE_CHECKING:
 

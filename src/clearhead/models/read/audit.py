@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 from typing import Any, NamedTuple
@@ -23,7 +23,6 @@ from clearhead.masks.padding import Padding
 from clearhead.models.attention_call import AttentionCall
 from clearhead.models.call import Call
 from clearhead.models.calls import Calls, chosen_calls
-from clearhead.models.table import Table
 from clearhead.models.tap.padding import same_words
 from clearhead.problem._recorded import RecordedMask
 from clearhead.problem.problem import Problem
@@ -282,10 +281,8 @@ class AuditedCall(Call):
             found[f"most {name}"] = by_head.amax(1) if by_head.shape[1] else by_head.sum(1)
         return found
 
-    def table(self) -> Table:
-        """A row for each head: the columns of every call, head, and the columns of `heads`."""
-        columns = {name: values.tolist() for name, values in self.heads.items()}
-        return Table.of(self.row, {"head": range(self.shape[1]), **columns})
+    def _by_head(self) -> Mapping[str, Iterable[object]]:
+        return {"head": range(self.shape[1]), **{name: values.tolist() for name, values in self.heads.items()}}
 
     def __repr__(self) -> str:
         return said(self, self._said)
@@ -393,7 +390,9 @@ class Audit(Calls[AuditedCall]):
 
     Calls are found as in a `Recording`, by number, module and run: each is an `AuditedCall`, with `leaked` and
     `hidden`. `worst`: the call with the largest share. `str(audit)` names the first call that is not as expected, its
-    worst head and query, the keys on which the mass is, and a likely cause.
+    worst head and query, the keys on which the mass is, and a likely cause. The columns of `table()`: layer, run,
+    module, kind, backend, queries, keys, head; leaked and hidden, means over the queries that count; most leaked and
+    most hidden, the largest shares of these queries.
     """
 
     @property
@@ -405,14 +404,6 @@ class Audit(Calls[AuditedCall]):
         """Whether no query of any call has more than `tolerance` of its softmax leaked or hidden."""
         most = _checked(tolerance)
         return all(call.most <= most for call in self.calls)
-
-    def table(self) -> Table:
-        """A row for each call and head, as `pandas.DataFrame` takes them.
-
-        Its columns: layer, run, module, kind, backend, queries, keys, head; leaked and hidden, means over the queries
-        that count; most leaked and most hidden, the largest shares of these queries.
-        """
-        return Table(row for call in self.calls for row in call.table())
 
     def __str__(self) -> str:
         return said(self, self.told)

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from clearhead.base.errors import ClearheadError, ShapeError, UnsupportedError, columns
-from clearhead.base.pictures import Style
 from clearhead.base.text import said
 from clearhead.inspection.by_blocks import NUMBERS
 from clearhead.inspection.difference import Aligned, WeightDifference
@@ -21,9 +20,8 @@ from clearhead.inspection.measures.allowed import among, looked_at
 from clearhead.inspection.source import FromRecord
 from clearhead.inspection.weights import Weights
 from clearhead.models.attention_call import AttentionCall
-from clearhead.models.call import first_columns
-from clearhead.models.calls import Calls, Label, labels, plotted, strongest
-from clearhead.models.table import Table
+from clearhead.models.call import KIND, LAYER, MODULE, NUMBER, RUN, Call
+from clearhead.models.calls import Calls, HeadNumbers, Label, labels
 from clearhead.models.tap.layers import FIRST, LayerName
 from clearhead.models.tap.modules import Kind
 from clearhead.models.weights import weights_of
@@ -31,9 +29,6 @@ from clearhead.problem.problem import Problem
 from clearhead.problem.record import now
 from clearhead.problem.region import Region, host_part
 from clearhead.problem.words import ALL_WORDS
-
-if TYPE_CHECKING:
-    from clearhead.base.pictures import Axes, Colormap
 
 Places = tuple[Tensor, Tensor] | None
 
@@ -273,7 +268,7 @@ UNNAMED = Label(FIRST)
 
 
 @dataclass(frozen=True, eq=False)
-class CallDifference:
+class CallDifference(Call):
     """The differences between the calls of one number in two recordings. `Recording.compare` gives it.
 
     `weights`: the signed difference, the other call's weights less this call's, a lazy matrix. `by_query`: the
@@ -289,41 +284,46 @@ class CallDifference:
     by_query: Tensor
     run: int = 0
     label: Label = UNNAMED
+    _columns = LAYER, NUMBER, RUN, MODULE, KIND
 
     @property
-    def layer(self) -> LayerName:
+    def layer(self) -> LayerName:  # type: ignore[override]
         return self.label.layer
 
     @property
     def divergence(self) -> Tensor:
         return self.by_query.transpose(0, 1).flatten(1).nanmean(-1)
 
-    def table(self) -> Table:
-        """A row for each head: layer, call (its number), run, module, kind, head, divergence."""
-        same = first_columns(self, call=self.number, run=self.run)
-        return Table.of(same, {"head": range(len(self.divergence)), "divergence": self.divergence.tolist()})
+    def _by_head(self) -> Mapping[str, Iterable[object]]:
+        return {"head": range(len(self.divergence)), "divergence": self.divergence.tolist()}
 
     def __repr__(self) -> str:
         return f"CallDifference({self.name!r}, {self.kind}, {tuple(self.weights.shape)})"
 
 
-class Differences(Calls[CallDifference]):
+class Differences(HeadNumbers, Calls[CallDifference]):
     """The differences between the calls of two recordings. `Recording.compare` gives it.
 
     Calls are found as in a `Recording`, by number, module and run: each is a `CallDifference`. `most`: the number of
     the call and the head that differ most. `str()` names them in a sentence. `values`, (calls, heads): the divergences
-    as a tensor, whose meaning `name`, `unit` and `sentence` say, for a picture of every head.
+    as a tensor, whose meaning `name`, `unit` and `sentence` say, for a picture of every head, as `plot()` is. The
+    columns of `table()`: layer, call (its number), run, module, kind, head, divergence.
     """
 
     name = "divergence"
     unit = "nats"
+    _colours, _scale, _meaning = "GnBu", "linear", "divergence, nats"
     sentence = (
         "The Jensen–Shannon divergence of this head's weights in one recording from those in the other, a mean over "
         "the queries."
     )
 
     @property
-    def values(self) -> Tensor:
+    def _labels(self) -> list[Label]:  # type: ignore[override]
+        return [call.label for call in self.calls]
+
+    @property
+    def values(self) -> Tensor:  # type: ignore[override]
         """The divergences, float64 (calls, heads); NaN where no query counts, and where a call has no such head."""
         return pad_sequence([call.divergence for call in self.calls], batch_first=True, padding_value=torch.nan)
 
@@ -334,20 +334,6 @@ class Differences(Calls[CallDifference]):
         call = max(range(len(largest)), key=lambda number: float(largest[number].values))
         return call, int(largest[call].indices)
 
-    def table(self) -> Table:
-        """A row for each call and head. Its columns: layer, call (its number), run, module, kind, head, divergence."""
-        return Table(row for call in self.calls for row in call.table())
-
-    def plot(
-        self, *, title: str | None = None, cmap: str | Colormap = "GnBu", ax: Axes | None = None, bar: bool = True
-    ) -> Axes:
-        """A picture of `values`, with calls in rows: the darker a head, the more its weights differ.
-
-        `title`, `cmap`, `ax`, `bar`: as for `Weights.plot`. Needs matplotlib. Gives the axes.
-        """
-        names = [call.label for call in self.calls]
-        return plotted(self.values, names, Style(title, cmap, "linear", ax, bar), f"{self.name}, {self.unit}")
-
     def __str__(self) -> str:
         return said(self, self._said)
 
@@ -355,8 +341,7 @@ class Differences(Calls[CallDifference]):
         return said(self, self._brief)
 
     def _brief(self) -> str:
-        first = strongest(self.values, [call.label for call in self.calls])
-        shown = ", ".join(f"{name} {float(self.values[call, head]):.3g}" for call, head, name in first)
+        shown = ", ".join(f"{name} {number:.3g}" for name, number in self._strongest().items())
         return f"Differences({self.name} in {self.unit}, the largest of {len(self)} calls: {shown})"
 
     def _said(self) -> str:

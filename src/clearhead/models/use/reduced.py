@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
@@ -17,7 +18,6 @@ from clearhead.inspection.source import FromRecord
 from clearhead.models.attention_call import AttentionCall
 from clearhead.models.call import Call
 from clearhead.models.calls import Calls
-from clearhead.models.table import Table
 from clearhead.models.tap.choice import Heads, heads_of, runs_of
 from clearhead.models.tap.layers import FIRST, LayerName
 from clearhead.models.tap.modules import Kind
@@ -90,13 +90,11 @@ class ReducedCall(Call):
         counted = counted.cpu().reshape(*counted.shape, *(1,) * (values.ndim - 3))
         return values.masked_fill(~counted, 0.0).sum((0, 2)), counted.sum((0, 2)).double()
 
-    def table(self) -> Table:
-        """A row for each head: the columns of every call, the head, and each of `means` that is one number."""
-        columns: dict[str, list[Any]] = {"head": list(self.heads)}
-        for name, mean in zip(columns_of(self.reductions), self.means, strict=True):
-            if mean.numel() == len(mean):
-                columns[name] = mean.flatten().tolist()
-        return Table.of(self.row, columns)
+    def _by_head(self) -> Mapping[str, Iterable[object]]:
+        """The head, and each of `means` that is one number."""
+        means = zip(columns_of(self.reductions), self.means, strict=True)
+        numbers = {name: mean.flatten().tolist() for name, mean in means if mean.numel() == len(mean)}
+        return {"head": self.heads, **numbers}
 
     def __repr__(self) -> str:
         kept = ", ".join(type(reduction).__name__ for reduction in self.reductions)
@@ -104,15 +102,11 @@ class ReducedCall(Call):
 
 
 class Statistics(Calls[ReducedCall]):
-    """The attention calls of a model that `clearhead.models.statistics` has reduced, each with its `results`."""
+    """The attention calls of a model that `clearhead.models.statistics` has reduced, each with its `results`.
 
-    def table(self) -> Table:
-        """A row for each call and head, as `pandas.DataFrame` takes them.
-
-        The columns: layer, run, module, kind, backend, queries, keys, head; and for each reduction whose mean is one
-        number for a head, a column with the reduction's name.
-        """
-        return Table(row for call in self.calls for row in call.table())
+    `table()` has a row for each call and head. Its columns: layer, run, module, kind, backend, queries, keys, head; and
+    for each reduction whose mean is one number for a head, a column with the reduction's name.
+    """
 
 
 @torch.no_grad()
