@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
-from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Self, TypeVar, cast, overload
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, NamedTuple, Self, TypeVar, cast, overload
 
 import numpy as np
 from torch import Tensor
@@ -14,8 +14,10 @@ from clearhead.base.errors import ClearheadError, UnsupportedError
 from clearhead.base.pictures import Panel, Side, Style, draw
 from clearhead.base.selected import numbers_of
 from clearhead.base.text import brief, escaped, listed
+from clearhead.base.thumbnails import table as html_table
 from clearhead.models.attention_call import AttentionCall
-from clearhead.models.table import Table, to_html
+from clearhead.models.call import KIND, MODULE, RUN, Column
+from clearhead.models.table import Table
 from clearhead.models.tap.choice import PATTERNS, Item, checked_layers, fits, made_by
 from clearhead.models.tap.layers import LayerName, Site
 
@@ -27,6 +29,8 @@ Seen = TypeVar("Seen", bound=Any)  # it has the name of its module, its kind, an
 
 class Calls(Generic[Seen]):
     """The attention calls of a watched model, in order: see `Recording`."""
+
+    _listed: ClassVar[Sequence[Column]] = MODULE, KIND, RUN  # in a notebook, behind the number and the layer
 
     def __init__(self, calls: list[Seen], missing: Mapping[Site, str] | None = None) -> None:
         """`missing`: layers whose calls could not be recorded, each with the reason."""
@@ -102,13 +106,12 @@ class Calls(Generic[Seen]):
         apart = parts_apart([(call.layer, call.name) for call in self.calls])
         return [Label(call.layer, part) for call, part in zip(self.calls, apart, strict=True)]
 
-    def _listing(self) -> Table:
-        """The rows that a notebook shows."""
-        return self.table()
-
     def _repr_html_(self) -> str:
-        """The first 40 rows as a table, for notebooks."""
-        return f"<div><p><code>{escaped(repr(self))}</code></p>{to_html(self._listing())}</div>"
+        """The first 40 calls as a table, for notebooks."""
+        columns, named = self._listed, enumerate(zip(self._labels, self.calls, strict=True))
+        rows = [[number, label, *(column.of(call) for column in columns)] for number, (label, call) in named]
+        markup = html_table(["call", "layer", *(column.name for column in columns)], rows)
+        return f"<div><p><code>{escaped(repr(self))}</code></p>{markup}</div>"
 
 
 class HeadNumbers:
@@ -117,7 +120,8 @@ class HeadNumbers:
     values: Tensor
     _labels: list[Label]
     _meaning: str  # of a number, for the bar of the picture
-    _colours, _scale = "RdBu", "signed"
+    _colour_map = "RdBu"
+    _scale = "signed"
 
     def _strongest(self) -> dict[str, float]:
         """The three numbers that are largest in size, by the names of their heads."""
@@ -146,7 +150,7 @@ class HeadNumbers:
         others the larger ones are darker. Needs matplotlib. Gives the axes.
         """
         cells, down, across = self._picture()
-        style = Style(title, self._colours if cmap is None else cmap, self._scale, ax, bar)
+        style = Style(title, self._colour_map if cmap is None else cmap, self._scale, ax, bar)
         return cast("Axes", draw([Panel(cells, np.isnan(cells))], down, across, style, self._meaning))
 
 

@@ -16,7 +16,6 @@ from clearhead.base.errors import ClearheadError
 from clearhead.base.numbers import check_count
 from clearhead.base.pages import write_page
 from clearhead.base.text import brief, printable, said
-from clearhead.base.thumbnails import table as html_table
 from clearhead.base.written import ending_of
 from clearhead.inspection.measures import MEASURES
 
@@ -228,12 +227,6 @@ class Table(list[Row]):
         return pandas.DataFrame(list(self))
 
 
-def to_html(rows: Table) -> str:
-    """The first rows as HTML."""
-    columns = rows._columns
-    return html_table(columns, [[_number(row.get(column)) for column in columns] for row in rows])
-
-
 def _same(one: Any, other: Any) -> bool:
     """Whether two entries are equal; NaN is equal to NaN, and arrays are compared as they are printed."""
     if getattr(one, "ndim", 0) or getattr(other, "ndim", 0):
@@ -241,16 +234,11 @@ def _same(one: Any, other: Any) -> bool:
     return bool(one == other or (one != one and other != other))
 
 
-def _number(value: Any) -> Any:
-    """A number with three digits after the point; other values as they are."""
-    if isinstance(value, float):
-        return f"{value:.3f}" if abs(value) < 1e5 else f"{value:.3g}"
-    return "" if value is None else value
-
-
 def _cell(value: Any) -> str:
     """A number with three digits after the point, text in one line of at most 40 characters."""
-    text = printable(str(_number(value)))
+    if isinstance(value, float):
+        return f"{value:.3f}" if abs(value) < 1e5 else f"{value:.3g}"
+    text = "" if value is None else printable(str(value))
     return text if len(text) <= 40 else f"{text[:39]}…"
 
 

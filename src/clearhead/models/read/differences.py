@@ -312,7 +312,9 @@ class Differences(HeadNumbers, Calls[CallDifference]):
 
     name = "divergence"
     unit = "nats"
-    _colours, _scale, _meaning = "GnBu", "linear", "divergence, nats"
+    _colour_map = "GnBu"
+    _scale = "linear"
+    _meaning = "divergence, nats"
     sentence = (
         "The Jensen–Shannon divergence of this head's weights in one recording from those in the other, a mean over "
         "the queries."
