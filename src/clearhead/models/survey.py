@@ -198,18 +198,15 @@ class Survey:
         for column in self.columns[1:]:
             if column.endswith(" uniform"):
                 continue
+            lengths = column in NAMED and {"value", "transformed"} & {*NAMED[column].needs}
+            is_share = column != "distance" and not lengths  # from 0 to 1
             beside = f"{column} uniform" if f"{column} uniform" in self.columns else None
-            found.append(Statistic(_about(column), beside, share=beside is not None and _is_share(column)))
+            found.append(Statistic(_about(column), beside, share=beside is not None and is_share))
         return found
 
     def __repr__(self) -> str:
         heads = sum(len(self.means[name][0]) for name in self.means)
         return f"Survey({self.texts} texts, {self.tokens} tokens, {heads} heads: {', '.join(self.columns[1:])})"
-
-
-def _is_share(column: str) -> bool:
-    """Whether a measure or a class is from 0 to 1: a distance and lengths of vectors are not."""
-    return column != "distance" and not (column in NAMED and {"value", "transformed"} & {*NAMED[column].needs})
 
 
 def _about(column: str) -> About:

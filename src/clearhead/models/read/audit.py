@@ -221,16 +221,14 @@ def _mask(expected: Any, call: AttentionCall, made: dict[Any, tuple[Any, Mask]])
             "(True: may attend), None for every key, a function of the call that gives one of these, or a dict of them "
             "by the modules' names."
         )
-    key = (id(expected), sizes.queries, sizes.keys)
+    queries, keys = sizes.queries, sizes.keys
+    key = (id(expected), queries, keys)
     if key not in made:  # `expected` is kept, so that no other object can have its id
-        made[key] = expected, DenseMask(_part(to_tensor(expected, "expected"), sizes.queries, sizes.keys))
+        keep = to_tensor(expected, "expected")
+        if keep.ndim > 1 and keep.shape[-1] == keep.shape[-2] and keep.shape[-1] >= keys >= queries:  # a whole sequence
+            keep = keep[..., keys - queries : keys, :keys]
+        made[key] = expected, DenseMask(keep)
     return made[key][1]
-
-
-def _part(keep: Tensor, queries: int, keys: int) -> Tensor:
-    """The part of a whole sequence's matrix that this call computes: the last rows up to the call's last key."""
-    whole = keep.ndim > 1 and keep.shape[-1] == keep.shape[-2] and keep.shape[-1] >= keys >= queries
-    return keep[..., keys - queries : keys, :keys] if whole else keep
 
 
 @dataclass(frozen=True, eq=False)
@@ -264,11 +262,8 @@ class AuditedCall(Call):
     @property
     def most(self) -> float:
         """The largest share, leaked or hidden, of all queries that count; NaN where a share is NaN."""
-        return float(torch.maximum(*(self._most(share) for share in (self.leaked, self.hidden))))
-
-    def _most(self, share: Tensor) -> Tensor:
-        counted = share.masked_fill(~self.queries, 0.0)
-        return counted.max() if counted.numel() else counted.sum()
+        shares = torch.maximum(self.leaked, self.hidden).masked_fill(~self.queries, 0.0)
+        return float(shares.max()) if shares.numel() else 0.0
 
     @property
     def heads(self) -> Mapping[str, Tensor]:

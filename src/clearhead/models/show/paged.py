@@ -98,12 +98,15 @@ class Paged:
             return layer
         self.found[number] = measured(call, self.tokens, sequence)
         each = _by_head(self.found[number], call, sequence)
+        norms: dict[str, Any] = {
+            f"{name}_norms": drop_padding(call, one[sequence], sequence) for name, one in norms_of(call).items()
+        }
         layer = replace(
             layer,
             label=str(self.labels[number]),
             role=self.roles[number],
             measures=each,
-            **_lengths(call, sequence),
+            **norms,
             slopes=slopes_of(call, sequence, self.error),
             **_steps(call, sequence, self.answer),
             pairs=_turned(call, layer, sequence),
@@ -205,11 +208,6 @@ def roles(calls: Sequence[tuple[str, str]]) -> list[str]:
         return "cross" if kind == "cross" else "decoder" if name.split(".")[: len(stack)] == stack else "encoder"
 
     return [role(name, kind) for name, kind in calls]
-
-
-def _lengths(call: AttentionCall, sequence: int) -> dict[str, Any]:
-    """The lengths of values and of transformed values, (H, Lk), without padding, as far as they are known."""
-    return {f"{name}_norms": drop_padding(call, norms[sequence], sequence) for name, norms in norms_of(call).items()}
 
 
 def _steps(call: AttentionCall, sequence: int, answer: int | None) -> dict[str, Any]:

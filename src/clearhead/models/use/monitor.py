@@ -366,15 +366,10 @@ class _Hook:
 
 
 def _nothing_seen(step: _Step) -> str:
-    name = type(step.stack.model).__name__
-    if step.compiled:
-        return (
-            f"monitor: no attention was seen in a step of {name}. In compiled code the calls of transformers' "
-            "attention interface and of ch.nn alone can be seen, and only where it was compiled after the monitor was "
-            "made. Otherwise call torch.compiler.reset() first, or train without compiling."
-        )
+    if not step.compiled:
+        return f"monitor: {missed.nothing_seen(step.stack.model, ())}"
     return (
-        f"monitor: the model {name} made no attention call that clearhead recognises. Recognised are models of "
-        "transformers that use its attention interface, torch.nn.MultiheadAttention and torch.nn's Transformer "
-        "layers, clearhead.attention, and direct calls of torch.nn.functional.scaled_dot_product_attention."
+        f"monitor: no attention was seen in a step of {type(step.stack.model).__name__}. In compiled code the calls of "
+        "transformers' attention interface and of ch.nn alone can be seen, and only where it was compiled after the "
+        "monitor was made. Otherwise call torch.compiler.reset() first, or train without compiling."
     )

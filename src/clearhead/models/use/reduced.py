@@ -115,13 +115,15 @@ def reduced(call: AttentionCall, reductions: tuple[Reduction[Any], ...], heads: 
     problem, found = call.problem, []
     batch, count, queries, keys = problem.sizes.shape
     numbers = heads_of(heads, count, call.name, "statistics")
-    wanted = (*reductions, LogSumExp())  # it says which queries see a key
+    wanted = [
+        TopK(min(one.k, keys)) if type(one) is TopK and keys else one for one in reductions
+    ]  # a text may be short
+    wanted.append(LogSumExp())  # it says which queries see a key
     for run in runs_of(numbers):
         source = FromRecord(now(cut(problem, Region(heads=run))), {})
         weights = weights_of(source, call.padding, None if call.factor is None else call.factor[:, run])
-        found.append(weights.reduce(*(_of_keys(one, keys) for one in wanted)))
-    every = [_together(parts) for parts in zip(*found, strict=True)]
-    *every, rows = every
+        found.append(weights.reduce(*wanted))
+    *every, rows = (_together(parts) for parts in zip(*found, strict=True))
     results = [_filled(result, one) for result, one in zip(every, reductions, strict=True)]
     words = call.padding or ALL_WORDS
     counted = rows != -torch.inf
@@ -154,11 +156,6 @@ def _seen_keys(problem: Problem, words: Tensor | None, heads: tuple[int, ...]) -
     if words is not None:
         counted = counted & words.unsqueeze(1)
     return counted.expand(-1, len(heads), -1)
-
-
-def _of_keys(reduction: Reduction[Any], keys: int) -> Reduction[Any]:
-    """The reduction for at most as many keys as there are, since a text may be shorter than k."""
-    return TopK(min(reduction.k, keys)) if type(reduction) is TopK and keys else reduction
 
 
 def _filled(result: Any, reduction: Reduction[Any]) -> Any:
