@@ -115,13 +115,24 @@ class Calls(Generic[Seen]):
 
 
 class HeadNumbers:
-    """A number for each head: `values`, (calls, heads), NaN where a call has no such head, and their picture."""
+    """A number for each head: `values`, (calls, heads), NaN where a call has no such head, and their picture.
 
+    `name`, `unit`, `sentence`: what the numbers are.
+    """
+
+    name: str
+    unit: str
+    sentence: str
     values: Tensor
     _labels: list[Label]
     _meaning: str  # of a number, for the bar of the picture
     _colour_map = "RdBu"
     _scale = "signed"
+
+    @property
+    def _layers(self) -> list[int | str]:
+        """The layer of each row of the values."""
+        return [label.layer.column for label in self._labels]
 
     def _strongest(self) -> dict[str, float]:
         """The three numbers that are largest in size, by the names of their heads."""

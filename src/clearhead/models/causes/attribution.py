@@ -84,7 +84,7 @@ class LogitAttribution(HeadNumbers, Calls[AttributedCall]):
         self._asked: list[dict[str, int]] = []  # what the answers are, for the table
 
     @property
-    def sentence(self) -> str:
+    def sentence(self) -> str:  # type: ignore[override]
         cap = "" if self.capped is None else " before the model's softcap"
         return f"What this head adds directly to the logit{cap}, through the residual stream and the last norm."
 

@@ -51,11 +51,11 @@ class Sweep(HeadNumbers, Table):
     estimated = False  # whether the effects are estimates from a gradient
 
     @property
-    def name(self) -> str:
+    def name(self) -> str:  # type: ignore[override]
         return f"{'estimated ' * self.estimated}effect on the {self.metric}"
 
     @property
-    def sentence(self) -> str:
+    def sentence(self) -> str:  # type: ignore[override]
         plain = f"{self.plain:.4g} {self.unit}".rstrip()
         change = "The change, to first order," if self.estimated else "The change"
         return f"{change} of the {self.metric} by the edits of this head alone; without an edit it is {plain}."
@@ -99,6 +99,10 @@ class Sweep(HeadNumbers, Table):
             met.add(place)
             found[place] = row["effect"]
         return found, names[0], names[1]
+
+    @property
+    def _layers(self) -> list[int | str]:
+        return list(dict.fromkeys(row["layer"] for row in self))
 
     @property
     def _meaning(self) -> str:  # type: ignore[override]

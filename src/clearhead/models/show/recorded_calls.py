@@ -18,12 +18,11 @@ from clearhead.base.words import TokensLike, word_list
 from clearhead.explanation.explanation import Explanation
 from clearhead.models.attention_call import AttentionCall
 from clearhead.models.call import BACKEND, KIND, MODULE, RUN, Column
-from clearhead.models.calls import Calls, Label, chosen_calls, labels, one_call
+from clearhead.models.calls import Calls, HeadNumbers, Label, chosen_calls, labels, one_call
 from clearhead.models.read.tokens import place_of, told_unread, words_read
 from clearhead.models.show.beside import beside_of
 from clearhead.models.show.framed import Framed, framed
 from clearhead.models.show.image import Picture
-from clearhead.models.show.meanings import OfHeads
 from clearhead.models.show.paged import Paged
 from clearhead.models.show.pictured import plotted
 from clearhead.models.tap.choice import Heads, Layers
@@ -135,7 +134,7 @@ class RecordedCalls(Calls[AttentionCall]):
         error: float = ERROR,
         beside: Recording | None = None,
         beside_tokens: TokensLike | None = None,
-        effects: OfHeads | Sequence[OfHeads] | None = None,
+        effects: HeadNumbers | Sequence[HeadNumbers] | None = None,
         image: Array | Picture | None = None,
         opens: tuple[int | str, int] | None = None,
         height: int = 900,
