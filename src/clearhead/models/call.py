@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from operator import attrgetter
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 from torch import Tensor
 
 from clearhead.base.errors import ClearheadError
+from clearhead.base.text import said
+from clearhead.base.thumbnails import short
 from clearhead.base.tracing import unobserved
 from clearhead.models.chain.cached import Cached
 from clearhead.models.table import Table
@@ -18,26 +20,16 @@ from clearhead.models.tap.place import Place
 from clearhead.problem.problem import Problem
 from clearhead.problem.record import copied
 
-
-class Column(NamedTuple):
-    """A column of the tables about calls: its name, and its value for a call."""
-
-    name: str
-    of: Callable[[Any], object]
-
-
-def read_column(name: str, attribute: str = "") -> Column:
-    """The column of an attribute, whose name is that of the column where it is not given."""
-    return Column(name, attrgetter(attribute or name))
-
-
-LAYER, NUMBER, MODULE = (
-    read_column("layer", "layer.column"),
-    read_column("call", "number"),
-    read_column("module", "name"),
-)
-RUN, KIND, BACKEND = map(read_column, ("run", "kind", "backend"))
-QUERIES, KEYS = Column("queries", lambda call: call.shape[2]), Column("keys", lambda call: call.shape[3])
+COLUMNS: Mapping[str, Callable[[Any], object]] = {  # of the tables about calls: what each holds of a call
+    **{name: attrgetter(name) for name in ("run", "kind", "backend", "error", "tolerance", "departs")},
+    "layer": attrgetter("layer.column"),
+    "call": attrgetter("number"),
+    "module": attrgetter("name"),
+    "queries": lambda call: call.shape[2],
+    "keys": lambda call: call.shape[3],
+    "B × H × Lq × Lk": lambda call: " × ".join(map(str, call.shape)),
+    "mask": lambda call: "" if call.mask is None else short(said(call.mask, call.mask.title), 60),
+}
 
 
 class Call:
@@ -52,12 +44,12 @@ class Call:
     kind: Kind
     run: int
     layer: LayerName
-    _columns: ClassVar[Sequence[Column]] = LAYER, RUN, MODULE, KIND, BACKEND, QUERIES, KEYS
+    _columns: ClassVar[tuple[str, ...]] = "layer", "run", "module", "kind", "backend", "queries", "keys"
 
     @property
     def row(self) -> dict[str, object]:
         """The columns with which each row of a table about the call begins."""
-        return {column.name: column.of(self) for column in self._columns}
+        return {name: COLUMNS[name](self) for name in self._columns}
 
     def table(self) -> Table:
         """A row for each head, where the call has numbers of its heads, else one row."""

@@ -16,7 +16,7 @@ from clearhead.base.selected import numbers_of
 from clearhead.base.text import brief, escaped, listed
 from clearhead.base.thumbnails import table as html_table
 from clearhead.models.attention_call import AttentionCall
-from clearhead.models.call import KIND, MODULE, RUN, Column
+from clearhead.models.call import COLUMNS
 from clearhead.models.table import Table
 from clearhead.models.tap.choice import PATTERNS, Item, checked_layers, fits, made_by
 from clearhead.models.tap.layers import LayerName, Site
@@ -30,7 +30,7 @@ Seen = TypeVar("Seen", bound=Any)  # it has the name of its module, its kind, an
 class Calls(Generic[Seen]):
     """The attention calls of a watched model, in order: see `Recording`."""
 
-    _listed: ClassVar[Sequence[Column]] = MODULE, KIND, RUN  # in a notebook, behind the number and the layer
+    _listed: ClassVar[tuple[str, ...]] = "module", "kind", "run"  # the columns of a notebook, after call and layer
 
     def __init__(self, calls: list[Seen], missing: Mapping[Site, str] | None = None) -> None:
         """`missing`: layers whose calls could not be recorded, each with the reason."""
@@ -108,9 +108,9 @@ class Calls(Generic[Seen]):
 
     def _repr_html_(self) -> str:
         """The first 40 calls as a table, for notebooks."""
-        columns, named = self._listed, enumerate(zip(self._labels, self.calls, strict=True))
-        rows = [[number, label, *(column.of(call) for column in columns)] for number, (label, call) in named]
-        markup = html_table(["call", "layer", *(column.name for column in columns)], rows)
+        named = enumerate(zip(self._labels, self.calls, strict=True))
+        rows = [[number, label, *(COLUMNS[name](call) for name in self._listed)] for number, (label, call) in named]
+        markup = html_table(["call", "layer", *self._listed], rows)
         return f"<div><p><code>{escaped(repr(self))}</code></p>{markup}</div>"
 
 

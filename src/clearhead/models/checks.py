@@ -20,7 +20,7 @@ from clearhead.base.numbers import check_number
 from clearhead.base.text import brief, listed, said
 from clearhead.base.torch_private import tree_map_only
 from clearhead.models.attention_call import AttentionCall
-from clearhead.models.call import BACKEND, KIND, LAYER, MODULE, NUMBER, Call, read_column
+from clearhead.models.call import Call
 from clearhead.models.calls import Calls
 from clearhead.models.read.audit import TOLERANCE, Expected
 from clearhead.models.tap.layers import FIRST, LayerName
@@ -51,7 +51,7 @@ class ComparedCall(Call):
     query: int
     run: int = 0
     layer: LayerName = FIRST
-    _columns = LAYER, NUMBER, MODULE, KIND, BACKEND, *map(read_column, ("error", "tolerance", "departs"))
+    _columns = "layer", "call", "module", "kind", "backend", "error", "tolerance", "departs"
 
     @property
     def departs(self) -> bool:
@@ -208,21 +208,12 @@ def on_backend(model: Any, backend: str) -> Iterator[None]:
 
 def _configs(model: nn.Module) -> list[Any]:
     """Every configuration of the model, inner ones after the outer ones."""
-    found = [part.config for part in model.modules() if has_backend(getattr(part, "config", None))]
-    every: dict[int, Any] = {}
-    for config in found:
-        _add(config, every)
-    return list(every.values())
-
-
-def _add(config: Any, every: dict[int, Any]) -> None:
-    if id(config) in every:
-        return
-    every[id(config)] = config
-    for name in getattr(config, "sub_configs", None) or ():
-        inner = getattr(config, name, None)
-        if inner is not None:
-            _add(inner, every)
+    own = (part.config for part in model.modules() if has_backend(getattr(part, "config", None)))
+    found = list({id(config): config for config in own}.values())
+    for config in found:  # the list grows
+        inner = (getattr(config, name, None) for name in getattr(config, "sub_configs", None) or ())
+        found += [one for one in inner if one is not None and all(one is not other for other in found)]
+    return found
 
 
 def compare_backends(

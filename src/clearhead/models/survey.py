@@ -178,19 +178,11 @@ class Survey:
         """
         if ending_of(path, [".csv", ".html"], "survey") == ".csv":
             return self.table().write(path)
-        return write_page(path, self._page(title))
-
-    def _page(self, title: str | None) -> str:
         said = f"{self.texts:,} texts, {self.tokens:,} tokens"
         if self.truncated:
             said += f", {self.truncated:,} texts cut to {self.max_length:,} tokens"
-        return heads_page(
-            title or f"Attention of {self.model} over {self.texts:,} texts",
-            said,
-            self._shown(),
-            self.table(),
-            self.examples(),
-        )
+        title = title or f"Attention of {self.model} over {self.texts:,} texts"
+        return write_page(path, heads_page(title, said, self._shown(), self.table(), self.examples()))
 
     def _shown(self) -> list[Statistic]:
         """The statistics of the page, each with its description."""

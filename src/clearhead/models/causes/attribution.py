@@ -19,7 +19,7 @@ from clearhead.base.tracing import without_autocast
 from clearhead.explanation.modules.origin.find import agree, batched
 from clearhead.explanation.modules.projection import Linear
 from clearhead.models.attention_call import AttentionCall
-from clearhead.models.call import KIND, LAYER, MODULE, Call
+from clearhead.models.call import Call
 from clearhead.models.calls import Calls, HeadNumbers
 from clearhead.models.causes.frozen import Frozen, Writers, Written, first_run
 from clearhead.models.causes.metrics import Each, Metric, logit_difference, logits_of, refuse_padding
@@ -49,7 +49,7 @@ class AttributedCall(Call):
     heads: Tensor
     positions: Tensor
     sources: Tensor
-    _columns = LAYER, MODULE, KIND
+    _columns = "layer", "module", "kind"
 
     def _by_head(self) -> Mapping[str, Iterable[object]]:
         means = self.heads.mean(0).tolist()

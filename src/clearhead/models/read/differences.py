@@ -18,9 +18,8 @@ from clearhead.inspection.by_blocks import NUMBERS
 from clearhead.inspection.difference import Aligned, WeightDifference
 from clearhead.inspection.measures.allowed import among, looked_at
 from clearhead.inspection.source import FromRecord
-from clearhead.inspection.weights import Weights
 from clearhead.models.attention_call import AttentionCall
-from clearhead.models.call import KIND, LAYER, MODULE, NUMBER, RUN, Call
+from clearhead.models.call import Call
 from clearhead.models.calls import Calls, HeadNumbers, Label, labels
 from clearhead.models.tap.layers import FIRST, LayerName
 from clearhead.models.tap.modules import Kind
@@ -126,7 +125,6 @@ def divergences(mine: AttentionCall, theirs: AttentionCall, places: Places) -> T
         side.weights.logsumexp()  # the weights keep it, and then compute parts of rows
     batch, heads, queries, _ = sides[0].sizes.shape
     equal = places is None and _equal(*problems)
-    sees = _seeing(problems[0]) if equal else None
     found = torch.full((batch, heads, queries), torch.nan, dtype=torch.float64, device="cpu")
     rows = max(1, NUMBERS // max(heads * max(p.sizes.keys for p in problems), 1))
     for b in range(batch):
@@ -141,7 +139,10 @@ def divergences(mine: AttentionCall, theirs: AttentionCall, places: Places) -> T
             found[at] = jensen_shannon(p, q, rest)
             if not equal:
                 found[at].masked_fill_(~(masks[0].any(-1) | masks[1].any(-1)), torch.nan)
-    return found if sees is None else found.masked_fill_(~sees.cpu(), torch.nan)
+    if equal and problems[0].spans is not None:
+        start, stop = problems[0].spans.intervals()
+        found.masked_fill_(~(stop > start).any(-1).cpu(), torch.nan)
+    return found
 
 
 def _equal(one: Problem, other: Problem) -> bool:
@@ -156,14 +157,6 @@ def _equal(one: Problem, other: Problem) -> bool:
     )
 
 
-def _seeing(problem: Problem) -> Tensor | None:
-    """Which queries see a key, bool (B or 1, H or 1, Lq or 1), of a mask of intervals; None where all do."""
-    if problem.spans is None:
-        return None
-    start, stop = problem.spans.intervals()
-    return (stop > start).any(-1)
-
-
 def jensen_shannon(p: Tensor, q: Tensor, rest: bool) -> Tensor:
     """JS(p, q) = ½ Σ_j (p_j log p_j/m_j + q_j log q_j/m_j), m = (p + q) / 2; 0 to log 2, in float64.
 
@@ -175,15 +168,12 @@ def jensen_shannon(p: Tensor, q: Tensor, rest: bool) -> Tensor:
     mine, theirs, out = p.flatten(0, -2), q.flatten(0, -2), found.view(-1)
     for row in range(0, len(out), rows):
         some = slice(row, row + rows)
-        out[some] = _of_rows(mine[some].double(), theirs[some].double(), rest)
+        both = mine[some].double(), theirs[some].double()
+        sums = _terms(*both).sum(-1)
+        if rest:
+            sums = sums + _terms(*((1 - t.sum(-1)).clamp(min=0.0) for t in both))
+        out[some] = sums.div(2).clamp(min=0.0)
     return found
-
-
-def _of_rows(p: Tensor, q: Tensor, rest: bool) -> Tensor:
-    found = _terms(p, q).sum(-1)
-    if rest:
-        found = found + _terms(*((1 - t.sum(-1)).clamp(min=0.0) for t in (p, q)))
-    return found.div(2).clamp(min=0.0)
 
 
 def _terms(p: Tensor, q: Tensor) -> Tensor:
@@ -284,7 +274,7 @@ class CallDifference(Call):
     by_query: Tensor
     run: int = 0
     label: Label = UNNAMED
-    _columns = LAYER, NUMBER, RUN, MODULE, KIND
+    _columns = "layer", "call", "run", "module", "kind"
 
     @property
     def layer(self) -> LayerName:  # type: ignore[override]
@@ -382,14 +372,9 @@ def difference_of(
 ) -> CallDifference:
     """The differences of two calls, which `check_pair` has compared."""
     by_query = divergences(mine, theirs, places)
-    before, after = (
-        Aligned(_weights(call), at) for call, at in zip((mine, theirs), places or (None, None), strict=True)
-    )
-    return CallDifference(mine.name, mine.kind, number, WeightDifference(before, after), by_query, mine.run, label)
-
-
-def _weights(call: AttentionCall) -> Weights:
-    """The call's own weights, (B, H, Lq, Lk)."""
-    problem = call.record.problem
-    record = call.record._replace(problem=problem._replace(sizes=problem.sizes._replace(leading=None)))
-    return weights_of(FromRecord(record, {}), None, call.factor)
+    sides = []
+    for call, at in zip((mine, theirs), places or (None, None), strict=True):
+        problem = call.record.problem._replace(sizes=call.record.problem.sizes._replace(leading=None))
+        record = call.record._replace(problem=problem)
+        sides.append(Aligned(weights_of(FromRecord(record, {}), None, call.factor), at))
+    return CallDifference(mine.name, mine.kind, number, WeightDifference(*sides), by_query, mine.run, label)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -39,10 +40,9 @@ def plotted(
     drawn = panels(call.weights, chosen, most) if rows.all and columns.all else _of_words(call, chosen, rows, columns)
     one = len(drawn) == 1 and heads is not None
     if style.title is None:
-        said = label.head(chosen[0][1]) if one else str(label)
-        style = Style(f"{said} ({call.name})", style.cmap, style.scale)
-    elif one:
-        style = Style(f"{style.title}, head {chosen[0][1]}", style.cmap, style.scale)
+        title = f"{label.head(chosen[0][1]) if one else label} ({call.name})"
+    else:
+        title = f"{style.title}, head {chosen[0][1]}" if one else style.title
     crosses = call.kind == "cross"
     key_tokens = "source_tokens" if crosses else "tokens"
     sides = (
@@ -50,6 +50,7 @@ def plotted(
         Side("key", len(columns.places), _labels(words[crosses], call, columns, columns, key_tokens)),
     )
     long = max(side.length for side in sides) > most
+    style = replace(style, title=title)
     return draw(drawn, *sides, style, "largest weight in the cell" if long else "weight")
 
 

@@ -12,12 +12,9 @@ from clearhead.base.arrays import Array
 from clearhead.base.errors import require
 from clearhead.base.pictures import Style
 from clearhead.base.selected import as_index
-from clearhead.base.text import said
-from clearhead.base.thumbnails import short
 from clearhead.base.words import TokensLike, word_list
 from clearhead.explanation.explanation import Explanation
 from clearhead.models.attention_call import AttentionCall
-from clearhead.models.call import BACKEND, KIND, MODULE, RUN, Column
 from clearhead.models.calls import Calls, HeadNumbers, Label, chosen_calls, labels, one_call
 from clearhead.models.read.tokens import place_of, told_unread, words_read
 from clearhead.models.show.beside import beside_of
@@ -38,14 +35,7 @@ if TYPE_CHECKING:
 class RecordedCalls(Calls[AttentionCall]):
     """The part of a `Recording` that shows and writes its calls."""
 
-    _listed = (
-        MODULE,
-        KIND,
-        RUN,
-        Column("B × H × Lq × Lk", lambda call: " × ".join(map(str, call.shape))),
-        Column("mask", lambda call: "" if call.mask is None else short(said(call.mask, call.mask.title), 60)),
-        BACKEND,
-    )
+    _listed = "module", "kind", "run", "B × H × Lq × Lk", "mask", "backend"
 
     def explain(
         self,
