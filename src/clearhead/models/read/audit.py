@@ -352,16 +352,8 @@ def audit(calls: Sequence[AttentionCall], expected: Expected) -> Audit:
         pairs = known.of(call, mask)
         leaked, hidden = shares(call, pairs)
         queries = pairs.rows.expand(leaked.shape)
-        found.append(
-            AuditedCall(
-                call=call,
-                expected=mask,
-                leaked=leaked,
-                hidden=hidden,
-                queries=queries,
-                most_leaked=worst_row(call, pairs.extra, leaked, queries),
-                most_hidden=worst_row(call, pairs.missing, hidden, queries),
-                disjoint=pairs.both is None,
-            )
-        )
+        most_leaked = worst_row(call, pairs.extra, leaked, queries)
+        most_hidden = worst_row(call, pairs.missing, hidden, queries)
+        disjoint = pairs.both is None
+        found.append(AuditedCall(call, mask, leaked, hidden, queries, most_leaked, most_hidden, disjoint))
     return Audit(found)

@@ -322,9 +322,7 @@ class Differences(HeadNumbers, Calls[CallDifference]):
     @property
     def most(self) -> tuple[int, int]:
         """(call, head) of the largest divergence; NaN is left out."""
-        largest = [call.divergence.nan_to_num(-1.0).max(0) for call in self.calls]
-        call = max(range(len(largest)), key=lambda number: float(largest[number].values))
-        return call, int(largest[call].indices)
+        return divmod(int(self.values.nan_to_num(-1.0).argmax()), self.values.shape[1])
 
     def __str__(self) -> str:
         return said(self, self._said)

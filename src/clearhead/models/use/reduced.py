@@ -115,10 +115,8 @@ def reduced(call: AttentionCall, reductions: tuple[Reduction[Any], ...], heads: 
     problem, found = call.problem, []
     batch, count, queries, keys = problem.sizes.shape
     numbers = heads_of(heads, count, call.name, "statistics")
-    wanted = [
-        TopK(min(one.k, keys)) if type(one) is TopK and keys else one for one in reductions
-    ]  # a text may be short
-    wanted.append(LogSumExp())  # it says which queries see a key
+    # a text may have fewer keys than k; the log-sum-exp says which queries see a key
+    wanted = [TopK(min(one.k, keys)) if type(one) is TopK and keys else one for one in (*reductions, LogSumExp())]
     for run in runs_of(numbers):
         source = FromRecord(now(cut(problem, Region(heads=run))), {})
         weights = weights_of(source, call.padding, None if call.factor is None else call.factor[:, run])
