@@ -148,12 +148,7 @@ class HeadNumbers:
         return cells, Side("call", len(names), names), Side("head", cells.shape[1])
 
     def plot(
-        self,
-        *,
-        title: str | None = None,
-        cmap: str | Colormap | None = None,
-        ax: Axes | None = None,
-        bar: bool = True,
+        self, *, title: str | None = None, cmap: str | Colormap | None = None, ax: Axes | None = None, bar: bool = True
     ) -> Axes:
         """A picture of the numbers, with calls or layers in rows.
 

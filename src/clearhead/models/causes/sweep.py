@@ -17,15 +17,7 @@ from clearhead.base.numbers import check_count
 from clearhead.base.pictures import Side
 from clearhead.base.text import listed
 from clearhead.models.calls import HeadNumbers
-from clearhead.models.causes.cells import (
-    Over,
-    cells_of,
-    checked_sides,
-    edits_of,
-    measured,
-    number_of,
-    sequences_of,
-)
+from clearhead.models.causes.cells import Over, cells_of, checked_sides, edits_of, measured, number_of, sequences_of
 from clearhead.models.causes.kept import Kept
 from clearhead.models.causes.metrics import refuse_padding
 from clearhead.models.checks import run

@@ -67,10 +67,7 @@ class Paged:
         own: list[str] | None = told_unread(calls, word_list(name, tokens, self.sequence), name)
         source = word_list("source_tokens", source_tokens, self.sequence)
         instead = not_joined(calls)
-        self.words, self.source = (
-            words(name, own, sizes, instead),
-            words("source_tokens", source, sizes, instead),
-        )
+        self.words, self.source = (words(name, own, sizes, instead), words("source_tokens", source, sizes, instead))
         self.tokens = Tokens(self.words or None, self.source or None)
         self.labels = labels(calls)
         self.roles = roles([(call.name, call.kind) for call in calls])

@@ -55,11 +55,7 @@ class State:
         try:
             self.folder = Path(folder)
             self.folder.mkdir(parents=True, exist_ok=True)
-        except (
-            OSError,
-            TypeError,
-            ValueError,
-        ) as error:  # TypeError: no path; ValueError: a NUL in it
+        except (OSError, TypeError, ValueError) as error:  # TypeError: no path; ValueError: a NUL in it
             why = getattr(error, "strerror", None) or error
             raise ClearheadError(
                 f"survey: state is {str(folder)!r:.200}, which is no folder and cannot be made one ({why}). Pass "
