@@ -136,11 +136,11 @@ class HeadNumbers:
 
     def _strongest(self) -> dict[str, float]:
         """The three numbers that are largest in size, by the names of their heads."""
-        sizes, names = self.values.abs().nan_to_num(-1.0), self._labels
+        values, names = self.values.detach().cpu(), self._labels
+        sizes = values.abs().nan_to_num(-1.0)
         order = sizes.flatten().argsort(descending=True, stable=True)[:3].tolist()
         places = [divmod(place, sizes.shape[1]) for place in order]
-        known = [(call, head) for call, head in places if sizes[call, head] >= 0]
-        return {names[call].head(head): float(self.values[call, head]) for call, head in known}
+        return {names[call].head(head): float(values[call, head]) for call, head in places if sizes[call, head] >= 0}
 
     def _picture(self) -> tuple[np.ndarray, Side, Side]:
         """The cells of the picture, and its two sides."""
