@@ -89,10 +89,10 @@ def test_imports_run_downward():
 # The same inside of `models`, by the beginnings of names.
 MODELS = [
     "tap.",
-    "chain.cached chain.caches ranks",
-    "weights call",
+    "chain.cached chain.caches ranks table",
+    "weights call call_explanation call_diagnosis",
     "attention_call",
-    "calls table loading chain.",
+    "calls loading chain.",
     "use. read.",
     "show.",
     "recording survey watch checks causes.",

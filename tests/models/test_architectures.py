@@ -15,15 +15,7 @@ from small_models import GROUPED, IDS, PADDINGS, SEQ2SEQ_SIZES, SIZES, in_order,
 TEXT = {
     "Mistral": ({**GROUPED, "sliding_window": 4}, "sdpa"),
     "Qwen3": (GROUPED, "sdpa"),
-    "Gemma2": (
-        {
-            **GROUPED,
-            "sliding_window": 4,
-            "attn_logit_softcapping": 2.0,
-            "query_pre_attn_scalar": 8,
-        },
-        "eager",
-    ),
+    "Gemma2": ({**GROUPED, "sliding_window": 4, "attn_logit_softcapping": 2.0, "query_pre_attn_scalar": 8}, "eager"),
     "Gemma3Text": ({**GROUPED, "sliding_window": 4, "layer_types": ["sliding_attention", "full_attention"]}, "sdpa"),
     "GptOss": ({**GROUPED, "sliding_window": 4, "num_local_experts": 2, "num_experts_per_tok": 1}, "eager"),
     "GPTNeoX": ({}, "sdpa"),

@@ -330,11 +330,7 @@ def test_bfloat16_and_an_empty_batch():
 
 
 @pytest.mark.parametrize(
-    ("expected", "match"),
-    [
-        (ch.Documents.from_lengths([3, 3]), "Documents"),
-        (lambda call: 1.0, "1.0 is expected"),
-    ],
+    ("expected", "match"), [(ch.Documents.from_lengths([3, 3]), "Documents"), (lambda call: 1.0, "1.0 is expected")]
 )
 def test_what_is_no_mask_is_refused(expected, match):
     seen = seen_of(llama(), input_ids=IDS)

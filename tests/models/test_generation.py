@@ -19,13 +19,7 @@ STEPS = 4
 
 def models():
     torch.manual_seed(0)
-    config = {
-        **SIZES,
-        "num_key_value_heads": 2,
-        "pad_token_id": 0,
-        "eos_token_id": None,
-        "initializer_range": 0.3,
-    }
+    config = {**SIZES, "num_key_value_heads": 2, "pad_token_id": 0, "eos_token_id": None, "initializer_range": 0.3}
     make = transformers.LlamaForCausalLM
     fast = make(transformers.LlamaConfig(**config)).eval()
     slow = make(transformers.LlamaConfig(**config, attn_implementation="eager")).eval()

@@ -646,7 +646,7 @@ MODELS = [
         "models/test_values.py,test_errors.py,models/test_watch.py",
     ),
     Mutant(
-        "models/use/monitor.py",
+        "models/use/head_figures.py",
         "first = keys & (keys.cumsum(-1) == 1)",
         "first = keys & (keys.cumsum(-1) <= 2)",
         "the monitor counts the second key as a sink",

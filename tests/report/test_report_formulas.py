@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -241,7 +240,8 @@ def test_distances_where_queries_stand_outside_of_the_words(align: int, words: l
     keep = torch.tensor([words])
     with torch.no_grad(), ch.watch(block := Block()) as seen:
         block(normal(1, 1, 2, 4), normal(1, 1, 6, 4, seed=1), mask=ch.Padding(keep), align=align)
-    call = replace(seen.calls[0], kind="self", padding=Words(keys=keep.bool()))
+    inputs, result, context = seen.calls[0].inputs, seen.calls[0].result, seen.calls[0].context._replace(kind="self")
+    call = ch.models.AttentionCall(inputs._replace(padding=Words(keys=keep.bool())), result, context)
     layer = layer_from_call(call, ["a", "b"], list("uvwxyz"), error=0)
     assert isinstance(layer, Layer) and layer.alone and layer.position is not None
     weights = call.weights.dense()[0, 0, :, keep[0].bool()].numpy()

@@ -186,6 +186,14 @@ def test_a_score_of_ones_own_is_left_out_where_it_is_long(tmp_path: Path) -> Non
     assert not (tmp_path / "other.html").exists()
 
 
+def test_a_call_without_heads_or_features_is_left_out() -> None:
+    for shape in ((1, 2, 4, 0), (1, 0, 4, 8)):
+        with ch.watch(block := ch.nn.DotProductAttention(), values=True) as recording:
+            block(*[torch.zeros(shape)] * 3)
+        with pytest.raises(ch.UnsupportedError, match="holds no number"):
+            recording.layers()
+
+
 def test_a_failure_in_the_middle_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "page.html"
     (layer,) = seen(4).layers()

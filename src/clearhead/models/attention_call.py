@@ -2,30 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from typing import Any
+from operator import attrgetter
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from clearhead.base.arrays import accumulated
-from clearhead.base.errors import ClearheadError, ShapeError, UnsupportedError
-from clearhead.base.steps import Step, number
+from clearhead.base.errors import ClearheadError, UnsupportedError
 from clearhead.base.text import said
 from clearhead.base.tracing import readable, without_autocast
-from clearhead.base.words import TokensLike, word_list
-from clearhead.explanation.diagnosis.case import Case
+from clearhead.base.words import TokensLike
 from clearhead.explanation.diagnosis.diagnose import diagnosis_of
 from clearhead.explanation.diagnosis.diagnosis import Diagnosis
-from clearhead.explanation.diagnosis.reading import parameters_of
-from clearhead.explanation.explanation import Explanation, Part, shown_as
-from clearhead.explanation.inputs import drawn
-from clearhead.explanation.modules.origin.part import FromInput, from_input, last_projection
-from clearhead.explanation.modules.origin.ran import Origin, Writer, check_unwritten
+from clearhead.explanation.explanation import Explanation, shown_as
+from clearhead.explanation.modules.origin.ran import Origin, check_unwritten
 from clearhead.explanation.modules.projection import Linear
-from clearhead.explanation.of_problem import attention_parts, input_steps
-from clearhead.explanation.shown import Shown, choose, settle
 from clearhead.inspection.by_head import as_value, of_value
 from clearhead.inspection.gradients import WeightGradients
 from clearhead.inspection.matrix import Index
@@ -33,20 +25,71 @@ from clearhead.inspection.source import FromRecord
 from clearhead.inspection.weights import Weights
 from clearhead.masks.base import Mask
 from clearhead.models.call import Call, Outcome, with_key
+from clearhead.models.call_diagnosis import case_of
+from clearhead.models.call_explanation import explain_call
 from clearhead.models.chain.cached import Cached
 from clearhead.models.tap.layers import FIRST, LayerName
 from clearhead.models.tap.modules import Kind
 from clearhead.models.weights import weights_of
-from clearhead.problem._recorded import RecordedMask
-from clearhead.problem.fills import taken_apart
 from clearhead.problem.problem import Problem
 from clearhead.problem.record import Record
-from clearhead.problem.words import ALL_WORDS, Words
-from clearhead.scores.base import ByTile, Score
-from clearhead.scores.dot import Dot
+from clearhead.problem.words import Words
+from clearhead.scores.base import Score
 
 
-@dataclass(frozen=True, eq=False)
+class CallInputs(NamedTuple):
+    """The inputs of a call, copied.
+
+    `record`: its problem, whose key has the right shape alone where `cached_key` has to be put together. `ids`: the
+    tokens of the queries, (B, Lq), where the model was given some; not in a file. The others: see `AttentionCall`.
+    """
+
+    query: Tensor
+    cached_key: Cached
+    score: Score
+    mask: Mask | None
+    record: Record
+    cached_value: Cached | None = None
+    uniform: Tensor | None = None
+    padding: Words | None = None
+    ids: Tensor | None = None
+
+
+class CallResult(NamedTuple):
+    """The result of a call.
+
+    `outcome`: its output, where it was kept. `factor`, `edited`: see `AttentionCall`. `unedited`: the call without its
+    edit; None where there was none, and in a file.
+    """
+
+    outcome: Outcome | None = None
+    factor: Tensor | None = None
+    edited: bool = False
+    unedited: AttentionCall | None = None
+
+
+class CallContext(NamedTuple):
+    """Where a call was made.
+
+    `origin`: the layers around the call, for `explain`. `begins`: see `AttentionCall`. `windows_of`: of how many longer
+    sequences its sequences are windows; None: they are whole. The others: see `Call`.
+    """
+
+    name: str
+    kind: Kind
+    backend: str
+    layer: LayerName = FIRST
+    run: int = 0
+    origin: Origin | None = None
+    begins: tuple[int, ...] = ()
+    windows_of: int | None = None
+
+
+def _read(field: str) -> Any:
+    """A property that reads a field of a part of the call."""
+    return property(attrgetter(field))
+
+
 class AttentionCall(Call):
     """An attention call of a model: its inputs, from which any part of its weights can be computed.
 
@@ -71,30 +114,31 @@ class AttentionCall(Call):
     and `head_importance`.
     """
 
-    name: str
-    kind: Kind
-    query: Tensor
-    cached_key: Cached
-    score: Score
-    mask: Mask | None
-    backend: str
-    kept: Record  # its key has the right shape alone where `cached_key` has to be put together
-    uniform: Tensor | None = None
-    padding: Words | None = None
-    run: int = 0
-    cached_value: Cached | None = None
-    outcome: Outcome | None = None
-    origin: Origin | None = None  # the layers around the call, for `explain`
-    factor: Tensor | None = None
-    layer: LayerName = FIRST
-    begins: tuple[int, ...] = ()
-    ids: Tensor | None = None  # the tokens of the queries, (B, Lq), where the model was given some; not in a file
-    edited: bool = False
-    windows_of: int | None = None  # of how many longer sequences its sequences are windows; None: they are whole
-    plain: AttentionCall | None = None  # the call without its edit; None where there was none, and in a file
+    query: Tensor = _read("inputs.query")
+    cached_key: Cached = _read("inputs.cached_key")
+    cached_value: Cached | None = _read("inputs.cached_value")
+    score: Score = _read("inputs.score")
+    mask: Mask | None = _read("inputs.mask")
+    uniform: Tensor | None = _read("inputs.uniform")
+    padding: Words | None = _read("inputs.padding")
+    ids: Tensor | None = _read("inputs.ids")
+    outcome: Outcome | None = _read("result.outcome")
+    factor: Tensor | None = _read("result.factor")
+    edited: bool = _read("result.edited")
+    name: str = _read("context.name")
+    kind: Kind = _read("context.kind")
+    backend: str = _read("context.backend")
+    layer: LayerName = _read("context.layer")
+    run: int = _read("context.run")
+    origin: Origin | None = _read("context.origin")
+    begins: tuple[int, ...] = _read("context.begins")
+    windows_of: int | None = _read("context.windows_of")
+
+    def __init__(self, inputs: CallInputs, result: CallResult, context: CallContext) -> None:
+        self.inputs, self.result, self.context = inputs, result, context
 
     @property
-    def shape(self) -> tuple[int, int, int, int]:  # type: ignore[override]
+    def shape(self) -> tuple[int, int, int, int]:
         """(B, H, Lq, Lk)."""
         batch, heads, queries, _ = self.query.shape
         return batch, heads, queries, self.cached_key.link.length
@@ -110,7 +154,8 @@ class AttentionCall(Call):
     @property
     def record(self) -> Record:
         """The record of the call, with its key."""
-        return self.kept if self.cached_key.whole else self.kept._replace(problem=with_key(self.kept.problem, self.key))
+        record = self.inputs.record
+        return record if self.cached_key.whole else record._replace(problem=with_key(record.problem, self.key))
 
     @property
     def problem(self) -> Problem:
@@ -163,12 +208,12 @@ class AttentionCall(Call):
         """
         if not self.edited:
             return self
-        if self.plain is None:
+        if self.result.unedited is None:
             raise ClearheadError(
                 f"{self.name} was changed by an edit, and was read from a file, which has only what ran. Write the "
                 "calls without it too: ch.models.Recording([call.unedited for call in seen.calls]).write(path)."
             )
-        return self.plain
+        return self.result.unedited
 
     @property
     def value_norms(self) -> Tensor:
@@ -303,7 +348,7 @@ class AttentionCall(Call):
 
     def __repr__(self) -> str:
         mask = "no mask" if self.mask is None else said(self.mask, self.mask.title)
-        align = self.kept.problem.sizes.align
+        align = self.inputs.record.problem.sizes.align
         query, key = self.query.shape, self.cached_key.shape
         shapes = f"query {tuple(query)}, key {tuple(key)}"
         positional = self.mask is not None and self.mask.positional and query[2] != key[2]
@@ -323,163 +368,3 @@ def norms_of(call: AttentionCall) -> dict[str, Tensor]:
     if call.origin is not None and call.origin.writer is not None and call.origin.writer.can_be_read():
         found["transformed"] = call.transformed_norms
     return found
-
-
-def explain_call(call: AttentionCall, at: Any, tokens: Any, source_tokens: Any) -> Explanation:
-    """The steps of a recorded call, from the query and the key that the model computed."""
-    with torch.no_grad(), without_autocast(call.query.device):
-        problem = _by_tile(call)
-        shown = choose(at, problem.sizes)
-        queries, keys = _words(call, tokens, source_tokens, shown.batches)
-        shown = replace(shown, query_words=queries, key_words=keys)
-        inputs = input_steps(problem, shown)
-        made = _made(call, inputs, shown)
-        parts, weights, keep = attention_parts(problem, _mask(call, problem, shown), shown, made.steps)
-        output = next((step for step in parts[-1].steps if step.name == "output"), None)
-        parts.append(_computed(call, shown, output))
-        given = None if call.outcome is None else call.outcome.output
-        if call.origin is not None and output is not None and given is not None:
-            parts.append(last_projection(call.origin, output, given, shown))
-        shapes = {"query": tuple(call.query.shape), "key": tuple(call.key.shape)}
-        value = call.value
-        shapes["value"] = tuple(call.key.shape if value is None else value.shape)
-        said = f"The {call.kind}-attention of {call.name}, computed by {call.backend}.\n\n"
-        if call.factor is not None and bool((factor := call.factor[shown.region.sides[:3]]).ne(1).any()):
-            low, high = number(float(factor.min())), number(float(factor.max()))
-            times = low if low == high else f"{low} … {high}"
-            said += (
-                f"An edit multiplied the weights of these queries after the softmax, by {times}. The steps do not show "
-                "this: the weights and the output below are those before the edit.\n\n"
-            )
-        title = "Inputs, as the model gave them to attention"
-        if len(made.steps) > len(inputs):
-            title = "From the layers' input to query, key and value"
-        said = "\n".join([said + drawn(shapes, problem.sizes), *made.missing])
-        first = Part(title, tuple(made.steps), said)
-        return Explanation(f"{call.name}, step by step", (first, *parts), settle(shown, weights, keep))
-
-
-def _by_tile(call: AttentionCall) -> Problem:
-    """The call's problem with the score as it was given, over query and key before any lowering."""
-    problem, score = call.problem, call.score
-    if problem.lowered is not None:
-        lowered = problem.lowered
-        if isinstance(score, Dot):
-            lowered = lowered.folded()
-            scores = ByTile(Dot(), lowered.query, lowered.key, lowered.scale, lowered.softcap)
-        else:
-            own = score.lower(call.query, call.key)
-            assert own is not None
-            scores = ByTile(score, call.query, call.key, lowered.scale / own.scale, lowered.softcap)
-        problem = problem._replace(scores=scores)
-    return problem._replace(value=call.value)
-
-
-def _mask(call: AttentionCall, problem: Problem, shown: Shown) -> Any:
-    """The mask of the call; where a query got a uniform row, the mask that was computed in its place."""
-    spans, mask = problem.spans, call.mask
-    if spans is None:
-        return None
-    sides = (*shown.region.sides[:3], slice(None))
-    if mask is not None and call.uniform is None:
-        return mask
-    of_call = spans.keep(*sides, problem.sizes.keys)
-    if mask is not None and not bool((mask._compute_part(problem.sizes, sides) ^ of_call).any()):
-        return mask
-    return RecordedMask(spans, problem.sizes, None if mask is None else said(mask, mask.title))
-
-
-def _made(call: AttentionCall, inputs: list[Step], shown: Shown) -> FromInput:
-    """The steps that lead to query, key and value, if the layers that made them were kept."""
-    if call.origin is None:
-        why = "What they were made of was not kept" + (": watch with values=True." if call.value is None else ".")
-        return FromInput(inputs, [why])
-    tensors = {"query": call.query, "key": call.key} | ({} if call.value is None else {"value": call.value})
-    return from_input(call.origin, tensors, inputs, shown)
-
-
-def _computed(call: AttentionCall, shown: Shown, output: Step | None) -> Part:
-    """The backend's output for the same queries, and its difference from the last step; or why it is not known."""
-    given = None if call.outcome is None else call.outcome.output
-    title = "What the model computed"
-    if output is None:
-        said = "The values were not kept, so the output can't be shown: watch with values=True."
-        return Part(title, (), said)
-    if given is None:
-        return Part(title, (), "The backend's output was not kept head by head, so it can't be compared.")
-    mine = output.value
-    theirs = given[(*shown.region.sides[:3],)].to(mine.dtype)
-    far = float((theirs - mine).abs().nan_to_num().max())
-    why = f"What {call.backend} gave for these queries. The largest difference to the output above is {number(far)}."
-    # the largest difference between two orders of the same sums, for numbers as large as these
-    if far > 64 * torch.finfo(given.dtype).eps * max(1.0, float(theirs.abs().nan_to_num().max())):
-        why += " That is more than rounding: the model drops weights while training, or computes something else."
-    return Part(title, (Step("model_output", why, theirs, ("B", "H", "Lq", "Ev")),))
-
-
-def _words(
-    call: AttentionCall, tokens: TokensLike | None, source_tokens: TokensLike | None, batches: tuple[int, ...]
-) -> tuple[tuple[str, ...] | None, tuple[str, ...] | None]:
-    """The word of each query and of each key; None where no words were given."""
-    queries, keys = call.query.shape[2], call.key.shape[2]
-    own, source = word_list("tokens", tokens, *batches), word_list("source_tokens", source_tokens, *batches)
-    if source is None and call.kind == "self":
-        source = own
-    if own is not None and len(own) < queries:
-        raise ShapeError(f"tokens has {len(own)} words, and {call.name} has {queries} queries; pass one a position.")
-    if source is not None and len(source) != keys:
-        name = "tokens" if source is own else "source_tokens"
-        raise ShapeError(f"{name} has {len(source)} words, and {call.name} has {keys} keys; pass one a position.")
-    return None if own is None else tuple(own[-queries:]), None if source is None else tuple(source)
-
-
-@torch.no_grad()
-def case_of(call: AttentionCall, label: str = "") -> Case:
-    """The call as `diagnose` takes it. `label`: the call's name in its recording."""
-    problem, value = call.problem, call.value
-    inputs = {"query": call.query, "key": problem.key if call.cached_key.whole else call.key}
-    added = {}
-    # entries that hide a pair were taken out of the model's mask: the rest is called a bias
-    bias = call.backend.startswith("clearhead") or problem.visible is not None or call.uniform is not None
-    name = "bias" if bias else "attn_mask"
-    if problem.bias is not None:
-        both = {name: problem.bias.dense, "bias of distances": problem.bias.relative}
-        added = {name: tensor.detach() for name, tensor in both.items() if tensor is not None}
-    apart, blind = taken_apart(problem)
-    if call.uniform is not None:
-        blind = call.uniform[..., 0] if blind is None else blind | call.uniform[..., 0]
-    inputs = inputs if value is None else {**inputs, "value": value}
-    return Case(
-        problem=apart,
-        inputs=inputs,
-        added=added,
-        as_mask=frozenset({"attn_mask"} & added.keys()),
-        mask=call.mask,
-        blind=blind,
-        words=call.padding or ALL_WORDS,
-        output=None if call.outcome is None or call.outcome.dropped else call.outcome.output,
-        factor=call.factor,
-        where={"layer": label or str(call.layer), "module": call.name},
-        **_learnt(call, inputs),
-    )
-
-
-def _learnt(call: AttentionCall, inputs: Mapping[str, Tensor]) -> dict[str, Any]:
-    """The parameters of the score, of the layers around the call that were given finite numbers, and of the layer that
-    writes its heads, as fields of a `Case`. `inputs`: query, key, and the value where it is known."""
-    layers = [] if call.origin is None else [one for one in call.origin.ran if one.stands]
-    given = [bool(one.x.isfinite().all()) for one in layers]
-    finite = all(bool(tensor.isfinite().all()) for tensor in inputs.values())
-    writers = [] if call.origin is None else [one for one in call.origin.writers if one.versions.written() is None]
-    learnt, factors = parameters_of(call.score, call.problem)
-    for one in (*(one for one, fine in zip(layers, given, strict=True) if fine), *(writers if finite else ())):
-        for side in ("weight", "bias"):  # of a layer that is called, the layers inside are among these
-            if (tensor := getattr(one.source, side, None)) is not None:
-                learnt[name := f"{one.name}.{side}".replace(",.", ": ")] = tensor
-                factors |= {name} if isinstance(one, Writer) else set()
-    before = 0 if call.origin is None else call.origin.before
-    return {
-        "parameters": learnt,
-        "factors": factors,
-        "given_finite": all(given[:before]) if layers else finite,
-    }

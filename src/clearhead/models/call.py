@@ -2,46 +2,62 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping
+from operator import attrgetter
+from typing import Any, ClassVar
 
 from torch import Tensor
 
 from clearhead.base.errors import ClearheadError
+from clearhead.base.text import said
+from clearhead.base.thumbnails import short
 from clearhead.base.tracing import unobserved
 from clearhead.models.chain.cached import Cached
+from clearhead.models.table import Table
 from clearhead.models.tap.layers import LayerName
 from clearhead.models.tap.modules import Kind
 from clearhead.models.tap.place import Place
 from clearhead.problem.problem import Problem
 from clearhead.problem.record import copied
 
+COLUMNS: Mapping[str, Callable[[Any], object]] = {  # of the tables about calls: what each holds of a call
+    **{name: attrgetter(name) for name in ("run", "kind", "backend", "error", "tolerance", "departs")},
+    "layer": attrgetter("layer.column"),
+    "call": attrgetter("number"),
+    "module": attrgetter("name"),
+    "queries": lambda call: call.shape[2],
+    "keys": lambda call: call.shape[3],
+    "B × H × Lq × Lk": lambda call: " × ".join(map(str, call.shape)),
+    "mask": lambda call: "" if call.mask is None else short(said(call.mask, call.mask.title), 60),
+}
+
 
 class Call:
-    """The parts that every call has.
+    """What a list of calls reads of each of them.
 
     `name`: of the module that made the call. `kind`: "self", or "cross" where the keys come from another sequence than
-    the queries. `backend`: the name of the function that computed it. `shape`: (B, H, Lq, Lk). `run`: which run of the
-    model made it, from 0 on. `layer`: the layer of the model; its text is its name, such as "L3" or "decoder 3, cross".
+    the queries. `run`: which run of the model made it, from 0 on. `layer`: the layer of the model; its text is its
+    name, such as "L3" or "decoder 3, cross".
     """
 
     name: str
     kind: Kind
-    backend: str
-    shape: tuple[int, int, int, int]
     run: int
     layer: LayerName
+    _columns: ClassVar[tuple[str, ...]] = "layer", "run", "module", "kind", "backend", "queries", "keys"
 
     @property
     def row(self) -> dict[str, object]:
         """The columns with which each row of a table about the call begins."""
-        _, _, queries, keys = self.shape
-        return first_columns(self, run=self.run) | {"backend": self.backend, "queries": queries, "keys": keys}
+        return {name: COLUMNS[name](self) for name in self._columns}
 
+    def table(self) -> Table:
+        """A row for each head, where the call has numbers of its heads, else one row."""
+        return Table.of(self.row, self._by_head())
 
-def first_columns(call: Any, /, **numbers: int) -> dict[str, Any]:
-    """The columns with which a row about a call begins: its layer, these numbers, its module and its kind."""
-    return {"layer": call.layer.column, **numbers, "module": call.name, "kind": call.kind}
+    def _by_head(self) -> Mapping[str, Iterable[object]]:
+        """The columns that have a value for each head."""
+        return {}
 
 
 class Outcome:

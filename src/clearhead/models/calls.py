@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
-from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Self, TypeVar, cast, overload
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, NamedTuple, Self, TypeVar, cast, overload
 
 import numpy as np
 from torch import Tensor
@@ -13,19 +13,24 @@ from torch import Tensor
 from clearhead.base.errors import ClearheadError, UnsupportedError
 from clearhead.base.pictures import Panel, Side, Style, draw
 from clearhead.base.selected import numbers_of
-from clearhead.base.text import brief, listed
+from clearhead.base.text import brief, escaped, listed
+from clearhead.base.thumbnails import table as html_table
 from clearhead.models.attention_call import AttentionCall
+from clearhead.models.call import COLUMNS
+from clearhead.models.table import Table
 from clearhead.models.tap.choice import PATTERNS, Item, checked_layers, fits, made_by
 from clearhead.models.tap.layers import LayerName, Site
 
 if TYPE_CHECKING:
-    from clearhead.base.pictures import Axes
+    from clearhead.base.pictures import Axes, Colormap
 
 Seen = TypeVar("Seen", bound=Any)  # it has the name of its module, its kind, and the run of the model that made it
 
 
 class Calls(Generic[Seen]):
     """The attention calls of a watched model, in order: see `Recording`."""
+
+    _listed: ClassVar[tuple[str, ...]] = "module", "kind", "run"  # the columns of a notebook, after call and layer
 
     def __init__(self, calls: list[Seen], missing: Mapping[Site, str] | None = None) -> None:
         """`missing`: layers whose calls could not be recorded, each with the reason."""
@@ -90,6 +95,69 @@ class Calls(Generic[Seen]):
         for call in self.calls:
             found.setdefault(call.run, []).append(call)
         return [type(self)(calls, self.missing) for calls in found.values()]
+
+    def table(self) -> Table:
+        """A row for each call and head, or for each call, as `pandas.DataFrame` takes them."""
+        return Table(row for call in self.calls for row in call.table())
+
+    @property
+    def _labels(self) -> list[Label]:
+        """The name of each call."""
+        apart = parts_apart([(call.layer, call.name) for call in self.calls])
+        return [Label(call.layer, part) for call, part in zip(self.calls, apart, strict=True)]
+
+    def _repr_html_(self) -> str:
+        """The first 40 calls as a table, for notebooks."""
+        named = enumerate(zip(self._labels, self.calls, strict=True))
+        rows = [[number, label, *(COLUMNS[name](call) for name in self._listed)] for number, (label, call) in named]
+        markup = html_table(["call", "layer", *self._listed], rows)
+        return f"<div><p><code>{escaped(repr(self))}</code></p>{markup}</div>"
+
+
+class HeadNumbers:
+    """A number for each head: `values`, (calls, heads), NaN where a call has no such head, and their picture.
+
+    `name`, `unit`, `sentence`: what the numbers are.
+    """
+
+    name: str
+    unit: str
+    sentence: str
+    values: Tensor
+    _labels: list[Label]
+    _meaning: str  # of a number, for the bar of the picture
+    _colour_map = "RdBu"
+    _scale = "signed"
+
+    @property
+    def _layers(self) -> list[int | str]:
+        """The layer of each row of the values."""
+        return [label.layer.column for label in self._labels]
+
+    def _strongest(self) -> dict[str, float]:
+        """The three numbers that are largest in size, by the names of their heads."""
+        values, names = self.values.detach().cpu(), self._labels
+        sizes = values.abs().nan_to_num(-1.0)
+        order = sizes.flatten().argsort(descending=True, stable=True)[:3].tolist()
+        places = [divmod(place, sizes.shape[1]) for place in order]
+        return {names[call].head(head): float(values[call, head]) for call, head in places if sizes[call, head] >= 0}
+
+    def _picture(self) -> tuple[np.ndarray, Side, Side]:
+        """The cells of the picture, and its two sides."""
+        cells, names = self.values.detach().cpu().double().numpy(), list(map(str, self._labels))
+        return cells, Side("call", len(names), names), Side("head", cells.shape[1])
+
+    def plot(
+        self, *, title: str | None = None, cmap: str | Colormap | None = None, ax: Axes | None = None, bar: bool = True
+    ) -> Axes:
+        """A picture of the numbers, with calls or layers in rows.
+
+        `title`, `cmap`, `ax`, `bar`: as for `Weights.plot`. Numbers with a sign are blue above 0 and red below; of
+        others the larger ones are darker. Needs matplotlib. Gives the axes.
+        """
+        cells, down, across = self._picture()
+        style = Style(title, self._colour_map if cmap is None else cmap, self._scale, ax, bar)
+        return cast("Axes", draw([Panel(cells, np.isnan(cells))], down, across, style, self._meaning))
 
 
 class Label(NamedTuple):
@@ -226,18 +294,3 @@ def one_call(calls: Sequence[AttentionCall], layer: Any, step: int | None, who: 
             f"{listed(str(said[place]) for place in found)}."
         )
     return found[0]
-
-
-def strongest(values: Tensor, names: Sequence[Label], most: int = 3) -> list[tuple[int, int, str]]:
-    """The call, the head and the name of the largest numbers in size, of (calls, heads) where NaN is no head."""
-    sizes = values.detach().cpu().abs().nan_to_num(-1.0)
-    order = sizes.flatten().argsort(descending=True, stable=True)[:most].tolist()
-    places = [divmod(place, values.shape[1]) for place in order]
-    return [(call, head, names[call].head(head)) for call, head in places if sizes[call, head] >= 0]
-
-
-def plotted(values: Tensor, names: Sequence[Label], style: Style, meaning: str) -> Axes:
-    """A picture of numbers (calls, heads), NaN where a call has no such head: calls in rows, heads in columns."""
-    cells = values.detach().cpu().double().numpy()
-    down = Side("call", len(names), list(map(str, names)))
-    return cast("Axes", draw([Panel(cells, np.isnan(cells))], down, Side("head", cells.shape[1]), style, meaning))

@@ -20,10 +20,9 @@ from clearhead.base.numbers import check_number
 from clearhead.base.text import brief, listed, said
 from clearhead.base.torch_private import tree_map_only
 from clearhead.models.attention_call import AttentionCall
-from clearhead.models.call import first_columns
+from clearhead.models.call import Call
 from clearhead.models.calls import Calls
 from clearhead.models.read.audit import TOLERANCE, Expected
-from clearhead.models.table import Table
 from clearhead.models.tap.layers import FIRST, LayerName
 from clearhead.models.tap.modules import Kind
 from clearhead.models.tap.transformers_private import backend_of, has_backend, set_backend, takes_backends
@@ -33,7 +32,7 @@ from clearhead.models.watch import watch_own
 
 
 @dataclass(frozen=True)
-class ComparedCall:
+class ComparedCall(Call):
     """A backend's output of one call, compared with the formula on that call's own inputs.
 
     `number`: which call of the run it is. `error`: the largest difference of a number of the output, as a part of the
@@ -52,16 +51,11 @@ class ComparedCall:
     query: int
     run: int = 0
     layer: LayerName = FIRST
+    _columns = "layer", "call", "module", "kind", "backend", "error", "tolerance", "departs"
 
     @property
     def departs(self) -> bool:
         return not self.error <= self.tolerance
-
-    @property
-    def row(self) -> dict[str, object]:
-        """The call's row of `Comparison.table`."""
-        same = first_columns(self, call=self.number) | {"backend": self.backend}
-        return same | {"error": self.error, "tolerance": self.tolerance, "departs": self.departs}
 
 
 class Comparison(Calls[ComparedCall]):
@@ -69,6 +63,7 @@ class Comparison(Calls[ComparedCall]):
 
     `calls`: the calls of both backends, each a `ComparedCall`. They are found as in a `Recording`, by number, module
     and run, where a run is a backend. `first`: the first call that departs from its formula; None where none does.
+    The columns of `table()`: layer, call (its number), module, kind, backend, error, tolerance, departs.
     """
 
     @property
@@ -80,13 +75,6 @@ class Comparison(Calls[ComparedCall]):
     def ok(self) -> bool:
         """Whether both backends compute their formula in every call."""
         return self.first is None
-
-    def table(self) -> Table:
-        """A row for each call of each backend, as `pandas.DataFrame` takes them.
-
-        Its columns: layer, call (its number), module, kind, backend, error, tolerance, departs.
-        """
-        return Table(call.row for call in self.calls)
 
     def __str__(self) -> str:
         return said(self, self._said)
@@ -220,21 +208,12 @@ def on_backend(model: Any, backend: str) -> Iterator[None]:
 
 def _configs(model: nn.Module) -> list[Any]:
     """Every configuration of the model, inner ones after the outer ones."""
-    found = [part.config for part in model.modules() if has_backend(getattr(part, "config", None))]
-    every: dict[int, Any] = {}
-    for config in found:
-        _add(config, every)
-    return list(every.values())
-
-
-def _add(config: Any, every: dict[int, Any]) -> None:
-    if id(config) in every:
-        return
-    every[id(config)] = config
-    for name in getattr(config, "sub_configs", None) or ():
-        inner = getattr(config, name, None)
-        if inner is not None:
-            _add(inner, every)
+    own = (part.config for part in model.modules() if has_backend(getattr(part, "config", None)))
+    found = list({id(config): config for config in own}.values())
+    for config in found:  # the list grows
+        inner = (getattr(config, name, None) for name in getattr(config, "sub_configs", None) or ())
+        found += [one for one in inner if one is not None and all(one is not other for other in found)]
+    return found
 
 
 def compare_backends(

@@ -6,7 +6,6 @@ import hashlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from torch import nn
 
@@ -118,7 +117,7 @@ class Survey:
         """SHA-256 of all sums, counts and moments, in float64: equal where two surveys agree to the bit."""
         found = hashlib.sha256()
         for name, tensor in sorted((self.means.state_dict() | self.spread.moments).items()):
-            found.update(f"{name} {tuple(tensor.shape)} ".encode())
+            found.update(f"{name} {tuple(tensor.shape)} ".encode(errors="surrogatepass"))
             found.update(tensor.contiguous().numpy().tobytes())
         return found.hexdigest()
 
@@ -132,22 +131,21 @@ class Survey:
         of words "… sd", the standard deviation over texts of the mean of each text (n − 1 in the denominator, NaN for
         fewer than 2), and "… texts", their number n. The standard error is sd / √n.
         """
-        rows = Table()
+        rows, state, counts = Table(), self.means.state_dict(), self.means.counts
         for number, name in enumerate(self.means):
-            layer = self.layers.get(name, number)
-            means, state, counts = self.means[name], self.means.state_dict(), self.means.counts[name]
-            queries = state[f"{name}:0:sum"]
-            for head in range(len(queries)):
-                row: dict[str, Any] = {"layer": layer, "module": name, "head": head, "queries": int(queries[head])}
-                for place, (column, mean) in enumerate(zip(self.columns, means, strict=True)):
-                    if place and mean.numel() == len(mean):
-                        row[column] = float(mean.flatten()[head])
-                    if column.endswith(" uniform"):  # it stands beside the statistic before it
-                        named = column.removesuffix(" uniform")
-                        row[f"{named} queries"] = int(counts[place][head])
-                        if name in self.spread.moments:
-                            row[f"{named} sd"], row[f"{named} texts"] = self.spread.of(name, place // 2 - 1, head)
-                rows.append(row)
+            queries = state[f"{name}:0:sum"].long().tolist()
+            columns: dict[str, Iterable[object]] = {"head": range(len(queries)), "queries": queries}
+            for place, (column, mean) in enumerate(zip(self.columns, self.means[name], strict=True)):
+                if place and mean.numel() == len(mean):
+                    columns[column] = mean.flatten().tolist()
+                if column.endswith(" uniform"):  # it stands beside the statistic before it
+                    named = column.removesuffix(" uniform")
+                    columns[f"{named} queries"] = counts[name][place].long().tolist()
+                    if name in self.spread.moments:
+                        spread = [self.spread.of(name, place // 2 - 1, head) for head in range(len(queries))]
+                        columns[f"{named} sd"] = [deviation for deviation, _ in spread]
+                        columns[f"{named} texts"] = [texts for _, texts in spread]
+            rows += Table.of({"layer": self.layers.get(name, number), "module": name}, columns)
         return rows
 
     def examples(self) -> Table:
@@ -160,11 +158,12 @@ class Survey:
         rows = Table()
         for number, name in enumerate(self.means):
             for head in range(len(self.means[name][0])):
+                row = {"layer": self.layers.get(name, number), "module": name, "head": head}
                 for measure, kept in self.strongest.of(name, head):
                     for one in kept:
-                        row = {"layer": self.layers.get(name, number), "module": name, "head": head, "measure": measure}
-                        row |= one._asdict() | {"tokens": [self.spelling[token] for token in one.tokens]}
-                        rows.append(row | {"places": list(one.places)})
+                        tokens = [self.spelling[token] for token in one.tokens]
+                        more = one._asdict() | {"tokens": tokens, "places": list(one.places)}
+                        rows.append(row | {"measure": measure} | more)
         return rows
 
     def write(self, path: str | Path, title: str | None = None) -> Path:
@@ -178,19 +177,11 @@ class Survey:
         """
         if ending_of(path, [".csv", ".html"], "survey") == ".csv":
             return self.table().write(path)
-        return write_page(path, self._page(title))
-
-    def _page(self, title: str | None) -> str:
         said = f"{self.texts:,} texts, {self.tokens:,} tokens"
         if self.truncated:
             said += f", {self.truncated:,} texts cut to {self.max_length:,} tokens"
-        return heads_page(
-            title or f"Attention of {self.model} over {self.texts:,} texts",
-            said,
-            self._shown(),
-            self.table(),
-            self.examples(),
-        )
+        title = title or f"Attention of {self.model} over {self.texts:,} texts"
+        return write_page(path, heads_page(title, said, self._shown(), self.table(), self.examples()))
 
     def _shown(self) -> list[Statistic]:
         """The statistics of the page, each with its description."""
@@ -198,18 +189,15 @@ class Survey:
         for column in self.columns[1:]:
             if column.endswith(" uniform"):
                 continue
+            lengths = column in NAMED and {"value", "transformed"} & {*NAMED[column].needs}
+            is_share = column != "distance" and not lengths  # from 0 to 1
             beside = f"{column} uniform" if f"{column} uniform" in self.columns else None
-            found.append(Statistic(_about(column), beside, share=beside is not None and _is_share(column)))
+            found.append(Statistic(_about(column), beside, share=beside is not None and is_share))
         return found
 
     def __repr__(self) -> str:
         heads = sum(len(self.means[name][0]) for name in self.means)
         return f"Survey({self.texts} texts, {self.tokens} tokens, {heads} heads: {', '.join(self.columns[1:])})"
-
-
-def _is_share(column: str) -> bool:
-    """Whether a measure or a class is from 0 to 1: a distance and lengths of vectors are not."""
-    return column != "distance" and not (column in NAMED and {"value", "transformed"} & {*NAMED[column].needs})
 
 
 def _about(column: str) -> About:

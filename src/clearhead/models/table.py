@@ -61,8 +61,8 @@ class Table(list[Row]):
 
     @classmethod
     def of(cls, row: Mapping[str, object], columns: Mapping[str, Iterable[object]]) -> Self:
-        """A row for each entry of the columns, which are of one length; every row begins with `row`."""
-        entries = zip(*columns.values(), strict=True)
+        """A row for each entry of the columns, of one length, or one row without them; every row begins with `row`."""
+        entries = zip(*columns.values(), strict=True) if columns else [()]
         return cls({**row, **dict(zip(columns, each, strict=True))} for each in entries)
 
     @overload

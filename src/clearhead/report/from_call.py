@@ -36,6 +36,8 @@ def layer_from_call(
     """
     problem = of_sequence(call.weights.problem, sequence, (call.padding or ALL_WORDS).queries)
     queries, keys = problem.sizes.queries, problem.sizes.keys
+    if not problem.sizes.heads or not problem.query.shape[-1]:
+        return LeftOut(call.name, f"its query has shape {tuple(problem.query.shape)}, which holds no number.")
     if problem.lowered is None and max(queries, keys) > GIVEN:
         score = type(problem.scores.score).__name__  # type: ignore[union-attr]
         return LeftOut(

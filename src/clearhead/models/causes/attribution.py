@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable, Sequence, Sized
+from collections.abc import Iterable, Mapping, Sequence, Sized
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
@@ -14,28 +14,26 @@ from torch.nn.utils.rnn import pad_sequence
 from clearhead.base.arrays import accumulated
 from clearhead.base.errors import ClearheadError, ShapeError
 from clearhead.base.managers import Uninterrupted
-from clearhead.base.pictures import Style
 from clearhead.base.text import listed, outlined, said
 from clearhead.base.tracing import without_autocast
 from clearhead.explanation.modules.origin.find import agree, batched
 from clearhead.explanation.modules.projection import Linear
 from clearhead.models.attention_call import AttentionCall
-from clearhead.models.calls import Calls, Label, parts_apart, plotted, strongest
+from clearhead.models.call import Call
+from clearhead.models.calls import Calls, HeadNumbers
 from clearhead.models.causes.frozen import Frozen, Writers, Written, first_run
 from clearhead.models.causes.metrics import Each, Metric, logit_difference, logits_of, refuse_padding
 from clearhead.models.checks import outside_inference, ran
 from clearhead.models.table import Table
 from clearhead.models.tap.layers import LayerName
+from clearhead.models.tap.modules import Kind
 from clearhead.models.watch import watch_own
-
-if TYPE_CHECKING:
-    from clearhead.base.pictures import Axes, Colormap
 
 Answers = Each | Sequence[Sequence[int]]  # or several for each sequence, or for all alike
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class AttributedCall:
+class AttributedCall(Call):
     """What the heads of one attention call add to the logit.
 
     `heads`: (B, H). `positions`: (B, H, Lq), the same by the position at which a head writes. `sources`: (B, H, Lk),
@@ -45,18 +43,23 @@ class AttributedCall:
     """
 
     name: str
-    kind: str
+    kind: Kind
     run: int
     layer: LayerName
     heads: Tensor
     positions: Tensor
     sources: Tensor
+    _columns = "layer", "module", "kind"
+
+    def _by_head(self) -> Mapping[str, Iterable[object]]:
+        means = self.heads.mean(0).tolist()
+        return {"head": range(len(means)), "attribution": means}
 
     def __repr__(self) -> str:
         return outlined(self)
 
 
-class LogitAttribution(Calls[AttributedCall]):
+class LogitAttribution(HeadNumbers, Calls[AttributedCall]):
     """The parts of a logit that heads and other layers add to it directly. `logit_attribution` gives it.
 
     It iterates over its calls, each an `AttributedCall`. `logit`: (B,), the logit, or the difference of two. `others`:
@@ -81,7 +84,7 @@ class LogitAttribution(Calls[AttributedCall]):
         self._asked: list[dict[str, int]] = []  # what the answers are, for the table
 
     @property
-    def sentence(self) -> str:
+    def sentence(self) -> str:  # type: ignore[override]
         cap = "" if self.capped is None else " before the model's softcap"
         return f"What this head adds directly to the logit{cap}, through the residual stream and the last norm."
 
@@ -92,7 +95,7 @@ class LogitAttribution(Calls[AttributedCall]):
         return left
 
     @property
-    def values(self) -> Tensor:
+    def values(self) -> Tensor:  # type: ignore[override]
         """What each head adds, (calls, heads), a mean over sequences and answers; NaN where a call has no such head.
 
         Raises a `ClearheadError` where no head was told apart from the layer that writes it.
@@ -111,9 +114,9 @@ class LogitAttribution(Calls[AttributedCall]):
         return [self]
 
     @property
-    def _labels(self) -> list[Label]:
-        apart = parts_apart([(call.layer, call.name) for call in self.calls])
-        return [Label(call.layer, part) for call, part in zip(self.calls, apart, strict=True)]
+    def _meaning(self) -> str:  # type: ignore[override]
+        cap = " before the softcap" * (self.capped is not None)
+        return f"part of the logit{cap}, {float(self.logit.mean()):.4g}"
 
     def __repr__(self) -> str:
         return said(self, self._said)
@@ -122,10 +125,8 @@ class LogitAttribution(Calls[AttributedCall]):
         """The logit as a sum, a mean over sequences and answers: the strongest heads, and all that is left."""
         count, each, parts = len(self.logit), len(self.answers), dict[str, float]()
         if self.calls:
-            values = self.values
-            first = strongest(values, self._labels)
-            parts = {name: float(values[call, head]) for call, head, name in first}
-            more = int(values.isfinite().sum()) - len(first)
+            values, parts = self.values, self._strongest()
+            more = int(values.isfinite().sum()) - len(parts)
             if more > 0:
                 parts[f"{more} other head{'s' * (more > 1)}"] = float(values.nansum()) - sum(parts.values())
         parts["other layers"] = sum(float(part.mean()) for part in self.others.values())
@@ -135,32 +136,16 @@ class LogitAttribution(Calls[AttributedCall]):
         over = [f"{n} {what}" for n, what in ((count, "sequences"), (each, "answers")) if n > 1]
         return f"LogitAttribution({whole}{', mean of ' * bool(over)}{' and '.join(over)}: {shown})"
 
-    def plot(
-        self, *, title: str | None = None, cmap: str | Colormap = "RdBu", ax: Axes | None = None, bar: bool = True
-    ) -> Axes:
-        """A picture of `values`, with calls in rows: blue where a head raises the logit, red where it lowers it.
-
-        `title`, `cmap`, `ax`, `bar`: as for `Weights.plot`. Needs matplotlib. Gives the axes.
-        """
-        cap = " before the softcap" * (self.capped is not None)
-        meaning = f"part of the logit{cap}, {float(self.logit.mean()):.4g}"
-        return plotted(self.values, self._labels, Style(title, cmap, "signed", ax, bar), meaning)
-
     def table(self) -> Table:
         """A row for each head, and for each other layer, with what it adds to the logit, a mean over the sequences.
 
         Where several answers were asked for, the rows of the first answer come first. The column `answer` has its
         number, and `token`, `against` and `position` say it, where they are the same for all sequences.
         """
-        rows = Table()
         if self._asked:
-            for asked, found in zip(self._asked, self.answers, strict=True):
-                rows += [asked | row for row in found.table()]
-            return rows
-        for call in self.calls:
-            same = {"layer": call.layer.column, "module": call.name, "kind": call.kind}
-            means = call.heads.mean(0).tolist()
-            rows += Table.of(same, {"head": range(len(means)), "attribution": means})
+            each = zip(self._asked, self.answers, strict=True)
+            return Table(asked | row for asked, found in each for row in found.table())
+        rows = super().table()
         for name, part in [*self.others.items(), ("remainder", self.remainder)]:
             rows.append({"layer": "", "module": name, "kind": "", "head": "", "attribution": float(part.mean())})
         return rows

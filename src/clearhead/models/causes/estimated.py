@@ -15,15 +15,7 @@ from clearhead.base.errors import ClearheadError, UnsupportedError
 from clearhead.base.managers import Uninterrupted
 from clearhead.base.numbers import check_count
 from clearhead.base.tracing import in_backward, unobserved
-from clearhead.models.causes.cells import (
-    Over,
-    cells_of,
-    checked_sides,
-    edits_of,
-    measured,
-    number_of,
-    sequences_of,
-)
+from clearhead.models.causes.cells import Over, cells_of, checked_sides, edits_of, measured, number_of, sequences_of
 from clearhead.models.causes.metrics import refuse_padding
 from clearhead.models.causes.sweep import Sweep, names_of, sweep_of
 from clearhead.models.checks import outside_inference, ran

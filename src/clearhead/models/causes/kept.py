@@ -55,7 +55,9 @@ class Kept:
             raise ClearheadError(
                 f"sweep: folder is {folder!r:.200}, which is no folder to write to ({error})."
             ) from error
-        header = {"cells": cells, "metric": _named(metric), "inputs": _digest(_tensors(inputs))}
+        tensors: list[Tensor] = []
+        tree_map_only(Tensor, tensors.append, dict(inputs) if isinstance(inputs, Mapping) else inputs)
+        header = {"cells": cells, "metric": _named(metric), "inputs": _digest(tensors)}
         first = _seal_line({HEADER: VERSION, **header, "plain": plain})
         whole, _, rest = text.rpartition("\n")  # the last line may be one whose write was interrupted
         if not whole and first.startswith(rest):
@@ -166,12 +168,6 @@ def _near(some: list[Any], others: list[float]) -> bool:
 def _named(metric: Any) -> str:
     name = getattr(metric, "name", None)
     return name if isinstance(name, str) else getattr(metric, "__qualname__", type(metric).__qualname__)
-
-
-def _tensors(inputs: Any) -> list[Tensor]:
-    found: list[Tensor] = []
-    tree_map_only(Tensor, found.append, dict(inputs) if isinstance(inputs, Mapping) else inputs)
-    return found
 
 
 def _described(edits: Sequence[Edit]) -> str:

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast, get_args
+from typing import Any, get_args
 
 import numpy as np
 import torch
@@ -14,17 +14,10 @@ from torch import Tensor, nn
 
 from clearhead.base.errors import ClearheadError
 from clearhead.base.numbers import check_count
-from clearhead.base.pictures import Panel, Side, Style, draw
+from clearhead.base.pictures import Side
 from clearhead.base.text import listed
-from clearhead.models.causes.cells import (
-    Over,
-    cells_of,
-    checked_sides,
-    edits_of,
-    measured,
-    number_of,
-    sequences_of,
-)
+from clearhead.models.calls import HeadNumbers
+from clearhead.models.causes.cells import Over, cells_of, checked_sides, edits_of, measured, number_of, sequences_of
 from clearhead.models.causes.kept import Kept
 from clearhead.models.causes.metrics import refuse_padding
 from clearhead.models.checks import run
@@ -33,11 +26,8 @@ from clearhead.models.use.edits.base import Edit
 from clearhead.models.use.surveys.run import bar
 from clearhead.models.watch import watch_own
 
-if TYPE_CHECKING:
-    from clearhead.base.pictures import Axes, Colormap
 
-
-class Sweep(Table):
+class Sweep(HeadNumbers, Table):
     """A row for each cell of a sweep: its layer, head or position, the `value` of the metric, and the `effect`.
 
     `sweep` gives it. `plain`: the metric without an edit. The effect is value − plain. `values`, (layers, heads): the
@@ -53,11 +43,11 @@ class Sweep(Table):
     estimated = False  # whether the effects are estimates from a gradient
 
     @property
-    def name(self) -> str:
+    def name(self) -> str:  # type: ignore[override]
         return f"{'estimated ' * self.estimated}effect on the {self.metric}"
 
     @property
-    def sentence(self) -> str:
+    def sentence(self) -> str:  # type: ignore[override]
         plain = f"{self.plain:.4g} {self.unit}".rstrip()
         change = "The change, to first order," if self.estimated else "The change"
         return f"{change} of the {self.metric} by the edits of this head alone; without an edit it is {plain}."
@@ -69,7 +59,7 @@ class Sweep(Table):
         return Table(sorted(known, key=lambda row: -abs(row["effect"])))
 
     @property
-    def values(self) -> Tensor:
+    def values(self) -> Tensor:  # type: ignore[override]
         """The effects, float64 (layers, heads), layers in the order of the table; NaN where there is no such head."""
         sides = [side for side in get_args(Over) if self and side in self[0]]
         if sides != ["layer", "head"]:
@@ -102,13 +92,15 @@ class Sweep(Table):
             found[place] = row["effect"]
         return found, names[0], names[1]
 
-    def plot(
-        self, *, title: str | None = None, cmap: str | Colormap = "RdBu", ax: Axes | None = None, bar: bool = True
-    ) -> Axes:
-        """A picture of the effects, with layers in rows: blue where the metric grows, red where it falls.
+    @property
+    def _layers(self) -> list[int | str]:
+        return list(dict.fromkeys(row["layer"] for row in self))
 
-        `title`, `cmap`, `ax`, `bar`: as for `Weights.plot`. Needs matplotlib. Gives the axes.
-        """
+    @property
+    def _meaning(self) -> str:  # type: ignore[override]
+        return f"{'estimated ' * self.estimated}change of the {self.metric}, {self.plain:.4g} without an edit"
+
+    def _picture(self) -> tuple[np.ndarray, Side, Side]:
         sides: list[Over] = [side for side in get_args(Over) if self and side in self[0]]
         if len(sides) > 2:
             raise ClearheadError("plot() draws two sides, and this sweep has three: use grid(rows, columns, layer=0).")
@@ -118,10 +110,7 @@ class Sweep(Table):
         else:
             effects, names, others = self.grid(*sides)
             across = Side(sides[1], len(others), [str(name) for name in others])
-        down = Side(sides[0], len(names), [str(name) for name in names])
-        meaning = f"{'estimated ' * self.estimated}change of the {self.metric}, {self.plain:.4g} without an edit"
-        style = Style(title, cmap, "signed", ax, bar)
-        return cast("Axes", draw([Panel(effects, np.isnan(effects))], down, across, style, meaning))
+        return effects, Side(sides[0], len(names), [str(name) for name in names]), across
 
 
 def sweep(

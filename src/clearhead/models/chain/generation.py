@@ -6,7 +6,6 @@ import itertools
 import math
 import sys
 from collections.abc import Sequence
-from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple, NoReturn, SupportsIndex, overload
 
@@ -25,7 +24,7 @@ from clearhead.biases.base import Added, Part
 from clearhead.inspection.source import FromRecord
 from clearhead.inspection.weights import Weights
 from clearhead.masks.base import Spans
-from clearhead.models.attention_call import AttentionCall
+from clearhead.models.attention_call import AttentionCall, CallInputs, CallResult
 from clearhead.models.call import Outcome
 from clearhead.models.chain.cached import Cached, Link, alone
 from clearhead.models.chain.caches import equal
@@ -121,7 +120,7 @@ class Step(NamedTuple):
 
     @property
     def problem(self) -> Problem:
-        return self.call.kept.problem
+        return self.call.inputs.record.problem
 
     def only(self, rows: Tensor | None) -> Step:
         """This step with these rows of the last step alone."""
@@ -187,23 +186,18 @@ def joined_call(calls: Sequence[AttentionCall], rows: Tensor | None = None, stop
     last, keys = steps[-1].call, record.problem.sizes.keys
     begins = tuple(itertools.accumulate((step.queries for step in steps[:-1]), initial=0))
     value = last.cached_value
-    return replace(
-        last,
-        query=torch.cat([step.of_rows(step.call.query)[:, :, : step.queries] for step in steps], 2),
-        cached_key=alone(record.problem.key),
-        mask=said["mask"],
-        kept=record,
-        uniform=None,
+    inputs = CallInputs(
+        torch.cat([step.of_rows(step.call.query)[:, :, : step.queries] for step in steps], 2),
+        alone(record.problem.key),
+        last.score,
+        said["mask"],
+        record,
+        None if value is None else alone(steps[-1].of_rows(value.between(0, keys))),
         padding=padding,
-        cached_value=None if value is None else alone(steps[-1].of_rows(value.between(0, keys))),
-        outcome=None if value is None else Outcome(),
-        origin=None,
-        factor=factor,
-        begins=begins,
         ids=_read(steps),
-        edited=any(step.call.edited for step in steps),
-        plain=None,
     )
+    result = CallResult(None if value is None else Outcome(), factor, any(step.call.edited for step in steps))
+    return AttentionCall(inputs, result, last.context._replace(origin=None, begins=begins))
 
 
 def _together_of(calls: Sequence[AttentionCall], rows: Tensor | None = None, stop: int | None = None) -> Joined:

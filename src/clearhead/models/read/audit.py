@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 from typing import Any, NamedTuple
@@ -23,7 +23,7 @@ from clearhead.masks.padding import Padding
 from clearhead.models.attention_call import AttentionCall
 from clearhead.models.call import Call
 from clearhead.models.calls import Calls, chosen_calls
-from clearhead.models.table import Table
+from clearhead.models.read.audit_text import describe_call
 from clearhead.models.tap.padding import same_words
 from clearhead.problem._recorded import RecordedMask
 from clearhead.problem.problem import Problem
@@ -221,16 +221,14 @@ def _mask(expected: Any, call: AttentionCall, made: dict[Any, tuple[Any, Mask]])
             "(True: may attend), None for every key, a function of the call that gives one of these, or a dict of them "
             "by the modules' names."
         )
-    key = (id(expected), sizes.queries, sizes.keys)
+    queries, keys = sizes.queries, sizes.keys
+    key = (id(expected), queries, keys)
     if key not in made:  # `expected` is kept, so that no other object can have its id
-        made[key] = expected, DenseMask(_part(to_tensor(expected, "expected"), sizes.queries, sizes.keys))
+        keep = to_tensor(expected, "expected")
+        if keep.ndim > 1 and keep.shape[-1] == keep.shape[-2] and keep.shape[-1] >= keys >= queries:  # a whole sequence
+            keep = keep[..., keys - queries : keys, :keys]
+        made[key] = expected, DenseMask(keep)
     return made[key][1]
-
-
-def _part(keep: Tensor, queries: int, keys: int) -> Tensor:
-    """The part of a whole sequence's matrix that this call computes: the last rows up to the call's last key."""
-    whole = keep.ndim > 1 and keep.shape[-1] == keep.shape[-2] and keep.shape[-1] >= keys >= queries
-    return keep[..., keys - queries : keys, :keys] if whole else keep
 
 
 @dataclass(frozen=True, eq=False)
@@ -264,11 +262,8 @@ class AuditedCall(Call):
     @property
     def most(self) -> float:
         """The largest share, leaked or hidden, of all queries that count; NaN where a share is NaN."""
-        return float(torch.maximum(*(self._most(share) for share in (self.leaked, self.hidden))))
-
-    def _most(self, share: Tensor) -> Tensor:
-        counted = share.masked_fill(~self.queries, 0.0)
-        return counted.max() if counted.numel() else counted.sum()
+        shares = torch.maximum(self.leaked, self.hidden).masked_fill(~self.queries, 0.0)
+        return float(shares.max()) if shares.numel() else 0.0
 
     @property
     def heads(self) -> Mapping[str, Tensor]:
@@ -282,10 +277,8 @@ class AuditedCall(Call):
             found[f"most {name}"] = by_head.amax(1) if by_head.shape[1] else by_head.sum(1)
         return found
 
-    def table(self) -> Table:
-        """A row for each head: the columns of every call, head, and the columns of `heads`."""
-        columns = {name: values.tolist() for name, values in self.heads.items()}
-        return Table.of(self.row, {"head": range(self.shape[1]), **columns})
+    def _by_head(self) -> Mapping[str, Iterable[object]]:
+        return {"head": range(self.shape[1]), **{name: values.tolist() for name, values in self.heads.items()}}
 
     def __repr__(self) -> str:
         return said(self, self._said)
@@ -293,84 +286,6 @@ class AuditedCall(Call):
     def _said(self) -> str:
         shares = ", ".join(f"{name} {float(values.mean()):.3g}" for name, values in list(self.heads.items())[::2])
         return f"AuditedCall({self.name!r}, {shares})"
-
-
-def described(call: AuditedCall) -> str:
-    """The call and its worst queries, in lines of text."""
-    _, _, queries, keys = call.call.problem.sizes.shape
-    mask = call.call.mask
-    found = "no mask" if call.call.problem.visible is None else "a mask"
-    found = found if mask is None else said(mask, mask.title)
-    align = call.call.problem.sizes.align
-    if call.call.mask is not None and call.call.mask.positional and queries != keys:
-        found += f" (align={align!r})"
-    padding = ", and no padding" if call.call.padding is not None else ""
-    lines = [
-        f"  {call.layer}, {call.name}, {call.kind}, {call.backend}, run {call.run}, {queries} queries and {keys} keys",
-        f"  the call had {found}; expected was {said(call.expected, call.expected.title)}{padding}",
-    ]
-    for what, place in (("leaked", call.most_leaked), ("hidden", call.most_hidden)):
-        if place is not None:
-            mean = float(call.heads[what].nanmean())
-            lines += [f"  {what}: {mean:.3g} of the softmax on average, {_told(place, what)}"]
-            cause = _cause(call, place, what)
-            lines += [f"    may be: {cause}"] if cause else []
-    return "\n".join(lines)
-
-
-def _told(place: WorstRow, what: str) -> str:
-    first, last = int(place.keys[0]), int(place.keys[-1])
-    keys = f"key {first}" if first == last else f"{len(place.keys)} keys of {first} … {last}"
-    how = "to" if what == "leaked" else "that should go to"
-    most = "" if first == last else f", most to key {place.most} ({place.of_most:.3g})"
-    return (
-        f"{place.share:.3g} at head {place.head}, query {place.query} of sequence {place.sequence},\n"
-        f"    {how} {keys}{most}"
-    )
-
-
-OPPOSITE = (
-    "a mask of the opposite meaning. True means 'may attend' to SDPA and transformers, and 'may not' to the masks of "
-    "torch.nn's modules."
-)
-UPPER_LEFT = (
-    "causal masks aligned at the upper left, where the last query should stand at the last key: is_causal=True of SDPA "
-    "puts query 0 at key 0. Or the empty slots of a static cache, for which a mask is given by a function."
-)
-OFF_BY_ONE = "a position counted off by one, such as the length of a key/value cache."
-PACKED = (
-    "packed documents that the model sees as one text. transformers finds them by position_ids that begin again, where "
-    "it is given no attention_mask and no cache: pass use_cache=False. It cannot tell texts apart whose "
-    "positions go on from one text to the next."
-)
-WINDOW = "a sliding window that was lost: see config.sliding_window and config.layer_types."
-NOT_CAUSAL = "a causal mask that is missing: see is_causal."
-NO_MASK = "no mask reached this call: pass the tokenizer's attention_mask, and see what the backend does with it."
-CAUSAL = "a causal mask in a model that should see both sides: see is_causal and config.is_decoder."
-MORE = "a mask that hides more than was expected, such as a sliding window, or padding that the audit was not told of."
-
-
-def _cause(call: AuditedCall, place: WorstRow, what: str) -> str | None:
-    """The likeliest cause of a difference, or None."""
-    problem, expected = call.call.problem, said(call.expected, call.expected.title)
-    sizes, keys = problem.sizes, place.keys.tolist()
-    later = min(keys) > place.position
-    if call.disjoint:
-        return OPPOSITE
-    if keys in ([place.position], [place.position + 1]) and sizes.keys > 2:
-        return OFF_BY_ONE
-    empty = what == "hidden" and keys[-1] == sizes.keys - 1
-    if sizes.queries < sizes.keys and (sizes.align == "upper_left" or empty):
-        return UPPER_LEFT
-    if what == "hidden":
-        return CAUSAL if later else MORE
-    if later and "Causal" in expected:
-        return NOT_CAUSAL
-    if "Documents" in expected:
-        return PACKED
-    if "SlidingWindow" in expected:
-        return WINDOW
-    return NO_MASK if problem.visible is None else None
 
 
 TOLERANCE = 1e-6
@@ -393,7 +308,9 @@ class Audit(Calls[AuditedCall]):
 
     Calls are found as in a `Recording`, by number, module and run: each is an `AuditedCall`, with `leaked` and
     `hidden`. `worst`: the call with the largest share. `str(audit)` names the first call that is not as expected, its
-    worst head and query, the keys on which the mass is, and a likely cause.
+    worst head and query, the keys on which the mass is, and a likely cause. The columns of `table()`: layer, run,
+    module, kind, backend, queries, keys, head; leaked and hidden, means over the queries that count; most leaked and
+    most hidden, the largest shares of these queries.
     """
 
     @property
@@ -406,14 +323,6 @@ class Audit(Calls[AuditedCall]):
         most = _checked(tolerance)
         return all(call.most <= most for call in self.calls)
 
-    def table(self) -> Table:
-        """A row for each call and head, as `pandas.DataFrame` takes them.
-
-        Its columns: layer, run, module, kind, backend, queries, keys, head; leaked and hidden, means over the queries
-        that count; most leaked and most hidden, the largest shares of these queries.
-        """
-        return Table(row for call in self.calls for row in call.table())
-
     def __str__(self) -> str:
         return said(self, self.told)
 
@@ -423,7 +332,9 @@ class Audit(Calls[AuditedCall]):
         wrong = [call for call in self.calls if not call.most <= most]
         if not wrong:
             return f"{len(self.calls)} calls attend as expected."
-        return f"{len(wrong)} of {len(self.calls)} calls do not attend as expected. The first:\n{described(wrong[0])}"
+        return (
+            f"{len(wrong)} of {len(self.calls)} calls do not attend as expected. The first:\n{describe_call(wrong[0])}"
+        )
 
 
 def _checked(tolerance: float) -> float:
@@ -441,16 +352,8 @@ def audit(calls: Sequence[AttentionCall], expected: Expected) -> Audit:
         pairs = known.of(call, mask)
         leaked, hidden = shares(call, pairs)
         queries = pairs.rows.expand(leaked.shape)
-        found.append(
-            AuditedCall(
-                call=call,
-                expected=mask,
-                leaked=leaked,
-                hidden=hidden,
-                queries=queries,
-                most_leaked=worst_row(call, pairs.extra, leaked, queries),
-                most_hidden=worst_row(call, pairs.missing, hidden, queries),
-                disjoint=pairs.both is None,
-            )
-        )
+        most_leaked = worst_row(call, pairs.extra, leaked, queries)
+        most_hidden = worst_row(call, pairs.missing, hidden, queries)
+        disjoint = pairs.both is None
+        found.append(AuditedCall(call, mask, leaked, hidden, queries, most_leaked, most_hidden, disjoint))
     return Audit(found)

@@ -3,27 +3,24 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from clearhead.base.errors import ClearheadError, ShapeError, UnsupportedError, columns
-from clearhead.base.pictures import Style
 from clearhead.base.text import said
 from clearhead.inspection.by_blocks import NUMBERS
 from clearhead.inspection.difference import Aligned, WeightDifference
 from clearhead.inspection.measures.allowed import among, looked_at
 from clearhead.inspection.source import FromRecord
-from clearhead.inspection.weights import Weights
 from clearhead.models.attention_call import AttentionCall
-from clearhead.models.call import first_columns
-from clearhead.models.calls import Calls, Label, labels, plotted, strongest
-from clearhead.models.table import Table
+from clearhead.models.call import Call
+from clearhead.models.calls import Calls, HeadNumbers, Label, labels
 from clearhead.models.tap.layers import FIRST, LayerName
 from clearhead.models.tap.modules import Kind
 from clearhead.models.weights import weights_of
@@ -31,9 +28,6 @@ from clearhead.problem.problem import Problem
 from clearhead.problem.record import now
 from clearhead.problem.region import Region, host_part
 from clearhead.problem.words import ALL_WORDS
-
-if TYPE_CHECKING:
-    from clearhead.base.pictures import Axes, Colormap
 
 Places = tuple[Tensor, Tensor] | None
 
@@ -131,7 +125,6 @@ def divergences(mine: AttentionCall, theirs: AttentionCall, places: Places) -> T
         side.weights.logsumexp()  # the weights keep it, and then compute parts of rows
     batch, heads, queries, _ = sides[0].sizes.shape
     equal = places is None and _equal(*problems)
-    sees = _seeing(problems[0]) if equal else None
     found = torch.full((batch, heads, queries), torch.nan, dtype=torch.float64, device="cpu")
     rows = max(1, NUMBERS // max(heads * max(p.sizes.keys for p in problems), 1))
     for b in range(batch):
@@ -146,7 +139,10 @@ def divergences(mine: AttentionCall, theirs: AttentionCall, places: Places) -> T
             found[at] = jensen_shannon(p, q, rest)
             if not equal:
                 found[at].masked_fill_(~(masks[0].any(-1) | masks[1].any(-1)), torch.nan)
-    return found if sees is None else found.masked_fill_(~sees.cpu(), torch.nan)
+    if equal and problems[0].spans is not None:
+        start, stop = problems[0].spans.intervals()
+        found.masked_fill_(~(stop > start).any(-1).cpu(), torch.nan)
+    return found
 
 
 def _equal(one: Problem, other: Problem) -> bool:
@@ -161,14 +157,6 @@ def _equal(one: Problem, other: Problem) -> bool:
     )
 
 
-def _seeing(problem: Problem) -> Tensor | None:
-    """Which queries see a key, bool (B or 1, H or 1, Lq or 1), of a mask of intervals; None where all do."""
-    if problem.spans is None:
-        return None
-    start, stop = problem.spans.intervals()
-    return (stop > start).any(-1)
-
-
 def jensen_shannon(p: Tensor, q: Tensor, rest: bool) -> Tensor:
     """JS(p, q) = ½ Σ_j (p_j log p_j/m_j + q_j log q_j/m_j), m = (p + q) / 2; 0 to log 2, in float64.
 
@@ -180,15 +168,12 @@ def jensen_shannon(p: Tensor, q: Tensor, rest: bool) -> Tensor:
     mine, theirs, out = p.flatten(0, -2), q.flatten(0, -2), found.view(-1)
     for row in range(0, len(out), rows):
         some = slice(row, row + rows)
-        out[some] = _of_rows(mine[some].double(), theirs[some].double(), rest)
+        both = mine[some].double(), theirs[some].double()
+        sums = _terms(*both).sum(-1)
+        if rest:
+            sums = sums + _terms(*((1 - t.sum(-1)).clamp(min=0.0) for t in both))
+        out[some] = sums.div(2).clamp(min=0.0)
     return found
-
-
-def _of_rows(p: Tensor, q: Tensor, rest: bool) -> Tensor:
-    found = _terms(p, q).sum(-1)
-    if rest:
-        found = found + _terms(*((1 - t.sum(-1)).clamp(min=0.0) for t in (p, q)))
-    return found.div(2).clamp(min=0.0)
 
 
 def _terms(p: Tensor, q: Tensor) -> Tensor:
@@ -273,7 +258,7 @@ UNNAMED = Label(FIRST)
 
 
 @dataclass(frozen=True, eq=False)
-class CallDifference:
+class CallDifference(Call):
     """The differences between the calls of one number in two recordings. `Recording.compare` gives it.
 
     `weights`: the signed difference, the other call's weights less this call's, a lazy matrix. `by_query`: the
@@ -289,64 +274,55 @@ class CallDifference:
     by_query: Tensor
     run: int = 0
     label: Label = UNNAMED
+    _columns = "layer", "call", "run", "module", "kind"
 
     @property
-    def layer(self) -> LayerName:
+    def layer(self) -> LayerName:  # type: ignore[override]
         return self.label.layer
 
     @property
     def divergence(self) -> Tensor:
         return self.by_query.transpose(0, 1).flatten(1).nanmean(-1)
 
-    def table(self) -> Table:
-        """A row for each head: layer, call (its number), run, module, kind, head, divergence."""
-        same = first_columns(self, call=self.number, run=self.run)
-        return Table.of(same, {"head": range(len(self.divergence)), "divergence": self.divergence.tolist()})
+    def _by_head(self) -> Mapping[str, Iterable[object]]:
+        return {"head": range(len(self.divergence)), "divergence": self.divergence.tolist()}
 
     def __repr__(self) -> str:
         return f"CallDifference({self.name!r}, {self.kind}, {tuple(self.weights.shape)})"
 
 
-class Differences(Calls[CallDifference]):
+class Differences(HeadNumbers, Calls[CallDifference]):
     """The differences between the calls of two recordings. `Recording.compare` gives it.
 
     Calls are found as in a `Recording`, by number, module and run: each is a `CallDifference`. `most`: the number of
     the call and the head that differ most. `str()` names them in a sentence. `values`, (calls, heads): the divergences
-    as a tensor, whose meaning `name`, `unit` and `sentence` say, for a picture of every head.
+    as a tensor, whose meaning `name`, `unit` and `sentence` say, for a picture of every head, as `plot()` is. The
+    columns of `table()`: layer, call (its number), run, module, kind, head, divergence.
     """
 
     name = "divergence"
     unit = "nats"
+    _colour_map = "GnBu"
+    _scale = "linear"
+    _meaning = "divergence, nats"
     sentence = (
         "The Jensen–Shannon divergence of this head's weights in one recording from those in the other, a mean over "
         "the queries."
     )
 
     @property
-    def values(self) -> Tensor:
+    def _labels(self) -> list[Label]:  # type: ignore[override]
+        return [call.label for call in self.calls]
+
+    @property
+    def values(self) -> Tensor:  # type: ignore[override]
         """The divergences, float64 (calls, heads); NaN where no query counts, and where a call has no such head."""
         return pad_sequence([call.divergence for call in self.calls], batch_first=True, padding_value=torch.nan)
 
     @property
     def most(self) -> tuple[int, int]:
         """(call, head) of the largest divergence; NaN is left out."""
-        largest = [call.divergence.nan_to_num(-1.0).max(0) for call in self.calls]
-        call = max(range(len(largest)), key=lambda number: float(largest[number].values))
-        return call, int(largest[call].indices)
-
-    def table(self) -> Table:
-        """A row for each call and head. Its columns: layer, call (its number), run, module, kind, head, divergence."""
-        return Table(row for call in self.calls for row in call.table())
-
-    def plot(
-        self, *, title: str | None = None, cmap: str | Colormap = "GnBu", ax: Axes | None = None, bar: bool = True
-    ) -> Axes:
-        """A picture of `values`, with calls in rows: the darker a head, the more its weights differ.
-
-        `title`, `cmap`, `ax`, `bar`: as for `Weights.plot`. Needs matplotlib. Gives the axes.
-        """
-        names = [call.label for call in self.calls]
-        return plotted(self.values, names, Style(title, cmap, "linear", ax, bar), f"{self.name}, {self.unit}")
+        return divmod(int(self.values.nan_to_num(-1.0).argmax()), self.values.shape[1])
 
     def __str__(self) -> str:
         return said(self, self._said)
@@ -355,8 +331,7 @@ class Differences(Calls[CallDifference]):
         return said(self, self._brief)
 
     def _brief(self) -> str:
-        first = strongest(self.values, [call.label for call in self.calls])
-        shown = ", ".join(f"{name} {float(self.values[call, head]):.3g}" for call, head, name in first)
+        shown = ", ".join(f"{name} {number:.3g}" for name, number in self._strongest().items())
         return f"Differences({self.name} in {self.unit}, the largest of {len(self)} calls: {shown})"
 
     def _said(self) -> str:
@@ -395,14 +370,9 @@ def difference_of(
 ) -> CallDifference:
     """The differences of two calls, which `check_pair` has compared."""
     by_query = divergences(mine, theirs, places)
-    before, after = (
-        Aligned(_weights(call), at) for call, at in zip((mine, theirs), places or (None, None), strict=True)
-    )
-    return CallDifference(mine.name, mine.kind, number, WeightDifference(before, after), by_query, mine.run, label)
-
-
-def _weights(call: AttentionCall) -> Weights:
-    """The call's own weights, (B, H, Lq, Lk)."""
-    problem = call.record.problem
-    record = call.record._replace(problem=problem._replace(sizes=problem.sizes._replace(leading=None)))
-    return weights_of(FromRecord(record, {}), None, call.factor)
+    sides = []
+    for call, at in zip((mine, theirs), places or (None, None), strict=True):
+        problem = call.record.problem._replace(sizes=call.record.problem.sizes._replace(leading=None))
+        record = call.record._replace(problem=problem)
+        sides.append(Aligned(weights_of(FromRecord(record, {}), None, call.factor), at))
+    return CallDifference(mine.name, mine.kind, number, WeightDifference(*sides), by_query, mine.run, label)

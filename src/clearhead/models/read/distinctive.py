@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 
@@ -77,26 +78,16 @@ class Distinctive:
         return self.sentence
 
 
-@dataclass(frozen=True)
-class _One:
-    """One measure of one head. `call`: the number of its call."""
+class HeadMeasure(NamedTuple):
+    """One measure of one head. `call`: the number of its call. `found`: the measure of all heads of the call."""
 
     call: int
     head: int
     measure: Measure
     found: Found
-
-    @property
-    def value(self) -> float:
-        return float(self.found.value[self.head])
-
-    @property
-    def uniform(self) -> float:
-        return float(self.found.uniform[self.head])
-
-    @property
-    def queries(self) -> int:
-        return int(self.found.queries[self.head])
+    value: float
+    uniform: float
+    queries: int
 
     @property
     def departs(self) -> float:
@@ -132,32 +123,26 @@ def distinctive(
     near = best.departs < NAMED and focused.value >= NEAR
     if best.departs < NAMED and not near:
         best = focused
-    return Distinctive(
-        layer=calls[best.call].layer.column,
-        call=best.call,
-        name=calls[best.call].name,
-        head=best.head,
-        measure=best.measure.name,
-        value=best.value,
-        uniform=best.uniform,
-        queries=best.queries,
-        near_uniform=near,
-        sentence=_said(best, focused, near, calls, tokens, count),
-    )
+    call, name, sentence = calls[best.call], best.measure.name, _said(best, focused, near, calls, tokens, count)
+    numbers = best.value, best.uniform, best.queries
+    return Distinctive(call.layer.column, best.call, call.name, best.head, name, *numbers, near, sentence)
 
 
-def _of_call(number: int, found: Mapping[Measure, Found]) -> Iterator[_One]:
+def _of_call(number: int, found: Mapping[Measure, Found]) -> Iterator[HeadMeasure]:
     """The measures of a call's heads that are finite and are means over enough queries."""
     sees = next(values.queries for measure, values in found.items() if measure.name == "sink")
     for measure, values in found.items():
         for head in range(len(values.value)):
-            one = _One(number, head, measure, values)
+            value, uniform, queries = (each[head] for each in (values.value, values.uniform, values.queries))
+            one = HeadMeasure(number, head, measure, values, float(value), float(uniform), int(queries))
             enough = min(LEAST, math.ceil(float(sees[head]) / 2))
             if math.isfinite(one.value) and one.queries >= max(enough, FEWEST):
                 yield one
 
 
-def _said(best: _One, focused: _One, near: bool, calls: Sequence[AttentionCall], tokens: Tokens, heads: int) -> str:
+def _said(
+    best: HeadMeasure, focused: HeadMeasure, near: bool, calls: Sequence[AttentionCall], tokens: Tokens, heads: int
+) -> str:
     call = calls[best.call]
     where = labels(calls)[best.call].head(best.head)
     if best.measure.name == ENTROPY:
@@ -177,7 +162,7 @@ def _said(best: _One, focused: _One, near: bool, calls: Sequence[AttentionCall],
     return f"{where} {does}: {figures} (a mean over {best.queries} queries of {call.name})."
 
 
-def _which(one: _One, call: AttentionCall, tokens: Tokens) -> str:
+def _which(one: HeadMeasure, call: AttentionCall, tokens: Tokens) -> str:
     """The key of a sink, in words, where it is the same in all sequences."""
     keys = one.found.key
     if keys is None:

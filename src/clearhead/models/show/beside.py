@@ -10,7 +10,7 @@ import torch
 
 from clearhead.base.errors import ClearheadError
 from clearhead.base.words import TokensLike
-from clearhead.models.attention_call import AttentionCall
+from clearhead.models.attention_call import AttentionCall, CallInputs, CallResult
 from clearhead.models.chain.cached import alone
 from clearhead.models.read.differences import (
     CallDifference,
@@ -208,15 +208,15 @@ def one_sequence(call: AttentionCall, sequence: int) -> AttentionCall:
         return call
     some = slice(sequence, sequence + 1)
     words, uniform = call.padding or ALL_WORDS, call.uniform
-    return replace(
-        call,
-        query=call.query[some],
-        cached_key=alone(call.key[some]),
-        kept=call.record._replace(problem=of_sequence(call.problem, sequence, words.queries)),
-        padding=None if call.padding is None else words.of(some),
+    inputs = CallInputs(
+        call.query[some],
+        alone(call.key[some]),
+        call.score,
+        call.mask,
+        call.record._replace(problem=of_sequence(call.problem, sequence, words.queries)),
         uniform=uniform if uniform is None or len(uniform) == 1 else uniform[some],
-        cached_value=None,
-        outcome=None,
-        factor=None if call.factor is None else call.factor[some],
-        plain=None,
+        padding=None if call.padding is None else words.of(some),
+        ids=call.ids,
     )
+    factor = None if call.factor is None else call.factor[some]
+    return AttentionCall(inputs, CallResult(None, factor, call.edited), call.context)

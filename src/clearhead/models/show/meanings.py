@@ -5,15 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import Any
 
 from torch import Tensor
 
 from clearhead.base.errors import ClearheadError
 from clearhead.inspection.measures import Measure
 from clearhead.models.attention_call import AttentionCall
-from clearhead.models.calls import Label
-from clearhead.models.table import Table
+from clearhead.models.calls import HeadNumbers, Label
 from clearhead.problem.words import ALL_WORDS
 from clearhead.report.layer import About, Array, Layer, Slopes
 from clearhead.report.operands import rounded, steps_of
@@ -103,35 +102,24 @@ def flows(calls: Sequence[AttentionCall], shown: Sequence[tuple[int, int | None]
     ]
 
 
-class OfHeads(Protocol):
-    """A number for each layer and head, with its name and a sentence on it."""
-
-    @property
-    def values(self) -> Tensor: ...
-    @property
-    def name(self) -> str: ...
-    @property
-    def sentence(self) -> str: ...
-
-
 def effects_of(given: Any) -> list[tuple[Effect, Effects]]:
     """The numbers that a page shows as measures of heads, from `effects=` of `Recording.view`."""
-    one_given = not isinstance(given, list | tuple) or hasattr(given, "values")
+    one_given = isinstance(given, HeadNumbers) or not isinstance(given, list | tuple)  # a sweep is a list
     several = [] if given is None else [given] if one_given else given
     found: list[tuple[Effect, Effects]] = []
     for one in several:
-        values, name, sentence = (getattr(one, part, None) for part in ("values", "name", "sentence"))
-        layers = _layers(one)
-        if not isinstance(values, Tensor) or not layers or values.shape[0] != len(layers):
+        values = one.values if isinstance(one, HeadNumbers) else None
+        if values is None or len(values) != len(one._layers):
             raise ClearheadError(
                 f"view: effects has a {type(one).__name__:.60}; expected a number for each layer and head: a sweep, a "
                 "logit attribution or the differences of two recordings, such as ch.models.sweep(model, make_edit, "
                 "inputs, metric), or a list of these."
             )
         rows = values.detach().cpu().tolist()
-        of = {(layer, head): value for layer, row in zip(layers, rows, strict=True) for head, value in enumerate(row)}
-        unit = getattr(one, "unit", "")
-        about = Effect(str(name), str(sentence), "one number for each head", f"any number{unit and ' of '}{unit}", None)
+        named = zip(one._layers, rows, strict=True)
+        of = {(layer, head): value for layer, row in named for head, value in enumerate(row)}
+        size = f"any number{one.unit and ' of '}{one.unit}"
+        about = Effect(one.name, one.sentence, "one number for each head", size, None)
         found.append((about, of))
     names = _distinct([about.name for about, _ in found], [getattr(one, "edited", "") for one in several])
     return [(about._replace(name=name), of) for (about, of), name in zip(found, names, strict=True)]
@@ -170,15 +158,6 @@ def largest_effect(
         said = f"{names[number].head(head)} has the largest {about.name}: {value:.3g}. {about.says}"
         return {"layer": of_page, "head": place, "sentence": said, "measure": about.name, "nearUniform": False}
     return None
-
-
-def _layers(given: Any) -> list[int | str]:
-    """The layer of each row of the values."""
-    calls = getattr(given, "calls", None)
-    if calls is not None:
-        return [call.layer.column for call in calls]
-    rows = given if isinstance(given, Table) else []
-    return list(dict.fromkeys(row["layer"] for row in rows if "layer" in row))
 
 
 def with_effects(layer: Layer, call: AttentionCall, effects: Sequence[tuple[Effect, Effects]]) -> Layer:

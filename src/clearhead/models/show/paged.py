@@ -67,10 +67,7 @@ class Paged:
         own: list[str] | None = told_unread(calls, word_list(name, tokens, self.sequence), name)
         source = word_list("source_tokens", source_tokens, self.sequence)
         instead = not_joined(calls)
-        self.words, self.source = (
-            words(name, own, sizes, instead),
-            words("source_tokens", source, sizes, instead),
-        )
+        self.words, self.source = (words(name, own, sizes, instead), words("source_tokens", source, sizes, instead))
         self.tokens = Tokens(self.words or None, self.source or None)
         self.labels = labels(calls)
         self.roles = roles([(call.name, call.kind) for call in calls])
@@ -98,12 +95,15 @@ class Paged:
             return layer
         self.found[number] = measured(call, self.tokens, sequence)
         each = _by_head(self.found[number], call, sequence)
+        norms: dict[str, Any] = {
+            f"{name}_norms": drop_padding(call, one[sequence], sequence) for name, one in norms_of(call).items()
+        }
         layer = replace(
             layer,
             label=str(self.labels[number]),
             role=self.roles[number],
             measures=each,
-            **_lengths(call, sequence),
+            **norms,
             slopes=slopes_of(call, sequence, self.error),
             **_steps(call, sequence, self.answer),
             pairs=_turned(call, layer, sequence),
@@ -205,11 +205,6 @@ def roles(calls: Sequence[tuple[str, str]]) -> list[str]:
         return "cross" if kind == "cross" else "decoder" if name.split(".")[: len(stack)] == stack else "encoder"
 
     return [role(name, kind) for name, kind in calls]
-
-
-def _lengths(call: AttentionCall, sequence: int) -> dict[str, Any]:
-    """The lengths of values and of transformed values, (H, Lk), without padding, as far as they are known."""
-    return {f"{name}_norms": drop_padding(call, norms[sequence], sequence) for name, norms in norms_of(call).items()}
 
 
 def _steps(call: AttentionCall, sequence: int, answer: int | None) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -10,12 +11,10 @@ import torch
 
 from clearhead.base.errors import ShapeError
 from clearhead.base.pictures import Array, Panel, Side, Style, check_style, draw
-from clearhead.base.text import escaped, said
-from clearhead.base.thumbnails import short, table
 from clearhead.inspection.plot import CELLS, IN_GRID, allowed, numbers, panels, picks, titles
 from clearhead.masks._draw import cell_of, shares
 from clearhead.models.attention_call import AttentionCall
-from clearhead.models.calls import Calls, Label, labels
+from clearhead.models.calls import Label
 from clearhead.models.read.tokens import words_read
 from clearhead.models.show.paged import place_in, whole
 from clearhead.problem.regions import of_sequence
@@ -41,10 +40,9 @@ def plotted(
     drawn = panels(call.weights, chosen, most) if rows.all and columns.all else _of_words(call, chosen, rows, columns)
     one = len(drawn) == 1 and heads is not None
     if style.title is None:
-        said = label.head(chosen[0][1]) if one else str(label)
-        style = Style(f"{said} ({call.name})", style.cmap, style.scale)
-    elif one:
-        style = Style(f"{style.title}, head {chosen[0][1]}", style.cmap, style.scale)
+        title = f"{label.head(chosen[0][1]) if one else label} ({call.name})"
+    else:
+        title = f"{style.title}, head {chosen[0][1]}" if one else style.title
     crosses = call.kind == "cross"
     key_tokens = "source_tokens" if crosses else "tokens"
     sides = (
@@ -52,6 +50,7 @@ def plotted(
         Side("key", len(columns.places), _labels(words[crosses], call, columns, columns, key_tokens)),
     )
     long = max(side.length for side in sides) > most
+    style = replace(style, title=title)
     return draw(drawn, *sides, style, "largest weight in the cell" if long else "weight")
 
 
@@ -90,14 +89,3 @@ def _labels(tokens: list[str] | None, call: AttentionCall, side: Shown, keys: Sh
     if call.kind == "self" and count == keys.length > side.length:
         return side.labels(tokens[-side.length :])
     raise ShapeError(f"{name} has {count} words, and {call.name} has {side.length} positions; pass one word for each.")
-
-
-def listed(seen: Calls[AttentionCall]) -> str:
-    """The table of `Recording._repr_html_`."""
-    rows = []
-    for i, (call, label) in enumerate(zip(seen.calls, labels(seen.calls), strict=True)):
-        shape = (*call.query.shape[:3], call.cached_key.shape[2])
-        mask = "" if call.mask is None else short(said(call.mask, call.mask.title), 60)
-        rows.append([i, str(label), call.name, call.kind, call.run, " × ".join(map(str, shape)), mask, call.backend])
-    names = ["call", "layer", "module", "kind", "run", "B × H × Lq × Lk", "mask", "backend"]
-    return f"<div><p><code>{escaped(repr(seen))}</code></p>{table(names, rows)}</div>"

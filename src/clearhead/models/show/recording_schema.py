@@ -21,7 +21,7 @@ from clearhead.base.text import said
 from clearhead.base.versions import Versions
 from clearhead.biases.base import Added
 from clearhead.masks.base import Spans
-from clearhead.models.attention_call import AttentionCall
+from clearhead.models.attention_call import AttentionCall, CallContext, CallInputs, CallResult
 from clearhead.models.call import Outcome, no_key
 from clearhead.models.chain.cached import Cached, Chain, Link
 from clearhead.models.tap.layers import LayerName
@@ -204,13 +204,13 @@ def _make_call_entry(call: AttentionCall, numbers: dict[Chain, int]) -> CallEntr
     def locate(cached: Cached) -> CachedIndex:
         return numbers.setdefault(cached.chain, len(numbers)), cached.number
 
-    problem, score, outcome = call.kept.problem, call.score, call.outcome
+    problem, score, outcome = call.inputs.record.problem, call.score, call.outcome
     if not isinstance(score, Dot) or problem.lowered is None or problem.lowered.weight is not None:
         raise UnsupportedError(
             f"{call.name} scores by {type(score).__name__}, and files hold dot products alone. Save the others: "
             "ch.models.Recording([call for call in seen.calls if …]).write(path)."
         )
-    call.kept.check()
+    call.inputs.record.check()
     align = None if problem.documents is not None else problem.sizes.align  # positions count in the row there
     bias = spans = None
     if problem.bias is not None:
@@ -326,22 +326,12 @@ def _make_call(entry: CallEntry, chains: Sequence[Chain], name: str) -> Attentio
         problem = problem._replace(visible=Visible(spans, None, "inside", Memo()))
     problem = checked(problem, name)
     mask = None if problem.spans is None else RecordedMask(problem.spans, problem.sizes, entry.mask)
+    outcome = None if entry.outcome is None else Outcome(entry.outcome.output, entry.outcome.grad, entry.dropped)
+    padding = None if entry.padding is None else Words(*structs.astuple(entry.padding))
+    layer = LayerName(entry.layer.number, entry.layer.stack, cross=entry.kind == "cross")
+    record = Record(problem, Versions(()), copied=True)
     return AttentionCall(
-        entry.name,
-        entry.kind,
-        entry.query,
-        key,
-        score,
-        mask,
-        entry.backend,
-        Record(problem, Versions(()), copied=True),
-        uniform=entry.uniform,
-        padding=None if entry.padding is None else Words(*structs.astuple(entry.padding)),
-        run=entry.run,
-        cached_value=value,
-        outcome=None if entry.outcome is None else Outcome(entry.outcome.output, entry.outcome.grad, entry.dropped),
-        factor=entry.factor,
-        layer=LayerName(entry.layer.number, entry.layer.stack, cross=entry.kind == "cross"),
-        edited=entry.edited,
-        windows_of=entry.windows_of,
+        CallInputs(entry.query, key, score, mask, record, value, entry.uniform, padding),
+        CallResult(outcome, entry.factor, entry.edited),
+        CallContext(entry.name, entry.kind, entry.backend, layer, entry.run, windows_of=entry.windows_of),
     )

@@ -6,12 +6,9 @@ import sys
 import threading
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import dataclass
 from typing import Any, Protocol, Self
 from weakref import WeakMethod
 
-import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from clearhead.base.errors import ClearheadError
@@ -21,10 +18,6 @@ from clearhead.base.torch_private import compiler_here
 from clearhead.base.tracing import compiling, in_backward
 from clearhead.explanation.diagnosis.checks import entropy_collapse
 from clearhead.explanation.diagnosis.diagnosis import Diagnosis
-from clearhead.inspection.reductions.base import Reduction, arange
-from clearhead.inspection.reductions.entropy import Entropy
-from clearhead.inspection.reductions.max_score import MaxScore
-from clearhead.inspection.reductions.sink_share import SinkShare
 from clearhead.models.table import Table
 from clearhead.models.tap.choice import Layers, check_layers
 from clearhead.models.tap.compiled import CompiledCalls
@@ -41,93 +34,8 @@ from clearhead.models.tap.refused import (
 from clearhead.models.use import missed
 from clearhead.models.use.asked import Asked, asked_to_reduce
 from clearhead.models.use.departure import Departure
+from clearhead.models.use.head_figures import COLUMNS, KEEP, compute_figures, make_rows
 from clearhead.models.use.recorder import Recorder
-from clearhead.models.use.reduced import ReducedCall
-from clearhead.problem.problem import Problem
-from clearhead.problem.summary import Found, Summary
-from clearhead.problem.unseen import seen
-
-
-@dataclass(frozen=True)
-class ToSinks(Reduction):
-    """The share of each query's softmax that goes to its sequence's first key, and to its head's sink, if it has one.
-
-    Formula: p_i = w_if + 1 − Σ_j w_ij, where f is the first key that any query of the sequence may see. Result: (B, H,
-    Lq).
-    """
-
-    along = "queries"
-
-    def summary(self, problem: Problem) -> Summary:
-        return Summary(groups=_first_key(problem), rows=problem.sinks is not None)
-
-    def found(self, found: Found, problem: Problem) -> Tensor:
-        assert found.groups is not None
-        share = found.groups[..., 0]
-        return share if problem.sinks is None else share + SinkShare().found(found, problem)
-
-
-def _first_key(problem: Problem) -> Tensor:
-    """A tensor (B or 1, Lk, 1) with 1 at the first key that some query of the sequence may see, and 0 elsewhere."""
-    sizes = problem.sizes
-    place = arange(sizes.keys, sizes.device)
-    if problem.spans is None:
-        first = place == 0
-        return first.to(problem.key.dtype).view(1, -1, 1)
-    keys = seen(problem.spans, sizes)[0].any(1)  # (B or 1, Lk)
-    first = keys & (keys.cumsum(-1) == 1)
-    return first.to(problem.key.dtype).unsqueeze(-1)
-
-
-COLUMNS = ("entropy", "max_logit", "sink_share")
-KEEP = (Entropy(), MaxScore(), ToSinks())  # the reductions of a call, in the order of the columns
-
-
-def of_heads(calls: list[ReducedCall]) -> dict[str, Tensor]:
-    """The figures of each module, (H, 3), float64: mean entropy, largest logit and mean sink share of its queries."""
-    totals: dict[str, Tensor] = {}
-    for call in calls:
-        total, before = _totals(call), totals.get(call.name)
-        if before is not None:  # a module that several layers share
-            largest = torch.maximum(before[:, 1], total[:, 1])
-            total = before + total
-            total[:, 1] = largest
-        totals[call.name] = total
-    device = next(iter(totals.values())).device  # the layers of a model may be on several devices
-    every = torch.cat([total.to(device) for total in totals.values()]).cpu()  # the device is waited for once
-    every[:, [0, 2]] /= every[:, 3:]
-    parts = torch.split(every[:, :3], [len(total) for total in totals.values()])
-    return {name: part.clone() for name, part in zip(totals, parts, strict=True)}
-
-
-def _totals(call: ReducedCall) -> Tensor:
-    """A tensor (H, 4): the sum of entropies, the largest logit, the sum of sink shares, and the number of queries."""
-    results: tuple[Any, ...] = call.results
-    entropy, largest, share = (result.double() for result in results)
-    uncounted = ~call.queries
-    largest = largest.masked_fill(uncounted, -torch.inf).transpose(0, 1).flatten(1)
-    return torch.stack(
-        [
-            entropy.masked_fill(uncounted, 0.0).sum((0, 2)),
-            F.pad(largest, (0, 1), value=-torch.inf).amax(1),  # a batch may be empty
-            share.masked_fill(uncounted, 0.0).sum((0, 2)),
-            call.queries.sum((0, 2)).double(),
-        ],
-        -1,
-    )
-
-
-def rows_of(step: int, found: dict[str, Tensor], layers: dict[str, LayerName]) -> Table:
-    """A row for each head: step, layer (the first, where several share the module), module, head, and the figures."""
-    each = (
-        Table.of(
-            {"step": step, "layer": layers[name].column, "module": name},
-            {"head": range(len(heads)), **dict(zip(COLUMNS, heads.T.tolist(), strict=True))},
-        )
-        for name, heads in found.items()
-    )
-    return Table(row for rows in each for row in rows)
-
 
 Callback = Callable[[int, list[dict[str, Any]]], object]
 
@@ -257,7 +165,7 @@ class Monitor:
 
         Its columns: step, layer, module, head, entropy, max_logit, sink_share.
         """
-        return Table(row for step, found in self._found for row in rows_of(step, found, self._layers))
+        return Table(row for step, found in self._found for row in make_rows(step, found, self._layers))
 
     def diagnose(self) -> Diagnosis:
         """Heads whose entropy collapses over the monitored steps: see `clearhead.diagnose`."""
@@ -358,14 +266,14 @@ class Monitor:
             with self._lock:
                 self._sites |= step.sites
             return
-        found = of_heads(step.reduced)
+        found = compute_figures(step.reduced)
         with self._lock:
             self._sites |= step.sites
             self._found.append((step.number, found))
             for call in step.reduced:
                 self._layers.setdefault(call.name, call.layer)
         if self._callback is not None:
-            self._callback(step.number, rows_of(step.number, found, self._layers))
+            self._callback(step.number, make_rows(step.number, found, self._layers))
 
     def _warn_of_layers(self, step: _Step) -> None:
         """Warn once of each layer that is not monitored, or that computes something else."""
@@ -455,15 +363,10 @@ class _Hook:
 
 
 def _nothing_seen(step: _Step) -> str:
-    name = type(step.stack.model).__name__
-    if step.compiled:
-        return (
-            f"monitor: no attention was seen in a step of {name}. In compiled code the calls of transformers' "
-            "attention interface and of ch.nn alone can be seen, and only where it was compiled after the monitor was "
-            "made. Otherwise call torch.compiler.reset() first, or train without compiling."
-        )
+    if not step.compiled:
+        return f"monitor: {missed.nothing_seen(step.stack.model, ())}"
     return (
-        f"monitor: the model {name} made no attention call that clearhead recognises. Recognised are models of "
-        "transformers that use its attention interface, torch.nn.MultiheadAttention and torch.nn's Transformer "
-        "layers, clearhead.attention, and direct calls of torch.nn.functional.scaled_dot_product_attention."
+        f"monitor: no attention was seen in a step of {type(step.stack.model).__name__}. In compiled code the calls of "
+        "transformers' attention interface and of ch.nn alone can be seen, and only where it was compiled after the "
+        "monitor was made. Otherwise call torch.compiler.reset() first, or train without compiling."
     )

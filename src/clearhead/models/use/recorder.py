@@ -30,7 +30,7 @@ from clearhead.explanation.modules.origin.written import writes
 from clearhead.explanation.modules.projection import Linear
 from clearhead.inspection.reductions.output import Output
 from clearhead.masks.base import Mask
-from clearhead.models.attention_call import AttentionCall
+from clearhead.models.attention_call import AttentionCall, CallContext, CallInputs, CallResult
 from clearhead.models.call import Outcome, no_key, with_key
 from clearhead.models.chain.cached import alone
 from clearhead.models.chain.caches import Caches, CallFacts, comparable
@@ -223,10 +223,12 @@ class Recorder(ModelHandler):
             whole = keys.tensor() if keys.whole else no_key(keys)
             record = record._replace(problem=with_key(problem, whole))
         origin = given.origin or origin_of(innermost)
+        ids, windows = self._tokens(innermost.ids, sizes), self.stack.windows_of(sizes.batch)
         call = AttentionCall(
-            name, kind, query, keys, score, mask, backend, record, uniform, padding, self.run, values, outcome, origin,
-            layer=site.layer, ids=self._tokens(innermost.ids, sizes), windows_of=self.stack.windows_of(sizes.batch),
-        )  # fmt: skip
+            CallInputs(query, keys, score, mask, record, values, uniform, padding, ids),
+            CallResult(outcome),
+            CallContext(name, kind, backend, site.layer, self.run, origin, windows_of=windows),
+        )
         if change is not None:
             call = self._edited(call, change, joins)
         if outcome is not None and origin is not None:
@@ -301,20 +303,18 @@ class Recorder(ModelHandler):
         if problem.visible is not change.problem.visible and problem.spans is not None:
             said = "no mask" if mask is None else mask.title()
             mask = RecordedMask(problem.spans, problem.sizes, f"{said}, edited")
-        plain = None
+        unedited = None
         if self.copies:  # its output is not the backend's: it is computed where it is looked at
-            plain = replace(call, outcome=None if call.outcome is None else Outcome(dropped=call.outcome.dropped))
-        return replace(
-            call,
+            outcome = None if call.outcome is None else Outcome(dropped=call.outcome.dropped)
+            unedited = AttentionCall(call.inputs, CallResult(outcome), call.context)
+        inputs = call.inputs._replace(
             query=ran.query,
             mask=mask,
-            kept=now(with_key(problem, call.kept.problem.key) if joins else problem),
+            record=now(with_key(problem, call.inputs.record.problem.key) if joins else problem),
             uniform=ran.uniform,
             cached_value=call.cached_value if ran.value is None else alone(ran.value),
-            factor=ran.factor,
-            edited=True,
-            plain=plain,
         )
+        return AttentionCall(inputs, CallResult(call.outcome, ran.factor, True, unedited), call.context)
 
     def _decodes(self, name: str) -> bool:
         """Whether a module belongs to the decoder of an encoder–decoder: its own sequence is not the padded one."""

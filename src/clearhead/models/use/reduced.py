@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
@@ -17,7 +18,6 @@ from clearhead.inspection.source import FromRecord
 from clearhead.models.attention_call import AttentionCall
 from clearhead.models.call import Call
 from clearhead.models.calls import Calls
-from clearhead.models.table import Table
 from clearhead.models.tap.choice import Heads, heads_of, runs_of
 from clearhead.models.tap.layers import FIRST, LayerName
 from clearhead.models.tap.modules import Kind
@@ -90,13 +90,11 @@ class ReducedCall(Call):
         counted = counted.cpu().reshape(*counted.shape, *(1,) * (values.ndim - 3))
         return values.masked_fill(~counted, 0.0).sum((0, 2)), counted.sum((0, 2)).double()
 
-    def table(self) -> Table:
-        """A row for each head: the columns of every call, the head, and each of `means` that is one number."""
-        columns: dict[str, list[Any]] = {"head": list(self.heads)}
-        for name, mean in zip(columns_of(self.reductions), self.means, strict=True):
-            if mean.numel() == len(mean):
-                columns[name] = mean.flatten().tolist()
-        return Table.of(self.row, columns)
+    def _by_head(self) -> Mapping[str, Iterable[object]]:
+        """The head, and each of `means` that is one number."""
+        means = zip(columns_of(self.reductions), self.means, strict=True)
+        numbers = {name: mean.flatten().tolist() for name, mean in means if mean.numel() == len(mean)}
+        return {"head": self.heads, **numbers}
 
     def __repr__(self) -> str:
         kept = ", ".join(type(reduction).__name__ for reduction in self.reductions)
@@ -104,15 +102,11 @@ class ReducedCall(Call):
 
 
 class Statistics(Calls[ReducedCall]):
-    """The attention calls of a model that `clearhead.models.statistics` has reduced, each with its `results`."""
+    """The attention calls of a model that `clearhead.models.statistics` has reduced, each with its `results`.
 
-    def table(self) -> Table:
-        """A row for each call and head, as `pandas.DataFrame` takes them.
-
-        The columns: layer, run, module, kind, backend, queries, keys, head; and for each reduction whose mean is one
-        number for a head, a column with the reduction's name.
-        """
-        return Table(row for call in self.calls for row in call.table())
+    `table()` has a row for each call and head. Its columns: layer, run, module, kind, backend, queries, keys, head; and
+    for each reduction whose mean is one number for a head, a column with the reduction's name.
+    """
 
 
 @torch.no_grad()
@@ -121,13 +115,13 @@ def reduced(call: AttentionCall, reductions: tuple[Reduction[Any], ...], heads: 
     problem, found = call.problem, []
     batch, count, queries, keys = problem.sizes.shape
     numbers = heads_of(heads, count, call.name, "statistics")
-    wanted = (*reductions, LogSumExp())  # it says which queries see a key
+    # a text may have fewer keys than k; the log-sum-exp says which queries see a key
+    wanted = [TopK(min(one.k, keys)) if type(one) is TopK and keys else one for one in (*reductions, LogSumExp())]
     for run in runs_of(numbers):
         source = FromRecord(now(cut(problem, Region(heads=run))), {})
         weights = weights_of(source, call.padding, None if call.factor is None else call.factor[:, run])
-        found.append(weights.reduce(*(_of_keys(one, keys) for one in wanted)))
-    every = [_together(parts) for parts in zip(*found, strict=True)]
-    *every, rows = every
+        found.append(weights.reduce(*wanted))
+    *every, rows = (_together(parts) for parts in zip(*found, strict=True))
     results = [_filled(result, one) for result, one in zip(every, reductions, strict=True)]
     words = call.padding or ALL_WORDS
     counted = rows != -torch.inf
@@ -160,11 +154,6 @@ def _seen_keys(problem: Problem, words: Tensor | None, heads: tuple[int, ...]) -
     if words is not None:
         counted = counted & words.unsqueeze(1)
     return counted.expand(-1, len(heads), -1)
-
-
-def _of_keys(reduction: Reduction[Any], keys: int) -> Reduction[Any]:
-    """The reduction for at most as many keys as there are, since a text may be shorter than k."""
-    return TopK(min(reduction.k, keys)) if type(reduction) is TopK and keys else reduction
 
 
 def _filled(result: Any, reduction: Reduction[Any]) -> Any:

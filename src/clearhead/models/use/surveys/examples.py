@@ -32,6 +32,9 @@ class Example(NamedTuple):
     tokens: tuple[int, ...]
 
 
+Kept = list[tuple[float, Example]]  # of one head and measure, each with how far it is from uniform attention
+
+
 class BatchExamples:
     """The strongest examples of one batch: by module, (measures, H, count, NUMBERS), NaN where there are fewer.
 
@@ -109,45 +112,35 @@ class Examples:
 
     def __init__(self, measures: Sequence[Measure], count: int) -> None:
         self._measures, self._count = measures, count
-        self._kept: dict[tuple[str, int, str], list[tuple[float, Example]]] = {}
+        self._kept: dict[tuple[str, int, str], Kept] = {}
 
     def include(self, found: Mapping[str, Tensor], ids: Tensor) -> None:
         """Add those of a batch. `ids`: its tokens, (B, L), −1 for padding."""
         for module, table in found.items():
-            for place, measure in enumerate(self._measures):
-                for head, ranks in enumerate(table[place].tolist()):
-                    for value, uniform, text, query, key in ranks:
+            for measure, by_head in zip(self._measures, table.tolist(), strict=True):
+                for head, ranks in enumerate(by_head):
+                    kept = self._kept.setdefault((module, head, measure.name), [])
+                    for value, uniform, *at in ranks:
                         if not math.isnan(value):
-                            self._add(
-                                (module, head, measure.name),
-                                measure,
-                                value,
-                                uniform,
-                                ids,
-                                *map(int, (text, query, key)),
-                            )
+                            apart = uniform - value if measure.least else value - uniform
+                            self._add(kept, apart, (value, uniform), ids[int(at[0])], int(at[1]), int(at[2]))
 
     def _add(
         self,
-        at: tuple[str, int, str],
-        measure: Measure,
-        value: float,
-        uniform: float,
-        ids: Tensor,
-        text: int,
+        kept: list[tuple[float, Example]],
+        apart: float,
+        values: tuple[float, float],
+        row: Tensor,
         query: int,
         key: int,
     ) -> None:
-        apart, kept = uniform - value if measure.least else value - uniform, self._kept.setdefault(at, [])
         if len(kept) == self._count and apart <= kept[-1][0]:
             return
-        row = ids[text]
         length = int((row >= 0).sum())
         ends = [end for end in (query, key) if end >= 0]
         near = {i for end in ends for i in range(max(0, end - AROUND), min(length, end + AROUND + 1))}
         places = tuple(sorted(near))
-        tokens = tuple(row[list(places)].tolist())
-        example = Example(value, uniform, None if query < 0 else query, key, places, tokens)
+        example = Example(*values, None if query < 0 else query, key, places, tuple(row[list(places)].tolist()))
         if any(one[2:] == example[2:] for _, one in kept):  # a text that was read before
             return
         kept.append((apart, example))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import replace
+from functools import cache
 from typing import Any, NamedTuple
 
 import torch
@@ -120,7 +120,8 @@ class Look:
     def _subject(self, call: AttentionCall) -> Subject:
         words = call.padding or ALL_WORDS
         before = self._before
-        norms = norms_of(replace(call, origin=self._writers.get(call.name)))
+        context = call.context._replace(origin=self._writers.get(call.name))
+        norms = norms_of(AttentionCall(call.inputs, call.result, context))
         like = before[1] if before is not None and not norms and _alike(before[0], call) else None
         own = call.kind == "self" and self._tokens.shape == (call.problem.sizes.batch, call.problem.sizes.keys)
         skipped = None if call.uniform is None else call.uniform[..., 0]  # the mask leaves them no key
@@ -197,12 +198,12 @@ class WordClasses:
                 f"{type(tokenizer).__name__}. Leave it out of keep."
             ) from error
         self._mark = found.most_common(1)[0][0] if found else None
-        self._known: dict[int, int] = {}
+        self._known = cache(self._class)
 
     def of(self, ids: Tensor) -> Tensor:
         """The class of each token, int64 (B, L), as its place in CLASSES."""
         every, places = torch.unique(ids, return_inverse=True)
-        table = torch.tensor([self._class(token) for token in every.tolist()], dtype=torch.int64, device=ids.device)
+        table = torch.tensor([self._known(token) for token in every.tolist()], dtype=torch.int64, device=ids.device)
         found = table[places]
         # a word begins at the start of a text, and after a token without letters and digits
         goes_on = F.pad(found[:, :-1] >= NUMBER, (1, 0), value=False)
@@ -210,11 +211,6 @@ class WordClasses:
         return torch.where(unmarked, torch.where(goes_on, PART, WORD), found)
 
     def _class(self, token: int) -> int:
-        if token not in self._known:
-            self._known[token] = self._found(token)
-        return self._known[token]
-
-    def _found(self, token: int) -> int:
         if token in self._special:
             return SPECIAL
         written = str(self._tokenizer.convert_ids_to_tokens([token])[0])

@@ -7,9 +7,10 @@ import json
 import math
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import nullcontext
 from importlib import import_module
+from operator import length_hint
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -144,21 +145,12 @@ def _weights(model: nn.Module) -> str:
     found, unread = hashlib.sha256(), 0
     for name, tensor in sorted(model.state_dict().items()):
         if isinstance(tensor, torch.Tensor):
-            found.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
+            found.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode(errors="surrogatepass"))
             if tensor.is_meta or dispatches(tensor):
                 unread += 1
                 continue
             found.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
     return found.hexdigest() + (f", without {unread} that are not read" if unread else "")
-
-
-def bar_of(texts: Any, number: int) -> Any:
-    """A progress bar of texts, on the first rank."""
-    try:
-        total: float = len(texts)
-    except TypeError:
-        total = math.inf
-    return bar(total, "texts", hidden=bool(number))
 
 
 def bar(total: float, unit: str, done: int = 0, hidden: bool = False) -> Any:
@@ -208,33 +200,29 @@ def surveyed(
         spread.include(found.spread)
         counts[:] = [a + b for a, b in zip(counts, (found.texts, found.tokens, found.truncated), strict=True)]
 
-    with bar_of(texts, number) as bar:
+    with bar(length_hint(texts) or math.inf, "texts", hidden=bool(number)) as shown:
         for each in batches(texts, tokenizer, batch, length):
             if files is None:
                 add(_read(model, each, kept))
             elif each.number % ranks == number and files.load(each.number, each.digest) is None:
                 files.keep(each.number, each.digest, _read(model, each, kept))
             digests.append(each.digest)
-            bar.update(len(each.ids))
+            shown.update(len(each.ids))
     if files is not None:
         for found in _all(files, digests, float(wait)):
             add(found)
         files.tidy(len(digests))
-    parts = dict(zip(("texts", "tokens", "truncated"), counts, strict=True))
-    more: dict[str, Any] = {
+    named = getattr(tokenizer, "convert_ids_to_tokens", None)  # of a tokenizer of transformers
+    return {
+        **dict(zip(("texts", "tokens", "truncated"), counts, strict=True)),
+        "columns": tuple(kept.columns),
+        "means": means,
+        "batches": len(digests),
+        "max_length": length,
         "spread": spread,
         "strongest": strongest,
-        "spelling": strongest.words(spelled_by(tokenizer)),
+        "spelling": strongest.words(str if named is None else lambda token: str(named([token])[0])),
     }
-    return (
-        parts | more | {"columns": tuple(kept.columns), "means": means, "batches": len(digests), "max_length": length}
-    )
-
-
-def spelled_by(tokenizer: Any) -> Callable[[int], str]:
-    """The spelling of a token by a tokenizer of transformers; by another, its number."""
-    named = getattr(tokenizer, "convert_ids_to_tokens", None)
-    return str if named is None else lambda token: str(named([token])[0])
 
 
 def _read(model: nn.Module, batch: Batch, kept: Kept) -> Done:

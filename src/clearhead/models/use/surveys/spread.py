@@ -30,16 +30,15 @@ class BatchSpread:
     @property
     def found(self) -> dict[str, Tensor]:
         """By module, the moments over the texts of the batch, (statistics, H, MOMENTS)."""
-        return {module: _moments(*added.unbind(1)) for module, added in self._added.items()}
-
-
-def _moments(total: Tensor, count: Tensor) -> Tensor:
-    known = count > 0
-    value = torch.where(known, total / count, 0.0)
-    texts = known.sum(1).double()
-    mean = value.sum(1) / texts.clamp(min=1)
-    apart = torch.where(known, value - mean.unsqueeze(1), 0.0)
-    return torch.stack([texts, mean, apart.square().sum(1)], -1)
+        found = {}
+        for module, (total, count) in ((name, added.unbind(1)) for name, added in self._added.items()):
+            known = count > 0
+            value = torch.where(known, total / count, 0.0)
+            texts = known.sum(1).double()
+            mean = value.sum(1) / texts.clamp(min=1)
+            apart = torch.where(known, value - mean.unsqueeze(1), 0.0)
+            found[module] = torch.stack([texts, mean, apart.square().sum(1)], -1)
+        return found
 
 
 class Spread:

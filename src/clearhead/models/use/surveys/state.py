@@ -55,11 +55,7 @@ class State:
         try:
             self.folder = Path(folder)
             self.folder.mkdir(parents=True, exist_ok=True)
-        except (
-            OSError,
-            TypeError,
-            ValueError,
-        ) as error:  # TypeError: no path; ValueError: a NUL in it
+        except (OSError, TypeError, ValueError) as error:  # TypeError: no path; ValueError: a NUL in it
             why = getattr(error, "strerror", None) or error
             raise ClearheadError(
                 f"survey: state is {str(folder)!r:.200}, which is no folder and cannot be made one ({why}). Pass "
@@ -83,6 +79,7 @@ class State:
         tensors = found.sums | {f"{EXAMPLES}{name}": table for name, table in found.examples.items()}
         tensors |= {IDS: found.ids} if found.examples else {}
         tensors |= {f"{SPREAD}{name}": table for name, table in found.spread.items()}
+        tensors = {json.dumps(name)[1:-1]: tensor for name, tensor in tensors.items()}  # safetensors writes UTF-8 alone
         path, raw = self._path(number), save(tensors, {HEADER: json.dumps(about), CHECKSUM: NONE})
         raw = raw.replace(_entry(NONE), _entry(hashlib.sha256(raw).hexdigest()), 1)
         try:
@@ -174,7 +171,8 @@ def _parts(raw: bytes) -> tuple[Done, dict[str, str], str]:
     if hashlib.sha256(raw.replace(_entry(checksum), _entry(NONE), 1)).hexdigest() != checksum:
         raise ValueError("the checksum differs")
     about = json.loads(header[HEADER])
-    sums = require("safetensors.torch", "models", "the state of a survey").load(raw)
+    written = require("safetensors.torch", "models", "the state of a survey").load(raw)
+    sums = {json.loads(f'"{name}"'): tensor for name, tensor in written.items()}
     examples, spread = (
         {name.removeprefix(begins): sums.pop(name) for name in list(sums) if name.startswith(begins)}
         for begins in (EXAMPLES, SPREAD)
