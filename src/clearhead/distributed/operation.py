@@ -14,7 +14,8 @@ from torch import Tensor
 from clearhead.base.arrays import accumulated, in_memory_still
 from clearhead.base.batched import followed_back
 from clearhead.base.errors import UnsupportedError
-from clearhead.base.tracing import differentiated_forward, with_autograd, without_autocast
+from clearhead.base.mode import get_mode
+from clearhead.base.tracing import with_autograd, without_autocast
 from clearhead.distributed import exchange, fetch
 from clearhead.distributed.agreement import agree
 from clearhead.distributed.channel import Channel
@@ -45,7 +46,7 @@ ARGUMENTS = f"{SCHEMA}, SymInt layout, str method, bool[] expected"
 )
 def attend(*arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
     """This rank's part of a problem in normal form: output, maximum, log_sum (see `Partial`), in float32 at least."""
-    if differentiated_forward():
+    if get_mode().forward_level >= 0:
         raise UnsupportedError("attention over ranks has no derivatives in forward mode.")
     *problem, method, expected = arguments
     query, shard = problem[0], _shard(problem, expected)

@@ -1,0 +1,112 @@
+"""The state of PyTorch in which a call runs: eager, compiled, traced, transformed, differentiated forward, autocast."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple, TypeVar, cast
+
+from torch.compiler import is_compiling, is_dynamo_compiling, is_exporting
+
+from clearhead.base import torch_private, torch_state
+from clearhead.base.torch_state import (
+    GRAD,
+    JVP,
+    VMAP,
+    any_autocast,
+    dispatch_modes,
+    dual_level,
+    interpreter,
+    jit_state,
+    tracing_context,
+    transforms,
+)
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+def constant(function: Function) -> Function:
+    """As `torch.compiler.assume_constant_result`, which would import the compiler to set this mark."""
+    torch_private.mark_constant(function)
+    return function
+
+
+class Mode(NamedTuple):
+    """The state of PyTorch in which a call runs. Each door computes it anew by `get_mode`; nothing stores it."""
+
+    eager: bool = (
+        True  # nothing compiles, traces, transforms or differentiates forward here; no dispatch mode is active
+    )
+    compiled: bool = False  # this code is compiled or exported, and does not run; the other fields are False then, but
+    exported: bool = False  # this, operations_only and autocast: an exported program keeps no object of Python's
+    traced: bool = False  # make_fx or functionalization records each operation, or fake tensors compute shapes alone
+    recorded: bool = False  # make_fx or functionalization records each operation, of tensors with or without values
+    transforms: tuple[Any, ...] = ()  # of `torch.func`, the outermost first: GRAD, JVP, VMAP, …
+    forward_level: int = -1  # of `torch.autograd.forward_ad`; -1: not active
+    operations_only: bool = False  # a transform or forward mode differentiates PyTorch's operations, and nothing else
+    autocast: bool = False  # `torch.autocast` is active, on any device
+
+    @property
+    def transformed(self) -> bool:
+        """Whether a transform of `torch.func` is active."""
+        return bool(self.transforms)
+
+    @property
+    def vectorized(self) -> bool:
+        """Whether `torch.func.vmap` is active."""
+        return VMAP in self.transforms
+
+    @property
+    def forward(self) -> bool:
+        """Whether `torch.func.jvp` or `torch.autograd.forward_ad` computes derivatives in forward mode."""
+        return self.forward_level >= 0 or JVP in self.transforms
+
+
+EAGER, EAGER_AUTOCAST = Mode(), Mode(autocast=True)
+
+
+def get_mode() -> Mode:
+    """Return the state of PyTorch here."""
+    # No module of PyTorch is named in here: with it the compiler would compile this function by itself, where code
+    # around it could not be compiled. `is_compiling` is one flag of the process: while one thread compiles, it is
+    # True in all threads.
+    if is_compiling() and (is_dynamo_compiling() or tracing_context() is not None):
+        return Mode(
+            eager=False,
+            compiled=True,
+            exported=is_exporting(),
+            operations_only=_is_differentiated(),
+            autocast=any_autocast(),
+        )
+    if interpreter() is None and not dispatch_modes() and dual_level() < 0 and jit_state() is None:
+        return EAGER_AUTOCAST if any_autocast() else EAGER
+    active, level = tuple(transforms()), dual_level()
+    return Mode(
+        eager=False,
+        traced=bool(dispatch_modes()) and any(torch_state.tracing_modes()),
+        recorded=bool(dispatch_modes()) and any(torch_state.recording_modes()),
+        transforms=active,
+        forward_level=level,
+        operations_only=bool(active) or level >= 0,
+        autocast=any_autocast(),
+    )
+
+
+class _CurrentMode:
+    """The mode of what is stored: each field is read from the state of PyTorch where it is asked for."""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(get_mode(), name)
+
+    def __repr__(self) -> str:
+        return "CURRENT"
+
+
+CURRENT = cast(Mode, _CurrentMode())
+
+
+@constant
+def _is_differentiated() -> bool:
+    """Whether `torch.func` or forward mode differentiates code that is compiled. The compiler bakes the answer in, and
+    checks the level of both before it uses the code again."""
+    active = transforms()
+    return dual_level() >= 0 or GRAD in active or JVP in active
