@@ -9,11 +9,12 @@ import torch
 from torch import Tensor
 
 from clearhead.base.errors import ClearheadError, ShapeError, UnsupportedError
+from clearhead.base.mode import Mode, get_mode
 from clearhead.base.numbers import check_count
 from clearhead.base.positions import FAR
 from clearhead.base.shapes import Sizes, moved, placed
 from clearhead.base.text import brief
-from clearhead.base.tracing import compiling, ensure, exporting, looked_into, ordinary, readable, some_compiling, traced
+from clearhead.base.tracing import ensure, readable
 from clearhead.masks._read import check_lengths, own
 from clearhead.masks.base import Mask, all_keys, leaves
 from clearhead.masks.causal import Causal
@@ -89,17 +90,17 @@ class KeyValueBuffer:
     step. `compiled`: whether compiled code writes to the tensors, whose writes are counted.
     """
 
-    def __init__(self, keys: Tensor, values: Tensor, free: bool = False) -> None:
+    def __init__(self, keys: Tensor, values: Tensor, free: bool = False, mode: Mode | None = None) -> None:
         self.keys, self.values, self.free = keys, values, free
-        self.compiled = some_compiling() and compiling()
+        self.compiled = (mode or get_mode()).compiled
 
     @classmethod
-    def empty(cls, key: Tensor, value: Tensor, slots: int) -> KeyValueBuffer:
+    def empty(cls, key: Tensor, value: Tensor, slots: int, mode: Mode) -> KeyValueBuffer:
         """An empty buffer of so many slots, for keys and values of these shapes."""
         # a tensor of inference mode could not be written to outside it, nor tell of writes; compiled code takes none
         with torch.inference_mode(False):
             both = [t.new_zeros(t.shape[0], t.shape[1], slots, t.shape[3]) for t in (key, value)]
-        return cls(both[0], both[1], True)
+        return cls(both[0], both[1], True, mode)
 
     def write(self, at: Any, key: Tensor, value: Tensor, counted: bool = True) -> None:
         """Write keys and values (B, Hk, L, E) from the slot `at` on, or to slots (B, L)."""
@@ -144,7 +145,7 @@ class CacheState(NamedTuple):
         if self.limits is None:
             equal = self.lengths is None
         else:
-            equal = not (some_compiling() and compiling()) and self.longest is not None and self.ends is None
+            equal = self.longest is not None and self.ends is None and not get_mode().compiled
         found = self.longest if equal else self.lengths
         assert found is not None
         return found
@@ -161,14 +162,15 @@ class CacheState(NamedTuple):
             return self.lengths.cpu()
         return torch.full((self.buffer.keys.shape[0],), self.length, dtype=torch.int64, device="cpu")
 
-    def advance(self, size: int, counts: Tensor | None) -> tuple[Tensor | None, Tensor | None, int | None, Ends | None]:
+    def advance(
+        self, size: int, counts: Tensor | None, eager: bool
+    ) -> tuple[Tensor | None, Tensor | None, int | None, Ends | None]:
         """Count `size` new positions, or these of each sequence, (B,).
 
         Returns:
             Where the sequences go on, (B,), None where all stand side by side; then `lengths`, `longest` and `ends` of
             the next state.
         """
-        eager = not (some_compiling() and compiling())
         if self.limits is None and self.lengths is None and counts is None:
             assert self.longest is not None
             return None, None, self.longest + size, None
@@ -239,6 +241,7 @@ class CacheStep(NamedTuple):
     at: Tensor | None = None  # (B, keys), the position of each key, −1 for none; None: they stand in order
     slots: Tensor | None = None  # (B, L), of the newest keys, where they are written after the call alone
     before: tuple[Tensor, Tensor, Tensor] | None = None  # keys, values, and their slots, which it took
+    compiled: bool = False  # whether the call is compiled
 
     def limit_mask(self, mask: Any, bias: Any, score: Score, sizes: Sizes) -> tuple[Any, Any]:
         """The mask and the bias of a call with this score, without the slots that hold no key of a sequence. Where a
@@ -246,7 +249,7 @@ class CacheStep(NamedTuple):
         limits = self.state.limits
         if limits is None or limits.window is None:
             assert self.lengths is not None
-            if (some_compiling() and compiling()) or self.state.longest is None:
+            if self.compiled or self.state.longest is None:
                 return with_lengths(mask, self.lengths, bias)
             # compiled code has counted the unequal lengths of a cache that grows, and eager code goes on
             ends = self.state.ends or ((self.state.longest,) if limits else tuple(self.lengths.tolist()))
@@ -295,20 +298,22 @@ def _check_by_position(mask: Any, bias: Any, score: Score) -> None:
         )
 
 
-def extend(state: CacheState | None, limits: Limits | None, key: Tensor, value: Tensor, new_lens: Any) -> CacheStep:
+def extend(
+    state: CacheState | None, limits: Limits | None, key: Tensor, value: Tensor, new_lens: Any, mode: Mode
+) -> CacheStep:
     """The step that adds keys and values (B, Hk, L, E) to a state; None is that of an empty cache.
 
     A buffer that grows is doubled where it is full. With limits, queries of the first call see its own keys alone.
     """
     size, first = key.shape[2], state is None
     if limits is not None:
-        _check_no_graph(key, value)
+        _check_no_graph(key, value, mode)
     if state is None:
-        state = CacheState(KeyValueBuffer(key[:, :, :0], value[:, :, :0]), None, 0)
+        state = CacheState(KeyValueBuffer(key[:, :, :0], value[:, :, :0], mode=mode), None, 0)
         if limits is not None:
             with torch.inference_mode(False):
                 none = torch.zeros(key.shape[0], dtype=torch.int64, device=key.device)
-            state = CacheState(KeyValueBuffer.empty(key, value, limits.capacity + 1), limits, 0, none)
+            state = CacheState(KeyValueBuffer.empty(key, value, limits.capacity + 1, mode), limits, 0, none)
     counts = None
     if new_lens is not None:  # with limits on the device of the keys, where compiled code asserts the values
         counts = kept = check_integers(new_lens, "new_lens", key.shape[0], None if limits is None else key.device)
@@ -317,9 +322,9 @@ def extend(state: CacheState | None, limits: Limits | None, key: Tensor, value: 
             lambda: ClearheadError(f"new_lens is {(*kept.tolist(),)}, and there are {size} new keys of each sequence."),
             "new_lens: more than there are new keys",
         )
-    starts, stops, longest, ends = state.advance(size, counts)
+    starts, stops, longest, ends = state.advance(size, counts, not mode.compiled)
     lengths = None if limits is None and counts is not None and ends is None else stops
-    if limits is None and isinstance(state.longest, torch.SymInt) and exporting():
+    if limits is None and isinstance(state.longest, torch.SymInt) and mode.exported:
         raise UnsupportedError(
             "a KeyValueCache() that grows goes on at a position that follows from the exported lengths, which "
             "torch.export can't tell from a number here. Pass KeyValueCache(capacity=most), of the most "
@@ -336,15 +341,16 @@ def extend(state: CacheState | None, limits: Limits | None, key: Tensor, value: 
             raise too_many()
         if longest is None:
             ensure(stops <= limits.capacity, too_many, "KeyValueCache: more positions than its capacity")
-    elif (torch.is_grad_enabled() or not ordinary()) and _needs_graph(state, key, value):
+    elif (torch.is_grad_enabled() or not mode.eager) and _needs_graph(state, key, value, mode):
         pairs = (state.key, key), (state.value, value)
         keys, values = (_concatenate(*pair, longest, starts, stops) for pair in pairs)
-        return CacheStep(keys, values, CacheState(KeyValueBuffer(keys, values), None, longest, lengths, ends), lengths)
+        after = CacheState(KeyValueBuffer(keys, values, mode=mode), None, longest, lengths, ends)
+        return CacheStep(keys, values, after, lengths, compiled=mode.compiled)
     else:
         assert longest is not None and state.longest is not None
-        if not buffer.free or longest >= buffer.keys.shape[2] or buffer.compiled != (some_compiling() and compiling()):
+        if not buffer.free or longest >= buffer.keys.shape[2] or buffer.compiled != mode.compiled:
             # the last slot is never held: a view of all would have other strides, and need a graph of its own
-            buffer = KeyValueBuffer.empty(key, value, max(LEAST, longest + 1, 2 * state.longest))
+            buffer = KeyValueBuffer.empty(key, value, max(LEAST, longest + 1, 2 * state.longest), mode)
             buffer.write(0, state.key, state.value, counted=False)
     at: Any = state.longest
     if starts is not None:
@@ -355,11 +361,11 @@ def extend(state: CacheState | None, limits: Limits | None, key: Tensor, value: 
         at = moved(at, key.device)
     buffer.write(at, key, value, counted=limits is not None)
     if limits is None:
-        buffer.free, buffer = False, KeyValueBuffer(buffer.keys, buffer.values, True)
+        buffer.free, buffer = False, KeyValueBuffer(buffer.keys, buffer.values, True, mode)
     after = CacheState(buffer, limits, longest, lengths, ends)
     if limits is not None and first:
-        return CacheStep(key, value, after, counts)
-    return CacheStep(after.key, after.value, after, lengths)
+        return CacheStep(key, value, after, counts, compiled=mode.compiled)
+    return CacheStep(after.key, after.value, after, lengths, compiled=mode.compiled)
 
 
 def _extend_window(
@@ -387,7 +393,7 @@ def _extend_window(
     return CacheStep(both[0], both[1], after, None, starts, at, slots)
 
 
-def _needs_graph(state: CacheState, key: Tensor, value: Tensor) -> bool:
+def _needs_graph(state: CacheState, key: Tensor, value: Tensor, mode: Mode) -> bool:
     """Whether derivatives follow the keys, so that each step makes new tensors.
 
     Forward mode and `torch.func` follow them where gradients are off, too. `torch.export` leaves out writes through
@@ -396,7 +402,7 @@ def _needs_graph(state: CacheState, key: Tensor, value: Tensor) -> bool:
     grad = torch.is_grad_enabled()
     if grad and any(t.requires_grad for t in (key, value, state.buffer.keys, state.buffer.values)):
         return True
-    return not ordinary() and (looked_into() or exporting() or (grad and not compiling()))
+    return not mode.eager and (mode.operations_only or mode.exported or (grad and not mode.compiled))
 
 
 def _concatenate(old: Tensor, new: Tensor, end: Any, starts: Tensor | None, stops: Tensor | None) -> Tensor:
@@ -427,14 +433,14 @@ def _make_capacity_error(limits: Limits, starts: Tensor, stops: Tensor) -> Clear
     )
 
 
-def _check_no_graph(key: Tensor, value: Tensor) -> None:
+def _check_no_graph(key: Tensor, value: Tensor, mode: Mode) -> None:
     """Raise for keys that have a graph: they are written in place, into memory without one."""
     if torch.is_grad_enabled() and (key.requires_grad or value.requires_grad):
         raise ClearheadError(
             "a cache of fixed capacity keeps no graph, and the new keys need a gradient. Decode under torch.no_grad() "
             "or torch.inference_mode(); to train through a cache pass KeyValueCache(), which grows."
         )
-    if not ordinary() and looked_into():
+    if mode.operations_only:
         raise UnsupportedError(
             "a cache of fixed capacity is written in place, which torch.func and forward mode can't follow. Pass "
             "KeyValueCache(), which grows."
@@ -443,7 +449,7 @@ def _check_no_graph(key: Tensor, value: Tensor) -> None:
 
 def check_integers(given: Any, name: str, batch: int | None, device: torch.device | None = None) -> Tensor:
     """Integers (B,), 0 or more, as a copy on this device, or read on the host; for any B where `batch` is None."""
-    if device is None and not ordinary() and (compiling() or traced()):
+    if device is None and ((mode := get_mode()).compiled or mode.traced):
         raise UnsupportedError(
             f"{name} is read on the host, which compiled and traced code can't. Call the module outside of the "
             "compiled function."

@@ -10,10 +10,11 @@ from torch import Tensor, nn
 
 from clearhead.base.arrays import Integers, check_float, check_memory
 from clearhead.base.errors import ClearheadError, ShapeError, UnsupportedError, columns
+from clearhead.base.mode import get_mode
 from clearhead.base.numbers import check_count
 from clearhead.base.shapes import placed, refuse_fakes
 from clearhead.base.text import brief
-from clearhead.base.tracing import compiling, ensure, exporting, readable, some_compiling
+from clearhead.base.tracing import ensure, readable
 from clearhead.nn._cache_state import CacheState, CacheStep, check_integers, check_limits, extend
 from clearhead.nn._key_makers import digest_of
 from clearhead.nn._options import check_unmixed
@@ -88,7 +89,7 @@ class KeyValueCache:
         self._state: CacheState | None = None
         self._parts: dict[int | str, KeyValueCache] = {}
         self._limits = check_limits(capacity, window, first)
-        self._made_outside_graph = not compiling()
+        self._made_outside_graph = not get_mode().compiled
         self._overwritten = (
             None  # of its own from the first on: compiled code would take it for another cache after a step
         )
@@ -241,13 +242,6 @@ class KeyValueCache:
 
     def _check_new(self, key: Tensor, value: Tensor, by: nn.Module | None = None) -> None:
         """Check new keys and values (B, Hk, L, E) of a module beside those that the cache holds."""
-        if self._made_outside_graph and some_compiling() and exporting():
-            raise UnsupportedError(
-                "the KeyValueCache was made outside of the exported code, and a program of torch.export keeps no "
-                "object between its calls: each would begin at the same position. Give the module buffers of keys and "
-                "values, write to them, and call attention(query, keys, values, valid_lens=lengths): see the guide "
-                "Exporting."
-            )
         state = self._state
         pairs = () if state is None else (("key", key, state.buffer.keys), ("value", value, state.buffer.values))
         for name, new, old in pairs:  # the whole buffer: no view has to be made
@@ -267,7 +261,9 @@ class KeyValueCache:
             if type(new) is not type(old):
                 refuse_fakes({f"the new {name}": new, "the cache": old})
         other = by is not None and by is not self._module and self._module is not None
-        if by is not None and self._module is None and self._digest is not None and not compiling():  # in a copy
+        if (
+            by is not None and self._module is None and self._digest is not None and not get_mode().compiled
+        ):  # in a copy
             other = digest_of(by) not in (None, self._digest)
         if other:
             raise ClearheadError(
@@ -281,9 +277,17 @@ class KeyValueCache:
 
     def _extend(self, key: Tensor, value: Tensor, new_lens: Any) -> CacheStep:
         """The step that adds new keys and values; the cache stays as it is until it gets this, by `_commit`."""
+        mode = get_mode()
+        if self._made_outside_graph and mode.exported:
+            raise UnsupportedError(
+                "the KeyValueCache was made outside of the exported code, and a program of torch.export keeps no "
+                "object between its calls: each would begin at the same position. Give the module buffers of keys and "
+                "values, write to them, and call attention(query, keys, values, valid_lens=lengths): see the guide "
+                "Exporting."
+            )
         if self._overwritten is not None:
             self._restore_overwritten()
-        step = extend(self._state, self._limits, key, value, new_lens)
+        step = extend(self._state, self._limits, key, value, new_lens, mode)
         if step.before is not None:
             self._overwritten = step.before
         return step
