@@ -8,9 +8,9 @@ from torch import Tensor
 from clearhead._attention import attention
 from clearhead.base.arrays import check_float, refuse_additive
 from clearhead.base.errors import ClearheadError, ShapeError, columns
+from clearhead.base.mode import get_mode
 from clearhead.base.numbers import check_flag
 from clearhead.base.shapes import Align
-from clearhead.base.tracing import vectorized
 from clearhead.masks.base import Mask
 from clearhead.masks.causal import Causal, causal_alignment
 from clearhead.problem.nested import is_nested
@@ -64,7 +64,7 @@ def scaled_dot_product_attention(
                 "attention(query, key, value, mask=Causal(), bias=attn_mask, align='upper_left')."
             )
     mask, bias, align = _read_mask(attn_mask, is_causal)
-    if isinstance(scale, Tensor) and scale.numel() == 1 and not scale.requires_grad and not vectorized():
+    if isinstance(scale, Tensor) and scale.numel() == 1 and not scale.requires_grad and not get_mode().vectorized:
         scale = scale.item()  # PyTorch takes such a tensor, without a gradient
     if any(map(is_nested, sides.values())):
         return attention(query, key, value, mask=mask, bias=bias, scale=scale, align=align, dropout_p=dropout_p)
@@ -98,7 +98,7 @@ def _read_mask(attn_mask: Tensor | None, is_causal: bool) -> tuple[Tensor | Mask
     if attn_mask.is_floating_point():
         check_float(attn_mask, "attn_mask")
         return None, attn_mask, None
-    if attn_mask.dtype == torch.bool and vectorized():  # a mask may differ by sample there, and its values are hidden
+    if attn_mask.dtype == torch.bool and get_mode().vectorized:  # it may differ by sample, and its values are hidden
         added = torch.zeros_like(attn_mask, dtype=torch.float32).masked_fill(~attn_mask, -torch.inf)
         return None, added, None
     if attn_mask.dtype != torch.bool:

@@ -15,7 +15,7 @@ from clearhead.base.errors import ClearheadError, ShapeError
 from clearhead.base.keyword_hints import raise_unknown_keywords
 from clearhead.base.pictures import Side, Style, check_style, draw
 from clearhead.base.shapes import AlignLike, Sizes, refuse_fakes
-from clearhead.base.tracing import looked_into, on_the_host, without_autocast
+from clearhead.base.tracing import on_the_host, without_autocast
 from clearhead.biases.base import BiasLike
 from clearhead.engines.base import Engine
 from clearhead.engines.choose import choose
@@ -156,7 +156,7 @@ class Weights(LazyMatrix[ArrayT]):
 
     def _tile(self, batch: slice, heads: slice, queries: slice, keys: slice) -> Tensor:
         """exp(score − log-sum-exp), the log-sum-exp over the whole of these rows."""
-        problem = self._guarded
+        problem = self._guarded.refresh_mode()
         engine = self._engine(problem)
         rows = cut(problem, Region(batch, heads, queries))
         with without_autocast(problem.sizes.device):
@@ -183,7 +183,7 @@ class Weights(LazyMatrix[ArrayT]):
 
     def _by_parts(self) -> bool:
         """Whether the whole is computed as a part is, since autograd or a transform follows the operations."""
-        return self.problem.needs_grad or looked_into()
+        return self.problem.needs_grad or self.problem.mode.operations_only
 
     def _in_graph(self) -> bool:
         return self._by_parts() or super()._in_graph()
