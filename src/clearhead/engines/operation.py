@@ -89,11 +89,11 @@ class _Attend(torch.autograd.Function):
         found = Partial(kept[0], kept[1], kept[2], ctx.finite)
 
         def compute(grad: Tensor) -> Gradients:
-            return gradients_of(ctx.engine, problem.refresh_mode(), found, with_memory(grad), wanted)
+            return gradients_of(ctx.engine, problem._refresh_mode(), found, with_memory(grad), wanted)
 
         with without_autocast(problem.sizes.device):  # backward may be called under autocast, whatever forward was
             if again or dispatches(grad):
-                problem = problem.refresh_mode()
+                problem = problem._refresh_mode()
                 return (None, None, *by_autograd(PLAIN, problem, wanted, grad, create_graph=again))
             return (None, None, *unbatched(compute, grad))
 

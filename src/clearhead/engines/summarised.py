@@ -72,11 +72,11 @@ class _Summarise(torch.autograd.Function):
 
         def compute(*grads: Tensor | None) -> Gradients:
             given = Found(*(None if g is None else with_memory(g) for g in grads))  # type: ignore[arg-type]
-            return _gradients(ctx.engine, problem.refresh_mode(), summary, found, given, wanted)
+            return _gradients(ctx.engine, problem._refresh_mode(), summary, found, given, wanted)
 
         with without_autocast(problem.sizes.device):  # backward may be called under autocast, whatever forward was
             if again or any(g is not None and dispatches(g) for g in grads):
-                return (None, None, None, *_by_autograd(problem.refresh_mode(), summary, wanted, grads, again))
+                return (None, None, None, *_by_autograd(problem._refresh_mode(), summary, wanted, grads, again))
             return (None, None, None, *unbatched(compute, *grads))
 
 

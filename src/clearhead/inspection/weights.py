@@ -156,7 +156,7 @@ class Weights(LazyMatrix[ArrayT]):
 
     def _tile(self, batch: slice, heads: slice, queries: slice, keys: slice) -> Tensor:
         """exp(score − log-sum-exp), the log-sum-exp over the whole of these rows."""
-        problem = self._guarded.refresh_mode()
+        problem = self._guarded._refresh_mode()
         engine = self._engine(problem)
         rows = cut(problem, Region(batch, heads, queries))
         with without_autocast(problem.sizes.device):

@@ -77,7 +77,7 @@ class Problem(NamedTuple):
     def __repr__(self) -> str:
         return outlined(self._replace(mode=CURRENT))
 
-    def refresh_mode(self) -> Problem:
+    def _refresh_mode(self) -> Problem:
         """Return the same problem, for a call that computes it here, at once."""
         return self._replace(mode=get_mode())
 

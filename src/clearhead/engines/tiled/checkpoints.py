@@ -35,7 +35,7 @@ def checkpointed(
         reads.check()
         in_memory_still(tensors)
         try:  # a checkpoint stops its second run once it has all that it needs
-            group = cut(shapes.refresh_mode(), Region(region.batch, region.heads))
+            group = cut(shapes._refresh_mode(), Region(region.batch, region.heads))
             return compute(cut(with_operands(group, tensors), region._replace(batch=EVERY, heads=EVERY)), region)
         finally:
             before, reads = reads, rest.reads()  # a score may write to its own running statistics: that is no error

@@ -159,14 +159,14 @@ class _Output(torch.autograd.Function):
         again = torch.is_grad_enabled()  # the gradient is to be differentiated
 
         def compute(grad: Tensor) -> Gradients:
-            here = problem.refresh_mode()
+            here = problem._refresh_mode()
             return _compute_gradients(here, ctx.every, ctx.declared, ctx.used, kept, with_memory(grad), wanted)
 
         with without_autocast(problem.sizes.device):
             if again or dispatches(grad):
                 with torch.enable_grad():
                     own = views(operands(problem))
-                    found = followed(with_operands(problem.refresh_mode(), own), ctx.every, again=True)
+                    found = followed(with_operands(problem._refresh_mode(), own), ctx.every, again=True)
                 _check_used(ctx.used, _find_used(found, own, ctx.declared, ctx.used)[0])
                 each = followed_back(found, grad, [*own, *ctx.declared], wanted, create_graph=again)
             else:
