@@ -14,7 +14,7 @@ from torch import Tensor
 from clearhead.base.arrays import Array, ArrayT, Integers, check_float, is_numpy, shape_of, to_tensor, to_tensor_float
 from clearhead.base.errors import ClearheadError, ShapeError, columns, human_bytes
 from clearhead.base.keyword_hints import raise_unknown_keywords
-from clearhead.base.mode import Mode, get_mode
+from clearhead.base.mode import CURRENT, Mode, get_mode
 from clearhead.base.positions import check_align
 from clearhead.base.shapes import AlignLike, broadcasts
 from clearhead.base.tracing import without_autocast
@@ -129,7 +129,7 @@ class Arguments(NamedTuple):
     dropout_p: float = 0.0
     engine: str | Engine | None = None
 
-    def problem(self, among: tuple[int, int] | None = None, by_tile: bool = False, mode: Mode | None = None) -> Problem:
+    def problem(self, among: tuple[int, int] | None = None, by_tile: bool = False, mode: Mode = CURRENT) -> Problem:
         """The problem. For the options see `make_problem`; with `by_tile` it keeps the bias that was given."""
         query, key, value, score, mask, bias, scale, sinks, align, dropout_p, engine = self  # faster than *self[:-1]
         written = engine is not None and as_written(engine)

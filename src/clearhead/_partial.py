@@ -11,7 +11,6 @@ from clearhead._attention import Arguments, ScoreLike
 from clearhead.base.arrays import Array, ArrayT, Integers, is_numpy
 from clearhead.base.errors import ClearheadError, ShapeError
 from clearhead.base.keyword_hints import raise_unknown_keywords
-from clearhead.base.mode import get_mode
 from clearhead.base.numbers import check_count
 from clearhead.base.shapes import AlignLike, Sizes
 from clearhead.base.tracing import without_autocast
@@ -153,7 +152,7 @@ def partial(
     numpy = not tensors and is_numpy(query=query, key=key, value=value)
     mask, bias = apply_valid_lens(mask, valid_lens, bias)
     call = Arguments(query, key, value, score, mask, bias, scale, None, align, 0.0, engine)
-    problem = call.problem(None if keys is None else _check_keys(keys), mode=get_mode())
+    problem = call.problem(None if keys is None else _check_keys(keys))._refresh_mode()
     with without_autocast(problem.sizes.device):
         found: Partial = operation.partial(problem, choose(problem, engine, rows=True), engine)
     assert problem.value is not None

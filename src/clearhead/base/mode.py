@@ -13,6 +13,7 @@ from clearhead.base.torch_state import (
     JVP,
     VMAP,
     any_autocast,
+    backward_task,
     dispatch_modes,
     dual_level,
     interpreter,
@@ -33,9 +34,7 @@ def constant(function: Function) -> Function:
 class Mode(NamedTuple):
     """The state of PyTorch in which a call runs. Each door computes it anew by `get_mode`; nothing stores it."""
 
-    eager: bool = (
-        True  # nothing compiles, traces, transforms or differentiates forward here; no dispatch mode is active
-    )
+    eager: bool = True  # nothing compiles, traces, transforms or differentiates forward; no dispatch mode is active
     compiled: bool = False  # this code is compiled or exported, and does not run; the other fields are False then, but
     exported: bool = False  # this, operations_only and autocast: an exported program keeps no object of Python's
     traced: bool = False  # make_fx or functionalization records each operation, or fake tensors compute shapes alone
@@ -44,6 +43,7 @@ class Mode(NamedTuple):
     forward_level: int = -1  # of `torch.autograd.forward_ad`; -1: not active
     operations_only: bool = False  # a transform or forward mode differentiates PyTorch's operations, and nothing else
     autocast: bool = False  # `torch.autocast` is active, on any device
+    backward: bool = False  # a backward pass runs in this thread: a call in it, as of a checkpoint, repeats a call
 
     @property
     def transformed(self) -> bool:
@@ -61,7 +61,8 @@ class Mode(NamedTuple):
         return self.forward_level >= 0 or JVP in self.transforms
 
 
-EAGER, EAGER_AUTOCAST = Mode(), Mode(autocast=True)
+# in eager code, by autocast and backward
+_EAGER = (Mode(), Mode(backward=True)), (Mode(autocast=True), Mode(autocast=True, backward=True))
 
 
 def get_mode() -> Mode:
@@ -76,9 +77,10 @@ def get_mode() -> Mode:
             exported=is_exporting(),
             operations_only=_is_differentiated(),
             autocast=any_autocast(),
+            backward=_is_in_backward(),
         )
     if interpreter() is None and not dispatch_modes() and dual_level() < 0 and jit_state() is None:
-        return EAGER_AUTOCAST if any_autocast() else EAGER
+        return _EAGER[any_autocast()][backward_task() != -1]
     active, level = tuple(transforms()), dual_level()
     return Mode(
         eager=False,
@@ -88,6 +90,7 @@ def get_mode() -> Mode:
         forward_level=level,
         operations_only=bool(active) or level >= 0,
         autocast=any_autocast(),
+        backward=backward_task() != -1,
     )
 
 
@@ -110,3 +113,8 @@ def _is_differentiated() -> bool:
     checks the level of both before it uses the code again."""
     active = transforms()
     return dual_level() >= 0 or GRAD in active or JVP in active
+
+
+@constant  # compiled code has no task of its own; PyTorch 2.12 takes the number for a value
+def _is_in_backward() -> bool:
+    return backward_task() != -1

@@ -179,6 +179,8 @@ def empty_of_values(tensor: Tensor) -> bool:
 def readable(tensor: Tensor) -> bool:
     """Whether the tensor's values can be read here."""
     mode = get_mode()
+    if mode.eager and type(tensor) is Tensor:
+        return not tensor.is_meta
     if mode.compiled or mode.traced:
         return False
     return not (mode.transforms and batched(tensor)) and not empty_of_values(tensor)
@@ -323,10 +325,16 @@ def capturing() -> bool:
     return started and torch.cuda.is_current_stream_capturing()
 
 
-def in_place() -> bool:
+def is_writable() -> bool:
     """Whether a tensor that was just made may be written to. A trace (`torch.func.linearize`) may keep it as a
     constant, and each run of the trace would write to the constant again."""
-    return not traced()
+    return not get_mode().traced
+
+
+def may_be_nan(numbers: Tensor) -> bool:
+    """Whether one of the numbers may be NaN: those that cannot be read here, or not without waiting, may be."""
+    hidden = not readable(numbers) or not on_the_host(numbers) or get_mode().vectorized or dispatches(numbers)
+    return hidden or bool(numbers.isnan().any())
 
 
 def ensure(good: Tensor, error: Callable[[], ClearheadError], short: str) -> None:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from clearhead.base.errors import ShapeError
-from clearhead.base.mode import Mode, get_mode
+from clearhead.base.mode import CURRENT
 from clearhead.base.shapes import Sizes
 from clearhead.base.tracing import on_the_host
 from clearhead.distributed import rows as messages
@@ -93,21 +93,20 @@ def sharded(
     sizes = problem.sizes._replace(queries=layout.length, keys=layout.length)
     if sizes.device.type == "meta":  # only shapes were passed; masks are read on the CPU
         sizes = sizes._replace(device=torch.device("cpu"))
-    mode = get_mode()
-    visible, added = mask_and_bias(mask, bias, sizes, problem.query.dtype, False, mode)
-    unseen = visible is not None and visible.unseen != "none" and not mode.compiled
+    visible, added = mask_and_bias(mask, bias, sizes, problem.query.dtype)
+    unseen = visible is not None and visible.unseen != "none" and not problem.mode.compiled
     if visible is not None and unseen and not (finite(problem.query) and finite(problem.key)):
-        problem = make_problem(*_without_unseen(query, key, value, visible, sizes, layout, mode), **of_score)
+        problem = make_problem(*_without_unseen(query, key, value, visible, sizes, layout), **of_score)
     sinks = None if sinks is None else as_sinks(sinks, sizes)
     return problem._replace(sizes=sizes, visible=visible, bias=added, sinks=sinks)
 
 
 def _without_unseen(
-    query: Any, key: Any, value: Any, visible: Visible, sizes: Sizes, layout: Layout, mode: Mode
+    query: Any, key: Any, value: Any, visible: Visible, sizes: Sizes, layout: Layout
 ) -> tuple[Tensor, Tensor, Any]:
     """The inputs with zeros in place of numbers that are not finite, in rows that are seen on no rank. Otherwise the
     gradient of a projection would become NaN."""
-    query, key, value, _ = inputs(query, key, value, mode)
+    query, key, value, _ = inputs(query, key, value, CURRENT)
     keys, queries = seen(visible.spans, sizes)
     keys, queries = (t if t.shape[2] != layout.length else layout.shard(t, 2) for t in (keys, queries))
     key = zero(key, group(keys, key.shape[1]), only_not_finite=True)

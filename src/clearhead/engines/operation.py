@@ -233,6 +233,6 @@ def _chosen(arguments: Sequence[Any], needs: list[bool]) -> tuple[Problem, Engin
     """The packed problem of these arguments, and the engine that eager code would choose for it."""
     *numbers, engine, _, rows = arguments[TENSORS:]
     problem = unpacked(arguments[:TENSORS], tuple(numbers), needs)  # its mask is checked there
-    problem = checked(problem._replace(visible=None, mode=get_mode()), PACKED)._replace(visible=problem.visible)
+    problem = checked(problem._replace(visible=None), PACKED)._replace(visible=problem.visible)._refresh_mode()
     with torch.set_grad_enabled(any(needs)):
         return problem, choose(problem, engine, rows)

@@ -13,7 +13,7 @@ from clearhead.base.function_reads import FunctionReads
 from clearhead.base.mode import get_mode
 from clearhead.base.rules import ByPair, Rule, ask, broadcast, check_rule, reads_of, title_of
 from clearhead.base.shapes import Sizes
-from clearhead.base.single_pairs import reads_rows
+from clearhead.base.single_pairs import must_ask_again, reads_rows
 from clearhead.masks._read import KEPT
 from clearhead.masks.base import Mask, Spans, all_keys
 
@@ -93,7 +93,7 @@ class MaskFunction(Mask):
         return title_of("MaskFunction", self.fn)
 
     def lower(self, sizes: Sizes) -> Spans:
-        if self._by_rows is None and not get_mode().compiled:  # such as a table on another device
+        if must_ask_again(self._by_rows):
             self._by_rows = reads_rows(self.fn, device=sizes.device)
         title, known = self.title(), vars(self).get(_STATE)
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from clearhead.base.errors import ClearheadError, ShapeError, UnsupportedError
-from clearhead.base.mode import Mode, get_mode
+from clearhead.base.mode import CURRENT, Mode, get_mode
 from clearhead.base.numbers import check_count
 from clearhead.base.positions import FAR
 from clearhead.base.shapes import Sizes, moved, placed
@@ -90,9 +90,9 @@ class KeyValueBuffer:
     step. `compiled`: whether compiled code writes to the tensors, whose writes are counted.
     """
 
-    def __init__(self, keys: Tensor, values: Tensor, free: bool = False, mode: Mode | None = None) -> None:
+    def __init__(self, keys: Tensor, values: Tensor, free: bool = False, mode: Mode = CURRENT) -> None:
         self.keys, self.values, self.free = keys, values, free
-        self.compiled = (mode or get_mode()).compiled
+        self.compiled = mode.compiled
 
     @classmethod
     def empty(cls, key: Tensor, value: Tensor, slots: int, mode: Mode) -> KeyValueBuffer:

@@ -14,7 +14,7 @@ from clearhead.base.errors import ClearheadError
 from clearhead.base.mode import get_mode
 from clearhead.base.numbers import check_flag
 from clearhead.base.text import brief
-from clearhead.base.tracing import in_backward, refuse_script
+from clearhead.base.tracing import refuse_script
 from clearhead.inspection.source import FromCall, FromRecord, PaddedSource, Source, shown
 from clearhead.inspection.weights import Weights
 from clearhead.problem.padded import get_nested_edges
@@ -102,7 +102,7 @@ class RecordingModule(nn.Module):
         found = _attention.attend_for(self, call, cross)
         # in a backward pass this is the second run of a checkpoint
         mode = get_mode()
-        if mode.compiled or mode.transformed or in_backward():
+        if mode.compiled or mode.transformed or mode.backward:
             return found
         last = self._recorded(call, found, fresh) if self.record else None
         edited = None if last is None or found.ran is None else found.ran.later(last.numpy)

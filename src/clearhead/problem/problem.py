@@ -191,7 +191,7 @@ def make_problem(
     as_written: bool = False,
     by_tile: bool = False,
     among: tuple[int, int] | None = None,
-    mode: Mode | None = None,
+    mode: Mode = CURRENT,
 ) -> Problem:
     """Check all arguments, and bring them to normal form. No argument is written to.
 
@@ -199,10 +199,9 @@ def make_problem(
     keys, and the number of all keys. `as_written`: take the score by its `tile()` and the mask as a matrix, whatever
     they lower to. The reference engine computes this form, so it is an oracle for both. `by_tile`: take only the score
     by its `tile()`, since its steps begin at query and key. `mode`: the state of PyTorch here, for a problem that the
-    caller computes at once; None for a problem that it stores.
+    caller computes at once, and does not store.
     """
-    by_tile, own = by_tile or as_written, mode or CURRENT
-    mode = mode or get_mode()
+    by_tile, given, mode = by_tile or as_written, mode, get_mode() if mode is CURRENT else mode
     sizes = plain_sizes(query, key, value) if mode.eager and not mode.autocast else None
     plain = sizes is not None and in_memory(query, key, value)
     if sizes is None or not plain:
@@ -227,7 +226,7 @@ def make_problem(
     no_dropout = type(dropout_p) in (float, int) and not dropout_p
     if mask is None and bias is None and sinks is None and no_dropout:
         scores = _scores(score, query, key, factor, by_tile, among, mode.autocast)
-        return Problem(scores, value, sizes, mode=own)
+        return Problem(scores, value, sizes, mode=given)
     if not plain:
         refuse_distributed({"query": query, "key": key, "value": value})
     dropout_p = 0.0 if no_dropout else check_dropout(dropout_p, "dropout_p")
@@ -251,12 +250,12 @@ def make_problem(
     sinks = None if sinks is None else as_sinks(sinks, sizes)
     if sinks is not None and not mode.compiled and empty_of_values(sinks):
         refuse_fakes({"query": query, "sinks": sinks})
-    problem = Problem(scores, value, sizes, visible, added, sinks, dropout_p, seed, mode=own)
+    problem = Problem(scores, value, sizes, visible, added, sinks, dropout_p, seed, mode=given)
     return problem if documents is None or among is not None else problem._replace(documents=documents)
 
 
 def mask_and_bias(
-    mask: Any, bias: Any, sizes: Sizes, dtype: torch.dtype, as_written: bool, mode: Mode
+    mask: Any, bias: Any, sizes: Sizes, dtype: torch.dtype, as_written: bool = False, mode: Mode = CURRENT
 ) -> tuple[Visible | None, Added | None]:
     """The normal forms of the arguments `mask` and `bias`. `dtype`: the dtype of the query."""
     visible = float_mask = None

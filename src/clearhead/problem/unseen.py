@@ -84,7 +84,7 @@ def finite(tensor: Tensor) -> bool:
     The answer is False where the sum overflows, where values are hidden, and on another device, for which one would
     have to wait. Callers are right for both answers.
     """
-    if not on_the_host(tensor) or not ((type(tensor) is Tensor and get_mode().eager) or readable(tensor)):
+    if not on_the_host(tensor) or not readable(tensor):
         return False
     with torch.no_grad():
         return math.isfinite(float(tensor.sum())) or bool(tensor.isfinite().all())

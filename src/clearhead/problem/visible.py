@@ -11,7 +11,7 @@ from torch import Tensor
 
 from clearhead.base.errors import ShapeError, UnsupportedError
 from clearhead.base.kept import Memo, Table, size_of
-from clearhead.base.mode import Mode, get_mode
+from clearhead.base.mode import CURRENT, Mode, get_mode
 from clearhead.base.shapes import Sizes, moved, part
 from clearhead.base.text import outlined
 from clearhead.base.tracing import BY_SAMPLE, batched, capturing, on_the_host, readable, unwrapped
@@ -63,9 +63,8 @@ _ZERO = torch.zeros(1, 1, 1, dtype=torch.int64, device="cpu")
 _plain = Table(64)  # of masks that are plain values, by signature and sizes: a model's layers use the same spans
 
 
-def resolve(mask: Mask, sizes: Sizes, as_written: bool, mode: Mode | None = None) -> Visible:
+def resolve(mask: Mask, sizes: Sizes, as_written: bool, mode: Mode = CURRENT) -> Visible:
     """A mask in its normal form. `as_written`: as a matrix, by the logic of its expression. `mode`: that of here."""
-    mode = mode or get_mode()
     if as_written:
         return visible(_matrix(mask, sizes), sizes)
     if mode.compiled:

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from clearhead.base.arrays import accumulated
-from clearhead.base.mode import get_mode
+from clearhead.base.tracing import is_writable
 from clearhead.engines.tiled import tiles
 from clearhead.engines.tiled.backward import add_sent
 from clearhead.engines.tiled.checkpoints import checkpointed
@@ -235,7 +235,7 @@ def _tournament(scores: Tensor, peaks: Tensor, count: int) -> Tensor:
     least = torch.finfo(scores.dtype).min
     scores, peaks = scores.clamp(min=least), peaks.clamp(min=least)
     places = torch.arange(PEAK, device=scores.device)
-    put = Tensor.scatter if get_mode().traced else Tensor.scatter_
+    put = Tensor.scatter_ if is_writable() else Tensor.scatter
     taken = []
     for _ in range(count):
         chunk = peaks.argmax(-1, keepdim=True)
