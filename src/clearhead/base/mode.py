@@ -94,17 +94,22 @@ def get_mode() -> Mode:
     )
 
 
-class _CurrentMode:
-    """The mode of what is stored: each field is read from the state of PyTorch where it is asked for."""
-
-    def __getattr__(self, name: str) -> Any:
+class _CurrentFields(type):
+    def __getattr__(cls, name: str) -> Any:
         return getattr(get_mode(), name)
 
-    def __repr__(self) -> str:
+    def __repr__(cls) -> str:
         return "CURRENT"
 
 
-CURRENT = cast(Mode, _CurrentMode())
+class _CurrentMode(metaclass=_CurrentFields):
+    """The mode of what is stored: each field is read from the state of PyTorch where it is asked for.
+
+    It is a class, which copies and pickles leave as it is, and of which the compiler takes defaults of arguments.
+    """
+
+
+CURRENT = cast(Mode, _CurrentMode)
 
 
 @constant
