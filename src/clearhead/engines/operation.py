@@ -23,7 +23,7 @@ from clearhead.base.mode import get_mode
 from clearhead.base.torch_state import GRAD
 from clearhead.base.tracing import dispatches, with_autograd, with_memory, without_autocast
 from clearhead.engines import forward_mode
-from clearhead.engines.base import Engine, by_autograd, gradients_of
+from clearhead.engines.base import Engine, by_autograd, gradients_of, usable_in_backward
 from clearhead.engines.choose import choose
 from clearhead.engines.summarised import summarised
 from clearhead.engines.tiled import tiles
@@ -89,7 +89,9 @@ class _Attend(torch.autograd.Function):
         found = Partial(kept[0], kept[1], kept[2], ctx.finite)
 
         def compute(grad: Tensor) -> Gradients:
-            return gradients_of(ctx.engine, problem._refresh_mode(), found, with_memory(grad), wanted)
+            here = problem._refresh_mode()
+            engine = usable_in_backward(ctx.engine, here, PLAIN)
+            return gradients_of(engine, here, found, with_memory(grad), wanted)
 
         with without_autocast(problem.sizes.device):  # backward may be called under autocast, whatever forward was
             if again or dispatches(grad):

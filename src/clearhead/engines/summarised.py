@@ -14,7 +14,7 @@ from torch import Tensor
 from clearhead.base.arrays import in_memory_still
 from clearhead.base.batched import Gradients, followed_back, unbatched, views
 from clearhead.base.tracing import dispatches, on_the_host, readable, with_memory, without_autocast
-from clearhead.engines.base import Engine
+from clearhead.engines.base import Engine, usable_in_backward
 from clearhead.engines.tiled.engine import PLAIN
 from clearhead.problem.packing import in_dtypes, operands, with_operands, without_operands
 from clearhead.problem.partial import Rows, rows_of, sinks_gradient
@@ -72,7 +72,9 @@ class _Summarise(torch.autograd.Function):
 
         def compute(*grads: Tensor | None) -> Gradients:
             given = Found(*(None if g is None else with_memory(g) for g in grads))  # type: ignore[arg-type]
-            return _gradients(ctx.engine, problem._refresh_mode(), summary, found, given, wanted)
+            here = problem._refresh_mode()
+            engine = usable_in_backward(ctx.engine, here, PLAIN)
+            return _gradients(engine, here, summary, found, given, wanted)
 
         with without_autocast(problem.sizes.device):  # backward may be called under autocast, whatever forward was
             if again or any(g is not None and dispatches(g) for g in grads):
