@@ -25,7 +25,7 @@ from clearhead.base.torch_state import (
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 
-def constant(function: Function) -> Function:
+def assume_constant(function: Function) -> Function:
     """As `torch.compiler.assume_constant_result`, which would import the compiler to set this mark."""
     torch_private.mark_constant(function)
     return function
@@ -112,7 +112,7 @@ class _CurrentMode(metaclass=_CurrentFields):
 CURRENT = cast(Mode, _CurrentMode)
 
 
-@constant
+@assume_constant
 def _is_differentiated() -> bool:
     """Whether `torch.func` or forward mode differentiates code that is compiled. The compiler bakes the answer in, and
     checks the level of both before it uses the code again."""
@@ -120,6 +120,6 @@ def _is_differentiated() -> bool:
     return dual_level() >= 0 or GRAD in active or JVP in active
 
 
-@constant  # compiled code has no task of its own; PyTorch 2.12 takes the number for a value
+@assume_constant  # compiled code has no task of its own; PyTorch 2.12 takes the number for a value
 def _is_in_backward() -> bool:
     return backward_task() != -1

@@ -234,7 +234,7 @@ def address(tensor: Tensor) -> int:
 
 
 def in_memory(query: Tensor, key: Tensor, value: Tensor) -> bool:
-    """Whether the storages of three tensors have an address: one cheap check before `with_memory` and `freed`."""
+    """Whether the storages of three tensors have an address: a cheap check before `freed`."""
     try:
         return bool(
             query.untyped_storage().data_ptr()

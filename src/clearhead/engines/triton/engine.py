@@ -10,7 +10,7 @@ from types import ModuleType
 import torch
 from torch import Tensor
 
-from clearhead.base.mode import constant
+from clearhead.base.mode import assume_constant
 from clearhead.base.shapes import Sizes
 from clearhead.base.torch_private import is_zero_tensor
 from clearhead.base.tracing import dispatches, empty_of_values
@@ -34,13 +34,13 @@ LENGTH, KEYS = 70, 75  # of the proof: more than one block of either side, and n
 TRITON = importlib.util.find_spec("triton") is not None
 
 
-@constant
+@assume_constant
 def has_triton() -> bool:
     """Whether Triton, which makes machine code for GPUs, is installed: looked up once, and compiled code may ask."""
     return TRITON
 
 
-@constant
+@assume_constant
 def interpreted() -> bool:
     """Whether Triton interprets kernels on the CPU: TRITON_INTERPRET=1, before it was imported."""
     import os
