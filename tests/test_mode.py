@@ -58,8 +58,8 @@ CALLS = {
     "tiled": {"mask": ch.Causal(), "engine": "tiled"},
     "function": {"score": lambda q, k: (q @ k.mT).tanh(), "mask": ch.Causal()},
 }
-# `vmap` has no rule for the operation of compiled code, forward mode none for the backward pass of PyTorch's kernel; the
-# compiler has none for a backward pass by blocks
+# `vmap` has no rule for the operation of compiled code, forward mode none for the backward pass of PyTorch's kernel,
+# the compiler none for a backward pass by blocks
 UNSUPPORTED = {("compiled", "vmap"): CALLS.keys(), ("eager", "compiled"): ["tiled"]}
 UNSUPPORTED |= {(first, "jvp"): ["sdpa"] for first in PLAIN}
 
