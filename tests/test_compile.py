@@ -329,7 +329,7 @@ def test_opcheck():
                 torch.library.opcheck(operation.attend_backward, arguments)
 
 
-STATES = ["forward", "operations_only", "vectorized", "transformed", "compiled", "traced"]
+STATES = ["forward", "operations_only", "vectorized", "transforms", "compiled", "traced"]
 
 
 @pytest.mark.parametrize("name", STATES)

@@ -46,11 +46,6 @@ class Mode(NamedTuple):
     backward: bool = False  # a backward pass runs in this thread: a call in it, as of a checkpoint, repeats a call
 
     @property
-    def transformed(self) -> bool:
-        """Whether a transform of `torch.func` is active."""
-        return bool(self.transforms)
-
-    @property
     def vectorized(self) -> bool:
         """Whether `torch.func.vmap` is active."""
         return VMAP in self.transforms

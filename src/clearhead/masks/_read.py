@@ -35,7 +35,7 @@ def derived(mask: Any, tensor: Tensor, derive: Callable[[Tensor], T]) -> T:
         found: T = before[1]
         return found
     found = derive(check_memory(tensor, "a tensor of the mask"))
-    if not mode.transformed and not mode.traced:  # tensors that are made there are not valid outside
+    if not mode.transforms and not mode.traced:  # tensors that are made there are not valid outside
         mask._derived = None if mode.compiled else Versions([("the mask", tensor)]), found
     return found
 

@@ -102,7 +102,7 @@ class RecordingModule(nn.Module):
         found = _attention.attend_for(self, call, cross)
         # in a backward pass this is the second run of a checkpoint
         mode = get_mode()
-        if mode.compiled or mode.transformed or mode.backward:
+        if mode.compiled or mode.transforms or mode.backward:
             return found
         last = self._recorded(call, found, fresh) if self.record else None
         edited = None if last is None or found.ran is None else found.ran.later(last.numpy)

@@ -88,7 +88,7 @@ def pack(named: dict[str, Any], hint: str) -> PackedRows:
             "Nested tensors are read on the host, so compiled code cannot use them. Call attention, or the module, "
             "outside of the compiled function, or pass padded tensors and mask=Lengths(valid_lens)."
         )
-    if mode.transformed:
+    if mode.transforms:
         raise UnsupportedError(
             "torch.func does not follow nested tensors. Pass padded tensors and mask=Lengths(valid_lens), or take the "
             "gradients by torch.autograd.grad."

@@ -79,13 +79,13 @@ def resolve(mask: Mask, sizes: Sizes, as_written: bool, mode: Mode = CURRENT) ->
     known: Visible | None = None if signature is None else _plain.use((signature, sizes))
     if known is not None:
         return known
-    if signature is None and not mode.transformed and not mode.traced and not isinstance(sizes.align, Tensor):
+    if signature is None and not mode.transforms and not mode.traced and not isinstance(sizes.align, Tensor):
         own = isinstance(mask, Combined) or "lower" in vars(type(mask))  # an inherited one may name too few
         once = mask._document_edges is not None and mask._document_edges.nested  # made anew in each call
         depends = mask.depends() if own and not once else None
         if depends is not None:
             return _kept(mask, depends, sizes)
-    if signature is None or mode.transformed:  # tensors made inside a transform are not valid outside of it
+    if signature is None or mode.transforms:  # tensors made inside a transform are not valid outside of it
         return visible(mask._resolve(sizes), sizes)
     host = sizes._replace(device=torch.device("cpu"))  # a plain value is lowered there: no other device is read
     with torch.inference_mode(False):  # a remembered mask may be used where gradients are wanted
@@ -132,7 +132,7 @@ def rows_of(visible: Visible, sizes: Sizes) -> tuple[np.ndarray, np.ndarray] | N
 def seen_of(visible: Visible, sizes: Sizes) -> tuple[Tensor, Tensor]:
     """Which keys and queries see and are seen by some: see `seen`. Found once for as long as the mask is kept."""
     mode = get_mode()
-    if mode.compiled or mode.traced or mode.transformed or capturing():
+    if mode.compiled or mode.traced or mode.transforms or capturing():
         return seen(visible.spans, sizes)
     if "seen" not in visible.memo:
         with torch.inference_mode(False), torch.no_grad():

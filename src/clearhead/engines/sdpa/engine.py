@@ -82,7 +82,7 @@ class Sdpa(Engine):
         if problem.visible is not None and problem.visible.unseen == "inside":  # else the pieces leave these keys out
             problem = zero_unseen(problem)
         assert problem.value is not None
-        again = problem.needs_grad and not problem.mode.transformed
+        again = problem.needs_grad and not problem.mode.transforms
         batches = []
         for batch, parts in pieces(problem):
             query, key, value = (_part(t, 0, batch) for t in (problem.query, problem.key, problem.value))
@@ -118,8 +118,8 @@ def _against_the_rest(problem: Problem) -> list[str]:
         found.append("the fused kernel draws its own dropout, which no other engine can repeat")
     # inside a transform of torch.func a tensor's gradient outside of it is hidden
     mode = problem.mode
-    learnt = any(t.requires_grad or (mode.transformed and unwrapped(t).requires_grad) for t in problem.added)
-    if learnt and (torch.is_grad_enabled() or mode.transformed):
+    learnt = any(t.requires_grad or (mode.transforms and unwrapped(t).requires_grad) for t in problem.added)
+    if learnt and (torch.is_grad_enabled() or mode.transforms):
         found.append("the bias needs a gradient, for which SDPA would make the whole matrix")
     if problem.bias is not None and problem.needs_grad and any(_far_below_zero(t) for t in problem.added):
         found.append("a query's bias is below −100,000 for every key, where SDPA's backward loses its digits")
@@ -144,7 +144,7 @@ def _against_mode(problem: Problem) -> list[str]:
     levels = mode.transforms.count(GRAD)  # autograd may differentiate the gradient of one again, outside of it
     if levels > 1 or (levels and any(t is not None and unwrapped(t).requires_grad for t in inputs)):
         found.append("PyTorch's fused kernel has no second derivatives")
-    if mode.transformed and any(t is not None and batched(t) for t in (*inputs, *problem.added)):
+    if mode.transforms and any(t is not None and batched(t) for t in (*inputs, *problem.added)):
         found.append("PyTorch has no batching rule for its fused kernel under torch.func.vmap")
     return found
 

@@ -46,7 +46,7 @@ def case_of(call: Arguments, bias_name: str = "bias") -> Case:
     if refused:
         fit(added["mask"], problem.sizes, "mask")
     inputs = _inputs(call, problem)
-    if not all(map(readable, [*inputs.values(), *added.values()])) or problem.mode.compiled or problem.mode.transformed:
+    if not all(map(readable, [*inputs.values(), *added.values()])) or problem.mode.compiled or problem.mode.transforms:
         raise UnsupportedError(
             f"diagnose reads the numbers of its inputs, and query {tuple(problem.query.shape)} has none here: they are "
             "meta or fake tensors, or inside a transform of torch.func or torch.compile. Call it in eager code."

@@ -197,7 +197,7 @@ def _refuse(name: str, query: Tensor, key: Tensor, kwargs: dict[str, Any]) -> No
             "draws in its kernel",
             "Call model.eval(), or set the attention dropout to 0",
         )
-    elif mode.transformed:
+    elif mode.transforms:
         wrong = "inside a transform of torch.func (vmap, grad), whose tensors have no values", "Run it without one"
     elif query.is_nested or key.is_nested:
         wrong = "with nested tensors", "Run it on a padded batch and a mask"
