@@ -335,7 +335,7 @@ STATES = ["forward", "operations_only", "vectorized", "transforms", "compiled", 
 @pytest.mark.parametrize("name", STATES)
 def test_a_question_about_the_state_is_not_compiled_by_itself(name):
     """Code that the compiler leaves out calls functions that it does compile: there they would say what held then."""
-    asked = lambda: getattr(get_mode(), name)
+    asked = lambda: bool(getattr(get_mode(), name))
     ask = torch.compiler.disable(lambda x: asked(), recursive=False)
     around = torch.compile(lambda x: (x + 1, ask(x))[1], backend="eager")
     x = torch.zeros(2)
