@@ -20,8 +20,7 @@ from clearhead.problem.summary import Summary
 
 def stream(problem: Problem, engine: Engine, reductions: tuple[Reduction[Any], ...]) -> tuple[Any, ...]:
     """The results of all reductions. Statistics that go together share a pass, and so do looks at blocks."""
-    problem = problem._refresh_mode()
-    if problem.mode.vectorized:
+    if not problem.mode.eager and problem.mode.vectorized:
         raise UnsupportedError(
             "reductions of weights write to buffers, which torch.func.vmap cannot follow. Give query and key a batch "
             "dimension, and reduce the weights of the whole batch."

@@ -183,7 +183,8 @@ class Weights(LazyMatrix[ArrayT]):
 
     def _by_parts(self) -> bool:
         """Whether the whole is computed as a part is, since autograd or a transform follows the operations."""
-        return self.problem.needs_grad or self.problem.mode.operations_only
+        problem = self.problem
+        return problem.needs_grad or problem.mode.operations_only
 
     def _in_graph(self) -> bool:
         return self._by_parts() or super()._in_graph()
@@ -233,13 +234,13 @@ class Weights(LazyMatrix[ArrayT]):
         wrong = [r for r in reductions if not isinstance(r, Reduction)]
         if wrong:
             raise ClearheadError(f"reduce takes reductions such as Entropy() or TopK(5), not {wrong[0]!r}.")
-        problem: Problem = self.problem
+        problem: Problem = self.problem._refresh_mode()
         outputs = [r for r in reductions if isinstance(r, Output)]
         if len(outputs) > 1:
             raise ClearheadError("reduce takes one Output(value); join the values along their last dimension.")
         if outputs:
             self._check_kind(value=outputs[0].value)
-            problem = self._with_value(outputs[0].value)
+            problem = self._with_value(outputs[0].value)._refresh_mode()
             if problem.sizes.shown != self._sizes.shown and len(reductions) > 1:
                 raise ShapeError(
                     f"the value of Output gives an output of {(*problem.sizes.shown, problem.sizes.queries)}, and the "
