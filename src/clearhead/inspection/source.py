@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from clearhead._attention import Arguments
 from clearhead.base.document_edges import DocumentEdges
 from clearhead.base.errors import ClearheadError
+from clearhead.base.mode import get_mode
 from clearhead.base.modules import settled
 from clearhead.base.text import said
 from clearhead.base.tracing import autocast_of_now
@@ -119,7 +120,7 @@ class FromCall(Source):
         A graph serves one backward pass, and a problem made without one has no gradients: where gradients are needed,
         each use lowers again. Each use inside a transform does too, since tensors do not outlive the transform.
         """
-        if self._problem is None or self._problem.mode.transforms or (self._learnt and torch.is_grad_enabled()):
+        if get_mode().transforms or (self._learnt and torch.is_grad_enabled()):
             return False
         same = self._versions.known and self._versions.changed(self._named()) is None
         return same and self._numbers == settings(self._call.score)

@@ -117,7 +117,7 @@ class Weights(LazyMatrix[ArrayT]):
 
     def _engine(self, problem: Problem) -> Engine:
         """The engine for this use, which may be another one inside a transform."""
-        return choose(problem._replace(value=None), self._asked)
+        return choose(problem if problem.value is None else problem._replace(value=None), self._asked)
 
     @property
     def dtype(self) -> torch.dtype:
