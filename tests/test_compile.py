@@ -5,7 +5,7 @@ import torch
 from beside import while_another_compiles
 
 import clearhead as ch
-from clearhead.base import tracing
+from clearhead.base.mode import assume_constant, get_mode
 from clearhead.engines import operation
 from clearhead.masks.combined import And, Or
 from clearhead.scores.score_function import ScoreFunction
@@ -133,11 +133,11 @@ def test_what_runs_between_compiled_code_is_eager():
 
     @torch.compiler.disable(recursive=False)
     def between():
-        found.append(tracing.compiling())
+        found.append(get_mode().compiled)
 
     def run(x):
         between()
-        return x + tracing.compiling()
+        return x + get_mode().compiled
 
     assert torch.compile(run, backend="eager")(torch.zeros(())) == 1 and found == [False]
 
@@ -313,13 +313,13 @@ def test_opcheck():
                 torch.library.opcheck(operation.attend_backward, arguments)
 
 
-STATES = ["forward_mode", "forward_alone", "differentiated_forward", "vectorized", "transformed", "compiling"]
+STATES = ["forward", "operations_only", "vectorized", "transforms", "compiled", "traced"]
 
 
 @pytest.mark.parametrize("name", STATES)
 def test_a_question_about_the_state_is_not_compiled_by_itself(name):
     """Code that the compiler leaves out calls functions that it does compile: there they would say what held then."""
-    asked = getattr(tracing, name)
+    asked = lambda: bool(getattr(get_mode(), name))
     ask = torch.compiler.disable(lambda x: asked(), recursive=False)
     around = torch.compile(lambda x: (x + 1, ask(x))[1], backend="eager")
     x = torch.zeros(2)
@@ -328,7 +328,7 @@ def test_a_question_about_the_state_is_not_compiled_by_itself(name):
         assert around(x) == asked()
     torch.compiler.reset()
     with torch.autograd.forward_ad.dual_level():
-        assert around(x) == asked() == (name in STATES[:3])
+        assert around(x) == asked() == (name in STATES[:2])
     assert not around(x)
 
 
@@ -362,10 +362,10 @@ def test_autocast_in_compiled_code(score):
 
 
 def test_the_mark_of_a_constant_is_pytorchs():
-    """`tracing.constant` sets it without importing the compiler."""
+    """`assume_constant` sets it without importing the compiler."""
     theirs, ours = (lambda: 1), (lambda: 1)
     torch.compiler.assume_constant_result(theirs)
-    tracing.constant(ours)
+    assume_constant(ours)
     assert vars(ours) == vars(theirs) != {}
 
 

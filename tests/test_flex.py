@@ -12,6 +12,7 @@ from drawn import draw
 from torch.nn.attention import flex_attention
 
 import clearhead as ch
+from clearhead.base.mode import CURRENT
 from clearhead.base.shapes import Sizes
 from clearhead.engines import proof
 from clearhead.engines.choose import ENGINES
@@ -286,7 +287,7 @@ def test_rules_that_are_made_in_full(as_written):
 def test_no_block_of_the_mask_is_missed(mask):
     sizes = Sizes(2, 4, 2 * BLOCK + 40, 3 * BLOCK - 9, align="lower_right")
     spans = mask.example(sizes)._resolve(sizes)
-    blocks = blocks_of(visible(spans, sizes), sizes)
+    blocks = blocks_of(visible(spans, sizes), sizes, CURRENT)
     keep = torch.nn.functional.pad(dense(spans, sizes), (0, 9, 0, BLOCK - 40))
     each = keep.unflatten(3, (-1, BLOCK)).unflatten(2, (-1, BLOCK))
     some = each.any(5).any(3)

@@ -14,9 +14,9 @@ from torch import Tensor
 from clearhead.base.arrays import Array, ArrayT, Integers, check_float, is_numpy, shape_of, to_tensor, to_tensor_float
 from clearhead.base.errors import ClearheadError, ShapeError, columns, human_bytes
 from clearhead.base.keyword_hints import raise_unknown_keywords
+from clearhead.base.mode import CURRENT, Mode, get_mode
 from clearhead.base.positions import check_align
 from clearhead.base.shapes import AlignLike, broadcasts
-from clearhead.base.torch_state import any_autocast
 from clearhead.base.tracing import without_autocast
 from clearhead.biases.base import BiasLike, notes_on
 from clearhead.engines.base import Engine
@@ -128,13 +128,13 @@ class Arguments(NamedTuple):
     dropout_p: float = 0.0
     engine: str | Engine | None = None
 
-    def problem(self, among: tuple[int, int] | None = None, by_tile: bool = False) -> Problem:
-        """The problem. `among`, `by_tile`: see `make_problem`; with `by_tile` it keeps the bias that was given."""
+    def problem(self, among: tuple[int, int] | None = None, by_tile: bool = False, mode: Mode = CURRENT) -> Problem:
+        """The problem. For the options see `make_problem`; with `by_tile` it keeps the bias that was given."""
         query, key, value, score, mask, bias, scale, sinks, align, dropout_p, engine = self  # faster than *self[:-1]
         written = engine is not None and as_written(engine)
         problem = make_problem(
             query, key, value, score, mask, bias, scale, sinks, align, dropout_p,
-            as_written=written, by_tile=by_tile, among=among,
+            as_written=written, by_tile=by_tile, among=among, mode=mode,
         )  # fmt: skip
         return with_given(problem, bias, mask) if by_tile else problem
 
@@ -165,8 +165,9 @@ def attend(call: Arguments) -> Attended:
     query, key, value, engine = call.query, call.key, call.value, call.engine
     tensors = type(query) is type(key) is type(value) is Tensor
     numpy = not tensors and is_numpy(query=query, key=key, value=value)
-    problem = call.problem()
-    if any_autocast():
+    mode = get_mode()
+    problem = call.problem(mode=mode)
+    if mode.autocast:
         with without_autocast(problem.sizes.device):
             output = run(problem, choose(problem, engine), engine)
     else:  # the same without a context, at less cost

@@ -8,9 +8,9 @@ from torch import Tensor
 from clearhead._attention import attention
 from clearhead.base.arrays import check_float, refuse_additive
 from clearhead.base.errors import ClearheadError, ShapeError, columns
+from clearhead.base.mode import Mode, get_mode
 from clearhead.base.numbers import check_flag
 from clearhead.base.shapes import Align
-from clearhead.base.tracing import vectorized
 from clearhead.masks.base import Mask
 from clearhead.masks.causal import Causal, causal_alignment
 from clearhead.problem.nested import is_nested
@@ -63,8 +63,9 @@ def scaled_dot_product_attention(
                 "mask=DenseMask(attn_mask) & Causal(), align='upper_left'); of a float attn_mask, "
                 "attention(query, key, value, mask=Causal(), bias=attn_mask, align='upper_left')."
             )
-    mask, bias, align = _read_mask(attn_mask, is_causal)
-    if isinstance(scale, Tensor) and scale.numel() == 1 and not scale.requires_grad and not vectorized():
+    mode = get_mode()
+    mask, bias, align = _read_mask(attn_mask, is_causal, mode)
+    if isinstance(scale, Tensor) and scale.numel() == 1 and not scale.requires_grad and not mode.vectorized:
         scale = scale.item()  # PyTorch takes such a tensor, without a gradient
     if any(map(is_nested, sides.values())):
         return attention(query, key, value, mask=mask, bias=bias, scale=scale, align=align, dropout_p=dropout_p)
@@ -88,7 +89,9 @@ def scaled_dot_product_attention(
     return output.reshape(output.shape[depth - max(ranks) :]) if depth > max(ranks) else output
 
 
-def _read_mask(attn_mask: Tensor | None, is_causal: bool) -> tuple[Tensor | Mask | None, Tensor | None, Align]:
+def _read_mask(
+    attn_mask: Tensor | None, is_causal: bool, mode: Mode
+) -> tuple[Tensor | Mask | None, Tensor | None, Align]:
     """The arguments `mask`, `bias` and `align` of `attention`."""
     if attn_mask is None:
         return (_CAUSAL, None, "upper_left") if is_causal else (None, None, None)
@@ -98,7 +101,7 @@ def _read_mask(attn_mask: Tensor | None, is_causal: bool) -> tuple[Tensor | Mask
     if attn_mask.is_floating_point():
         check_float(attn_mask, "attn_mask")
         return None, attn_mask, None
-    if attn_mask.dtype == torch.bool and vectorized():  # a mask may differ by sample there, and its values are hidden
+    if attn_mask.dtype == torch.bool and mode.vectorized:  # it may differ by sample, and its values are hidden
         added = torch.zeros_like(attn_mask, dtype=torch.float32).masked_fill(~attn_mask, -torch.inf)
         return None, added, None
     if attn_mask.dtype != torch.bool:

@@ -152,7 +152,7 @@ def partial(
     numpy = not tensors and is_numpy(query=query, key=key, value=value)
     mask, bias = apply_valid_lens(mask, valid_lens, bias)
     call = Arguments(query, key, value, score, mask, bias, scale, None, align, 0.0, engine)
-    problem = call.problem(None if keys is None else _check_keys(keys))
+    problem = call.problem(None if keys is None else _check_keys(keys))._refresh_mode()
     with without_autocast(problem.sizes.device):
         found: Partial = operation.partial(problem, choose(problem, engine, rows=True), engine)
     assert problem.value is not None

@@ -8,6 +8,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from torch import Tensor
 
+from clearhead.base.tracing import capturing
+
 LIMIT = 2**28  # bytes of all tables together
 
 
@@ -22,6 +24,11 @@ class Memo(dict[Any, Any]):
     def __setitem__(self, name: Any, value: Any) -> None:
         self.bytes += size_of(value)
         super().__setitem__(name, value)
+
+    def keep_uncaptured(self, name: Any, value: Any) -> None:
+        """Set a value on a device; none while a CUDA graph is captured, since its memory is the graph's."""
+        if not capturing():
+            self[name] = value
 
     def __reduce__(self) -> Any:
         return Memo, ()

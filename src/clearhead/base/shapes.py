@@ -20,6 +20,7 @@ from torch import Tensor
 
 from clearhead.base.arrays import FLOATS, check_float, check_memory
 from clearhead.base.errors import ClearheadError, ShapeError, columns
+from clearhead.base.mode import get_mode
 from clearhead.base.numbers import check_count
 from clearhead.base.tracing import as_followed, compiling, empty_of_values, some_compiling
 
@@ -282,7 +283,7 @@ def copy_shared_rows(*tensors: Tensor) -> list[Tensor]:
     for place, tensor in enumerate(tensors):
         if tensor.is_contiguous():
             continue
-        if some_compiling() and compiling():
+        if some_compiling() and get_mode().compiled:
             return found
         reach = 0  # the span in memory of the dimensions so far, from the innermost
         for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):

@@ -12,6 +12,7 @@ from torch.compiler import is_dynamo_compiling
 from torch.overrides import TorchFunctionMode
 
 from clearhead.base.errors import UnsupportedError
+from clearhead.base.mode import get_mode
 from clearhead.base.tracing import compiling, exporting, traced
 
 _TRIED = 3  # pairs on which a rule is tried
@@ -44,6 +45,11 @@ def call_rule(rule: Callable[..., Any], by_rows: bool | None, *arguments: Tensor
         mapped = torch.vmap(mapped, (0,) * (len(arguments) - 4) + in_dims)
     found = mapped(*arguments[:-4], *(index.flatten() for index in arguments[-4:]))
     return found.flatten(3) if isinstance(found, Tensor) and found.shape[4:].numel() == 1 else found
+
+
+def must_ask_again(by_rows: bool | None) -> bool:
+    """Whether an answer of `reads_rows` is not known yet, such as for a table on another device, in eager code."""
+    return by_rows is None and not get_mode().compiled
 
 
 def reads_rows(rule: Callable[..., Any], of_score: bool = False, device: torch.device | str = "cpu") -> bool | None:

@@ -20,6 +20,7 @@ from torch.compiler import is_compiling, is_dynamo_compiling, is_exporting
 
 from clearhead.base import torch_private, torch_state
 from clearhead.base.errors import ClearheadError, UnsupportedError
+from clearhead.base.mode import get_mode
 from clearhead.base.torch_private import data_address, is_zero_tensor
 from clearhead.base.torch_state import (
     GRAD,
@@ -95,9 +96,7 @@ def vectorized() -> bool:
 
 def batch_level() -> int:
     """How many batches of `torch.autograd`'s own are nested here (`vectorize=True`, `is_grads_batched=True`)."""
-    if compiling():
-        return 0
-    return batches_of_losses()
+    return 0 if get_mode().compiled else batches_of_losses()
 
 
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -179,9 +178,12 @@ def empty_of_values(tensor: Tensor) -> bool:
 
 def readable(tensor: Tensor) -> bool:
     """Whether the tensor's values can be read here."""
-    if compiling() or traced():
+    mode = get_mode()
+    if mode.eager and type(tensor) is Tensor:
+        return not tensor.is_meta
+    if mode.compiled or mode.traced:
         return False
-    return not (transformed() and batched(tensor)) and not empty_of_values(tensor)
+    return not (mode.transforms and batched(tensor)) and not empty_of_values(tensor)
 
 
 def on_the_host(tensor: Tensor) -> bool:
@@ -232,7 +234,7 @@ def address(tensor: Tensor) -> int:
 
 
 def in_memory(query: Tensor, key: Tensor, value: Tensor) -> bool:
-    """Whether the storages of three tensors have an address: one cheap check before `with_memory` and `freed`."""
+    """Whether the storages of three tensors have an address: a cheap check before `freed`."""
     try:
         return bool(
             query.untyped_storage().data_ptr()
@@ -249,7 +251,7 @@ def freed(tensor: Tensor) -> bool:
     False where there is no such storage: in compiled code, in transforms, and of a subclass that dispatches; and in
     `torch.jit.trace`, in which sizes are tensors.
     """
-    if compiling() or jit_state() is not None:
+    if get_mode().compiled or jit_state() is not None:
         return False
     if tensor.layout is not torch.strided or is_wrapped(tensor) or dispatches(tensor):
         return False
@@ -275,7 +277,7 @@ def in_backward() -> bool:
 
 def refuse_jit(who: str = "attention()") -> None:
     """Raise inside `torch.jit.trace`, which records only PyTorch's operations, and values as constants."""
-    if not compiling() and jit_state() is not None:
+    if jit_state() is not None and not get_mode().compiled:
         raise UnsupportedError(
             f"torch.jit.trace cannot follow {who}: it keeps sizes, masks and positions as constants, and sees no "
             "kernel. Use torch.export or torch.compile; for ONNX, torch.onnx.export(..., dynamo=True)."
@@ -292,7 +294,7 @@ def refuse_script(module: Any) -> NoReturn:
 
 def as_followed(tensor: Tensor) -> Tensor:
     """The tensor; where PyTorch's fake tensors are at work, a fake tensor like it."""
-    mode = torch_state.fake_mode() if traced() else None
+    mode = torch_state.fake_mode() if get_mode().traced else None
     return tensor if mode is None or isinstance(tensor, FakeTensor) else mode.from_tensor(tensor)
 
 
@@ -323,19 +325,26 @@ def capturing() -> bool:
     return started and torch.cuda.is_current_stream_capturing()
 
 
-def in_place() -> bool:
+def is_writable() -> bool:
     """Whether a tensor that was just made may be written to. A trace (`torch.func.linearize`) may keep it as a
     constant, and each run of the trace would write to the constant again."""
-    return not traced()
+    return not get_mode().traced
+
+
+def may_be_nan(numbers: Tensor) -> bool:
+    """Whether one of the numbers may be NaN: those that cannot be read here, or not without waiting, may be."""
+    hidden = not readable(numbers) or not on_the_host(numbers) or get_mode().vectorized or dispatches(numbers)
+    return hidden or bool(numbers.isnan().any())
 
 
 def ensure(good: Tensor, error: Callable[[], ClearheadError], short: str) -> None:
     """Raise the error unless all is true; while compiling, assert it, with a short message."""
-    if compiling():
+    mode = get_mode()
+    if mode.compiled:
         torch_private.assert_async(good.all(), short)
-    elif traced() or empty_of_values(good):
+    elif mode.traced or empty_of_values(good):
         return
-    elif transformed() and batched(good):
+    elif mode.transforms and batched(good):
         raise UnsupportedError(
             f"{short}: it cannot be checked inside torch.func.vmap. Give masks and alignments a batch dimension of "
             f"their own, and call attention() on the whole batch.\n{BY_SAMPLE}"

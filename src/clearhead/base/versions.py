@@ -13,8 +13,9 @@ from torch import Tensor
 
 from clearhead.base.arrays import check_memory
 from clearhead.base.errors import ClearheadError
+from clearhead.base.mode import get_mode
 from clearhead.base.torch_private import uncounted, version
-from clearhead.base.tracing import address, compiling, freed, holds, ordinary, plain, some_compiling, transformed
+from clearhead.base.tracing import address, freed, holds, ordinary, plain
 
 _KEPT = 2**12  # so many factors are kept: most tensors have fewer rows and columns
 _BAND = 2**15  # numbers that are read at a time: 256 KB
@@ -28,7 +29,8 @@ class Versions:
     """
 
     def __init__(self, tensors: Iterable[tuple[str, Tensor]]) -> None:
-        self._counted = self.known = not (some_compiling() and compiling()) and not transformed()
+        mode = get_mode()
+        self._counted = self.known = not (mode.compiled or mode.transforms)
         self._seen: list[tuple[str, Tensor, int, int]] = []
         for name, tensor in tensors if self.known else ():
             if uncounted(tensor):

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from clearhead.base.arrays import Array, check_float, is_dense, owned, shown
 from clearhead.base.errors import ClearheadError, ShapeError
+from clearhead.base.mode import get_mode
 from clearhead.base.modules import after_hooks, settled
 from clearhead.base.numbers import check_flag
 from clearhead.base.part_settings import PartSettings
@@ -20,7 +21,7 @@ from clearhead.base.rules import Joined, broadcast
 from clearhead.base.shapes import AlignLike, Sides, Sizes, array_sizes, broadcasts, extent, part
 from clearhead.base.steps import PAIRS, Step, made
 from clearhead.base.text import outlined, said
-from clearhead.base.tracing import compiling, on_the_host, readable, refuse_script
+from clearhead.base.tracing import on_the_host, readable, refuse_script
 
 Part = Callable[[slice, slice, slice, slice], Tensor]
 
@@ -120,7 +121,7 @@ def check_added(added: Any, sizes: Sizes, who: str) -> Added:
                 f"{who} gave {name} {shown(tensor)}: the bias is on {tensor.device}, the inputs on {sizes.device}. "
                 "Make it with device=sizes.device."
             )
-    if added.function is None or compiling() or getattr(added.function, "func", None) is _checked_part:
+    if added.function is None or get_mode().compiled or getattr(added.function, "func", None) is _checked_part:
         return added
     if not callable(added.function):
         raise ClearheadError(f"{who} gave a function that is a {type(added.function).__name__}: it is called.")

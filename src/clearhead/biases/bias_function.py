@@ -10,8 +10,7 @@ from torch import Tensor, nn
 from clearhead.base.errors import ClearheadError
 from clearhead.base.rules import ByPair, Rule, ask, broadcast, check_rule, reads_of, title_of
 from clearhead.base.shapes import Sizes
-from clearhead.base.single_pairs import reads_rows
-from clearhead.base.tracing import compiling
+from clearhead.base.single_pairs import must_ask_again, reads_rows
 from clearhead.biases.base import Added, Bias
 
 
@@ -59,7 +58,7 @@ class BiasFunction(Bias):
         return "" if isinstance(self.fn, nn.Module) else getattr(self.fn, "__name__", type(self.fn).__name__)
 
     def lower(self, sizes: Sizes) -> Added:
-        if self._by_rows is None and not compiling():  # such as a table on another device
+        if must_ask_again(self._by_rows):
             self._by_rows = reads_rows(self.fn, device=sizes.device)
         title = title_of("BiasFunction", self.fn)
 

@@ -9,7 +9,8 @@ from torch import Tensor
 from clearhead._attention import ScoreLike
 from clearhead.base.dropout import check_dropout, draw_seed
 from clearhead.base.errors import ClearheadError
-from clearhead.base.tracing import compiling, eagerly, without_autocast
+from clearhead.base.mode import get_mode
+from clearhead.base.tracing import eagerly, without_autocast
 from clearhead.biases.base import BiasLike
 from clearhead.distributed import exchange, fetch, operation
 from clearhead.distributed.agreement import agree
@@ -70,7 +71,7 @@ def attention(
     check_layout(layout)
     dropout_p = check_dropout(dropout_p, "dropout_p")
     given = {"score": score, "mask": mask, "bias": bias, "scale": scale, "sinks": sinks}
-    if compiling():
+    if get_mode().compiled:
         local = _with_dropout(sharded(query, key, value, layout, **given), dropout_p)
         if not _by_autograd(local):
             return _output(operation.run(local, layout, method), local)

@@ -9,12 +9,14 @@ from torch import Tensor
 
 from clearhead.base.batched import Compute, Gradients, unbatched
 from clearhead.base.errors import UnsupportedError
-from clearhead.base.tracing import forward_mode, traced, transformed, without_autocast
+from clearhead.base.mode import get_mode
+from clearhead.base.tracing import without_autocast
 
 
 def refuse_transforms() -> None:
     """Raise an error inside `torch.func`, forward mode and tracers, before a message is sent."""
-    if transformed() or forward_mode() or traced():
+    mode = get_mode()
+    if mode.operations_only or mode.traced:
         raise UnsupportedError(
             "attention over ranks has derivatives by .backward() and torch.autograd.grad alone: torch.func, forward "
             "mode and make_fx do not see what the ranks send. Call it outside of them."

@@ -14,7 +14,7 @@ from torch import Tensor
 from clearhead.base.arrays import accumulated, in_memory_still
 from clearhead.base.batched import followed_back
 from clearhead.base.errors import UnsupportedError
-from clearhead.base.tracing import differentiated_forward, with_autograd, without_autocast
+from clearhead.base.tracing import with_autograd, without_autocast
 from clearhead.distributed import exchange, fetch
 from clearhead.distributed.agreement import agree
 from clearhead.distributed.channel import Channel
@@ -45,10 +45,10 @@ ARGUMENTS = f"{SCHEMA}, SymInt layout, str method, bool[] expected"
 )
 def attend(*arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
     """This rank's part of a problem in normal form: output, maximum, log_sum (see `Partial`), in float32 at least."""
-    if differentiated_forward():
-        raise UnsupportedError("attention over ranks has no derivatives in forward mode.")
     *problem, method, expected = arguments
     query, shard = problem[0], _shard(problem, expected)
+    if shard.local.mode.forward_level >= 0:
+        raise UnsupportedError("attention over ranks has no derivatives in forward mode.")
     with torch.set_grad_enabled(any(expected)):
         agree(shard, ("attention", method))
     with torch.no_grad(), without_autocast(query.device):

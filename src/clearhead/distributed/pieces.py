@@ -14,8 +14,9 @@ import torch
 from torch import Tensor
 
 from clearhead.base.errors import ShapeError
+from clearhead.base.mode import CURRENT
 from clearhead.base.shapes import Sizes
-from clearhead.base.tracing import compiling, on_the_host
+from clearhead.base.tracing import on_the_host
 from clearhead.distributed import rows as messages
 from clearhead.distributed.channel import Channel, Posted
 from clearhead.distributed.layout import Layout
@@ -85,7 +86,7 @@ def sharded(
     if sizes.device.type == "meta":  # only shapes were passed; masks are read on the CPU
         sizes = sizes._replace(device=torch.device("cpu"))
     visible, added = mask_and_bias(mask, bias, sizes, problem.query.dtype)
-    unseen = visible is not None and visible.unseen != "none" and not compiling()
+    unseen = visible is not None and visible.unseen != "none" and not problem.mode.compiled
     if visible is not None and unseen and not (finite(problem.query) and finite(problem.key)):
         problem = make_problem(*_without_unseen(query, key, value, visible, sizes, layout), **of_score)
     sinks = None if sinks is None else as_sinks(sinks, sizes)
@@ -97,7 +98,7 @@ def _without_unseen(
 ) -> tuple[Tensor, Tensor, Any]:
     """The inputs with zeros in place of numbers that are not finite, in rows that are seen on no rank. Otherwise the
     gradient of a projection would become NaN."""
-    query, key, value, _ = inputs(query, key, value)
+    query, key, value, _ = inputs(query, key, value, CURRENT)
     keys, queries = seen(visible.spans, sizes)
     keys, queries = (t if t.shape[2] != layout.length else layout.shard(t, 2) for t in (keys, queries))
     key = zero(key, group(keys, key.shape[1]), only_not_finite=True)

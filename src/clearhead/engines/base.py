@@ -151,6 +151,12 @@ def by_autograd(
     return followed_back(results, grads, own, wanted, create_graph)
 
 
+def usable_in_backward(engine: Engine, problem: Problem, plain: Engine) -> Engine:
+    """Return the engine of a forward pass, or `plain` where it objects to the mode of the backward pass: a transform,
+    forward mode or a trace that is active there follows PyTorch's operations, and no kernel."""
+    return engine if problem.mode.eager or not engine.objections(problem) else plain
+
+
 def gradients_of(
     engine: Engine,
     problem: Problem,

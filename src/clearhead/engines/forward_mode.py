@@ -15,7 +15,8 @@ from torch import Tensor
 
 from clearhead.base.arrays import accumulated, in_memory_still
 from clearhead.base.batched import Gradients, followed_back, unbatched, views
-from clearhead.base.tracing import dispatches, forward_alone, with_memory, without_autocast
+from clearhead.base.torch_state import JVP
+from clearhead.base.tracing import dispatches, with_memory, without_autocast
 from clearhead.engines.base import by_autograd, gradients_of
 from clearhead.engines.tiled import tiles
 from clearhead.engines.tiled.engine import PLAIN
@@ -32,7 +33,11 @@ TENSORS = 8  # of a block's size at once; the primal's blocks need only a few
 
 def serves(problem: Problem) -> bool:
     """Whether forward mode alone differentiates this problem, and only its operands are learnt."""
-    if problem.lowered is None or problem.by_function or 0 in problem.sizes.shape or not forward_alone():
+    if problem.lowered is None or problem.by_function or 0 in problem.sizes.shape:
+        return False
+    mode = problem.mode
+    alone = mode.transforms == (JVP,) or (not mode.transforms and mode.forward_level >= 0)
+    if mode.traced or not alone:
         return False
     return not any(t is not None and dispatches(t) for t in operands(problem))
 

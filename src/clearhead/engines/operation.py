@@ -19,20 +19,11 @@ from torch import Tensor
 from clearhead.base.arrays import accumulated, in_memory_still
 from clearhead.base.batched import Gradients, unbatched
 from clearhead.base.errors import ClearheadError, UnsupportedError
-from clearhead.base.tracing import (
-    compiling,
-    derived,
-    differentiated_forward,
-    dispatches,
-    followed,
-    ordinary,
-    some_compiling,
-    with_autograd,
-    with_memory,
-    without_autocast,
-)
+from clearhead.base.mode import get_mode
+from clearhead.base.torch_state import GRAD
+from clearhead.base.tracing import dispatches, with_autograd, with_memory, without_autocast
 from clearhead.engines import forward_mode
-from clearhead.engines.base import Engine, by_autograd, gradients_of
+from clearhead.engines.base import Engine, by_autograd, gradients_of, usable_in_backward
 from clearhead.engines.choose import choose
 from clearhead.engines.summarised import summarised
 from clearhead.engines.tiled import tiles
@@ -57,13 +48,14 @@ from clearhead.problem.summary import Summary
 def run(problem: Problem, chosen: Engine, asked: str | Engine | None = None) -> Tensor:
     """The output, (B, H, Lq, Ev), of the value's dtype. `asked`: the engine that the caller asked for, if any."""
     assert problem.value is not None
-    if some_compiling() and compiling():
+    mode = problem.mode
+    if mode.compiled:
         output = _inside_compiled_code(problem, chosen, asked)
     elif 0 in problem.sizes[:4]:
         return tiles.no_keys(problem, problem.query)
-    elif derived() and isinstance(getattr(chosen, "engine", chosen), Tiled) and forward_mode.serves(problem):
+    elif mode.operations_only and isinstance(getattr(chosen, "engine", chosen), Tiled) and forward_mode.serves(problem):
         output = forward_mode.output(problem)
-    elif chosen.transparent(problem) or not problem.needs_grad:
+    elif not problem.needs_grad or chosen.transparent(problem):
         output = chosen.forward(problem).output
     else:
         _refuse_what_is_not_seen(problem, chosen)
@@ -97,17 +89,20 @@ class _Attend(torch.autograd.Function):
         found = Partial(kept[0], kept[1], kept[2], ctx.finite)
 
         def compute(grad: Tensor) -> Gradients:
-            return gradients_of(ctx.engine, problem, found, with_memory(grad), wanted)
+            here = problem._refresh_mode()
+            engine = usable_in_backward(ctx.engine, here, PLAIN)
+            return gradients_of(engine, here, found, with_memory(grad), wanted)
 
         with without_autocast(problem.sizes.device):  # backward may be called under autocast, whatever forward was
             if again or dispatches(grad):
+                problem = problem._refresh_mode()
                 return (None, None, *by_autograd(PLAIN, problem, wanted, grad, create_graph=again))
             return (None, None, *unbatched(compute, grad))
 
 
 def partial(problem: Problem, chosen: Engine, asked: str | Engine | None = None) -> Partial:
     """The output, in float32 at least, and its rows, differentiable in output and log_sum."""
-    if compiling() and not chosen.transparent(problem):
+    if problem.mode.compiled and not chosen.transparent(problem):
         return Partial(*_operation(problem, chosen, asked, rows=True))
     found = summarised(problem, chosen, Summary(output=True, rows=True))
     assert found.output is not None
@@ -117,7 +112,7 @@ def partial(problem: Problem, chosen: Engine, asked: str | Engine | None = None)
 def _refuse_what_is_not_seen(problem: Problem, engine: Engine) -> None:
     """Raise where an engine's `backward` would miss derivatives. clearhead's own engines object, or are transparent."""
     why = None
-    if not ordinary() and followed():
+    if problem.mode.forward or GRAD in problem.mode.transforms:
         why = "torch.func and forward mode do not see its backward pass"
     elif problem.lowered is None or problem.by_function:
         why = "its backward pass gives no gradient to what a score by tile(), or a bias by a function, learns"
@@ -162,7 +157,7 @@ def attend(*arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
     All results are float32 at least. Where no operand needed a gradient, maximum and log_sum are computed only for
     `rows`; a backward pass then computes them itself.
     """
-    if differentiated_forward():
+    if get_mode().forward_level >= 0:
         raise UnsupportedError("attention() in compiled or exported code has no derivatives in forward mode.")
     query, expected, rows = arguments[0], *arguments[-2:]
     problem, chosen = _chosen(arguments, expected)
@@ -240,6 +235,6 @@ def _chosen(arguments: Sequence[Any], needs: list[bool]) -> tuple[Problem, Engin
     """The packed problem of these arguments, and the engine that eager code would choose for it."""
     *numbers, engine, _, rows = arguments[TENSORS:]
     problem = unpacked(arguments[:TENSORS], tuple(numbers), needs)  # its mask is checked there
-    problem = checked(problem._replace(visible=None), PACKED)._replace(visible=problem.visible)
+    problem = checked(problem._replace(visible=None), PACKED)._replace(visible=problem.visible)._refresh_mode()
     with torch.set_grad_enabled(any(needs)):
         return problem, choose(problem, engine, rows)

@@ -13,8 +13,8 @@ from torch import Tensor
 
 from clearhead.base.arrays import in_memory_still
 from clearhead.base.batched import Gradients, followed_back, unbatched, views
-from clearhead.base.tracing import compiling, dispatches, on_the_host, readable, with_memory, without_autocast
-from clearhead.engines.base import Engine
+from clearhead.base.tracing import dispatches, on_the_host, readable, with_memory, without_autocast
+from clearhead.engines.base import Engine, usable_in_backward
 from clearhead.engines.tiled.engine import PLAIN
 from clearhead.problem.packing import in_dtypes, operands, with_operands, without_operands
 from clearhead.problem.partial import Rows, rows_of, sinks_gradient
@@ -33,7 +33,7 @@ def summarised(problem: Problem, engine: Engine, summary: Summary) -> Found:
         # a value of NaN makes the outputs of the queries that may see it NaN, but not their weights
         alone = summarised(problem, engine, Summary(output=True)).output
         return summarised(problem, engine, summary._replace(output=False))._replace(output=alone)
-    if compiling():
+    if problem.mode.compiled:
         return PLAIN.summarise(problem, summary)  # the compiler follows PyTorch's operations, and no backward pass here
     if problem.needs_grad and not engine.transparent(problem):
         for able in (engine, PLAIN):  # a graph of blocks takes more memory than their gradients written out
@@ -43,7 +43,7 @@ def summarised(problem: Problem, engine: Engine, summary: Summary) -> Found:
 
 
 def _known_not_finite(value: Tensor) -> bool:
-    return not compiling() and readable(value) and on_the_host(value) and not finite(value)
+    return readable(value) and on_the_host(value) and not finite(value)
 
 
 class _Summarise(torch.autograd.Function):
@@ -72,11 +72,13 @@ class _Summarise(torch.autograd.Function):
 
         def compute(*grads: Tensor | None) -> Gradients:
             given = Found(*(None if g is None else with_memory(g) for g in grads))  # type: ignore[arg-type]
-            return _gradients(ctx.engine, problem, summary, found, given, wanted)
+            here = problem._refresh_mode()
+            engine = usable_in_backward(ctx.engine, here, PLAIN)
+            return _gradients(engine, here, summary, found, given, wanted)
 
         with without_autocast(problem.sizes.device):  # backward may be called under autocast, whatever forward was
             if again or any(g is not None and dispatches(g) for g in grads):
-                return (None, None, None, *_by_autograd(problem, summary, wanted, grads, again))
+                return (None, None, None, *_by_autograd(problem._refresh_mode(), summary, wanted, grads, again))
             return (None, None, None, *unbatched(compute, *grads))
 
 

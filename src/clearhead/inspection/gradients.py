@@ -9,7 +9,7 @@ from torch import Tensor
 
 from clearhead.base.arrays import ArrayT, accumulated
 from clearhead.base.errors import ClearheadError, UnsupportedError
-from clearhead.base.tracing import vectorized, without_autocast
+from clearhead.base.tracing import without_autocast
 from clearhead.base.versions import Versions
 from clearhead.engines.base import Engine
 from clearhead.engines.tiled.tiles import grouped_product
@@ -100,7 +100,7 @@ class WeightGradients(LazyMatrix[ArrayT]):
 
     def _check(self) -> None:
         """Raise where a tensor has been written to since, or inside of `torch.func.vmap`."""
-        if vectorized():
+        if self._problem.mode.vectorized:
             raise UnsupportedError(
                 "gradients of weights cannot be computed inside torch.func.vmap. Give the inputs a batch dimension."
             )

@@ -15,11 +15,11 @@ from torch import Tensor
 
 from clearhead.base.arrays import ArrayT, to_tensor
 from clearhead.base.errors import ClearheadError, UnsupportedError, human_bytes
+from clearhead.base.mode import get_mode
 from clearhead.base.numbers import check_count, check_flag
 from clearhead.base.shapes import Sizes
 from clearhead.base.text import brief, said
 from clearhead.base.torch_private import tree_map_only
-from clearhead.base.tracing import compiling, looked_into
 from clearhead.inspection._dense import (
     METHODS,
     NAMES,
@@ -43,7 +43,7 @@ class NoSuchMethod(ClearheadError, AttributeError):
 
 def _writes(function: Callable[..., Any]) -> bool:
     """Whether a function of PyTorch writes to its first argument. Compiled code raises for such calls by itself."""
-    name = "" if compiling() else getattr(function, "__name__", "")
+    name = "" if get_mode().compiled else getattr(function, "__name__", "")
     return name.endswith("_") and not name.endswith("__")
 
 
@@ -84,7 +84,8 @@ class LazyMatrix(ABC, Generic[ArrayT]):
 
     def _in_graph(self) -> bool:
         """Whether results of the whole have gradients, or are followed by a transform or the compiler."""
-        return compiling() or looked_into()
+        mode = get_mode()
+        return mode.compiled or mode.operations_only
 
     def _out(self, tensor: Any) -> ArrayT:
         """A result, in the kind that the inputs had."""
@@ -354,7 +355,7 @@ class LazyMatrix(ABC, Generic[ArrayT]):
         """PyTorch's functions are given `dense()`, except functions with a method here."""
         kwargs = kwargs or {}
         first, *others = args or (None,)
-        if function is Tensor.matmul and isinstance(first, Tensor) and compiling():
+        if function is Tensor.matmul and isinstance(first, Tensor) and get_mode().compiled:
             raise UnsupportedError(
                 "PyTorch's compiler takes `w @ value` for `value @ w`. Write torch.matmul(w, value), or "
                 "torch.matmul(value, w)."

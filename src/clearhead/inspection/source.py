@@ -14,9 +14,10 @@ from torch import Tensor, nn
 from clearhead._attention import Arguments
 from clearhead.base.document_edges import DocumentEdges
 from clearhead.base.errors import ClearheadError
+from clearhead.base.mode import get_mode
 from clearhead.base.modules import settled
 from clearhead.base.text import said
-from clearhead.base.tracing import autocast_of_now, compiling, transformed
+from clearhead.base.tracing import autocast_of_now
 from clearhead.base.versions import Versions
 from clearhead.inspection.index import Heads
 from clearhead.masks.base import Mask
@@ -119,7 +120,7 @@ class FromCall(Source):
         A graph serves one backward pass, and a problem made without one has no gradients: where gradients are needed,
         each use lowers again. Each use inside a transform does too, since tensors do not outlive the transform.
         """
-        if transformed() or (self._learnt and torch.is_grad_enabled()):
+        if get_mode().transforms or (self._learnt and torch.is_grad_enabled()):
             return False
         same = self._versions.known and self._versions.changed(self._named()) is None
         return same and self._numbers == settings(self._call.score)
@@ -165,7 +166,9 @@ class FromRecord(Source):
 def recorded_with_value(problem: Problem, value: Any) -> Problem:
     """The problem with a value. Tensors of inference mode are copied where the value requires grad."""
     needs_grad = torch.is_grad_enabled() and getattr(value, "requires_grad", False)
-    if needs_grad and not compiling() and problem.query.is_inference():  # the compiler follows no `is_inference`
+    if (
+        needs_grad and not problem.mode.compiled and problem.query.is_inference()
+    ):  # the compiler follows no `is_inference`
         problem = record(problem, copy=True).problem
     return with_value(problem, value)
 

@@ -13,7 +13,7 @@ from clearhead.base.arrays import ArrayT, accumulated, check_float, to_tensor_fl
 from clearhead.base.errors import ClearheadError, ShapeError
 from clearhead.base.pictures import Side, Style, check_style, draw
 from clearhead.base.shapes import Sizes, refuse_fakes
-from clearhead.base.tracing import looked_into, on_the_host, without_autocast
+from clearhead.base.tracing import on_the_host, without_autocast
 from clearhead.engines.base import Engine
 from clearhead.engines.choose import choose
 from clearhead.engines.operation import run
@@ -111,7 +111,7 @@ class Weights(LazyMatrix[ArrayT]):
 
     def _engine(self, problem: Problem) -> Engine:
         """The engine for this use, which may be another one inside a transform."""
-        return choose(problem._replace(value=None), self._asked)
+        return choose(problem if problem.value is None else problem._replace(value=None), self._asked)
 
     @property
     def dtype(self) -> torch.dtype:
@@ -150,7 +150,7 @@ class Weights(LazyMatrix[ArrayT]):
 
     def _tile(self, batch: slice, heads: slice, queries: slice, keys: slice) -> Tensor:
         """exp(score − log-sum-exp), the log-sum-exp over the whole of these rows."""
-        problem = self._guarded
+        problem = self._guarded._refresh_mode()
         engine = self._engine(problem)
         rows = cut(problem, Region(batch, heads, queries))
         with without_autocast(problem.sizes.device):
@@ -177,7 +177,8 @@ class Weights(LazyMatrix[ArrayT]):
 
     def _by_parts(self) -> bool:
         """Whether the whole is computed as a part is, since autograd or a transform follows the operations."""
-        return self.problem.needs_grad or looked_into()
+        problem = self.problem
+        return problem.needs_grad or problem.mode.operations_only
 
     def _in_graph(self) -> bool:
         return self._by_parts() or super()._in_graph()
@@ -227,13 +228,13 @@ class Weights(LazyMatrix[ArrayT]):
         wrong = [r for r in reductions if not isinstance(r, Reduction)]
         if wrong:
             raise ClearheadError(f"reduce takes reductions such as Entropy() or TopK(5), not {wrong[0]!r}.")
-        problem: Problem = self.problem
+        problem: Problem = self.problem._refresh_mode()
         outputs = [r for r in reductions if isinstance(r, Output)]
         if len(outputs) > 1:
             raise ClearheadError("reduce takes one Output(value); join the values along their last dimension.")
         if outputs:
             self._check_kind(value=outputs[0].value)
-            problem = self._with_value(outputs[0].value)
+            problem = self._with_value(outputs[0].value)._refresh_mode()
             if problem.sizes.shown != self._sizes.shown and len(reductions) > 1:
                 raise ShapeError(
                     f"the value of Output gives an output of {(*problem.sizes.shown, problem.sizes.queries)}, and the "

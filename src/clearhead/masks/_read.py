@@ -11,7 +11,8 @@ from torch import Tensor
 
 from clearhead.base.arrays import check_memory, mask_forms, to_tensor
 from clearhead.base.errors import ClearheadError, ShapeError
-from clearhead.base.tracing import compiling, ensure, readable, traced, transformed
+from clearhead.base.mode import get_mode
+from clearhead.base.tracing import ensure, readable
 from clearhead.base.versions import Versions
 
 T = TypeVar("T")
@@ -20,7 +21,7 @@ KEPT = "_clearhead_kept"  # begins the names of what a mask keeps in itself: no 
 
 def own(tensor: Tensor) -> Tensor:
     """A copy that counts the writes to it, even where it is made in inference mode."""
-    if compiling():
+    if get_mode().compiled:
         return tensor.detach().clone()
     with torch.inference_mode(False):
         return tensor.detach().clone()
@@ -29,13 +30,13 @@ def own(tensor: Tensor) -> Tensor:
 def derived(mask: Any, tensor: Tensor, derive: Callable[[Tensor], T]) -> T:
     """`derive(tensor)` of a mask's tensor: found once, and again when the tensor was replaced or written to. Compiled
     code gets the result that was found before."""
-    before = getattr(mask, "_derived", None)
-    if before is not None and (compiling() or _same(before[0], tensor)):
+    before, mode = getattr(mask, "_derived", None), get_mode()
+    if before is not None and (mode.compiled or _same(before[0], tensor)):
         found: T = before[1]
         return found
     found = derive(check_memory(tensor, "a tensor of the mask"))
-    if not transformed() and not traced():  # tensors that are made there are not valid outside
-        mask._derived = None if compiling() else Versions([("the mask", tensor)]), found
+    if not mode.transforms and not mode.traced:  # tensors that are made there are not valid outside
+        mask._derived = None if mode.compiled else Versions([("the mask", tensor)]), found
     return found
 
 

@@ -13,10 +13,11 @@ from torch import Tensor
 
 from clearhead.base.arrays import is_dense, shown
 from clearhead.base.errors import ClearheadError, ShapeError
+from clearhead.base.mode import get_mode
 from clearhead.base.rules import ByPair, Joined, entry
 from clearhead.base.shapes import Sizes, broadcasts, extent, part
 from clearhead.base.text import outlined
-from clearhead.base.tracing import batched, compiling, on_host, on_the_host, readable
+from clearhead.base.tracing import batched, on_host, on_the_host, readable
 
 MOST = 4  # the most intervals of a query; a mask with more has their hull and a residual
 
@@ -233,7 +234,7 @@ def check_spans(spans: Any, sizes: Sizes, mask: Titled | str) -> Spans:
         _check_gaps(spans.gaps, sizes, mask)
     found: Spans = _move_empty_intervals(spans)
     residual = found.residual
-    if residual is None or compiling() or getattr(residual, "func", None) is _checked_residual:
+    if residual is None or get_mode().compiled or getattr(residual, "func", None) is _checked_residual:
         return found
     if not callable(residual):
         raise ClearheadError(

@@ -10,9 +10,10 @@ from torch import Tensor
 
 from clearhead.base.arrays import Array, check_memory, mask_forms, owned, refuse_additive
 from clearhead.base.errors import ClearheadError
+from clearhead.base.mode import get_mode
 from clearhead.base.rules import ByPair, entry
 from clearhead.base.shapes import Sides, Sizes, fit, part, placed
-from clearhead.base.tracing import compiling, on_the_host, plain, readable
+from clearhead.base.tracing import on_the_host, plain, readable
 from clearhead.masks._read import KEPT
 from clearhead.masks.base import Mask, Spans
 
@@ -71,7 +72,7 @@ class DenseMask(Mask):
 
     def lower(self, sizes: Sizes) -> Spans:
         keep = placed(fit(self.keep, sizes, "mask"), sizes.device, "DenseMask")
-        if compiling():  # inductor's code reads a bool as its byte, which may hold any number for True
+        if get_mode().compiled:  # inductor's code reads a bool as its byte, which may hold any number for True
             keep = keep.view(torch.uint8) != 0
         if not keep.numel() or not sizes.keys:
             nothing = torch.zeros(1, 1, 1, dtype=torch.int64, device=sizes.device)

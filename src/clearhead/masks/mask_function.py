@@ -10,10 +10,10 @@ from torch import Tensor
 from clearhead.base.arrays import check_memories
 from clearhead.base.errors import ClearheadError
 from clearhead.base.function_reads import FunctionReads
+from clearhead.base.mode import get_mode
 from clearhead.base.rules import ByPair, Rule, ask, broadcast, check_rule, reads_of, title_of
 from clearhead.base.shapes import Sizes
-from clearhead.base.single_pairs import reads_rows
-from clearhead.base.tracing import compiling, traced
+from clearhead.base.single_pairs import must_ask_again, reads_rows
 from clearhead.masks._read import KEPT
 from clearhead.masks.base import Mask, Spans, all_keys
 
@@ -93,13 +93,14 @@ class MaskFunction(Mask):
         return title_of("MaskFunction", self.fn)
 
     def lower(self, sizes: Sizes) -> Spans:
-        if self._by_rows is None and not compiling():  # such as a table on another device
+        if must_ask_again(self._by_rows):
             self._by_rows = reads_rows(self.fn, device=sizes.device)
         title, known = self.title(), vars(self).get(_STATE)
 
         def residual(*sides: slice) -> Tensor:
             # code that is compiled or traced asks anew, and keeps nothing
-            if known is not None and not (compiling() or traced()) and not known[0].is_same(FunctionReads(self.fn)):
+            mode = get_mode()
+            if known is not None and not (mode.compiled or mode.traced or known[0].is_same(FunctionReads(self.fn))):
                 vars(self)[_STATE] = None  # the rule's state is another now, so these results are not kept
             found, shape = ask(
                 self.fn, self._by_rows, sides, sizes, title, "join conditions with & and |, not with and, or."

@@ -8,9 +8,10 @@ import torch
 from torch import Tensor
 
 from clearhead.base.errors import ClearheadError
+from clearhead.base.mode import CURRENT, Mode, get_mode
 from clearhead.base.numbers import check_count
 from clearhead.base.text import brief
-from clearhead.base.tracing import compiling, readable, some_compiling
+from clearhead.base.tracing import readable, some_compiling
 from clearhead.masks._read import own
 
 Ends = tuple[int, ...]  # the length of each sequence, on the host
@@ -85,18 +86,18 @@ class KeyValueBuffer:
 
     overwritten: tuple[Tensor, Tensor, Tensor] | None
 
-    def __init__(self, keys: Tensor, values: Tensor, is_free: bool = False) -> None:
+    def __init__(self, keys: Tensor, values: Tensor, is_free: bool = False, mode: Mode = CURRENT) -> None:
         self.keys, self.values, self.is_free = keys, values, is_free
-        self.is_compiled = some_compiling() and compiling()
+        self.is_compiled = mode.compiled
         self.overwritten = None  # set here: compiled code tells an object that gets an attribute later from this one
 
     @classmethod
-    def make_empty(cls, key: Tensor, value: Tensor, slots: int) -> KeyValueBuffer:
+    def make_empty(cls, key: Tensor, value: Tensor, slots: int, mode: Mode) -> KeyValueBuffer:
         """Make an empty buffer for keys and values of these shapes."""
         # a tensor of inference mode could not be written to outside it, nor tell of writes; compiled code takes none
         with torch.inference_mode(False):
             both = [t.new_zeros(t.shape[0], t.shape[1], slots, t.shape[3]) for t in (key, value)]
-        return cls(both[0], both[1], True)
+        return cls(both[0], both[1], True, mode)
 
     def write(self, at: Any, key: Tensor, value: Tensor, counted: bool = True) -> None:
         """Write keys and values (B, Hk, L, E) from the slot `at` on, or to the slots `at`, (B, L)."""
@@ -153,7 +154,8 @@ class CacheState(NamedTuple):
         if self.limits is None:
             are_equal = self.lengths is None
         else:
-            are_equal = not (some_compiling() and compiling()) and self.longest is not None and self.ends is None
+            is_compiled = some_compiling() and get_mode().compiled
+            are_equal = not is_compiled and self.longest is not None and self.ends is None
         found = self.longest if are_equal else self.lengths
         assert found is not None
         return found
@@ -170,14 +172,15 @@ class CacheState(NamedTuple):
             return self.lengths.cpu()
         return torch.full((self.buffer.keys.shape[0],), self.length, dtype=torch.int64, device="cpu")
 
-    def advance(self, size: int, counts: Tensor | None) -> tuple[Tensor | None, Tensor | None, int | None, Ends | None]:
+    def advance(
+        self, size: int, counts: Tensor | None, eager: bool
+    ) -> tuple[Tensor | None, Tensor | None, int | None, Ends | None]:
         """Count `size` new positions, or `counts` of each sequence, (B,).
 
         Returns:
             The first new position of each sequence, (B,), or None where it is the same for all; then `lengths`,
             `longest` and `ends` of the next state.
         """
-        eager = not (some_compiling() and compiling())
         if self.limits is None and self.lengths is None and counts is None:
             assert self.longest is not None
             return None, None, self.longest + size, None

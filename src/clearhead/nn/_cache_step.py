@@ -9,10 +9,11 @@ import torch
 from torch import Tensor
 
 from clearhead.base.errors import ClearheadError, ShapeError, UnsupportedError
+from clearhead.base.mode import Mode, get_mode
 from clearhead.base.positions import FAR
 from clearhead.base.shapes import Sizes, moved, placed
 from clearhead.base.text import brief
-from clearhead.base.tracing import compiling, ensure, exporting, looked_into, ordinary, some_compiling, traced
+from clearhead.base.tracing import ensure
 from clearhead.masks._read import check_lengths
 from clearhead.masks.base import Mask, all_keys
 from clearhead.masks.causal import Causal
@@ -40,6 +41,7 @@ class CacheStep(NamedTuple):
         starts: (B,), the position of query 0, beside a window.
         at: (B, keys), the position of each key, −1 for none; None: the keys are in order.
         slots: (B, L), the slots of the newest keys, where they are written once the call has succeeded.
+        is_compiled: Whether the call is compiled; not set beside a window.
     """
 
     key: Tensor
@@ -49,6 +51,7 @@ class CacheStep(NamedTuple):
     starts: Tensor | None = None
     at: Tensor | None = None
     slots: Tensor | None = None
+    is_compiled: bool = False
 
     def limit_mask(self, mask: Any, bias: Any, score: Score, sizes: Sizes) -> tuple[Any, Any]:
         """Return the mask and the bias of the call, without the slots that hold no key of a sequence.
@@ -58,7 +61,7 @@ class CacheStep(NamedTuple):
         limits = self.state.limits
         if limits is None or limits.window is None:
             assert self.lengths is not None
-            if (some_compiling() and compiling()) or self.state.longest is None:
+            if self.is_compiled or self.state.longest is None:
                 return with_lengths(mask, self.lengths, bias)
             # compiled code has counted the unequal lengths of a cache that grows, and eager code goes on
             ends = self.state.ends or ((self.state.longest,) if limits else tuple(self.lengths.tolist()))
@@ -117,18 +120,18 @@ def extend(state: CacheState | None, limits: Limits | None, key: Tensor, value: 
         key, value: The new keys and values.
         new_lens: The argument of the module: how many of the new keys each sequence keeps.
     """
-    size, first = key.shape[2], state is None
-    if limits is not None and (torch.is_grad_enabled() or not ordinary()):
-        _check_no_graph(key, value)
+    size, first, mode = key.shape[2], state is None, get_mode()
+    if limits is not None and (torch.is_grad_enabled() or not mode.eager):
+        _check_no_graph(key, value, mode)
     if state is not None:
         if state.buffer.overwritten is not None:
             state.buffer.restore_overwritten()
     else:
-        state = CacheState(KeyValueBuffer(key[:, :, :0], value[:, :, :0]), None, 0)
+        state = CacheState(KeyValueBuffer(key[:, :, :0], value[:, :, :0], mode=mode), None, 0)
         if limits is not None:
             with torch.inference_mode(False):
                 none = torch.zeros(key.shape[0], dtype=torch.int64, device=key.device)
-            state = CacheState(KeyValueBuffer.make_empty(key, value, limits.capacity + 1), limits, 0, none)
+            state = CacheState(KeyValueBuffer.make_empty(key, value, limits.capacity + 1, mode), limits, 0, none)
     counts = None
     if new_lens is not None:  # with limits on the device of the keys, where compiled code asserts the values
         counts = kept = validate_counts(new_lens, "new_lens", key.shape[0], None if limits is None else key.device)
@@ -137,9 +140,9 @@ def extend(state: CacheState | None, limits: Limits | None, key: Tensor, value: 
             lambda: ClearheadError(f"new_lens is {(*kept.tolist(),)}, and there are {size} new keys of each sequence."),
             "new_lens: more than there are new keys",
         )
-    starts, stops, longest, ends = state.advance(size, counts)
+    starts, stops, longest, ends = state.advance(size, counts, not mode.compiled)
     lengths = None if limits is None and counts is not None and ends is None else stops
-    if limits is None and isinstance(state.longest, torch.SymInt) and exporting():
+    if limits is None and isinstance(state.longest, torch.SymInt) and mode.exported:
         raise UnsupportedError(
             "torch.export can't read the position at which a KeyValueCache() that grows goes on. Pass "
             "KeyValueCache(capacity=most), of the most positions, or export with strict=True."
@@ -155,16 +158,16 @@ def extend(state: CacheState | None, limits: Limits | None, key: Tensor, value: 
             raise too_many()
         if longest is None:
             ensure(stops <= limits.capacity, too_many, "KeyValueCache: more positions than its capacity")
-    elif (torch.is_grad_enabled() or not ordinary()) and _needs_graph(state, key, value):
+    elif (torch.is_grad_enabled() or not mode.eager) and _needs_graph(state, key, value, mode):
         pairs = (state.key, key), (state.value, value)
         keys, values = (_concatenate(*pair, longest, starts, stops) for pair in pairs)
-        return CacheStep(keys, values, CacheState(KeyValueBuffer(keys, values), None, longest, lengths, ends), lengths)
+        after = CacheState(KeyValueBuffer(keys, values, mode=mode), None, longest, lengths, ends)
+        return CacheStep(keys, values, after, lengths, is_compiled=mode.compiled)
     else:
         assert longest is not None and state.longest is not None
-        is_compiled = some_compiling() and compiling()
-        if not buffer.is_free or longest >= buffer.keys.shape[2] or buffer.is_compiled != is_compiled:
+        if not buffer.is_free or longest >= buffer.keys.shape[2] or buffer.is_compiled != mode.compiled:
             # the last slot holds no position: a view of all slots would have other strides, and a graph of its own
-            buffer = KeyValueBuffer.make_empty(key, value, max(LEAST, longest + 1, 2 * state.longest))
+            buffer = KeyValueBuffer.make_empty(key, value, max(LEAST, longest + 1, 2 * state.longest), mode)
             buffer.write(0, state.key, state.value, counted=False)
     at: Any = state.longest
     if starts is not None:
@@ -176,12 +179,13 @@ def extend(state: CacheState | None, limits: Limits | None, key: Tensor, value: 
             at = moved(at, key.device)
     buffer.write(at, key, value, counted=limits is not None)
     if limits is None:
-        buffer.is_free, buffer = False, KeyValueBuffer(buffer.keys, buffer.values, True)
+        buffer.is_free, buffer = False, KeyValueBuffer(buffer.keys, buffer.values, True, mode)
     after = CacheState(buffer, limits, longest, lengths, ends)
     if limits is not None and first:
-        return CacheStep(key, value, after, counts)
+        return CacheStep(key, value, after, counts, is_compiled=mode.compiled)
     held = longest if limits is None else -1
-    return CacheStep(buffer.keys[:, :, :held], buffer.values[:, :, :held], after, lengths)
+    keys, values = buffer.keys[:, :, :held], buffer.values[:, :, :held]
+    return CacheStep(keys, values, after, lengths, is_compiled=mode.compiled)
 
 
 def _extend_window(
@@ -209,7 +213,7 @@ def _extend_window(
     return CacheStep(both[0], both[1], after, None, starts, at, slots)
 
 
-def _needs_graph(state: CacheState, key: Tensor, value: Tensor) -> bool:
+def _needs_graph(state: CacheState, key: Tensor, value: Tensor, mode: Mode) -> bool:
     """Whether the keys are part of a graph, so that each step makes new tensors.
 
     Forward mode and `torch.func` need it where gradients are off, too. `torch.export` leaves out writes through
@@ -218,7 +222,7 @@ def _needs_graph(state: CacheState, key: Tensor, value: Tensor) -> bool:
     grad = torch.is_grad_enabled()
     if grad and any(t.requires_grad for t in (key, value, state.buffer.keys, state.buffer.values)):
         return True
-    return not ordinary() and (looked_into() or exporting() or (grad and not compiling()))
+    return not mode.eager and (mode.operations_only or mode.exported or (grad and not mode.compiled))
 
 
 def _concatenate(old: Tensor, new: Tensor, end: Any, starts: Tensor | None, stops: Tensor | None) -> Tensor:
@@ -243,14 +247,14 @@ def _make_capacity_error(limits: Limits, starts: Tensor, stops: Tensor) -> Clear
     )
 
 
-def _check_no_graph(key: Tensor, value: Tensor) -> None:
+def _check_no_graph(key: Tensor, value: Tensor, mode: Mode) -> None:
     """Raise for keys with a graph, which memory that is written in place can't keep."""
     if torch.is_grad_enabled() and (key.requires_grad or value.requires_grad):
         raise ClearheadError(
             "a cache of fixed capacity keeps no graph, and the new keys need a gradient. Decode under torch.no_grad() "
             "or torch.inference_mode(); to train through a cache pass KeyValueCache(), which grows."
         )
-    if not ordinary() and looked_into():
+    if mode.operations_only:
         raise UnsupportedError(
             "a cache of fixed capacity is written in place, which torch.func and forward mode can't follow. Pass "
             "KeyValueCache(), which grows."
@@ -259,7 +263,7 @@ def _check_no_graph(key: Tensor, value: Tensor) -> None:
 
 def validate_counts(given: Any, name: str, batch: int | None, device: torch.device | None = None) -> Tensor:
     """Return integers (B,), 0 or more, as a copy on the device, None for the host; `batch` None allows any B."""
-    if device is None and not ordinary() and (compiling() or traced()):
+    if device is None and ((mode := get_mode()).compiled or mode.traced):
         raise UnsupportedError(
             f"{name} is read on the host, which compiled and traced code can't. Call the module outside of the "
             "compiled function."

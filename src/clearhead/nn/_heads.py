@@ -15,11 +15,11 @@ from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 
 from clearhead.base.arrays import FLOATS, check_kind, check_memories, owned
 from clearhead.base.errors import ClearheadError, ShapeError, UnsupportedError, columns
+from clearhead.base.mode import get_mode
 from clearhead.base.numbers import check_count
 from clearhead.base.shapes import Sizes, broadcasts
 from clearhead.base.torch_private import has_hooks, read_linear
-from clearhead.base.torch_state import any_autocast
-from clearhead.base.tracing import autocasting, cast_together, compiling, distributed, holds, ordinary
+from clearhead.base.tracing import autocasting, cast_together, distributed, holds
 from clearhead.biases.base import Bias
 from clearhead.masks.base import Mask
 from clearhead.masks.dense import check_keep
@@ -110,7 +110,7 @@ class Projection(NamedTuple):
     @classmethod
     def by(cls, name: str, layer: nn.Module, head_dim: int = 1) -> Projection:
         weight = check_linear(name, layer)
-        if weight is not None and distributed(weight) and not compiling():  # the compiler traces no device mesh
+        if weight is not None and distributed(weight) and not get_mode().compiled:  # the compiler traces no device mesh
             check_shared_out(f"{name}.weight", weight, head_dim)
         width = getattr(layer, "in_features", 0) or None if weight is None else weight.shape[1]  # a lazy layer has 0
         return cls(f"{name}.weight", width, weight)
@@ -136,7 +136,8 @@ def fits_plain_layers(inputs: tuple[Any, Any, Any], layers: tuple[tuple[nn.Modul
         inputs: query, key and value.
         layers: W_q, W_k, W_v and W_o, each with the width that it makes.
     """
-    if any_autocast() or not ordinary():
+    mode = get_mode()
+    if mode.autocast or not mode.eager:
         return False
     first, last, widths = inputs[0], None, []
     for tensor, (layer, _) in zip(inputs, layers, strict=False):

@@ -13,10 +13,11 @@ from torch import Tensor, nn
 
 from clearhead.base.arrays import check_float
 from clearhead.base.errors import ClearheadError, ShapeError
+from clearhead.base.mode import get_mode
 from clearhead.base.numbers import check_count
 from clearhead.base.pictures import Panel, Side, Style, draw
 from clearhead.base.shapes import placed
-from clearhead.base.tracing import compiling, ensure, readable, refuse_jit, refuse_script, traced
+from clearhead.base.tracing import ensure, readable, refuse_jit, refuse_script
 from clearhead.masks._read import as_tensor
 
 if TYPE_CHECKING:
@@ -63,7 +64,8 @@ class Tabled(nn.Module):
 
     def _between(self, start: int, stop: int, dtype: torch.dtype, device: torch.device) -> Tensor:
         """The rows of the positions from `start` up to `stop`, (stop − start, width)."""
-        if compiling() or traced():  # a graph can't keep a table, and fake tensors are no table for other calls
+        mode = get_mode()
+        if mode.compiled or mode.traced:  # a graph can't keep a table, and fake tensors are no table for other calls
             return self._rows(torch.arange(start, stop, dtype=torch.float64, device=device)).to(dtype)
         if self._settings() is None or stop > LARGEST:
             return self._apart(torch.arange(start, stop, device="cpu"), dtype, device)

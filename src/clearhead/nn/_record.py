@@ -11,9 +11,10 @@ from torch import nn
 from clearhead import _attention
 from clearhead._attention import Arguments, Attended
 from clearhead.base.errors import ClearheadError
+from clearhead.base.mode import get_mode
 from clearhead.base.numbers import check_flag
 from clearhead.base.text import brief
-from clearhead.base.tracing import compiling, in_backward, ordinary, refuse_script, transformed
+from clearhead.base.tracing import refuse_script
 from clearhead.inspection.source import FromCall, FromRecord, PaddedSource, Source, shown
 from clearhead.inspection.weights import Weights
 from clearhead.problem.padded import get_nested_edges
@@ -96,7 +97,8 @@ class RecordingModule(nn.Module):
         call = Arguments(query, key, value, **options)
         found = _attention.attend_for(self, call, cross)
         # in a backward pass this is the second run of a checkpoint
-        if (not ordinary() and (compiling() or transformed())) or in_backward():
+        mode = get_mode()
+        if mode.compiled or mode.transforms or mode.backward:
             return found
         last: Source | None = None
         if self.record and self.record_gradients and not isinstance(query, np.ndarray):

@@ -10,10 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from clearhead.base.mode import get_mode
 from clearhead.base.rules import entry
 from clearhead.base.shapes import moved
 from clearhead.base.torch_private import OF_MODULES, parts_of, put_parts
-from clearhead.base.tracing import compiling
 from clearhead.biases.base import Bias, Sum
 from clearhead.biases.bias_function import BiasFunction
 from clearhead.masks._read import KEPT
@@ -98,7 +98,7 @@ def _offset_part(given: Any, after: Callable[[Any], OffsetRule]) -> Any:
 
 def _offset_bias(bias: Bias, after: Callable[[Any], OffsetRule]) -> Bias:
     """The bias, or a copy of it where it is a rule, or has one inside."""
-    if compiling():  # the compiler can't list the parts of a module that it has just made, such as a sum
+    if get_mode().compiled:  # the compiler can't list the parts of a module that it has just made, such as a sum
         if type(bias) is Sum:
             return Sum(_offset_bias(bias.left, after), _offset_bias(bias.right, after))
         if type(bias) is BiasFunction:

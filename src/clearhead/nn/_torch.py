@@ -12,7 +12,7 @@ from clearhead._attention import Arguments
 from clearhead.base.arrays import refuse_additive
 from clearhead.base.errors import ClearheadError, ShapeError, UnsupportedError
 from clearhead.base.shapes import Sizes, unflatten
-from clearhead.base.tracing import compiling, readable, without_autocast
+from clearhead.base.tracing import readable, without_autocast
 from clearhead.engines import reference
 from clearhead.masks.base import Mask
 from clearhead.masks.causal import Causal
@@ -261,5 +261,5 @@ def in_full(call: Arguments, average: bool) -> Tensor:
     """The whole matrix of the weights, before dropout, with gradients: (B, Lq, Lk), or (B, H, Lq, Lk)."""
     problem = make_problem(call.query, call.key, mask=call.mask, bias=call.bias, as_written=True)
     with without_autocast(problem.sizes.device):
-        weights = reference.weights(problem if compiling() else guard(problem)).to(problem.query.dtype)
+        weights = reference.weights(problem if problem.mode.compiled else guard(problem)).to(problem.query.dtype)
     return weights.mean(1) if average else weights

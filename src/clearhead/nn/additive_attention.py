@@ -13,11 +13,12 @@ from clearhead.base.arrays import Array, ArrayT, Integers, check_float, is_numpy
 from clearhead.base.dropout import check_dropout
 from clearhead.base.errors import ShapeError, UnsupportedError, columns
 from clearhead.base.keyword_hints import raise_unknown_keywords
+from clearhead.base.mode import get_mode
 from clearhead.base.numbers import check_count
 from clearhead.base.products import multiply
 from clearhead.base.shapes import AlignLike
 from clearhead.base.torch_private import has_hooks, parts_of, put_parts
-from clearhead.base.tracing import compiling, distributed
+from clearhead.base.tracing import distributed
 from clearhead.masks.base import MaskLike
 from clearhead.nn._heads import check_dtype, reset_modules
 from clearhead.nn._nested import HEADS, pack_inputs
@@ -203,7 +204,7 @@ class AdditiveAttention(RecordingModule):
                 return self._scores[prepared]
         # a tensor that torch.func or a parametrization puts in a parameter's place is no nn.Parameter; compiled code
         # writes no attribute, which a checkpoint in it forbids
-        if compiling() or not all(isinstance(tensor, nn.Parameter) for tensor in tensors.values()):
+        if get_mode().compiled or not all(isinstance(tensor, nn.Parameter) for tensor in tensors.values()):
             return _sharing(tensors | {"W_k": None} if prepared else tensors)
         # both at once, since compiled code can't make a module
         self._scores = (_sharing(tensors), _sharing(tensors | {"W_k": None}))

@@ -11,10 +11,11 @@ from torch import Tensor, nn
 
 from clearhead.base.arrays import Integers, check_float, check_memory
 from clearhead.base.errors import ClearheadError, ShapeError, UnsupportedError, columns
+from clearhead.base.mode import get_mode
 from clearhead.base.numbers import check_count
 from clearhead.base.shapes import placed, refuse_fakes
 from clearhead.base.text import brief
-from clearhead.base.tracing import compiling, dispatches, ensure, exporting, freed, readable, some_compiling
+from clearhead.base.tracing import dispatches, ensure, freed, readable, some_compiling
 from clearhead.base.versions import digest
 from clearhead.nn._cache_state import CacheState, validate_limits
 from clearhead.nn._cache_step import CacheStep, extend, validate_counts
@@ -89,7 +90,7 @@ class KeyValueCache:
         self._state: CacheState | None = None
         self._parts: dict[int | str, KeyValueCache] = {}
         self._limits = validate_limits(capacity, window, first)
-        self._made_outside_graph = not compiling()
+        self._made_outside_graph = not get_mode().compiled
 
     @property
     def capacity(self) -> int | None:
@@ -239,7 +240,7 @@ class KeyValueCache:
 
     def _check_new(self, key: Tensor, value: Tensor, by: nn.Module | None = None) -> None:
         """Check new keys and values (B, Hk, L, E) of a module beside those that the cache holds."""
-        if self._made_outside_graph and some_compiling() and exporting():
+        if self._made_outside_graph and some_compiling() and get_mode().exported:
             raise UnsupportedError(
                 "the KeyValueCache was made outside of the exported code, and a program of torch.export keeps no "
                 "object between its calls. Write to buffers of keys and values of the module, and call "
@@ -263,8 +264,8 @@ class KeyValueCache:
             if type(new) is not type(old):
                 refuse_fakes({f"the new {name}": new, "the cache": old})
         other = by is not None and by is not self._module and self._module is not None
-        if by is not None and self._module is None and self._digest is not None and not compiling():  # in a copy
-            other = hash_key_makers(by) not in (None, self._digest)
+        if by is not None and self._module is None and self._digest is not None and not get_mode().compiled:
+            other = hash_key_makers(by) not in (None, self._digest)  # the cache is a copy
         if other:
             raise ClearheadError(
                 f"{self!r} holds the keys of another module than this {type(by).__name__}.\n"

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from clearhead.base.arrays import Array, shape_shown
 from clearhead.base.errors import ClearheadError
-from clearhead.base.tracing import compiling
+from clearhead.base.mode import get_mode
 from clearhead.nn._heads import have_one_dtype
 
 
@@ -34,7 +34,7 @@ class PreparedKeys:
     def __init__(self, key: Array, value: Array, by: nn.Module) -> None:
         self._key, self._value = key, value
         # no reference: a copy or a pickle of the keys would take the module with it
-        self._by = None if compiling() else id(by)
+        self._by = None if get_mode().compiled else id(by)
 
     def over(self, key: Array, value: Array) -> PreparedKeys:
         """Prepared keys of the same module over these."""
@@ -59,7 +59,7 @@ def unpack_prepared_keys(prepared: PreparedKeys, query: Any, value: Any, module:
             f"a value, {what}, is given beside {prepared!r}, which has its own.\n"
             "Pass one of the two: attend(query, prepared), or attend(query, key, value). A mask goes to mask=."
         )
-    if not compiling() and prepared._by not in (None, id(module)):
+    if not get_mode().compiled and prepared._by not in (None, id(module)):
         raise ClearheadError(
             f"{prepared!r} was made by another module than this {type(module).__name__}, with other weights.\n"
             "Each module prepares its own: prepared = attend.prepare(key, value), then attend(query, prepared)."

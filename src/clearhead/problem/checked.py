@@ -16,7 +16,6 @@ from clearhead.base.arrays import FLOATS, check_memory, is_dense, shown
 from clearhead.base.dropout import check_dropout
 from clearhead.base.errors import ClearheadError, ShapeError, columns
 from clearhead.base.shapes import Sizes
-from clearhead.base.tracing import compiling
 from clearhead.biases.base import Added, check_added
 from clearhead.masks.base import Spans, check_spans
 from clearhead.problem.problem import Problem
@@ -223,7 +222,7 @@ def _count(number: Any, least: int) -> bool:
 
 def check_result(tensor: Any, name: str, shape: tuple[int, ...], problem: Problem, who: str) -> None:
     """Raise unless an engine's result has the shape and the device, and is floating-point (int64 for keys)."""
-    if compiling():
+    if problem.mode.compiled:
         return
     dtype = is_dense(tensor) and (tensor.dtype == torch.int64 if name.endswith(KEYS) else tensor.dtype in FLOATS)
     if not dtype or tuple(tensor.shape) != shape or tensor.device != problem.sizes.device:

@@ -10,8 +10,9 @@ from torch import Tensor
 
 from clearhead.base.document_edges import DocumentEdges, RowEdges
 from clearhead.base.errors import ClearheadError, ShapeError, UnsupportedError, columns
+from clearhead.base.mode import get_mode
 from clearhead.base.torch_state import interpreter
-from clearhead.base.tracing import compiling, transformed, unwrapped
+from clearhead.base.tracing import unwrapped
 from clearhead.masks.base import Mask
 from clearhead.masks.dense import DenseMask
 from clearhead.masks.documents import DocumentsByEdges
@@ -21,7 +22,7 @@ def is_nested(array: Any) -> bool:
     """Whether this is a nested tensor, or `torch.func` wraps one."""
     if not isinstance(array, Tensor):
         return False
-    return bool(array.is_nested if interpreter() is None or compiling() else unwrapped(array).is_nested)
+    return bool(array.is_nested if interpreter() is None or get_mode().compiled else unwrapped(array).is_nested)
 
 
 class PackedRows(NamedTuple):
@@ -81,12 +82,13 @@ def pack(named: dict[str, Any], hint: str) -> PackedRows:
         ClearheadError: If some of the tensors are not nested.
         ShapeError: If the tensors differ in their sequences.
     """
-    if compiling():
+    mode = get_mode()
+    if mode.compiled:
         raise UnsupportedError(
             "Nested tensors are read on the host, so compiled code cannot use them. Call attention, or the module, "
             "outside of the compiled function, or pass padded tensors and mask=Lengths(valid_lens)."
         )
-    if transformed():
+    if mode.transforms:
         raise UnsupportedError(
             "torch.func does not follow nested tensors. Pass padded tensors and mask=Lengths(valid_lens), or take the "
             "gradients by torch.autograd.grad."

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from clearhead.base.errors import ShapeError
+from clearhead.base.mode import CURRENT
 from clearhead.base.shapes import Sizes, part
 from clearhead.base.text import outlined
 from clearhead.biases.base import Added
@@ -55,7 +56,7 @@ def with_operands(problem: Problem, tensors: Sequence[Tensor | None]) -> Problem
 
 def without_operands(problem: Problem) -> Problem:
     """The problem without its operands, for a graph to keep: autograd saves and frees the operands themselves."""
-    return with_operands(problem, (_NOTHING, _NOTHING, None, None, None, None, None))
+    return with_operands(problem._replace(mode=CURRENT), (_NOTHING, _NOTHING, None, None, None, None, None))
 
 
 def folded(problem: Problem) -> Problem:

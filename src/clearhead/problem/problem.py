@@ -15,23 +15,20 @@ from clearhead.base.dropout import check_dropout, draw_seed
 from clearhead.base.errors import ClearheadError, ShapeError, UnsupportedError, columns
 from clearhead.base.function_reads import FunctionReads
 from clearhead.base.kept import Memo
+from clearhead.base.mode import CURRENT, Mode, get_mode
 from clearhead.base.modules import after_hooks
 from clearhead.base.positions import check_align, query_offset
 from clearhead.base.shapes import Sizes, as_inputs, copy_shared_rows, fit, plain_sizes, refuse_fakes
 from clearhead.base.text import outlined
-from clearhead.base.torch_state import any_autocast
 from clearhead.base.tracing import (
     autocast,
     autocasting,
-    compiling,
     distributed,
     empty_of_values,
     in_memory,
     on_the_host,
-    ordinary,
     readable,
     refuse_jit,
-    some_compiling,
 )
 from clearhead.base.versions import Versions
 from clearhead.biases.base import Added, lowered
@@ -70,9 +67,14 @@ class Problem(NamedTuple):
     poison: tuple[Tensor, Tensor] | None = None  # see `guard`: (B, H, Lq, 1) and (B, Hk, 1, Lk)
     origin: tuple[range, ...] | None = None  # where it was cut out of another: see `regions.cut`
     documents: DocumentEdges | None = None  # in which positions count; None: in the whole row
+    mode: Mode = CURRENT  # the state of PyTorch in which a call computes it; of a stored problem, that of each reader
 
     def __repr__(self) -> str:
-        return outlined(self)
+        return outlined(self._replace(mode=CURRENT))
+
+    def _refresh_mode(self) -> Problem:
+        """Return the same problem, for a call that computes it here, at once."""
+        return self._replace(mode=get_mode())
 
     @property
     def query(self) -> Tensor:
@@ -184,6 +186,7 @@ def make_problem(
     as_written: bool = False,
     by_tile: bool = False,
     among: tuple[int, int] | None = None,
+    mode: Mode = CURRENT,
 ) -> Problem:
     """Validate all arguments, and bring them to normal form. No argument is written to.
 
@@ -199,12 +202,13 @@ def make_problem(
         by_tile: Take the score alone by its `tile()`, since its steps begin at query and key.
         among: Where mask and bias are those of more keys than are given: the index of the first given key, and the
             number of all keys.
+        mode: The state of PyTorch here, for a problem that the caller computes at once, and does not store.
     """
-    by_tile = by_tile or as_written
-    sizes = plain_sizes(query, key, value) if ordinary() and not any_autocast() else None
+    by_tile, given, mode = by_tile or as_written, mode, get_mode() if mode is CURRENT else mode
+    sizes = plain_sizes(query, key, value) if mode.eager and not mode.autocast else None
     plain = sizes is not None and in_memory(query, key, value)
     if sizes is None or not plain:
-        query, key, value, sizes = inputs(query, key, value)
+        query, key, value, sizes = inputs(query, key, value, mode)
     if align is not None:
         sizes = sizes._replace(align=check_align(align))
     if query.element_size() < 4:
@@ -218,49 +222,50 @@ def make_problem(
     if documents is not None:
         score = count_in_documents(score, documents)
     score.check(query, key)
-    if 0 in sizes[:4] and not compiling():  # without pairs, a NaN would still reach the gradient of a projection
+    if 0 in sizes[:4] and not mode.compiled:  # without pairs, a NaN would still reach the gradient of a projection
         query, key = (t.masked_fill(~t.isfinite(), 0.0) for t in (query, key))
     factor = score._default_scale(query.shape[-1]) if scale is None else validate_scale(scale, score)
     of_all = sizes if among is None else _of_all(sizes, *among)
     no_dropout = type(dropout_p) in (float, int) and not dropout_p
     if mask is None and bias is None and sinks is None and no_dropout:
-        return Problem(_scores(score, query, key, factor, by_tile, among), value, sizes)
+        scores = _scores(score, query, key, factor, by_tile, among, mode.autocast)
+        return Problem(scores, value, sizes, mode=given)
     if not plain:
         refuse_distributed({"query": query, "key": key, "value": value})
     dropout_p = 0.0 if no_dropout else check_dropout(dropout_p, "dropout_p")
     seed = draw_seed(sizes.device) if dropout_p else None
-    visible, added = mask_and_bias(mask, bias, of_all, query.dtype, as_written)
+    visible, added = mask_and_bias(mask, bias, of_all, query.dtype, as_written, mode)
     if among is not None:
         region = Region(keys=slice(among[0], among[0] + sizes.keys))
         visible = None if visible is None else visible_part(visible, region, of_all)
         added = None if added is None else bias_part(added, region, of_all)
-    scores = _scores(score, query, key, factor, by_tile, among)
+    scores = _scores(score, query, key, factor, by_tile, among, mode.autocast)
     projected = scores.query is not query or scores.key is not key
     unseen = None if visible is None or visible.unseen == "none" else visible
     # a key that no query sees may be NaN, which would reach raw scores and the gradients of projections; elsewhere
     # engines see to it, and whoever shows raw scores
-    here = unseen is not None and (projected or (on_the_host(query) and not (some_compiling() and compiling())))
+    here = unseen is not None and (projected or (on_the_host(query) and not mode.compiled))
     if unseen is not None and here and not finite_unseen(unseen, query, key):
         keys, queries = seen_of(unseen, sizes)
         query = zero(query, queries, only_not_finite=True)
         key = zero(key, group(keys, key.shape[1]), only_not_finite=True)
-        scores = _scores(score, query, key, factor, by_tile, among)
+        scores = _scores(score, query, key, factor, by_tile, among, mode.autocast)
     sinks = None if sinks is None else as_sinks(sinks, sizes)
-    if sinks is not None and not compiling() and empty_of_values(sinks):
+    if sinks is not None and not mode.compiled and empty_of_values(sinks):
         refuse_fakes({"query": query, "sinks": sinks})
-    problem = Problem(scores, value, sizes, visible, added, sinks, dropout_p, seed)
+    problem = Problem(scores, value, sizes, visible, added, sinks, dropout_p, seed, mode=given)
     return problem if documents is None or among is not None else problem._replace(documents=documents)
 
 
 def mask_and_bias(
-    mask: Any, bias: Any, sizes: Sizes, dtype: torch.dtype, as_written: bool = False
+    mask: Any, bias: Any, sizes: Sizes, dtype: torch.dtype, as_written: bool = False, mode: Mode = CURRENT
 ) -> tuple[Visible | None, Added | None]:
     """The normal forms of the arguments `mask` and `bias`. `dtype`: the dtype of the query."""
     visible = float_mask = None
     if isinstance(mask, Mask):
-        visible = resolve(mask, sizes, as_written)
+        visible = resolve(mask, sizes, as_written, mode)
     elif mask is not None:
-        visible, float_mask = _tensor_mask(mask, sizes, dtype, as_written)
+        visible, float_mask = _tensor_mask(mask, sizes, dtype, as_written, mode)
     added = None if bias is None else lowered(as_bias(bias, mask), sizes)
     if float_mask is not None:
         added = Added(dense=float_mask) if added is None else added.plus(Added(dense=float_mask))
@@ -277,11 +282,11 @@ def _of_all(sizes: Sizes, first: int, total: int) -> Sizes:
     return sizes._replace(keys=total)
 
 
-def inputs(query: Any, key: Any, value: Any) -> tuple[Tensor, Tensor, Tensor | None, Sizes]:
+def inputs(query: Any, key: Any, value: Any, mode: Mode) -> tuple[Tensor, Tensor, Tensor | None, Sizes]:
     """The arguments as tensors (B, H, L, E)."""
     query, key = to_tensor_float(query, "query"), to_tensor_float(key, "key")
     value = None if value is ABSENT else to_tensor_float(value, "value")
-    if any_autocast() or not ordinary():
+    if mode.autocast or not mode.eager:
         refuse_jit()
         query, key, value = autocast(query), autocast(key), None if value is None else autocast(value)
     return as_inputs(query, key, value)
@@ -331,7 +336,13 @@ def refuse_distributed(inputs: dict[str, Tensor | None]) -> None:
 
 
 def _scores(
-    score: Score, query: Tensor, key: Tensor, factor: float, by_tile: bool, among: tuple[int, int] | None
+    score: Score,
+    query: Tensor,
+    key: Tensor,
+    factor: float,
+    by_tile: bool,
+    among: tuple[int, int] | None,
+    autocast: bool,
 ) -> Pairwise | ByTile:
     """A score's normal form, of the inputs' dtype: under autocast a projection may have widened it."""
     lowered = None if by_tile or score.changed_by is not None else score.lower(query, key)
@@ -341,14 +352,16 @@ def _scores(
         keys = None if among is None else range(among[0], among[0] + key.shape[2])
         places = None if keys is None else (*map(range, query.shape[:3]), keys)
         return ByTile(score, query, key, factor, score.softcap, places, Memo())
-    if any_autocast():
+    if autocast:
         lowered = lowered._replace(query=lowered.query.to(query.dtype), key=lowered.key.to(query.dtype))
     lowered = check_pairwise(lowered, query, key, type(score).__name__)
     phi, low_query, low_key, weight, scale, _ = lowered
     return Pairwise(phi, low_query, low_key, weight, scale * factor, score.softcap)
 
 
-def _tensor_mask(mask: Any, sizes: Sizes, dtype: torch.dtype, as_written: bool) -> tuple[Visible | None, Tensor | None]:
+def _tensor_mask(
+    mask: Any, sizes: Sizes, dtype: torch.dtype, as_written: bool, mode: Mode
+) -> tuple[Visible | None, Tensor | None]:
     """The normal form of a tensor or an array given as `mask`: of a bool one spans, of a float one a bias."""
     if not isinstance(mask, Tensor | np.ndarray):
         check_mask(mask)
@@ -359,7 +372,7 @@ def _tensor_mask(mask: Any, sizes: Sizes, dtype: torch.dtype, as_written: bool) 
     if tensor.device != sizes.device:
         raise ClearheadError(f"mask is on {tensor.device}, the inputs on {sizes.device}; pass mask.to(query.device).")
     if not tensor.is_floating_point():
-        return resolve(DenseMask(check_keep(tensor, "mask", mask)), sizes, as_written), None
+        return resolve(DenseMask(check_keep(tensor, "mask", mask)), sizes, as_written, mode), None
     if tensor.dtype != dtype and not autocasting(tensor.device):  # autocast changes the inputs' dtype alone
         raise ClearheadError(
             f"mask has dtype {tensor.dtype}, shape {tuple(tensor.shape)}, and is added to scores of {dtype}; "

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from clearhead.base.arrays import check_memories
 from clearhead.base.errors import ClearheadError
+from clearhead.base.mode import CURRENT
 from clearhead.base.modules import Change, Module, with_parameters
 from clearhead.base.shapes import part
 from clearhead.base.text import outlined
@@ -111,6 +112,7 @@ def record(problem: Problem, *, copy: bool = False, fresh: bool = False) -> Reco
         sinks=None if sinks is None else change(sinks),
         dropout_p=0.0,
         seed=None,
+        mode=CURRENT,
     )
     return Record(kept, Versions(_by_functions(kept) if copy else tensors_of(kept)), copy)
 

@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from clearhead.base.shapes import Sizes
-from clearhead.base.tracing import compiling
 from clearhead.problem.problem import Problem
 from clearhead.problem.region import EVERY, Region, bias_part, host_part, visible_part
 from clearhead.problem.visible import intervals_of, rows_of, seen_by
@@ -28,7 +27,8 @@ def cut(problem: Problem, region: Region) -> Problem:
     those of its keys that are in the region, and its softmax is over them alone."""
     sides, sizes = region.sides, problem.sizes
     visible = problem.visible if region.masked else None
-    if all(_is_all(side, size) for side, size in zip(sides, sizes.shape, strict=True)):
+    compiled = problem.mode.compiled
+    if all(_is_all(side, size, compiled) for side, size in zip(sides, sizes.shape, strict=True)):
         return problem if visible is problem.visible else problem._replace(visible=None)
     batch, heads, queries, keys = sides
     scores, poison = problem.scores, problem.poison
@@ -55,10 +55,10 @@ def cut(problem: Problem, region: Region) -> Problem:
     )
 
 
-def _is_all(side: slice, size: int) -> bool:
+def _is_all(side: slice, size: int, compiled: bool) -> bool:
     if side == EVERY:
         return True
-    return not compiling() and side.start in (None, 0) and side.stop == size and side.step in (None, 1)
+    return not compiled and side.start in (None, 0) and side.stop == size and side.step in (None, 1)
 
 
 def of_keys(tensor: Tensor, groups: int, region: Region) -> Tensor:
@@ -94,7 +94,7 @@ def walk(problem: Problem, budget: int, numbers: int | None = None) -> Iterator[
     sizes, groups = problem.sizes, problem.groups
     if not sizes.batch or not sizes.heads or not sizes.queries:
         return
-    if compiling() and math.prod(sizes.shape) * width(problem) <= TRACED:
+    if problem.mode.compiled and math.prod(sizes.shape) * width(problem) <= TRACED:
         # a slice with an end would tie the code to this size
         yield Region(masked=problem.visible is not None)
         return

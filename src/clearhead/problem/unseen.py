@@ -13,8 +13,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from clearhead.base.mode import get_mode
 from clearhead.base.shapes import Sizes, one_or, unflatten
-from clearhead.base.tracing import compiling, on_the_host, ordinary, readable
+from clearhead.base.tracing import on_the_host, readable
 from clearhead.masks.base import Spans
 
 # Where the keys are that no query sees: there are none, they are outside the hull of their sequence's spans, or perhaps
@@ -39,7 +40,7 @@ def seen(spans: Spans, sizes: Sizes) -> tuple[Tensor, Tensor]:
         start, stop = spans.intervals()
         return _covered(spans, sizes), (stop > start).any(-1)
     every = slice(None)
-    if compiling():
+    if get_mode().compiled:
         keep = spans.keep(every, every, every, every, sizes.keys)
         return keep.any(2), keep.any(3)
     keys, queries, rows = [], [], 256
@@ -83,7 +84,7 @@ def finite(tensor: Tensor) -> bool:
     The answer is False where the sum overflows, where values are hidden, and on another device, for which one would
     have to wait. Callers are right for both answers.
     """
-    if not on_the_host(tensor) or not ((type(tensor) is Tensor and ordinary()) or readable(tensor)):
+    if not on_the_host(tensor) or not readable(tensor):
         return False
     with torch.no_grad():
         return math.isfinite(float(tensor.sum())) or bool(tensor.isfinite().all())

@@ -11,21 +11,10 @@ from torch import Tensor
 
 from clearhead.base.errors import ShapeError, UnsupportedError
 from clearhead.base.kept import Memo, Table, size_of
+from clearhead.base.mode import CURRENT, Mode, get_mode
 from clearhead.base.shapes import Sizes, moved, part
 from clearhead.base.text import outlined
-from clearhead.base.torch_state import dispatch_modes
-from clearhead.base.tracing import (
-    BY_SAMPLE,
-    batched,
-    capturing,
-    compiling,
-    on_the_host,
-    readable,
-    some_compiling,
-    traced,
-    transformed,
-    unwrapped,
-)
+from clearhead.base.tracing import BY_SAMPLE, batched, capturing, on_the_host, readable, unwrapped
 from clearhead.base.versions import Versions
 from clearhead.masks._read import KEPT
 from clearhead.masks._spans import edges_on_host
@@ -75,30 +64,29 @@ _ZERO = torch.zeros(1, 1, 1, dtype=torch.int64, device="cpu")
 _plain = Table(64)  # of masks that are plain values, by signature and sizes: a model's layers use the same spans
 
 
-def resolve(mask: Mask, sizes: Sizes, as_written: bool) -> Visible:
-    """A mask in its normal form. `as_written`: as a matrix, by the logic of its expression."""
+def resolve(mask: Mask, sizes: Sizes, as_written: bool, mode: Mode = CURRENT) -> Visible:
+    """A mask in its normal form. `as_written`: as a matrix, by the logic of its expression. `mode`: that of here."""
     if as_written:
         return visible(_matrix(mask, sizes), sizes)
-    if some_compiling() and compiling():
+    if mode.compiled:
         return Visible(mask._resolve(sizes), None, "inside", Memo())
-    if type(mask) is HeldKeys and sizes.device.type == "cpu" and not dispatch_modes():
+    if type(mask) is HeldKeys and sizes.device.type == "cpu" and mode.eager:
         stop, nothing = mask.valid_lens.view(-1, 1, 1), not all(mask.ends) or not sizes.queries
         unseen: Unseen = "inside" if nothing else "none" if min(mask.ends) == sizes.keys else "outside"
         edges = stop.numpy()
         memo = Memo({"inside all": (0, min(mask.ends, default=0))})
         return Visible(Spans(_ZERO, stop), (np.zeros(edges.shape, np.int64), edges), unseen, memo)
-    follows = bool(dispatch_modes()) and traced()
-    signature = None if follows or isinstance(sizes.align, Tensor) else mask.signature()
+    signature = None if mode.traced or isinstance(sizes.align, Tensor) else mask.signature()
     known: Visible | None = None if signature is None else _plain.use((signature, sizes))
     if known is not None:
         return known
-    if signature is None and not transformed() and not follows and not isinstance(sizes.align, Tensor):
+    if signature is None and not mode.transforms and not mode.traced and not isinstance(sizes.align, Tensor):
         own = isinstance(mask, Combined) or "lower" in vars(type(mask))  # an inherited one may name too few
         once = mask._document_edges is not None and mask._document_edges.nested  # made anew in each call
         depends = mask.depends() if own and not once else None
         if depends is not None:
             return _kept(mask, depends, sizes)
-    if signature is None or transformed():  # tensors made inside a transform are not valid outside of it
+    if signature is None or mode.transforms:  # tensors made inside a transform are not valid outside of it
         return visible(mask._resolve(sizes), sizes)
     host = sizes._replace(device=torch.device("cpu"))  # a plain value is lowered there: no other device is read
     with torch.inference_mode(False):  # a remembered mask may be used where gradients are wanted
@@ -144,7 +132,8 @@ def rows_of(visible: Visible, sizes: Sizes) -> tuple[np.ndarray, np.ndarray] | N
 
 def seen_of(visible: Visible, sizes: Sizes) -> tuple[Tensor, Tensor]:
     """Which keys and queries see and are seen by some: see `seen`. Found once for as long as the mask is kept."""
-    if compiling() or traced() or transformed() or capturing():
+    mode = get_mode()
+    if mode.compiled or mode.traced or mode.transforms or capturing():
         return seen(visible.spans, sizes)
     if "seen" not in visible.memo:
         with torch.inference_mode(False), torch.no_grad():
@@ -231,7 +220,7 @@ def _matrix(mask: Mask, sizes: Sizes) -> Spans:
 def visible(spans: Spans, sizes: Sizes, who: str | None = None) -> Visible:
     """The `Visible` of spans. `who`: their source, if it is no mask's `lower`. Their values are read here, once, where
     they lie in the host's memory; else when an engine asks for them."""
-    if compiling():
+    if get_mode().compiled:
         return Visible(spans, None, "inside", Memo())
     edges = [unwrapped(edge) for edge in spans.edges()]
     if any(batched(edge) for edge in edges):

@@ -22,15 +22,16 @@ from clearhead.base.arrays import (
 )
 from clearhead.base.errors import ClearheadError, ShapeError, UnsupportedError, columns
 from clearhead.base.kept import Memo
+from clearhead.base.mode import get_mode
 from clearhead.base.modules import settled, with_parameters
 from clearhead.base.numbers import check_count, check_flag, check_positive
 from clearhead.base.part_settings import PartSettings, validate_softcap
 from clearhead.base.rules import check_tensors, indices_of
 from clearhead.base.shapes import as_inputs, broadcasts
-from clearhead.base.single_pairs import call_rule, reads_rows
+from clearhead.base.single_pairs import call_rule, must_ask_again, reads_rows
 from clearhead.base.steps import Step
 from clearhead.base.text import outlined, said
-from clearhead.base.tracing import cast_together, compiling, refuse_script
+from clearhead.base.tracing import cast_together, refuse_script
 from clearhead.scores._pairwise import PHIS as PHIS
 from clearhead.scores._pairwise import Pairwise as Pairwise
 from clearhead.scores._pairwise import Phi as Phi
@@ -235,7 +236,7 @@ def changed(scores: ByTile, tile: Tensor) -> Tensor:
     extents = [(0, size, 1) for size in tile.shape] if places is None else [(p.start, p.stop, p.step) for p in places]
     indices = indices_of(extents, tile.device)
     title = f"{type(score).__name__}.then({name_of(score.changed_by)})"
-    if score._by_rows is None and not compiling():  # such as a table on another device
+    if must_ask_again(score._by_rows):
         score._by_rows = scores.score._by_rows = reads_rows(score.changed_by, True, tile.device)
     try:
         found = call_rule(score.changed_by, score._by_rows, tile, *indices)
@@ -295,7 +296,7 @@ def check_change(change: Any) -> None:
 
 def fits_signature(function: Callable[..., Any], count: int) -> bool:
     """Whether a function takes so many arguments, or its signature is not known."""
-    if compiling():  # compiled code cannot read signatures
+    if get_mode().compiled:  # compiled code cannot read signatures
         return True
     try:
         signature = inspect.signature(function)

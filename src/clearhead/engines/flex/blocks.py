@@ -12,9 +12,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from clearhead.base.mode import Mode
 from clearhead.base.rules import by_pair
 from clearhead.base.shapes import Sizes, unflatten
-from clearhead.base.tracing import compiling, traced
 from clearhead.engines.flex import rules
 from clearhead.engines.flex.rules import Traced
 from clearhead.masks.base import Spans
@@ -43,20 +43,20 @@ class Blocks(NamedTuple):
     rule: Traced | None  # the residual as a function of one pair
 
 
-def blocks_of(visible: Visible, sizes: Sizes) -> Blocks:
+def blocks_of(visible: Visible, sizes: Sizes, mode: Mode) -> Blocks:
     """The blocks of a mask, made once for as long as its normal form is kept."""
-    if traced():
-        return _blocks(visible.spans, sizes)
+    if mode.traced:
+        return _blocks(visible.spans, sizes, mode)
     if "flex" not in visible.memo:
         with torch.inference_mode(False), torch.no_grad():
-            visible.memo["flex"] = _blocks(visible.spans, sizes)
+            visible.memo["flex"] = _blocks(visible.spans, sizes, mode)
     found: Blocks = visible.memo["flex"]
     return found
 
 
-def _blocks(spans: Spans, sizes: Sizes) -> Blocks:
+def _blocks(spans: Spans, sizes: Sizes, mode: Mode) -> Blocks:
     some, full = _touched(spans, sizes)
-    rule = residual_rule(spans, sizes)
+    rule = residual_rule(spans, sizes, mode)
     keep = None if rule is None or isinstance(rule, Traced) else spans.rest(*(slice(None),) * 4)
     if rule is not None:
         strips = [keep] if keep is not None else _strips(spans, sizes)
@@ -77,12 +77,12 @@ def _blocks(spans: Spans, sizes: Sizes) -> Blocks:
     )
 
 
-def residual_rule(spans: Spans, sizes: Sizes) -> Traced | str | None:
+def residual_rule(spans: Spans, sizes: Sizes, mode: Mode) -> Traced | str | None:
     """A mask's residual as a function of one pair, or why it is made in full instead; None without a residual."""
     if spans.residual is None:
         return None
     found = by_pair(spans.residual)
-    if found is None or compiling() or traced():
+    if found is None or mode.compiled or mode.traced:
         return "it is known in parts alone"
     return rules.traced(found, sizes.device, floating=False)
 

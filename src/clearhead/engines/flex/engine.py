@@ -16,16 +16,7 @@ from clearhead.base.errors import UnsupportedError
 from clearhead.base.rules import by_pair
 from clearhead.base.shapes import Sizes, copy_shared_rows
 from clearhead.base.torch_state import functions_hidden
-from clearhead.base.tracing import (
-    compiling,
-    dispatches,
-    empty_of_values,
-    looked_into,
-    ordinary,
-    readable,
-    recorded,
-    traced,
-)
+from clearhead.base.tracing import dispatches, empty_of_values, readable
 from clearhead.biases.base import Added
 from clearhead.engines import proof
 from clearhead.engines.base import Cost, Engine
@@ -96,12 +87,12 @@ class Flex(Engine):
             found.append("an input is a tensor subclass with operations of its own, which may have no such kernel")
         if functions_hidden():
             found.append("function modes are hidden here, as where an edit computes a part again, and it needs one")
-        usual = ordinary()
-        if not usual and looked_into():
+        mode = problem.mode
+        if mode.operations_only:
             found.append("torch.func and forward mode look into PyTorch's own operations only")
-        elif not usual and (recorded() if _shapes_alone(problem) else traced()):
+        elif mode.recorded if _shapes_alone(problem) else mode.traced:
             found.append("a trace records PyTorch's own operations, and this one is compiled")
-        elif kernel.for_a_gpu(device) and not (found or compiling() or _shapes_alone(problem)):
+        elif kernel.for_a_gpu(device) and not (found or mode.compiled or _shapes_alone(problem)):
             row = _row_of(problem)
             about = f"rows up to {row}", partial(problems, row)
             found += proof.objections(self, device, problem.query.dtype, *about)
@@ -141,7 +132,7 @@ class Flex(Engine):
         return found
 
     def transparent(self, problem: Problem) -> bool:
-        return not compiling()  # compiled code has the one operation, in which this runs as in eager code
+        return not problem.mode.compiled  # compiled code has the one operation, in which this runs as in eager code
 
     def forward(self, problem: Problem, rows: bool = False) -> Partial:
         if _shapes_alone(problem) or 0 in problem.sizes.shape:
@@ -152,11 +143,11 @@ class Flex(Engine):
         assert lowered is not None and value is not None
         lowered, parts, width = lowered.folded(), _parts(problem), value.shape[-1]
         query, key, value = map(_wide, copy_shared_rows(lowered.query, lowered.key, value))
-        blocks = None if visible is None else blocks_of(visible, sizes)
+        blocks = None if visible is None else blocks_of(visible, sizes, problem.mode)
         sinks = tiles.sinks(problem)
         numbers = kernel.Numbers(lowered.scale, lowered.softcap, rows or sinks is not None)
         output, log_sum_exp = kernel.attend(query, key, value, blocks, parts, numbers)
-        if output.requires_grad and not compiling():
+        if output.requires_grad and not problem.mode.compiled:
             output, log_sum_exp = _Once.apply(output, log_sum_exp)  # type: ignore[no-untyped-call]
         output = output[..., :width]
         if log_sum_exp is None:
@@ -179,7 +170,7 @@ class Flex(Engine):
         pairs, visible = math.prod(problem.sizes.shape), problem.visible
         if visible is None or _shapes_alone(problem) or not readable(visible.spans.start) or not pairs:
             return Cost(pairs, 0)
-        blocks = blocks_of(visible, problem.sizes)
+        blocks = blocks_of(visible, problem.sizes, problem.mode)
         listed = [*blocks.partial, *blocks.full, *blocks.partial_by_key, *blocks.full_by_key]
         kept = [*listed, *blocks.edges, *(() if blocks.keep is None else (blocks.keep,))]
         count = int((blocks.partial[0].sum() + blocks.full[0].sum()).item())
@@ -214,7 +205,7 @@ def _change_rule(problem: Problem) -> Traced | str | None:
     scores = problem.scores
     if not isinstance(scores, ByTile) or scores.score.changed_by is None:
         return None
-    if compiling() or traced():
+    if problem.mode.compiled or problem.mode.traced:
         return "it is known in parts alone"
     if scores.places is not None and any(place.start or place.step != 1 for place in scores.places):
         return "the kernel counts from 0, and this is a part that begins later"
@@ -222,13 +213,13 @@ def _change_rule(problem: Problem) -> Traced | str | None:
 
 
 def _mask_rule(problem: Problem) -> Traced | str | None:
-    return None if problem.spans is None else residual_rule(problem.spans, problem.sizes)
+    return None if problem.spans is None else residual_rule(problem.spans, problem.sizes, problem.mode)
 
 
 def _in_full(problem: Problem) -> list[int]:
     """The bytes of the part of the mask that is made in full; none where there is no such part."""
     spans = problem.spans
-    if spans is None or compiling() or not isinstance(_mask_rule(problem), str):
+    if spans is None or problem.mode.compiled or not isinstance(_mask_rule(problem), str):
         return []
     # a rule depends on sequence and head as its spans do, as far as is known
     return [math.prod(problem.sizes.shape[2:]) * spans.start.shape[0] * spans.start.shape[1]]
@@ -239,7 +230,7 @@ def _bias_rule(problem: Problem) -> Traced | str | None:
     if problem.bias is None or problem.bias.function is None:
         return None
     found = by_pair(problem.bias.function)
-    if found is None or compiling() or traced():
+    if found is None or problem.mode.compiled or problem.mode.traced:
         return "it is known in parts alone"
     return rules.traced(found, problem.sizes.device, floating=True)
 

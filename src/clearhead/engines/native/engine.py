@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from clearhead.base.products import has_matrix_instructions
-from clearhead.base.tracing import compiling, looked_into, ordinary, plain, some_compiling, traced
+from clearhead.base.tracing import plain
 from clearhead.engines.base import Cost, Engine
 from clearhead.engines.native import bindings
 from clearhead.engines.native.blocks import EVERY, ROWS, blocks_of
@@ -73,12 +73,12 @@ class Native(Engine):
             found.append(f"it computes in float32, and the inputs are {dtype}")
         if problem.seed is not None and problem.origin is not None and _begins_later(problem.origin):
             found.append("its dropout counts keys, heads and sequences from 0, and this is a part that begins later")
-        usual = ordinary()
-        if not usual and looked_into():
+        mode = problem.mode
+        if mode.operations_only:
             found.append("torch.func and forward mode look into PyTorch's own operations only")
-        elif not usual and compiling():
+        elif mode.compiled:
             pass  # the operation that the compiler calls checks its inputs
-        elif (not usual and traced()) or not _is_in_host_memory(problem):
+        elif mode.traced or not _is_in_host_memory(problem):
             found.append("the kernels read memory, and an input is no plain tensor in the host's memory")
         return found
 
@@ -92,7 +92,7 @@ class Native(Engine):
         if dtype is not torch.float32 and has_matrix_instructions(dtype):
             return [f"PyTorch's own kernel is faster in {dtype} on this CPU where nothing is masked"]
         # compiled code serves every size: the size that it was traced with decides nothing
-        if some_compiling() and compiling():
+        if problem.mode.compiled:
             return []
         pairs = math.prod(problem.sizes[:4])
         if dtype is not torch.float32:
@@ -148,12 +148,12 @@ class Native(Engine):
         return unfolded(bindings.gradients(given, rows, grad, (True, *wanted[1:]), sent), problem, wanted[3])
 
     def scores(self, problem: Problem) -> Tensor:
-        if 0 in problem.sizes.shape or problem.needs_grad or compiling():
+        if 0 in problem.sizes.shape or problem.needs_grad or problem.mode.compiled:
             return tiles.scores(problem)
         return bindings.scores(folded(problem))
 
     def fuses(self, problem: Problem, summary: Summary) -> bool:
-        if compiling() or 0 in problem.sizes.shape:  # while a program is exported there are no numbers
+        if problem.mode.compiled or 0 in problem.sizes.shape:  # while a program is exported there are no numbers
             return False
         return summary.top <= FEW_LARGEST and bindings.one_pass(problem)
 

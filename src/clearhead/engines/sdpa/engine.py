@@ -10,20 +10,8 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from clearhead.base.shapes import copy_shared_rows
-from clearhead.base.tracing import (
-    batched,
-    compiling,
-    differentiated_twice,
-    dispatches,
-    empty_of_values,
-    followed,
-    forward_mode,
-    ordinary,
-    readable,
-    some_compiling,
-    transformed,
-    unwrapped,
-)
+from clearhead.base.torch_state import GRAD
+from clearhead.base.tracing import batched, dispatches, empty_of_values, readable, unwrapped
 from clearhead.base.versions import Versions
 from clearhead.engines.base import Cost, Engine
 from clearhead.engines.sdpa.fused import fused
@@ -64,13 +52,13 @@ class Sdpa(Engine):
         if lowered.softcap is not None:
             found.append("the fused kernel has no softcap")
         query, key, value = lowered.query, lowered.key, problem.value
-        usual = type(query) is type(key) is type(value) is Tensor
-        if not usual and _dispatches_values(query, key, value) and not compiling():
+        mode, usual = problem.mode, type(query) is type(key) is type(value) is Tensor
+        if not usual and _dispatches_values(query, key, value) and not mode.compiled:
             found.append("an input is a tensor subclass with operations of its own, which may have no such kernel")
         if not problem.plain:
             found += _against_the_rest(problem)
-        if not ordinary():
-            found += _against_surroundings(problem)
+        if not mode.eager:
+            found += _against_mode(problem)
         return found
 
     def notes(self, problem: Problem) -> list[str]:
@@ -80,7 +68,7 @@ class Sdpa(Engine):
 
     def transparent(self, problem: Problem) -> bool:
         # its pieces depend on values, which are unknown while compiling
-        return not (some_compiling() and compiling()) or problem.plain
+        return problem.plain or not problem.mode.compiled
 
     def forward(self, problem: Problem, rows: bool = False) -> Partial:
         lowered, value = problem.scores, problem.value
@@ -94,7 +82,7 @@ class Sdpa(Engine):
         if problem.visible is not None and problem.visible.unseen == "inside":  # else the pieces leave these keys out
             problem = zero_unseen(problem)
         assert problem.value is not None
-        again = problem.needs_grad and not transformed()
+        again = problem.needs_grad and not problem.mode.transforms
         batches = []
         for batch, parts in pieces(problem):
             query, key, value = (_part(t, 0, batch) for t in (problem.query, problem.key, problem.value))
@@ -129,12 +117,13 @@ def _against_the_rest(problem: Problem) -> list[str]:
     if problem.dropout_p:
         found.append("the fused kernel draws its own dropout, which no other engine can repeat")
     # inside a transform of torch.func a tensor's gradient outside of it is hidden
-    learnt = any(t.requires_grad or (transformed() and unwrapped(t).requires_grad) for t in problem.added)
-    if learnt and (torch.is_grad_enabled() or transformed()):
+    mode = problem.mode
+    learnt = any(t.requires_grad or (mode.transforms and unwrapped(t).requires_grad) for t in problem.added)
+    if learnt and (torch.is_grad_enabled() or mode.transforms):
         found.append("the bias needs a gradient, for which SDPA would make the whole matrix")
     if problem.bias is not None and problem.needs_grad and any(_far_below_zero(t) for t in problem.added):
         found.append("a query's bias is below −100,000 for every key, where SDPA's backward loses its digits")
-    if problem.spans is not None and problem.edges is None and not compiling():
+    if problem.spans is not None and problem.edges is None and not mode.compiled:
         found.append("the mask's values are hidden, and its pieces are chosen by them")
     if problem.by_function and torch.is_grad_enabled():
         found.append("the bias is a function, which may hold what needs a gradient")
@@ -144,17 +133,18 @@ def _against_the_rest(problem: Problem) -> list[str]:
     return found
 
 
-def _against_surroundings(problem: Problem) -> list[str]:
+def _against_mode(problem: Problem) -> list[str]:
     """Objections to transforms and forward mode."""
-    found = []
-    if forward_mode():
+    mode, found = problem.mode, []
+    if mode.forward:
         found.append("PyTorch's fused kernel has no derivatives in forward mode")
-    elif compiling() and followed():
+    elif mode.compiled and mode.operations_only:
         found.append("torch.func and forward mode inside compiled code follow operations one by one")
     inputs = problem.query, problem.key, problem.value
-    if differentiated_twice(*inputs):
+    levels = mode.transforms.count(GRAD)  # autograd may differentiate the gradient of one again, outside of it
+    if levels > 1 or (levels and any(t is not None and unwrapped(t).requires_grad for t in inputs)):
         found.append("PyTorch's fused kernel has no second derivatives")
-    if transformed() and any(t is not None and batched(t) for t in (*inputs, *problem.added)):
+    if mode.transforms and any(t is not None and batched(t) for t in (*inputs, *problem.added)):
         found.append("PyTorch has no batching rule for its fused kernel under torch.func.vmap")
     return found
 

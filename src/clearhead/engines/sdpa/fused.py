@@ -11,18 +11,10 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from clearhead.base.arrays import in_memory_still
 from clearhead.base.batched import Gradients, unbatched
+from clearhead.base.mode import get_mode
 from clearhead.base.shapes import Sizes
 from clearhead.base.torch_private import OWN_SDPA, flash, flash_backward, fused_choice
-from clearhead.base.tracing import (
-    compiling,
-    dispatches,
-    forward_mode,
-    ordinary,
-    traced,
-    transformed,
-    with_memory,
-    without_autocast,
-)
+from clearhead.base.tracing import dispatches, with_memory, without_autocast
 from clearhead.biases.base import Added
 from clearhead.engines.base import by_autograd
 from clearhead.engines.tiled.engine import PLAIN
@@ -69,7 +61,8 @@ def _may_be_a_step() -> bool:
     one that counts operations, change nothing: a checkpoint may compute again under one, and must save the
     same tensors.
     """
-    return ordinary() or not (compiling() or traced() or transformed() or forward_mode())
+    mode = get_mode()
+    return not (mode.compiled or mode.traced or mode.operations_only)
 
 
 class _Flash(torch.autograd.Function):

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from clearhead.base.arrays import accumulated
 from clearhead.base.shapes import Sizes, part, unflatten
+from clearhead.base.tracing import may_be_nan
 from clearhead.engines.tiled import tiles
 from clearhead.problem import regions
 from clearhead.problem.packing import Operands, operands
@@ -97,7 +98,7 @@ def slope_of(
         grad, value = grad.to(dtype), problem.value.to(dtype)
         upstream = tiles.grouped_product(grad, value.transpose(-1, -2))  # Ṗ, once multiplied by dropout's factors
     empty = tiles.may_be_empty(problem)
-    if empty and tiles.may_be_nan(maximum + log_sum):  # −∞ gives 0 by itself but in a row of NaN
+    if empty and may_be_nan(maximum + log_sum):  # −∞ gives 0 by itself but in a row of NaN
         weights.masked_fill_(scores == -torch.inf, 0.0)
     add_sent(upstream, sent, region, logs)
     kept = weights
@@ -108,7 +109,7 @@ def slope_of(
         of_keys(to_value, groups, region).add_(_to_keys(kept, grad, value.shape[1]))
     slope = upstream.sub_(delta).mul_(weights)  # Ṡ
     # where a weight is 0 it would be 0 · NaN, or 0 · ∞ where a value that other queries may see is huge
-    if empty and tiles.may_be_nan(slope.sum()):
+    if empty and may_be_nan(slope.sum()):
         slope.masked_fill_(weights == 0, 0.0)
     if sent.best is not None and sent.best_key is not None:
         _add_at(slope, sent.best_key[region.sides[:3]].unsqueeze(-1), sent.best[region.sides[:3]].unsqueeze(-1), region)

@@ -11,6 +11,7 @@ from torch.utils.checkpoint import checkpoint
 
 from clearhead.base.arrays import in_memory_still
 from clearhead.base.errors import UnsupportedError
+from clearhead.base.mode import CURRENT
 from clearhead.problem.packing import Operands, operands, with_operands, without_operands
 from clearhead.problem.problem import Problem
 from clearhead.problem.region import EVERY, Region
@@ -23,6 +24,7 @@ def checkpointed(
     problem: Problem, every: Sequence[Region], compute: Callable[[Problem, Region], Result]
 ) -> Callable[[Region], Result]:
     """Give `compute(part, region)` under a checkpoint for parts of `every`. It can be differentiated twice or more."""
+    problem = problem._replace(mode=CURRENT)  # each run of a part has its own
     rest, reads, given = without_operands(problem), problem.reads(), operands(problem)
     # the same shapes without memory, from which mask, bias and dropout of a part are cut
     shapes = with_operands(problem, [None if t is None else t.new_empty(()).expand(t.shape) for t in given])
@@ -33,7 +35,7 @@ def checkpointed(
         reads.check()
         in_memory_still(tensors)
         try:  # a checkpoint stops its second run once it has all that it needs
-            group = cut(shapes, Region(region.batch, region.heads))
+            group = cut(shapes._refresh_mode(), Region(region.batch, region.heads))
             return compute(cut(with_operands(group, tensors), region._replace(batch=EVERY, heads=EVERY)), region)
         finally:
             before, reads = reads, rest.reads()  # a score may write to its own running statistics: that is no error

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from clearhead.base.arrays import accumulated
-from clearhead.base.tracing import compiling, dispatches, looked_into, traced
+from clearhead.base.tracing import dispatches
 from clearhead.engines.base import Cost, Engine
 from clearhead.engines.tiled import tiles, user_functions
 from clearhead.engines.tiled.backward import gradients
@@ -36,7 +36,7 @@ class Tiled(Engine):
 
     def transparent(self, problem: Problem) -> bool:
         # the tensors that functions read are no operands: `user_functions` and autograd find them
-        if problem.lowered is None or problem.by_function or looked_into():
+        if problem.lowered is None or problem.by_function or problem.mode.operations_only:
             return True
         return any(t is not None and dispatches(t) for t in operands(problem))
 
@@ -64,10 +64,11 @@ class Tiled(Engine):
             return Partial(tiles.no_keys(problem, problem.query))
         if rows:
             return in_blocks(problem, every)
-        if not (problem.needs_grad or looked_into() or compiling() or traced()):
+        mode = problem.mode
+        if not (problem.needs_grad or mode.operations_only or mode.compiled or mode.traced):
             return Partial(in_blocks(problem, every).output)
         # transforms and forward mode follow plain operations, but no checkpoints
-        again = problem.needs_grad and not looked_into() and len(every) > 1
+        again = problem.needs_grad and not mode.operations_only and len(every) > 1
         output = None
         if again and user_functions.is_supported(problem):
             output = user_functions.compute_output(problem, every)
@@ -93,7 +94,7 @@ def _budget(problem: Problem) -> int:
     another, a block is larger, so that the part of each thread fills its cache."""
     if problem.lowered is not None or not problem.needs_grad:
         return regions.BUDGET
-    return FOLLOWED * regions.BUDGET * (1 if compiling() else min(torch.get_num_threads(), 4))
+    return FOLLOWED * regions.BUDGET * (1 if problem.mode.compiled else min(torch.get_num_threads(), 4))
 
 
 PLAIN = Tiled()  # its blocks are operations of PyTorch's, which can be differentiated again

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from clearhead.base.shapes import unflatten
-from clearhead.base.tracing import in_place
-from clearhead.engines.tiled.tiles import flush_subnormal, may_be_nan, unseen_apart
+from clearhead.base.tracing import is_writable, may_be_nan
+from clearhead.engines.tiled.tiles import flush_subnormal, unseen_apart
 from clearhead.problem.partial import log_add
 from clearhead.problem.region import Region
 
@@ -41,7 +41,7 @@ class Look:
         unseen = values == -torch.inf if self.odd else None
         if may_be_empty and scores.requires_grad:
             scores = unseen_apart(scores)
-        less = Tensor.sub_ if in_place() else Tensor.sub
+        less = Tensor.sub_ if is_writable() else Tensor.sub
         self.scores = less(scores, self.top.unsqueeze(-1))  # (b, h, q, k)
         self._peaks = {PEAK: less(peaks, self.top.unsqueeze(-1))}
         above = self.scores.exp()

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from clearhead.base.arrays import accumulated
-from clearhead.base.tracing import in_place, looked_into
+from clearhead.base.tracing import is_writable
 from clearhead.engines.tiled import tiles
 from clearhead.engines.tiled.backward import add_sent
 from clearhead.engines.tiled.checkpoints import checkpointed
@@ -39,9 +39,10 @@ def in_blocks(problem: Problem, every: list[Region], scores: Scores, summary: Su
 
     problem = tiles.widened(problem)
     # transforms and forward mode follow plain operations, but no checkpoints
-    again = problem.needs_grad and not looked_into() and len(every) > 1
+    followed = problem.mode.operations_only
+    again = problem.needs_grad and not followed and len(every) > 1
     compute = checkpointed(problem, every, block) if again else lambda region: block(cut(problem, region), region)
-    if not problem.needs_grad and not looked_into():
+    if not problem.needs_grad and not followed:
         return _filled(problem, summary, ((region, compute(region)) for region in every))
     rows: dict[str, list[Tensor]] = {}
     sums: dict[str, dict[tuple[int, int], Tensor]] = {}  # by the first sequence and head
@@ -234,7 +235,7 @@ def _tournament(scores: Tensor, peaks: Tensor, count: int) -> Tensor:
     least = torch.finfo(scores.dtype).min
     scores, peaks = scores.clamp(min=least), peaks.clamp(min=least)
     places = torch.arange(PEAK, device=scores.device)
-    put = Tensor.scatter_ if in_place() else Tensor.scatter
+    put = Tensor.scatter_ if is_writable() else Tensor.scatter
     taken = []
     for _ in range(count):
         chunk = peaks.argmax(-1, keepdim=True)

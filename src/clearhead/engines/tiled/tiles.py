@@ -11,7 +11,7 @@ from clearhead.base.dropout import factors
 from clearhead.base.errors import UnsupportedError
 from clearhead.base.modules import with_parameters
 from clearhead.base.shapes import unflatten
-from clearhead.base.tracing import dispatches, distributed, in_place, on_the_host, readable, vectorized
+from clearhead.base.tracing import distributed, is_writable, may_be_nan
 from clearhead.problem.packing import operands, with_operands
 from clearhead.problem.partial import Partial
 from clearhead.problem.problem import Problem
@@ -48,7 +48,7 @@ def partial(problem: Problem) -> Partial:
         return Partial(
             no_keys(problem, problem.query), tile.new_zeros(tile.shape[:3]), tile.new_full(tile.shape[:3], torch.inf)
         )
-    kept = torch.is_grad_enabled() or not in_place()
+    kept = torch.is_grad_enabled() or not is_writable()
     maximum, above, total, blind = exponentials(tile)
     weights = above / total.unsqueeze(-1) if kept else above.div_(total.unsqueeze(-1))
     # −∞ gives 0 by itself but in a row of NaN; autograd needs the 0 also for its gradient, for any of the weight's
@@ -67,19 +67,13 @@ def exponentials(tile: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         tile = unseen_apart(tile)
     maximum = maximum.masked_fill(blind, 0.0)
     above = tile - maximum.unsqueeze(-1)
-    above = above.exp_() if in_place() else above.exp()
+    above = above.exp_() if is_writable() else above.exp()
     return maximum, above, above.sum(-1).masked_fill(blind, 1.0), blind
 
 
 def unseen_apart(tile: Tensor) -> Tensor:
     """The finished scores, where a score of −∞ has no gradient: in a row of NaN it would have one of NaN."""
     return tile.masked_fill(tile.detach() == -torch.inf, -torch.inf)
-
-
-def may_be_nan(numbers: Tensor) -> bool:
-    """Whether one of the numbers may be NaN: those that cannot be read here, or not without waiting, may be."""
-    hidden = not readable(numbers) or not on_the_host(numbers) or vectorized() or dispatches(numbers)
-    return hidden or bool(numbers.isnan().any())
 
 
 def raw_scores(problem: Problem) -> Tensor:
@@ -140,7 +134,7 @@ def flush_subnormal(weights: Tensor) -> Tensor:
     """Set weights below 2⁻¹²⁶, float32's smallest normal number, to 0, as the kernels of `native` do."""
     if weights.dtype != torch.float32:
         return weights
-    return F.threshold(weights, LARGEST_SUBNORMAL, 0.0, inplace=in_place() and not weights.requires_grad)
+    return F.threshold(weights, LARGEST_SUBNORMAL, 0.0, inplace=is_writable() and not weights.requires_grad)
 
 
 def weights_in(tile: Tensor, maximum: Tensor, log_sum: Tensor) -> Tensor:

@@ -21,7 +21,7 @@ from clearhead.base.arrays import in_memory_still
 from clearhead.base.batched import Gradients, followed_back, unbatched, views
 from clearhead.base.errors import UnsupportedError
 from clearhead.base.torch_private import order_of
-from clearhead.base.tracing import compiling, dispatches, on_the_host, traced, with_memory, without_autocast
+from clearhead.base.tracing import dispatches, on_the_host, with_memory, without_autocast
 from clearhead.engines.tiled import tiles
 from clearhead.engines.tiled.backward import slope_of
 from clearhead.engines.tiled.checkpoints import make_replaced_error
@@ -40,7 +40,9 @@ FOLLOWED = 2  # times regions.BUDGET, for each thread: the numbers of a block's 
 
 def is_supported(problem: Problem) -> bool:
     """Whether a problem has functions, and plain tensors on the host, where random draws are noticed."""
-    if (problem.lowered is not None and not problem.by_function) or compiling() or traced():
+    if problem.lowered is not None and not problem.by_function:
+        return False
+    if problem.mode.compiled or problem.mode.traced:
         return False
     return on_the_host(problem.query) and not any(t is not None and dispatches(t) for t in operands(problem))
 
@@ -157,13 +159,14 @@ class _Output(torch.autograd.Function):
         again = torch.is_grad_enabled()  # the gradient is to be differentiated
 
         def compute(grad: Tensor) -> Gradients:
-            return _compute_gradients(problem, ctx.every, ctx.declared, ctx.used, kept, with_memory(grad), wanted)
+            here = problem._refresh_mode()
+            return _compute_gradients(here, ctx.every, ctx.declared, ctx.used, kept, with_memory(grad), wanted)
 
         with without_autocast(problem.sizes.device):
             if again or dispatches(grad):
                 with torch.enable_grad():
                     own = views(operands(problem))
-                    found = followed(with_operands(problem, own), ctx.every, again=True)
+                    found = followed(with_operands(problem._refresh_mode(), own), ctx.every, again=True)
                 _check_used(ctx.used, _find_used(found, own, ctx.declared, ctx.used)[0])
                 each = followed_back(found, grad, [*own, *ctx.declared], wanted, create_graph=again)
             else:

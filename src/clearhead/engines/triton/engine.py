@@ -10,9 +10,10 @@ from types import ModuleType
 import torch
 from torch import Tensor
 
+from clearhead.base.mode import assume_constant
 from clearhead.base.shapes import Sizes
 from clearhead.base.torch_private import is_zero_tensor
-from clearhead.base.tracing import compiling, constant, dispatches, empty_of_values, looked_into, recorded, traced
+from clearhead.base.tracing import dispatches, empty_of_values
 from clearhead.biases.base import Added
 from clearhead.engines import proof
 from clearhead.engines.base import Cost, Engine
@@ -34,13 +35,13 @@ LENGTH, KEYS = 70, 75  # of the proof: more than one block of either side, and n
 TRITON = importlib.util.find_spec("triton") is not None
 
 
-@constant
+@assume_constant
 def has_triton() -> bool:
     """Whether Triton, which makes machine code for GPUs, is installed: looked up once, and compiled code may ask."""
     return TRITON
 
 
-@constant
+@assume_constant
 def interpreted() -> bool:
     """Whether Triton interprets kernels on the CPU: TRITON_INTERPRET=1, before it was imported."""
     import os
@@ -88,14 +89,15 @@ class Triton(Engine):
             found.append("its dropout counts one by one, and this is a part that leaves some out")
         if 0 in sizes.shape or (lowered is not None and not lowered.query.shape[-1]):
             found.append("there is nothing to compute")
-        if looked_into():
+        mode = problem.mode
+        if mode.operations_only:
             found.append("torch.func and forward mode look into PyTorch's own operations only")
         elif empty_of_values(problem.query):
-            if recorded():
+            if mode.recorded:
                 found.append("a trace records PyTorch's own operations, and the kernels are none")
-        elif traced() or not (compiling() or all(map(_dense, operands(problem)))):
+        elif mode.traced or not (mode.compiled or all(map(_dense, operands(problem)))):
             found.append("the kernels read memory, and an input is no plain tensor on the device")
-        elif not found and sizes.device.type == "cuda" and not compiling():
+        elif not found and sizes.device.type == "cuda" and not mode.compiled:
             found += _proved(self, problem)
         return found
 

@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 
 from clearhead.base.kept import Memo
-from clearhead.base.tracing import capturing
 from clearhead.biases.base import Added
 from clearhead.engines.triton.blocks import SHARED
 from clearhead.problem.problem import Problem
@@ -60,6 +59,5 @@ def _visible(visible: Visible, folded: Callable[[Tensor], Tensor], rows: int) ->
         gaps = None if spans.gaps is None else (folded(spans.gaps[0]), folded(spans.gaps[1]))
         spans = spans._replace(start=folded(spans.start), stop=folded(spans.stop), gaps=gaps)
     found = visible._replace(spans=spans, memo=Memo())
-    if not capturing():
-        visible.memo[name] = found
+    visible.memo.keep_uncaptured(name, found)
     return found

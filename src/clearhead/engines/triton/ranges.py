@@ -10,7 +10,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from clearhead.base.tracing import capturing
 from clearhead.problem.problem import Problem
 from clearhead.problem.visible import Visible
 
@@ -28,8 +27,7 @@ def ranges(problem: Problem, queries: int, keys: int) -> Tensor | None:
         return found
     with torch.inference_mode(False), torch.no_grad():
         found = _ranges(visible, problem.sizes.queries, queries, keys)
-    if not capturing():
-        visible.memo[name] = found
+    visible.memo.keep_uncaptured(name, found)
     return found
 
 

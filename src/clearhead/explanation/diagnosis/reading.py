@@ -14,7 +14,7 @@ from clearhead.base.arrays import to_tensor, to_tensor_float
 from clearhead.base.errors import UnsupportedError
 from clearhead.base.shapes import as_inputs, fit
 from clearhead.base.torch_private import whole_of
-from clearhead.base.tracing import compiling, readable, transformed
+from clearhead.base.tracing import readable
 from clearhead.biases.base import Bias
 from clearhead.biases.dense import DenseBias
 from clearhead.explanation.diagnosis.case import Case
@@ -46,7 +46,7 @@ def case_of(call: Arguments, bias_name: str = "bias") -> Case:
     if refused:
         fit(added["mask"], problem.sizes, "mask")
     inputs = _inputs(call, problem)
-    if not all(map(readable, [*inputs.values(), *added.values()])) or compiling() or transformed():
+    if not all(map(readable, [*inputs.values(), *added.values()])) or problem.mode.compiled or problem.mode.transforms:
         raise UnsupportedError(
             f"diagnose reads the numbers of its inputs, and query {tuple(problem.query.shape)} has none here: they are "
             "meta or fake tensors, or inside a transform of torch.func or torch.compile. Call it in eager code."

@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from clearhead import _attention
 from clearhead._attention import Arguments
 from clearhead.base.errors import ClearheadError, UnsupportedError, require
+from clearhead.base.mode import get_mode
 from clearhead.base.shapes import Align
-from clearhead.base.tracing import compiling
 from clearhead.distributed import Layout
 from clearhead.distributed.layout import check_layout
 from clearhead.masks.base import Mask
@@ -128,9 +128,10 @@ def _mask(backend: str, masks: Any, *args: Any, **kwargs: Any) -> Tensor | None:
     """
     if backend == MASKED:
         kwargs["allow_is_causal_skip"] = False
-    make = masks.eager_mask if backend == MASKED and not compiling() else masks.sdpa_mask
+    compiled = get_mode().compiled
+    make = masks.eager_mask if backend == MASKED and not compiled else masks.sdpa_mask
     mask: Tensor | None = make(*args, **kwargs)
-    return mask if mask is None or compiling() else keep_made(mask)
+    return mask if mask is None or compiled else keep_made(mask)
 
 
 def _attend(
@@ -151,7 +152,7 @@ def _attend(
     shape = (*query.shape[:3], key.shape[2])
     made, bias = made_of(attention_mask, shape), kwargs.get("position_bias")
     check_keywords(type(module).__name__, backend, kwargs)
-    if kwargs.get("output_attentions") and not compiling():
+    if kwargs.get("output_attentions") and not get_mode().compiled:
         warnings.warn(
             f"{type(module).__name__} runs on clearhead's engines, which give no weights, so the model's attentions "
             "are empty. For lazy weights of every layer: with ch.models.lazy_attentions(model): model(…).",

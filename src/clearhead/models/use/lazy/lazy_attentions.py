@@ -10,13 +10,12 @@ from torch import Tensor, nn
 
 from clearhead.base.errors import ClearheadError, UnsupportedError, require
 from clearhead.base.managers import Managed, caller
+from clearhead.base.mode import get_mode
 from clearhead.base.numbers import check_count
 from clearhead.base.tracing import (
-    compiling,
     empty_of_values,
     in_backward,
     refuse_jit,
-    transformed,
     unobserved,
     without_autocast,
 )
@@ -194,8 +193,8 @@ def _asked(kwargs: dict[str, Any]) -> bool:
 
 
 def _refuse(name: str, query: Tensor, key: Tensor, kwargs: dict[str, Any]) -> None:
-    wrong = None
-    if compiling():
+    wrong, mode = None, get_mode()
+    if mode.compiled:
         wrong = "inside torch.compile(), which merges its operations", "Run the model uncompiled"
     elif kwargs.get("dropout"):
         wrong = (
@@ -203,7 +202,7 @@ def _refuse(name: str, query: Tensor, key: Tensor, kwargs: dict[str, Any]) -> No
             "draws in its kernel",
             "Call model.eval(), or set the attention dropout to 0",
         )
-    elif transformed():
+    elif mode.transforms:
         wrong = "inside a transform of torch.func (vmap, grad), whose tensors have no values", "Run it without one"
     elif query.is_nested or key.is_nested:
         wrong = "with nested tensors", "Run it on a padded batch and a mask"
