@@ -54,7 +54,7 @@ def test_nothing_is_read_back(name, engine, monkeypatch):
     query, key, value = (t.requires_grad_() for t in inputs())
     run = lambda: ch.attention(query, key, value, mask=MASKS[name], engine=engine)
     want = run()  # what is remembered of the mask is read on the host, which here is the same device
-    for where in ("problem.unseen.on_the_host", "base.tracing.on_the_host"):
+    for where in ("problem.unseen.is_on_host", "base.tensor_kind.is_on_host"):
         monkeypatch.setattr(f"clearhead.{where}", lambda tensor: False)
     with NoReads():
         output = run()
@@ -71,7 +71,7 @@ def test_raw_scores_of_what_no_query_sees_are_those_of_zeros_there_too(monkeypat
     mask = ch.Lengths([5, 9])
     want = ch.weights(query, key, mask=mask).scores()
     for module in (unseen, problem, weights):
-        monkeypatch.setattr(module, "on_the_host", lambda tensor: False)
+        monkeypatch.setattr(module, "is_on_host", lambda tensor: False)
     found = problem.make_problem(query, key, mask=mask)
     assert found.key.isnan().any()
     torch.testing.assert_close(ch.weights(query, key, mask=mask).scores(), want, rtol=0, atol=0)
@@ -81,7 +81,7 @@ def test_a_problem_is_guarded_once(monkeypatch):
     """Its poison stays, where it is not known whether its operands are finite."""
     query, key, value = inputs()
     key[0, 0, 3] = torch.nan
-    monkeypatch.setattr(unseen, "on_the_host", lambda tensor: False)
+    monkeypatch.setattr(unseen, "is_on_host", lambda tensor: False)
     once = guard(problem.make_problem(query, key, value, mask=ch.Causal()))
     assert guard(once) is once and once.poison[1].isnan().any()
 

@@ -322,7 +322,7 @@ def test_what_is_asked_of_cuda(monkeypatch):
 
 
 def test_edges_of_another_device_are_read_when_they_are_asked_for(monkeypatch):
-    monkeypatch.setattr("clearhead.problem.visible.on_the_host", lambda tensor: False)
+    monkeypatch.setattr("clearhead.problem.visible.is_on_host", lambda tensor: False)
     sizes = Sizes(1, 1, 4, 6)
     seen = visible(ch.Lengths([3])._resolve(sizes), sizes)
     assert isinstance(seen.known, Later) and not seen.read and seen.unseen == "inside"

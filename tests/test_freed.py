@@ -6,7 +6,7 @@ import pytest
 import torch
 from apart import run
 
-from clearhead.base.tracing import freed
+from clearhead.base.tensor_kind import is_freed
 
 BEGIN = """
 import tempfile, torch, clearhead as ch
@@ -140,4 +140,4 @@ def test_random_views_are_told_from_freed_ones(number):
     last = view.storage_offset() + sum(s * (n - 1) for s, n in zip(view.stride(), view.shape, strict=True))
     for held in (0, 4 * last, 4 * last + 4, 4 * last + 40):
         whole.untyped_storage().resize_(held)
-        assert freed(view) == (held <= 4 * last), (view.shape, view.stride(), held)
+        assert is_freed(view) == (held <= 4 * last), (view.shape, view.stride(), held)

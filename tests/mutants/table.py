@@ -521,7 +521,7 @@ MODELS = [
     ),
     Mutant(
         "models/tap/masks.py",
-        'digest(tensor) if tensor.device.type == "cpu" and readable(tensor) else 0',
+        'digest(tensor) if tensor.device.type == "cpu" and is_readable(tensor) else 0',
         "0",
         "a mask that NumPy writes to between calls is recorded as it was",
         "models/test_own_modules.py",

@@ -14,8 +14,9 @@ from torch import Tensor
 from typing_extensions import TypeVar
 
 from clearhead.base.errors import ClearheadError, ShapeError, columns
+from clearhead.base.mode import get_mode
+from clearhead.base.tensor_kind import holds_all_bytes, is_freed, is_readable, materialize_zeros
 from clearhead.base.torch_private import is_zero_tensor
-from clearhead.base.tracing import compiling, freed, holds, ordinary, readable, with_memory
 
 Array = Tensor | np.ndarray
 Integers = Array | Sequence[int] | Sequence[Sequence[int]]
@@ -43,7 +44,7 @@ def refuse_additive(mask: Array, name: str, remedy: str = "mask={}") -> None:
         if mask.dtype.kind not in "iu":
             return
         numbers = torch.from_numpy(np.asarray(mask, np.int64))
-    elif mask.is_floating_point() or mask.is_complex() or mask.dtype == torch.bool or not readable(mask):
+    elif mask.is_floating_point() or mask.is_complex() or mask.dtype == torch.bool or not is_readable(mask):
         return
     else:
         numbers = mask.long()  # unsigned numbers are compared with none below 0
@@ -134,7 +135,7 @@ def check_memory(tensor: Tensor, name: str) -> Tensor:
     if is_causal_bias(tensor):
         align = tensor.variant.name.lower() if hasattr(tensor, "variant") else "lower_right"  # a view has none
         raise ClearheadError(f"{name} is a CausalBias, which holds no numbers: pass mask=Causal(), align={align!r}.")
-    if freed(tensor):
+    if is_freed(tensor):
         raise ClearheadError(
             f"{name}, {tensor.dtype}, shape {tuple(tensor.shape)}, has no memory: its storage holds "
             f"{tensor.untyped_storage().nbytes():,} bytes, fewer than shape and strides need. A call of "
@@ -147,7 +148,7 @@ def check_memory(tensor: Tensor, name: str) -> Tensor:
 def check_memories(named: Iterable[tuple[str, Tensor | None]]) -> None:
     """The same for several tensors and their names, in less time: what is at work is asked once for all of them, and a
     tensor that comes twice, as that of self-attention, is looked at once."""
-    usual, last = ordinary(), None
+    usual, last = get_mode().eager, None
     for name, tensor in named:
         if tensor is last:
             continue
@@ -155,7 +156,7 @@ def check_memories(named: Iterable[tuple[str, Tensor | None]]) -> None:
         if tensor is None:
             continue
         plain = usual and type(tensor) is Tensor and tensor.is_cpu and tensor.layout is torch.strided
-        if not (plain and holds(tensor)):
+        if not (plain and holds_all_bytes(tensor)):
             check_memory(tensor, name)
 
 
@@ -194,9 +195,9 @@ def check_kind(tensor: Tensor, name: str) -> None:
 def to_tensor_float(array: Any, name: str) -> Tensor:
     """As `to_tensor`; integer and boolean NumPy arrays become float64."""
     if isinstance(array, Tensor):
-        if compiling():
+        if get_mode().compiled:
             return array
-        return with_memory(array) if is_zero_tensor(array) else check_memory(array, name)
+        return materialize_zeros(array) if is_zero_tensor(array) else check_memory(array, name)
     tensor = to_tensor(array, name)
     return tensor if tensor.is_floating_point() else tensor.double()
 

@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 
 from clearhead.base.arrays import check_memories
+from clearhead.base.mode import count_loss_batches
+from clearhead.base.tensor_kind import has_vmap_dimension
 from clearhead.base.torch_state import add_batch_dim, is_batch_of_losses, is_wrapped, remove_batch_dim
-from clearhead.base.tracing import batch_level, batched
 
 Gradients = tuple[Tensor | None, ...]
 Compute = Callable[..., Gradients]
@@ -44,7 +45,7 @@ def unbatched(compute: Compute, *grads: Tensor | None) -> Gradients:
     if any(map(is_batch_of_losses, given)):
         return _each_of(compute, grads)
     if any(map(is_wrapped, given)):
-        if any(map(batched, given)):
+        if any(map(has_vmap_dimension, given)):
             found: Gradients = _OneByOne.apply(compute, *grads)  # type: ignore[no-untyped-call]
             return found
         given = [g for g in given if not is_wrapped(g)]  # a wrapper has no storage
@@ -54,7 +55,7 @@ def unbatched(compute: Compute, *grads: Tensor | None) -> Gradients:
 
 def _each_of(compute: Compute, grads: Gradients) -> Gradients:
     """The gradients for each gradient of the results that `is_grads_batched=True` has batched."""
-    level = batch_level()
+    level = count_loss_batches()
     known = [g is not None and is_batch_of_losses(g) for g in grads]
     plain: list[Tensor | None] = [
         remove_batch_dim(g, level, 0, 0) if b and g is not None else g for g, b in zip(grads, known, strict=True)

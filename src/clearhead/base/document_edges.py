@@ -11,10 +11,10 @@ import torch
 from torch import Tensor, nn
 
 from clearhead.base.errors import ClearheadError, ShapeError
+from clearhead.base.mode import get_mode
 from clearhead.base.positions import query_offset
 from clearhead.base.rules import ByPair, by_pair
 from clearhead.base.shapes import Align, Sizes, extent, moved
-from clearhead.base.tracing import compiling
 
 Part = Callable[[slice, slice, slice, slice], Tensor]
 
@@ -135,7 +135,7 @@ class DocumentEdges:
             tiles = []
             asked = [range(*extent(side, size)) for side, size in zip((queries, keys), sizes[2:4], strict=True)]
             first, last = 0, len(self.numbers[0]) - 1
-            if not compiling():  # the compiler cannot trace bisect
+            if not get_mode().compiled:  # the compiler cannot trace bisect
                 first = max(bisect_right(sums, side.start) for side, sums in zip(asked, self.numbers, strict=True)) - 1
                 last = min(bisect_left(sums, side.stop) for side, sums in zip(asked, self.numbers, strict=True))
             for n in range(first, last):

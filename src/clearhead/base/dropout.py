@@ -22,9 +22,9 @@ import torch
 from torch import Tensor
 
 from clearhead.base.errors import ClearheadError, UnsupportedError
+from clearhead.base.mode import count_loss_batches, get_mode
 from clearhead.base.shapes import Sizes
 from clearhead.base.text import brief
-from clearhead.base.tracing import batch_level, vectorized
 
 _FIRST, _SECOND = 0x7FEB352D, 0x846CA68B - 2**32  # as signed numbers, for PyTorch's int32
 _COLUMNS = 0x9E3779B9 - 2**32
@@ -41,7 +41,7 @@ def check_dropout(p: Any, name: str) -> float:
 
 def draw_seed(device: torch.device) -> Tensor:
     """A seed from torch's generator: `torch.manual_seed` makes dropout repeat."""
-    if vectorized() or batch_level():
+    if get_mode().vectorized or count_loss_batches():
         raise UnsupportedError(
             "dropout inside torch.func.vmap, or a transform with vectorize=True, would be the same for every sample: "
             "pass dropout_p=0, or give the inputs a batch dimension of their own, and call attention() on the whole "

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from torch import Tensor
 
-from clearhead.base.tracing import capturing
+from clearhead.base.mode import is_capturing_graph
 
 LIMIT = 2**28  # bytes of all tables together
 
@@ -27,7 +27,7 @@ class Memo(dict[Any, Any]):
 
     def keep_uncaptured(self, name: Any, value: Any) -> None:
         """Set a value on a device; none while a CUDA graph is captured, since its memory is the graph's."""
-        if not capturing():
+        if not is_capturing_graph():
             self[name] = value
 
     def __reduce__(self) -> Any:

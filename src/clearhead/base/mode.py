@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple, TypeVar, cast
 
+import torch
 from torch.compiler import is_compiling, is_dynamo_compiling, is_exporting
 
 from clearhead.base import torch_private, torch_state
@@ -14,6 +15,7 @@ from clearhead.base.torch_state import (
     VMAP,
     any_autocast,
     backward_task,
+    batches_of_losses,
     dispatch_modes,
     dual_level,
     interpreter,
@@ -118,3 +120,23 @@ def _is_differentiated() -> bool:
 @assume_constant  # compiled code has no task of its own; PyTorch 2.12 takes the number for a value
 def _is_in_backward() -> bool:
     return backward_task() != -1
+
+
+def count_loss_batches() -> int:
+    """How many batches of `torch.autograd`'s own are nested here (`vectorize=True`, `is_grads_batched=True`)."""
+    return 0 if get_mode().compiled else batches_of_losses()
+
+
+@assume_constant
+def is_inside_transform() -> bool:
+    """Whether, in code that is being compiled, `torch.func` or forward mode is at work: the answer is compiled in."""
+    return dual_level() >= 0 or bool(transforms())
+
+
+def is_capturing_graph() -> bool:
+    """Whether a CUDA graph is captured: memory that is made meanwhile is the graph's, and is kept nowhere else."""
+    started: bool = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+    return started and torch.cuda.is_current_stream_capturing()
+
+
+any_thread_compiles = is_compiling  # whether any thread compiles

@@ -14,8 +14,9 @@ from torch import Tensor, nn
 
 from clearhead.base.errors import ClearheadError, UnsupportedError
 from clearhead.base.managers import caller
+from clearhead.base.mode import get_mode
+from clearhead.base.tensor_kind import has_own_dispatch, is_dtensor, is_readable
 from clearhead.base.torch_private import drop_hooks, hooks_of, is_hooked, parts_of, put_parts
-from clearhead.base.tracing import compiling, dispatches, distributed, readable
 
 Module = TypeVar("Module", bound=nn.Module)
 Change = Callable[[Tensor], Tensor]
@@ -24,7 +25,7 @@ Values = tuple[float, ...]
 
 def values_of(tensor: Tensor) -> Values | None:
     """Its numbers, in order; None where they can't be read."""
-    known = readable(tensor) and not dispatches(tensor)
+    known = is_readable(tensor) and not has_own_dispatch(tensor)
     return tuple(tensor.detach().flatten().tolist()) if known else None
 
 
@@ -37,7 +38,7 @@ def set_again(name: str, tensor: Tensor, values: Values | None) -> None:
             f"to be.\nLoad a state dict in place of it, or pass a {name} that was made outside of torch.device('meta')."
         )
     numbers = torch.tensor(values, dtype=tensor.dtype, device=tensor.device).reshape(tensor.shape)
-    if distributed(tensor):
+    if is_dtensor(tensor):
         from torch.distributed.tensor import distribute_tensor
 
         numbers = distribute_tensor(numbers, tensor.device_mesh, tensor.placements)  # type: ignore[attr-defined]
@@ -74,7 +75,7 @@ def after_hooks(module: Module, *inputs: Any) -> Module:
         return module
     before, of_output = hooks_of(module)
     name = type(module).__name__
-    had = None if compiling() else dict(vars(module))  # the compiler would take in what the hooks replace
+    had = None if get_mode().compiled else dict(vars(module))  # the compiler would take in what the hooks replace
     for hook, keywords in before:
         if (hook(module, inputs, {}) if keywords else hook(module, inputs)) is not None:
             raise UnsupportedError(
@@ -82,7 +83,7 @@ def after_hooks(module: Module, *inputs: Any) -> Module:
                 "so that it can set weights, and what it returns has no use: let it return None.\nChange query and key "
                 "before the call."
             )
-    if of_output and not compiling():
+    if of_output and not get_mode().compiled:
         caller().warn(
             f"{name} has a forward hook or a backward hook, which is not run: attention() reads a score or a bias part "
             "by part, and no output of the whole exists. Forward pre-hooks are run. To see weights call "

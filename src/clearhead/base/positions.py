@@ -10,9 +10,10 @@ from torch import Tensor
 
 from clearhead.base.arrays import to_tensor
 from clearhead.base.errors import ClearheadError, ShapeError
+from clearhead.base.mode import get_mode
 from clearhead.base.shapes import Align, Sides, Sizes, one_or, part, placed
 from clearhead.base.steps import PAIRS, Step
-from clearhead.base.tracing import holds, ordinary
+from clearhead.base.tensor_kind import holds_all_bytes
 
 FAR = 2**40  # beyond any length; sums of such numbers do not overflow int64
 
@@ -30,7 +31,13 @@ def check_align(align: Any) -> Align:
         return max(-FAR, min(int(align), FAR))
     if isinstance(align, str) or not hasattr(align, "shape"):
         raise ClearheadError(f"align is {align!r:.60}. {_ADVICE}")
-    if type(align) is Tensor and align.dtype is torch.int64 and align.ndim < 2 and ordinary() and holds(align):
+    if (
+        type(align) is Tensor
+        and align.dtype is torch.int64
+        and align.ndim < 2
+        and get_mode().eager
+        and holds_all_bytes(align)
+    ):
         return align.clamp(-FAR, FAR)
     positions = to_tensor(align, "align")
     if positions.is_floating_point() or positions.is_complex() or positions.dtype == torch.bool or positions.ndim > 1:

@@ -6,13 +6,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from clearhead.base.contexts import is_autocasting
+from clearhead.base.mode import assume_constant, get_mode
 from clearhead.base.torch_private import amx
-from clearhead.base.tracing import autocasting, compiling, constant
 
 TILE = 32  # numbers of bfloat16 in a row of an AMX tile
 
 
-@constant
+@assume_constant
 def has_matrix_instructions(dtype: torch.dtype) -> bool:
     """True if this CPU multiplies matrices of `dtype` by matrix instructions (AMX), as PyTorch's kernels then do."""
     asked = amx.get(dtype)
@@ -33,13 +34,13 @@ def multiply(left: Tensor, right: Tensor) -> Tensor:
     Returns:
         The product, (..., n, d).
     """
-    low = left.dtype == torch.bfloat16 or autocasting(left.device)
+    low = left.dtype == torch.bfloat16 or is_autocasting(left.device)
     if not low or left.device.type != "cpu" or not has_matrix_instructions(torch.bfloat16):
         return left @ right
     rows, inner, columns = left.shape[-2], left.shape[-1], right.shape[-1]
     more_rows, more_inner, more_columns = (-size % TILE for size in (rows, inner, columns))
     # compiled code pads in every case: a condition on the number of rows would bind the code to some lengths
-    if not compiling() and not more_rows + more_inner + more_columns:
+    if not get_mode().compiled and not more_rows + more_inner + more_columns:
         return left @ right
     padded = F.pad(left, (0, more_inner, 0, more_rows)) @ F.pad(right, (0, more_columns, 0, more_inner))
     return padded[..., :rows, :columns]

@@ -13,9 +13,9 @@ from clearhead.base.errors import ClearheadError, ShapeError, UnsupportedError
 from clearhead.base.fold import fold
 from clearhead.base.function_reads import FunctionReads
 from clearhead.base.kept import Memo
+from clearhead.base.mode import get_mode
 from clearhead.base.shapes import Sizes, broadcasts, extent
 from clearhead.base.single_pairs import call_rule
-from clearhead.base.tracing import compiling
 
 Rule = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 
@@ -140,7 +140,7 @@ def broadcast(found: Tensor, shape: Sequence[int], title: str) -> Tensor:
 
 def reads_of(fn: Rule, reads: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
     """The tensors that a rule reads: those given as `reads`, and those found by the names in its code."""
-    return reads if compiling() else (*reads, *FunctionReads(fn).tensors)
+    return reads if get_mode().compiled else (*reads, *FunctionReads(fn).tensors)
 
 
 def title_of(who: str, fn: Rule) -> str:

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from clearhead.base.errors import ClearheadError
+from clearhead.base.tensor_kind import is_freed, is_readable
 from clearhead.base.text import brief
-from clearhead.base.tracing import freed, readable
 
 LISTS = (list, tuple, range)
 FORMS = "a number, a slice, or a list of these"
@@ -21,8 +21,8 @@ FORMS = "a number, a slice, or a list of these"
 def items_of(selector: Any) -> tuple[Any, ...]:
     """The parts of a selector: whole numbers as Python's, slices, and whatever else stands in it, as it is. Arrays of
     NumPy and tensors are lists of their numbers."""
-    numbers = isinstance(selector, Tensor) and selector.layout == torch.strided and readable(selector)
-    numbers = numbers and not freed(selector)
+    numbers = isinstance(selector, Tensor) and selector.layout == torch.strided and is_readable(selector)
+    numbers = numbers and not is_freed(selector)
     if numbers or isinstance(selector, np.ndarray):
         selector = selector.tolist()
     return tuple(map(_plain, selector if isinstance(selector, LISTS) else (selector,)))

@@ -20,9 +20,9 @@ from torch import Tensor
 
 from clearhead.base.arrays import FLOATS, check_float, check_memory
 from clearhead.base.errors import ClearheadError, ShapeError, columns
-from clearhead.base.mode import get_mode
+from clearhead.base.mode import any_thread_compiles, get_mode
 from clearhead.base.numbers import check_count
-from clearhead.base.tracing import as_followed, compiling, empty_of_values, some_compiling
+from clearhead.base.tensor_kind import has_no_values, to_fake
 
 Align = Literal["upper_left", "lower_right"] | int | Tensor | None
 AlignLike = Align | np.ndarray
@@ -222,7 +222,7 @@ def _fold(tensor: Tensor, outer: tuple[int, ...], heads: int) -> Tensor:
 
 def refuse_fakes(named: Mapping[str, Tensor]) -> None:
     """Raise where some tensors have values, and others a shape alone."""
-    fakes = {name: not compiling() and empty_of_values(tensor) for name, tensor in named.items()}
+    fakes = {name: not get_mode().compiled and has_no_values(tensor) for name, tensor in named.items()}
     if len(set(fakes.values())) > 1:
         listed = " and ".join(name for name, fake in fakes.items() if fake)
         raise ClearheadError(f"{listed} has a shape alone (a fake tensor) and the others have values; pass one kind.")
@@ -265,13 +265,13 @@ def placed(tensor: Tensor, device: torch.device, who: str) -> Tensor:
             f"{who} is on the meta device, shape {tuple(tensor.shape)}, which holds no values, and the inputs are on "
             f"{device}. Make it outside of `torch.device('meta')`."
         )
-    return moved(as_followed(check_memory(tensor, f"a tensor of {who}")), device)
+    return moved(to_fake(check_memory(tensor, f"a tensor of {who}")), device)
 
 
 def moved(tensor: Tensor, device: torch.device) -> Tensor:
     """A tensor on a device. To CUDA from memory that is not pinned the host does not wait: the driver has its copy
     before the call returns. Pinned memory is read later, when its owner may have written to it."""
-    if device.type != "cuda" or compiling() or not tensor.is_cpu or tensor.is_pinned():
+    if device.type != "cuda" or get_mode().compiled or not tensor.is_cpu or tensor.is_pinned():
         return tensor.to(device)
     return tensor.to(device, non_blocking=True)
 
@@ -283,7 +283,7 @@ def copy_shared_rows(*tensors: Tensor) -> list[Tensor]:
     for place, tensor in enumerate(tensors):
         if tensor.is_contiguous():
             continue
-        if some_compiling() and get_mode().compiled:
+        if any_thread_compiles() and get_mode().compiled:
             return found
         reach = 0  # the span in memory of the dimensions so far, from the innermost
         for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
@@ -298,7 +298,7 @@ def copy_shared_rows(*tensors: Tensor) -> list[Tensor]:
 def extent(side: slice, size: int) -> tuple[int, int, int]:
     """The begin, the end and the step of a slice of a dimension. In compiled code slices lie inside, so they are not
     clamped to the size: the code then serves other sizes too."""
-    if compiling():
+    if get_mode().compiled:
         return side.start or 0, size if side.stop is None else side.stop, side.step or 1
     found = range(size)[side]
     return found.start, max(found.stop, found.start), found.step

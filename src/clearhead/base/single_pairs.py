@@ -13,7 +13,6 @@ from torch.overrides import TorchFunctionMode
 
 from clearhead.base.errors import UnsupportedError
 from clearhead.base.mode import get_mode
-from clearhead.base.tracing import compiling, exporting, traced
 
 _TRIED = 3  # pairs on which a rule is tried
 _PART = (2, 3, 5, 7)  # sequences, heads, queries and keys
@@ -33,9 +32,11 @@ def call_rule(rule: Callable[..., Any], by_rows: bool | None, *arguments: Tensor
     Returns:
         The rule's result.
     """
-    if by_rows is None and (is_dynamo_compiling() or traced()):
-        by_rows = not exporting()
-    elif by_rows is None or (by_rows and compiling() and not is_dynamo_compiling()):  # torch.export takes no torch.vmap
+    if by_rows is None and (is_dynamo_compiling() or get_mode().traced):
+        by_rows = not get_mode().exported
+    elif by_rows is None or (
+        by_rows and get_mode().compiled and not is_dynamo_compiling()
+    ):  # torch.export takes no torch.vmap
         by_rows = reads_rows(rule, len(arguments) > 4, arguments[0].device)
     if not by_rows or not all(argument.numel() for argument in arguments):
         return rule(*arguments)
@@ -68,10 +69,10 @@ def reads_rows(rule: Callable[..., Any], of_score: bool = False, device: torch.d
     Raises:
         UnsupportedError: If `torch.export` meets a rule whose result for a pair depends on the pairs beside it.
     """
-    if is_dynamo_compiling() or traced():
+    if is_dynamo_compiling() or get_mode().traced:
         return None
     with torch.random.fork_rng(devices=[]):  # a rule may draw random numbers
-        if not compiling():  # an exported program keeps the operations of a trial, also of one that fails
+        if not get_mode().compiled:  # an exported program keeps the operations of a trial, also of one that fails
             pairs = _zeros([(_TRIED,)] * 4, (_TRIED,), of_score, device)
             with torch.no_grad():
                 failure, _, elementwise = _try(rule, pairs, _Operations(pairs, exact=True))
@@ -88,7 +89,7 @@ def reads_rows(rule: Callable[..., Any], of_score: bool = False, device: torch.d
         failure, found, by_pair = _try(rule, part, _Operations(part, exact=False))
     if failure is not None:
         return None
-    if not compiling() or (by_pair and isinstance(found, Tensor) and found.ndim == len(_PART)):
+    if not get_mode().compiled or (by_pair and isinstance(found, Tensor) and found.ndim == len(_PART)):
         return False
     raise UnsupportedError(
         f"{getattr(rule, '__name__', type(rule).__name__)} computes with many pairs at once, and torch.export takes no "

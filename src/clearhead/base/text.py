@@ -29,10 +29,10 @@ def brief(thing: Any, most: int = 60) -> str:
     """
     from torch import Tensor  # here, since pages are made without torch
 
-    from clearhead.base.tracing import freed
+    from clearhead.base.tensor_kind import is_freed
 
     for part in thing if isinstance(thing, list | tuple) else (thing,):
-        if isinstance(part, Tensor) and freed(part):
+        if isinstance(part, Tensor) and is_freed(part):
             said = f"a tensor of {part.dtype}, shape {tuple(part.shape)}, that has no memory"
             return said if part is thing else f"a {type(thing).__name__} with {said}"
     return f"{thing!r:.{most}}"

@@ -14,8 +14,8 @@ from torch import Tensor
 from clearhead.base.arrays import check_memory
 from clearhead.base.errors import ClearheadError
 from clearhead.base.mode import get_mode
+from clearhead.base.tensor_kind import get_address, holds_all_bytes, is_freed, is_plain
 from clearhead.base.torch_private import uncounted, version
-from clearhead.base.tracing import address, freed, holds, ordinary, plain
 
 _KEPT = 2**12  # so many factors are kept: most tensors have fewer rows and columns
 _BAND = 2**15  # numbers that are read at a time: 256 KB
@@ -36,7 +36,7 @@ class Versions:
             if uncounted(tensor):
                 self.known = False
             else:
-                self._seen.append((name, tensor, version(tensor), address(tensor)))
+                self._seen.append((name, tensor, version(tensor), get_address(tensor)))
 
     def __reduce__(self) -> Any:  # a copy has tensors of its own, whose writes are counted anew
         return _again, ([(name, tensor, version(tensor) != before) for name, tensor, before, _ in self._seen],)
@@ -47,7 +47,7 @@ class Versions:
             return None
         now = [(name, tensor) for name, tensor in tensors if not uncounted(tensor)]
         for (name, other), (_, tensor, before, at) in zip(now, self._seen, strict=False):
-            if other is not tensor or version(tensor) != before or address(tensor) != at:
+            if other is not tensor or version(tensor) != before or get_address(tensor) != at:
                 return name, other
         if len(now) == len(self._seen):
             return None
@@ -56,12 +56,14 @@ class Versions:
     def written(self) -> tuple[str, Tensor] | None:
         """The first tensor that has been written to since, or whose memory is freed, with the name of what reads it. A
         wrapper that shares out parameters frees the memory of each after the layer that it belongs to has run."""
-        usual = ordinary()
+        usual = get_mode().eager
         for name, tensor, before, at in self._seen:
             if version(tensor) != before:
                 return name, tensor
-            there = usual and plain(tensor) and tensor.data_ptr() and holds(tensor)  # as most are, at less cost
-            if not there and ((at and not address(tensor)) or freed(tensor)):
+            there = (
+                usual and is_plain(tensor) and tensor.data_ptr() and holds_all_bytes(tensor)
+            )  # as most are, at less cost
+            if not there and ((at and not get_address(tensor)) or is_freed(tensor)):
                 return name, tensor
         return None
 

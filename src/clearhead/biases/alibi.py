@@ -14,8 +14,8 @@ from clearhead.base.numbers import check_count
 from clearhead.base.positions import positions, query_offset
 from clearhead.base.shapes import Sides, Sizes, no_heads, placed
 from clearhead.base.steps import PAIRS, Step, made
+from clearhead.base.tensor_kind import is_readable
 from clearhead.base.torch_private import convert
-from clearhead.base.tracing import readable
 from clearhead.biases.base import Added, Bias, distances, wide
 
 
@@ -57,10 +57,10 @@ class ALiBi(Bias):
         """Convert the module, as `to`, `half` and `to_empty` do. Slopes of the formula are made anew where the
         conversion took digits or values from them."""
         slopes = self.slopes
-        ours = slopes.is_meta or (readable(slopes) and bool((slopes == _like(slopes)).all()))
+        ours = slopes.is_meta or (is_readable(slopes) and bool((slopes == _like(slopes)).all()))
         convert(self, fn, recurse)
         left = self.slopes
-        if ours and not isinstance(left, nn.Parameter) and readable(left):
+        if ours and not isinstance(left, nn.Parameter) and is_readable(left):
             whole = _like(wide(left))
             if left.dtype != whole.dtype or not bool((left == whole).all()):
                 self.slopes = whole.requires_grad_(slopes.requires_grad)

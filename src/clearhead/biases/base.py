@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from clearhead.base.arrays import Array, check_float, is_dense, owned, shown
+from clearhead.base.contexts import raise_in_jit_script
 from clearhead.base.errors import ClearheadError, ShapeError
 from clearhead.base.mode import get_mode
 from clearhead.base.modules import after_hooks, settled
@@ -20,8 +21,8 @@ from clearhead.base.positions import check_align
 from clearhead.base.rules import Joined, broadcast
 from clearhead.base.shapes import AlignLike, Sides, Sizes, array_sizes, broadcasts, extent, part
 from clearhead.base.steps import PAIRS, Step, made
+from clearhead.base.tensor_kind import is_on_host, is_readable
 from clearhead.base.text import outlined, said
-from clearhead.base.tracing import on_the_host, readable, refuse_script
 
 Part = Callable[[slice, slice, slice, slice], Tensor]
 
@@ -152,7 +153,7 @@ class Bias(PartSettings, nn.Module, ABC):
     """
 
     __array_ufunc__ = None  # so that NumPy's arrays leave + to the bias
-    __prepare_scriptable__ = refuse_script
+    __prepare_scriptable__ = raise_in_jit_script
     _validators: ClassVar = {"positional": check_flag}
     positional: bool = False  # whether it depends on where a query stands, and so on the call's alignment
 
@@ -326,7 +327,7 @@ def notes_on(added: Added) -> list[str]:
     dense = None if added.dense is None else added.dense.detach()
     if dense is None or 1 in dense.shape[2:] or dense.numel() > MOST_READ:
         return []
-    if not on_the_host(dense) or not readable(dense) or not bool(dense.isfinite().all()):
+    if not is_on_host(dense) or not is_readable(dense) or not bool(dense.isfinite().all()):
         return []
     if not torch.equal(dense[:, :, 1:, 1:], dense[:, :, :-1, :-1]):
         return []

@@ -7,10 +7,10 @@ from typing import Any
 from torch import Tensor
 
 from clearhead._attention import ScoreLike
+from clearhead.base.contexts import disable_compiler, without_autocast
 from clearhead.base.dropout import check_dropout, draw_seed
 from clearhead.base.errors import ClearheadError
 from clearhead.base.mode import get_mode
-from clearhead.base.tracing import eagerly, without_autocast
 from clearhead.biases.base import BiasLike
 from clearhead.distributed import exchange, fetch, operation
 from clearhead.distributed.agreement import agree
@@ -78,7 +78,7 @@ def attention(
     return _eager((query, key, value), layout, given, dropout_p, method)
 
 
-@eagerly
+@disable_compiler
 def _eager(
     inputs: tuple[Any, Any, Any], layout: Layout, given: dict[str, Any], dropout_p: float, method: str
 ) -> Tensor:

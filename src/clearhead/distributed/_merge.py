@@ -12,8 +12,8 @@ from torch import Tensor
 
 from clearhead._partial import PartialAttention
 from clearhead.base.arrays import FLOATS
+from clearhead.base.contexts import disable_compiler
 from clearhead.base.errors import ClearheadError, ShapeError, UnsupportedError
-from clearhead.base.tracing import eagerly
 from clearhead.distributed.channel import Channel
 from clearhead.distributed.layout import Group, members
 from clearhead.distributed.once import refuse_transforms
@@ -24,7 +24,7 @@ MOST = 64  # the largest number of dimensions of a tensor
 _compared: WeakKeyDictionary[Any, set[tuple[Any, ...]]] = WeakKeyDictionary()
 
 
-@eagerly
+@disable_compiler
 def merge(partial: PartialAttention, group: Group = None) -> PartialAttention:
     """Attention over the keys of all ranks of a group, from each rank's `partial` over its own: for decoding.
 

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from clearhead._attention import ScoreLike
+from clearhead.base.contexts import disable_compiler, without_autocast
 from clearhead.base.errors import ClearheadError, UnsupportedError
-from clearhead.base.tracing import eagerly, without_autocast
 from clearhead.biases.base import BiasLike
 from clearhead.distributed.agreement import agree
 from clearhead.distributed.by_key import OverQueries, over_queries
@@ -41,7 +41,7 @@ class ShardedWeights:
     def __repr__(self) -> str:
         return f"ShardedWeights({tuple(self._operands[0].shape)} of {self._layout})"
 
-    @eagerly
+    @disable_compiler
     @torch.no_grad()
     def reduce(self, *reductions: Reduction[object]) -> Tensor | tuple[Tensor | tuple[Tensor, ...], ...]:
         """Reductions of the weights, as in `Weights.reduce`: the result of one, or a tuple of the results of several.

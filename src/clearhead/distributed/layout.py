@@ -13,10 +13,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from clearhead.base.contexts import disable_compiler, without_autocast
 from clearhead.base.errors import ClearheadError, ShapeError
 from clearhead.base.numbers import check_count
 from clearhead.base.shapes import Sizes
-from clearhead.base.tracing import eagerly, without_autocast
 from clearhead.masks.base import Mask
 from clearhead.problem.visible import intervals_of, resolve
 
@@ -178,7 +178,7 @@ def by_number(number: int) -> Layout:
     return found
 
 
-@eagerly  # compiled code must find the layout when it runs
+@disable_compiler  # compiled code must find the layout when it runs
 def _number(layout: Layout) -> tuple[int, Layout | None]:
     """The number of equal layouts of one group, and the first of them, which is kept while one of them is in use."""
     value = type(layout), layout.chunks, layout.group, layout.members

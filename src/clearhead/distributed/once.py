@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from clearhead.base.batched import Compute, Gradients, unbatched
+from clearhead.base.contexts import without_autocast
 from clearhead.base.errors import UnsupportedError
 from clearhead.base.mode import get_mode
-from clearhead.base.tracing import without_autocast
 
 
 def refuse_transforms() -> None:

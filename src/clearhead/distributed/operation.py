@@ -13,8 +13,8 @@ from torch import Tensor
 
 from clearhead.base.arrays import accumulated, in_memory_still
 from clearhead.base.batched import followed_back
+from clearhead.base.contexts import with_autograd, without_autocast
 from clearhead.base.errors import UnsupportedError
-from clearhead.base.tracing import with_autograd, without_autocast
 from clearhead.distributed import exchange, fetch
 from clearhead.distributed.agreement import agree
 from clearhead.distributed.channel import Channel

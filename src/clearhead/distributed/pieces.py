@@ -16,7 +16,7 @@ from torch import Tensor
 from clearhead.base.errors import ShapeError
 from clearhead.base.mode import CURRENT
 from clearhead.base.shapes import Sizes
-from clearhead.base.tracing import on_the_host
+from clearhead.base.tensor_kind import is_on_host
 from clearhead.distributed import rows as messages
 from clearhead.distributed.channel import Channel, Posted
 from clearhead.distributed.layout import Layout
@@ -62,7 +62,7 @@ class Shard(NamedTuple):
         spans = self.local.spans
         masked = spans is not None and (spans.residual is not None or not self.needs.full(job))
         if spans is not None and not masked:  # under a mask, NaN and ∞ in a key give NaN: see `guard`
-            masked = any(on_the_host(t) and not finite(t) for t in (key, value) if t is not None)
+            masked = any(is_on_host(t) and not finite(t) for t in (key, value) if t is not None)
         whole = self.whole._replace(sinks=None)
         cut = regions.cut(whole, Region(queries=queries, keys=keys, masked=masked))
         return cut._replace(scores=cut.scores._replace(query=query, key=key), value=value)

@@ -15,8 +15,9 @@ from torch import Tensor
 
 from clearhead.base.arrays import accumulated, in_memory_still
 from clearhead.base.batched import Gradients, followed_back, unbatched, views
+from clearhead.base.contexts import without_autocast
+from clearhead.base.tensor_kind import has_own_dispatch, materialize_zeros
 from clearhead.base.torch_state import JVP
-from clearhead.base.tracing import dispatches, with_memory, without_autocast
 from clearhead.engines.base import by_autograd, gradients_of
 from clearhead.engines.tiled import tiles
 from clearhead.engines.tiled.engine import PLAIN
@@ -39,7 +40,7 @@ def serves(problem: Problem) -> bool:
     alone = mode.transforms == (JVP,) or (not mode.transforms and mode.forward_level >= 0)
     if mode.traced or not alone:
         return False
-    return not any(t is not None and dispatches(t) for t in operands(problem))
+    return not any(t is not None and has_own_dispatch(t) for t in operands(problem))
 
 
 def output(problem: Problem) -> Tensor:
@@ -70,10 +71,10 @@ class _Output(torch.autograd.Function):
         problem, kept = with_operands(ctx.rest, saved[:-3]), Partial(*saved[-3:])
 
         def compute(grad: Tensor) -> Gradients:
-            return gradients_of(PLAIN, problem, kept, with_memory(grad), wanted)
+            return gradients_of(PLAIN, problem, kept, materialize_zeros(grad), wanted)
 
         with without_autocast(problem.sizes.device):
-            if torch.is_grad_enabled() or dispatches(grad):
+            if torch.is_grad_enabled() or has_own_dispatch(grad):
                 again = torch.is_grad_enabled()
                 return (None, *by_autograd(PLAIN, problem, wanted, grad, create_graph=again))
             return (None, *unbatched(compute, grad))

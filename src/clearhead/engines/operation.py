@@ -18,10 +18,11 @@ from torch import Tensor
 
 from clearhead.base.arrays import accumulated, in_memory_still
 from clearhead.base.batched import Gradients, unbatched
+from clearhead.base.contexts import with_autograd, without_autocast
 from clearhead.base.errors import ClearheadError, UnsupportedError
 from clearhead.base.mode import get_mode
+from clearhead.base.tensor_kind import has_own_dispatch, materialize_zeros
 from clearhead.base.torch_state import GRAD
-from clearhead.base.tracing import dispatches, with_autograd, with_memory, without_autocast
 from clearhead.engines import forward_mode
 from clearhead.engines.base import Engine, by_autograd, gradients_of, usable_in_backward
 from clearhead.engines.choose import choose
@@ -91,10 +92,10 @@ class _Attend(torch.autograd.Function):
         def compute(grad: Tensor) -> Gradients:
             here = problem._refresh_mode()
             engine = usable_in_backward(ctx.engine, here, PLAIN)
-            return gradients_of(engine, here, found, with_memory(grad), wanted)
+            return gradients_of(engine, here, found, materialize_zeros(grad), wanted)
 
         with without_autocast(problem.sizes.device):  # backward may be called under autocast, whatever forward was
-            if again or dispatches(grad):
+            if again or has_own_dispatch(grad):
                 problem = problem._refresh_mode()
                 return (None, None, *by_autograd(PLAIN, problem, wanted, grad, create_graph=again))
             return (None, None, *unbatched(compute, grad))

@@ -13,7 +13,8 @@ from torch import Tensor
 
 from clearhead.base.arrays import in_memory_still
 from clearhead.base.batched import Gradients, followed_back, unbatched, views
-from clearhead.base.tracing import dispatches, on_the_host, readable, with_memory, without_autocast
+from clearhead.base.contexts import without_autocast
+from clearhead.base.tensor_kind import has_own_dispatch, is_on_host, is_readable, materialize_zeros
 from clearhead.engines.base import Engine, usable_in_backward
 from clearhead.engines.tiled.engine import PLAIN
 from clearhead.problem.packing import in_dtypes, operands, with_operands, without_operands
@@ -43,7 +44,7 @@ def summarised(problem: Problem, engine: Engine, summary: Summary) -> Found:
 
 
 def _known_not_finite(value: Tensor) -> bool:
-    return readable(value) and on_the_host(value) and not finite(value)
+    return is_readable(value) and is_on_host(value) and not finite(value)
 
 
 class _Summarise(torch.autograd.Function):
@@ -71,13 +72,13 @@ class _Summarise(torch.autograd.Function):
         again = torch.is_grad_enabled()  # the gradient is to be differentiated
 
         def compute(*grads: Tensor | None) -> Gradients:
-            given = Found(*(None if g is None else with_memory(g) for g in grads))  # type: ignore[arg-type]
+            given = Found(*(None if g is None else materialize_zeros(g) for g in grads))  # type: ignore[arg-type]
             here = problem._refresh_mode()
             engine = usable_in_backward(ctx.engine, here, PLAIN)
             return _gradients(engine, here, summary, found, given, wanted)
 
         with without_autocast(problem.sizes.device):  # backward may be called under autocast, whatever forward was
-            if again or any(g is not None and dispatches(g) for g in grads):
+            if again or any(g is not None and has_own_dispatch(g) for g in grads):
                 return (None, None, None, *_by_autograd(problem._refresh_mode(), summary, wanted, grads, again))
             return (None, None, None, *unbatched(compute, *grads))
 

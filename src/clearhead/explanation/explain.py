@@ -22,11 +22,12 @@ from clearhead._attention import (
     softmax_mask,
 )
 from clearhead.base.arrays import Array, ArrayT, Integers, check_float, is_numpy, to_tensor_float
+from clearhead.base.contexts import without_autocast
 from clearhead.base.errors import ClearheadError, UnsupportedError
 from clearhead.base.keyword_hints import raise_unknown_keywords
 from clearhead.base.positions import check_align
 from clearhead.base.shapes import AlignLike
-from clearhead.base.tracing import readable, without_autocast
+from clearhead.base.tensor_kind import is_readable
 from clearhead.base.words import TokensLike
 from clearhead.biases.base import BiasLike
 from clearhead.explanation.explanation import Explanation, shown_as
@@ -240,7 +241,7 @@ def _of_scores(scores: Any, first: Any, second: Any, align: Any, at: Asked) -> E
     check_float(tensor, "scores")
     if not tensor.ndim:
         raise ClearheadError("scores is one number; expected (..., Lq, Lk), or (Lk,) for one query.")
-    if not readable(tensor):
+    if not is_readable(tensor):
         raise no_numbers()
     rows = tensor if tensor.ndim > 1 else tensor[None]
     masks = [softmax_mask(given, tensor, rows, -1) for given in (first, second) if given is not None]
@@ -252,7 +253,7 @@ def _of_scores(scores: Any, first: Any, second: Any, align: Any, at: Asked) -> E
 def _of_arguments(call: Arguments, at: Asked) -> Explanation:
     """The steps of a call of `attention`."""
     problem = call.problem(by_tile=True)
-    if not readable(problem.query):
+    if not is_readable(problem.query):
         raise no_numbers()
     shapes = {name: tuple(getattr(call, name).shape) for name in ("query", "key", "value")}
     score = problem.scores.score  # type: ignore[union-attr]

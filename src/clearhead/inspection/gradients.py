@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from clearhead.base.arrays import ArrayT, accumulated
+from clearhead.base.contexts import without_autocast
 from clearhead.base.errors import ClearheadError, UnsupportedError
-from clearhead.base.tracing import without_autocast
 from clearhead.base.versions import Versions
 from clearhead.engines.base import Engine
 from clearhead.engines.tiled.tiles import grouped_product

@@ -12,12 +12,12 @@ import torch
 from torch import Tensor, nn
 
 from clearhead._attention import Arguments
+from clearhead.base.contexts import capture_autocast
 from clearhead.base.document_edges import DocumentEdges
 from clearhead.base.errors import ClearheadError
 from clearhead.base.mode import get_mode
 from clearhead.base.modules import settled
 from clearhead.base.text import said
-from clearhead.base.tracing import autocast_of_now
 from clearhead.base.versions import Versions
 from clearhead.inspection.index import Heads
 from clearhead.masks.base import Mask
@@ -77,7 +77,7 @@ class FromCall(Source):
                 if isinstance(given, nn.Module)
             }
         self._call = call._replace(**own)._replace(value=ABSENT, dropout_p=0.0)
-        self._surroundings = autocast_of_now(call.query.device) if lasting else nullcontext
+        self._surroundings = capture_autocast(call.query.device) if lasting else nullcontext
         self._problem: Problem | None = None
         self._learnt = False
         self._versions, self._numbers = Versions(self._named()), settings(self._call.score)

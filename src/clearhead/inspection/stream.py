@@ -6,8 +6,8 @@ from typing import Any
 
 import torch
 
+from clearhead.base.contexts import without_autocast
 from clearhead.base.errors import UnsupportedError
-from clearhead.base.tracing import without_autocast
 from clearhead.engines.base import Engine
 from clearhead.engines.summarised import summarised
 from clearhead.engines.tiled.statistics import looks

@@ -10,10 +10,11 @@ import torch
 from torch import Tensor
 
 from clearhead.base.arrays import ArrayT, accumulated, check_float, to_tensor_float
+from clearhead.base.contexts import without_autocast
 from clearhead.base.errors import ClearheadError, ShapeError
 from clearhead.base.pictures import Side, Style, check_style, draw
 from clearhead.base.shapes import Sizes, refuse_fakes
-from clearhead.base.tracing import on_the_host, without_autocast
+from clearhead.base.tensor_kind import is_on_host
 from clearhead.engines.base import Engine
 from clearhead.engines.choose import choose
 from clearhead.engines.operation import run
@@ -139,7 +140,7 @@ class Weights(LazyMatrix[ArrayT]):
     def scores(self, index: Index = ...) -> ArrayT:
         """The raw scores at an index, before mask and bias: `score(query, key)[index]`."""
         whole = self.problem
-        if not on_the_host(whole.query):  # `make_problem` has done it on the host
+        if not is_on_host(whole.query):  # `make_problem` has done it on the host
             whole = zero_unseen(whole, only_not_finite=True)
 
         def tile(batch: slice, heads: slice, queries: slice, keys: slice) -> Tensor:

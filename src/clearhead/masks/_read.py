@@ -12,7 +12,7 @@ from torch import Tensor
 from clearhead.base.arrays import check_memory, mask_forms, to_tensor
 from clearhead.base.errors import ClearheadError, ShapeError
 from clearhead.base.mode import get_mode
-from clearhead.base.tracing import ensure, readable
+from clearhead.base.tensor_kind import is_readable, require_all
 from clearhead.base.versions import Versions
 
 T = TypeVar("T")
@@ -56,7 +56,7 @@ def known(lengths: Tensor, name: str) -> Known:
     values = few_values(lengths)
     if values is not None:
         least, most = min(values[1:], default=0), max(values[1:], default=None)
-    elif lengths.numel() and readable(lengths):
+    elif lengths.numel() and is_readable(lengths):
         least, most = torch.stack(lengths.aminmax()).tolist()
     else:
         return Known(None, None)
@@ -71,7 +71,7 @@ def _below_0(name: str, least: int) -> ClearheadError:
 
 def few_values(numbers: Tensor) -> tuple[Any, ...] | None:
     """The shape and the values of a small tensor, read once, for `Mask.signature`; None for a larger one."""
-    if numbers.numel() > 64 or not readable(numbers):
+    if numbers.numel() > 64 or not is_readable(numbers):
         return None
     return (tuple(numbers.shape), *numbers.flatten().tolist())
 
@@ -114,6 +114,6 @@ def check_lengths(lengths: Any, name: str, read: bool = False) -> Tensor:
     if lens.ndim > 2:
         raise ShapeError(f"{name} has shape {tuple(lens.shape)}; expected (B,) or (B, Lq).")
     lens = own(lens.detach().long())
-    if lens.numel() and not (read and readable(lens)):
-        ensure(lens >= 0, lambda: _below_0(name, int(lens.min())), f"{name}: a length is 0 or more")
+    if lens.numel() and not (read and is_readable(lens)):
+        require_all(lens >= 0, lambda: _below_0(name, int(lens.min())), f"{name}: a length is 0 or more")
     return lens

@@ -16,8 +16,8 @@ from clearhead.base.errors import ClearheadError, ShapeError
 from clearhead.base.mode import get_mode
 from clearhead.base.rules import ByPair, Joined, entry
 from clearhead.base.shapes import Sizes, broadcasts, extent, part
+from clearhead.base.tensor_kind import has_vmap_dimension, is_on_host, is_readable, to_host_array
 from clearhead.base.text import outlined
-from clearhead.base.tracing import batched, on_host, on_the_host, readable
 
 MOST = 4  # the most intervals of a query; a mask with more has their hull and a residual
 
@@ -140,15 +140,15 @@ def all_keys(sizes: Sizes, residual: Residual | None = None, reads: tuple[Tensor
 
 def edges_on_host(start: Tensor, stop: Tensor) -> tuple[np.ndarray, np.ndarray]:
     """Starts and stops on the host; from another device in one copy, as each is waited for."""
-    if on_the_host(start) or batched(start) or batched(stop):
-        return on_host(start), on_host(stop)
-    both = on_host(torch.stack(torch.broadcast_tensors(start, stop)))  # type: ignore[no-untyped-call]
+    if is_on_host(start) or has_vmap_dimension(start) or has_vmap_dimension(stop):
+        return to_host_array(start), to_host_array(stop)
+    both = to_host_array(torch.stack(torch.broadcast_tensors(start, stop)))  # type: ignore[no-untyped-call]
     return both[0], both[1]
 
 
 def of_intervals(start: Tensor, stop: Tensor, keys: int) -> Spans | None:
     """Spans of lists of intervals as `Spans.intervals` gives them; None where a query has more than `MOST`."""
-    if all(readable(edge) and on_the_host(edge) for edge in (start, stop)):
+    if all(is_readable(edge) and is_on_host(edge) for edge in (start, stop)):
         start, stop = _compact(start, stop, keys)
     count = start.shape[-1]
     if count > MOST:
@@ -250,7 +250,7 @@ def _move_empty_intervals(spans: Spans) -> Spans:
     The spans stay as they are where their values can be read at once and no such edge is found.
     """
     some = spans.stop > spans.start
-    known = readable(some) and on_the_host(some)
+    known = is_readable(some) and is_on_host(some)
     if known and not bool((~some & ((spans.start | spans.stop) != 0)).any()):
         return spans
     return spans._replace(start=spans.start * some, stop=spans.stop * some)
@@ -289,7 +289,7 @@ def _check_gaps(gaps: Any, sizes: Sizes, mask: Titled | str) -> None:
     fits = pair and shapes[0] == shapes[1] and len(shapes[0]) == 4
     fits = fits and broadcasts(shapes[0][:3], sizes.shape[:3])
     fits = fits and all(edge.dtype == torch.int64 and edge.device == sizes.device for edge in gaps)
-    known = fits and on_the_host(gaps[0]) and readable(gaps[0])
+    known = fits and is_on_host(gaps[0]) and is_readable(gaps[0])
     if known and bool((torch.stack(gaps, -1).flatten(-2).diff() < 0).any()):
         raise ShapeError(f"{_who(mask)} gave gaps that are not sorted and disjoint: start₁ ≤ stop₁ ≤ start₂ ≤ ….")
     if not fits:

@@ -13,7 +13,7 @@ from clearhead.base.errors import ClearheadError
 from clearhead.base.mode import get_mode
 from clearhead.base.rules import ByPair, entry
 from clearhead.base.shapes import Sides, Sizes, fit, part, placed
-from clearhead.base.tracing import on_the_host, plain, readable
+from clearhead.base.tensor_kind import is_on_host, is_plain, is_readable
 from clearhead.masks._read import KEPT
 from clearhead.masks.base import Mask, Spans
 
@@ -52,7 +52,7 @@ class DenseMask(Mask):
         `keep` may share its memory with an array, and writes to an array are not counted.
         """
         keep, known = check_memory(self.keep, "DenseMask: keep"), vars(self)
-        if not on_the_host(keep) or not readable(keep):
+        if not is_on_host(keep) or not is_readable(keep):
             return None
         if _COPY not in known:
             known[_COPY] = None
@@ -92,16 +92,16 @@ def intervals(keep: Tensor, keys: int) -> tuple[Tensor, Tensor, bool]:
     if keep.shape[-1] == 1:  # one column stands for every key
         stop = keep[..., 0] * keys
         return torch.zeros_like(stop), stop, True
-    if readable(keep) and plain(keep) and keep.numel() <= FEW_ROWS * keep.shape[-1]:
+    if is_readable(keep) and is_plain(keep) and keep.numel() <= FEW_ROWS * keep.shape[-1]:
         return _of_few_rows(keep, keys)
     bytes_ = keep.to(torch.uint8)  # 0 and 1: a bool that is a view of bytes may hold any number for True
     count = keep.sum(-1, dtype=torch.int32)
     start = bytes_.argmax(-1)
     stop = torch.where(count > 0, keys - bytes_.flip(-1).argmax(-1), start)
-    if not on_the_host(keep):  # the host would wait for the answer
+    if not is_on_host(keep):  # the host would wait for the answer
         return start, stop, False
     whole = (stop - start == count).all()
-    return start, stop, readable(whole) and bool(whole)
+    return start, stop, is_readable(whole) and bool(whole)
 
 
 def _of_few_rows(keep: Tensor, keys: int) -> tuple[Tensor, Tensor, bool]:

@@ -15,7 +15,7 @@ from clearhead.base.positions import query_offset
 from clearhead.base.rules import ByPair, entry
 from clearhead.base.shapes import Sizes, heads_second, moved, one_or, part, placed
 from clearhead.base.steps import Step, made
-from clearhead.base.tracing import empty_of_values, readable
+from clearhead.base.tensor_kind import has_no_values, is_readable
 from clearhead.masks._read import as_tensor, check_lengths, derived, few_values, own, signature_of
 from clearhead.masks.base import PAIRS, Mask, Sides, Spans
 
@@ -242,7 +242,7 @@ class DocumentsByEdges(Documents):
 
 def _with_values(given: Any, name: str) -> Tensor:
     lengths = check_lengths(given, f"Documents: {name}")
-    if empty_of_values(lengths):
+    if has_no_values(lengths):
         raise ClearheadError(f"Documents: {name} has a shape alone (meta or fake), and the size depends on its values.")
     return lengths
 
@@ -285,5 +285,5 @@ def _extents(given: Tensor) -> Extents:
     first, last = order.gather(1, begin), order.gather(1, end)
     together = (last - first == end - begin).all()
     back = order.argsort(dim=1)
-    known = readable(together) and bool(together)
+    known = is_readable(together) and bool(together)
     return Extents(first.gather(1, back), last.gather(1, back), known, few_values(given))

@@ -14,7 +14,7 @@ from clearhead.base.errors import ClearheadError, ShapeError, columns
 from clearhead.base.positions import key_positions
 from clearhead.base.shapes import Sizes, heads_second, part, placed
 from clearhead.base.steps import Step, made
-from clearhead.base.tracing import ensure
+from clearhead.base.tensor_kind import require_all
 from clearhead.masks._read import Known, check_lengths, derived, known, signature_of
 from clearhead.masks.base import PAIRS, Mask, Sides, Spans
 
@@ -91,7 +91,9 @@ class Lengths(Mask):
             )
         longest = self._read().longest
         if longest is None and lens.numel():
-            ensure(lens <= sizes.keys, lambda: _too_long(lens, sizes), "Lengths: a length is above the number of keys")
+            require_all(
+                lens <= sizes.keys, lambda: _too_long(lens, sizes), "Lengths: a length is above the number of keys"
+            )
         elif (longest or 0) > sizes.keys:
             raise _too_long(lens, sizes)
         stop = lens.clone().reshape(shape[0] if shape else 1, 1, shape[1] if len(shape) == 2 else 1)

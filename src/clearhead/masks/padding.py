@@ -12,7 +12,7 @@ from clearhead.base.errors import ClearheadError, ShapeError, columns
 from clearhead.base.rules import ByPair, entry
 from clearhead.base.shapes import Sizes, heads_second, one_or, part, placed
 from clearhead.base.steps import Step
-from clearhead.base.tracing import ensure, on_the_host, readable
+from clearhead.base.tensor_kind import is_on_host, is_readable, require_all
 from clearhead.masks._read import derived, own
 from clearhead.masks.base import PAIRS, Mask, Sides, Spans
 
@@ -51,7 +51,7 @@ class Padding(Mask):
         if keep.is_floating_point() or keep.is_complex():
             raise wrong()
         if keep.dtype != torch.bool:
-            ensure(keep >= 0, wrong, "Padding: keep holds negative numbers")
+            require_all(keep >= 0, wrong, "Padding: keep holds negative numbers")
         self.keep = own(keep.detach().bool())
         self._read()  # now, in eager code, so that compiled code finds the result
 
@@ -113,5 +113,5 @@ def _hull(keep: Tensor) -> Hull:
     start = keep.int().argmax(-1)
     stop = torch.where(count > 0, keep.shape[1] - keep.flip(-1).int().argmax(-1), start)
     whole = (stop - start == count).all()
-    known = readable(whole) and on_the_host(whole)  # of another device the host would wait for the answer
+    known = is_readable(whole) and is_on_host(whole)  # of another device the host would wait for the answer
     return Hull(start, stop, not known or not bool(whole))

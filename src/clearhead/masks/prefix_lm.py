@@ -12,7 +12,7 @@ from clearhead.base.errors import ShapeError, columns
 from clearhead.base.positions import positions, query_offset
 from clearhead.base.shapes import Sizes, one_or, part, placed
 from clearhead.base.steps import Step, made
-from clearhead.base.tracing import readable
+from clearhead.base.tensor_kind import is_readable
 from clearhead.masks._draw import LARGEST
 from clearhead.masks._read import Known, check_lengths, derived, known, signature_of
 from clearhead.masks.base import PAIRS, Mask, Sides, Spans
@@ -53,7 +53,7 @@ class PrefixLM(Mask):
         return cls([(sizes.keys * b) // sizes.batch for b in range(sizes.batch)])
 
     def title(self) -> str:
-        few = self.lengths.numel() <= 8 and readable(self.lengths)
+        few = self.lengths.numel() <= 8 and is_readable(self.lengths)
         lengths = self.lengths.tolist() if few else f"<{self.lengths.numel()} lengths>"
         return f"PrefixLM({lengths})"
 

@@ -9,9 +9,10 @@ import torch
 from torch import Tensor
 
 from clearhead.base.arrays import accumulated
+from clearhead.base.contexts import without_autocast
 from clearhead.base.errors import ClearheadError, UnsupportedError
+from clearhead.base.tensor_kind import is_readable
 from clearhead.base.text import said
-from clearhead.base.tracing import readable, without_autocast
 from clearhead.base.words import TokensLike
 from clearhead.explanation.diagnosis.diagnose import diagnosis_of
 from clearhead.explanation.diagnosis.diagnosis import Diagnosis
@@ -355,7 +356,7 @@ class AttentionCall(Call):
         parts = [self.kind, shapes, mask, *([f"align={align!r}"] if positional else []), self.backend]
         if self.padding is not None:
             known = [(side, t) for side, t in self.padding._asdict().items() if t is not None]
-            counts = [f"{int((~t).sum()) if readable(t) else 'some'} {side}" for side, t in known]
+            counts = [f"{int((~t).sum()) if is_readable(t) else 'some'} {side}" for side, t in known]
             parts.append(f"padding: {' and '.join(counts)}")
         return f"AttentionCall({self.name!r}, {', '.join(parts)})"
 

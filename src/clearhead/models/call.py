@@ -8,10 +8,10 @@ from typing import Any, ClassVar
 
 from torch import Tensor
 
+from clearhead.base.contexts import without_function_modes
 from clearhead.base.errors import ClearheadError
 from clearhead.base.text import said
 from clearhead.base.thumbnails import short
-from clearhead.base.tracing import unobserved
 from clearhead.models.chain.cached import Cached
 from clearhead.models.table import Table
 from clearhead.models.tap.layers import LayerName
@@ -79,7 +79,7 @@ class Outcome:
         def read(result: Any) -> None:
             if place is None:
                 return
-            with unobserved():
+            with without_function_modes():
                 tensor = place.tensor(result)
                 heads = place.by_head(tensor)
                 self.output = None if heads is None else copied(heads)
@@ -94,7 +94,7 @@ class Outcome:
         if grad is None:  # a function behind the call gives its input no gradient
             return
         try:
-            with unobserved():
+            with without_function_modes():
                 found = place.gradient(grad.detach())
                 self.grad = copied(found) if self.grad is None else self.grad + found
         except Exception as error:  # it would end the backward pass

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from clearhead.base.contexts import without_autocast
 from clearhead.base.errors import ShapeError
 from clearhead.base.steps import Step, number
 from clearhead.base.text import said
-from clearhead.base.tracing import without_autocast
 from clearhead.base.words import TokensLike, word_list
 from clearhead.explanation.explanation import Explanation, Part
 from clearhead.explanation.inputs import drawn

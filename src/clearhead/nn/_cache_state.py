@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 
 from clearhead.base.errors import ClearheadError
-from clearhead.base.mode import CURRENT, Mode, get_mode
+from clearhead.base.mode import CURRENT, Mode, any_thread_compiles, get_mode
 from clearhead.base.numbers import check_count
+from clearhead.base.tensor_kind import is_readable
 from clearhead.base.text import brief
-from clearhead.base.tracing import readable, some_compiling
 from clearhead.masks._read import own
 
 Ends = tuple[int, ...]  # the length of each sequence, on the host
@@ -154,7 +154,7 @@ class CacheState(NamedTuple):
         if self.limits is None:
             are_equal = self.lengths is None
         else:
-            is_compiled = some_compiling() and get_mode().compiled
+            is_compiled = any_thread_compiles() and get_mode().compiled
             are_equal = not is_compiled and self.longest is not None and self.ends is None
         found = self.longest if are_equal else self.lengths
         assert found is not None
@@ -193,7 +193,7 @@ class CacheState(NamedTuple):
             if eager and self.ends is not None:
                 return starts, stops, self.longest + size, tuple(map(size.__add__, self.ends))
             return None if self.limits is not None else starts, stops, self.longest + size, None
-        if self.limits is not None and not readable(stops):
+        if self.limits is not None and not is_readable(stops):
             return starts, stops, None, None
         return starts, stops, *_find_longest(stops.tolist())  # a cache that grows needs it: compiled code reads it too
 

@@ -12,8 +12,8 @@ from clearhead.base.errors import ClearheadError, ShapeError, UnsupportedError
 from clearhead.base.mode import Mode, get_mode
 from clearhead.base.positions import FAR
 from clearhead.base.shapes import Sizes, moved, placed
+from clearhead.base.tensor_kind import require_all
 from clearhead.base.text import brief
-from clearhead.base.tracing import ensure
 from clearhead.masks._read import check_lengths
 from clearhead.masks.base import Mask, all_keys
 from clearhead.masks.causal import Causal
@@ -135,7 +135,7 @@ def extend(state: CacheState | None, limits: Limits | None, key: Tensor, value: 
     counts = None
     if new_lens is not None:  # with limits on the device of the keys, where compiled code asserts the values
         counts = kept = validate_counts(new_lens, "new_lens", key.shape[0], None if limits is None else key.device)
-        ensure(
+        require_all(
             kept <= size,
             lambda: ClearheadError(f"new_lens is {(*kept.tolist(),)}, and there are {size} new keys of each sequence."),
             "new_lens: more than there are new keys",
@@ -157,7 +157,7 @@ def extend(state: CacheState | None, limits: Limits | None, key: Tensor, value: 
         if (longest or (size if first and counts is None else 0)) > limits.capacity:
             raise too_many()
         if longest is None:
-            ensure(stops <= limits.capacity, too_many, "KeyValueCache: more positions than its capacity")
+            require_all(stops <= limits.capacity, too_many, "KeyValueCache: more positions than its capacity")
     elif (torch.is_grad_enabled() or not mode.eager) and _needs_graph(state, key, value, mode):
         pairs = (state.key, key), (state.value, value)
         keys, values = (_concatenate(*pair, longest, starts, stops) for pair in pairs)

@@ -14,12 +14,13 @@ from torch import Tensor, nn
 from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 
 from clearhead.base.arrays import FLOATS, check_kind, check_memories, owned
+from clearhead.base.contexts import is_autocasting, is_cast_together
 from clearhead.base.errors import ClearheadError, ShapeError, UnsupportedError, columns
 from clearhead.base.mode import get_mode
 from clearhead.base.numbers import check_count
 from clearhead.base.shapes import Sizes, broadcasts
+from clearhead.base.tensor_kind import holds_all_bytes, is_dtensor
 from clearhead.base.torch_private import has_hooks, read_linear
-from clearhead.base.tracing import autocasting, cast_together, distributed, holds
 from clearhead.biases.base import Bias
 from clearhead.masks.base import Mask
 from clearhead.masks.dense import check_keep
@@ -75,7 +76,7 @@ def check_weight(name: str, weight: Tensor, bias_name: str, bias: Any) -> None:
 
 def have_one_dtype(a: Tensor, b: Tensor) -> bool:
     """Whether two tensors of one device have one dtype, or autocast gives them one."""
-    return a.dtype == b.dtype or cast_together(a.device, a.dtype, b.dtype)
+    return a.dtype == b.dtype or is_cast_together(a.device, a.dtype, b.dtype)
 
 
 def check_dtype(name: str, tensor: Tensor, weight: Tensor, weight_name: str) -> None:
@@ -110,7 +111,7 @@ class Projection(NamedTuple):
     @classmethod
     def by(cls, name: str, layer: nn.Module, head_dim: int = 1) -> Projection:
         weight = check_linear(name, layer)
-        if weight is not None and distributed(weight) and not get_mode().compiled:  # the compiler traces no device mesh
+        if weight is not None and is_dtensor(weight) and not get_mode().compiled:  # the compiler traces no device mesh
             check_shared_out(f"{name}.weight", weight, head_dim)
         width = getattr(layer, "in_features", 0) or None if weight is None else weight.shape[1]  # a lazy layer has 0
         return cls(f"{name}.weight", width, weight)
@@ -150,7 +151,7 @@ def fits_plain_layers(inputs: tuple[Any, Any, Any], layers: tuple[tuple[nn.Modul
             return False
         if tensor is not last:  # one tensor is all three in self-attention
             fits = tensor.dtype is first.dtype and tensor.dtype in FLOATS and tensor.device == first.device
-            if not fits or not holds(tensor):
+            if not fits or not holds_all_bytes(tensor):
                 return False
             last = tensor
         widths.append(tensor.shape[-1] if tensor.ndim in (2, 3) else -1)
@@ -234,7 +235,7 @@ def split_heads(projected: Any, name: str, head_dim: int) -> Tensor:
         heads: Tensor = projected.unflatten(-1, (width // head_dim, head_dim))  # type: ignore[no-untyped-call]
         return heads.transpose(1, 2)
     except RuntimeError as error:
-        if not distributed(projected):
+        if not is_dtensor(projected):
             raise
         raise UnsupportedError(
             f"{name} gave a DTensor, shape {tuple(projected.shape)}, whose shards are no whole heads of head_dim = "
@@ -261,7 +262,7 @@ def check_output(name: str, layer: nn.Module, heads: int, value: Tensor) -> None
     if weight is None:
         return
     width, taken = heads * value.shape[3], [weight.shape[1]]  # no set: torch.jit.trace has sizes without a hash
-    if distributed(weight):
+    if is_dtensor(weight):
         taken.append(weight.to_local().shape[1])  # type: ignore[attr-defined]
     if width not in taken:
         raise ShapeError(
@@ -280,7 +281,7 @@ def project_output(name: str, layer: nn.Module, heads: Tensor) -> Tensor:
     try:
         output: Tensor = layer(heads)
     except RuntimeError as error:
-        if isinstance(error, ClearheadError) or not distributed(getattr(layer, "weight", None)):
+        if isinstance(error, ClearheadError) or not is_dtensor(getattr(layer, "weight", None)):
             raise
         raise ShapeError(
             f"{name} is shared out over ranks and does not take the heads side by side, {tuple(heads.shape)}: {error}\n"
@@ -297,7 +298,7 @@ def resolve_head_mask(mask: Any, sizes: tuple[int, int, int, int], dtype: torch.
     tensor = owned(mask, "mask")
     if not tensor.is_floating_point():
         check_keep(tensor, "mask", mask)
-    elif tensor.dtype != dtype and autocasting(tensor.device):
+    elif tensor.dtype != dtype and is_autocasting(tensor.device):
         tensor = tensor.to(dtype)  # as autocast did with the projections
     four = tensor.unsqueeze(1) if tensor.ndim == 3 else tensor
     if 2 <= four.ndim <= 4 and broadcasts(four.shape, sizes):

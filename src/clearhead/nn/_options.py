@@ -13,8 +13,8 @@ from clearhead.base.arrays import check_float, to_tensor
 from clearhead.base.errors import ClearheadError, ShapeError, UnsupportedError
 from clearhead.base.numbers import check_number, check_positive
 from clearhead.base.shapes import one_or
+from clearhead.base.tensor_kind import is_dtensor
 from clearhead.base.text import brief
-from clearhead.base.tracing import distributed
 from clearhead.biases.base import Bias
 from clearhead.biases.dense import DenseBias
 from clearhead.nn._heads import has_one_batch, split_heads
@@ -55,7 +55,7 @@ def apply_norm(name: str, norm: nn.Module | None, heads: Tensor) -> Tensor:
     """Apply a norm to projected queries or keys (B, H, L, head_dim), in the dtype of its parameters."""
     if norm is None:
         return heads
-    if distributed(heads):  # a norm may take plain heads to DTensors and back by itself
+    if is_dtensor(heads):  # a norm may take plain heads to DTensors and back by itself
         check_unmixed(name, heads, *norm.parameters())
     found = norm(heads.to(find_norm_dtype(norm, heads)))
     _check_kept(name, norm, found, heads)
@@ -245,7 +245,7 @@ def compute_gate(kind: Gate, logits: Tensor, heads: Tensor) -> Tensor:
 
 def check_unmixed(name: str, heads: Tensor, *others: Tensor | None) -> None:
     """Raise for heads that are a DTensor beside plain tensors (None stands for one), or the other way."""
-    if any(distributed(other) != distributed(heads) for other in others):
+    if any(is_dtensor(other) != is_dtensor(heads) for other in others):
         raise UnsupportedError(
             f"the heads are a {type(heads).__name__}, shape {tuple(heads.shape)}, and {name} computes with another "
             "kind of tensor.\nShare out W_q, W_k, W_v and W_g by ColwiseParallel(), whose outputs are local tensors."
@@ -257,14 +257,14 @@ def check_shared_parameters(module: Any, heads: int) -> None:
 
     It would have the gradients of its own heads alone. The parameters of W_q are DTensors on such a rank.
     """
-    if not torch.is_grad_enabled() or not any(map(distributed, module.W_q.parameters())):
+    if not torch.is_grad_enabled() or not any(map(is_dtensor, module.W_q.parameters())):
         return
     for name in ("query_norm", "key_norm", "rotary", "score", "scale", "temperature", "score_bias"):
         part, given = getattr(module, name), module._given.get(name) or ()  # the numbers that it had at first
         is_by_head = isinstance(part, Tensor) and part.numel() == heads
         is_by_head = is_by_head and (heads > 1 or len(given) > 1)
         tensors = [*part.parameters()] if isinstance(part, nn.Module) else [part] if isinstance(part, Tensor) else []
-        if not is_by_head and any(t.requires_grad and not distributed(t) for t in tensors):
+        if not is_by_head and any(t.requires_grad and not is_dtensor(t) for t in tensors):
             raise UnsupportedError(
                 f"{name} has parameters that all heads share, and this rank computes {heads} heads: the gradients "
                 "would be those of its heads alone.\nShare out a norm by SequenceParallel(sequence_dim=1, "

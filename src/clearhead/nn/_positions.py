@@ -12,12 +12,13 @@ import torch
 from torch import Tensor, nn
 
 from clearhead.base.arrays import check_float
+from clearhead.base.contexts import raise_in_jit_script, raise_in_jit_trace
 from clearhead.base.errors import ClearheadError, ShapeError
 from clearhead.base.mode import get_mode
 from clearhead.base.numbers import check_count
 from clearhead.base.pictures import Panel, Side, Style, draw
 from clearhead.base.shapes import placed
-from clearhead.base.tracing import ensure, readable, refuse_jit, refuse_script
+from clearhead.base.tensor_kind import is_readable, require_all
 from clearhead.masks._read import as_tensor
 
 if TYPE_CHECKING:
@@ -35,7 +36,7 @@ class Tabled(nn.Module):
     has it.
     """
 
-    __prepare_scriptable__ = refuse_script
+    __prepare_scriptable__ = raise_in_jit_script
     _table: tuple[tuple[Any, ...] | None, Tensor] | None = None  # the settings that it was made for, and its rows
 
     @abstractmethod
@@ -50,7 +51,7 @@ class Tabled(nn.Module):
     def _of(self, x: Tensor, places: int | Tensor, dtype: torch.dtype, who: str) -> Tensor:
         """The rows of the vectors of x (B, ..., L, E), whose `places` are those of `places_of`; they broadcast to
         (B, ..., L, width)."""
-        refuse_jit(type(self).__name__)
+        raise_in_jit_trace(type(self).__name__)
         if not isinstance(places, Tensor):
             return self._between(places, places + x.shape[-2], dtype, x.device)
         count = count_of(places, who)
@@ -149,9 +150,9 @@ def _fits(positions: Tensor, x: Tensor) -> bool:
 def count_of(places: Tensor, who: str, most: float = math.inf) -> int | None:
     """How many positions there are at least, of which these are some: 1 + the largest, or 0. None where their values
     can't be read: there they are asserted to be below `most`. Raises for positions below 0."""
-    if not readable(places):
+    if not is_readable(places):
         wrong = lambda: ClearheadError(f"{who}: a position is below 0, or beyond the last.")  # noqa: E731
-        ensure((places >= 0) & (places < most), wrong, f"{who}: a position is below 0, or beyond the last")
+        require_all((places >= 0) & (places < most), wrong, f"{who}: a position is below 0, or beyond the last")
         return None
     least, largest = torch.stack(places.aminmax()).tolist() if places.numel() else (0, -1)
     if least < 0:

@@ -10,9 +10,10 @@ from torch import Tensor, nn
 
 from clearhead._attention import Arguments
 from clearhead.base.arrays import refuse_additive
+from clearhead.base.contexts import without_autocast
 from clearhead.base.errors import ClearheadError, ShapeError, UnsupportedError
 from clearhead.base.shapes import Sizes, unflatten
-from clearhead.base.tracing import readable, without_autocast
+from clearhead.base.tensor_kind import is_readable
 from clearhead.engines import reference
 from clearhead.masks.base import Mask
 from clearhead.masks.causal import Causal
@@ -252,7 +253,7 @@ def _sort(tensor: Tensor, masks: list[Mask], added: list[Tensor]) -> None:
 
 def _only_blocks(tensor: Tensor) -> bool:
     """Whether a float mask is zeros and minus infinities: torch's layers convert every bool mask to that."""
-    if tensor.requires_grad or not readable(tensor):
+    if tensor.requires_grad or not is_readable(tensor):
         return False
     return bool(((tensor == 0) | (tensor == -torch.inf)).all())
 

@@ -17,8 +17,8 @@ from clearhead.base.mode import get_mode
 from clearhead.base.numbers import check_count
 from clearhead.base.products import multiply
 from clearhead.base.shapes import AlignLike
+from clearhead.base.tensor_kind import is_dtensor
 from clearhead.base.torch_private import has_hooks, parts_of, put_parts
-from clearhead.base.tracing import distributed
 from clearhead.masks.base import MaskLike
 from clearhead.nn._heads import check_dtype, reset_modules
 from clearhead.nn._nested import HEADS, pack_inputs
@@ -187,7 +187,7 @@ class AdditiveAttention(RecordingModule):
                     f"{layer.in_features}, {layer.out_features}, bias=False) in its place, or project outside: "
                     f"{OUTSIDE}."
                 )
-            if distributed(layer.weight):
+            if is_dtensor(layer.weight):
                 raise UnsupportedError(f"{name}.weight is a DTensor; AdditiveAttention takes whole parameters alone.")
             if layer.weight.ndim != 2 or self.w_v.ndim != 1 or layer.weight.shape[0] != self.w_v.shape[0]:
                 raise ShapeError(

@@ -11,11 +11,11 @@ from torch import Tensor, nn
 
 from clearhead.base.arrays import Integers, check_float, check_memory
 from clearhead.base.errors import ClearheadError, ShapeError, UnsupportedError, columns
-from clearhead.base.mode import get_mode
+from clearhead.base.mode import any_thread_compiles, get_mode
 from clearhead.base.numbers import check_count
 from clearhead.base.shapes import placed, refuse_fakes
+from clearhead.base.tensor_kind import has_own_dispatch, is_freed, is_readable, require_all
 from clearhead.base.text import brief
-from clearhead.base.tracing import dispatches, ensure, freed, readable, some_compiling
 from clearhead.base.versions import digest
 from clearhead.nn._cache_state import CacheState, validate_limits
 from clearhead.nn._cache_step import CacheStep, extend, validate_counts
@@ -240,7 +240,7 @@ class KeyValueCache:
 
     def _check_new(self, key: Tensor, value: Tensor, by: nn.Module | None = None) -> None:
         """Check new keys and values (B, Hk, L, E) of a module beside those that the cache holds."""
-        if self._made_outside_graph and some_compiling() and get_mode().exported:
+        if self._made_outside_graph and any_thread_compiles() and get_mode().exported:
             raise UnsupportedError(
                 "the KeyValueCache was made outside of the exported code, and a program of torch.export keeps no "
                 "object between its calls. Write to buffers of keys and values of the module, and call "
@@ -323,7 +323,7 @@ class KeyValueCache:
         if len(states) < len(self._list_parts()):
             said.append("empty")
         else:
-            if all(state.lengths is None or readable(state.lengths) for state in states):
+            if all(state.lengths is None or is_readable(state.lengths) for state in states):
                 lengths = self.lengths or ()
                 each = "" if len(set(lengths)) < 2 else f"{min(lengths)} to "
                 said.append(f"length={each}{len(self)}")
@@ -343,7 +343,7 @@ def _check_indices(indices: object, batch: int) -> Tensor:
             f"indices has dtype {indices.dtype}, shape {tuple(indices.shape)}; expected integers (N,): the entries of "
             "the batch that are kept."
         )
-    ensure(
+    require_all(
         (indices >= 0) & (indices < batch),
         lambda: ClearheadError(
             f"indices holds {int(indices.min())} to {int(indices.max())}, and the cache has a batch of {batch}."
@@ -361,7 +361,9 @@ def hash_key_makers(module: nn.Module) -> int | None:
     w_k, w_v, norm, rotary = (getattr(module, name, None) for name in ("W_k", "W_v", "key_norm", "rotary"))
     tensors = [t for layer in (w_k, w_v, norm) if layer is not None for t in (*layer.parameters(), *layer.buffers())]
     tensors += rotary.parameters() if isinstance(rotary, nn.Module) else ()
-    known = all(t.layout is torch.strided and not dispatches(t) and readable(t) and not freed(t) for t in tensors)
+    known = all(
+        t.layout is torch.strided and not has_own_dispatch(t) and is_readable(t) and not is_freed(t) for t in tensors
+    )
     if not tensors or not known:
         return None
     said = [getattr(part, "__qualname__", type(part).__qualname__) for part in (norm, rotary)]

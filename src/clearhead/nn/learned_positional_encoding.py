@@ -9,12 +9,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from clearhead.base.arrays import Integers
+from clearhead.base.contexts import raise_in_jit_script
 from clearhead.base.dropout import check_dropout
 from clearhead.base.errors import ClearheadError, ShapeError, UnsupportedError
 from clearhead.base.numbers import check_count
 from clearhead.base.pictures import Style
 from clearhead.base.shapes import placed
-from clearhead.base.tracing import distributed, refuse_script
+from clearhead.base.tensor_kind import is_dtensor
 from clearhead.nn._nested import encode_rows
 from clearhead.nn._positions import check_embedded, check_length, count_of, places_of, plot, spread
 from clearhead.problem.nested import is_nested
@@ -54,7 +55,7 @@ class LearnedPositionalEncoding(nn.Module):
     the initial standard deviation of 0.02.
     """
 
-    __prepare_scriptable__ = refuse_script
+    __prepare_scriptable__ = raise_in_jit_script
 
     def __init__(
         self,
@@ -92,7 +93,7 @@ class LearnedPositionalEncoding(nn.Module):
                 f"{who}: x has shape {tuple(x.shape)} and stands up to position {stop - 1}, which needs {stop} "
                 f"positions; max_len is {max_len}.\nCut the sequence, or build it with max_len={stop}."
             )
-        if distributed(self.P) and (not distributed(x) or isinstance(places, Tensor)):
+        if is_dtensor(self.P) and (not is_dtensor(x) or isinstance(places, Tensor)):
             raise UnsupportedError(f"{who}: P is a DTensor; pass x as a DTensor too, and one offset, or keep P whole.")
         if x.device != self.P.device:
             raise ClearheadError(f"{who}: x is on {x.device}, and its table on {self.P.device}.")

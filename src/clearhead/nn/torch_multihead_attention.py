@@ -13,8 +13,8 @@ from clearhead.base.dropout import check_dropout
 from clearhead.base.errors import ClearheadError, ShapeError, UnsupportedError
 from clearhead.base.numbers import check_count, check_flag
 from clearhead.base.shapes import Align, Sizes
+from clearhead.base.tensor_kind import is_dtensor
 from clearhead.base.torch_private import parts_of
-from clearhead.base.tracing import distributed
 from clearhead.nn._heads import (
     Projection,
     check_groups,
@@ -246,7 +246,7 @@ class TorchMultiheadAttention(nn.MultiheadAttention, RecordingModule):
     def _check(self, query: Any, key: Any, value: Any, batch_first: bool) -> None:
         inputs = {"query": query, "key": key, "value": value}
         for name, parameter in parts_of(self)[0].items():
-            if distributed(parameter) and not distributed(query):
+            if is_dtensor(parameter) and not is_dtensor(query):
                 raise UnsupportedError(
                     f"{name} is a DTensor, which TorchMultiheadAttention does not mix with plain inputs. For tensor "
                     "parallelism use MultiHeadAttention.from_torch(module), whose four layers parallelize_module takes."

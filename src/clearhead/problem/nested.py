@@ -11,8 +11,8 @@ from torch import Tensor
 from clearhead.base.document_edges import DocumentEdges, RowEdges
 from clearhead.base.errors import ClearheadError, ShapeError, UnsupportedError, columns
 from clearhead.base.mode import get_mode
+from clearhead.base.tensor_kind import unwrap
 from clearhead.base.torch_state import interpreter
-from clearhead.base.tracing import unwrapped
 from clearhead.masks.base import Mask
 from clearhead.masks.dense import DenseMask
 from clearhead.masks.documents import DocumentsByEdges
@@ -22,7 +22,7 @@ def is_nested(array: Any) -> bool:
     """Whether this is a nested tensor, or `torch.func` wraps one."""
     if not isinstance(array, Tensor):
         return False
-    return bool(array.is_nested if interpreter() is None or get_mode().compiled else unwrapped(array).is_nested)
+    return bool(array.is_nested if interpreter() is None or get_mode().compiled else unwrap(array).is_nested)
 
 
 class PackedRows(NamedTuple):

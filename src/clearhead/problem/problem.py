@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from clearhead.base.arrays import check_float, mask_forms, to_tensor, to_tensor_float
+from clearhead.base.contexts import cast_input, is_autocasting, raise_in_jit_trace
 from clearhead.base.document_edges import DocumentEdges
 from clearhead.base.dropout import check_dropout, draw_seed
 from clearhead.base.errors import ClearheadError, ShapeError, UnsupportedError, columns
@@ -19,17 +20,8 @@ from clearhead.base.mode import CURRENT, Mode, get_mode
 from clearhead.base.modules import after_hooks
 from clearhead.base.positions import check_align, query_offset
 from clearhead.base.shapes import Sizes, as_inputs, copy_shared_rows, fit, plain_sizes, refuse_fakes
+from clearhead.base.tensor_kind import has_no_values, is_dtensor, is_in_memory, is_on_host, is_readable
 from clearhead.base.text import outlined
-from clearhead.base.tracing import (
-    autocast,
-    autocasting,
-    distributed,
-    empty_of_values,
-    in_memory,
-    on_the_host,
-    readable,
-    refuse_jit,
-)
 from clearhead.base.versions import Versions
 from clearhead.biases.base import Added, lowered
 from clearhead.biases.dense import DenseBias
@@ -206,7 +198,7 @@ def make_problem(
     """
     by_tile, given, mode = by_tile or as_written, mode, get_mode() if mode is CURRENT else mode
     sizes = plain_sizes(query, key, value) if mode.eager and not mode.autocast else None
-    plain = sizes is not None and in_memory(query, key, value)
+    plain = sizes is not None and is_in_memory(query, key, value)
     if sizes is None or not plain:
         query, key, value, sizes = inputs(query, key, value, mode)
     if align is not None:
@@ -244,14 +236,14 @@ def make_problem(
     unseen = None if visible is None or visible.unseen == "none" else visible
     # a key that no query sees may be NaN, which would reach raw scores and the gradients of projections; elsewhere
     # engines see to it, and whoever shows raw scores
-    here = unseen is not None and (projected or (on_the_host(query) and not mode.compiled))
+    here = unseen is not None and (projected or (is_on_host(query) and not mode.compiled))
     if unseen is not None and here and not finite_unseen(unseen, query, key):
         keys, queries = seen_of(unseen, sizes)
         query = zero(query, queries, only_not_finite=True)
         key = zero(key, group(keys, key.shape[1]), only_not_finite=True)
         scores = _scores(score, query, key, factor, by_tile, among, mode.autocast)
     sinks = None if sinks is None else as_sinks(sinks, sizes)
-    if sinks is not None and not mode.compiled and empty_of_values(sinks):
+    if sinks is not None and not mode.compiled and has_no_values(sinks):
         refuse_fakes({"query": query, "sinks": sinks})
     problem = Problem(scores, value, sizes, visible, added, sinks, dropout_p, seed, mode=given)
     return problem if documents is None or among is not None else problem._replace(documents=documents)
@@ -287,8 +279,8 @@ def inputs(query: Any, key: Any, value: Any, mode: Mode) -> tuple[Tensor, Tensor
     query, key = to_tensor_float(query, "query"), to_tensor_float(key, "key")
     value = None if value is ABSENT else to_tensor_float(value, "value")
     if mode.autocast or not mode.eager:
-        refuse_jit()
-        query, key, value = autocast(query), autocast(key), None if value is None else autocast(value)
+        raise_in_jit_trace()
+        query, key, value = cast_input(query), cast_input(key), None if value is None else cast_input(value)
     return as_inputs(query, key, value)
 
 
@@ -327,7 +319,7 @@ def with_value(problem: Problem, value: Any) -> Problem:
 
 def refuse_distributed(inputs: dict[str, Tensor | None]) -> None:
     for name, tensor in inputs.items():
-        if tensor is not None and distributed(tensor):
+        if tensor is not None and is_dtensor(tensor):
             raise UnsupportedError(
                 f"{name} is a DTensor, shape {tuple(tensor.shape)}; masks, biases and dropout are plain tensors, "
                 f"which PyTorch does not mix with it. Pass {name}.to_local() and each rank's part of the mask, or "
@@ -373,7 +365,7 @@ def _tensor_mask(
         raise ClearheadError(f"mask is on {tensor.device}, the inputs on {sizes.device}; pass mask.to(query.device).")
     if not tensor.is_floating_point():
         return resolve(DenseMask(check_keep(tensor, "mask", mask)), sizes, as_written, mode), None
-    if tensor.dtype != dtype and not autocasting(tensor.device):  # autocast changes the inputs' dtype alone
+    if tensor.dtype != dtype and not is_autocasting(tensor.device):  # autocast changes the inputs' dtype alone
         raise ClearheadError(
             f"mask has dtype {tensor.dtype}, shape {tuple(tensor.shape)}, and is added to scores of {dtype}; "
             "pass mask.to(query.dtype), or a bool tensor if it only says who may attend."
@@ -390,7 +382,7 @@ def _tensor_mask(
 
 def only_zeros_and_ones(mask: Tensor) -> bool:
     """Whether a float mask is known to hold only 0 and 1, and some 1. Added to the scores, it hides nothing."""
-    if mask.requires_grad or mask.device.type != "cpu" or not readable(mask):
+    if mask.requires_grad or mask.device.type != "cpu" or not is_readable(mask):
         return False
     flat = mask.detach().flatten()
     for part in (flat[:256], flat):  # the first numbers settle it for most masks

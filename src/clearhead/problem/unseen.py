@@ -15,7 +15,7 @@ from torch import Tensor
 
 from clearhead.base.mode import get_mode
 from clearhead.base.shapes import Sizes, one_or, unflatten
-from clearhead.base.tracing import on_the_host, readable
+from clearhead.base.tensor_kind import is_on_host, is_readable
 from clearhead.masks.base import Spans
 
 # Where the keys are that no query sees: there are none, they are outside the hull of their sequence's spans, or perhaps
@@ -84,7 +84,7 @@ def finite(tensor: Tensor) -> bool:
     The answer is False where the sum overflows, where values are hidden, and on another device, for which one would
     have to wait. Callers are right for both answers.
     """
-    if not on_the_host(tensor) or not readable(tensor):
+    if not is_on_host(tensor) or not is_readable(tensor):
         return False
     with torch.no_grad():
         return math.isfinite(float(tensor.sum())) or bool(tensor.isfinite().all())

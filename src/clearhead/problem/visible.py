@@ -11,10 +11,10 @@ from torch import Tensor
 
 from clearhead.base.errors import ShapeError, UnsupportedError
 from clearhead.base.kept import Memo, Table, size_of
-from clearhead.base.mode import CURRENT, Mode, get_mode
+from clearhead.base.mode import CURRENT, Mode, get_mode, is_capturing_graph
 from clearhead.base.shapes import Sizes, moved, part
+from clearhead.base.tensor_kind import MASKS_BY_SAMPLE, has_vmap_dimension, is_on_host, is_readable, unwrap
 from clearhead.base.text import outlined
-from clearhead.base.tracing import BY_SAMPLE, batched, capturing, on_the_host, readable, unwrapped
 from clearhead.base.versions import Versions
 from clearhead.masks._read import KEPT
 from clearhead.masks._spans import edges_on_host
@@ -110,7 +110,7 @@ def rows_of(visible: Visible, sizes: Sizes) -> tuple[np.ndarray, np.ndarray] | N
     """The edges, narrowed for each query to the keys that the residual leaves to some sequence or head. None without a
     residual, and where the mask is not kept, since the residual is asked for every pair."""
     spans, edges = visible.spans, visible.edges
-    if spans.residual is None or edges is None or "kept" not in visible.memo or not on_the_host(spans.start):
+    if spans.residual is None or edges is None or "kept" not in visible.memo or not is_on_host(spans.start):
         return None
     if not sizes.keys:
         return None
@@ -133,7 +133,7 @@ def rows_of(visible: Visible, sizes: Sizes) -> tuple[np.ndarray, np.ndarray] | N
 def seen_of(visible: Visible, sizes: Sizes) -> tuple[Tensor, Tensor]:
     """Which keys and queries see and are seen by some: see `seen`. Found once for as long as the mask is kept."""
     mode = get_mode()
-    if mode.compiled or mode.traced or mode.transforms or capturing():
+    if mode.compiled or mode.traced or mode.transforms or is_capturing_graph():
         return seen(visible.spans, sizes)
     if "seen" not in visible.memo:
         with torch.inference_mode(False), torch.no_grad():
@@ -144,7 +144,7 @@ def seen_of(visible: Visible, sizes: Sizes) -> tuple[Tensor, Tensor]:
 
 def all_seen(visible: Visible, sizes: Sizes) -> bool:
     """Whether a mask that is kept is known to hide no key from all queries, and no query from all keys."""
-    if "kept" not in visible.memo or not on_the_host(visible.spans.start):
+    if "kept" not in visible.memo or not is_on_host(visible.spans.start):
         return False
     if "all seen" not in visible.memo:
         visible.memo["all seen"] = all(bool(side.all()) for side in seen_of(visible, sizes))
@@ -222,16 +222,16 @@ def visible(spans: Spans, sizes: Sizes, who: str | None = None) -> Visible:
     they lie in the host's memory; else when an engine asks for them."""
     if get_mode().compiled:
         return Visible(spans, None, "inside", Memo())
-    edges = [unwrapped(edge) for edge in spans.edges()]
-    if any(batched(edge) for edge in edges):
+    edges = [unwrap(edge) for edge in spans.edges()]
+    if any(has_vmap_dimension(edge) for edge in edges):
         raise UnsupportedError(
             "the mask differs along a dimension that torch.func.vmap has hidden, and engines must read it. Give the "
-            f"mask a batch dimension, and call attention() on the whole batch.\n{BY_SAMPLE}"
+            f"mask a batch dimension, and call attention() on the whole batch.\n{MASKS_BY_SAMPLE}"
         )
     spans = spans._replace(start=edges[0], stop=edges[1], gaps=(edges[2], edges[3]) if spans.gaps is not None else None)
-    if not all(map(readable, edges)):  # there are shapes and no values, so nothing can be skipped
+    if not all(map(is_readable, edges)):  # there are shapes and no values, so nothing can be skipped
         return Visible(spans, None, "inside", Memo())
-    if not all(map(on_the_host, edges)):
+    if not all(map(is_on_host, edges)):
         return Visible(spans, Later(sizes.keys, who), "inside", Memo())
     start, stop = checked_edges(spans, sizes.keys, who)
     return Visible(spans, (start, stop), where_unseen(spans, start, stop, sizes), Memo())

@@ -20,6 +20,7 @@ from clearhead.base.arrays import (
     shown,
     to_tensor_float,
 )
+from clearhead.base.contexts import is_cast_together, raise_in_jit_script
 from clearhead.base.errors import ClearheadError, ShapeError, UnsupportedError, columns
 from clearhead.base.kept import Memo
 from clearhead.base.mode import get_mode
@@ -31,7 +32,6 @@ from clearhead.base.shapes import as_inputs, broadcasts
 from clearhead.base.single_pairs import call_rule, must_ask_again, reads_rows
 from clearhead.base.steps import Step
 from clearhead.base.text import outlined, said
-from clearhead.base.tracing import cast_together, refuse_script
 from clearhead.scores._pairwise import PHIS as PHIS
 from clearhead.scores._pairwise import Pairwise as Pairwise
 from clearhead.scores._pairwise import Phi as Phi
@@ -81,7 +81,7 @@ class Score(PartSettings, nn.Module, ABC):
     Source of the softcap: Gemma Team 2024, "Gemma 2".
     """
 
-    __prepare_scriptable__ = refuse_script
+    __prepare_scriptable__ = raise_in_jit_script
     _validators: ClassVar = {"softcap": validate_softcap, "product": check_flag}
     softcap: float | None = None
     product: ClassVar[bool] = False  # whether `tile` makes one number a pair, as a product of matrices does
@@ -171,7 +171,7 @@ class Score(PartSettings, nn.Module, ABC):
         """Raise a `ClearheadError` for widths or dtypes this score cannot take."""
         for name, parameter in self.named_parameters():
             check_memory(parameter, f"the score's parameter {name}")
-            one = parameter.dtype == query.dtype or cast_together(query.device, parameter.dtype, query.dtype)
+            one = parameter.dtype == query.dtype or is_cast_together(query.device, parameter.dtype, query.dtype)
             if not one or parameter.device != query.device:
                 dtype = str(query.dtype).removeprefix("torch.")
                 raise ClearheadError(

@@ -15,8 +15,8 @@ from clearhead.base.arrays import accumulated
 from clearhead.base.errors import UnsupportedError
 from clearhead.base.rules import by_pair
 from clearhead.base.shapes import Sizes, copy_shared_rows
+from clearhead.base.tensor_kind import has_no_values, has_own_dispatch, is_readable
 from clearhead.base.torch_state import functions_hidden
-from clearhead.base.tracing import dispatches, empty_of_values, readable
 from clearhead.biases.base import Added
 from clearhead.engines import proof
 from clearhead.engines.base import Cost, Engine
@@ -83,7 +83,7 @@ class Flex(Engine):
             found.append("the scores are changed by a function that reads a tensor which needs a gradient")
         if device.type == "cpu" and problem.needs_grad and kernel.BACKEND == "inductor":
             found.append("FlexAttention has no gradients on a CPU")
-        if any(map(dispatches, (lowered.query, lowered.key, problem.value))) and not _shapes_alone(problem):
+        if any(map(has_own_dispatch, (lowered.query, lowered.key, problem.value))) and not _shapes_alone(problem):
             found.append("an input is a tensor subclass with operations of its own, which may have no such kernel")
         if functions_hidden():
             found.append("function modes are hidden here, as where an edit computes a part again, and it needs one")
@@ -168,7 +168,7 @@ class Flex(Engine):
 
     def cost(self, problem: Problem) -> Cost:
         pairs, visible = math.prod(problem.sizes.shape), problem.visible
-        if visible is None or _shapes_alone(problem) or not readable(visible.spans.start) or not pairs:
+        if visible is None or _shapes_alone(problem) or not is_readable(visible.spans.start) or not pairs:
             return Cost(pairs, 0)
         blocks = blocks_of(visible, problem.sizes, problem.mode)
         listed = [*blocks.partial, *blocks.full, *blocks.partial_by_key, *blocks.full_by_key]
@@ -236,7 +236,7 @@ def _bias_rule(problem: Problem) -> Traced | str | None:
 
 
 def _shapes_alone(problem: Problem) -> bool:
-    return empty_of_values(problem.query)
+    return has_no_values(problem.query)
 
 
 def _one_piece(problem: Problem) -> bool:

@@ -15,8 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from clearhead.base.mode import assume_constant
 from clearhead.base.shapes import Sizes, part
-from clearhead.base.tracing import constant
 from clearhead.engines.native.blocks import EVERY, blocks_of, rows_at_once
 from clearhead.problem.packing import Operands, operands
 from clearhead.problem.partial import Partial, Rows
@@ -90,7 +90,7 @@ def warn_without_kernels() -> None:
         )
 
 
-@constant
+@assume_constant
 def available() -> bool:
     """Whether this installation has the kernels; compiled code takes the answer as a constant."""
     return kernels() is not None

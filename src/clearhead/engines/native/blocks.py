@@ -14,7 +14,7 @@ from torch import Tensor
 
 from clearhead.base.errors import ShapeError
 from clearhead.base.shapes import Sizes, broadcasts
-from clearhead.base.tracing import plain
+from clearhead.base.tensor_kind import is_plain
 from clearhead.masks.base import Spans
 from clearhead.problem.problem import Problem
 
@@ -85,7 +85,7 @@ def _strip(spans: Spans, sizes: Sizes, queries: slice, keys: slice) -> Tensor:
     sides = (slice(0, sizes.batch), slice(0, sizes.heads), queries, keys)
     keep = spans.rest(*sides)
     asked = (sizes.batch, sizes.heads, queries.stop - queries.start, keys.stop - keys.start)
-    if not broadcasts(keep.shape, asked) or not plain(keep):
+    if not broadcasts(keep.shape, asked) or not is_plain(keep):
         raise ShapeError(
             f"the residual of a mask's spans gave a {type(keep).__name__} {tuple(keep.shape)} on {keep.device}; "
             f"expected one that broadcasts to the (batch, heads, queries, keys) it was asked for, {asked}."

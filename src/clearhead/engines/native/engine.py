@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from clearhead.base.products import has_matrix_instructions
-from clearhead.base.tracing import plain
+from clearhead.base.tensor_kind import is_plain
 from clearhead.engines.base import Cost, Engine
 from clearhead.engines.native import bindings
 from clearhead.engines.native.blocks import EVERY, ROWS, blocks_of
@@ -236,7 +236,7 @@ def _is_in_host_memory(problem: Problem) -> bool:
     weight = scores.weight if isinstance(scores, Pairwise) else None
     dense, relative = (None, None) if bias is None else (bias.dense, bias.relative)
     edges = () if visible is None else (visible.spans.start, visible.spans.stop, *(visible.spans.gaps or ()))
-    return plain(scores.query, scores.key, weight, problem.value, problem.sinks, dense, relative, *edges)
+    return is_plain(scores.query, scores.key, weight, problem.value, problem.sinks, dense, relative, *edges)
 
 
 def _overflow(problem: Problem) -> float:

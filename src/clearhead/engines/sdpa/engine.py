@@ -10,8 +10,8 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from clearhead.base.shapes import copy_shared_rows
+from clearhead.base.tensor_kind import has_no_values, has_own_dispatch, has_vmap_dimension, is_readable, unwrap
 from clearhead.base.torch_state import GRAD
-from clearhead.base.tracing import batched, dispatches, empty_of_values, readable, unwrapped
 from clearhead.base.versions import Versions
 from clearhead.engines.base import Cost, Engine
 from clearhead.engines.sdpa.fused import fused
@@ -106,7 +106,7 @@ class Sdpa(Engine):
 
 def _dispatches_values(*tensors: Tensor) -> bool:
     """Whether one of the tensors dispatches. A fake tensor of another device stands for a tensor of that device."""
-    return any(dispatches(t) and (t.is_cpu or not empty_of_values(t)) for t in tensors)
+    return any(has_own_dispatch(t) and (t.is_cpu or not has_no_values(t)) for t in tensors)
 
 
 def _against_the_rest(problem: Problem) -> list[str]:
@@ -118,7 +118,7 @@ def _against_the_rest(problem: Problem) -> list[str]:
         found.append("the fused kernel draws its own dropout, which no other engine can repeat")
     # inside a transform of torch.func a tensor's gradient outside of it is hidden
     mode = problem.mode
-    learnt = any(t.requires_grad or (mode.transforms and unwrapped(t).requires_grad) for t in problem.added)
+    learnt = any(t.requires_grad or (mode.transforms and unwrap(t).requires_grad) for t in problem.added)
     if learnt and (torch.is_grad_enabled() or mode.transforms):
         found.append("the bias needs a gradient, for which SDPA would make the whole matrix")
     if problem.bias is not None and problem.needs_grad and any(_far_below_zero(t) for t in problem.added):
@@ -142,9 +142,9 @@ def _against_mode(problem: Problem) -> list[str]:
         found.append("torch.func and forward mode inside compiled code follow operations one by one")
     inputs = problem.query, problem.key, problem.value
     levels = mode.transforms.count(GRAD)  # autograd may differentiate the gradient of one again, outside of it
-    if levels > 1 or (levels and any(t is not None and unwrapped(t).requires_grad for t in inputs)):
+    if levels > 1 or (levels and any(t is not None and unwrap(t).requires_grad for t in inputs)):
         found.append("PyTorch's fused kernel has no second derivatives")
-    if mode.transforms and any(t is not None and batched(t) for t in (*inputs, *problem.added)):
+    if mode.transforms and any(t is not None and has_vmap_dimension(t) for t in (*inputs, *problem.added)):
         found.append("PyTorch has no batching rule for its fused kernel under torch.func.vmap")
     return found
 
@@ -155,7 +155,7 @@ def _far_below_zero(bias: Tensor) -> bool:
     if not bias.shape[-1]:
         return False
     top = bias.detach().amax(-1)
-    if not readable(top):
+    if not is_readable(top):
         return False
     return bool(((top < -1e5) & (top > -torch.inf)).any())
 

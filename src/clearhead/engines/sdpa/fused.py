@@ -11,10 +11,11 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from clearhead.base.arrays import in_memory_still
 from clearhead.base.batched import Gradients, unbatched
+from clearhead.base.contexts import without_autocast
 from clearhead.base.mode import get_mode
 from clearhead.base.shapes import Sizes
+from clearhead.base.tensor_kind import has_own_dispatch, materialize_zeros
 from clearhead.base.torch_private import OWN_SDPA, flash, flash_backward, fused_choice
-from clearhead.base.tracing import dispatches, with_memory, without_autocast
 from clearhead.biases.base import Added
 from clearhead.engines.base import by_autograd
 from clearhead.engines.tiled.engine import PLAIN
@@ -82,12 +83,12 @@ class _Flash(torch.autograd.Function):
         grad = grads[0]
         *inputs, output, logsumexp, mask = in_memory_still(ctx.saved_tensors)
         again = torch.is_grad_enabled()
-        if again or dispatches(grad):
+        if again or has_own_dispatch(grad):
             return (*_by_blocks(inputs, grad, ctx, mask, again), None, None, None)
 
         def compute(grad: Tensor) -> Gradients:
             found: Gradients = flash_backward(
-                with_memory(grad), *inputs, output, logsumexp, 0.0, ctx.causal, attn_mask=mask, scale=ctx.scale
+                materialize_zeros(grad), *inputs, output, logsumexp, 0.0, ctx.causal, attn_mask=mask, scale=ctx.scale
             )
             return found
 

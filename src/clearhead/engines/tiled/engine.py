@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from clearhead.base.arrays import accumulated
-from clearhead.base.tracing import dispatches
+from clearhead.base.tensor_kind import has_own_dispatch
 from clearhead.engines.base import Cost, Engine
 from clearhead.engines.tiled import tiles, user_functions
 from clearhead.engines.tiled.backward import gradients
@@ -38,7 +38,7 @@ class Tiled(Engine):
         # the tensors that functions read are no operands: `user_functions` and autograd find them
         if problem.lowered is None or problem.by_function or problem.mode.operations_only:
             return True
-        return any(t is not None and dispatches(t) for t in operands(problem))
+        return any(t is not None and has_own_dispatch(t) for t in operands(problem))
 
     def notes(self, problem: Problem) -> list[str]:
         if problem.lowered is not None and not problem.by_function:

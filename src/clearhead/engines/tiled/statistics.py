@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from clearhead.base.arrays import accumulated
-from clearhead.base.tracing import is_writable
+from clearhead.base.tensor_kind import is_writable
 from clearhead.engines.tiled import tiles
 from clearhead.engines.tiled.backward import add_sent
 from clearhead.engines.tiled.checkpoints import checkpointed

@@ -11,7 +11,7 @@ from clearhead.base.dropout import factors
 from clearhead.base.errors import UnsupportedError
 from clearhead.base.modules import with_parameters
 from clearhead.base.shapes import unflatten
-from clearhead.base.tracing import distributed, is_writable, may_be_nan
+from clearhead.base.tensor_kind import is_dtensor, is_writable, may_be_nan
 from clearhead.problem.packing import operands, with_operands
 from clearhead.problem.partial import Partial
 from clearhead.problem.problem import Problem
@@ -180,7 +180,7 @@ def grouped_product(left: Tensor, right: Tensor) -> Tensor:
             return left @ right
         return (left.reshape(b, hk, h // hk * n, m) @ right).reshape(b, h, n, right.shape[-1])
     except RuntimeError as error:
-        if not distributed(left):
+        if not is_dtensor(left):
             raise
         raise UnsupportedError(
             f"PyTorch {torch.__version__} does not multiply DTensors of shape {tuple(left.shape)} with the placements "

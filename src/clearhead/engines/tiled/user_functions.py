@@ -19,9 +19,10 @@ from torch import Tensor
 
 from clearhead.base.arrays import in_memory_still
 from clearhead.base.batched import Gradients, followed_back, unbatched, views
+from clearhead.base.contexts import without_autocast
 from clearhead.base.errors import UnsupportedError
+from clearhead.base.tensor_kind import has_own_dispatch, is_on_host, materialize_zeros
 from clearhead.base.torch_private import order_of
-from clearhead.base.tracing import dispatches, on_the_host, with_memory, without_autocast
 from clearhead.engines.tiled import tiles
 from clearhead.engines.tiled.backward import slope_of
 from clearhead.engines.tiled.checkpoints import make_replaced_error
@@ -44,7 +45,7 @@ def is_supported(problem: Problem) -> bool:
         return False
     if problem.mode.compiled or problem.mode.traced:
         return False
-    return on_the_host(problem.query) and not any(t is not None and dispatches(t) for t in operands(problem))
+    return is_on_host(problem.query) and not any(t is not None and has_own_dispatch(t) for t in operands(problem))
 
 
 def compute_output(problem: Problem, every: list[Region]) -> Tensor | None:
@@ -62,7 +63,7 @@ def compute_output(problem: Problem, every: list[Region]) -> Tensor | None:
     used, _ = _find_used(first, own, declared)
     # The gradient of a declared tensor would hold that of a tensor computed from it, which autograd adds again.
     # A hidden tensor that only a later block reads would be lost in an output without a graph.
-    if (any(needs) or declared) and all(t.is_leaf and not dispatches(t) for t in declared):
+    if (any(needs) or declared) and all(t.is_leaf and not has_own_dispatch(t) for t in declared):
         # the largest tensor that autograd keeps for the first block says how large blocks may be
         numbers = -(-max(saved) // max(first.numel(), 1))
         pairs = min(PAIRS, FOLLOWED * regions.BUDGET // numbers) * min(torch.get_num_threads(), 4)
@@ -160,10 +161,10 @@ class _Output(torch.autograd.Function):
 
         def compute(grad: Tensor) -> Gradients:
             here = problem._refresh_mode()
-            return _compute_gradients(here, ctx.every, ctx.declared, ctx.used, kept, with_memory(grad), wanted)
+            return _compute_gradients(here, ctx.every, ctx.declared, ctx.used, kept, materialize_zeros(grad), wanted)
 
         with without_autocast(problem.sizes.device):
-            if again or dispatches(grad):
+            if again or has_own_dispatch(grad):
                 with torch.enable_grad():
                     own = views(operands(problem))
                     found = followed(with_operands(problem._refresh_mode(), own), ctx.every, again=True)

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from clearhead.base.mode import assume_constant
 from clearhead.base.shapes import Sizes
+from clearhead.base.tensor_kind import has_no_values, has_own_dispatch
 from clearhead.base.torch_private import is_zero_tensor
-from clearhead.base.tracing import dispatches, empty_of_values
 from clearhead.biases.base import Added
 from clearhead.engines import proof
 from clearhead.engines.base import Cost, Engine
@@ -92,7 +92,7 @@ class Triton(Engine):
         mode = problem.mode
         if mode.operations_only:
             found.append("torch.func and forward mode look into PyTorch's own operations only")
-        elif empty_of_values(problem.query):
+        elif has_no_values(problem.query):
             if mode.recorded:
                 found.append("a trace records PyTorch's own operations, and the kernels are none")
         elif mode.traced or not (mode.compiled or all(map(_dense, operands(problem)))):
@@ -200,9 +200,9 @@ def _columns(problem: Problem, summary: Summary) -> int:
 def _dense(tensor: Tensor | None) -> bool:
     """Whether the tensor is dense numbers at the address it gives."""
     return tensor is None or not (
-        dispatches(tensor)
+        has_own_dispatch(tensor)
         or tensor.layout is not torch.strided
         or is_zero_tensor(tensor)
         or tensor.is_neg()
-        or empty_of_values(tensor)
+        or has_no_values(tensor)
     )

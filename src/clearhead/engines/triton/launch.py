@@ -12,7 +12,8 @@ import triton
 from torch import Tensor
 
 from clearhead.base.errors import UnsupportedError
-from clearhead.base.tracing import capturing, empty_of_values
+from clearhead.base.mode import is_capturing_graph
+from clearhead.base.tensor_kind import has_no_values
 from clearhead.engines.tiled.backward import add_along
 from clearhead.engines.triton.blocks import PROGRAMS, SHARED, SPLIT, Blocks, blocks_for, power
 from clearhead.engines.triton.given import (
@@ -70,9 +71,9 @@ def start(kernel: Any, programs: tuple[int, ...], *arguments: Any, warps: int = 
     first = arguments[0]
     while isinstance(first, tuple):
         first = first[0]
-    if 0 in programs or empty_of_values(first):
+    if 0 in programs or has_no_values(first):
         return
-    if not capturing():
+    if not is_capturing_graph():
         kernel[programs](*arguments, num_warps=warps, num_stages=1, **constants)
         return
     with triton.knobs.runtime.scope():
@@ -82,7 +83,7 @@ def start(kernel: Any, programs: tuple[int, ...], *arguments: Any, warps: int = 
 
 def _refuse_to_compile(*_: Any, fn: Any, **__: Any) -> bool:
     """Triton asks before it compiles. While a CUDA graph is captured, a driver may refuse to load the machine code."""
-    if capturing():
+    if is_capturing_graph():
         raise UnsupportedError(
             f"the kernel {fn.name!r} was not compiled yet for a call of this kind (dtypes, widths, lengths, mask), and "
             "a CUDA graph is captured: make the same call once before the capture, or pass engine='tiled'."
@@ -92,7 +93,7 @@ def _refuse_to_compile(*_: Any, fn: Any, **__: Any) -> bool:
 
 def on(tensor: Tensor) -> AbstractContextManager[Any]:
     """Triton starts kernels on the current device: that of the tensor, while this lasts."""
-    return nullcontext() if not tensor.is_cuda or empty_of_values(tensor) else torch.cuda.device(tensor.device)
+    return nullcontext() if not tensor.is_cuda or has_no_values(tensor) else torch.cuda.device(tensor.device)
 
 
 def _new(tensor: Tensor, *shape: int, dtype: torch.dtype = torch.float32) -> Tensor:

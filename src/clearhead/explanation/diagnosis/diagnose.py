@@ -14,7 +14,7 @@ from clearhead._attention import Arguments, ScoreLike
 from clearhead.base.arrays import Array, ArrayT, Integers
 from clearhead.base.errors import ClearheadError
 from clearhead.base.shapes import AlignLike
-from clearhead.base.tracing import readable
+from clearhead.base.tensor_kind import is_readable
 from clearhead.biases.base import BiasLike
 from clearhead.explanation.diagnosis.case import Case
 from clearhead.explanation.diagnosis.checks import CHECKS
@@ -158,7 +158,7 @@ def _of_module(module: nn.Module, inputs: tuple[Any, ...], keywords: dict[str, A
     length_first = isinstance(ours, nn.MultiheadAttention) and not ours.batch_first
     sides = {side: t for side in ("query", "key", "value") if isinstance(t := given.get(side), Tensor)}
     case = case_of(pad_arguments(found), "attn_mask" if isinstance(module, nn.MultiheadAttention) else "bias")
-    parameters = {name: p.detach() for name, p in ours.named_parameters() if not is_lazy(p) and readable(p)}
+    parameters = {name: p.detach() for name, p in ours.named_parameters() if not is_lazy(p) and is_readable(p)}
     return replace(
         case,
         length_first={side: t for side, t in sides.items() if length_first and t.ndim == 3},

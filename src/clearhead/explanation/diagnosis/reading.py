@@ -13,8 +13,8 @@ from clearhead._attention import Arguments
 from clearhead.base.arrays import to_tensor, to_tensor_float
 from clearhead.base.errors import UnsupportedError
 from clearhead.base.shapes import as_inputs, fit
+from clearhead.base.tensor_kind import is_readable
 from clearhead.base.torch_private import whole_of
-from clearhead.base.tracing import readable
 from clearhead.biases.base import Bias
 from clearhead.biases.dense import DenseBias
 from clearhead.explanation.diagnosis.case import Case
@@ -46,7 +46,11 @@ def case_of(call: Arguments, bias_name: str = "bias") -> Case:
     if refused:
         fit(added["mask"], problem.sizes, "mask")
     inputs = _inputs(call, problem)
-    if not all(map(readable, [*inputs.values(), *added.values()])) or problem.mode.compiled or problem.mode.transforms:
+    if (
+        not all(map(is_readable, [*inputs.values(), *added.values()]))
+        or problem.mode.compiled
+        or problem.mode.transforms
+    ):
         raise UnsupportedError(
             f"diagnose reads the numbers of its inputs, and query {tuple(problem.query.shape)} has none here: they are "
             "meta or fake tensors, or inside a transform of torch.func or torch.compile. Call it in eager code."
@@ -72,7 +76,7 @@ def parameters_of(score: Any, problem: Problem) -> tuple[dict[str, Tensor], froz
     """The parameters of a score, and the names of those in which −∞ is never right: those of a normal form multiply or
     are multiplied; what a score with `tile()` alone does with its own is not known."""
     given = score.named_parameters() if isinstance(score, nn.Module) else ()
-    found = {f"score.{name}": p.detach() for name, p in given if not is_lazy(p) and readable(p)}
+    found = {f"score.{name}": p.detach() for name, p in given if not is_lazy(p) and is_readable(p)}
     return found, frozenset(found if isinstance(problem.scores, Pairwise) else ())
 
 

@@ -10,10 +10,10 @@ import torch
 from torch import Tensor, nn
 
 from clearhead.base.arrays import accumulated
+from clearhead.base.contexts import without_autocast
 from clearhead.base.errors import UnsupportedError
 from clearhead.base.steps import Step
 from clearhead.base.torch_private import has_hooks
-from clearhead.base.tracing import without_autocast
 from clearhead.explanation.explanation import Explanation, Part
 from clearhead.explanation.inputs import drawn
 from clearhead.explanation.modules.captured import Captured, captured

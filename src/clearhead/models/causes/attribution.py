@@ -12,10 +12,10 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
 from clearhead.base.arrays import accumulated
+from clearhead.base.contexts import without_autocast
 from clearhead.base.errors import ClearheadError, ShapeError
 from clearhead.base.managers import Uninterrupted
 from clearhead.base.text import listed, outlined, said
-from clearhead.base.tracing import without_autocast
 from clearhead.explanation.modules.origin.find import agree, batched
 from clearhead.explanation.modules.projection import Linear
 from clearhead.models.attention_call import AttentionCall

@@ -11,10 +11,11 @@ import torch
 from torch import Tensor, nn
 
 from clearhead.base.arrays import accumulated
+from clearhead.base.contexts import without_function_modes
 from clearhead.base.errors import ClearheadError, UnsupportedError
 from clearhead.base.managers import Uninterrupted
+from clearhead.base.mode import get_mode
 from clearhead.base.numbers import check_count
-from clearhead.base.tracing import in_backward, unobserved
 from clearhead.models.causes.cells import Over, cells_of, checked_sides, edits_of, measured, number_of, sequences_of
 from clearhead.models.causes.metrics import refuse_padding
 from clearhead.models.causes.sweep import Sweep, names_of, sweep_of
@@ -138,13 +139,13 @@ class Probe(Editor):
 
     @property
     def idle(self) -> bool:
-        return in_backward() or super().idle  # a checkpoint runs a part of the model again
+        return get_mode().backward or super().idle  # a checkpoint runs a part of the model again
 
     def meets(self, site: Site) -> bool:
         return True
 
     def change(self, problem: Problem, site: Site, dropout_p: float, unmasked: Unmasked | None = None) -> Change:
-        with torch.no_grad(), unobserved():
+        with torch.no_grad(), without_function_modes():
             kept, value = record(problem, copy=True).problem, problem.value
             kept = kept._replace(value=None if value is None else copied(value))
             if unmasked is not None:
@@ -162,7 +163,7 @@ class Probe(Editor):
 
     def after(self, call: InterceptedCall, result: Any) -> Any:
         place: Place = call.place  # type: ignore[assignment]  # `accept` raises where it is not known
-        with unobserved():
+        with without_function_modes():
             tensor = place.tensor(result)
             zeros = torch.zeros_like(tensor, requires_grad=True)
             self.met.append(Met(call.state, place.kept(), zeros))

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from clearhead.base.tracing import readable
+from clearhead.base.tensor_kind import is_readable
 from clearhead.base.versions import bits
 from clearhead.models.chain.cached import Cached, Chain, Link, alone
 from clearhead.models.tap.modules import Kind
@@ -210,7 +210,7 @@ def tokens_in(cache: Any) -> int:
 
 
 def comparable(tensor: Tensor) -> bool:
-    return type(tensor) is Tensor and tensor.layout == torch.strided and readable(tensor) and tensor.numel() > 0
+    return type(tensor) is Tensor and tensor.layout == torch.strided and is_readable(tensor) and tensor.numel() > 0
 
 
 def first(call: CallFacts, tensor: Tensor, fresh: bool, query: int | None) -> Cached:

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from clearhead import _attention
 from clearhead._attention import Arguments, Attended
 from clearhead.base.errors import UnsupportedError
-from clearhead.base.tracing import compiling, is_inside_transform, some_compiling
+from clearhead.base.mode import any_thread_compiles, get_mode, is_inside_transform
 from clearhead.models.tap.handler import Handler, ModelHandler
 from clearhead.models.tap.intercepted_call import InterceptedCall
 from clearhead.models.tap.interface import Marks, begin_backend, intercept_backends
@@ -68,7 +68,7 @@ class CompiledCalls(Handler):
             del _here.open[number]
 
     def _handler_now(self, backend: str) -> Handler | None:
-        if some_compiling() and compiling():
+        if any_thread_compiles() and get_mode().compiled:
             return self
         found = _here.open.get(self.marks.number)
         return None if found is None or found.handler.idle else found.handler
@@ -86,7 +86,7 @@ class CompiledCalls(Handler):
             mark = self.marks.of_none if module is None else getattr(module, self.marks.attribute, None)
             if mark is None:
                 return found
-            if compiling():
+            if get_mode().compiled:
                 _observe_own(module, call, found.problem, cross, mark.data)
             elif self.marks.number in _here.open:  # a part of the model that is not compiled, beside compiled parts
                 _receive_own(mark, cross, lambda: found.problem, _unread(module, call, found.problem))

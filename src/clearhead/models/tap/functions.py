@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from clearhead.base.errors import UnsupportedError
+from clearhead.base.mode import any_thread_compiles, get_mode
 from clearhead.base.torch_private import (
     FUSED_OPERATIONS,
     OWN_SDPA,
@@ -24,7 +25,6 @@ from clearhead.base.torch_private import (
     pop_function_mode,
     validate_intercepted,
 )
-from clearhead.base.tracing import compiling, some_compiling
 from clearhead.masks.causal import Causal, causal_alignment
 from clearhead.models.tap import flex, multihead
 from clearhead.models.tap.foreign import is_sdpa_foreign
@@ -170,7 +170,7 @@ class _Mode(TorchFunctionMode):
         handler, kwargs = self.handler, kwargs or {}
         reads = func in READERS
         # this is asked first: the compiler could not look up every function in these sets
-        if not reads and not (some_compiling() and compiling()):
+        if not reads and not (any_thread_compiles() and get_mode().compiled):
             reads = func in OPERATIONS
             if func in SOFTMAX or func in FUSED:
                 handler.softmax(func in FUSED)
@@ -190,7 +190,7 @@ class _Mode(TorchFunctionMode):
 def _restore_name(types: Any) -> AbstractContextManager[None]:
     """A context for a call of PyTorch's function: the subclasses of its arguments (`types`), and other code's function
     modes, may ask whether it is the function of PyTorch's name, which `source` has replaced."""
-    if some_compiling() or not (types or _has_other_modes()):
+    if any_thread_compiles() or not (types or _has_other_modes()):
         return nullcontext()
     return restored(F, "scaled_dot_product_attention")
 

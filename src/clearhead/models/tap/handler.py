@@ -10,8 +10,9 @@ from typing import Any
 from torch import Tensor, nn
 
 from clearhead.base.errors import UnsupportedError
+from clearhead.base.mode import get_mode
+from clearhead.base.tensor_kind import has_no_values
 from clearhead.base.text import listed
-from clearhead.base.tracing import empty_of_values, transformed
 from clearhead.models.tap.intercepted_call import InterceptedCall
 from clearhead.models.tap.layers import Layers, Site
 from clearhead.models.tap.masks import MaskStore
@@ -173,12 +174,12 @@ class ModelHandler(Handler):
                 f"{self.name(call)} called attention with nested tensors; they can be read in "
                 "torch.nn.TransformerEncoder alone. Run the model on a padded batch and a mask."
             )
-        if empty_of_values(query) or empty_of_values(key):
+        if has_no_values(query) or has_no_values(key):
             raise UnsupportedError(
                 f"{self.name(call)} called attention with tensors that have no values to read, of the meta device "
                 "or PyTorch's fake tensors. Run the model on a device: load its weights there."
             )
-        if transformed():
+        if get_mode().transforms:
             raise UnsupportedError(
                 f"{self.name(call)} was called inside a transform of torch.func (vmap, grad), whose tensors have no "
                 "values of their own to read. Call the model without one."

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from clearhead.base.errors import UnsupportedError
-from clearhead.base.tracing import constant
+from clearhead.base.mode import assume_constant
 from clearhead.masks.causal import Causal
 from clearhead.models.tap import flex, told
 from clearhead.models.tap.handler import Handler, ModelHandler
@@ -164,7 +164,7 @@ def applied(own: str, kwargs: dict[str, Any]) -> dict[str, Any]:
     return {word: value for word, value in kwargs.items() if word not in dropped} if dropped else kwargs
 
 
-@constant
+@assume_constant
 def _dropped(own: str) -> tuple[str, ...]:
     """The keywords for which this function of the installed version has no parameter, so that it ignores them."""
     return _without_parameter(own)

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from clearhead.base.errors import UnsupportedError
-from clearhead.base.tracing import constant
+from clearhead.base.mode import assume_constant
 from clearhead.scores.dot import Dot
 
 # The names under which clearhead registers its own backends. MASKED is for models that transformers does not run on
@@ -91,7 +91,7 @@ REFUSED = {
 }
 
 
-@constant
+@assume_constant
 def loss_words() -> tuple[str, ...]:
     """The parameters of the losses of transformers, which causal models give the keywords of their call too.
 

@@ -10,11 +10,13 @@ import torch
 from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
+from clearhead.base.contexts import without_autocast
 from clearhead.base.kept import Table, size_of
+from clearhead.base.mode import get_mode
 from clearhead.base.rules import Rule
 from clearhead.base.shapes import Align, Sizes, broadcasts
+from clearhead.base.tensor_kind import is_on_host, is_readable
 from clearhead.base.torch_private import uncounted, version
-from clearhead.base.tracing import compiling, on_the_host, readable, without_autocast
 from clearhead.base.versions import digest
 from clearhead.biases.base import wide
 from clearhead.masks.base import Mask
@@ -36,7 +38,7 @@ class Made:
     def __init__(self, tensor: Tensor) -> None:
         self._seen = _counted(tensor)
         # on a CPU the numbers themselves are kept: writes through `.data`, or by NumPy to its memory, are not counted
-        self._copy = tensor.detach().clone() if on_the_host(tensor) and readable(tensor) else None
+        self._copy = tensor.detach().clone() if is_on_host(tensor) and is_readable(tensor) else None
         self.keys = _same_keys(_true_where_allowed(tensor)) if tensor.shape[-2] == 1 else None
         self._mask: tuple[Mask | None] | None = None
 
@@ -70,7 +72,7 @@ def made_of(mask: Tensor | None, shape: tuple[int, int, int, int]) -> Made | Non
 
     In compiled code a tensor has no such attribute.
     """
-    found: Made | None = None if mask is None or compiling() else getattr(mask, "clearhead", None)
+    found: Made | None = None if mask is None or get_mode().compiled else getattr(mask, "clearhead", None)
     if found is None or mask is None or not broadcasts(mask.shape, shape):
         return None
     return found if found.holds(mask) else None
@@ -78,7 +80,7 @@ def made_of(mask: Tensor | None, shape: tuple[int, int, int, int]) -> Made | Non
 
 def _counted(tensor: Tensor) -> tuple[int, int]:
     """How often the tensor was written to, and the address of its memory, which `tensor.data = other` changes."""
-    return version(tensor), tensor.data_ptr() if readable(tensor) else 0
+    return version(tensor), tensor.data_ptr() if is_readable(tensor) else 0
 
 
 def _true_where_allowed(mask: Tensor) -> Tensor:
@@ -86,7 +88,7 @@ def _true_where_allowed(mask: Tensor) -> Tensor:
 
 
 def _same_keys(keep: Tensor) -> slice | None:
-    if not keep.numel() or not on_the_host(keep):  # the host would wait for the answer
+    if not keep.numel() or not is_on_host(keep):  # the host would wait for the answer
         return None
     start, stop, exact = intervals(keep, keep.shape[-1])
     found = set(zip(start.flatten().tolist(), stop.flatten().tolist(), strict=True)) if exact else set()
@@ -245,7 +247,7 @@ def _identity(tensor: Tensor | None) -> Any:
         return None
     written = 0 if uncounted(tensor) else version(tensor)
     # on a CPU the memory may be NumPy's, or another process's, whose writes are not counted
-    numbers = digest(tensor) if tensor.device.type == "cpu" and readable(tensor) else 0
+    numbers = digest(tensor) if tensor.device.type == "cpu" and is_readable(tensor) else 0
     return tensor.data_ptr(), tuple(tensor.shape), tensor.stride(), tensor.dtype, written, numbers
 
 

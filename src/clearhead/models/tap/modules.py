@@ -12,9 +12,10 @@ from typing import Any, Literal, NamedTuple, Protocol, cast
 
 from torch import Tensor, nn
 
+from clearhead.base.mode import get_mode
 from clearhead.base.probing import is_probing
+from clearhead.base.tensor_kind import get_address
 from clearhead.base.torch_private import call_of_modules
-from clearhead.base.tracing import address, in_backward
 from clearhead.models.tap.padding import Told, given, given_to_torch, parameters
 from clearhead.models.tap.patch import replaced, restored
 
@@ -261,7 +262,7 @@ class Stack:
     def _joins(self, module: nn.Module) -> bool:
         """Whether an outermost call is a part of the run of another thread, whose forward has handed a module to this
         one. It is not where a model generates, which calls its encoder by itself, or where a checkpoint runs again."""
-        if module is self.model or not self._threads or id(self.model) in self._generates or in_backward():
+        if module is self.model or not self._threads or id(self.model) in self._generates or get_mode().backward:
             return False
         return module is not self._first and any(module is one for one in self._first.modules())
 
@@ -345,9 +346,9 @@ def kind_of(query: Tensor, key: Tensor) -> Kind:
     """The kind is self if both are one tensor, or the same view of one, else cross."""
     if query is key:
         return "self"
-    if query.is_nested or key.is_nested or not address(query):
+    if query.is_nested or key.is_nested or not get_address(query):
         return "cross"
-    views = [(address(t), t.shape, t.stride()) for t in (query, key)]
+    views = [(get_address(t), t.shape, t.stride()) for t in (query, key)]
     return "self" if views[0] == views[1] else "cross"
 
 

@@ -13,8 +13,9 @@ from torch import Tensor
 
 from clearhead.base.arrays import to_tensor
 from clearhead.base.errors import ClearheadError
+from clearhead.base.mode import get_mode
 from clearhead.base.shapes import Sizes, part
-from clearhead.base.tracing import empty_of_values, transformed
+from clearhead.base.tensor_kind import has_no_values
 from clearhead.problem.fills import taken_apart
 from clearhead.problem.problem import Problem
 from clearhead.problem.words import Words
@@ -97,7 +98,7 @@ def _words_of_torch(mask: Any) -> Tensor | None:
 
 
 def _is_mask(mask: Any) -> TypeGuard[Tensor]:
-    return isinstance(mask, Tensor) and mask.ndim == 2 and not mask.is_meta and not transformed()
+    return isinstance(mask, Tensor) and mask.ndim == 2 and not mask.is_meta and not get_mode().transforms
 
 
 def _words(mask: Tensor) -> Tensor | None:
@@ -111,7 +112,7 @@ def _words(mask: Tensor) -> Tensor | None:
 def checked(padding: Any) -> Tensor:
     """The argument `padding` of `watch`, as bool. Raises for an argument that is no mask."""
     mask = to_tensor(padding, "padding")
-    readable = mask.layout == torch.strided and not empty_of_values(mask) and not mask.is_complex()
+    readable = mask.layout == torch.strided and not has_no_values(mask) and not mask.is_complex()
     if not readable or mask.ndim != 2 or not bool((mask.double() >= 0).all()):
         raise ClearheadError(
             f"watch: padding has dtype {mask.dtype}, shape {tuple(mask.shape)}; expected a tokenizer's attention mask, "

@@ -9,9 +9,9 @@ import torch
 from torch import nn
 from torch.compiler import is_dynamo_compiling
 
+from clearhead.base.contexts import has_compiled_code
 from clearhead.base.errors import UnsupportedError
 from clearhead.base.torch_private import compiled_call, compiler_here, forward_is_compiled, skip_code, wraps_compiled
-from clearhead.base.tracing import compiled_code
 
 
 def refuse_compiled(model: nn.Module, purpose: str = "watch", what: str = "records") -> None:
@@ -48,7 +48,7 @@ def refuse_compiled_code(model: nn.Module) -> None:
     for name, module in model.named_modules():
         function: Any = type(module).forward
         while function is not None:  # the compiler sees the outermost decorator
-            if compiled_code(function):
+            if has_compiled_code(function):
                 raise UnsupportedError(
                     f"{type(module).__name__}.forward{f' (of {name})' if name else ''} has been compiled already, for "
                     "this model or for another of its class, and this code would be used again, without a monitor's "

@@ -13,9 +13,9 @@ from torch import Tensor, nn
 
 from clearhead.base.errors import ClearheadError
 from clearhead.base.managers import Delayed, caller
+from clearhead.base.mode import get_mode
 from clearhead.base.numbers import check_count
 from clearhead.base.torch_private import compiler_here
-from clearhead.base.tracing import compiling, in_backward
 from clearhead.explanation.diagnosis.checks import entropy_collapse
 from clearhead.explanation.diagnosis.diagnosis import Diagnosis
 from clearhead.models.table import Table
@@ -223,7 +223,7 @@ class Monitor:
         self._here.passing = False
         if self._here.step is not None:  # the record of a pass that was interrupted
             self._close()
-        if self._removed or not module.training or in_backward():
+        if self._removed or not module.training or get_mode().backward:
             return
         with self._lock:
             step, self.steps = self.steps, self.steps + 1
@@ -356,7 +356,7 @@ class _Hook:
 
     def __call__(self, module: nn.Module, *args: Any) -> None:
         if self.run is not None:
-            self.run(module, *args, compiled=compiling() or compiler_here() is not None)
+            self.run(module, *args, compiled=get_mode().compiled or compiler_here() is not None)
 
     def __reduce__(self) -> Any:
         return _Hook, ()

@@ -18,11 +18,12 @@ import torch
 from torch import Tensor, nn
 
 from clearhead._attention import Arguments
+from clearhead.base.contexts import without_autocast, without_function_modes
 from clearhead.base.errors import ClearheadError, ShapeError, UnsupportedError
 from clearhead.base.managers import Uninterrupted
+from clearhead.base.mode import get_mode
 from clearhead.base.shapes import Sizes
 from clearhead.base.torch_state import any_autocast
-from clearhead.base.tracing import in_backward, unobserved, without_autocast
 from clearhead.biases.base import Bias
 from clearhead.explanation.modules.origin.find import SIDES
 from clearhead.explanation.modules.origin.ran import Layers, Origin, Ran, noted, ran, writer
@@ -97,7 +98,7 @@ class Recorder(ModelHandler):
             self.left[self.name(None)] = None
             return True
         # gradient checkpointing runs a module again in the backward pass, with the same calls
-        return self._apart() or in_backward() or self.run % self.asked.every > 0
+        return self._apart() or get_mode().backward or self.run % self.asked.every > 0
 
     @property
     def run(self) -> int:
@@ -147,7 +148,7 @@ class Recorder(ModelHandler):
             )
         if call.problem is not None and call.arguments is not None:
             return self._keep(call, site, *read(call.problem, call.arguments, self.copies), None)
-        with unobserved():  # else the watch's function mode would see each operation here
+        with without_function_modes():  # else the watch's function mode would see each operation here
             query, key, _ = of_one_dtype(call.query.detach(), call.key.detach())
             query = copied(query) if self.copies else query
             masks, score = call.masks, self._score(call)
@@ -217,7 +218,7 @@ class Recorder(ModelHandler):
         else:
             tokens = innermost.tokens if kind == "self" else None
             steps = CallFacts(kind, self.run, sizes.queries, in_use, joins, tokens, innermost.cache)
-            with unobserved():
+            with without_function_modes():
                 keys, values = self.caches.add(name, steps, key, value, fresh=given.arguments is not None)
         if joins:
             whole = keys.tensor() if keys.whole else no_key(keys)
@@ -235,12 +236,12 @@ class Recorder(ModelHandler):
             self._origins.made(outcome, origin)
         self.sizes.add((sizes.batch, sizes.keys))
         if self.asked.each is not None:
-            with unobserved(), self.inside:
+            with without_function_modes(), self.inside:
                 self.asked.each(call)
         elif self.asked.keep is None:
             self.calls.append(call)
         else:
-            with unobserved(), self.inside:  # a reduction of the caller's own may compute attention
+            with without_function_modes(), self.inside:  # a reduction of the caller's own may compute attention
                 value = _fused_value(given, padding) if self.asked.fuse else None
                 if value is None or place is None:
                     found = reduced(call, self.asked.keep, self.asked.heads)
@@ -281,7 +282,7 @@ class Recorder(ModelHandler):
         output = None if place is None else place.by_head(place.tensor(result))
         self.departures[site] = None
         if output is not None and value is not None:
-            with unobserved(), self.inside, without_autocast(output.device):
+            with without_function_modes(), self.inside, without_autocast(output.device):
                 self.departures[site] = of_call(call, value.detach(), output.detach())
 
     def _tokens(self, given: Any, sizes: Sizes) -> Tensor | None:
@@ -290,14 +291,14 @@ class Recorder(ModelHandler):
             return None
         run, known, ids = self._ids
         if run != self.run or known is not given:
-            with unobserved():
+            with without_function_modes():
                 ids = copied(given) if comparable(given) else None
             self._ids = self.run, given, ids
         return ids
 
     def _edited(self, call: AttentionCall, change: Change, joins: bool) -> AttentionCall:
         """The call with the changes of an edit. `joins`: its key is of a chain of keys, which no edit changes."""
-        with unobserved(), self.inside:  # an edit of the caller's own may compute attention
+        with without_function_modes(), self.inside:  # an edit of the caller's own may compute attention
             ran = edited(change, call.score, call.query, call.uniform, call.name, self._copies_values)
         problem, mask = ran.problem, call.mask
         if problem.visible is not change.problem.visible and problem.spans is not None:
@@ -425,7 +426,7 @@ class Origins(Notes):
     ) -> None:
         # a layer that cannot be read is not among the layers that were found; the watch's function mode costs more than
         # what is read here
-        with suppress(Exception), unobserved():
+        with suppress(Exception), without_function_modes():
             one = noted(around, inside, module, args, kwargs, result, name)
             if one is not None and one.kind is Linear and not self._written_around(one, inside) and self._unwritten:
                 with without_autocast(one.x.device):

@@ -13,10 +13,11 @@ import torch
 from torch import Tensor, nn
 
 from clearhead.base.arrays import accumulated
+from clearhead.base.contexts import without_autocast
 from clearhead.base.errors import ClearheadError, UnsupportedError
 from clearhead.base.probing import probing
+from clearhead.base.tensor_kind import is_dtensor
 from clearhead.base.torch_private import has_hooks
-from clearhead.base.tracing import distributed, without_autocast
 from clearhead.explanation.modules.projection import Linear, Norm
 
 BLOCK = 1024  # rows of the identity in one call
@@ -115,7 +116,7 @@ def few_rows(x: Tensor) -> Tensor:
 
 def check_whole(module: nn.Module, name: str) -> None:
     """Raise for a layer that one rank cannot call alone."""
-    if any(distributed(tensor) for tensor in (*module.parameters(), *module.buffers())):
+    if any(is_dtensor(tensor) for tensor in (*module.parameters(), *module.buffers())):
         raise UnsupportedError(
             f"{name} has only this rank's part of its weights, which are sharded (DTensor), so they are not read.\n"
             f"With fully_shard keep them whole after a run: {KEPT_WHOLE}."

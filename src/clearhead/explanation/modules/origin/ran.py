@@ -8,9 +8,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from clearhead.base.contexts import without_function_modes
 from clearhead.base.errors import ClearheadError, UnsupportedError
+from clearhead.base.tensor_kind import has_own_dispatch, is_freed, is_readable
 from clearhead.base.torch_private import data_address, has_hooks, parts_of
-from clearhead.base.tracing import dispatches, freed, readable, unobserved
 from clearhead.base.versions import Versions
 from clearhead.explanation.modules.origin.called import KEPT_WHOLE, CalledLayer, few_rows
 from clearhead.explanation.modules.projection import Linear, Norm
@@ -139,7 +140,7 @@ def writer(name: str, source: Source) -> Writer:
 def check_unwritten(versions: Versions, name: str) -> None:
     """Raise where the weights of a layer are not those of the run. `name`: the weights, for the message."""
     found = versions.written()
-    if found is not None and freed(found[1]):
+    if found is not None and is_freed(found[1]):
         raise UnsupportedError(
             f"{name} were freed after the run, as fully_shard frees them.\nKeep them whole: {KEPT_WHOLE}."
         )
@@ -194,12 +195,12 @@ def noted(
 
 def _is_comparable(tensor: Tensor) -> bool:
     """Whether the vectors of a tensor (..., width) can be read and compared here."""
-    if tensor.is_nested or tensor.layout is not torch.strided or not readable(tensor):
+    if tensor.is_nested or tensor.layout is not torch.strided or not is_readable(tensor):
         return False
     if tensor.ndim < 2 or not tensor.numel() or not tensor.is_floating_point():
         return False
     # operations on a result of tensor parallelism, which may be on its way still, give plain numbers
-    return not dispatches(tensor) or not dispatches(tensor[:1].clone())
+    return not has_own_dispatch(tensor) or not has_own_dispatch(tensor[:1].clone())
 
 
 def _source(module: nn.Module, inside: Layers, x: Tensor, result: Tensor) -> Source | None:
@@ -235,7 +236,7 @@ def _computes(layer: Linear | Norm, x: Tensor, result: Tensor) -> bool:
     rows, wanted = few_rows(x), few_rows(result)
     if rows.device != layer.weight.device or rows.shape[-1] != layer.weight.shape[-1]:
         return False
-    with torch.no_grad(), unobserved():
+    with torch.no_grad(), without_function_modes():
         found = torch.nn.functional.linear(rows.to(layer.weight), layer.weight, layer.bias)
     eps = max(torch.finfo(found.dtype).eps, torch.finfo(wanted.dtype).eps)
     bound = max(2 * eps, 4e-6) * found.abs().amax(-1, keepdim=True)

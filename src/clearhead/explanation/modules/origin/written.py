@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from clearhead.base.arrays import accumulated
-from clearhead.base.tracing import dispatches, freed, readable
+from clearhead.base.tensor_kind import has_own_dispatch, is_freed, is_readable
 from clearhead.explanation.modules.origin.chain import doubt, taken
 from clearhead.explanation.modules.origin.find import PROBES, batched, near
 from clearhead.explanation.modules.origin.ran import Ran
@@ -35,11 +35,11 @@ def writes(ran: Ran, result: Tensor, heads: Tensor) -> bool:
     """Whether a layer that has just run was given these heads, and gave what its weights make of them. The latter
     is tried at a few positions, for some numbers of the result; for a layer that is called, when it is read."""
     layer = ran.source
-    if ran.kind is not Linear or not readable(ran.x) or dispatches(ran.x):
+    if ran.kind is not Linear or not is_readable(ran.x) or has_own_dispatch(ran.x):
         return False
     if not isinstance(layer, Linear):
         return given_heads(ran.x, heads)
-    if freed(layer.weight) or not given_heads(ran.x, heads):
+    if is_freed(layer.weight) or not given_heads(ran.x, heads):
         return False
     x, wanted = batched(ran.x, heads), batched(result.detach(), heads)
     if x is None or wanted is None:

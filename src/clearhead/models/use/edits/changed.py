@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 from clearhead.base.arrays import check_memory, is_dense
+from clearhead.base.contexts import without_autocast, without_function_modes
 from clearhead.base.errors import ClearheadError, ShapeError, UnsupportedError
 from clearhead.base.numbers import check_number
-from clearhead.base.tracing import unobserved, without_autocast
 from clearhead.base.versions import Versions
 from clearhead.engines import operation
 from clearhead.engines.choose import choose
@@ -62,7 +62,7 @@ def changed(change: Change, place: Place, result: Any) -> Any:
 @contextmanager
 def computing(change: Change) -> Iterator[None]:
     """A context for the computations that are not the model's own."""
-    with change.inside, unobserved(), without_autocast(change.problem.sizes.device):
+    with change.inside, without_function_modes(), without_autocast(change.problem.sizes.device):
         yield
 
 

@@ -12,9 +12,10 @@ from typing import Any
 import numpy as np
 from torch import Tensor, nn
 
+from clearhead.base.contexts import without_function_modes
 from clearhead.base.errors import ClearheadError, UnsupportedError
 from clearhead.base.managers import Managed, Uninterrupted
-from clearhead.base.tracing import in_backward, unobserved
+from clearhead.base.mode import get_mode
 from clearhead.models.tap.choice import check_layers, chosen, made_by
 from clearhead.models.tap.handler import ModelHandler
 from clearhead.models.tap.intercept import intercept
@@ -213,7 +214,7 @@ class Editor(ModelHandler):
 
     def before(self, call: InterceptedCall) -> None:
         self.check(call.query, call.key, call)
-        if in_backward():  # the call is of a checkpoint, which runs a part of the model again
+        if get_mode().backward:  # the call is of a checkpoint, which runs a part of the model again
             name = self.name(call)
             if self.layers.repeats(name):
                 raise UnsupportedError(
@@ -226,7 +227,7 @@ class Editor(ModelHandler):
             return
         problem, without_mask = call.problem, None
         if problem is None:
-            with unobserved():
+            with without_function_modes():
                 query, key, value = of_one_dtype(call.query, call.key, call.value)
                 problem = call.masks.problem(query, key, call.score, call.sinks, value)
             without_mask = unmasked(query, call.masks.uniform)

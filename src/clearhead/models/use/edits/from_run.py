@@ -10,8 +10,8 @@ from torch import Tensor
 
 from clearhead.base.arrays import Array, check_float, check_memory, to_tensor
 from clearhead.base.errors import ClearheadError, ShapeError
+from clearhead.base.tensor_kind import has_no_values
 from clearhead.base.text import listed
-from clearhead.base.tracing import empty_of_values
 from clearhead.models.attention_call import AttentionCall
 from clearhead.models.calls import Calls
 from clearhead.models.tap.layers import Site
@@ -34,7 +34,7 @@ class FromRun:
         if isinstance(source, np.ndarray | Tensor):
             self.source = to_tensor(source, f"{who}: source").detach()
             check_float(self.source, f"{who}: source")
-            if empty_of_values(self.source):
+            if has_no_values(self.source):
                 raise ClearheadError(f"{who}: source has a shape alone (meta or fake); expected a tensor with values.")
             if self.source.ndim != 4:
                 raise ShapeError(

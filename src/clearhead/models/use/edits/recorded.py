@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from clearhead.base.arrays import accumulated
+from clearhead.base.contexts import without_autocast, without_function_modes
 from clearhead.base.errors import UnsupportedError
 from clearhead.base.shapes import Sizes
-from clearhead.base.tracing import unobserved, without_autocast
 from clearhead.biases.base import Added
 from clearhead.engines.choose import choose
 from clearhead.inspection.source import FromRecord
@@ -251,7 +251,7 @@ def with_weights(change: Change, result: Any) -> Any:
     if not isinstance(given, Tensor) or given.shape not in every + mean:
         return result
     averaged = given.shape in mean  # with one head, the weights and their mean are the same
-    with torch.no_grad(), change.inside, unobserved(), without_autocast(given.device):
+    with torch.no_grad(), change.inside, without_function_modes(), without_autocast(given.device):
         inside = torch.zeros(batch, heads, queries, 1, dtype=torch.bool, device=given.device)
         new = inside.new_zeros(batch, heads, queries, keys, dtype=accumulated(change.problem.query.dtype))
         for sequences, run, rows, weights in changed_weights(change):
@@ -281,7 +281,7 @@ class RanEdited:
         change = self._change._replace(problem=record(problem, fresh=True).problem._replace(value=value))
 
         def made() -> Weights:
-            with torch.no_grad(), unobserved():
+            with torch.no_grad(), without_function_modes():
                 return edited_weights(change, numpy, record)
 
         return made

@@ -10,10 +10,11 @@ import torch
 from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
+from clearhead.base.contexts import without_function_modes, without_tensor_subclasses
 from clearhead.base.errors import ClearheadError, UnsupportedError, human_bytes
+from clearhead.base.mode import get_mode
 from clearhead.base.torch_private import arguments_of, tree_map_only, wrapper_subclass
 from clearhead.base.torch_state import any_autocast
-from clearhead.base.tracing import as_base_tensors, compiling, unobserved
 from clearhead.inspection._dense import with_first_rows
 from clearhead.inspection.weights import Weights
 from clearhead.models.tap.refused import uncompiled
@@ -119,7 +120,7 @@ class LazyAttention(Tensor):
     def dense(self) -> Tensor:
         """All weights as an ordinary tensor. Raises a `ClearheadError` beyond the limit of `lazy_attentions`."""
         if _by_graph_alone(self):
-            with as_base_tensors():
+            with without_tensor_subclasses():
                 return self.clone()
         return _whole(self)
 
@@ -135,7 +136,7 @@ class LazyAttention(Tensor):
     ) -> Any:
         kwargs = kwargs or {}
         if _of_the_outside(func) or any(map(_by_graph_alone, _lazy_in((args, kwargs)))):
-            with as_base_tensors():
+            with without_tensor_subclasses():
                 return func(*args, **kwargs)
         _refuse(func, args, kwargs)
         if func in LAZILY and isinstance(args[0], LazyAttention):
@@ -187,7 +188,7 @@ def _made(
     """The lazy tensor of a source. `kept`: whether it has a dimension of sequences, and one of heads."""
     source = source if torch.is_grad_enabled() else _detached(source)
     state = {"_source": source, "_kept": kept, "_most": most, "_known": None}
-    with unobserved():
+    with without_function_modes():
         if not source.learnt:
             return _wrapper(shape, dtype, device, state)
         made: LazyAttention = _Node.apply((shape, dtype, device, state), *source.learnt)  # type: ignore[no-untyped-call]
@@ -337,7 +338,7 @@ def _whole(self: LazyAttention) -> Tensor:
 
 
 def _computed(self: LazyAttention, compute: Callable[[], Tensor], shape: tuple[int, ...]) -> Tensor:
-    if compiling():
+    if get_mode().compiled:
         reason = "lazy attention weights are computed in eager code; compile with fullgraph=False"
         found: Tensor = uncompiled(_computed, reason)(self, compute, shape)
         return found
@@ -354,7 +355,7 @@ def _computed(self: LazyAttention, compute: Callable[[], Tensor], shape: tuple[i
         )
 
     def make() -> Tensor:
-        with unobserved():
+        with without_function_modes():
             return compute().reshape(shape).to(self.device, self.dtype)
 
     return DENSE.make(size, self._most, make, error)

@@ -8,17 +8,12 @@ from typing import Any, TypeVar
 
 from torch import Tensor, nn
 
+from clearhead.base.contexts import raise_in_jit_trace, without_autocast, without_function_modes
 from clearhead.base.errors import ClearheadError, UnsupportedError, require
 from clearhead.base.managers import Managed, caller
 from clearhead.base.mode import get_mode
 from clearhead.base.numbers import check_count
-from clearhead.base.tracing import (
-    empty_of_values,
-    in_backward,
-    refuse_jit,
-    unobserved,
-    without_autocast,
-)
+from clearhead.base.tensor_kind import has_no_values
 from clearhead.models.tap.handler import Handler
 from clearhead.models.tap.intercepted_call import InterceptedCall
 from clearhead.models.tap.interface import Marks, applied, intercept_backends, read_keywords
@@ -109,7 +104,7 @@ class _Lazily(Handler):
 
     def before(self, call: InterceptedCall) -> None:
         module = call.module
-        if module is None or not self.marks.on(module) or not _asked(call.keywords) or in_backward():
+        if module is None or not self.marks.on(module) or not _asked(call.keywords) or get_mode().backward:
             return
         call.state = module, None, None
         try:
@@ -140,7 +135,7 @@ class _Lazily(Handler):
         """Compare the first output of a layer with its lazy weights: a function of another project may add to them."""
         self._compared.add(id(module))
         uniform = None if source.uniform is None else source.uniform[..., 0]
-        with suppress(Exception), unobserved(), without_autocast(value.device):
+        with suppress(Exception), without_function_modes(), without_autocast(value.device):
             found = departure(source.without_graph(), value.detach(), output.detach().transpose(1, 2), (uniform,))
             if found.departs:
                 self._warn_once(module, departs(self._name(module), found, "lazy weights"))
@@ -150,7 +145,7 @@ class _Lazily(Handler):
         name, query = type(call.module).__name__, call.query
         _refuse(name, query, call.key, call.keywords)
         call.check(name)
-        with unobserved():
+        with without_function_modes():
             masks = read_keywords(call, self.masks).masks
             added = {
                 "attention mask": call.mask,
@@ -206,8 +201,8 @@ def _refuse(name: str, query: Tensor, key: Tensor, kwargs: dict[str, Any]) -> No
         wrong = "inside a transform of torch.func (vmap, grad), whose tensors have no values", "Run it without one"
     elif query.is_nested or key.is_nested:
         wrong = "with nested tensors", "Run it on a padded batch and a mask"
-    elif empty_of_values(query):
+    elif has_no_values(query):
         wrong = "with tensors that have no values", "Run it on real inputs"
-    refuse_jit()
+    raise_in_jit_trace()
     if wrong:
         raise UnsupportedError(f"lazy_attentions: {name} called attention {wrong[0]}. {wrong[1]}.")

@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from clearhead.base.contexts import without_function_modes
 from clearhead.base.errors import ClearheadError
 from clearhead.base.torch_private import uncounted, version, whole_of
-from clearhead.base.tracing import unobserved
 from clearhead.base.versions import Versions
 from clearhead.inspection.source import DerivedSource, Source
 from clearhead.models.tap.masks import Recorded
@@ -102,7 +102,7 @@ class OfModel(Source):
         query, key, sinks = self._tensors["query"], self._tensors["key"], self._tensors.get("sinks")
         dtype = torch.promote_types(query.dtype, key.dtype)  # under autocast the dtypes may differ
         masks = self._masks
-        with unobserved():
+        with without_function_modes():
             for tensor in self._added.values():
                 masks = masks.with_gradient(tensor)
             return masks.problem(query.to(dtype), key.to(dtype), self._score, sinks)

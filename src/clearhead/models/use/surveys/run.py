@@ -22,7 +22,7 @@ from torch import nn
 import clearhead
 from clearhead.base.errors import ClearheadError, ShapeError
 from clearhead.base.numbers import check_count, check_number
-from clearhead.base.tracing import dispatches
+from clearhead.base.tensor_kind import has_own_dispatch
 from clearhead.base.versions import contents, without_addresses
 from clearhead.inspection.reductions.base import Reduction
 from clearhead.models.loading import most_tokens, reason
@@ -146,7 +146,7 @@ def _weights(model: nn.Module) -> str:
     for name, tensor in sorted(model.state_dict().items()):
         if isinstance(tensor, torch.Tensor):
             found.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode(errors="surrogatepass"))
-            if tensor.is_meta or dispatches(tensor):
+            if tensor.is_meta or has_own_dispatch(tensor):
                 unread += 1
                 continue
             found.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
