@@ -32,9 +32,7 @@ from clearhead.base.shapes import as_inputs, broadcasts
 from clearhead.base.single_pairs import call_rule, must_ask_again, reads_rows
 from clearhead.base.steps import Step
 from clearhead.base.text import outlined, said
-from clearhead.scores._pairwise import PHIS as PHIS
 from clearhead.scores._pairwise import Pairwise as Pairwise
-from clearhead.scores._pairwise import Phi as Phi
 from clearhead.scores._pairwise import check_pairwise as check_pairwise
 
 ChangeOfPair = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
