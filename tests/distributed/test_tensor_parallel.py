@@ -11,7 +11,8 @@ REFUSED = {
     "the last layer whole": "W_o by RowwiseParallel", "the last layer alone": "heads side by side",
     "a bias of all heads": "not the same for all heads", "a learnt bias of all heads": "not the same for all heads",
     "a bias of all heads, joined": "not the same for all heads", "a rule of the head": "not the same for all heads",
-    "a rule of the head, joined": "not the same for all heads", "a bias by a rule of the head": "not the same for all heads",
+    "a rule of the head, joined": "not the same for all heads",
+    "a bias by a rule of the head": "not the same for all heads",
     "a mask of all heads": "does not fit the scores", "a tensor of all heads": "does not broadcast",
     "a cache beside DTensors": "a cache computes with", "a mask beside DTensors": "DTensor",
     "the whole again": "done", "additive": "has hooks",
@@ -20,7 +21,7 @@ REFUSED = {
     "a bias of the module": "not the same for all heads", "a norm of all heads": "query_norm has parameters",
     "a temperature of all heads": "temperature has parameters", "a learnt score of all heads": "score has parameters",
     "a learnt bias of every head": "score_bias has parameters", "a norm beside DTensors": "query_norm computes with",
-    "a scale beside DTensors": "does not mix", "positions beside DTensors": "rotary computes with",
+    "a scale beside DTensors": "temperature computes with", "positions beside DTensors": "rotary computes with",
     "turns of one's own": "rotary computes with",
     "a gate beside DTensors": "W_g computes with",
 }  # fmt: skip
