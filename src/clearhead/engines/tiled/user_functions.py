@@ -190,7 +190,7 @@ def _compute_gradients(
         for t, w in zip(given, wanted, strict=False)
     ]
     of_declared: list[Tensor | None] = [None] * len(declared)
-    met = list[Tensor]()
+    met, computed = list[Tensor](), False
     with torch.enable_grad():
         start = order_of(torch.ones((), dtype=torch.float32, device="cpu", requires_grad=True).neg().grad_fn)
     needs = [*wanted[:2], False, *wanted[3:6], False]  # those of the operands that the scores read
@@ -202,7 +202,7 @@ def _compute_gradients(
                 part, at = cut(problem, seen), seen.sides[:3]
                 scores, own = _compute_scores(part, needs)
                 now, earliest = _find_used(scores, own, declared, used)
-                met += now
+                met, computed = [*met, *now], True
                 to_value = sums[2] if wanted[2] else None
                 some = Rows(*(row[at] for row in rows))
                 slope = slope_of(part, scores.detach(), seen, to_value, some, grad[at], problem.groups, Sent())
@@ -217,7 +217,8 @@ def _compute_gradients(
                 for i, one in enumerate(found[len(given) :]):
                     so_far = of_declared[i]
                     of_declared[i] = so_far if one is None else one if so_far is None else so_far + one
-    _check_used(used, met)
+    if computed:  # where no query sees a key there are no scores
+        _check_used(used, met)
     totals = [total if want else None for total, want in zip(sums, wanted, strict=False)]
     if problem.sinks is not None and wanted[6]:
         totals[6] = sinks_gradient(problem.sinks, rows)
