@@ -190,7 +190,8 @@ def _compute_gradients(
         for t, w in zip(given, wanted, strict=False)
     ]
     of_declared: list[Tensor | None] = [None] * len(declared)
-    met, computed = list[Tensor](), False
+    met = list[Tensor]()
+    computed = False
     with torch.enable_grad():
         start = order_of(torch.ones((), dtype=torch.float32, device="cpu", requires_grad=True).neg().grad_fn)
     needs = [*wanted[:2], False, *wanted[3:6], False]  # those of the operands that the scores read
@@ -202,7 +203,8 @@ def _compute_gradients(
                 part, at = cut(problem, seen), seen.sides[:3]
                 scores, own = _compute_scores(part, needs)
                 now, earliest = _find_used(scores, own, declared, used)
-                met, computed = [*met, *now], True
+                met += now
+                computed = True
                 to_value = sums[2] if wanted[2] else None
                 some = Rows(*(row[at] for row in rows))
                 slope = slope_of(part, scores.detach(), seen, to_value, some, grad[at], problem.groups, Sent())
