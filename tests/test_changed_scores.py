@@ -598,3 +598,13 @@ def test_a_parameter_that_is_written_to_before_the_backward_pass(change, small_b
         RATES[0].mul_(1)
     with pytest.raises(ch.ClearheadError, match="modified in place"):
         output.sum().backward()
+
+
+def test_a_parameter_of_a_function_gets_no_gradient_where_no_key_is_seen(monkeypatch):
+    monkeypatch.setattr(regions, "BUDGET", 3)
+    table = torch.nn.Parameter(torch.tensor([0.5, 2.0]))
+    query, key, value = draw(2, 2, 5, 3).requires_grad_(), draw(2, 1, 1, 3), draw(2, 1, 1, 2)
+    score = ch.Dot().then(lambda scores, batch, head, i, j: scores * table[head])
+    output = ch.attention(query, key, value, score=score, mask=ch.Lengths([0, 0]), engine="tiled")
+    output.sum().backward()
+    assert not output.any() and not query.grad.any() and (table.grad is None or not table.grad.any())

@@ -44,7 +44,7 @@ WAITS = {
     "edits.Freeze": (2, f"{EDITS}; {BLOCKS}"),
     "edits.Patch": (3, f"{EDITS}; so are those of the source, and the rows where its output is put"),
     "edits.ForceMask": (2, f"{EDITS}; {BLOCKS}"),
-    "edits.Knockout": (3, f"{EDITS}; {BLOCKS}"),
+    "edits.Knockout": (2, f"{EDITS}; {BLOCKS}"),
     "reductions.Mass": (1, "a group below 0 is an error in words, and the largest says how many there are"),
 }
 

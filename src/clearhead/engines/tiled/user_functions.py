@@ -195,6 +195,7 @@ def _compute_gradients(
     ]
     of_declared: list[Tensor | None] = [None] * len(declared)
     met = list[Tensor]()
+    computed = False
     with torch.enable_grad():
         start = order_of(torch.ones((), dtype=torch.float32, device="cpu", requires_grad=True).neg().grad_fn)
     needs = [*wanted[:2], False, *wanted[3:6], False]  # those of the operands that the scores read
@@ -207,6 +208,7 @@ def _compute_gradients(
                 scores, own = _compute_scores(part, needs)
                 now, earliest = _find_used(scores, own, declared, used)
                 met += now
+                computed = True
                 to_value = sums[2] if wanted[2] else None
                 some = Rows(*(row[at] for row in rows))
                 slope = slope_of(part, scores.detach(), seen, to_value, some, grad[at], problem.groups, Sent())
@@ -221,7 +223,8 @@ def _compute_gradients(
                 for i, one in enumerate(found[len(given) :]):
                     so_far = of_declared[i]
                     of_declared[i] = so_far if one is None else one if so_far is None else so_far + one
-    _check_used(used, met)
+    if computed:  # where no query sees a key there are no scores
+        _check_used(used, met)
     totals = [total if want else None for total, want in zip(sums, wanted, strict=False)]
     if problem.sinks is not None and wanted[6]:
         totals[6] = sinks_gradient(problem.sinks, rows)
