@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 
 import clearhead as ch
+from clearhead._engine_comparison import compare, draw
 from clearhead.base.shapes import Sizes
 from clearhead.engines.tiled.look import PEAK
 from clearhead.masks import Intervals
@@ -16,7 +17,7 @@ from clearhead.models.use.edits.spot import Spot
 from clearhead.nn import KeyValueCache
 from clearhead.problem import regions
 from clearhead.problem.problem import make_problem
-from clearhead.testing import compare, draw, engines
+from clearhead.testing import engines
 
 
 def drawn(*shape, seed=0, dtype=torch.float64):

@@ -5,6 +5,7 @@ import torch
 
 import clearhead as ch
 from clearhead import testing
+from clearhead._engine_comparison import draw as drawn
 from clearhead.masks.combined import And
 from clearhead.problem import regions
 from clearhead.testing import (
@@ -22,9 +23,6 @@ from clearhead.testing import (
     engines,
     masks,
     scores,
-)
-from clearhead.testing import (
-    draw as drawn,
 )
 
 named = {"ids": lambda x: x.__name__ if isinstance(x, type) else str(x)}

@@ -33,7 +33,7 @@ def failing(task, count):
 def test_a_wrong_engine_is_found(monkeypatch):
     """The budgets are tight enough to tell a softmax that forgets a thousandth of the scores, or of one gradient."""
     from clearhead.engines.tiled import backward, tiles
-    from clearhead.inspection.reductions.entropy import Entropy
+    from clearhead.inspection.reductions.by_query import Entropy
 
     pairwise, to_keys = tiles.pairwise, backward._to_keys
     monkeypatch.setattr(tiles, "pairwise", lambda *scores: pairwise(*scores) * 1.001)

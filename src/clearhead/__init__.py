@@ -47,7 +47,7 @@ from clearhead.base.arrays import check_shape as check_shape
 from clearhead.base.errors import ClearheadError as ClearheadError
 from clearhead.base.errors import ShapeError as ShapeError
 from clearhead.base.errors import UnsupportedError as UnsupportedError
-from clearhead.base.keyword_hints import add_keyword_hints as _add_keyword_hints
+from clearhead.base.public_names import publish as _publish
 from clearhead.base.public_names import unknown_name as _unknown_name
 from clearhead.biases import ALiBi as ALiBi
 from clearhead.biases import BiasFunction as BiasFunction
@@ -85,69 +85,23 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-_add_keyword_hints(globals())
-__all__ = [
-    "ALiBi",
-    "Additive",
-    "BiasFunction",
-    "Bilinear",
-    "Causal",
-    "ClearheadError",
-    "Cosine",
-    "DenseBias",
-    "DenseMask",
-    "Documents",
-    "Dot",
-    "FirstKeys",
-    "Gaussian",
-    "Lengths",
-    "MaskFunction",
-    "Padding",
-    "PrefixLM",
-    "RelativeBias",
-    "ShapeError",
-    "SlidingWindow",
-    "UnsupportedError",
-    "attention",
-    "check_shape",
-    "diagnose",
-    "distributed",
-    "edit",
-    "edits",
-    "exercises",
-    "explain",
-    "explanation",
-    "extend",
-    "masked_softmax",
-    "models",
-    "nn",
-    "partial",
-    "plan",
-    "reductions",
-    "results",
-    "scaled_dot_product_attention",
-    "show_versions",
-    "testing",
-    "watch",
-    "weights",
-]
-
+# The modules that explain and watch are imported at the first use: they take more than half of the import's time.
+_LATER = ("distributed", "edits", "exercises", "explanation", "models", "testing")
+_ABOVE = dict.fromkeys(("diagnose", "explain", "plan"), "explanation") | dict.fromkeys(("edit", "watch"), "models")
+__all__ = sorted({*_publish(globals()), "extend", "nn", "reductions", "results", *_LATER, *_ABOVE})
 
 _warn_without_kernels()
 
 if not TYPE_CHECKING:  # with it, a type checker would accept any name
 
     def __getattr__(name: str) -> object:
-        """Import the modules that explain and watch at the first use: they take more than half of the import's time."""
         from importlib import import_module
 
-        if name in ("distributed", "edits", "exercises", "explanation", "models", "testing"):
+        if name in _LATER:
             return import_module(f"{__name__}.{name}")
-        above = {"explanation": ("diagnose", "explain", "plan"), "models": ("edit", "watch")}
-        home = next((space for space, names in above.items() if name in names), None)
-        if home is None:
+        if name not in _ABOVE:
             raise _unknown_name(__name__, name)
-        globals()[name] = found = getattr(import_module(f"{__name__}.{home}"), name)
+        globals()[name] = found = getattr(import_module(f"{__name__}.{_ABOVE[name]}"), name)
         return found
 
     def __dir__() -> list[str]:

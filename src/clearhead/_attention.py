@@ -99,18 +99,12 @@ def attention(
     if others:
         raise_unknown_keywords("attention", attention, others)
     mask, bias = apply_valid_lens(mask, valid_lens, bias)
-    if is_arranged(query, key, layout):
-        output: ArrayT = attend_for(
-            None, Arguments(query, key, value, score, mask, bias, scale, sinks, align, dropout_p, engine)
-        ).output
-    else:
+    back = None
+    if not is_arranged(query, key, layout):
         query, key, value, mask, bias, align, back = arrange(query, key, value, mask, bias, align, layout)
-        output = back(
-            attend_for(
-                None, Arguments(query, key, value, score, mask, bias, scale, sinks, align, dropout_p, engine)
-            ).output
-        )
-    return output
+    call = Arguments(query, key, value, score, mask, bias, scale, sinks, align, dropout_p, engine)
+    output: ArrayT = attend_for(None, call).output
+    return output if back is None else back(output)
 
 
 class Arguments(NamedTuple):
@@ -305,11 +299,10 @@ def listed_scores(scores: Any) -> Any:
         return scores
     try:
         return np.asarray(scores)
-    except ValueError as ragged:
-        raise ClearheadError(f"scores is no array: {ragged}. Pad its rows, and pass their valid_lens.") from None
-    except (TypeError, RuntimeError):  # tensors with gradients, or on another device
+    except (ValueError, TypeError, RuntimeError) as error:  # rows of unequal lengths; tensors with gradients
         raise ClearheadError(
-            "scores is a list of tensors that NumPy cannot read: pass one tensor, torch.stack(scores)."
+            f"scores is no array: {error}. Pad its rows, and pass their valid_lens; of tensors pass "
+            "torch.stack(scores)."
         ) from None
 
 
@@ -329,9 +322,4 @@ def softmax_mask(valid_lens: Any, scores: Tensor, rows: Tensor, dim: int) -> Mas
     given = lengths.valid_lens
     if rows.ndim > 2 or given.ndim != 1 or len(given) == 1:
         return lengths
-    if len(given) != rows.shape[0]:
-        raise ShapeError(
-            f"valid_lens has shape {tuple(given.shape)} and scores {tuple(rows.shape)}; expected one length for each "
-            f"row, ({rows.shape[0]},), or one for all."
-        )
     return Lengths(given[None])

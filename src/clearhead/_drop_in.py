@@ -48,8 +48,6 @@ def scaled_dot_product_attention(
     for name, given in sides.items():
         if not isinstance(given, Tensor):
             raise ClearheadError(f"{name} is a {type(given).__name__}; torch's signature takes tensors.")
-        if not is_nested(given):
-            check_float(given, name)
     is_causal, enable_gqa = check_flag(is_causal, "is_causal"), check_flag(enable_gqa, "enable_gqa")
     if attn_mask is not None:
         if not isinstance(attn_mask, Tensor):

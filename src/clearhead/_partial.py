@@ -67,8 +67,6 @@ class PartialAttention(Generic[ArrayT]):
                 f"partials of {tuple(mine.shape)} on {mine.device} and of {tuple(theirs.shape)} on {theirs.device} do "
                 "not merge: both must be of the same queries, (..., Lq, Ev)."
             )
-        if self._numpy != other._numpy:
-            raise ClearheadError("one partial is of NumPy arrays, the other of tensors: pass all inputs as one kind.")
         dtype = torch.promote_types(self._dtype, other._dtype)
         return PartialAttention(self._found.merge(other._found), dtype, self._numpy)
 

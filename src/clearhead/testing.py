@@ -33,14 +33,7 @@ import torch
 from torch import Tensor
 
 from clearhead._attention import attention
-from clearhead._engine_comparison import ALIGN as ALIGN
-from clearhead._engine_comparison import EXACT as EXACT
-from clearhead._engine_comparison import ROUNDED as ROUNDED
-from clearhead._engine_comparison import Error as Error
-from clearhead._engine_comparison import Inputs as Inputs
-from clearhead._engine_comparison import compare as compare
-from clearhead._engine_comparison import draw as draw
-from clearhead._engine_comparison import find_largest
+from clearhead._engine_comparison import ALIGN, EXACT, ROUNDED, Inputs, compare, find_largest
 from clearhead.base.errors import UnsupportedError
 from clearhead.base.shapes import Sizes
 from clearhead.biases.base import Bias

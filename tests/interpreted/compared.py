@@ -12,6 +12,7 @@ import triton.language as tl
 from interpreted import strict
 
 import clearhead as ch
+from clearhead._engine_comparison import Error, compare
 from clearhead.engines import proof
 from clearhead.engines.choose import choose
 from clearhead.engines.tiled.engine import Tiled
@@ -26,7 +27,6 @@ from clearhead.problem.packing import operands
 from clearhead.problem.partial import Rows
 from clearhead.problem.problem import make_problem
 from clearhead.problem.summary import Sent, Summary
-from clearhead.testing import Error, compare
 
 SCORES = {
     "mul": (ch.Dot, 10),

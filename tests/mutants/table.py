@@ -423,7 +423,7 @@ LOOKS = [
         "models/test_differences.py,models/test_compare.py",
     ),
     Mutant(
-        "inspection/reductions/entropy.py",
+        "inspection/reductions/by_query.py",
         "return Summary(entropy=True)",
         "return Summary(entropy=True)\n\n    def found(self, found, problem):\n        return found.entropy * 1.01",
         "entropies are a hundredth too large",

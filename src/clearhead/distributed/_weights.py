@@ -21,7 +21,7 @@ from clearhead.distributed.needs import Needs
 from clearhead.distributed.once import refuse_transforms
 from clearhead.distributed.pieces import Shard, sharded
 from clearhead.inspection.reductions.base import Reduction
-from clearhead.inspection.reductions.output import Output
+from clearhead.inspection.reductions.by_query import Output
 from clearhead.masks.base import MaskLike
 from clearhead.problem.partial import rows_of
 from clearhead.problem.problem import ABSENT, Problem

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
-from typing import ClassVar, NamedTuple
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
 
-from clearhead.base.batched import followed_back, views
+from clearhead.base.batched import Gradients, followed_back, views
 from clearhead.engines.tiled import tiles
 from clearhead.engines.tiled.statistics import in_blocks, summed_products
 from clearhead.problem import regions
@@ -137,18 +137,33 @@ def by_autograd(
     grad: Tensor,
     create_graph: bool,
     to_log_sum: Tensor | None = None,
-) -> tuple[Tensor | None, ...]:
+) -> Gradients:
     """The gradients of the operands, by autograd, through an engine's own operations, which run once more.
 
     `grad` and `to_log_sum`: the gradients of output and log_sum.
     """
+    rows = to_log_sum is not None
+    grads = grad, to_log_sum
+    return through_operations(lambda given: engine.forward(given, rows)[:3:2], problem, wanted, grads, create_graph)
+
+
+def through_operations(
+    compute: Callable[[Problem], Sequence[Any]],
+    problem: Problem,
+    wanted: Sequence[bool],
+    grads: Sequence[Tensor | None],
+    create_graph: bool,
+) -> Gradients:
+    """The gradients of the operands, by autograd, through the operations of `compute`, which run once more. `grads`:
+    the gradients of its results; a result that depends on no operand that needs a gradient has no graph."""
     with torch.enable_grad():
         own = views(operands(problem))
-        kept = engine.forward(with_operands(problem, own), rows=to_log_sum is not None)
-        results, grads = [kept.output.to(grad.dtype)], [grad]
-        if to_log_sum is not None and kept.log_sum is not None:
-            results, grads = [*results, kept.log_sum], [grad, to_log_sum.to(kept.log_sum.dtype)]
-    return followed_back(results, grads, own, wanted, create_graph)
+        found = compute(with_operands(problem, own))
+    given = ((f, g) for f, g in zip(found, grads, strict=True) if f is not None and g is not None)
+    pairs = [(f, g.to(f.dtype)) for f, g in given if f.requires_grad]
+    if not pairs:
+        return (None,) * len(wanted)
+    return followed_back([f for f, _ in pairs], [g for _, g in pairs], own, wanted, create_graph)
 
 
 def usable_in_backward(engine: Engine, problem: Problem, plain: Engine) -> Engine:
@@ -164,7 +179,7 @@ def gradients_of(
     grad: Tensor,
     wanted: tuple[bool, ...],
     to_log_sum: Tensor | None = None,
-) -> tuple[Tensor | None, ...]:
+) -> Gradients:
     """The gradients of the operands, each of its operand's dtype, by the engine's own backward pass. `kept`: the result
     of its forward pass. `grad` and `to_log_sum`: the gradients of output and log_sum."""
     delta = (grad * kept.output).sum(-1)

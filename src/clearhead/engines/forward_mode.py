@@ -1,8 +1,8 @@
 """Forward mode: the output's tangent in blocks, beside the output with its own backward pass.
 
 Plain operations under forward mode keep the graph of every block, where the primal is trained too. Here the primal is
-one operation with the engine's gradients, and the tangent is another operation, which keeps only the operands and their
-tangents. Further derivatives go through plain blocks.
+one operation with the gradients of `tiled` (`operation.py`), and the tangent is another operation, which keeps only the
+operands and their tangents. Further derivatives go through plain blocks.
 """
 
 from __future__ import annotations
@@ -14,17 +14,13 @@ import torch
 from torch import Tensor
 
 from clearhead.base.arrays import accumulated, in_memory_still
-from clearhead.base.batched import Gradients, followed_back, unbatched, views
-from clearhead.base.contexts import without_autocast
-from clearhead.base.tensor_kind import has_own_dispatch, materialize_zeros
+from clearhead.base.batched import followed_back, views
+from clearhead.base.tensor_kind import has_own_dispatch
 from clearhead.base.torch_state import JVP
-from clearhead.engines.base import by_autograd, gradients_of
 from clearhead.engines.tiled import tiles
-from clearhead.engines.tiled.engine import PLAIN
 from clearhead.problem import regions
 from clearhead.problem.guard import guard
-from clearhead.problem.packing import operands, with_operands, without_operands
-from clearhead.problem.partial import Partial
+from clearhead.problem.packing import operands, with_operands
 from clearhead.problem.problem import Problem
 from clearhead.problem.regions import cut
 from clearhead.scores.pair_functions import PHIS
@@ -43,54 +39,7 @@ def serves(problem: Problem) -> bool:
     return not any(t is not None and has_own_dispatch(t) for t in operands(problem))
 
 
-def output(problem: Problem) -> Tensor:
-    """The output, in float32 at least."""
-    found: Tensor = _Output.apply(without_operands(problem), *operands(problem))[0]  # type: ignore[no-untyped-call]
-    return found
-
-
-class _Output(torch.autograd.Function):
-    """Output, maximum and log_sum, with gradients and tangents in the operands."""
-
-    @staticmethod
-    def forward(rest: Problem, *tensors: Tensor | None) -> Any:
-        return tuple(PLAIN.forward(with_operands(rest, tensors), rows=True)[:3])
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-        rest, *tensors = inputs
-        ctx.save_for_backward(*tensors, *output)
-        ctx.save_for_forward(*tensors)
-        ctx.mark_non_differentiable(*output[1:])
-        ctx.rest, ctx.reads = rest, rest.reads()
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor, *_: Any) -> Any:
-        ctx.reads.check()
-        saved, wanted = in_memory_still(ctx.saved_tensors), ctx.needs_input_grad[1:]
-        problem, kept = with_operands(ctx.rest, saved[:-3]), Partial(*saved[-3:])
-
-        def compute(grad: Tensor) -> Gradients:
-            return gradients_of(PLAIN, problem, kept, materialize_zeros(grad), wanted)
-
-        with without_autocast(problem.sizes.device):
-            if torch.is_grad_enabled() or has_own_dispatch(grad):
-                again = torch.is_grad_enabled()
-                return (None, *by_autograd(PLAIN, problem, wanted, grad, create_graph=again))
-            return (None, *unbatched(compute, grad))
-
-    @staticmethod
-    def jvp(ctx: Any, _: Any, *tangents: Tensor | None) -> Any:
-        ctx.reads.check()
-        tensors = ctx.saved_for_forward
-
-        def along(*tangents: Tensor | None) -> Gradients:
-            return (_Tangent.apply(ctx.rest, len(tensors), *tensors, *tangents),)  # type: ignore[no-untyped-call]
-
-        return *unbatched(along, *tangents), None, None
-
-
-class _Tangent(torch.autograd.Function):
+class Tangent(torch.autograd.Function):
     """The output's tangent, one block at a time."""
 
     @staticmethod

@@ -51,11 +51,13 @@ def run(problem: Problem, chosen: Engine, asked: str | Engine | None = None) -> 
     assert problem.value is not None
     mode = problem.mode
     if mode.compiled:
-        output = _inside_compiled_code(problem, chosen, asked)
+        transparent = chosen.transparent(problem)
+        output = chosen.forward(problem).output if transparent else _operation(problem, chosen, asked, rows=False)[0]
     elif 0 in problem.sizes[:4]:
         return tiles.no_keys(problem, problem.query)
     elif mode.operations_only and isinstance(getattr(chosen, "engine", chosen), Tiled) and forward_mode.serves(problem):
-        output = forward_mode.output(problem)
+        given = PLAIN, without_operands(problem), *operands(problem)
+        output = _AttendInForwardMode.apply(*given)[0]  # type: ignore[no-untyped-call]
     elif not problem.needs_grad or chosen.transparent(problem):
         output = chosen.forward(problem).output
     else:
@@ -101,6 +103,32 @@ class _Attend(torch.autograd.Function):
             return (None, None, *unbatched(compute, grad))
 
 
+class _AttendInForwardMode(_Attend):
+    """The same on `tiled`, with the tangent of the output beside its gradients."""
+
+    @staticmethod
+    def forward(engine: Engine, problem: Problem, *tensors: Tensor | None) -> Any:  # type: ignore[override]
+        return tuple(engine.forward(with_operands(problem, tensors), rows=True)[:3])
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        ctx.engine, ctx.problem, *tensors = inputs
+        ctx.save_for_backward(*tensors, *output)
+        ctx.save_for_forward(*tensors)
+        ctx.mark_non_differentiable(*output[1:])
+        ctx.reads, ctx.finite = ctx.problem.reads(), False
+
+    @staticmethod
+    def jvp(ctx: Any, _: Any, __: Any, *tangents: Tensor | None) -> Any:
+        ctx.reads.check()
+        given = ctx.problem, len(tangents), *ctx.saved_for_forward
+
+        def along(*tangents: Tensor | None) -> Gradients:
+            return (forward_mode.Tangent.apply(*given, *tangents),)  # type: ignore[no-untyped-call]
+
+        return *unbatched(along, *tangents), None, None
+
+
 def partial(problem: Problem, chosen: Engine, asked: str | Engine | None = None) -> Partial:
     """The output, in float32 at least, and its rows, differentiable in output and log_sum."""
     if problem.mode.compiled and not chosen.transparent(problem):
@@ -122,12 +150,6 @@ def _refuse_what_is_not_seen(problem: Problem, engine: Engine) -> None:
 
 
 # ---------------------------------------------------------------------------------------- compiled and exported code
-
-
-def _inside_compiled_code(problem: Problem, chosen: Engine, asked: str | Engine | None) -> Tensor:
-    if chosen.transparent(problem):
-        return chosen.forward(problem).output
-    return _operation(problem, chosen, asked, rows=False)[0]
 
 
 def _operation(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 from torch import Tensor
 
@@ -14,6 +14,8 @@ from clearhead.problem.packing import Operands, operands
 from clearhead.problem.partial import Partial, Rows
 from clearhead.problem.problem import Problem
 from clearhead.problem.summary import Found, Sent, Summary
+
+Result = TypeVar("Result")
 
 
 def _asked(method: str) -> Callable[..., Any]:
@@ -34,15 +36,10 @@ class Own(Engine):
     cost, transparent, walk, fuses, guarded = map(_asked, ("cost", "transparent", "walk", "fuses", "guarded"))
 
     def forward(self, problem: Problem, rows: bool = False) -> Partial:
-        found, value = self.engine.forward(problem, rows), problem.value
+        found, value, lead = self.engine.forward(problem, rows), problem.value, problem.sizes.shape[:3]
         assert value is not None
-        self._is(found, Partial, "forward")
-        lead = problem.sizes.shape[:3]
-        self._check(found.output, "an output", (*lead, value.shape[-1]), problem, "forward")
-        for name, tensor in (("maximum", found.maximum), ("log_sum", found.log_sum)):
-            if tensor is not None:
-                self._check(tensor, name, lead, problem, "forward")
-        return found
+        shapes = {"output": (*lead, value.shape[-1]), "maximum": lead, "log_sum": lead}
+        return self._check(found, Partial, shapes, problem, "forward")
 
     def backward(
         self, problem: Problem, rows: Rows, grad: Tensor | None, wanted: tuple[bool, ...], sent: Sent | None = None
@@ -50,10 +47,9 @@ class Own(Engine):
         # `sent` is passed only where it is given: an engine that fuses nothing need not take it
         more = () if sent is None else (sent,)
         found = self.engine.backward(problem, rows, grad, wanted, *more)
-        self._is(found, Operands, "backward")
-        for name, gradient, tensor in zip(Operands._fields, found, operands(problem), strict=True):
-            if gradient is not None and tensor is not None:
-                self._check(gradient, f"the gradient of {name}", tuple(tensor.shape), problem, "backward")
+        of = zip(Operands._fields, operands(problem), strict=True)
+        shapes = {name: tuple(tensor.shape) for name, tensor in of if tensor is not None}
+        self._check(found, Operands, shapes, problem, "backward")
         missing = [n for n, g, want in zip(Operands._fields, found, wanted, strict=True) if want and g is None]
         if missing and missing != ["sinks"]:
             raise ClearheadError(f"{self._who('backward')} gave no gradient of {missing[0]}, which is wanted.")
@@ -61,17 +57,12 @@ class Own(Engine):
 
     def scores(self, problem: Problem) -> Tensor:
         found = self.engine.scores(problem)
-        self._check(found, "scores", problem.sizes.shape, problem, "scores")
+        check_result(found, "scores", problem.sizes.shape, problem, self._who("scores"))
         return found
 
     def summarise(self, problem: Problem, summary: Summary) -> Found:
         found = self.engine.summarise(problem, summary)
-        self._is(found, Found, "summarise")
-        for name, shape in summary.shapes(problem).items():
-            tensor = getattr(found, name)
-            if tensor is not None:
-                self._check(tensor, name, shape, problem, "summarise")
-        return found
+        return self._check(found, Found, summary.shapes(problem), problem, "summarise")
 
     def contributions(
         self, problem: Problem, rows: Rows, grad: Tensor | None, sent: Sent | None, by_key: bool, positive: bool = False
@@ -79,15 +70,19 @@ class Own(Engine):
         found = self.engine.contributions(problem, rows, grad, sent, by_key, positive)
         batch, heads, queries, keys = problem.sizes.shape
         name, length = ("sums by key", keys) if by_key else ("sums by query", queries)
-        self._check(found, name, (batch, heads, length), problem, "contributions")
+        check_result(found, name, (batch, heads, length), problem, self._who("contributions"))
         return found
 
     def _who(self, method: str) -> str:
         return f"the engine {self.name!r}, {type(self.engine).__name__}.{method},"
 
-    def _is(self, found: Any, kind: type, method: str) -> None:
+    def _check(self, found: Any, kind: type[Result], shapes: dict[str, Any], problem: Problem, method: str) -> Result:
+        """Raise unless the result is of this kind, and those of its tensors that are given have these shapes."""
         if not isinstance(found, kind):
             raise ClearheadError(f"{self._who(method)} gave a {type(found).__name__}; expected a {kind.__name__}.")
-
-    def _check(self, tensor: Any, name: str, shape: tuple[int, ...], problem: Problem, method: str) -> None:
-        check_result(tensor, name, shape, problem, self._who(method))
+        for name, shape in shapes.items():
+            tensor = getattr(found, name)
+            if tensor is not None:
+                name = f"the gradient of {name}" if method == "backward" else name
+                check_result(tensor, name, shape, problem, self._who(method))
+        return found

@@ -22,6 +22,7 @@ from torch import Tensor
 
 from clearhead.base.contexts import without_autocast
 from clearhead.base.shapes import Sizes
+from clearhead.biases.base import Added
 from clearhead.engines.base import Engine, by_autograd
 from clearhead.engines.tiled.engine import PLAIN
 from clearhead.masks.base import Spans
@@ -29,6 +30,8 @@ from clearhead.problem.packing import Operands, operands, with_operands
 from clearhead.problem.partial import Partial, Rows, log_sum_exp
 from clearhead.problem.problem import Problem
 from clearhead.problem.summary import Found, Summary
+from clearhead.problem.visible import visible
+from clearhead.scores.base import Pairwise
 
 Problems = Callable[[torch.device, torch.dtype], Iterator[tuple[str, Problem]]]  # by name
 
@@ -116,7 +119,27 @@ def _far(name: str, got: Tensor | None, want: Tensor | None, dtype: torch.dtype)
         yield f"{name}, by {float(off):.2g} of its size"
 
 
-def gaps(sizes: Sizes) -> Spans:
+def draw_operands(
+    queries: int, keys: int, width: int, values: int, device: torch.device, dtype: torch.dtype
+) -> list[Tensor]:
+    """Query, key and value of two sequences, with two heads that share one key head."""
+    shapes = (2, 2, queries, width), (2, 1, keys, width), (2, 1, keys, values)
+    return [numbers(shape, device, seed).to(dtype) for seed, shape in enumerate(shapes)]
+
+
+def make_example(scores: Pairwise, value: Tensor, everything: bool) -> Problem:
+    """A problem over these operands, with a mask for several queries; with `everything` a softcap, a bias, sinks."""
+    batch, heads, queries, keys = *scores.query.shape[:3], scores.key.shape[2]
+    sizes = Sizes(batch, heads, queries, keys, value.device)
+    mask = visible(_gaps(sizes), sizes) if queries > 1 else None
+    if not everything:
+        return Problem(scores, value, sizes, mask)
+    shapes = (1, heads, 1, keys), (1, heads, queries + keys - 1), (heads,)
+    dense, along, sinks = (numbers(shape, value.device, seed) for seed, shape in enumerate(shapes, 4))
+    return Problem(scores._replace(softcap=3.0), value, sizes, mask, Added(dense, along), sinks)
+
+
+def _gaps(sizes: Sizes) -> Spans:
     """The first keys and a window for each query, nothing for the last one."""
     row = torch.arange(sizes.queries, device=sizes.device).view(1, 1, -1)
     stop = torch.where(row == sizes.queries - 1, 0, (row + 40).clamp(max=sizes.keys))

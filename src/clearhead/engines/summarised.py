@@ -6,16 +6,17 @@ operations, which autograd follows. docs/maths/statistics.md derives the gradien
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from clearhead.base.arrays import in_memory_still
-from clearhead.base.batched import Gradients, followed_back, unbatched, views
+from clearhead.base.batched import Gradients, unbatched
 from clearhead.base.contexts import without_autocast
 from clearhead.base.tensor_kind import has_own_dispatch, is_on_host, is_readable, materialize_zeros
-from clearhead.engines.base import Engine, usable_in_backward
+from clearhead.engines.base import Engine, through_operations, usable_in_backward
 from clearhead.engines.tiled.engine import PLAIN
 from clearhead.problem.packing import in_dtypes, operands, with_operands, without_operands
 from clearhead.problem.partial import Rows, rows_of, sinks_gradient
@@ -79,27 +80,10 @@ class _Summarise(torch.autograd.Function):
 
         with without_autocast(problem.sizes.device):  # backward may be called under autocast, whatever forward was
             if again or any(g is not None and has_own_dispatch(g) for g in grads):
-                return (None, None, None, *_by_autograd(problem._refresh_mode(), summary, wanted, grads, again))
+                blocks = partial(PLAIN.summarise, summary=summary)
+                here = problem._refresh_mode()
+                return (None, None, None, *through_operations(blocks, here, wanted, (*grads, None), again))
             return (None, None, None, *unbatched(compute, *grads))
-
-
-def _by_autograd(
-    problem: Problem,
-    summary: Summary,
-    wanted: tuple[bool, ...],
-    grads: tuple[Tensor | None, ...],
-    create_graph: bool,
-) -> Gradients:
-    """The gradients through blocks in plain operations, which run once more."""
-    with torch.enable_grad():
-        own = views(operands(problem))
-        found = PLAIN.summarise(with_operands(problem, own), summary)
-    # a result that depends on no operand that needs a gradient has no graph
-    both = ((f, g) for f, g in zip(found[:-1], grads, strict=True) if f is not None and g is not None)
-    pairs = [(f, g) for f, g in both if f.requires_grad]
-    if not pairs:
-        return tuple(None for _ in wanted)
-    return followed_back([f for f, _ in pairs], [g.to(f.dtype) for f, g in pairs], own, wanted, create_graph)
 
 
 def _gradients(

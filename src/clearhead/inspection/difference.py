@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, cast
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -11,7 +11,7 @@ from torch import Tensor
 from clearhead.base.errors import human_bytes
 from clearhead.base.shapes import Sizes
 from clearhead.inspection.by_blocks import blocks
-from clearhead.inspection.index import DENSE_BYTES, Heads, Part, check_bytes
+from clearhead.inspection.index import Heads
 from clearhead.inspection.matrix import LazyMatrix
 from clearhead.inspection.weights import Weights
 
@@ -67,6 +67,7 @@ class WeightDifference(LazyMatrix[Tensor]):
     """
 
     _instead = "Index the part you need (d[..., -1, :]), go through blocks(sequence, head)"
+    _limits_parts = True
 
     def __init__(self, before: Aligned, after: Aligned) -> None:
         self._before, self._after = before, after
@@ -78,9 +79,6 @@ class WeightDifference(LazyMatrix[Tensor]):
 
     def _in_graph(self) -> bool:
         return self._before.weights._in_graph() or self._after.weights._in_graph()
-
-    def _check_size(self, part: Part, index: Any) -> None:
-        check_bytes(part.shape, self.dtype, "this part of the difference", DENSE_BYTES)
 
     def _of_heads(self, heads: Heads) -> WeightDifference:
         found = WeightDifference(self._before.of(heads), self._after.of(heads))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, cast
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -10,10 +10,11 @@ from torch import Tensor
 from clearhead.base.arrays import ArrayT, accumulated
 from clearhead.base.contexts import without_autocast
 from clearhead.base.errors import ClearheadError, UnsupportedError
+from clearhead.base.numbers import check_flag
 from clearhead.base.versions import Versions
 from clearhead.engines.base import Engine
 from clearhead.engines.tiled.tiles import grouped_product
-from clearhead.inspection.index import Heads, Part, check_bytes
+from clearhead.inspection.index import Heads
 from clearhead.inspection.matrix import LazyMatrix
 from clearhead.problem.guard import guard
 from clearhead.problem.partial import Rows
@@ -44,6 +45,7 @@ class WeightGradients(LazyMatrix[ArrayT]):
     """
 
     _instead = "Index the part you need (g[..., -1, :]), use by_query() or by_key()"
+    _limits_parts = True
 
     def __init__(
         self, problem: Problem, engine: Engine, rows: tuple[Tensor, Tensor], grad: Tensor, numpy: bool
@@ -59,9 +61,6 @@ class WeightGradients(LazyMatrix[ArrayT]):
 
     def _head(self) -> str:
         return f"WeightGradients({tuple(self.shape)}, {self.dtype}, engine={self._engine.name!r})"
-
-    def _check_size(self, part: Part, index: Any) -> None:
-        check_bytes(part.shape, self.dtype, f"the gradients at {index!r}")
 
     def _tile(self, batch: slice, heads: slice, queries: slice, keys: slice) -> Tensor:
         """∂L/∂A, of pairs that are not allowed, too."""
@@ -91,8 +90,7 @@ class WeightGradients(LazyMatrix[ArrayT]):
 
     def _summed(self, positive: bool, by_key: bool) -> ArrayT:
         self._check()
-        if not isinstance(positive, bool):
-            raise ClearheadError(f"positive is {positive!r:.40}; expected True or False.")
+        positive = check_flag(positive, "positive")
         problem = self._problem
         with torch.no_grad(), without_autocast(self.device):
             found = self._engine.contributions(problem, self._rows, self._grad, None, by_key, positive)

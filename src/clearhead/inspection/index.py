@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import operator
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from clearhead.base.errors import ClearheadError, human_bytes
+from clearhead.base.errors import ClearheadError
 from clearhead.base.shapes import Sizes
 from clearhead.base.text import brief
 from clearhead.problem.problem import Problem
@@ -24,15 +23,6 @@ class OutOfRange(ClearheadError, IndexError):
 
 
 DENSE_BYTES = 2**28
-
-
-def check_bytes(shape: Sequence[int], dtype: torch.dtype, what: str, most: int = DENSE_BYTES) -> None:
-    """Raise where a part of the matrix would take more than `most` bytes."""
-    size = math.prod(shape) * dtype.itemsize
-    if size > most:
-        raise ClearheadError(
-            f"{what} would be {tuple(shape)}, {human_bytes(size)}, above {human_bytes(most)}. Index the part you need."
-        )
 
 
 class Heads(NamedTuple):

@@ -60,19 +60,9 @@ class LowRank:
 
     def __matmul__(self, other: Tensor | LowRank) -> Tensor | LowRank:
         if isinstance(other, LowRank):
-            self._check(other.shape)
             return LowRank(self.left, (self.right @ other.left) @ other.right)
-        self._check(other.shape)
         product: Tensor = self.left @ (self.right @ other)
         return product
-
-    def _check(self, shape: torch.Size) -> None:
-        rows = shape[-2] if len(shape) > 1 else (shape[0] if shape else 0)
-        if rows != self.shape[1]:
-            raise ShapeError(
-                f"LowRank @ other: this matrix is {tuple(self.shape)} and the other {tuple(shape)}; its rows must be "
-                f"{self.shape[1]}."
-            )
 
     def svd(self) -> SVD:
         """U (m, r), S (r,) descending, Vh (r, n), as `torch.linalg.svd(…, full_matrices=False)` names them."""
@@ -93,14 +83,9 @@ class LowRank:
 
     def norm(self) -> Tensor:
         """The Frobenius norm: √ Σ of all squares."""
-        return frobenius(self.left, self.right)
+        above, below = torch.linalg.qr(self.left).R, torch.linalg.qr(self.right.mT).R
+        norm: Tensor = torch.linalg.matrix_norm(above @ below.mT)
+        return norm
 
     def __repr__(self) -> str:
         return f"LowRank({self.shape[0]} × {self.shape[1]}, of rank {self.left.shape[1]})"
-
-
-def frobenius(left: Tensor, right: Tensor) -> Tensor:
-    """The Frobenius norm of left (..., m, r) · right (..., r, n), by the small side of each factor."""
-    above, below = torch.linalg.qr(left).R, torch.linalg.qr(right.mT).R
-    norm: Tensor = torch.linalg.matrix_norm(above @ below.mT)
-    return norm

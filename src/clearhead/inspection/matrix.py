@@ -61,6 +61,7 @@ class LazyMatrix(ABC, Generic[ArrayT]):
 
     _sizes: Sizes
     _most: int | None = DENSE_BYTES  # the most bytes that `dense()` makes without being told
+    _limits_parts = False  # whether an index, too, gives at most DENSE_BYTES
     _instead = "Index the part you need (w[..., -1, :])"  # the advice where the whole would be too large
 
     @property
@@ -78,9 +79,6 @@ class LazyMatrix(ABC, Generic[ArrayT]):
     @abstractmethod
     def _head(self) -> str:
         """The text of `repr` before the numbers. It may raise."""
-
-    def _check_size(self, part: Part, index: Any) -> None:
-        """Raise where a part is larger than may be asked for by an index."""
 
     def _in_graph(self) -> bool:
         """Whether results of the whole have gradients, or are followed by a transform or the compiler."""
@@ -142,7 +140,12 @@ class LazyMatrix(ABC, Generic[ArrayT]):
             found = self._of_heads(part.matrix)
             found._most = None
             return found
-        self._check_size(part, index)
+        size = math.prod(part.shape) * self.dtype.itemsize
+        if self._limits_parts and size > DENSE_BYTES:
+            raise ClearheadError(
+                f"the part at {brief(index)} would be {tuple(part.shape)}, {human_bytes(size)}, above "
+                f"{human_bytes(DENSE_BYTES)}. Index the part you need."
+            )
         return self.dense().reshape(part.shape) if part.whole else self._out(self._part(part))
 
     def __setitem__(self, index: Index, value: object) -> Never:

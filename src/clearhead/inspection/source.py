@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from typing import Any
 
@@ -13,16 +13,13 @@ from torch import Tensor, nn
 
 from clearhead._attention import Arguments
 from clearhead.base.contexts import capture_autocast
-from clearhead.base.document_edges import DocumentEdges
 from clearhead.base.errors import ClearheadError
 from clearhead.base.mode import get_mode
 from clearhead.base.modules import settled
 from clearhead.base.text import said
 from clearhead.base.versions import Versions
-from clearhead.inspection.index import Heads
 from clearhead.masks.base import Mask
 from clearhead.problem.checked import checked, ours
-from clearhead.problem.padded import pad_problem
 from clearhead.problem.problem import ABSENT, Problem, with_value
 from clearhead.problem.reads import tensors_in
 from clearhead.problem.record import Record, check_reads, copied, record
@@ -166,23 +163,19 @@ class FromRecord(Source):
 def recorded_with_value(problem: Problem, value: Any) -> Problem:
     """The problem with a value. Tensors of inference mode are copied where the value requires grad."""
     needs_grad = torch.is_grad_enabled() and getattr(value, "requires_grad", False)
-    if (
-        needs_grad and not problem.mode.compiled and problem.query.is_inference()
-    ):  # the compiler follows no `is_inference`
+    # the compiler follows no `is_inference`
+    if needs_grad and not problem.mode.compiled and problem.query.is_inference():
         problem = record(problem, copy=True).problem
     return with_value(problem, value)
 
 
 class DerivedSource(Source):
-    """A source whose problem is made of another source's problem."""
+    """A source whose problem is made of another source's problem by `derive`."""
 
-    def __init__(self, given: Source) -> None:
+    def __init__(self, given: Source, derive: Callable[[Problem], Problem]) -> None:
         self.given, self.numpy, self.detached = given, given.numpy, given.detached
+        self.derive = derive
         self._made: tuple[Problem, Problem] | None = None
-
-    @abstractmethod
-    def derive(self, problem: Problem) -> Problem:
-        """The problem, from the other source's problem."""
 
     def check(self) -> None:
         self.given.check()
@@ -204,39 +197,11 @@ class DerivedSource(Source):
         return self.given.said()
 
 
-class PaddedSource(DerivedSource):
-    """A call of sequences packed into one row, as the padded batch of them."""
-
-    def __init__(self, row: Source, edges: DocumentEdges) -> None:
-        super().__init__(row)
-        self.edges = edges
-
-    def derive(self, problem: Problem) -> Problem:
-        return pad_problem(problem, self.edges)
-
-
-class OfHeads(DerivedSource):
-    """Some heads of a call, with the dimensions that an index leaves."""
-
-    def __init__(self, call: Source, heads: Heads) -> None:
-        super().__init__(call)
-        self.heads = heads
-
-    def derive(self, problem: Problem) -> Problem:
-        return self.heads.of(problem)
-
-
-class OfWords(DerivedSource):
-    """A call in which queries that are padding see no key. `words`: (B, Lq), bool."""
-
-    def __init__(self, call: Source, words: Tensor | None) -> None:
-        super().__init__(call)
-        self.words = words
-
-    def derive(self, problem: Problem) -> Problem:
-        if self.words is None:
-            return problem
-        return problem._replace(visible=seen_by(self.words, problem.visible, problem.sizes))
+def hide_from_padding(problem: Problem, words: Tensor | None) -> Problem:
+    """The problem in which queries that are padding see no key. `words`: (B, Lq), bool; None: no query is padding."""
+    if words is None:
+        return problem
+    return problem._replace(visible=seen_by(words, problem.visible, problem.sizes))
 
 
 def shown(value: Any) -> str:

@@ -27,12 +27,9 @@ from clearhead.inspection.gradients import WeightGradients
 from clearhead.inspection.index import Heads, parse
 from clearhead.inspection.matrix import Index, LazyMatrix
 from clearhead.inspection.reductions.base import Reduction
-from clearhead.inspection.reductions.entropy import Entropy
-from clearhead.inspection.reductions.output import Output
-from clearhead.inspection.reductions.pool import Pool
-from clearhead.inspection.reductions.received import Received
-from clearhead.inspection.reductions.topk import TopK
-from clearhead.inspection.source import OfHeads, Source, shown
+from clearhead.inspection.reductions.by_query import Entropy, Output, TopK
+from clearhead.inspection.reductions.over_queries import Pool, Received
+from clearhead.inspection.source import DerivedSource, Source, shown
 from clearhead.inspection.stream import stream
 from clearhead.problem.checked import checked, ours
 from clearhead.problem.guard import guard, zero_unseen
@@ -135,7 +132,7 @@ class Weights(LazyMatrix[ArrayT]):
         return guarded
 
     def _of_heads(self, heads: Heads) -> Weights[ArrayT]:
-        return type(self)(OfHeads(self._source, heads), self._asked)
+        return type(self)(DerivedSource(self._source, heads.of), self._asked)
 
     def scores(self, index: Index = ...) -> ArrayT:
         """The raw scores at an index, before mask and bias: `score(query, key)[index]`."""
@@ -284,10 +281,6 @@ class Weights(LazyMatrix[ArrayT]):
         given: Tensor = to_tensor_float(grad, "grad")
         check_float(given, "grad")
         refuse_fakes({"value": problem.value, "grad": given})
-        if given.device != sizes.device:
-            raise ClearheadError(
-                f"grad is on {given.device}, the inputs on {sizes.device}; pass grad.to(value.device)."
-            )
         want = (*sizes.shown, sizes.queries, problem.value.shape[-1])
         if tuple(given.shape) != want:
             raise ShapeError(f"grad has shape {tuple(given.shape)}; expected that of the output, {want}.")

@@ -15,10 +15,7 @@ from clearhead.explanation.diagnosis.diagnose import diagnosis_of
 from clearhead.explanation.diagnosis.diagnosis import Diagnosis
 from clearhead.inspection.measures import Found, Measure
 from clearhead.inspection.reductions.base import Reduction
-from clearhead.inspection.reductions.entropy import Entropy
-from clearhead.inspection.reductions.mean_distance import MeanDistance
-from clearhead.inspection.reductions.sink_share import SinkShare
-from clearhead.inspection.reductions.topk import TopK
+from clearhead.inspection.reductions.by_query import Entropy, MeanDistance, SinkShare, TopK
 from clearhead.models.attention_call import AttentionCall
 from clearhead.models.call_diagnosis import case_of
 from clearhead.models.calls import labels

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import torch
@@ -13,17 +13,10 @@ from clearhead.base.errors import UnsupportedError
 from clearhead.inspection.gradients import WeightGradients
 from clearhead.inspection.index import Heads
 from clearhead.inspection.reductions.base import Queries, Reduction
-from clearhead.inspection.reductions.entropy import Entropy
-from clearhead.inspection.reductions.log_sum_exp import LogSumExp
+from clearhead.inspection.reductions.by_query import Entropy, LogSumExp, MaxScore, MeanDistance, Output, SinkShare, TopK
 from clearhead.inspection.reductions.mass import Mass
-from clearhead.inspection.reductions.max_score import MaxScore
-from clearhead.inspection.reductions.mean_distance import MeanDistance
-from clearhead.inspection.reductions.output import Output
-from clearhead.inspection.reductions.pool import Pool
-from clearhead.inspection.reductions.received import Received
-from clearhead.inspection.reductions.sink_share import SinkShare
-from clearhead.inspection.reductions.topk import TopK
-from clearhead.inspection.source import FromRecord, OfHeads, OfWords, Source
+from clearhead.inspection.reductions.over_queries import Pool, Received
+from clearhead.inspection.source import DerivedSource, FromRecord, Source, hide_from_padding
 from clearhead.inspection.weights import Weights
 from clearhead.problem.words import ALL_WORDS, Words
 
@@ -58,10 +51,11 @@ class PaddedWeights(Weights):
     @cached_property
     def _of_words(self) -> Weights:
         """The same weights, except that a padding query sees no key."""
-        return Weights(OfWords(self._source, self._padding.queries))
+        of_words = partial(hide_from_padding, words=self._padding.queries)
+        return Weights(DerivedSource(self._source, of_words))
 
     def _of_heads(self, heads: Heads) -> PaddedWeights:
-        return PaddedWeights(OfHeads(self._source, heads), self._padding.of(heads.batch))
+        return PaddedWeights(DerivedSource(self._source, heads.of), self._padding.of(heads.batch))
 
     def _reduced(self, *reductions: Reduction[Any]) -> tuple[Any, ...]:
         results = self._of_words._reduced(*reductions)
@@ -117,7 +111,7 @@ class MultipliedWeights(PaddedWeights):
 
     def _of_heads(self, heads: Heads) -> MultipliedWeights:
         factor = self._by_head[heads.batch, heads.heads]
-        return MultipliedWeights(OfHeads(self._source, heads), self._padding.of(heads.batch), factor)
+        return MultipliedWeights(DerivedSource(self._source, heads.of), self._padding.of(heads.batch), factor)
 
     def _tile(self, batch: slice, heads: slice, queries: slice, keys: slice) -> Tensor:
         return super()._tile(batch, heads, queries, keys) * self._by_head[batch, heads, queries].unsqueeze(-1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -15,9 +16,9 @@ from clearhead.base.errors import ClearheadError
 from clearhead.base.mode import get_mode
 from clearhead.base.numbers import check_flag
 from clearhead.base.text import brief
-from clearhead.inspection.source import FromCall, FromRecord, PaddedSource, Source, shown
+from clearhead.inspection.source import DerivedSource, FromCall, FromRecord, Source, shown
 from clearhead.inspection.weights import Weights
-from clearhead.problem.padded import get_nested_edges
+from clearhead.problem.padded import get_nested_edges, pad_problem
 from clearhead.problem.record import record
 
 
@@ -112,7 +113,7 @@ class RecordingModule(nn.Module):
         has_documents = found.padded or found.problem.documents is not None
         edges = get_nested_edges(call.mask) if has_documents else None
         if last is not None and edges is not None and not (found.padded and isinstance(last, FromRecord)):
-            last = PaddedSource(last, edges)
+            last = DerivedSource(last, partial(pad_problem, edges=edges))
         edited = None if last is None or found.ran is None else found.ran.later(last.numpy)
         self.__dict__["_made"] = None if last is None or edited is None else (last, edited)
         self.__dict__["_last"] = last  # nn.Module.__setattr__ is slow

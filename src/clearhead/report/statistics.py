@@ -8,12 +8,8 @@ import numpy as np
 from torch import Tensor
 
 from clearhead.inspection.measures.allowed import among, uniform
-from clearhead.inspection.reductions.base import over_keys
-from clearhead.inspection.reductions.entropy import Entropy
-from clearhead.inspection.reductions.log_sum_exp import LogSumExp
-from clearhead.inspection.reductions.mean_distance import MeanDistance
-from clearhead.inspection.reductions.pool import Pool
-from clearhead.inspection.reductions.received import Received
+from clearhead.inspection.reductions.by_query import Entropy, LogSumExp, MeanDistance, over_keys
+from clearhead.inspection.reductions.over_queries import Pool, Received
 from clearhead.inspection.source import FromRecord
 from clearhead.inspection.weights import Weights
 from clearhead.problem.problem import Problem

@@ -14,16 +14,14 @@ from torch import Tensor
 from clearhead.base.arrays import accumulated
 from clearhead.base.errors import UnsupportedError
 from clearhead.base.rules import by_pair
-from clearhead.base.shapes import Sizes, copy_shared_rows
+from clearhead.base.shapes import copy_shared_rows
 from clearhead.base.tensor_kind import has_no_values, has_own_dispatch, is_readable
 from clearhead.base.torch_state import functions_hidden
-from clearhead.biases.base import Added
 from clearhead.engines import proof
 from clearhead.engines.base import Cost, Engine
 from clearhead.engines.flex import kernel, rules
 from clearhead.engines.flex.blocks import BLOCK, blocks_of, residual_rule
 from clearhead.engines.flex.rules import Traced
-from clearhead.engines.proof import gaps, numbers
 from clearhead.engines.sdpa.pieces import pieces
 from clearhead.engines.tiled import tiles
 from clearhead.engines.triton.engine import has_triton
@@ -31,7 +29,6 @@ from clearhead.problem.guard import zero_unseen
 from clearhead.problem.partial import Partial
 from clearhead.problem.problem import Problem
 from clearhead.problem.summary import Found, Summary
-from clearhead.problem.visible import visible
 from clearhead.scores.base import ByTile, Pairwise
 from clearhead.scores.dot import Dot
 
@@ -294,16 +291,6 @@ def problems(row: int, device: torch.device, dtype: torch.dtype) -> Iterator[tup
     Each is compiled for itself, so they are few.
     """
     for kind, queries in (("everything", LENGTH), ("a mask", LENGTH), ("one query", 1)):
-        sizes = Sizes(2, 2, queries, KEYS, device)
-        query, key, value = (
-            numbers((2, heads, length, row), device, seed).to(dtype)
-            for seed, (heads, length) in enumerate(((2, queries), (1, KEYS), (1, KEYS)))
-        )
-        problem = Problem(Pairwise("mul", query, key, None, row**-0.5, None), value, sizes)
-        if kind != "one query":
-            problem = problem._replace(visible=visible(gaps(sizes), sizes))
-        if kind == "everything":
-            dense, along = numbers((1, 2, 1, KEYS), device, 4), numbers((1, 2, queries + KEYS - 1), device, 5)
-            scores = Pairwise("mul", query, key, None, row**-0.5, 3.0)
-            problem = problem._replace(scores=scores, bias=Added(dense, along), sinks=numbers((2,), device, 6))
-        yield f"{row} wide, {kind}", problem
+        query, key, value = proof.draw_operands(queries, KEYS, row, row, device, dtype)
+        scores = Pairwise("mul", query, key, None, row**-0.5)
+        yield f"{row} wide, {kind}", proof.make_example(scores, value, kind == "everything")

@@ -18,6 +18,7 @@ from torch import Tensor
 from clearhead.base.mode import assume_constant
 from clearhead.base.shapes import Sizes, part
 from clearhead.engines.native.blocks import EVERY, blocks_of, rows_at_once
+from clearhead.engines.tiled.tiles import new_sum
 from clearhead.problem.packing import Operands, operands
 from clearhead.problem.partial import Partial, Rows
 from clearhead.problem.problem import Problem
@@ -56,12 +57,6 @@ def _gradient_of(tensor: Tensor) -> Tensor:
     return new if _side_by_side(new) else _new(*tensor.shape)
 
 
-def _zeros_of(tensor: Tensor | None, wanted: bool) -> Tensor | None:
-    if tensor is None or not wanted:
-        return None
-    return torch.zeros_like(tensor, dtype=torch.float32, memory_format=torch.contiguous_format)
-
-
 def kernels() -> Any:
     """The extension module, or None where this installation has none."""
     if MODULE not in _known:
@@ -79,12 +74,9 @@ def warn_without_kernels() -> None:
     if sys.platform != "win32" and importlib.util.find_spec(MODULE) is None:
         warnings.warn(
             "clearhead was installed without its kernels, since no C++ compiler with OpenMP was found when it was "
-            "built. Everything works: PyTorch's kernels and operations run in place of the engine 'native', which "
-            "computes the allowed pairs alone, with less time and memory for masks, additive scores and statistics of "
-            "the weights.\nFor the kernels install a compiler (g++ or clang++), then install the sources again: "
-            "pip install --force-reinstall --no-deps --no-cache-dir . "
-            "To silence this: "
-            "warnings.filterwarnings('ignore', message='clearhead was installed without').",
+            "built: PyTorch's kernels and operations run in place of the engine 'native'.\nFor the kernels install g++ "
+            "or clang++, then the sources again: pip install --force-reinstall --no-deps --no-cache-dir .\n"
+            "To silence this: warnings.filterwarnings('ignore', message='clearhead was installed without').",
             RuntimeWarning,
             stacklevel=3,
         )
@@ -196,7 +188,7 @@ def gradients(
     query, key, value, weight, dense, relative, _ = operands(problem)
     several = not one_pass(problem)
     of_inputs = (None if t is None else _gradient_of(t) for t in (query, key, value))
-    learnt = (_zeros_of(t, want) for t, want in zip((weight, dense, relative), wanted[3:], strict=False))
+    learnt = (new_sum(t, want, torch.float32) for t, want in zip((weight, dense, relative), wanted[3:], strict=False))
     sums = Operands(*(t.zero_() if several and t is not None else t for t in of_inputs), *learnt)
     _into(problem, sums, rows, grad, sent, adds=several)
     return Operands(*(t if want else None for t, want in zip(sums, wanted, strict=True)))
@@ -224,7 +216,7 @@ def _into(problem: Problem, sums: Operands, rows: Rows, grad: Tensor | None, sen
         # a kernel adds to whole arrays of these, so a part of an array is added here
         of_band = None if dense is None else part(dense, EVERY, EVERY, band)
         learnt = weight, of_band, None if relative is None else relative[..., along]
-        own = [_zeros_of(total, True) for total in learnt]
+        own = [new_sum(total, True, torch.float32) for total in learnt]
         given = (None if t is None else t[:, :, band] for t in known)
         read = read_by_kernels(cut(problem, Region(queries=band)))
         chosen().backward(read, *given, query[:, :, band], key, value, *own, None, True)

@@ -99,9 +99,7 @@ class Native(Engine):
             few = pairs < FEW_IN_LOW
         else:
             few = pairs < FEW_UNPACKED or (pairs < FEW_PAIRS and not _unpacked(problem))
-        if few:
-            return ["PyTorch's own kernel is called faster, and this is little work"]
-        return []
+        return ["PyTorch's own kernel is called faster, and this is little work"] if few else []
 
     def forward(self, problem: Problem, rows: bool = False) -> Partial:
         problem = folded(problem)

@@ -31,14 +31,7 @@ from clearhead.scores.pair_functions import PHIS
 
 def gradients(problem: Problem, rows: Rows, grad: Tensor | None, wanted: tuple[bool, ...], sent: Sent) -> Operands:
     """The gradients of a guarded problem's operands, without the sinks. `grad` is the gradient of the output."""
-    sums = Operands(
-        *(
-            torch.zeros_like(t, dtype=accumulated(t.dtype), memory_format=torch.contiguous_format)
-            if t is not None and want
-            else None
-            for t, want in zip(operands(problem), wanted, strict=True)
-        )
-    )
+    sums = Operands(*map(tiles.new_sum, operands(problem), wanted))
     with torch.no_grad():
         for region in regions.walk(problem, regions.BUDGET):
             at = region.sides[:3]

@@ -21,17 +21,8 @@ from clearhead.problem.regions import cut
 def followed(problem: Problem, every: list[Region], again: bool) -> Tensor:
     """The output of a guarded problem in operations that autograd follows. `again`: it computes each block once more in
     the backward pass."""
-    run = checkpointed(problem, every, lambda part, _: tiles.partial(part)) if again else _once(problem)
-
-    def compute(region: Region) -> Partial:
-        parts = [run(part) for part in regions.parts_seen(problem, region)]
-        return _whole(parts, problem, region)
-
-    return regions.assemble([compute(region).output for region in every], every)
-
-
-def _once(problem: Problem) -> Callable[[Region], Partial]:
-    return lambda region: tiles.partial(cut(problem, region))
+    run = checkpointed(problem, every, lambda part, _: tiles.partial(part)) if again else None
+    return regions.assemble([_whole(problem, region, run).output for region in every], every)
 
 
 def in_blocks(problem: Problem, every: list[Region]) -> Partial:
@@ -43,17 +34,17 @@ def in_blocks(problem: Problem, every: list[Region]) -> Partial:
     dtype = accumulated(problem.query.dtype)
     output, maximum, log_sum = (new(size, dtype=dtype) for size in ((*lead, width), lead, lead))
     log_sum.fill_(torch.inf)
-    run = _once(problem)
     for region in every:
         if region.keys.stop > region.keys.start:
-            parts = [run(part) for part in regions.parts_seen(problem, region)]
             at = region.sides[:3]
-            output[at], maximum[at], log_sum[at] = _whole(parts, problem, region)[:3]  # type: ignore[assignment]
+            output[at], maximum[at], log_sum[at] = _whole(problem, region)[:3]  # type: ignore[assignment]
     return Partial(output, maximum, log_sum)
 
 
-def _whole(parts: list[Partial], problem: Problem, region: Region) -> Partial:
-    """The parts of the keys of some rows, merged, with the sinks."""
+def _whole(problem: Problem, region: Region, run: Callable[[Region], Partial] | None = None) -> Partial:
+    """The parts of the keys of some rows, merged, with the sinks. `run`: what computes a part in a graph."""
+    seen = regions.parts_seen(problem, region)
+    parts = [tiles.partial(cut(problem, part)) if run is None else run(part) for part in seen]
     found = functools.reduce(Partial.merge, parts)
     sinks = tiles.sinks(problem)
     return found if sinks is None else found.with_sinks(sinks[region.heads])

@@ -29,10 +29,7 @@ def in_blocks(problem: Problem, every: list[Region], scores: Scores, summary: Su
     """The statistics of a guarded problem over regions that cover it. `scores`: an engine's function of a part."""
     if not every:
         nothing = _buffers(problem, summary)
-        if not problem.needs_grad:
-            return nothing
-        tensors = {name: t for name, t in nothing._asdict().items() if isinstance(t, Tensor)}
-        return Found(**_joined_to(problem, tensors))
+        return _joined_to(problem, nothing) if problem.needs_grad else nothing
 
     def block(part: Problem, region: Region) -> Found:
         return _block(part, region, problem.sizes.keys, scores, summary)
@@ -46,6 +43,7 @@ def in_blocks(problem: Problem, every: list[Region], scores: Scores, summary: Su
         return _filled(problem, summary, ((region, compute(region)) for region in every))
     rows: dict[str, list[Tensor]] = {}
     sums: dict[str, dict[tuple[int, int], Tensor]] = {}  # by the first sequence and head
+    places: dict[tuple[int, int], Region] = {}
     for region in every:
         for name, own in compute(region)._asdict().items():
             if not isinstance(own, Tensor):
@@ -56,11 +54,13 @@ def in_blocks(problem: Problem, every: list[Region], scores: Scores, summary: Su
                 continue
             own = _padded(own, *place)
             before, at = sums.setdefault(name, {}), (region.batch.start, region.heads.start)
+            places[at] = region
             combine = torch.maximum if name == "peak" else torch.add
             before[at] = combine(before[at], own) if at in before else own
     found: dict[str, Any] = {name: regions.assemble(parts, every) for name, parts in rows.items()}
-    found |= {name: _side_by_side(parts) for name, parts in sums.items()}
-    return Found(**_joined_to(problem, found))
+    for name, of_heads in sums.items():
+        found[name] = regions.assemble(list(of_heads.values()), [places[at] for at in of_heads])
+    return _joined_to(problem, Found(**found))
 
 
 def _filled(problem: Problem, summary: Summary, blocks: Iterator[tuple[Region, Found]]) -> Found:
@@ -92,25 +92,18 @@ def _place(
     if name not in ("mean", "peak"):
         return None
     tall, wide = summary.mean or summary.peak or (1, 1)
-    return (row // tall, column // wide), _cells(problem, (tall, wide))
+    return (row // tall, column // wide), (-(-problem.sizes.queries // tall), -(-problem.sizes.keys // wide))
 
 
-def _joined_to(problem: Problem, found: dict[str, Any]) -> dict[str, Any]:
+def _joined_to(problem: Problem, found: Found) -> Found:
     """The results, made to depend on the inputs where they do not, as for rows that see nothing."""
-    zero = tiles.zero_of(problem)
-    constant = ("maximum", "scores", "peak")
-    return {
-        name: t + zero if t.is_floating_point() and name not in constant and not t.requires_grad else t
-        for name, t in found.items()
+    zero, constant = tiles.zero_of(problem), ("maximum", "scores", "peak")
+    joined = {
+        name: t + zero
+        for name, t in found._asdict().items()
+        if isinstance(t, Tensor) and t.is_floating_point() and name not in constant and not t.requires_grad
     }
-
-
-def _side_by_side(parts: dict[tuple[int, int], Tensor]) -> Tensor:
-    """Parts, each for some sequences and heads, joined in order."""
-    rows: dict[int, list[Tensor]] = {}
-    for (batch, _), part in parts.items():
-        rows.setdefault(batch, []).append(part)
-    return regions.join([regions.join(heads, 1) for heads in rows.values()], 0)
+    return found._replace(**joined)  # type: ignore[arg-type]
 
 
 def summed_products(
@@ -269,11 +262,6 @@ def _padded(part: Tensor, first: tuple[int, ...], sizes: tuple[int, ...]) -> Ten
     for dim in range(-1, -len(sizes) - 1, -1):
         around += [first[dim], sizes[dim] - first[dim] - part.shape[dim]]
     return F.pad(part, around)
-
-
-def _cells(problem: Problem, cell: tuple[int, int]) -> tuple[int, int]:
-    """The number of rows and of columns of a map."""
-    return -(-problem.sizes.queries // cell[0]), -(-problem.sizes.keys // cell[1])
 
 
 def _buffers(problem: Problem, summary: Summary) -> Found:

@@ -40,6 +40,14 @@ def zero_of(problem: Problem, *more: Tensor) -> Tensor:
     return zero
 
 
+def new_sum(tensor: Tensor | None, wanted: bool, dtype: torch.dtype | None = None) -> Tensor | None:
+    """Zeros to which gradients of a tensor are added, in float32 at least, or in `dtype`; None where not wanted."""
+    if tensor is None or not wanted:
+        return None
+    dtype = accumulated(tensor.dtype) if dtype is None else dtype
+    return torch.zeros_like(tensor, dtype=dtype, memory_format=torch.contiguous_format)
+
+
 def partial(problem: Problem) -> Partial:
     """The output and the rows of a guarded problem over its keys, in float32 at least, without sinks."""
     assert problem.value is not None

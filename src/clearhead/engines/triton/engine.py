@@ -11,13 +11,10 @@ import torch
 from torch import Tensor
 
 from clearhead.base.mode import assume_constant
-from clearhead.base.shapes import Sizes
 from clearhead.base.tensor_kind import has_no_values, has_own_dispatch
 from clearhead.base.torch_private import is_zero_tensor
-from clearhead.biases.base import Added
 from clearhead.engines import proof
 from clearhead.engines.base import Cost, Engine
-from clearhead.engines.proof import gaps, numbers
 from clearhead.engines.triton import blocks
 from clearhead.problem import regions
 from clearhead.problem.guard import guard
@@ -25,7 +22,6 @@ from clearhead.problem.packing import Operands, folded, operands, unfolded
 from clearhead.problem.partial import Partial, Rows
 from clearhead.problem.problem import Problem
 from clearhead.problem.summary import Found, Sent, Summary, parted, with_groups
-from clearhead.problem.visible import visible
 from clearhead.scores.base import Pairwise
 from clearhead.scores.pair_functions import PHIS, Phi
 
@@ -171,24 +167,14 @@ def problems(phi: Phi, row: int, device: torch.device, dtype: torch.dtype) -> It
     """
     values = row - 6
     width = values if phi == "mul" else min(values, 58)
-    for kind, queries in (("everything", LENGTH), ("statistics", LENGTH), ("one query", 1)):
-        sizes = Sizes(2, 2, queries, KEYS if queries > 1 else 1200, device)
-        query, key, value = (
-            numbers((2, heads, length, columns), device, seed).to(dtype)
-            for seed, (heads, length, columns) in enumerate(
-                ((2, queries, width), (1, sizes.keys, width), (1, sizes.keys, values))
-            )
-        )
-        weight = None if phi == "mul" else numbers((width,), device, 3).abs().to(dtype)
+    for kind, queries, keys in (("everything", LENGTH, KEYS), ("statistics", LENGTH, KEYS), ("one query", 1, 1200)):
+        query, key, value = proof.draw_operands(queries, keys, width, values, device, dtype)
+        weight = None if phi == "mul" else proof.numbers((width,), device, 3).abs().to(dtype)
         scores = Pairwise(phi, query, key, weight, PHIS[phi].triton.scale(width), None)
-        problem = Problem(scores, value, sizes)
-        if kind != "one query":
-            problem = problem._replace(visible=visible(gaps(sizes), sizes))
+        problem = proof.make_example(scores, value, kind == "everything")
         if kind == "everything":
-            dense, along = numbers((1, 2, 1, KEYS), device, 4), numbers((1, 2, queries + KEYS - 1), device, 5)
             seed = torch.tensor(1234567, dtype=torch.int64, device=device)
-            problem = problem._replace(scores=scores._replace(softcap=3.0), bias=Added(dense, along))
-            problem = problem._replace(sinks=numbers((2,), device, 6), dropout_p=0.25, seed=seed)
+            problem = problem._replace(dropout_p=0.25, seed=seed)
         yield f"{phi} {width} wide, {kind}", problem
 
 

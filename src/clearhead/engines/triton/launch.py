@@ -15,6 +15,7 @@ from clearhead.base.errors import UnsupportedError
 from clearhead.base.mode import is_capturing_graph
 from clearhead.base.tensor_kind import has_no_values
 from clearhead.engines.tiled.backward import add_along
+from clearhead.engines.tiled.tiles import new_sum
 from clearhead.engines.triton.blocks import PROGRAMS, SHARED, SPLIT, Blocks, blocks_for, power
 from clearhead.engines.triton.given import (
     Given,
@@ -366,12 +367,8 @@ def _of_bias(
     """The gradients of a bias: the sums of Ṡ over what it repeats along, a band of queries at a time."""
     added, sizes = problem.bias, problem.sizes
     assert added is not None
-    sums = [
-        torch.zeros_like(t, dtype=torch.float32, memory_format=torch.contiguous_format)
-        if t is not None and want
-        else None
-        for t, want in ((added.dense, wanted[4]), (added.relative, wanted[5]))
-    ]
+    each = (added.dense, wanted[4]), (added.relative, wanted[5])
+    sums = [new_sum(t, want, torch.float32) for t, want in each]
     across, lead = -(-sizes.keys // blocks.keys), sizes.batch * sizes.heads
     row = blocks.queries * lead * sizes.keys
     count = -(-sizes.queries // blocks.queries) if row else 0  # a part of no pairs has no band

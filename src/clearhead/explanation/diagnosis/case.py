@@ -14,10 +14,7 @@ from torch import Tensor
 
 from clearhead.engines.tiled import tiles
 from clearhead.explanation.diagnosis.diagnosis import Finding, Severity
-from clearhead.inspection.reductions.entropy import Entropy
-from clearhead.inspection.reductions.max_score import MaxScore
-from clearhead.inspection.reductions.sink_share import SinkShare
-from clearhead.inspection.reductions.topk import TopK
+from clearhead.inspection.reductions.by_query import Entropy, MaxScore, SinkShare, TopK
 from clearhead.inspection.source import FromRecord
 from clearhead.inspection.weights import Weights
 from clearhead.masks.base import Mask, Spans

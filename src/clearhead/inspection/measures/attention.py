@@ -16,7 +16,7 @@ from clearhead.engines.summarised import summarised
 from clearhead.engines.tiled.look import Look
 from clearhead.inspection.by_head import as_value, of_value
 from clearhead.inspection.measures._grouped import Grouped, Pairs
-from clearhead.inspection.reductions.base import Reduction, arange
+from clearhead.inspection.reductions.base import Reduction
 from clearhead.inspection.stream import stream
 from clearhead.problem.guard import zero_unseen
 from clearhead.problem.partial import log_sum_exp, rows_of
@@ -153,7 +153,7 @@ class PairMass(Reduction):
     def look(self, buffers: Tensor, look: Look) -> None:
         batch, _, queries, keys, _ = look.region
         asked, held = (_of(tensor, batch) for tensor in self.pairs[:2])
-        places = arange(held.shape[-1], held.device)[keys]
+        places = torch.arange(held.shape[-1], device=held.device)[keys]
         meant = asked[:, queries, None] == held[:, None, keys]
         if self.pairs.within is not None:
             start, stop = (_of(edge[:, 0], batch)[:, queries, None] for edge in self.pairs.within)

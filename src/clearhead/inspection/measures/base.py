@@ -49,7 +49,7 @@ class Found(NamedTuple):
 
 
 class Measure(ABC):
-    """A number that describes a head's behaviour. Each subclass is a file of this folder.
+    """A number that describes a head's behaviour.
 
     `name`: its column in `seen.table()`, by default the words of the class's name. `says`: its meaning, in a sentence.
     `formula`: with w_ij the weights of the keys, which sum to 1: with sinks, they are divided by their sum. `range`:

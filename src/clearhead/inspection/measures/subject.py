@@ -11,7 +11,6 @@ from torch import Tensor
 
 from clearhead.inspection.measures.allowed import among, looked_at, uniform
 from clearhead.inspection.measures.attention import Attention, positions
-from clearhead.inspection.reductions.base import arange
 from clearhead.masks.base import Edges
 from clearhead.problem.problem import Problem
 from clearhead.problem.visible import Visible
@@ -102,7 +101,7 @@ class Subject:
         return torch.nn.functional.pad(first.masked_fill(first == length, -1), (0, 1), value=-1)
 
     def _numbers(self, otherwise: int) -> Tensor:
-        numbers = arange(self.uniform.sizes.keys, self.uniform.sizes.device)[None]
+        numbers = torch.arange(self.uniform.sizes.keys, device=self.uniform.sizes.device)[None]
         return numbers if self.keys is None else torch.where(self.keys, numbers, otherwise)
 
     def at(self, table: Tensor, places: Tensor) -> Tensor:

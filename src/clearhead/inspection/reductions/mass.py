@@ -11,7 +11,7 @@ from torch import Tensor
 from clearhead.base.arrays import Array, to_tensor
 from clearhead.base.errors import ClearheadError, ShapeError
 from clearhead.base.shapes import placed
-from clearhead.inspection.reductions.base import Reduction, arange
+from clearhead.inspection.reductions.base import Reduction
 from clearhead.problem.problem import Problem
 from clearhead.problem.summary import Summary
 
@@ -70,7 +70,7 @@ class Mass(Reduction):
                 f"Mass: groups holds {count - 1}, which makes {count:,} groups of {keys} keys. Number them without "
                 "gaps: torch.unique(groups, return_inverse=True)[1]."
             )
-        return (groups.unsqueeze(-1) == arange(count, sizes.device)).to(problem.key.dtype)
+        return (groups.unsqueeze(-1) == torch.arange(count, device=sizes.device)).to(problem.key.dtype)
 
     def _as_tensor(self) -> Tensor:
         given = self.groups

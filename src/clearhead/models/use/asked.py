@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from clearhead.base.errors import ClearheadError
 from clearhead.base.numbers import check_count
 from clearhead.inspection.reductions.base import Reduction
-from clearhead.inspection.reductions.output import Output
-from clearhead.inspection.reductions.topk import TopK
+from clearhead.inspection.reductions.by_query import Output, TopK
 from clearhead.models.tap.choice import Heads, Item, checked_heads, checked_layers, chooses
 from clearhead.models.tap.layers import Site
 from clearhead.models.use.means import Means

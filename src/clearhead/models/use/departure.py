@@ -9,9 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from clearhead.inspection.reductions.log_sum_exp import LogSumExp
-from clearhead.inspection.reductions.max_score import MaxScore
-from clearhead.inspection.reductions.output import Output
+from clearhead.inspection.reductions.by_query import LogSumExp, MaxScore, Output
 from clearhead.inspection.source import FromRecord, Source
 from clearhead.inspection.weights import Weights
 from clearhead.models.attention_call import AttentionCall

@@ -9,10 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from clearhead.inspection.reductions.base import Reduction, arange
-from clearhead.inspection.reductions.entropy import Entropy
-from clearhead.inspection.reductions.max_score import MaxScore
-from clearhead.inspection.reductions.sink_share import SinkShare
+from clearhead.inspection.reductions.base import Reduction
+from clearhead.inspection.reductions.by_query import Entropy, MaxScore, SinkShare
 from clearhead.models.table import Table
 from clearhead.models.tap.layers import LayerName
 from clearhead.models.use.reduced import ReducedCall
@@ -43,7 +41,7 @@ class ToSinks(Reduction):
 def _find_first_key(problem: Problem) -> Tensor:
     """A tensor (B or 1, Lk, 1) with 1 at the first key that some query of the sequence may see, and 0 elsewhere."""
     sizes = problem.sizes
-    place = arange(sizes.keys, sizes.device)
+    place = torch.arange(sizes.keys, device=sizes.device)
     if problem.spans is None:
         first = place == 0
         return first.to(problem.key.dtype).view(1, -1, 1)

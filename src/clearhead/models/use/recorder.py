@@ -29,7 +29,7 @@ from clearhead.explanation.modules.origin.find import SIDES
 from clearhead.explanation.modules.origin.ran import Layers, Origin, Ran, noted, ran, writer
 from clearhead.explanation.modules.origin.written import writes
 from clearhead.explanation.modules.projection import Linear
-from clearhead.inspection.reductions.output import Output
+from clearhead.inspection.reductions.by_query import Output
 from clearhead.masks.base import Mask
 from clearhead.models.attention_call import AttentionCall, CallContext, CallInputs, CallResult
 from clearhead.models.call import Outcome, no_key, with_key

@@ -12,8 +12,7 @@ from torch import Tensor
 
 from clearhead.base.errors import ClearheadError
 from clearhead.inspection.reductions.base import Reduction, columns_of
-from clearhead.inspection.reductions.log_sum_exp import LogSumExp
-from clearhead.inspection.reductions.topk import TopK
+from clearhead.inspection.reductions.by_query import LogSumExp, TopK
 from clearhead.inspection.source import FromRecord
 from clearhead.models.attention_call import AttentionCall
 from clearhead.models.call import Call

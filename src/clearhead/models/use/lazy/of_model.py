@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -118,8 +119,8 @@ class PartOfModel(DerivedSource):
     """Some sequences and heads of another source."""
 
     def __init__(self, whole: OfModel | PartOfModel, batch: slice, heads: slice) -> None:
-        super().__init__(whole)
         self.whole, self._region = whole, Region(batch, heads)
+        super().__init__(whole, partial(cut, region=self._region))
 
     @property
     def learnt(self) -> list[Tensor]:
@@ -127,9 +128,6 @@ class PartOfModel(DerivedSource):
 
     def without_graph(self) -> PartOfModel:
         return PartOfModel(self.whole.without_graph(), self._region.batch, self._region.heads)
-
-    def derive(self, problem: Problem) -> Problem:
-        return cut(problem, self._region)
 
 
 def _kept(tensor: Tensor) -> Tensor:
