@@ -94,12 +94,10 @@ def test_a_backward_pass_in_another_mode(first, call):
 def test_a_lazy_matrix_that_is_read_in_another_mode(first, call):
     query = torch.randn(1, 2, 9, 8)
     weights = PLAIN[first](lambda q: ch.weights(q, K, **CALLS[call]), query)
-    part, both = lambda x: x + weights[0, :, 3:], lambda x: x + weights[0, :, 3:].sum(-1) * weights.entropy()[0, :, 3:]
+    both = lambda x: x + weights[0, :, 3:].sum(-1) * weights.entropy()[0, :, 3:]
     again = ch.weights(query, K, **CALLS[call])
     for second, run in EVERY.items():
-        if second == "vmap":  # reductions write to buffers
-            assert_close(run(part, torch.zeros(())), again[0, :, 3:], (first, second))
-        elif second != "compiled" or (first, call) == ("eager", "native"):  # it takes long
+        if second != "compiled" or (first, call) == ("eager", "native"):  # it takes long
             assert_close(run(both, torch.zeros(())), again.entropy()[0, :, 3:], (first, second))
 
 

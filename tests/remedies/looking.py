@@ -220,10 +220,6 @@ def seen(module, watching):
     ),
     # weights and gradients of weights
     case(
-        "torch.func.vmap(lambda a: ch.weights(a, a).gradients(a, a)[...])(x)",
-        ("Give the inputs a batch dimension", "ch.weights(x, x).gradients(x, x)[...] # @", "x @ x.mT"),
-    ),
-    case(
         "torch.compile(lambda w, value: w() @ value, backend='eager', fullgraph=True)(lambda: ch.weights(x, x), x)",
         ("torch.matmul(w, value)", "(lambda w, value: @)(ch.weights(x, x), x)", "soft(x, x) @ x"),
     ),

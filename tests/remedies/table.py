@@ -870,14 +870,6 @@ class Later(ch.extend.Bias):
         setup="groups = torch.tensor([0, 0, 1, 1]).to_sparse()",
     ),
     case(
-        "torch.func.vmap(lambda x: ch.weights(x, x).entropy())(x)",
-        (
-            "Give query and key a batch dimension",
-            "ch.weights(x, x).entropy() # @",
-            "-(soft(x, x) * soft(x, x).log()).sum(-1)",
-        ),
-    ),
-    case(
         "freed(lambda tensor: tensor)",
         ("tensor.clone()", "freed(lambda tensor: @)", "plain(x, x, x)"),
         setup="def freed(given):\n    whole = x.clone()\n    part = given(whole)\n    whole.untyped_storage().resize_(0)\n    return ch.attention(x, x, part)",

@@ -1,12 +1,6 @@
 """Messages with a remedy that no case provokes, each with its own reason."""
 
 UNTRIED = {
-    "PyTorch 2.11 raises there; the version that is installed here multiplies such DTensors": [
-        "engines/tiled/tiles.py: PyTorch {} does not multiply DTensors of shape {} with the placements {}: {} Pass each rank's part, ",
-    ],
-    "It needs tensors with values on two devices, and here is the CPU alone": [
-        "inspection/weights.py: grad is on {}, the inputs on {}; pass grad.to(value.device).",
-    ],
     "The engine has gradients on CUDA alone, and here is the CPU alone; tests/test_flex.py raises it": [
         "engines/flex/engine.py: FlexAttention has no gradient of a gradient: pass engine='tiled'.",
     ],

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from clearhead.base.arrays import ArrayT, accumulated
 from clearhead.base.contexts import without_autocast
-from clearhead.base.errors import ClearheadError, UnsupportedError
+from clearhead.base.errors import ClearheadError
 from clearhead.base.numbers import check_flag
 from clearhead.base.versions import Versions
 from clearhead.engines.base import Engine
@@ -97,11 +97,7 @@ class WeightGradients(LazyMatrix[ArrayT]):
         return self._out(self._sizes.restore(found))
 
     def _check(self) -> None:
-        """Raise where a tensor has been written to since, or inside of `torch.func.vmap`."""
-        if self._problem.mode.vectorized:
-            raise UnsupportedError(
-                "gradients of weights cannot be computed inside torch.func.vmap. Give the inputs a batch dimension."
-            )
+        """Raise where a tensor has been written to since."""
         found = self._read.written()
         if found is not None:
             name, tensor = found

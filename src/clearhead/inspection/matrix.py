@@ -7,7 +7,7 @@ import operator
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from types import EllipsisType
-from typing import TYPE_CHECKING, Any, Generic, Never, Self, TypeAlias, cast, overload
+from typing import TYPE_CHECKING, Any, Generic, Self, TypeAlias, cast, overload
 
 import numpy as np
 import torch
@@ -45,10 +45,6 @@ def _writes(function: Callable[..., Any]) -> bool:
     """Whether a function of PyTorch writes to its first argument. Compiled code raises for such calls by itself."""
     name = "" if get_mode().compiled else getattr(function, "__name__", "")
     return name.endswith("_") and not name.endswith("__")
-
-
-def _read_only(name: str) -> UnsupportedError:
-    return UnsupportedError(f"a lazy matrix is read-only ({name}): write to a copy, w.dense().")
 
 
 class LazyMatrix(ABC, Generic[ArrayT]):
@@ -147,9 +143,6 @@ class LazyMatrix(ABC, Generic[ArrayT]):
                 f"{human_bytes(DENSE_BYTES)}. Index the part you need."
             )
         return self.dense().reshape(part.shape) if part.whole else self._out(self._part(part))
-
-    def __setitem__(self, index: Index, value: object) -> Never:
-        raise _read_only("item assignment")
 
     def dense(self, max_bytes: int | EllipsisType | None = ...) -> ArrayT:
         """The whole matrix (..., Lq, Lk), as a tensor or an array.
@@ -251,8 +244,6 @@ class LazyMatrix(ABC, Generic[ArrayT]):
         count = self.ndim
         given = tuple(dim) if isinstance(dim, tuple | list) else () if dim is None else (dim,)
         dims = tuple(check_count(d, -count, "dim", most=count - 1) % count for d in given) or tuple(range(count))
-        if len(set(dims)) < len(dims):
-            raise ClearheadError(f"dim is {brief(dim)}: a dimension is named twice.")
         if some and 0 in (self.shape[d] for d in dims):
             raise ClearheadError(f"a matrix of shape {tuple(self.shape)} has no largest number along dim={brief(dim)}.")
         return dims
@@ -369,7 +360,7 @@ class LazyMatrix(ABC, Generic[ArrayT]):
         if named and isinstance(first, LazyMatrix) and not pairwise and kwargs.keys() <= NAMES:
             return getattr(first, named)(*others, **kwargs)
         if isinstance(kwargs.get("out"), LazyMatrix) or (isinstance(first, LazyMatrix) and _writes(function)):
-            raise _read_only(function.__name__)
+            raise UnsupportedError(f"a lazy matrix is read-only ({function.__name__}): write to a copy, w.dense().")
         args, kwargs = tree_map_only(LazyMatrix, LazyMatrix._tensor, (args, kwargs))
         return function(*args, **kwargs)
 

@@ -7,7 +7,6 @@ from typing import Any
 import torch
 
 from clearhead.base.contexts import without_autocast
-from clearhead.base.errors import UnsupportedError
 from clearhead.engines.base import Engine
 from clearhead.engines.summarised import summarised
 from clearhead.engines.tiled.statistics import looks
@@ -20,11 +19,6 @@ from clearhead.problem.summary import Summary
 
 def stream(problem: Problem, engine: Engine, reductions: tuple[Reduction[Any], ...]) -> tuple[Any, ...]:
     """The results of all reductions. Statistics that go together share a pass, and so do looks at blocks."""
-    if not problem.mode.eager and problem.mode.vectorized:
-        raise UnsupportedError(
-            "reductions of weights write to buffers, which torch.func.vmap cannot follow. Give query and key a batch "
-            "dimension, and reduce the weights of the whole batch."
-        )
     results: dict[int, Any] = {}
     with without_autocast(problem.sizes.device):
         for reduction in reductions:

@@ -8,10 +8,9 @@ from torch import Tensor
 
 from clearhead.base.arrays import accumulated
 from clearhead.base.dropout import factors
-from clearhead.base.errors import UnsupportedError
 from clearhead.base.modules import with_parameters
 from clearhead.base.shapes import unflatten
-from clearhead.base.tensor_kind import is_dtensor, is_writable, may_be_nan
+from clearhead.base.tensor_kind import is_writable, may_be_nan
 from clearhead.problem.packing import operands, with_operands
 from clearhead.problem.partial import Partial
 from clearhead.problem.problem import Problem
@@ -183,19 +182,9 @@ def grouped_product(left: Tensor, right: Tensor) -> Tensor:
     """(b, h, n, m) @ (b, hk, m, d), where each of the hk right heads serves h / hk left heads, without copies."""
     b, h, n, m = left.shape
     hk = right.shape[1]
-    try:
-        if h == hk:
-            return left @ right
-        return (left.reshape(b, hk, h // hk * n, m) @ right).reshape(b, h, n, right.shape[-1])
-    except RuntimeError as error:
-        if not is_dtensor(left):
-            raise
-        raise UnsupportedError(
-            f"PyTorch {torch.__version__} does not multiply DTensors of shape {tuple(left.shape)} with the placements "
-            f"{left.placements}: {error!s:.200}\n"  # type: ignore[attr-defined]
-            "Pass each rank's part, query.to_local(), key.to_local() and value.to_local(): heads and sequences attend "
-            "by themselves. Or redistribute() them to Replicate() first."
-        ) from error
+    if h == hk:
+        return left @ right
+    return (left.reshape(b, hk, h // hk * n, m) @ right).reshape(b, h, n, right.shape[-1])
 
 
 def pairwise(lowered: Pairwise, query: Tensor, key: Tensor) -> Tensor:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from triton.language import constexpr
 
-from clearhead.engines.triton.given import Back, Dropout, Rows, Shape, Spans, View, view, viewed
+from clearhead.engines.triton.given import Back, Dropout, Shape, Spans, View, view, viewed
 from clearhead.problem import partial as of_queries
 from clearhead.problem.problem import Problem
 from clearhead.problem.summary import Sent
@@ -43,11 +43,6 @@ def read_dropout(problem: Problem) -> Dropout | None:
     first = (0, 0, 0, 0) if problem.origin is None else tuple(side.start for side in problem.origin)
     limit = round(problem.dropout_p * 2**32) - 2**31
     return Dropout(problem.seed, limit, 1 / (1 - problem.dropout_p), *first)
-
-
-def read_rows(maximum: Tensor | None, log_sum: Tensor | None, delta: Tensor | None = None) -> Rows:
-    assert maximum is not None and log_sum is not None
-    return Rows(viewed(maximum), viewed(log_sum), None if delta is None else viewed(delta))
 
 
 def read_sinks(problem: Problem) -> dict[str, Any]:

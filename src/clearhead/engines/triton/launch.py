@@ -17,23 +17,13 @@ from clearhead.base.tensor_kind import has_no_values
 from clearhead.engines.tiled.backward import add_along
 from clearhead.engines.tiled.tiles import new_sum
 from clearhead.engines.triton.blocks import PROGRAMS, SHARED, SPLIT, Blocks, blocks_for, power
-from clearhead.engines.triton.given import (
-    Given,
-    Parts,
-    Ranges,
-    Rows,
-    Side,
-    View,
-    view,
-    viewed,
-)
+from clearhead.engines.triton.given import Given, Parts, Ranges, Rows, Side, View, view, viewed
 from clearhead.engines.triton.groups import grouped
 from clearhead.engines.triton.kernel_inputs import (
     apply_factors,
     fill_up_keys,
     make_shape,
     read_dropout,
-    read_rows,
     read_sent,
     read_sinks,
     read_spans,
@@ -46,7 +36,7 @@ from clearhead.problem.packing import Operands, operands
 from clearhead.problem.partial import Partial
 from clearhead.problem.problem import Problem
 from clearhead.problem.region import Region
-from clearhead.problem.summary import Found, Sent, Summary
+from clearhead.problem.summary import KEYS, Found, Sent, Summary
 from clearhead.scores.pair_functions import NUMBERS, PHIS
 
 INTERPRETER, NVIDIA, AMD = 0, 1, 2
@@ -218,11 +208,8 @@ def output(problem: Problem, rows: bool) -> Partial:
     """The output of a problem that has a value, and its rows."""
     value, lead = problem.value, problem.sizes.shape[:3]
     assert value is not None
-    found = Parts(
-        output=_new(value, *lead, value.shape[-1]),
-        maximum=_new(value, *lead) if rows else None,
-        log_sum=_new(value, *lead) if rows else None,
-    )
+    made = [_new(value, *lead, value.shape[-1]), *(_new(value, *lead) for _ in range(2 * rows))]
+    found = Parts(*made)
     folded = grouped(problem)
     blocks = _blocks(folded, "forward")
     shares = _shares(folded, blocks)
@@ -239,7 +226,7 @@ def output(problem: Problem, rows: bool) -> Partial:
             start(forward.forward_kernel, (programs, shares), read, parts, warps=blocks.warps, SPLITS=shares)
             whole = read._replace(**read_sinks(problem), query=read.query._replace(heads=lead[1], length=lead[2]))
             start(decode.join_kernel, (math.prod(lead),), whole, parts, found, SPLITS=shares, SHARES=power(shares, 1))
-    return Partial(found.output, found.maximum, found.log_sum)  # type: ignore[arg-type]
+    return Partial(*made)
 
 
 def _shares(problem: Problem, blocks: Blocks) -> int:
@@ -255,35 +242,23 @@ def statistics(problem: Problem, summary: Summary) -> Found:
     """The statistics of a problem; what goes to groups is a part of its value."""
     query, value = problem.query, problem.value
     lead, sizes = problem.sizes.shape[:3], problem.sizes
-    rows, top = summary.rows or summary.received or bool(summary.mean or summary.peak), summary.top
+    rows = summary.rows or summary.received or bool(summary.mean or summary.peak)
+    by_query = summary._replace(output=value is not None, groups=None, rows=rows, received=False, mean=None, peak=None)
+    found = {
+        name: _new(query, *shape, dtype=torch.int64 if name in KEYS else torch.float32)
+        for name, shape in by_query.shapes(problem).items()
+    }
     blocks = _blocks(problem, "summarise")
-    position = None
-    if summary.distance is not None:
-        position = viewed(summary.distance, *lead)
-    parts = Parts(
-        output=None if value is None else _new(query, *lead, value.shape[-1]),
-        maximum=_new(query, *lead) if rows else None,
-        log_sum=_new(query, *lead) if rows else None,
-        entropy=_new(query, *lead) if summary.entropy else None,
-        position=position,
-        distance=None if position is None else _new(query, *lead),
-        best=_new(query, *lead) if summary.best else None,
-        best_key=_new(query, *lead, dtype=torch.int64) if summary.best else None,
-        largest=_new(query, *lead, top) if top else None,
-        indices=_new(query, *lead, top, dtype=torch.int64) if top else None,
-        scores=_new(query, *lead, top) if top and summary.scores else None,
-        number=top,
-    )
+    of_kernel: dict[str, Any] = {"largest" if name == "values" else name: t for name, t in found.items()}
+    parts = Parts(**of_kernel, position=view(summary.distance, *lead), number=summary.top)
     with on(query):
-        read = given(problem, blocks, top)
+        read = given(problem, blocks, summary.top)
         programs = (_programs(problem, blocks.queries), 1)
         start(forward.forward_kernel, programs, read, parts, warps=blocks.warps, SPLITS=1)
-        found = {name: t for name in Found._fields if isinstance(t := getattr(parts, name, None), Tensor)}
-        if parts.largest is not None:
-            found["values"] = parts.largest
+        if summary.top:
             found["indices"] = fill_up_keys(found["indices"], sizes.keys)
         if rows:
-            known = read_rows(parts.maximum, parts.log_sum)
+            known = Rows(viewed(found["maximum"]), viewed(found["log_sum"]))
             factors = None if summary.factors is None else viewed(summary.factors.float(), *lead)
             found |= _of_keys(problem, read, known, factors, summary, blocks)
     if not summary.rows:
@@ -328,7 +303,7 @@ def gradients(
     with on(query):
         sent_back = None if grad is None or value is None else viewed(grad)
         beside = read_sent(sent, rows, problem.sizes.shape[:3])
-        known = None if beside is not None else read_rows(*(row.float() for row in rows))
+        known = None if beside is not None else Rows(*(viewed(row.float()) for row in rows))
         blocks = _blocks(problem, "backward" if beside is None else "backward of statistics")
         read = given(problem, blocks)
         arguments = (read, known, sent_back, beside)

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from clearhead.base.arrays import Array
-from clearhead.base.errors import ClearheadError
-from clearhead.base.text import brief
+from clearhead.base.numbers import check_count
 from clearhead.inspection.reductions.base import Reduction
 from clearhead.problem.partial import log_sum_exp, rows_of
 from clearhead.problem.problem import Problem
@@ -190,9 +188,7 @@ class TopK(Reduction[tuple[Tensor, Tensor]]):
     k: int
 
     def check(self, problem: Problem) -> None:
-        whole = isinstance(self.k, int | np.integer) and not isinstance(self.k, bool)
-        if not whole or not 1 <= self.k <= problem.sizes.keys:
-            raise ClearheadError(f"k is {brief(self.k)}, and there are {problem.sizes.keys} keys; pass 1 ≤ k ≤ Lk.")
+        check_count(self.k, 1, "k of topk", most=problem.sizes.keys)
 
     def summary(self, problem: Problem) -> Summary:
         return Summary(top=int(self.k))
