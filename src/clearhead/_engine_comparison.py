@@ -74,14 +74,11 @@ def outputs_and_gradients(
     """Compute the output, and the gradients of a fixed random loss to inputs, sinks and parameters."""
     query, key, value = (t.detach().clone().requires_grad_() for t in inputs.all())
     torch.manual_seed(0)  # the seed of the dropout
+    sinks = None if sinks is None else sinks.detach().to(query.dtype).requires_grad_()
     given: dict[str, Any] = {"score": score, "mask": mask, "bias": bias, "align": ALIGN, "dropout_p": dropout_p}
-    if sinks is not None:
-        given["sinks"] = sinks = sinks.detach().to(query.dtype).requires_grad_()
-    output = attention(query, key, value, **given, engine=engine)
+    output = attention(query, key, value, **given, sinks=sinks, engine=engine)
     loss = draw(*output.shape, generator=torch.Generator().manual_seed(1))
-    leaves = {"query": query, "key": key, "value": value}
-    if sinks is not None:
-        leaves["sinks"] = sinks
+    leaves = {"query": query, "key": key, "value": value} | ({} if sinks is None else {"sinks": sinks})
     leaves |= {f"the score's parameter {name}": p for name, p in score.named_parameters()}
     if bias is not None:
         added = (*bias.named_parameters(), *bias.named_buffers())

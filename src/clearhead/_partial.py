@@ -79,15 +79,8 @@ class PartialAttention(Generic[ArrayT]):
         found, dims = self._found, self._found.output.ndim - 1
         for dim in (dim0, dim1):
             check_count(dim, 0, "a dimension of transpose", most=dims - 1)
-        output, maximum, log_sum = (None if t is None else t.transpose(dim0, dim1) for t in found[:3])
-        assert output is not None
-        return PartialAttention(Partial(output, maximum, log_sum), self._dtype, self._numpy)
-
-    def _sizes(self) -> Sizes:
-        """The sizes of the scores, as errors show them."""
-        output = self._found.output
-        *leading, queries, _ = output.shape
-        return Sizes(1, leading[-1] if len(leading) > 1 else 1, queries, 0, output.device, tuple(leading))
+        swapped = (t.transpose(dim0, dim1) for t in (found.output, *rows_of(found)))
+        return PartialAttention(Partial(*swapped), self._dtype, self._numpy)
 
     def finish(self, sinks: Array | None = None) -> ArrayT:
         """The attention output, (..., Lq, Ev), of the value's dtype.
@@ -97,7 +90,10 @@ class PartialAttention(Generic[ArrayT]):
         """
         found, output = self._found, self._found.output
         if sinks is not None:
-            given = as_sinks(sinks, self._sizes()).to(output)
+            *leading, queries, _ = output.shape
+            heads = leading[-1] if len(leading) > 1 else 1
+            sizes = Sizes(1, heads, queries, 0, output.device, tuple(leading))  # as errors show them
+            given = as_sinks(sinks, sizes).to(output)
             output = found.with_sinks(given[:, None] if output.ndim > 3 else given).output
         return self._out(output.to(self._dtype))
 

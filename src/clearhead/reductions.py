@@ -13,12 +13,12 @@ One pass over the weights finds any number of them. A reduction of your own is a
 from clearhead.base.public_names import publish as _publish
 from clearhead.inspection.reductions.by_query import Entropy as Entropy
 from clearhead.inspection.reductions.by_query import LogSumExp as LogSumExp
+from clearhead.inspection.reductions.by_query import Mass as Mass
 from clearhead.inspection.reductions.by_query import MaxScore as MaxScore
 from clearhead.inspection.reductions.by_query import MeanDistance as MeanDistance
 from clearhead.inspection.reductions.by_query import Output as Output
 from clearhead.inspection.reductions.by_query import SinkShare as SinkShare
 from clearhead.inspection.reductions.by_query import TopK as TopK
-from clearhead.inspection.reductions.mass import Mass as Mass
 from clearhead.inspection.reductions.over_queries import Pool as Pool
 from clearhead.inspection.reductions.over_queries import Received as Received
 

@@ -16,7 +16,8 @@ import clearhead as ch
 from clearhead import testing
 from clearhead.base.shapes import Sizes
 from clearhead.distributed import needs
-from clearhead.inspection.reductions.base import Reduction, of_queries
+from clearhead.inspection.reductions.base import Reduction
+from clearhead.inspection.reductions.over_queries import of_queries
 from clearhead.problem.summary import Summary
 
 D = ch.distributed
@@ -238,7 +239,7 @@ class OfSome(Reduction):
     """Entropies of some queries."""
 
     def of(self, problem: Any) -> Any:
-        return of_queries(problem, slice(3, 9))
+        return of_queries(problem, slice(3, 9), "Some")
 
     def summary(self, problem: Any) -> Summary:
         return Summary(entropy=True)

@@ -26,9 +26,9 @@ def stream(problem: Problem, engine: Engine, reductions: tuple[Reduction[Any], .
         meant = [_meant(reduction, problem) for reduction in reductions]
         summaries = [_summary(r, p) for r, p in zip(reductions, meant, strict=True)]
         own = _looking(problem, engine, {i: r for i, r in enumerate(reductions) if summaries[i] is None})
-        for one in _passes(engine, meant, summaries):
-            found = summarised(one.problem, engine, one.summary)
-            results |= {i: reductions[i].found(found, one.problem) for i in one.places}
+        for mine, summary, places in _passes(engine, meant, summaries):
+            found = summarised(mine, engine, summary)
+            results |= {i: reductions[i].found(found, mine) for i in places}
         return tuple((results | own)[i] for i in range(len(reductions)))
 
 
@@ -46,38 +46,23 @@ def _summary(reduction: Reduction[Any], problem: Problem) -> Summary | None:
     return check_summary(found, problem, f"{type(reduction).__name__}.summary")
 
 
-class _Pass:
-    """One pass over the weights of a problem, for the reductions at these places."""
-
-    def __init__(self, problem: Problem, summary: Summary, place: int, engine: Engine) -> None:
-        self.problem, self.summary, self.places = problem, summary, [place]
-        self.fused = engine.fuses(problem, summary)
-
-    def takes(self, problem: Problem, summary: Summary, engine: Engine) -> Summary | None:
-        """Both summaries as one; None where they do not go together."""
-        mine = self.problem
-        if (mine.sinks is None, mine.origin) != (problem.sinks is None, problem.origin):
-            return None
-        both = self.summary.with_also(summary)
-        if both is None or engine.fuses(mine, summary) != self.fused:
-            return None  # else a statistic without a fused pass would keep the others from theirs
-        return both if engine.fuses(mine, both) == self.fused else None
-
-
-def _passes(engine: Engine, problems: list[Problem], summaries: list[Summary | None]) -> list[_Pass]:
-    passes: list[_Pass] = []
-    for i, (meant, summary) in enumerate(zip(problems, summaries, strict=True)):
+def _passes(
+    engine: Engine, problems: list[Problem], summaries: list[Summary | None]
+) -> list[tuple[Problem, Summary, list[int]]]:
+    """The passes over the weights: each of a problem, with the summaries that go together in it, and their places."""
+    passes: list[tuple[Problem, Summary, list[int]]] = []
+    for i, (problem, summary) in enumerate(zip(problems, summaries, strict=True)):
         if summary is None:
             continue
-        for one in passes:
-            both = one.takes(meant, summary, engine)
-            if both is not None:
-                one.summary = both
-                one.problem = meant if one.problem.value is None else one.problem
-                one.places.append(i)
+        for at, (mine, own, places) in enumerate(passes):
+            both = own.with_also(summary)
+            alike = (mine.sinks is None, mine.origin) == (problem.sinks is None, problem.origin)
+            # a statistic without a fused pass would keep the others from theirs
+            if alike and both is not None and len({engine.fuses(mine, one) for one in (own, summary, both)}) == 1:
+                passes[at] = (problem if mine.value is None else mine), both, [*places, i]
                 break
         else:
-            passes.append(_Pass(meant, summary, i, engine))
+            passes.append((problem, summary, [i]))
     return passes
 
 

@@ -12,9 +12,8 @@ from clearhead.base.arrays import to_tensor
 from clearhead.base.errors import UnsupportedError
 from clearhead.inspection.gradients import WeightGradients
 from clearhead.inspection.index import Heads
+from clearhead.inspection.reductions import by_query
 from clearhead.inspection.reductions.base import Queries, Reduction
-from clearhead.inspection.reductions.by_query import Entropy, LogSumExp, MaxScore, MeanDistance, Output, SinkShare, TopK
-from clearhead.inspection.reductions.mass import Mass
 from clearhead.inspection.reductions.over_queries import Pool, Received
 from clearhead.inspection.source import DerivedSource, FromRecord, Source, hide_from_padding
 from clearhead.inspection.weights import Weights
@@ -79,8 +78,8 @@ class PaddedWeights(Weights):
 
 
 # Reductions of scores, or of weights divided by their sum, which a factor does not change.
-OF_SCORES = LogSumExp | MaxScore | Entropy | MeanDistance
-LINEAR = Output | Mass | SinkShare  # a factor multiplies these
+OF_SCORES = by_query.LogSumExp | by_query.MaxScore | by_query.Entropy | by_query.MeanDistance
+LINEAR = by_query.Output | by_query.Mass | by_query.SinkShare  # a factor multiplies these
 
 
 def weights_of(source: FromRecord, padding: Words | None, factor: Tensor | None) -> Weights:
@@ -147,7 +146,7 @@ class MultipliedWeights(PaddedWeights):
             return Received(self._of_queries(reduction.queries))
         if type(reduction) is Pool and reduction.how == "mean":
             return Pool(reduction.size, "mean", self._of_queries(reduction.queries))
-        if isinstance(reduction, TopK | OF_SCORES | LINEAR):
+        if isinstance(reduction, by_query.TopK | OF_SCORES | LINEAR):
             return reduction
         raise UnsupportedError(
             f"an edit multiplied these weights after the softmax, and {type(reduction).__name__} of the product is not "
@@ -156,7 +155,7 @@ class MultipliedWeights(PaddedWeights):
 
     def _of_product(self, result: Any, reduction: Reduction[Any]) -> Any:
         factor = self._factor
-        if isinstance(reduction, TopK):
+        if isinstance(reduction, by_query.TopK):
             values, keys = result
             return self._product(values, factor.unsqueeze(-1)), keys
         if isinstance(reduction, LINEAR):

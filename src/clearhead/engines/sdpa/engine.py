@@ -199,7 +199,10 @@ def _run_piece(
         return _band(query, key, value, scale, piece)
 
     # the graph keeps no operand but those that the checkpoint saves
-    rest, reads = without_operands(problem)._replace(bias=problem.bias), _read_again(problem)
+    rest = without_operands(problem)._replace(bias=problem.bias)
+    # the backward pass makes the mask tiles again, of these tensors
+    of_mask = [] if problem.spans is None else [("the mask", tensor) for tensor in problem.spans.reads]
+    reads = Versions([*of_mask, *(("the bias", tensor) for tensor in problem.added)])
 
     def masked(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         reads.check()
@@ -210,12 +213,6 @@ def _run_piece(
         out: Tensor = checkpoint(masked, query, key, value, use_reentrant=False, preserve_rng_state=draws)
         return out
     return masked(query, key, value)
-
-
-def _read_again(problem: Problem) -> Versions:
-    """The tensors of which mask tiles are made. The backward pass makes the tiles again."""
-    found = [] if problem.spans is None else [("the mask", tensor) for tensor in problem.spans.reads]
-    return Versions([*found, *(("the bias", tensor) for tensor in problem.added)])
 
 
 def _part(tensor: Tensor, dim: int, some: slice) -> Tensor:
@@ -233,8 +230,7 @@ def _mask_tile(problem: Problem, batch: slice, piece: Piece, dtype: torch.dtype)
         return keep
     bias = problem.bias.tile(*sides, problem.sizes)
     bias = bias if keep is None else bias.masked_fill(~keep, -torch.inf)
-    bias = bias.to(dtype)
-    return bias.expand(-1, -1, piece.queries.stop - piece.queries.start, piece.keys.stop - piece.keys.start)
+    return bias.to(dtype).expand(-1, -1, *piece.shape)
 
 
 def _band(query: Tensor, key: Tensor, value: Tensor, scale: float, piece: Piece) -> Tensor:

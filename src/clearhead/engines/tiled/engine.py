@@ -10,7 +10,7 @@ from clearhead.base.tensor_kind import has_own_dispatch
 from clearhead.engines.base import Cost, Engine
 from clearhead.engines.tiled import tiles, user_functions
 from clearhead.engines.tiled.backward import gradients
-from clearhead.engines.tiled.outputs import followed, in_blocks
+from clearhead.engines.tiled.blocks import followed, in_blocks
 from clearhead.engines.tiled.user_functions import FOLLOWED
 from clearhead.problem import regions
 from clearhead.problem.guard import guard

@@ -13,7 +13,7 @@ from clearhead.base.arrays import accumulated
 from clearhead.base.tensor_kind import is_writable
 from clearhead.engines.tiled import tiles
 from clearhead.engines.tiled.backward import add_sent
-from clearhead.engines.tiled.checkpoints import checkpointed
+from clearhead.engines.tiled.blocks import checkpointed
 from clearhead.engines.tiled.look import PEAK, Look, chunks
 from clearhead.problem import regions
 from clearhead.problem.partial import Rows

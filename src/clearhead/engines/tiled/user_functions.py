@@ -25,8 +25,7 @@ from clearhead.base.tensor_kind import has_own_dispatch, is_on_host, materialize
 from clearhead.base.torch_private import order_of
 from clearhead.engines.tiled import tiles
 from clearhead.engines.tiled.backward import slope_of
-from clearhead.engines.tiled.checkpoints import make_replaced_error
-from clearhead.engines.tiled.outputs import followed, in_blocks
+from clearhead.engines.tiled.blocks import followed, in_blocks, make_replaced_error
 from clearhead.problem import regions
 from clearhead.problem.packing import Operands, in_dtypes, operands, with_operands, without_operands
 from clearhead.problem.partial import Partial, Rows, rows_of, sinks_gradient
