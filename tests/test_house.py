@@ -38,7 +38,7 @@ APART = {
     "masks": {"base", "_draw", "_read", "_spans", "combined", "first_keys", "mask_in_documents"},
     "biases": {"base"},
     "inspection.reductions": {"base"},
-    "inspection.measures": {"base", "subject", "allowed", "_grouped"},
+    "inspection.measures": {"base", "subject", "allowed"},
 }
 
 

@@ -16,6 +16,7 @@ from clearhead.base.contexts import without_autocast
 from clearhead.base.errors import ClearheadError, ShapeError, columns, human_bytes
 from clearhead.base.keyword_hints import raise_unknown_keywords
 from clearhead.base.mode import CURRENT, Mode, get_mode
+from clearhead.base.numbers import check_count
 from clearhead.base.positions import check_align
 from clearhead.base.shapes import AlignLike, broadcasts
 from clearhead.biases.base import BiasLike, notes_on
@@ -277,9 +278,7 @@ def masked_softmax(
     scores = listed_scores(scores)
     tensor = to_tensor_float(scores, "scores")
     check_float(tensor, "scores")
-    whole = isinstance(dim, int) and not isinstance(dim, bool)
-    if not tensor.ndim or not whole or not -tensor.ndim <= dim < tensor.ndim:
-        raise ClearheadError(f"dim is {dim}, and scores has shape {tuple(tensor.shape)}.")
+    check_count(dim, -tensor.ndim, "dim", most=tensor.ndim - 1)
     tile = tensor.movedim(dim, -1)
     align = check_align(align)
     if valid_lens is not None:

@@ -8,8 +8,7 @@ from hypothesis import strategies as st
 
 import clearhead as ch
 from clearhead.inspection.measures import Subject
-from clearhead.inspection.measures._grouped import grouped
-from clearhead.inspection.measures.allowed import one_key
+from clearhead.inspection.measures.allowed import grouped, one_key
 from clearhead.inspection.measures.base import Pairs
 from clearhead.problem.problem import make_problem
 from clearhead.problem.words import Words

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import weakref
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple, TypeVar, cast
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from clearhead.base.mode import is_capturing_graph
 
+Value = TypeVar("Value")
 LIMIT = 2**28  # bytes of all tables together
 
 
@@ -25,10 +28,16 @@ class Memo(dict[Any, Any]):
         self.bytes += size_of(value)
         super().__setitem__(name, value)
 
-    def keep_uncaptured(self, name: Any, value: Any) -> None:
-        """Set a value on a device; none while a CUDA graph is captured, since its memory is the graph's."""
+    def derive(self, name: Any, make: Callable[[], Value]) -> Value:
+        """The value of this name, which `make` computes without a graph at the first use. None is kept while a CUDA
+        graph is captured, since its memory is the graph's."""
+        if name in self:
+            return cast(Value, self[name])
+        with torch.inference_mode(False), torch.no_grad():
+            made = make()
         if not is_capturing_graph():
-            self[name] = value
+            self[name] = made
+        return made
 
     def __reduce__(self) -> Any:
         return Memo, ()

@@ -36,12 +36,10 @@ class Aligned:
     def part(self, batch: slice, heads: slice, queries: slice, keys: slice) -> Tensor:
         """A part of (B, H, Lq, Lk)."""
         if self.places is None:
-            found: Tensor = self.weights[batch, heads, queries, keys]
-            return found
+            return cast(Tensor, self.weights[batch, heads, queries, keys])
         rows, columns = self.places[queries], self.places[keys]
         if not len(rows):
-            empty: Tensor = self.weights[batch, heads, 0:0, : len(columns)]
-            return empty
+            return cast(Tensor, self.weights[batch, heads, 0:0, : len(columns)])
         first = int(rows[0])
         tile: Tensor = self.weights[batch, heads, first : int(rows[-1]) + 1]
         device = tile.device

@@ -51,7 +51,6 @@ class Part:
     heads: slice
     queries: slice
     keys: slice
-    whole_rows: bool
     whole: bool  # every pair
     shape: tuple[int, ...]  # the shape that the index gives
     matrix: Heads | None  # the heads that an index of numbers chooses, if it leaves queries and keys alone
@@ -89,7 +88,6 @@ def parse(index: Any, shape: torch.Size, sizes: Sizes) -> Part:
             found = _one(item, size, index, shape)
         slices.append(slice(found.start, max(found.stop, found.start), found.step))
     *outer, queries, keys = slices
-    whole_rows = range(sizes.keys)[keys] == range(sizes.keys)
     heads = outer.pop() if sizes.has_heads else slice(0, 1)
     folded = sizes.shown[:-1] if sizes.has_heads else sizes.shown
     rows = [0]  # of the folded batch
@@ -103,7 +101,7 @@ def parse(index: Any, shape: torch.Size, sizes: Sizes) -> Part:
     if _chooses_heads(items) and [*range(rows[-1] + 1)[sequences]] == rows if rows else _chooses_heads(items):
         last = sizes.has_heads and isinstance(items[-3], slice)
         chosen = Heads(sequences, heads, tuple(result[:-2]), last)
-    return Part(batches or [slice(0, 0)], heads, queries, keys, whole_rows, whole, tuple(result), chosen)
+    return Part(batches or [slice(0, 0)], heads, queries, keys, whole, tuple(result), chosen)
 
 
 def _chooses_heads(items: Sequence[Any]) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import torch
 from torch import Tensor
@@ -61,8 +61,7 @@ class LowRank:
     def __matmul__(self, other: Tensor | LowRank) -> Tensor | LowRank:
         if isinstance(other, LowRank):
             return LowRank(self.left, (self.right @ other.left) @ other.right)
-        product: Tensor = self.left @ (self.right @ other)
-        return product
+        return cast(Tensor, self.left @ (self.right @ other))
 
     def svd(self) -> SVD:
         """U (m, r), S (r,) descending, Vh (r, n), as `torch.linalg.svd(…, full_matrices=False)` names them."""
@@ -78,14 +77,12 @@ class LowRank:
         """
         if self.shape[0] != self.shape[1]:
             raise ShapeError(f"eigenvalues: the matrix is {tuple(self.shape)}; a square one has eigenvalues.")
-        values: Tensor = torch.linalg.eigvals(self.right @ self.left)
-        return values
+        return cast(Tensor, torch.linalg.eigvals(self.right @ self.left))
 
     def norm(self) -> Tensor:
         """The Frobenius norm: √ Σ of all squares."""
         above, below = torch.linalg.qr(self.left).R, torch.linalg.qr(self.right.mT).R
-        norm: Tensor = torch.linalg.matrix_norm(above @ below.mT)
-        return norm
+        return cast(Tensor, torch.linalg.matrix_norm(above @ below.mT))
 
     def __repr__(self) -> str:
         return f"LowRank({self.shape[0]} × {self.shape[1]}, of rank {self.left.shape[1]})"

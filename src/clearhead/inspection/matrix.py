@@ -304,8 +304,7 @@ class LazyMatrix(ABC, Generic[ArrayT]):
 
     def tolist(self) -> Nested:
         """The whole as lists of numbers, up to the size that `dense()` allows."""
-        found: Nested = self.dense().tolist()
-        return found
+        return cast(Nested, self.dense().tolist())
 
     def item(self) -> float:
         """The one number of a matrix that has one. Raises a `ClearheadError` for any other."""

@@ -95,8 +95,7 @@ class Weights(LazyMatrix[ArrayT]):
         given = self._source.problem()
         if self._known.get("given") is not given:
             self._known = {"given": given, "problem": self._checked(given, "problem")}
-        found: Problem = self._known["problem"]
-        return found
+        return cast(Problem, self._known["problem"])
 
     def _with_value(self, value: Any) -> Problem:
         """The source's problem with a value."""
@@ -128,8 +127,7 @@ class Weights(LazyMatrix[ArrayT]):
         problem = self.problem
         if "guarded" not in self._known:
             self._known["guarded"] = guard(problem)
-        guarded: Problem = self._known["guarded"]
-        return guarded
+        return cast(Problem, self._known["guarded"])
 
     def _of_heads(self, heads: Heads) -> Weights[ArrayT]:
         return type(self)(DerivedSource(self._source, heads.of), self._asked)
@@ -254,18 +252,15 @@ class Weights(LazyMatrix[ArrayT]):
 
     def entropy(self) -> ArrayT:
         """The entropy of each query's weights in nats, (..., Lq). See `Entropy`."""
-        found: ArrayT = self._reduced(Entropy())[0]
-        return found
+        return cast(ArrayT, self._reduced(Entropy())[0])
 
     def received(self) -> ArrayT:
         """The sum of each key's weights over the queries, (..., Lk). See `Received`."""
-        found: ArrayT = self._reduced(Received())[0]
-        return found
+        return cast(ArrayT, self._reduced(Received())[0])
 
     def pool(self, size: int | tuple[int, int], how: Literal["max", "mean"] = "max") -> ArrayT:
         """A map of at most size × size cells. See `Pool`."""
-        found: ArrayT = self._reduced(Pool(size, how))[0]
-        return found
+        return cast(ArrayT, self._reduced(Pool(size, how))[0])
 
     def gradients(self, value: ArrayT, grad: ArrayT) -> WeightGradients[ArrayT]:
         """How much a loss changes with each weight: ∂L/∂A, as a lazy matrix, from the gradient of the output.

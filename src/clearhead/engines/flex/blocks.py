@@ -47,11 +47,7 @@ def blocks_of(visible: Visible, sizes: Sizes, mode: Mode) -> Blocks:
     """The blocks of a mask, made once for as long as its normal form is kept."""
     if mode.traced:
         return _blocks(visible.spans, sizes, mode)
-    if "flex" not in visible.memo:
-        with torch.inference_mode(False), torch.no_grad():
-            visible.memo["flex"] = _blocks(visible.spans, sizes, mode)
-    found: Blocks = visible.memo["flex"]
-    return found
+    return visible.memo.derive("flex", lambda: _blocks(visible.spans, sizes, mode))
 
 
 def _blocks(spans: Spans, sizes: Sizes, mode: Mode) -> Blocks:

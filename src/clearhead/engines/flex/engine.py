@@ -241,11 +241,8 @@ def _one_piece(problem: Problem) -> bool:
     visible = problem.visible
     if visible is None or not visible.read:
         return False
-    if "one piece" not in visible.memo:
-        found = list(pieces(problem))
-        visible.memo["one piece"] = len(found) == 1 and [p.kind for p in found[0][1]] in (["full"], ["causal"])
-    one: bool = visible.memo["one piece"]
-    return one
+    kinds = visible.memo.derive("kinds", lambda: [[piece.kind for piece in own] for _, own in pieces(problem)])
+    return kinds in ([["full"]], [["causal"]])
 
 
 def _wide(tensor: Tensor) -> Tensor:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import types
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
@@ -69,8 +69,7 @@ def attend(
         # a function of its own: PyTorch counts how often it has compiled a function, and gives up
         own = types.FunctionType(_call.__code__.replace(co_name="flex_attention_of_one_kind"), _call.__globals__)
         _compiled[kind] = torch.compile(own, backend=backend, fullgraph=True)
-    found: tuple[Tensor, Tensor | None] = _compiled[kind](numbers, query, key, value, blocks, parts)
-    return found
+    return cast("tuple[Tensor, Tensor | None]", _compiled[kind](numbers, query, key, value, blocks, parts))
 
 
 def _call(

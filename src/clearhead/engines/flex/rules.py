@@ -50,35 +50,28 @@ class Traced(NamedTuple):
 
 def traced(found: ByPair, device: torch.device, floating: bool) -> Traced | str:
     """The rule for the kernel, or why it cannot go there. `floating`: it is a bias, and gives numbers."""
-    if "flex" not in found.memo:
-        found.memo["flex"] = _traced(found.at, device, floating)
-    made: Traced | str = found.memo["flex"]
-    return made
+    return found.memo.derive("flex", lambda: _traced(found.at, device, floating))
 
 
 def traced_change(scores: ByTile, device: torch.device) -> Traced | str:
     """The change of scores for the kernel, or why it cannot go there."""
-    memo = Memo() if scores.memo is None else scores.memo
-    if "flex" not in memo:
-        assert scores.score.changed_by is not None
-        memo["flex"] = _traced(scores.score.changed_by, device, floating=True, of_score=True)
-    made: Traced | str = memo["flex"]
-    return made
+    memo, change = Memo() if scores.memo is None else scores.memo, scores.score.changed_by
+    assert change is not None
+    return memo.derive("flex", lambda: _traced(change, device, floating=True, of_score=True))
 
 
 def _traced(rule: Callable[..., Tensor], device: torch.device, floating: bool, of_score: bool = False) -> Traced | str:
     from torch.fx.experimental.proxy_tensor import make_fx
 
-    with torch.inference_mode(False), torch.no_grad():
-        # (1,), and not (): PyTorch reads a single number that is an index
-        first = [torch.zeros(1, dtype=torch.int64, device=device) for _ in range(4)]
-        if of_score:
-            first.insert(0, torch.zeros(1, dtype=torch.float32, device=device))
-        try:
-            module = make_fx(rule)(*first)
-        except Exception as error:  # of the rule, of any kind: it may look at values, or want several pairs
-            said = f"{type(error).__name__}: {str(error).partition(chr(10))[0][:90]}"
-            return f"PyTorch cannot trace it on a single pair ({said})"
+    # (1,), and not (): PyTorch reads a single number that is an index
+    first = [torch.zeros(1, dtype=torch.int64, device=device) for _ in range(4)]
+    if of_score:
+        first.insert(0, torch.zeros(1, dtype=torch.float32, device=device))
+    try:
+        module = make_fx(rule)(*first)
+    except Exception as error:  # of the rule, of any kind: it may look at values, or want several pairs
+        said = f"{type(error).__name__}: {str(error).partition(chr(10))[0][:90]}"
+        return f"PyTorch cannot trace it on a single pair ({said})"
     graph, tensors = module.graph, []
     last = [node for node in graph.nodes if node.op == "placeholder"][-1]
     for node in list(graph.nodes):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import torch
 from torch import Tensor
 
 from clearhead.base.kept import Memo
@@ -50,14 +49,11 @@ def grouped(problem: Problem) -> Problem:
 
 def _visible(visible: Visible, folded: Callable[[Tensor], Tensor], rows: int) -> Visible:
     """The mask of the folded rows, kept with the mask: see `ranges`."""
-    name = ("triton, grouped", rows)
-    if name in visible.memo:
-        found: Visible = visible.memo[name]
-        return found
-    spans = visible.spans
-    with torch.inference_mode(False), torch.no_grad():
+
+    def make() -> Visible:
+        spans = visible.spans
         gaps = None if spans.gaps is None else (folded(spans.gaps[0]), folded(spans.gaps[1]))
         spans = spans._replace(start=folded(spans.start), stop=folded(spans.stop), gaps=gaps)
-    found = visible._replace(spans=spans, memo=Memo())
-    visible.memo.keep_uncaptured(name, found)
-    return found
+        return visible._replace(spans=spans, memo=Memo())
+
+    return visible.memo.derive(("triton, grouped", rows), make)

@@ -21,14 +21,8 @@ def ranges(problem: Problem, queries: int, keys: int) -> Tensor | None:
     visible = problem.visible
     if visible is None:
         return None
-    name = ("triton", queries, keys)
-    if name in visible.memo:
-        found: Tensor = visible.memo[name]
-        return found
-    with torch.inference_mode(False), torch.no_grad():
-        found = _ranges(visible, problem.sizes.queries, queries, keys)
-    visible.memo.keep_uncaptured(name, found)
-    return found
+    length = problem.sizes.queries
+    return visible.memo.derive(("triton", queries, keys), lambda: _ranges(visible, length, queries, keys))
 
 
 def _ranges(visible: Visible, length: int, queries: int, keys: int) -> Tensor:

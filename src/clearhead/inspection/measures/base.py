@@ -11,9 +11,8 @@ from typing import ClassVar, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from clearhead.inspection.measures._grouped import Pairs as Pairs
-from clearhead.inspection.measures._grouped import grouped
-from clearhead.inspection.measures.allowed import one_key
+from clearhead.inspection.measures.allowed import Pairs as Pairs
+from clearhead.inspection.measures.allowed import grouped, one_key
 from clearhead.inspection.measures.subject import Subject as Subject
 
 Needs = tuple[Literal["placed", "tokens", "value", "transformed"], ...]

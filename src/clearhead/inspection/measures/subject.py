@@ -15,8 +15,7 @@ from clearhead.engines.choose import choose
 from clearhead.engines.summarised import summarised
 from clearhead.engines.tiled.look import Look
 from clearhead.inspection.by_head import as_value, of_value
-from clearhead.inspection.measures._grouped import Grouped, Pairs
-from clearhead.inspection.measures.allowed import among, looked_at, uniform
+from clearhead.inspection.measures.allowed import Grouped, Pairs, among, looked_at, uniform
 from clearhead.inspection.reductions.base import Reduction
 from clearhead.inspection.stream import stream
 from clearhead.masks.base import Edges
