@@ -76,11 +76,11 @@ class PartialAttention(Generic[ArrayT]):
         The queries of many continuations are rows of one call over the prefix that they share, (1, H, N), and
         sequences of their own, (N, H, 1), over the rest: `shared.transpose(0, 2).merge(own)`.
         """
-        found, dims = self._found, self._found.output.ndim - 1
         for dim in (dim0, dim1):
-            check_count(dim, 0, "a dimension of transpose", most=dims - 1)
-        swapped = (t.transpose(dim0, dim1) for t in (found.output, *rows_of(found)))
-        return PartialAttention(Partial(*swapped), self._dtype, self._numpy)
+            check_count(dim, 0, "a dimension of transpose", most=self._found.output.ndim - 2)
+        each = self._found.output, *rows_of(self._found)
+        output, maximum, log_sum = (t.transpose(dim0, dim1) for t in each)
+        return PartialAttention(Partial(output, maximum, log_sum), self._dtype, self._numpy)
 
     def finish(self, sinks: Array | None = None) -> ArrayT:
         """The attention output, (..., Lq, Ev), of the value's dtype.

@@ -82,7 +82,7 @@ class Own(Engine):
             raise ClearheadError(f"{self._who(method)} gave a {type(found).__name__}; expected a {kind.__name__}.")
         for name, shape in shapes.items():
             tensor = getattr(found, name)
-            if tensor is not None:
+            if tensor is not None or name == "output":
                 name = f"the gradient of {name}" if method == "backward" else name
                 check_result(tensor, name, shape, problem, self._who(method))
         return found

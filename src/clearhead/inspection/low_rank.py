@@ -61,7 +61,7 @@ class LowRank:
     def __matmul__(self, other: Tensor | LowRank) -> Tensor | LowRank:
         if isinstance(other, LowRank):
             return LowRank(self.left, (self.right @ other.left) @ other.right)
-        return cast(Tensor, self.left @ (self.right @ other))
+        return self.left @ (self.right @ other)
 
     def svd(self) -> SVD:
         """U (m, r), S (r,) descending, Vh (r, n), as `torch.linalg.svd(…, full_matrices=False)` names them."""

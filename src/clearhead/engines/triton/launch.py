@@ -208,8 +208,8 @@ def output(problem: Problem, rows: bool) -> Partial:
     """The output of a problem that has a value, and its rows."""
     value, lead = problem.value, problem.sizes.shape[:3]
     assert value is not None
-    made = [_new(value, *lead, value.shape[-1]), *(_new(value, *lead) for _ in range(2 * rows))]
-    found = Parts(*made)
+    maximum, log_sum = (_new(value, *lead), _new(value, *lead)) if rows else (None, None)
+    found = Parts(_new(value, *lead, value.shape[-1]), maximum, log_sum)
     folded = grouped(problem)
     blocks = _blocks(folded, "forward")
     shares = _shares(folded, blocks)
@@ -226,7 +226,7 @@ def output(problem: Problem, rows: bool) -> Partial:
             start(forward.forward_kernel, (programs, shares), read, parts, warps=blocks.warps, SPLITS=shares)
             whole = read._replace(**read_sinks(problem), query=read.query._replace(heads=lead[1], length=lead[2]))
             start(decode.join_kernel, (math.prod(lead),), whole, parts, found, SPLITS=shares, SHARES=power(shares, 1))
-    return Partial(*made)
+    return Partial(found.output, maximum, log_sum)  # type: ignore[arg-type]
 
 
 def _shares(problem: Problem, blocks: Blocks) -> int:
