@@ -181,10 +181,9 @@ def _file(engine: Engine, device: torch.device, dtype: torch.dtype, kind: str, p
 
 def _read(file: Path) -> list[str] | None:
     try:
-        found = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        return list(map(str, json.loads(file.read_text(encoding="utf-8"))))
+    except (OSError, ValueError, TypeError):
         return None
-    return found if isinstance(found, list) and all(isinstance(line, str) for line in found) else None
 
 
 def _write(file: Path, lines: list[str]) -> None:

@@ -36,9 +36,8 @@ class Blocks(NamedTuple):
     full: tuple[Tensor, Tensor]
     partial_by_key: tuple[Tensor, Tensor]
     full_by_key: tuple[Tensor, Tensor]
-    edges: tuple[
-        Tensor, ...
-    ]  # int32: start, stop (B or 1, H or 1, Lq or 1), and those of gaps, with one dimension more
+    # int32: start, stop (B or 1, H or 1, Lq or 1), and those of gaps, with one dimension more
+    edges: tuple[Tensor, ...]
     keep: Tensor | None  # bool (B or 1, H or 1, Lq or 1, Lk or 1): the residual in full, where it is no `rule`
     rule: Traced | None  # the residual as a function of one pair
 
@@ -60,17 +59,10 @@ def _blocks(spans: Spans, sizes: Sizes, mode: Mode) -> Blocks:
         any_, all_ = (torch.cat(parts, 2) if len(each) > 1 else parts[0] for parts in zip(*each, strict=True))
         some, full = some & any_, full & all_
     partial = some & ~full
-    by_key = partial.transpose(-1, -2), full.transpose(-1, -2)
+    by_key, full_by_key = (_listed(blocks.transpose(-1, -2)) for blocks in (partial, full))
     edges = tuple(edge.to(torch.int32) for edge in spans.edges())
-    return Blocks(
-        _listed(partial),
-        _listed(full),
-        _listed(by_key[0]),
-        _listed(by_key[1]),
-        edges,
-        keep,
-        rule if isinstance(rule, Traced) else None,
-    )
+    traced = rule if isinstance(rule, Traced) else None
+    return Blocks(_listed(partial), _listed(full), by_key, full_by_key, edges, keep, traced)
 
 
 def residual_rule(spans: Spans, sizes: Sizes, mode: Mode) -> Traced | str | None:

@@ -100,12 +100,12 @@ def read_by_kernels(problem: Problem) -> Any:
     """A lowered problem, or a part of one, as the kernels read it. It keeps the tensors alive that it points to."""
     lowered, bias, value, module = problem.scores, problem.bias, problem.value, kernels()
     assert isinstance(lowered, Pairwise)
-    start = stop = gap_start = gap_stop = dense = relative = queries = keys = None
+    edges: tuple[Tensor | None, ...] = (None, None, None, None)
+    dense = relative = queries = keys = None
     blocks = blocks_of(problem, module)
     if problem.visible is not None:
         spans = problem.visible.spans
-        start, stop = spans.start, spans.stop
-        gap_start, gap_stop = (None, None) if spans.gaps is None else spans.gaps
+        edges = spans.start, spans.stop, *(spans.gaps or (None, None))
     if bias is not None:
         dense = None if bias.dense is None else _operand(bias.dense)
         relative = None if bias.relative is None else _rows(_float(bias.relative))
@@ -119,9 +119,8 @@ def read_by_kernels(problem: Problem) -> Any:
     inputs = _rows(lowered.query), _rows(lowered.key), None if value is None else _rows(value)
     weight = None if lowered.weight is None else _float(lowered.weight)
     sinks = None if problem.sinks is None else _float(problem.sinks)
-    mask = start, stop, gap_start, gap_stop, blocks
     added = dense, relative, queries, keys
-    return module.Problem(*numbers, *inputs, weight, sinks, *mask, *added, problem.dropout_p, seed, first)
+    return module.Problem(*numbers, *inputs, weight, sinks, *edges, blocks, *added, problem.dropout_p, seed, first)
 
 
 def _float(tensor: Tensor) -> Tensor:

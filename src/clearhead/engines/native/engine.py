@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import torch
@@ -111,10 +113,8 @@ class Native(Engine):
         guarded = guard(problem)
         if guarded is not problem:
             found = bindings.forward(guarded, rows, few)
-        assert guarded.value is not None
-        if not found.finite and finite(guarded.value):  # else the sum before its division was too large
-            again = bindings.forward(guarded._replace(value=shrunk(guarded)), rows=False, few=few)
-            fill_overflow(found.output, again.output, guarded)
+        if not found.finite:
+            fill_overflow(found.output, guarded, lambda given: bindings.forward(given, rows=False, few=few).output)
         return found._replace(finite=False)
 
     def merge(self, problem: Problem, into: Partial) -> None:
@@ -180,11 +180,7 @@ class Native(Engine):
         found = bindings.summarise(problem, summary)
         if found.finite or found.output is None:
             return found
-        if problem.value is not None and finite(problem.value):
-            # the sum before its division was too large
-            again = bindings.summarise(problem._replace(value=shrunk(problem)), Summary(output=True))
-            assert again.output is not None
-            fill_overflow(found.output, again.output, problem)
+        fill_overflow(found.output, problem, lambda given: bindings.summarise(given, Summary(output=True)).output)
         return found
 
     def contributions(
@@ -237,17 +233,10 @@ def _is_in_host_memory(problem: Problem) -> bool:
     return is_plain(scores.query, scores.key, weight, problem.value, problem.sinks, dense, relative, *edges)
 
 
-def _overflow(problem: Problem) -> float:
-    """A power of two above the ratio of the weighted sum, before its division, to the largest value."""
-    return 2.0 ** math.ceil(math.log2(2 * problem.sizes.keys / (1 - problem.dropout_p)))
-
-
-def shrunk(problem: Problem) -> Tensor:
-    """The values divided by a power of two, so that no sum of them overflows."""
-    assert problem.value is not None
-    return problem.value.float() / _overflow(problem)
-
-
-def fill_overflow(output: Tensor, small: Tensor, problem: Problem) -> None:
-    """Replace numbers of an output that are not finite by those of the output for the shrunk values."""
-    torch.where(output.isfinite(), output, small * _overflow(problem), out=output)
+def fill_overflow(output: Tensor, problem: Problem, compute: Callable[[Problem], Any]) -> None:
+    """Where the values are finite and the output is not, the sum before its division was too large: compute these
+    numbers again, of values divided by a power of two above the ratio of this sum to the largest value."""
+    if problem.value is not None and finite(problem.value):
+        power = 2.0 ** math.ceil(math.log2(2 * problem.sizes.keys / (1 - problem.dropout_p)))
+        small = compute(problem._replace(value=problem.value.float() / power))
+        torch.where(output.isfinite(), output, small * power, out=output)

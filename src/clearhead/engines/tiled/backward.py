@@ -85,11 +85,7 @@ def slope_of(
     maximum, log_sum, delta = (row.to(dtype).unsqueeze(-1) for row in rows)
     logs = (scores - maximum).sub_(log_sum)
     weights = logs.exp()  # P
-    if grad is None or problem.value is None:
-        upstream = torch.zeros_like(weights)
-    else:
-        grad, value = grad.to(dtype), problem.value.to(dtype)
-        upstream = tiles.grouped_product(grad, value.transpose(-1, -2))  # Ṗ, once multiplied by dropout's factors
+    upstream = tiles.to_weights(grad, problem.value, weights)  # Ṗ, once multiplied by dropout's factors
     empty = tiles.may_be_empty(problem)
     if empty and may_be_nan(maximum + log_sum):  # −∞ gives 0 by itself but in a row of NaN
         weights.masked_fill_(scores == -torch.inf, 0.0)
@@ -99,7 +95,7 @@ def slope_of(
         factors = tiles.dropped(problem, torch.ones_like(weights))
         kept, upstream = weights * factors, upstream.mul_(factors)
     if to_value is not None and grad is not None:
-        of_keys(to_value, groups, region).add_(_to_keys(kept, grad, value.shape[1]))
+        of_keys(to_value, groups, region).add_(_to_keys(kept, grad.to(dtype), problem.key.shape[1]))
     slope = upstream.sub_(delta).mul_(weights)  # Ṡ
     # where a weight is 0 it would be 0 · NaN, or 0 · ∞ where a value that other queries may see is huge
     if empty and may_be_nan(slope.sum()):
@@ -116,7 +112,7 @@ def add_sent(upstream: Tensor, sent: Sent, region: Region, logs: Tensor | None =
         upstream.add_(logs.mul_(sent.log_weight[at].unsqueeze(-1)))
     places = torch.arange(start, region.keys.stop, device=upstream.device)
     if sent.distance is not None and sent.position is not None:
-        gap = (_rows_of(sent.position, region).unsqueeze(-1) - places).abs_()
+        gap = (part_of_rows(sent.position, region).unsqueeze(-1) - places).abs_()
         upstream.add_(gap.to(upstream.dtype) * sent.distance[at].unsqueeze(-1))
     if sent.maps:
         counted = upstream.new_zeros(())
@@ -126,12 +122,12 @@ def add_sent(upstream: Tensor, sent: Sent, region: Region, logs: Tensor | None =
             tall, wide = sent.cell
             rows = torch.arange(region.queries.start, region.queries.stop, device=upstream.device) // tall
             counted = counted + sent.mean[region.batch, region.heads][:, :, rows[:, None], (places // wide)[None]]
-        upstream.add_(counted if sent.factors is None else counted * _rows_of(sent.factors, region).unsqueeze(-1))
+        upstream.add_(counted if sent.factors is None else counted * part_of_rows(sent.factors, region).unsqueeze(-1))
     if sent.values is not None and sent.indices is not None:
         _add_at(upstream, sent.indices[at], sent.values[at], region)
 
 
-def _rows_of(tensor: Tensor, region: Region) -> Tensor:
+def part_of_rows(tensor: Tensor, region: Region) -> Tensor:
     """A region's part of a (B or 1, H or 1, Lq) tensor."""
     return part(tensor, region.batch, region.heads, region.queries)
 

@@ -44,18 +44,14 @@ class Tiled(Engine):
         if problem.lowered is not None and not problem.by_function:
             return []
         alone = isinstance(problem.scores, ByTile) and problem.scores.score.changed_by is None
-        found = [
-            ("the score has tile() alone" if alone else "functions of positions take part in the scores")
-            + ", so gradients of the scores come from autograd: through PyTorch's operations, block by block, and each "
-            "block's scores are computed once more in the backward pass. Memory is counted as if "
-            f"{regions.width(problem)} numbers a pair were made on the way"
+        why = "the score has tile() alone" if alone else "functions of positions take part in the scores"
+        more = ". A score that is a sum over dimensions gets fused kernels, with gradients of their own, by lower()"
+        return [
+            f"{why}, so autograd computes the gradients of the scores, block by block, and scores once more in "
+            f"the backward pass. Memory is counted as if {regions.width(problem)} numbers a pair were made on the way"
+            + more
+            * alone
         ]
-        if alone:
-            found[0] += (
-                ". A score that is a sum over dimensions gets fused kernels, with gradients of their own, by lower(): "
-                "see Pairwise"
-            )
-        return found
 
     def forward(self, problem: Problem, rows: bool = False) -> Partial:
         problem = tiles.widened(guard(problem))

@@ -12,7 +12,7 @@ from torch import Tensor
 from clearhead.base.arrays import accumulated
 from clearhead.base.tensor_kind import is_writable
 from clearhead.engines.tiled import tiles
-from clearhead.engines.tiled.backward import add_sent
+from clearhead.engines.tiled.backward import add_sent, part_of_rows
 from clearhead.engines.tiled.blocks import checkpointed
 from clearhead.engines.tiled.look import PEAK, Look, chunks
 from clearhead.problem import regions
@@ -123,10 +123,7 @@ def summed_products(
     for region in every:
         at, part = region.sides[:3], cut(problem, region)
         weights = tiles.weights_in(scores(part), *(row[at] for row in rows[:2]))
-        if grad is None or part.value is None:
-            products = torch.zeros_like(weights)
-        else:
-            products = tiles.grouped_product(grad[at].to(dtype), part.value.to(dtype).transpose(-1, -2))
+        products = tiles.to_weights(None if grad is None else grad[at], part.value, weights)
         add_sent(products, sent, region)
         products.mul_(weights).masked_fill_(weights == 0, 0.0)  # it would be 0 · ∞
         if positive:
@@ -169,7 +166,7 @@ def _block(part: Problem, region: Region, keys: int, scores: Scores, summary: Su
         expected = (look.shares * look.finite_scores).sum(-1)
         found["entropy"] = (look.log_keys - expected).clamp(min=0.0).masked_fill(blind, 0.0)
     if summary.distance is not None:
-        own = summary.distance[region.batch if len(summary.distance) > 1 else slice(None), :, region.queries]
+        own = part_of_rows(summary.distance, region)
         places = torch.arange(weights.shape[-1], device=own.device) + look.start
         gap = (own.unsqueeze(-1) - places).abs().to(weights.dtype)
         found["distance"] = (weights * gap).sum(-1)  # summed pairwise; einsum's running sum rounds more
@@ -182,8 +179,7 @@ def _block(part: Problem, region: Region, keys: int, scores: Scores, summary: Su
     if summary.received or summary.mean is not None:
         counted = weights
         if summary.factors is not None:
-            at = (s if n > 1 else slice(None) for s, n in zip(look.at, summary.factors.shape, strict=True))
-            counted = weights * summary.factors[tuple(at)].to(weights.dtype).unsqueeze(-1)
+            counted = weights * part_of_rows(summary.factors, region).to(weights.dtype).unsqueeze(-1)
         if summary.received:
             found["received"] = counted.sum(2)
         if summary.mean is not None:

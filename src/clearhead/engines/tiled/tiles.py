@@ -178,6 +178,13 @@ def dropped(problem: Problem, weights: Tensor) -> Tensor:
     return weights * factors(problem.seed, problem.dropout_p, problem.sizes, problem.origin, weights.dtype)
 
 
+def to_weights(grad: Tensor | None, value: Tensor | None, weights: Tensor) -> Tensor:
+    """Ȯ·Vᵀ, the gradient of the weights from that of an output, of their shape and dtype; zeros without one."""
+    if grad is None or value is None:
+        return torch.zeros_like(weights)
+    return grouped_product(grad.to(weights.dtype), value.to(weights.dtype).transpose(-1, -2))
+
+
 def grouped_product(left: Tensor, right: Tensor) -> Tensor:
     """(b, h, n, m) @ (b, hk, m, d), where each of the hk right heads serves h / hk left heads, without copies."""
     b, h, n, m = left.shape

@@ -29,11 +29,8 @@ def read_spans(problem: Problem) -> Spans | None:
     spans, rows = problem.spans, problem.sizes.shape[:3]
     if spans is None:
         return None
-    low = high = None
-    count = 0
-    if spans.gaps is not None:
-        count = spans.gaps[0].shape[-1]
-        low, high = (viewed(edge, *rows, count) for edge in spans.gaps)
+    count = 0 if spans.gaps is None else spans.gaps[0].shape[-1]
+    low, high = (view(edge, *rows, count) for edge in spans.gaps or (None, None))
     return Spans(viewed(spans.start, *rows), viewed(spans.stop, *rows), low, high, COUNTS[count])
 
 
