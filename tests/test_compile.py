@@ -51,7 +51,7 @@ def test_every_score_and_mask(score, mask):
     attend = lambda *inputs: ch.attention(*inputs, score=example[0], mask=made, align="lower_right")
     with torch.no_grad():
         compiled = torch.compile(attend, fullgraph=True, backend="eager")
-        torch.testing.assert_close(compiled(*inputs.all()), attend(*inputs.all()))
+        torch.testing.assert_close(compiled(*inputs), attend(*inputs))
 
 
 # Every mask is compiled above; here those whose parts the operation takes in other places: spans, gaps, a residual.
@@ -64,7 +64,7 @@ def test_gradients_of_every_score_and_of_every_part_of_a_mask(score, mask):
     example = score.example()
     inputs = Inputs.draw(example, (7, 9), torch.float32)
     made = None if mask is None else mask.example(inputs.sizes)
-    leaves = [t.requires_grad_() for t in inputs.all()]
+    leaves = [t.requires_grad_() for t in inputs]
     attend = lambda *i: ch.attention(*i, score=example[0], mask=made, align="lower_right")
     same(attend, *leaves, parameters=list(example[0].parameters()))
 
@@ -74,7 +74,7 @@ def test_every_bias(bias):
     inputs = Inputs.draw(ch.Dot.example(), (7, 9), torch.float32)
     made = bias.example(inputs.sizes)
     learnt = [t for t in (*made.parameters(), *made.buffers()) if t.requires_grad]
-    leaves = [t.requires_grad_() for t in inputs.all()]
+    leaves = [t.requires_grad_() for t in inputs]
     same(lambda *i: ch.attention(*i, bias=made, mask=ch.Causal(), align="lower_right"), *leaves, parameters=learnt)
 
 

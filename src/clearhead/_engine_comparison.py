@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
@@ -31,8 +30,7 @@ def draw(*shape: int, generator: torch.Generator) -> Tensor:
     return numbers.to(torch.get_default_device())
 
 
-@dataclass
-class Inputs:
+class Inputs(NamedTuple):
     """Query, key and value for a score, with two heads that share one key head."""
 
     query: Tensor
@@ -58,9 +56,6 @@ class Inputs:
         batch, heads, queries, _ = self.query.shape
         return Sizes(batch, heads, queries, self.key.shape[2], self.query.device, align=ALIGN)
 
-    def all(self) -> tuple[Tensor, Tensor, Tensor]:
-        return self.query, self.key, self.value
-
 
 def outputs_and_gradients(
     inputs: Inputs,
@@ -72,7 +67,7 @@ def outputs_and_gradients(
     sinks: Tensor | None = None,
 ) -> dict[str, Tensor]:
     """Compute the output, and the gradients of a fixed random loss to inputs, sinks and parameters."""
-    query, key, value = (t.detach().clone().requires_grad_() for t in inputs.all())
+    query, key, value = (t.detach().clone().requires_grad_() for t in inputs)
     torch.manual_seed(0)  # the seed of the dropout
     sinks = None if sinks is None else sinks.detach().to(query.dtype).requires_grad_()
     given: dict[str, Any] = {"score": score, "mask": mask, "bias": bias, "align": ALIGN, "dropout_p": dropout_p}
@@ -115,7 +110,7 @@ def compare(
         inputs = Inputs.draw(score, lengths, dtype)
         module, bias = score[0].to(dtype), None if bias is None else bias.to(dtype)
         beside: dict[str, Any] = {"bias": bias, "dropout_p": dropout_p, "sinks": sinks}
-        problem = make_problem(*inputs.all(), score=module, mask=mask, align=ALIGN, **beside)
+        problem = make_problem(*inputs, score=module, mask=mask, align=ALIGN, **beside)
         taking = [one for one in waiting if _takes(one, problem)]
         waiting = [one for one in waiting if one not in taking]
         about = f"{module}, {mask}, {bias}, {lengths}, {dtype}"
@@ -164,7 +159,7 @@ def _errors(
     near = outputs_and_gradients(inputs, score, mask, "reference", **beside)
     want = near
     if dtype != torch.float64:
-        wide = Inputs(*(t.double() for t in inputs.all()))
+        wide = Inputs(*(t.double() for t in inputs))
         if bias is not None:
             bias.double()
         want = outputs_and_gradients(wide, score.double(), mask, "reference", **beside)

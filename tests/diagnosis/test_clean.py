@@ -22,7 +22,7 @@ def test_normal_inputs(score, mask, lengths):
     example = score.example()
     inputs = Inputs.draw(example, lengths, torch.float32)
     given = None if mask is None else mask.example(inputs.sizes)
-    diagnosis = ch.diagnose(*inputs.all(), score=example[0].float(), mask=given, align=ALIGN)
+    diagnosis = ch.diagnose(*inputs, score=example[0].float(), mask=given, align=ALIGN)
     assert clean(diagnosis), diagnosis
 
 
@@ -51,7 +51,7 @@ def test_a_score_with_parameters_is_computed_in_float64_too(score):
 def test_biases(bias, lengths):
     example = ch.Dot.example()
     inputs = Inputs.draw(example, lengths, torch.float32)
-    assert clean(ch.diagnose(*inputs.all(), bias=bias.example(inputs.sizes).float(), align=ALIGN))
+    assert clean(ch.diagnose(*inputs, bias=bias.example(inputs.sizes).float(), align=ALIGN))
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64], ids=str)

@@ -125,7 +125,7 @@ def one(rank: int, case: dict[str, Any], counter: Counter) -> list[str] | None:
     score = case["score"][0].to(dtype)
     bias = case["bias"].to(dtype) if isinstance(case["bias"], torch.nn.Module) else case["bias"]
     inputs = testing.Inputs.draw(case["score"], (LENGTH, LENGTH), dtype)
-    whole = [t.requires_grad_() for t in inputs.all()]
+    whole = [t.requires_grad_() for t in inputs]
     sinks = torch.tensor([0.3, -1.0], dtype=dtype, requires_grad=True) if case["sinks"] else None
     shared = (
         [*score.parameters(), *(t for t in (*bias.parameters(), *bias.buffers()) if t.requires_grad)]

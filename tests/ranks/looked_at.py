@@ -85,7 +85,7 @@ def exact(rank: int, every: int) -> dict[str, Any]:
         layout, needs.PIECE = case.pop("layout"), case.pop("piece")
         drawn = testing.Inputs.draw(case["score"], (LENGTH, LENGTH), torch.float64)
         case["score"] = case["score"][0]
-        query, key, value = (t.detach() for t in drawn.all())
+        query, key, value = (t.detach() for t in drawn)
         whole = _reductions(value)
         try:
             expected = ch.weights(query, key, **case).reduce(*(one for one, _ in whole))
