@@ -14,6 +14,7 @@ from torch import Tensor
 
 import clearhead as ch
 from clearhead import testing
+from clearhead._engine_comparison import draw
 from clearhead.base.shapes import Sizes
 from clearhead.biases.bias_in_documents import BiasInDocuments
 from clearhead.distributed import channel, exchange, needs
@@ -148,7 +149,7 @@ def one(rank: int, case: dict[str, Any], counter: Counter) -> list[str] | None:
         return None if output is None else ["it is refused in one process alone"]
     if output is None:
         return ["it is refused"]
-    loss = testing.draw(*expected.shape, generator=torch.Generator().manual_seed(1)).to(dtype)
+    loss = draw(*expected.shape, generator=torch.Generator().manual_seed(1)).to(dtype)
     gradients = torch.autograd.grad(output, [*own, *shared], layout.shard(loss, 2), allow_unused=True)
     sent.append(counter.taken())
     truth = torch.autograd.grad(expected, [*whole, *shared], loss, allow_unused=True)

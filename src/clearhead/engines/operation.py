@@ -73,10 +73,7 @@ class _Attend(torch.autograd.Function):
     def forward(ctx: Any, engine: Engine, problem: Problem, *tensors: Tensor | None) -> Tensor:
         found = engine.forward(problem, rows=True)
         if found.maximum is None or found.log_sum is None:
-            raise ClearheadError(
-                f"the engine {engine.name!r} has a backward pass, and its forward(problem, rows=True) gave no maximum "
-                "and log_sum, which it needs: return Partial(output, maximum, log_sum)."
-            )
+            raise ClearheadError(f"{engine.name!r}: forward(problem, rows=True) gave no maximum and log_sum.")
         ctx.save_for_backward(*tensors, *found[:3])
         ctx.engine, ctx.problem, ctx.reads = engine, without_operands(problem), problem.reads()
         ctx.finite = found.finite

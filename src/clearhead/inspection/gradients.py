@@ -100,11 +100,7 @@ class WeightGradients(LazyMatrix[ArrayT]):
         """Raise where a tensor has been written to since."""
         found = self._read.written()
         if found is not None:
-            name, tensor = found
-            raise ClearheadError(
-                f"the {name} of gradients(), shape {tuple(tensor.shape)}, was modified in place after it. Read "
-                "what you need before, or pass a copy: tensor.clone()."
-            )
+            raise ClearheadError(f"the {found[0]} of gradients() was modified in place after it; pass tensor.clone().")
 
     def _out(self, tensor: Tensor) -> ArrayT:
         return cast(ArrayT, tensor.detach().numpy() if self._numpy else tensor.detach())

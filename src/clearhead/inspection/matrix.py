@@ -349,10 +349,7 @@ class LazyMatrix(ABC, Generic[ArrayT]):
         kwargs = kwargs or {}
         first, *others = args or (None,)
         if function is Tensor.matmul and isinstance(first, Tensor) and get_mode().compiled:
-            raise UnsupportedError(
-                "PyTorch's compiler takes `w @ value` for `value @ w`. Write torch.matmul(w, value), or "
-                "torch.matmul(value, w)."
-            )
+            raise UnsupportedError("PyTorch's compiler swaps the sides of w @ value: write torch.matmul(w, value).")
         named = METHODS.get(function)
         # torch.max(a, b) compares two
         pairwise = named != "__matmul__" and any(isinstance(other, Tensor | LazyMatrix) for other in others)

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
+from clearhead.base.arrays import shown
 from clearhead.base.errors import ShapeError
 from clearhead.base.shapes import Sizes, broadcasts
 from clearhead.base.tensor_kind import is_plain
@@ -86,8 +87,5 @@ def _strip(spans: Spans, sizes: Sizes, queries: slice, keys: slice) -> Tensor:
     keep = spans.rest(*sides)
     asked = (sizes.batch, sizes.heads, queries.stop - queries.start, keys.stop - keys.start)
     if not broadcasts(keep.shape, asked) or not is_plain(keep):
-        raise ShapeError(
-            f"the residual of a mask's spans gave a {type(keep).__name__} {tuple(keep.shape)} on {keep.device}; "
-            f"expected one that broadcasts to the (batch, heads, queries, keys) it was asked for, {asked}."
-        )
+        raise ShapeError(f"the residual of a mask's spans gave {shown(keep)}; expected one that broadcasts to {asked}.")
     return keep
