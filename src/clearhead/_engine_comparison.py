@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from copy import deepcopy
 from typing import Any, NamedTuple
 
 import torch
@@ -160,12 +161,8 @@ def _errors(
     want = near
     if dtype != torch.float64:
         wide = Inputs(*(t.double() for t in inputs))
-        if bias is not None:
-            bias.double()
-        want = outputs_and_gradients(wide, score.double(), mask, "reference", **beside)
-        score.to(dtype)
-        if bias is not None:
-            bias.to(dtype)
+        beside = beside | {"bias": None if bias is None else deepcopy(bias).double()}
+        want = outputs_and_gradients(wide, deepcopy(score).double(), mask, "reference", **beside)
     found: list[dict[str, Error]] = []
     for engine, got in zip(engines, results, strict=True):
         found.append({})

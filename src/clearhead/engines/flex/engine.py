@@ -110,18 +110,15 @@ class Flex(Engine):
         """The reservations that hold where PyTorch's other kernels do not serve, too."""
         if problem.sizes.device.type == "cpu":
             return ["on a CPU other engines are faster"]
-        return [
-            f"a part of the mask would be made in full, {size:,} bytes"
-            for size in _in_full(problem)
-            if size > MASK_BYTES
-        ]
+        size = _in_full(problem)
+        return [f"a part of the mask would be made in full, {size:,} bytes"] if size > MASK_BYTES else []
 
     def notes(self, problem: Problem) -> list[str]:
         found = [
             "a NaN or infinite key that only some queries may see leaks into the others (tiled guards it)",
             "PyTorch compiles FlexAttention once for each kind of call, which takes seconds",
         ]
-        for size in _in_full(problem):
+        if size := _in_full(problem):
             found.append(f"a part of the mask is made in full, {size:,} bytes: {_mask_rule(problem)}")
         if isinstance(rule := _bias_rule(problem), str):
             size = 4 * math.prod(problem.sizes.shape)
@@ -213,13 +210,13 @@ def _mask_rule(problem: Problem) -> Traced | str | None:
     return None if problem.spans is None else residual_rule(problem.spans, problem.sizes, problem.mode)
 
 
-def _in_full(problem: Problem) -> list[int]:
-    """The bytes of the part of the mask that is made in full; none where there is no such part."""
+def _in_full(problem: Problem) -> int:
+    """The bytes of the part of the mask that is made in full; 0 where there is no such part."""
     spans = problem.spans
     if spans is None or problem.mode.compiled or not isinstance(_mask_rule(problem), str):
-        return []
+        return 0
     # a rule depends on sequence and head as its spans do, as far as is known
-    return [math.prod(problem.sizes.shape[2:]) * spans.start.shape[0] * spans.start.shape[1]]
+    return math.prod(problem.sizes.shape[2:]) * spans.start.shape[0] * spans.start.shape[1]
 
 
 def _bias_rule(problem: Problem) -> Traced | str | None:

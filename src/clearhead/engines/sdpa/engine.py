@@ -191,10 +191,8 @@ def _run_piece(
     if piece.keys.stop <= piece.keys.start:
         return tiles.no_keys(problem, query)
     key, value = _part(key, 2, piece.keys), _part(value, 2, piece.keys)
-    if piece.kind == "full":
-        return full(query, key, value, scale)
-    if piece.kind == "causal":
-        return full(query, key, value, scale, causal=True)
+    if piece.kind in ("full", "causal"):
+        return full(query, key, value, scale, causal=piece.kind == "causal")
     if piece.kind == "band":
         return _band(query, key, value, scale, piece)
 

@@ -41,7 +41,6 @@ def fused(
 ) -> Tensor:
     """PyTorch's own `scaled_dot_product_attention`, under whatever name; `grouped`: there are fewer key heads."""
     needs_grad = torch.is_grad_enabled() and (query.requires_grad or key.requires_grad or value.requires_grad)
-    allowed: list[SDPBackend] | None = None  # None: all kernels
     if needs_grad and query.is_cpu and _may_be_a_step():
         choice = fused_choice(query, key, value, mask, 0.0, causal, scale=scale, enable_gqa=grouped)
         if choice == FLASH:
@@ -49,9 +48,8 @@ def fused(
                 mask = torch.zeros_like(mask, dtype=query.dtype).masked_fill_(~mask, -torch.inf)
             found: Tensor = _Flash.apply(query, key, value, scale, mask, causal)  # type: ignore[no-untyped-call]
             return found
-    elif needs_grad and query.is_cuda and mask is not None and key.shape[-2] % 128 == 64:
-        allowed = WITHOUT_CUDNN
-    with nullcontext() if allowed is None else sdpa_kernel(allowed):
+    wrong = needs_grad and query.is_cuda and mask is not None and key.shape[-2] % 128 == 64
+    with sdpa_kernel(WITHOUT_CUDNN) if wrong else nullcontext():
         return OWN_SDPA(  # type: ignore[no-any-return]
             query, key, value, attn_mask=mask, is_causal=causal, scale=scale, enable_gqa=grouped
         )

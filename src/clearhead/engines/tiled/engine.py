@@ -58,16 +58,12 @@ class Tiled(Engine):
         every = list(regions.walk(problem, _budget(problem)))
         if not rows and (not every or not problem.sizes.keys):
             return Partial(tiles.no_keys(problem, problem.query))
-        if rows:
-            return in_blocks(problem, every)
         mode = problem.mode
-        if not (problem.needs_grad or mode.operations_only or mode.compiled or mode.traced):
-            return Partial(in_blocks(problem, every).output)
+        if rows or not (problem.needs_grad or mode.operations_only or mode.compiled or mode.traced):
+            return in_blocks(problem, every)
         # transforms and forward mode follow plain operations, but no checkpoints
         again = problem.needs_grad and not mode.operations_only and len(every) > 1
-        output = None
-        if again and user_functions.is_supported(problem):
-            output = user_functions.compute_output(problem, every)
+        output = user_functions.compute_output(problem, every) if again else None
         return Partial(followed(problem, every, again) if output is None else output)
 
     def backward(

@@ -38,7 +38,7 @@ PAIRS = 2**20  # of a block for each thread: fewer blocks pass over the gradient
 FOLLOWED = 2  # times regions.BUDGET, for each thread: the numbers of a block's largest tensor
 
 
-def is_supported(problem: Problem) -> bool:
+def _is_supported(problem: Problem) -> bool:
     """Whether a problem has functions, and plain tensors on the host, where random draws are noticed."""
     if problem.lowered is not None and not problem.by_function:
         return False
@@ -49,6 +49,8 @@ def is_supported(problem: Problem) -> bool:
 
 def compute_output(problem: Problem, every: list[Region]) -> Tensor | None:
     """The output of a guarded problem, with its gradients; None where each block needs a checkpoint."""
+    if not _is_supported(problem):
+        return None
     drawn, given, saved = torch.get_rng_state(), operands(problem), [1]
     declared = list({id(t): t for _, t in problem.read_by_functions() if t.requires_grad}.values())
     needs = [t is not None and t.requires_grad for t in given]
