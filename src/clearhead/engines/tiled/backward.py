@@ -11,6 +11,8 @@ argument is scale · Σ_d w_d φ(q_id, k_jd); the derivatives of φ are those of
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
+
 import torch
 from torch import Tensor
 
@@ -33,13 +35,17 @@ def gradients(problem: Problem, rows: Rows, grad: Tensor | None, wanted: tuple[b
     """The gradients of a guarded problem's operands, without the sinks. `grad` is the gradient of the output."""
     sums = Operands(*map(tiles.new_sum, operands(problem), wanted))
     with torch.no_grad():
-        for region in regions.walk(problem, regions.BUDGET):
-            at = region.sides[:3]
-            for seen in regions.parts_seen(problem, region):
-                if seen.keys.stop > seen.keys.start:
-                    own = None if grad is None else grad[at]
-                    _add(cut(problem, seen), seen, sums, Rows(*(row[at] for row in rows)), own, problem, sent)
+        for seen in find_seen(problem, regions.walk(problem, regions.BUDGET)):
+            at = seen.sides[:3]
+            own = None if grad is None else grad[at]
+            _add(cut(problem, seen), seen, sums, Rows(*(row[at] for row in rows)), own, problem, sent)
     return sums._replace(sinks=None)
+
+
+def find_seen(problem: Problem, every: Iterable[Region]) -> Iterator[Region]:
+    """The parts of these regions whose keys some query sees."""
+    parts = (part for region in every for part in regions.parts_seen(problem, region))
+    return (part for part in parts if part.keys.stop > part.keys.start)
 
 
 def _add(

@@ -24,7 +24,7 @@ from clearhead.base.errors import UnsupportedError
 from clearhead.base.tensor_kind import has_own_dispatch, is_on_host, materialize_zeros
 from clearhead.base.torch_private import order_of
 from clearhead.engines.tiled import tiles
-from clearhead.engines.tiled.backward import slope_of
+from clearhead.engines.tiled.backward import find_seen, slope_of
 from clearhead.engines.tiled.blocks import followed, in_blocks, make_replaced_error
 from clearhead.problem import regions
 from clearhead.problem.packing import Operands, in_dtypes, operands, with_operands, without_operands
@@ -161,8 +161,7 @@ class _Output(torch.autograd.Function):
         again = torch.is_grad_enabled()  # the gradient is to be differentiated
 
         def compute(grad: Tensor) -> Gradients:
-            here = problem._refresh_mode()
-            return _compute_gradients(here, ctx.every, ctx.declared, ctx.used, kept, materialize_zeros(grad), wanted)
+            return _compute_gradients(ctx, problem._refresh_mode(), kept, materialize_zeros(grad), wanted)
 
         with without_autocast(problem.sizes.device):
             if again or has_own_dispatch(grad):
@@ -177,17 +176,9 @@ class _Output(torch.autograd.Function):
         return (None, None, None, None, None, *each)
 
 
-def _compute_gradients(
-    problem: Problem,
-    every: list[Region],
-    declared: list[Tensor],
-    used: list[Tensor],
-    kept: Partial,
-    grad: Tensor,
-    wanted: tuple[bool, ...],
-) -> Gradients:
-    """The gradients of the operands and of the declared tensors."""
-    given = operands(problem)
+def _compute_gradients(ctx: Any, problem: Problem, kept: Partial, grad: Tensor, wanted: tuple[bool, ...]) -> Gradients:
+    """The gradients of the operands and of the declared tensors. `ctx`: that of `_Output`."""
+    given, declared, used = operands(problem), ctx.declared, ctx.used
     rows = Rows(*rows_of(kept), (grad * kept.output).sum(-1))
     # a gradient that is not wanted has no memory
     sums = [
@@ -195,35 +186,30 @@ def _compute_gradients(
         for t, w in zip(given, wanted, strict=False)
     ]
     of_declared: list[Tensor | None] = [None] * len(declared)
-    met = list[Tensor]()
-    computed = False
+    met, computed = list[Tensor](), False
     with torch.enable_grad():
         start = order_of(torch.ones((), dtype=torch.float32, device="cpu", requires_grad=True).neg().grad_fn)
     needs = [*wanted[:2], False, *wanted[3:6], False]  # those of the operands that the scores read
     with torch.no_grad():
-        for region in every:
-            for seen in regions.parts_seen(problem, region):
-                if seen.keys.stop <= seen.keys.start:
-                    continue
-                part, at = cut(problem, seen), seen.sides[:3]
-                scores, own = _compute_scores(part, needs)
-                now, earliest = _find_used(scores, own, declared, used)
-                met += now
-                computed = True
-                to_value = sums[2] if wanted[2] else None
-                some = Rows(*(row[at] for row in rows))
-                slope = slope_of(part, scores.detach(), seen, to_value, some, grad[at], problem.groups, Sent())
-                if not scores.requires_grad:
-                    continue
-                each, want = [*own, *declared], [*needs, *wanted[len(given) :]]
-                # blocks may share what was computed before them, such as a cached parametrization
-                found = followed_back(scores, slope, each, want, retain_graph=earliest < start)
-                for total, one in zip(operands(cut(with_operands(problem, sums), seen)), found, strict=False):
-                    if total is not None and one is not None:
-                        total.add_(one)
-                for i, one in enumerate(found[len(given) :]):
-                    so_far = of_declared[i]
-                    of_declared[i] = so_far if one is None else one if so_far is None else so_far + one
+        for seen in find_seen(problem, ctx.every):
+            part, at = cut(problem, seen), seen.sides[:3]
+            scores, own = _compute_scores(part, needs)
+            now, earliest = _find_used(scores, own, declared, used)
+            met, computed = [*met, *now], True
+            to_value = sums[2] if wanted[2] else None
+            some = Rows(*(row[at] for row in rows))
+            slope = slope_of(part, scores.detach(), seen, to_value, some, grad[at], problem.groups, Sent())
+            if not scores.requires_grad:
+                continue
+            each, want = [*own, *declared], [*needs, *wanted[len(given) :]]
+            # blocks may share what was computed before them, such as a cached parametrization
+            found = followed_back(scores, slope, each, want, retain_graph=earliest < start)
+            for total, one in zip(operands(cut(with_operands(problem, sums), seen)), found, strict=False):
+                if total is not None and one is not None:
+                    total.add_(one)
+            for i, one in enumerate(found[len(given) :]):
+                so_far = of_declared[i]
+                of_declared[i] = so_far if one is None else one if so_far is None else so_far + one
     if computed:  # where no query sees a key there are no scores
         _check_used(used, met)
     totals = [total if want else None for total, want in zip(sums, wanted, strict=False)]
