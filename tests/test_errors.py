@@ -59,7 +59,7 @@ CASES = {
     "lengths for other rows of scores": (
         lambda: ch.masked_softmax(zeros(2, 3), [1, 2, 3]),
         ch.ShapeError,
-        ["(3,)", "(2, 3)", "(2,)"],
+        ["(1, 3)", "(1, 2)"],
     ),
     "an unknown engine": (lambda: ch.attention(X3, X3, X3, engine="x"), ch.UnsupportedError, ["'x'", "sdpa", "tiled"]),
     "ids for other keys": (

@@ -596,7 +596,6 @@ class Later(ch.extend.Bias):
         "ch.explain(x[0], x[0], x[0]).weights",
         ("explanation['weights']", "(lambda explanation: @)(ch.explain(x[0], x[0], x[0]))", "soft(x[0], x[0])"),
     ),
-    case("ch.weights(x, x).topk(9)", ("1 ≤ k ≤ Lk", "ch.weights(x, x).topk(4)[0] # @", "soft(x, x).topk(4).values")),
     case(
         "ch.weights(x.numpy(), x.numpy()) @ x",
         ("torch.from_numpy(array)", "(lambda w: w.__matmul__(x))(ch.weights(@, x))", "plain(x, x, x)"),
@@ -766,14 +765,6 @@ class Later(ch.extend.Bias):
             "plain(x, x, x).double()",
         ),
         setup="query = x.numpy().astype(np.longdouble)",
-    ),
-    case(
-        "ch.partial(x.numpy(), x.numpy(), x.numpy()).merge(ch.partial(x, x, x))",
-        (
-            "pass all inputs as one kind",
-            "ch.partial(x, x, x, keys=(0, 8)).merge(ch.partial(x, x, x, keys=(4, 8))).output # @",
-            "plain(x, x, x)",
-        ),
     ),
     case(
         "attention(q.transpose(1, 2), q.transpose(1, 2), q)",
