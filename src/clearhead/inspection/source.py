@@ -67,12 +67,8 @@ class FromCall(Source):
                 own[name] = argument.copy()
             elif lasting and isinstance(argument, Tensor) and argument.is_inference():
                 own[name] = copied(argument)
-        if lasting:  # the call has run its hooks
-            own |= {
-                name: settled(given, inside=True)
-                for name, given in (("score", call.score), ("bias", call.bias))
-                if isinstance(given, nn.Module)
-            }
+            elif lasting and isinstance(argument, nn.Module):  # a score or a bias, whose hooks the call has run
+                own[name] = settled(argument, inside=True)
         self._call = call._replace(**own)._replace(value=ABSENT, dropout_p=0.0)
         self._surroundings = capture_autocast(call.query.device) if lasting else nullcontext
         self._problem: Problem | None = None
@@ -87,8 +83,7 @@ class FromCall(Source):
                 self._problem = self._call.problem()
             if not self._lasting:  # after it, since hooks of a score or a bias write to these
                 self._versions, self._numbers = Versions(self._named()), settings(self._call.score)
-            reads = (tensor for _, tensor in self._named())
-            self._learnt = self._problem.needs_grad or any(tensor.requires_grad for tensor in reads)
+            self._learnt = self._problem.needs_grad or any(tensor.requires_grad for _, tensor in self._named())
         return self._problem
 
     def with_value(self, value: Any) -> Problem:

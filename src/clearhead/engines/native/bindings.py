@@ -189,16 +189,13 @@ def gradients(
     of_inputs = (None if t is None else _gradient_of(t) for t in (query, key, value))
     learnt = (new_sum(t, want, torch.float32) for t, want in zip((weight, dense, relative), wanted[3:], strict=False))
     sums = Operands(*(t.zero_() if several and t is not None else t for t in of_inputs), *learnt)
-    _into(problem, sums, rows, grad, sent, adds=several)
+    write_gradients(problem, sums, rows, grad, sent, adds=several)
     return Operands(*(t if want else None for t, want in zip(sums, wanted, strict=True)))
 
 
-def add_gradients(problem: Problem, rows: Rows, grad: Tensor, sums: Operands) -> None:
-    """Add the gradients to the sums, of which query, key and value are given."""
-    _into(problem, sums, rows, grad, None, adds=True)
-
-
-def _into(problem: Problem, sums: Operands, rows: Rows, grad: Tensor | None, sent: Sent | None, adds: bool) -> None:
+def write_gradients(
+    problem: Problem, sums: Operands, rows: Rows, grad: Tensor | None, sent: Sent | None, adds: bool
+) -> None:
     """Write the gradients of a problem's bands to the sums of query, key and value, or add them (`adds`)."""
     query, key, value, weight, dense, relative, _ = sums
     known = None if grad is None else _rows(grad), *map(_float, rows)

@@ -130,7 +130,7 @@ class Native(Engine):
 
     def add_gradients(self, problem: Problem, rows: Rows, grad: Tensor, sums: Operands) -> None:
         if folded(problem) is problem and all(t is None or t.dtype is torch.float32 for t in sums):
-            bindings.add_gradients(problem, rows, grad, sums)
+            bindings.write_gradients(problem, sums, rows, grad, None, adds=True)
         else:
             super().add_gradients(problem, rows, grad, sums)
 
