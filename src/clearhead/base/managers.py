@@ -10,7 +10,7 @@ import warnings
 from collections.abc import Callable
 from contextlib import AbstractContextManager, ContextDecorator
 from pathlib import Path
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import Any, NamedTuple, TypeVar
 
 from clearhead.base.errors import ClearheadError
@@ -52,31 +52,22 @@ class Uninterrupted(AbstractContextManager[Given]):
         self._inside: AbstractContextManager[Given] | None = None  # while it is entered
 
     def __enter__(self) -> Given:
-        begun = False
         try:
             with Delayed():
-                found = self._begin()
-                begun = True
+                inside = self._make()
+                found = inside.__enter__()
+                self._inside = inside
             return found
         except BaseException as error:
-            if begun:
-                self.__exit__(type(error), error, error.__traceback__)
+            self._end(type(error), error, error.__traceback__)
             raise
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> bool | None:
+    def __exit__(self, *error: Any) -> bool | None:
         try:
-            return self._end(kind, error, trace)
+            return self._end(*error)
         finally:
             if self._inside is not None:  # an interrupt came before the line above could begin
-                self._end(kind, error, trace)
-
-    def _begin(self) -> Given:
-        inside = self._make()
-        found = inside.__enter__()
-        self._inside = inside
-        return found
+                self._end(*error)
 
     def _end(self, *error: Any) -> bool | None:
         with Delayed():
@@ -91,18 +82,16 @@ class Managed(Uninterrupted[Given], ContextDecorator):
 
     def __init__(self, call: str, make: Callable[[], AbstractContextManager[Given]]) -> None:
         super().__init__(make)
-        self._call = call
-        self._lock, self._used = threading.Lock(), False
+        self._call, self._used = call, False
 
-    def _begin(self) -> Given:
-        with self._lock:
-            if self._used:
-                raise ClearheadError(
-                    f"this {self._call} was entered before, and can be entered once: write `with ch.{self._call}:` "
-                    "each time."
-                )
-            self._used = True
-        return super()._begin()
+    def __enter__(self) -> Given:
+        if self._used:
+            raise ClearheadError(
+                f"this {self._call} was entered before, and can be entered once: write `with ch.{self._call}:` each "
+                "time."
+            )
+        self._used = True
+        return super().__enter__()
 
     def __call__(self, function: Any) -> Any:
         self._used = True

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from clearhead.base.arrays import to_tensor
+from clearhead.base.arrays import is_whole, to_tensor
 from clearhead.base.errors import ClearheadError, ShapeError
 from clearhead.base.mode import get_mode
 from clearhead.base.shapes import Align, Sides, Sizes, one_or, part, placed
@@ -40,7 +40,7 @@ def check_align(align: Any) -> Align:
     ):
         return align.clamp(-FAR, FAR)
     positions = to_tensor(align, "align")
-    if positions.is_floating_point() or positions.is_complex() or positions.dtype == torch.bool or positions.ndim > 1:
+    if not is_whole(positions) or positions.ndim > 1:
         raise ClearheadError(
             f"align has dtype {positions.dtype}, shape {tuple(positions.shape)}; expected integers (B,). {_ADVICE}"
         )

@@ -18,10 +18,9 @@ from clearhead.base.modules import after_hooks, settled
 from clearhead.base.numbers import check_flag
 from clearhead.base.part_settings import PartSettings
 from clearhead.base.positions import check_align
-from clearhead.base.rules import Joined, broadcast
+from clearhead.base.rules import Joined, as_part
 from clearhead.base.shapes import AlignLike, Sides, Sizes, array_sizes, broadcasts, extent, part
 from clearhead.base.steps import PAIRS, Step, made
-from clearhead.base.tensor_kind import is_on_host, is_readable
 from clearhead.base.text import outlined, said
 
 Part = Callable[[slice, slice, slice, slice], Tensor]
@@ -96,48 +95,27 @@ def check_added(added: Any, sizes: Sizes, who: str) -> Added:
             "Added(relative=...), one a distance, or Added(function=...)."
         )
     distances = max(sizes.queries + sizes.keys - 1, 0)
-    for name, tensor, last in (
-        ("dense", added.dense, (sizes.queries, sizes.keys)),
-        ("relative", added.relative, (distances,)),
-    ):
+    for name, expected in (("dense", sizes.shape), ("relative", (sizes.batch, sizes.heads, distances))):
+        tensor = getattr(added, name)
         if tensor is None:
             continue
-        expected = (sizes.batch, sizes.heads, *last)
-        free = 2 if name == "relative" else 4  # the dimensions that may be of size 1
-        fits = (
-            is_dense(tensor)
-            and tensor.ndim == len(expected)
-            and all(
-                n == size or (n == 1 and i < free)
-                for i, (n, size) in enumerate(zip(tensor.shape, expected, strict=True))
-            )
-        )
-        if not fits or not tensor.is_floating_point():
+        fits = is_dense(tensor) and tensor.ndim == len(expected) and broadcasts(tensor.shape, expected)
+        fits = fits and (name == "dense" or tensor.shape[-1] == distances)
+        if not fits or not tensor.is_floating_point() or tensor.device != sizes.device:
+            legend = "(B, H, Lq, Lk)" if name == "dense" else "(B, H, Lq + Lk − 1)"
             raise ShapeError(
-                f"{who} gave {name} {shown(tensor)}; expected floating-point numbers "
-                f"that broadcast to {'(B, H, Lq, Lk)' if free == 4 else '(B, H, Lq + Lk − 1)'} = {expected}."
-            )
-        if tensor.device != sizes.device:
-            raise ClearheadError(
-                f"{who} gave {name} {shown(tensor)}: the bias is on {tensor.device}, the inputs on {sizes.device}. "
-                "Make it with device=sizes.device."
+                f"{who} gave {name} {shown(tensor)}; expected floating-point numbers on {sizes.device} that broadcast "
+                f"to {legend} = {expected}."
             )
     if added.function is None or get_mode().compiled or getattr(added.function, "func", None) is _checked_part:
         return added
-    if not callable(added.function):
-        raise ClearheadError(f"{who} gave a function that is a {type(added.function).__name__}: it is called.")
     return added._replace(function=partial(_checked_part, added.function, sizes, who))
 
 
 def _checked_part(function: Part, sizes: Sizes, who: str, *sides: slice) -> Tensor:
     """A part of a bias's function, checked: floating-point numbers of four dimensions that broadcast to it."""
-    found = function(*sides)
-    if not is_dense(found) or not found.is_floating_point() or found.device != sizes.device:
-        raise ClearheadError(
-            f"{who} gave a function whose result is {shown(found)}; expected a dense tensor of floating-point numbers "
-            f"on {sizes.device}: make it with device=sizes.device, or of the inputs."
-        )
-    return broadcast(found, [len(range(size)[side]) for size, side in zip(sizes.shape, sides, strict=True)], who)
+    asked = [len(range(size)[side]) for size, side in zip(sizes.shape, sides, strict=True)]
+    return as_part(function(*sides), asked, sizes.device, f"{who}: its function")
 
 
 class Bias(PartSettings, nn.Module, ABC):
@@ -317,25 +295,6 @@ def looked_up(name: str, table: Step, places: Step) -> Step:
     """The step that takes, for each pair, the entry of `table`, (B or 1, H or 1, 1, n), at the pair's place."""
     why = "Each pair gets the number of its place in the table."
     return made(name, why, table.take_along_dim(places, -1), PAIRS)
-
-
-MOST_READ = 2**24  # numbers of a dense bias that are read for a note
-
-
-def notes_on(added: Added) -> list[str]:
-    """The remark of `clearhead.plan` on a dense bias whose numbers depend on the distance alone, as T5's are."""
-    dense = None if added.dense is None else added.dense.detach()
-    if dense is None or 1 in dense.shape[2:] or dense.numel() > MOST_READ:
-        return []
-    if not is_on_host(dense) or not is_readable(dense) or not bool(dense.isfinite().all()):
-        return []
-    if not torch.equal(dense[:, :, 1:, 1:], dense[:, :, :-1, :-1]):
-        return []
-    return [
-        "the bias is a matrix with one number a distance j − i. As clearhead.biases.DistanceBias(table), with table = "
-        "torch.cat([bias[..., 0].flip(-1), bias[..., 0, 1:]], -1), it takes O(Lq + Lk) memory, and gradients too; "
-        "RelativeBias and ALiBi make such tables themselves"
-    ]
 
 
 def _sum(one: Tensor | None, other: Tensor | None) -> Tensor | None:

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from clearhead.base.arrays import check_memory, mask_forms, to_tensor
+from clearhead.base.arrays import check_memory, is_whole, mask_forms, to_tensor
 from clearhead.base.errors import ClearheadError, ShapeError
 from clearhead.base.mode import get_mode
 from clearhead.base.tensor_kind import is_readable, require_all
@@ -97,13 +97,23 @@ def as_tensor(numbers: Any, name: str) -> Tensor:
     return to_tensor(numbers, name.split()[-1])
 
 
+def check_integers(given: Any, name: str, dims: tuple[int, ...], expected: str) -> Tensor:
+    """Integers as int64; raise for other numbers, and for another number of dimensions. `expected`: the shapes."""
+    numbers = as_tensor(given, name)
+    if not is_whole(numbers) or numbers.ndim not in dims:
+        raise ClearheadError(
+            f"{name} has dtype {numbers.dtype}, shape {tuple(numbers.shape)}; expected integers {expected}"
+        )
+    return numbers.detach().long()
+
+
 def check_lengths(lengths: Any, name: str, read: bool = False) -> Tensor:
     """A copy as int64; raise for anything but integers, 0 or more, in at most two dimensions.
 
     `read`: `known` reads them next, and raises where one is below 0.
     """
     lens = as_tensor(lengths, name)
-    if lens.is_floating_point() or lens.is_complex() or lens.dtype == torch.bool:
+    if not is_whole(lens):
         short, numbers = name.split()[-1], lens.is_floating_point() and lens.ndim < 2
         cast = f"{short}.long()" if isinstance(lengths, Tensor) else f"{short}.astype(int)"
         cast = f"[int(n) for n in {short}]" if numbers and isinstance(lengths, list | tuple) else cast

@@ -15,7 +15,7 @@ from clearhead.base.shapes import Sizes
 from clearhead.base.steps import PAIRS, Step, made
 from clearhead.base.text import said
 from clearhead.base.thumbnails import short
-from clearhead.masks._spans import Residual, Spans, all_keys, check_spans, complement, intersection, of_intervals, union
+from clearhead.masks._spans import Residual, Spans, all_keys, complement, intersection, of_intervals, union
 from clearhead.masks.base import OPERATORS, Mask, Sides
 from clearhead.masks.first_keys import FirstKeys
 from clearhead.masks.mask_in_documents import count_in_documents
@@ -123,7 +123,7 @@ class Combined(Mask):
         def make(mask: Mask, *inner: Spans) -> Spans:
             if isinstance(mask, Combined):
                 return mask.join_spans(sizes, *inner)
-            spans = check_spans(mask.lower(sizes), sizes, mask)
+            spans = mask._resolve(sizes)
             # the complement of an interval before the first key, or behind the last one, is every key
             return spans._replace(start=spans.start.clamp(0, sizes.keys), stop=spans.stop.clamp(0, sizes.keys))
 

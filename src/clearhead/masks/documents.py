@@ -16,7 +16,7 @@ from clearhead.base.rules import ByPair, entry
 from clearhead.base.shapes import Sizes, heads_second, moved, one_or, part, placed
 from clearhead.base.steps import Step, made
 from clearhead.base.tensor_kind import has_no_values, is_readable
-from clearhead.masks._read import as_tensor, check_lengths, derived, few_values, own, signature_of
+from clearhead.masks._read import check_integers, check_lengths, derived, few_values, own, signature_of
 from clearhead.masks.base import PAIRS, Mask, Sides, Spans
 
 
@@ -45,13 +45,8 @@ class Documents(Mask):
     positional = True
 
     def __init__(self, ids: Integers) -> None:
-        ids = as_tensor(ids, "Documents: ids")
-        if ids.is_floating_point() or ids.is_complex() or ids.dtype == torch.bool or not 1 <= ids.ndim <= 2:
-            raise ClearheadError(
-                f"Documents: ids has dtype {ids.dtype}, shape {tuple(ids.shape)}; expected integers (Lk,) or (B, Lk), "
-                "one for each key. For the documents' lengths use Documents.from_lengths(lengths)."
-            )
-        self.ids = own(ids.detach().long())
+        expected = "(Lk,) or (B, Lk), one for each key. For the documents' lengths use Documents.from_lengths(lengths)."
+        self.ids = own(check_integers(ids, "Documents: ids", (1, 2), expected))
         self._read()  # now, in eager code, so that compiled code finds the result
 
     @classmethod
@@ -117,14 +112,10 @@ class Documents(Mask):
         A document begins where the positions do not go up: from any number on, and with gaps. Padding of one number at
         every place is a document a token. `run_on_clearhead` needs no such mask: the model makes one of its own.
         """
-        given = as_tensor(position_ids, "Documents: position_ids")
-        if given.is_floating_point() or given.is_complex() or given.dtype == torch.bool or not 1 <= given.ndim <= 2:
-            raise ClearheadError(
-                f"Documents: position_ids has dtype {given.dtype}, shape {tuple(given.shape)}; expected integers (Lk,) "
-                "or (B, Lk), the position of each token in its document."
-            )
-        places = given.long()  # compared and not subtracted: a difference may not fit the dtype
+        expected = "(Lk,) or (B, Lk), the position of each token in its document."
+        places = check_integers(position_ids, "Documents: position_ids", (1, 2), expected)
         begins = torch.zeros_like(places)
+        # compared and not subtracted: a difference may not fit the dtype
         begins[..., 1:] = places[..., 1:] <= places[..., :-1]
         return cls(begins.cumsum(-1))
 

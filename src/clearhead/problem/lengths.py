@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from clearhead.base.arrays import refuse_additive, to_tensor
+from clearhead.base.arrays import is_whole, refuse_additive, to_tensor
 from clearhead.base.errors import ClearheadError
 from clearhead.base.text import brief
 from clearhead.biases.base import Bias
@@ -60,19 +60,13 @@ def check_mask(mask: Any) -> None:
         raise ClearheadError(
             "mask is nested; also beside nested inputs it is a Mask, or a tensor for the padded batch, (B, Lq, Lk)."
         )
-    if isinstance(mask, Tensor | np.ndarray) and _whole(mask):
+    if isinstance(mask, Tensor | np.ndarray) and is_whole(mask):
         refuse_additive(mask, "mask")
         raise ClearheadError(
             f"mask has dtype {mask.dtype}, shape {tuple(mask.shape)}; expected bool, True where a query may attend, or "
             "float, added to the scores.\nFor lengths pass valid_lens=mask, or mask=Lengths(mask); for a tokenizer's "
             "0/1 attention_mask mask=Padding(mask); for another 0/1 matrix mask=DenseMask(mask.bool())."
         )
-
-
-def _whole(array: Tensor | np.ndarray) -> bool:
-    if isinstance(array, np.ndarray):
-        return array.dtype.kind in "iu"
-    return not (array.is_floating_point() or array.is_complex() or array.dtype == torch.bool)
 
 
 def _as_lengths(valid_lens: Any) -> Lengths:

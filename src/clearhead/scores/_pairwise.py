@@ -69,23 +69,17 @@ def check_pairwise(lowered: Pairwise, query: Tensor, key: Tensor, who: str) -> P
         tensor = getattr(lowered, name)
         if tensor is None and name == "weight":
             continue
-        if not is_dense(tensor) or tuple(tensor.shape) != shape or not tensor.is_floating_point():
-            raise ShapeError(
-                f"{who}.lower gave a {name} {shown(tensor)}; expected a dense tensor {shape}, floating-point, for "
-                f"query {tuple(query.shape)} and key {tuple(key.shape)}: lower() changes the width alone."
-            )
         dtypes = (query.dtype,) if name != "weight" else NARROW if query.dtype != torch.float64 else FLOATS
-        if tensor.device != query.device or tensor.dtype not in dtypes:
-            raise ClearheadError(
-                f"{who}.lower gave a {name} of {tensor.dtype} on {tensor.device}; the inputs are {query.dtype} on "
-                f"{query.device}: pass {name}.to(query)."
+        fits = is_dense(tensor) and tuple(tensor.shape) == shape and tensor.dtype in dtypes
+        if not fits or tensor.device != query.device:
+            raise ShapeError(
+                f"{who}.lower gave a {name} {shown(tensor)}; expected {shape} of {dtypes[0]} on {query.device}, for "
+                f"query {tuple(query.shape)} and key {tuple(key.shape)}: lower() changes the width alone."
             )
     if lowered.softcap is not None:
         raise ClearheadError(f"{who}.lower gave a softcap; a score has its own: super().__init__(softcap=...).")
     if not isinstance(lowered.scale, Tensor):
         check_number(lowered.scale, f"the scale that {who}.lower gave")
         return lowered
-    if lowered.scale.numel() != 1:
-        raise ShapeError(f"{who}.lower gave a scale of shape {tuple(lowered.scale.shape)}; expected one number.")
     weight = lowered.query.new_ones(width) if lowered.weight is None else lowered.weight
     return lowered._replace(weight=weight * lowered.scale.reshape(()).to(weight), scale=1.0)
