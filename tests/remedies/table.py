@@ -423,44 +423,9 @@ CASES = [
         setup="score = Bilinear(8, 8); W = score.W.data.clone()",
     ),
     case(
-        "attention(x, x, x, score=Weighted(lambda query: weight))",
-        (
-            "weight.to(query)",
-            "attention(x, x, x, score=Weighted(lambda query: @))",
-            "plain(x * weight.float(), x, x, scale=1.0)",
-        ),
-        setup="""
-weight = torch.rand(8, dtype=torch.float64)
-class Weighted(ch.extend.Score):
-    def __init__(self, made):
-        super().__init__()
-        self.made = made
-    def tile(self, query, key):
-        return query * weight.to(query) @ key.mT
-    def lower(self, query, key):
-        return ch.extend.Pairwise("mul", query, key, weight=self.made(query))
-""",
-    ),
-    case(
         "attention(x, x, x, bias=torch.nn.attention.bias.causal_lower_right(4, 4))",
         ("mask=Causal(), align='lower_right'", "attention(x, x, x, @)", "plain(x, x, x, low)"),
         setup="import torch.nn.attention.bias",
-    ),
-    case(
-        "attention(x, x, x, bias=Later(lambda sizes: torch.arange(4.0, device='meta')))",
-        (
-            "device=sizes.device",
-            "attention(x, x, x, bias=Later(lambda sizes: torch.arange(4.0, @)))",
-            "plain(x, x, x, added=torch.arange(4.0))",
-        ),
-        setup="""
-class Later(ch.extend.Bias):
-    def __init__(self, made):
-        super().__init__()
-        self.made = made
-    def lower(self, sizes):
-        return ch.extend.Added(dense=self.made(sizes).expand(1, 1, 4, 4))
-""",
     ),
     case(
         "attention(x, x, x, score=Dot)",
@@ -1084,21 +1049,6 @@ class Later(ch.extend.Bias):
     case(
         "watched().plot(0, title=3)",
         ("pass a string", "drawn(watched().plot(0, title='three')) # @", "torch.tensor(True)"),
-        setup=PLOT,
-    ),
-    case(
-        "ch.weights(x, x).plot(0, cmap='nothing')",
-        ("'GnBu'", "drawn(ch.weights(x, x).plot(0, cmap=@))", "torch.tensor(True)"),
-        setup=PLOT,
-    ),
-    case(
-        "ch.weights(x, x).plot(0, bar=3)",
-        ("True or False", "drawn(ch.weights(x, x).plot(0, bar=False)) # @", "torch.tensor(True)"),
-        setup=PLOT,
-    ),
-    case(
-        "ch.weights(x, x).plot(0, ax=3)",
-        ("None", "drawn(ch.weights(x, x).plot(0, ax=@))", "torch.tensor(True)"),
         setup=PLOT,
     ),
     case(

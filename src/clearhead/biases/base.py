@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from clearhead.base.arrays import Array, check_float, is_dense, owned, shown
+from clearhead.base.arrays import Array, is_dense, shown
 from clearhead.base.contexts import raise_in_jit_script
 from clearhead.base.errors import ClearheadError, ShapeError
 from clearhead.base.mode import get_mode
@@ -194,22 +194,6 @@ class Bias(PartSettings, nn.Module, ABC):
 BiasLike = Bias | Array | None
 
 
-def keep(bias: Bias, name: str, given: Any, expected: str, dimensions: tuple[int, ...] = ()) -> None:
-    """Keep given numbers as they are: a parameter as the module's own, any other as a buffer; the state dict has both.
-
-    `expected`: the words of the error for other dtypes, and for another number of `dimensions`, if any are named.
-    """
-    tensor, who = owned(given, name), f"{type(bias).__name__}: {name}"
-    if tensor.is_floating_point():
-        check_float(tensor, who)
-    if not tensor.is_floating_point() or (dimensions and tensor.ndim not in dimensions):
-        raise ClearheadError(f"{who} has dtype {tensor.dtype}, shape {tuple(tensor.shape)}; expected {expected}")
-    if isinstance(tensor, nn.Parameter):
-        setattr(bias, name, tensor)
-    else:
-        bias.register_buffer(name, tensor)
-
-
 def lowered(bias: Bias, sizes: Sizes) -> Added:
     """A bias's normal form, checked. Its forward pre-hooks are run first, with the sizes as their input."""
     return _checked(after_hooks(bias, sizes), sizes)
@@ -289,12 +273,6 @@ def numbers_alone(name: str, numbers: Tensor) -> list[Step]:
     """A bias as it is, without steps."""
     why = "One number for each pair, which does not depend on the vectors."
     return [Step(name, why, numbers.reshape((1,) * (4 - numbers.ndim) + tuple(numbers.shape)), PAIRS)]
-
-
-def looked_up(name: str, table: Step, places: Step) -> Step:
-    """The step that takes, for each pair, the entry of `table`, (B or 1, H or 1, 1, n), at the pair's place."""
-    why = "Each pair gets the number of its place in the table."
-    return made(name, why, table.take_along_dim(places, -1), PAIRS)
 
 
 def _sum(one: Tensor | None, other: Tensor | None) -> Tensor | None:

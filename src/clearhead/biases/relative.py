@@ -15,7 +15,7 @@ from clearhead.base.numbers import MOST, check_count, check_flag
 from clearhead.base.positions import positions, query_offset
 from clearhead.base.shapes import Sides, Sizes, no_heads
 from clearhead.base.steps import PAIRS, Step, made
-from clearhead.biases.base import Added, Bias, distances, looked_up, wide
+from clearhead.biases.base import Added, Bias, distances, wide
 
 
 class RelativeBias(Bias):
@@ -84,7 +84,9 @@ class RelativeBias(Bias):
         why = "Learnt: one number for each bucket, in each head."
         table = Step(f"{name}_table", why, weight, (*PAIRS[:2], "1", "bucket"))
         buckets = self._bucket_steps(apart, name)
-        return [rows, columns, apart, *buckets, table, looked_up(name, table, buckets[-1])]
+        why = "Each pair gets the number of its place in the table."
+        numbers = made(name, why, table.take_along_dim(buckets[-1], -1), PAIRS)
+        return [rows, columns, apart, *buckets, table, numbers]
 
     def _bucket_steps(self, apart: Step, name: str) -> list[Step]:
         """From the distances to their buckets."""
