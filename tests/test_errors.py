@@ -32,8 +32,8 @@ CASES = {
     ),
     "sinks that are no tensor": (
         lambda: ch.attention(X3[:, None], X3[:, None], X3[:, None], sinks=True),
-        ch.ClearheadError,
-        ["sinks is True", "(1,)", "torch.zeros(1)"],
+        ch.ShapeError,
+        ["sinks is a bool", "(1,)", "torch.zeros(1)"],
     ),
     "ragged lengths": (lambda: ch.Lengths([[1], [2, 3]]), ch.ClearheadError, ["valid_lens"]),
     "an alignment for another batch": (

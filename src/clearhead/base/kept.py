@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import weakref
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 from torch import Tensor
 
 from clearhead.base.mode import is_capturing_graph
 
+T = TypeVar("T")
 LIMIT = 2**28  # bytes of all tables together
 
 
@@ -24,6 +26,13 @@ class Memo(dict[Any, Any]):
     def __setitem__(self, name: Any, value: Any) -> None:
         self.bytes += size_of(value)
         super().__setitem__(name, value)
+
+    def once(self, name: Any, make: Callable[[], T]) -> T:
+        """The value of a name, made where there is none."""
+        if name not in self:
+            self[name] = make()
+        found: T = self[name]
+        return found
 
     def keep_uncaptured(self, name: Any, value: Any) -> None:
         """Set a value on a device; none while a CUDA graph is captured, since its memory is the graph's."""

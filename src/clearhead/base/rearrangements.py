@@ -5,7 +5,7 @@ See `operations.py`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from operator import attrgetter
 from typing import Any
 
@@ -29,20 +29,19 @@ def method(name: str) -> Callable[[Expression], Text]:
 
     def text(x: Expression) -> Text:
         first, *others = map(code_of, x.inputs)
-        inner = [each.text for each in others] + [f"{key}={code_of(each).text}" for key, each in x.options.items()]
-        return Text(ATOM, f"{first.inside(ATOM)}.{name}({', '.join(inner)})")
+        return Text(ATOM, f"{first.inside(ATOM)}.{name}({_arguments(others, x)})")
 
     return text
 
 
 def torch_function(name: str) -> Callable[[Expression], Text]:
     """`torch.name(…)`"""
+    return lambda x: Text(ATOM, f"{name}({_arguments(map(code_of, x.inputs), x)})")
 
-    def text(x: Expression) -> Text:
-        inner = [code_of(each).text for each in x.inputs]
-        return Text(ATOM, f"{name}({', '.join([*inner, *(f'{k}={code_of(v).text}' for k, v in x.options.items())])})")
 
-    return text
+def _arguments(inputs: Iterable[Text], x: Expression) -> str:
+    options = (f"{name}={code_of(each).text}" for name, each in x.options.items())
+    return ", ".join([*(each.text for each in inputs), *options])
 
 
 def _moved(compute: Any, text: Any, source: Any, axes: Any, back: Any = None) -> Operation:

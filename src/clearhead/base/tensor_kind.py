@@ -158,7 +158,7 @@ def holds_all_bytes(tensor: Tensor) -> bool:
 
 def to_fake(tensor: Tensor) -> Tensor:
     """The tensor; where PyTorch's fake tensors are at work, a fake tensor like it."""
-    mode = torch_state.fake_mode() if get_mode().traced else None
+    mode = torch_state.tracing_modes()[0] if get_mode().traced else None
     return tensor if mode is None or isinstance(tensor, FakeTensor) else mode.from_tensor(tensor)
 
 

@@ -5,7 +5,7 @@ See `torch_private.py`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -77,19 +77,9 @@ _tracers = [find_private(name, _ACTIVE) for name in _MODES]
 _mode_of = requires(_ACTIVE, *_MODES)(find_private("torch._C._get_dispatch_mode", _ACTIVE))
 
 
-def fake_mode() -> Any:
-    """The mode of fake tensors that is at work, or None. To be asked where a dispatch mode is at work."""
-    return _mode_of(_tracers[0])
-
-
-def tracing_modes() -> Iterator[Any]:
-    """The modes that follow each operation, None for a mode that is not at work. To be asked as `fake_mode` is."""
-    return (_mode_of(key) for key in _tracers)
-
-
-def recording_modes() -> Iterator[Any]:
-    """The modes that record each operation, as `tracing_modes`: those without the mode of fake tensors."""
-    return (_mode_of(key) for key in _tracers[1:])
+def tracing_modes() -> list[Any]:
+    """The modes of fake tensors, of make_fx and of functionalization, None for each that is not active."""
+    return [_mode_of(key) if dispatch_modes() else None for key in _tracers]
 
 
 function_modes: Callable[[], int] = find_private("torch._C._len_torch_function_stack", _ACTIVE)

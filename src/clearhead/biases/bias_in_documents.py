@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from functools import partial
-
-from torch import Tensor, nn
+from torch import nn
 
 from clearhead.base.document_edges import DocumentEdges
 from clearhead.base.shapes import Sizes
@@ -34,13 +32,7 @@ class BiasInDocuments(Bias):
             # a distance in the row is that in the document; longer ones than the longest document's are masked
             room = sizes.queries - padded.queries
             return Added(relative=nn.functional.pad(relative, (room, room)))
-        part = (
-            added.function
-            if added.function is not None and not added.tensors
-            else partial(_compute_tile, added, padded)
-        )
+        part = added.function
+        if part is None or added.tensors:
+            part = lambda *sides: wide(added.tile(*sides, padded))  # noqa: E731
         return Added(function=self.edges.to_row(part, sizes), reads=reads)
-
-
-def _compute_tile(added: Added, sizes: Sizes, batch: slice, heads: slice, queries: slice, keys: slice) -> Tensor:
-    return wide(added.tile(batch, heads, queries, keys, sizes))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable
+from contextlib import suppress
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -13,6 +14,7 @@ from clearhead.base.arrays import check_memory, is_whole, mask_forms, to_tensor
 from clearhead.base.errors import ClearheadError, ShapeError
 from clearhead.base.mode import get_mode
 from clearhead.base.tensor_kind import is_readable, require_all
+from clearhead.base.text import brief
 from clearhead.base.versions import Versions
 
 T = TypeVar("T")
@@ -85,15 +87,14 @@ def signature_of(mask: Any) -> Hashable | None:
 def as_tensor(numbers: Any, name: str) -> Tensor:
     """Numbers, lists of them, arrays and tensors, as a tensor; an empty list as one of integers."""
     if isinstance(numbers, int | np.integer | list | tuple | range):
-        try:
+        with suppress(ValueError, TypeError):  # rows of other lengths, and what is no number
             numbers = torch.tensor(numbers, device="cpu")
-        except (ValueError, TypeError) as ragged:
-            raise ClearheadError(f"{name} is no array of integers: {ragged}.") from None
-        numbers = numbers if numbers.numel() else numbers.long()
-    if not isinstance(numbers, Tensor | np.ndarray):
-        raise ClearheadError(f"{name} is {numbers!r:.40}; expected an integer, or integers: a list, array or tensor.")
-    if isinstance(numbers, Tensor) and numbers.is_nested:
-        raise ClearheadError(f"{name} is nested; pass a plain tensor: one number for each sequence, or padded rows.")
+            numbers = numbers if numbers.numel() else numbers.long()
+    if not isinstance(numbers, Tensor | np.ndarray) or (isinstance(numbers, Tensor) and numbers.is_nested):
+        raise ClearheadError(
+            f"{name} is {brief(numbers)}; expected an integer, or integers in rows of one length: a list, array or "
+            "tensor."
+        )
     return to_tensor(numbers, name.split()[-1])
 
 

@@ -78,26 +78,21 @@ class Combined(Mask):
         return [note for mask in leaves(self) for note in mask._list_notes()]
 
     def drawn(self) -> Sizes:
-        def make(mask: Mask, *inner: Sizes) -> Sizes:
-            return mask.join_drawn(*inner) if isinstance(mask, Combined) else mask.drawn()
-
-        return fold(self, inner_masks, make)
+        found: Sizes = self._fold(lambda mask, *inner: mask.join_drawn(*inner), lambda leaf: leaf.drawn())
+        return found
 
     def _count_drawn_keys(self) -> int:
         return max(mask._count_drawn_keys() for mask in leaves(self))
 
     def title(self) -> str:
-        def make(mask: Mask, *inner: str) -> str:
-            return short(mask.join_titles(*inner), TITLE) if isinstance(mask, Combined) else said(mask, mask.title)
+        def join(mask: Combined, *inner: str) -> str:
+            return short(mask.join_titles(*inner), TITLE)
 
-        return fold(self, inner_masks, make)
+        return str(self._fold(join, lambda leaf: said(leaf, leaf.title)))
 
     def _compute_part(self, sizes: Sizes, at: Sides) -> Tensor:
-        def make(mask: Mask, *inner: Tensor) -> Tensor:
-            found: Tensor = mask.join(*inner) if isinstance(mask, Combined) else mask._compute_part(sizes, at)
-            return found
-
-        return fold(self, inner_masks, make)
+        found: Tensor = self._fold(lambda mask, *inner: mask.join(*inner), lambda leaf: leaf._compute_part(sizes, at))
+        return found
 
     def steps(self, sizes: Sizes, at: Sides, name: str = "mask") -> list[Step]:
         order: list[Mask] = []
@@ -108,26 +103,29 @@ class Combined(Mask):
                 names.setdefault(id(one), f"{names[id(mask)]}_{end}")
         found: list[Step] = []
 
-        def make(mask: Mask, *inner: Step) -> Step:
-            own = names[id(mask)]
-            if isinstance(mask, Combined):
-                found.append(made(own, mask.meaning, mask.join(*inner), PAIRS))
-            else:
-                found.extend(mask._explain(sizes, at, own))
+        def join(mask: Combined, *inner: Step) -> Step:
+            found.append(made(names[id(mask)], mask.meaning, mask.join(*inner), PAIRS))
             return found[-1]
 
-        fold(self, inner_masks, make)
+        def explain(leaf: Mask) -> Step:
+            found.extend(leaf._explain(sizes, at, names[id(leaf)]))
+            return found[-1]
+
+        self._fold(join, explain)
         return found
 
     def lower(self, sizes: Sizes) -> Spans:
-        def make(mask: Mask, *inner: Spans) -> Spans:
-            if isinstance(mask, Combined):
-                return mask.join_spans(sizes, *inner)
-            spans = mask._resolve(sizes)
+        def lower(leaf: Mask) -> Spans:
+            spans = leaf._resolve(sizes)
             # the complement of an interval before the first key, or behind the last one, is every key
             return spans._replace(start=spans.start.clamp(0, sizes.keys), stop=spans.stop.clamp(0, sizes.keys))
 
-        return fold(self, inner_masks, make)
+        found: Spans = self._fold(lambda mask, *inner: mask.join_spans(sizes, *inner), lower)
+        return found
+
+    def _fold(self, join: Callable[..., Any], ask: Callable[[Mask], Any]) -> Any:
+        """The result of `join` for each operator, from those of the masks that it joins; of `ask` for other masks."""
+        return fold(self, inner_masks, lambda mask, *inner: join(mask, *inner) if inner else ask(mask))
 
 
 def inner_masks(mask: Mask) -> tuple[Mask, ...]:

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from clearhead.base.arrays import Integers
+from clearhead.base.arrays import Integers, shown
 from clearhead.base.document_edges import DocumentEdges
 from clearhead.base.errors import ClearheadError, ShapeError, columns
 from clearhead.base.positions import query_offset
@@ -56,11 +56,6 @@ class Documents(Mask):
         The mask's size depends on the values of `lengths`: make it outside of compiled code.
         """
         lengths = _with_values(lengths, "lengths")
-        if lengths.ndim != 1:
-            raise ShapeError(
-                f"Documents: lengths has shape {tuple(lengths.shape)}; expected (n,). For a batch of different "
-                "packings pass ids, (B, Lk)."
-            )
         return cls(torch.arange(lengths.shape[0], device=lengths.device).repeat_interleave(lengths))
 
     @classmethod
@@ -233,14 +228,17 @@ class DocumentsByEdges(Documents):
 
 def _with_values(given: Any, name: str) -> Tensor:
     lengths = check_lengths(given, f"Documents: {name}")
-    if has_no_values(lengths):
-        raise ClearheadError(f"Documents: {name} has a shape alone (meta or fake), and the size depends on its values.")
+    if has_no_values(lengths) or lengths.ndim != 1:
+        raise ShapeError(
+            f"Documents: {name} is {shown(lengths)}; expected one dimension, with values. For a batch of different "
+            "packings pass ids, (B, Lk)."
+        )
     return lengths
 
 
 def _cu_seqlens(given: Any, name: str) -> Tensor:
     sums = _with_values(given, name)
-    if sums.ndim != 1 or not len(sums) or int(sums[0]) or bool((sums.diff() < 0).any()):
+    if not len(sums) or int(sums[0]) or bool((sums.diff() < 0).any()):
         raise ClearheadError(
             f"Documents: {name} is {sums.tolist() if sums.numel() <= 8 else tuple(sums.shape)}; expected the sums of "
             "the documents' lengths, (n + 1,): 0 first, none below the one before. For the lengths themselves use "

@@ -35,10 +35,6 @@ class Intervals(Mask):
             own(check_integers(edge, f"Intervals: {name}", (1, 2, 3), "(Lq,), (B, Lq) or (B, H, Lq)."))
             for edge, name in ((start, "start"), (stop, "stop"))
         )
-        if self.start.shape != self.stop.shape:
-            raise ShapeError(
-                f"Intervals: start {tuple(self.start.shape)} and stop {tuple(self.stop.shape)} need one shape."
-            )
 
     @classmethod
     def example(cls, sizes: Sizes) -> Mask:
@@ -61,7 +57,7 @@ class Intervals(Mask):
             edge = placed(_three(edge), sizes.device, "Intervals")
             if not broadcasts(edge.shape, sizes.shape[:3]):
                 raise ShapeError(
-                    f"Intervals: start has shape {tuple(self.start.shape)}; expected something that broadcasts to "
+                    f"Intervals: an edge has shape {tuple(edge.shape)}; expected something that broadcasts to "
                     f"(B, H, Lq) = {sizes.shape[:3]}."
                 )
             edges.append(edge.clamp(0, sizes.keys))

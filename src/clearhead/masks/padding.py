@@ -36,19 +36,17 @@ class Padding(Mask):
 
     def __init__(self, keep: Array) -> None:
         given, keep = keep, to_tensor(keep, "keep")
-        if keep.ndim != 2:
-            raise ShapeError(f"Padding: keep has shape {tuple(keep.shape)}; expected (B, Lk).")
 
         def wrong() -> ClearheadError:
             refuse_additive(given, "Padding: keep")
             cast = "keep.bool()" if isinstance(given, Tensor) else "keep.astype(bool)"
             return ClearheadError(
-                f"Padding: keep has dtype {given.dtype}, shape {tuple(keep.shape)}; expected bool or integers, 0 for "
-                f"padding and 1 or more for a word, for example {cast}. For lengths pass Lengths(valid_lens); a float "
-                "tensor passed as mask= is added to the scores."
+                f"Padding: keep has dtype {given.dtype}, shape {tuple(keep.shape)}; expected (B, Lk), bool "
+                f"or integers, 0 for padding and 1 or more for a word, for example {cast}. For lengths pass "
+                "Lengths(valid_lens); a float tensor passed as mask= is added to the scores."
             )
 
-        if keep.is_floating_point() or keep.is_complex():
+        if keep.ndim != 2 or keep.is_floating_point() or keep.is_complex():
             raise wrong()
         if keep.dtype != torch.bool:
             require_all(keep >= 0, wrong, "Padding: keep holds negative numbers")

@@ -45,8 +45,6 @@ class PrefixLM(Mask):
     def __init__(self, lengths: Integers | int) -> None:
         self.lengths = check_lengths(lengths, NAME, read=True)
         self._read()  # now, in eager code, so that compiled code finds the result
-        if self.lengths.ndim > 1:
-            raise ShapeError(f"PrefixLM: lengths has shape {tuple(self.lengths.shape)}; expected (B,) or one integer.")
 
     @classmethod
     def example(cls, sizes: Sizes) -> Mask:
@@ -79,15 +77,14 @@ class PrefixLM(Mask):
         return [rows, columns, lengths, made(name, why, (columns <= rows) | (columns < lengths), PAIRS)]
 
     def lower(self, sizes: Sizes) -> Spans:
-        if not one_or(self.lengths.numel(), sizes.batch):
+        if self.lengths.ndim > 1 or not one_or(self.lengths.numel(), sizes.batch):
+            rows = {
+                "scores": (*sizes.shown, sizes.queries, sizes.keys),
+                "lengths": (*self.lengths.shape, "", "", "")[:4],
+            }
             raise ShapeError(
                 f"PrefixLM: lengths has shape {tuple(self.lengths.shape)}; expected (B,) = ({sizes.batch},).\n"
-                + columns(
-                    {
-                        "scores": (*sizes.shown, sizes.queries, sizes.keys),
-                        "lengths": (*self.lengths.shape, "", "", "")[:4],
-                    }
-                )
+                + columns(rows)
             )
         own = torch.arange(1, sizes.queries + 1, device=sizes.device).view(1, 1, -1)
         own = own + query_offset(sizes, "PrefixLM")

@@ -83,15 +83,10 @@ def pack(named: dict[str, Any], hint: str) -> PackedRows:
         ShapeError: If the tensors differ in their sequences.
     """
     mode = get_mode()
-    if mode.compiled:
+    if mode.compiled or mode.transforms:
         raise UnsupportedError(
-            "Nested tensors are read on the host, so compiled code cannot use them. Call attention, or the module, "
-            "outside of the compiled function, or pass padded tensors and mask=Lengths(valid_lens)."
-        )
-    if mode.transforms:
-        raise UnsupportedError(
-            "torch.func does not follow nested tensors. Pass padded tensors and mask=Lengths(valid_lens), or take the "
-            "gradients by torch.autograd.grad."
+            "Nested tensors are read on the host, so compiled code and torch.func cannot use them. Call attention, or "
+            "the module, outside of them, or pass padded tensors and mask=Lengths(valid_lens)."
         )
     if not all(map(is_nested, named.values())):
         kinds = {name: "nested" if is_nested(given) else "not" for name, given in named.items()}

@@ -8,7 +8,6 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from clearhead.base.errors import ShapeError
 from clearhead.base.mode import CURRENT
 from clearhead.base.shapes import Sizes, part
 from clearhead.base.text import outlined
@@ -117,10 +116,6 @@ def unpacked(
     query, key, value, weight, dense, relative, sinks = leaves
     phi, scale, softcap, dropout_p = numbers
     assert query is not None and key is not None
-    if query.ndim != 4 or key.ndim != 4:
-        raise ShapeError(
-            f"{PACKED} gave query {tuple(query.shape)} and key {tuple(key.shape)}; expected four dimensions."
-        )
     sides = (query.shape[2], key.shape[2]) if length is None else (length, length)
     sizes = Sizes(query.shape[0], query.shape[1], *sides, query.device)
     allowed = None

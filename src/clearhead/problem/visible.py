@@ -49,10 +49,8 @@ class Visible(NamedTuple):
         """The hulls' starts and stops on the host; where they lie on another device, they are read once, here."""
         if not isinstance(self.known, Later):
             return self.known
-        if "edges" not in self.memo:
-            self.memo["edges"] = checked_edges(self.spans, *self.known)
-        found: tuple[np.ndarray, np.ndarray] = self.memo["edges"]
-        return found
+        known = self.known
+        return self.memo.once("edges", lambda: checked_edges(self.spans, *known))
 
     @property
     def read(self) -> bool:
@@ -100,10 +98,7 @@ def resolve(mask: Mask, sizes: Sizes, as_written: bool, mode: Mode = CURRENT) ->
 
 def intervals_of(visible: Visible) -> tuple[np.ndarray, np.ndarray]:
     """The spans' intervals on the host: see `Spans.intervals`."""
-    if "intervals" not in visible.memo:
-        visible.memo["intervals"] = edges_on_host(*visible.spans.intervals())
-    found: tuple[np.ndarray, np.ndarray] = visible.memo["intervals"]
-    return found
+    return visible.memo.once("intervals", lambda: edges_on_host(*visible.spans.intervals()))
 
 
 def rows_of(visible: Visible, sizes: Sizes) -> tuple[np.ndarray, np.ndarray] | None:
@@ -135,21 +130,15 @@ def seen_of(visible: Visible, sizes: Sizes) -> tuple[Tensor, Tensor]:
     mode = get_mode()
     if mode.compiled or mode.traced or mode.transforms or is_capturing_graph():
         return seen(visible.spans, sizes)
-    if "seen" not in visible.memo:
-        with torch.inference_mode(False), torch.no_grad():
-            visible.memo["seen"] = seen(visible.spans, sizes)
-    found: tuple[Tensor, Tensor] = visible.memo["seen"]
-    return found
+    with torch.inference_mode(False), torch.no_grad():
+        return visible.memo.once("seen", lambda: seen(visible.spans, sizes))
 
 
 def all_seen(visible: Visible, sizes: Sizes) -> bool:
     """Whether a mask that is kept is known to hide no key from all queries, and no query from all keys."""
     if "kept" not in visible.memo or not is_on_host(visible.spans.start):
         return False
-    if "all seen" not in visible.memo:
-        visible.memo["all seen"] = all(bool(side.all()) for side in seen_of(visible, sizes))
-    found: bool = visible.memo["all seen"]
-    return found
+    return visible.memo.once("all seen", lambda: all(bool(side.all()) for side in seen_of(visible, sizes)))
 
 
 def finite_unseen(visible: Visible, query: Tensor, key: Tensor) -> bool:
