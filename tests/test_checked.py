@@ -345,28 +345,6 @@ def test_a_source_of_ones_own_is_checked():
         weights.entropy()
 
 
-@pytest.mark.parametrize(
-    ("summary", "said"),
-    [
-        (Summary(groups=torch.zeros(1, 3, 2)), "groups"),
-        (Summary(distance=torch.zeros(1, 1, 5)), "distance"),
-        (Summary(received=True, factors=torch.zeros(4, 1, 5)), "factors"),
-        (Found(), "a Found"),
-    ],
-    ids=str,
-)
-def test_the_statistics_of_a_reduction_are_checked(summary, said):
-    class Mine(Reduction):
-        def summary(self, problem):
-            return summary
-
-        def found(self, found, problem):
-            return found
-
-    with pytest.raises(ClearheadError, match=f"Mine.summary .*{said}"):
-        ch.weights(draw(1, 2, 5, 8), draw(1, 2, 7, 8)).reduce(Mine())
-
-
 def test_the_problem_of_a_reduction_is_checked():
     class Mine(Reduction):
         def of(self, problem):

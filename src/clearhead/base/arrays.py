@@ -81,8 +81,6 @@ def to_tensor(array: Any, name: str) -> Tensor:
             f"with.\nIf its rows have unequal lengths, pad them and pass mask=Lengths(valid_lens); "
             f"else pass {name}.astype(float)."
         )
-    if not array.dtype.isnative:
-        array = array.astype(array.dtype.newbyteorder("="))
     # torch has no negative strides and none between elements, and warns of read-only memory
     if not array.flags.writeable or any(stride < 0 or stride % array.itemsize for stride in array.strides):
         array = array.copy()
@@ -125,11 +123,9 @@ def check_memories(named: Iterable[tuple[str, Tensor | None]]) -> None:
     tensor that comes twice, as that of self-attention, is looked at once."""
     usual, last = get_mode().eager, None
     for name, tensor in named:
-        if tensor is last:
+        if tensor is None or tensor is last:
             continue
         last = tensor
-        if tensor is None:
-            continue
         plain = usual and type(tensor) is Tensor and tensor.is_cpu and tensor.layout is torch.strided
         if not (plain and holds_all_bytes(tensor)):
             check_memory(tensor, name)

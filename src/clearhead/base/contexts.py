@@ -14,10 +14,7 @@ from torch import Tensor
 from clearhead.base import torch_private
 from clearhead.base.errors import UnsupportedError
 from clearhead.base.mode import get_mode
-from clearhead.base.torch_state import (
-    any_autocast,
-    jit_state,
-)
+from clearhead.base.torch_state import any_autocast, jit_state
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 _NOTHING = nullcontext()

@@ -8,7 +8,7 @@ import threading
 import traceback
 import warnings
 from collections.abc import Callable
-from contextlib import AbstractContextManager, ContextDecorator
+from contextlib import AbstractContextManager
 from pathlib import Path
 from types import FrameType
 from typing import Any, NamedTuple, TypeVar
@@ -75,10 +75,8 @@ class Uninterrupted(AbstractContextManager[Given]):
             return None if inside is None else inside.__exit__(*error)
 
 
-class Managed(Uninterrupted[Given], ContextDecorator):
-    """A context manager that calls `make` when it is entered. It can be entered once; as a decorator it is entered at
-    each call of the function.
-    """
+class Managed(Uninterrupted[Given]):
+    """A context manager that calls `make` when it is entered. It can be entered once."""
 
     def __init__(self, call: str, make: Callable[[], AbstractContextManager[Given]]) -> None:
         super().__init__(make)
@@ -93,10 +91,6 @@ class Managed(Uninterrupted[Given], ContextDecorator):
         self._used = True
         return super().__enter__()
 
-    def __call__(self, function: Any) -> Any:
-        self._used = True
-        return super().__call__(function)
-
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_"):
             raise AttributeError(name)
@@ -104,9 +98,6 @@ class Managed(Uninterrupted[Given], ContextDecorator):
             f"{self._call} has no {name!r}: it begins in a `with` statement, and gives its result there. Write "
             f"`with ch.{self._call} as seen:`, and ask `seen` for it."
         )
-
-    def _recreate_cm(self) -> Managed[Given]:
-        return Managed(self._call, self._make)
 
     def __repr__(self) -> str:
         if self._used:
@@ -129,9 +120,5 @@ def caller() -> Line:
     """Find the innermost line of the stack that is outside of this package."""
     # warnings.warn has skip_file_prefixes since Python 3.12
     stack = traceback.StackSummary.extract(traceback.walk_stack(None), lookup_lines=False)
-    frame = stack[-1]
-    for outer in stack:
-        if not outer.filename.startswith(_PACKAGE):
-            frame = outer
-            break
+    frame = next((outer for outer in stack if not outer.filename.startswith(_PACKAGE)), stack[-1])
     return Line(frame.filename, frame.lineno or 0)

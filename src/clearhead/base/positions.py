@@ -31,13 +31,8 @@ def check_align(align: Any) -> Align:
         return max(-FAR, min(int(align), FAR))
     if not isinstance(align, Tensor | np.ndarray):
         raise ClearheadError(f"align is {align!r:.60}. {_ADVICE}")
-    if (
-        type(align) is Tensor
-        and align.dtype is torch.int64
-        and align.ndim < 2
-        and get_mode().eager
-        and holds_all_bytes(align)
-    ):
+    plain = type(align) is Tensor and align.dtype is torch.int64 and align.ndim < 2
+    if plain and get_mode().eager and holds_all_bytes(align):
         return align.clamp(-FAR, FAR)
     positions = to_tensor(align, "align")
     if not is_whole(positions) or positions.ndim > 1:

@@ -10,7 +10,6 @@ from operator import attrgetter
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from clearhead.base.expressions import OPERATIONS, Expression, Operand, Operation, call, code_of, written
 from clearhead.base.formulas import ATOM, COMPARE, CONDITION, Place, Places, Text, View, apart, joined, letter, moved
@@ -101,10 +100,6 @@ def _index_code(x: Expression) -> Text:
     return Text(ATOM, f"{code_of(x.inputs[0]).inside(ATOM)}[{', '.join(map(part, x.inputs[1:]))}]")
 
 
-def _indexed(value: Tensor, *places: Any) -> Tensor:
-    return value[places]
-
-
 def _flat_source(x: Expression, places: Places) -> Places:
     inner = x.inputs[0].shape
     start = x.inputs[1] % len(inner)
@@ -145,11 +140,9 @@ def _ranged(place: str, size: int, text: str, first: int, end: int) -> str:
     """A text that holds for a part of the places along an axis."""
     if (first, end) == (0, size):
         return text
-    return (
-        f"{text} for {place} < {end}"
-        if not first
-        else f"{text} for {place} from {first}" + f" to {end - 1}" * (end < size)
-    )
+    if not first:
+        return f"{text} for {place} < {end}"
+    return f"{text} for {place} from {first}" + f" to {end - 1}" * (end < size)
 
 
 def _cat_write(x: Expression, places: Places, view: View) -> Text:
@@ -224,7 +217,7 @@ OPERATIONS |= {
         lambda x, places: _joined_source(x, places), lambda x: x.inputs[0].axes,
     ),
     "flatten": _moved(torch.flatten, method("flatten"), _flat_source, _flat_axes, _flat_back),
-    "index": _moved(_indexed, _index_code, _index_source, _index_axes),
+    "index": _moved(lambda a, *places: a[places], _index_code, _index_source, _index_axes),
     "to": _cast(lambda a, kind: a.to(kind), "to"), "double": _cast(lambda a: a.double(), "double"),
     "cat": Operation(torch.cat, torch_function("torch.cat"), _cat_write, _listed_axes),
     "stack": Operation(torch.stack, torch_function("torch.stack"), _stack_write, _listed_axes),

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from clearhead.base.arrays import FLOATS, check_float, check_memory
+from clearhead.base.arrays import FLOATS, check_float, check_memory, shown
 from clearhead.base.errors import ClearheadError, ShapeError, columns
 from clearhead.base.mode import any_thread_compiles, get_mode
 from clearhead.base.numbers import check_count
@@ -231,16 +231,10 @@ def array_sizes(query: Any, key: Any) -> Sizes:
     if isinstance(query, int | np.integer) and isinstance(key, int | np.integer):
         return Sizes(1, 1, check_count(query, 0, "query"), check_count(key, 0, "key"), leading=())
     for name, array in (("query", query), ("key", key)):
-        if not isinstance(array, Tensor | np.ndarray):
-            raise ClearheadError(
-                f"{name} is a {type(array).__name__}; pass a tensor or an array of its shape, or both lengths."
-            )
-        if isinstance(array, Tensor) and array.is_nested:
-            check_float(array, name)
-    query_shape, key_shape = (
-        torch.empty(tuple(array.shape), dtype=torch.float32, device="meta") for array in (query, key)
-    )
-    *_, sizes = as_inputs(query_shape, key_shape, None)
+        if not isinstance(array, Tensor | np.ndarray) or getattr(array, "is_nested", False):
+            raise ClearheadError(f"{name} is {shown(array)}; pass a tensor or an array of its shape, or both lengths.")
+    like = [torch.empty(tuple(array.shape), dtype=torch.float32, device="meta") for array in (query, key)]
+    *_, sizes = as_inputs(*like, None)
     device = query.device if isinstance(query, Tensor) else torch.device("cpu")
     return Sizes(*sizes.shape, device, sizes.leading)
 

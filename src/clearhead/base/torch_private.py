@@ -28,14 +28,6 @@ cached_code: Callable[[Any], Any] = find_private("torch._C._dynamo.eval_frame._d
 assert_async: Callable[..., Any] = find_private("torch._assert_async", "to check values in compiled code")
 _skip_code = find_private_later("torch._dynamo.eval_frame.skip_code", _COMPILER)
 _handlers = find_private_later("torch._dynamo.variables.torch.TorchInGraphFunctionVariable._get_handlers", _COMPILER)
-# Attributes that the compiler sets or reads. Whether a version still does so cannot be seen.
-MARKS = {
-    "_dynamo_marked_constant": "to have a function's result compiled in",
-    "_torchdynamo_disable": "to keep the compiler out of a function",
-    "_torchdynamo_disable_msg": "to say why the compiler is kept out",
-    "_orig_mod": "to see that torch.compile(model) wraps a model",
-    "_torchdynamo_orig_callable": "to see that a module's forward is compiled",
-}
 
 
 def mark_constant(function: Any) -> None:

@@ -19,7 +19,7 @@ from clearhead.base.numbers import check_flag
 from clearhead.base.part_settings import PartSettings
 from clearhead.base.positions import check_align
 from clearhead.base.rules import Joined, as_part
-from clearhead.base.shapes import AlignLike, Sides, Sizes, array_sizes, broadcasts, extent, part
+from clearhead.base.shapes import AlignLike, Sides, Sizes, array_sizes, broadcasts, extent, no_heads, part
 from clearhead.base.steps import PAIRS, Step, made
 from clearhead.base.text import outlined, said
 
@@ -192,6 +192,16 @@ class Bias(PartSettings, nn.Module, ABC):
 
 
 BiasLike = Bias | Array | None
+
+
+def check_heads(bias: Bias, heads: int, sizes: Sizes) -> None:
+    """Raise where a bias of so many heads is added to the scores of another number."""
+    if sizes.heads != heads:
+        name, shape = type(bias).__name__, (*sizes.shown, sizes.queries, sizes.keys)
+        raise ShapeError(
+            f"{name} has {heads} heads and the scores have {sizes.heads}, {shape}; pass {name}({sizes.heads})."
+            + no_heads(sizes)
+        )
 
 
 def lowered(bias: Bias, sizes: Sizes) -> Added:

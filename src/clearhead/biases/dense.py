@@ -57,10 +57,6 @@ class DenseBias(Bias):
         return [step.but(why="The float mask: a number for each pair.") if self.of_mask else step]
 
     def lower(self, sizes: Sizes) -> Added:
-        if self.tensor.device != sizes.device:
-            raise ClearheadError(
-                f"the bias is on {self.tensor.device}, the inputs on {sizes.device}; pass bias.to(query.device)."
-            )
         return Added(dense=fit(self.tensor, sizes, "bias"))
 
     def extra_repr(self) -> str:

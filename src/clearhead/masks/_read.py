@@ -11,8 +11,9 @@ import torch
 from torch import Tensor
 
 from clearhead.base.arrays import check_memory, is_whole, mask_forms, to_tensor
-from clearhead.base.errors import ClearheadError, ShapeError
+from clearhead.base.errors import ClearheadError, ShapeError, columns
 from clearhead.base.mode import get_mode
+from clearhead.base.shapes import Sizes
 from clearhead.base.tensor_kind import is_readable, require_all
 from clearhead.base.text import brief
 from clearhead.base.versions import Versions
@@ -44,6 +45,13 @@ def derived(mask: Any, tensor: Tensor, derive: Callable[[Tensor], T]) -> T:
 
 def _same(versions: Versions | None, tensor: Tensor) -> bool:
     return versions is not None and versions.known and versions.changed([("the mask", tensor)]) is None
+
+
+def wrong_shape(name: str, row: tuple[Any, ...], expected: str, sizes: Sizes, hint: str = "") -> ShapeError:
+    """The error for a mask's tensor of a shape that does not fit the scores. `row`: its shape, blank for other axes."""
+    rows = {"scores": (*sizes.shown, sizes.queries, sizes.keys), name.split()[-1]: row}
+    shape = tuple(size for size in row if size != "")
+    return ShapeError(f"{name} has shape {shape}; expected {expected}.\n{columns(rows)}{hint}")
 
 
 class Known(NamedTuple):

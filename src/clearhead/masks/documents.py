@@ -10,13 +10,13 @@ from torch import Tensor
 
 from clearhead.base.arrays import Integers, shown
 from clearhead.base.document_edges import DocumentEdges
-from clearhead.base.errors import ClearheadError, ShapeError, columns
+from clearhead.base.errors import ClearheadError, ShapeError
 from clearhead.base.positions import query_offset
 from clearhead.base.rules import ByPair, entry
 from clearhead.base.shapes import Sizes, heads_second, moved, one_or, part, placed
 from clearhead.base.steps import Step, made
 from clearhead.base.tensor_kind import has_no_values, is_readable
-from clearhead.masks._read import check_integers, check_lengths, derived, few_values, own, signature_of
+from clearhead.masks._read import check_integers, check_lengths, derived, few_values, own, signature_of, wrong_shape
 from clearhead.masks.base import PAIRS, Mask, Sides, Spans
 
 
@@ -153,12 +153,9 @@ class Documents(Mask):
 
     def lower(self, sizes: Sizes) -> Spans:
         if self.ids.shape[-1] != sizes.keys or (self.ids.ndim == 2 and not one_or(self.ids.shape[0], sizes.batch)):
-            raise ShapeError(
-                f"Documents: ids has {tuple(self.ids.shape)}; expected (Lk,) = ({sizes.keys},) or (B, Lk) = "
-                f"({sizes.batch}, {sizes.keys}).\n"
-                + columns({"scores": (*sizes.shown, sizes.queries, sizes.keys), "ids": tuple(self.ids.shape)})
-                + heads_second(sizes, self.ids.shape[-1])
-            )
+            expected = f"(Lk,) = ({sizes.keys},) or (B, Lk) = ({sizes.batch}, {sizes.keys})"
+            hint = heads_second(sizes, self.ids.shape[-1])
+            raise wrong_shape("Documents: ids", tuple(self.ids.shape), expected, sizes, hint)
         own = self._own(sizes)
         inside = (own >= 0) & (own < sizes.keys)
         extents = self._read()

@@ -31,10 +31,9 @@ class Intervals(Mask):
     """
 
     def __init__(self, start: Any, stop: Any) -> None:
-        self.start, self.stop = (
-            own(check_integers(edge, f"Intervals: {name}", (1, 2, 3), "(Lq,), (B, Lq) or (B, H, Lq)."))
-            for edge, name in ((start, "start"), (stop, "stop"))
-        )
+        shapes = "(Lq,), (B, Lq) or (B, H, Lq)."
+        self.start = own(check_integers(start, "Intervals: start", (1, 2, 3), shapes))
+        self.stop = own(check_integers(stop, "Intervals: stop", (1, 2, 3), shapes))
 
     @classmethod
     def example(cls, sizes: Sizes) -> Mask:

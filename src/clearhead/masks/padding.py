@@ -8,12 +8,12 @@ import torch
 from torch import Tensor
 
 from clearhead.base.arrays import Array, refuse_additive, to_tensor
-from clearhead.base.errors import ClearheadError, ShapeError, columns
+from clearhead.base.errors import ClearheadError
 from clearhead.base.rules import ByPair, entry
 from clearhead.base.shapes import Sizes, heads_second, one_or, part, placed
 from clearhead.base.steps import Step
 from clearhead.base.tensor_kind import is_on_host, is_readable, require_all
-from clearhead.masks._read import derived, own
+from clearhead.masks._read import derived, own, wrong_shape
 from clearhead.masks.base import PAIRS, Mask, Sides, Spans
 
 
@@ -70,13 +70,10 @@ class Padding(Mask):
 
     def lower(self, sizes: Sizes) -> Spans:
         if self.keep.shape[1] != sizes.keys or not one_or(self.keep.shape[0], sizes.batch):
-            raise ShapeError(
-                f"Padding: keep has shape {tuple(self.keep.shape)}; expected (B, Lk) = "
-                f"({sizes.batch}, {sizes.keys}).\n"
-                + columns({"scores": (*sizes.shown, sizes.queries, sizes.keys), "keep": (*self.keep.shape,)})
-                + "\nIt pads keys: with cross attention, pass the mask of the source."
-                + heads_second(sizes, self.keep.shape[1])
-            )
+            hint = "\nIt pads keys: with cross attention, pass the mask of the source."
+            hint += heads_second(sizes, self.keep.shape[1])
+            expected = f"(B, Lk) = ({sizes.batch}, {sizes.keys})"
+            raise wrong_shape("Padding: keep", tuple(self.keep.shape), expected, sizes, hint)
         hull = self._read()
         keep, start, stop = (placed(t, sizes.device, "Padding") for t in (self.keep, hull.start, hull.stop))
         start, stop = start.view(-1, 1, 1), stop.view(-1, 1, 1)

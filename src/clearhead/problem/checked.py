@@ -9,17 +9,15 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from clearhead.base.arrays import FLOATS, check_memory, is_dense, shown
 from clearhead.base.dropout import check_dropout
 from clearhead.base.errors import ClearheadError, ShapeError, columns
 from clearhead.base.numbers import check_number, check_positive
-from clearhead.base.shapes import broadcasts
 from clearhead.biases.base import check_added
 from clearhead.masks.base import check_spans
 from clearhead.problem.problem import Problem
-from clearhead.problem.summary import KEYS, Summary
+from clearhead.problem.summary import KEYS
 from clearhead.problem.visible import visible
 from clearhead.scores.base import Pairwise
 
@@ -103,26 +101,6 @@ def _check(
             f"for scores (B, H, Lq, Lk) = {problem.sizes.shape}."
         )
     check_memory(tensor, f"the {name} that {who} gave")
-
-
-def check_summary(summary: Any, problem: Problem, who: str) -> Summary:
-    """Raise unless the statistics that a reduction names fit the problem."""
-    if not isinstance(summary, Summary):
-        raise ClearheadError(f"{who} gave a {type(summary).__name__}; expected a Summary, or None.")
-    batch, heads, queries, keys = problem.sizes.shape
-    groups = summary.groups
-    last = groups.shape[-1] if isinstance(groups, Tensor) and groups.ndim else 1
-    shapes = {"groups": (batch, keys, last), "distance": (batch, 1, queries), "factors": (batch, heads, queries)}
-    for name, shape in shapes.items():
-        tensor = getattr(summary, name)
-        if tensor is None:
-            continue
-        floats = name != "distance"
-        fits = is_dense(tensor) and tensor.ndim == 3 and broadcasts(tensor.shape, shape)
-        if not fits or tensor.is_floating_point() != floats or tensor.device != problem.sizes.device:
-            kind = "floating-point numbers" if floats else "int64"
-            raise ShapeError(f"{who} gave {name} {shown(tensor)}; expected {kind} {shape} on {problem.sizes.device}.")
-    return summary
 
 
 def check_result(tensor: Any, name: str, shape: tuple[int, ...], problem: Problem, who: str) -> None:

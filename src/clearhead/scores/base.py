@@ -11,15 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from clearhead.base.arrays import (
-    ArrayT,
-    accumulated,
-    check_float,
-    check_memory,
-    is_dense,
-    shown,
-    to_tensor_float,
-)
+from clearhead.base.arrays import ArrayT, accumulated, check_float, check_memory, is_dense, shown, to_tensor_float
 from clearhead.base.contexts import is_cast_together, raise_in_jit_script
 from clearhead.base.errors import ClearheadError, ShapeError, UnsupportedError, columns
 from clearhead.base.kept import Memo
