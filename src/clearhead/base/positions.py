@@ -29,7 +29,7 @@ def check_align(align: Any) -> Align:
         return align  # type: ignore[return-value]
     if isinstance(align, int | np.integer) and not isinstance(align, bool):
         return max(-FAR, min(int(align), FAR))
-    if not isinstance(align, Tensor | np.ndarray):
+    if isinstance(align, str) or not hasattr(align, "shape"):
         raise ClearheadError(f"align is {align!r:.60}. {_ADVICE}")
     plain = type(align) is Tensor and align.dtype is torch.int64 and align.ndim < 2
     if plain and get_mode().eager and holds_all_bytes(align):

@@ -143,7 +143,8 @@ def as_part(found: Any, shape: Sequence[int], device: torch.device, title: str, 
             f"on {device}, of a shape that broadcasts to {tuple(shape)}, the (batch, heads, queries, keys) it was "
             "asked about: compute with the indices as they come."
         )
-    return found if found.ndim == 4 else found.reshape((1,) * (4 - found.ndim) + tuple(found.shape))
+    part: Tensor = found if found.ndim == 4 else found.reshape((1,) * (4 - found.ndim) + tuple(found.shape))
+    return part
 
 
 def reads_of(fn: Rule, reads: tuple[Tensor, ...]) -> tuple[Tensor, ...]:

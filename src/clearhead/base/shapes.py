@@ -234,7 +234,7 @@ def array_sizes(query: Any, key: Any) -> Sizes:
         if not isinstance(array, Tensor | np.ndarray) or getattr(array, "is_nested", False):
             raise ClearheadError(f"{name} is {shown(array)}; pass a tensor or an array of its shape, or both lengths.")
     like = [torch.empty(tuple(array.shape), dtype=torch.float32, device="meta") for array in (query, key)]
-    *_, sizes = as_inputs(*like, None)
+    *_, sizes = as_inputs(like[0], like[1], None)
     device = query.device if isinstance(query, Tensor) else torch.device("cpu")
     return Sizes(*sizes.shape, device, sizes.leading)
 

@@ -21,11 +21,12 @@ from clearhead.base.positions import check_align
 from clearhead.base.rules import Joined, as_part
 from clearhead.base.shapes import AlignLike, Sides, Sizes, array_sizes, broadcasts, extent, no_heads, part
 from clearhead.base.steps import PAIRS, Step, made
-from clearhead.base.text import outlined, said
+from clearhead.base.text import said, with_outline
 
 Part = Callable[[slice, slice, slice, slice], Tensor]
 
 
+@with_outline
 class Added(NamedTuple):
     """The normal form of a bias: the numbers that are added to the scores of pairs, after the softcap.
 
@@ -49,9 +50,6 @@ class Added(NamedTuple):
     function: Part | None = None
     reads: tuple[Tensor, ...] = ()
     given: Bias | None = None
-
-    def __repr__(self) -> str:
-        return outlined(self)
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:

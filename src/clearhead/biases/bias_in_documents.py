@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from torch import nn
+from torch import Tensor, nn
 
 from clearhead.base.document_edges import DocumentEdges
 from clearhead.base.shapes import Sizes
@@ -32,7 +32,9 @@ class BiasInDocuments(Bias):
             # a distance in the row is that in the document; longer ones than the longest document's are masked
             room = sizes.queries - padded.queries
             return Added(relative=nn.functional.pad(relative, (room, room)))
-        part = added.function
-        if part is None or added.tensors:
-            part = lambda *sides: wide(added.tile(*sides, padded))  # noqa: E731
+
+        def compute_tile(batch: slice, heads: slice, queries: slice, keys: slice) -> Tensor:
+            return wide(added.tile(batch, heads, queries, keys, padded))
+
+        part = compute_tile if added.function is None or added.tensors else added.function
         return Added(function=self.edges.to_row(part, sizes), reads=reads)

@@ -17,7 +17,7 @@ from clearhead.base.mode import get_mode
 from clearhead.base.rules import ByPair, Joined, as_part, entry
 from clearhead.base.shapes import Sizes, broadcasts, extent, part
 from clearhead.base.tensor_kind import has_vmap_dimension, is_on_host, is_readable, to_host_array
-from clearhead.base.text import outlined
+from clearhead.base.text import with_outline
 
 MOST = 4  # the most intervals of a query; a mask with more has their hull and a residual
 
@@ -25,6 +25,7 @@ Residual = Callable[[slice, slice, slice, slice], Tensor]
 Edges = tuple[Tensor, Tensor]  # starts and stops, int64
 
 
+@with_outline
 class Spans(NamedTuple):
     """The normal form of a mask: query i may see the keys start_i ≤ j < stop_i outside of gaps, if the residual agrees.
 
@@ -51,9 +52,6 @@ class Spans(NamedTuple):
     residual: Residual | None = None
     reads: tuple[Tensor, ...] = ()  # the caller's tensors that the residual reads
     gaps: Edges | None = None
-
-    def __repr__(self) -> str:
-        return outlined(self)
 
     @property
     def plain(self) -> bool:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from clearhead.base.mode import CURRENT
 from clearhead.base.shapes import Sizes, part
-from clearhead.base.text import outlined
+from clearhead.base.text import with_outline
 from clearhead.biases.base import Added
 from clearhead.masks.base import Spans, check_spans
 from clearhead.problem.problem import Problem
@@ -20,6 +20,7 @@ from clearhead.scores.base import Pairwise
 _NOTHING = torch.empty(0, dtype=torch.float32, device="cpu")  # a placeholder for an operand
 
 
+@with_outline
 class Operands(NamedTuple):
     """The differentiable tensors of a problem; or one gradient for each, and None for a gradient that is not wanted."""
 
@@ -30,9 +31,6 @@ class Operands(NamedTuple):
     dense: Tensor | None = None
     relative: Tensor | None = None
     sinks: Tensor | None = None
-
-    def __repr__(self) -> str:
-        return outlined(self)
 
 
 def operands(problem: Problem) -> Operands:

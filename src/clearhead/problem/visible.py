@@ -14,7 +14,7 @@ from clearhead.base.kept import Memo, Table, size_of
 from clearhead.base.mode import CURRENT, Mode, get_mode, is_capturing_graph
 from clearhead.base.shapes import Sizes, moved, part
 from clearhead.base.tensor_kind import MASKS_BY_SAMPLE, has_vmap_dimension, is_on_host, is_readable, unwrap
-from clearhead.base.text import outlined
+from clearhead.base.text import with_outline
 from clearhead.base.versions import Versions
 from clearhead.masks._read import KEPT
 from clearhead.masks._spans import edges_on_host
@@ -33,6 +33,7 @@ class Later(NamedTuple):
     who: str | None  # who gave the spans, as an error names it
 
 
+@with_outline
 class Visible(NamedTuple):
     """A mask's spans, the edges of their hulls on the host (None: hidden), and where the keys are that none sees."""
 
@@ -40,9 +41,6 @@ class Visible(NamedTuple):
     known: tuple[np.ndarray, np.ndarray] | Later | None
     unseen: Unseen
     memo: Memo
-
-    def __repr__(self) -> str:
-        return outlined(self)
 
     @property
     def edges(self) -> tuple[np.ndarray, np.ndarray] | None:
@@ -170,9 +168,9 @@ def _attributes(mask: Mask) -> Iterator[Any]:
             if name.startswith(KEPT):
                 continue
             yield value
-            if isinstance(value, Mask) and id(value) not in met:
-                met.add(id(value))
-                waiting.append(value)
+            masks = [part for part in (value if isinstance(value, tuple) else (value,)) if isinstance(part, Mask)]
+            waiting += [part for part in masks if id(part) not in met]
+            met |= set(map(id, masks))
 
 
 def _kept(mask: Mask, depends: tuple[Tensor, ...], sizes: Sizes) -> Visible:

@@ -10,12 +10,13 @@ from torch import Tensor
 from clearhead.base.arrays import FLOATS, is_dense, shown
 from clearhead.base.errors import ClearheadError, ShapeError
 from clearhead.base.numbers import check_number
-from clearhead.base.text import outlined
+from clearhead.base.text import with_outline
 from clearhead.scores.pair_functions import PHIS, Phi
 
 NARROW = tuple(dtype for dtype in FLOATS if dtype != torch.float64)  # the dtypes whose numbers float32 can hold
 
 
+@with_outline
 class Pairwise(NamedTuple):
     """The normal form of a score: s_ij = softcap(scale · Σ_d weight_d · φ(query_id, key_jd)).
 
@@ -39,9 +40,6 @@ class Pairwise(NamedTuple):
     weight: Tensor | None = None  # (D,); None: ones
     scale: float = 1.0
     softcap: float | None = None
-
-    def __repr__(self) -> str:
-        return outlined(self)
 
     def folded(self) -> Pairwise:
         """The same scores, the weight of a dot product multiplied into its query."""

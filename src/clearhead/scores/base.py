@@ -23,7 +23,7 @@ from clearhead.base.rules import as_part, check_tensors, indices_of
 from clearhead.base.shapes import as_inputs
 from clearhead.base.single_pairs import call_rule, must_ask_again, reads_rows
 from clearhead.base.steps import Step
-from clearhead.base.text import brief, outlined, said
+from clearhead.base.text import brief, said, with_outline
 from clearhead.scores._pairwise import Pairwise as Pairwise
 from clearhead.scores._pairwise import check_pairwise as check_pairwise
 
@@ -31,6 +31,7 @@ ChangeOfPair = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
 SCORES = ("B", "H", "Lq", "Lk")  # the axes of the scores, as a step names them
 
 
+@with_outline
 class ByTile(NamedTuple):
     """Scores that have no other form than their `tile`: s_ij = change(softcap(scale · tile_ij), b, h, i, j).
 
@@ -45,9 +46,6 @@ class ByTile(NamedTuple):
     softcap: float | None = None
     places: tuple[range, ...] | None = None
     memo: Memo | None = None
-
-    def __repr__(self) -> str:
-        return outlined(self)
 
 
 class Score(PartSettings, nn.Module, ABC):
