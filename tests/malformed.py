@@ -212,13 +212,11 @@ def parts(draw: Draw, problem: Problem) -> tuple[Problem, str]:
         lambda *sides: wide,
         lambda *sides: None,
         lambda *sides: torch.ones((), dtype=torch.bool, device="meta"),
-        7,
     ]
     functions = [
         lambda *sides: wide,
         lambda *sides: wide.long(),
         lambda *sides: None,
-        7,
         lambda *sides: wide[0].to("meta"),
     ]
     mask = Visible(Spans(*whole, draw.one(*residuals)), None, "inside", Memo())  # type: ignore[arg-type]
@@ -234,13 +232,8 @@ def parts(draw: Draw, problem: Problem) -> tuple[Problem, str]:
         "a device": lambda: problem._replace(sizes=sizes._replace(device=torch.device("meta"))),
         "a scale": lambda: problem._replace(scores=scores._replace(scale=draw.one(math.nan, "1", None, torch.ones(3)))),
         "a softcap": lambda: problem._replace(scores=scores._replace(softcap=draw.one(-1.0, 0.0, math.inf, "1"))),
-        "φ": lambda: problem._replace(scores=scores._replace(phi="add")),
         "dropout": lambda: problem._replace(dropout_p=draw.one(1.0, -0.5, 2.0, "1", 0.5)),
         "a seed": lambda: problem._replace(dropout_p=0.5, seed=draw.one(1.5, torch.ones(3), torch.ones(()))),
-        "a poison": lambda: problem._replace(poison=draw.one((wide, wide), (wide,), wide, (None, None))),
-        "an origin": lambda: problem._replace(origin=draw.one((range(3),), 5, tuple(map(range, (1, 2, 3, 999))))),
-        "spans": lambda: problem._replace(visible=draw.one(tuple(whole), Spans(*whole), "all")),
-        "scores": lambda: problem._replace(scores=draw.one(None, tuple(scores), problem.query)),
         "gaps": lambda: problem._replace(
             visible=Visible(
                 Spans(*whole, gaps=draw.one(whole, (whole[0],), (whole[0][..., None], whole[1]))),

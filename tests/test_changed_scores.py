@@ -339,10 +339,9 @@ def test_no_block_is_computed_more_often_than_needed(small_blocks):
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        (lambda s, b, h, i: s, "does not take five arguments"),
-        (3, "got a int"),
-        (Learnt, "got the class Learnt"),
-        (ch.Dot(), "got a Dot"),
+        (lambda s, b, h, i: s, "got <function <lambda>"),
+        (3, "got 3"),
+        (Learnt, r"got <class .*Learnt"),
     ],
 )
 def test_what_is_no_change(change, said):
@@ -355,12 +354,12 @@ def test_what_is_no_change(change, said):
     [
         (
             lambda s, b, h, i, j: s[..., :1, :2],
-            r"\(2, 4, 1, 2\) of torch.float32 on cpu for scores .* one number for each pair",
+            r"\(2, 4, 1, 2\) of torch.float32 on cpu; expected .* broadcasts to \(2, 4, 6, 7\)",
         ),
-        (lambda s, b, h, i, j: s > 0, "expected a dense floating-point tensor"),
-        (lambda s, b, h, i, j: 1.0, "expected a dense floating-point tensor"),
-        (lambda s, b, h, i, j: s.to(torch.complex64), "expected a dense floating-point tensor"),
-        (lambda s, b, h, i, j: s.to_sparse(), "expected a dense floating-point tensor"),
+        (lambda s, b, h, i, j: s > 0, "expected floating-point numbers"),
+        (lambda s, b, h, i, j: 1.0, "expected floating-point numbers"),
+        (lambda s, b, h, i, j: s.to(torch.complex64), "expected floating-point numbers"),
+        (lambda s, b, h, i, j: s.to_sparse(), "expected floating-point numbers"),
         (lambda s, b, h, i, j: s if i > j else -s, "(?s)failed on scores .* torch.where"),
         (lambda s, b, h, i, j: torch.einsum("gh,bhij->bgij", torch.eye(3), s), "no mixing of heads"),
     ],

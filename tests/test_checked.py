@@ -88,11 +88,14 @@ def _scored(**parts):
 
 
 WRONG = {
-    "fewer values": (_replaced(value=lambda p: p.value[:, :, :3]), "value (2, 4, 3, 8); expected (2, 4, 2000, 8)"),
+    "fewer values": (
+        _replaced(value=lambda p: p.value[:, :, :3]),
+        "value (2, 4, 3, 8) of torch.float32",
+    ),
     "another batch": (_replaced(value=lambda p: p.value.repeat(3, 1, 1, 1)), "value (6, 4, 2000, 8)"),
-    "one head's value": (_replaced(value=lambda p: p.value[:, :1]), "value (2, 1, 2000, 8); expected (2, 4, 2000, 8)"),
-    "a wider value": (_replaced(value=lambda p: p.value.repeat(1, 1, 1, 2)), "its width is that of the output"),
-    "no value": (_replaced(value=lambda p: None), "a value None"),
+    "one head's value": (_replaced(value=lambda p: p.value[:, :1]), "value (2, 1, 2000, 8)"),
+    "a wider value": (_replaced(value=lambda p: p.value.repeat(1, 1, 1, 2)), "values of width 16"),
+    "no value": (_replaced(value=lambda p: None), "values of width None"),
     "three heads of keys": (
         lambda p: _scored(key=lambda p: p.key[:, :3])(_replaced(value=lambda p: p.value[:, :3])(p)),
         "3 key heads",
@@ -102,24 +105,29 @@ WRONG = {
         lambda p: _scored(query=lambda p: p.query.double(), key=lambda p: p.key.double())(
             _replaced(value=lambda p: p.value.double())(p)
         ),
-        "the call's are torch.float32",
+        "values of width 8, torch.float64",
     ),
     "meta": (_replaced(value=lambda p: p.value.to("meta")), "on meta"),
     "a wider key": (_scored(key=lambda p: p.key.repeat(1, 1, 1, 2)), "key (2, 4, 2000, 16)"),
     "another width": (_scored(scale=lambda p: float("nan")), "scale is nan"),
-    "a learnt scale": (_scored(scale=lambda p: torch.ones(())), "goes into the query"),
-    "an array": (_scored(key=lambda p: p.key.numpy()), "a ndarray as key"),
-    "other sizes": (lambda p: make_problem(draw(2, 4, 9, 8), draw(2, 4, 9, 8), draw(2, 4, 9, 8)), "other sizes"),
+    "a learnt scale": (_scored(scale=lambda p: torch.ones(())), "scale is tensor"),
+    "an array": (_scored(key=lambda p: p.key.numpy()), "a key a ndarray"),
+    "other sizes": (
+        lambda p: make_problem(draw(2, 4, 9, 8), draw(2, 4, 9, 8), draw(2, 4, 9, 8)),
+        "a problem of (B, H,",
+    ),
     "nothing": (lambda p: None, "a NoneType; expected a Problem"),
     "a tensor": (lambda p: p.value, "a Tensor; expected a Problem"),
     "a mask of other sizes": (
         _replaced(visible=lambda p: make_problem(*[draw(2, 4, 9, 8)] * 3, mask=ch.Causal()).visible),
         "a stop (1, 1, 9)",
     ),
-    "a mask that is a tensor": (_replaced(visible=lambda p: p.value > 0), "visible that are a Tensor"),
     "a bias of other sizes": (_replaced(bias=lambda p: Added(dense=torch.zeros(1, 1, 5, 5))), "dense (1, 1, 5, 5)"),
     "a bias too long": (_replaced(bias=lambda p: Added(relative=torch.zeros(1, 1, 4000))), "relative (1, 1, 4000)"),
-    "sinks of three heads": (_replaced(sinks=lambda p: torch.zeros(3)), "sinks (3,); expected (4,)"),
+    "sinks of three heads": (
+        _replaced(sinks=lambda p: torch.zeros(3)),
+        "sinks (3,)",
+    ),
     "dropout without a seed": (_replaced(dropout_p=lambda p: 0.5), "seed None"),
 }
 
@@ -337,30 +345,6 @@ def test_a_source_of_ones_own_is_checked():
         weights.entropy()
 
 
-@pytest.mark.parametrize(
-    ("summary", "said"),
-    [
-        (Summary(top=9), "the 9 largest weights"),
-        (Summary(mean=(0, 2)), "cells of"),
-        (Summary(groups=torch.zeros(1, 3, 2)), "groups"),
-        (Summary(distance=torch.zeros(1, 1, 5)), "distance"),
-        (Summary(received=True, factors=torch.zeros(4, 1, 5)), "factors"),
-        (Found(), "a Found"),
-    ],
-    ids=str,
-)
-def test_the_statistics_of_a_reduction_are_checked(summary, said):
-    class Mine(Reduction):
-        def summary(self, problem):
-            return summary
-
-        def found(self, found, problem):
-            return found
-
-    with pytest.raises(ClearheadError, match=f"Mine.summary .*{said}"):
-        ch.weights(draw(1, 2, 5, 8), draw(1, 2, 7, 8)).reduce(Mine())
-
-
 def test_the_problem_of_a_reduction_is_checked():
     class Mine(Reduction):
         def of(self, problem):
@@ -415,7 +399,6 @@ class Odd(ch.extend.Mask):
     [
         lambda at, n: ch.extend.Spans(at, at + n, lambda *s: torch.ones(3, 3, dtype=torch.bool)),
         lambda at, n: ch.extend.Spans(at, at + n, lambda *s: torch.ones(5, 7)),
-        lambda at, n: ch.extend.Spans(at, at + n, 3),
         lambda at, n: ch.extend.Spans(at.to_sparse(), at + n),
         lambda at, n: ch.extend.Spans(at, at + n, gaps=(at, at)),
         lambda at, n: ch.extend.Spans(at, at + n, gaps=at),
@@ -495,7 +478,6 @@ class OddBias(ch.extend.Bias):
         lambda: Added(function=lambda *s: torch.zeros(1, 1, 3, 3)),
         lambda: Added(function=lambda *s: None),
         lambda: Added(function=lambda *s: torch.zeros(1, 1, 5, 7, dtype=torch.int64)),
-        lambda: Added(function=3),
     ],
 )
 @pytest.mark.parametrize(

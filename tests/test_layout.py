@@ -223,7 +223,7 @@ def test_room_between_sequences_has_no_gradient():
 
 def test_a_nested_tensor_without_sequences_is_refused():
     none = torch.nested.as_nested_tensor([])
-    with pytest.raises(ch.ShapeError, match="holds no sequence"):
+    with pytest.raises(ch.ShapeError, match="one or more"):
         ch.attention(none, none, none)
 
 
@@ -257,7 +257,7 @@ def test_transforms_say_that_they_cannot():
     alike = lambda v: ch.attention(rows(v), rows(v), rows(v)).values().sum()
     constant = lambda s: s * called(whole)
     for run, at in ((called, whole), (alike, values), (constant, torch.ones(()))):
-        with pytest.raises(ch.UnsupportedError, match="does not follow nested tensors"):
+        with pytest.raises(ch.UnsupportedError, match="cannot use them"):
             torch.func.grad(run)(at)
 
 
@@ -265,6 +265,6 @@ def test_compiled_code_says_that_it_cannot():
     def call(x):
         return ch.attention(x, x, x, layout="BLHD")
 
-    with pytest.raises(Exception, match="outside of the compiled function"):
+    with pytest.raises(Exception, match="or the module, outside of them"):
         torch.compile(call, backend="eager", fullgraph=True)(JAGGED)
     torch.testing.assert_close(torch.compile(call, backend="eager", fullgraph=True)(X), call(X))

@@ -54,7 +54,7 @@ def test_spans_without_the_leading_dimensions():
             return ch.extend.Spans(i, i + 1)
 
     x = torch.zeros(3, 4)
-    with pytest.raises(ch.ShapeError, match=r"lower gave a start \(3,\).*give positions \(Lq,\) as view\(1, 1, -1\)"):
+    with pytest.raises(ch.ShapeError, match=r"lower gave start \(3,\).*give positions \(Lq,\) as view\(1, 1, -1\)"):
         ch.attention(x, x, x, mask=Own())
 
 
@@ -190,9 +190,7 @@ def test_what_is_no_dense_tensor_of_numbers(part, odd):
 
 def test_a_weight_that_is_wider_than_the_inputs():
     x = torch.rand(2, 2, 6, 4)
-    with pytest.raises(
-        ch.ClearheadError, match=r"OddPairs.lower gave a weight of torch.float64.*pass weight.to\(query"
-    ):
+    with pytest.raises(ch.ClearheadError, match=r"OddPairs.lower gave a weight \(4,\) of torch.float64"):
         ch.attention(x, x, x, score=OddPairs(lambda t: t.double(), "weight"))
 
 

@@ -62,25 +62,6 @@ def test_the_memory_is_said_to_be_the_forward_passs():
     assert "  extra memory  0 bytes, forward alone\n" in str(ch.plan(X, X, X, engine="sdpa"))
 
 
-def test_a_matrix_of_distances_is_named():
-    """Learnt positions of T5's kind, looked up as a matrix: the plan names the table, which gives the same."""
-    torch.manual_seed(0)
-    learnt = torch.randn(4, 30, requires_grad=True)
-    apart = torch.arange(20) - torch.arange(12)[:, None]
-    bias = learnt[None, :, apart.clamp(-15, 14) + 15]
-    query, key, value = torch.randn(2, 4, 12, 8), torch.randn(2, 4, 20, 8), torch.randn(2, 4, 20, 8)
-    (note,) = [note for note in ch.plan(query, key, value, bias=bias).notes if "one number a distance" in note]
-    code = note.partition("table = ")[2].partition(", it takes")[0]
-    table = eval(code, {"torch": torch, "bias": bias})
-    assert table.shape == (1, 4, 31)
-    both = [ch.attention(query, key, value, bias=given) for given in (bias, ch.biases.DistanceBias(table))]
-    torch.testing.assert_close(*both)
-    torch.testing.assert_close(*(torch.autograd.grad(out.sin().sum(), learnt, retain_graph=True) for out in both))
-    for other in (bias + torch.rand(20), bias[:, :, :1], bias.masked_fill(apart > 0, -torch.inf), ch.ALiBi(4)):
-        plan = ch.plan(query, key, value, bias=other, align="upper_left")
-        assert not any("one number a distance" in note for note in plan.notes)
-
-
 @pytest.mark.parametrize("layout", [torch.strided, torch.jagged])
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
 def test_a_plan_of_nested_tensors(layout):

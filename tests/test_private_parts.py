@@ -13,7 +13,6 @@ import torch
 
 import clearhead as ch
 from clearhead.base import private as private_names
-from clearhead.base import torch_private
 from clearhead.models.tap import transformers_private
 
 SOURCE = Path(ch.__file__).parent
@@ -21,10 +20,12 @@ HOMES = {SOURCE / "base" / f"{name}.py" for name in ("private", "torch_private",
 HOMES |= {SOURCE / "models" / "tap" / "transformers_private.py"}
 FILES = sorted(set(SOURCE.rglob("*.py")) - HOMES)
 PARTS = private_names.PURPOSES | transformers_private.PURPOSES
-MARKS = torch_private.MARKS | {transformers_private.ORIGIN: "to leave out the path of a model"}
+# attributes that the compiler sets or reads; whether a version still does so cannot be seen
+MARKS = ("_dynamo_marked_constant", "_torchdynamo_disable", "_torchdynamo_disable_msg", "_orig_mod")
+MARKS += ("_torchdynamo_orig_callable", transformers_private.ORIGIN)
 NAMEDTUPLE = {"_replace", "_asdict", "_fields", "_field_defaults"}
 STANDARD = {"os._exit"}  # of Python itself
-STEPS = {step.removesuffix("()") for name in PARTS | MARKS for step in name.split(".") if step.startswith("_")}
+STEPS = {step.removesuffix("()") for name in (*PARTS, *MARKS) for step in name.split(".") if step.startswith("_")}
 LABELS = {"_native_multi_head_attention", "_transformer_encoder_layer_fwd"}  # a record's backend, in words
 
 
@@ -36,7 +37,7 @@ def theirs():
     """Private names that objects of PyTorch's have, and those of the tables."""
     owners = [torch.Tensor, torch.nn.Module(), torch.autograd.Function]
     found = {name for owner in owners for name in dir(owner)}
-    return {name for name in found | {name.split(".")[-1] for name in PARTS | MARKS} if private(name)}
+    return {name for name in found | {name.split(".")[-1] for name in (*PARTS, *MARKS)} if private(name)}
 
 
 def own_names(tree):
@@ -139,7 +140,7 @@ def test_only_the_base_asks_what_compiles_and_casts():
 
 
 def test_the_tables_say_what_each_name_serves():
-    for name, purpose in (PARTS | MARKS).items():
+    for name, purpose in PARTS.items():
         assert purpose.startswith("to "), name
         assert any(private(step.removesuffix("()")) for step in name.split(".")), name
 

@@ -206,12 +206,11 @@ def test_float_mask_is_added_and_may_be_learnt():
         lambda a: a,
         lambda a: a[::-1],
         lambda a: np.asfortranarray(a),
-        lambda a: a.astype(a.dtype.newbyteorder()),
         lambda a: np.lib.stride_tricks.as_strided(a, writeable=False),
         lambda a: (a * 10).astype(np.int64),
         lambda a: a.astype(np.float32),
     ],
-    ids=["plain", "reversed", "fortran", "big-endian", "read-only", "integers", "float32"],
+    ids=["plain", "reversed", "fortran", "read-only", "integers", "float32"],
 )
 def test_numpy_in_numpy_out(change):
     arrays = [change(draw(2, 6, 4, seed=i, dtype=torch.float64).numpy()) for i in range(3)]
@@ -230,14 +229,6 @@ def test_numpy_in_numpy_out(change):
     assert isinstance(weights.entropy(), np.ndarray)
     assert all(isinstance(part, np.ndarray) for part in weights.topk(2))
     assert isinstance(weights @ arrays[2], np.ndarray) and isinstance(ch.Dot()(*arrays[:2]), np.ndarray)
-
-
-def test_read_only_memory_is_taken_without_a_copy():
-    array = draw(50, 4).numpy()
-    array.flags.writeable = False
-    from clearhead.base.arrays import to_tensor
-
-    assert to_tensor(array, "query").data_ptr() == array.ctypes.data
 
 
 def test_masked_softmax_takes_lists_masks_and_arrays():

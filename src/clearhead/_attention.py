@@ -19,7 +19,7 @@ from clearhead.base.mode import CURRENT, Mode, get_mode
 from clearhead.base.numbers import check_count
 from clearhead.base.positions import check_align
 from clearhead.base.shapes import AlignLike, broadcasts
-from clearhead.biases.base import BiasLike, notes_on
+from clearhead.biases.base import BiasLike
 from clearhead.engines.base import Engine
 from clearhead.engines.choose import as_written, choose, reasons
 from clearhead.engines.operation import run
@@ -227,7 +227,6 @@ def planned(call: Arguments, sides: tuple[Any, Any, Any]) -> Plan:
         notes=[
             *chosen.notes(problem),
             *(call.mask._list_notes() if isinstance(call.mask, Mask) else []),
-            *(notes_on(problem.bias) if problem.bias is not None else []),
         ],
         operations=cost.pairs * _operations_a_pair(problem),
         extra_bytes=cost.bytes,

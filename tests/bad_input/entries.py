@@ -17,6 +17,7 @@ import torch
 from drawn import draw
 
 import clearhead as ch
+from bad_input.values import KINDS
 from clearhead import nn
 
 
@@ -49,6 +50,7 @@ SDPA = {"NaN tensor": "else"}
 ABSENT = {"None": "same"}
 ONE = {"scalar tensor": "same"}  # one number for every pair
 OWN = {"class": "own"}  # an error of the caller's own function is passed on
+MATPLOTLIB = dict.fromkeys(KINDS, "own")  # what matplotlib takes, or its own error
 WIDER = {"NaN tensor": "nan", "tensor of another size": "else"}  # a value may have any width
 WIDE = {"fraction": "else", "huge": "else"}
 # where shapes alone are asked for, tensors of any numbers will do
@@ -430,7 +432,8 @@ ENTRIES: dict[str, Entry] = {
             "key_labels": ABSENT,
             "title": ABSENT | {"str": "same"},
             "scale": WIDE,
-            "bar": {"bool": "else"},
+            "cmap": MATPLOTLIB,
+            "bar": MATPLOTLIB,
         },
     ),
     "Weights.plot()": E(

@@ -9,7 +9,7 @@ from recomputed import check_script
 import clearhead as ch
 from clearhead import nn
 from clearhead.base.shapes import Sizes
-from clearhead.biases import DistanceBias
+from clearhead.base.steps import PAIRS, Step, made
 from clearhead.engines.tiled import tiles
 from clearhead.problem.problem import make_problem
 from clearhead.testing import biases
@@ -32,9 +32,7 @@ BIASES = {
     "other slopes": lambda: learnt(ch.ALiBi(3)),
     "buckets": lambda: learnt(ch.RelativeBias(3, num_buckets=8, max_distance=20)),
     "buckets before": lambda: learnt(ch.RelativeBias(3, num_buckets=7, max_distance=11, bidirectional=False)),
-    "distances": lambda: DistanceBias(draw(9, seed=4)),
-    "distances by head": lambda: DistanceBias(draw(2, 3, 9, seed=4)),
-    "two": lambda: ch.ALiBi(3) + DistanceBias(draw(9, seed=4)),
+    "two": lambda: ch.ALiBi(3) + learnt(ch.RelativeBias(3)),
     "three": lambda: ch.ALiBi(3) + ch.DenseBias(draw(4, 6)) + learnt(ch.RelativeBias(3)),
 }
 NAMES = {
@@ -42,7 +40,6 @@ NAMES = {
     "other slopes": "queries keys distances slopes",
     "buckets": "queries keys apart far edges buckets table",
     "buckets before": "queries keys apart far edges buckets table",
-    "distances": "queries keys places table",
 }
 
 
@@ -129,7 +126,7 @@ def test_some_heads_and_queries(name):
 def test_a_query_of_many_keys_costs_a_few_rows():
     length = 5000
     x = draw(1, 2, length, 4)
-    for bias in (ch.ALiBi(2), ch.RelativeBias(2), DistanceBias(draw(2, 2 * length - 1))):
+    for bias in (ch.ALiBi(2), ch.RelativeBias(2)):
         explanation = ch.explain(x, x, x, bias=bias, at=(0, 1, 4321))
         assert max(step.value.numel() for step in explanation.steps) <= 4 * length
         weights = ch.weights(x, x, bias=bias)[0, 1, 4321]
@@ -190,7 +187,7 @@ def test_whole_numbers_are_written_out_as_whole_numbers():
 # ---- Gradients
 
 
-@pytest.mark.parametrize("name", ["other slopes", "buckets", "distances by head"])
+@pytest.mark.parametrize("name", ["other slopes", "buckets"])
 def test_what_is_learnt_has_its_gradient(name):
     bias = BIASES[name]()
     if name != "buckets":
@@ -234,7 +231,7 @@ class Model(torch.nn.Module):
 
 @pytest.mark.parametrize("name", ["slopes", "other slopes", "buckets", "two"])
 def test_a_recorded_call_s_bias_has_its_steps(name, tmp_path):
-    bias = ch.ALiBi(3) + DistanceBias(draw(15, seed=4)) if name == "two" else BIASES[name]()
+    bias = BIASES[name]()
     model, x = Model(bias), draw(2, 8, 6)
     added = model.bias(draw(2, 3, 8, 1), draw(2, 3, 8, 1)).detach()
     with torch.no_grad(), ch.watch(model, values=True) as seen:
@@ -263,7 +260,8 @@ class Attribute(ch.extend.Bias):
         return ch.extend.Added(relative=self.table[None, None])
 
     def steps(self, sizes, at, name="bias"):
-        return DistanceBias(self.table).steps(sizes, at, name)
+        table = Step(f"{name}_table", "Its numbers.", self._compute_part(sizes, at), PAIRS)
+        return [table, made(name, "The same.", table * 1.0, PAIRS)]
 
 
 def test_a_recorded_bias_that_was_written_to_is_shown_by_the_numbers_of_the_call():

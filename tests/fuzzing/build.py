@@ -13,10 +13,20 @@ from oracle import Array
 from torch import Tensor
 
 import clearhead as ch
-from clearhead.biases import DistanceBias
 from clearhead.masks import Intervals
 from clearhead.scores import ScoreFunction
 from fuzzing.draw import Spec
+
+
+class Distances(ch.extend.Bias):
+    """One number for each distance, (…, Lq + Lk − 1)."""
+
+    def __init__(self, table: Tensor) -> None:
+        super().__init__()
+        self.table = table
+
+    def lower(self, sizes: Any) -> ch.extend.Added:
+        return ch.extend.Added(relative=self.table.reshape((1,) * (3 - self.table.ndim) + tuple(self.table.shape)))
 
 
 class Sines(ch.extend.Score):
@@ -186,5 +196,5 @@ def _bias(one: Any, spec: Spec, sizes: Any) -> tuple[ch.extend.Bias, str]:
     else:
         made = tensor(x, dtype)
         made = torch.nn.Parameter(made) if spec.learn_bias else made
-        bias = (ch.DenseBias if kind == "dense" else DistanceBias)(made)
+        bias = (ch.DenseBias if kind == "dense" else Distances)(made)
     return bias, name

@@ -435,7 +435,7 @@ with warnings.catch_warnings():
 PADDED = torch.randn(2, 5, E)
 WRONG = {
     "value alone": (lambda: MODULE(PADDED, PADDED, ROWS), ["value is nested"]),
-    "nested mask": (lambda: MODULE(X, X, X, ROWS), ["mask is nested", "padded batch"]),
+    "nested mask": (lambda: MODULE(X, X, X, ROWS), ["mask is nested", "expected a Mask"]),
     "nested attn_mask": (lambda: DROP_IN(X, X, X, attn_mask=ROWS), ["attn_mask is nested"]),
 }
 

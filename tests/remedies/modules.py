@@ -413,31 +413,6 @@ def ours():
     ),
     # what an edit gives back
     case(
-        "edited(lambda p: p._replace(value=p.value.double()))",
-        (
-            "value.to(query)",
-            "edited(lambda p: p._replace(value=(lambda value, query: @)(p.value.double(), p.query)))",
-            "plain(q, q, q, five)",
-        ),
-        setup=OWN,
-    ),
-    case(
-        "edited(lambda p: p._replace(value=p.value.to('meta')))",
-        ("value.to('cpu')", "edited(lambda p: p._replace(value=(lambda value: @)(p.value)))", "plain(q, q, q, five)"),
-        setup=OWN,
-    ),
-    case(
-        "edited(lambda p: doubled(p, lambda tensor: tensor.double()))",
-        (
-            "tensor.to(problem.query)",
-            "edited(lambda problem: doubled(problem, lambda tensor: (lambda tensor: @)(tensor.double())))",
-            "plain(q, q, q, five)",
-        ),
-        setup=OWN + "def doubled(p, to):\n"
-        "    scores = p.scores._replace(query=to(p.query), key=to(p.key))\n"
-        "    return p._replace(scores=scores, value=to(p.value))\n",
-    ),
-    case(
         "edited(written)",
         (
             "problem._replace(…)",

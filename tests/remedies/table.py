@@ -111,7 +111,7 @@ CASES = [
     ),
     case(
         "attention(query, query, query, mask=mask)",
-        ("mask.filled(False)", "torch.from_numpy(attention(*[query] * 3, mask=@))", "plain(x, x, x, low)"),
+        ("mask.filled(0)", "torch.from_numpy(attention(*[query] * 3, mask=@))", "plain(x, x, x, low)"),
         setup="import numpy as np\nquery, mask = x.numpy(), np.ma.masked_array(np.ones((4, 4), bool), ~low.numpy())",
     ),
     case(
@@ -305,7 +305,7 @@ CASES = [
     ),
     case(
         "attention(masked, x.numpy(), x.numpy())",
-        ("query.filled(0.0)", "torch.from_numpy(attention(@, x.numpy(), x.numpy()))", "plain(zeroed, x, x)"),
+        ("query.filled(0)", "torch.from_numpy(attention(@, x.numpy(), x.numpy()))", "plain(zeroed, x, x)"),
         setup="query = masked = np.ma.masked_less(x.numpy(), 0.2); zeroed = torch.where(x < 0.2, 0.0, x)",
     ),
     case(
@@ -423,49 +423,13 @@ CASES = [
         setup="score = Bilinear(8, 8); W = score.W.data.clone()",
     ),
     case(
-        "attention(x, x, x, score=Weighted(lambda query: weight))",
-        (
-            "weight.to(query)",
-            "attention(x, x, x, score=Weighted(lambda query: @))",
-            "plain(x * weight.float(), x, x, scale=1.0)",
-        ),
-        setup="""
-weight = torch.rand(8, dtype=torch.float64)
-class Weighted(ch.extend.Score):
-    def __init__(self, made):
-        super().__init__()
-        self.made = made
-    def tile(self, query, key):
-        return query * weight.to(query) @ key.mT
-    def lower(self, query, key):
-        return ch.extend.Pairwise("mul", query, key, weight=self.made(query))
-""",
-    ),
-    case(
         "attention(x, x, x, bias=torch.nn.attention.bias.causal_lower_right(4, 4))",
         ("mask=Causal(), align='lower_right'", "attention(x, x, x, @)", "plain(x, x, x, low)"),
         setup="import torch.nn.attention.bias",
     ),
     case(
-        "attention(x, x, x, bias=Later(lambda sizes: torch.arange(4.0, device='meta')))",
-        (
-            "device=sizes.device",
-            "attention(x, x, x, bias=Later(lambda sizes: torch.arange(4.0, @)))",
-            "plain(x, x, x, added=torch.arange(4.0))",
-        ),
-        setup="""
-class Later(ch.extend.Bias):
-    def __init__(self, made):
-        super().__init__()
-        self.made = made
-    def lower(self, sizes):
-        return ch.extend.Added(dense=self.made(sizes).expand(1, 1, 4, 4))
-""",
-    ),
-    case(
         "attention(x, x, x, score=Dot)",
-        ("Dot(...)", "attention(x, x, x, score=@)", "plain(x, x, x)"),
-        setup="original = Dot; Dot = type('Dot', (original,), {'__init__': lambda self, *a: original.__init__(self)})",
+        ("Dot()", "attention(x, x, x, score=@)", "plain(x, x, x)"),
     ),
     case(
         "attention(x, x, x, score=Gaussian(), scale=2.0)",
@@ -756,15 +720,6 @@ class Later(ch.extend.Bias):
         "attention(x.numpy().astype('O'), x.numpy(), x.numpy())",
         ("query.astype(float)", "torch.from_numpy(attention(@, *[x.double().numpy()] * 2))", "plain(x, x, x).double()"),
         setup="query = x.numpy().astype('O')",
-    ),
-    case(
-        "attention(*[x.numpy().astype(np.longdouble)] * 3)",
-        (
-            "query.astype('float64')",
-            "torch.from_numpy(attention(@, *[x.double().numpy()] * 2))",
-            "plain(x, x, x).double()",
-        ),
-        setup="query = x.numpy().astype(np.longdouble)",
     ),
     case(
         "attention(q.transpose(1, 2), q.transpose(1, 2), q)",
@@ -1079,21 +1034,6 @@ class Later(ch.extend.Bias):
         setup=PLOT,
     ),
     case(
-        "ch.weights(x, x).plot(0, cmap='nothing')",
-        ("'GnBu'", "drawn(ch.weights(x, x).plot(0, cmap=@))", "torch.tensor(True)"),
-        setup=PLOT,
-    ),
-    case(
-        "ch.weights(x, x).plot(0, bar=3)",
-        ("True or False", "drawn(ch.weights(x, x).plot(0, bar=False)) # @", "torch.tensor(True)"),
-        setup=PLOT,
-    ),
-    case(
-        "ch.weights(x, x).plot(0, ax=3)",
-        ("None", "drawn(ch.weights(x, x).plot(0, ax=@))", "torch.tensor(True)"),
-        setup=PLOT,
-    ),
-    case(
         "watched().plot(0, tokens=list('abc'))",
         ("one word for each", "drawn(watched().plot(0, tokens=list('abcde'))) # @", "torch.tensor(True)"),
         setup=PLOT,
@@ -1123,18 +1063,6 @@ class Later(ch.extend.Bias):
             "watched(values=True)[0].explain(tokens=list('abcde'))['output'][0, :] # @",
             "plain(q, q, q, five)[0, :]",
         ),
-    ),
-    case(
-        "watched(values=True)[0].explain(tokens=[b'a', *'bcde'])",
-        (
-            "tokens[0].decode(errors='replace')",
-            "watched(values=True)[0].explain(tokens=(lambda tokens: [@, *tokens[1:]])([b'a', *'bcde']))['output'][0, :]",
-            "plain(q, q, q, five)[0, :]",
-        ),
-    ),
-    case(
-        "watched(values=True)[0].explain(tokens=[*'abcd', None])",
-        ("''", "watched(values=True)[0].explain(tokens=[*'abcd', @])['output'][0, :]", "plain(q, q, q, five)[0, :]"),
     ),
     case(
         "watched(values=True)[0].explain(tokens=q)",

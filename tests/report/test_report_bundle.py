@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 
-import clearhead as ch
 from clearhead.base import pages
 
 ROOT = Path(__file__).parents[2]
@@ -61,11 +60,6 @@ def test_a_clone_without_node_is_told_what_to_install(copy: Path) -> None:
     done = bundled(copy, path="")
     assert done.returncode == 1 and "npm is not found. Install Node.js 18 or newer" in done.stderr
     assert "Traceback" not in done.stderr
-
-
-def test_a_page_without_its_program_says_how_to_make_it() -> None:
-    with pytest.raises(ch.UnsupportedError, match=r"'none.js', a part of the pages, is not there.* `make bundle`"):
-        pages.program("none")
 
 
 @pytest.mark.parametrize("name", ("report", "survey", "outside", "explanation", "motion"))

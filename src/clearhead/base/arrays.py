@@ -36,18 +36,20 @@ def mask_forms(name: str, given: Any) -> str:
     )
 
 
+def is_whole(array: Array) -> bool:
+    """Whether an array holds integers."""
+    if isinstance(array, np.ndarray):
+        return array.dtype.kind in "iu"
+    return not (array.is_floating_point() or array.is_complex() or array.dtype == torch.bool)
+
+
 def refuse_additive(mask: Array, name: str, remedy: str = "mask={}") -> None:
     """Raise for a mask of integers that is meant to be added to the scores: 0, or a number far below 0. `remedy`: what
     to pass, with the float mask in place of {}."""
     numpy = isinstance(mask, np.ndarray)
-    if isinstance(mask, np.ndarray):
-        if mask.dtype.kind not in "iu":
-            return
-        numbers = torch.from_numpy(np.asarray(mask, np.int64))
-    elif mask.is_floating_point() or mask.is_complex() or mask.dtype == torch.bool or not is_readable(mask):
+    if not is_whole(mask) or (isinstance(mask, Tensor) and not is_readable(mask)):
         return
-    else:
-        numbers = mask.long()  # unsigned numbers are compared with none below 0
+    numbers = torch.from_numpy(np.asarray(mask, np.int64)) if isinstance(mask, np.ndarray) else mask.long()
     low = numbers <= FAR_BELOW
     if bool(low.any()) and bool((low | (numbers == 0)).all()):
         short = name.split()[-1]
@@ -59,64 +61,35 @@ def refuse_additive(mask: Array, name: str, remedy: str = "mask={}") -> None:
 
 
 def to_tensor(array: Any, name: str) -> Tensor:
-    """A tensor over a NumPy array's own memory, or a copy where torch cannot address it; tensors stay as they are."""
+    """A tensor over a NumPy array's own memory, or a copy where torch cannot share it; tensors stay as they are."""
     if isinstance(array, Tensor):
         return check_memory(array, name)
     if isinstance(array, np.ma.MaskedArray):
-        if array.dtype.kind != "f":
-            fill = False if array.dtype.kind == "b" else 0
-            raise ClearheadError(
-                f"{name} is a masked array, whose masked entries have no value; pass {name.split()[-1]}.filled({fill})."
-            )
         raise ClearheadError(
-            f"{name} is a masked array; pass {name}.filled(0.0), and hide the keys that have masked entries: "
-            "mask=Padding(keep) with a bool keep (B, Lk), for example keep = ~key.mask.any(-1)."
+            f"{name} is a masked array, whose masked entries have no value; pass {name.split()[-1]}.filled(0).\nOf "
+            "inputs hide the keys that have masked entries too: mask=Padding(keep) with a bool keep (B, Lk), for "
+            "example keep = ~key.mask.any(-1)."
         )
     if not isinstance(array, np.ndarray):
         raise ClearheadError(
             f"{name} is a {type(array).__name__}; pass a torch tensor or a NumPy array "
             f"(for a list: numpy.asarray({name}))."
         )
-    if array.dtype.kind not in "fiub":
+    if array.dtype.kind not in "fiub" or array.dtype.itemsize > 8:
         raise ClearheadError(
             f"{name} is a NumPy array of dtype {array.dtype}, which holds no real numbers clearhead can compute "
             f"with.\nIf its rows have unequal lengths, pad them and pass mask=Lengths(valid_lens); "
             f"else pass {name}.astype(float)."
         )
-    if array.dtype.kind == "f" and array.dtype.itemsize > 8:
-        raise ClearheadError(f"{name} has dtype {array.dtype}; pass {name}.astype('float64').")
-    if not array.dtype.isnative:
-        array = array.astype(array.dtype.newbyteorder("="))
     # torch has no negative strides and none between elements, and warns of read-only memory
-    if any(stride < 0 or stride % array.itemsize for stride in array.strides):
+    if not array.flags.writeable or any(stride < 0 or stride % array.itemsize for stride in array.strides):
         array = array.copy()
-    elif not array.flags.writeable:
-        array = _writable_view(array)
     return torch.from_numpy(array)
 
 
 def owned(array: Any, name: str) -> Tensor:
     """As `to_tensor`, for tensors that outlive the call: a NumPy array is copied, as writes to it are not counted."""
     return to_tensor(array.copy() if isinstance(array, np.ndarray) else array, name)
-
-
-class _Memory:
-    """Memory that NumPy takes as an array, and the object that keeps it alive."""
-
-    def __init__(self, interface: dict[str, Any], owner: np.ndarray) -> None:
-        self.__array_interface__ = interface
-        self.owner = owner
-
-
-def _writable_view(array: np.ndarray) -> np.ndarray:
-    """The same memory without the read-only flag, of which torch warns. clearhead never writes to its inputs."""
-    try:
-        interface = dict(array.__array_interface__)
-        address, _ = interface["data"]
-
-        return np.asarray(_Memory({**interface, "data": (address, False)}, array))
-    except (TypeError, ValueError):
-        return array.copy()
 
 
 def is_causal_bias(tensor: Tensor) -> bool:
@@ -150,11 +123,9 @@ def check_memories(named: Iterable[tuple[str, Tensor | None]]) -> None:
     tensor that comes twice, as that of self-attention, is looked at once."""
     usual, last = get_mode().eager, None
     for name, tensor in named:
-        if tensor is last:
+        if tensor is None or tensor is last:
             continue
         last = tensor
-        if tensor is None:
-            continue
         plain = usual and type(tensor) is Tensor and tensor.is_cpu and tensor.layout is torch.strided
         if not (plain and holds_all_bytes(tensor)):
             check_memory(tensor, name)

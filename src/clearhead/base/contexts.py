@@ -14,10 +14,7 @@ from torch import Tensor
 from clearhead.base import torch_private
 from clearhead.base.errors import UnsupportedError
 from clearhead.base.mode import get_mode
-from clearhead.base.torch_state import (
-    any_autocast,
-    jit_state,
-)
+from clearhead.base.torch_state import any_autocast, jit_state
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 _NOTHING = nullcontext()
@@ -41,14 +38,10 @@ def has_compiled_code(function: Any) -> bool:
     return code is not None and bool(torch_private.cached_code(code))
 
 
-def without_function_modes() -> AbstractContextManager[object]:
-    """A context in which function modes see none of PyTorch's operations."""
-    return torch_private.without_functions()
-
-
-def without_tensor_subclasses() -> AbstractContextManager[object]:
-    """A context in which PyTorch's functions do not ask tensor subclasses; their operations still dispatch."""
-    return torch_private.without_subclasses()
+# a context in which function modes see none of PyTorch's operations
+without_function_modes = torch_private.without_functions
+# a context in which PyTorch's functions do not ask tensor subclasses; their operations still dispatch
+without_tensor_subclasses = torch_private.without_subclasses
 
 
 @contextmanager

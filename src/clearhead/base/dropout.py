@@ -32,10 +32,9 @@ _COLUMNS = 0x9E3779B9 - 2**32
 
 def check_dropout(p: Any, name: str) -> float:
     """A probability below 1."""
-    if isinstance(p, bool) or not isinstance(p, int | float | np.number) or not 0.0 <= float(p) < 1.0:
+    # its steps are of 2⁻³²
+    if isinstance(p, bool) or not isinstance(p, int | float | np.number) or not 0.0 <= float(p) <= 1 - 2.0**-32:
         raise ClearheadError(f"{name} is {brief(p)}; expected a probability: 0 ≤ {name} < 1.")
-    if p > 1 - 2.0**-32:
-        raise ClearheadError(f"{name} is {brief(p)}: its steps are of 2⁻³², so the last one below 1 is 1 − 2⁻³².")
     return float(p)
 
 

@@ -8,9 +8,9 @@ import threading
 import traceback
 import warnings
 from collections.abc import Callable
-from contextlib import AbstractContextManager, ContextDecorator
+from contextlib import AbstractContextManager
 from pathlib import Path
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import Any, NamedTuple, TypeVar
 
 from clearhead.base.errors import ClearheadError
@@ -52,31 +52,22 @@ class Uninterrupted(AbstractContextManager[Given]):
         self._inside: AbstractContextManager[Given] | None = None  # while it is entered
 
     def __enter__(self) -> Given:
-        begun = False
         try:
             with Delayed():
-                found = self._begin()
-                begun = True
+                inside = self._make()
+                found = inside.__enter__()
+                self._inside = inside
             return found
         except BaseException as error:
-            if begun:
-                self.__exit__(type(error), error, error.__traceback__)
+            self._end(type(error), error, error.__traceback__)
             raise
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> bool | None:
+    def __exit__(self, *error: Any) -> bool | None:
         try:
-            return self._end(kind, error, trace)
+            return self._end(*error)
         finally:
             if self._inside is not None:  # an interrupt came before the line above could begin
-                self._end(kind, error, trace)
-
-    def _begin(self) -> Given:
-        inside = self._make()
-        found = inside.__enter__()
-        self._inside = inside
-        return found
+                self._end(*error)
 
     def _end(self, *error: Any) -> bool | None:
         with Delayed():
@@ -84,29 +75,21 @@ class Uninterrupted(AbstractContextManager[Given]):
             return None if inside is None else inside.__exit__(*error)
 
 
-class Managed(Uninterrupted[Given], ContextDecorator):
-    """A context manager that calls `make` when it is entered. It can be entered once; as a decorator it is entered at
-    each call of the function.
-    """
+class Managed(Uninterrupted[Given]):
+    """A context manager that calls `make` when it is entered. It can be entered once."""
 
     def __init__(self, call: str, make: Callable[[], AbstractContextManager[Given]]) -> None:
         super().__init__(make)
-        self._call = call
-        self._lock, self._used = threading.Lock(), False
+        self._call, self._used = call, False
 
-    def _begin(self) -> Given:
-        with self._lock:
-            if self._used:
-                raise ClearheadError(
-                    f"this {self._call} was entered before, and can be entered once: write `with ch.{self._call}:` "
-                    "each time."
-                )
-            self._used = True
-        return super()._begin()
-
-    def __call__(self, function: Any) -> Any:
+    def __enter__(self) -> Given:
+        if self._used:
+            raise ClearheadError(
+                f"this {self._call} was entered before, and can be entered once: write `with ch.{self._call}:` each "
+                "time."
+            )
         self._used = True
-        return super().__call__(function)
+        return super().__enter__()
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_"):
@@ -115,9 +98,6 @@ class Managed(Uninterrupted[Given], ContextDecorator):
             f"{self._call} has no {name!r}: it begins in a `with` statement, and gives its result there. Write "
             f"`with ch.{self._call} as seen:`, and ask `seen` for it."
         )
-
-    def _recreate_cm(self) -> Managed[Given]:
-        return Managed(self._call, self._make)
 
     def __repr__(self) -> str:
         if self._used:
@@ -140,9 +120,5 @@ def caller() -> Line:
     """Find the innermost line of the stack that is outside of this package."""
     # warnings.warn has skip_file_prefixes since Python 3.12
     stack = traceback.StackSummary.extract(traceback.walk_stack(None), lookup_lines=False)
-    frame = stack[-1]
-    for outer in stack:
-        if not outer.filename.startswith(_PACKAGE):
-            frame = outer
-            break
+    frame = next((outer for outer in stack if not outer.filename.startswith(_PACKAGE)), stack[-1])
     return Line(frame.filename, frame.lineno or 0)

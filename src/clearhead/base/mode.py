@@ -78,11 +78,11 @@ def get_mode() -> Mode:
         )
     if interpreter() is None and not dispatch_modes() and dual_level() < 0 and jit_state() is None:
         return _EAGER[any_autocast()][backward_task() != -1]
-    active, level = tuple(transforms()), dual_level()
+    active, level, (fake, *recorders) = tuple(transforms()), dual_level(), torch_state.tracing_modes()
     return Mode(
         eager=False,
-        traced=bool(dispatch_modes()) and any(torch_state.tracing_modes()),
-        recorded=bool(dispatch_modes()) and any(torch_state.recording_modes()),
+        traced=fake is not None or any(recorders),
+        recorded=any(recorders),
         transforms=active,
         forward_level=level,
         operations_only=bool(active) or level >= 0,

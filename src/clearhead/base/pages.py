@@ -13,7 +13,6 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from clearhead.base.errors import UnsupportedError
 from clearhead.base.text import escaped
 from clearhead.base.written import replacing
 
@@ -35,13 +34,8 @@ def style(name: str) -> str:
 
 
 def _bundled(name: str) -> str:
-    file = files("clearhead.base").joinpath("bundle", name)
-    if not file.is_file():
-        raise UnsupportedError(
-            f"{name!r}, a part of the pages, is not there: it is made where clearhead is installed. In a clone "
-            "`make bundle` makes it, with Node.js; otherwise install clearhead again."
-        )
-    return file.read_text(encoding="utf-8")
+    # made where clearhead is installed; in a clone by `make bundle`
+    return files("clearhead.base").joinpath("bundle", name).read_text(encoding="utf-8")
 
 
 def head(title: str, does: str, styles: Sequence[str], *scripts: str, worker: bool = False) -> str:

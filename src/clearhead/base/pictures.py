@@ -59,24 +59,14 @@ class Style:
 
 
 def check_style(style: Style, scales: Sequence[str] = ("linear", "log")) -> Any:
-    """The colour map, or an error that names what is not valid."""
+    """The colour map, or an error that names what is not valid; matplotlib's own for a colour map that it lacks."""
     matplotlib = require("matplotlib", "plot", "plot()")
     if style.title is not None and not isinstance(style.title, str):
         raise ClearheadError(f"title is a {type(style.title).__name__}; pass a string.")
     if not (_is_top(style.scale) or (isinstance(style.scale, str) and style.scale in scales)):
         known = " or ".join(map(repr, scales))
         raise ClearheadError(f"scale is {style.scale!r:.80}; expected {known}, or a number > 0.")
-    if not isinstance(style.bar, bool):
-        raise ClearheadError(f"bar is {style.bar!r:.80}; pass True or False.")
-    if style.ax is not None and not hasattr(style.ax, "imshow"):
-        raise ClearheadError(f"ax is a {type(style.ax).__name__}; pass the axes of a matplotlib figure, or None.")
-    if isinstance(style.cmap, matplotlib.colors.Colormap):
-        return style.cmap
-    if not isinstance(style.cmap, str) or style.cmap not in matplotlib.colormaps:
-        raise ClearheadError(
-            f"cmap is {style.cmap!r:.80}; pass the name of a colour map of matplotlib, such as 'GnBu'."
-        )
-    return matplotlib.colormaps[style.cmap]
+    return matplotlib.colormaps.get_cmap(style.cmap)
 
 
 def _is_top(scale: Any) -> bool:

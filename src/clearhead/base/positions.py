@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from clearhead.base.arrays import to_tensor
+from clearhead.base.arrays import is_whole, to_tensor
 from clearhead.base.errors import ClearheadError, ShapeError
 from clearhead.base.mode import get_mode
 from clearhead.base.shapes import Align, Sides, Sizes, one_or, part, placed
@@ -31,16 +31,11 @@ def check_align(align: Any) -> Align:
         return max(-FAR, min(int(align), FAR))
     if isinstance(align, str) or not hasattr(align, "shape"):
         raise ClearheadError(f"align is {align!r:.60}. {_ADVICE}")
-    if (
-        type(align) is Tensor
-        and align.dtype is torch.int64
-        and align.ndim < 2
-        and get_mode().eager
-        and holds_all_bytes(align)
-    ):
+    plain = type(align) is Tensor and align.dtype is torch.int64 and align.ndim < 2
+    if plain and get_mode().eager and holds_all_bytes(align):
         return align.clamp(-FAR, FAR)
     positions = to_tensor(align, "align")
-    if positions.is_floating_point() or positions.is_complex() or positions.dtype == torch.bool or positions.ndim > 1:
+    if not is_whole(positions) or positions.ndim > 1:
         raise ClearheadError(
             f"align has dtype {positions.dtype}, shape {tuple(positions.shape)}; expected integers (B,). {_ADVICE}"
         )
@@ -67,17 +62,8 @@ def query_offset(sizes: Sizes, who: str) -> int | Tensor:
     if align == "lower_right":
         return sizes.keys - sizes.queries
     if align is None and sizes.queries != sizes.keys:
-        left, right = _causal_picture(0), _causal_picture(2)
-        pictures = "\n".join(f"    {a}      {b}" for a, b in zip(left, right, strict=True))
-        raise ClearheadError(
-            f"{who}: {sizes.queries} queries and {sizes.keys} keys, and no alignment. A causal mask of 3 queries "
-            f'and 5 keys would be\n    "upper_left"   "lower_right"\n{pictures}\n{_ADVICE}'
-        )
+        raise ClearheadError(f"{who}: {sizes.queries} queries and {sizes.keys} keys, and no alignment.\n{_ADVICE}")
     return 0
-
-
-def _causal_picture(offset: int) -> list[str]:
-    return [" ".join("■" if j <= i + offset else "·" for j in range(5)).ljust(9) for i in range(3)]
 
 
 def positions(sizes: Sizes, at: Sides, name: str, who: str) -> tuple[Step, Step]:

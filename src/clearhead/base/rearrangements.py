@@ -5,12 +5,11 @@ See `operations.py`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from operator import attrgetter
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from clearhead.base.expressions import OPERATIONS, Expression, Operand, Operation, call, code_of, written
 from clearhead.base.formulas import ATOM, COMPARE, CONDITION, Place, Places, Text, View, apart, joined, letter, moved
@@ -29,20 +28,19 @@ def method(name: str) -> Callable[[Expression], Text]:
 
     def text(x: Expression) -> Text:
         first, *others = map(code_of, x.inputs)
-        inner = [each.text for each in others] + [f"{key}={code_of(each).text}" for key, each in x.options.items()]
-        return Text(ATOM, f"{first.inside(ATOM)}.{name}({', '.join(inner)})")
+        return Text(ATOM, f"{first.inside(ATOM)}.{name}({_arguments(others, x)})")
 
     return text
 
 
 def torch_function(name: str) -> Callable[[Expression], Text]:
     """`torch.name(…)`"""
+    return lambda x: Text(ATOM, f"{name}({_arguments(map(code_of, x.inputs), x)})")
 
-    def text(x: Expression) -> Text:
-        inner = [code_of(each).text for each in x.inputs]
-        return Text(ATOM, f"{name}({', '.join([*inner, *(f'{k}={code_of(v).text}' for k, v in x.options.items())])})")
 
-    return text
+def _arguments(inputs: Iterable[Text], x: Expression) -> str:
+    options = (f"{name}={code_of(each).text}" for name, each in x.options.items())
+    return ", ".join([*(each.text for each in inputs), *options])
 
 
 def _moved(compute: Any, text: Any, source: Any, axes: Any, back: Any = None) -> Operation:
@@ -102,10 +100,6 @@ def _index_code(x: Expression) -> Text:
     return Text(ATOM, f"{code_of(x.inputs[0]).inside(ATOM)}[{', '.join(map(part, x.inputs[1:]))}]")
 
 
-def _indexed(value: Tensor, *places: Any) -> Tensor:
-    return value[places]
-
-
 def _flat_source(x: Expression, places: Places) -> Places:
     inner = x.inputs[0].shape
     start = x.inputs[1] % len(inner)
@@ -146,11 +140,9 @@ def _ranged(place: str, size: int, text: str, first: int, end: int) -> str:
     """A text that holds for a part of the places along an axis."""
     if (first, end) == (0, size):
         return text
-    return (
-        f"{text} for {place} < {end}"
-        if not first
-        else f"{text} for {place} from {first}" + f" to {end - 1}" * (end < size)
-    )
+    if not first:
+        return f"{text} for {place} < {end}"
+    return f"{text} for {place} from {first}" + f" to {end - 1}" * (end < size)
 
 
 def _cat_write(x: Expression, places: Places, view: View) -> Text:
@@ -225,7 +217,7 @@ OPERATIONS |= {
         lambda x, places: _joined_source(x, places), lambda x: x.inputs[0].axes,
     ),
     "flatten": _moved(torch.flatten, method("flatten"), _flat_source, _flat_axes, _flat_back),
-    "index": _moved(_indexed, _index_code, _index_source, _index_axes),
+    "index": _moved(lambda a, *places: a[places], _index_code, _index_source, _index_axes),
     "to": _cast(lambda a, kind: a.to(kind), "to"), "double": _cast(lambda a: a.double(), "double"),
     "cat": Operation(torch.cat, torch_function("torch.cat"), _cat_write, _listed_axes),
     "stack": Operation(torch.stack, torch_function("torch.stack"), _stack_write, _listed_axes),

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from clearhead.base.arrays import is_dense, shown
 from clearhead.base.errors import ClearheadError, ShapeError, UnsupportedError
 from clearhead.base.fold import fold
 from clearhead.base.function_reads import FunctionReads
@@ -105,9 +106,9 @@ def check_tensors(reads: Any, who: str) -> tuple[Tensor, ...]:
 
 
 def ask(
-    fn: Rule, by_rows: bool | None, sides: Iterable[slice], sizes: Sizes, title: str, hint: str
-) -> tuple[Any, list[int]]:
-    """A rule's result for the part that four slices name, and the shape of that part. `by_rows`: see `call_rule`."""
+    fn: Rule, by_rows: bool | None, sides: Iterable[slice], sizes: Sizes, title: str, boolean: bool = False
+) -> Tensor:
+    """A rule's result for the part that four slices name. `by_rows`: see `call_rule`. `boolean`: see `as_part`."""
     extents = (extent(side, size) for size, side in zip(sizes.shape, sides, strict=True))
     indices = indices_of(extents, sizes.device)
     try:
@@ -117,9 +118,10 @@ def ask(
     except Exception as error:
         raise ClearheadError(
             f"{title} failed on {[tuple(index.shape) for index in indices]}: {type(error).__name__}: {error}\n"
-            f"It is called with four index tensors, (batch, head, query_index, key_index); {hint}"
+            "It is called with four index tensors, (batch, head, query_index, key_index), and computes with them as "
+            "they come: join conditions with & and |, not with and, or."
         ) from error
-    return found, [index.numel() for index in indices]
+    return as_part(found, [index.numel() for index in indices], sizes.device, title, boolean)
 
 
 def indices_of(extents: Iterable[tuple[int, int, int]], device: torch.device) -> list[Tensor]:
@@ -128,14 +130,21 @@ def indices_of(extents: Iterable[tuple[int, int, int]], device: torch.device) ->
     return [index.view((1,) * dim + (-1,) + (1,) * (3 - dim)) for dim, index in enumerate(every)]
 
 
-def broadcast(found: Tensor, shape: Sequence[int], title: str) -> Tensor:
-    """A rule's result in four dimensions, each of the part's size or 1."""
-    if found.ndim > 4 or not broadcasts(found.shape, shape):
+def as_part(found: Any, shape: Sequence[int], device: torch.device, title: str, boolean: bool = False) -> Tensor:
+    """A function's result for a part of the matrix, in four dimensions, each of the part's size or 1.
+
+    `boolean`: whether it says which pairs are allowed; else it gives numbers. `title`: names the function in errors.
+    """
+    fits = is_dense(found) and found.ndim <= 4 and found.device == device and broadcasts(found.shape, shape)
+    if not fits or not (found.dtype == torch.bool if boolean else found.is_floating_point()):
+        numbers = "floating-point numbers (for who may attend to whom use MaskFunction)"
         raise ShapeError(
-            f"{title} gave a tensor of shape {tuple(found.shape)}, which does not broadcast to {tuple(shape)}, the "
-            "(batch, heads, queries, keys) it was asked about: compute with the indices as they come."
+            f"{title} gave {shown(found)}; expected {'bool, True where a query may attend,' if boolean else numbers} "
+            f"on {device}, of a shape that broadcasts to {tuple(shape)}, the (batch, heads, queries, keys) it was "
+            "asked about: compute with the indices as they come."
         )
-    return found.reshape((1,) * (4 - found.ndim) + tuple(found.shape))
+    part: Tensor = found if found.ndim == 4 else found.reshape((1,) * (4 - found.ndim) + tuple(found.shape))
+    return part
 
 
 def reads_of(fn: Rule, reads: tuple[Tensor, ...]) -> tuple[Tensor, ...]:

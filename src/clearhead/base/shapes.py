@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from clearhead.base.arrays import FLOATS, check_float, check_memory
+from clearhead.base.arrays import FLOATS, check_float, check_memory, shown
 from clearhead.base.errors import ClearheadError, ShapeError, columns
 from clearhead.base.mode import any_thread_compiles, get_mode
 from clearhead.base.numbers import check_count
@@ -107,8 +107,8 @@ def as_inputs(query: Tensor, key: Tensor, value: Tensor | None) -> tuple[Tensor,
         check_float(tensor, name)
         if tensor.ndim < 2:
             raise ShapeError(
-                f"{name} has shape {tuple(tensor.shape)}; expected at least two dimensions, (..., length, width). "
-                + _as_matrix(name, named)
+                f"{name} has shape {tuple(tensor.shape)}; expected at least two dimensions, (..., length, width).\n"
+                f"For one vector pass {name}[None]; for vectors of one number each {name}[:, None]."
             )
     if any(t.dtype != query.dtype or t.device != query.device for t in named.values()):
         _refuse_mixture(named)
@@ -123,7 +123,8 @@ def as_inputs(query: Tensor, key: Tensor, value: Tensor | None) -> tuple[Tensor,
     if depth <= 3:  # no heads
         leading = _broadcast({n: tuple(t.shape[:-2]) for n, t in named.items()}, named)
         batch = leading[0] if leading else 1
-        four = [_expand(t.reshape(t.shape[0] if t.ndim == 3 else 1, 1, *t.shape[-2:]), batch) for t in named.values()]
+        four = [t.reshape(t.shape[0] if t.ndim == 3 else 1, 1, *t.shape[-2:]) for t in named.values()]
+        four = [t if t.shape[0] == batch else t.expand(batch, -1, -1, -1) for t in four]
         heads = 1
     else:
         flat = [n for n, t in named.items() if t.ndim == 3 and t.shape[0] > 1]
@@ -141,16 +142,6 @@ def as_inputs(query: Tensor, key: Tensor, value: Tensor | None) -> tuple[Tensor,
         four = [_fold(t.reshape(padded[n]), outer, heads if n == "query" else key_heads) for n, t in named.items()]
     sizes = Sizes(batch, heads, query.shape[-2], key.shape[-2], query.device, leading)
     return four[0], four[1], four[2] if len(four) > 2 else None, sizes
-
-
-def _as_matrix(name: str, named: Mapping[str, Tensor]) -> str:
-    """The hint for an input of fewer than two dimensions: one vector beside matrices, else numbers side by side."""
-    if not named[name].ndim:
-        return f"For one number pass {name}.reshape(1, 1)."
-    widths = [t.shape[-1] for n, t in named.items() if n not in (name, "value") and t.ndim > 1]
-    if name != "value" and any(width > 1 for width in widths):
-        return f"For one vector pass {name}[None]."
-    return f"For {len(named[name])} vectors of one number each pass {name}[:, None]."
 
 
 def plain_sizes(query: Any, key: Any, value: Any) -> Sizes | None:
@@ -209,10 +200,6 @@ def _heads(heads: dict[str, int], named: Mapping[str, Tensor]) -> tuple[int, int
     return total, key_heads
 
 
-def _expand(tensor: Tensor, batch: int) -> Tensor:
-    return tensor if tensor.shape[0] == batch else tensor.expand(batch, -1, -1, -1)
-
-
 def _fold(tensor: Tensor, outer: tuple[int, ...], heads: int) -> Tensor:
     wanted = (*outer, heads, *tensor.shape[-2:])
     if tensor.shape != wanted:
@@ -244,16 +231,10 @@ def array_sizes(query: Any, key: Any) -> Sizes:
     if isinstance(query, int | np.integer) and isinstance(key, int | np.integer):
         return Sizes(1, 1, check_count(query, 0, "query"), check_count(key, 0, "key"), leading=())
     for name, array in (("query", query), ("key", key)):
-        if not isinstance(array, Tensor | np.ndarray):
-            raise ClearheadError(
-                f"{name} is a {type(array).__name__}; pass a tensor or an array of its shape, or both lengths."
-            )
-        if isinstance(array, Tensor) and array.is_nested:
-            check_float(array, name)
-    query_shape, key_shape = (
-        torch.empty(tuple(array.shape), dtype=torch.float32, device="meta") for array in (query, key)
-    )
-    *_, sizes = as_inputs(query_shape, key_shape, None)
+        if not isinstance(array, Tensor | np.ndarray) or getattr(array, "is_nested", False):
+            raise ClearheadError(f"{name} is {shown(array)}; pass a tensor or an array of its shape, or both lengths.")
+    like = [torch.empty(tuple(array.shape), dtype=torch.float32, device="meta") for array in (query, key)]
+    *_, sizes = as_inputs(like[0], like[1], None)
     device = query.device if isinstance(query, Tensor) else torch.device("cpu")
     return Sizes(*sizes.shape, device, sizes.leading)
 

@@ -34,9 +34,8 @@ def call_rule(rule: Callable[..., Any], by_rows: bool | None, *arguments: Tensor
     """
     if by_rows is None and (is_dynamo_compiling() or get_mode().traced):
         by_rows = not get_mode().exported
-    elif by_rows is None or (
-        by_rows and get_mode().compiled and not is_dynamo_compiling()
-    ):  # torch.export takes no torch.vmap
+    # torch.export takes no torch.vmap
+    elif by_rows is None or (by_rows and get_mode().compiled and not is_dynamo_compiling()):
         by_rows = reads_rows(rule, len(arguments) > 4, arguments[0].device)
     if not by_rows or not all(argument.numel() for argument in arguments):
         return rule(*arguments)

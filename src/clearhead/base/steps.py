@@ -142,12 +142,6 @@ def made(
     computed in another way than is shown and differ in the last digits; `by`: this other way, as an expression.
     """
     axes = expression.axes if axes is None else axes
-    return Step(
-        name,
-        why,
-        expression.value if value is None else value,
-        axes,
-        aside=aside,
-        made=expression,
-        by=by or (expression if value is None else None),
-    )
+    by = by or (expression if value is None else None)
+    value = expression.value if value is None else value
+    return Step(name, why, value, axes, aside=aside, made=expression, by=by)

@@ -18,14 +18,7 @@ from clearhead.base import torch_private, torch_state
 from clearhead.base.errors import ClearheadError, UnsupportedError
 from clearhead.base.mode import get_mode
 from clearhead.base.torch_private import data_address, is_zero_tensor
-from clearhead.base.torch_state import (
-    FakeTensor,
-    get_unwrapped,
-    interpreter,
-    is_batched,
-    is_wrapped,
-    jit_state,
-)
+from clearhead.base.torch_state import FakeTensor, get_unwrapped, interpreter, is_batched, is_wrapped, jit_state
 
 MASKS_BY_SAMPLE = (  # what errors of masks say
     "Inside vmap a mask that differs by sample is a rule that reads the sample's tensor, such as "
@@ -104,13 +97,8 @@ def is_plain(*tensors: Tensor | None) -> bool:
                 pass
         if tensor is None:
             continue
-        if (
-            not tensor.is_cpu
-            or tensor.layout is not torch.strided
-            or has_own_dispatch(tensor)
-            or is_zero_tensor(tensor)
-            or is_wrapped(tensor)
-        ):
+        strided = tensor.is_cpu and tensor.layout is torch.strided
+        if not strided or has_own_dispatch(tensor) or is_zero_tensor(tensor) or is_wrapped(tensor):
             return False
     return True
 
@@ -158,7 +146,7 @@ def holds_all_bytes(tensor: Tensor) -> bool:
 
 def to_fake(tensor: Tensor) -> Tensor:
     """The tensor; where PyTorch's fake tensors are at work, a fake tensor like it."""
-    mode = torch_state.fake_mode() if get_mode().traced else None
+    mode = torch_state.tracing_modes()[0] if get_mode().traced else None
     return tensor if mode is None or isinstance(tensor, FakeTensor) else mode.from_tensor(tensor)
 
 

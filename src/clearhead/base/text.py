@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import html
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, TypeVar
 
+Shown = TypeVar("Shown", bound=type)
 KEPT = "\N{NO-BREAK SPACE}"
 
 
@@ -46,6 +47,12 @@ def outlined(self: Any) -> str:
     given = {name: getattr(self, name) for name in (fields or getattr(self, "_fields", ()))}
     shown = [f"{name}={_outline(one)}" for name, one in given.items() if name not in usual or one is not usual[name]]
     return f"{type(self).__name__}({', '.join(shown)})"
+
+
+def with_outline(cls: Shown) -> Shown:
+    """Give a class the repr of `outlined`."""
+    cls.__repr__ = outlined  # type: ignore[method-assign, assignment]
+    return cls
 
 
 def _outline(one: Any) -> str:

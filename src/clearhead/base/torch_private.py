@@ -19,34 +19,15 @@ from clearhead.base.private import MissingName, find_private, find_private_later
 
 # -------------------------------------------------------------------------------------------------------- the compiler
 
+_COMPILER = "to see what torch.compile compiles, and to leave functions out of it"
 # the callback that compiles the frames that this thread runs next; None in eager code. It is a C function, which the
 # compiler cannot enter
-compiler_here: Callable[[], Any] = find_private(
-    "torch._C._dynamo.eval_frame.get_eval_frame_callback", "to see whether a monitored model runs in compiled code"
-)
-_compile_with = find_private(
-    "torch._C._dynamo.eval_frame.set_eval_frame", "to run a function in eager code inside compiled code"
-)
-cached_code: Callable[[Any], Any] = find_private(
-    "torch._C._dynamo.eval_frame._debug_get_cache_entry_list",
-    "to see whether a model has been compiled before it is monitored",
-)
+compiler_here: Callable[[], Any] = find_private("torch._C._dynamo.eval_frame.get_eval_frame_callback", _COMPILER)
+_compile_with = find_private("torch._C._dynamo.eval_frame.set_eval_frame", _COMPILER)
+cached_code: Callable[[Any], Any] = find_private("torch._C._dynamo.eval_frame._debug_get_cache_entry_list", _COMPILER)
 assert_async: Callable[..., Any] = find_private("torch._assert_async", "to check values in compiled code")
-_skip_code = find_private_later(
-    "torch._dynamo.eval_frame.skip_code", "to keep a function mode from being compiled by itself"
-)
-_handlers = find_private_later(
-    "torch._dynamo.variables.torch.TorchInGraphFunctionVariable._get_handlers",
-    "to have the compiler list PyTorch's functions before one is replaced",
-)
-# Attributes that the compiler sets or reads. Whether a version still does so cannot be seen.
-MARKS = {
-    "_dynamo_marked_constant": "to have a function's result compiled in",
-    "_torchdynamo_disable": "to keep the compiler out of a function",
-    "_torchdynamo_disable_msg": "to say why the compiler is kept out",
-    "_orig_mod": "to see that torch.compile(model) wraps a model",
-    "_torchdynamo_orig_callable": "to see that a module's forward is compiled",
-}
+_skip_code = find_private_later("torch._dynamo.eval_frame.skip_code", _COMPILER)
+_handlers = find_private_later("torch._dynamo.variables.torch.TorchInGraphFunctionVariable._get_handlers", _COMPILER)
 
 
 def mark_constant(function: Any) -> None:
@@ -80,9 +61,9 @@ def wraps_compiled(module: nn.Module) -> bool:
     return "_orig_mod" in parts_of(module)[2]
 
 
-compiled_call: Callable[[Any], Any] = requires(
-    "to see whether model.compile() has compiled a module", "torch.nn.Module._compiled_call_impl"
-)(attrgetter("_compiled_call_impl"))
+compiled_call: Callable[[Any], Any] = requires(_COMPILER, "torch.nn.Module._compiled_call_impl")(
+    attrgetter("_compiled_call_impl")
+)
 
 
 def forward_is_compiled(module: nn.Module) -> bool:
@@ -96,11 +77,10 @@ to_another_dtype = find_private(
 
 # ------------------------------------------------------------------------------------------ contexts around operations
 
-without_functions: Callable[[], AbstractContextManager[object]] = find_private(
-    "torch._C.DisableTorchFunction", "to hide operations of its own from function modes, such as that of a watch"
-)
+_MODES = "to hide operations of its own, and lazy weights, from modes and subclasses that follow functions"
+without_functions: Callable[[], AbstractContextManager[object]] = find_private("torch._C.DisableTorchFunction", _MODES)
 without_subclasses: Callable[[], AbstractContextManager[object]] = find_private(
-    "torch._C.DisableTorchFunctionSubclass", "to have PyTorch's functions take lazy weights as plain tensors"
+    "torch._C.DisableTorchFunctionSubclass", _MODES
 )
 _IN_OPERATOR = "to differentiate inside a custom operator, where compiled code calls a user-defined part"
 _autograd_key = find_private("torch._C.DispatchKey.AutogradFunctionality", _IN_OPERATOR)
@@ -116,18 +96,14 @@ def dispatched_with_autograd() -> Any:
     return _forced(_included(), _excluded().remove(_autograd_key).remove(_inplace_key))
 
 
-_MODES = "to watch a model whose layers ask for function modes"
 function_mode_stack: Callable[[], list[Any]] = find_private("torch.overrides._get_current_function_mode_stack", _MODES)
 pop_function_mode: Callable[[], Any] = find_private("torch.overrides._pop_mode_temporarily", _MODES)
 
 # ----------------------------------------------------------------------------------------------- PyTorch's own kernels
 
 # torch's own function: its name in torch.nn.functional may be a wrapper of another's
-OWN_SDPA = find_private(
-    "torch._C._nn.scaled_dot_product_attention",
-    "to know PyTorch's own attention, where its public name has been replaced",
-)
-_OWN_CODE = "to tell of attention that a module computes in its own code"
+_OWN_CODE = "to know PyTorch's own attention, and attention that a module computes in its own code"
+OWN_SDPA = find_private("torch._C._nn.scaled_dot_product_attention", _OWN_CODE)
 _SOFTMAX = ("torch._softmax", "torch._safe_softmax")
 _ATEN_SOFTMAX = ("torch.ops.aten._softmax", "torch.ops.aten._safe_softmax")
 _KERNELS = (  # F.scaled_dot_product_attention calls these
@@ -171,51 +147,43 @@ amx: dict[torch.dtype, Callable[[], bool]] = {
 
 # ------------------------------------------------------------------------------------------------------------- tensors
 
-is_zero_tensor: Callable[[Tensor], bool] = find_private(
-    "torch.Tensor._is_zerotensor", "to see whether a tensor is PyTorch's zeros without memory"
-)
-data_address: Callable[[Tensor], int] = find_private(
-    "torch._C._data_address", "to see whether a tensor was given other memory"
-)
+_MEMORY = "to see where a tensor's memory is, and whether it has been written to"
+is_zero_tensor: Callable[[Tensor], bool] = find_private("torch.Tensor._is_zerotensor", _MEMORY)
+data_address: Callable[[Tensor], int] = find_private("torch._C._data_address", _MEMORY)
 uncounted: Callable[[Tensor], bool] = Tensor.is_inference  # whether writes to a tensor are not counted
 # how often a tensor has been written to
-version: Callable[[Tensor], int] = requires("to see whether a tensor has been written to", "torch.Tensor._version")(
-    attrgetter("_version")
-)
+version: Callable[[Tensor], int] = requires(_MEMORY, "torch.Tensor._version")(attrgetter("_version"))
 
 
-@requires("to see whether a tensor is a view of a parameter", "torch.Tensor._base")
+@requires(_MEMORY, "torch.Tensor._base")
 def whole_of(tensor: Tensor) -> Tensor:
     """The tensor that this one is a view of, or itself."""
     return tensor if tensor._base is None else tensor._base
 
 
 # of an operation in autograd's graph: later operations of a thread have larger numbers
-order_of: Callable[[Any], int] = requires(
-    "to see whether blocks of scores share what was computed before", "torch.autograd.graph.Node._sequence_nr"
-)(methodcaller("_sequence_nr"))
-wrapper_subclass: Callable[..., Any] = find_private("torch.Tensor._make_wrapper_subclass", "to make lazy weights")
-tree_map_only: Callable[..., Any] = find_private(
-    "torch.utils._pytree.tree_map_only",
-    "to find lazy weights among the arguments of an operation, and tensors in what a model takes and gives",
+order_of: Callable[[Any], int] = requires(_MEMORY, "torch.autograd.graph.Node._sequence_nr")(
+    methodcaller("_sequence_nr")
 )
-arguments_of: Callable[[Any], Any] = requires(  # those that an operation of PyTorch is declared with
-    "to see which arguments an operation on lazy weights writes to", "torch.ops.aten.add.Tensor._schema"
-)(attrgetter("_schema.arguments"))
+_LAZY = "to make lazy weights, and to find them, and other tensors, in what functions take and give"
+wrapper_subclass: Callable[..., Any] = find_private("torch.Tensor._make_wrapper_subclass", _LAZY)
+tree_map_only: Callable[..., Any] = find_private("torch.utils._pytree.tree_map_only", _LAZY)
+# those that an operation of PyTorch is declared with
+arguments_of: Callable[[Any], Any] = requires(_LAZY, "torch.ops.aten.add.Tensor._schema")(
+    attrgetter("_schema.arguments")
+)
 
 # ------------------------------------------------------------------------------------------------------------- modules
 
 Held = tuple[dict[str, Any], dict[str, Any], dict[str, Any]]
 OF_MODULES = ("_parameters", "_buffers", "_modules")  # the attributes of a module that `parts_of` gives
-_of_held = requires(
-    "to read what a module holds, and to make a copy of it over other parameters",
-    *(f"torch.nn.Module().{name}" for name in OF_MODULES),
-)
+_MODULES = "to read what a module holds and which hooks it has, and to make a copy of it"
+_of_held = requires(_MODULES, *(f"torch.nn.Module().{name}" for name in OF_MODULES))
 _HOOKS = tuple(
     f"torch.nn.Module().{name}"
     for name in ("_forward_hooks", "_forward_pre_hooks", "_forward_pre_hooks_with_kwargs", "_backward_hooks")
 )
-_of_hooks = requires("to see whether hooks change what a module computes", *_HOOKS)
+_of_hooks = requires(_MODULES, *_HOOKS)
 
 
 @_of_held
@@ -230,9 +198,7 @@ def put_parts(module: Any, held: Held) -> None:
     module.__dict__.update(zip(OF_MODULES, held, strict=True))
 
 
-convert: Callable[..., Any] = find_private(
-    "torch.nn.Module._apply", "to convert a module that holds ALiBi's slopes, whose digits are kept"
-)
+convert: Callable[..., Any] = find_private("torch.nn.Module._apply", _MODULES)
 
 
 @_of_held
@@ -277,10 +243,7 @@ def drop_hooks(copied: Any) -> None:
     copied.__dict__.update((name, OrderedDict()) for name in every)
 
 
-@requires(
-    "to take away the hooks of a model that shares its sequences out over ranks",
-    "torch.nn.Module()._forward_hooks_always_called",
-)
+@requires(_MODULES, "torch.nn.Module()._forward_hooks_always_called")
 def remove_hooks(module: Any, ours: Callable[[Any], bool]) -> None:
     """Take away the forward hooks of a module for which `ours(hook)` is True."""
     for hooks, marks in (
@@ -301,7 +264,7 @@ def generator_of_checkpoints() -> str:
     return "_checkpoint_without_reentrant_generator"
 
 
-@requires("to see which module of a watched model runs", "torch.nn.Module._call_impl")
+@requires(_MODULES, "torch.nn.Module._call_impl")
 def call_of_modules() -> str:
     """The name of the method of `nn.Module` that runs a module and its hooks."""
     return "_call_impl"

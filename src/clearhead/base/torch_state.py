@@ -5,7 +5,7 @@ See `torch_private.py`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -14,36 +14,27 @@ from torch import Tensor
 
 from clearhead.base.private import find_private, requires
 
+_ACTIVE = "to see what is active here: transforms, derivatives, tracing, casts or modes"
+
 # ---------------------------------------------------------------------------------------- the transforms of torch.func
 
-_WHICH = "to see which transforms of torch.func are active"
-_stack = find_private("torch._C._functorch.get_interpreter_stack", _WHICH)
+_stack = find_private("torch._C._functorch.get_interpreter_stack", _ACTIVE)
 # the innermost transform, or None
-interpreter: Callable[[], Any] = find_private(
-    "torch._C._functorch.peek_interpreter_stack", "to see whether torch.func.vmap, grad or jvp is active"
-)
+interpreter: Callable[[], Any] = find_private("torch._C._functorch.peek_interpreter_stack", _ACTIVE)
 _KINDS = [f"torch._C._functorch.TransformType.{name}" for name in ("Grad", "Jvp", "Vmap")]
-GRAD, JVP, VMAP = (find_private(name, _WHICH) for name in _KINDS)
+GRAD, JVP, VMAP = (find_private(name, _ACTIVE) for name in _KINDS)
 
 
-@requires(_WHICH, *_KINDS)
+@requires(_ACTIVE, *_KINDS)
 def transforms() -> list[Any]:
     """The kinds of the active transforms of `torch.func`: `GRAD`, `JVP`, `VMAP`, …"""
     return [transform.key() for transform in _stack() or ()]
 
 
-is_wrapped: Callable[[Tensor], bool] = find_private(
-    "torch._C._functorch.is_functorch_wrapped_tensor", "to see whether a transform of torch.func has wrapped a tensor"
-)
-is_batched: Callable[[Tensor], bool] = find_private(
-    "torch._C._functorch.is_batchedtensor", "to see whether torch.func.vmap has hidden a dimension of a tensor"
-)
-get_unwrapped: Callable[[Tensor], Tensor] = find_private(
-    "torch._C._functorch.get_unwrapped", "to read a tensor below the transforms of torch.func"
-)
-without_transforms: Callable[[], Any] = find_private(
-    "torch._C._DisableFuncTorch", "to read values on the host inside a transform of torch.func"
-)
+is_wrapped: Callable[[Tensor], bool] = find_private("torch._C._functorch.is_functorch_wrapped_tensor", _ACTIVE)
+is_batched: Callable[[Tensor], bool] = find_private("torch._C._functorch.is_batchedtensor", _ACTIVE)
+get_unwrapped: Callable[[Tensor], Tensor] = find_private("torch._C._functorch.get_unwrapped", _ACTIVE)
+without_transforms: Callable[[], Any] = find_private("torch._C._DisableFuncTorch", _ACTIVE)
 
 # ------------------------------------------------------------ a batch of losses: torch.autograd.grad(is_grads_batched)
 
@@ -67,52 +58,28 @@ is_batch_of_losses: Callable[[Tensor], bool] = find_private("torch._C._functorch
 # ------------------------------------------------------------------------------------------- derivatives, forward mode
 
 # the level of forward mode, -1 outside of it
-dual_level: Callable[[], int] = requires(
-    "to see whether torch.autograd.forward_ad is active", "torch.autograd.forward_ad._current_level"
-)(partial(getattr, forward_ad, "_current_level"))
+dual_level: Callable[[], int] = requires(_ACTIVE, "torch.autograd.forward_ad._current_level")(
+    partial(getattr, forward_ad, "_current_level")
+)
 # the number of the backward pass that runs in this thread, or -1
-backward_task: Callable[[], int] = find_private(
-    "torch._C._current_graph_task_id", "to see whether a backward pass repeats a call"
-)
-functions_hidden: Callable[[], bool] = find_private(
-    "torch._C._is_torch_function_all_disabled",
-    "to see whether function modes are hidden, of which FlexAttention needs one",
-)
+backward_task: Callable[[], int] = find_private("torch._C._current_graph_task_id", _ACTIVE)
+functions_hidden: Callable[[], bool] = find_private("torch._C._is_torch_function_all_disabled", _ACTIVE)
 
 # ------------------------------------------------------------------------------------------ compiling, tracing, casts
 
-any_autocast: Callable[[], bool] = find_private(
-    "torch._C._is_any_autocast_enabled", "to see whether torch.autocast is active"
-)
-jit_state: Callable[[], Any] = find_private("torch._C._get_tracing_state", "to see whether torch.jit.trace is active")
-tracing_context: Callable[[], Any] = find_private(
-    "torch._guards.TracingContext.try_get", "to see whether this thread or another one compiles"
-)
-FakeTensor: Any = find_private("torch._subclasses.fake_tensor.FakeTensor", "to see whether a tensor has a shape alone")
-dispatch_modes: Callable[[], int] = find_private(
-    "torch._C._len_torch_dispatch_stack", "to see whether a mode follows each operation (make_fx, fake tensors)"
-)
-_FOLLOWS = "to see whether fake tensors, make_fx or functionalization follow each operation"
+any_autocast: Callable[[], bool] = find_private("torch._C._is_any_autocast_enabled", _ACTIVE)
+jit_state: Callable[[], Any] = find_private("torch._C._get_tracing_state", _ACTIVE)
+tracing_context: Callable[[], Any] = find_private("torch._guards.TracingContext.try_get", _ACTIVE)
+FakeTensor: Any = find_private("torch._subclasses.fake_tensor.FakeTensor", _ACTIVE)
+dispatch_modes: Callable[[], int] = find_private("torch._C._len_torch_dispatch_stack", _ACTIVE)
 _MODES = [f"torch._C._TorchDispatchModeKey.{name}" for name in ("FAKE", "PROXY", "FUNCTIONAL")]
-_tracers = [find_private(name, _FOLLOWS) for name in _MODES]
-_mode_of = requires(_FOLLOWS, *_MODES)(find_private("torch._C._get_dispatch_mode", _FOLLOWS))
+_tracers = [find_private(name, _ACTIVE) for name in _MODES]
+_mode_of = requires(_ACTIVE, *_MODES)(find_private("torch._C._get_dispatch_mode", _ACTIVE))
 
 
-def fake_mode() -> Any:
-    """The mode of fake tensors that is at work, or None. To be asked where a dispatch mode is at work."""
-    return _mode_of(_tracers[0])
+def tracing_modes() -> list[Any]:
+    """The modes of fake tensors, of make_fx and of functionalization, None for each that is not active."""
+    return [_mode_of(key) if dispatch_modes() else None for key in _tracers]
 
 
-def tracing_modes() -> Iterator[Any]:
-    """The modes that follow each operation, None for a mode that is not at work. To be asked as `fake_mode` is."""
-    return (_mode_of(key) for key in _tracers)
-
-
-def recording_modes() -> Iterator[Any]:
-    """The modes that record each operation, as `tracing_modes`: those without the mode of fake tensors."""
-    return (_mode_of(key) for key in _tracers[1:])
-
-
-function_modes: Callable[[], int] = find_private(
-    "torch._C._len_torch_function_stack", "to see whether a function mode may change what a function computes"
-)
+function_modes: Callable[[], int] = find_private("torch._C._len_torch_function_stack", _ACTIVE)

@@ -60,9 +60,8 @@ class Versions:
         for name, tensor, before, at in self._seen:
             if version(tensor) != before:
                 return name, tensor
-            there = (
-                usual and is_plain(tensor) and tensor.data_ptr() and holds_all_bytes(tensor)
-            )  # as most are, at less cost
+            # most tensors are found here, at less cost
+            there = usual and is_plain(tensor) and tensor.data_ptr() and holds_all_bytes(tensor)
             if not there and ((at and not get_address(tensor)) or is_freed(tensor)):
                 return name, tensor
         return None

@@ -6,11 +6,11 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
-import torch
 from torch import Tensor
 
-from clearhead.base.arrays import Array, to_tensor
+from clearhead.base.arrays import Array, is_whole, to_tensor
 from clearhead.base.errors import ClearheadError, ShapeError
+from clearhead.base.text import brief
 
 TokensLike = Iterable[str] | Iterable[Sequence[str]] | Array  # words of one sequence, or of each; or ids
 
@@ -33,19 +33,12 @@ def rows_of(name: str, words: Any) -> Tensor | list[list[str]]:
     rows = [list(row) for row in found] if nested else [found]
     places = ((f"[{i}]" * nested + f"[{n}]", word) for i, row in enumerate(rows) for n, word in enumerate(row))
     at, wrong = next(((at, word) for at, word in places if not isinstance(word, str)), ("", ""))
-    if isinstance(wrong, bytes):
-        raise ClearheadError(
-            f"{name}{at} is bytes, {wrong!r:.60}; expected a str. Pass {name}{at}.decode(errors='replace')."
-        )
-    if wrong is None:
-        raise ClearheadError(
-            f"{name}{at} is None, which a tokenizer gives for an id that it does not know; expected a str. Pass ''."
-        )
     if not ordered or wrong != "":
+        there = f", with {brief(wrong)} at {name}{at}" if at else ""
         raise ClearheadError(
             f"{name} takes words, one for each position, a list of such lists, one for each sequence, or a tensor of "
-            f"token ids, integers (L,) or (B, L), which are shown as numbers; got a {kind}. For the words of ids pass "
-            "tokenizer.convert_ids_to_tokens(ids)."
+            f"token ids, integers (L,) or (B, L), which are shown as numbers; got a {kind}{there}.\nFor the words of "
+            "ids pass tokenizer.convert_ids_to_tokens(ids)."
         )
     return rows
 
@@ -77,9 +70,7 @@ def ids_of(words: Any) -> Tensor | None:
     """The ids of tokens, (B, L), of integers (L,) or (B, L); None for what is no tensor of ids."""
     if not isinstance(words, Tensor | np.ndarray) or words.ndim not in (1, 2):
         return None
-    if isinstance(words, np.ndarray) and words.dtype.kind not in "iu":
+    if not is_whole(words):
         return None
     ids = to_tensor(words, "tokens").detach()
-    if ids.is_floating_point() or ids.is_complex() or ids.dtype == torch.bool:
-        return None
     return ids if ids.ndim == 2 else ids[None]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import secrets
 import shutil
-import stat
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -57,14 +56,9 @@ def check_writable(path: Any, what: str = "report") -> Path:
     """Raise the error that `replacing` would raise, before any file is written. Gives the path without links."""
     try:
         there = Path(path).resolve()
-        try:
-            mode = there.stat().st_mode
-        except FileNotFoundError:
-            mode = stat.S_IFREG
-        else:
-            if stat.S_ISREG(mode) or stat.S_ISDIR(mode):
-                os.close(os.open(there, os.O_WRONLY))
-        if stat.S_ISREG(mode):
+        if there.is_file() or there.is_dir():
+            os.close(os.open(there, os.O_WRONLY))
+        if there.is_file() or not there.exists():
             with beside(there) as part, part.open("xb"):
                 pass
     except (OSError, ValueError, TypeError, RuntimeError) as error:

@@ -5,5 +5,4 @@ from clearhead.biases.base import Added as Added
 from clearhead.biases.base import Bias as Bias
 from clearhead.biases.bias_function import BiasFunction as BiasFunction
 from clearhead.biases.dense import DenseBias as DenseBias
-from clearhead.biases.distance import DistanceBias as DistanceBias
 from clearhead.biases.relative import RelativeBias as RelativeBias

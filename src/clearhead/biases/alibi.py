@@ -9,14 +9,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from clearhead.base.errors import ShapeError
 from clearhead.base.numbers import check_count
 from clearhead.base.positions import positions, query_offset
-from clearhead.base.shapes import Sides, Sizes, no_heads, placed
+from clearhead.base.shapes import Sides, Sizes, placed
 from clearhead.base.steps import PAIRS, Step, made
 from clearhead.base.tensor_kind import is_readable
 from clearhead.base.torch_private import convert
-from clearhead.biases.base import Added, Bias, distances, wide
+from clearhead.biases.base import Added, Bias, check_heads, distances, wide
 
 
 class ALiBi(Bias):
@@ -99,11 +98,7 @@ class ALiBi(Bias):
         return [places, made(f"{name}_slopes", why, by_place, value=slopes)]
 
     def lower(self, sizes: Sizes) -> Added:
-        if sizes.heads != self.slopes.shape[0]:
-            raise ShapeError(
-                f"ALiBi has {self.slopes.shape[0]} heads and the scores have {sizes.heads}, "
-                f"{(*sizes.shown, sizes.queries, sizes.keys)}; pass ALiBi({sizes.heads})." + no_heads(sizes)
-            )
+        check_heads(self, self.slopes.shape[0], sizes)
         far = distances(sizes, query_offset(sizes, "ALiBi")).abs()
         slopes = wide(placed(self.slopes, sizes.device, "ALiBi"))
         return Added(relative=far[:, None].to(slopes.dtype) * slopes.neg()[:, None])

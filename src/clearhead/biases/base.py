@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from clearhead.base.arrays import Array, check_float, is_dense, owned, shown
+from clearhead.base.arrays import Array, is_dense, shown
 from clearhead.base.contexts import raise_in_jit_script
 from clearhead.base.errors import ClearheadError, ShapeError
 from clearhead.base.mode import get_mode
@@ -18,15 +18,15 @@ from clearhead.base.modules import after_hooks, settled
 from clearhead.base.numbers import check_flag
 from clearhead.base.part_settings import PartSettings
 from clearhead.base.positions import check_align
-from clearhead.base.rules import Joined, broadcast
-from clearhead.base.shapes import AlignLike, Sides, Sizes, array_sizes, broadcasts, extent, part
+from clearhead.base.rules import Joined, as_part
+from clearhead.base.shapes import AlignLike, Sides, Sizes, array_sizes, broadcasts, extent, no_heads, part
 from clearhead.base.steps import PAIRS, Step, made
-from clearhead.base.tensor_kind import is_on_host, is_readable
-from clearhead.base.text import outlined, said
+from clearhead.base.text import said, with_outline
 
 Part = Callable[[slice, slice, slice, slice], Tensor]
 
 
+@with_outline
 class Added(NamedTuple):
     """The normal form of a bias: the numbers that are added to the scores of pairs, after the softcap.
 
@@ -50,9 +50,6 @@ class Added(NamedTuple):
     function: Part | None = None
     reads: tuple[Tensor, ...] = ()
     given: Bias | None = None
-
-    def __repr__(self) -> str:
-        return outlined(self)
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
@@ -96,48 +93,27 @@ def check_added(added: Any, sizes: Sizes, who: str) -> Added:
             "Added(relative=...), one a distance, or Added(function=...)."
         )
     distances = max(sizes.queries + sizes.keys - 1, 0)
-    for name, tensor, last in (
-        ("dense", added.dense, (sizes.queries, sizes.keys)),
-        ("relative", added.relative, (distances,)),
-    ):
+    for name, expected in (("dense", sizes.shape), ("relative", (sizes.batch, sizes.heads, distances))):
+        tensor = getattr(added, name)
         if tensor is None:
             continue
-        expected = (sizes.batch, sizes.heads, *last)
-        free = 2 if name == "relative" else 4  # the dimensions that may be of size 1
-        fits = (
-            is_dense(tensor)
-            and tensor.ndim == len(expected)
-            and all(
-                n == size or (n == 1 and i < free)
-                for i, (n, size) in enumerate(zip(tensor.shape, expected, strict=True))
-            )
-        )
-        if not fits or not tensor.is_floating_point():
+        fits = is_dense(tensor) and tensor.ndim == len(expected) and broadcasts(tensor.shape, expected)
+        fits = fits and (name == "dense" or tensor.shape[-1] == distances)
+        if not fits or not tensor.is_floating_point() or tensor.device != sizes.device:
+            legend = "(B, H, Lq, Lk)" if name == "dense" else "(B, H, Lq + Lk − 1)"
             raise ShapeError(
-                f"{who} gave {name} {shown(tensor)}; expected floating-point numbers "
-                f"that broadcast to {'(B, H, Lq, Lk)' if free == 4 else '(B, H, Lq + Lk − 1)'} = {expected}."
-            )
-        if tensor.device != sizes.device:
-            raise ClearheadError(
-                f"{who} gave {name} {shown(tensor)}: the bias is on {tensor.device}, the inputs on {sizes.device}. "
-                "Make it with device=sizes.device."
+                f"{who} gave {name} {shown(tensor)}; expected floating-point numbers on {sizes.device} that broadcast "
+                f"to {legend} = {expected}."
             )
     if added.function is None or get_mode().compiled or getattr(added.function, "func", None) is _checked_part:
         return added
-    if not callable(added.function):
-        raise ClearheadError(f"{who} gave a function that is a {type(added.function).__name__}: it is called.")
     return added._replace(function=partial(_checked_part, added.function, sizes, who))
 
 
 def _checked_part(function: Part, sizes: Sizes, who: str, *sides: slice) -> Tensor:
     """A part of a bias's function, checked: floating-point numbers of four dimensions that broadcast to it."""
-    found = function(*sides)
-    if not is_dense(found) or not found.is_floating_point() or found.device != sizes.device:
-        raise ClearheadError(
-            f"{who} gave a function whose result is {shown(found)}; expected a dense tensor of floating-point numbers "
-            f"on {sizes.device}: make it with device=sizes.device, or of the inputs."
-        )
-    return broadcast(found, [len(range(size)[side]) for size, side in zip(sizes.shape, sides, strict=True)], who)
+    asked = [len(range(size)[side]) for size, side in zip(sizes.shape, sides, strict=True)]
+    return as_part(function(*sides), asked, sizes.device, f"{who}: its function")
 
 
 class Bias(PartSettings, nn.Module, ABC):
@@ -216,20 +192,14 @@ class Bias(PartSettings, nn.Module, ABC):
 BiasLike = Bias | Array | None
 
 
-def keep(bias: Bias, name: str, given: Any, expected: str, dimensions: tuple[int, ...] = ()) -> None:
-    """Keep given numbers as they are: a parameter as the module's own, any other as a buffer; the state dict has both.
-
-    `expected`: the words of the error for other dtypes, and for another number of `dimensions`, if any are named.
-    """
-    tensor, who = owned(given, name), f"{type(bias).__name__}: {name}"
-    if tensor.is_floating_point():
-        check_float(tensor, who)
-    if not tensor.is_floating_point() or (dimensions and tensor.ndim not in dimensions):
-        raise ClearheadError(f"{who} has dtype {tensor.dtype}, shape {tuple(tensor.shape)}; expected {expected}")
-    if isinstance(tensor, nn.Parameter):
-        setattr(bias, name, tensor)
-    else:
-        bias.register_buffer(name, tensor)
+def check_heads(bias: Bias, heads: int, sizes: Sizes) -> None:
+    """Raise where a bias of so many heads is added to the scores of another number."""
+    if sizes.heads != heads:
+        name, shape = type(bias).__name__, (*sizes.shown, sizes.queries, sizes.keys)
+        raise ShapeError(
+            f"{name} has {heads} heads and the scores have {sizes.heads}, {shape}; pass {name}({sizes.heads})."
+            + no_heads(sizes)
+        )
 
 
 def lowered(bias: Bias, sizes: Sizes) -> Added:
@@ -311,31 +281,6 @@ def numbers_alone(name: str, numbers: Tensor) -> list[Step]:
     """A bias as it is, without steps."""
     why = "One number for each pair, which does not depend on the vectors."
     return [Step(name, why, numbers.reshape((1,) * (4 - numbers.ndim) + tuple(numbers.shape)), PAIRS)]
-
-
-def looked_up(name: str, table: Step, places: Step) -> Step:
-    """The step that takes, for each pair, the entry of `table`, (B or 1, H or 1, 1, n), at the pair's place."""
-    why = "Each pair gets the number of its place in the table."
-    return made(name, why, table.take_along_dim(places, -1), PAIRS)
-
-
-MOST_READ = 2**24  # numbers of a dense bias that are read for a note
-
-
-def notes_on(added: Added) -> list[str]:
-    """The remark of `clearhead.plan` on a dense bias whose numbers depend on the distance alone, as T5's are."""
-    dense = None if added.dense is None else added.dense.detach()
-    if dense is None or 1 in dense.shape[2:] or dense.numel() > MOST_READ:
-        return []
-    if not is_on_host(dense) or not is_readable(dense) or not bool(dense.isfinite().all()):
-        return []
-    if not torch.equal(dense[:, :, 1:, 1:], dense[:, :, :-1, :-1]):
-        return []
-    return [
-        "the bias is a matrix with one number a distance j − i. As clearhead.biases.DistanceBias(table), with table = "
-        "torch.cat([bias[..., 0].flip(-1), bias[..., 0, 1:]], -1), it takes O(Lq + Lk) memory, and gradients too; "
-        "RelativeBias and ALiBi make such tables themselves"
-    ]
 
 
 def _sum(one: Tensor | None, other: Tensor | None) -> Tensor | None:

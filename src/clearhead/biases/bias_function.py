@@ -7,8 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from clearhead.base.errors import ClearheadError
-from clearhead.base.rules import ByPair, Rule, ask, broadcast, check_rule, reads_of, title_of
+from clearhead.base.rules import ByPair, Rule, ask, check_rule, reads_of, title_of
 from clearhead.base.shapes import Sizes
 from clearhead.base.single_pairs import must_ask_again, reads_rows
 from clearhead.biases.base import Added, Bias
@@ -63,19 +62,7 @@ class BiasFunction(Bias):
         title = title_of("BiasFunction", self.fn)
 
         def part(*sides: slice) -> Tensor:
-            found, shape = ask(self.fn, self._by_rows, sides, sizes, title, "compute with the indices as they come.")
-            if not isinstance(found, Tensor) or not found.is_floating_point():
-                got = found.dtype if isinstance(found, Tensor) else type(found).__name__
-                raise ClearheadError(
-                    f"{title} gave {got}; expected a floating-point tensor, which is added to the scores. For who may "
-                    "attend to whom use MaskFunction."
-                )
-            if found.device != sizes.device or found.layout is not torch.strided:
-                raise ClearheadError(
-                    f"{title} gave a tensor on {found.device}, of layout {found.layout}; the inputs are on "
-                    f"{sizes.device}, and it should be dense: compute with the indices as they come."
-                )
-            return broadcast(found, shape, title)
+            return ask(self.fn, self._by_rows, sides, sizes, title)
 
         function = ByPair(part, self.fn) if self._by_rows is False else part
         return Added(function=function, reads=reads_of(self.fn, self.reads))

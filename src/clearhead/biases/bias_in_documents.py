@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
-
 from torch import Tensor, nn
 
 from clearhead.base.document_edges import DocumentEdges
@@ -34,13 +32,9 @@ class BiasInDocuments(Bias):
             # a distance in the row is that in the document; longer ones than the longest document's are masked
             room = sizes.queries - padded.queries
             return Added(relative=nn.functional.pad(relative, (room, room)))
-        part = (
-            added.function
-            if added.function is not None and not added.tensors
-            else partial(_compute_tile, added, padded)
-        )
+
+        def compute_tile(batch: slice, heads: slice, queries: slice, keys: slice) -> Tensor:
+            return wide(added.tile(batch, heads, queries, keys, padded))
+
+        part = compute_tile if added.function is None or added.tensors else added.function
         return Added(function=self.edges.to_row(part, sizes), reads=reads)
-
-
-def _compute_tile(added: Added, sizes: Sizes, batch: slice, heads: slice, queries: slice, keys: slice) -> Tensor:
-    return wide(added.tile(batch, heads, queries, keys, sizes))

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from clearhead.base.arrays import Array
+from clearhead.base.arrays import Array, check_float, owned
 from clearhead.base.errors import ClearheadError
 from clearhead.base.shapes import Sides, Sizes, fit
 from clearhead.base.steps import Step
-from clearhead.biases.base import Added, Bias, keep
+from clearhead.biases.base import Added, Bias
 
 
 class DenseBias(Bias):
@@ -33,8 +33,17 @@ class DenseBias(Bias):
 
     def __init__(self, tensor: Array) -> None:
         super().__init__()
-        expected = "floating-point numbers to add to the scores. For a bool matrix that says who may attend pass "
-        keep(self, "tensor", tensor, expected + "mask=DenseMask(keep).")
+        given = owned(tensor, "tensor")
+        if not given.is_floating_point():
+            raise ClearheadError(
+                f"DenseBias: tensor has dtype {given.dtype}, shape {tuple(given.shape)}; expected floating-point "
+                "numbers to add to the scores. For a bool matrix that says who may attend pass mask=DenseMask(keep)."
+            )
+        check_float(given, "DenseBias: tensor")
+        if isinstance(given, nn.Parameter):
+            self.tensor = given
+        else:
+            self.register_buffer("tensor", given)
 
     @classmethod
     def example(cls, sizes: Sizes) -> Bias:
@@ -48,10 +57,6 @@ class DenseBias(Bias):
         return [step.but(why="The float mask: a number for each pair.") if self.of_mask else step]
 
     def lower(self, sizes: Sizes) -> Added:
-        if self.tensor.device != sizes.device:
-            raise ClearheadError(
-                f"the bias is on {self.tensor.device}, the inputs on {sizes.device}; pass bias.to(query.device)."
-            )
         return Added(dense=fit(self.tensor, sizes, "bias"))
 
     def extra_repr(self) -> str:

@@ -10,12 +10,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from clearhead.base.arrays import check_memory
-from clearhead.base.errors import ClearheadError, ShapeError
+from clearhead.base.errors import ClearheadError
 from clearhead.base.numbers import MOST, check_count, check_flag
 from clearhead.base.positions import positions, query_offset
-from clearhead.base.shapes import Sides, Sizes, no_heads
+from clearhead.base.shapes import Sides, Sizes
 from clearhead.base.steps import PAIRS, Step, made
-from clearhead.biases.base import Added, Bias, distances, looked_up, wide
+from clearhead.biases.base import Added, Bias, check_heads, distances, wide
 
 
 class RelativeBias(Bias):
@@ -84,7 +84,9 @@ class RelativeBias(Bias):
         why = "Learnt: one number for each bucket, in each head."
         table = Step(f"{name}_table", why, weight, (*PAIRS[:2], "1", "bucket"))
         buckets = self._bucket_steps(apart, name)
-        return [rows, columns, apart, *buckets, table, looked_up(name, table, buckets[-1])]
+        why = "Each pair gets the number of its place in the table."
+        numbers = made(name, why, table.take_along_dim(buckets[-1], -1), PAIRS)
+        return [rows, columns, apart, *buckets, table, numbers]
 
     def _bucket_steps(self, apart: Step, name: str) -> list[Step]:
         """From the distances to their buckets."""
@@ -110,11 +112,7 @@ class RelativeBias(Bias):
         return [far, edges, made(f"{name}_buckets", why, count)]
 
     def lower(self, sizes: Sizes) -> Added:
-        if sizes.heads != self.weight.shape[1]:
-            raise ShapeError(
-                f"RelativeBias has {self.weight.shape[1]} heads and the scores have {sizes.heads}, "
-                f"{(*sizes.shown, sizes.queries, sizes.keys)}; pass RelativeBias({sizes.heads})." + no_heads(sizes)
-            )
+        check_heads(self, self.weight.shape[1], sizes)
         apart = distances(sizes, query_offset(sizes, "RelativeBias"))
         weight = wide(check_memory(self.weight, "RelativeBias: weight"))
         # one row a distance: the gradient is a sum over distances, in a fixed order

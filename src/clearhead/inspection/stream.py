@@ -11,7 +11,7 @@ from clearhead.engines.base import Engine
 from clearhead.engines.summarised import summarised
 from clearhead.engines.tiled.statistics import looks
 from clearhead.inspection.reductions.base import Reduction
-from clearhead.problem.checked import check_summary, checked, ours
+from clearhead.problem.checked import checked, ours
 from clearhead.problem.guard import guard
 from clearhead.problem.problem import Problem
 from clearhead.problem.summary import Summary
@@ -24,7 +24,7 @@ def stream(problem: Problem, engine: Engine, reductions: tuple[Reduction[Any], .
         for reduction in reductions:
             reduction.check(problem)
         meant = [_meant(reduction, problem) for reduction in reductions]
-        summaries = [_summary(r, p) for r, p in zip(reductions, meant, strict=True)]
+        summaries = [r.summary(p) for r, p in zip(reductions, meant, strict=True)]
         own = _looking(problem, engine, {i: r for i, r in enumerate(reductions) if summaries[i] is None})
         for mine, summary, places in _passes(engine, meant, summaries):
             found = summarised(mine, engine, summary)
@@ -36,14 +36,6 @@ def _meant(reduction: Reduction[Any], problem: Problem) -> Problem:
     """The problem whose weights a reduction reads."""
     found = reduction.of(problem)
     return found if found is problem or ours(reduction) else checked(found, f"{type(reduction).__name__}.of")
-
-
-def _summary(reduction: Reduction[Any], problem: Problem) -> Summary | None:
-    """The statistics that a reduction is made of."""
-    found = reduction.summary(problem)
-    if found is None or ours(reduction):
-        return found
-    return check_summary(found, problem, f"{type(reduction).__name__}.summary")
 
 
 def _passes(

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable
+from contextlib import suppress
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from clearhead.base.arrays import check_memory, mask_forms, to_tensor
-from clearhead.base.errors import ClearheadError, ShapeError
+from clearhead.base.arrays import check_memory, is_whole, mask_forms, to_tensor
+from clearhead.base.errors import ClearheadError, ShapeError, columns
 from clearhead.base.mode import get_mode
+from clearhead.base.shapes import Sizes
 from clearhead.base.tensor_kind import is_readable, require_all
+from clearhead.base.text import brief
 from clearhead.base.versions import Versions
 
 T = TypeVar("T")
@@ -42,6 +45,13 @@ def derived(mask: Any, tensor: Tensor, derive: Callable[[Tensor], T]) -> T:
 
 def _same(versions: Versions | None, tensor: Tensor) -> bool:
     return versions is not None and versions.known and versions.changed([("the mask", tensor)]) is None
+
+
+def wrong_shape(name: str, row: tuple[Any, ...], expected: str, sizes: Sizes, hint: str = "") -> ShapeError:
+    """The error for a mask's tensor of a shape that does not fit the scores. `row`: its shape, blank for other axes."""
+    rows = {"scores": (*sizes.shown, sizes.queries, sizes.keys), name.split()[-1]: row}
+    shape = tuple(size for size in row if size != "")
+    return ShapeError(f"{name} has shape {shape}; expected {expected}.\n{columns(rows)}{hint}")
 
 
 class Known(NamedTuple):
@@ -85,16 +95,25 @@ def signature_of(mask: Any) -> Hashable | None:
 def as_tensor(numbers: Any, name: str) -> Tensor:
     """Numbers, lists of them, arrays and tensors, as a tensor; an empty list as one of integers."""
     if isinstance(numbers, int | np.integer | list | tuple | range):
-        try:
+        with suppress(ValueError, TypeError):  # rows of other lengths, and what is no number
             numbers = torch.tensor(numbers, device="cpu")
-        except (ValueError, TypeError) as ragged:
-            raise ClearheadError(f"{name} is no array of integers: {ragged}.") from None
-        numbers = numbers if numbers.numel() else numbers.long()
-    if not isinstance(numbers, Tensor | np.ndarray):
-        raise ClearheadError(f"{name} is {numbers!r:.40}; expected an integer, or integers: a list, array or tensor.")
-    if isinstance(numbers, Tensor) and numbers.is_nested:
-        raise ClearheadError(f"{name} is nested; pass a plain tensor: one number for each sequence, or padded rows.")
+            numbers = numbers if numbers.numel() else numbers.long()
+    if not isinstance(numbers, Tensor | np.ndarray) or (isinstance(numbers, Tensor) and numbers.is_nested):
+        raise ClearheadError(
+            f"{name} is {brief(numbers)}; expected an integer, or integers in rows of one length: a list, array or "
+            "tensor."
+        )
     return to_tensor(numbers, name.split()[-1])
+
+
+def check_integers(given: Any, name: str, dims: tuple[int, ...], expected: str) -> Tensor:
+    """Integers as int64; raise for other numbers, and for another number of dimensions. `expected`: the shapes."""
+    numbers = as_tensor(given, name)
+    if not is_whole(numbers) or numbers.ndim not in dims:
+        raise ClearheadError(
+            f"{name} has dtype {numbers.dtype}, shape {tuple(numbers.shape)}; expected integers {expected}"
+        )
+    return numbers.detach().long()
 
 
 def check_lengths(lengths: Any, name: str, read: bool = False) -> Tensor:
@@ -103,7 +122,7 @@ def check_lengths(lengths: Any, name: str, read: bool = False) -> Tensor:
     `read`: `known` reads them next, and raises where one is below 0.
     """
     lens = as_tensor(lengths, name)
-    if lens.is_floating_point() or lens.is_complex() or lens.dtype == torch.bool:
+    if not is_whole(lens):
         short, numbers = name.split()[-1], lens.is_floating_point() and lens.ndim < 2
         cast = f"{short}.long()" if isinstance(lengths, Tensor) else f"{short}.astype(int)"
         cast = f"[int(n) for n in {short}]" if numbers and isinstance(lengths, list | tuple) else cast

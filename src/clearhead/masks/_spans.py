@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 from operator import and_
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -14,10 +14,10 @@ from torch import Tensor
 from clearhead.base.arrays import is_dense, shown
 from clearhead.base.errors import ClearheadError, ShapeError
 from clearhead.base.mode import get_mode
-from clearhead.base.rules import ByPair, Joined, entry
+from clearhead.base.rules import ByPair, Joined, as_part, entry
 from clearhead.base.shapes import Sizes, broadcasts, extent, part
 from clearhead.base.tensor_kind import has_vmap_dimension, is_on_host, is_readable, to_host_array
-from clearhead.base.text import outlined
+from clearhead.base.text import with_outline
 
 MOST = 4  # the most intervals of a query; a mask with more has their hull and a residual
 
@@ -25,12 +25,7 @@ Residual = Callable[[slice, slice, slice, slice], Tensor]
 Edges = tuple[Tensor, Tensor]  # starts and stops, int64
 
 
-class Titled(Protocol):
-    """A mask, as an error names it."""
-
-    def title(self) -> str: ...
-
-
+@with_outline
 class Spans(NamedTuple):
     """The normal form of a mask: query i may see the keys start_i ≤ j < stop_i outside of gaps, if the residual agrees.
 
@@ -57,9 +52,6 @@ class Spans(NamedTuple):
     residual: Residual | None = None
     reads: tuple[Tensor, ...] = ()  # the caller's tensors that the residual reads
     gaps: Edges | None = None
-
-    def __repr__(self) -> str:
-        return outlined(self)
 
     @property
     def plain(self) -> bool:
@@ -102,9 +94,10 @@ class Spans(NamedTuple):
         return inside if self.residual is None else Joined(and_, inside, self.residual)
 
     def rest(self, *sides: slice) -> Tensor:
-        """The residual of this part, checked."""
+        """The residual of this part, in four dimensions."""
         assert self.residual is not None
-        return _as_part(self.residual(*sides))
+        keep = self.residual(*sides)
+        return keep if keep.ndim == 4 else keep.reshape((1,) * (4 - keep.ndim) + tuple(keep.shape))
 
     def host(self) -> tuple[np.ndarray, np.ndarray]:
         """Starts and stops on the host, of one shape; (0, 0) where nothing is allowed."""
@@ -214,34 +207,33 @@ def complement(start: Tensor, stop: Tensor, keys: int) -> Edges:
     return torch.cat([low, stop], -1), torch.cat([start, high], -1)
 
 
-def check_spans(spans: Any, sizes: Sizes, mask: Titled | str) -> Spans:
-    """The normal form that a mask's `lower` gave, its sizes checked, since engines rely on them. The residual's results
-    are checked at each call. `mask`: the mask, or the name of another source of the spans."""
+def check_spans(spans: Any, sizes: Sizes, who: str) -> Spans:
+    """The normal form that `who` gave, such as a mask's `lower`, its sizes checked, since engines rely on them. The
+    residual's results are checked at each call."""
     if not isinstance(spans, Spans):
-        raise ClearheadError(f"{_who(mask)} gave a {type(spans).__name__}; expected Spans(start, stop).")
-    for name, edge in (("start", spans.start), ("stop", spans.stop)):
-        fits = (
-            is_dense(edge)
-            and edge.ndim == 3
-            and all(n == 1 or n == size for n, size in zip(edge.shape, sizes.shape, strict=False))
-        )
+        raise ClearheadError(f"{who} gave a {type(spans).__name__}; expected Spans(start, stop).")
+    gaps = () if spans.gaps is None else tuple(spans.gaps)
+    for name, edge in zip(("start", "stop", "gaps", "gaps"), (spans.start, spans.stop, *gaps), strict=False):
+        depth = 4 if name == "gaps" else 3
+        fits = is_dense(edge) and edge.ndim == depth and broadcasts(edge.shape[:3], sizes.shape[:3])
         if not fits or edge.dtype != torch.int64 or edge.device != sizes.device:
             raise ShapeError(
-                f"{_who(mask)} gave a {name} {shown(edge)}; expected int64 on {sizes.device}, (B or 1, H or 1, "
-                f"Lq or 1) with (B, H, Lq) = {sizes.shape[:3]}: give positions (Lq,) as view(1, 1, -1)."
+                f"{who} gave {name} {shown(edge)}; expected int64 on {sizes.device}, (B or 1, H or 1, Lq or 1), of "
+                f"gaps with one axis more, for (B, H, Lq) = {sizes.shape[:3]}: give positions (Lq,) as view(1, 1, -1)."
             )
-    if spans.gaps is not None:
-        _check_gaps(spans.gaps, sizes, mask)
+    if gaps and (len(gaps) != 2 or gaps[0].shape != gaps[1].shape or not _may_be_sorted(*gaps)):
+        raise ShapeError(f"{who} gave gaps that are not sorted and disjoint: start₁ ≤ stop₁ ≤ start₂ ≤ ….")
     found: Spans = _move_empty_intervals(spans)
     residual = found.residual
     if residual is None or get_mode().compiled or getattr(residual, "func", None) is _checked_residual:
         return found
-    if not callable(residual):
-        raise ClearheadError(
-            f"{_who(mask)} gave a residual that is a {type(residual).__name__}; expected a function of four "
-            "slices, or None."
-        )
-    return found._replace(residual=partial(_checked_residual, residual, sizes))
+    return found._replace(residual=partial(_checked_residual, residual, sizes, who))
+
+
+def _may_be_sorted(start: Tensor, stop: Tensor) -> bool:
+    """False where the edges of gaps can be read at once, and are not sorted and disjoint."""
+    known = is_on_host(start) and is_readable(start)
+    return not known or bool((torch.stack((start, stop), -1).flatten(-2).diff() >= 0).all())
 
 
 def _move_empty_intervals(spans: Spans) -> Spans:
@@ -256,44 +248,7 @@ def _move_empty_intervals(spans: Spans) -> Spans:
     return spans._replace(start=spans.start * some, stop=spans.stop * some)
 
 
-def _who(mask: Titled | str) -> str:
-    return mask if isinstance(mask, str) else f"{mask.title()}: lower"
-
-
-def _as_part(keep: Tensor) -> Tensor:
-    """A residual's result in four dimensions."""
-    if not is_dense(keep) or keep.dtype != torch.bool or keep.ndim > 4:
-        raise ShapeError(
-            f"the residual of a mask's spans gave {shown(keep)}; expected a dense bool tensor that broadcasts to "
-            "the (batch, heads, queries, keys) it was asked for."
-        )
-    return keep if keep.ndim == 4 else keep.reshape((1,) * (4 - keep.ndim) + tuple(keep.shape))
-
-
-def _checked_residual(residual: Residual, sizes: Sizes, *sides: slice) -> Tensor:
+def _checked_residual(residual: Residual, sizes: Sizes, who: str, *sides: slice) -> Tensor:
     """The residual of a part, checked: it must broadcast to the part."""
-    keep = _as_part(residual(*sides))
-    asked = tuple(len(range(size)[side]) for size, side in zip(sizes.shape, sides, strict=True))
-    if keep.device != sizes.device or not broadcasts(keep.shape, asked):
-        raise ShapeError(
-            f"the residual of a mask's spans gave a {type(keep).__name__} {tuple(keep.shape)} on {keep.device}; "
-            f"expected one on {sizes.device} that broadcasts to the (batch, heads, queries, keys) it was asked for, "
-            f"{asked}."
-        )
-    return keep
-
-
-def _check_gaps(gaps: Any, sizes: Sizes, mask: Titled | str) -> None:
-    pair = isinstance(gaps, tuple) and len(gaps) == 2 and all(map(is_dense, gaps))
-    shapes = [tuple(edge.shape) for edge in gaps] if pair else []
-    fits = pair and shapes[0] == shapes[1] and len(shapes[0]) == 4
-    fits = fits and broadcasts(shapes[0][:3], sizes.shape[:3])
-    fits = fits and all(edge.dtype == torch.int64 and edge.device == sizes.device for edge in gaps)
-    known = fits and is_on_host(gaps[0]) and is_readable(gaps[0])
-    if known and bool((torch.stack(gaps, -1).flatten(-2).diff() < 0).any()):
-        raise ShapeError(f"{_who(mask)} gave gaps that are not sorted and disjoint: start₁ ≤ stop₁ ≤ start₂ ≤ ….")
-    if not fits:
-        raise ShapeError(
-            f"{_who(mask)} gave gaps {shapes or repr(gaps)[:60]}; expected two int64 on {sizes.device} of one "
-            f"shape (B, H, Lq, n) that broadcasts to {sizes.shape[:3]}."
-        )
+    asked = [len(range(size)[side]) for size, side in zip(sizes.shape, sides, strict=True)]
+    return as_part(residual(*sides), asked, sizes.device, f"{who}: its residual", boolean=True)

@@ -20,7 +20,7 @@ from clearhead.base.shapes import AlignLike, Sizes, array_sizes
 from clearhead.base.shapes import Sides as Sides
 from clearhead.base.steps import PAIRS as PAIRS
 from clearhead.base.steps import Step
-from clearhead.base.text import said
+from clearhead.base.text import brief, said
 from clearhead.masks._draw import html, plot, sizes_drawn, text
 from clearhead.masks._read import KEPT
 from clearhead.masks._spans import Edges as Edges
@@ -98,7 +98,7 @@ class Mask(PartSettings, ABC):
 
     def _resolve(self, sizes: Sizes) -> Spans:
         """The spans of `lower`, after checks of their sizes."""
-        return check_spans(self.lower(sizes), sizes, self)
+        return check_spans(self.lower(sizes), sizes, f"{type(self).__name__}.lower")
 
     def _compute_matrix(self, sizes: Sizes) -> Tensor:
         """Every pair, bool, (B or 1, H or 1, Lq or 1, Lk), by the logic of the expression itself."""
@@ -121,7 +121,7 @@ class Mask(PartSettings, ABC):
 
     def _compute_part(self, sizes: Sizes, at: Sides) -> Tensor:
         """The part that four slices name, bool; an axis along which the mask repeats may have size 1."""
-        return check_spans(self.lower(sizes), sizes, self).keep(*at, sizes.keys)
+        return self._resolve(sizes).keep(*at, sizes.keys)
 
     def spans(self, query: Array | int, key: Array | int, align: AlignLike = None) -> Spans:
         """The normal form for these inputs: `start` and `stop`, (B or 1, H or 1, Lq or 1), and the residual."""
@@ -216,21 +216,14 @@ def dense(spans: Spans, sizes: Sizes) -> Tensor:
     return spans.keep(*(slice(None),) * 4, sizes.keys).expand(sizes.shape)
 
 
-def _no_mask(other: Any) -> str:
-    """What was given where a mask was expected, and what may have been meant by it."""
-    if isinstance(other, type):
-        return f"the class {other.__name__}; a mask is an instance, {other.__name__}(...)"
-    if other is None:
-        return "None: leave it out, since no mask allows every pair"
-    kind = f"a {type(other).__name__}"
-    return f"{kind}: a rule of (batch, head, query_index, key_index) is MaskFunction(rule)" if callable(other) else kind
-
-
 def check_mask(other: Any, operator: str, side: str = "right") -> Mask:
     if isinstance(other, Mask):
         return other
     if not isinstance(other, Tensor | np.ndarray):
-        raise ClearheadError(f"{operator} joins two masks; the {side} one is {_no_mask(other)}.")
+        raise ClearheadError(
+            f"{operator} joins two masks; the {side} one is {brief(other)}, and no instance of one, such as Causal().\n"
+            "A rule of (batch, head, query_index, key_index) is MaskFunction(rule); None hides nothing: leave it out."
+        )
     refuse_additive(other, f"the {side} side of {operator}, tensor", "bias={}")
     raise ClearheadError(
         f"{operator} joins two masks; the {side} one is a {type(other).__name__}, {other.dtype}, {tuple(other.shape)}. "

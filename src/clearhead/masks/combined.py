@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Hashable
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -15,11 +15,12 @@ from clearhead.base.shapes import Sizes
 from clearhead.base.steps import PAIRS, Step, made
 from clearhead.base.text import said
 from clearhead.base.thumbnails import short
-from clearhead.masks._spans import Residual, Spans, all_keys, check_spans, complement, intersection, of_intervals, union
+from clearhead.masks._spans import Residual, Spans, all_keys, complement, intersection, of_intervals, union
 from clearhead.masks.base import OPERATORS, Mask, Sides
 from clearhead.masks.first_keys import FirstKeys
 from clearhead.masks.mask_in_documents import count_in_documents
 
+T = TypeVar("T")
 TITLE = 2000  # the most characters of an expression
 FEW_LEVELS = 3
 
@@ -33,13 +34,11 @@ class Combined(Mask):
 
     def __init__(self, *inner: Mask) -> None:
         self.positional = any(mask.positional for mask in inner)
-        self._document_edges = next((mask._document_edges for mask in inner if mask._document_edges is not None), None)
         self.levels = 1 + max(mask.levels if isinstance(mask, Combined) else 0 for mask in inner)
-
-    @property
-    @abstractmethod
-    def inner(self) -> tuple[Mask, ...]:
-        """The masks that it joins."""
+        edges = next((mask._document_edges for mask in inner if mask._document_edges is not None), None)
+        self._document_edges = edges
+        # the masks that it joins
+        self.inner = inner if edges is None else tuple(count_in_documents(mask, edges) for mask in inner)
 
     @abstractmethod
     def join(self, *values: Any) -> Any:
@@ -78,26 +77,19 @@ class Combined(Mask):
         return [note for mask in leaves(self) for note in mask._list_notes()]
 
     def drawn(self) -> Sizes:
-        def make(mask: Mask, *inner: Sizes) -> Sizes:
-            return mask.join_drawn(*inner) if isinstance(mask, Combined) else mask.drawn()
-
-        return fold(self, inner_masks, make)
+        return self._fold(lambda mask, *inner: mask.join_drawn(*inner), lambda leaf: leaf.drawn())
 
     def _count_drawn_keys(self) -> int:
         return max(mask._count_drawn_keys() for mask in leaves(self))
 
     def title(self) -> str:
-        def make(mask: Mask, *inner: str) -> str:
-            return short(mask.join_titles(*inner), TITLE) if isinstance(mask, Combined) else said(mask, mask.title)
+        def join(mask: Combined, *inner: str) -> str:
+            return short(mask.join_titles(*inner), TITLE)
 
-        return fold(self, inner_masks, make)
+        return self._fold(join, lambda leaf: said(leaf, leaf.title))
 
     def _compute_part(self, sizes: Sizes, at: Sides) -> Tensor:
-        def make(mask: Mask, *inner: Tensor) -> Tensor:
-            found: Tensor = mask.join(*inner) if isinstance(mask, Combined) else mask._compute_part(sizes, at)
-            return found
-
-        return fold(self, inner_masks, make)
+        return self._fold(lambda mask, *inner: mask.join(*inner), lambda leaf: leaf._compute_part(sizes, at))
 
     def steps(self, sizes: Sizes, at: Sides, name: str = "mask") -> list[Step]:
         order: list[Mask] = []
@@ -108,26 +100,28 @@ class Combined(Mask):
                 names.setdefault(id(one), f"{names[id(mask)]}_{end}")
         found: list[Step] = []
 
-        def make(mask: Mask, *inner: Step) -> Step:
-            own = names[id(mask)]
-            if isinstance(mask, Combined):
-                found.append(made(own, mask.meaning, mask.join(*inner), PAIRS))
-            else:
-                found.extend(mask._explain(sizes, at, own))
+        def join(mask: Combined, *inner: Step) -> Step:
+            found.append(made(names[id(mask)], mask.meaning, mask.join(*inner), PAIRS))
             return found[-1]
 
-        fold(self, inner_masks, make)
+        def explain(leaf: Mask) -> Step:
+            found.extend(leaf._explain(sizes, at, names[id(leaf)]))
+            return found[-1]
+
+        self._fold(join, explain)
         return found
 
     def lower(self, sizes: Sizes) -> Spans:
-        def make(mask: Mask, *inner: Spans) -> Spans:
-            if isinstance(mask, Combined):
-                return mask.join_spans(sizes, *inner)
-            spans = check_spans(mask.lower(sizes), sizes, mask)
+        def lower(leaf: Mask) -> Spans:
+            spans = leaf._resolve(sizes)
             # the complement of an interval before the first key, or behind the last one, is every key
             return spans._replace(start=spans.start.clamp(0, sizes.keys), stop=spans.stop.clamp(0, sizes.keys))
 
-        return fold(self, inner_masks, make)
+        return self._fold(lambda mask, *inner: mask.join_spans(sizes, *inner), lower)
+
+    def _fold(self, join: Callable[..., T], ask: Callable[[Mask], T]) -> T:
+        """The result of `join` for each operator, from those of the masks that it joins; of `ask` for other masks."""
+        return fold(self, inner_masks, lambda mask, *inner: join(mask, *inner) if inner else ask(mask))
 
 
 def inner_masks(mask: Mask) -> tuple[Mask, ...]:
@@ -160,17 +154,6 @@ class Pair(Combined):
     operator: str
     ends = ("left", "right")
     _is_pair = True
-
-    def __init__(self, left: Mask, right: Mask) -> None:
-        super().__init__(left, right)
-        edges = self._document_edges
-        if edges is not None:
-            left, right = (count_in_documents(mask, edges) for mask in (left, right))
-        self.left, self.right = left, right
-
-    @property
-    def inner(self) -> tuple[Mask, ...]:
-        return self.left, self.right
 
     def join_titles(self, *titles: str) -> str:
         sides = (f"({text})" if mask._is_pair else text for text, mask in zip(titles, self.inner, strict=True))
@@ -246,14 +229,6 @@ class Not(Combined):
     meaning = "~, not: True where the other is False."
     ends = ("inner",)
 
-    def __init__(self, mask: Mask) -> None:
-        super().__init__(mask)
-        self.mask = mask
-
-    @property
-    def inner(self) -> tuple[Mask, ...]:
-        return (self.mask,)
-
     @classmethod
     def example(cls, sizes: Sizes) -> Mask:
         return cls(FirstKeys(max(sizes.keys - 1, 0)) & ~FirstKeys(1))
@@ -262,7 +237,7 @@ class Not(Combined):
         return ~values[0]
 
     def join_titles(self, *titles: str) -> str:
-        return f"~({titles[0]})" if self.mask._is_pair else f"~{titles[0]}"
+        return f"~({titles[0]})" if self.inner[0]._is_pair else f"~{titles[0]}"
 
     def join_drawn(self, *drawn: Sizes) -> Sizes:
         return drawn[0]

@@ -8,15 +8,15 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from clearhead.base.arrays import Integers
+from clearhead.base.arrays import Integers, shown
 from clearhead.base.document_edges import DocumentEdges
-from clearhead.base.errors import ClearheadError, ShapeError, columns
+from clearhead.base.errors import ClearheadError, ShapeError
 from clearhead.base.positions import query_offset
 from clearhead.base.rules import ByPair, entry
 from clearhead.base.shapes import Sizes, heads_second, moved, one_or, part, placed
 from clearhead.base.steps import Step, made
 from clearhead.base.tensor_kind import has_no_values, is_readable
-from clearhead.masks._read import as_tensor, check_lengths, derived, few_values, own, signature_of
+from clearhead.masks._read import check_integers, check_lengths, derived, few_values, own, signature_of, wrong_shape
 from clearhead.masks.base import PAIRS, Mask, Sides, Spans
 
 
@@ -45,13 +45,8 @@ class Documents(Mask):
     positional = True
 
     def __init__(self, ids: Integers) -> None:
-        ids = as_tensor(ids, "Documents: ids")
-        if ids.is_floating_point() or ids.is_complex() or ids.dtype == torch.bool or not 1 <= ids.ndim <= 2:
-            raise ClearheadError(
-                f"Documents: ids has dtype {ids.dtype}, shape {tuple(ids.shape)}; expected integers (Lk,) or (B, Lk), "
-                "one for each key. For the documents' lengths use Documents.from_lengths(lengths)."
-            )
-        self.ids = own(ids.detach().long())
+        expected = "(Lk,) or (B, Lk), one for each key. For the documents' lengths use Documents.from_lengths(lengths)."
+        self.ids = own(check_integers(ids, "Documents: ids", (1, 2), expected))
         self._read()  # now, in eager code, so that compiled code finds the result
 
     @classmethod
@@ -61,11 +56,6 @@ class Documents(Mask):
         The mask's size depends on the values of `lengths`: make it outside of compiled code.
         """
         lengths = _with_values(lengths, "lengths")
-        if lengths.ndim != 1:
-            raise ShapeError(
-                f"Documents: lengths has shape {tuple(lengths.shape)}; expected (n,). For a batch of different "
-                "packings pass ids, (B, Lk)."
-            )
         return cls(torch.arange(lengths.shape[0], device=lengths.device).repeat_interleave(lengths))
 
     @classmethod
@@ -117,14 +107,10 @@ class Documents(Mask):
         A document begins where the positions do not go up: from any number on, and with gaps. Padding of one number at
         every place is a document a token. `run_on_clearhead` needs no such mask: the model makes one of its own.
         """
-        given = as_tensor(position_ids, "Documents: position_ids")
-        if given.is_floating_point() or given.is_complex() or given.dtype == torch.bool or not 1 <= given.ndim <= 2:
-            raise ClearheadError(
-                f"Documents: position_ids has dtype {given.dtype}, shape {tuple(given.shape)}; expected integers (Lk,) "
-                "or (B, Lk), the position of each token in its document."
-            )
-        places = given.long()  # compared and not subtracted: a difference may not fit the dtype
+        expected = "(Lk,) or (B, Lk), the position of each token in its document."
+        places = check_integers(position_ids, "Documents: position_ids", (1, 2), expected)
         begins = torch.zeros_like(places)
+        # compared and not subtracted: a difference may not fit the dtype
         begins[..., 1:] = places[..., 1:] <= places[..., :-1]
         return cls(begins.cumsum(-1))
 
@@ -167,12 +153,9 @@ class Documents(Mask):
 
     def lower(self, sizes: Sizes) -> Spans:
         if self.ids.shape[-1] != sizes.keys or (self.ids.ndim == 2 and not one_or(self.ids.shape[0], sizes.batch)):
-            raise ShapeError(
-                f"Documents: ids has {tuple(self.ids.shape)}; expected (Lk,) = ({sizes.keys},) or (B, Lk) = "
-                f"({sizes.batch}, {sizes.keys}).\n"
-                + columns({"scores": (*sizes.shown, sizes.queries, sizes.keys), "ids": tuple(self.ids.shape)})
-                + heads_second(sizes, self.ids.shape[-1])
-            )
+            expected = f"(Lk,) = ({sizes.keys},) or (B, Lk) = ({sizes.batch}, {sizes.keys})"
+            hint = heads_second(sizes, self.ids.shape[-1])
+            raise wrong_shape("Documents: ids", tuple(self.ids.shape), expected, sizes, hint)
         own = self._own(sizes)
         inside = (own >= 0) & (own < sizes.keys)
         extents = self._read()
@@ -242,14 +225,17 @@ class DocumentsByEdges(Documents):
 
 def _with_values(given: Any, name: str) -> Tensor:
     lengths = check_lengths(given, f"Documents: {name}")
-    if has_no_values(lengths):
-        raise ClearheadError(f"Documents: {name} has a shape alone (meta or fake), and the size depends on its values.")
+    if has_no_values(lengths) or lengths.ndim != 1:
+        raise ShapeError(
+            f"Documents: {name} is {shown(lengths)}; expected one dimension, with values. For a batch of different "
+            "packings pass ids, (B, Lk)."
+        )
     return lengths
 
 
 def _cu_seqlens(given: Any, name: str) -> Tensor:
     sums = _with_values(given, name)
-    if sums.ndim != 1 or not len(sums) or int(sums[0]) or bool((sums.diff() < 0).any()):
+    if not len(sums) or int(sums[0]) or bool((sums.diff() < 0).any()):
         raise ClearheadError(
             f"Documents: {name} is {sums.tolist() if sums.numel() <= 8 else tuple(sums.shape)}; expected the sums of "
             "the documents' lengths, (n + 1,): 0 first, none below the one before. For the lengths themselves use "

@@ -7,10 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from clearhead.base.arrays import to_tensor
-from clearhead.base.errors import ClearheadError, ShapeError
+from clearhead.base.errors import ShapeError
 from clearhead.base.shapes import Sizes, broadcasts, placed
-from clearhead.masks._read import own
+from clearhead.masks._read import check_integers, own
 from clearhead.masks.base import Mask, Spans
 
 
@@ -32,11 +31,9 @@ class Intervals(Mask):
     """
 
     def __init__(self, start: Any, stop: Any) -> None:
-        self.start, self.stop = (_edge(edge, name) for edge, name in ((start, "start"), (stop, "stop")))
-        if self.start.shape != self.stop.shape:
-            raise ShapeError(
-                f"Intervals: start {tuple(self.start.shape)} and stop {tuple(self.stop.shape)} need one shape."
-            )
+        shapes = "(Lq,), (B, Lq) or (B, H, Lq)."
+        self.start = own(check_integers(start, "Intervals: start", (1, 2, 3), shapes))
+        self.stop = own(check_integers(stop, "Intervals: stop", (1, 2, 3), shapes))
 
     @classmethod
     def example(cls, sizes: Sizes) -> Mask:
@@ -59,7 +56,7 @@ class Intervals(Mask):
             edge = placed(_three(edge), sizes.device, "Intervals")
             if not broadcasts(edge.shape, sizes.shape[:3]):
                 raise ShapeError(
-                    f"Intervals: start has shape {tuple(self.start.shape)}; expected something that broadcasts to "
+                    f"Intervals: an edge has shape {tuple(edge.shape)}; expected something that broadcasts to "
                     f"(B, H, Lq) = {sizes.shape[:3]}."
                 )
             edges.append(edge.clamp(0, sizes.keys))
@@ -71,13 +68,3 @@ def _three(edge: Tensor) -> Tensor:
     if edge.ndim == 2:
         edge = edge.unsqueeze(1)
     return edge.reshape((1,) * (3 - edge.ndim) + tuple(edge.shape))
-
-
-def _edge(edge: Any, name: str) -> Tensor:
-    edge = to_tensor(edge, name)
-    if edge.is_floating_point() or edge.dtype == torch.bool or not 1 <= edge.ndim <= 3:
-        raise ClearheadError(
-            f"Intervals: {name} has dtype {edge.dtype}, shape {tuple(edge.shape)}; expected integers (Lq,), (B, Lq) "
-            "or (B, H, Lq)."
-        )
-    return own(edge.detach().long())

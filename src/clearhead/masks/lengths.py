@@ -10,12 +10,12 @@ import torch
 from torch import Tensor
 
 from clearhead.base.arrays import Integers
-from clearhead.base.errors import ClearheadError, ShapeError, columns
+from clearhead.base.errors import ClearheadError
 from clearhead.base.positions import key_positions
 from clearhead.base.shapes import Sizes, heads_second, part, placed
 from clearhead.base.steps import Step, made
 from clearhead.base.tensor_kind import require_all
-from clearhead.masks._read import Known, check_lengths, derived, known, signature_of
+from clearhead.masks._read import Known, check_lengths, derived, known, signature_of, wrong_shape
 from clearhead.masks.base import PAIRS, Mask, Sides, Spans
 
 NAME = "Lengths: valid_lens"  # as errors call it
@@ -83,12 +83,9 @@ class Lengths(Mask):
         shape = tuple(lens.shape)
         takes = (), (1,), (sizes.batch,), (sizes.batch, sizes.queries), (1, sizes.queries)
         if not any(shape == each for each in takes):  # the compiler's `in` does not compare symbols with numbers
-            alone = "" if sizes.shown else "There is no batch axis: pass query (B, Lq, E) and key (B, Lk, E).\n"
-            raise ShapeError(
-                f"Lengths: valid_lens has shape {shape}; expected (B,) = ({sizes.batch},), or (B, Lq) = "
-                f"({sizes.batch}, {sizes.queries}): one length a sequence, or one a query.\n{alone}"
-                + columns({"scores": (*sizes.shown, sizes.queries, sizes.keys), "valid_lens": (*shape, "", "")[:4]})
-            )
+            alone = "" if sizes.shown else "\nThere is no batch axis: pass query (B, Lq, E) and key (B, Lk, E)."
+            expected = f"(B,) = ({sizes.batch},), or (B, Lq) = ({sizes.batch}, {sizes.queries}), one length a query"
+            raise wrong_shape(NAME, (*shape, "", "")[:4], expected, sizes, alone)
         longest = self._read().longest
         if longest is None and lens.numel():
             require_all(

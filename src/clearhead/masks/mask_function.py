@@ -8,10 +8,9 @@ import torch
 from torch import Tensor
 
 from clearhead.base.arrays import check_memories
-from clearhead.base.errors import ClearheadError
 from clearhead.base.function_reads import FunctionReads
 from clearhead.base.mode import get_mode
-from clearhead.base.rules import ByPair, Rule, ask, broadcast, check_rule, reads_of, title_of
+from clearhead.base.rules import ByPair, Rule, ask, check_rule, reads_of, title_of
 from clearhead.base.shapes import Sizes
 from clearhead.base.single_pairs import must_ask_again, reads_rows
 from clearhead.masks._read import KEPT
@@ -102,13 +101,7 @@ class MaskFunction(Mask):
             mode = get_mode()
             if known is not None and not (mode.compiled or mode.traced or known[0].is_same(FunctionReads(self.fn))):
                 vars(self)[_STATE] = None  # the rule's state is another now, so these results are not kept
-            found, shape = ask(
-                self.fn, self._by_rows, sides, sizes, title, "join conditions with & and |, not with and, or."
-            )
-            if not isinstance(found, Tensor) or found.dtype != torch.bool:
-                got = found.dtype if isinstance(found, Tensor) else type(found).__name__
-                raise ClearheadError(f"{title} gave {got}; expected a bool tensor, True where a query may attend.")
-            return broadcast(found, shape, title)
+            return ask(self.fn, self._by_rows, sides, sizes, title, boolean=True)
 
         rest = ByPair(residual, self.fn) if self._by_rows is False else residual
         return all_keys(sizes, rest, reads_of(self.fn, self.reads))

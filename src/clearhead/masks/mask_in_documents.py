@@ -11,7 +11,7 @@ from clearhead.base.document_edges import DocumentEdges
 from clearhead.base.errors import ClearheadError
 from clearhead.base.shapes import Sizes, moved
 from clearhead.base.thumbnails import short
-from clearhead.masks.base import Mask, Sides, Spans, check_spans
+from clearhead.masks.base import Mask, Sides, Spans
 from clearhead.masks.first_keys import FirstKeys
 
 
@@ -58,7 +58,7 @@ class MaskInDocuments(Mask):
         first, stop = sums[document], sums[document + 1]
         if not sizes.queries or not sizes.keys:
             return Spans(first.view(1, 1, -1), stop.view(1, 1, -1))
-        spans = check_spans(self.mask.lower(padded), padded, self.mask)
+        spans = self.mask._resolve(padded)
 
         def to_row(edge: Tensor) -> Tensor:
             batch, _, length, *_ = edge.shape

@@ -8,12 +8,12 @@ import torch
 from torch import Tensor
 
 from clearhead.base.arrays import Array, refuse_additive, to_tensor
-from clearhead.base.errors import ClearheadError, ShapeError, columns
+from clearhead.base.errors import ClearheadError
 from clearhead.base.rules import ByPair, entry
 from clearhead.base.shapes import Sizes, heads_second, one_or, part, placed
 from clearhead.base.steps import Step
 from clearhead.base.tensor_kind import is_on_host, is_readable, require_all
-from clearhead.masks._read import derived, own
+from clearhead.masks._read import derived, own, wrong_shape
 from clearhead.masks.base import PAIRS, Mask, Sides, Spans
 
 
@@ -36,19 +36,17 @@ class Padding(Mask):
 
     def __init__(self, keep: Array) -> None:
         given, keep = keep, to_tensor(keep, "keep")
-        if keep.ndim != 2:
-            raise ShapeError(f"Padding: keep has shape {tuple(keep.shape)}; expected (B, Lk).")
 
         def wrong() -> ClearheadError:
             refuse_additive(given, "Padding: keep")
             cast = "keep.bool()" if isinstance(given, Tensor) else "keep.astype(bool)"
             return ClearheadError(
-                f"Padding: keep has dtype {given.dtype}, shape {tuple(keep.shape)}; expected bool or integers, 0 for "
-                f"padding and 1 or more for a word, for example {cast}. For lengths pass Lengths(valid_lens); a float "
-                "tensor passed as mask= is added to the scores."
+                f"Padding: keep has dtype {given.dtype}, shape {tuple(keep.shape)}; expected (B, Lk), bool "
+                f"or integers, 0 for padding and 1 or more for a word, for example {cast}. For lengths pass "
+                "Lengths(valid_lens); a float tensor passed as mask= is added to the scores."
             )
 
-        if keep.is_floating_point() or keep.is_complex():
+        if keep.ndim != 2 or keep.is_floating_point() or keep.is_complex():
             raise wrong()
         if keep.dtype != torch.bool:
             require_all(keep >= 0, wrong, "Padding: keep holds negative numbers")
@@ -72,13 +70,10 @@ class Padding(Mask):
 
     def lower(self, sizes: Sizes) -> Spans:
         if self.keep.shape[1] != sizes.keys or not one_or(self.keep.shape[0], sizes.batch):
-            raise ShapeError(
-                f"Padding: keep has shape {tuple(self.keep.shape)}; expected (B, Lk) = "
-                f"({sizes.batch}, {sizes.keys}).\n"
-                + columns({"scores": (*sizes.shown, sizes.queries, sizes.keys), "keep": (*self.keep.shape,)})
-                + "\nIt pads keys: with cross attention, pass the mask of the source."
-                + heads_second(sizes, self.keep.shape[1])
-            )
+            hint = "\nIt pads keys: with cross attention, pass the mask of the source."
+            hint += heads_second(sizes, self.keep.shape[1])
+            expected = f"(B, Lk) = ({sizes.batch}, {sizes.keys})"
+            raise wrong_shape("Padding: keep", tuple(self.keep.shape), expected, sizes, hint)
         hull = self._read()
         keep, start, stop = (placed(t, sizes.device, "Padding") for t in (self.keep, hull.start, hull.stop))
         start, stop = start.view(-1, 1, 1), stop.view(-1, 1, 1)

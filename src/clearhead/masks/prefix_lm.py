@@ -8,13 +8,12 @@ from functools import partial
 import torch
 
 from clearhead.base.arrays import Integers
-from clearhead.base.errors import ShapeError, columns
 from clearhead.base.positions import positions, query_offset
 from clearhead.base.shapes import Sizes, one_or, part, placed
 from clearhead.base.steps import Step, made
 from clearhead.base.tensor_kind import is_readable
 from clearhead.masks._draw import LARGEST
-from clearhead.masks._read import Known, check_lengths, derived, known, signature_of
+from clearhead.masks._read import Known, check_lengths, derived, known, signature_of, wrong_shape
 from clearhead.masks.base import PAIRS, Mask, Sides, Spans
 
 NAME = "PrefixLM: lengths"  # as errors call it
@@ -45,8 +44,6 @@ class PrefixLM(Mask):
     def __init__(self, lengths: Integers | int) -> None:
         self.lengths = check_lengths(lengths, NAME, read=True)
         self._read()  # now, in eager code, so that compiled code finds the result
-        if self.lengths.ndim > 1:
-            raise ShapeError(f"PrefixLM: lengths has shape {tuple(self.lengths.shape)}; expected (B,) or one integer.")
 
     @classmethod
     def example(cls, sizes: Sizes) -> Mask:
@@ -79,19 +76,10 @@ class PrefixLM(Mask):
         return [rows, columns, lengths, made(name, why, (columns <= rows) | (columns < lengths), PAIRS)]
 
     def lower(self, sizes: Sizes) -> Spans:
-        if not one_or(self.lengths.numel(), sizes.batch):
-            raise ShapeError(
-                f"PrefixLM: lengths has shape {tuple(self.lengths.shape)}; expected (B,) = ({sizes.batch},).\n"
-                + columns(
-                    {
-                        "scores": (*sizes.shown, sizes.queries, sizes.keys),
-                        "lengths": (*self.lengths.shape, "", "", "")[:4],
-                    }
-                )
-            )
+        if self.lengths.ndim > 1 or not one_or(self.lengths.numel(), sizes.batch):
+            raise wrong_shape(NAME, (*self.lengths.shape, "", ""), f"(B,) = ({sizes.batch},)", sizes)
         own = torch.arange(1, sizes.queries + 1, device=sizes.device).view(1, 1, -1)
         own = own + query_offset(sizes, "PrefixLM")
-        stop = torch.maximum(own, placed(self.lengths, sizes.device, "PrefixLM: lengths").view(-1, 1, 1)).clamp(
-            0, sizes.keys
-        )
+        prefix = placed(self.lengths, sizes.device, "PrefixLM: lengths").view(-1, 1, 1)
+        stop = torch.maximum(own, prefix).clamp(0, sizes.keys)
         return Spans(torch.zeros_like(stop[:1, :, :1]), stop)

@@ -39,10 +39,8 @@ class SlidingWindow(Mask):
     positional = True
 
     def __init__(self, *, before: int, after: int = 0) -> None:
-        self.before, self.after = (
-            check_count(size, 0, f"SlidingWindow: {name}", most=math.inf)
-            for name, size in (("before", before), ("after", after))
-        )
+        self.before = check_count(before, 0, "SlidingWindow: before", most=math.inf)
+        self.after = check_count(after, 0, "SlidingWindow: after", most=math.inf)
 
     @classmethod
     def example(cls, sizes: Sizes) -> Mask:

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from clearhead.base.arrays import check_float, to_tensor
+from clearhead.base.arrays import check_float, is_dense, shown, to_tensor
 from clearhead.base.errors import ClearheadError, ShapeError
 from clearhead.base.numbers import check_number
 from clearhead.base.shapes import Sizes, no_heads
@@ -29,12 +29,11 @@ def as_score(score: Any) -> Score:
         return DOT
     if isinstance(score, Score):
         return score
-    if isinstance(score, type):
-        raise ClearheadError(f"score is the class {score.__name__}; pass an instance: {score.__name__}(...).")
-    if callable(score):
+    if callable(score) and not isinstance(score, type):
         return ScoreFunction(score)
     raise ClearheadError(
-        f"score is a {type(score).__name__}; expected a Score, such as Dot(), or a function f(query_tile, key_tile)."
+        f"score is {brief(score)}; expected an instance of a Score, such as Dot(), or a function f(query_tile, "
+        "key_tile)."
     )
 
 
@@ -59,19 +58,14 @@ def validate_scale(scale: Any, score: Score) -> float:
 
 def as_sinks(given: Any, sizes: Sizes) -> Tensor:
     """One logit a head, (H,)."""
-    if not isinstance(given, Tensor | np.ndarray):
-        raise ClearheadError(
-            f"sinks is {brief(given)}; expected one logit a head, a tensor of shape ({sizes.heads},): for sinks that "
-            f"begin at 0, torch.zeros({sizes.heads})."
+    if not (isinstance(given, np.ndarray) or is_dense(given)) or tuple(given.shape) != (sizes.heads,):
+        raise ShapeError(
+            f"sinks is {shown(given)}, and the scores have {sizes.heads} heads, "
+            f"{(*sizes.shown, sizes.queries, sizes.keys)}; expected one logit a head, ({sizes.heads},): for sinks that "
+            f"begin at 0, torch.zeros({sizes.heads})." + no_heads(sizes)
         )
     sinks: Tensor = to_tensor(given, "sinks")
     check_float(sinks, "sinks")
-    if tuple(sinks.shape) != (sizes.heads,):
-        raise ShapeError(
-            f"sinks has shape {tuple(sinks.shape)}, and the scores have {sizes.heads} heads, "
-            f"{(*sizes.shown, sizes.queries, sizes.keys)}; expected one logit a head, ({sizes.heads},)."
-            + no_heads(sizes)
-        )
     if sinks.device != sizes.device:
         raise ClearheadError(f"sinks is on {sinks.device}, the inputs on {sizes.device}; pass sinks.to(query.device).")
     return sinks
@@ -79,10 +73,8 @@ def as_sinks(given: Any, sizes: Sizes) -> Tensor:
 
 def make_type_error(name: str, given: Any, expected: str) -> ClearheadError:
     """The error for a mask or a bias that is none; of a function, or a BlockMask, it names the class for rules."""
-    if isinstance(given, type):
-        return ClearheadError(f"{name} is the class {given.__name__}; expected {expected}.")
     rule = "mask.mask_mod" if name == "mask" and callable(getattr(given, "mask_mod", None)) else name
-    if rule == name and not callable(given):
+    if isinstance(given, type) or (rule == name and not callable(given)):
         return ClearheadError(f"{name} is {brief(given)}; expected {expected}.")
     return ClearheadError(
         f"{name} is a {type(given).__name__}; expected {expected}.\nA rule, a function of (batch, head, query_index, "

@@ -44,14 +44,9 @@ def extent(problem: Problem) -> Extent:
         keep = spans.keep(EVERY, EVERY, part, EVERY, keys)
         if found is None:  # written to part by part: small results between large ones would scatter the memory
             found = Extent(*(keep.new_zeros(*keep.shape[:2], queries, dtype=torch.int64) for _ in range(3)))
-        for whole, values in zip(found, _of_matrix(keep, keys), strict=True):
-            whole[..., part] = values
+        count, bits = keep.sum(-1), keep.to(torch.uint8)
+        found.first[..., part] = torch.where(count > 0, bits.argmax(-1), keys)
+        found.stop[..., part] = torch.where(count > 0, keys - bits.flip(-1).argmax(-1), 0)
+        found.allowed[..., part] = count
     assert found is not None
     return found
-
-
-def _of_matrix(keep: Tensor, keys: int) -> tuple[Tensor, Tensor, Tensor]:
-    """The first, stop and count of the rows of a bool matrix."""
-    count, bits = keep.sum(-1), keep.to(torch.uint8)
-    first = torch.where(count > 0, bits.argmax(-1), keys)
-    return first, torch.where(count > 0, keys - bits.flip(-1).argmax(-1), 0), count

@@ -43,7 +43,8 @@ def guard(problem: Problem) -> Problem:
         if finite(query):
             return problem
         scores = problem.scores._replace(query=_finite_part(query))
-        return problem._replace(scores=scores, poison=(_poison(query).unsqueeze(-1), _none_of(key).unsqueeze(-2)))
+        none = torch.zeros(key.shape[:-1], dtype=torch.float32, device=key.device)
+        return problem._replace(scores=scores, poison=(_poison(query).unsqueeze(-1), none.unsqueeze(-2)))
     if all(map(finite, (query, *with_keys))):
         return problem
     scores = problem.scores._replace(query=_finite_part(query), key=_finite_part(key))
@@ -56,10 +57,6 @@ def guard(problem: Problem) -> Problem:
 
 def _finite_part(tensor: Tensor) -> Tensor:
     return tensor.masked_fill(~tensor.isfinite(), 0.0)
-
-
-def _none_of(tensor: Tensor) -> Tensor:
-    return torch.zeros(tensor.shape[:-1], dtype=torch.float32, device=tensor.device)
 
 
 def _poison(*tensors: Tensor) -> Tensor:

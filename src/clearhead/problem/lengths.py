@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from clearhead.base.arrays import refuse_additive, to_tensor
+from clearhead.base.arrays import is_whole, refuse_additive, shown, to_tensor
 from clearhead.base.errors import ClearheadError
 from clearhead.base.text import brief
 from clearhead.biases.base import Bias
@@ -51,16 +51,12 @@ def check_mask(mask: Any) -> None:
     """Refuse integers: they may be lengths, or a tokenizer's mask."""
     if mask is None:
         return
-    if isinstance(mask, list | tuple | range):
+    if isinstance(mask, list | tuple | range) or is_nested(mask):
         raise ClearheadError(
             f"mask is {brief(mask)}; expected a Mask, such as Causal(), a bool tensor (True: may attend), or a float "
             "tensor (added to the scores).\nFor how many keys may be seen pass valid_lens=..., or mask=Lengths(...)."
         )
-    if is_nested(mask):
-        raise ClearheadError(
-            "mask is nested; also beside nested inputs it is a Mask, or a tensor for the padded batch, (B, Lq, Lk)."
-        )
-    if isinstance(mask, Tensor | np.ndarray) and _whole(mask):
+    if isinstance(mask, Tensor | np.ndarray) and is_whole(mask):
         refuse_additive(mask, "mask")
         raise ClearheadError(
             f"mask has dtype {mask.dtype}, shape {tuple(mask.shape)}; expected bool, True where a query may attend, or "
@@ -69,24 +65,13 @@ def check_mask(mask: Any) -> None:
         )
 
 
-def _whole(array: Tensor | np.ndarray) -> bool:
-    if isinstance(array, np.ndarray):
-        return array.dtype.kind in "iu"
-    return not (array.is_floating_point() or array.is_complex() or array.dtype == torch.bool)
-
-
 def _as_lengths(valid_lens: Any) -> Lengths:
     """Integers, one a sequence or one a query; raises for a mask, and names the argument that takes it."""
-    takes = "it takes integers (B,) or (B, Lq): how many keys may be seen"
-    if isinstance(valid_lens, Mask):
-        title = valid_lens.title()
-        raise ClearheadError(f"valid_lens is {title}, a Mask; {takes}.\nPass mask={title}.")
-    numbers = as_tensor(valid_lens, "valid_lens")
-    if numbers.dtype == torch.bool:
+    numbers = None if isinstance(valid_lens, Mask) else as_tensor(valid_lens, "valid_lens")
+    if numbers is None or numbers.dtype == torch.bool or not numbers.ndim:
         raise ClearheadError(
-            f"valid_lens is bool, shape {tuple(numbers.shape)}; {takes}.\nPass it as mask=, True where a query may "
+            f"valid_lens is {valid_lens.title() if numbers is None else shown(numbers)}; it takes integers (B,), one "
+            "for each sequence, or (B, Lq): how many keys may be seen.\nPass a mask as mask=, True where a query may "
             "attend; of shape (B, Lk), one row a sequence, as mask=Padding(keep)."
         )
-    if not numbers.ndim:
-        raise ClearheadError(f"valid_lens is {valid_lens!r:.40}, one number; {takes}.\nPass one for each sequence.")
     return Lengths(valid_lens)

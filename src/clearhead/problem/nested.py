@@ -83,15 +83,10 @@ def pack(named: dict[str, Any], hint: str) -> PackedRows:
         ShapeError: If the tensors differ in their sequences.
     """
     mode = get_mode()
-    if mode.compiled:
+    if mode.compiled or mode.transforms:
         raise UnsupportedError(
-            "Nested tensors are read on the host, so compiled code cannot use them. Call attention, or the module, "
-            "outside of the compiled function, or pass padded tensors and mask=Lengths(valid_lens)."
-        )
-    if mode.transforms:
-        raise UnsupportedError(
-            "torch.func does not follow nested tensors. Pass padded tensors and mask=Lengths(valid_lens), or take the "
-            "gradients by torch.autograd.grad."
+            "Nested tensors are read on the host, so compiled code and torch.func cannot use them. Call attention, or "
+            "the module, outside of them, or pass padded tensors and mask=Lengths(valid_lens)."
         )
     if not all(map(is_nested, named.values())):
         kinds = {name: "nested" if is_nested(given) else "not" for name, given in named.items()}
@@ -119,10 +114,8 @@ def _read_rows(name: str, given: Any, hint: str) -> tuple[Tensor, Tensor]:
     """Return the sequences of a nested tensor one after the other, and their edges, (n + 1,)."""
     if given.layout is torch.strided:
         parts = given.unbind()
-        if any(part.ndim not in (2, 3) for part in parts) or len({part.ndim for part in parts}) > 1:
-            raise ShapeError(f"{name} is nested; expected sequences (L, D) or (H, L, D), all of one kind.")
-        if not parts:
-            raise ShapeError(f"{name} is nested and holds no sequence, so neither its heads nor its width are known.")
+        if {part.ndim for part in parts} not in ({2}, {3}):
+            raise ShapeError(f"{name} is nested; expected sequences (L, D) or (H, L, D), one or more, all of one kind.")
         lengths = torch.tensor([0, *(part.shape[-2] for part in parts)], device=given.device)
         return torch.cat(parts, -2)[None], lengths.cumsum(0)
     ragged = [dim for dim, size in enumerate(given.shape) if not isinstance(size, int)]

@@ -8,10 +8,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from clearhead.base.errors import ShapeError
 from clearhead.base.mode import CURRENT
 from clearhead.base.shapes import Sizes, part
-from clearhead.base.text import outlined
+from clearhead.base.text import with_outline
 from clearhead.biases.base import Added
 from clearhead.masks.base import Spans, check_spans
 from clearhead.problem.problem import Problem
@@ -21,6 +20,7 @@ from clearhead.scores.base import Pairwise
 _NOTHING = torch.empty(0, dtype=torch.float32, device="cpu")  # a placeholder for an operand
 
 
+@with_outline
 class Operands(NamedTuple):
     """The differentiable tensors of a problem; or one gradient for each, and None for a gradient that is not wanted."""
 
@@ -31,9 +31,6 @@ class Operands(NamedTuple):
     dense: Tensor | None = None
     relative: Tensor | None = None
     sinks: Tensor | None = None
-
-    def __repr__(self) -> str:
-        return outlined(self)
 
 
 def operands(problem: Problem) -> Operands:
@@ -117,10 +114,6 @@ def unpacked(
     query, key, value, weight, dense, relative, sinks = leaves
     phi, scale, softcap, dropout_p = numbers
     assert query is not None and key is not None
-    if query.ndim != 4 or key.ndim != 4:
-        raise ShapeError(
-            f"{PACKED} gave query {tuple(query.shape)} and key {tuple(key.shape)}; expected four dimensions."
-        )
     sides = (query.shape[2], key.shape[2]) if length is None else (length, length)
     sizes = Sizes(query.shape[0], query.shape[1], *sides, query.device)
     allowed = None

@@ -8,9 +8,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from clearhead.base.text import outlined
+from clearhead.base.text import with_outline
 
 
+@with_outline
 class Partial(NamedTuple):
     """Attention over some of the keys, or all: output_i = Σ_j w_ij value_j, w_ij = exp(s_ij − maximum_i − log_sum_i).
 
@@ -22,9 +23,6 @@ class Partial(NamedTuple):
     maximum: Tensor | None = None  # (B, H, Lq), the largest score or sink; None where not asked for
     log_sum: Tensor | None = None  # (B, H, Lq), log Σ_j exp(s_ij − maximum_i), the sink's term with it
     finite: bool = False  # True: all that was read is finite, so that a backward pass needs no guard
-
-    def __repr__(self) -> str:
-        return outlined(self)
 
     def merge(self, other: Partial) -> Partial:
         """Attention over the keys of both, which share no key (docs/maths/softmax.md). Both have all rows.
@@ -82,6 +80,7 @@ class Partial(NamedTuple):
         return maximum.detach(), log_sum.masked_fill(blind, 0.0), blind
 
 
+@with_outline
 class Rows(NamedTuple):
     """The numbers of each query, (B, H, Lq), in the backward pass: Ṡ_ij = P_ij (Ṗ_ij − δ_i), δ_i = Σ_j P_ij Ṗ_ij.
 
@@ -91,9 +90,6 @@ class Rows(NamedTuple):
     maximum: Tensor
     log_sum: Tensor
     delta: Tensor
-
-    def __repr__(self) -> str:
-        return outlined(self)
 
 
 def rows_of(found: Any) -> tuple[Tensor, Tensor]:

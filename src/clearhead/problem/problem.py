@@ -142,9 +142,8 @@ class Problem(NamedTuple):
 
     def query_offset(self, who: str) -> int | Tensor:
         """Return the position of each query among the keys, less its index, as the function `query_offset` does."""
-        return (
-            query_offset(self.sizes, who) if self.documents is None else self.documents.compute_offsets(self.sizes, who)
-        )
+        edges = self.documents
+        return query_offset(self.sizes, who) if edges is None else edges.compute_offsets(self.sizes, who)
 
     def reads(self) -> Versions:
         """The tensors of mask, bias and a score by `tile()` that a backward pass reads and autograd does not save."""

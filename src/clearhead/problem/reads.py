@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 from torch import Tensor, nn
@@ -16,15 +16,6 @@ from clearhead.masks.combined import leaves
 from clearhead.scores.base import Score
 
 
-def _held(values: Iterable[Any]) -> Iterator[Tensor]:
-    """The tensors among some values, and in lists of them."""
-    for value in values:
-        if isinstance(value, Tensor):
-            yield value
-        elif isinstance(value, list | tuple):
-            yield from (part for part in value if isinstance(part, Tensor))
-
-
 def tensors_in(thing: Any) -> Iterator[Tensor]:
     """The tensors that a caller may write to, in a mask of any combination, a score, a bias, or a list of them."""
     if isinstance(thing, Tensor):
@@ -33,7 +24,9 @@ def tensors_in(thing: Any) -> Iterator[Tensor]:
         if any(parts_of(thing)):
             yield from thing.parameters()
             yield from thing.buffers()
-        yield from _held(vars(thing).values())
+        for value in vars(thing).values():
+            parts = value if isinstance(value, list | tuple) else (value,)
+            yield from (part for part in parts if isinstance(part, Tensor))
         if isinstance(thing, Score):
             yield from FunctionReads(thing.tile).tensors
             yield from FunctionReads(thing.changed_by).tensors

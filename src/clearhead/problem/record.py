@@ -15,7 +15,7 @@ from clearhead.base.errors import ClearheadError
 from clearhead.base.mode import CURRENT
 from clearhead.base.modules import Change, Module, with_parameters
 from clearhead.base.shapes import part
-from clearhead.base.text import outlined
+from clearhead.base.text import with_outline
 from clearhead.base.torch_private import uncounted, whole_of
 from clearhead.base.versions import Versions
 from clearhead.biases.base import Added
@@ -29,15 +29,13 @@ from clearhead.scores.base import ByTile, Pairwise
 EVERY = (slice(None),) * 4
 
 
+@with_outline
 class Record(NamedTuple):
     """A detached problem without its value, and the tensors that it reads and a caller may still write to."""
 
     problem: Problem
     reads: Versions
     copied: bool  # True: all tensors are copies, but those that the problem's functions read, which are in `reads`
-
-    def __repr__(self) -> str:
-        return outlined(self)
 
     def check(self) -> None:
         """Raise where a tensor has been written to, or its memory freed, since the call."""
@@ -104,15 +102,9 @@ def record(problem: Problem, *, copy: bool = False, fresh: bool = False) -> Reco
         gaps = None if spans.gaps is None else (change(spans.gaps[0]), change(spans.gaps[1]))
         spans = spans._replace(start=change(spans.start), stop=change(spans.stop), gaps=gaps)
         visible = visible._replace(spans=spans, known=edges)
+    sinks = None if sinks is None else change(sinks)
     kept = problem._replace(
-        scores=scores,
-        value=None,
-        visible=visible,
-        bias=bias,
-        sinks=None if sinks is None else change(sinks),
-        dropout_p=0.0,
-        seed=None,
-        mode=CURRENT,
+        scores=scores, value=None, visible=visible, bias=bias, sinks=sinks, dropout_p=0.0, seed=None, mode=CURRENT
     )
     return Record(kept, Versions(_by_functions(kept) if copy else tensors_of(kept)), copy)
 

@@ -84,13 +84,12 @@ def bias_part(bias: Added, region: Region, sizes: Sizes) -> Added:
     batch, heads, queries, keys = region.sides
     rows, columns = range(sizes.queries)[queries], range(sizes.keys)[keys]
     function = None if bias.function is None else _part_of(bias.function, region, sizes)
+    dense = None if bias.dense is None else part(bias.dense, batch, heads, queries, keys)
     if bias.relative is None:
-        dense = None if bias.dense is None else part(bias.dense, batch, heads, queries, keys)
         return Added(dense, None, function, bias.reads)
     if rows.step != 1 or columns.step != 1:  # then one number for each distance no longer describes it
         numbers = bias._replace(function=None)
         return Added(numbers.tile(batch, heads, queries, keys, sizes), None, function, bias.reads)
     first = sizes.queries - rows.stop + columns.start
     along = part(bias.relative, batch, heads)[..., first : first + max(len(rows) + len(columns) - 1, 0)]
-    dense = None if bias.dense is None else part(bias.dense, batch, heads, queries, keys)
     return Added(dense, along, function, bias.reads)

@@ -7,12 +7,13 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from clearhead.base.text import outlined
+from clearhead.base.text import with_outline
 from clearhead.problem.problem import Problem
 
 KEYS = ("best_key", "indices")  # the statistics that are numbers of keys, int64
 
 
+@with_outline
 class Summary(NamedTuple):
     """The statistics to compute in one pass. `Found` has their formulas. A field at its default is not computed."""
 
@@ -28,9 +29,6 @@ class Summary(NamedTuple):
     mean: tuple[int, int] | None = None  # queries and keys in a cell
     peak: tuple[int, int] | None = None
     factors: Tensor | None = None  # (B or 1, H or 1, Lq): multiply each query's weights in `received` and `mean`
-
-    def __repr__(self) -> str:
-        return outlined(self)
 
     def with_also(self, other: Summary) -> Summary | None:
         """Both summaries as one pass; None where they differ in a size, a position or a factor."""
@@ -90,6 +88,7 @@ def _same(one: Any, other: Any) -> bool:
     return one is other or (not (isinstance(one, Tensor) or isinstance(other, Tensor)) and bool(one == other))
 
 
+@with_outline
 class Found(NamedTuple):
     """The statistics, in float32 at least; None where not asked for. w are the weights and s the finished scores.
 
@@ -112,9 +111,6 @@ class Found(NamedTuple):
     peak: Tensor | None = None  # (B, H, rows, columns): max w_ij over the cells; has no gradient
     finite: bool = False  # True: all that was read is finite, so that a backward pass needs no guard
 
-    def __repr__(self) -> str:
-        return outlined(self)
-
 
 def parted(found: Found, value: Tensor | None) -> Found:
     """What was found with a value `with_groups`: the columns of the groups are taken from the output."""
@@ -124,6 +120,7 @@ def parted(found: Found, value: Tensor | None) -> Found:
     return found._replace(output=found.output[..., :width], groups=found.output[..., width:])
 
 
+@with_outline
 class Sent(NamedTuple):
     """The gradients that statistics send back to the weights, beside the output's Ȯ_i · V_j. Shapes are (B, H, Lq, …).
 
@@ -143,9 +140,6 @@ class Sent(NamedTuple):
     mean: Tensor | None = None  # (B, H, rows, columns)
     cell: tuple[int, int] = (1, 1)  # queries and keys to a cell of `mean`
     factors: Tensor | None = None  # (B or 1, H or 1, Lq)
-
-    def __repr__(self) -> str:
-        return outlined(self)
 
     @property
     def maps(self) -> bool:

@@ -14,7 +14,7 @@ from clearhead.base.kept import Memo, Table, size_of
 from clearhead.base.mode import CURRENT, Mode, get_mode, is_capturing_graph
 from clearhead.base.shapes import Sizes, moved, part
 from clearhead.base.tensor_kind import MASKS_BY_SAMPLE, has_vmap_dimension, is_on_host, is_readable, unwrap
-from clearhead.base.text import outlined
+from clearhead.base.text import with_outline
 from clearhead.base.versions import Versions
 from clearhead.masks._read import KEPT
 from clearhead.masks._spans import edges_on_host
@@ -33,6 +33,7 @@ class Later(NamedTuple):
     who: str | None  # who gave the spans, as an error names it
 
 
+@with_outline
 class Visible(NamedTuple):
     """A mask's spans, the edges of their hulls on the host (None: hidden), and where the keys are that none sees."""
 
@@ -41,18 +42,13 @@ class Visible(NamedTuple):
     unseen: Unseen
     memo: Memo
 
-    def __repr__(self) -> str:
-        return outlined(self)
-
     @property
     def edges(self) -> tuple[np.ndarray, np.ndarray] | None:
         """The hulls' starts and stops on the host; where they lie on another device, they are read once, here."""
         if not isinstance(self.known, Later):
             return self.known
-        if "edges" not in self.memo:
-            self.memo["edges"] = checked_edges(self.spans, *self.known)
-        found: tuple[np.ndarray, np.ndarray] = self.memo["edges"]
-        return found
+        known = self.known
+        return self.memo.derive("edges", lambda: checked_edges(self.spans, *known))
 
     @property
     def read(self) -> bool:
@@ -100,10 +96,7 @@ def resolve(mask: Mask, sizes: Sizes, as_written: bool, mode: Mode = CURRENT) ->
 
 def intervals_of(visible: Visible) -> tuple[np.ndarray, np.ndarray]:
     """The spans' intervals on the host: see `Spans.intervals`."""
-    if "intervals" not in visible.memo:
-        visible.memo["intervals"] = edges_on_host(*visible.spans.intervals())
-    found: tuple[np.ndarray, np.ndarray] = visible.memo["intervals"]
-    return found
+    return visible.memo.derive("intervals", lambda: edges_on_host(*visible.spans.intervals()))
 
 
 def rows_of(visible: Visible, sizes: Sizes) -> tuple[np.ndarray, np.ndarray] | None:
@@ -135,21 +128,15 @@ def seen_of(visible: Visible, sizes: Sizes) -> tuple[Tensor, Tensor]:
     mode = get_mode()
     if mode.compiled or mode.traced or mode.transforms or is_capturing_graph():
         return seen(visible.spans, sizes)
-    if "seen" not in visible.memo:
-        with torch.inference_mode(False), torch.no_grad():
-            visible.memo["seen"] = seen(visible.spans, sizes)
-    found: tuple[Tensor, Tensor] = visible.memo["seen"]
-    return found
+    with torch.inference_mode(False), torch.no_grad():
+        return visible.memo.derive("seen", lambda: seen(visible.spans, sizes))
 
 
 def all_seen(visible: Visible, sizes: Sizes) -> bool:
     """Whether a mask that is kept is known to hide no key from all queries, and no query from all keys."""
     if "kept" not in visible.memo or not is_on_host(visible.spans.start):
         return False
-    if "all seen" not in visible.memo:
-        visible.memo["all seen"] = all(bool(side.all()) for side in seen_of(visible, sizes))
-    found: bool = visible.memo["all seen"]
-    return found
+    return visible.memo.derive("all seen", lambda: all(bool(side.all()) for side in seen_of(visible, sizes)))
 
 
 def finite_unseen(visible: Visible, query: Tensor, key: Tensor) -> bool:
@@ -181,9 +168,9 @@ def _attributes(mask: Mask) -> Iterator[Any]:
             if name.startswith(KEPT):
                 continue
             yield value
-            if isinstance(value, Mask) and id(value) not in met:
-                met.add(id(value))
-                waiting.append(value)
+            masks = [part for part in (value if isinstance(value, tuple) else (value,)) if isinstance(part, Mask)]
+            waiting += [part for part in masks if id(part) not in met]
+            met |= set(map(id, masks))
 
 
 def _kept(mask: Mask, depends: tuple[Tensor, ...], sizes: Sizes) -> Visible:

@@ -6,9 +6,10 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from clearhead.base.text import outlined
+from clearhead.base.text import with_outline
 
 
+@with_outline
 class Words(NamedTuple):
     """Which positions are words and no padding: bool, True for a word; None where all are words.
 
@@ -17,9 +18,6 @@ class Words(NamedTuple):
 
     queries: Tensor | None = None
     keys: Tensor | None = None
-
-    def __repr__(self) -> str:
-        return outlined(self)
 
     def of(self, sequences: slice) -> Words:
         """The words of some sequences of the batch."""

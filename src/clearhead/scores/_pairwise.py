@@ -10,12 +10,13 @@ from torch import Tensor
 from clearhead.base.arrays import FLOATS, is_dense, shown
 from clearhead.base.errors import ClearheadError, ShapeError
 from clearhead.base.numbers import check_number
-from clearhead.base.text import outlined
+from clearhead.base.text import with_outline
 from clearhead.scores.pair_functions import PHIS, Phi
 
 NARROW = tuple(dtype for dtype in FLOATS if dtype != torch.float64)  # the dtypes whose numbers float32 can hold
 
 
+@with_outline
 class Pairwise(NamedTuple):
     """The normal form of a score: s_ij = softcap(scale · Σ_d weight_d · φ(query_id, key_jd)).
 
@@ -39,9 +40,6 @@ class Pairwise(NamedTuple):
     weight: Tensor | None = None  # (D,); None: ones
     scale: float = 1.0
     softcap: float | None = None
-
-    def __repr__(self) -> str:
-        return outlined(self)
 
     def folded(self) -> Pairwise:
         """The same scores, the weight of a dot product multiplied into its query."""
@@ -69,23 +67,17 @@ def check_pairwise(lowered: Pairwise, query: Tensor, key: Tensor, who: str) -> P
         tensor = getattr(lowered, name)
         if tensor is None and name == "weight":
             continue
-        if not is_dense(tensor) or tuple(tensor.shape) != shape or not tensor.is_floating_point():
-            raise ShapeError(
-                f"{who}.lower gave a {name} {shown(tensor)}; expected a dense tensor {shape}, floating-point, for "
-                f"query {tuple(query.shape)} and key {tuple(key.shape)}: lower() changes the width alone."
-            )
         dtypes = (query.dtype,) if name != "weight" else NARROW if query.dtype != torch.float64 else FLOATS
-        if tensor.device != query.device or tensor.dtype not in dtypes:
-            raise ClearheadError(
-                f"{who}.lower gave a {name} of {tensor.dtype} on {tensor.device}; the inputs are {query.dtype} on "
-                f"{query.device}: pass {name}.to(query)."
+        fits = is_dense(tensor) and tuple(tensor.shape) == shape and tensor.dtype in dtypes
+        if not fits or tensor.device != query.device:
+            raise ShapeError(
+                f"{who}.lower gave a {name} {shown(tensor)}; expected {shape} of {dtypes[0]} on {query.device}, for "
+                f"query {tuple(query.shape)} and key {tuple(key.shape)}: lower() changes the width alone."
             )
     if lowered.softcap is not None:
         raise ClearheadError(f"{who}.lower gave a softcap; a score has its own: super().__init__(softcap=...).")
     if not isinstance(lowered.scale, Tensor):
         check_number(lowered.scale, f"the scale that {who}.lower gave")
         return lowered
-    if lowered.scale.numel() != 1:
-        raise ShapeError(f"{who}.lower gave a scale of shape {tuple(lowered.scale.shape)}; expected one number.")
     weight = lowered.query.new_ones(width) if lowered.weight is None else lowered.weight
     return lowered._replace(weight=weight * lowered.scale.reshape(()).to(weight), scale=1.0)

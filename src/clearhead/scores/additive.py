@@ -68,10 +68,8 @@ class Additive(Score):
         Score.__init__(score, softcap=softcap)  # skips the random initialisation
         score.w_v = given_parameter(w_v, "w_v", 1)
         vector = score._vector
-        score.W_q, score.W_k = (
-            None if matrix is None else given_parameter(matrix, name, 2)
-            for matrix, name in ((W_q, "W_q"), (W_k, "W_k"))
-        )
+        score.W_q = None if W_q is None else given_parameter(W_q, "W_q", 2)
+        score.W_k = None if W_k is None else given_parameter(W_k, "W_k", 2)
         for name, parameter in (("W_q", score.W_q), ("W_k", score.W_k)):
             if parameter is not None and parameter.shape[0] != vector.shape[0]:
                 raise ShapeError(

@@ -11,15 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from clearhead.base.arrays import (
-    ArrayT,
-    accumulated,
-    check_float,
-    check_memory,
-    is_dense,
-    shown,
-    to_tensor_float,
-)
+from clearhead.base.arrays import ArrayT, accumulated, check_float, check_memory, is_dense, shown, to_tensor_float
 from clearhead.base.contexts import is_cast_together, raise_in_jit_script
 from clearhead.base.errors import ClearheadError, ShapeError, UnsupportedError, columns
 from clearhead.base.kept import Memo
@@ -27,11 +19,11 @@ from clearhead.base.mode import get_mode
 from clearhead.base.modules import settled, with_parameters
 from clearhead.base.numbers import check_count, check_flag, check_positive
 from clearhead.base.part_settings import PartSettings, validate_softcap
-from clearhead.base.rules import check_tensors, indices_of
-from clearhead.base.shapes import as_inputs, broadcasts
+from clearhead.base.rules import as_part, check_tensors, indices_of
+from clearhead.base.shapes import as_inputs
 from clearhead.base.single_pairs import call_rule, must_ask_again, reads_rows
 from clearhead.base.steps import Step
-from clearhead.base.text import outlined, said
+from clearhead.base.text import brief, said, with_outline
 from clearhead.scores._pairwise import Pairwise as Pairwise
 from clearhead.scores._pairwise import check_pairwise as check_pairwise
 
@@ -39,6 +31,7 @@ ChangeOfPair = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
 SCORES = ("B", "H", "Lq", "Lk")  # the axes of the scores, as a step names them
 
 
+@with_outline
 class ByTile(NamedTuple):
     """Scores that have no other form than their `tile`: s_ij = change(softcap(scale · tile_ij), b, h, i, j).
 
@@ -53,9 +46,6 @@ class ByTile(NamedTuple):
     softcap: float | None = None
     places: tuple[range, ...] | None = None
     memo: Memo | None = None
-
-    def __repr__(self) -> str:
-        return outlined(self)
 
 
 class Score(PartSettings, nn.Module, ABC):
@@ -124,7 +114,12 @@ class Score(PartSettings, nn.Module, ABC):
         in its kernel, as it takes a `BiasFunction`. Memory O(Lq + Lk).
         Source: Dong et al. 2024, "Flex Attention".
         """
-        check_change(change)
+        if not fits_signature(change, 5):
+            raise ClearheadError(
+                "then takes a function f(score, batch, head, query_index, key_index), which gives the changed scores; "
+                f"got {brief(change)}.\nA function of query and key is a score of its own, score=f; a function of the "
+                "four indices is a bias, bias=BiasFunction(f)."
+            )
         copied = with_parameters(self, lambda p: p, every=True)
         copied._reads = (*self._reads, *check_tensors(reads, "then"))
         copied.changed_by = change if self.changed_by is None else OneThenOther(self.changed_by, change)
@@ -247,18 +242,7 @@ def changed(scores: ByTile, tile: Tensor) -> Tensor:
             f"{[tuple(index.shape) for index in indices]}, for any part of the matrix; it computes with them as they "
             "come: torch.where(condition, a, b) in place of if, and no mixing of heads or keys."
         ) from error
-    if not is_dense(found) or not found.is_floating_point():
-        got = shown(found) if isinstance(found, Tensor) else f"a {type(found).__name__}"
-        raise ClearheadError(
-            f"{title} gave {got}; expected a dense floating-point tensor, the changed scores. For who may attend to "
-            "whom use MaskFunction."
-        )
-    if found.device != tile.device or not broadcasts(found.shape, tile.shape):
-        raise ShapeError(
-            f"{title} gave {shown(found)} for scores {tuple(tile.shape)} on {tile.device}; expected "
-            "one number for each pair: compute with the scores and the indices as they come."
-        )
-    return found.to(dtype) if found.shape == tile.shape else found.to(dtype).expand(tile.shape)
+    return as_part(found, tile.shape, tile.device, title).to(dtype).expand(tile.shape)
 
 
 class OneThenOther(nn.Module):
@@ -274,36 +258,20 @@ class OneThenOther(nn.Module):
         return self.other(self.one(score, *indices), *indices)
 
 
-def name_of(change: ChangeOfPair) -> str:
+def name_of(change: Callable[..., Any]) -> str:
     return str(getattr(change, "__name__", type(change).__name__))
 
 
-def check_change(change: Any) -> None:
-    """Raise unless this can be called with a score and four indices, as far as its signature says so."""
-    takes = "a function f(score, batch, head, query_index, key_index), which gives the changed scores"
-    if not callable(change) or isinstance(change, type | Score):
-        got = f"the class {change.__name__}" if isinstance(change, type) else f"a {type(change).__name__}"
-        raise ClearheadError(f"then takes {takes}; got {got}.")
-    if not fits_signature(change, 5):
-        raise ClearheadError(
-            f"then takes {takes}; {name_of(change)}{inspect.signature(change)} does not take five arguments.\n"
-            "A function of query and key is a score of its own, score=f; a function of the four indices is a bias, "
-            "bias=BiasFunction(f)."
-        )
-
-
-def fits_signature(function: Callable[..., Any], count: int) -> bool:
+def fits_signature(function: Any, count: int) -> bool:
     """Whether a function takes so many arguments, or its signature is not known."""
     if get_mode().compiled:  # compiled code cannot read signatures
         return True
     try:
-        signature = inspect.signature(function)
-    except (ValueError, TypeError):  # a callable without a signature
-        return True
-    try:
-        signature.bind(*[None] * count)
+        inspect.signature(function).bind(*[None] * count)
     except TypeError:
         return False
+    except ValueError:  # a callable without a signature
+        return True
     return True
 
 
@@ -315,15 +283,12 @@ def checked_tile(score: Score, query: Tensor, key: Tensor) -> Tensor:
     else:
         tile = with_parameters(score, lambda p: p.to(dtype)).tile(query.to(dtype), key.to(dtype))
     expected = (*query.shape[:-1], key.shape[-2])
-    if not is_dense(tile) or tile.shape != expected or tile.device != query.device:
+    floats = is_dense(tile) and tile.is_floating_point()
+    if not floats or tile.shape != expected or tile.device != query.device:
         raise ShapeError(
             f"{type(score).__name__}.tile gave {shown(tile)} for query {tuple(query.shape)} and key "
-            f"{tuple(key.shape)}; expected a dense tensor {expected} on {query.device}: one score for each query and "
-            "key, over any leading dimensions."
-        )
-    if not tile.is_floating_point():
-        raise ClearheadError(
-            f"{type(score).__name__}.tile gave {tile.dtype}; a score is a real, floating-point number."
+            f"{tuple(key.shape)}; expected floating-point numbers {expected} on {query.device}: one score for each "
+            "query and key, over any leading dimensions."
         )
     return tile.to(dtype)
 

@@ -4,27 +4,13 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from clearhead.base.errors import ClearheadError
 from clearhead.base.rules import check_tensors
-from clearhead.scores.base import Score, fits_signature
-
-
-def _check_takes_two(function: Callable[..., Any]) -> None:
-    if fits_signature(function, 2):
-        return
-    name = getattr(function, "__name__", type(function).__name__)
-    raise ClearheadError(
-        f"score is a function {name}{inspect.signature(function)}; it is called with two arguments, a tile of queries "
-        "(..., Lq, Eq) and one of keys (..., Lk, Ek), and gives their scores (..., Lq, Lk).\nA function of a score and "
-        "its positions, f(score, batch, head, query_index, key_index), comes after a score: score=Dot().then(f). A "
-        "function of positions is a bias, bias=BiasFunction(fn), or, where it says who may attend, a mask, "
-        "mask=MaskFunction(fn)."
-    )
+from clearhead.scores.base import Score, fits_signature, name_of
 
 
 class ScoreFunction(Score):
@@ -53,7 +39,14 @@ class ScoreFunction(Score):
     ) -> None:
         super().__init__(softcap=softcap)
         self.function, self._reads = function, check_tensors(reads, "ScoreFunction")
-        _check_takes_two(function)
+        if not fits_signature(function, 2):
+            raise ClearheadError(
+                f"score is a function {name_of(function)}{inspect.signature(function)}; it is called with a tile of "
+                "queries (..., Lq, Eq) and one of keys (..., Lk, Ek), and gives their scores (..., Lq, Lk).\n"
+                "A function of a score and its positions, f(score, batch, head, query_index, key_index), comes after a "
+                "score: score=Dot().then(f). A function of positions is a bias, bias=BiasFunction(fn), or a mask, "
+                "mask=MaskFunction(fn)."
+            )
 
     def tile(self, query: Tensor, key: Tensor) -> Tensor:
         return self.function(query, key)
