@@ -288,24 +288,6 @@ def _tiles_of(every: tuple[Tiles | None, ...], head: int) -> Tiles | None:
     return every[head if len(every) > 1 else 0] if every else None
 
 
-# the arrays of a layer that have a row for each head, or one for all
-BY_HEAD = [
-    "query",
-    "scores",
-    "start",
-    "stop",
-    "logsumexp",
-    "entropy",
-    "received",
-    "distance",
-    "thumbnail",
-    "sinks",
-    "value_norms",
-    "transformed_norms",
-    "seen",
-]
-
-
 def of_heads(layer: Layer, heads: Sequence[int]) -> Layer:
     """The layer with these of its heads alone: they keep their numbers, and the name says which they are."""
     chosen = list(heads)
@@ -317,6 +299,8 @@ def of_heads(layer: Layer, heads: Sequence[int]) -> Layer:
     def each(parts: tuple[Any, ...]) -> tuple[Any, ...]:
         return parts if not parts or len(parts) == 1 != layer.heads else tuple(parts[head] for head in chosen)
 
+    # every other array has a row for each head, or one for all
+    others = {n: a for n, a in vars(layer).items() if isinstance(a, np.ndarray) and n not in ("key", "weight")}
     keys, steps, bias, pyramid = [layer.key_head(h) for h in chosen], layer.operand_steps, layer.bias, layer.pyramid
     numbers = layer.numbers or tuple(range(layer.heads))
     slopes = layer.slopes
@@ -327,7 +311,7 @@ def of_heads(layer: Layer, heads: Sequence[int]) -> Layer:
     return replace(
         layer,
         name=f"{layer.name} (head{'s' * (len(chosen) > 1)} {', '.join(map(str, chosen))})",
-        **{name: some(getattr(layer, name)) for name in BY_HEAD},
+        **{name: some(array) for name, array in others.items()},
         key=layer.key[keys],
         slopes=slopes,
         bias=None if bias is None else PageBias(some(bias.relative), some(bias.dense), each(bias.tiles)),

@@ -31,6 +31,7 @@ from clearhead.problem.unseen import group, seen
 from clearhead.problem.words import ALL_WORDS, Words
 
 WIDE = 64  # queries at once where a band around the diagonal is looked at
+Findings = Iterator[Finding]
 
 
 def sees_neighbours(problem: Problem, offset: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -40,23 +41,16 @@ def sees_neighbours(problem: Problem, offset: int) -> tuple[Tensor, Tensor, Tens
     """
     spans, (_, _, queries, keys) = problem.spans, problem.sizes.shape
     assert spans is not None
-    found: list[list[Tensor]] = [[], [], []]
+    found = []
     for row in range(0, queries, WIDE):
         last = min(row + WIDE, queries)
-        first = min(max(row + offset - 1, 0), keys)
-        columns = slice(first, max(first, min(last + offset + 1, keys)))
-        keep = spans.keep(EVERY, EVERY, slice(row, last), columns, keys)
-        keep = keep.expand(-1, -1, last - row, -1)
-        place = torch.arange(row, last, device=keep.device) + offset - first
-        for number, part in enumerate(found):
-            at = place + number - 1
-            there = (at >= 0) & (at < keep.shape[-1])
-            if not keep.shape[-1]:
-                part.append(there.expand(keep.shape[:-1]))
-                continue
-            index = at.clamp(0, keep.shape[-1] - 1)[:, None].expand(*keep.shape[:2], -1, 1)
-            part.append(keep.gather(-1, index).squeeze(-1) & there)
-    before, own, after = (torch.cat(each, -1) for each in found)
+        low, size = row + offset - 1, last - row + 2  # the first place, and the number of places
+        columns = slice(*(min(max(edge, 0), keys) for edge in (low, low + size)))
+        keep = spans.keep(EVERY, EVERY, slice(row, last), columns, keys).expand(-1, -1, last - row, -1)
+        left = min(max(-low, 0), size)
+        keep = torch.nn.functional.pad(keep, (left, size - left - keep.shape[-1]))
+        found.append(torch.stack([keep.diagonal(n, -2, -1) for n in range(3)]))
+    before, own, after = torch.cat(found, -1)
     return before, own, after
 
 
@@ -120,10 +114,6 @@ class Case:
     def shape(self) -> tuple[int, int, int, int]:
         """(B, H, Lq, Lk)."""
         return self.problem.sizes.shape
-
-    @property
-    def empty(self) -> bool:
-        return 0 in self.shape
 
     @cached_property
     def broken(self) -> dict[str, Tensor]:
@@ -223,11 +213,6 @@ class Case:
             found.append(deviation.masked_fill(~usable, torch.nan))
         return torch.cat(found)
 
-    @cached_property
-    def typical_spread(self) -> float:
-        """The median of `spread` over all heads and queries without NaN; NaN where all are NaN."""
-        return float(self.spread.nanmedian())
-
 
 def first_place(which: Tensor) -> dict[str, int]:
     """The first True of a (B, H, L) tensor, in words for `Finding.where`."""
@@ -266,8 +251,8 @@ class Check(ABC):
     looks_for: ClassVar[str]
 
     @abstractmethod
-    def find(self, case: Case) -> Iterator[Finding]:
+    def find(self, case: Case) -> Findings:
         """The findings in this call."""
 
-    def finding(self, case: Case, severity: Severity, evidence: str, remedy: str, **where: Any) -> Finding:
-        return Finding(self.name, severity, evidence, remedy, {**case.where, **where})
+    def finding(self, severity: Severity, evidence: str, remedy: str, **where: Any) -> Finding:
+        return Finding(self.name, severity, evidence, remedy, where)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import inspect
 from dataclasses import replace
+from inspect import BoundArguments
 from typing import Any, NamedTuple
 
 import torch
@@ -11,12 +11,11 @@ from torch import Tensor, nn
 
 from clearhead.base.arrays import accumulated
 from clearhead.base.contexts import without_autocast
-from clearhead.base.errors import UnsupportedError
 from clearhead.base.steps import Step
 from clearhead.base.torch_private import has_hooks
 from clearhead.explanation.explanation import Explanation, Part
 from clearhead.explanation.inputs import drawn
-from clearhead.explanation.modules.captured import Captured, captured
+from clearhead.explanation.modules.captured import Captured, capture_call, changed, check_forward
 from clearhead.explanation.modules.projection import Linear, joined_steps, projection_steps, split
 from clearhead.explanation.modules.sides import Side, gate_steps, side_steps, stages
 from clearhead.explanation.of_problem import attention_parts, input_steps
@@ -43,17 +42,9 @@ class Projections(NamedTuple):
     length_first: bool = False  # whether its inputs are (L, B, E)
 
 
-def as_ours(module: nn.MultiheadAttention) -> TorchMultiheadAttention:
-    """A module of torch's as one with a record: it has torch's meanings, and a copy of the weights."""
-    if isinstance(module, TorchMultiheadAttention):
-        return module
-    _check_forward(module, nn.MultiheadAttention)
-    return TorchMultiheadAttention.from_torch(module)
-
-
 def layers_of(module: MultiHeadAttention | TorchMultiheadAttention) -> Projections:
     """The layers of a module of clearhead's, or of torch's, whose three projections may be the parts of one matrix."""
-    _check_forward(module, MultiHeadAttention, TorchMultiheadAttention)
+    check_forward(module, MultiHeadAttention, TorchMultiheadAttention)
     if isinstance(module, MultiHeadAttention):
         every = (module.W_q, module.W_k, module.W_v, module.W_o)
         query, key, value, output = map(_plain, every)
@@ -71,48 +62,33 @@ def layers_of(module: MultiHeadAttention | TorchMultiheadAttention) -> Projectio
 
 def _plain(layer: nn.Module) -> Linear:
     """The weights of a plain linear layer. Raises for a layer with a forward() or hooks of its own."""
-    _check_forward(layer, nn.Linear)
+    check_forward(layer, nn.Linear)
     if has_hooks(layer):
-        raise _changed(layer)
+        raise changed(layer)
     assert isinstance(layer, nn.Linear)
     return Linear(layer.weight, layer.bias)
-
-
-def _check_forward(module: nn.Module, *known: type[nn.Module]) -> None:
-    """Raise where a module's forward() is not that of one of these classes."""
-    if "forward" in vars(module) or type(module).forward not in [kind.forward for kind in known]:
-        raise _changed(module)
-
-
-def _changed(module: nn.Module) -> UnsupportedError:
-    return UnsupportedError(
-        f"explain() shows multi-head attention from its layers' weights, and this {type(module).__name__} computes "
-        "something else: it has a forward() or hooks of its own. Explain one recorded call instead: ch.watch(module)."
-    )
 
 
 SIDES = {"query": "Lq", "key": "Lk", "value": "Lk"}
 
 
 def explain_multi_head(
-    module: MultiHeadAttention | TorchMultiheadAttention, inputs: tuple[Any, ...], keywords: dict[str, Any], at: Asked
+    module: MultiHeadAttention | TorchMultiheadAttention, bound: BoundArguments, at: Asked
 ) -> Explanation:
     """The projections, their split into heads, each head's attention, and the last projection."""
-    layers, found = layers_of(module), captured(module, inputs, keywords)
+    layers, found = layers_of(module), capture_call(module, bound)
     with without_autocast(found.problem.sizes.device):
-        return _explained(module, layers, found, inputs, keywords, at)
+        return _explained(module, layers, found, bound.arguments, at)
 
 
 def _explained(
     module: MultiHeadAttention | TorchMultiheadAttention,
     layers: Projections,
     found: Captured,
-    inputs: tuple[Any, ...],
-    keywords: dict[str, Any],
+    bound: dict[str, Any],
     at: Asked,
 ) -> Explanation:
-    bound = inspect.signature(module.forward).bind(*inputs, **keywords).arguments
-    given: dict[str, Any] = {name: bound.get(name) for name in SIDES}
+    given = {name: bound.get(name) for name in SIDES}
     batched, problem = given["query"].ndim == 3, found.problem
     if layers.length_first and batched:
         turned = {id(t): t.transpose(0, 1) for t in given.values()}  # an array that serves twice stays one

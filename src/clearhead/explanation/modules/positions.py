@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import operator
 from typing import Any
 
@@ -26,11 +25,11 @@ Positional = SinusoidalPositionalEncoding | LearnedPositionalEncoding | RotaryEm
 AXES = ("B", "H", "L", "E")
 
 
-def explain_positions(
-    module: Positional, inputs: tuple[Any, ...], keywords: dict[str, Any], asked: Asked
-) -> Explanation:
-    """The steps of a module that encodes positions. `asked.at` names the positions, a number or a slice of them."""
-    given = inspect.signature(module.forward).bind(*inputs, **keywords).arguments
+def explain_positions(module: Positional, given: dict[str, Any], asked: Asked) -> Explanation:
+    """The steps of a module that encodes positions, called with `given`.
+
+    `asked.at` names the positions, a number or a slice of them.
+    """
     x, offset = given["x"], given.get("offset", 0)
     module(x, offset, positions=given.get("positions"))  # raises the module's own errors
     length = range(x.shape[-2])
