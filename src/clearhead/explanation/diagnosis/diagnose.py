@@ -116,10 +116,10 @@ def diagnose(
     if isinstance(query, Diagnosable) and not isinstance(query, type) and not positional and not given:
         return query.diagnose()
     if keywords or inputs or key is None or value is None:
+        got = ", ".join([*(type(one).__name__ for one in (query, *positional)), *(f"{name}=" for name in given)])
         raise ClearheadError(
             f"diagnose takes query, key and value, and by name {', '.join(every)}; a module and its inputs; or an "
-            f"AttentionCall, a Recording or a Monitor alone. Got a {type(query).__name__} and {len(positional)} more"
-            f"{''.join(f', {name}=' for name in given)}."
+            f"AttentionCall, a Recording or a Monitor alone. Got {got}."
         )
     options["mask"], options["bias"] = apply_valid_lens(mask, valid_lens, bias)
     return diagnosis_of([case_of(Arguments(query, key, value, **options))])
