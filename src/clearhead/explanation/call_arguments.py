@@ -48,6 +48,7 @@ def bind_attention(who: str, inputs: tuple[Any, ...], options: dict[str, Any]) -
     is_numpy(**sides)
     given["mask"], given["bias"] = apply_valid_lens(given.get("mask"), given.pop("valid_lens", None), given.get("bias"))
     layout = given.pop("layout", "BHLD")
-    if not is_arranged(given["query"], given["key"], layout):
-        given |= zip(ARRANGED, arrange(*map(given.get, ARRANGED), layout), strict=False)
+    query, key, value, mask, bias, align = map(given.get, ARRANGED)
+    if not is_arranged(query, key, layout):
+        given |= zip(ARRANGED, arrange(query, key, value, mask, bias, align, layout), strict=False)
     return Arguments(**given), tuple(sides.values())

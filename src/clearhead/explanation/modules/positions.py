@@ -54,7 +54,7 @@ def explain_positions(module: Positional, given: dict[str, Any], asked: Asked) -
         every = every.repeat_interleave(batch // len(every), 0)[:, None]
     positions = every[..., list(places)]
     if isinstance(module, RotaryEmbedding):
-        steps = rotary_steps(module, "result", source, positions, every)
+        steps = rotary_steps(module, "result", source, positions, every, "result")
     else:
         axes = ("B", "H", "L") if positions.ndim > 1 else ("L",)
         if isinstance(module, SinusoidalPositionalEncoding):

@@ -78,32 +78,27 @@ def last_projection(origin: Origin, output: Step, heads: Tensor, shown: Shown) -
     title = "Heads together, and the last projection"
     after = sorted(origin.ran[origin.before :], key=lambda one: one.inner)
     ran = next((one for one in after if _of_heads(one, heads, shown)), None)
-    writer = origin.writer
+    found = ran or origin.writer
+    if found is None:
+        said = (
+            "No last projection was found: no linear layer whose input was the outputs of all heads side by side ran "
+            "after attention, in this module or around it."
+        )
+        return Part(title, (), said)
     if ran is not None and ran.inner:
         said = (
             f"The layer {ran.name} was given the outputs of all heads side by side. The module around it, as of an "
             "adapter, may do more with them, so the module's result is not shown."
         )
         return Part(title, (), said)
-    if ran is not None:
-        name, said, stands = ran.name, f"The module's layer {ran.name}.", _gives(ran, shown, heads)
-        layer = ran.layer if stands else None
-    elif writer is not None:
-        name, said = writer.name, f"The layer {writer.name} of another module."
-        stands = writer.versions.written() is None
-        layer = writer.layer if stands else None
-    else:
-        said = (
-            "No last projection was found: no linear layer whose input was the outputs of all heads side by side ran "
-            "after attention, in this module or around it."
-        )
-        return Part(title, (), said)
+    layer = found.layer if (found.stands if ran is None else _gives(ran, shown, heads)) else None
     if not isinstance(layer, Linear):
         said = (
-            f"The input of the layer {name} was the outputs of all heads side by side. Its result is not that of "
+            f"The input of the layer {found.name} was the outputs of all heads side by side. Its result is not that of "
             "its weights and its bias: the layer computes something else, or these were changed or freed since."
         )
         return Part(title, (), said)
+    said = f"The layer {found.name} of another module." if ran is None else f"The module's layer {ran.name}."
     steps = joined_steps(layer, output, heads, shown)
     if layer.weight.numel() > LISTED:
         steps = [step for step in steps if step.name not in ("W_output", "b_output")]
