@@ -21,14 +21,14 @@ from clearhead.base.shapes import AlignLike
 from clearhead.base.tensor_kind import is_readable
 from clearhead.base.words import TokensLike
 from clearhead.explanation.call_arguments import AttentionOptions, bind_attention
-from clearhead.explanation.explanation import Explanation, shown_as
+from clearhead.explanation.explanation import Explanation, Part, shown_as
 from clearhead.explanation.gradients import leaves, with_gradients
 from clearhead.explanation.inputs import drawn
 from clearhead.explanation.modules.captured import as_ours, bind_module, capture_call
 from clearhead.explanation.modules.multi_head import explain_multi_head
 from clearhead.explanation.modules.positions import Positional, explain_positions
-from clearhead.explanation.of_problem import explain_problem, explain_softmax
-from clearhead.explanation.shown import Asked
+from clearhead.explanation.of_problem import attention_parts, explain_softmax, input_steps, lead_axes
+from clearhead.explanation.shown import Asked, choose, settle
 from clearhead.inspection.matrix import Index
 from clearhead.masks.base import Mask, MaskLike
 from clearhead.nn._record import RecordingModule
@@ -145,16 +145,13 @@ def explain(
     numpy = isinstance(first, np.ndarray | list | tuple)
     if gradients is None or gradients is False:
         with torch.no_grad():
-            return shown_as(lambda: replace(_explained(inputs, options, asked), numpy=numpy), title, digits)
-    with torch.inference_mode(False), torch.enable_grad():
-        given = leaves([*inputs, *options.values()])
-        options = dict(zip(options, given[len(inputs) :], strict=True))
-
-        def followed() -> Explanation:
-            found = with_gradients(_explained(tuple(given[: len(inputs)]), options, asked), gradients)
-            return replace(found, numpy=numpy)
-
-        return shown_as(followed, title, digits)
+            found = shown_as(lambda: _explained(inputs, options, asked), title, digits)
+    else:
+        with torch.inference_mode(False), torch.enable_grad():
+            given = leaves([*inputs, *options.values()])
+            inputs, options = tuple(given[: len(inputs)]), dict(zip(options, given[len(inputs) :], strict=True))
+            found = shown_as(lambda: with_gradients(_explained(inputs, options, asked), gradients), title, digits)
+    return replace(found, numpy=numpy)
 
 
 def _explained(inputs: tuple[Any, ...], options: dict[str, Any], at: Asked) -> Explanation:
@@ -205,8 +202,6 @@ def _of_scores(scores: Any, first: Any, second: Any, align: Any, at: Asked) -> E
     """The steps of the softmax of scores. `first`, `second`: each a mask or lengths, as `masked_softmax` takes them."""
     tensor = to_tensor_float(listed_scores(scores), "scores")
     check_float(tensor, "scores")
-    if not tensor.ndim:
-        raise ClearheadError("scores is one number; expected (..., Lq, Lk), or (Lk,) for one query.")
     _check_numbers(tensor)
     rows = tensor if tensor.ndim > 1 else tensor[None]
     masks = [softmax_mask(given, tensor, rows, -1) for given in (first, second) if given is not None]
@@ -224,7 +219,11 @@ def _of_arguments(call: Arguments, at: Asked) -> Explanation:
     plain = type(score) is Dot and str(score) == "Dot()"
     title = f"{'Scaled dot-product attention' if plain else f'Attention by {score}'}, step by step"
     with without_autocast(problem.sizes.device):
-        return explain_problem(problem, call.mask, at, drawn=drawn(shapes, problem.sizes), title=title)
+        shown = choose(at, problem.sizes)
+        inputs = input_steps(problem, shown)
+        parts, weights, keep = attention_parts(problem, call.mask, shown, inputs)
+        first = Part("Inputs", tuple(inputs), drawn(shapes, problem.sizes), lead_axes(shown))
+        return Explanation(title, (first, *parts), settle(shown, weights, keep))
 
 
 def _check_numbers(tensor: Tensor) -> None:

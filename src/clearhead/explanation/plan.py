@@ -58,6 +58,6 @@ def plan(*inputs: Any, **options: Any) -> Plan:
     Raises the errors of `attention`, and a `ClearheadError` for another module.
     """
     if inputs and isinstance(inputs[0], nn.Module):
-        call = reach_call("plan", inputs[0], inputs[1:], options).call
+        call, *_ = reach_call("plan", inputs[0], inputs[1:], options)
         return planned(call, (call.query, call.key, call.value))
     return planned(*bind_attention("plan", inputs, options))

@@ -38,7 +38,6 @@ def case_of(call: AttentionCall, label: str = "") -> Case:
         problem=apart,
         inputs=inputs,
         added=added,
-        as_mask=frozenset({"attn_mask"} & added.keys()),
         mask=call.mask,
         blind=blind,
         words=call.padding or ALL_WORDS,

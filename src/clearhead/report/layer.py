@@ -26,13 +26,9 @@ class Tiles(NamedTuple):
     places: Array
     tiles: Array
 
-    @property
-    def side(self) -> int:
-        return int(self.tiles.shape[-1])
-
     def rows(self, first: int, last: int, keys: int) -> Array:
         """The rows of the matrix from `first` up to `last`, (last − first, keys)."""
-        side = self.side
+        side = self.tiles.shape[-1]
         bands = self.places[first // side : -(-last // side)]
         found = np.where((bands < 0)[..., None, None], np.zeros_like(self.tiles[:1]), self.tiles[bands])
         matrix = found.swapaxes(1, 2).reshape(len(bands) * side, -1)

@@ -66,8 +66,6 @@ NO_PLACES = ("number", "sink", "rows", "columns", "perRow", "perColumn", "side",
 
 Positions = tuple[Sequence[int], Sequence[int]]
 
-STRICT = '"use strict";'  # the scripts that stand first in a program
-
 
 class Page:
     """A page that is made a layer at a time. Added layers are kept compressed in a temporary file."""
@@ -146,10 +144,6 @@ class Page:
             },
         )
 
-    def size(self) -> int:
-        """The bytes of the file."""
-        return sum(len(part.encode("utf-8", "replace")) for part in self.parts())
-
     def write(self, path: Any) -> Path:
         """Write the file. An existing file stays unchanged until all is written."""
         return write_parts(path, self.parts())
@@ -193,7 +187,7 @@ class Page:
 def program_with_markup(name: str) -> str:
     """A program that shows a report, after the content of a report's element, `MARKUP`."""
     text = filled(source(__package__, "report.html"), {"style": style("report"), "heads": heads_pane()})
-    return "\n".join([STRICT, f"const MARKUP = {json.dumps(text)};", program(name)])
+    return "\n".join(['"use strict";', f"const MARKUP = {json.dumps(text)};", program(name)])
 
 
 def heads_pane() -> str:

@@ -47,39 +47,28 @@ def with_steps(layer: Layer) -> Layer:
     """
     if layer.scores is not None:
         return layer
-    masked = bool((layer.start > 0).any() or (layer.stop < layer.key.shape[1]).any() or _holes(layer))
+    numbers = [] if layer.bias is None else layer.bias.numbers
+    holes = bool(layer.holes) or any(np.isneginf(array).any() for array in numbers)
+    biased = any((np.isfinite(array) & (array != 0)).any() for array in numbers)
+    masked = holes or bool((layer.start > 0).any() or (layer.stop < layer.key.shape[1]).any())
     blind = bool(np.isneginf(layer.logsumexp).any() or (layer.stop <= layer.start).any())
-    return replace(layer, steps=_steps(layer, masked, False), blind_steps=_steps(layer, True, True) if blind else ())
+    blind_steps = _steps(layer, True, True, biased) if blind else ()
+    return replace(layer, steps=_steps(layer, masked, False, biased), blind_steps=blind_steps)
 
 
-def _steps(layer: Layer, masked: bool, blind: bool) -> tuple[dict[str, Any], ...]:
+def _steps(layer: Layer, masked: bool, blind: bool, biased: bool) -> tuple[dict[str, Any], ...]:
     """The steps of an explanation of two keys with the parts of the layer. No step depends on the number of keys."""
     keep = torch.tensor([[not blind, not masked]], device="cpu")
     mask = DenseMask(keep) if masked else None
     key = torch.zeros(1, 1, 2, layer.query.shape[-1], dtype=torch.float32, device="cpu")
     query = key[:, :, :1]
     score = Dot() if layer.phi == "mul" and layer.weight is None else ScoreOfTerms(layer.phi, layer.weight is not None)
-    problem = make_problem(
-        query,
-        key,
-        key,
-        score=score,
-        mask=mask,
-        bias=torch.zeros_like(keep, dtype=torch.float32) if _has_bias(layer) else None,
-        sinks=None if layer.sinks is None else query[0, :, 0, 0],
-    )
+    bias = torch.zeros_like(keep, dtype=torch.float32) if biased else None
+    sinks = None if layer.sinks is None else query[0, :, 0, 0]
+    problem = make_problem(query, key, key, score=score, mask=mask, bias=bias, sinks=sinks)
     problem = problem._replace(scores=ByTile(score, query, key, layer.scale, layer.softcap), value=None)
     shown = choose(None, problem.sizes)
     given = input_steps(problem, shown)
     parts, _, _ = attention_parts(problem, mask, shown, given)
     steps = given + [step for part in parts for step in part.steps if not step.aside]
     return tuple({"name": step.name, "formula": step.formula, "tree": step.tree} for step in steps)
-
-
-def _has_bias(layer: Layer) -> bool:
-    """Whether the bias has numbers other than 0 and −∞, which hides a pair."""
-    return layer.bias is not None and any((np.isfinite(a) & (a != 0)).any() for a in layer.bias.numbers)
-
-
-def _holes(layer: Layer) -> bool:
-    return bool(layer.holes) or (layer.bias is not None and any(np.isneginf(a).any() for a in layer.bias.numbers))

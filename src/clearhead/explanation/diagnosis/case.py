@@ -83,14 +83,14 @@ class Case:
     `problem`: its normal form, detached, without a value. `inputs`: query, key, and the value where it is known, as
     given, (B, H, L, E). `memory`: the shape of the tensor that an input is a view of, where both have the same order in
     memory. `length_first`: the inputs (L, B, E) of a module that takes the length first. `added`: float tensors that
-    were added to the scores, by the caller's names; `as_mask`: the names of those that were given as a mask. `mask`:
-    the mask that `problem.visible` came from. `blind`, bool (B or 1, H or 1, Lq or 1): queries that have a finite fill
-    at every key, which has no effect on their weights. `words`: the positions that are not padding, where they are
-    known. `output`: the output, where it was kept; `factor` (B, H, Lq): the number by which an edit multiplied each row
-    of its weights after the softmax. `unaligned`: whether a mask or bias needs positions and no alignment was given.
-    `parameters`: those of the score, or of the module that was called, by name; `factors`: the names of those that
-    multiply or are multiplied, in which −∞ is never right; `given_finite`: whether all that the call or this module was
-    given is finite. `where`: the place of the call, for its findings.
+    were added to the scores, by the caller's names. `mask`: the mask that `problem.visible` came from. `blind`, bool
+    (B or 1, H or 1, Lq or 1): queries that have a finite fill at every key, which has no effect on their weights.
+    `words`: the positions that are not padding, where they are known. `output`: the output, where it was kept; `factor`
+    (B, H, Lq): the number by which an edit multiplied each row of its weights after the softmax. `unaligned`: whether a
+    mask or bias needs positions and no alignment was given. `parameters`: those of the score, or of the module that was
+    called, by name; `factors`: the names of those that multiply or are multiplied, in which −∞ is never right;
+    `given_finite`: whether all that the call or this module was given is finite. `where`: the place of the call, for
+    its findings.
     """
 
     problem: Problem
@@ -98,7 +98,6 @@ class Case:
     memory: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     length_first: Mapping[str, Tensor] = field(default_factory=dict)
     added: Mapping[str, Tensor] = field(default_factory=dict)
-    as_mask: frozenset[str] = frozenset()
     mask: Mask | None = None
     blind: Tensor | None = None
     words: Words = ALL_WORDS
@@ -114,6 +113,11 @@ class Case:
     def shape(self) -> tuple[int, int, int, int]:
         """(B, H, Lq, Lk)."""
         return self.problem.sizes.shape
+
+    @property
+    def as_mask(self) -> list[str]:
+        """The names of what was added to the scores and was given as a mask."""
+        return [name for name in self.added if name in ("mask", "attn_mask")]
 
     @cached_property
     def broken(self) -> dict[str, Tensor]:
@@ -216,13 +220,8 @@ class Case:
 
 def first_place(which: Tensor) -> dict[str, int]:
     """The first True of a (B, H, L) tensor, in words for `Finding.where`."""
-    place = int(which.flatten().to(torch.uint8).argmax())
-    sequence, rest = divmod(place, which.shape[1] * which.shape[2])
-    head, position = divmod(rest, which.shape[2])
-    found = {"sequence": sequence, "head": head, "query": position}
-    return {
-        name: at for (name, at), size in zip(found.items(), which.shape, strict=True) if size > 1 or name == "query"
-    }
+    places = zip(("sequence", "head", "query"), which.nonzero()[0].tolist(), which.shape, strict=True)
+    return {name: place for name, place, size in places if size > 1 or name == "query"}
 
 
 def by_head(values: Tensor, counted: Tensor) -> Tensor:

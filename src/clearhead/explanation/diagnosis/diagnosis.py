@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any, Literal, NamedTuple, overload
 
 from clearhead.base.text import escaped, printable
@@ -47,8 +47,7 @@ class Finding:
 
     def to_dict(self) -> dict[str, object]:
         """The finding as plain values, which JSON can hold."""
-        same = {"name": self.name, "severity": self.severity, "evidence": self.evidence, "remedy": self.remedy}
-        return same | {"where": dict(self.where)}
+        return asdict(self)
 
 
 def _value(value: Any) -> str:

@@ -33,7 +33,6 @@ def case_of(call: Arguments, bias_name: str = "bias") -> Case:
     memory = _memory(call)
     call = Arguments(*map(_detached, call))._replace(dropout_p=0.0)  # dropout would draw a seed
     added = _floats(call, bias_name)
-    as_mask = frozenset(name for name in added if name != "bias")
     refused = "mask" in added and only_zeros_and_ones(added["mask"])
     if refused:
         call = call._replace(mask=None)
@@ -60,7 +59,6 @@ def case_of(call: Arguments, bias_name: str = "bias") -> Case:
         inputs=inputs,
         memory=memory,
         added=added,
-        as_mask=as_mask,
         mask=call.mask if isinstance(call.mask, Mask) else None,
         blind=blind,
         unaligned=bool(likely),

@@ -16,6 +16,7 @@ from clearhead._attention import Arguments, Attended
 from clearhead.base.contexts import without_autocast
 from clearhead.base.errors import ClearheadError, UnsupportedError
 from clearhead.base.keyword_hints import raise_unknown_keywords
+from clearhead.base.torch_private import has_hooks
 from clearhead.engines.choose import choose
 from clearhead.engines.operation import run
 from clearhead.nn._record import RecordingModule
@@ -23,12 +24,6 @@ from clearhead.nn.key_value_cache import KeyValueCache
 from clearhead.nn.prepared_keys import PreparedKeys
 from clearhead.nn.torch_multihead_attention import TorchMultiheadAttention
 from clearhead.problem.problem import Problem
-
-OF_A_MODEL = {
-    "diagnose": "For a model, record its calls: with ch.watch(model) as seen: model(...); then seen.diagnose().",
-    "plan": "For a model, record its calls: with ch.watch(model, values=True) as seen: model(...); then for one of "
-    "them ch.plan(call.query, call.key, call.value, mask=call.mask).",
-}
 
 
 def bind_module(who: str, module: nn.Module, inputs: tuple[Any, ...], keywords: Mapping[str, Any]) -> BoundArguments:
@@ -50,17 +45,15 @@ def bind_module(who: str, module: nn.Module, inputs: tuple[Any, ...], keywords: 
         ) from None
 
 
-def check_forward(module: nn.Module, *known: type[nn.Module]) -> None:
-    """Raise where a module's forward() is not that of one of these classes."""
-    if "forward" in vars(module) or type(module).forward not in [kind.forward for kind in known]:
-        raise changed(module)
-
-
-def changed(module: nn.Module) -> UnsupportedError:
-    return UnsupportedError(
-        f"explain() shows multi-head attention from its layers' weights, and this {type(module).__name__} computes "
-        "something else: it has a forward() or hooks of its own. Explain one recorded call instead: ch.watch(module)."
-    )
+def check_forward(module: nn.Module, *known: type[nn.Module], hooks: bool = True) -> None:
+    """Raise where a module's forward() is not that of one of these classes; `hooks`: whether it may have hooks."""
+    own = "forward" in vars(module) or type(module).forward not in [kind.forward for kind in known]
+    if own or (not hooks and has_hooks(module)):
+        raise UnsupportedError(
+            "explain() shows multi-head attention from its layers' weights, and this "
+            f"{type(module).__name__} computes something else: it has a forward() or hooks of its own. Explain one "
+            "recorded call instead: ch.watch(module)."
+        )
 
 
 def as_ours(module: RecordingModule | nn.MultiheadAttention) -> RecordingModule:
@@ -96,28 +89,23 @@ def capture_call(module: RecordingModule, given: BoundArguments) -> Captured:
     return found[0]
 
 
-class Reached(NamedTuple):
-    """The call of attention that a module would make, the module as one of clearhead's, and the arguments of its call
-    by their names."""
-
-    call: Arguments
-    module: RecordingModule
-    given: dict[str, Any]
-
-
 class _Stopped(Exception):
     """Raised in place of a module's attention."""
 
 
-def reach_call(who: str, module: nn.Module, inputs: tuple[Any, ...], keywords: dict[str, Any]) -> Reached:
+def reach_call(
+    who: str, module: nn.Module, inputs: tuple[Any, ...], keywords: dict[str, Any]
+) -> tuple[Arguments, RecordingModule, dict[str, Any]]:
     """Run a copy of the module, which shares its parameters, no further than to its attention.
 
-    `who`: the function that was given the module, for errors.
+    `who`: the function that was given the module, for errors. Returns the call of attention, the module as one of
+    clearhead's, and the arguments of its call by their names.
     """
     if not isinstance(module, RecordingModule | nn.MultiheadAttention):
         raise ClearheadError(
             f"{who} knows the attention modules of clearhead.nn and torch.nn.MultiheadAttention; got a "
-            f"{type(module).__name__}. {OF_A_MODEL[who]}"
+            f"{type(module).__name__}. For a model, record its calls: with ch.watch(model, values=True) as seen: "
+            "model(...); then seen.diagnose(), or ch.plan(call.query, call.key, call.value, mask=call.mask) of a call."
         )
     given = bind_module(who, module, inputs, keywords)
     module = as_ours(module)
@@ -130,7 +118,7 @@ def reach_call(who: str, module: nn.Module, inputs: tuple[Any, ...], keywords: d
     twin = _make_twin(module, stop)
     with suppress(_Stopped), torch.no_grad():
         _call(twin, module, twin, given)
-    return Reached(found[0], module, given.arguments)
+    return found[0], module, given.arguments
 
 
 def _make_twin(module: RecordingModule, attend: Callable[..., Any]) -> RecordingModule:

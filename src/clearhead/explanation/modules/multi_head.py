@@ -12,10 +12,9 @@ from torch import Tensor, nn
 from clearhead.base.arrays import accumulated
 from clearhead.base.contexts import without_autocast
 from clearhead.base.steps import Step
-from clearhead.base.torch_private import has_hooks
 from clearhead.explanation.explanation import Explanation, Part
 from clearhead.explanation.inputs import drawn
-from clearhead.explanation.modules.captured import Captured, capture_call, changed, check_forward
+from clearhead.explanation.modules.captured import Captured, capture_call, check_forward
 from clearhead.explanation.modules.projection import Linear, joined_steps, projection_steps, split
 from clearhead.explanation.modules.sides import Side, gate_steps, side_steps, stages
 from clearhead.explanation.of_problem import attention_parts, input_steps
@@ -39,9 +38,7 @@ def layers_of(module: Module) -> dict[str, Linear]:
         return dict(zip(SIDES, sides, strict=True)) | {"output": Linear(module.out_proj.weight, module.out_proj.bias)}
     layers = {"query": module.W_q, "key": module.W_k, "value": module.W_v, "output": module.W_o}
     for layer in (*layers.values(), *([module.W_g] if module.W_g is not None else [])):
-        check_forward(layer, nn.Linear)
-        if has_hooks(layer):
-            raise changed(layer)
+        check_forward(layer, nn.Linear, hooks=False)
     return {name: Linear(layer.weight, layer.bias) for name, layer in layers.items()}
 
 
@@ -140,7 +137,9 @@ def _projected(
         length = sizes.queries if name == "query" else sizes.keys
         source = sources.get(name)
         if source is None or (name != "query" and source.value.shape[-2] != length):
-            steps.append(_given(name, found, shown))
+            given = next(step for step in input_steps(found.problem, shown) if step.name == name)
+            why = "Computed before this call, and kept in the cache or by prepare(). "
+            steps.append(given.but(why=f"{why}Each new {name} of this call stands last."))
             continue
         each = shown.heads if name == "query" else [h // group for h in shown.heads]
         heads = list(dict.fromkeys(each))  # query heads that share a key head share its rows of the layer too
@@ -173,12 +172,4 @@ def _side(
     else:
         places = validate_key_positions(positions, of_keys, bound["query"], x, module.rotary)
     rows = list(shown.queries) if name == "query" else list(range(unnormed.shape[2]))
-    last = next(step for step in input_steps(found.problem, shown) if step.name == name).value
-    return Side(name, heads, rows, list(shown.batches), unnormed, past, places, last)
-
-
-def _given(name: str, found: Captured, shown: Shown) -> Step:
-    """Keys or values that were projected before this call."""
-    steps = {step.name: step for step in input_steps(found.problem, shown)}
-    why = f"Computed before this call, and kept in the cache or by prepare(). Each new {name} of this call stands last."
-    return steps[name].but(why=why)
+    return Side(name, heads, rows, list(shown.batches), unnormed, past, places)

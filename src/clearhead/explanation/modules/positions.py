@@ -38,9 +38,8 @@ def explain_positions(module: Positional, given: dict[str, Any], asked: Asked) -
     if 0 in x.shape[:-1]:
         raise ClearheadError(f"there is nothing to explain: x is {tuple(x.shape)}, without a position.")
     four = x.reshape(-1, *x.shape[-3:]) if x.ndim > 3 else x.reshape(-1, 1, *x.shape[-2:])
-    left_out: tuple[str, ...] = ()
-    if at is None and len(length) > QUERIES:
-        left_out = (f"{len(length)} positions: the first {QUERIES} are shown",)
+    some = at is None and len(length) > QUERIES
+    left_out = (f"{len(length)} positions: the first {QUERIES} are shown",) if some else ()
     batch, heads = four.shape[:2]
     words, _ = asked.words(len(length), len(length), tuple(range(batch)))
     sizes = Sizes(batch, heads, len(length), len(length), leading=x.shape[:-2])

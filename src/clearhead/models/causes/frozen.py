@@ -16,9 +16,8 @@ from clearhead.base.errors import UnsupportedError
 from clearhead.base.managers import Delayed
 from clearhead.base.torch_private import parts_of, tree_map_only
 from clearhead.explanation.modules.origin.called import CalledLayer
-from clearhead.explanation.modules.origin.find import near
+from clearhead.explanation.modules.origin.find import given_heads, near
 from clearhead.explanation.modules.origin.ran import kind_of, layer_of
-from clearhead.explanation.modules.origin.written import given_heads
 from clearhead.explanation.modules.projection import Linear, Norm
 from clearhead.models.causes.metrics import at_position
 from clearhead.models.checks import run

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from clearhead.base.positions import query_offset
 from clearhead.explanation.diagnosis.case import Case, Check, Findings, sees_neighbours
+from clearhead.masks.base import Spans
 
 LEAST = 3  # queries: a mask of fewer has no shape to judge by
 LEAST_HOLE = 8  # queries: a few of them may skip themselves by chance
@@ -37,9 +38,13 @@ class OppositeMask(Check):
     looks_for = "a mask of the opposite polarity"
 
     def find(self, case: Case) -> Findings:
-        if case.problem.spans is None:
+        spans = case.problem.spans
+        if spans is None:
             return
-        told = _turned_over(case) or _padding_by_position(case) or _padding_by_content(case)
+        told = _turned_over(case)
+        alike = spans.plain and all(bool((edge == edge[..., :1]).all()) for edge in (spans.start, spans.stop))
+        if told is None and alike:  # all queries see the same keys
+            told = _padding_by_position(case, spans) or _padding_by_content(case)
         if told is not None:
             certain, evidence, remedy = told
             yield self.finding("error" if certain else "warning", f"In {case.shape}, {evidence}", remedy)
@@ -79,17 +84,8 @@ def _turned_over(case: Case) -> Told | None:
     return False, evidence, TURN
 
 
-def _same_for_all_queries(case: Case) -> bool:
-    spans = case.problem.spans
-    assert spans is not None
-    return spans.plain and all(bool((edge == edge[..., :1]).all()) for edge in (spans.start, spans.stop))
-
-
-def _padding_by_position(case: Case) -> Told | None:
-    spans, batch = case.problem.spans, case.shape[0]
-    assert spans is not None
-    if batch < 2 or not _same_for_all_queries(case):
-        return None
+def _padding_by_position(case: Case, spans: Spans) -> Told | None:
+    batch = case.shape[0]
     start, stop = (edge[:, :1, :1].expand(batch, -1, -1).flatten() for edge in (spans.start, spans.stop))
     nothing = stop <= start
     last = (start > 0) & (stop == case.shape[3])
@@ -103,8 +99,6 @@ def _padding_by_position(case: Case) -> Told | None:
 
 
 def _padding_by_content(case: Case) -> Told | None:
-    if not _same_for_all_queries(case):
-        return None
     batch, _, _, keys = case.shape
     visible = case.seen[0].any(1)
     key = case.inputs["key"].transpose(1, 2).flatten(2)

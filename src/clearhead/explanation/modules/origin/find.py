@@ -1,4 +1,4 @@
-"""Which of the layers that ran made a recorded query, key or value."""
+"""Which of the layers that ran made a recorded query, key or value, and which was given the outputs of the heads."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from torch import Tensor
 
 from clearhead.base.arrays import accumulated
 from clearhead.base.steps import Step
-from clearhead.explanation.modules.origin.chain import AXES, Chain, Places, Turn, taken, turns
+from clearhead.base.tensor_kind import has_own_dispatch, is_freed, is_readable
+from clearhead.explanation.modules.origin.chain import AXES, Chain, Places, Turn, doubt, taken, turns
 from clearhead.explanation.modules.origin.ran import Origin, Ran
 from clearhead.explanation.modules.projection import Linear, Norm
 
@@ -76,6 +77,7 @@ def _rows(side: str, out: int, heads: int, key_heads: int, width: int) -> Iterat
 
 Pair = tuple[int, int, float | None]
 PROBES = 6  # positions at which a candidate is compared
+ROWS = 64  # numbers of a layer's result that are compared
 
 
 def find(name: str, given: Tensor, origin: Origin, places: Places, heads: tuple[int, int]) -> Chain | None:
@@ -85,8 +87,7 @@ def find(name: str, given: Tensor, origin: Origin, places: Places, heads: tuple[
     few positions, and compared. A factor is the last resort, since a norm of a single vector is a factor too.
     """
     length = given.shape[2]
-    few = sorted({n * (length - 1) // (PROBES - 1) for n in range(PROBES)})
-    places = places._replace(positions=few)
+    places = places._replace(positions=_few(length, PROBES))
     wanted = recorded(given, places)
     scaled = None
     sources = list(_sources(name, given, origin, places))
@@ -224,8 +225,7 @@ def frequencies(origin: Origin, query: Tensor, key: Tensor, sequence: int) -> tu
         find(name, given, origin, Places([sequence], [0], list(range(given.shape[2]))), heads)
         for name, given in (("query", query), ("key", key))
     ]
-    turns = [None if chain is None else chain.turn for chain in found]
-    first, second = turns
+    first, second = (None if chain is None else chain.turn for chain in found)
     if first is None or second is None or (first.dim, first.interleaved) != (second.dim, second.interleaved):
         return ()
     half = first.dim // 2
@@ -243,3 +243,42 @@ def _period(turn: Turn, sequence: int, entry: int) -> float | None:
         return None
     speed = abs(float(steps.mean()))
     return None if speed == 0 else 2 * math.pi / speed
+
+
+def given_heads(x: Tensor, heads: Tensor) -> bool:
+    """Whether a layer with this input was given the outputs of all heads, (B, H, Lq, Ev), side by side."""
+    joined, given = heads.shape[1] * heads.shape[3], batched(x, heads)
+    if given is None or given.shape[-1] != joined:
+        return False
+    return near(given.detach(), heads.transpose(1, 2).flatten(2).to(given), heads.dtype)
+
+
+def gives(layer: Linear, x: Tensor, result: Tensor, dtype: torch.dtype) -> bool:
+    """Whether the layer's result (B, L, out) is that of its weights and bias on x, (B, L, in)."""
+    x = x.to(accumulated(dtype))
+    layer = layer.to(x)
+    made = torch.nn.functional.linear(x, layer.weight, layer.bias)
+    return made.shape == result.shape and near(made, result.to(made), dtype, doubt(layer, x, 1).squeeze(2))
+
+
+def writes(ran: Ran, result: Tensor, heads: Tensor) -> bool:
+    """Whether a layer that has just run was given these heads, and gave what its weights make of them. The latter
+    is tried at a few positions, for some numbers of the result; for a layer that is called, when it is read."""
+    layer = ran.source
+    if ran.kind is not Linear or not is_readable(ran.x) or has_own_dispatch(ran.x):
+        return False
+    if not isinstance(layer, Linear):
+        return given_heads(ran.x, heads)
+    if is_freed(layer.weight) or not given_heads(ran.x, heads):
+        return False
+    x, wanted = batched(ran.x, heads), batched(result.detach(), heads)
+    if x is None or wanted is None:
+        return False
+    places, rows = (_few(n, most) for n, most in ((x.shape[1], PROBES), (layer.weight.shape[0], ROWS)))
+    some = layer.rows(torch.tensor(rows, device=layer.weight.device))
+    return gives(some, taken(x, 1, places), taken(taken(wanted, 1, places), 2, rows), heads.dtype)
+
+
+def _few(count: int, most: int) -> list[int]:
+    """At most so many of the numbers below `count`, evenly spaced, the first and the last among them."""
+    return sorted({n * (count - 1) // (most - 1) for n in range(most)}) if count else []

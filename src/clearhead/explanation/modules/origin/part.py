@@ -11,9 +11,8 @@ from torch import Tensor
 from clearhead.base.steps import Step, number
 from clearhead.explanation.explanation import Part
 from clearhead.explanation.modules.origin.chain import AXES, Chain, Places, taken
-from clearhead.explanation.modules.origin.find import batched, find, input_step, near
+from clearhead.explanation.modules.origin.find import batched, find, given_heads, gives, input_step, near
 from clearhead.explanation.modules.origin.ran import Origin, Ran
-from clearhead.explanation.modules.origin.written import given_heads, gives
 from clearhead.explanation.modules.projection import Linear, joined_steps
 from clearhead.explanation.shown import Shown
 
@@ -55,7 +54,9 @@ def from_input(origin: Origin, tensors: Mapping[str, Tensor], given: list[Step],
                 made[step.name] = steps
             else:
                 missing.append(f"The {step.name}: {chain.ran.name} makes it at some positions, and not at others.")
-    listed = _count([sources[name] for name in made], [step for steps in made.values() for step in steps]) <= LISTED
+    inputs = {id(sources[name].value): sources[name].value.numel() for name in made}
+    weights = [step.value.numel() for steps in made.values() for step in steps if "in" in step.axes]
+    listed = sum(inputs.values()) + sum(weights) <= LISTED
     steps = list({sources[name].name: sources[name] for name in made}.values()) if listed else []
     for step in given:
         if step.name in made:
@@ -124,12 +125,6 @@ def _gives(ran: Ran, shown: Shown, heads: Tensor) -> bool:
     assert isinstance(layer, Linear)
     x, result = (taken(taken(t, 0, list(shown.batches)), 1, list(shown.queries)) for t in (found, wanted))
     return gives(layer, x, result, heads.dtype)
-
-
-def _count(sources: list[Step], steps: list[Step]) -> int:
-    """How many numbers the inputs and weights hold."""
-    inputs = {id(step.value): step.value.numel() for step in sources}
-    return sum(inputs.values()) + sum(step.value.numel() for step in steps if "in" in step.axes)
 
 
 def _places(name: str, shown: Shown, heads: tuple[int, int]) -> Places:

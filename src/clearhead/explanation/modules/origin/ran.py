@@ -172,9 +172,8 @@ def noted(
 
 def _is_comparable(tensor: Tensor) -> bool:
     """Whether the vectors of a tensor (..., width) can be read and compared here."""
-    if tensor.is_nested or tensor.layout is not torch.strided or not is_readable(tensor):
-        return False
-    if tensor.ndim < 2 or not tensor.numel() or not tensor.is_floating_point():
+    plain = not tensor.is_nested and tensor.layout is torch.strided and is_readable(tensor)
+    if not plain or tensor.ndim < 2 or not tensor.numel() or not tensor.is_floating_point():
         return False
     # operations on a result of tensor parallelism, which may be on its way still, give plain numbers
     return not has_own_dispatch(tensor) or not has_own_dispatch(tensor[:1].clone())
