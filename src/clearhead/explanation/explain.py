@@ -166,8 +166,6 @@ def _explained(inputs: tuple[Any, ...], options: dict[str, Any], at: Asked) -> E
     if len(inputs) == 1 and not options.keys() & {"query", "key", "value"}:
         return _of_own_scores(inputs[0], at, **options)
     call, _ = bind_attention("explain", inputs, options)
-    if call.engine is not None:
-        raise ClearheadError("explain() runs the steps of the engine 'tiled' itself: leave engine= out.")
     return _of_arguments(call, at)
 
 

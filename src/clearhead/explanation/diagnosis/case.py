@@ -194,18 +194,22 @@ class Case:
         visible = (self.extent if step == 1 else extent(part)).allowed.expand(shape)
         return OfQueries(range(queries)[some], entropy, best, weights, keys, sink, visible, counted)
 
+    @property
+    def few_queries(self) -> slice:
+        """At most `ROWS` evenly spaced queries, with at most `NUMBERS` scores in a sequence."""
+        _, heads, queries, keys = self.shape
+        rows = max(1, min(ROWS, NUMBERS // max(1, heads * keys * width(self.problem))))
+        return slice(0, queries, math.ceil(queries / rows))
+
     @cached_property
     def spread(self) -> Tensor:
         """The standard deviation of the scores of a query over the keys it may see, before any bias, (B, H, n).
 
-        For at most `ROWS` evenly spaced queries. NaN for a query that sees fewer than four keys, is padding, or is not
+        For `few_queries`. NaN for a query that sees fewer than four keys, is padding, or is not
         finite.
         """
-        batch, heads, queries, keys = self.shape
-        rows = max(1, min(ROWS, NUMBERS // max(1, heads * keys * width(self.problem))))
-        some = slice(0, queries, math.ceil(queries / rows))
-        found = []
-        for sequence in range(batch):
+        some, found = self.few_queries, []
+        for sequence in range(self.shape[0]):
             part = guard(cut(self.problem, Region(batch=slice(sequence, sequence + 1), queries=some)))
             raw, finished = tiles.raw_scores(part).double(), tiles.scores(part)
             hidden = finished == -torch.inf

@@ -6,10 +6,10 @@ import torch
 from torch import Tensor
 
 from clearhead.engines.tiled import tiles
-from clearhead.explanation.diagnosis.case import NUMBERS, ROWS, Case, Check, Findings, used
+from clearhead.explanation.diagnosis.case import Case, Check, Findings, used
 from clearhead.explanation.diagnosis.diagnosis import Finding
 from clearhead.problem.region import EVERY, Region
-from clearhead.problem.regions import cut, width
+from clearhead.problem.regions import cut
 from clearhead.scores.base import ByTile
 
 
@@ -124,7 +124,7 @@ class HiddenPairs(Check):
     """A function after a score (`then`), or of a bias, gives NaN or +∞ at a pair that the mask hides.
 
     The output is right, because the pair is left out. The gradient of the function there is 0 · NaN, so what it learns
-    gets NaN. Up to `ROWS` evenly spaced queries of the first sequence are looked at; the numbers are exact.
+    gets NaN. The `few_queries` of the first sequence are looked at; the numbers are exact.
     """
 
     name = "a function that is NaN behind the mask"
@@ -137,11 +137,9 @@ class HiddenPairs(Check):
         finite = all(bool(tensor.isfinite().all()) for tensor in case.inputs.values())
         if spans is None or not finite or not (changed or by_function):
             return
-        _, heads, queries, keys = case.shape
-        step = -(-queries // max(1, min(ROWS, NUMBERS // (heads * keys * width(problem)))))
-        part = cut(problem, Region(batch=slice(0, 1), queries=slice(0, queries, step)))
+        part = cut(problem, Region(batch=slice(0, 1), queries=case.few_queries))
         assert part.spans is not None
-        hidden = ~part.spans.keep(EVERY, EVERY, EVERY, EVERY, keys)
+        hidden = ~part.spans.keep(EVERY, EVERY, EVERY, EVERY, case.shape[3])
         given = {"The function after the score": tiles.raw_scores(part)} if changed else {}
         if part.bias is not None and part.bias.function is not None:
             sides = (slice(0, size) for size in part.sizes.shape)
@@ -159,6 +157,6 @@ class HiddenPairs(Check):
                 "Give sqrt, log or a division numbers that they can take at hidden pairs too: (i - j).clamp(min=0), or "
                 "torch.where on what goes in. A torch.where around the result does not help.",
                 **({"head": head} if bad.shape[1] > 1 else {}),
-                query=query * step,
+                query=query * case.few_queries.step,
                 key=key,
             )
